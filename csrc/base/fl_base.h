@@ -1,0 +1,84 @@
+/* fl_base: status codes, the error record, checked sizes, allocation.
+ *
+ * Floor 0. Everything above returns `int` (FL_OK or a negative FL_E*) and takes
+ * an `fl_err *` last, which may be NULL. Nothing here prints, exits or aborts.
+ * All functions may be called from any thread and never block. */
+#ifndef FL_BASE_H
+#define FL_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    FL_OK = 0,
+    FL_ENOMEM = -1,   /* memory, an address range or a lock could not be had */
+    FL_EINDEX = -2,   /* an index is out of bounds: position, value, length are set */
+    FL_ESOURCE = -3,  /* source memory vanished under a copy: field, row are set */
+    FL_ETIMEOUT = -4, /* the wait is over and nothing came */
+    FL_EEND = -5,     /* nothing is left to take */
+    FL_ECLOSED = -6,  /* closed or stopped while in use */
+    FL_EINVAL = -7,   /* sizes that do not fit together or overflow int64 */
+    FL_EFORK = -8,    /* made in a parent process, used in its child */
+    FL_ETHREAD = -9   /* a thread could not be started */
+};
+
+/* What went wrong. Plain data: copied by assignment, owns nothing. */
+typedef struct fl_err {
+    int code;         /* FL_OK or FL_E* */
+    int32_t field;    /* FL_ESOURCE: which field of the table */
+    int64_t position; /* FL_EINDEX: place in the batch */
+    int64_t value;    /* FL_EINDEX: the index; FL_ESOURCE: the row */
+    int64_t length;   /* FL_EINDEX: how many rows there are */
+    char text[160];   /* one sentence, for the other codes */
+} fl_err;
+
+#define FL_TRY(expr)                                      \
+    do {                                                  \
+        int fl_try_status = (expr);                       \
+        if (fl_try_status != FL_OK) return fl_try_status; \
+    } while (0)
+
+/* Fills `err` (if not NULL) and returns `code`, so that `return fl_fail(...)` works. */
+int fl_fail(fl_err *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* True and *out set when the result fits int64_t; false and *out untouched otherwise. */
+static inline bool fl_mul(int64_t a, int64_t b, int64_t *out)
+{
+    int64_t product;
+    if (__builtin_mul_overflow(a, b, &product)) return false;
+    *out = product;
+    return true;
+}
+
+static inline bool fl_add(int64_t a, int64_t b, int64_t *out)
+{
+    int64_t sum;
+    if (__builtin_add_overflow(a, b, &sum)) return false;
+    *out = sum;
+    return true;
+}
+
+static inline int64_t fl_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t fl_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Zeroed memory, aligned to 64 bytes; NULL when there is none. bytes >= 0.
+ * The caller owns it and frees it with fl_free (NULL is fine). */
+void *fl_alloc(int64_t bytes);
+void fl_free(void *memory);
+
+/* Grows *items (of item_bytes each) to hold at least `count`, keeping the contents.
+ * On failure nothing changes. */
+int fl_grow(void **items, int64_t *capacity, int64_t count, int64_t item_bytes, fl_err *err);
+
+/* Fault injection for the C tests, compiled in with -DFL_FAULTS: the n-th resource asked for
+ * after fl_fault_arm(n) is refused (n >= 1; 0 disarms). fl_fault_asked() counts since then. */
+#ifdef FL_FAULTS
+void fl_fault_arm(int64_t n);
+int64_t fl_fault_asked(void);
+bool fl_fault_hit(void);
+#else
+static inline bool fl_fault_hit(void) { return false; }
+#endif
+
+#endif

@@ -1,0 +1,27 @@
+/* fl_guard: copies from memory that may vanish while it is read.
+ *
+ * Floor 0. A mapped file that another process truncates answers a plain read with SIGBUS.
+ * Here the kernel does the reading (process_vm_readv/writev on ourselves; where a sandbox
+ * forbids those, pwritev into a scratch memfd), so a missing page comes back as a short count.
+ * No signal handler is involved. What it costs is in docs/design.md. */
+#ifndef FL_GUARD_H
+#define FL_GUARD_H
+
+#include "fl_base.h"
+
+#include <sys/uio.h>
+
+enum { FL_GUARD_MAX = 256 }; /* most pieces one call takes */
+
+/* How this machine copies, for build reports: "process_vm" or "memfd". Asks once, then cached. */
+const char *fl_guard_method(void);
+
+/* Copies `count` (<= FL_GUARD_MAX) pieces one after another to dst and returns the bytes copied
+ * before the first unreadable one: all of them when every piece could be read. Negative:
+ * FL_ENOMEM. Blocks for the disk as any read of a mapped file does. Any thread. */
+int64_t fl_guard_copy(char *dst, const struct iovec *pieces, int count);
+
+/* The second method alone, for its tests: same contract. */
+int64_t fl_guard_copy_memfd(char *dst, const struct iovec *pieces, int count);
+
+#endif

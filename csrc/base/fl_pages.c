@@ -1,0 +1,78 @@
+/* fl_pages: see fl_pages.h. Stateless. */
+#define _GNU_SOURCE
+#include "fl_pages.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+enum { PAGE_BYTES = 4096, HUGE_BYTES = 2 << 20 };
+
+static bool round_up(int64_t bytes, int64_t unit, int64_t *out)
+{
+    int64_t padded;
+    if (!fl_add(bytes, unit - 1, &padded)) return false;
+    *out = padded / unit * unit;
+    return true;
+}
+
+/* Maps `bytes` (a multiple of the page) at a 2 MiB boundary by mapping more and cutting. */
+static char *map_aligned(int64_t bytes)
+{
+    int64_t reserve;
+    if (fl_fault_hit() || !fl_add(bytes, HUGE_BYTES, &reserve)) return NULL;
+    char *base = mmap(NULL, (size_t)reserve, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) return NULL;
+    int64_t head = (int64_t)(-(uintptr_t)base & (HUGE_BYTES - 1));
+    int64_t tail = reserve - head - bytes;
+    if (head > 0) munmap(base, (size_t)head);
+    if (tail > 0) munmap(base + head + bytes, (size_t)tail);
+    (void)madvise(base + head, (size_t)bytes, MADV_HUGEPAGE); /* absent: small pages, slower */
+    return base + head;
+}
+
+int fl_pages_open(int64_t bytes, fl_pages *out, fl_err *err)
+{
+    *out = (fl_pages){0};
+    int64_t unit = bytes >= FL_PAGES_MAPPED_FROM ? PAGE_BYTES : 64;
+    int64_t capacity;
+    if (!round_up(fl_max(bytes, 1), unit, &capacity))
+        return fl_fail(err, FL_EINVAL, "a batch of %lld bytes is too large", (long long)bytes);
+    if (bytes >= FL_PAGES_MAPPED_FROM) {
+        out->data = map_aligned(capacity);
+        out->is_mapped = true;
+    } else if (!fl_fault_hit()) {
+        out->data = aligned_alloc(64, (size_t)capacity);
+    }
+    if (out->data == NULL) {
+        *out = (fl_pages){0};
+        return fl_fail(err, FL_ENOMEM, "no memory for a batch of %lld bytes", (long long)bytes);
+    }
+    out->capacity = capacity;
+    return FL_OK;
+}
+
+void fl_pages_close(fl_pages *pages)
+{
+    if (pages->is_mapped)
+        munmap(pages->data, (size_t)pages->capacity);
+    else
+        free(pages->data);
+    *pages = (fl_pages){0};
+}
+
+bool fl_pages_populate(char *data, int64_t bytes)
+{
+    uintptr_t from = (uintptr_t)data & ~(uintptr_t)(PAGE_BYTES - 1);
+    size_t length = (size_t)((uintptr_t)data + (uintptr_t)bytes - from);
+    int saved = errno;
+    bool done = bytes <= 0 || madvise((void *)from, length, MADV_POPULATE_WRITE) == 0;
+    errno = saved;
+    return done;
+}

@@ -1,0 +1,29 @@
+/* fl_pages: memory for batches, from the heap when small, from whole pages when large.
+ *
+ * Floor 0. Large buffers are mapped 2 MiB-aligned with huge pages advised, so that a warm
+ * buffer costs no page faults and few TLB misses; small ones come from malloc, because a
+ * process may hold only 65 530 mappings and users may keep every batch. */
+#ifndef FL_PAGES_H
+#define FL_PAGES_H
+
+#include "fl_base.h"
+
+enum { FL_PAGES_MAPPED_FROM = 1 << 20 }; /* buffers of this many bytes and more are mapped */
+
+typedef struct fl_pages {
+    char *data;       /* owned; 64-byte aligned or better */
+    int64_t capacity; /* bytes usable at data */
+    bool is_mapped;
+} fl_pages;
+
+/* FL_OK, or FL_ENOMEM with *out zeroed. bytes >= 0. Contents are undefined. */
+int fl_pages_open(int64_t bytes, fl_pages *out, fl_err *err);
+
+/* Gives the memory back to the system; a zeroed struct is fine. */
+void fl_pages_close(fl_pages *pages);
+
+/* Faults in [data, data + bytes) for writing in one call (MADV_POPULATE_WRITE, Linux 5.14).
+ * Advice only: false when the kernel cannot, and then the first writes fault pages in. */
+bool fl_pages_populate(char *data, int64_t bytes);
+
+#endif

@@ -1,0 +1,86 @@
+/* fl_thread: see fl_thread.h. The one piece of state is the fork generation,
+ * written only in the single-threaded moment after fork in the child. */
+#define _GNU_SOURCE
+#include "fl_thread.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+static _Atomic uint32_t fork_generation;
+
+static void enter_child(void)
+{
+    atomic_fetch_add_explicit(&fork_generation, 1, memory_order_relaxed);
+}
+
+static void install_handler(void)
+{
+    /* Fails only without memory; forked children then behave as without the handler. */
+    (void)pthread_atfork(NULL, NULL, enter_child);
+}
+
+void fl_fork_install(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, install_handler);
+}
+
+uint32_t fl_fork_generation(void)
+{
+    return atomic_load_explicit(&fork_generation, memory_order_relaxed);
+}
+
+int64_t fl_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+int fl_mutex_open(pthread_mutex_t *mutex, fl_err *err)
+{
+    int status = fl_fault_hit() ? ENOMEM : pthread_mutex_init(mutex, NULL);
+    if (status != 0) return fl_fail(err, FL_ENOMEM, "no mutex: %s", strerror(status));
+    return FL_OK;
+}
+
+int fl_cond_open(pthread_cond_t *cond, fl_err *err)
+{
+    pthread_condattr_t attr;
+    int status = fl_fault_hit() ? ENOMEM : pthread_condattr_init(&attr);
+    if (status != 0) return fl_fail(err, FL_ENOMEM, "no condition: %s", strerror(status));
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    status = pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+    if (status != 0) return fl_fail(err, FL_ENOMEM, "no condition: %s", strerror(status));
+    return FL_OK;
+}
+
+bool fl_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000),
+                             .tv_nsec = (long)(deadline_ns % 1000000000)};
+    return pthread_cond_timedwait(cond, mutex, &until) == ETIMEDOUT;
+}
+
+int fl_thread_start(pthread_t *thread, void *(*run)(void *), void *arg, fl_err *err)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int status = fl_fault_hit() ? EAGAIN : pthread_create(thread, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (status != 0) return fl_fail(err, FL_ETHREAD, "cannot start a thread: %s", strerror(status));
+    return FL_OK;
+}
+
+int32_t fl_cpu_count(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    return (int32_t)fl_max(1, CPU_COUNT(&set));
+}

@@ -1,0 +1,37 @@
+/* fl_thread: threads, timed waits, the monotonic clock, and the fork generation.
+ *
+ * Floor 0. Threads made here have every signal blocked, so signals stay with the
+ * program's own threads. Conditions wait on CLOCK_MONOTONIC. */
+#ifndef FL_THREAD_H
+#define FL_THREAD_H
+
+#include "fl_base.h"
+
+#include <pthread.h>
+
+/* Nanoseconds of CLOCK_MONOTONIC. */
+int64_t fl_now_ns(void);
+
+/* pthread's own mutex and condition; open returns FL_OK or FL_ENOMEM. */
+int fl_mutex_open(pthread_mutex_t *mutex, fl_err *err);
+int fl_cond_open(pthread_cond_t *cond, fl_err *err);
+
+/* Blocks until signalled or `deadline_ns` (fl_now_ns clock) has passed; the caller holds
+ * `mutex`. True when the deadline passed. Wakes spuriously, as conditions do. */
+bool fl_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns);
+
+/* Starts a joinable thread with all signals blocked. FL_OK or FL_ETHREAD. */
+int fl_thread_start(pthread_t *thread, void *(*run)(void *), void *arg, fl_err *err);
+
+/* How many CPUs this process may run on (at least 1). */
+int32_t fl_cpu_count(void);
+
+/* Installs the pthread_atfork handler; call once per process before fl_fork_generation. */
+void fl_fork_install(void);
+
+/* Changes in every child of a fork. Whatever holds threads, locks or lent memory stores it
+ * when made and does nothing when it differs: in a child its threads do not exist and its
+ * locks may be held for ever. Never blocks. */
+uint32_t fl_fork_generation(void);
+
+#endif

@@ -1,0 +1,183 @@
+/* fl_plan: see fl_plan.h. */
+#include "fl_plan.h"
+
+#include <string.h>
+
+typedef struct fl_map {
+    const int64_t *index; /* borrowed from the caller of fl_plan_map */
+    int64_t length;
+} fl_map;
+
+struct fl_plan {
+    int64_t length; /* rows of the table */
+    fl_map *maps;   /* owned; innermost first */
+    int64_t map_count, map_capacity;
+    const int64_t *block;          /* borrowed from the caller of fl_plan_feed; NULL for a range */
+    int64_t block_next, block_end; /* positions in block, or the range itself */
+};
+
+void fl_rows_clear(fl_rows *rows)
+{
+    rows->count = 0;
+    rows->is_range = false;
+}
+
+void fl_rows_close(fl_rows *rows)
+{
+    fl_free(rows->index);
+    *rows = (fl_rows){0};
+}
+
+static int reserve(fl_rows *rows, int64_t more, fl_err *err)
+{
+    int64_t count;
+    if (!fl_add(rows->count, more, &count))
+        return fl_fail(err, FL_EINVAL, "a batch cannot have so many rows");
+    return fl_grow((void **)&rows->index, &rows->capacity, count, sizeof *rows->index, err);
+}
+
+/* Writes a range out as indices, so that something else can follow it. */
+static int spell_out(fl_rows *rows, fl_err *err)
+{
+    int64_t count = rows->count;
+    rows->count = 0; /* nothing in index is worth copying while it grows */
+    int status = reserve(rows, count, err);
+    rows->count = count;
+    FL_TRY(status);
+    for (int64_t i = 0; i < count; i++) rows->index[i] = rows->first + i;
+    rows->is_range = false;
+    return FL_OK;
+}
+
+int fl_rows_add(fl_rows *rows, const int64_t *index, int64_t count, fl_err *err)
+{
+    if (count == 0) return FL_OK;
+    if (rows->is_range) FL_TRY(spell_out(rows, err));
+    FL_TRY(reserve(rows, count, err));
+    memcpy(rows->index + rows->count, index, (size_t)count * sizeof *index);
+    rows->count += count;
+    return FL_OK;
+}
+
+int fl_rows_add_range(fl_rows *rows, int64_t first, int64_t count, fl_err *err)
+{
+    if (count == 0) return FL_OK;
+    if (rows->count == 0) {
+        rows->is_range = true;
+        rows->first = first;
+        rows->count = count;
+        return FL_OK;
+    }
+    if (rows->is_range && rows->first + rows->count == first) {
+        rows->count += count;
+        return FL_OK;
+    }
+    if (rows->is_range) FL_TRY(spell_out(rows, err));
+    FL_TRY(reserve(rows, count, err));
+    for (int64_t i = 0; i < count; i++) rows->index[rows->count++] = first + i;
+    return FL_OK;
+}
+
+int fl_plan_open(int64_t length, fl_plan **out, fl_err *err)
+{
+    *out = fl_alloc(sizeof **out);
+    if (*out == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a plan");
+    (*out)->length = length;
+    return FL_OK;
+}
+
+void fl_plan_close(fl_plan *plan)
+{
+    if (plan == NULL) return;
+    fl_free(plan->maps);
+    fl_free(plan);
+}
+
+void fl_plan_set_length(fl_plan *plan, int64_t length) { plan->length = length; }
+
+int fl_plan_map(fl_plan *plan, const int64_t *index, int64_t length, fl_err *err)
+{
+    FL_TRY(fl_grow((void **)&plan->maps, &plan->map_capacity, plan->map_count + 1,
+                   sizeof *plan->maps, err));
+    plan->maps[plan->map_count++] = (fl_map){.index = index, .length = length};
+    return FL_OK;
+}
+
+void fl_plan_feed(fl_plan *plan, const int64_t *index, int64_t count)
+{
+    plan->block = index;
+    plan->block_next = 0;
+    plan->block_end = count;
+}
+
+void fl_plan_feed_range(fl_plan *plan, int64_t first, int64_t count)
+{
+    plan->block = NULL;
+    plan->block_next = first;
+    plan->block_end = first + count;
+}
+
+bool fl_plan_wants(const fl_plan *plan) { return plan->block_next == plan->block_end; }
+
+void fl_plan_restart(fl_plan *plan) { plan->block_next = plan->block_end; }
+
+int fl_plan_fill(fl_plan *plan, fl_rows *rows, int64_t batch_size, fl_err *err)
+{
+    int64_t take = fl_min(batch_size - rows->count, plan->block_end - plan->block_next);
+    if (take <= 0) return FL_OK;
+    if (plan->block == NULL)
+        FL_TRY(fl_rows_add_range(rows, plan->block_next, take, err));
+    else
+        FL_TRY(fl_rows_add(rows, plan->block + plan->block_next, take, err));
+    plan->block_next += take;
+    return FL_OK;
+}
+
+static int fail_index(fl_err *err, int64_t position, int64_t value, int64_t length)
+{
+    if (err != NULL)
+        *err = (fl_err){.code = FL_EINDEX, .position = position, .value = value, .length = length};
+    return FL_EINDEX;
+}
+
+static inline bool is_within(int64_t index, int64_t length)
+{
+    return index >= -length && index < length;
+}
+
+/* Checks every index against `length` and makes it positive. */
+static int check_bounds(int64_t *index, int64_t count, int64_t length, fl_err *err)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (!is_within(index[i], length)) return fail_index(err, i, index[i], length);
+        index[i] += index[i] < 0 ? length : 0;
+    }
+    return FL_OK;
+}
+
+static inline bool is_range_within(const fl_rows *rows, int64_t length)
+{
+    return rows->first >= 0 && rows->first <= length - rows->count;
+}
+
+static int resolve_through(const fl_map *map, fl_rows *rows, fl_err *err)
+{
+    if (rows->is_range && is_range_within(rows, map->length)) {
+        int64_t first = rows->first, count = rows->count;
+        fl_rows_clear(rows);
+        return fl_rows_add(rows, map->index + first, count, err);
+    }
+    if (rows->is_range) FL_TRY(spell_out(rows, err));
+    FL_TRY(check_bounds(rows->index, rows->count, map->length, err));
+    for (int64_t i = 0; i < rows->count; i++) rows->index[i] = map->index[rows->index[i]];
+    return FL_OK;
+}
+
+int fl_plan_resolve(const fl_plan *plan, fl_rows *rows, fl_err *err)
+{
+    for (int64_t m = plan->map_count - 1; m >= 0; m--)
+        FL_TRY(resolve_through(&plan->maps[m], rows, err));
+    if (rows->is_range && is_range_within(rows, plan->length)) return FL_OK;
+    if (rows->is_range) FL_TRY(spell_out(rows, err));
+    return check_bounds(rows->index, rows->count, plan->length, err);
+}

@@ -1,0 +1,55 @@
+/* fl_plan: which rows make the next batch.
+ *
+ * Floor 1. Indices arrive in blocks of any size (a whole permutation, 32 random draws, a range),
+ * are cut into batches, and go through the maps of nested subsets down to rows of the table,
+ * checked and made positive at every step as Python sequences do. One thread at a time. */
+#ifndef FL_PLAN_H
+#define FL_PLAN_H
+
+#include "fl_base.h"
+
+/* The row list of one batch: either `index[0..count)` or the range first, first + 1, ... */
+typedef struct fl_rows {
+    int64_t count;
+    int64_t first;    /* when is_range */
+    int64_t *index;   /* owned; when not is_range */
+    int64_t capacity; /* of index */
+    bool is_range;
+} fl_rows;
+
+void fl_rows_clear(fl_rows *rows); /* empties, keeping the memory */
+void fl_rows_close(fl_rows *rows); /* frees */
+
+/* Appends; on FL_ENOMEM nothing changes. */
+int fl_rows_add(fl_rows *rows, const int64_t *index, int64_t count, fl_err *err);
+int fl_rows_add_range(fl_rows *rows, int64_t first, int64_t count, fl_err *err);
+
+typedef struct fl_plan fl_plan;
+
+/* A plan over a table of `length` rows. The caller owns it and closes it. */
+int fl_plan_open(int64_t length, fl_plan **out, fl_err *err);
+void fl_plan_close(fl_plan *plan);
+
+/* The table under the plan now has `length` rows. */
+void fl_plan_set_length(fl_plan *plan, int64_t length);
+
+/* Puts a subset around what stands: its row i is row index[i] of what it wraps. `index` is
+ * borrowed until fl_plan_close. Call innermost first. */
+int fl_plan_map(fl_plan *plan, const int64_t *index, int64_t length, fl_err *err);
+
+/* Hands over the next block; it is borrowed until fl_plan_wants says true again. */
+void fl_plan_feed(fl_plan *plan, const int64_t *index, int64_t count);
+void fl_plan_feed_range(fl_plan *plan, int64_t first, int64_t count);
+bool fl_plan_wants(const fl_plan *plan); /* the last block is used up */
+
+/* Forgets what is left of the block. */
+void fl_plan_restart(fl_plan *plan);
+
+/* Moves indices from the block into `rows` until it has batch_size of them or the block ends. */
+int fl_plan_fill(fl_plan *plan, fl_rows *rows, int64_t batch_size, fl_err *err);
+
+/* Turns indices into rows of the table, in place. FL_EINDEX names the first index that is out
+ * of bounds, its place in the batch and the length it missed; rows is then half translated. */
+int fl_plan_resolve(const fl_plan *plan, fl_rows *rows, fl_err *err);
+
+#endif

@@ -1,0 +1,381 @@
+/* fl_ring: see fl_ring.h.
+ *
+ * One mutex guards everything; it is held for a few list operations, never while copying. Batches
+ * live in `depth` entries that move between two lists: free, and posted in order of number. Work
+ * is handed out part by part from the oldest batch on, to ring threads and, in a ring that does
+ * not run ahead, to the consumer. */
+#include "fl_ring.h"
+
+#include "fl_pages.h"
+#include "fl_thread.h"
+
+#include <assert.h>
+
+typedef struct fl_entry {
+    fl_batch batch;
+    struct fl_entry *next; /* ring.mutex */
+    int32_t claimed;       /* ring.mutex: parts handed out */
+    int32_t filled;        /* ring.mutex: parts done; == batch.parts: the batch is ready */
+    int status;            /* ring.mutex: first failure of a part, or of a mark */
+    fl_err error;          /* ring.mutex: goes with status */
+} fl_entry;
+
+struct fl_ring {
+    fl_ring_config config; /* set at open, then read-only */
+    uint32_t generation;   /* likewise */
+    pthread_mutex_t mutex;
+    pthread_cond_t has_work;   /* ring threads wait here for parts to copy */
+    pthread_cond_t has_ready;  /* the consumer waits here for parts others copy */
+    fl_entry *entries;         /* owned: config.depth of them */
+    fl_entry *free;            /* consumer only */
+    fl_entry *oldest, *newest; /* mutex: posted */
+    fl_entry *work;            /* mutex: first posted entry with unclaimed parts, or NULL */
+    int64_t posted_count;      /* written by the consumer under the mutex */
+    int64_t next_number;       /* consumer only */
+    int32_t idle_threads;      /* mutex: in has_work */
+    int32_t busy_parts;        /* mutex: parts being copied */
+    bool consumer_waits;       /* mutex: in has_ready for a batch to be ready */
+    bool consumer_drains;      /* mutex: in has_ready for busy_parts to be 0 */
+    bool is_closing;           /* mutex */
+    bool is_stopped;           /* mutex */
+    pthread_t *threads;        /* owned; consumer only */
+    int32_t thread_count;      /* consumer only: started */
+};
+
+static inline bool is_foreign(const fl_ring *ring)
+{
+    return ring->generation != fl_fork_generation();
+}
+
+static inline bool is_ready(const fl_entry *entry) { return entry->filled == entry->batch.parts; }
+
+static inline bool has_unclaimed(const fl_entry *entry)
+{
+    return entry->claimed < entry->batch.parts;
+}
+
+static fl_entry *find_work(fl_entry *entry)
+{
+    while (entry != NULL && !has_unclaimed(entry)) entry = entry->next;
+    return entry;
+}
+
+/* Makes the pages of this part present in one call where they may be new. */
+static void populate_part(const fl_batch *batch, int32_t part)
+{
+    int64_t share = batch->bytes / batch->parts;
+    int64_t to = part + 1 == batch->parts ? batch->bytes : share * (part + 1);
+    int64_t from = fl_max(share * part, fl_slot_used(batch->slot));
+    if (batch->bytes >= FL_PAGES_MAPPED_FROM && to > from)
+        (void)fl_pages_populate(fl_slot_data(batch->slot) + from, to - from);
+}
+
+/* Copies one part of ring->work. Enters and leaves with the mutex held, not while copying. */
+static void run_part_locked(fl_ring *ring)
+{
+    fl_entry *entry = ring->work;
+    assert(has_unclaimed(entry));
+    int32_t part = entry->claimed++;
+    ring->work = find_work(entry);
+    ring->busy_parts++;
+    bool is_spoilt = entry->status != FL_OK;
+    pthread_mutex_unlock(&ring->mutex);
+
+    fl_err error = {0};
+    int status = FL_OK;
+    if (!is_spoilt) {
+        populate_part(&entry->batch, part);
+        status = ring->config.fill(ring->config.context, &entry->batch, part, &error);
+    }
+
+    pthread_mutex_lock(&ring->mutex);
+    ring->busy_parts--;
+    if (status != FL_OK && entry->status == FL_OK) {
+        entry->status = status;
+        entry->error = error;
+    }
+    entry->filled++;
+    bool is_awaited = entry == ring->oldest || !ring->config.is_in_order;
+    if ((ring->consumer_waits && is_awaited && is_ready(entry)) ||
+        (ring->consumer_drains && ring->busy_parts == 0))
+        pthread_cond_signal(&ring->has_ready);
+}
+
+static void *run_thread(void *arg)
+{
+    fl_ring *ring = arg;
+    pthread_mutex_lock(&ring->mutex);
+    while (!ring->is_closing) {
+        if (ring->work != NULL) {
+            run_part_locked(ring);
+            continue;
+        }
+        ring->idle_threads++;
+        pthread_cond_wait(&ring->has_work, &ring->mutex);
+        ring->idle_threads--;
+    }
+    pthread_mutex_unlock(&ring->mutex);
+    return NULL;
+}
+
+static int start_threads(fl_ring *ring, fl_err *err)
+{
+    while (ring->thread_count < ring->config.threads) {
+        FL_TRY(fl_thread_start(&ring->threads[ring->thread_count], run_thread, ring, err));
+        ring->thread_count++;
+    }
+    return FL_OK;
+}
+
+static int open_locks(fl_ring *ring, fl_err *err)
+{
+    FL_TRY(fl_mutex_open(&ring->mutex, err));
+    int status = fl_cond_open(&ring->has_work, err);
+    if (status == FL_OK) {
+        status = fl_cond_open(&ring->has_ready, err);
+        if (status == FL_OK) return FL_OK;
+        pthread_cond_destroy(&ring->has_work);
+    }
+    pthread_mutex_destroy(&ring->mutex);
+    return status;
+}
+
+static void free_memory(fl_ring *ring)
+{
+    for (int64_t i = 0; ring->entries != NULL && i < ring->config.depth; i++)
+        fl_rows_close(&ring->entries[i].batch.rows);
+    fl_free(ring->entries);
+    fl_free(ring->threads);
+    fl_free(ring);
+}
+
+static int allocate(const fl_ring_config *config, fl_ring **out, fl_err *err)
+{
+    fl_ring *ring = fl_alloc(sizeof *ring);
+    if (ring != NULL) {
+        int64_t bytes;
+        ring->config = *config;
+        ring->generation = fl_fork_generation();
+        if (fl_mul(config->depth, sizeof *ring->entries, &bytes)) ring->entries = fl_alloc(bytes);
+        ring->threads = fl_alloc(config->threads * (int64_t)sizeof *ring->threads);
+        if (ring->entries != NULL && ring->threads != NULL) {
+            *out = ring;
+            return FL_OK;
+        }
+        free_memory(ring);
+    }
+    return fl_fail(err, FL_ENOMEM, "out of memory for a ring of %lld batches",
+                   (long long)config->depth);
+}
+
+int fl_ring_open(const fl_ring_config *config, fl_ring **out, fl_err *err)
+{
+    assert(config->depth >= 1 && config->threads >= (config->runs_ahead ? 1 : 0));
+    *out = NULL;
+    fl_ring *ring = NULL;
+    FL_TRY(allocate(config, &ring, err));
+    int status = open_locks(ring, err);
+    if (status != FL_OK) {
+        free_memory(ring);
+        return status;
+    }
+    for (int64_t i = 0; i < config->depth; i++) {
+        ring->entries[i].next = ring->free;
+        ring->free = &ring->entries[i];
+    }
+    if (config->runs_ahead) status = start_threads(ring, err);
+    if (status != FL_OK) {
+        fl_ring_close(ring);
+        return status;
+    }
+    *out = ring;
+    return FL_OK;
+}
+
+fl_rows *fl_ring_rows(fl_ring *ring)
+{
+    /* The consumer alone takes entries from the free list and puts them there. */
+    if (is_foreign(ring) || ring->free == NULL) return NULL;
+    fl_rows_clear(&ring->free->batch.rows);
+    return &ring->free->batch.rows;
+}
+
+static void wake_threads_locked(fl_ring *ring, int32_t parts)
+{
+    int32_t wanted = ring->config.runs_ahead ? parts : parts - 1;
+    for (int32_t n = (int32_t)fl_min(wanted, ring->idle_threads); n > 0; n--)
+        pthread_cond_signal(&ring->has_work);
+}
+
+/* Moves the first free entry, its batch and status set, to the end of the posted ones. */
+static void append(fl_ring *ring)
+{
+    fl_entry *entry = ring->free;
+    ring->free = entry->next;
+    entry->next = NULL;
+    entry->claimed = entry->filled = 0;
+    entry->batch.number = ring->next_number++;
+    pthread_mutex_lock(&ring->mutex);
+    if (ring->newest != NULL)
+        ring->newest->next = entry;
+    else
+        ring->oldest = entry;
+    ring->newest = entry;
+    ring->posted_count++;
+    if (ring->work == NULL) ring->work = find_work(entry);
+    wake_threads_locked(ring, entry->batch.parts);
+    pthread_mutex_unlock(&ring->mutex);
+}
+
+int fl_ring_post(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_err *err)
+{
+    if (is_foreign(ring)) return fl_fail(err, FL_EFORK, "this ring belongs to a parent process");
+    assert(ring->free != NULL && parts >= 1);
+    fl_batch *batch = &ring->free->batch;
+    FL_TRY(fl_pool_get(ring->config.pool, bytes, &batch->slot, err));
+    batch->bytes = bytes;
+    batch->parts = parts;
+    batch->tag = tag;
+    ring->free->status = FL_OK;
+    /* Helpers that cannot be started only leave more to the consumer. */
+    if (!ring->config.runs_ahead && parts > 1) (void)start_threads(ring, NULL);
+    append(ring);
+    return FL_OK;
+}
+
+void fl_ring_post_mark(fl_ring *ring, int status, const fl_err *error, int64_t tag)
+{
+    if (is_foreign(ring)) return;
+    assert(ring->free != NULL);
+    fl_entry *entry = ring->free;
+    entry->batch.slot = NULL;
+    entry->batch.bytes = 0;
+    entry->batch.parts = 0;
+    entry->batch.tag = tag;
+    entry->status = status;
+    entry->error = error != NULL ? *error : (fl_err){.code = status};
+    append(ring);
+}
+
+/* Unlinks a posted entry that is ready, or NULL. */
+static fl_entry *pop_ready_locked(fl_ring *ring)
+{
+    fl_entry *before = NULL, *entry = ring->oldest;
+    while (entry != NULL && !is_ready(entry) && !ring->config.is_in_order) {
+        before = entry;
+        entry = entry->next;
+    }
+    if (entry == NULL || !is_ready(entry)) return NULL;
+    if (before != NULL)
+        before->next = entry->next;
+    else
+        ring->oldest = entry->next;
+    if (ring->newest == entry) ring->newest = before;
+    ring->posted_count--;
+    return entry;
+}
+
+/* Sleeps until a batch may be ready or the deadline has passed; false in the latter case. */
+static bool wait_ready_locked(fl_ring *ring, int64_t deadline_ns)
+{
+    if (fl_now_ns() >= deadline_ns) return false;
+    ring->consumer_waits = true;
+    (void)fl_cond_wait_until(&ring->has_ready, &ring->mutex, deadline_ns);
+    ring->consumer_waits = false;
+    return true;
+}
+
+static int find_ready_locked(fl_ring *ring, fl_entry **out)
+{
+    if (ring->is_stopped) return FL_ECLOSED;
+    if (ring->posted_count == 0) return FL_EEND;
+    *out = pop_ready_locked(ring);
+    return *out != NULL ? FL_OK : FL_ETIMEOUT;
+}
+
+static int take_entry(fl_ring *ring, int64_t wait_ms, fl_entry **out)
+{
+    int64_t deadline_ns = wait_ms > 0 ? fl_now_ns() + wait_ms * 1000000 : 0;
+    pthread_mutex_lock(&ring->mutex);
+    int status = find_ready_locked(ring, out);
+    while (status == FL_ETIMEOUT) {
+        bool fills_itself = !ring->config.runs_ahead && ring->work != NULL;
+        if (fills_itself)
+            run_part_locked(ring);
+        else if (!wait_ready_locked(ring, deadline_ns))
+            break;
+        status = find_ready_locked(ring, out);
+    }
+    pthread_mutex_unlock(&ring->mutex);
+    return status;
+}
+
+int fl_ring_take(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err)
+{
+    if (is_foreign(ring)) return fl_fail(err, FL_EFORK, "this ring belongs to a parent process");
+    fl_entry *entry;
+    FL_TRY(take_entry(ring, wait_ms, &entry));
+    *out = entry->batch;
+    int status = entry->status;
+    if (status != FL_OK) {
+        if (err != NULL) *err = entry->error;
+        fl_slot_return(out->slot);
+        out->slot = NULL;
+    }
+    entry->next = ring->free;
+    ring->free = entry;
+    return status;
+}
+
+int64_t fl_ring_pending(const fl_ring *ring) { return ring->posted_count; }
+
+/* Empties the posted list once no part is being copied. */
+static void drop_posted_locked(fl_ring *ring)
+{
+    ring->work = NULL;
+    ring->consumer_drains = true;
+    while (ring->busy_parts > 0) pthread_cond_wait(&ring->has_ready, &ring->mutex);
+    ring->consumer_drains = false;
+    while (ring->oldest != NULL) {
+        fl_entry *entry = ring->oldest;
+        ring->oldest = entry->next;
+        fl_slot_return(entry->batch.slot);
+        entry->next = ring->free;
+        ring->free = entry;
+    }
+    ring->newest = NULL;
+    ring->posted_count = 0;
+}
+
+void fl_ring_reset(fl_ring *ring)
+{
+    if (is_foreign(ring)) return;
+    pthread_mutex_lock(&ring->mutex);
+    drop_posted_locked(ring);
+    pthread_mutex_unlock(&ring->mutex);
+    ring->next_number = 0;
+}
+
+void fl_ring_stop(fl_ring *ring)
+{
+    if (is_foreign(ring)) return;
+    pthread_mutex_lock(&ring->mutex);
+    ring->is_stopped = true;
+    pthread_cond_signal(&ring->has_ready);
+    pthread_mutex_unlock(&ring->mutex);
+}
+
+void fl_ring_close(fl_ring *ring)
+{
+    if (ring == NULL || is_foreign(ring)) return;
+    pthread_mutex_lock(&ring->mutex);
+    ring->is_closing = true;
+    drop_posted_locked(ring);
+    pthread_cond_broadcast(&ring->has_work);
+    pthread_mutex_unlock(&ring->mutex);
+    for (int32_t i = 0; i < ring->thread_count; i++) pthread_join(ring->threads[i], NULL);
+    pthread_cond_destroy(&ring->has_ready);
+    pthread_cond_destroy(&ring->has_work);
+    pthread_mutex_destroy(&ring->mutex);
+    free_memory(ring);
+}

@@ -1,0 +1,74 @@
+/* fl_ring: batches in order, filled by threads.
+ *
+ * Floor 1. The consumer posts batches and takes them back filled; threads of the ring, and in a
+ * ring that does not run ahead the consumer himself, copy their parts in between. Hides threads,
+ * order, wake-ups, errors and shutdown. docs/threads.md draws the states and who waits for whom.
+ *
+ * rows, post, post_mark, take, reset and pending belong to one consumer thread at a time; stop
+ * may come from any thread. In a forked child every call is inert or FL_EFORK. */
+#ifndef FL_RING_H
+#define FL_RING_H
+
+#include "fl_plan.h"
+#include "fl_slot.h"
+
+typedef struct fl_ring fl_ring;
+
+/* A batch on its way. Between post and take its fields are read-only. */
+typedef struct fl_batch {
+    fl_slot *slot;  /* NULL for a mark; else owned by the ring until fl_ring_take returns it */
+    fl_rows rows;   /* owned by the ring */
+    int64_t bytes;  /* how much of the slot is asked for */
+    int64_t number; /* counted from 0 at open and at reset */
+    int64_t tag;    /* the poster's own */
+    int32_t parts;  /* how often fill is called; 0: nothing to fill */
+} fl_batch;
+
+/* Fills part `part` of batch->parts into fl_slot_data(batch->slot). Called from ring threads and
+ * the consumer, parts in any order and at once. */
+typedef int fl_fill(void *context, const fl_batch *batch, int32_t part, fl_err *err);
+
+typedef struct fl_ring_config {
+    fl_fill *fill;
+    void *context;    /* borrowed until close; fill's first argument */
+    fl_pool *pool;    /* borrowed until close */
+    int64_t depth;    /* most batches posted and not yet taken, >= 1 */
+    int32_t threads;  /* >= 0 */
+    bool runs_ahead;  /* true: only ring threads fill, from the post on (threads >= 1).
+                         false: the consumer fills in take, and threads, started at the first
+                         batch of several parts, help with those */
+    bool is_in_order; /* false: take returns any filled batch, the oldest first */
+} fl_ring_config;
+
+/* FL_OK, FL_ENOMEM. FL_ETHREAD only from a ring that runs ahead: the other does without. */
+int fl_ring_open(const fl_ring_config *config, fl_ring **out, fl_err *err);
+
+/* The row list of the batch to be posted next, empty; NULL when `depth` batches are posted. */
+fl_rows *fl_ring_rows(fl_ring *ring);
+
+/* Posts it: fill will be called `parts` >= 1 times with a slot of at least `bytes`. On failure
+ * (FL_ENOMEM) nothing is posted. Does not block. */
+int fl_ring_post(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_err *err);
+
+/* Posts a batch with nothing to fill, to be met in its place: without a slot if status is FL_OK,
+ * else as a failed batch with *error. Never fails, does not block. */
+void fl_ring_post_mark(fl_ring *ring, int status, const fl_err *error, int64_t tag);
+
+/* Takes the next batch: its slot, READY, is then the caller's, its row list is gone. Fills or
+ * waits for at most wait_ms if it is not ready. FL_OK; FL_EEND: nothing is posted; FL_ETIMEOUT:
+ * not yet; FL_ECLOSED: stopped; FL_EFORK; otherwise the batch's own error, and the batch is used
+ * up. */
+int fl_ring_take(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err);
+
+int64_t fl_ring_pending(const fl_ring *ring); /* posted and not taken */
+
+/* Drops what is posted, waiting for parts being copied; numbers start again at 0. */
+void fl_ring_reset(fl_ring *ring);
+
+/* Makes every take from now on return FL_ECLOSED, also one that waits. Any thread. */
+void fl_ring_stop(fl_ring *ring);
+
+/* Stops, waits for parts being copied, joins the threads, returns the slots. NULL is fine. */
+void fl_ring_close(fl_ring *ring);
+
+#endif

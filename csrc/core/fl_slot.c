@@ -1,0 +1,217 @@
+/* fl_slot: see fl_slot.h.
+ *
+ * Slots come back over a lock-free stack that many push to and only a holder of the pool's mutex
+ * empties, whole, by one exchange: nothing is ever popped singly, so there is no ABA. Closing
+ * replaces the head by CLOSED; whoever brings a slot back after that frees it himself. The pool's
+ * own memory goes with the last slot. */
+#include "fl_slot.h"
+
+#include "fl_pages.h"
+#include "fl_thread.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+
+struct fl_slot {
+    fl_pool *pool;          /* owned: one reference */
+    fl_slot *next;          /* whoever holds the list it is in */
+    fl_pages pages;         /* owned; written by the holder of a FILLING slot */
+    int64_t used, before;   /* holder: high-water mark of bytes asked for, and its last value */
+    _Atomic int32_t shares; /* > 0: LENT */
+    _Alignas(64) char header[];
+};
+
+struct fl_pool {
+    pthread_mutex_t mutex;
+    fl_slot *spare;              /* owned, EMPTY; mutex */
+    int64_t slot_bytes;          /* the largest size asked for; mutex */
+    int64_t header_bytes;        /* set at open */
+    uint32_t generation;         /* set at open */
+    _Atomic(fl_slot *) returned; /* owned, EMPTY: the stack, or CLOSED */
+    _Atomic int64_t references;  /* one for the opener, one for each slot */
+    _Atomic int64_t empty;       /* slots in spare and returned; a bound while one is on its way */
+    _Atomic int64_t reserve;
+    _Atomic int64_t lent, made, replaced;
+};
+
+#define CLOSED ((fl_slot *)(uintptr_t)1)
+
+static inline bool is_foreign(const fl_pool *pool)
+{
+    return pool->generation != fl_fork_generation();
+}
+
+int fl_pool_open(int64_t header_bytes, fl_pool **out, fl_err *err)
+{
+    *out = NULL;
+    fl_pool *pool = fl_alloc(sizeof *pool);
+    if (pool == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a pool");
+    int status = fl_mutex_open(&pool->mutex, err);
+    if (status != FL_OK) {
+        fl_free(pool);
+        return status;
+    }
+    pool->header_bytes = header_bytes;
+    pool->generation = fl_fork_generation();
+    atomic_init(&pool->references, 1);
+    *out = pool;
+    return FL_OK;
+}
+
+static void drop_reference(fl_pool *pool)
+{
+    /* acq_rel: whoever frees sees all that the others did before they let go. */
+    if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) return;
+    pthread_mutex_destroy(&pool->mutex);
+    fl_free(pool);
+}
+
+static void free_slot(fl_slot *slot)
+{
+    fl_pool *pool = slot->pool;
+    fl_pages_close(&slot->pages);
+    fl_free(slot);
+    drop_reference(pool);
+}
+
+static void free_list(fl_pool *pool, fl_slot *slot)
+{
+    while (slot != NULL) {
+        fl_slot *next = slot->next;
+        atomic_fetch_sub_explicit(&pool->empty, 1, memory_order_relaxed);
+        free_slot(slot);
+        slot = next;
+    }
+}
+
+/* EMPTY: to the pool if it keeps so many, else to the system. The slot is the caller's until it
+ * is on the stack, and so is the slot's reference to the pool. */
+static void recycle(fl_slot *slot)
+{
+    fl_pool *pool = slot->pool;
+    int64_t empty = atomic_fetch_add_explicit(&pool->empty, 1, memory_order_relaxed);
+    bool is_kept = empty < atomic_load_explicit(&pool->reserve, memory_order_relaxed);
+    fl_slot *head = atomic_load_explicit(&pool->returned, memory_order_relaxed);
+    while (is_kept && head != CLOSED) {
+        slot->next = head;
+        /* release: the taker sees what was done with the slot. */
+        if (atomic_compare_exchange_weak_explicit(&pool->returned, &head, slot,
+                                                  memory_order_release, memory_order_relaxed))
+            return;
+    }
+    atomic_fetch_sub_explicit(&pool->empty, 1, memory_order_relaxed);
+    free_slot(slot);
+}
+
+void fl_pool_close(fl_pool *pool)
+{
+    if (pool == NULL || is_foreign(pool)) return;
+    fl_slot *returned = atomic_exchange_explicit(&pool->returned, CLOSED, memory_order_acquire);
+    free_list(pool, pool->spare);
+    free_list(pool, returned);
+    drop_reference(pool);
+}
+
+void fl_pool_reserve(fl_pool *pool, int64_t slots)
+{
+    int64_t now = atomic_load_explicit(&pool->reserve, memory_order_relaxed);
+    while (now < slots && !atomic_compare_exchange_weak(&pool->reserve, &now, slots)) continue;
+}
+
+void fl_pool_trim(fl_pool *pool)
+{
+    if (is_foreign(pool)) return;
+    pthread_mutex_lock(&pool->mutex);
+    fl_slot *spare = pool->spare;
+    pool->spare = NULL;
+    pthread_mutex_unlock(&pool->mutex);
+    free_list(pool, spare);
+    free_list(pool, atomic_exchange_explicit(&pool->returned, NULL, memory_order_acquire));
+}
+
+static fl_slot *pop_empty_locked(fl_pool *pool)
+{
+    if (pool->spare == NULL)
+        pool->spare = atomic_exchange_explicit(&pool->returned, NULL, memory_order_acquire);
+    fl_slot *slot = pool->spare;
+    if (slot == NULL) return NULL;
+    pool->spare = slot->next;
+    atomic_fetch_sub_explicit(&pool->empty, 1, memory_order_relaxed);
+    return slot;
+}
+
+static int make_slot(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
+{
+    fl_slot *slot = fl_alloc((int64_t)sizeof *slot + pool->header_bytes);
+    if (slot == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a batch slot");
+    int status = fl_pages_open(bytes, &slot->pages, err);
+    if (status != FL_OK) {
+        fl_free(slot);
+        return status;
+    }
+    slot->pool = pool;
+    atomic_fetch_add_explicit(&pool->references, 1, memory_order_relaxed);
+    int64_t made = atomic_fetch_add_explicit(&pool->made, 1, memory_order_relaxed);
+    if (made >= atomic_load_explicit(&pool->reserve, memory_order_relaxed))
+        atomic_fetch_add_explicit(&pool->replaced, 1, memory_order_relaxed);
+    *out = slot;
+    return FL_OK;
+}
+
+int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
+{
+    *out = NULL;
+    if (is_foreign(pool)) return fl_fail(err, FL_EFORK, "this pool belongs to a parent process");
+    pthread_mutex_lock(&pool->mutex);
+    pool->slot_bytes = fl_max(pool->slot_bytes, bytes);
+    int64_t wanted = pool->slot_bytes;
+    fl_slot *slot = pop_empty_locked(pool);
+    pthread_mutex_unlock(&pool->mutex);
+    if (slot != NULL && slot->pages.capacity < bytes) {
+        free_slot(slot);
+        slot = NULL;
+    }
+    if (slot == NULL) FL_TRY(make_slot(pool, wanted, &slot, err));
+    slot->before = slot->used;
+    slot->used = fl_max(slot->used, bytes);
+    *out = slot;
+    return FL_OK;
+}
+
+void fl_slot_return(fl_slot *slot)
+{
+    if (slot == NULL || is_foreign(slot->pool)) return;
+    assert(atomic_load(&slot->shares) == 0);
+    recycle(slot);
+}
+
+void fl_slot_lend(fl_slot *slot, int32_t shares)
+{
+    assert(shares >= 1 && atomic_load(&slot->shares) == 0);
+    atomic_fetch_add_explicit(&slot->pool->lent, 1, memory_order_relaxed);
+    atomic_store_explicit(&slot->shares, shares, memory_order_release);
+}
+
+void fl_slot_give(fl_slot *slot)
+{
+    if (is_foreign(slot->pool)) return;
+    /* acq_rel: all uses of the memory by the other shares' holders come before its reuse. */
+    if (atomic_fetch_sub_explicit(&slot->shares, 1, memory_order_acq_rel) != 1) return;
+    atomic_fetch_sub_explicit(&slot->pool->lent, 1, memory_order_relaxed);
+    recycle(slot);
+}
+
+char *fl_slot_data(const fl_slot *slot) { return slot->pages.data; }
+
+void *fl_slot_header(fl_slot *slot) { return slot->header; }
+
+int64_t fl_slot_used(const fl_slot *slot) { return slot->before; }
+
+void fl_pool_count(const fl_pool *pool, fl_pool_stats *out)
+{
+    int64_t empty = atomic_load_explicit(&pool->empty, memory_order_relaxed);
+    *out = (fl_pool_stats){.lent = atomic_load_explicit(&pool->lent, memory_order_relaxed),
+                           .made = atomic_load_explicit(&pool->made, memory_order_relaxed),
+                           .replaced = atomic_load_explicit(&pool->replaced, memory_order_relaxed),
+                           .empty = empty};
+}

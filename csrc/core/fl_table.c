@@ -1,0 +1,235 @@
+/* fl_table: see fl_table.h.
+ *
+ * A row is reduced once, at open, to `runs`: nested loops over an innermost contiguous run of
+ * bytes. Most rows are one run, and then the backend's loops copy them. */
+#include "fl_table.h"
+
+#include "fl_guard.h"
+
+#include <string.h>
+
+enum {
+    ALIGNMENT = 64,          /* of each field in the block */
+    PART_BYTES = 256 * 1024, /* a part is at least this, about 20 us of copying */
+    MAX_PARTS = 64
+};
+
+typedef struct fl_field {
+    const char *data; /* borrowed from the caller of fl_table_open */
+    int64_t row_bytes, row_stride;
+    int64_t run_bytes; /* contiguous bytes in the innermost loop */
+    int32_t loops;     /* outer loops around a run; 0: a row is one run */
+    int64_t loop_count[FL_MAX_NDIM], loop_stride[FL_MAX_NDIM];
+    bool is_volatile;
+} fl_field;
+
+struct fl_table {
+    const fl_backend *backend; /* borrowed from floor 3, static */
+    int64_t length;
+    bool is_volatile;
+    int32_t count;
+    fl_field fields[]; /* owned */
+};
+
+static inline int64_t align_up(int64_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static int fail_size(fl_err *err)
+{
+    return fl_fail(err, FL_EINVAL, "a batch of these rows is larger than 2^63 bytes");
+}
+
+/* Splits a row into loops around a run: walks the dimensions from the innermost and takes them
+ * into the run while they follow each other in memory. */
+static int reduce_row(const fl_tensor *view, fl_field *field, fl_err *err)
+{
+    int64_t bytes = fl_dtype_bytes(view->dtype), total = bytes;
+    for (int32_t d = 1; d < view->ndim; d++)
+        if (!fl_mul(total, view->shape[d], &total)) return fail_size(err);
+    field->row_bytes = total;
+    field->run_bytes = bytes;
+    if (total == 0) return FL_OK;
+    for (int32_t d = view->ndim - 1; d >= 1; d--) {
+        if (view->shape[d] == 1) continue;
+        if (field->loops == 0 && view->stride[d] == field->run_bytes) {
+            field->run_bytes *= view->shape[d];
+            continue;
+        }
+        field->loop_count[field->loops] = view->shape[d];
+        field->loop_stride[field->loops++] = view->stride[d];
+    }
+    return FL_OK;
+}
+
+static int check_columns(const fl_column *columns, int32_t count, fl_err *err)
+{
+    if (count < 1) return fl_fail(err, FL_EINVAL, "a table needs at least one field");
+    for (int32_t f = 0; f < count; f++) {
+        const fl_tensor *view = &columns[f].view;
+        if (view->ndim < 1) return fl_fail(err, FL_EINVAL, "field %d has no dimension to index", f);
+        if (view->shape[0] != columns[0].view.shape[0])
+            return fl_fail(err, FL_EINVAL, "field %d has %lld rows, field 0 has %lld", f,
+                           (long long)view->shape[0], (long long)columns[0].view.shape[0]);
+    }
+    return FL_OK;
+}
+
+int fl_table_open(const fl_column *columns, int32_t count, const fl_backend *backend,
+                  fl_table **out, fl_err *err)
+{
+    *out = NULL;
+    FL_TRY(check_columns(columns, count, err));
+    fl_table *table = fl_alloc((int64_t)sizeof *table + (int64_t)count * (int64_t)sizeof(fl_field));
+    if (table == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a table");
+    table->backend = backend;
+    table->length = columns[0].view.shape[0];
+    table->count = count;
+    for (int32_t f = 0; f < count; f++) {
+        fl_field *field = &table->fields[f];
+        field->data = columns[f].view.data;
+        field->row_stride = columns[f].view.stride[0];
+        field->is_volatile = columns[f].is_volatile;
+        table->is_volatile |= field->is_volatile;
+        int status = reduce_row(&columns[f].view, field, err);
+        if (status != FL_OK) {
+            fl_table_close(table);
+            return status;
+        }
+    }
+    *out = table;
+    return FL_OK;
+}
+
+void fl_table_close(fl_table *table) { fl_free(table); }
+
+int64_t fl_table_length(const fl_table *table) { return table->length; }
+
+bool fl_table_is_volatile(const fl_table *table) { return table->is_volatile; }
+
+int fl_table_bytes(const fl_table *table, int64_t rows, int64_t *bytes, fl_err *err)
+{
+    int64_t end = 0;
+    for (int32_t f = 0; f < table->count; f++) {
+        int64_t size;
+        if (!fl_mul(rows, table->fields[f].row_bytes, &size) || size > INT64_MAX - ALIGNMENT ||
+            !fl_add(end, align_up(size), &end))
+            return fail_size(err);
+    }
+    *bytes = end;
+    return FL_OK;
+}
+
+int64_t fl_table_field_bytes(const fl_table *table, int32_t f, int64_t rows)
+{
+    return align_up(rows * table->fields[f].row_bytes);
+}
+
+int32_t fl_table_parts(const fl_table *table, int64_t rows)
+{
+    int64_t bytes = 0;
+    if (fl_table_bytes(table, rows, &bytes, NULL) != FL_OK) return 1;
+    return (int32_t)fl_max(1, fl_min(fl_min(bytes / PART_BYTES, MAX_PARTS), rows));
+}
+
+/* Where the pieces of a batch lie in the source, one after another: the state of nested loops.
+ * Loops below `inner` are the caller's to run. */
+typedef struct fl_walk {
+    const fl_field *field;
+    const fl_rows *rows;
+    int64_t next, end; /* rows of the batch */
+    int32_t inner;
+    int64_t digit[FL_MAX_NDIM]; /* of each loop of the row under way */
+} fl_walk;
+
+static inline int64_t row_at(const fl_rows *rows, int64_t i)
+{
+    return rows->is_range ? rows->first + i : rows->index[i];
+}
+
+/* The address of the piece under way; moves on to the next. */
+static const char *next_piece(fl_walk *walk)
+{
+    const fl_field *field = walk->field;
+    const char *piece = field->data + row_at(walk->rows, walk->next) * field->row_stride;
+    for (int32_t k = walk->inner; k < field->loops; k++)
+        piece += walk->digit[k] * field->loop_stride[k];
+    int32_t k = walk->inner;
+    while (k < field->loops && ++walk->digit[k] == field->loop_count[k]) walk->digit[k++] = 0;
+    if (k == field->loops) walk->next++;
+    return piece;
+}
+
+static void copy_strided(const fl_backend *backend, const fl_field *field, const fl_rows *rows,
+                         int64_t from, int64_t to, char *dst)
+{
+    fl_walk walk = {.field = field, .rows = rows, .next = from, .end = to, .inner = 1};
+    while (walk.next < walk.end) {
+        backend->copy_rows(dst, next_piece(&walk), field->loop_stride[0], field->run_bytes, 0,
+                           field->loop_count[0]);
+        dst += field->run_bytes * field->loop_count[0];
+    }
+}
+
+/* Through fl_guard. Bytes copied before the first unreadable one, or FL_ENOMEM. */
+static int64_t
+copy_guarded(const fl_field *field, const fl_rows *rows, int64_t from, int64_t to, char *dst)
+{
+    fl_walk walk = {.field = field, .rows = rows, .next = from, .end = to};
+    struct iovec pieces[FL_GUARD_MAX];
+    int64_t done = 0;
+    while (walk.next < walk.end) {
+        int count = 0;
+        while (count < FL_GUARD_MAX && walk.next < walk.end)
+            pieces[count++] = (struct iovec){.iov_base = (void *)(uintptr_t)next_piece(&walk),
+                                             .iov_len = (size_t)field->run_bytes};
+        int64_t got = fl_guard_copy(dst + done, pieces, count);
+        if (got < 0) return got;
+        done += got;
+        if (got < count * field->run_bytes) break;
+    }
+    return done;
+}
+
+static int gather_volatile(const fl_table *table, int32_t f, const fl_rows *rows, int64_t from,
+                           int64_t to, char *dst, fl_err *err)
+{
+    const fl_field *field = &table->fields[f];
+    int64_t done = copy_guarded(field, rows, from, to, dst);
+    if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
+    if (done == (to - from) * field->row_bytes) return FL_OK;
+    if (err != NULL)
+        *err = (fl_err){
+            .code = FL_ESOURCE, .field = f, .value = row_at(rows, from + done / field->row_bytes)};
+    return FL_ESOURCE;
+}
+
+static void gather_field(const fl_backend *backend, const fl_field *field, const fl_rows *rows,
+                         int64_t from, int64_t to, char *dst)
+{
+    if (field->loops > 0)
+        copy_strided(backend, field, rows, from, to, dst);
+    else if (rows->is_range)
+        backend->copy_rows(dst, field->data, field->row_stride, field->row_bytes,
+                           rows->first + from, to - from);
+    else
+        backend->gather_rows(dst, field->data, field->row_stride, field->row_bytes,
+                             rows->index + from, to - from);
+}
+
+int fl_table_gather(const fl_table *table, const fl_rows *rows, int32_t part, int32_t parts,
+                    char *block, fl_err *err)
+{
+    int64_t from = rows->count * part / parts, to = rows->count * (part + 1) / parts;
+    for (int32_t f = 0; f < table->count; f++) {
+        const fl_field *field = &table->fields[f];
+        char *dst = block + from * field->row_bytes;
+        if (field->row_bytes > 0 && field->is_volatile)
+            FL_TRY(gather_volatile(table, f, rows, from, to, dst, err));
+        else if (field->row_bytes > 0)
+            gather_field(table->backend, field, rows, from, to, dst);
+        block += fl_table_field_bytes(table, f, rows->count);
+    }
+    return FL_OK;
+}

@@ -1,0 +1,111 @@
+/* fl_cpu_gather: row copies for the CPU backend.
+ *
+ * Short rows are copied by overlapping fixed-size moves, chosen once per call, because a libc
+ * memcpy call costs more than the row; random rows are prefetched a few ahead, because their
+ * cache misses, not the copying, are the time. Long rows go to memcpy, whose own choice between
+ * plain and non-temporal stores was the best measured (docs/design.md). */
+#include "fl_cpu.h"
+
+#include <string.h>
+
+enum {
+    LINE_BYTES = 64,
+    AHEAD_BYTES = 2048, /* how far ahead of the copy rows are prefetched */
+    AHEAD_ROWS = 24,    /* and at most so many rows */
+    AHEAD_LINES = 16    /* and of each row at most so many lines; the hardware does the rest */
+};
+
+typedef void copy_fn(char *dst, const char *src, size_t bytes);
+
+/* Two moves of `unit` bytes that may overlap cover every length from unit to 2 * unit. */
+#define DEFINE_COPY(name, unit)                                       \
+    static inline void name(char *dst, const char *src, size_t bytes) \
+    {                                                                 \
+        char head[unit], tail[unit];                                  \
+        memcpy(head, src, unit);                                      \
+        memcpy(tail, src + bytes - unit, unit);                       \
+        memcpy(dst, head, unit);                                      \
+        memcpy(dst + bytes - unit, tail, unit);                       \
+    }
+DEFINE_COPY(copy_2_to_4, 2)
+DEFINE_COPY(copy_4_to_8, 4)
+DEFINE_COPY(copy_8_to_16, 8)
+DEFINE_COPY(copy_16_to_32, 16)
+DEFINE_COPY(copy_32_to_64, 32)
+DEFINE_COPY(copy_64_to_128, 64)
+
+static inline void copy_1(char *dst, const char *src, size_t bytes)
+{
+    (void)bytes;
+    *dst = *src;
+}
+
+static inline void copy_long(char *dst, const char *src, size_t bytes) { memcpy(dst, src, bytes); }
+
+static inline void prefetch_row(const char *row, int64_t lines)
+{
+    for (int64_t line = 0; line < lines; line++) __builtin_prefetch(row + line * LINE_BYTES, 0, 3);
+}
+
+static inline __attribute__((always_inline)) void
+gather_with(copy_fn *copy, char *dst, const char *src, int64_t stride, int64_t row_bytes,
+            const int64_t *index, int64_t count)
+{
+    int64_t ahead = fl_min(count, fl_max(1, fl_min(AHEAD_ROWS, AHEAD_BYTES / row_bytes)));
+    int64_t lines = fl_min(AHEAD_LINES, (row_bytes + LINE_BYTES - 1) / LINE_BYTES + 1);
+    for (int64_t i = 0; i < ahead; i++) prefetch_row(src + index[i] * stride, lines);
+    int64_t i = 0;
+    for (; i < count - ahead; i++, dst += row_bytes) {
+        prefetch_row(src + index[i + ahead] * stride, lines);
+        copy(dst, src + index[i] * stride, (size_t)row_bytes);
+    }
+    for (; i < count; i++, dst += row_bytes) copy(dst, src + index[i] * stride, (size_t)row_bytes);
+}
+
+static inline __attribute__((always_inline)) void
+copy_with(copy_fn *copy, char *dst, const char *src, int64_t stride, int64_t row_bytes,
+          int64_t count)
+{
+    for (int64_t i = 0; i < count; i++, dst += row_bytes, src += stride)
+        copy(dst, src, (size_t)row_bytes);
+}
+
+/* Calls `loop` with the copy for rows of `bytes`, so that each loop is compiled for each. */
+#define WITH_COPY(bytes, loop, ...)            \
+    do {                                       \
+        if ((bytes) > 128)                     \
+            loop(copy_long, __VA_ARGS__);      \
+        else if ((bytes) >= 64)                \
+            loop(copy_64_to_128, __VA_ARGS__); \
+        else if ((bytes) >= 32)                \
+            loop(copy_32_to_64, __VA_ARGS__);  \
+        else if ((bytes) >= 16)                \
+            loop(copy_16_to_32, __VA_ARGS__);  \
+        else if ((bytes) >= 8)                 \
+            loop(copy_8_to_16, __VA_ARGS__);   \
+        else if ((bytes) >= 4)                 \
+            loop(copy_4_to_8, __VA_ARGS__);    \
+        else if ((bytes) >= 2)                 \
+            loop(copy_2_to_4, __VA_ARGS__);    \
+        else                                   \
+            loop(copy_1, __VA_ARGS__);         \
+    } while (0)
+
+static void gather_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes,
+                        const int64_t *index, int64_t count)
+{
+    WITH_COPY(row_bytes, gather_with, dst, src, stride, row_bytes, index, count);
+}
+
+static void copy_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes, int64_t first,
+                      int64_t count)
+{
+    src += first * stride;
+    if (stride == row_bytes)
+        memcpy(dst, src, (size_t)(row_bytes * count));
+    else
+        WITH_COPY(row_bytes, copy_with, dst, src, stride, row_bytes, count);
+}
+
+const fl_backend fl_cpu_backend = {
+    .name = "cpu", .copy_rows = copy_rows, .gather_rows = gather_rows};
