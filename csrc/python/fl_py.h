@@ -1,0 +1,108 @@
+/* fl_py: what the files of the binding share.
+ *
+ * Floor 3, the only floor that knows Python. All functions need the interpreter lock and follow
+ * CPython's rule: NULL or -1 means an exception is set. */
+#ifndef FL_PY_H
+#define FL_PY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "dlpack/dlpack.h"
+#include "fl_ring.h"
+#include "fl_slot.h"
+#include "fl_table.h"
+
+/* ---- fl_py_module.c ---- */
+
+typedef struct fl_py_state {
+    PyTypeObject *table_type; /* owned */
+    PyTypeObject *slots_type; /* owned */
+    PyTypeObject *feed_type;  /* owned */
+} fl_py_state;
+
+extern struct PyModuleDef fl_py_module;
+
+/* Turns a status of the lower floors into an exception; always returns NULL. `table`, a Table or
+ * NULL, gives names to fields. The one place that does. */
+PyObject *fl_py_raise(const fl_err *err, PyObject *table);
+
+/* ---- fl_py_tensor.c: doors between NumPy, torch and views ---- */
+
+/* torch's exchange table, found through the tensor type. */
+typedef struct fl_py_door {
+    PyTypeObject *tensor_type;    /* owned */
+    const DLPackExchangeAPI *api; /* borrowed from torch, lives as long as the process */
+} fl_py_door;
+
+int fl_py_numpy_import(void);
+
+/* Opens the door of torch.Tensor (given as the type). RuntimeError if there is none. */
+int fl_py_door_open(PyObject *tensor_type, fl_py_door *door);
+void fl_py_door_close(fl_py_door *door);
+
+/* Describes a torch tensor of exactly the door's type or an ndarray. The view borrows from
+ * `object`. TypeError or ValueError for what has no plain CPU memory. */
+int fl_py_view(const fl_py_door *door, PyObject *object, fl_tensor *out);
+
+/* The same for a contiguous int64 vector; TypeError for anything else. */
+int fl_py_index_vector(const fl_py_door *door, PyObject *object, fl_tensor *out);
+
+/* A tensor over slot memory: takes one share of the (lent) slot, which the tensor's deleter
+ * gives back from whatever thread. `managed` lives in the slot's header. On failure the share has
+ * been given back. New reference. */
+PyObject *
+fl_py_tensor_over(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dtype, int32_t ndim,
+                  int64_t *shape, int64_t *stride, DLManagedTensorVersioned *managed);
+
+/* Adds the indices in a tensor, array or iterable of integers to `rows`: 1 done; 0 something in
+ * it is not a plain integer, nothing was added; -1 exception. For *item see fl_py_rows_add. */
+int fl_py_rows_add(const fl_py_door *door, PyObject *item, fl_rows *rows);
+
+/* One index: 1 done, 0 not a plain integer, -1 exception. */
+int fl_py_index(const fl_py_door *door, PyObject *item, int64_t *out);
+
+/* A new int64 ndarray of the plain integers in a list or tuple; None if something else is in it. */
+PyObject *fl_py_int64_array(PyObject *sequence);
+
+/* ---- fl_py_table.c: a table over the user's arrays ---- */
+
+typedef struct fl_py_table {
+    PyObject_HEAD fl_py_door door;
+    PyObject *sources;  /* owned: tuple of tensors and ndarrays, alive while views are */
+    PyObject *names;    /* owned: tuple of str, for errors */
+    PyObject *paths;    /* owned: tuple of str or None */
+    fl_column *columns; /* owned: one for each source */
+    int32_t count;
+    fl_table *table; /* owned */
+} fl_py_table;
+
+extern PyType_Spec fl_py_table_spec;
+
+/* Looks at the sources again and rebuilds views and table if one has moved or changed its shape.
+ * Only while nothing reads the table. */
+int fl_py_table_refresh(fl_py_table *self);
+
+/* ---- fl_py_slots.c: the pool a loader's iterators share, and what they count ---- */
+
+typedef struct fl_py_slots {
+    PyObject_HEAD fl_pool *pool;                     /* owned */
+    uint32_t generation;                             /* of the process that made it */
+    int32_t fields;                                  /* room for so many tensors with every slot */
+    int64_t batches, samples, bytes, waits, wait_ns; /* interpreter lock */
+} fl_py_slots;
+
+extern PyType_Spec fl_py_slots_spec;
+
+/* ---- fl_py_batch.c: filled slots as containers of tensors ---- */
+
+/* A list of tensors over the slot, or a dict if `keys` is a tuple; a single has no batch
+ * dimension. Takes the slot, also on failure. New reference. */
+PyObject *
+fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, bool is_single);
+
+/* ---- fl_py_feed.c: the engine of an iterator ---- */
+
+extern PyType_Spec fl_py_feed_spec;
+
+#endif

@@ -1,0 +1,57 @@
+/* fl_py_batch: a filled slot becomes a list or dict of torch tensors over its memory.
+ *
+ * Called by the feed with the interpreter lock held; allocates nothing but the tensors and their
+ * container. */
+#include "fl_py.h"
+
+/* The tensor of field f: shape {rows, row...}, contiguous, or just {row...} for a single. */
+static PyObject *
+make_tensor(const fl_py_table *table, int32_t f, const fl_batch *batch, char *data, bool is_single)
+{
+    const fl_tensor *view = &table->columns[f].view;
+    int64_t shape[FL_MAX_NDIM], stride[FL_MAX_NDIM], step = 1;
+    for (int32_t d = view->ndim - 1; d >= 0; d--) {
+        shape[d] = d == 0 ? batch->rows.count : view->shape[d];
+        stride[d] = step;
+        step *= shape[d] > 1 ? shape[d] : 1;
+    }
+    int32_t skip = is_single ? 1 : 0;
+    DLManagedTensorVersioned *managed = fl_slot_header(batch->slot);
+    return fl_py_tensor_over(&table->door, batch->slot, data, view->dtype, view->ndim - skip,
+                             shape + skip, stride + skip, managed + f);
+}
+
+static int put_tensor(PyObject *container, PyObject *keys, int32_t f, PyObject *tensor)
+{
+    if (tensor == NULL) return -1;
+    if (keys == Py_None) {
+        PyList_SET_ITEM(container, f, tensor);
+        return 0;
+    }
+    int status = PyDict_SetItem(container, PyTuple_GET_ITEM(keys, f), tensor);
+    Py_DECREF(tensor);
+    return status;
+}
+
+PyObject *
+fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, bool is_single)
+{
+    int32_t count = table->count, f = 0;
+    PyObject *container = keys == Py_None ? PyList_New(count) : PyDict_New();
+    if (container == NULL) {
+        fl_slot_return(batch->slot);
+        return NULL;
+    }
+    fl_slot_lend(batch->slot, count);
+    char *data = fl_slot_data(batch->slot);
+    for (; f < count; f++) {
+        PyObject *tensor = make_tensor(table, f, batch, data, is_single);
+        if (put_tensor(container, keys, f, tensor) != 0) break;
+        data += fl_table_field_bytes(table->table, f, batch->rows.count);
+    }
+    if (f == count) return container;
+    /* Field f has given its share back; the fields before it go with the container. */
+    for (int32_t rest = f + 1; rest < count; rest++) fl_slot_give(batch->slot);
+    Py_DECREF(container);
+    return NULL;
+}

@@ -1,0 +1,396 @@
+/* fl_py_feed: the heap type _core.Feed, the engine of an iterator over array data.
+ *
+ * Has the ring fill batches of the rows that fl_py_post.c posts and hands them out as tensors.
+ * Threads may call next() together: a lock lets one in at a time, and whoever waits has let go of
+ * the interpreter lock. */
+#include "fl_py_feed.h"
+
+#include "fl_thread.h"
+
+enum {
+    WAIT_MS = 50,   /* between two looks at signals */
+    MAX_HELPERS = 7 /* threads that help a loader without workers with large batches */
+};
+
+static int enter(fl_py_feed *self)
+{
+    if (self->generation != fl_fork_generation()) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "this iterator belongs to the parent process; call iter() on the loader "
+                        "in the child");
+        return -1;
+    }
+    unsigned long me = PyThread_get_thread_ident();
+    if (self->owner == me) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "the iterator is already in use by this thread (called from its own "
+                        "sampler or from a signal handler)");
+        return -1;
+    }
+    PyLockStatus got = PyThread_acquire_lock_timed(self->lock, 0, 0);
+    while (got != PY_LOCK_ACQUIRED) {
+        Py_BEGIN_ALLOW_THREADS got = PyThread_acquire_lock_timed(self->lock, WAIT_MS * 1000, 1);
+        Py_END_ALLOW_THREADS if (got != PY_LOCK_ACQUIRED && PyErr_CheckSignals() != 0) return -1;
+    }
+    self->owner = me;
+    return 0;
+}
+
+static void leave(fl_py_feed *self)
+{
+    self->owner = 0;
+    PyThread_release_lock(self->lock);
+}
+
+/* ---- taking: from the ring to the user ---- */
+
+/* fl_ring_take without the interpreter lock, looking for signals every WAIT_MS and for the user's
+ * timeout. */
+static int take_waiting(fl_py_feed *self, fl_batch *batch, fl_err *err)
+{
+    int64_t begin_ns = fl_now_ns();
+    int status;
+    do {
+        Py_BEGIN_ALLOW_THREADS status = fl_ring_take(self->ring, WAIT_MS, batch, err);
+        Py_END_ALLOW_THREADS if (status != FL_ETIMEOUT) return status;
+        if (PyErr_CheckSignals() != 0) return FL_PY_RAISED;
+    } while (self->timeout_ns == 0 || fl_now_ns() - begin_ns < self->timeout_ns);
+    PyErr_Format(PyExc_RuntimeError, "DataLoader timed out after %S seconds", self->timeout);
+    return FL_PY_RAISED;
+}
+
+static inline bool is_quick(const fl_py_feed *self)
+{
+    return self->runs_ahead || (self->last_parts == 1 && !fl_table_is_volatile(self->table->table));
+}
+
+/* Takes the next batch, counting the time the caller spends on it. A batch that is ready, or
+ * small enough to be copied at once, is taken without letting go of the interpreter lock. */
+static int take(fl_py_feed *self, fl_batch *batch, fl_err *err)
+{
+    int64_t begin_ns = self->runs_ahead ? 0 : fl_now_ns();
+    int status = is_quick(self) ? fl_ring_take(self->ring, 0, batch, err) : FL_ETIMEOUT;
+    if (status == FL_ETIMEOUT) {
+        if (begin_ns == 0) begin_ns = fl_now_ns();
+        status = take_waiting(self, batch, err);
+    }
+    if (begin_ns != 0 && status != FL_EEND) {
+        self->slots->waits++;
+        self->slots->wait_ns += fl_now_ns() - begin_ns;
+    }
+    return status;
+}
+
+static PyObject *redeem_mark(fl_py_feed *self, int64_t tag)
+{
+    PyObject *result = NULL, *key = PyLong_FromLongLong(tag);
+    if (key == NULL) return NULL;
+    PyObject *what = PyDict_GetItemWithError(self->marks, key);
+    Py_XINCREF(what);
+    if (what != NULL && PyDict_DelItem(self->marks, key) == 0) {
+        if (PyTuple_CheckExact(what))
+            result = PyObject_CallOneArg(self->fetch, PyTuple_GET_ITEM(what, 0));
+        else
+            PyErr_SetObject((PyObject *)Py_TYPE(what), what);
+    }
+    Py_XDECREF(what);
+    Py_DECREF(key);
+    return result;
+}
+
+static PyObject *deliver(fl_py_feed *self, const fl_batch *batch)
+{
+    fl_py_slots *slots = self->slots;
+    if (batch->tag >= FL_PY_TAG_MARK) {
+        PyObject *fetched = redeem_mark(self, batch->tag);
+        slots->batches += fetched != NULL;
+        return fetched;
+    }
+    PyObject *result = fl_py_batch(self->table, self->keys, batch, batch->tag == FL_PY_TAG_SINGLE);
+    if (result == NULL) return NULL;
+    slots->batches++;
+    slots->samples += batch->rows.count;
+    slots->bytes += batch->bytes;
+    return result;
+}
+
+/* The ring's threads read the table's sources until it is closed. */
+static void close_ring(fl_py_feed *self)
+{
+    fl_ring *ring = self->ring;
+    self->ring = NULL;
+    if (ring == NULL) return;
+    Py_BEGIN_ALLOW_THREADS fl_ring_close(ring);
+    Py_END_ALLOW_THREADS
+}
+
+/* Nothing is left: a feed that will not be restarted lets its threads go. */
+static void finish(fl_py_feed *self)
+{
+    if (self->runs_ahead && !self->is_persistent) close_ring(self);
+}
+
+/* Posts the batch that follows the one just taken, as torch does before it returns or raises.
+ * On an interrupt the one just taken is kept for the next call. */
+static int refill(fl_py_feed *self, PyObject *result)
+{
+    if (!self->runs_ahead) return 0;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (fl_py_post_next(self) >= 0) {
+        PyErr_Restore(type, value, traceback);
+        return 0;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    self->held = result;
+    return -1;
+}
+
+/* A feed that does not run ahead looks at the data when it is asked, and posts then. */
+static int post_now(fl_py_feed *self)
+{
+    if (self->runs_ahead || fl_ring_pending(self->ring) > 0) return 0;
+    if (fl_py_table_refresh(self->table) != 0) return -1;
+    fl_plan_set_length(self->plan, fl_table_length(self->table->table));
+    return fl_py_post_next(self) < 0 ? -1 : 0;
+}
+
+static PyObject *next_locked(fl_py_feed *self)
+{
+    PyObject *result = self->held;
+    self->held = NULL;
+    if (result != NULL) return result;
+    if (self->is_closed) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "the loader of this iterator was closed; call iter() on it again");
+        return NULL;
+    }
+    if (self->ring == NULL) return NULL;
+    if (post_now(self) != 0) return NULL;
+    fl_batch batch;
+    fl_err err = {0};
+    int status = take(self, &batch, &err);
+    if (status == FL_PY_RAISED) return NULL;
+    if (status == FL_EEND) {
+        finish(self);
+        return NULL;
+    }
+    if (status == FL_ECLOSED) {
+        PyErr_SetString(PyExc_RuntimeError, "the loader was closed while it was being iterated");
+        return NULL;
+    }
+    if (status == FL_OK)
+        result = deliver(self, &batch);
+    else
+        fl_py_raise(&err, (PyObject *)self->table);
+    return refill(self, result) == 0 ? result : NULL;
+}
+
+static PyObject *feed_next(fl_py_feed *self)
+{
+    if (enter(self) != 0) return NULL;
+    PyObject *result = next_locked(self);
+    leave(self);
+    return result;
+}
+
+/* ---- the type ---- */
+
+static int fill_part(void *context, const fl_batch *batch, int32_t part, fl_err *err)
+{
+    const fl_py_table *table = context;
+    return fl_table_gather(table->table, &batch->rows, part, batch->parts,
+                           fl_slot_data(batch->slot), err);
+}
+
+static int open_ring(fl_py_feed *self, int32_t threads, bool is_in_order)
+{
+    fl_err err;
+    fl_ring_config config = {.fill = fill_part,
+                             .context = self->table,
+                             .pool = self->slots->pool,
+                             .depth = self->depth,
+                             .threads = threads,
+                             .runs_ahead = self->runs_ahead,
+                             .is_in_order = is_in_order};
+    int status = fl_plan_open(fl_table_length(self->table->table), &self->plan, &err);
+    for (Py_ssize_t m = 0; status == FL_OK && m < PyTuple_GET_SIZE(self->maps); m++) {
+        fl_tensor view;
+        if (fl_py_index_vector(&self->table->door, PyTuple_GET_ITEM(self->maps, m), &view) != 0)
+            return -1;
+        status =
+            fl_plan_map(self->plan, (const int64_t *)(const void *)view.data, view.shape[0], &err);
+    }
+    if (status == FL_OK) status = fl_ring_open(&config, &self->ring, &err);
+    if (status == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"table",    "slots",      "fetch",     "keys",    "maps",
+                               "kind",     "batch_size", "drop_last", "workers", "prefetch",
+                               "in_order", "persistent", "timeout",   NULL};
+    fl_py_state *state = PyType_GetModuleState(type);
+    PyObject *table, *slots, *fetch, *keys, *maps, *timeout;
+    int kind, drop_last, workers, in_order, persistent;
+    long long batch_size, prefetch;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLpiLppO:Feed", keywords,
+                                     state->table_type, &table, state->slots_type, &slots, &fetch,
+                                     &keys, &PyTuple_Type, &maps, &kind, &batch_size, &drop_last,
+                                     &workers, &prefetch, &in_order, &persistent, &timeout))
+        return NULL;
+    double seconds = PyFloat_AsDouble(timeout);
+    if (seconds == -1.0 && PyErr_Occurred()) return NULL;
+    int64_t depth = 1;
+    if (workers > 0 && (prefetch < 1 || !fl_mul(workers, prefetch, &depth)))
+        return PyErr_Format(PyExc_ValueError, "prefetch must be positive, got %lld", prefetch);
+    if (((fl_py_slots *)slots)->fields < ((fl_py_table *)table)->count)
+        return PyErr_Format(PyExc_ValueError, "slots have room for fewer fields than the table");
+    fl_py_feed *self = (fl_py_feed *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->table = (fl_py_table *)Py_NewRef(table);
+    self->slots = (fl_py_slots *)Py_NewRef(slots);
+    self->fetch = Py_NewRef(fetch);
+    self->keys = Py_NewRef(keys);
+    self->maps = Py_NewRef(maps);
+    self->timeout = Py_NewRef(timeout);
+    self->kind = (fl_py_feed_kind)kind;
+    self->batch_size = batch_size;
+    self->drop_last = drop_last;
+    self->is_persistent = persistent;
+    self->runs_ahead = workers > 0;
+    self->depth = depth;
+    self->timeout_ns = (int64_t)(seconds * 1e9);
+    self->generation = fl_fork_generation();
+    self->next_mark = FL_PY_TAG_MARK;
+    self->marks = PyDict_New();
+    self->lock = PyThread_allocate_lock();
+    int32_t threads = workers > 0 ? workers : (int32_t)fl_min(fl_cpu_count(), 1 + MAX_HELPERS) - 1;
+    if (self->lock == NULL) PyErr_NoMemory();
+    if (self->marks == NULL || self->lock == NULL || open_ring(self, threads, in_order) != 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int feed_traverse(fl_py_feed *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->table);
+    Py_VISIT(self->slots);
+    Py_VISIT(self->fetch);
+    Py_VISIT(self->keys);
+    Py_VISIT(self->maps);
+    Py_VISIT(self->timeout);
+    Py_VISIT(self->source);
+    Py_VISIT(self->block);
+    Py_VISIT(self->marks);
+    Py_VISIT(self->held);
+    return 0;
+}
+
+static void drop_source(fl_py_feed *self)
+{
+    fl_plan_restart(self->plan);
+    Py_CLEAR(self->source);
+    Py_CLEAR(self->block);
+    Py_CLEAR(self->held);
+    PyDict_Clear(self->marks);
+}
+
+static int feed_clear(fl_py_feed *self)
+{
+    close_ring(self);
+    if (self->plan != NULL && self->marks != NULL) drop_source(self);
+    Py_CLEAR(self->fetch);
+    return 0;
+}
+
+static void feed_dealloc(fl_py_feed *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    feed_clear(self);
+    fl_plan_close(self->plan);
+    if (self->lock != NULL) PyThread_free_lock(self->lock);
+    Py_XDECREF(self->marks);
+    Py_XDECREF(self->timeout);
+    Py_XDECREF(self->maps);
+    Py_XDECREF(self->keys);
+    Py_XDECREF(self->slots);
+    Py_XDECREF(self->table);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(restart_doc,
+             "restart(source)\n--\n\n"
+             "Begin an epoch over `source`, dropping what is left of the last one. With workers,\n"
+             "pulls and posts workers * prefetch batches.");
+
+static PyObject *feed_restart(fl_py_feed *self, PyObject *source)
+{
+    if (enter(self) != 0) return NULL;
+    int status = -1;
+    if (self->ring == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "a finished iterator cannot be restarted");
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS fl_ring_reset(self->ring);
+    Py_END_ALLOW_THREADS drop_source(self);
+    self->source = PyObject_GetIter(source);
+    if (self->source == NULL) goto done;
+    status = 1;
+    while (status > 0 && self->runs_ahead && fl_ring_pending(self->ring) < self->depth)
+        status = fl_py_post_next(self);
+done:
+    leave(self);
+    if (status < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(close_doc,
+             "close()\n--\n\n"
+             "End threads and forget what is posted. A next() that waits in another thread\n"
+             "raises RuntimeError, as does every later one. Batches handed out stay valid.");
+
+static PyObject *feed_close(fl_py_feed *self, PyObject *Py_UNUSED(ignored))
+{
+    if (self->generation != fl_fork_generation()) Py_RETURN_NONE;
+    if (self->ring != NULL) fl_ring_stop(self->ring);
+    if (enter(self) != 0) return NULL;
+    self->is_closed = true;
+    close_ring(self);
+    drop_source(self);
+    leave(self);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef feed_methods[] = {{"restart", (PyCFunction)feed_restart, METH_O, restart_doc},
+                                     {"close", (PyCFunction)feed_close, METH_NOARGS, close_doc},
+                                     {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(feed_doc,
+             "Feed(table, slots, fetch, keys, maps, kind, batch_size, drop_last, workers,\n"
+             "     prefetch, in_order, persistent, timeout)\n--\n\n"
+             "Iterator over batches of `table`; begins with restart(source).\n\n"
+             "fetch: called with an item of the source that holds no plain integers.\n"
+             "keys: tuple of dict keys, or None for lists. maps: int64 vectors of nested subsets,\n"
+             "innermost first. kind: 0 the source yields int64 vectors and (first, count) ranges\n"
+             "to be cut into batches, 1 index lists, 2 single indices. timeout: seconds or 0.");
+
+static PyType_Slot feed_slots[] = {
+    {Py_tp_doc, (void *)feed_doc}, {Py_tp_new, feed_new},         {Py_tp_traverse, feed_traverse},
+    {Py_tp_clear, feed_clear},     {Py_tp_dealloc, feed_dealloc}, {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, feed_next},   {Py_tp_methods, feed_methods}, {0, NULL}};
+
+PyType_Spec fl_py_feed_spec = {.name = "fastloop._core.Feed",
+                               .basicsize = sizeof(fl_py_feed),
+                               .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
+                                        Py_TPFLAGS_IMMUTABLETYPE,
+                               .slots = feed_slots};

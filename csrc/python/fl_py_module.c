@@ -1,0 +1,129 @@
+/* fl_py_module: the module _core: its types and functions, and the one place where a status of
+ * the lower floors becomes an exception. */
+#include "fl_py.h"
+
+#include "fl_guard.h"
+#include "fl_thread.h"
+
+#include <errno.h>
+
+static PyObject *raise_index(const fl_err *err)
+{
+    return PyErr_Format(PyExc_IndexError,
+                        "index %lld at position %lld of the batch is out of bounds for a dataset "
+                        "of length %lld; the sampler must yield indices from %lld to %lld",
+                        (long long)err->value, (long long)err->position, (long long)err->length,
+                        (long long)-err->length, (long long)err->length - 1);
+}
+
+static PyObject *raise_source(const fl_err *err, fl_py_table *table)
+{
+    PyObject *path = PyTuple_GET_ITEM(table->paths, err->field);
+    PyObject *text = PyUnicode_FromFormat(
+        "%U, row %lld can no longer be read: the mapped file has become shorter than the array; "
+        "restore the file and open the dataset again",
+        PyTuple_GET_ITEM(table->names, err->field), (long long)err->value);
+    PyObject *error =
+        text != NULL ? PyObject_CallFunction(PyExc_OSError, "iOO", EIO, text, path) : NULL;
+    if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    Py_XDECREF(text);
+    return NULL;
+}
+
+PyObject *fl_py_raise(const fl_err *err, PyObject *table)
+{
+    PyObject *type = PyExc_RuntimeError;
+    switch (err->code) {
+    case FL_EINDEX:
+        return raise_index(err);
+    case FL_ESOURCE:
+        return raise_source(err, (fl_py_table *)table);
+    case FL_ENOMEM:
+        type = PyExc_MemoryError;
+        break;
+    case FL_EINVAL:
+        type = PyExc_ValueError;
+        break;
+    default:
+        break;
+    }
+    PyErr_SetString(type, err->text);
+    return NULL;
+}
+
+PyDoc_STRVAR(int64_array_doc,
+             "int64_array(sequence)\n--\n\n"
+             "The integers of a list or tuple as an int64 ndarray; None if there is anything\n"
+             "in it that is not a plain integer.");
+
+static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *sequence)
+{
+    if (PyList_Check(sequence) || PyTuple_Check(sequence)) return fl_py_int64_array(sequence);
+    return PyErr_Format(PyExc_TypeError, "int64_array needs a list or tuple, got %.100s",
+                        Py_TYPE(sequence)->tp_name);
+}
+
+PyDoc_STRVAR(build_info_doc, "build_info()\n--\n\nHow this module was built, and what it found.");
+
+static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    return Py_BuildValue("{s:s,s:s,s:s,s:i,s:s}", "version", FL_VERSION, "compiler", __VERSION__,
+                         "dlpack",
+                         Py_STRINGIFY(DLPACK_MAJOR_VERSION) "." Py_STRINGIFY(DLPACK_MINOR_VERSION),
+                         "cpus", (int)fl_cpu_count(), "guarded_reads", fl_guard_method());
+}
+
+static PyMethodDef module_methods[] = {
+    {"int64_array", module_int64_array, METH_O, int64_array_doc},
+    {"build_info", module_build_info, METH_NOARGS, build_info_doc},
+    {NULL, NULL, 0, NULL}};
+
+static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **out)
+{
+    *out = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *out != NULL ? PyModule_AddType(module, *out) : -1;
+}
+
+static int module_exec(PyObject *module)
+{
+    fl_py_state *state = PyModule_GetState(module);
+    fl_fork_install();
+    if (fl_py_numpy_import() != 0) return -1;
+    if (add_type(module, &fl_py_table_spec, &state->table_type) != 0) return -1;
+    if (add_type(module, &fl_py_slots_spec, &state->slots_type) != 0) return -1;
+    return add_type(module, &fl_py_feed_spec, &state->feed_type);
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    fl_py_state *state = PyModule_GetState(module);
+    Py_VISIT(state->table_type);
+    Py_VISIT(state->slots_type);
+    Py_VISIT(state->feed_type);
+    return 0;
+}
+
+static int module_clear(PyObject *module)
+{
+    fl_py_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->table_type);
+    Py_CLEAR(state->slots_type);
+    Py_CLEAR(state->feed_type);
+    return 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
+
+struct PyModuleDef fl_py_module = {.m_base = PyModuleDef_HEAD_INIT,
+                                   .m_name = "fastloop._core",
+                                   .m_doc = "The C core of fastloop; private, use fastloop.",
+                                   .m_size = sizeof(fl_py_state),
+                                   .m_methods = module_methods,
+                                   .m_slots = module_slots,
+                                   .m_traverse = module_traverse,
+                                   .m_clear = module_clear};
+
+PyMODINIT_FUNC PyInit__core(void);
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&fl_py_module); }

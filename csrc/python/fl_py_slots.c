@@ -1,0 +1,84 @@
+/* fl_py_slots: the heap type _core.Slots, the batch memory that all iterators of a loader share.
+ *
+ * Outlives iterators, so that the next epoch finds warm memory; lent batches outlive it. */
+#include "fl_py.h"
+
+#include "fl_thread.h"
+
+static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"fields", NULL};
+    int fields;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i:Slots", keywords, &fields)) return NULL;
+    if (fields < 1)
+        return PyErr_Format(PyExc_ValueError, "Slots needs at least one field, got %d", fields);
+    fl_py_slots *self = (fl_py_slots *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    fl_err err;
+    self->fields = fields;
+    self->generation = fl_fork_generation();
+    if (fl_pool_open(fields * (int64_t)sizeof(DLManagedTensorVersioned), &self->pool, &err) !=
+        FL_OK) {
+        Py_DECREF(self);
+        return fl_py_raise(&err, NULL);
+    }
+    return (PyObject *)self;
+}
+
+static void slots_dealloc(fl_py_slots *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    fl_pool_close(self->pool);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(count_doc, "count()\n--\n\nEverything counted so far, as a dict of integers.");
+
+static PyObject *slots_count(fl_py_slots *self, PyObject *Py_UNUSED(ignored))
+{
+    fl_pool_stats stats;
+    fl_pool_count(self->pool, &stats);
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "batches",
+                         (long long)self->batches, "samples", (long long)self->samples, "bytes",
+                         (long long)self->bytes, "waits", (long long)self->waits, "wait_ns",
+                         (long long)self->wait_ns, "lent", (long long)stats.lent, "made",
+                         (long long)stats.made, "replaced", (long long)stats.replaced, "empty",
+                         (long long)stats.empty);
+}
+
+PyDoc_STRVAR(trim_doc, "trim()\n--\n\nGive memory that waits for reuse back to the system.");
+
+static PyObject *slots_trim(fl_py_slots *self, PyObject *Py_UNUSED(ignored))
+{
+    fl_pool_trim(self->pool);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(is_own_doc,
+             "is_own()\n--\n\nFalse in a forked child, where the slots of the parent are inert.");
+
+static PyObject *slots_is_own(fl_py_slots *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyBool_FromLong(self->generation == fl_fork_generation());
+}
+
+static PyMethodDef slots_methods[] = {
+    {"count", (PyCFunction)slots_count, METH_NOARGS, count_doc},
+    {"trim", (PyCFunction)slots_trim, METH_NOARGS, trim_doc},
+    {"is_own", (PyCFunction)slots_is_own, METH_NOARGS, is_own_doc},
+    {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(slots_doc,
+             "Slots(fields)\n--\n\nA pool of batch memory with room for `fields` tensors a batch.");
+
+static PyType_Slot slots_slots[] = {{Py_tp_doc, (void *)slots_doc},
+                                    {Py_tp_new, slots_new},
+                                    {Py_tp_dealloc, slots_dealloc},
+                                    {Py_tp_methods, slots_methods},
+                                    {0, NULL}};
+
+PyType_Spec fl_py_slots_spec = {.name = "fastloop._core.Slots",
+                                .basicsize = sizeof(fl_py_slots),
+                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                                .slots = slots_slots};

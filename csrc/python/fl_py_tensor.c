@@ -1,0 +1,275 @@
+/* fl_py_tensor: the doors between NumPy, torch and the core's views; see fl_py.h.
+ *
+ * The only file that includes NumPy, and the only one that calls torch's exchange table. */
+#include "fl_py.h"
+
+#define PY_ARRAY_UNIQUE_SYMBOL fl_py_array_api
+#include <numpy/arrayobject.h>
+
+int fl_py_numpy_import(void) { return _import_array(); }
+
+int fl_py_door_open(PyObject *tensor_type, fl_py_door *door)
+{
+    PyObject *capsule = PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__");
+    if (capsule == NULL) return -1;
+    const DLPackExchangeAPI *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_DECREF(capsule);
+    if (api == NULL) return -1;
+    if (api->header.version.major != DLPACK_MAJOR_VERSION ||
+        api->dltensor_from_py_object_no_sync == NULL ||
+        api->managed_tensor_to_py_object_no_sync == NULL) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "torch's DLPack exchange table has version %u, this build of fastloop "
+                     "understands %d; install a newer fastloop",
+                     api->header.version.major, DLPACK_MAJOR_VERSION);
+        return -1;
+    }
+    Py_INCREF(tensor_type);
+    door->tensor_type = (PyTypeObject *)tensor_type;
+    door->api = api;
+    return 0;
+}
+
+void fl_py_door_close(fl_py_door *door) { Py_CLEAR(door->tensor_type); }
+
+static inline bool is_tensor(const fl_py_door *door, PyObject *object)
+{
+    return Py_TYPE(object) == door->tensor_type;
+}
+
+static int64_t count_elements(int32_t ndim, const int64_t *shape)
+{
+    int64_t count = 1;
+    for (int32_t d = 0; d < ndim; d++) count *= shape[d];
+    return count;
+}
+
+/* The table writes shape and strides of the tensor itself, valid while the tensor is unchanged. */
+static int borrow_tensor(const fl_py_door *door, PyObject *object, DLTensor *out)
+{
+    if (door->api->dltensor_from_py_object_no_sync(object, out) != 0) return -1;
+    if (out->device.device_type != kDLCPU) {
+        PyErr_SetString(PyExc_ValueError, "the tensor is not on the CPU");
+        return -1;
+    }
+    if (out->ndim > FL_MAX_NDIM) {
+        PyErr_Format(PyExc_ValueError, "the tensor has %d dimensions, more than %d", out->ndim,
+                     FL_MAX_NDIM);
+        return -1;
+    }
+    if (out->data == NULL && count_elements(out->ndim, out->shape) > 0) {
+        PyErr_SetString(PyExc_ValueError, "the tensor has no memory behind it");
+        return -1;
+    }
+    return 0;
+}
+
+static int view_tensor(const fl_py_door *door, PyObject *object, fl_tensor *out)
+{
+    DLTensor tensor;
+    if (borrow_tensor(door, object, &tensor) != 0) return -1;
+    out->data = (const char *)tensor.data + tensor.byte_offset;
+    out->dtype = (fl_dtype){tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes};
+    out->ndim = tensor.ndim;
+    int64_t bytes = fl_dtype_bytes(out->dtype);
+    for (int32_t d = 0; d < tensor.ndim; d++) {
+        out->shape[d] = tensor.shape[d];
+        out->stride[d] = tensor.strides[d] * bytes;
+    }
+    return 0;
+}
+
+static bool find_dtype(PyArray_Descr *descr, fl_dtype *out)
+{
+    static const struct {
+        char kind;
+        uint8_t code;
+    } codes[] = {{'i', kDLInt}, {'u', kDLUInt}, {'f', kDLFloat}, {'c', kDLComplex}, {'b', kDLBool}};
+    int64_t bytes = PyDataType_ELSIZE(descr);
+    if (!PyArray_ISNBO(descr->byteorder) || bytes > 16) return false;
+    if (bytes == 16 && descr->kind != 'c') return false; /* long double */
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        if (codes[i].kind != descr->kind) continue;
+        *out = (fl_dtype){codes[i].code, (uint8_t)(bytes * 8), 1};
+        return true;
+    }
+    return false;
+}
+
+static int view_array(PyArrayObject *array, fl_tensor *out)
+{
+    if (!find_dtype(PyArray_DESCR(array), &out->dtype)) {
+        PyErr_Format(PyExc_TypeError, "torch has no dtype for %R", PyArray_DESCR(array));
+        return -1;
+    }
+    out->data = PyArray_BYTES(array);
+    out->ndim = PyArray_NDIM(array); /* at most 64 in every NumPy */
+    for (int32_t d = 0; d < out->ndim; d++) {
+        out->shape[d] = PyArray_DIM(array, d);
+        out->stride[d] = PyArray_STRIDE(array, d);
+    }
+    return 0;
+}
+
+int fl_py_view(const fl_py_door *door, PyObject *object, fl_tensor *out)
+{
+    if (is_tensor(door, object)) return view_tensor(door, object, out);
+    if (PyArray_Check(object)) return view_array((PyArrayObject *)object, out);
+    PyErr_Format(PyExc_TypeError, "expected a torch.Tensor or numpy.ndarray, got %.100s",
+                 Py_TYPE(object)->tp_name);
+    return -1;
+}
+
+static inline bool is_index_vector(const fl_tensor *view)
+{
+    return view->ndim == 1 && view->dtype.code == kDLInt && view->dtype.bits == 64 &&
+           (view->shape[0] <= 1 || view->stride[0] == 8) && (uintptr_t)view->data % 8 == 0;
+}
+
+int fl_py_index_vector(const fl_py_door *door, PyObject *object, fl_tensor *out)
+{
+    if (fl_py_view(door, object, out) != 0) return -1;
+    if (is_index_vector(out)) return 0;
+    PyErr_SetString(PyExc_TypeError, "expected a contiguous int64 vector of indices");
+    return -1;
+}
+
+/* Runs on whatever thread drops the last reference to a tensor, without the interpreter lock,
+ * possibly after the interpreter is gone: C only. */
+static void give_share(DLManagedTensorVersioned *managed)
+{
+    fl_slot *slot = managed->manager_ctx;
+    managed->manager_ctx = NULL;
+    if (slot != NULL) fl_slot_give(slot);
+}
+
+PyObject *
+fl_py_tensor_over(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dtype, int32_t ndim,
+                  int64_t *shape, int64_t *stride, DLManagedTensorVersioned *managed)
+{
+    *managed = (DLManagedTensorVersioned){
+        .version = {.major = DLPACK_MAJOR_VERSION, .minor = DLPACK_MINOR_VERSION},
+        .manager_ctx = slot,
+        .deleter = give_share,
+        .dl_tensor = {.data = data,
+                      .device = {.device_type = kDLCPU, .device_id = 0},
+                      .ndim = ndim,
+                      .dtype = {.code = dtype.code, .bits = dtype.bits, .lanes = dtype.lanes},
+                      .shape = shape,
+                      .strides = stride}};
+    void *tensor = NULL;
+    if (door->api->managed_tensor_to_py_object_no_sync(managed, &tensor) != 0) {
+        give_share(managed); /* unless torch has called it already */
+        return NULL;
+    }
+    return tensor;
+}
+
+static inline bool is_integer(DLDataType dtype)
+{
+    return (dtype.code == kDLInt || dtype.code == kDLUInt) && dtype.lanes == 1;
+}
+
+static int index_from_scalar(const fl_py_door *door, PyObject *item, int64_t *out)
+{
+    DLTensor tensor;
+    if (borrow_tensor(door, item, &tensor) != 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (tensor.ndim != 0 || !is_integer(tensor.dtype)) return 0;
+    PyObject *number = PyNumber_Index(item);
+    if (number == NULL) return -1;
+    *out = PyLong_AsLongLong(number);
+    Py_DECREF(number);
+    if (*out != -1 || !PyErr_Occurred()) return 1;
+    PyErr_Clear();
+    return 0;
+}
+
+int fl_py_index(const fl_py_door *door, PyObject *item, int64_t *out)
+{
+    int overflow = 0;
+    if (PyLong_CheckExact(item)) {
+        *out = PyLong_AsLongLongAndOverflow(item, &overflow);
+        return overflow == 0;
+    }
+    if (door != NULL && is_tensor(door, item)) return index_from_scalar(door, item, out);
+    if (PyBool_Check(item) || !PyIndex_Check(item)) return 0;
+    PyObject *number = PyNumber_Index(item);
+    if (number == NULL) {
+        PyErr_Clear(); /* an array of several elements, say */
+        return 0;
+    }
+    *out = PyLong_AsLongLongAndOverflow(number, &overflow);
+    Py_DECREF(number);
+    return overflow == 0;
+}
+
+/* A whole block at once: 1 added, 0 not a contiguous int64 vector, -1 exception. */
+static int add_vector(const fl_py_door *door, PyObject *item, fl_rows *rows)
+{
+    fl_tensor view;
+    bool is_array = PyArray_Check(item);
+    if (!is_array && !is_tensor(door, item)) return 0;
+    if (fl_py_view(door, item, &view) != 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (!is_index_vector(&view)) return 0;
+    fl_err err;
+    if (fl_rows_add(rows, (const int64_t *)(const void *)view.data, view.shape[0], &err) == FL_OK)
+        return 1;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+int fl_py_rows_add(const fl_py_door *door, PyObject *items, fl_rows *rows)
+{
+    int added = add_vector(door, items, rows);
+    if (added != 0) return added;
+    if (!PyList_CheckExact(items) && !PyTuple_CheckExact(items)) return 0;
+    int64_t before = rows->count, buffer[256];
+    Py_ssize_t next = 0;
+    while (next < PySequence_Fast_GET_SIZE(items)) {
+        int64_t count = 0;
+        for (; count < 256 && next < PySequence_Fast_GET_SIZE(items); next++) {
+            /* Converting may run Python code that changes the list. */
+            PyObject *item = PySequence_Fast_GET_ITEM(items, next);
+            Py_INCREF(item);
+            int done = fl_py_index(door, item, &buffer[count++]);
+            Py_DECREF(item);
+            if (done == 1) continue;
+            rows->count = before;
+            return done;
+        }
+        fl_err err;
+        if (fl_rows_add(rows, buffer, count, &err) != FL_OK) {
+            fl_py_raise(&err, NULL);
+            return -1;
+        }
+    }
+    return 1;
+}
+
+PyObject *fl_py_int64_array(PyObject *sequence)
+{
+    npy_intp length = PySequence_Fast_GET_SIZE(sequence);
+    PyObject *array = PyArray_SimpleNew(1, &length, NPY_INT64);
+    if (array == NULL) return NULL;
+    int64_t *out = PyArray_DATA((PyArrayObject *)array);
+    for (Py_ssize_t i = 0; i < length; i++) {
+        int done = 0; /* a list that shrank meanwhile is not plain */
+        if (i < PySequence_Fast_GET_SIZE(sequence)) {
+            PyObject *item = PySequence_Fast_GET_ITEM(sequence, i);
+            Py_INCREF(item);
+            done = fl_py_index(NULL, item, &out[i]);
+            Py_DECREF(item);
+        }
+        if (done == 1) continue;
+        Py_DECREF(array);
+        if (done < 0) return NULL;
+        Py_RETURN_NONE;
+    }
+    return array;
+}

@@ -1,0 +1,49 @@
+"""fastloop: the training loop that never waits.
+
+Drop-in pieces for PyTorch-style training loops, backed by C. Importing this package imports
+NumPy but not torch; torch is imported when a name that needs it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastloop._core import build_info as _core_build_info
+
+if TYPE_CHECKING:
+    from fastloop._array import ArrayDataset
+    from fastloop._loader import DataLoader
+    from fastloop._stats import LoaderStats
+
+__all__ = ["ArrayDataset", "DataLoader", "LoaderStats", "build_info"]
+
+_HOMES = {
+    "ArrayDataset": "fastloop._array",
+    "DataLoader": "fastloop._loader",
+    "LoaderStats": "fastloop._stats",
+}
+
+
+def build_info() -> dict[str, str | int]:
+    """What was built: version, compiler, DLPack version, CPUs, how mapped files are read."""
+    return _core_build_info()
+
+
+__version__ = str(build_info()["version"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fastloop' has no attribute {name!r}")
+    from importlib import import_module
+
+    from fastloop._torch import require_torch
+
+    require_torch(f"fastloop.{name}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,201 @@
+"""ArrayDataset: arrays of equal length as a map-style dataset."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from fastloop import _core
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_DTYPES = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+    "float16 float32 float64 complex64 complex128".split()
+)
+_REMEDIES = {
+    "O": "rows of different length or Python objects cannot be stacked; pad them into a numeric "
+    "array, or write a Dataset with a collate_fn",
+    "S": "encode the text as integers",
+    "U": "encode the text as integers",
+    "V": "pass its columns as separate fields",
+    "M": "pass a.view('int64')",
+    "m": "pass a.view('int64')",
+}
+
+
+def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    if dtype.name in _DTYPES and dtype.isnative:
+        return
+    remedy = _REMEDIES.get(dtype.kind, "convert it with a.astype('float64')")
+    if dtype.newbyteorder("=").name in _DTYPES:
+        remedy = "convert it with a.astype(a.dtype.newbyteorder('='))"
+    raise TypeError(f"{name} has dtype {dtype}, which torch does not have; {remedy}")
+
+
+def _mapped_path(array: Array) -> str | None:
+    """The file behind an array, or None if no part of its base chain is a mapping."""
+    base: Any = array
+    while base is not None:
+        if isinstance(base, np.memmap) and base.filename is not None:
+            return os.fspath(base.filename)
+        if isinstance(base, mmap.mmap):
+            return "a mapped file"
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return None
+
+
+def _open_npy(name: str, path: str) -> Array:
+    try:
+        opened = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise type(error)(error.errno, f"{name}: {error.strerror or error}", path) from error
+    except ValueError as error:
+        raise ValueError(f"{name}: {path!r} cannot be opened as a .npy file: {error}") from error
+    if not isinstance(opened, np.ndarray):
+        opened.close()
+        raise ValueError(
+            f"{name}: {path!r} is an archive; pass a .npy file, or the arrays of np.load(...)"
+        )
+    return opened
+
+
+class _Field:
+    """One column: its memory, what errors call it, and how to take a row as torch would."""
+
+    def __init__(self, name: str, value: object) -> None:
+        self.name = name
+        self.opened: str | None = None
+        self._table: _core.Table | None = None
+        if isinstance(value, (str, os.PathLike)):
+            self.opened = os.path.abspath(os.fspath(value))
+            value = _open_npy(name, self.opened)
+        if isinstance(value, torch.Tensor):
+            self._check_tensor(value)
+            self.source: torch.Tensor | Array = value
+            self.path: str | None = None
+            self.rows: torch.Tensor | None = value
+            return
+        if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+            raise TypeError(
+                f"{name} is a {type(value).__name__}; pass a numpy.ndarray (numpy.asarray(...)), "
+                "a torch CPU tensor or the path of a .npy file"
+            )
+        _check_dtype(name, value.dtype)
+        if value.ndim == 0:
+            raise ValueError(f"{name} is 0-dimensional; its first dimension must count samples")
+        self.source = np.asarray(value)
+        self.path = _mapped_path(value)
+        self.rows = torch.from_numpy(self.source) if self._can_be_aliased() else None
+
+    def _check_tensor(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            raise TypeError(
+                f"{self.name} is a {tensor.layout} tensor on {tensor.device}; "
+                "pass a dense CPU tensor (t.cpu(), t.to_dense())"
+            )
+        if tensor.ndim == 0:
+            raise ValueError(
+                f"{self.name} is 0-dimensional; its first dimension must count samples"
+            )
+
+    def _can_be_aliased(self) -> bool:
+        array = self.source
+        assert isinstance(array, np.ndarray)
+        whole = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+        return array.flags.writeable and array.flags.aligned and whole and self.path is None
+
+    def __len__(self) -> int:
+        return int(self.source.shape[0])
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        if self.rows is not None:
+            return self.rows[index]
+        array = self.source
+        assert isinstance(array, np.ndarray)
+        if self.path is None:
+            return torch.from_numpy(np.array(array[index], order="C", copy=True))
+        return self._read_mapped(array, index)
+
+    def _read_mapped(self, array: Array, index: Any) -> torch.Tensor:
+        """Rows of a mapped file, read so that a file that shrank is an OSError, not a crash."""
+        if self._table is None:
+            self._table = _core.Table((array,), torch.Tensor, (self.name,), (self.path,))
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
+            out = torch.empty(array.shape[1:], dtype=dtype)
+            self._table.read_row(range(len(array))[index], (out,))
+            return out
+        rows = np.arange(len(array))[index]
+        out = torch.empty((rows.size, *array.shape[1:]), dtype=dtype)
+        for row, place in zip(rows.flat, out, strict=True):
+            self._table.read_row(int(row), (place,))
+        return out.view(*rows.shape, *array.shape[1:])
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        if self.opened is not None:
+            return _Field, (self.name, self.opened)
+        if isinstance(self.source, np.ndarray):
+            return _Field, (self.name, np.array(self.source))
+        return _Field, (self.name, self.source)
+
+    def __repr__(self) -> str:
+        source = self.source
+        return f"{str(source.dtype).removeprefix('torch.')} {tuple(source.shape)}"
+
+
+class ArrayDataset(Dataset[Any]):
+    """Arrays of equal length as a map-style dataset.
+
+    Args:
+        *fields: or
+        **named: each a ``numpy.ndarray`` of any strides, a ``numpy.memmap``, the path of a
+            ``.npy`` file (opened as a read-only memmap), or a torch CPU tensor. The first
+            dimension counts samples and must be the same for all.
+
+    Sample ``i`` is the tuple (for named fields, the dict) of row ``i`` of every field as torch
+    tensors, 0-d for 1-d fields. Rows share memory with their source, as in
+    ``torch.utils.data.TensorDataset``, except rows of read-only or mapped arrays and of arrays
+    whose strides torch does not have, which are copied.
+
+    In ``fastloop.DataLoader`` batches are gathered by C; in ``torch.utils.data.DataLoader`` the
+    dataset works too and gives the same batches.
+
+    Raises:
+        TypeError: no field, positional and named fields together, a field that is none of the
+            above or whose dtype torch does not have.
+        ValueError: fields of different length or without a dimension; a file that is not .npy.
+        OSError: a file that cannot be opened; later, a mapped file that has become shorter.
+    """
+
+    def __init__(self, *fields: object, **named: object) -> None:
+        if fields and named:
+            raise TypeError("pass fields either all by position or all by name, not both")
+        if not fields and not named:
+            raise TypeError("ArrayDataset needs at least one field, as in ArrayDataset(x, y)")
+        self._keys = tuple(named) if named else None
+        names = [f"field {key!r}" for key in named] or [f"field {i}" for i in range(len(fields))]
+        values = named.values() if named else fields
+        self._fields = tuple(map(_Field, names, values))
+        lengths = {len(field) for field in self._fields}
+        if len(lengths) > 1:
+            each = ", ".join(f"{field.name} has {len(field)}" for field in self._fields)
+            raise ValueError(f"fields must have the same number of rows, but {each}")
+
+    def __len__(self) -> int:
+        return len(self._fields[0])
+
+    def __getitem__(self, index: Any) -> tuple[torch.Tensor, ...] | dict[str, torch.Tensor]:
+        rows = tuple(field[index] for field in self._fields)
+        return rows if self._keys is None else dict(zip(self._keys, rows, strict=True))
+
+    def __repr__(self) -> str:
+        keys = self._keys or range(len(self._fields))
+        fields = ", ".join(f"{k}: {f!r}" for k, f in zip(keys, self._fields, strict=True))
+        return f"ArrayDataset({fields})"

@@ -1,0 +1,48 @@
+from collections.abc import Iterable, Sequence
+from typing import Any, final
+
+import numpy as np
+
+@final
+class Table:
+    def __new__(
+        cls,
+        sources: tuple[Any, ...],
+        tensor_type: type,
+        names: tuple[str, ...],
+        paths: tuple[str | None, ...],
+    ) -> Table: ...
+    def read_row(self, row: int, outs: tuple[Any, ...], /) -> None: ...
+
+@final
+class Slots:
+    def __new__(cls, fields: int) -> Slots: ...
+    def count(self) -> dict[str, int]: ...
+    def trim(self) -> None: ...
+    def is_own(self) -> bool: ...
+
+@final
+class Feed:
+    def __new__(
+        cls,
+        table: Table,
+        slots: Slots,
+        fetch: Any,
+        keys: tuple[str, ...] | None,
+        maps: tuple[Any, ...],
+        kind: int,
+        batch_size: int,
+        drop_last: bool,
+        workers: int,
+        prefetch: int,
+        in_order: bool,
+        persistent: bool,
+        timeout: float,
+    ) -> Feed: ...
+    def __iter__(self) -> Feed: ...
+    def __next__(self) -> Any: ...
+    def restart(self, source: Iterable[Any], /) -> None: ...
+    def close(self) -> None: ...
+
+def int64_array(sequence: Sequence[Any], /) -> np.ndarray[Any, np.dtype[np.int64]] | None: ...
+def build_info() -> dict[str, str | int]: ...

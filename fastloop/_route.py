@@ -1,0 +1,164 @@
+"""Which path a loader takes, and why: the decision is made anew at every ``iter()``.
+
+The array path takes exact types only: a subclass may override anything, and what is not covered
+runs torch's own code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data._utils import collate
+
+from fastloop import _core
+from fastloop._array import Array, ArrayDataset
+from fastloop._indices import Vector, as_vector
+
+PATHS = ("auto", "array", "process", "sync", "torch")
+
+
+class NotCoveredError(Exception):
+    """The array path does not take this loader; the text says why."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Array data as the C core takes it."""
+
+    table: _core.Table
+    fields: int
+    keys: tuple[str, ...] | None
+    maps: tuple[Vector, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    path: str
+    why: str
+    source: Source | None = None
+
+
+def _check_tensor(name: str, tensor: object) -> None:
+    if type(tensor) is not torch.Tensor:
+        raise NotCoveredError(f"{name} is a {type(tensor).__name__}, not a plain torch.Tensor")
+    reasons = {
+        f"is on {tensor.device}": tensor.device.type != "cpu",
+        f"has layout {tensor.layout}": tensor.layout is not torch.strided,
+        "is nested": tensor.is_nested,
+        "is quantized": tensor.is_quantized,
+        "requires grad": tensor.requires_grad,
+        "is a conjugate view": tensor.is_conj(),
+        "is a negative view": tensor.is_neg(),
+        "has no dimension to index": tensor.ndim == 0,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise NotCoveredError(f"{name} {reason}")
+
+
+def _pin_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """An alias whose storage cannot be resized, so that threads may read it.
+
+    torch marks storage shared with NumPy as not resizable, for good.
+    """
+    storage = tensor.untyped_storage()
+    if storage.resizable():
+        torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return tensor.detach()
+
+
+_Columns = tuple[list[torch.Tensor | Array], list[str], list[str | None], tuple[str, ...] | None]
+
+
+def _columns_of(dataset: object) -> _Columns:
+    if type(dataset) is ArrayDataset:
+        fields = dataset._fields
+        return (
+            [field.source for field in fields],
+            [field.name for field in fields],
+            [field.path for field in fields],
+            dataset._keys,
+        )
+    if type(dataset) is TensorDataset:
+        tensors: list[torch.Tensor | Array] = list(dataset.tensors)
+        return tensors, [f"tensor {i}" for i in range(len(tensors))], [None] * len(tensors), None
+    raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
+
+
+def _find_source(dataset: object, read_by_threads: bool) -> Source:
+    maps: list[Vector] = []
+    while type(dataset) is Subset:
+        indices = as_vector(dataset.indices)
+        if indices is None:
+            raise NotCoveredError("the indices of the Subset are not plain integers")
+        maps.insert(0, indices)
+        dataset = dataset.dataset
+    sources, names, paths, keys = _columns_of(dataset)
+    for i, source in enumerate(sources):
+        if isinstance(source, np.ndarray):
+            continue
+        _check_tensor(names[i], source)
+        if read_by_threads:
+            sources[i] = _pin_storage(source)
+    try:
+        table = _core.Table(tuple(sources), torch.Tensor, tuple(names), tuple(paths))
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise NotCoveredError(str(error)) from error
+    return Source(table, len(sources), keys, tuple(maps))
+
+
+def _is_default_collate(loader: DataLoader[Any]) -> bool:
+    expected = {
+        torch.Tensor: collate.collate_tensor_fn,
+        np.ndarray: collate.collate_numpy_array_fn,
+        (np.bool_, np.number, np.object_): collate.collate_numpy_scalar_fn,
+        float: collate.collate_float_fn,
+        int: collate.collate_int_fn,
+        str: collate.collate_str_fn,
+        bytes: collate.collate_str_fn,
+    }
+    if not loader._auto_collation:
+        return loader.collate_fn is collate.default_convert
+    return (
+        loader.collate_fn is collate.default_collate and collate.default_collate_fn_map == expected
+    )
+
+
+def _array_source(loader: DataLoader[Any]) -> Source:
+    if not _is_default_collate(loader):
+        raise NotCoveredError(
+            "collate_fn is not torch's default, or its registry was extended"
+        )
+    if loader.num_workers > 0 and loader.worker_init_fn is not None:
+        raise NotCoveredError("worker_init_fn runs in worker processes")
+    if loader.num_workers > 0 and loader.prefetch_factor == 0:
+        raise NotCoveredError("prefetch_factor is 0")
+    if loader.pin_memory and torch.accelerator.is_available():
+        raise NotCoveredError("pin_memory copies batches into pinned memory")
+    return _find_source(loader.dataset, loader.num_workers > 0)
+
+
+def find_route(loader: DataLoader[Any], path: str = "auto") -> Route:
+    """The path for any torch ``DataLoader``, now.
+
+    Raises:
+        ValueError: ``path`` demands a path that does not take this loader.
+    """
+    if path == "torch":
+        return Route("torch", "path='torch' was asked for")
+    if path in ("process", "sync"):
+        raise ValueError(f"path={path!r} is not available in this version; use path='auto'")
+    try:
+        source = _array_source(loader)
+    except NotCoveredError as reason:
+        if path == "array":
+            raise ValueError(
+                f"path='array' cannot load this: {reason}; use path='auto' for torch's iterators"
+            ) from None
+        return Route("torch", str(reason))
+    kind = type(loader.dataset).__name__
+    return Route("array", f"{kind} of plain arrays, default collate", source)

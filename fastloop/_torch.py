@@ -1,0 +1,26 @@
+"""The one check that a usable torch is installed, made when a name that needs it is used."""
+
+from __future__ import annotations
+
+import re
+
+OLDEST = (2, 10)
+INSTALL = "pip install 'torch>=2.10'"
+
+
+def require_torch(user: str) -> None:
+    """Raise ImportError, naming the command to run, unless torch >= 2.10 can be imported."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(
+            f"{user} needs PyTorch, which is not installed; run: {INSTALL}", name="torch"
+        ) from error
+    version = str(torch.__version__)
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < OLDEST:
+        raise ImportError(
+            f"{user} needs PyTorch 2.10 or newer, found {version}; run: {INSTALL}", name="torch"
+        )

@@ -1,0 +1,59 @@
+"""Builds fastloop._core; everything else about the package is in pyproject.toml."""
+
+import os
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from glob import glob
+
+import numpy
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+FLOORS = ["csrc/base", "csrc/core", "csrc/cpu", "csrc/python"]
+FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
+FLAGS += ["-Wmissing-prototypes", "-Wconversion"]
+if os.environ.get("FASTLOOP_WERROR") == "1":
+    FLAGS.append("-Werror")
+# Other people's headers: -isystem keeps our warnings out of them.
+FOREIGN = [sysconfig.get_path("include"), numpy.get_include(), "csrc/vendor"]
+
+
+class BuildCore(build_ext):
+    """Compiles the files side by side and passes the package's version on to C."""
+
+    def build_extension(self, ext: Extension) -> None:
+        version = self.distribution.get_version()
+        ext.define_macros.append(("FL_VERSION", f'"{version}"'))
+        compile_files = self.compiler.compile
+
+        def compile_parallel(sources, **options):
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                parts = list(pool.map(lambda source: compile_files([source], **options), sources))
+            return [path for part in parts for path in part]
+
+        self.compiler.compile = compile_parallel
+        try:
+            super().build_extension(ext)
+        finally:
+            self.compiler.compile = compile_files
+
+
+def files(*endings: str) -> list[str]:
+    return sorted(path for floor in FLOORS for end in endings for path in glob(f"{floor}/*{end}"))
+
+
+core = Extension(
+    "fastloop._core",
+    sources=files(".c"),
+    depends=[*files(".h"), *glob("csrc/vendor/*/*.h")],
+    include_dirs=list(FLOORS),
+    define_macros=[
+        ("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION"),
+        ("NPY_TARGET_VERSION", "NPY_1_25_API_VERSION"),
+    ],
+    extra_compile_args=[*FLAGS, "-pthread", *(f"-isystem{path}" for path in FOREIGN)],
+    extra_link_args=["-pthread"],
+    language="c",
+)
+
+setup(ext_modules=[core], cmdclass={"build_ext": BuildCore})
