@@ -130,9 +130,7 @@ def _is_default_collate(loader: DataLoader[Any]) -> bool:
 
 def _array_source(loader: DataLoader[Any]) -> Source:
     if not _is_default_collate(loader):
-        raise NotCoveredError(
-            "collate_fn is not torch's default, or its registry was extended"
-        )
+        raise NotCoveredError("collate_fn is not torch's default, or its registry was extended")
     if loader.num_workers > 0 and loader.worker_init_fn is not None:
         raise NotCoveredError("worker_init_fn runs in worker processes")
     if loader.num_workers > 0 and loader.prefetch_factor == 0:

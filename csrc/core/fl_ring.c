@@ -275,14 +275,12 @@ static fl_entry *pop_ready_locked(fl_ring *ring)
     return entry;
 }
 
-/* Sleeps until a batch may be ready or the deadline has passed; false in the latter case. */
-static bool wait_ready_locked(fl_ring *ring, int64_t deadline_ns)
+/* Sleeps until a batch may be ready or the deadline has passed. */
+static void wait_ready_locked(fl_ring *ring, int64_t deadline_ns)
 {
-    if (fl_now_ns() >= deadline_ns) return false;
     ring->consumer_waits = true;
     (void)fl_cond_wait_until(&ring->has_ready, &ring->mutex, deadline_ns);
     ring->consumer_waits = false;
-    return true;
 }
 
 static int find_ready_locked(fl_ring *ring, fl_entry **out)
@@ -293,18 +291,24 @@ static int find_ready_locked(fl_ring *ring, fl_entry **out)
     return *out != NULL ? FL_OK : FL_ETIMEOUT;
 }
 
+static inline bool can_fill_locked(const fl_ring *ring)
+{
+    return !ring->config.runs_ahead && ring->work != NULL;
+}
+
 static int take_entry(fl_ring *ring, int64_t wait_ms, fl_entry **out)
 {
-    int64_t deadline_ns = wait_ms > 0 ? fl_now_ns() + wait_ms * 1000000 : 0;
+    int64_t deadline_ns = wait_ms > 0 ? fl_now_ns() + wait_ms * 1000000 : INT64_MAX;
+    int status;
     pthread_mutex_lock(&ring->mutex);
-    int status = find_ready_locked(ring, out);
-    while (status == FL_ETIMEOUT) {
-        bool fills_itself = !ring->config.runs_ahead && ring->work != NULL;
-        if (fills_itself)
+    while ((status = find_ready_locked(ring, out)) == FL_ETIMEOUT) {
+        if (can_fill_locked(ring))
             run_part_locked(ring);
-        else if (!wait_ready_locked(ring, deadline_ns))
+        else if (wait_ms > 0)
+            wait_ready_locked(ring, deadline_ns);
+        else
             break;
-        status = find_ready_locked(ring, out);
+        if (wait_ms > 0 && fl_now_ns() >= deadline_ns) break; /* whoever calls again finds it */
     }
     pthread_mutex_unlock(&ring->mutex);
     return status;

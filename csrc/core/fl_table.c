@@ -11,7 +11,7 @@
 enum {
     ALIGNMENT = 64,          /* of each field in the block */
     PART_BYTES = 256 * 1024, /* a part is at least this, about 20 us of copying */
-    MAX_PARTS = 64
+    MAX_PARTS = 4096
 };
 
 typedef struct fl_field {
@@ -222,6 +222,7 @@ int fl_table_gather(const fl_table *table, const fl_rows *rows, int32_t part, in
                     char *block, fl_err *err)
 {
     int64_t from = rows->count * part / parts, to = rows->count * (part + 1) / parts;
+    if (from == to) return FL_OK;
     for (int32_t f = 0; f < table->count; f++) {
         const fl_field *field = &table->fields[f];
         char *dst = block + from * field->row_bytes;

@@ -264,7 +264,7 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->is_persistent = persistent;
     self->runs_ahead = workers > 0;
     self->depth = depth;
-    self->timeout_ns = (int64_t)(seconds * 1e9);
+    if (seconds > 0) self->timeout_ns = seconds < 9e9 ? (int64_t)(seconds * 1e9) : INT64_MAX;
     self->generation = fl_fork_generation();
     self->next_mark = FL_PY_TAG_MARK;
     self->marks = PyDict_New();

@@ -3,6 +3,7 @@
 #include "fl_py.h"
 
 #include "fl_guard.h"
+#include "fl_pages.h"
 #include "fl_thread.h"
 
 #include <errno.h>
@@ -66,12 +67,22 @@ static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *seque
 
 PyDoc_STRVAR(build_info_doc, "build_info()\n--\n\nHow this module was built, and what it found.");
 
+/* Whether the kernel populates pages on request, tried on one page. */
+static bool can_populate(void)
+{
+    fl_pages pages;
+    bool can = fl_pages_open(1, &pages, NULL) == FL_OK && fl_pages_populate(pages.data, 1);
+    fl_pages_close(&pages);
+    return can;
+}
+
 static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
-    return Py_BuildValue("{s:s,s:s,s:s,s:i,s:s}", "version", FL_VERSION, "compiler", __VERSION__,
-                         "dlpack",
+    return Py_BuildValue("{s:s,s:s,s:s,s:i,s:s,s:O}", "version", FL_VERSION, "compiler",
+                         __VERSION__, "dlpack",
                          Py_STRINGIFY(DLPACK_MAJOR_VERSION) "." Py_STRINGIFY(DLPACK_MINOR_VERSION),
-                         "cpus", (int)fl_cpu_count(), "guarded_reads", fl_guard_method());
+                         "cpus", (int)fl_cpu_count(), "guarded_reads", fl_guard_method(),
+                         "populates_pages", can_populate() ? Py_True : Py_False);
 }
 
 static PyMethodDef module_methods[] = {

@@ -3,7 +3,6 @@
  * The only file that includes NumPy, and the only one that calls torch's exchange table. */
 #include "fl_py.h"
 
-#define PY_ARRAY_UNIQUE_SYMBOL fl_py_array_api
 #include <numpy/arrayobject.h>
 
 int fl_py_numpy_import(void) { return _import_array(); }

@@ -1,0 +1,54 @@
+"""``python -m fastloop doctor``: what was built, what this machine offers, what runs where."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+from fastloop import build_info
+
+
+def _torch_line() -> str:
+    from fastloop._torch import require_torch
+
+    try:
+        require_torch("fastloop.DataLoader")
+    except ImportError as error:
+        return f"missing: {error}"
+    import torch
+
+    return str(torch.__version__)
+
+
+def _doctor() -> None:
+    info = build_info()
+    guarded = {
+        "process_vm": "process_vm_readv/writev",
+        "memfd": "through a memfd (process_vm_readv is not permitted here), slower",
+    }[str(info["guarded_reads"])]
+    lines = {
+        "fastloop": f"{info['version']}, built with {info['compiler']}, DLPack {info['dlpack']}",
+        "python": f"{platform.python_version()} on {platform.release()}",
+        "torch": _torch_line(),
+        "cpus": str(info["cpus"]),
+        "mapped files": guarded,
+        "page population": "MADV_POPULATE_WRITE"
+        if info["populates_pages"]
+        else "first touch (MADV_POPULATE_WRITE needs Linux 5.14)",
+        "device": "CPU only in this version",
+    }
+    width = max(map(len, lines))
+    for name, value in lines.items():
+        print(f"{name:<{width}}  {value}")
+
+
+def main(args: list[str]) -> int:
+    if args != ["doctor"]:
+        print("usage: python -m fastloop doctor", file=sys.stderr)
+        return 2
+    _doctor()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
