@@ -1,0 +1,150 @@
+# The lanes. On a fresh Linux machine with python3 (venv, headers) and gcc, `make demo` is all.
+#
+#   make demo            train a small model with torch's loader and with ours, side by side
+#   make test            Python tests, then the C tests (ctest)
+#   make asan tsan       the C tests under AddressSanitizer + UBSan, and under ThreadSanitizer
+#   make lint            clang-format, ruff, mypy, and the house rules (-k: go on after the first)
+#   make bench           the benchmarks
+#   make sdist clean distclean
+#
+# TORCH=torch==2.12.0 chooses another torch, PYTHON=python3.12 the Python that makes .venv (after
+# `make distclean`), PYTEST_ARGS='-k ring -x' what pytest runs, FASTLOOP_WERROR=1 makes warnings
+# errors.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+CC := gcc
+PYTEST_ARGS ?=
+C_TEST_TIMEOUT ?= 300
+
+VENV := $(CURDIR)/.venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q
+STAMPS := $(VENV)/stamps
+# Tests start here: from the root, `python -c 'import fastloop'` finds the sources, which have no
+# compiled core, instead of the installed package.
+NOWHERE := build/nowhere
+PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
+	$(VENV)/bin/pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR)
+
+.PHONY: demo test pytest ctest asan tsan lint bench sdist clean distclean install FORCE
+.DELETE_ON_ERROR:
+
+demo: install
+	$(VENV)/bin/python examples/digits.py
+
+test: pytest ctest
+
+pytest: install
+	$(PYTEST) $(CURDIR)/tests $(PYTEST_ARGS)
+
+bench: install
+	$(VENV)/bin/python benchmarks/bench_array.py
+
+# ---- set-up: each step leaves a stamp and runs again when what it depends on is newer
+
+$(STAMPS)/venv:
+	$(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMPS) && touch $@
+
+# Holds the value of TORCH, and is newer than the requirements only when that has changed.
+$(STAMPS)/torch: FORCE | $(STAMPS)/venv
+	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
+
+$(STAMPS)/requirements: requirements-dev.txt $(STAMPS)/torch
+	@echo 'installing requirements-dev.txt and $(TORCH): this takes a few minutes the first time'
+	$(PIP) install -r requirements-dev.txt $(TORCH)
+	touch $@
+
+# Directories are in the list because a file that went away leaves only their date.
+SOURCES := setup.py pyproject.toml MANIFEST.in \
+	$(shell find csrc fastloop -name __pycache__ -prune -o -print)
+
+# build/lib is removed because setuptools would pack modules that no longer exist.
+$(STAMPS)/install: $(SOURCES) $(STAMPS)/requirements
+	rm -rf build/lib.* build/bdist.*
+	$(PIP) install --no-deps --no-build-isolation --force-reinstall .
+	touch $@
+
+install: $(STAMPS)/install
+
+# ---- C tests: every tests/c/test_*.c is a program over floors 0 to 2, without Python
+
+LANE ?= plain
+SANITIZE_plain :=
+SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SANITIZE_tsan := -fsanitize=thread,undefined -fno-sanitize-recover=undefined
+# ThreadSanitizer of gcc 12 cannot place its shadow where the kernel randomises much.
+UNDER_tsan := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+C_FLAGS := -std=c11 -O1 -g -pthread -Wall -Wextra -Wshadow -Wmissing-prototypes -Wconversion \
+	-DFL_FAULTS -Icsrc/base -Icsrc/core -Icsrc/cpu -Itests/c
+ifeq ($(FASTLOOP_WERROR),1)
+C_FLAGS += -Werror
+endif
+LANE_DIR := build/ctest/$(LANE)
+LANE_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,$(wildcard csrc/base/*.c csrc/core/*.c csrc/cpu/*.c))
+LANE_TESTS := $(patsubst tests/c/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/c/test_*.c)))
+
+export ASAN_OPTIONS ?= detect_stack_use_after_return=1:strict_string_checks=1
+export UBSAN_OPTIONS ?= print_stacktrace=1
+export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
+
+ctest:
+	@$(MAKE) --no-print-directory run-lane LANE=plain
+asan tsan:
+	@$(MAKE) --no-print-directory run-lane LANE=$@
+
+$(LANE_DIR)/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo '$(LANE): $<'
+	@$(CC) $(C_FLAGS) $(SANITIZE_$(LANE)) -MMD -MP -c $< -o $@
+
+$(LANE_DIR)/test_%: $(LANE_DIR)/tests/c/test_%.o $(LANE_OBJECTS)
+	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@
+
+.PHONY: run-lane
+.SECONDARY:
+run-lane: $(LANE_TESTS)
+	@passed=0; failed=0; names=; \
+	for program in $(LANE_TESTS); do \
+		if $(UNDER_$(LANE)) timeout $(C_TEST_TIMEOUT) $$program; then passed=$$((passed + 1)); \
+		else echo "$$program: FAILED with status $$?"; failed=$$((failed + 1)); \
+			names="$$names $${program##*/}"; fi; \
+	done; \
+	test -z "$$names" || echo "failed in lane $(LANE):$$names"; \
+	echo "$(LANE): $$passed passed, $$failed failed"; \
+	test $$failed -eq 0 -a $$passed -gt 0
+
+-include $(wildcard $(LANE_DIR)/*/*/*.d)
+
+# ---- lint
+
+C_FILES = $(shell find csrc tests/c -path csrc/vendor -prune -o -name '*.[ch]' -print \
+	-o -name '*.cu' -print -o -name '*.cuh' -print)
+
+.PHONY: lint-c lint-python lint-types lint-house
+lint: lint-c lint-python lint-types lint-house
+
+lint-c: $(STAMPS)/requirements
+	$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
+
+lint-python: $(STAMPS)/requirements
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+lint-types: $(STAMPS)/requirements
+	$(VENV)/bin/mypy --strict fastloop/
+
+lint-house: install
+	$(PYTEST) $(CURDIR)/tests/test_house.py
+
+# ---- the rest
+
+sdist: $(STAMPS)/requirements
+	$(VENV)/bin/python -m build --sdist --no-isolation
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find fastloop tests benchmarks examples -name __pycache__ -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv
