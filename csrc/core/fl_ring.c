@@ -60,6 +60,14 @@ static fl_entry *find_work(fl_entry *entry)
     return entry;
 }
 
+/* Behind the first: that one's row list may be in the making. */
+static void put_free(fl_ring *ring, fl_entry *entry)
+{
+    fl_entry **place = ring->free != NULL ? &ring->free->next : &ring->free;
+    entry->next = *place;
+    *place = entry;
+}
+
 /* Makes the pages of this part present in one call where they may be new. */
 static void populate_part(const fl_batch *batch, int32_t part)
 {
@@ -179,10 +187,7 @@ int fl_ring_open(const fl_ring_config *config, fl_ring **out, fl_err *err)
         free_memory(ring);
         return status;
     }
-    for (int64_t i = 0; i < config->depth; i++) {
-        ring->entries[i].next = ring->free;
-        ring->free = &ring->entries[i];
-    }
+    for (int64_t i = 0; i < config->depth; i++) put_free(ring, &ring->entries[i]);
     if (config->runs_ahead) status = start_threads(ring, err);
     if (status != FL_OK) {
         fl_ring_close(ring);
@@ -326,8 +331,7 @@ int fl_ring_take(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err)
         fl_slot_return(out->slot);
         out->slot = NULL;
     }
-    entry->next = ring->free;
-    ring->free = entry;
+    put_free(ring, entry);
     return status;
 }
 
@@ -344,8 +348,7 @@ static void drop_posted_locked(fl_ring *ring)
         fl_entry *entry = ring->oldest;
         ring->oldest = entry->next;
         fl_slot_return(entry->batch.slot);
-        entry->next = ring->free;
-        ring->free = entry;
+        put_free(ring, entry);
     }
     ring->newest = NULL;
     ring->posted_count = 0;

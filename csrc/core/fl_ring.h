@@ -43,7 +43,8 @@ typedef struct fl_ring_config {
 /* FL_OK, FL_ENOMEM. FL_ETHREAD only from a ring that runs ahead: the other does without. */
 int fl_ring_open(const fl_ring_config *config, fl_ring **out, fl_err *err);
 
-/* The row list of the batch to be posted next, empty; NULL when `depth` batches are posted. */
+/* The row list of the batch to be posted next, emptied; NULL when `depth` batches are posted.
+ * Valid until that post, whatever is taken meanwhile. */
 fl_rows *fl_ring_rows(fl_ring *ring);
 
 /* Posts it: fill will be called `parts` >= 1 times with a slot of at least `bytes`. On failure

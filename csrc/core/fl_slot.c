@@ -150,9 +150,9 @@ static int make_slot(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
         return status;
     }
     slot->pool = pool;
-    atomic_fetch_add_explicit(&pool->references, 1, memory_order_relaxed);
-    int64_t made = atomic_fetch_add_explicit(&pool->made, 1, memory_order_relaxed);
-    if (made >= atomic_load_explicit(&pool->reserve, memory_order_relaxed))
+    atomic_fetch_add_explicit(&pool->made, 1, memory_order_relaxed);
+    int64_t others = atomic_fetch_add_explicit(&pool->references, 1, memory_order_relaxed) - 1;
+    if (others >= atomic_load_explicit(&pool->reserve, memory_order_relaxed))
         atomic_fetch_add_explicit(&pool->replaced, 1, memory_order_relaxed);
     *out = slot;
     return FL_OK;
