@@ -10,9 +10,10 @@
 
 enum {
     LINE_BYTES = 64,
-    AHEAD_BYTES = 2048, /* how far ahead of the copy rows are prefetched */
-    AHEAD_ROWS = 24,    /* and at most so many rows */
-    AHEAD_LINES = 16    /* and of each row at most so many lines; the hardware does the rest */
+    AHEAD_BYTES = 2048,  /* how far ahead of the copy rows are prefetched */
+    AHEAD_ROWS = 24,     /* and at most so many rows */
+    AHEAD_LINES = 16,    /* and of each row at most so many lines; the hardware does the rest */
+    LONG_ROW = 32 * 1024 /* from here on it does all of it */
 };
 
 typedef void copy_fn(char *dst, const char *src, size_t bytes);
@@ -53,6 +54,7 @@ gather_with(copy_fn *copy, char *dst, const char *src, int64_t stride, int64_t r
 {
     int64_t ahead = fl_min(count, fl_max(1, fl_min(AHEAD_ROWS, AHEAD_BYTES / row_bytes)));
     int64_t lines = fl_min(AHEAD_LINES, (row_bytes + LINE_BYTES - 1) / LINE_BYTES + 1);
+    if (row_bytes >= LONG_ROW) lines = 0;
     for (int64_t i = 0; i < ahead; i++) prefetch_row(src + index[i] * stride, lines);
     int64_t i = 0;
     for (; i < count - ahead; i++, dst += row_bytes) {

@@ -362,9 +362,11 @@ PyDoc_STRVAR(close_doc,
 static PyObject *feed_close(fl_py_feed *self, PyObject *Py_UNUSED(ignored))
 {
     if (self->generation != fl_fork_generation()) Py_RETURN_NONE;
-    if (self->ring != NULL) fl_ring_stop(self->ring);
-    if (enter(self) != 0) return NULL;
     self->is_closed = true;
+    if (self->ring != NULL) fl_ring_stop(self->ring);
+    /* From a signal handler or sampler inside next(): that call raises, the rest waits for it. */
+    if (self->owner == PyThread_get_thread_ident()) Py_RETURN_NONE;
+    if (enter(self) != 0) return NULL;
     close_ring(self);
     drop_source(self);
     leave(self);

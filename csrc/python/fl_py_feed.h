@@ -44,7 +44,7 @@ typedef struct fl_py_feed {
     PyObject *held;      /* owned: a batch taken when an interrupt came, for the next call */
     int64_t next_mark;
     int32_t last_parts; /* of the batch posted last */
-    bool is_closed;
+    bool is_closed;     /* interpreter lock */
 } fl_py_feed;
 
 /* Posts the next batch of the source, or a mark in its place: 1 posted, 0 the source is used up,
