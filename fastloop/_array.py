@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ _REMEDIES = {
     "array, or write a Dataset with a collate_fn",
     "S": "encode the text as integers",
     "U": "encode the text as integers",
+    "T": "encode the text as integers",
     "V": "pass its columns as separate fields",
     "M": "pass a.view('int64')",
     "m": "pass a.view('int64')",
@@ -34,7 +36,7 @@ def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
     if dtype.name in _DTYPES and dtype.isnative:
         return
     remedy = _REMEDIES.get(dtype.kind, "convert it with a.astype('float64')")
-    if dtype.newbyteorder("=").name in _DTYPES:
+    if dtype.kind in "biufc" and dtype.newbyteorder("=").name in _DTYPES:
         remedy = "convert it with a.astype(a.dtype.newbyteorder('='))"
     raise TypeError(f"{name} has dtype {dtype}, which torch does not have; {remedy}")
 
@@ -53,17 +55,15 @@ def _mapped_path(array: Array) -> str | None:
 
 def _open_npy(name: str, path: str) -> Array:
     try:
-        opened = np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise type(error)(error.errno, f"{name}: {error.strerror or error}", path) from error
-    except ValueError as error:
+    except Exception as error:  # whatever NumPy's reader trips over
+        if zipfile.is_zipfile(path):
+            raise ValueError(
+                f"{name}: {path!r} is an archive; pass a .npy file, or the arrays of np.load(...)"
+            ) from error
         raise ValueError(f"{name}: {path!r} cannot be opened as a .npy file: {error}") from error
-    if not isinstance(opened, np.ndarray):
-        opened.close()
-        raise ValueError(
-            f"{name}: {path!r} is an archive; pass a .npy file, or the arrays of np.load(...)"
-        )
-    return opened
 
 
 class _Field:
@@ -136,7 +136,7 @@ class _Field:
         out = torch.empty((rows.size, *array.shape[1:]), dtype=dtype)
         for row, place in zip(rows.flat, out, strict=True):
             self._table.read_row(int(row), (place,))
-        return out.view(*rows.shape, *array.shape[1:])
+        return out.view((*rows.shape, *array.shape[1:]))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         if self.opened is not None:

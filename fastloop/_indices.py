@@ -32,13 +32,14 @@ def as_vector(indices: object) -> Vector | None:
     """A sequence of plain integers as a contiguous int64 vector; None if it is not one."""
     if isinstance(indices, range):
         return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
-    if isinstance(indices, torch.Tensor) and indices.device.type == "cpu":
-        indices = indices.detach().numpy() if not indices.is_floating_point() else None
+    if isinstance(indices, torch.Tensor):  # bytes and bools in one are masks
+        is_signed = indices.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+        indices = indices.numpy() if is_signed and indices.device.type == "cpu" else None
     if isinstance(indices, np.ndarray):
         is_vector = indices.ndim == 1 and indices.dtype.kind in "iu" and indices.dtype != np.uint64
         return np.ascontiguousarray(indices, dtype=np.int64) if is_vector else None
     if isinstance(indices, (list, tuple)):
-        return _core.int64_array(indices)
+        return _core.int64_array(indices, torch.Tensor)
     return None
 
 

@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import (
 
 from fastloop import _core
 from fastloop._indices import find_blocks
-from fastloop._route import Source, find_route
+from fastloop._route import NotCoveredError, Source, find_route, find_source
 
 _BLOCKS, _BATCHES, _SINGLES = 0, 1, 2
 
@@ -56,43 +56,71 @@ class _ArrayIter(_BaseDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any], source: Source, shared: Shared) -> None:
         super().__init__(loader)
+        self._source = source
+        self._shared = shared
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        self._open_feed(loader)
+        # torch's iterator with workers ends its __init__ with a _reset, and so asks the sampler
+        # for an iterator twice; samplers that draw in __iter__ can tell.
+        if self._num_workers > 0:
+            self._reset(loader, first_iter=True)
+        else:
+            self._restart()
+
+    def _open_feed(self, loader: DataLoader[Any]) -> None:
+        source = self._source
         fetcher = _MapDatasetFetcher(
             self._dataset, self._auto_collation, self._collate_fn, self._drop_last
         )
-        blocks = find_blocks(self._index_sampler) if self._auto_collation else None
-        sampler: Any = self._index_sampler
         self._feed = _core.Feed(
             table=source.table,
-            slots=shared.slots_for(source.fields),
+            slots=self._shared.slots_for(source.fields),
             fetch=fetcher.fetch,
             keys=source.keys,
             maps=source.maps,
-            kind=_BLOCKS if blocks else _BATCHES if self._auto_collation else _SINGLES,
-            batch_size=sampler.batch_size if blocks else 1,
-            drop_last=sampler.drop_last if blocks else False,
             workers=self._num_workers,
             prefetch=loader.prefetch_factor or 1,
             in_order=loader.in_order,
             persistent=self._persistent_workers,
             timeout=self._timeout,
         )
-        self._cuts_blocks = blocks is not None
-        self._sampler_iter = blocks or self._sampler_iter
-        self._feed.restart(self._sampler_iter)
+
+    def _restart(self) -> None:
+        sampler: Any = self._index_sampler
+        blocks = find_blocks(sampler) if self._auto_collation else None
+        if blocks is not None:
+            self._sampler_iter = blocks
+            self._feed.restart(blocks, _BLOCKS, sampler.batch_size, sampler.drop_last)
+        else:
+            kind = _BATCHES if self._auto_collation else _SINGLES
+            self._feed.restart(self._sampler_iter, kind, 1, False)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
-        if self._cuts_blocks:
-            self._sampler_iter = find_blocks(self._index_sampler)
-        self._feed.restart(self._sampler_iter)
+        if not self._feed.is_own():  # a persistent iterator in a forked child
+            self._open_feed(loader)
+        self._restart()
+
+    def _look_again(self) -> None:
+        """Other tensors were put into the TensorDataset between two batches."""
+        try:
+            source = find_source(self._dataset, read_by_threads=False)
+            self._feed.use(source.table)
+        except (NotCoveredError, ValueError) as error:
+            raise RuntimeError(
+                f"the tensors of the dataset were replaced during iteration and {error}; "
+                "call iter() on the loader again"
+            ) from error
+        self._source = source
 
     def _next_data(self) -> Any:
+        if self._num_workers == 0 and self._source.is_stale():
+            self._look_again()
         return next(self._feed)
 
     def __next__(self) -> Any:
-        if profiler._is_profiler_enabled:
+        if profiler._is_profiler_enabled or self._source.is_stale():
             return super().__next__()
         data = next(self._feed)
         self._num_yielded += 1
@@ -102,24 +130,30 @@ class _ArrayIter(_BaseDataLoaderIter):
         self._feed.close()
 
 
-class _CountedSingle(_SingleProcessDataLoaderIter):
+class _Counted(_BaseDataLoaderIter):
+    """Over one of torch's iterators: counts what it gives, and can be closed."""
+
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._shared = shared
+        self._is_closed = False
         super().__init__(loader)
 
     def _next_data(self) -> Any:
-        return self._shared.time_torch(super()._next_data)
-
-
-class _CountedMulti(_MultiProcessingDataLoaderIter):
-    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
-        self._shared = shared
-        super().__init__(loader)
-
-    def _next_data(self) -> Any:
+        if self._is_closed:
+            raise RuntimeError("the loader of this iterator was closed; call iter() on it again")
         return self._shared.time_torch(super()._next_data)
 
     def close(self) -> None:
+        self._is_closed = True
+
+
+class _CountedSingle(_Counted, _SingleProcessDataLoaderIter):
+    pass
+
+
+class _CountedMulti(_Counted, _MultiProcessingDataLoaderIter):
+    def close(self) -> None:
+        super().close()
         self._shutdown_workers()
 
 

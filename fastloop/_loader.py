@@ -153,8 +153,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state.update(_shared=Shared(), _open=weakref.WeakSet())
+        del state["_shared"], state["_open"]
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _shared=Shared(), _open=weakref.WeakSet())
 
 
 _COUNTS = ("batches", "samples", "bytes", "waits", "wait_ns", "lent", "replaced")

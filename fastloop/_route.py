@@ -33,6 +33,11 @@ class Source:
     fields: int
     keys: tuple[str, ...] | None
     maps: tuple[Vector, ...]
+    dataset: Any  # the innermost
+    tensors: object  # of a TensorDataset, whose attribute may be assigned to
+
+    def is_stale(self) -> bool:
+        return self.tensors is not None and self.tensors is not self.dataset.tensors
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,8 @@ def _columns_of(dataset: object) -> _Columns:
     raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
 
 
-def _find_source(dataset: object, read_by_threads: bool) -> Source:
+def find_source(dataset: object, read_by_threads: bool) -> Source:
+    """The arrays behind a dataset. Raises NotCoveredError."""
     maps: list[Vector] = []
     while type(dataset) is Subset:
         indices = as_vector(dataset.indices)
@@ -108,7 +114,8 @@ def _find_source(dataset: object, read_by_threads: bool) -> Source:
         table = _core.Table(tuple(sources), torch.Tensor, tuple(names), tuple(paths))
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
-    return Source(table, len(sources), keys, tuple(maps))
+    tensors = dataset.tensors if isinstance(dataset, TensorDataset) else None
+    return Source(table, len(sources), keys, tuple(maps), dataset, tensors)
 
 
 def _is_default_collate(loader: DataLoader[Any]) -> bool:
@@ -137,7 +144,7 @@ def _array_source(loader: DataLoader[Any]) -> Source:
         raise NotCoveredError("prefetch_factor is 0")
     if loader.pin_memory and torch.accelerator.is_available():
         raise NotCoveredError("pin_memory copies batches into pinned memory")
-    return _find_source(loader.dataset, loader.num_workers > 0)
+    return find_source(loader.dataset, loader.num_workers > 0)
 
 
 def find_route(loader: DataLoader[Any], path: str = "auto") -> Route:

@@ -100,7 +100,10 @@ int64_t fl_guard_copy(char *dst, const struct iovec *pieces, int count)
         done = fl_guard_copy_memfd(dst, pieces, count);
     } else {
         done = copy_process_vm(dst, pieces, count, bytes);
-        if (done < 0) done = 0; /* EFAULT: the first piece cannot be read */
+        if (done < 0 && errno == EFAULT)
+            done = 0; /* the first piece cannot be read */
+        else if (done < 0)
+            done = fl_guard_copy_memfd(dst, pieces, count); /* no memory, or a sandbox since */
     }
     errno = saved;
     return done;

@@ -39,12 +39,8 @@ static int reserve(fl_rows *rows, int64_t more, fl_err *err)
 /* Writes a range out as indices, so that something else can follow it. */
 static int spell_out(fl_rows *rows, fl_err *err)
 {
-    int64_t count = rows->count;
-    rows->count = 0; /* nothing in index is worth copying while it grows */
-    int status = reserve(rows, count, err);
-    rows->count = count;
-    FL_TRY(status);
-    for (int64_t i = 0; i < count; i++) rows->index[i] = rows->first + i;
+    FL_TRY(fl_grow((void **)&rows->index, &rows->capacity, rows->count, sizeof *rows->index, err));
+    for (int64_t i = 0; i < rows->count; i++) rows->index[i] = rows->first + i;
     rows->is_range = false;
     return FL_OK;
 }

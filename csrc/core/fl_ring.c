@@ -10,6 +10,12 @@
 #include "fl_thread.h"
 
 #include <assert.h>
+#include <stdatomic.h>
+
+enum {
+    SPIN_NS = 10000, /* how long a consumer watches for a part to be finished */
+    MAX_SPINS = 2    /* and how often in one take, before it sleeps */
+};
 
 typedef struct fl_entry {
     fl_batch batch;
@@ -30,6 +36,7 @@ struct fl_ring {
     fl_entry *free;            /* consumer only */
     fl_entry *oldest, *newest; /* mutex: posted */
     fl_entry *work;            /* mutex: first posted entry with unclaimed parts, or NULL */
+    int64_t unfilled;          /* mutex: posted entries with unclaimed parts */
     int64_t posted_count;      /* written by the consumer under the mutex */
     int64_t next_number;       /* consumer only */
     int32_t idle_threads;      /* mutex: in has_work */
@@ -37,6 +44,7 @@ struct fl_ring {
     bool consumer_waits;       /* mutex: in has_ready for a batch to be ready */
     bool consumer_drains;      /* mutex: in has_ready for busy_parts to be 0 */
     bool is_closing;           /* mutex */
+    _Atomic int64_t finished;  /* parts so far; only watched for change */
     bool is_stopped;           /* mutex */
     pthread_t *threads;        /* owned; consumer only */
     int32_t thread_count;      /* consumer only: started */
@@ -84,6 +92,7 @@ static void run_part_locked(fl_ring *ring)
     fl_entry *entry = ring->work;
     assert(has_unclaimed(entry));
     int32_t part = entry->claimed++;
+    ring->unfilled -= !has_unclaimed(entry);
     ring->work = find_work(entry);
     ring->busy_parts++;
     bool is_spoilt = entry->status != FL_OK;
@@ -103,6 +112,7 @@ static void run_part_locked(fl_ring *ring)
         entry->error = error;
     }
     entry->filled++;
+    atomic_fetch_add_explicit(&ring->finished, 1, memory_order_relaxed);
     bool is_awaited = entry == ring->oldest || !ring->config.is_in_order;
     if ((ring->consumer_waits && is_awaited && is_ready(entry)) ||
         (ring->consumer_drains && ring->busy_parts == 0))
@@ -205,9 +215,16 @@ fl_rows *fl_ring_rows(fl_ring *ring)
     return &ring->free->batch.rows;
 }
 
-static void wake_threads_locked(fl_ring *ring, int32_t parts)
+static inline bool is_worth_waking_locked(const fl_ring *ring, const fl_batch *batch)
 {
-    int32_t wanted = ring->config.runs_ahead ? parts : parts - 1;
+    return batch->bytes >= ring->config.lazy_bytes ||
+           ring->unfilled >= ring->config.depth - ring->config.depth / 4;
+}
+
+static void wake_threads_locked(fl_ring *ring, const fl_batch *batch)
+{
+    if (!is_worth_waking_locked(ring, batch)) return;
+    int32_t wanted = ring->config.runs_ahead ? batch->parts : batch->parts - 1;
     for (int32_t n = (int32_t)fl_min(wanted, ring->idle_threads); n > 0; n--)
         pthread_cond_signal(&ring->has_work);
 }
@@ -228,7 +245,8 @@ static void append(fl_ring *ring)
     ring->newest = entry;
     ring->posted_count++;
     if (ring->work == NULL) ring->work = find_work(entry);
-    wake_threads_locked(ring, entry->batch.parts);
+    ring->unfilled += has_unclaimed(entry);
+    wake_threads_locked(ring, &entry->batch);
     pthread_mutex_unlock(&ring->mutex);
 }
 
@@ -262,15 +280,22 @@ void fl_ring_post_mark(fl_ring *ring, int status, const fl_err *error, int64_t t
     append(ring);
 }
 
-/* Unlinks a posted entry that is ready, or NULL. */
-static fl_entry *pop_ready_locked(fl_ring *ring)
+/* The posted entry that is ready for the consumer, or NULL; *before is the one before it. */
+static fl_entry *look_ready_locked(const fl_ring *ring, fl_entry **before)
 {
-    fl_entry *before = NULL, *entry = ring->oldest;
+    fl_entry *entry = ring->oldest;
+    *before = NULL;
     while (entry != NULL && !is_ready(entry) && !ring->config.is_in_order) {
-        before = entry;
+        *before = entry;
         entry = entry->next;
     }
-    if (entry == NULL || !is_ready(entry)) return NULL;
+    return entry != NULL && is_ready(entry) ? entry : NULL;
+}
+
+static fl_entry *pop_ready_locked(fl_ring *ring)
+{
+    fl_entry *before, *entry = look_ready_locked(ring, &before);
+    if (entry == NULL) return NULL;
     if (before != NULL)
         before->next = entry->next;
     else
@@ -296,23 +321,38 @@ static int find_ready_locked(fl_ring *ring, fl_entry **out)
     return *out != NULL ? FL_OK : FL_ETIMEOUT;
 }
 
+/* Watches for a part to be finished, without the mutex, for a moment: a part takes a few
+ * microseconds, going to sleep and being woken tens of them. */
+static void spin_locked(fl_ring *ring)
+{
+    int64_t until_ns = fl_now_ns() + SPIN_NS;
+    int64_t seen = atomic_load_explicit(&ring->finished, memory_order_relaxed);
+    pthread_mutex_unlock(&ring->mutex);
+    while (atomic_load_explicit(&ring->finished, memory_order_relaxed) == seen &&
+           fl_now_ns() < until_ns)
+        continue;
+    pthread_mutex_lock(&ring->mutex);
+}
+
 static inline bool can_fill_locked(const fl_ring *ring)
 {
-    return !ring->config.runs_ahead && ring->work != NULL;
+    return ring->work != NULL && (ring->config.consumer_fills || !ring->config.runs_ahead);
 }
 
 static int take_entry(fl_ring *ring, int64_t wait_ms, fl_entry **out)
 {
     int64_t deadline_ns = wait_ms > 0 ? fl_now_ns() + wait_ms * 1000000 : INT64_MAX;
-    int status;
+    int spins = 0, status;
     pthread_mutex_lock(&ring->mutex);
     while ((status = find_ready_locked(ring, out)) == FL_ETIMEOUT) {
         if (can_fill_locked(ring))
             run_part_locked(ring);
-        else if (wait_ms > 0)
-            wait_ready_locked(ring, deadline_ns);
-        else
+        else if (wait_ms <= 0)
             break;
+        else if (spins++ < MAX_SPINS)
+            spin_locked(ring);
+        else
+            wait_ready_locked(ring, deadline_ns);
         if (wait_ms > 0 && fl_now_ns() >= deadline_ns) break; /* whoever calls again finds it */
     }
     pthread_mutex_unlock(&ring->mutex);
@@ -335,12 +375,24 @@ int fl_ring_take(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err)
     return status;
 }
 
+bool fl_ring_is_ready(fl_ring *ring)
+{
+    if (is_foreign(ring)) return true;
+    pthread_mutex_lock(&ring->mutex);
+    fl_entry *before;
+    bool is_certain =
+        ring->is_stopped || ring->posted_count == 0 || look_ready_locked(ring, &before) != NULL;
+    pthread_mutex_unlock(&ring->mutex);
+    return is_certain;
+}
+
 int64_t fl_ring_pending(const fl_ring *ring) { return ring->posted_count; }
 
 /* Empties the posted list once no part is being copied. */
 static void drop_posted_locked(fl_ring *ring)
 {
     ring->work = NULL;
+    ring->unfilled = 0;
     ring->consumer_drains = true;
     while (ring->busy_parts > 0) pthread_cond_wait(&ring->has_ready, &ring->mutex);
     ring->consumer_drains = false;

@@ -30,14 +30,17 @@ typedef int fl_fill(void *context, const fl_batch *batch, int32_t part, fl_err *
 
 typedef struct fl_ring_config {
     fl_fill *fill;
-    void *context;    /* borrowed until close; fill's first argument */
-    fl_pool *pool;    /* borrowed until close */
-    int64_t depth;    /* most batches posted and not yet taken, >= 1 */
-    int32_t threads;  /* >= 0 */
-    bool runs_ahead;  /* true: only ring threads fill, from the post on (threads >= 1).
-                         false: the consumer fills in take, and threads, started at the first
-                         batch of several parts, help with those */
-    bool is_in_order; /* false: take returns any filled batch, the oldest first */
+    void *context;   /* borrowed until close; fill's first argument */
+    fl_pool *pool;   /* borrowed until close */
+    int64_t depth;   /* most batches posted and not yet taken, >= 1 */
+    int32_t threads; /* >= 0 */
+    bool runs_ahead; /* true: the threads (>= 1) fill from the post on. false: they are started at
+                        the first batch of several parts and help the consumer with those */
+    bool consumer_fills; /* of a ring that runs ahead: the consumer fills in take rather than wait;
+                            in the other he always does */
+    int64_t lazy_bytes;  /* for batches smaller than this a thread is woken only when most of
+                            `depth` are unfilled: waking costs more than filling one */
+    bool is_in_order;    /* false: take returns any filled batch, the oldest first */
 } fl_ring_config;
 
 /* FL_OK, FL_ENOMEM. FL_ETHREAD only from a ring that runs ahead: the other does without. */
@@ -48,7 +51,7 @@ int fl_ring_open(const fl_ring_config *config, fl_ring **out, fl_err *err);
 fl_rows *fl_ring_rows(fl_ring *ring);
 
 /* Posts it: fill will be called `parts` >= 1 times with a slot of at least `bytes`. On failure
- * (FL_ENOMEM) nothing is posted. Does not block. */
+ * (that of fl_pool_get) nothing is posted. Does not block. */
 int fl_ring_post(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_err *err);
 
 /* Posts a batch with nothing to fill, to be met in its place: without a slot if status is FL_OK,
@@ -56,11 +59,13 @@ int fl_ring_post(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_er
 void fl_ring_post_mark(fl_ring *ring, int status, const fl_err *error, int64_t tag);
 
 /* Takes the next batch: its slot, READY, is then the caller's, its row list is gone. If it is not
- * ready, fills and waits for wait_ms, or one part longer; with 0, fills to the end and does not
- * wait. FL_OK; FL_EEND: nothing is posted; FL_ETIMEOUT:
+ * ready, fills parts of it or others and waits for wait_ms, or one part longer; with 0, fills what
+ * nobody else has begun and does not wait. FL_OK; FL_EEND: nothing is posted; FL_ETIMEOUT:
  * not yet; FL_ECLOSED: stopped; FL_EFORK; otherwise the batch's own error, and the batch is used
  * up. */
 int fl_ring_take(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err);
+
+bool fl_ring_is_ready(fl_ring *ring); /* take would return a batch, or FL_EEND, at once */
 
 int64_t fl_ring_pending(const fl_ring *ring); /* posted and not taken */
 

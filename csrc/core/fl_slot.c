@@ -24,13 +24,13 @@ struct fl_slot {
 struct fl_pool {
     pthread_mutex_t mutex;
     fl_slot *spare;              /* owned, EMPTY; mutex */
-    int64_t slot_bytes;          /* the largest size asked for; mutex */
     int64_t header_bytes;        /* set at open */
     uint32_t generation;         /* set at open */
     _Atomic(fl_slot *) returned; /* owned, EMPTY: the stack, or CLOSED */
     _Atomic int64_t references;  /* one for the opener, one for each slot */
     _Atomic int64_t empty;       /* slots in spare and returned; a bound while one is on its way */
     _Atomic int64_t reserve;
+    _Atomic int64_t slot_bytes; /* the largest size had */
     _Atomic int64_t lent, made, replaced;
 };
 
@@ -112,11 +112,13 @@ void fl_pool_close(fl_pool *pool)
     drop_reference(pool);
 }
 
-void fl_pool_reserve(fl_pool *pool, int64_t slots)
+static void raise_to(_Atomic int64_t *value, int64_t least)
 {
-    int64_t now = atomic_load_explicit(&pool->reserve, memory_order_relaxed);
-    while (now < slots && !atomic_compare_exchange_weak(&pool->reserve, &now, slots)) continue;
+    int64_t now = atomic_load_explicit(value, memory_order_relaxed);
+    while (now < least && !atomic_compare_exchange_weak(value, &now, least)) continue;
 }
+
+void fl_pool_reserve(fl_pool *pool, int64_t slots) { raise_to(&pool->reserve, slots); }
 
 void fl_pool_trim(fl_pool *pool)
 {
@@ -163,15 +165,17 @@ int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
     *out = NULL;
     if (is_foreign(pool)) return fl_fail(err, FL_EFORK, "this pool belongs to a parent process");
     pthread_mutex_lock(&pool->mutex);
-    pool->slot_bytes = fl_max(pool->slot_bytes, bytes);
-    int64_t wanted = pool->slot_bytes;
     fl_slot *slot = pop_empty_locked(pool);
     pthread_mutex_unlock(&pool->mutex);
+    int64_t largest = fl_max(bytes, atomic_load_explicit(&pool->slot_bytes, memory_order_relaxed));
     if (slot != NULL && slot->pages.capacity < bytes) {
         free_slot(slot);
         slot = NULL;
     }
-    if (slot == NULL) FL_TRY(make_slot(pool, wanted, &slot, err));
+    /* As large as any before, so that it serves all; where that is too much, as asked for. */
+    if (slot == NULL && (largest == bytes || make_slot(pool, largest, &slot, NULL) != FL_OK))
+        FL_TRY(make_slot(pool, bytes, &slot, err));
+    raise_to(&pool->slot_bytes, bytes);
     slot->before = slot->used;
     slot->used = fl_max(slot->used, bytes);
     *out = slot;

@@ -28,7 +28,7 @@ void fl_pool_reserve(fl_pool *pool, int64_t slots);
 void fl_pool_trim(fl_pool *pool);
 
 /* An EMPTY slot of at least `bytes`, now FILLING and the caller's. Any thread; does not wait for
- * other slots. FL_ENOMEM, FL_EFORK. */
+ * other slots. FL_ENOMEM, FL_EINVAL (no such size), FL_EFORK. */
 int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err);
 
 /* FILLING or READY -> EMPTY, never lent. NULL is fine. Any thread. */

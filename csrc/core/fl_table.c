@@ -10,7 +10,6 @@
 
 enum {
     ALIGNMENT = 64,             /* of each field in the block */
-    SPLIT_BYTES = 256 * 1024,   /* smaller batches are copied sooner than another thread wakes up */
     PART_BYTES = 64 * 1024,     /* a part is at least this, about 6 us of copying; */
     GUARDED_BYTES = 512 * 1024, /* through fl_guard this, so that a call takes several rows */
     MAX_PARTS = 4096
@@ -132,7 +131,7 @@ int32_t fl_table_parts(const fl_table *table, int64_t rows)
 {
     int64_t bytes = 0;
     if (fl_table_bytes(table, rows, &bytes, NULL) != FL_OK) return 1;
-    if (bytes < SPLIT_BYTES) return 1;
+    if (bytes < FL_TABLE_SMALL_BYTES) return 1;
     int64_t part_bytes = table->is_volatile ? GUARDED_BYTES : PART_BYTES;
     return (int32_t)fl_max(1, fl_min(fl_min(bytes / part_bytes, MAX_PARTS), rows));
 }

@@ -59,16 +59,18 @@ fl_py_tensor_over(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dt
  * it is not a plain integer, nothing was added; -1 exception. For *item see fl_py_rows_add. */
 int fl_py_rows_add(const fl_py_door *door, PyObject *item, fl_rows *rows);
 
-/* One index: 1 done, 0 not a plain integer, -1 exception. */
+/* One index: 1 done, -1 exception, 0 neither an int or NumPy integer nor a 0-d tensor of signed
+ * ones, or too large for int64. */
 int fl_py_index(const fl_py_door *door, PyObject *item, int64_t *out);
 
 /* A new int64 ndarray of the plain integers in a list or tuple; None if something else is in it. */
-PyObject *fl_py_int64_array(PyObject *sequence);
+PyObject *fl_py_int64_array(const fl_py_door *door, PyObject *sequence);
 
 /* ---- fl_py_table.c: a table over the user's arrays ---- */
 
 typedef struct fl_py_table {
-    PyObject_HEAD fl_py_door door;
+    PyObject_HEAD
+    fl_py_door door;
     PyObject *sources;  /* owned: tuple of tensors and ndarrays, alive while views are */
     PyObject *names;    /* owned: tuple of str, for errors */
     PyObject *paths;    /* owned: tuple of str or None */
@@ -86,7 +88,8 @@ int fl_py_table_refresh(fl_py_table *self);
 /* ---- fl_py_slots.c: the pool a loader's iterators share, and what they count ---- */
 
 typedef struct fl_py_slots {
-    PyObject_HEAD fl_pool *pool;                     /* owned */
+    PyObject_HEAD
+    fl_pool *pool;                                   /* owned */
     uint32_t generation;                             /* of the process that made it */
     int32_t fields;                                  /* room for so many tensors with every slot */
     int64_t batches, samples, bytes, waits, wait_ns; /* interpreter lock */

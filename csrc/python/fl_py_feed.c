@@ -29,8 +29,10 @@ static int enter(fl_py_feed *self)
     }
     PyLockStatus got = PyThread_acquire_lock_timed(self->lock, 0, 0);
     while (got != PY_LOCK_ACQUIRED) {
-        Py_BEGIN_ALLOW_THREADS got = PyThread_acquire_lock_timed(self->lock, WAIT_MS * 1000, 1);
-        Py_END_ALLOW_THREADS if (got != PY_LOCK_ACQUIRED && PyErr_CheckSignals() != 0) return -1;
+        Py_BEGIN_ALLOW_THREADS
+        got = PyThread_acquire_lock_timed(self->lock, WAIT_MS * 1000, 1);
+        Py_END_ALLOW_THREADS
+        if (got != PY_LOCK_ACQUIRED && PyErr_CheckSignals() != 0) return -1;
     }
     self->owner = me;
     return 0;
@@ -51,17 +53,21 @@ static int take_waiting(fl_py_feed *self, fl_batch *batch, fl_err *err)
     int64_t begin_ns = fl_now_ns();
     int status;
     do {
-        Py_BEGIN_ALLOW_THREADS status = fl_ring_take(self->ring, WAIT_MS, batch, err);
-        Py_END_ALLOW_THREADS if (status != FL_ETIMEOUT) return status;
+        Py_BEGIN_ALLOW_THREADS
+        status = fl_ring_take(self->ring, WAIT_MS, batch, err);
+        Py_END_ALLOW_THREADS
+        if (status != FL_ETIMEOUT) return status;
         if (PyErr_CheckSignals() != 0) return FL_PY_RAISED;
     } while (self->timeout_ns == 0 || fl_now_ns() - begin_ns < self->timeout_ns);
     PyErr_Format(PyExc_RuntimeError, "DataLoader timed out after %S seconds", self->timeout);
     return FL_PY_RAISED;
 }
 
+/* Nothing to wait for, and no more to copy than giving the interpreter lock away would cost. */
 static inline bool is_quick(const fl_py_feed *self)
 {
-    return self->runs_ahead || (self->last_parts == 1 && !fl_table_is_volatile(self->table->table));
+    bool is_small = self->most_bytes < FL_TABLE_SMALL_BYTES && self->fills_itself;
+    return is_small || fl_ring_is_ready(self->ring);
 }
 
 /* Takes the next batch, counting the time the caller spends on it. A batch that is ready, or
@@ -120,7 +126,8 @@ static void close_ring(fl_py_feed *self)
     fl_ring *ring = self->ring;
     self->ring = NULL;
     if (ring == NULL) return;
-    Py_BEGIN_ALLOW_THREADS fl_ring_close(ring);
+    Py_BEGIN_ALLOW_THREADS
+    fl_ring_close(ring);
     Py_END_ALLOW_THREADS
 }
 
@@ -151,7 +158,7 @@ static int refill(fl_py_feed *self, PyObject *result)
 /* A feed that does not run ahead looks at the data when it is asked, and posts then. */
 static int post_now(fl_py_feed *self)
 {
-    if (self->runs_ahead || fl_ring_pending(self->ring) > 0) return 0;
+    if (self->runs_ahead) return 0;
     if (fl_py_table_refresh(self->table) != 0) return -1;
     fl_plan_set_length(self->plan, fl_table_length(self->table->table));
     return fl_py_post_next(self) < 0 ? -1 : 0;
@@ -172,7 +179,11 @@ static PyObject *next_locked(fl_py_feed *self)
     fl_batch batch;
     fl_err err = {0};
     int status = take(self, &batch, &err);
-    if (status == FL_PY_RAISED) return NULL;
+    if (status == FL_PY_RAISED) {
+        /* What is not ahead is gone, as in torch: the data may move before the next call. */
+        if (!self->runs_ahead) fl_ring_reset(self->ring);
+        return NULL;
+    }
     if (status == FL_EEND) {
         finish(self);
         return NULL;
@@ -200,8 +211,8 @@ static PyObject *feed_next(fl_py_feed *self)
 
 static int fill_part(void *context, const fl_batch *batch, int32_t part, fl_err *err)
 {
-    const fl_py_table *table = context;
-    return fl_table_gather(table->table, &batch->rows, part, batch->parts,
+    const fl_py_feed *self = context;
+    return fl_table_gather(self->table->table, &batch->rows, part, batch->parts,
                            fl_slot_data(batch->slot), err);
 }
 
@@ -209,11 +220,13 @@ static int open_ring(fl_py_feed *self, int32_t threads, bool is_in_order)
 {
     fl_err err;
     fl_ring_config config = {.fill = fill_part,
-                             .context = self->table,
+                             .context = self,
                              .pool = self->slots->pool,
                              .depth = self->depth,
                              .threads = threads,
                              .runs_ahead = self->runs_ahead,
+                             .consumer_fills = self->fills_itself,
+                             .lazy_bytes = self->fills_itself ? FL_TABLE_SMALL_BYTES : 0,
                              .is_in_order = is_in_order};
     int status = fl_plan_open(fl_table_length(self->table->table), &self->plan, &err);
     for (Py_ssize_t m = 0; status == FL_OK && m < PyTuple_GET_SIZE(self->maps); m++) {
@@ -231,17 +244,16 @@ static int open_ring(fl_py_feed *self, int32_t threads, bool is_in_order)
 
 static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"table",    "slots",      "fetch",     "keys",    "maps",
-                               "kind",     "batch_size", "drop_last", "workers", "prefetch",
-                               "in_order", "persistent", "timeout",   NULL};
+    static char *keywords[] = {"table",    "slots",    "fetch",      "keys",    "maps", "workers",
+                               "prefetch", "in_order", "persistent", "timeout", NULL};
     fl_py_state *state = PyType_GetModuleState(type);
     PyObject *table, *slots, *fetch, *keys, *maps, *timeout;
-    int kind, drop_last, workers, in_order, persistent;
-    long long batch_size, prefetch;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLpiLppO:Feed", keywords,
+    int workers, in_order, persistent;
+    long long prefetch;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLppO:Feed", keywords,
                                      state->table_type, &table, state->slots_type, &slots, &fetch,
-                                     &keys, &PyTuple_Type, &maps, &kind, &batch_size, &drop_last,
-                                     &workers, &prefetch, &in_order, &persistent, &timeout))
+                                     &keys, &PyTuple_Type, &maps, &workers, &prefetch, &in_order,
+                                     &persistent, &timeout))
         return NULL;
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1.0 && PyErr_Occurred()) return NULL;
@@ -258,12 +270,10 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->keys = Py_NewRef(keys);
     self->maps = Py_NewRef(maps);
     self->timeout = Py_NewRef(timeout);
-    self->kind = (fl_py_feed_kind)kind;
-    self->batch_size = batch_size;
-    self->drop_last = drop_last;
     self->is_persistent = persistent;
     self->runs_ahead = workers > 0;
     self->depth = depth;
+    self->fills_itself = !fl_table_is_volatile(self->table->table);
     if (seconds > 0) self->timeout_ns = seconds < 9e9 ? (int64_t)(seconds * 1e9) : INT64_MAX;
     self->generation = fl_fork_generation();
     self->next_mark = FL_PY_TAG_MARK;
@@ -329,20 +339,33 @@ static void feed_dealloc(fl_py_feed *self)
 }
 
 PyDoc_STRVAR(restart_doc,
-             "restart(source)\n--\n\n"
+             "restart(source, kind, batch_size, drop_last)\n--\n\n"
              "Begin an epoch over `source`, dropping what is left of the last one. With workers,\n"
-             "pulls and posts workers * prefetch batches.");
+             "pulls and posts workers * prefetch batches.\n\n"
+             "kind: 0 the source yields int64 vectors and (first, count) ranges to be cut into\n"
+             "batches of batch_size, 1 the indices of a batch, 2 single indices.");
 
-static PyObject *feed_restart(fl_py_feed *self, PyObject *source)
+static PyObject *feed_restart(fl_py_feed *self, PyObject *args)
 {
+    PyObject *source;
+    int kind, drop_last;
+    long long batch_size;
+    if (!PyArg_ParseTuple(args, "OiLp:restart", &source, &kind, &batch_size, &drop_last))
+        return NULL;
     if (enter(self) != 0) return NULL;
     int status = -1;
     if (self->ring == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "a finished iterator cannot be restarted");
         goto done;
     }
-    Py_BEGIN_ALLOW_THREADS fl_ring_reset(self->ring);
-    Py_END_ALLOW_THREADS drop_source(self);
+    Py_BEGIN_ALLOW_THREADS
+    fl_ring_reset(self->ring);
+    Py_END_ALLOW_THREADS
+    drop_source(self);
+    self->kind = (fl_py_feed_kind)kind;
+    self->batch_size = batch_size;
+    self->drop_last = drop_last;
+    self->most_bytes = 0;
     self->source = PyObject_GetIter(source);
     if (self->source == NULL) goto done;
     status = 1;
@@ -373,18 +396,46 @@ static PyObject *feed_close(fl_py_feed *self, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
-static PyMethodDef feed_methods[] = {{"restart", (PyCFunction)feed_restart, METH_O, restart_doc},
-                                     {"close", (PyCFunction)feed_close, METH_NOARGS, close_doc},
-                                     {NULL, NULL, 0, NULL}};
+PyDoc_STRVAR(use_doc, "use(table)\n--\n\n"
+                      "Read from another table from the next batch on. Only without workers.");
+
+static PyObject *feed_use(fl_py_feed *self, PyObject *table)
+{
+    if (!Py_IS_TYPE(table, Py_TYPE(self->table)) || self->runs_ahead ||
+        ((fl_py_table *)table)->count != self->table->count)
+        return PyErr_Format(PyExc_ValueError, "use needs a Table of %d fields and no workers",
+                            self->table->count);
+    if (enter(self) != 0) return NULL;
+    fl_py_table *old = self->table;
+    self->table = (fl_py_table *)Py_NewRef(table);
+    Py_DECREF(old);
+    self->fills_itself = !fl_table_is_volatile(self->table->table);
+    leave(self);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(is_own_doc, "is_own()\n--\n\nFalse in a forked child, where a feed is inert.");
+
+static PyObject *feed_is_own(fl_py_feed *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyBool_FromLong(self->generation == fl_fork_generation());
+}
+
+static PyMethodDef feed_methods[] = {
+    {"is_own", (PyCFunction)feed_is_own, METH_NOARGS, is_own_doc},
+
+    {"use", (PyCFunction)feed_use, METH_O, use_doc},
+    {"restart", (PyCFunction)feed_restart, METH_VARARGS, restart_doc},
+    {"close", (PyCFunction)feed_close, METH_NOARGS, close_doc},
+    {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(feed_doc,
-             "Feed(table, slots, fetch, keys, maps, kind, batch_size, drop_last, workers,\n"
-             "     prefetch, in_order, persistent, timeout)\n--\n\n"
-             "Iterator over batches of `table`; begins with restart(source).\n\n"
+             "Feed(table, slots, fetch, keys, maps, workers, prefetch, in_order, persistent,\n"
+             "     timeout)\n--\n\n"
+             "Iterator over batches of `table`; begins with restart().\n\n"
              "fetch: called with an item of the source that holds no plain integers.\n"
              "keys: tuple of dict keys, or None for lists. maps: int64 vectors of nested subsets,\n"
-             "innermost first. kind: 0 the source yields int64 vectors and (first, count) ranges\n"
-             "to be cut into batches, 1 index lists, 2 single indices. timeout: seconds or 0.");
+             "innermost first. timeout: seconds or 0.");
 
 static PyType_Slot feed_slots[] = {
     {Py_tp_doc, (void *)feed_doc}, {Py_tp_new, feed_new},         {Py_tp_traverse, feed_traverse},

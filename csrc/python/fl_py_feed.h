@@ -20,30 +20,32 @@ enum { FL_PY_TAG_BATCH = 0, FL_PY_TAG_SINGLE = 1, FL_PY_TAG_MARK = 2 };
 
 typedef struct fl_py_feed {
     PyObject_HEAD
-        /* Set by new, then read-only. */
-        fl_py_table *table; /* owned */
-    fl_py_slots *slots;     /* owned */
-    PyObject *fetch;   /* owned: what the dataset and collate_fn make of an item of the source */
-    PyObject *keys;    /* owned: tuple of dict keys, or None */
-    PyObject *maps;    /* owned: tuple of arrays the plan borrows */
-    PyObject *timeout; /* owned: seconds, as the user gave them; 0: none */
-    fl_py_feed_kind kind;
-    int64_t batch_size;
-    bool drop_last, is_persistent, runs_ahead;
-    int64_t depth;
+    /* Set by new, then read-only. */
+    fl_py_slots *slots; /* owned */
+    PyObject *fetch;    /* owned: what the dataset and collate_fn make of an item of the source */
+    PyObject *keys;     /* owned: tuple of dict keys, or None */
+    PyObject *maps;     /* owned: tuple of arrays the plan borrows */
+    PyObject *timeout;  /* owned: seconds, as the user gave them; 0: none */
     int64_t timeout_ns;
+    int64_t depth; /* batches in flight: workers * prefetch, or 1 */
+    bool is_persistent, runs_ahead;
+    bool fills_itself; /* the consumer may copy instead of waiting: no disk is behind the table */
     uint32_t generation;
-    PyThread_type_lock lock; /* owned: around next, restart and close */
+    PyThread_type_lock lock; /* owned: around next, restart, use and close */
     /* With the lock held. */
     unsigned long owner; /* thread in the lock, 0: none; read by anyone for its own id */
-    fl_plan *plan;       /* owned */
-    fl_ring *ring;       /* owned; NULL: closed, or finished and not persistent */
-    PyObject *source;    /* owned: iterator; NULL: used up */
-    PyObject *block;     /* owned: what the plan's block borrows */
-    PyObject *marks;     /* owned: {tag: exception or (item,)} */
-    PyObject *held;      /* owned: a batch taken when an interrupt came, for the next call */
+    fl_py_table *table;  /* owned; another one only while nothing is posted */
+    fl_py_feed_kind kind;
+    int64_t batch_size; /* of FL_PY_BLOCKS, and so is drop_last */
+    bool drop_last;
+    fl_plan *plan;    /* owned */
+    fl_ring *ring;    /* owned; NULL: closed, or finished and not persistent */
+    PyObject *source; /* owned: iterator; NULL: used up */
+    PyObject *block;  /* owned: what the plan's block borrows */
+    PyObject *marks;  /* owned: {tag: exception or (item,)} */
+    PyObject *held;   /* owned: a batch taken when an interrupt came, for the next call */
     int64_t next_mark;
-    int32_t last_parts; /* of the batch posted last */
+    int64_t most_bytes; /* of a batch of this epoch */
     bool is_closed;     /* interpreter lock */
 } fl_py_feed;
 

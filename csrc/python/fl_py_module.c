@@ -54,15 +54,22 @@ PyObject *fl_py_raise(const fl_err *err, PyObject *table)
 }
 
 PyDoc_STRVAR(int64_array_doc,
-             "int64_array(sequence)\n--\n\n"
+             "int64_array(sequence, tensor_type)\n--\n\n"
              "The integers of a list or tuple as an int64 ndarray; None if there is anything\n"
              "in it that is not a plain integer.");
 
-static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *sequence)
+static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    if (PyList_Check(sequence) || PyTuple_Check(sequence)) return fl_py_int64_array(sequence);
-    return PyErr_Format(PyExc_TypeError, "int64_array needs a list or tuple, got %.100s",
-                        Py_TYPE(sequence)->tp_name);
+    PyObject *sequence, *tensor_type;
+    fl_py_door door;
+    if (!PyArg_ParseTuple(args, "OO:int64_array", &sequence, &tensor_type)) return NULL;
+    if (!PyList_Check(sequence) && !PyTuple_Check(sequence))
+        return PyErr_Format(PyExc_TypeError, "int64_array needs a list or tuple, got %.100s",
+                            Py_TYPE(sequence)->tp_name);
+    if (fl_py_door_open(tensor_type, &door) != 0) return NULL;
+    PyObject *array = fl_py_int64_array(&door, sequence);
+    fl_py_door_close(&door);
+    return array;
 }
 
 PyDoc_STRVAR(build_info_doc, "build_info()\n--\n\nHow this module was built, and what it found.");
@@ -86,7 +93,7 @@ static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNU
 }
 
 static PyMethodDef module_methods[] = {
-    {"int64_array", module_int64_array, METH_O, int64_array_doc},
+    {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
     {"build_info", module_build_info, METH_NOARGS, build_info_doc},
     {NULL, NULL, 0, NULL}};
 

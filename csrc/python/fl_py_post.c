@@ -128,18 +128,15 @@ static int post_rows(fl_py_feed *self, fl_rows *rows, int64_t tag)
     int64_t bytes;
     const fl_table *table = self->table->table;
     int status = fl_plan_resolve(self->plan, rows, &err);
-    if (status == FL_EINDEX) {
-        fl_ring_post_mark(self->ring, status, &err, tag);
-        return 1;
-    }
     if (status == FL_OK) status = fl_table_bytes(table, rows->count, &bytes, &err);
     if (status == FL_OK) {
         int64_t spare = fl_min(SPARE_SLOTS, SPARE_BYTES / (bytes + 1));
         fl_pool_reserve(self->slots->pool, self->depth + (self->runs_ahead ? 2 : 1) + spare);
-        self->last_parts = fl_table_parts(table, rows->count);
-        status = fl_ring_post(self->ring, bytes, self->last_parts, tag, &err);
+        self->most_bytes = fl_max(self->most_bytes, bytes);
+        status = fl_ring_post(self->ring, bytes, fl_table_parts(table, rows->count), tag, &err);
     }
-    return status == FL_OK ? 1 : raise_status(self, &err);
+    if (status != FL_OK) fl_ring_post_mark(self->ring, status, &err, tag);
+    return 1;
 }
 
 int fl_py_post_next(fl_py_feed *self)

@@ -180,7 +180,8 @@ static PyObject *table_read_row(fl_py_table *self, PyObject *args)
     if (status == FL_OK && block == NULL)
         status = fl_fail(&err, FL_ENOMEM, "out of memory for a row");
     if (status == FL_OK) {
-        Py_BEGIN_ALLOW_THREADS status = fl_table_gather(self->table, &rows, 0, 1, block, &err);
+        Py_BEGIN_ALLOW_THREADS
+        status = fl_table_gather(self->table, &rows, 0, 1, block, &err);
         Py_END_ALLOW_THREADS
     }
     if (status != FL_OK) fl_py_raise(&err, (PyObject *)self);

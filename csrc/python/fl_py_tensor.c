@@ -164,11 +164,6 @@ fl_py_tensor_over(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dt
     return tensor;
 }
 
-static inline bool is_integer(DLDataType dtype)
-{
-    return (dtype.code == kDLInt || dtype.code == kDLUInt) && dtype.lanes == 1;
-}
-
 static int index_from_scalar(const fl_py_door *door, PyObject *item, int64_t *out)
 {
     DLTensor tensor;
@@ -176,7 +171,7 @@ static int index_from_scalar(const fl_py_door *door, PyObject *item, int64_t *ou
         PyErr_Clear();
         return 0;
     }
-    if (tensor.ndim != 0 || !is_integer(tensor.dtype)) return 0;
+    if (tensor.ndim != 0 || tensor.dtype.code != kDLInt) return 0; /* bytes are masks to torch */
     PyObject *number = PyNumber_Index(item);
     if (number == NULL) return -1;
     *out = PyLong_AsLongLong(number);
@@ -193,13 +188,11 @@ int fl_py_index(const fl_py_door *door, PyObject *item, int64_t *out)
         *out = PyLong_AsLongLongAndOverflow(item, &overflow);
         return overflow == 0;
     }
-    if (door != NULL && is_tensor(door, item)) return index_from_scalar(door, item, out);
-    if (PyBool_Check(item) || !PyIndex_Check(item)) return 0;
+    if (is_tensor(door, item)) return index_from_scalar(door, item, out);
+    bool is_plain = PyLong_Check(item) || PyArray_IsScalar(item, Integer);
+    if (!is_plain || PyBool_Check(item)) return 0;
     PyObject *number = PyNumber_Index(item);
-    if (number == NULL) {
-        PyErr_Clear(); /* an array of several elements, say */
-        return 0;
-    }
+    if (number == NULL) return -1;
     *out = PyLong_AsLongLongAndOverflow(number, &overflow);
     Py_DECREF(number);
     return overflow == 0;
@@ -251,7 +244,7 @@ int fl_py_rows_add(const fl_py_door *door, PyObject *items, fl_rows *rows)
     return 1;
 }
 
-PyObject *fl_py_int64_array(PyObject *sequence)
+PyObject *fl_py_int64_array(const fl_py_door *door, PyObject *sequence)
 {
     npy_intp length = PySequence_Fast_GET_SIZE(sequence);
     PyObject *array = PyArray_SimpleNew(1, &length, NPY_INT64);
@@ -262,7 +255,7 @@ PyObject *fl_py_int64_array(PyObject *sequence)
         if (i < PySequence_Fast_GET_SIZE(sequence)) {
             PyObject *item = PySequence_Fast_GET_ITEM(sequence, i);
             Py_INCREF(item);
-            done = fl_py_index(NULL, item, &out[i]);
+            done = fl_py_index(door, item, &out[i]);
             Py_DECREF(item);
         }
         if (done == 1) continue;

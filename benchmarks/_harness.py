@@ -1,0 +1,259 @@
+"""What the benchmarks share: fair rounds, the plain C limit, and the report.
+
+A contestant is a function that consumes one whole epoch and returns how many batches that was.
+`measure` runs all contestants of a row in turns, so that a machine that slows down slows them all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+Epoch = Callable[[], int]
+Epochs = dict[str, Epoch]  # the variants of one contestant: the best of them stands for it
+
+
+def show(value: float, unit: str) -> str:
+    if unit == "%":
+        return f"{value:.1%}"
+    if unit == "µs" and value >= 999.5:
+        value, unit = value / 1000, "ms"
+    number = f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+    return f"{number}x" if unit == "x" else f"{number} {unit}"
+
+
+@dataclass(frozen=True)
+class Times:
+    """One figure, a time or a share, as measured in several rounds."""
+
+    rounds: tuple[float, ...]
+    unit: str = "µs"
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+    def __str__(self) -> str:
+        low, high = (show(end(self.rounds), self.unit) for end in (min, max))
+        return f"{show(self.median, self.unit)} ({low} - {high})"
+
+    def as_dict(self) -> dict[str, float]:
+        shown = {"median": self.median, "min": min(self.rounds), "max": max(self.rounds)}
+        return {name: float(f"{value:.4g}") for name, value in shown.items()}
+
+
+@dataclass(frozen=True)
+class Result:
+    """All variants of one contestant, and the best of them, which stands for it."""
+
+    variants: dict[str, Times]
+
+    @property
+    def best(self) -> str:
+        return min(self.variants, key=lambda name: self.variants[name].median)
+
+    @property
+    def worst(self) -> str:
+        return max(self.variants, key=lambda name: self.variants[name].median)
+
+    @property
+    def median(self) -> float:
+        return self.variants[self.best].median
+
+    def __str__(self) -> str:
+        return f"{self.variants[self.best]} {self.best}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"best": self.best} | {name: t.as_dict() for name, t in self.variants.items()}
+
+
+def measure(contestants: dict[str, Epochs], rounds: int, seconds: float) -> dict[str, Result]:
+    """Microseconds a batch of every variant: in each round, whole epochs for about `seconds`."""
+    runs = [(who, variant) for who, variants in contestants.items() for variant in variants]
+    repeats = {}
+    for who, variant in runs:
+        epoch = contestants[who][variant]
+        epoch()  # starts workers, faults in buffers
+        start = perf_counter()
+        epoch()
+        repeats[who, variant] = max(1, math.ceil(seconds / (perf_counter() - start)))
+    taken: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
+    for _ in range(rounds):
+        for who, variant in runs:
+            epoch = contestants[who][variant]
+            start = perf_counter()
+            batches = sum(epoch() for _ in range(repeats[who, variant]))
+            taken[who, variant].append((perf_counter() - start) / batches * 1e6)
+    return {
+        who: Result({variant: Times(tuple(taken[who, variant])) for variant in variants})
+        for who, variants in contestants.items()
+    }
+
+
+class _Field(ctypes.Structure):
+    MAX_THREADS = 8  # as in limit_gather.c
+    _fields_ = [
+        ("src", ctypes.c_void_p),
+        ("dst", ctypes.c_void_p * MAX_THREADS),
+        ("row_bytes", ctypes.c_int64),
+    ]
+
+
+class _Epoch(ctypes.Structure):
+    _fields_ = [
+        ("fields", ctypes.POINTER(_Field)),
+        ("n_fields", ctypes.c_int64),
+        ("order", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("threads", ctypes.c_int64),
+        ("streaming", ctypes.c_int64),
+    ]
+
+
+class Limit:
+    """limit_gather.c, built here and now for this machine."""
+
+    def __init__(self) -> None:
+        source = Path(__file__).with_name("limit_gather.c")
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder) / "limit_gather.so"
+            command = [os.environ.get("CC", "cc"), "-O3", "-march=native", "-fPIC", "-shared"]
+            subprocess.run([*command, "-pthread", source, "-o", library], check=True)
+            self._library = ctypes.CDLL(str(library))
+        self._library.limit_arithmetic.argtypes = [ctypes.c_int64]
+        self._library.limit_arithmetic.restype = ctypes.c_double
+        self.arithmetic: Callable[[int], float] = self._library.limit_arithmetic
+
+    def epochs(
+        self, fields: Sequence[np.ndarray], batch: int, threads: Sequence[int] = (1, 2)
+    ) -> Epochs:
+        """The gather with plain and with non-temporal stores, on each number of threads."""
+        rows = len(fields[0])
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(0)).numpy()
+        sizes = [field[0].nbytes for field in fields]
+        buffers = [[_aligned(batch * size) for _ in range(max(threads))] for size in sizes]
+        table = (_Field * len(fields))()
+        for entry, source, size, targets in zip(table, fields, sizes, buffers, strict=True):
+            assert source.flags.c_contiguous
+            entry.src, entry.row_bytes = source.ctypes.data, size
+            entry.dst[: len(targets)] = [target.ctypes.data for target in targets]
+        kept = (fields, order, buffers)  # C reads and writes them
+
+        def epoch(n: int, streaming: bool) -> Epoch:
+            plan = _Epoch(table, len(fields), order.ctypes.data, rows, batch, n, streaming)
+
+            def run(_kept: object = kept) -> int:
+                if self._library.limit_run(ctypes.byref(plan)) != 0:
+                    raise OSError("limit_gather could not start a thread")
+                return math.ceil(rows / batch)
+
+            return run
+
+        stores = {"memcpy": False, "streaming": True}
+        return {f"{name} x{n}": epoch(n, how) for name, how in stores.items() for n in threads}
+
+
+def _aligned(size: int) -> np.ndarray:
+    """Warm bytes, 64-byte aligned, on huge pages where NumPy gets them."""
+    room = np.zeros(size + 64, np.uint8)
+    room.fill(1)
+    start = -room.ctypes.data % 64
+    return room[start : start + size]
+
+
+@dataclass
+class Goal:
+    """`got` on the right side of `wanted`?"""
+
+    name: str
+    got: float
+    wanted: float
+    at_least: bool
+    unit: str = "x"
+
+    @property
+    def met(self) -> bool:
+        return self.got >= self.wanted if self.at_least else self.got <= self.wanted
+
+    def __str__(self) -> str:
+        sign = "≥" if self.at_least else "≤"
+        return f"{show(self.got, self.unit)} {self.name} ({sign} {show(self.wanted, self.unit)})"
+
+
+class Report:
+    """A table row on stdout and a JSON line for each row; without a file, JSON after the table."""
+
+    def __init__(self, json_path: Path | None, contestants: Sequence[str]) -> None:
+        self._contestants = contestants
+        self._widths = [40, *(42 for _ in contestants), 64, 3]
+        self._file = json_path.open("w") if json_path else io.StringIO()
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if isinstance(self._file, io.StringIO):
+            print("\n" + self._file.getvalue(), end="")
+        self._file.close()
+
+    def open(self, **settings: Any) -> None:
+        """The head: machine and settings."""
+        machine = {
+            "cpu": _cpu_model(),
+            "cores": len(os.sched_getaffinity(0)),
+            "torch": torch.__version__,
+            "torch_threads": torch.get_num_threads(),
+            "numpy": np.__version__,
+            "python": sys.version.split()[0],
+            "date": date.today().isoformat(),
+        }
+        print(", ".join(f"{name} {value}" for name, value in (machine | settings).items()), "\n")
+        self._json(machine | settings)
+        self._table("work", *self._contestants, "goal", "met")
+        self._table(*("-" * width for width in self._widths))
+
+    def row(
+        self,
+        key: str,
+        work: str,
+        goals: Sequence[Goal],
+        shown: Mapping[str, object],
+        **measured: Any,
+    ) -> None:
+        """`shown`, by contestant, goes into the table; `measured` into the JSON line."""
+        met = all(goal.met for goal in goals)
+        cells = [str(shown.get(who, "")) for who in self._contestants]
+        self._table(work, *cells, ", ".join(map(str, goals)), "yes" if met else "NO")
+        judged = [vars(goal) | {"got": round(goal.got, 4), "met": goal.met} for goal in goals]
+        self._json({"row": key, "work": work, "met": met, "goals": judged} | measured)
+
+    def _table(self, *cells: str) -> None:
+        padded = [f"{cell:{width}}" for cell, width in zip(cells, self._widths, strict=True)]
+        print("| " + " | ".join(padded) + " |", flush=True)
+
+    def _json(self, line: dict[str, Any]) -> None:
+        print(json.dumps(line, ensure_ascii=False), file=self._file, flush=True)
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return os.uname().machine

@@ -1,0 +1,362 @@
+/* Tests of fl_ring: stop, reset, close in every state, forks, refused resources. */
+#include "ring_rig.h"
+
+static void start(pthread_t *thread, void *(*run)(void *), void *arg)
+{
+    CHECK_INT(fl_thread_start(thread, run, arg, NULL), FL_OK);
+}
+
+static void *stop_soon(void *ring)
+{
+    sleep_ms(10);
+    fl_ring_stop(ring);
+    return NULL;
+}
+
+static void *open_gate_soon(void *arg)
+{
+    sleep_ms(10);
+    open_gate(arg, 8);
+    return NULL;
+}
+
+/* ---- stop */
+
+static void test_stop_ends_a_take_that_waits(void)
+{
+    for (int in_order = 0; in_order < 2; in_order++) {
+        rig r;
+        pthread_t thread;
+        open_rig(&r, (fl_ring_config){
+                         .depth = 2, .threads = 1, .runs_ahead = true, .is_in_order = in_order});
+        r.stuck_tag = 1;
+        post_batch(&r, 1, 1);
+        start(&thread, stop_soon, r.ring);
+        CHECK_INT(take_status(&r, LONG_MS), FL_ECLOSED);
+        pthread_join(thread, NULL);
+        open_gate(&r, 1);
+        await_done(&r, 1);
+        CHECK_INT(take_status(&r, LONG_MS), FL_ECLOSED); /* from now on */
+        CHECK_INT(take_status(&r, 0), FL_ECLOSED);
+        close_rig(&r);
+    }
+}
+
+static void test_stop_before_take(void)
+{
+    fl_ring_config shape;
+    for (int i = 0; next_shape(i, &shape); i++) {
+        rig r;
+        open_rig(&r, shape);
+        if (i % 2) post_batch(&r, 1, 2);
+        fl_ring_stop(r.ring);
+        fl_ring_stop(r.ring);
+        CHECK_INT(take_status(&r, LONG_MS), FL_ECLOSED);
+        post_batch(&r, 2, 1); /* harmless */
+        CHECK_INT(take_status(&r, 0), FL_ECLOSED);
+        close_rig(&r);
+    }
+}
+
+static int stop_while_filling(void *context, const fl_batch *batch, int32_t part, fl_err *err)
+{
+    fl_ring **ring = context;
+    (void)batch;
+    (void)part;
+    (void)err;
+    fl_ring_stop(*ring);
+    return FL_OK;
+}
+
+static void test_stop_while_the_consumer_fills(void)
+{
+    fl_ring *ring;
+    fl_pool *pool = open_pool(1);
+    fl_ring_config config = {
+        .fill = stop_while_filling, .context = &ring, .pool = pool, .depth = 1};
+    fl_batch batch;
+    CHECK_INT(fl_ring_open(&config, &ring, NULL), FL_OK);
+    CHECK_INT(fl_rows_add_range(fl_ring_rows(ring), 0, 1, NULL), FL_OK);
+    CHECK_INT(fl_ring_post(ring, 8, 1, 0, NULL), FL_OK);
+    CHECK_INT(fl_ring_take(ring, 0, &batch, NULL), FL_ECLOSED);
+    fl_ring_close(ring);
+    fl_pool_close(pool);
+}
+
+/* ---- reset */
+
+static void test_reset_starts_again_at_zero(void)
+{
+    fl_ring_config shape;
+    for (int i = 0; next_shape(i, &shape); i++) {
+        rig r;
+        open_rig(&r, shape);
+        for (int64_t epoch = 0; epoch < 12; epoch++) {
+            for (int64_t tag = 0; tag < 3; tag++) post_batch(&r, 3 * epoch + tag, 1 + i % 3);
+            for (int64_t tag = 0; tag < epoch % 4; tag++) take_and_give(&r, 3 * epoch + tag);
+            fl_ring_reset(r.ring);
+            CHECK_INT(fl_ring_pending(r.ring), 0);
+            CHECK_INT(take_status(&r, 0), FL_EEND);
+            fl_batch batch;
+            post_batch(&r, 7, 1);
+            CHECK_INT(fl_ring_take(r.ring, LONG_MS, &batch, NULL), FL_OK);
+            CHECK(batch.number == 0 && batch.tag == 7);
+            fl_slot_return(batch.slot);
+        }
+        close_rig(&r);
+    }
+}
+
+/* With batches stuck in a fill, filled, marked and failed: none of them may come afterwards. */
+static void test_reset_waits_for_parts_in_flight(void)
+{
+    for (int in_order = 0; in_order < 2; in_order++) {
+        rig r;
+        pthread_t thread;
+        open_rig(&r, (fl_ring_config){
+                         .depth = 6, .threads = 2, .runs_ahead = true, .is_in_order = in_order});
+        r.stuck_tag = 1;
+        r.failing_tag = 3;
+        post_batch(&r, 1, 4);
+        sem_wait(&r.arrived);
+        sem_wait(&r.arrived);
+        for (int64_t tag = 2; tag < 5; tag++) post_batch(&r, tag, 1);
+        fl_ring_post_mark(r.ring, FL_ECLOSED, NULL, 50);
+        start(&thread, open_gate_soon, &r);
+        fl_ring_reset(r.ring);
+        CHECK(r.done >= 2); /* both parts that were being copied are over */
+        CHECK_INT(r.done, r.fills);
+        CHECK_INT(take_status(&r, 0), FL_EEND);
+        pthread_join(thread, NULL);
+        r.stuck_tag = r.failing_tag = NONE;
+        for (int64_t tag = 10; tag < 16; tag++) post_batch(&r, tag, 2);
+        for (int64_t tag = 10; in_order && tag < 16; tag++) take_and_give(&r, tag);
+        close_rig(&r);
+    }
+}
+
+/* ---- close */
+
+static void test_close_with_posted_and_filled_batches(void)
+{
+    fl_ring_config shape;
+    for (int i = 0; next_shape(i, &shape); i++) {
+        for (int64_t posted = 0; posted <= 3; posted++) {
+            for (int64_t taken = 0; taken <= posted; taken++) {
+                rig r;
+                open_rig(&r, shape);
+                r.failing_tag = 2;
+                for (int64_t tag = 0; tag < posted; tag++) post_batch(&r, tag, 2);
+                if (shape.runs_ahead && taken == 0) await_done(&r, posted); /* some are filled */
+                for (int64_t n = 0; n < taken; n++) {
+                    fl_batch batch = {0};
+                    int status = fl_ring_take(r.ring, LONG_MS, &batch, NULL);
+                    CHECK_INT(status, n == 2 ? FL_ESOURCE : FL_OK);
+                    fl_slot_return(batch.slot);
+                }
+                close_rig(&r);
+            }
+        }
+    }
+}
+
+static void test_close_while_parts_are_copied(void)
+{
+    for (int32_t threads = 1; threads <= 3; threads++) {
+        rig r;
+        pthread_t thread;
+        open_rig(&r, (fl_ring_config){.depth = 3, .threads = threads, .runs_ahead = true});
+        r.stuck_tag = 1;
+        post_batch(&r, 1, 3);
+        post_batch(&r, 2, 1);
+        for (int32_t n = 0; n < threads; n++) sem_wait(&r.arrived);
+        fl_ring_post_mark(r.ring, FL_OK, NULL, 50);
+        if (threads == 2) fl_ring_stop(r.ring);
+        start(&thread, open_gate_soon, &r);
+        fl_ring_close(r.ring);
+        r.ring = NULL;
+        CHECK_INT(r.done, r.fills); /* nobody fills any more */
+        CHECK(r.fills >= threads && r.fills <= 4);
+        pthread_join(thread, NULL);
+        close_rig(&r);
+    }
+}
+
+static void test_close_while_batches_are_lent(void)
+{
+    fl_ring_config shape;
+    for (int i = 0; next_shape(i, &shape); i++) {
+        rig r;
+        fl_slot *lent[3];
+        open_rig(&r, shape);
+        for (int64_t tag = 0; tag < 3; tag++) post_batch(&r, tag, 2);
+        for (int64_t tag = 0; tag < 3; tag++) fl_slot_lend(lent[tag] = take_batch(&r, tag), 2);
+        for (int64_t tag = 5; tag < 8; tag++) post_batch(&r, tag, 1);
+        fl_slot_give(lent[1]);
+        fl_ring_close(r.ring);
+        fl_slot_give(lent[1]);
+        fl_pool_close(r.pool);
+        check_words(lent[0], 0); /* a batch outlives ring and pool */
+        check_words(lent[2], 2);
+        for (int tag = 0; tag < 3; tag += 2) {
+            fl_slot_give(lent[tag]);
+            fl_slot_give(lent[tag]);
+        }
+    }
+}
+
+/* ---- forks */
+
+static int use_the_parents_ring(void *arg)
+{
+    rig *r = arg;
+    fl_batch batch;
+    fl_err err = {0};
+    CHECK_INT(fl_ring_take(r->ring, LONG_MS, &batch, &err), FL_EFORK);
+    CHECK(err.code == FL_EFORK && err.text[0] != '\0');
+    CHECK_INT(take_status(r, 0), FL_EFORK);
+    CHECK_INT(fl_ring_post(r->ring, 8, 1, 0, &err), FL_EFORK);
+    CHECK(fl_ring_rows(r->ring) == NULL);
+    fl_ring_post_mark(r->ring, FL_OK, NULL, 0);
+    fl_ring_reset(r->ring);
+    fl_ring_stop(r->ring);
+    fl_ring_close(r->ring);
+    fl_pool_close(r->pool);
+    return 0;
+}
+
+static void test_fork_with_an_open_ring(void)
+{
+    fl_ring_config shape;
+    for (int i = 0; next_shape(i, &shape); i++) {
+        rig r;
+        open_rig(&r, shape);
+        CHECK_INT(run_child(use_the_parents_ring, &r), 0);
+        r.stuck_tag = shape.runs_ahead ? 2 : NONE;
+        post_batch(&r, 1, 2);
+        post_batch(&r, 2, 1);
+        fl_slot *lent = take_batch(&r, 1);
+        fl_slot_lend(lent, 1);
+        if (shape.runs_ahead) sem_wait(&r.arrived); /* one thread is in the middle of a fill */
+        CHECK_INT(run_child(use_the_parents_ring, &r), 0);
+        CHECK_INT(fl_ring_pending(r.ring), 1);
+        open_gate(&r, 1);
+        take_and_give(&r, 2); /* the parent goes on */
+        post_batch(&r, 3, 2);
+        take_and_give(&r, 3);
+        check_words(lent, 1);
+        fl_slot_give(lent);
+        close_rig(&r);
+    }
+}
+
+/* Threads take and drop the ring's lock all the time: some child inherits it locked. */
+static void test_fork_at_any_moment(void)
+{
+    rig r;
+    open_rig(&r,
+             (fl_ring_config){.depth = 3, .threads = 2, .runs_ahead = true, .is_in_order = true});
+    for (int64_t tag = 0; tag < 30; tag++) {
+        for (int64_t n = 0; n < 3; n++) post_batch(&r, tag + n, 16);
+        CHECK_INT(run_child(use_the_parents_ring, &r), 0);
+        for (int64_t n = 0; n < 3; n++) take_and_give(&r, tag + n);
+    }
+    close_rig(&r);
+}
+
+/* ---- refused resources */
+
+/* Posts three batches, or marks where a batch could not be had, and takes them all. */
+static int post_and_take(rig *r)
+{
+    int first = FL_OK;
+    for (int64_t tag = 41; tag < 44; tag++) {
+        fl_err err = {0};
+        int status = add_rows(fl_ring_rows(r->ring), tag, &err);
+        if (status == FL_OK) status = fl_ring_post(r->ring, 8 * rows_of(tag), 4, tag, &err);
+        CHECK_INT(err.code, status);
+        if (status != FL_OK) fl_ring_post_mark(r->ring, status, &err, tag);
+    }
+    for (int n = 0; n < 3; n++) {
+        fl_batch batch;
+        fl_err err;
+        int status = fl_ring_take(r->ring, LONG_MS, &batch, &err);
+        if (status == FL_OK) {
+            check_words(batch.slot, 41 + n);
+            fl_slot_return(batch.slot);
+        } else if (first == FL_OK) {
+            CHECK_INT(err.code, status);
+            first = status;
+        }
+    }
+    CHECK_INT(take_status(r, 0), FL_EEND);
+    return first;
+}
+
+static int open_post_and_take(void *arg)
+{
+    fl_ring_config shape = *(fl_ring_config *)arg;
+    rig r;
+    memset(&r, 0, sizeof r);
+    r.stuck_tag = r.failing_tag = NONE;
+    FL_TRY(fl_pool_open(0, &r.pool, NULL));
+    shape.fill = fill_part;
+    shape.context = &r;
+    shape.pool = r.pool;
+    fl_err err = {0};
+    int status = fl_ring_open(&shape, &r.ring, &err);
+    if (status == FL_OK) {
+        status = post_and_take(&r);
+        if (status != FL_OK) CHECK_INT(post_and_take(&r), FL_OK); /* it goes on */
+    } else {
+        CHECK(r.ring == NULL && err.code == status && err.text[0] != '\0');
+    }
+    fl_ring_close(r.ring);
+    fl_pool_close(r.pool);
+    return status;
+}
+
+static void test_every_refused_resource(void)
+{
+    fl_ring_config shape;
+    for (int i = 0; next_shape(i, &shape); i++)
+        CHECK(refuse_each(open_post_and_take, &shape) >= 10 + shape.threads);
+}
+
+static void test_a_refused_post_can_be_repeated(void)
+{
+    fl_ring_config shape;
+    for (int i = 0; next_shape(i, &shape); i++) {
+        rig r;
+        fl_err err = {0};
+        open_rig(&r, shape);
+        post_batch(&r, 1, 1);
+        CHECK_INT(add_rows(fl_ring_rows(r.ring), 33, NULL), FL_OK);
+        fl_fault_arm(1);
+        CHECK_INT(fl_ring_post(r.ring, 8 * rows_of(33), 2, 33, &err), FL_ENOMEM);
+        fl_fault_arm(0);
+        CHECK(err.code == FL_ENOMEM && fl_ring_pending(r.ring) == 1);
+        CHECK_INT(fl_ring_post(r.ring, 8 * rows_of(33), 2, 33, &err), FL_OK);
+        take_and_give(&r, 1);
+        take_and_give(&r, 33);
+        close_rig(&r);
+    }
+}
+
+int main(void)
+{
+    start_tests();
+    RUN(test_stop_ends_a_take_that_waits);
+    RUN(test_stop_before_take);
+    RUN(test_stop_while_the_consumer_fills);
+    RUN(test_reset_starts_again_at_zero);
+    RUN(test_reset_waits_for_parts_in_flight);
+    RUN(test_close_with_posted_and_filled_batches);
+    RUN(test_close_while_parts_are_copied);
+    RUN(test_close_while_batches_are_lent);
+    RUN(test_fork_with_an_open_ring);
+    RUN(test_fork_at_any_moment);
+    RUN(test_every_refused_resource);
+    RUN(test_a_refused_post_can_be_repeated);
+    return 0;
+}
