@@ -7,7 +7,7 @@ a-d  time a batch: whole epochs of `for batch in loader: pass`, data loaders at 
      Before that, the first epoch of both loaders with the same seed is compared bit for bit.
 e    share of its time that a consumer is kept waiting (fastloop: by `stats()`; and, as for torch,
      all of its time in `next()`) when one worker makes batches and the consumer computes for as
-     long as fastloop's one worker takes to make a batch. Computing is limit_arithmetic in
+     long as one thread of fastloop takes to make a batch. Computing is limit_arithmetic in
      limit_gather.c: one thread, no memory, no interpreter lock. The first batch of an epoch, which
      nothing can hide, is left out.
 f    time in `next()` when the batch is ready: median and 99th percentile.
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,20 @@ def consume(loader: DataLoader[Any], compute: Callable[[], object]) -> Waiting:
     return Waiting(perf_counter() - start, in_next, by_stats() - before)
 
 
+def on_one_cpu(epoch: Callable[[], int]) -> Callable[[], int]:
+    """The loader starts no helper threads where this process may use only one CPU."""
+
+    def run() -> int:
+        cpus = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cpus)})
+        try:
+            return epoch()
+        finally:
+            os.sched_setaffinity(0, cpus)
+
+    return run
+
+
 def row_hidden(bench: Bench, key: str, work: str, data: Data) -> None:
     """Row e."""
 
@@ -112,7 +127,8 @@ def row_hidden(bench: Bench, key: str, work: str, data: Data) -> None:
         return 1
 
     loaders = {who: make_loader(who, data, workers=1) for who in LOADERS}
-    contestants = {"fastloop": {"workers=1": loader_epoch(loaders["fastloop"])}}
+    alone_epoch = loader_epoch(make_loader("fastloop", data, workers=0))
+    contestants = {"fastloop": {"one thread": on_one_cpu(alone_epoch)}}
     contestants["limit"] = bench.limit.epochs(data.fields, data.batch, threads=(1,))
     contestants["arithmetic"] = {"1e5 steps": arithmetic}
     alone = measure(contestants, bench.rounds, bench.seconds)

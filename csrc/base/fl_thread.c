@@ -43,7 +43,13 @@ int64_t fl_now_ns(void)
 
 int fl_mutex_open(pthread_mutex_t *mutex, fl_err *err)
 {
-    int status = fl_fault_hit() ? ENOMEM : pthread_mutex_init(mutex, NULL);
+    pthread_mutexattr_t attr;
+    int status = fl_fault_hit() ? ENOMEM : pthread_mutexattr_init(&attr);
+    if (status == 0) {
+        pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
+        status = pthread_mutex_init(mutex, &attr);
+        pthread_mutexattr_destroy(&attr);
+    }
     if (status != 0) return fl_fail(err, FL_ENOMEM, "no mutex: %s", strerror(status));
     return FL_OK;
 }

@@ -13,14 +13,17 @@
 #include <stdatomic.h>
 
 enum {
-    SPIN_NS = 10000, /* how long a consumer watches for a part to be finished */
-    MAX_SPINS = 2    /* and how often in one take, before it sleeps */
+    /* How long a thread watches for a change before it sleeps. A part takes a few microseconds,
+     * being woken tens of them, and waking somebody more than ten. */
+    CONSUMER_SPIN_NS = 10000,
+    THREAD_SPIN_NS = 30000,
+    MAX_SPINS = 2 /* of the consumer in one take */
 };
 
 typedef struct fl_entry {
     fl_batch batch;
     struct fl_entry *next; /* ring.mutex */
-    int32_t claimed;       /* ring.mutex: parts handed out */
+    int32_t front, back;   /* ring.mutex: parts from front to back are not handed out yet */
     int32_t filled;        /* ring.mutex: parts done; == batch.parts: the batch is ready */
     int status;            /* ring.mutex: first failure of a part, or of a mark */
     fl_err error;          /* ring.mutex: goes with status */
@@ -44,7 +47,9 @@ struct fl_ring {
     bool consumer_waits;       /* mutex: in has_ready for a batch to be ready */
     bool consumer_drains;      /* mutex: in has_ready for busy_parts to be 0 */
     bool is_closing;           /* mutex */
-    _Atomic int64_t finished;  /* parts so far; only watched for change */
+    _Atomic int64_t finished;  /* parts so far, and batches so far: changed under the mutex, */
+    _Atomic int64_t posted;    /* watched for change without it */
+    bool is_alone;             /* set at open: one CPU, spinning only keeps others from working */
     bool is_stopped;           /* mutex */
     pthread_t *threads;        /* owned; consumer only */
     int32_t thread_count;      /* consumer only: started */
@@ -57,10 +62,7 @@ static inline bool is_foreign(const fl_ring *ring)
 
 static inline bool is_ready(const fl_entry *entry) { return entry->filled == entry->batch.parts; }
 
-static inline bool has_unclaimed(const fl_entry *entry)
-{
-    return entry->claimed < entry->batch.parts;
-}
+static inline bool has_unclaimed(const fl_entry *entry) { return entry->front < entry->back; }
 
 static fl_entry *find_work(fl_entry *entry)
 {
@@ -86,12 +88,14 @@ static void populate_part(const fl_batch *batch, int32_t part)
         (void)fl_pages_populate(fl_slot_data(batch->slot) + from, to - from);
 }
 
-/* Copies one part of ring->work. Enters and leaves with the mutex held, not while copying. */
-static void run_part_locked(fl_ring *ring)
+/* Copies one part of ring->work. Enters and leaves with the mutex held, not while copying. The
+ * consumer takes parts from the front and the threads from the back, so that each finds much of
+ * a reused slot in its own cache. */
+static void run_part_locked(fl_ring *ring, bool is_consumer)
 {
     fl_entry *entry = ring->work;
     assert(has_unclaimed(entry));
-    int32_t part = entry->claimed++;
+    int32_t part = is_consumer ? entry->front++ : --entry->back;
     ring->unfilled -= !has_unclaimed(entry);
     ring->work = find_work(entry);
     ring->busy_parts++;
@@ -119,18 +123,35 @@ static void run_part_locked(fl_ring *ring)
         pthread_cond_signal(&ring->has_ready);
 }
 
+/* Watches for a change of `events`, without the mutex, for a moment. */
+static void spin_locked(fl_ring *ring, _Atomic int64_t *events, int64_t spin_ns)
+{
+    if (ring->is_alone) return;
+    int64_t until_ns = fl_now_ns() + spin_ns;
+    int64_t seen = atomic_load_explicit(events, memory_order_relaxed);
+    pthread_mutex_unlock(&ring->mutex);
+    while (atomic_load_explicit(events, memory_order_relaxed) == seen && fl_now_ns() < until_ns)
+        fl_relax();
+    pthread_mutex_lock(&ring->mutex);
+}
+
 static void *run_thread(void *arg)
 {
     fl_ring *ring = arg;
+    bool has_spun = true;
     pthread_mutex_lock(&ring->mutex);
     while (!ring->is_closing) {
         if (ring->work != NULL) {
-            run_part_locked(ring);
-            continue;
+            run_part_locked(ring, false);
+            has_spun = false;
+        } else if (!has_spun) {
+            spin_locked(ring, &ring->posted, THREAD_SPIN_NS);
+            has_spun = true;
+        } else {
+            ring->idle_threads++;
+            pthread_cond_wait(&ring->has_work, &ring->mutex);
+            ring->idle_threads--;
         }
-        ring->idle_threads++;
-        pthread_cond_wait(&ring->has_work, &ring->mutex);
-        ring->idle_threads--;
     }
     pthread_mutex_unlock(&ring->mutex);
     return NULL;
@@ -174,6 +195,7 @@ static int allocate(const fl_ring_config *config, fl_ring **out, fl_err *err)
         int64_t bytes;
         ring->config = *config;
         ring->generation = fl_fork_generation();
+        ring->is_alone = fl_cpu_count() == 1;
         if (fl_mul(config->depth, sizeof *ring->entries, &bytes)) ring->entries = fl_alloc(bytes);
         ring->threads = fl_alloc(config->threads * (int64_t)sizeof *ring->threads);
         if (ring->entries != NULL && ring->threads != NULL) {
@@ -235,7 +257,8 @@ static void append(fl_ring *ring)
     fl_entry *entry = ring->free;
     ring->free = entry->next;
     entry->next = NULL;
-    entry->claimed = entry->filled = 0;
+    entry->front = entry->filled = 0;
+    entry->back = entry->batch.parts;
     entry->batch.number = ring->next_number++;
     pthread_mutex_lock(&ring->mutex);
     if (ring->newest != NULL)
@@ -244,6 +267,7 @@ static void append(fl_ring *ring)
         ring->oldest = entry;
     ring->newest = entry;
     ring->posted_count++;
+    atomic_fetch_add_explicit(&ring->posted, 1, memory_order_relaxed);
     if (ring->work == NULL) ring->work = find_work(entry);
     ring->unfilled += has_unclaimed(entry);
     wake_threads_locked(ring, &entry->batch);
@@ -321,19 +345,6 @@ static int find_ready_locked(fl_ring *ring, fl_entry **out)
     return *out != NULL ? FL_OK : FL_ETIMEOUT;
 }
 
-/* Watches for a part to be finished, without the mutex, for a moment: a part takes a few
- * microseconds, going to sleep and being woken tens of them. */
-static void spin_locked(fl_ring *ring)
-{
-    int64_t until_ns = fl_now_ns() + SPIN_NS;
-    int64_t seen = atomic_load_explicit(&ring->finished, memory_order_relaxed);
-    pthread_mutex_unlock(&ring->mutex);
-    while (atomic_load_explicit(&ring->finished, memory_order_relaxed) == seen &&
-           fl_now_ns() < until_ns)
-        continue;
-    pthread_mutex_lock(&ring->mutex);
-}
-
 static inline bool can_fill_locked(const fl_ring *ring)
 {
     return ring->work != NULL && (ring->config.consumer_fills || !ring->config.runs_ahead);
@@ -346,11 +357,11 @@ static int take_entry(fl_ring *ring, int64_t wait_ms, fl_entry **out)
     pthread_mutex_lock(&ring->mutex);
     while ((status = find_ready_locked(ring, out)) == FL_ETIMEOUT) {
         if (can_fill_locked(ring))
-            run_part_locked(ring);
+            run_part_locked(ring, true);
         else if (wait_ms <= 0)
             break;
         else if (spins++ < MAX_SPINS)
-            spin_locked(ring);
+            spin_locked(ring, &ring->finished, CONSUMER_SPIN_NS);
         else
             wait_ready_locked(ring, deadline_ns);
         if (wait_ms > 0 && fl_now_ns() >= deadline_ns) break; /* whoever calls again finds it */
@@ -430,6 +441,7 @@ void fl_ring_close(fl_ring *ring)
     pthread_mutex_lock(&ring->mutex);
     ring->is_closing = true;
     drop_posted_locked(ring);
+    atomic_fetch_add_explicit(&ring->posted, 1, memory_order_relaxed);
     pthread_cond_broadcast(&ring->has_work);
     pthread_mutex_unlock(&ring->mutex);
     for (int32_t i = 0; i < ring->thread_count; i++) pthread_join(ring->threads[i], NULL);
