@@ -32,6 +32,10 @@ _REMEDIES = {
 }
 
 
+# Its path, the address at which its first byte would be mapped, and its size now.
+MappedFile = tuple[str, int, Callable[[], int] | None]
+
+
 def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
     if dtype.name in _DTYPES and dtype.isnative:
         return
@@ -41,16 +45,19 @@ def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
     raise TypeError(f"{name} has dtype {dtype}, which torch does not have; {remedy}")
 
 
-def _mapped_path(array: Array) -> str | None:
-    """The file behind an array, or None if no part of its base chain is a mapping."""
+def _find_file(array: Array) -> MappedFile | None:
+    """The mapped file an array lies in, or None if no part of its base chain is a mapping."""
+    path, root = "a mapped file", None
     base: Any = array
-    while base is not None:
+    while base is not None and not isinstance(base, mmap.mmap):
         if isinstance(base, np.memmap) and base.filename is not None:
-            return os.fspath(base.filename)
-        if isinstance(base, mmap.mmap):
-            return "a mapped file"
+            path, root = os.fspath(base.filename), base
         base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
-    return None
+    if base is None:
+        return None
+    if root is None:  # mapped by hand: nobody knows at which place in the file
+        return path, 0, None
+    return path, root.__array_interface__["data"][0] - root.offset, base.size
 
 
 def _open_npy(name: str, path: str) -> Array:
@@ -79,7 +86,7 @@ class _Field:
         if isinstance(value, torch.Tensor):
             self._check_tensor(value)
             self.source: torch.Tensor | Array = value
-            self.path: str | None = None
+            self.file: MappedFile | None = None
             self.rows: torch.Tensor | None = value
             return
         if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
@@ -91,7 +98,7 @@ class _Field:
         if value.ndim == 0:
             raise ValueError(f"{name} is 0-dimensional; its first dimension must count samples")
         self.source = np.asarray(value)
-        self.path = _mapped_path(value)
+        self.file = _find_file(value)
         self.rows = torch.from_numpy(self.source) if self._can_be_aliased() else None
 
     def _check_tensor(self, tensor: torch.Tensor) -> None:
@@ -109,7 +116,7 @@ class _Field:
         array = self.source
         assert isinstance(array, np.ndarray)
         whole = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
-        return array.flags.writeable and array.flags.aligned and whole and self.path is None
+        return array.flags.writeable and array.flags.aligned and whole and self.file is None
 
     def __len__(self) -> int:
         return int(self.source.shape[0])
@@ -119,14 +126,14 @@ class _Field:
             return self.rows[index]
         array = self.source
         assert isinstance(array, np.ndarray)
-        if self.path is None:
+        if self.file is None:
             return torch.from_numpy(np.array(array[index], order="C", copy=True))
         return self._read_mapped(array, index)
 
     def _read_mapped(self, array: Array, index: Any) -> torch.Tensor:
         """Rows of a mapped file, read so that a file that shrank is an OSError, not a crash."""
         if self._table is None:
-            self._table = _core.Table((array,), torch.Tensor, (self.name,), (self.path,))
+            self._table = _core.Table((array,), torch.Tensor, (self.name,), (self.file,))
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
             out = torch.empty(array.shape[1:], dtype=dtype)

@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -10,7 +10,7 @@ class Table:
         sources: tuple[Any, ...],
         tensor_type: type,
         names: tuple[str, ...],
-        paths: tuple[str | None, ...],
+        files: tuple[tuple[str, int, Callable[[], int] | None] | None, ...],
     ) -> Table: ...
     def read_row(self, row: int, outs: tuple[Any, ...], /) -> None: ...
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data._utils import collate
 
 from fastloop import _core
-from fastloop._array import Array, ArrayDataset
+from fastloop._array import Array, ArrayDataset, MappedFile
 from fastloop._indices import Vector, as_vector
 
 PATHS = ("auto", "array", "process", "sync", "torch")
@@ -76,7 +76,9 @@ def _pin_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-_Columns = tuple[list[torch.Tensor | Array], list[str], list[str | None], tuple[str, ...] | None]
+_Columns = tuple[
+    list[torch.Tensor | Array], list[str], list[MappedFile | None], tuple[str, ...] | None
+]
 
 
 def _columns_of(dataset: object) -> _Columns:
@@ -85,7 +87,7 @@ def _columns_of(dataset: object) -> _Columns:
         return (
             [field.source for field in fields],
             [field.name for field in fields],
-            [field.path for field in fields],
+            [field.file for field in fields],
             dataset._keys,
         )
     if type(dataset) is TensorDataset:
@@ -103,7 +105,7 @@ def find_source(dataset: object, read_by_threads: bool) -> Source:
             raise NotCoveredError("the indices of the Subset are not plain integers")
         maps.insert(0, indices)
         dataset = dataset.dataset
-    sources, names, paths, keys = _columns_of(dataset)
+    sources, names, files, keys = _columns_of(dataset)
     for i, source in enumerate(sources):
         if isinstance(source, np.ndarray):
             continue
@@ -111,7 +113,7 @@ def find_source(dataset: object, read_by_threads: bool) -> Source:
         if read_by_threads:
             sources[i] = _pin_storage(source)
     try:
-        table = _core.Table(tuple(sources), torch.Tensor, tuple(names), tuple(paths))
+        table = _core.Table(tuple(sources), torch.Tensor, tuple(names), tuple(files))
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
     tensors = dataset.tensors if isinstance(dataset, TensorDataset) else None

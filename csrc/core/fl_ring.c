@@ -2,8 +2,7 @@
  *
  * One mutex guards everything; it is held for a few list operations, never while copying. Batches
  * live in `depth` entries that move between two lists: free, and posted in order of number. Work
- * is handed out part by part from the oldest batch on, to ring threads and, in a ring that does
- * not run ahead, to the consumer. */
+ * is handed out part by part from the oldest batch on. */
 #include "fl_ring.h"
 
 #include "fl_pages.h"
@@ -13,11 +12,9 @@
 #include <stdatomic.h>
 
 enum {
-    /* How long a thread watches for a change before it sleeps. A part takes a few microseconds,
-     * being woken tens of them, and waking somebody more than ten. */
-    CONSUMER_SPIN_NS = 10000,
-    THREAD_SPIN_NS = 30000,
-    MAX_SPINS = 2 /* of the consumer in one take */
+    CONSUMER_SPIN_NS = 10000, /* watching for a part to be done: being woken takes longer; */
+    MAX_SPINS = 2,            /* so often in one take */
+    THREAD_SPIN_NS = 30000    /* watching for work: being woken keeps the waker for 10 us */
 };
 
 typedef struct fl_entry {
@@ -70,7 +67,7 @@ static fl_entry *find_work(fl_entry *entry)
     return entry;
 }
 
-/* Behind the first: that one's row list may be in the making. */
+/* Behind the first, whose row list may be in the making. */
 static void put_free(fl_ring *ring, fl_entry *entry)
 {
     fl_entry **place = ring->free != NULL ? &ring->free->next : &ring->free;

@@ -58,7 +58,8 @@ int fl_ring_post(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_er
  * else as a failed batch with *error. Never fails, does not block. */
 void fl_ring_post_mark(fl_ring *ring, int status, const fl_err *error, int64_t tag);
 
-/* Takes the next batch: its slot, READY, is then the caller's, its row list is gone. If it is not
+/* Takes the next batch: its slot, READY, is then the caller's, its row list stands until the next
+ * fl_ring_rows. If it is not
  * ready, fills parts of it or others and waits for wait_ms, or one part longer; with 0, fills what
  * nobody else has begun and does not wait. FL_OK; FL_EEND: nothing is posted; FL_ETIMEOUT:
  * not yet; FL_ECLOSED: stopped; FL_EFORK; otherwise the batch's own error, and the batch is used

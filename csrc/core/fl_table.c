@@ -18,6 +18,7 @@ enum {
 typedef struct fl_field {
     const char *data; /* borrowed from the caller of fl_table_open */
     int64_t row_bytes, row_stride;
+    int64_t reach;     /* from the first byte of a row to behind its last one in memory */
     int64_t run_bytes; /* contiguous bytes in the innermost loop */
     int32_t loops;     /* outer loops around a run; 0: a row is one run */
     int64_t loop_count[FL_MAX_NDIM], loop_stride[FL_MAX_NDIM];
@@ -52,6 +53,9 @@ static int reduce_row(const fl_tensor *view, fl_field *field, fl_err *err)
     field->row_bytes = total;
     field->run_bytes = bytes;
     if (total == 0) return FL_OK;
+    field->reach = bytes;
+    for (int32_t d = 1; d < view->ndim; d++)
+        field->reach += fl_max(0, (view->shape[d] - 1) * view->stride[d]);
     for (int32_t d = view->ndim - 1; d >= 1; d--) {
         if (view->shape[d] == 1) continue;
         if (field->loops == 0 && view->stride[d] == field->run_bytes) {
@@ -236,4 +240,17 @@ int fl_table_gather(const fl_table *table, const fl_rows *rows, int32_t part, in
         block += fl_table_field_bytes(table, f, rows->count);
     }
     return FL_OK;
+}
+
+int64_t
+fl_table_row_behind(const fl_table *table, int32_t f, const fl_rows *rows, const char *limit)
+{
+    const fl_field *field = &table->fields[f];
+    int64_t last = fl_max(0, (table->length - 1) * field->row_stride);
+    if (field->row_bytes == 0 || field->data + last + field->reach <= limit) return -1;
+    for (int64_t i = 0; i < rows->count; i++) {
+        int64_t row = row_at(rows, i);
+        if (field->data + row * field->row_stride + field->reach > limit) return row;
+    }
+    return -1;
 }

@@ -47,4 +47,10 @@ int32_t fl_table_parts(const fl_table *table, int64_t rows);
 int fl_table_gather(const fl_table *table, const fl_rows *rows, int32_t part, int32_t parts,
                     char *block, fl_err *err);
 
+/* The first of `rows` (resolved) of which field f has a byte at or behind the address `limit`;
+ * -1 if there is none. For a mapped file that has become shorter: the kernel reads zeros between
+ * its end and the end of its last page. */
+int64_t
+fl_table_row_behind(const fl_table *table, int32_t f, const fl_rows *rows, const char *limit);
+
 #endif

@@ -73,7 +73,7 @@ typedef struct fl_py_table {
     fl_py_door door;
     PyObject *sources;  /* owned: tuple of tensors and ndarrays, alive while views are */
     PyObject *names;    /* owned: tuple of str, for errors */
-    PyObject *paths;    /* owned: tuple of str or None */
+    PyObject *files;    /* owned: tuple of None or (path, address of its first byte, size) */
     fl_column *columns; /* owned: one for each source */
     int32_t count;
     fl_table *table; /* owned */
@@ -84,6 +84,10 @@ extern PyType_Spec fl_py_table_spec;
 /* Looks at the sources again and rebuilds views and table if one has moved or changed its shape.
  * Only while nothing reads the table. */
 int fl_py_table_refresh(fl_py_table *self);
+
+/* After the rows have been read: -1 and OSError if a mapped file behind one of them has become
+ * too short meanwhile. */
+int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows);
 
 /* ---- fl_py_slots.c: the pool a loader's iterators share, and what they count ---- */
 

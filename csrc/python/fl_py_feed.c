@@ -1,14 +1,12 @@
 /* fl_py_feed: the heap type _core.Feed, the engine of an iterator over array data.
  *
- * Has the ring fill batches of the rows that fl_py_post.c posts and hands them out as tensors.
- * Threads may call next() together: a lock lets one in at a time, and whoever waits has let go of
- * the interpreter lock. */
+ * Threads may call next() together: a lock lets one in at a time, and whoever waits for it has let
+ * go of the interpreter lock. What happens inside is in fl_py_post.c and fl_py_take.c. */
 #include "fl_py_feed.h"
 
 #include "fl_thread.h"
 
 enum {
-    WAIT_MS = 50,   /* between two looks at signals */
     MAX_HELPERS = 7 /* threads that help a loader without workers with large batches */
 };
 
@@ -30,7 +28,7 @@ static int enter(fl_py_feed *self)
     PyLockStatus got = PyThread_acquire_lock_timed(self->lock, 0, 0);
     while (got != PY_LOCK_ACQUIRED) {
         Py_BEGIN_ALLOW_THREADS
-        got = PyThread_acquire_lock_timed(self->lock, WAIT_MS * 1000, 1);
+        got = PyThread_acquire_lock_timed(self->lock, FL_PY_WAIT_MS * 1000, 1);
         Py_END_ALLOW_THREADS
         if (got != PY_LOCK_ACQUIRED && PyErr_CheckSignals() != 0) return -1;
     }
@@ -44,84 +42,7 @@ static void leave(fl_py_feed *self)
     PyThread_release_lock(self->lock);
 }
 
-/* ---- taking: from the ring to the user ---- */
-
-/* fl_ring_take without the interpreter lock, looking for signals every WAIT_MS and for the user's
- * timeout. */
-static int take_waiting(fl_py_feed *self, fl_batch *batch, fl_err *err)
-{
-    int64_t begin_ns = fl_now_ns();
-    int status;
-    do {
-        Py_BEGIN_ALLOW_THREADS
-        status = fl_ring_take(self->ring, WAIT_MS, batch, err);
-        Py_END_ALLOW_THREADS
-        if (status != FL_ETIMEOUT) return status;
-        if (PyErr_CheckSignals() != 0) return FL_PY_RAISED;
-    } while (self->timeout_ns == 0 || fl_now_ns() - begin_ns < self->timeout_ns);
-    PyErr_Format(PyExc_RuntimeError, "DataLoader timed out after %S seconds", self->timeout);
-    return FL_PY_RAISED;
-}
-
-/* Nothing to wait for, and no more to copy than giving the interpreter lock away would cost. */
-static inline bool is_quick(const fl_py_feed *self)
-{
-    bool is_small = self->most_bytes < FL_TABLE_SMALL_BYTES && self->fills_itself;
-    return is_small || fl_ring_is_ready(self->ring);
-}
-
-/* Takes the next batch, counting the time the caller spends on it. A batch that is ready, or
- * small enough to be copied at once, is taken without letting go of the interpreter lock. */
-static int take(fl_py_feed *self, fl_batch *batch, fl_err *err)
-{
-    int64_t begin_ns = self->runs_ahead ? 0 : fl_now_ns();
-    int status = is_quick(self) ? fl_ring_take(self->ring, 0, batch, err) : FL_ETIMEOUT;
-    if (status == FL_ETIMEOUT) {
-        if (begin_ns == 0) begin_ns = fl_now_ns();
-        status = take_waiting(self, batch, err);
-    }
-    if (begin_ns != 0 && status != FL_EEND) {
-        self->slots->waits++;
-        self->slots->wait_ns += fl_now_ns() - begin_ns;
-    }
-    return status;
-}
-
-static PyObject *redeem_mark(fl_py_feed *self, int64_t tag)
-{
-    PyObject *result = NULL, *key = PyLong_FromLongLong(tag);
-    if (key == NULL) return NULL;
-    PyObject *what = PyDict_GetItemWithError(self->marks, key);
-    Py_XINCREF(what);
-    if (what != NULL && PyDict_DelItem(self->marks, key) == 0) {
-        if (PyTuple_CheckExact(what))
-            result = PyObject_CallOneArg(self->fetch, PyTuple_GET_ITEM(what, 0));
-        else
-            PyErr_SetObject((PyObject *)Py_TYPE(what), what);
-    }
-    Py_XDECREF(what);
-    Py_DECREF(key);
-    return result;
-}
-
-static PyObject *deliver(fl_py_feed *self, const fl_batch *batch)
-{
-    fl_py_slots *slots = self->slots;
-    if (batch->tag >= FL_PY_TAG_MARK) {
-        PyObject *fetched = redeem_mark(self, batch->tag);
-        slots->batches += fetched != NULL;
-        return fetched;
-    }
-    PyObject *result = fl_py_batch(self->table, self->keys, batch, batch->tag == FL_PY_TAG_SINGLE);
-    if (result == NULL) return NULL;
-    slots->batches++;
-    slots->samples += batch->rows.count;
-    slots->bytes += batch->bytes;
-    return result;
-}
-
-/* The ring's threads read the table's sources until it is closed. */
-static void close_ring(fl_py_feed *self)
+void fl_py_feed_close_ring(fl_py_feed *self)
 {
     fl_ring *ring = self->ring;
     self->ring = NULL;
@@ -131,83 +52,13 @@ static void close_ring(fl_py_feed *self)
     Py_END_ALLOW_THREADS
 }
 
-/* Nothing is left: a feed that will not be restarted lets its threads go. */
-static void finish(fl_py_feed *self)
-{
-    if (self->runs_ahead && !self->is_persistent) close_ring(self);
-}
-
-/* Posts the batch that follows the one just taken, as torch does before it returns or raises.
- * On an interrupt the one just taken is kept for the next call. */
-static int refill(fl_py_feed *self, PyObject *result)
-{
-    if (!self->runs_ahead) return 0;
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    if (fl_py_post_next(self) >= 0) {
-        PyErr_Restore(type, value, traceback);
-        return 0;
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
-    self->held = result;
-    return -1;
-}
-
-/* A feed that does not run ahead looks at the data when it is asked, and posts then. */
-static int post_now(fl_py_feed *self)
-{
-    if (self->runs_ahead) return 0;
-    if (fl_py_table_refresh(self->table) != 0) return -1;
-    fl_plan_set_length(self->plan, fl_table_length(self->table->table));
-    return fl_py_post_next(self) < 0 ? -1 : 0;
-}
-
-static PyObject *next_locked(fl_py_feed *self)
-{
-    PyObject *result = self->held;
-    self->held = NULL;
-    if (result != NULL) return result;
-    if (self->is_closed) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "the loader of this iterator was closed; call iter() on it again");
-        return NULL;
-    }
-    if (self->ring == NULL) return NULL;
-    if (post_now(self) != 0) return NULL;
-    fl_batch batch;
-    fl_err err = {0};
-    int status = take(self, &batch, &err);
-    if (status == FL_PY_RAISED) {
-        /* What is not ahead is gone, as in torch: the data may move before the next call. */
-        if (!self->runs_ahead) fl_ring_reset(self->ring);
-        return NULL;
-    }
-    if (status == FL_EEND) {
-        finish(self);
-        return NULL;
-    }
-    if (status == FL_ECLOSED) {
-        PyErr_SetString(PyExc_RuntimeError, "the loader was closed while it was being iterated");
-        return NULL;
-    }
-    if (status == FL_OK)
-        result = deliver(self, &batch);
-    else
-        fl_py_raise(&err, (PyObject *)self->table);
-    return refill(self, result) == 0 ? result : NULL;
-}
-
 static PyObject *feed_next(fl_py_feed *self)
 {
     if (enter(self) != 0) return NULL;
-    PyObject *result = next_locked(self);
+    PyObject *result = fl_py_take_next(self);
     leave(self);
     return result;
 }
-
-/* ---- the type ---- */
 
 static int fill_part(void *context, const fl_batch *batch, int32_t part, fl_err *err)
 {
@@ -315,7 +166,7 @@ static void drop_source(fl_py_feed *self)
 
 static int feed_clear(fl_py_feed *self)
 {
-    close_ring(self);
+    fl_py_feed_close_ring(self);
     if (self->plan != NULL && self->marks != NULL) drop_source(self);
     Py_CLEAR(self->fetch);
     return 0;
@@ -390,7 +241,7 @@ static PyObject *feed_close(fl_py_feed *self, PyObject *Py_UNUSED(ignored))
     /* From a signal handler or sampler inside next(): that call raises, the rest waits for it. */
     if (self->owner == PyThread_get_thread_ident()) Py_RETURN_NONE;
     if (enter(self) != 0) return NULL;
-    close_ring(self);
+    fl_py_feed_close_ring(self);
     drop_source(self);
     leave(self);
     Py_RETURN_NONE;

@@ -1,12 +1,16 @@
 /* fl_py_feed: the engine of an iterator over array data, as its two files share it.
  *
- * fl_py_post.c pulls indices and posts batches; fl_py_feed.c takes them and is the type. */
+ * fl_py_post.c pulls indices and posts batches, fl_py_take.c takes them, fl_py_feed.c is the type.
+ */
 #ifndef FL_PY_FEED_H
 #define FL_PY_FEED_H
 
 #include "fl_py.h"
 
-enum { FL_PY_RAISED = 1 }; /* a status: a Python exception is set */
+enum {
+    FL_PY_RAISED = 1,  /* a status: a Python exception is set */
+    FL_PY_WAIT_MS = 50 /* between two looks at signals */
+};
 
 typedef enum {
     FL_PY_BLOCKS,  /* the source yields int64 vectors and (first, count) ranges, to be cut into
@@ -52,5 +56,11 @@ typedef struct fl_py_feed {
 /* Posts the next batch of the source, or a mark in its place: 1 posted, 0 the source is used up,
  * -1 exception and nothing posted. The lock is held and the ring has room. */
 int fl_py_post_next(fl_py_feed *self);
+
+/* The next batch, or NULL at the end (without exception) or on one. The lock is held. */
+PyObject *fl_py_take_next(fl_py_feed *self);
+
+/* Ends the threads; until then they read the table's sources. Lets go of the interpreter lock. */
+void fl_py_feed_close_ring(fl_py_feed *self);
 
 #endif

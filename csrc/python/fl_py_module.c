@@ -19,7 +19,7 @@ static PyObject *raise_index(const fl_err *err)
 
 static PyObject *raise_source(const fl_err *err, fl_py_table *table)
 {
-    PyObject *path = PyTuple_GET_ITEM(table->paths, err->field);
+    PyObject *path = PyTuple_GET_ITEM(PyTuple_GET_ITEM(table->files, err->field), 0);
     PyObject *text = PyUnicode_FromFormat(
         "%U, row %lld can no longer be read: the mapped file has become shorter than the array; "
         "restore the file and open the dataset again",

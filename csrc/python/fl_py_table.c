@@ -8,7 +8,7 @@
 static int look_at_sources(fl_py_table *self, fl_column *columns)
 {
     for (int32_t f = 0; f < self->count; f++) {
-        columns[f].is_volatile = PyTuple_GET_ITEM(self->paths, f) != Py_None;
+        columns[f].is_volatile = PyTuple_GET_ITEM(self->files, f) != Py_None;
         PyObject *source = PyTuple_GET_ITEM(self->sources, f);
         if (fl_py_view(&self->door, source, &columns[f].view) != 0) return -1;
     }
@@ -66,27 +66,71 @@ int fl_py_table_refresh(fl_py_table *self)
     return 0;
 }
 
+/* The size of a mapped file now; -1 if nobody knows, -2 exception. */
+static int64_t size_now(PyObject *file)
+{
+    PyObject *function = PyTuple_GET_ITEM(file, 2);
+    if (function == Py_None) return -1;
+    PyObject *size = PyObject_CallNoArgs(function);
+    if (size == NULL) return -2;
+    int64_t bytes = PyLong_AsLongLong(size);
+    Py_DECREF(size);
+    return bytes == -1 && PyErr_Occurred() ? -2 : bytes;
+}
+
+int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows)
+{
+    for (int32_t f = 0; f < self->count; f++) {
+        PyObject *file = PyTuple_GET_ITEM(self->files, f);
+        int64_t size = file != Py_None ? size_now(file) : -1;
+        if (size == -2) return -1;
+        if (size < 0) continue;
+        const char *begin = PyLong_AsVoidPtr(PyTuple_GET_ITEM(file, 1));
+        int64_t row = fl_table_row_behind(self->table, f, rows, begin + size);
+        if (row < 0) continue;
+        fl_err err = {.code = FL_ESOURCE, .field = f, .value = row};
+        fl_py_raise(&err, (PyObject *)self);
+        return -1;
+    }
+    return 0;
+}
+
+static int check_files(PyObject *files)
+{
+    for (Py_ssize_t f = 0; f < PyTuple_GET_SIZE(files); f++) {
+        PyObject *file = PyTuple_GET_ITEM(files, f);
+        if (file == Py_None) continue;
+        if (!PyTuple_Check(file) || PyTuple_GET_SIZE(file) != 3) {
+            PyErr_SetString(PyExc_TypeError, "Table: a file is (path, address, size) or None");
+            return -1;
+        }
+        if (PyLong_AsVoidPtr(PyTuple_GET_ITEM(file, 1)) == NULL && PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
 static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"sources", "tensor_type", "names", "paths", NULL};
-    PyObject *sources, *tensor_type, *names, *paths;
+    static char *keywords[] = {"sources", "tensor_type", "names", "files", NULL};
+    PyObject *sources, *tensor_type, *names, *files;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!O!:Table", keywords, &PyTuple_Type,
                                      &sources, &tensor_type, &PyTuple_Type, &names, &PyTuple_Type,
-                                     &paths))
+                                     &files))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(sources);
-    if (PyTuple_GET_SIZE(names) != count || PyTuple_GET_SIZE(paths) != count || count > INT32_MAX)
+    if (PyTuple_GET_SIZE(names) != count || PyTuple_GET_SIZE(files) != count || count > INT32_MAX)
         return PyErr_Format(PyExc_ValueError,
-                            "Table needs a name and a path (or None) for each of %zd sources",
+                            "Table needs a name and a file (or None) for each of %zd sources",
                             count);
+    if (check_files(files) != 0) return NULL;
     fl_py_table *self = (fl_py_table *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     Py_INCREF(sources);
     Py_INCREF(names);
-    Py_INCREF(paths);
+    Py_INCREF(files);
     self->sources = sources;
     self->names = names;
-    self->paths = paths;
+    self->files = files;
     self->count = (int32_t)count;
     if (fl_py_door_open(tensor_type, &self->door) != 0 || rebuild(self) != 0) {
         Py_DECREF(self);
@@ -101,7 +145,7 @@ static int table_traverse(fl_py_table *self, visitproc visit, void *arg)
     Py_VISIT(self->door.tensor_type);
     Py_VISIT(self->sources);
     Py_VISIT(self->names);
-    Py_VISIT(self->paths);
+    Py_VISIT(self->files);
     return 0;
 }
 
@@ -117,7 +161,7 @@ static void table_dealloc(fl_py_table *self)
     fl_py_door_close(&self->door);
     Py_XDECREF(self->sources);
     Py_XDECREF(self->names);
-    Py_XDECREF(self->paths);
+    Py_XDECREF(self->files);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -185,6 +229,7 @@ static PyObject *table_read_row(fl_py_table *self, PyObject *args)
         Py_END_ALLOW_THREADS
     }
     if (status != FL_OK) fl_py_raise(&err, (PyObject *)self);
+    if (status == FL_OK) status = fl_py_table_check_files(self, &rows);
     if (status == FL_OK) status = copy_outs(self, outs, block);
     fl_free(block);
     if (status != FL_OK) return NULL;
@@ -194,12 +239,14 @@ static PyObject *table_read_row(fl_py_table *self, PyObject *args)
 static PyMethodDef table_methods[] = {
     {"read_row", (PyCFunction)table_read_row, METH_VARARGS, read_row_doc}, {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(table_doc,
-             "Table(sources, tensor_type, names, paths)\n--\n\n"
-             "Fields of equal length as the core reads them.\n\n"
-             "sources: tuple of CPU tensors (exactly tensor_type) and ndarrays, at least 1-d.\n"
-             "names: how errors call each field. paths: the file behind a mapped field, whose\n"
-             "memory is then read safely, or None.");
+PyDoc_STRVAR(
+    table_doc,
+    "Table(sources, tensor_type, names, files)\n--\n\n"
+    "Fields of equal length as the core reads them.\n\n"
+    "sources: tuple of CPU tensors (exactly tensor_type) and ndarrays, at least 1-d.\n"
+    "names: how errors call each field. files: None, or for a mapped field, whose memory is\n"
+    "then read safely, (path, address at which byte 0 of the file would be mapped,\n"
+    "function that returns its size now, or None).");
 
 static PyType_Slot table_slots[] = {
     {Py_tp_doc, (void *)table_doc},   {Py_tp_new, table_new},
