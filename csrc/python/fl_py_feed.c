@@ -125,7 +125,7 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->runs_ahead = workers > 0;
     self->depth = depth;
     self->fills_itself = !fl_table_is_volatile(self->table->table);
-    if (seconds > 0) self->timeout_ns = seconds < 9e9 ? (int64_t)(seconds * 1e9) : INT64_MAX;
+    if (seconds > 0) self->timeout_ns = seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX / 2;
     self->generation = fl_fork_generation();
     self->next_mark = FL_PY_TAG_MARK;
     self->marks = PyDict_New();

@@ -10,37 +10,33 @@
  * user's timeout. */
 static int take_waiting(fl_py_feed *self, fl_batch *batch, fl_err *err)
 {
-    int64_t begin_ns = fl_now_ns();
-    int status;
-    do {
+    int64_t until_ns = self->timeout_ns > 0 ? fl_now_ns() + self->timeout_ns : INT64_MAX;
+    int64_t left_ns = until_ns - fl_now_ns();
+    while (left_ns > 0) {
+        int64_t wait_ms = fl_min(FL_PY_WAIT_MS, left_ns / 1000000 + 1);
+        int status;
         Py_BEGIN_ALLOW_THREADS
-        status = fl_ring_take(self->ring, FL_PY_WAIT_MS, batch, err);
+        status = fl_ring_take(self->ring, wait_ms, batch, err);
         Py_END_ALLOW_THREADS
         if (status != FL_ETIMEOUT) return status;
         if (PyErr_CheckSignals() != 0) return FL_PY_RAISED;
-    } while (self->timeout_ns == 0 || fl_now_ns() - begin_ns < self->timeout_ns);
+        left_ns = until_ns - fl_now_ns();
+    }
     PyErr_Format(PyExc_RuntimeError, "DataLoader timed out after %S seconds", self->timeout);
     return FL_PY_RAISED;
 }
 
-/* Nothing to wait for, and no more to copy than giving the interpreter lock away would cost. */
-static inline bool is_quick(const fl_py_feed *self)
-{
-    bool is_small = self->most_bytes < FL_TABLE_SMALL_BYTES && self->fills_itself;
-    return is_small || fl_ring_is_ready(self->ring);
-}
-
-/* Takes the next batch, counting the time the caller spends on it. A batch that is ready, or
- * small enough to be copied at once, is taken without letting go of the interpreter lock. */
+/* Takes the next batch, counting the time the caller spends on it. One that is ready, or so small
+ * that copying it costs no more than giving the interpreter lock away, is taken with the lock. */
 static int take(fl_py_feed *self, fl_batch *batch, fl_err *err)
 {
-    int64_t begin_ns = self->runs_ahead ? 0 : fl_now_ns();
-    int status = is_quick(self) ? fl_ring_take(self->ring, 0, batch, err) : FL_ETIMEOUT;
-    if (status == FL_ETIMEOUT) {
-        if (begin_ns == 0) begin_ns = fl_now_ns();
-        status = take_waiting(self, batch, err);
-    }
-    if (begin_ns != 0 && status != FL_EEND) {
+    bool is_ready = self->runs_ahead && fl_ring_is_ready(self->ring);
+    bool is_small = self->most_bytes < FL_TABLE_SMALL_BYTES && self->fills_itself;
+    int64_t begin_ns = is_ready ? 0 : fl_now_ns();
+    int status = FL_ETIMEOUT;
+    if (is_ready || is_small) status = fl_ring_take(self->ring, 0, batch, err);
+    if (status == FL_ETIMEOUT) status = take_waiting(self, batch, err);
+    if (!is_ready && status != FL_EEND) {
         self->slots->waits++;
         self->slots->wait_ns += fl_now_ns() - begin_ns;
     }
