@@ -2,18 +2,23 @@
  *
  * Short rows are copied by overlapping fixed-size moves, chosen once per call, because a libc
  * memcpy call costs more than the row; random rows are prefetched a few ahead, because their
- * cache misses, not the copying, are the time. Long rows go to memcpy, whose own choice between
- * plain and non-temporal stores was the best measured (docs/design.md). */
+ * cache misses, not the copying, are the time. Long rows are written past the caches where the
+ * machine can: batches of them are larger than what a core keeps, and a plain store would first
+ * read the line it overwrites (docs/design.md has the figures). */
 #include "fl_cpu.h"
 
 #include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 enum {
     LINE_BYTES = 64,
     AHEAD_BYTES = 2048,  /* how far ahead of the copy rows are prefetched */
     AHEAD_ROWS = 24,     /* and at most so many rows */
     AHEAD_LINES = 16,    /* and of each row at most so many lines; the hardware does the rest */
-    LONG_ROW = 32 * 1024 /* from here on it does all of it */
+    LONG_ROW = 32 * 1024 /* from here on rows are written past the caches */
 };
 
 typedef void copy_fn(char *dst, const char *src, size_t bytes);
@@ -41,7 +46,38 @@ static inline void copy_1(char *dst, const char *src, size_t bytes)
     *dst = *src;
 }
 
-static inline void copy_long(char *dst, const char *src, size_t bytes) { memcpy(dst, src, bytes); }
+static inline void copy_any(char *dst, const char *src, size_t bytes) { memcpy(dst, src, bytes); }
+
+#if defined(__x86_64__)
+/* With non-temporal stores; whoever publishes dst calls end_streaming first. */
+__attribute__((target("avx"))) static void copy_long(char *dst, const char *src, size_t bytes)
+{
+    size_t head = -(uintptr_t)dst & 31, at = head;
+    memcpy(dst, src, head);
+    for (; at + 64 <= bytes; at += 64) {
+        __m256i first = _mm256_loadu_si256((const __m256i *)(const void *)(src + at));
+        __m256i second = _mm256_loadu_si256((const __m256i *)(const void *)(src + at + 32));
+        _mm256_stream_si256((__m256i *)(void *)(dst + at), first);
+        _mm256_stream_si256((__m256i *)(void *)(dst + at + 32), second);
+    }
+    memcpy(dst + at, src + at, bytes - at);
+}
+
+static inline bool can_stream(int64_t row_bytes)
+{
+    return row_bytes >= LONG_ROW && __builtin_cpu_supports("avx");
+}
+
+static inline void end_streaming(void) { _mm_sfence(); }
+#else
+#define copy_long copy_any
+static inline bool can_stream(int64_t row_bytes)
+{
+    (void)row_bytes;
+    return false;
+}
+static inline void end_streaming(void) {}
+#endif
 
 static inline void prefetch_row(const char *row, int64_t lines)
 {
@@ -54,7 +90,6 @@ gather_with(copy_fn *copy, char *dst, const char *src, int64_t stride, int64_t r
 {
     int64_t ahead = fl_min(count, fl_max(1, fl_min(AHEAD_ROWS, AHEAD_BYTES / row_bytes)));
     int64_t lines = fl_min(AHEAD_LINES, (row_bytes + LINE_BYTES - 1) / LINE_BYTES + 1);
-    if (row_bytes >= LONG_ROW) lines = 0;
     for (int64_t i = 0; i < ahead; i++) prefetch_row(src + index[i] * stride, lines);
     int64_t i = 0;
     for (; i < count - ahead; i++, dst += row_bytes) {
@@ -76,7 +111,7 @@ copy_with(copy_fn *copy, char *dst, const char *src, int64_t stride, int64_t row
 #define WITH_COPY(bytes, loop, ...)            \
     do {                                       \
         if ((bytes) > 128)                     \
-            loop(copy_long, __VA_ARGS__);      \
+            loop(copy_any, __VA_ARGS__);       \
         else if ((bytes) >= 64)                \
             loop(copy_64_to_128, __VA_ARGS__); \
         else if ((bytes) >= 32)                \
@@ -96,17 +131,28 @@ copy_with(copy_fn *copy, char *dst, const char *src, int64_t stride, int64_t row
 static void gather_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes,
                         const int64_t *index, int64_t count)
 {
-    WITH_COPY(row_bytes, gather_with, dst, src, stride, row_bytes, index, count);
+    if (!can_stream(row_bytes)) {
+        WITH_COPY(row_bytes, gather_with, dst, src, stride, row_bytes, index, count);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++, dst += row_bytes)
+        copy_long(dst, src + index[i] * stride, (size_t)row_bytes);
+    end_streaming();
 }
 
 static void copy_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes, int64_t first,
                       int64_t count)
 {
     src += first * stride;
-    if (stride == row_bytes)
+    if (can_stream(row_bytes)) {
+        for (int64_t i = 0; i < count; i++, dst += row_bytes, src += stride)
+            copy_long(dst, src, (size_t)row_bytes);
+        end_streaming();
+    } else if (stride == row_bytes) {
         memcpy(dst, src, (size_t)(row_bytes * count));
-    else
+    } else {
         WITH_COPY(row_bytes, copy_with, dst, src, stride, row_bytes, count);
+    }
 }
 
 const fl_backend fl_cpu_backend = {
