@@ -18,7 +18,8 @@ enum {
     AHEAD_BYTES = 2048,  /* how far ahead of the copy rows are prefetched */
     AHEAD_ROWS = 24,     /* and at most so many rows */
     AHEAD_LINES = 16,    /* and of each row at most so many lines; the hardware does the rest */
-    LONG_ROW = 32 * 1024 /* from here on rows are written past the caches */
+    LONG_ROW = 2 * 1024, /* from here on rows are written past the caches, */
+    VERY_LONG_ROW = 32 * 1024 /* and from here on the hardware prefetches well enough */
 };
 
 typedef void copy_fn(char *dst, const char *src, size_t bytes);
@@ -135,8 +136,11 @@ static void gather_rows(char *dst, const char *src, int64_t stride, int64_t row_
         WITH_COPY(row_bytes, gather_with, dst, src, stride, row_bytes, index, count);
         return;
     }
-    for (int64_t i = 0; i < count; i++, dst += row_bytes)
+    int64_t lines = row_bytes < VERY_LONG_ROW ? AHEAD_LINES : 0;
+    for (int64_t i = 0; i < count; i++, dst += row_bytes) {
+        if (i + 1 < count) prefetch_row(src + index[i + 1] * stride, lines);
         copy_long(dst, src + index[i] * stride, (size_t)row_bytes);
+    }
     end_streaming();
 }
 
