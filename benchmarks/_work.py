@@ -40,9 +40,9 @@ def tensors(fields: tuple[np.ndarray, ...], batch: int) -> Data:
 
 
 @cache
-def small_rows() -> Data:
+def small_rows(count: int = 20_000) -> Data:
     rng = np.random.default_rng(SEED)
-    return tensors(tuple(rng.random((20_000, n), np.float32) for n in (20, 5)), 256)
+    return tensors(tuple(rng.random((count, n), np.float32) for n in (20, 5)), 256)
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastloop._core import build_info as _core_build_info
+from fastloop._core import version as _core_version
 
 if TYPE_CHECKING:
     from fastloop._array import ArrayDataset
@@ -29,7 +30,7 @@ def build_info() -> dict[str, str | int]:
     return _core_build_info()
 
 
-__version__ = str(build_info()["version"])
+__version__ = _core_version
 
 
 def __getattr__(name: str) -> Any:

@@ -97,7 +97,8 @@ class _Field:
         _check_dtype(name, value.dtype)
         if value.ndim == 0:
             raise ValueError(f"{name} is 0-dimensional; its first dimension must count samples")
-        self.source = np.asarray(value)
+        # np.ulonglong is a uint64 that torch does not know by that name.
+        self.source = np.asarray(value).view(np.dtype(value.dtype.name))
         self.file = _find_file(value)
         self.rows = torch.from_numpy(self.source) if self._can_be_aliased() else None
 

@@ -3,6 +3,8 @@ from typing import Any, final
 
 import numpy as np
 
+version: str
+
 @final
 class Table:
     def __new__(
@@ -16,6 +18,7 @@ class Table:
 
 @final
 class Slots:
+    fields: int
     def __new__(cls, fields: int) -> Slots: ...
     def count(self) -> dict[str, int]: ...
     def trim(self) -> None: ...

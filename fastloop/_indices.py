@@ -28,17 +28,23 @@ Block = torch.Tensor | tuple[int, int]
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 
 
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def as_vector(indices: object) -> Vector | None:
     """A sequence of plain integers as a contiguous int64 vector; None if it is not one."""
-    if isinstance(indices, range):
+    if type(indices) is range:
         return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
-    if isinstance(indices, torch.Tensor):  # bytes and bools in one are masks
-        is_signed = indices.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
-        indices = indices.numpy() if is_signed and indices.device.type == "cpu" else None
-    if isinstance(indices, np.ndarray):
+    if type(indices) is torch.Tensor:
+        if indices.dtype not in _SIGNED or indices.device.type != "cpu" or indices.is_neg():
+            return None  # bytes and bools in a tensor are masks
+        if indices.layout is not torch.strided or indices.requires_grad:
+            return None
+        indices = indices.numpy()
+    if type(indices) is np.ndarray:
         is_vector = indices.ndim == 1 and indices.dtype.kind in "iu" and indices.dtype != np.uint64
         return np.ascontiguousarray(indices, dtype=np.int64) if is_vector else None
-    if isinstance(indices, (list, tuple)):
+    if isinstance(indices, (list, tuple)) and type(indices) in (list, tuple):
         return _core.int64_array(indices, torch.Tensor)
     return None
 
@@ -57,21 +63,23 @@ def _random(sampler: RandomSampler) -> Iterator[Block]:
     whole, rest = divmod(sampler.num_samples, 32 if sampler.replacement else n)
     if sampler.replacement:
         for size in chain(repeat(32, whole), (rest,)):
-            yield torch.randint(high=n, size=(size,), dtype=torch.int64, generator=generator)
+            draws = torch.randint(high=n, size=(size,), dtype=torch.int64, generator=generator)
+            yield draws.cpu()
         return
     for _ in range(whole):
-        yield torch.randperm(n, generator=generator)
-    yield torch.randperm(n, generator=generator)[:rest]
+        yield torch.randperm(n, generator=generator).cpu()
+    yield torch.randperm(n, generator=generator)[:rest].cpu()
 
 
 def _subset(sampler: SubsetRandomSampler, indices: torch.Tensor) -> Iterator[Block]:
-    yield indices[torch.randperm(len(indices), generator=sampler.generator)]
+    yield indices[torch.randperm(len(indices), generator=sampler.generator).cpu()]
 
 
 def _weighted(sampler: WeightedRandomSampler) -> Iterator[Block]:
-    yield torch.multinomial(
+    indices = torch.multinomial(
         sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator
     )
+    yield indices.cpu()
 
 
 def _distributed(sampler: DistributedSampler[Any]) -> Iterator[Block]:
@@ -79,9 +87,9 @@ def _distributed(sampler: DistributedSampler[Any]) -> Iterator[Block]:
     if sampler.shuffle:
         generator = torch.Generator()
         generator.manual_seed(sampler.seed + sampler.epoch)
-        indices = torch.randperm(n, generator=generator)
+        indices = torch.randperm(n, generator=generator).cpu()
     else:
-        indices = torch.arange(n)
+        indices = torch.arange(n, device="cpu")
     if not sampler.drop_last:
         indices = indices.repeat(max(1, math.ceil(sampler.total_size / max(1, n))))
     if sampler.drop_last or n <= sampler.total_size:

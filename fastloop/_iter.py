@@ -25,19 +25,29 @@ from fastloop._route import NotCoveredError, Source, find_route, find_source
 _BLOCKS, _BATCHES, _SINGLES = 0, 1, 2
 
 
+COUNTS = ("batches", "samples", "bytes", "waits", "wait_ns", "lent", "replaced")
+
+
 class Shared:
     """What the iterators of one loader share: batch memory and counts."""
 
     def __init__(self) -> None:
         self.slots: _core.Slots | None = None
+        self.past: dict[str, int] = {}
         self.torch_batches = 0
         self.torch_wait_ns = 0
 
     def slots_for(self, fields: int) -> _core.Slots:
-        """The pool, made when first needed and again in a forked child."""
-        if self.slots is None or not self.slots.is_own():
+        """The pool: a new one in a forked child, and for more fields than the last one took."""
+        if self.slots is None or not self.slots.is_own() or self.slots.fields < fields:
+            self.past = self.count()
+            self.past["lent"] = 0
             self.slots = _core.Slots(fields)
         return self.slots
+
+    def count(self) -> dict[str, int]:
+        now = self.slots.count() if self.slots is not None else {}
+        return {name: self.past.get(name, 0) + now.get(name, 0) for name in COUNTS}
 
     def time_torch(self, next_data: Callable[[], Any]) -> Any:
         begin_ns = perf_counter_ns()
@@ -105,7 +115,7 @@ class _ArrayIter(_BaseDataLoaderIter):
     def _look_again(self) -> None:
         """Other tensors were put into the TensorDataset between two batches."""
         try:
-            source = find_source(self._dataset, read_by_threads=False)
+            source = find_source(self._dataset, pin=False)
             self._feed.use(source.table)
         except (NotCoveredError, ValueError) as error:
             raise RuntimeError(
@@ -173,7 +183,7 @@ def fast_iterator(
         shared: memory and counts to go on with; fresh ones by default.
     """
     shared = shared or Shared()
-    route = find_route(loader, path)
+    route = find_route(loader, path, pin=True)
     if loader.num_workers > 0:
         loader.check_worker_number_rationality()
     if route.source is not None:

@@ -112,7 +112,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """What this loader has done so far, and which path it takes now. Costs no sync."""
         route = find_route(self, self.path)
         shared = self._shared
-        count = shared.slots.count() if shared.slots is not None else dict.fromkeys(_COUNTS, 0)
+        count = shared.count()
         is_torch = route.source is None
         return LoaderStats(
             path=route.path,
@@ -158,6 +158,3 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _shared=Shared(), _open=weakref.WeakSet())
-
-
-_COUNTS = ("batches", "samples", "bytes", "waits", "wait_ns", "lent", "replaced")

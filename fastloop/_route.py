@@ -47,6 +47,14 @@ class Route:
     source: Source | None = None
 
 
+_DTYPES = frozenset(
+    getattr(torch, name)
+    for name in "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 "
+    "float16 bfloat16 float32 float64 complex32 complex64 complex128 "
+    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz".split()
+)
+
+
 def _check_tensor(name: str, tensor: object) -> None:
     if type(tensor) is not torch.Tensor:
         raise NotCoveredError(f"{name} is a {type(tensor).__name__}, not a plain torch.Tensor")
@@ -59,6 +67,7 @@ def _check_tensor(name: str, tensor: object) -> None:
         "is a conjugate view": tensor.is_conj(),
         "is a negative view": tensor.is_neg(),
         "has no dimension to index": tensor.ndim == 0,
+        f"has dtype {tensor.dtype}": tensor.dtype not in _DTYPES,
     }
     for reason, applies in reasons.items():
         if applies:
@@ -72,7 +81,7 @@ def _pin_storage(tensor: torch.Tensor) -> torch.Tensor:
     """
     storage = tensor.untyped_storage()
     if storage.resizable():
-        torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
     return tensor.detach()
 
 
@@ -96,8 +105,13 @@ def _columns_of(dataset: object) -> _Columns:
     raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
 
 
-def find_source(dataset: object, read_by_threads: bool) -> Source:
-    """The arrays behind a dataset. Raises NotCoveredError."""
+def find_source(dataset: object, pin: bool) -> Source:
+    """The arrays behind a dataset. Raises NotCoveredError.
+
+    Args:
+        dataset: any.
+        pin: threads will read ahead, so keep the storages of tensors from being resized.
+    """
     maps: list[Vector] = []
     while type(dataset) is Subset:
         indices = as_vector(dataset.indices)
@@ -106,15 +120,14 @@ def find_source(dataset: object, read_by_threads: bool) -> Source:
         maps.insert(0, indices)
         dataset = dataset.dataset
     sources, names, files, keys = _columns_of(dataset)
-    for i, source in enumerate(sources):
-        if isinstance(source, np.ndarray):
-            continue
-        _check_tensor(names[i], source)
-        if read_by_threads:
-            sources[i] = _pin_storage(source)
+    for name, source in zip(names, sources, strict=True):
+        if not isinstance(source, np.ndarray):
+            _check_tensor(name, source)
     try:
+        if pin:
+            sources = [s if isinstance(s, np.ndarray) else _pin_storage(s) for s in sources]
         table = _core.Table(tuple(sources), torch.Tensor, tuple(names), tuple(files))
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
     tensors = dataset.tensors if isinstance(dataset, TensorDataset) else None
     return Source(table, len(sources), keys, tuple(maps), dataset, tensors)
@@ -137,7 +150,7 @@ def _is_default_collate(loader: DataLoader[Any]) -> bool:
     )
 
 
-def _array_source(loader: DataLoader[Any]) -> Source:
+def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
     if not _is_default_collate(loader):
         raise NotCoveredError("collate_fn is not torch's default, or its registry was extended")
     if loader.num_workers > 0 and loader.worker_init_fn is not None:
@@ -146,11 +159,16 @@ def _array_source(loader: DataLoader[Any]) -> Source:
         raise NotCoveredError("prefetch_factor is 0")
     if loader.pin_memory and torch.accelerator.is_available():
         raise NotCoveredError("pin_memory copies batches into pinned memory")
-    return find_source(loader.dataset, loader.num_workers > 0)
+    return find_source(loader.dataset, pin and loader.num_workers > 0)
 
 
-def find_route(loader: DataLoader[Any], path: str = "auto") -> Route:
+def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -> Route:
     """The path for any torch ``DataLoader``, now.
+
+    Args:
+        loader: any torch DataLoader.
+        path: as the argument of ``fastloop.DataLoader``.
+        pin: an iterator will be made of it; otherwise nothing is changed by asking.
 
     Raises:
         ValueError: ``path`` demands a path that does not take this loader.
@@ -160,7 +178,7 @@ def find_route(loader: DataLoader[Any], path: str = "auto") -> Route:
     if path in ("process", "sync"):
         raise ValueError(f"path={path!r} is not available in this version; use path='auto'")
     try:
-        source = _array_source(loader)
+        source = _array_source(loader, pin)
     except NotCoveredError as reason:
         if path == "array":
             raise ValueError(

@@ -46,6 +46,8 @@ STATICS = {
     ("fl_thread.c", "fork_generation"),  # counts forks, written in the child alone
     ("fl_thread.c", "once"),  # the fork handler is installed once
     ("fl_guard.c", "method"),  # how this kernel copies: the same answer for every thread
+    ("", "__cpu_model"),  # libgcc's, behind __builtin_cpu_supports
+    ("", "__cpu_features2"),
     ("fl_py_tensor.c", "PyArray_API"),  # NumPy's own table, filled at import
     ("fl_py_tensor.c", "PyArray_RUNTIME_VERSION"),
 }

@@ -90,20 +90,38 @@ close_fd:
     return done;
 }
 
+/* The pieces behind the first `done` bytes, into `rest`; returns how many. */
+static int skip_bytes(const struct iovec *pieces, int count, int64_t done, struct iovec *rest)
+{
+    int left = 0;
+    for (int i = 0; i < count; i++) {
+        int64_t length = (int64_t)pieces[i].iov_len, skipped = fl_min(done, length);
+        done -= skipped;
+        if (skipped == length) continue;
+        rest[left++] = (struct iovec){.iov_base = (char *)pieces[i].iov_base + skipped,
+                                      .iov_len = (size_t)(length - skipped)};
+    }
+    return left;
+}
+
+/* A call may stop early without a fault (a very long row): only EFAULT without progress means that
+ * the source is gone; any other failure (no memory, a sandbox since) is left to the memfd. */
 int64_t fl_guard_copy(char *dst, const struct iovec *pieces, int count)
 {
-    int64_t bytes = sum_bytes(pieces, count);
-    if (bytes == 0) return 0;
+    struct iovec rest[FL_GUARD_MAX];
+    int64_t bytes = sum_bytes(pieces, count), done = 0;
     int saved = errno;
-    int64_t done = 0;
-    if (known_method() == MEMFD) {
-        done = fl_guard_copy_memfd(dst, pieces, count);
-    } else {
-        done = copy_process_vm(dst, pieces, count, bytes);
-        if (done < 0 && errno == EFAULT)
-            done = 0; /* the first piece cannot be read */
-        else if (done < 0)
-            done = fl_guard_copy_memfd(dst, pieces, count); /* no memory, or a sandbox since */
+    bool uses_memfd = known_method() == MEMFD;
+    while (done < bytes) {
+        int left = skip_bytes(pieces, count, done, rest);
+        int64_t got = uses_memfd ? fl_guard_copy_memfd(dst + done, rest, left)
+                                 : copy_process_vm(dst + done, rest, left, bytes - done);
+        if (got > 0)
+            done += got;
+        else if (uses_memfd && got < 0)
+            done = got;
+        if (got <= 0 && (uses_memfd || errno == EFAULT)) break;
+        if (got <= 0) uses_memfd = true;
     }
     errno = saved;
     return done;

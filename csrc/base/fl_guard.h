@@ -2,7 +2,7 @@
  *
  * Floor 0. A mapped file that another process truncates answers a plain read with SIGBUS.
  * Here the kernel does the reading (process_vm_readv/writev on ourselves; where a sandbox
- * forbids those, pwritev into a scratch memfd), so a missing page comes back as a short count.
+ * forbids those, pwrite into a scratch memfd), so a missing page comes back as a short count.
  * No signal handler is involved. What it costs is in docs/design.md. */
 #ifndef FL_GUARD_H
 #define FL_GUARD_H

@@ -6,12 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { PAGE_BYTES = 4096, HUGE_BYTES = 2 << 20 };
+enum { HUGE_BYTES = 2 << 20 };
+
+static int64_t page_bytes(void) { return sysconf(_SC_PAGESIZE); }
 
 static bool round_up(int64_t bytes, int64_t unit, int64_t *out)
 {
@@ -40,7 +43,7 @@ static char *map_aligned(int64_t bytes)
 int fl_pages_open(int64_t bytes, fl_pages *out, fl_err *err)
 {
     *out = (fl_pages){0};
-    int64_t unit = bytes >= FL_PAGES_MAPPED_FROM ? PAGE_BYTES : 64;
+    int64_t unit = bytes >= FL_PAGES_MAPPED_FROM ? page_bytes() : 64;
     int64_t capacity;
     if (!round_up(fl_max(bytes, 1), unit, &capacity))
         return fl_fail(err, FL_EINVAL, "a batch of %lld bytes is too large", (long long)bytes);
@@ -69,7 +72,7 @@ void fl_pages_close(fl_pages *pages)
 
 bool fl_pages_populate(char *data, int64_t bytes)
 {
-    uintptr_t from = (uintptr_t)data & ~(uintptr_t)(PAGE_BYTES - 1);
+    uintptr_t from = (uintptr_t)data & ~((uintptr_t)page_bytes() - 1);
     size_t length = (size_t)((uintptr_t)data + (uintptr_t)bytes - from);
     int saved = errno;
     bool done = bytes <= 0 || madvise((void *)from, length, MADV_POPULATE_WRITE) == 0;

@@ -125,10 +125,11 @@ void fl_pool_trim(fl_pool *pool)
     if (is_foreign(pool)) return;
     pthread_mutex_lock(&pool->mutex);
     fl_slot *spare = pool->spare;
+    fl_slot *returned = atomic_exchange_explicit(&pool->returned, NULL, memory_order_acquire);
     pool->spare = NULL;
     pthread_mutex_unlock(&pool->mutex);
     free_list(pool, spare);
-    free_list(pool, atomic_exchange_explicit(&pool->returned, NULL, memory_order_acquire));
+    free_list(pool, returned);
 }
 
 static fl_slot *pop_empty_locked(fl_pool *pool)

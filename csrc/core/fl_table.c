@@ -174,7 +174,7 @@ static void copy_strided(const fl_backend *backend, const fl_field *field, const
     fl_walk walk = {.field = field, .rows = rows, .next = from, .end = to, .inner = 1};
     while (walk.next < walk.end) {
         backend->copy_rows(dst, next_piece(&walk), field->loop_stride[0], field->run_bytes, 0,
-                           field->loop_count[0]);
+                           field->loop_count[0], false);
         dst += field->run_bytes * field->loop_count[0];
     }
 }
@@ -215,14 +215,15 @@ static int gather_volatile(const fl_table *table, int32_t f, const fl_rows *rows
 static void gather_field(const fl_backend *backend, const fl_field *field, const fl_rows *rows,
                          int64_t from, int64_t to, char *dst)
 {
+    bool is_large = rows->count * field->row_bytes >= FL_TABLE_SMALL_BYTES;
     if (field->loops > 0)
         copy_strided(backend, field, rows, from, to, dst);
     else if (rows->is_range)
         backend->copy_rows(dst, field->data, field->row_stride, field->row_bytes,
-                           rows->first + from, to - from);
+                           rows->first + from, to - from, is_large);
     else
         backend->gather_rows(dst, field->data, field->row_stride, field->row_bytes,
-                             rows->index + from, to - from);
+                             rows->index + from, to - from, is_large);
 }
 
 int fl_table_gather(const fl_table *table, const fl_rows *rows, int32_t part, int32_t parts,

@@ -15,7 +15,7 @@ typedef struct fl_table fl_table;
 /* Batches of fewer bytes are copied sooner than another thread wakes up. */
 enum { FL_TABLE_SMALL_BYTES = 256 * 1024 };
 
-/* One field as the caller describes it: views[f].shape[0] is the number of rows. */
+/* One field as the caller describes it: view.shape[0] is the number of rows. */
 typedef struct fl_column {
     fl_tensor view;   /* its memory is kept alive by the caller until fl_table_close */
     bool is_volatile; /* a mapped file: reads go through fl_guard */

@@ -130,9 +130,9 @@ copy_with(copy_fn *copy, char *dst, const char *src, int64_t stride, int64_t row
     } while (0)
 
 static void gather_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes,
-                        const int64_t *index, int64_t count)
+                        const int64_t *index, int64_t count, bool is_large)
 {
-    if (!can_stream(row_bytes)) {
+    if (!is_large || !can_stream(row_bytes)) {
         WITH_COPY(row_bytes, gather_with, dst, src, stride, row_bytes, index, count);
         return;
     }
@@ -145,10 +145,10 @@ static void gather_rows(char *dst, const char *src, int64_t stride, int64_t row_
 }
 
 static void copy_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes, int64_t first,
-                      int64_t count)
+                      int64_t count, bool is_large)
 {
     src += first * stride;
-    if (can_stream(row_bytes)) {
+    if (is_large && can_stream(row_bytes)) {
         for (int64_t i = 0; i < count; i++, dst += row_bytes, src += stride)
             copy_long(dst, src, (size_t)row_bytes);
         end_streaming();
@@ -159,5 +159,4 @@ static void copy_rows(char *dst, const char *src, int64_t stride, int64_t row_by
     }
 }
 
-const fl_backend fl_cpu_backend = {
-    .name = "cpu", .copy_rows = copy_rows, .gather_rows = gather_rows};
+const fl_backend fl_cpu_backend = {.copy_rows = copy_rows, .gather_rows = gather_rows};

@@ -49,8 +49,9 @@ int fl_py_view(const fl_py_door *door, PyObject *object, fl_tensor *out);
 int fl_py_index_vector(const fl_py_door *door, PyObject *object, fl_tensor *out);
 
 /* A tensor over slot memory: takes one share of the (lent) slot, which the tensor's deleter
- * gives back from whatever thread. `managed` lives in the slot's header. On failure the share has
- * been given back. New reference. */
+ * gives back from whatever thread. `managed` lives in the slot's header; shape and stride are
+ * copied. On failure the share has been given back, so the caller must hold another. New
+ * reference. */
 PyObject *
 fl_py_tensor_over(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dtype, int32_t ndim,
                   int64_t *shape, int64_t *stride, DLManagedTensorVersioned *managed);

@@ -42,16 +42,17 @@ fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, boo
         fl_slot_return(batch->slot);
         return NULL;
     }
-    fl_slot_lend(batch->slot, count);
+    fl_slot_lend(batch->slot, count + 1); /* one share is ours until we are done */
     char *data = fl_slot_data(batch->slot);
     for (; f < count; f++) {
         PyObject *tensor = make_tensor(table, f, batch, data, is_single);
         if (put_tensor(container, keys, f, tensor) != 0) break;
         data += fl_table_field_bytes(table->table, f, batch->rows.count);
     }
-    if (f == count) return container;
-    /* Field f has given its share back; the fields before it go with the container. */
+    /* If field f failed it has given its share back; the fields before it go with the container. */
     for (int32_t rest = f + 1; rest < count; rest++) fl_slot_give(batch->slot);
+    fl_slot_give(batch->slot);
+    if (f == count) return container;
     Py_DECREF(container);
     return NULL;
 }

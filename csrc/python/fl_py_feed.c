@@ -10,6 +10,16 @@ enum {
     MAX_HELPERS = 7 /* threads that help a loader without workers with large batches */
 };
 
+/* A thread that ended with the interpreter keeps the lock it held. */
+static bool is_finalizing(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
 static int enter(fl_py_feed *self)
 {
     if (self->generation != fl_fork_generation()) {
@@ -31,6 +41,10 @@ static int enter(fl_py_feed *self)
         got = PyThread_acquire_lock_timed(self->lock, FL_PY_WAIT_MS * 1000, 1);
         Py_END_ALLOW_THREADS
         if (got != PY_LOCK_ACQUIRED && PyErr_CheckSignals() != 0) return -1;
+        if (got != PY_LOCK_ACQUIRED && is_finalizing()) {
+            PyErr_SetString(PyExc_RuntimeError, "the iterator was in use when Python ended");
+            return -1;
+        }
     }
     self->owner = me;
     return 0;
@@ -257,6 +271,7 @@ static PyObject *feed_use(fl_py_feed *self, PyObject *table)
         return PyErr_Format(PyExc_ValueError, "use needs a Table of %d fields and no workers",
                             self->table->count);
     if (enter(self) != 0) return NULL;
+    if (self->is_closed) fl_py_feed_close_ring(self); /* nobody reads the old table any more */
     fl_py_table *old = self->table;
     self->table = (fl_py_table *)Py_NewRef(table);
     Py_DECREF(old);

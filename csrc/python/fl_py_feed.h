@@ -33,7 +33,6 @@ typedef struct fl_py_feed {
     int64_t timeout_ns;
     int64_t depth; /* batches in flight: workers * prefetch, or 1 */
     bool is_persistent, runs_ahead;
-    bool fills_itself; /* the consumer may copy instead of waiting: no disk is behind the table */
     uint32_t generation;
     PyThread_type_lock lock; /* owned: around next, restart, use and close */
     /* With the lock held. */
@@ -49,6 +48,7 @@ typedef struct fl_py_feed {
     PyObject *marks;  /* owned: {tag: exception or (item,)} */
     PyObject *held;   /* owned: a batch taken when an interrupt came, for the next call */
     int64_t next_mark;
+    bool fills_itself;  /* the consumer may copy instead of waiting: no disk is behind the table */
     int64_t most_bytes; /* of a batch of this epoch */
     bool is_closed;     /* interpreter lock */
 } fl_py_feed;

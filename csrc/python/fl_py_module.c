@@ -108,6 +108,7 @@ static int module_exec(PyObject *module)
     fl_py_state *state = PyModule_GetState(module);
     fl_fork_install();
     if (fl_py_numpy_import() != 0) return -1;
+    if (PyModule_AddStringConstant(module, "version", FL_VERSION) != 0) return -1;
     if (add_type(module, &fl_py_table_spec, &state->table_type) != 0) return -1;
     if (add_type(module, &fl_py_slots_spec, &state->slots_type) != 0) return -1;
     return add_type(module, &fl_py_feed_spec, &state->feed_type);

@@ -130,18 +130,30 @@ static int post_rows(fl_py_feed *self, fl_rows *rows, int64_t tag)
     int status = fl_plan_resolve(self->plan, rows, &err);
     if (status == FL_OK) status = fl_table_bytes(table, rows->count, &bytes, &err);
     if (status == FL_OK) {
-        int64_t spare = fl_min(SPARE_SLOTS, SPARE_BYTES / (bytes + 1));
-        fl_pool_reserve(self->slots->pool, self->depth + (self->runs_ahead ? 2 : 1) + spare);
         self->most_bytes = fl_max(self->most_bytes, bytes);
+        int64_t spare = fl_min(SPARE_SLOTS, SPARE_BYTES / (self->most_bytes + 1));
+        fl_pool_reserve(self->slots->pool, self->depth + (self->runs_ahead ? 2 : 1) + spare);
         status = fl_ring_post(self->ring, bytes, fl_table_parts(table, rows->count), tag, &err);
     }
     if (status != FL_OK) fl_ring_post_mark(self->ring, status, &err, tag);
     return 1;
 }
 
+/* What does not run ahead reads the data as it is now, after the sampler has run. */
+static int look_at_data(fl_py_feed *self)
+{
+    if (fl_py_table_refresh(self->table) != 0) return -1;
+    fl_plan_set_length(self->plan, fl_table_length(self->table->table));
+    return 0;
+}
+
 int fl_py_post_next(fl_py_feed *self)
 {
     fl_rows *rows = fl_ring_rows(self->ring);
+    if (rows == NULL) { /* the sampler has forked, and this is the child */
+        PyErr_SetString(PyExc_RuntimeError, "this iterator belongs to the parent process");
+        return -1;
+    }
     int64_t tag = FL_PY_TAG_BATCH;
     PyObject *item = NULL;
     int got = read_rows(self, rows, &tag, &item);
@@ -151,5 +163,7 @@ int fl_py_post_next(fl_py_feed *self)
         return post_object(self, what);
     }
     if (got < 0) return post_exception(self);
-    return got == 1 ? post_rows(self, rows, tag) : 0;
+    if (got == 0) return 0;
+    if (!self->runs_ahead && look_at_data(self) != 0) return -1;
+    return post_rows(self, rows, tag);
 }

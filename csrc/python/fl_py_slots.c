@@ -5,6 +5,12 @@
 
 #include "fl_thread.h"
 
+#if PY_VERSION_HEX < 0x030C0000
+#include <structmember.h>
+#define Py_T_INT T_INT
+#define Py_READONLY READONLY
+#endif
+
 static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"fields", NULL};
@@ -63,6 +69,10 @@ static PyObject *slots_is_own(fl_py_slots *self, PyObject *Py_UNUSED(ignored))
     return PyBool_FromLong(self->generation == fl_fork_generation());
 }
 
+static PyMemberDef slots_members[] = {{"fields", Py_T_INT, offsetof(fl_py_slots, fields),
+                                       Py_READONLY, "how many tensors a batch has"},
+                                      {NULL, 0, 0, 0, NULL}};
+
 static PyMethodDef slots_methods[] = {
     {"count", (PyCFunction)slots_count, METH_NOARGS, count_doc},
     {"trim", (PyCFunction)slots_trim, METH_NOARGS, trim_doc},
@@ -72,11 +82,9 @@ static PyMethodDef slots_methods[] = {
 PyDoc_STRVAR(slots_doc,
              "Slots(fields)\n--\n\nA pool of batch memory with room for `fields` tensors a batch.");
 
-static PyType_Slot slots_slots[] = {{Py_tp_doc, (void *)slots_doc},
-                                    {Py_tp_new, slots_new},
-                                    {Py_tp_dealloc, slots_dealloc},
-                                    {Py_tp_methods, slots_methods},
-                                    {0, NULL}};
+static PyType_Slot slots_slots[] = {{Py_tp_doc, (void *)slots_doc}, {Py_tp_new, slots_new},
+                                    {Py_tp_dealloc, slots_dealloc}, {Py_tp_methods, slots_methods},
+                                    {Py_tp_members, slots_members}, {0, NULL}};
 
 PyType_Spec fl_py_slots_spec = {.name = "fastloop._core.Slots",
                                 .basicsize = sizeof(fl_py_slots),

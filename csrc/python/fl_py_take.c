@@ -105,13 +105,13 @@ static int refill(fl_py_feed *self, PyObject *result)
     return -1;
 }
 
-/* A feed that does not run ahead looks at the data when it is asked, and posts then. */
-static int post_now(fl_py_feed *self)
+/* close() was called, perhaps from inside the call that notices. */
+static PyObject *raise_closed(fl_py_feed *self)
 {
-    if (self->runs_ahead) return 0;
-    if (fl_py_table_refresh(self->table) != 0) return -1;
-    fl_plan_set_length(self->plan, fl_table_length(self->table->table));
-    return fl_py_post_next(self) < 0 ? -1 : 0;
+    fl_py_feed_close_ring(self);
+    PyErr_SetString(PyExc_RuntimeError,
+                    "the loader of this iterator was closed; call iter() on it again");
+    return NULL;
 }
 
 PyObject *fl_py_take_next(fl_py_feed *self)
@@ -125,23 +125,24 @@ PyObject *fl_py_take_next(fl_py_feed *self)
         return NULL;
     }
     if (self->ring == NULL) return NULL;
-    if (post_now(self) != 0) return NULL;
+    if (!self->runs_ahead && fl_py_post_next(self) < 0) return NULL;
     fl_batch batch;
     fl_err err = {0};
     int status = take(self, &batch, &err);
     if (status == FL_PY_RAISED) {
         /* What is not ahead is gone, as in torch: the data may move before the next call. */
-        if (!self->runs_ahead) fl_ring_reset(self->ring);
+        if (!self->runs_ahead) {
+            Py_BEGIN_ALLOW_THREADS
+            fl_ring_reset(self->ring);
+            Py_END_ALLOW_THREADS
+        }
         return NULL;
     }
     if (status == FL_EEND) {
         finish(self);
         return NULL;
     }
-    if (status == FL_ECLOSED) {
-        PyErr_SetString(PyExc_RuntimeError, "the loader was closed while it was being iterated");
-        return NULL;
-    }
+    if (status == FL_ECLOSED) return raise_closed(self);
     if (status == FL_OK)
         result = deliver(self, &batch);
     else

@@ -157,10 +157,12 @@ fl_py_tensor_over(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dt
                       .shape = shape,
                       .strides = stride}};
     void *tensor = NULL;
-    if (door->api->managed_tensor_to_py_object_no_sync(managed, &tensor) != 0) {
-        give_share(managed); /* unless torch has called it already */
+    int status = door->api->managed_tensor_to_py_object_no_sync(managed, &tensor);
+    if (status != 0) {
+        give_share(managed); /* unless torch has called it already; the caller holds one more */
         return NULL;
     }
+    managed->dl_tensor.shape = managed->dl_tensor.strides = NULL; /* torch has copied them */
     return tensor;
 }
 
