@@ -119,11 +119,7 @@ PyObject *fl_py_take_next(fl_py_feed *self)
     PyObject *result = self->held;
     self->held = NULL;
     if (result != NULL) return result;
-    if (self->is_closed) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "the loader of this iterator was closed; call iter() on it again");
-        return NULL;
-    }
+    if (self->is_closed) return raise_closed(self);
     if (self->ring == NULL) return NULL;
     if (!self->runs_ahead && fl_py_post_next(self) < 0) return NULL;
     fl_batch batch;

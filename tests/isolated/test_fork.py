@@ -1,0 +1,190 @@
+"""fork() with an open loader: the child's handles are inert, the parent does not notice."""
+
+from pathlib import Path
+
+from helpers import run_script
+
+HEAD = """
+import os, signal, sys, time, traceback
+import multiprocessing
+from pathlib import Path
+import numpy as np
+import torch
+from fastloop import ArrayDataset, DataLoader
+from helpers import outcome, slow_array
+from torch.utils.data import DataLoader as TorchLoader, TensorDataset
+
+x = torch.arange(40 * 3000, dtype=torch.float32).reshape(40, 3000)
+dataset = TensorDataset(x, torch.arange(40))
+
+
+def in_child(work, leave=os._exit):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        leave(code)
+    for _ in range(6000):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            assert status == 0, status
+            return
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGABRT)
+    raise AssertionError("the child hangs")
+
+
+def check(batches, first=0):
+    for k, (rows, labels) in enumerate(batches, first):
+        assert labels.tolist() == list(range(4 * k, 4 * k + 4)), labels
+        assert torch.equal(rows, x[4 * k : 4 * k + 4])
+"""
+
+
+def test_a_child_drops_what_it_inherits_and_starts_anew(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+for workers in (0, 1, 2):
+    loader = DataLoader(dataset, 4, num_workers=workers, path="array")
+    iterator = iter(loader)
+    lent = [next(iterator) for _ in range(3)]
+    unused = iter(loader)
+
+    def child():
+        global iterator, loader, unused
+        lent[0][0].fill_(-1)
+        lent.clear()
+        for old in (iterator, unused):
+            for _ in range(2):
+                kind, error, text = outcome(lambda: next(old))
+                assert (kind, error) == ("raised", RuntimeError), error
+                assert "parent process; call iter()" in text, text
+        del iterator, old, unused
+        for _ in range(2):
+            check(list(loader))
+            fresh = iter(loader)
+            mine = [next(fresh) for _ in range(2)]
+            check(mine)
+        assert loader.stats().slots_lent == len(mine)
+        in_child(grandchild)
+        check(mine)
+        check(list(fresh), 2)
+        loader.close()
+        check(list(loader))
+        del loader
+
+    def grandchild():
+        check(list(loader))
+
+    in_child(child)
+    in_child(child, sys.exit)
+    check(lent)
+    more = [next(iterator) for _ in range(3)]
+    check(more, 3)
+    check(lent)
+    assert loader.stats().slots_lent == 6, loader.stats()
+    check(list(iterator), 6)
+    check(list(unused))
+    del lent, more
+    assert loader.stats().slots_lent == 0
+""",
+    )
+
+
+def test_persistent_workers_in_a_child(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+loader = DataLoader(dataset, 4, num_workers=2, persistent_workers=True)
+iterator = iter(loader)
+lent = [next(iterator)]
+
+def child():
+    assert outcome(lambda: next(iterator))[1] is RuntimeError
+    for _ in range(2):
+        check(list(loader))
+
+in_child(child)
+check(lent)
+check(list(iterator), 1)
+check(list(loader))
+""",
+    )
+
+
+def test_fork_while_threads_copy_and_wait(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+import threading
+array = slow_array(Path.cwd(), 6)
+for workers in (0, 1, 2):
+    batches = [[0, 1, 2, 3, 4] * 4] * 3
+    loader = DataLoader(ArrayDataset(array), batch_sampler=batches, num_workers=workers)
+    iterator = iter(loader)
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(iterator))
+    thread.start()
+    for _ in range(2):
+        time.sleep(0.05)
+
+        def child():
+            assert outcome(lambda: next(iterator))[1] is RuntimeError
+            small = DataLoader(ArrayDataset(array), batch_sampler=[[5]], num_workers=workers)
+            assert [int(batch[0, 0]) for (batch,) in small] == [5]
+            loader.close()
+            os.environ.clear()
+
+        in_child(child)
+        in_child(lambda: None, sys.exit)
+    thread.join()
+    assert [batch[:, 0].tolist() for (batch,) in got] == batches
+""",
+    )
+
+
+def test_pools_and_torchs_workers_beside_an_open_loader(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+torch.set_num_threads(1)
+loader = DataLoader(dataset, 4, num_workers=2)
+iterator = iter(loader)
+lent = [next(iterator) for _ in range(2)]
+
+
+def total(k):
+    if k % 2:
+        lent.clear()
+    return sum(int(labels.sum()) for _, labels in loader) + k
+
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    check([next(iterator)], 2)
+    assert pool.map(total, range(6)) == [780 + k for k in range(6)]
+    check(list(iterator), 3)
+check(lent)
+
+iterator = iter(loader)
+first = next(iterator)
+theirs = TorchLoader(dataset, 4, num_workers=2)
+mixed = [batch for pair in zip(iterator, theirs) for batch in pair]
+assert len(mixed) == 18
+check([first] + mixed[::2])
+check(mixed[1::2])
+ours_in_workers = TorchLoader([DataLoader(dataset, 40)], None, collate_fn=list, num_workers=1)
+((batch,),) = list(ours_in_workers)
+assert torch.equal(batch[0], x)
+""",
+    )

@@ -1,0 +1,41 @@
+"""import fastloop: without torch, which only a name that needs it brings in."""
+
+from pathlib import Path
+
+from helpers import run_script
+
+
+def test_import_does_not_import_torch(tmp_path: Path) -> None:
+    out = run_script(
+        tmp_path,
+        """
+import sys
+before = set(sys.modules)
+import fastloop
+assert "torch" not in sys.modules
+print(fastloop.__version__, fastloop.build_info(), dir(fastloop))
+assert "torch" not in sys.modules
+assert not hasattr(fastloop, "nothing")
+assert "torch" not in sys.modules
+assert fastloop.DataLoader.__name__ == "DataLoader"
+assert "torch" in sys.modules
+""",
+    )
+    assert "DataLoader" in out
+
+
+def test_the_module_can_be_imported_twice_and_from_a_thread(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        """
+import sys, threading
+threads = [threading.Thread(target=__import__, args=["fastloop"]) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+first = sys.modules.pop("fastloop"), sys.modules.pop("fastloop._core")
+import fastloop
+assert fastloop.build_info() == first[0].build_info()
+""",
+    )
