@@ -91,7 +91,8 @@ class _ArrayIter(_BaseDataLoaderIter):
             maps=source.maps,
             workers=self._num_workers,
             prefetch=loader.prefetch_factor or 1,
-            in_order=loader.in_order,
+            # One worker of torch's keeps the order in any case; here the consumer helps it.
+            in_order=loader.in_order or self._num_workers == 1,
             persistent=self._persistent_workers,
             timeout=self._timeout,
         )
@@ -101,10 +102,11 @@ class _ArrayIter(_BaseDataLoaderIter):
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = blocks
-            self._feed.restart(blocks, _BLOCKS, sampler.batch_size, sampler.drop_last)
+            size, drop_last = sampler.batch_size, sampler.drop_last
+            self._feed.restart(blocks, _BLOCKS, size, drop_last, sampler)
         else:
             kind = _BATCHES if self._auto_collation else _SINGLES
-            self._feed.restart(self._sampler_iter, kind, 1, False)
+            self._feed.restart(self._sampler_iter, kind, 1, False, None)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)

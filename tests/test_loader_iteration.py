@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import (
@@ -267,6 +268,16 @@ def test_every_batch_comes_once(workers: int, prefetch_factor: int | None, in_or
     for _ in range(3):
         got = labels(loader)
         assert (got if in_order else sorted(got)) == in_fives()
+
+
+def test_one_worker_keeps_the_order_even_if_it_need_not() -> None:
+    """As torch's one process does: with in_order=False too, the same seed gives the same epoch."""
+    rows = np.arange(8, dtype=np.uint8).repeat(1 << 18).reshape(8, 1 << 18)[:, ::-1]
+    for _ in range(400):
+        loader = DataLoader(
+            ArrayDataset(rows), num_workers=1, prefetch_factor=4, in_order=False, path="array"
+        )
+        assert [int(batch[0, 0]) for (batch,) in loader] == list(range(8))
 
 
 def test_timeout_is_raised_as_in_torch_and_waiting_goes_on(tmp_path: Path) -> None:

@@ -71,6 +71,18 @@ def test_dtypes_that_lose_their_name_on_the_way_are_left_to_torch(name: str) -> 
     assert DataLoader(TensorDataset(x)).stats().path == "torch"
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_batch_size_may_change_within_an_epoch(drop_last: bool) -> None:
+    sizes = []
+    for cls in (DataLoader, TorchLoader):
+        loader = cls(TensorDataset(torch.arange(20)), 2, drop_last=drop_last)
+        iterator = iter(loader)
+        first = len(next(iterator)[0])
+        loader.batch_sampler.batch_size = 5
+        sizes.append([first, *(len(batch) for (batch,) in iterator)])
+    assert sizes[0] == sizes[1]
+
+
 def test_asking_for_stats_leaves_the_data_resizable() -> None:
     x = torch.arange(10.0)
     loader = DataLoader(TensorDataset(x), num_workers=1)

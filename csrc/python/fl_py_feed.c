@@ -162,6 +162,7 @@ static int feed_traverse(fl_py_feed *self, visitproc visit, void *arg)
     Py_VISIT(self->keys);
     Py_VISIT(self->maps);
     Py_VISIT(self->timeout);
+    Py_VISIT(self->batch_sampler);
     Py_VISIT(self->source);
     Py_VISIT(self->block);
     Py_VISIT(self->marks);
@@ -172,6 +173,7 @@ static int feed_traverse(fl_py_feed *self, visitproc visit, void *arg)
 static void drop_source(fl_py_feed *self)
 {
     fl_plan_restart(self->plan);
+    Py_CLEAR(self->batch_sampler);
     Py_CLEAR(self->source);
     Py_CLEAR(self->block);
     Py_CLEAR(self->held);
@@ -204,18 +206,20 @@ static void feed_dealloc(fl_py_feed *self)
 }
 
 PyDoc_STRVAR(restart_doc,
-             "restart(source, kind, batch_size, drop_last)\n--\n\n"
+             "restart(source, kind, batch_size, drop_last, batch_sampler)\n--\n\n"
              "Begin an epoch over `source`, dropping what is left of the last one. With workers,\n"
              "pulls and posts workers * prefetch batches.\n\n"
              "kind: 0 the source yields int64 vectors and (first, count) ranges to be cut into\n"
-             "batches of batch_size, 1 the indices of a batch, 2 single indices.");
+             "batches of batch_size (that of batch_sampler at the time, unless drop_last), 1 the\n"
+             "indices of a batch, 2 single indices.");
 
 static PyObject *feed_restart(fl_py_feed *self, PyObject *args)
 {
-    PyObject *source;
+    PyObject *source, *batch_sampler;
     int kind, drop_last;
     long long batch_size;
-    if (!PyArg_ParseTuple(args, "OiLp:restart", &source, &kind, &batch_size, &drop_last))
+    if (!PyArg_ParseTuple(args, "OiLpO:restart", &source, &kind, &batch_size, &drop_last,
+                          &batch_sampler))
         return NULL;
     if (enter(self) != 0) return NULL;
     int status = -1;
@@ -229,6 +233,7 @@ static PyObject *feed_restart(fl_py_feed *self, PyObject *args)
     drop_source(self);
     self->kind = (fl_py_feed_kind)kind;
     self->batch_size = batch_size;
+    self->batch_sampler = Py_NewRef(batch_sampler);
     self->drop_last = drop_last;
     self->most_bytes = 0;
     self->source = PyObject_GetIter(source);

@@ -41,12 +41,13 @@ typedef struct fl_py_feed {
     fl_py_feed_kind kind;
     int64_t batch_size; /* of FL_PY_BLOCKS, and so is drop_last */
     bool drop_last;
-    fl_plan *plan;    /* owned */
-    fl_ring *ring;    /* owned; NULL: closed, or finished and not persistent */
-    PyObject *source; /* owned: iterator; NULL: used up */
-    PyObject *block;  /* owned: what the plan's block borrows */
-    PyObject *marks;  /* owned: {tag: exception or (item,)} */
-    PyObject *held;   /* owned: a batch taken when an interrupt came, for the next call */
+    fl_plan *plan;           /* owned */
+    fl_ring *ring;           /* owned; NULL: closed, or finished and not persistent */
+    PyObject *batch_sampler; /* owned: of FL_PY_BLOCKS, whose batch_size may change */
+    PyObject *source;        /* owned: iterator; NULL: used up */
+    PyObject *block;         /* owned: what the plan's block borrows */
+    PyObject *marks;         /* owned: {tag: exception or (item,)} */
+    PyObject *held;          /* owned: a batch taken when an interrupt came, for the next call */
     int64_t next_mark;
     bool fills_itself;  /* the consumer may copy instead of waiting: no disk is behind the table */
     int64_t most_bytes; /* of a batch of this epoch */

@@ -35,9 +35,23 @@ static int feed_block(fl_py_feed *self)
     return 1;
 }
 
+/* As torch's BatchSampler does: looks at its batch_size for every batch, unless drop_last. */
+static int read_batch_size(fl_py_feed *self)
+{
+    if (self->drop_last) return 0;
+    PyObject *size = PyObject_GetAttrString(self->batch_sampler, "batch_size");
+    if (size == NULL) return -1;
+    long long value = PyLong_AsLongLong(size);
+    Py_DECREF(size);
+    if (value == -1 && PyErr_Occurred()) return -1;
+    self->batch_size = value;
+    return 0;
+}
+
 static int rows_from_blocks(fl_py_feed *self, fl_rows *rows)
 {
     fl_err err;
+    if (read_batch_size(self) != 0) return -1;
     while (rows->count < self->batch_size) {
         if (fl_plan_fill(self->plan, rows, self->batch_size, &err) != FL_OK)
             return raise_status(self, &err);

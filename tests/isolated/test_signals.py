@@ -64,7 +64,7 @@ def test_the_iterator_goes_on_after_ctrl_c(tmp_path: Path) -> None:
         HEAD
         + """
 for workers in (0, 1):
-    iterator = iter(loader_of(workers, 40))
+    iterator = iter(loader_of(workers, 80))
     next(iterator)
     interrupt(0.1)
     try:
@@ -74,7 +74,7 @@ for workers in (0, 1):
     else:
         raise AssertionError("no KeyboardInterrupt")
     rest = [batch[:, 0].tolist() for (batch,) in iterator]
-    assert rest == [list(range(8)) * 5, [4], [5]][1 - workers :], rest
+    assert rest == [list(range(8)) * 10, [4], [5]][1 - workers :], rest
 """,
     )
 
