@@ -10,9 +10,16 @@
 
 static PyObject *raise_index(const fl_err *err)
 {
+    if (err->length == 0)
+        return PyErr_Format(
+            PyExc_IndexError,
+            "index %lld at position %lld of the batch is out of bounds: the dataset "
+            "has length 0",
+            (long long)err->value, (long long)err->position);
     return PyErr_Format(PyExc_IndexError,
                         "index %lld at position %lld of the batch is out of bounds for a dataset "
-                        "of length %lld; the sampler must yield indices from %lld to %lld",
+                        "of length %lld; samplers and the indices of a Subset must lie between "
+                        "%lld and %lld",
                         (long long)err->value, (long long)err->position, (long long)err->length,
                         (long long)-err->length, (long long)err->length - 1);
 }

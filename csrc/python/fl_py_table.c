@@ -187,7 +187,7 @@ static int copy_out(fl_py_table *self, PyObject *out, int32_t f, const char *fro
         PyErr_SetString(PyExc_ValueError, "read_row: a tensor does not have the size of the row");
         return -1;
     }
-    memcpy((char *)(uintptr_t)view.data, from, (size_t)bytes);
+    if (bytes > 0) memcpy((char *)(uintptr_t)view.data, from, (size_t)bytes);
     return 0;
 }
 
