@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -71,15 +72,17 @@ def test_dtypes_that_lose_their_name_on_the_way_are_left_to_torch(name: str) -> 
     assert DataLoader(TensorDataset(x)).stats().path == "torch"
 
 
+@pytest.mark.parametrize("size", [5, 1, 0])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_the_batch_size_may_change_within_an_epoch(drop_last: bool) -> None:
+def test_the_batch_size_may_change_within_an_epoch(drop_last: bool, size: int) -> None:
     sizes = []
     for cls in (DataLoader, TorchLoader):
         loader = cls(TensorDataset(torch.arange(20)), 2, drop_last=drop_last)
         iterator = iter(loader)
         first = len(next(iterator)[0])
-        loader.batch_sampler.batch_size = 5
-        sizes.append([first, *(len(batch) for (batch,) in iterator)])
+        loader.batch_sampler.batch_size = size
+        rest = (len(batch) for (batch,) in itertools.islice(iterator, 30))
+        sizes.append([first, *rest])
     assert sizes[0] == sizes[1]
 
 

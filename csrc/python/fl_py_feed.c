@@ -294,7 +294,6 @@ static PyObject *feed_is_own(fl_py_feed *self, PyObject *Py_UNUSED(ignored))
 
 static PyMethodDef feed_methods[] = {
     {"is_own", (PyCFunction)feed_is_own, METH_NOARGS, is_own_doc},
-
     {"use", (PyCFunction)feed_use, METH_O, use_doc},
     {"restart", (PyCFunction)feed_restart, METH_VARARGS, restart_doc},
     {"close", (PyCFunction)feed_close, METH_NOARGS, close_doc},

@@ -1,7 +1,7 @@
-/* fl_py_feed: the engine of an iterator over array data, as its two files share it.
+/* fl_py_feed: the engine of an iterator over array data, as its three files share it.
  *
- * fl_py_post.c pulls indices and posts batches, fl_py_take.c takes them, fl_py_feed.c is the type.
- */
+ * fl_py_post.c pulls indices and posts batches, fl_py_take.c takes them, fl_py_feed.c is the
+ * type. */
 #ifndef FL_PY_FEED_H
 #define FL_PY_FEED_H
 

@@ -1,7 +1,7 @@
 /* fl_py_post: the half of the feed that turns what the sampler yields into posted batches.
  *
- * Runs on the consumer's thread with the feed's lock and the interpreter lock held; only here
- * does a feed run the user's Python code. What C does not cover (an index that is not an integer,
+ * Runs on the consumer's thread with the feed's lock and the interpreter lock held, and runs the
+ * user's sampler. What C does not cover (an index that is not an integer,
  * an exception of the sampler) is posted as a mark and met in its place. */
 #include "fl_py_feed.h"
 
@@ -52,17 +52,16 @@ static int rows_from_blocks(fl_py_feed *self, fl_rows *rows)
 {
     fl_err err;
     if (read_batch_size(self) != 0) return -1;
-    while (rows->count < self->batch_size) {
+    int fed = 1;
+    while (fed > 0) {
         if (fl_plan_fill(self->plan, rows, self->batch_size, &err) != FL_OK)
             return raise_status(self, &err);
-        if (!fl_plan_wants(self->plan)) break;
-        if (rows->count == self->batch_size) break;
-        int fed = feed_block(self);
-        if (fed < 0) return -1;
-        if (fed == 0) break;
+        if (rows->count >= self->batch_size) break;
+        fed = feed_block(self);
     }
+    if (fed < 0) return -1;
     bool is_whole = rows->count == self->batch_size;
-    return is_whole || (rows->count > 0 && !self->drop_last);
+    return rows->count > 0 && (is_whole || !self->drop_last);
 }
 
 /* 1 rows are in `rows`; 2 *item is for `fetch`. Both -1 and 0 as below. */
