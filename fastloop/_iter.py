@@ -98,15 +98,14 @@ class _ArrayIter(_BaseDataLoaderIter):
         )
 
     def _restart(self) -> None:
-        sampler: Any = self._index_sampler
+        sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = blocks
-            size, drop_last = sampler.batch_size, sampler.drop_last
-            self._feed.restart(blocks, _BLOCKS, size, drop_last, sampler)
+            self._feed.restart(blocks, _BLOCKS, sampler)
         else:
             kind = _BATCHES if self._auto_collation else _SINGLES
-            self._feed.restart(self._sampler_iter, kind, 1, False, None)
+            self._feed.restart(self._sampler_iter, kind, None)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)

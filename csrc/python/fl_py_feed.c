@@ -206,21 +206,27 @@ static void feed_dealloc(fl_py_feed *self)
 }
 
 PyDoc_STRVAR(restart_doc,
-             "restart(source, kind, batch_size, drop_last, batch_sampler)\n--\n\n"
+             "restart(source, kind, batch_sampler)\n--\n\n"
              "Begin an epoch over `source`, dropping what is left of the last one. With workers,\n"
              "pulls and posts workers * prefetch batches.\n\n"
              "kind: 0 the source yields int64 vectors and (first, count) ranges to be cut into\n"
-             "batches of batch_size (that of batch_sampler at the time, unless drop_last), 1 the\n"
+             "batches as batch_sampler says (its batch_size at the time, unless drop_last), 1 the\n"
              "indices of a batch, 2 single indices.");
+
+static int read_cut(fl_py_feed *self)
+{
+    PyObject *drop_last = PyObject_GetAttrString(self->batch_sampler, "drop_last");
+    int is_true = drop_last != NULL ? PyObject_IsTrue(drop_last) : -1;
+    Py_XDECREF(drop_last);
+    self->drop_last = is_true == 1;
+    return is_true < 0 ? -1 : fl_py_read_batch_size(self);
+}
 
 static PyObject *feed_restart(fl_py_feed *self, PyObject *args)
 {
     PyObject *source, *batch_sampler;
-    int kind, drop_last;
-    long long batch_size;
-    if (!PyArg_ParseTuple(args, "OiLpO:restart", &source, &kind, &batch_size, &drop_last,
-                          &batch_sampler))
-        return NULL;
+    int kind;
+    if (!PyArg_ParseTuple(args, "OiO:restart", &source, &kind, &batch_sampler)) return NULL;
     if (enter(self) != 0) return NULL;
     int status = -1;
     if (self->ring == NULL) {
@@ -232,9 +238,8 @@ static PyObject *feed_restart(fl_py_feed *self, PyObject *args)
     Py_END_ALLOW_THREADS
     drop_source(self);
     self->kind = (fl_py_feed_kind)kind;
-    self->batch_size = batch_size;
     self->batch_sampler = Py_NewRef(batch_sampler);
-    self->drop_last = drop_last;
+    if (kind == FL_PY_BLOCKS && read_cut(self) != 0) goto done;
     self->most_bytes = 0;
     self->source = PyObject_GetIter(source);
     if (self->source == NULL) goto done;

@@ -58,6 +58,9 @@ typedef struct fl_py_feed {
  * -1 exception and nothing posted. The lock is held and the ring has room. */
 int fl_py_post_next(fl_py_feed *self);
 
+/* Looks at batch_sampler.batch_size; -1 exception. */
+int fl_py_read_batch_size(fl_py_feed *self);
+
 /* The next batch, or NULL at the end (without exception) or on one. The lock is held. */
 PyObject *fl_py_take_next(fl_py_feed *self);
 

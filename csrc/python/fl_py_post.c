@@ -35,10 +35,8 @@ static int feed_block(fl_py_feed *self)
     return 1;
 }
 
-/* As torch's BatchSampler does: looks at its batch_size for every batch, unless drop_last. */
-static int read_batch_size(fl_py_feed *self)
+int fl_py_read_batch_size(fl_py_feed *self)
 {
-    if (self->drop_last) return 0;
     PyObject *size = PyObject_GetAttrString(self->batch_sampler, "batch_size");
     if (size == NULL) return -1;
     long long value = PyLong_AsLongLong(size);
@@ -51,7 +49,8 @@ static int read_batch_size(fl_py_feed *self)
 static int rows_from_blocks(fl_py_feed *self, fl_rows *rows)
 {
     fl_err err;
-    if (read_batch_size(self) != 0) return -1;
+    /* As torch's BatchSampler does. */
+    if (!self->drop_last && fl_py_read_batch_size(self) != 0) return -1;
     int fed = 1;
     while (fed > 0) {
         if (fl_plan_fill(self->plan, rows, self->batch_size, &err) != FL_OK)
