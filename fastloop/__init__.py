@@ -14,14 +14,15 @@ from fastloop._core import version as _core_version
 if TYPE_CHECKING:
     from fastloop._array import ArrayDataset
     from fastloop._loader import DataLoader
-    from fastloop._stats import LoaderStats
+    from fastloop._stats import LoaderStats, WorkerStats
 
-__all__ = ["ArrayDataset", "DataLoader", "LoaderStats", "build_info"]
+__all__ = ["ArrayDataset", "DataLoader", "LoaderStats", "WorkerStats", "build_info"]
 
 _HOMES = {
     "ArrayDataset": "fastloop._array",
     "DataLoader": "fastloop._loader",
     "LoaderStats": "fastloop._stats",
+    "WorkerStats": "fastloop._stats",
 }
 
 

@@ -1,10 +1,11 @@
-"""Iterators: the array path's, and torch's own with a count.
+"""Iterators: the array path's, the process and sync paths', and torch's own with a count.
 
 ``fast_iterator`` is the one seam: it works for any ``torch.utils.data.DataLoader``.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
@@ -19,7 +20,9 @@ from torch.utils.data.dataloader import (
 )
 
 from fastloop import _core
+from fastloop._collate import is_default_collate, make_collate
 from fastloop._indices import find_blocks
+from fastloop._process import ProcessIter
 from fastloop._route import NotCoveredError, Source, find_route, find_source
 
 _BLOCKS, _BATCHES, _SINGLES = 0, 1, 2
@@ -28,32 +31,62 @@ _BLOCKS, _BATCHES, _SINGLES = 0, 1, 2
 COUNTS = ("batches", "samples", "bytes", "waits", "wait_ns", "lent", "replaced")
 
 
+Workers = tuple[tuple[int, int, int], ...]
+
+
 class Shared:
     """What the iterators of one loader share: batch memory and counts."""
 
     def __init__(self) -> None:
-        self.slots: _core.Slots | None = None
+        self.slots: _core.Slots | None = None  # the array path's
+        self.worker_slots: _core.Slots | None = None  # the process path's
         self.past: dict[str, int] = {}
-        self.torch_batches = 0
-        self.torch_wait_ns = 0
+        self.batches = 0  # of paths that run torch's iterators
+        self.wait_ns = 0
+        self.latest: Callable[[], Any] = lambda: None  # the iterator that counts its workers
+        self.last_count: tuple[Workers, dict[str, int]] = (), {}
+
+    def _retire(self, slots: _core.Slots | None) -> None:
+        if slots is not None:
+            for name, value in slots.count().items():
+                if name in COUNTS and name != "lent":
+                    self.past[name] = self.past.get(name, 0) + value
 
     def slots_for(self, fields: int) -> _core.Slots:
         """The pool: a new one in a forked child, and for more fields than the last one took."""
         if self.slots is None or not self.slots.is_own() or self.slots.fields < fields:
-            self.past = self.count()
-            self.past["lent"] = 0
+            self._retire(self.slots)
             self.slots = _core.Slots(fields)
         return self.slots
 
-    def count(self) -> dict[str, int]:
-        now = self.slots.count() if self.slots is not None else {}
-        return {name: self.past.get(name, 0) + now.get(name, 0) for name in COUNTS}
+    def slots_for_workers(self) -> _core.Slots:
+        if self.worker_slots is None or not self.worker_slots.is_own():
+            self._retire(self.worker_slots)
+            self.worker_slots = _core.Slots(0, is_shared=True)
+        return self.worker_slots
 
-    def time_torch(self, next_data: Callable[[], Any]) -> Any:
+    def count(self) -> dict[str, int]:
+        pools = [slots for slots in (self.slots, self.worker_slots) if slots is not None]
+        counts = [self.past, *(slots.count() for slots in pools)]
+        return {name: sum(count.get(name, 0) for count in counts) for name in COUNTS}
+
+    def count_workers(self) -> tuple[Workers, dict[str, int]]:
+        """(batches, ns at work, ns waiting) of each worker, and fallbacks by reason."""
+        latest = self.latest()
+        if latest is not None:
+            self.last_count = latest.count()
+        return self.last_count
+
+    def trim(self) -> None:
+        for slots in (self.slots, self.worker_slots):
+            if slots is not None and slots.is_own():
+                slots.trim()
+
+    def time(self, next_data: Callable[[], Any]) -> Any:
         begin_ns = perf_counter_ns()
         data = next_data()
-        self.torch_wait_ns += perf_counter_ns() - begin_ns
-        self.torch_batches += 1
+        self.wait_ns += perf_counter_ns() - begin_ns
+        self.batches += 1
         return data
 
 
@@ -144,15 +177,15 @@ class _ArrayIter(_BaseDataLoaderIter):
 class _Counted(_BaseDataLoaderIter):
     """Over one of torch's iterators: counts what it gives, and can be closed."""
 
-    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
+    def __init__(self, loader: DataLoader[Any], shared: Shared, *more: Any) -> None:
         self._shared = shared
         self._is_closed = False
-        super().__init__(loader)
+        super().__init__(loader, *more)
 
     def _next_data(self) -> Any:
         if self._is_closed:
             raise RuntimeError("the loader of this iterator was closed; call iter() on it again")
-        return self._shared.time_torch(super()._next_data)
+        return self._shared.time(super()._next_data)
 
     def close(self) -> None:
         self._is_closed = True
@@ -162,15 +195,54 @@ class _CountedSingle(_Counted, _SingleProcessDataLoaderIter):
     pass
 
 
+class _SyncIter(_CountedSingle):
+    """torch's iterator without workers, with the collate in C."""
+
+    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
+        super().__init__(loader, shared)
+        if self._auto_collation and is_default_collate(self._collate_fn):
+            collate = make_collate()
+            self._dataset_fetcher.collate_fn = self._collate = collate
+            shared.latest = weakref.ref(self)
+
+    def count(self) -> tuple[Workers, dict[str, int]]:
+        return (), self._collate.fallbacks()
+
+
 class _CountedMulti(_Counted, _MultiProcessingDataLoaderIter):
     def close(self) -> None:
         super().close()
         self._shutdown_workers()
 
 
+class _ProcessIter(_Counted, ProcessIter):
+    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
+        budget = getattr(loader, "memory_budget", None)
+        super().__init__(loader, shared, shared.slots_for_workers(), budget)
+        shared.latest = weakref.ref(self)
+
+    def count(self) -> tuple[Workers, dict[str, int]]:
+        return self._hub.count()
+
+    def _shutdown_workers(self) -> None:
+        super()._shutdown_workers()
+        if hasattr(self, "_hub"):
+            self._shared.last_count = self.count()
+
+
 # Profiles name the range after the iterator's class.
+_SyncIter.__name__ = _SingleProcessDataLoaderIter.__name__
+_ProcessIter.__name__ = _MultiProcessingDataLoaderIter.__name__
 _CountedSingle.__name__ = _SingleProcessDataLoaderIter.__name__
 _CountedMulti.__name__ = _MultiProcessingDataLoaderIter.__name__
+
+
+_ITERATORS: dict[tuple[str, bool], Callable[..., _BaseDataLoaderIter]] = {
+    ("process", True): _ProcessIter,
+    ("sync", False): _SyncIter,
+    ("torch", True): _CountedMulti,
+    ("torch", False): _CountedSingle,
+}
 
 
 def fast_iterator(
@@ -189,6 +261,4 @@ def fast_iterator(
         loader.check_worker_number_rationality()
     if route.source is not None:
         return _ArrayIter(loader, route.source, shared)
-    if loader.num_workers > 0:
-        return _CountedMulti(loader, shared)
-    return _CountedSingle(loader, shared)
+    return _ITERATORS[route.path, loader.num_workers > 0](loader, shared)

@@ -11,7 +11,7 @@ import torch.utils.data
 
 from fastloop._iter import Shared, fast_iterator
 from fastloop._route import PATHS, find_route
-from fastloop._stats import LoaderStats
+from fastloop._stats import LoaderStats, WorkerStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Args:
         device: where batches are wanted; None or the CPU in this version.
         path: ``"auto"`` takes the fastest path that covers the dataset; ``"array"`` demands C
-            gathering of array data (ValueError where it does not apply); ``"torch"`` demands
+            gathering of array data, ``"process"`` worker processes over shared memory, ``"sync"``
+            loading in this process (ValueError where one does not apply); ``"torch"`` demands
             torch's own iterators.
 
     On the array path (an ``ArrayDataset``, a ``TensorDataset`` or a ``Subset`` of one, default
@@ -52,6 +53,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     They cannot be resized and do not start out in shared memory; pickling and
     ``share_memory_()`` copy. ``stats()`` says which path runs and why.
     """
+
+    #: Bytes that batches of worker processes may take before the user has them. None: a quarter
+    #: of the memory available at ``iter()``, within the limits of the cgroup. A single batch may
+    #: always be larger, and what the user holds is not counted.
+    memory_budget: int | None = None
 
     def __init__(  # type: ignore[no-untyped-def]
         self,
@@ -103,6 +109,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_order=in_order,
         )
 
+    def __iter__(self) -> _BaseDataLoaderIter:
+        if self._iterator is not None and getattr(self._iterator, "is_broken", bool)():
+            self._iterator._shutdown_workers()  # type: ignore[attr-defined]
+            self._iterator = None
+        return super().__iter__()
+
     def _get_iterator(self) -> _BaseDataLoaderIter:
         iterator = fast_iterator(self, self.path, self._shared)
         self._open.add(iterator)
@@ -113,17 +125,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         route = find_route(self, self.path)
         shared = self._shared
         count = shared.count()
-        is_torch = route.source is None
+        workers, fallbacks = shared.count_workers()
         return LoaderStats(
             path=route.path,
             why=route.why,
-            batches=count["batches"] + shared.torch_batches,
-            samples=None if is_torch else count["samples"],
-            bytes=None if is_torch else count["bytes"],
-            waits=count["waits"] + shared.torch_batches,
-            seconds_waited=(count["wait_ns"] + shared.torch_wait_ns) / 1e9,
+            batches=count["batches"] + shared.batches,
+            samples=count["samples"] if route.path == "array" else None,
+            bytes=count["bytes"] if route.path in ("array", "process") else None,
+            waits=count["waits"] + shared.batches,
+            seconds_waited=(count["wait_ns"] + shared.wait_ns) / 1e9,
             slots_lent=count["lent"],
             slots_replaced=count["replaced"],
+            workers=tuple(WorkerStats(n, busy / 1e9, wait / 1e9) for n, busy, wait in workers),
+            fallbacks=fallbacks,
         )
 
     def close(self) -> None:
@@ -137,8 +151,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if close is not None:
                 close()
         self._iterator = None
-        if self._shared.slots is not None and self._shared.slots.is_own():
-            self._shared.slots.trim()
+        self._shared.trim()
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ from torch.utils.data._utils import collate
 
 from fastloop import _core
 from fastloop._array import Array, ArrayDataset, MappedFile
+from fastloop._collate import is_default_collate
 from fastloop._indices import Vector, as_vector
 
 PATHS = ("auto", "array", "process", "sync", "torch")
@@ -133,25 +134,14 @@ def find_source(dataset: object, pin: bool) -> Source:
     return Source(table, len(sources), keys, tuple(maps), dataset, tensors)
 
 
-def _is_default_collate(loader: DataLoader[Any]) -> bool:
-    expected = {
-        torch.Tensor: collate.collate_tensor_fn,
-        np.ndarray: collate.collate_numpy_array_fn,
-        (np.bool_, np.number, np.object_): collate.collate_numpy_scalar_fn,
-        float: collate.collate_float_fn,
-        int: collate.collate_int_fn,
-        str: collate.collate_str_fn,
-        bytes: collate.collate_str_fn,
-    }
+def _has_default_collate(loader: DataLoader[Any]) -> bool:
     if not loader._auto_collation:
         return loader.collate_fn is collate.default_convert
-    return (
-        loader.collate_fn is collate.default_collate and collate.default_collate_fn_map == expected
-    )
+    return is_default_collate(loader.collate_fn)
 
 
 def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
-    if not _is_default_collate(loader):
+    if not _has_default_collate(loader):
         raise NotCoveredError("collate_fn is not torch's default, or its registry was extended")
     if loader.num_workers > 0 and loader.worker_init_fn is not None:
         raise NotCoveredError("worker_init_fn runs in worker processes")
@@ -175,15 +165,21 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
     """
     if path == "torch":
         return Route("torch", "path='torch' was asked for")
+    other = "process" if loader.num_workers > 0 else "sync"
     if path in ("process", "sync"):
-        raise ValueError(f"path={path!r} is not available in this version; use path='auto'")
+        if path != other:
+            raise ValueError(
+                f"path={path!r} cannot load with num_workers={loader.num_workers}; "
+                "'process' needs worker processes, 'sync' runs without; use path='auto'"
+            )
+        return Route(path, f"path={path!r} was asked for")
     try:
         source = _array_source(loader, pin)
     except NotCoveredError as reason:
         if path == "array":
             raise ValueError(
-                f"path='array' cannot load this: {reason}; use path='auto' for torch's iterators"
+                f"path='array' cannot load this: {reason}; use path='auto' for any dataset"
             ) from None
-        return Route("torch", str(reason))
+        return Route(other, str(reason))
     kind = type(loader.dataset).__name__
     return Route("array", f"{kind} of plain arrays, default collate", source)

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """What one worker process has done.
+
+    Attributes:
+        batches: batches it has built.
+        seconds_busy: seconds from a request to its answer: loading, collating, packing.
+        seconds_waiting: seconds it had nothing to do.
+    """
+
+    batches: int
+    seconds_busy: float
+    seconds_waiting: float
 
 
 @dataclass(frozen=True)
@@ -10,15 +25,18 @@ class LoaderStats:
     """Counts since the loader was made, over all of its iterators.
 
     Attributes:
-        path: how batches are made now: ``"array"`` (C, no Python per sample) or ``"torch"``.
+        path: how batches are made now: ``"array"`` (C, no Python per sample), ``"process"``
+            (worker processes over shared memory), ``"sync"`` (in this process) or ``"torch"``.
         why: why that path.
         batches: batches given to the user.
-        samples: samples in them; None on the torch path, which does not count them.
-        bytes: bytes of their memory, alignment included; None on the torch path.
+        samples: samples in them; None where they are not counted: all paths but ``"array"``.
+        bytes: bytes of their memory, alignment included; None on the sync and torch paths.
         waits: how often ``next()`` had to block, or to make the batch itself (num_workers=0).
         seconds_waited: seconds spent so.
         slots_lent: blocks of batch memory whose tensors are alive now.
         slots_replaced: blocks made because more than usual were held by the user.
+        workers: on the process path, of each worker of the latest iterator.
+        fallbacks: leaves of batches that torch's own functions collated, by reason.
     """
 
     path: str
@@ -30,13 +48,25 @@ class LoaderStats:
     seconds_waited: float
     slots_lent: int
     slots_replaced: int
+    workers: tuple[WorkerStats, ...] = ()
+    fallbacks: dict[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         made = f"{self.batches:,} batches"
-        if self.samples is not None and self.bytes is not None:
-            made += f", {self.samples:,} samples, {self.bytes / 1e6:,.1f} MB"
-        return (
+        if self.samples is not None:
+            made += f", {self.samples:,} samples"
+        if self.bytes is not None:
+            made += f", {self.bytes / 1e6:,.1f} MB"
+        text = (
             f"LoaderStats(path={self.path!r}: {self.why}; {made}; "
             f"waited {self.waits:,} times, {self.seconds_waited:.3f} s; "
-            f"slots: {self.slots_lent} lent, {self.slots_replaced} replaced)"
+            f"slots: {self.slots_lent} lent, {self.slots_replaced} replaced"
         )
+        for number, worker in enumerate(self.workers):
+            text += (
+                f"; worker {number}: {worker.batches:,} batches, {worker.seconds_busy:.3f} s busy, "
+                f"{worker.seconds_waiting:.3f} s waiting"
+            )
+        for reason, count in self.fallbacks.items():
+            text += f"; {count:,} fallbacks to torch's collate: {reason}"
+        return text + ")"

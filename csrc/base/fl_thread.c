@@ -4,11 +4,14 @@
 #include "fl_thread.h"
 
 #include <errno.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 static _Atomic uint32_t fork_generation;
 
@@ -82,6 +85,21 @@ int fl_thread_start(pthread_t *thread, void *(*run)(void *), void *arg, fl_err *
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (status != 0) return fl_fail(err, FL_ETHREAD, "cannot start a thread: %s", strerror(status));
     return FL_OK;
+}
+
+bool fl_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t deadline_ns)
+{
+    /* FUTEX_WAIT_BITSET takes an absolute time. */
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000),
+                             .tv_nsec = (long)(deadline_ns % 1000000000)};
+    long status =
+        syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, &until, NULL, FUTEX_BITSET_MATCH_ANY);
+    return status == 0 || errno != EINTR;
+}
+
+void fl_futex_wake(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
 int32_t fl_cpu_count(void)

@@ -8,6 +8,7 @@
 #include "fl_base.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 /* Nanoseconds of CLOCK_MONOTONIC. */
 int64_t fl_now_ns(void);
@@ -23,6 +24,11 @@ bool fl_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t de
 
 /* Starts a joinable thread with all signals blocked. FL_OK or FL_ETHREAD. */
 int fl_thread_start(pthread_t *thread, void *(*run)(void *), void *arg, fl_err *err);
+
+/* Sleeps while *word is `expected`, until fl_futex_wake, the deadline (fl_now_ns clock) or a signal
+ * handler. The word may lie in memory shared between processes. False when a signal handler ran. */
+bool fl_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t deadline_ns);
+void fl_futex_wake(_Atomic uint32_t *word);
 
 /* In a loop that watches a variable: lets the other side of the core work. */
 static inline void fl_relax(void)

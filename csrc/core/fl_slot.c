@@ -15,7 +15,8 @@
 struct fl_slot {
     fl_pool *pool;          /* owned: one reference */
     fl_slot *next;          /* whoever holds the list it is in */
-    fl_pages pages;         /* owned; written by the holder of a FILLING slot */
+    fl_pages pages;         /* owned unless a region is; written by the holder of a FILLING slot */
+    fl_region *region;      /* owned, where the pool has an arena: what pages describes */
     int64_t used, before;   /* holder: high-water mark of bytes asked for, and its last value */
     _Atomic int32_t shares; /* > 0: LENT */
     _Alignas(64) char header[];
@@ -24,6 +25,7 @@ struct fl_slot {
 struct fl_pool {
     pthread_mutex_t mutex;
     fl_slot *spare;              /* owned, EMPTY; mutex */
+    fl_arena *arena;             /* borrowed while there are slots to make; set at open */
     int64_t header_bytes;        /* set at open */
     uint32_t generation;         /* set at open */
     _Atomic(fl_slot *) returned; /* owned, EMPTY: the stack, or CLOSED */
@@ -41,7 +43,7 @@ static inline bool is_foreign(const fl_pool *pool)
     return pool->generation != fl_fork_generation();
 }
 
-int fl_pool_open(int64_t header_bytes, fl_pool **out, fl_err *err)
+int fl_pool_open(int64_t header_bytes, fl_arena *arena, fl_pool **out, fl_err *err)
 {
     *out = NULL;
     fl_pool *pool = fl_alloc(sizeof *pool);
@@ -51,6 +53,7 @@ int fl_pool_open(int64_t header_bytes, fl_pool **out, fl_err *err)
         fl_free(pool);
         return status;
     }
+    pool->arena = arena;
     pool->header_bytes = header_bytes;
     pool->generation = fl_fork_generation();
     atomic_init(&pool->references, 1);
@@ -66,10 +69,22 @@ static void drop_reference(fl_pool *pool)
     fl_free(pool);
 }
 
+static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
+{
+    if (pool->arena == NULL) return fl_pages_open(bytes, &slot->pages, err);
+    FL_TRY(fl_arena_get(pool->arena, bytes, &slot->region, err));
+    slot->pages =
+        (fl_pages){.data = fl_region_data(slot->region), .capacity = fl_region_bytes(slot->region)};
+    return FL_OK;
+}
+
 static void free_slot(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
-    fl_pages_close(&slot->pages);
+    if (slot->region != NULL)
+        fl_region_give(slot->region);
+    else
+        fl_pages_close(&slot->pages);
     fl_free(slot);
     drop_reference(pool);
 }
@@ -147,7 +162,7 @@ static int make_slot(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
 {
     fl_slot *slot = fl_alloc((int64_t)sizeof *slot + pool->header_bytes);
     if (slot == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a batch slot");
-    int status = fl_pages_open(bytes, &slot->pages, err);
+    int status = open_memory(pool, slot, bytes, err);
     if (status != FL_OK) {
         fl_free(slot);
         return status;
@@ -168,7 +183,9 @@ int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
     pthread_mutex_lock(&pool->mutex);
     fl_slot *slot = pop_empty_locked(pool);
     pthread_mutex_unlock(&pool->mutex);
-    int64_t largest = fl_max(bytes, atomic_load_explicit(&pool->slot_bytes, memory_order_relaxed));
+    int64_t largest = bytes; /* an arena makes regions of like sizes fit one another */
+    if (pool->arena == NULL)
+        largest = fl_max(bytes, atomic_load_explicit(&pool->slot_bytes, memory_order_relaxed));
     if (slot != NULL && slot->pages.capacity < bytes) {
         free_slot(slot);
         slot = NULL;
@@ -197,6 +214,11 @@ void fl_slot_lend(fl_slot *slot, int32_t shares)
     atomic_store_explicit(&slot->shares, shares, memory_order_release);
 }
 
+void fl_slot_share(fl_slot *slot)
+{
+    atomic_fetch_add_explicit(&slot->shares, 1, memory_order_relaxed);
+}
+
 void fl_slot_give(fl_slot *slot)
 {
     if (is_foreign(slot->pool)) return;
@@ -207,6 +229,8 @@ void fl_slot_give(fl_slot *slot)
 }
 
 char *fl_slot_data(const fl_slot *slot) { return slot->pages.data; }
+
+int64_t fl_slot_bytes(const fl_slot *slot) { return slot->pages.capacity; }
 
 void *fl_slot_header(fl_slot *slot) { return slot->header; }
 

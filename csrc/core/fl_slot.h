@@ -8,13 +8,14 @@
 #ifndef FL_SLOT_H
 #define FL_SLOT_H
 
-#include "fl_base.h"
+#include "fl_arena.h"
 
 typedef struct fl_pool fl_pool;
 typedef struct fl_slot fl_slot;
 
-/* header_bytes: memory of the caller's own with every slot (fl_slot_header), zeroed once. */
-int fl_pool_open(int64_t header_bytes, fl_pool **out, fl_err *err);
+/* header_bytes: memory of the caller's own with every slot (fl_slot_header), zeroed once.
+ * arena: where the slots lie; NULL for memory of this process alone. */
+int fl_pool_open(int64_t header_bytes, fl_arena *arena, fl_pool **out, fl_err *err);
 
 /* Frees what is EMPTY and lets the lent slots free themselves. NULL is fine. No slot may be
  * FILLING or READY. */
@@ -37,11 +38,15 @@ void fl_slot_return(fl_slot *slot);
 /* READY -> LENT in `shares` >= 1 shares. */
 void fl_slot_lend(fl_slot *slot, int32_t shares);
 
+/* One more share of a slot in which the caller holds one. Any thread. */
+void fl_slot_share(fl_slot *slot);
+
 /* Gives one share back. Any thread, any time, with or without the pool: takes no lock, waits for
- * nothing, calls nothing but free and munmap. Does nothing in a forked child. */
+ * nothing, calls nothing but free, munmap and madvise. Does nothing in a forked child. */
 void fl_slot_give(fl_slot *slot);
 
 char *fl_slot_data(const fl_slot *slot);
+int64_t fl_slot_bytes(const fl_slot *slot);
 void *fl_slot_header(fl_slot *slot);
 
 /* Bytes from the start that were handed out before this fl_pool_get: beyond, pages may be new. */

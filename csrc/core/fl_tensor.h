@@ -28,4 +28,24 @@ static inline int64_t fl_dtype_bytes(fl_dtype dtype)
     return ((int64_t)dtype.bits * dtype.lanes + 7) / 8;
 }
 
+/* Bytes of a contiguous array; -1 when they do not fit int64. */
+static inline int64_t fl_tensor_bytes(fl_dtype dtype, int32_t ndim, const int64_t *shape)
+{
+    int64_t bytes = fl_dtype_bytes(dtype);
+    for (int32_t d = 0; d < ndim; d++)
+        if (!fl_mul(bytes, shape[d], &bytes)) return -1;
+    return bytes;
+}
+
+static inline bool fl_tensor_is_contiguous(const fl_tensor *view)
+{
+    int64_t step = fl_dtype_bytes(view->dtype);
+    for (int32_t d = view->ndim - 1; d >= 0; d--) {
+        if (view->shape[d] == 0) return true;
+        if (view->shape[d] != 1 && view->stride[d] != step) return false;
+        step *= view->shape[d];
+    }
+    return true;
+}
+
 #endif

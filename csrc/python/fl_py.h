@@ -10,15 +10,20 @@
 
 #include "dlpack/dlpack.h"
 #include "fl_ring.h"
+#include "fl_shm.h"
 #include "fl_slot.h"
 #include "fl_table.h"
 
 /* ---- fl_py_module.c ---- */
 
 typedef struct fl_py_state {
-    PyTypeObject *table_type; /* owned */
-    PyTypeObject *slots_type; /* owned */
-    PyTypeObject *feed_type;  /* owned */
+    PyTypeObject *table_type;   /* owned */
+    PyTypeObject *slots_type;   /* owned */
+    PyTypeObject *feed_type;    /* owned */
+    PyTypeObject *collate_type; /* owned */
+    PyTypeObject *port_type;    /* owned */
+    PyTypeObject *hub_type;     /* owned */
+    PyTypeObject *parcel_type;  /* owned */
 } fl_py_state;
 
 extern struct PyModuleDef fl_py_module;
@@ -55,6 +60,23 @@ int fl_py_index_vector(const fl_py_door *door, PyObject *object, fl_tensor *out)
 PyObject *
 fl_py_tensor_over(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dtype, int32_t ndim,
                   int64_t *shape, int64_t *stride, DLManagedTensorVersioned *managed);
+
+/* A contiguous tensor over memory that outlives it, or over memory of a slot of which it takes one
+ * more share (the caller holds one). New reference. */
+PyObject *fl_py_tensor_at(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dtype,
+                          int32_t ndim, const int64_t *shape);
+
+/* A contiguous tensor with memory of its own, at *data. New reference. */
+PyObject *fl_py_tensor_new(const fl_py_door *door, fl_dtype dtype, int32_t ndim,
+                           const int64_t *shape, char **data);
+
+/* Exactly an ndarray; whether an array is read-only. */
+bool fl_py_is_array(PyObject *object);
+bool fl_py_is_read_only(PyObject *array);
+
+/* The dtype of a NumPy number or bool, if torch has it; and its value, once that is known. */
+bool fl_py_scalar_dtype(PyObject *scalar, fl_dtype *out);
+void fl_py_scalar_value(PyObject *scalar, char *out);
 
 /* Adds the indices in a tensor, array or iterable of integers to `rows`: 1 done; 0 something in
  * it is not a plain integer, nothing was added; -1 exception. For *item see fl_py_rows_add. */
@@ -95,6 +117,7 @@ int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows);
 typedef struct fl_py_slots {
     PyObject_HEAD
     fl_pool *pool;                                   /* owned */
+    fl_arena *arena;                                 /* owned; NULL unless shared with workers */
     uint32_t generation;                             /* of the process that made it */
     int32_t fields;                                  /* room for so many tensors with every slot */
     int64_t batches, samples, bytes, waits, wait_ns; /* interpreter lock */
@@ -112,5 +135,44 @@ fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, boo
 /* ---- fl_py_feed.c: the engine of an iterator ---- */
 
 extern PyType_Spec fl_py_feed_spec;
+
+/* ---- fl_py_port.c: a worker process's end of the shared memory ---- */
+
+typedef struct fl_py_port fl_py_port;
+extern PyType_Spec fl_py_port_spec;
+
+/* Memory for a tensor in the batch being built, or of its own once the slot is full. New
+ * reference; *data is where its elements go. */
+PyObject *fl_py_port_tensor(fl_py_port *port, fl_dtype dtype, int32_t ndim, const int64_t *shape,
+                            char **data);
+
+/* Counts one fallback of the kind (< FL_SHM_REASONS) for the parent's statistics. */
+void fl_py_port_fell_back(fl_py_port *port, int32_t kind);
+
+/* ---- fl_py_collate.c: samples stacked into batches ---- */
+
+extern PyType_Spec fl_py_collate_spec;
+
+/* Fallbacks to torch's own functions, counted by kind, as a new dict by reason. */
+PyObject *fl_py_count_reasons(const int64_t *counts);
+
+/* ---- fl_py_hub.c, fl_py_parcel.c: the parent's end ---- */
+
+/* What a worker sent and the user has not taken yet: a slot, READY. */
+typedef struct fl_py_parcel {
+    PyObject_HEAD
+    PyObject *hub; /* owned: whose budget counts it until it is opened */
+    fl_py_door door;
+    fl_slot *slot; /* owned; once opened, one share of it */
+    bool is_open;
+    int64_t limit; /* what the budget counts */
+    fl_shm_reply reply;
+} fl_py_parcel;
+
+extern PyType_Spec fl_py_hub_spec;
+extern PyType_Spec fl_py_parcel_spec;
+
+/* The parcel's memory is the user's from now on, or free. */
+void fl_py_hub_release(PyObject *hub, int64_t limit);
 
 #endif

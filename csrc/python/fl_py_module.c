@@ -118,7 +118,11 @@ static int module_exec(PyObject *module)
     if (PyModule_AddStringConstant(module, "version", FL_VERSION) != 0) return -1;
     if (add_type(module, &fl_py_table_spec, &state->table_type) != 0) return -1;
     if (add_type(module, &fl_py_slots_spec, &state->slots_type) != 0) return -1;
-    return add_type(module, &fl_py_feed_spec, &state->feed_type);
+    if (add_type(module, &fl_py_feed_spec, &state->feed_type) != 0) return -1;
+    if (add_type(module, &fl_py_collate_spec, &state->collate_type) != 0) return -1;
+    if (add_type(module, &fl_py_port_spec, &state->port_type) != 0) return -1;
+    if (add_type(module, &fl_py_parcel_spec, &state->parcel_type) != 0) return -1;
+    return add_type(module, &fl_py_hub_spec, &state->hub_type);
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -127,6 +131,10 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->table_type);
     Py_VISIT(state->slots_type);
     Py_VISIT(state->feed_type);
+    Py_VISIT(state->collate_type);
+    Py_VISIT(state->port_type);
+    Py_VISIT(state->parcel_type);
+    Py_VISIT(state->hub_type);
     return 0;
 }
 
@@ -136,6 +144,10 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->table_type);
     Py_CLEAR(state->slots_type);
     Py_CLEAR(state->feed_type);
+    Py_CLEAR(state->collate_type);
+    Py_CLEAR(state->port_type);
+    Py_CLEAR(state->parcel_type);
+    Py_CLEAR(state->hub_type);
     return 0;
 }
 

@@ -11,30 +11,35 @@
 #define Py_READONLY READONLY
 #endif
 
+/* Below so much address space there is no use in sharing memory. */
+static const int64_t LEAST_ARENA = 1 << 28;
+
 static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"fields", NULL};
-    int fields;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i:Slots", keywords, &fields)) return NULL;
-    if (fields < 1)
-        return PyErr_Format(PyExc_ValueError, "Slots needs at least one field, got %d", fields);
+    static char *keywords[] = {"fields", "is_shared", NULL};
+    int fields, is_shared = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|p:Slots", keywords, &fields, &is_shared))
+        return NULL;
+    if (fields < 0)
+        return PyErr_Format(PyExc_ValueError, "Slots needs a number of fields, got %d", fields);
     fl_py_slots *self = (fl_py_slots *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     fl_err err;
     self->fields = fields;
     self->generation = fl_fork_generation();
-    if (fl_pool_open(fields * (int64_t)sizeof(DLManagedTensorVersioned), &self->pool, &err) !=
-        FL_OK) {
-        Py_DECREF(self);
-        return fl_py_raise(&err, NULL);
-    }
-    return (PyObject *)self;
+    int64_t header_bytes = fields * (int64_t)sizeof(DLManagedTensorVersioned);
+    int status = is_shared ? fl_arena_open(LEAST_ARENA, &self->arena, &err) : FL_OK;
+    if (status == FL_OK) status = fl_pool_open(header_bytes, self->arena, &self->pool, &err);
+    if (status == FL_OK) return (PyObject *)self;
+    Py_DECREF(self);
+    return fl_py_raise(&err, NULL);
 }
 
 static void slots_dealloc(fl_py_slots *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     fl_pool_close(self->pool);
+    fl_arena_close(self->arena);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -79,8 +84,10 @@ static PyMethodDef slots_methods[] = {
     {"is_own", (PyCFunction)slots_is_own, METH_NOARGS, is_own_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(slots_doc,
-             "Slots(fields)\n--\n\nA pool of batch memory with room for `fields` tensors a batch.");
+PyDoc_STRVAR(
+    slots_doc,
+    "Slots(fields, is_shared=False)\n--\n\nA pool of batch memory with room for `fields` tensors "
+    "a batch,\nshared with worker processes or not.");
 
 static PyType_Slot slots_slots[] = {{Py_tp_doc, (void *)slots_doc}, {Py_tp_new, slots_new},
                                     {Py_tp_dealloc, slots_dealloc}, {Py_tp_methods, slots_methods},

@@ -133,8 +133,8 @@ int fl_py_index_vector(const fl_py_door *door, PyObject *object, fl_tensor *out)
     return -1;
 }
 
-/* Runs on whatever thread drops the last reference to a tensor, without the interpreter lock,
- * possibly after the interpreter is gone: C only. */
+/* Deleters run on whatever thread drops the last reference to a tensor, without the interpreter
+ * lock, possibly after the interpreter is gone: C only. */
 static void give_share(DLManagedTensorVersioned *managed)
 {
     fl_slot *slot = managed->manager_ctx;
@@ -142,28 +142,85 @@ static void give_share(DLManagedTensorVersioned *managed)
     if (slot != NULL) fl_slot_give(slot);
 }
 
+static PyObject *make_tensor(const fl_py_door *door, char *data, fl_dtype dtype, int32_t ndim,
+                             int64_t *shape, int64_t *stride, DLManagedTensorVersioned *managed)
+{
+    managed->version.major = DLPACK_MAJOR_VERSION;
+    managed->version.minor = DLPACK_MINOR_VERSION;
+    managed->flags = 0;
+    managed->dl_tensor =
+        (DLTensor){.data = data,
+                   .device = {.device_type = kDLCPU, .device_id = 0},
+                   .ndim = ndim,
+                   .dtype = {.code = dtype.code, .bits = dtype.bits, .lanes = dtype.lanes},
+                   .shape = shape,
+                   .strides = stride};
+    void *tensor = NULL;
+    if (door->api->managed_tensor_to_py_object_no_sync(managed, &tensor) != 0) return NULL;
+    managed->dl_tensor.shape = managed->dl_tensor.strides = NULL; /* torch has copied them */
+    return tensor;
+}
+
 PyObject *
 fl_py_tensor_over(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dtype, int32_t ndim,
                   int64_t *shape, int64_t *stride, DLManagedTensorVersioned *managed)
 {
-    *managed = (DLManagedTensorVersioned){
-        .version = {.major = DLPACK_MAJOR_VERSION, .minor = DLPACK_MINOR_VERSION},
-        .manager_ctx = slot,
-        .deleter = give_share,
-        .dl_tensor = {.data = data,
-                      .device = {.device_type = kDLCPU, .device_id = 0},
-                      .ndim = ndim,
-                      .dtype = {.code = dtype.code, .bits = dtype.bits, .lanes = dtype.lanes},
-                      .shape = shape,
-                      .strides = stride}};
-    void *tensor = NULL;
-    int status = door->api->managed_tensor_to_py_object_no_sync(managed, &tensor);
-    if (status != 0) {
-        give_share(managed); /* unless torch has called it already; the caller holds one more */
-        return NULL;
-    }
-    managed->dl_tensor.shape = managed->dl_tensor.strides = NULL; /* torch has copied them */
+    managed->manager_ctx = slot;
+    managed->deleter = give_share;
+    PyObject *tensor = make_tensor(door, data, dtype, ndim, shape, stride, managed);
+    /* Unless torch has called the deleter already; the caller holds one more share. */
+    if (tensor == NULL) give_share(managed);
     return tensor;
+}
+
+/* What a tensor of fl_py_tensor_at or fl_py_tensor_new keeps: freed with the tensor. */
+typedef struct keeper {
+    _Alignas(64) DLManagedTensorVersioned managed;
+    fl_slot *slot; /* lent, may be NULL */
+    _Alignas(64) char memory[];
+} keeper;
+
+static void free_keeper(DLManagedTensorVersioned *managed)
+{
+    keeper *self = managed->manager_ctx;
+    if (self->slot != NULL) fl_slot_give(self->slot);
+    fl_free(self);
+}
+
+static PyObject *make_kept(const fl_py_door *door, keeper *self, char *data, fl_dtype dtype,
+                           int32_t ndim, const int64_t *shape)
+{
+    int64_t dims[FL_MAX_NDIM], stride[FL_MAX_NDIM], step = 1;
+    for (int32_t d = ndim - 1; d >= 0; d--) {
+        dims[d] = shape[d];
+        stride[d] = step;
+        step *= shape[d] > 1 ? shape[d] : 1;
+    }
+    self->managed.manager_ctx = self;
+    self->managed.deleter = free_keeper;
+    PyObject *tensor = make_tensor(door, data, dtype, ndim, dims, stride, &self->managed);
+    if (tensor == NULL) free_keeper(&self->managed);
+    return tensor;
+}
+
+PyObject *fl_py_tensor_at(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dtype,
+                          int32_t ndim, const int64_t *shape)
+{
+    keeper *self = fl_alloc(sizeof *self);
+    if (self == NULL) return PyErr_NoMemory();
+    if (slot != NULL) fl_slot_share(slot);
+    self->slot = slot;
+    return make_kept(door, self, data, dtype, ndim, shape);
+}
+
+PyObject *fl_py_tensor_new(const fl_py_door *door, fl_dtype dtype, int32_t ndim,
+                           const int64_t *shape, char **data)
+{
+    int64_t bytes = fl_tensor_bytes(dtype, ndim, shape);
+    keeper *self = bytes < 0 ? NULL : fl_alloc((int64_t)sizeof *self + bytes);
+    if (self == NULL) return PyErr_NoMemory();
+    *data = self->memory;
+    return make_kept(door, self, self->memory, dtype, ndim, shape);
 }
 
 static int index_from_scalar(const fl_py_door *door, PyObject *item, int64_t *out)
@@ -267,3 +324,22 @@ PyObject *fl_py_int64_array(const fl_py_door *door, PyObject *sequence)
     }
     return array;
 }
+
+bool fl_py_is_array(PyObject *object) { return PyArray_CheckExact(object); }
+
+bool fl_py_is_read_only(PyObject *array) { return !PyArray_ISWRITEABLE((PyArrayObject *)array); }
+
+bool fl_py_scalar_dtype(PyObject *scalar, fl_dtype *out)
+{
+    if (!PyArray_IsScalar(scalar, Number) && !PyArray_IsScalar(scalar, Bool)) return false;
+    PyArray_Descr *descr = PyArray_DescrFromScalar(scalar);
+    if (descr == NULL) {
+        PyErr_Clear();
+        return false;
+    }
+    bool is_found = find_dtype(descr, out);
+    Py_DECREF(descr);
+    return is_found;
+}
+
+void fl_py_scalar_value(PyObject *scalar, char *out) { PyArray_ScalarAsCtype(scalar, out); }

@@ -8,7 +8,7 @@
 static inline fl_pool *open_pool(int64_t reserve)
 {
     fl_pool *pool;
-    CHECK_INT(fl_pool_open(sizeof(int64_t), &pool, NULL), FL_OK);
+    CHECK_INT(fl_pool_open(sizeof(int64_t), NULL, &pool, NULL), FL_OK);
     fl_pool_reserve(pool, reserve);
     return pool;
 }

@@ -299,7 +299,7 @@ static int open_post_and_take(void *arg)
     rig r;
     memset(&r, 0, sizeof r);
     r.stuck_tag = r.failing_tag = NONE;
-    FL_TRY(fl_pool_open(0, &r.pool, NULL));
+    FL_TRY(fl_pool_open(0, NULL, &r.pool, NULL));
     shape.fill = fill_part;
     shape.context = &r;
     shape.pool = r.pool;

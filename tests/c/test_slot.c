@@ -27,7 +27,7 @@ static void test_a_slot_comes_back_and_is_used_again(void)
 static void test_header_is_zeroed_once_and_kept(void)
 {
     fl_pool *pool;
-    CHECK_INT(fl_pool_open(1000, &pool, NULL), FL_OK);
+    CHECK_INT(fl_pool_open(1000, NULL, &pool, NULL), FL_OK);
     fl_pool_reserve(pool, 1);
     fl_slot *slot = get_slot(pool, 10);
     char *header = fl_slot_header(slot);
@@ -41,7 +41,7 @@ static void test_header_is_zeroed_once_and_kept(void)
     fl_slot_return(slot);
     fl_pool_close(pool);
 
-    CHECK_INT(fl_pool_open(0, &pool, NULL), FL_OK); /* a pool without headers */
+    CHECK_INT(fl_pool_open(0, NULL, &pool, NULL), FL_OK); /* a pool without headers */
     fl_slot_return(get_slot(pool, 0));
     fl_pool_close(pool);
 }
@@ -178,7 +178,7 @@ static int open_and_lend(void *arg)
     fl_pool *pool = (fl_pool *)arg;
     fl_slot *slot = (fl_slot *)arg, *other;
     fl_err err = {0};
-    int status = fl_pool_open(8, &pool, &err);
+    int status = fl_pool_open(8, NULL, &pool, &err);
     if (status != FL_OK) {
         CHECK(pool == NULL && err.code == status);
         return status;

@@ -1,0 +1,230 @@
+/* fl_arena: see fl_arena.h.
+ *
+ * Sizes are rounded to four tiers an octave, and a region that comes back serves the next of
+ * its tier: no splitting, no joining, so giving back needs no lock. Given regions lie on a
+ * lock-free stack that the next get empties, whole, into the lists of their tiers. Address
+ * space is not reused between tiers; it is never short before memory is. */
+#define _GNU_SOURCE
+#include "fl_arena.h"
+
+#include "fl_thread.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { SMALLEST_SHIFT = 14, OCTAVES = 32, STEPS = 4 };
+
+static const int64_t MOST_BYTES = (int64_t)1 << 42;
+
+struct fl_region {
+    fl_arena *arena; /* owned: one reference while given out */
+    fl_region *next; /* whoever holds the list it is in */
+    int64_t offset, bytes;
+    int32_t tier;
+};
+
+struct fl_arena {
+    pthread_mutex_t mutex;
+    fl_region *spare[OCTAVES * STEPS]; /* owned; mutex */
+    int64_t frontier;                  /* all offsets below were given out once; mutex */
+    _Atomic(fl_region *) returned;     /* owned: the stack */
+    _Atomic int64_t references;        /* one for the opener, one for each region given out */
+    char *base;                        /* owned mapping; set at open */
+    int64_t bytes;                     /* set at open */
+    int fd;                            /* owned; set at open */
+    uint32_t generation;               /* set at open */
+};
+
+static inline bool is_foreign(const fl_arena *arena)
+{
+    return arena->generation != fl_fork_generation();
+}
+
+static int64_t class_bytes(int32_t tier)
+{
+    int64_t octave = (int64_t)1 << (SMALLEST_SHIFT + tier / STEPS);
+    return octave + octave / STEPS * (tier % STEPS);
+}
+
+/* The first tier of at least `bytes`. All are whole pages: a step of the smallest is one. */
+static int32_t find_class(int64_t bytes)
+{
+    int32_t tier = 0;
+    while (tier < OCTAVES * STEPS && class_bytes(tier) < bytes) tier++;
+    return tier;
+}
+
+static int make_file(int64_t bytes)
+{
+    if (fl_fault_hit()) return -1;
+    int fd = memfd_create("fastloop", MFD_CLOEXEC);
+    if (fd < 0) return -1;
+    if (!fl_fault_hit() && ftruncate(fd, bytes) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+static char *map_file(int fd, int64_t bytes)
+{
+    if (fl_fault_hit()) return MAP_FAILED;
+    return mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+}
+
+/* ftruncate beyond the limit on file sizes would raise SIGXFSZ. */
+static int64_t most_file_bytes(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return MOST_BYTES;
+    return limit.rlim_cur < (rlim_t)MOST_BYTES ? (int64_t)limit.rlim_cur : MOST_BYTES;
+}
+
+static bool open_file(int64_t least_bytes, fl_arena *arena)
+{
+    for (int64_t bytes = most_file_bytes(); bytes >= least_bytes; bytes /= 4) {
+        arena->fd = make_file(bytes);
+        if (arena->fd < 0) return false;
+        arena->base = map_file(arena->fd, bytes);
+        arena->bytes = bytes;
+        if (arena->base != MAP_FAILED) return true;
+        close(arena->fd);
+    }
+    return false;
+}
+
+int fl_arena_open(int64_t least_bytes, fl_arena **out, fl_err *err)
+{
+    *out = NULL;
+    fl_arena *arena = fl_alloc(sizeof *arena);
+    if (arena == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for an arena");
+    int status = fl_mutex_open(&arena->mutex, err);
+    if (status != FL_OK) {
+        fl_free(arena);
+        return status;
+    }
+    if (!open_file(least_bytes, arena)) {
+        pthread_mutex_destroy(&arena->mutex);
+        fl_free(arena);
+        return fl_fail(err, FL_ENOMEM, "cannot map a memfd of %lld bytes to share with workers: %s",
+                       (long long)least_bytes, strerror(errno));
+    }
+    arena->generation = fl_fork_generation();
+    atomic_init(&arena->references, 1);
+    *out = arena;
+    return FL_OK;
+}
+
+static void free_list(fl_region *region)
+{
+    while (region != NULL) {
+        fl_region *next = region->next;
+        fl_free(region);
+        region = next;
+    }
+}
+
+static void drop_reference(fl_arena *arena)
+{
+    /* acq_rel: whoever frees sees all that the others did before they let go. */
+    if (atomic_fetch_sub_explicit(&arena->references, 1, memory_order_acq_rel) != 1) return;
+    munmap(arena->base, (size_t)arena->bytes);
+    close(arena->fd);
+    for (int32_t tier = 0; tier < OCTAVES * STEPS; tier++) free_list(arena->spare[tier]);
+    free_list(atomic_load(&arena->returned));
+    pthread_mutex_destroy(&arena->mutex);
+    fl_free(arena);
+}
+
+void fl_arena_close(fl_arena *arena)
+{
+    if (arena != NULL && !is_foreign(arena)) drop_reference(arena);
+}
+
+int fl_arena_fd(const fl_arena *arena) { return arena->fd; }
+
+int64_t fl_arena_bytes(const fl_arena *arena) { return arena->bytes; }
+
+char *fl_arena_base(const fl_arena *arena) { return arena->base; }
+
+static fl_region *pop_spare_locked(fl_arena *arena, int32_t tier)
+{
+    fl_region *region = atomic_exchange_explicit(&arena->returned, NULL, memory_order_acquire);
+    while (region != NULL) {
+        fl_region *next = region->next;
+        region->next = arena->spare[region->tier];
+        arena->spare[region->tier] = region;
+        region = next;
+    }
+    region = arena->spare[tier];
+    if (region != NULL) arena->spare[tier] = region->next;
+    return region;
+}
+
+static fl_region *cut_new_locked(fl_arena *arena, int32_t tier)
+{
+    int64_t bytes = class_bytes(tier);
+    if (bytes > arena->bytes - arena->frontier) return NULL;
+    fl_region *region = fl_alloc(sizeof *region);
+    if (region == NULL) return NULL;
+    *region = (fl_region){.offset = arena->frontier, .bytes = bytes, .tier = tier};
+    arena->frontier += bytes;
+    return region;
+}
+
+int fl_arena_get(fl_arena *arena, int64_t bytes, fl_region **out, fl_err *err)
+{
+    *out = NULL;
+    if (is_foreign(arena)) return fl_fail(err, FL_EFORK, "this arena belongs to a parent process");
+    int32_t tier = find_class(bytes);
+    fl_region *region = NULL;
+    if (tier < OCTAVES * STEPS) {
+        pthread_mutex_lock(&arena->mutex);
+        region = pop_spare_locked(arena, tier);
+        if (region == NULL) region = cut_new_locked(arena, tier);
+        pthread_mutex_unlock(&arena->mutex);
+    }
+    if (region == NULL)
+        return fl_fail(err, FL_ENOMEM,
+                       "no room for a batch of %lld bytes in the %lld bytes of address space that "
+                       "batches of worker processes have; hold fewer batches or raise ulimit -v",
+                       (long long)bytes, (long long)arena->bytes);
+    region->arena = arena;
+    atomic_fetch_add_explicit(&arena->references, 1, memory_order_relaxed);
+    *out = region;
+    return FL_OK;
+}
+
+void fl_region_give(fl_region *region)
+{
+    if (region == NULL || is_foreign(region->arena)) return;
+    fl_arena *arena = region->arena;
+    int saved = errno;
+    char *data = fl_region_data(region);
+    /* Where the kernel cannot punch a hole the memory stays with the arena, to be used again. */
+    if (madvise(data, (size_t)region->bytes, MADV_REMOVE) != 0)
+        (void)madvise(data, (size_t)region->bytes, MADV_DONTNEED);
+    errno = saved;
+    fl_region *head = atomic_load_explicit(&arena->returned, memory_order_relaxed);
+    do region->next = head; /* release: the next holder comes after all uses of this one */
+    while (!atomic_compare_exchange_weak_explicit(&arena->returned, &head, region,
+                                                  memory_order_release, memory_order_relaxed));
+    drop_reference(arena);
+}
+
+char *fl_region_data(const fl_region *region) { return region->arena->base + region->offset; }
+
+int64_t fl_region_bytes(const fl_region *region) { return region->bytes; }
+
+int64_t fl_region_offset(const fl_region *region) { return region->offset; }
+
+int fl_arena_attach(int fd, int64_t bytes, char **out, fl_err *err)
+{
+    *out = map_file(fd, bytes);
+    if (*out != MAP_FAILED) return FL_OK;
+    *out = NULL;
+    return fl_fail(err, FL_ENOMEM, "cannot map %lld bytes of the parent's memory: %s",
+                   (long long)bytes, strerror(errno));
+}

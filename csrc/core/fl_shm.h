@@ -1,0 +1,73 @@
+/* fl_shm: the ring across processes: requests to workers, replies from them.
+ *
+ * Floor 1. A parent and its worker processes map the same block of memory. Each worker has two
+ * queues in it, one writer and one reader each, and there is no lock: whoever dies at whatever
+ * instruction leaves the others a queue that is either with his last message or without it. A
+ * request names the slot that its batch is to be built in, so memory is handed out by the parent
+ * alone. A worker answers its requests in order, each at most once; docs/processes.md draws the
+ * states. */
+#ifndef FL_SHM_H
+#define FL_SHM_H
+
+#include "fl_base.h"
+
+typedef struct fl_shm fl_shm; /* lies in the shared memory */
+
+enum { FL_SHM_REASONS = 8 }; /* kinds of fallbacks that are counted */
+
+typedef struct fl_shm_request {
+    int64_t number; /* of this worker's requests; set by fl_shm_send */
+    int64_t offset; /* of the slot, from the arena's base */
+    int64_t limit;  /* bytes of it that may be used */
+    int64_t bytes;  /* of the pickled task at its start */
+    int64_t again;  /* -1, or the number of the request whose batch needed more than its limit */
+} fl_shm_request;
+
+typedef struct fl_shm_reply {
+    int64_t number;   /* of the request answered */
+    int32_t worker;   /* set by fl_shm_answer */
+    int32_t kind;     /* > 0 a batch, 0 something else, < 0 the batch needs `used` bytes: send again */
+    uint32_t arrival; /* set by fl_shm_answer: order among all workers' replies */
+    int64_t used;     /* bytes from the start of the slot that hold the answer */
+    int64_t head;     /* where, from the slot's start, its pickled part begins */
+    int64_t head_bytes;
+    int64_t busy_ns, wait_ns;          /* since the reply before: at work, waiting for requests */
+    int32_t fallbacks[FL_SHM_REASONS]; /* since the reply before */
+} fl_shm_reply;
+
+/* Bytes of shared memory for so many workers with `depth` (a power of two) unanswered requests
+ * each, and its preparation, before any other process knows of it. */
+int64_t fl_shm_bytes(int32_t workers, int32_t depth);
+fl_shm *fl_shm_init(void *memory, int32_t workers, int32_t depth);
+
+/* ---- the parent, one thread at a time */
+
+/* Queues a request and sets its number; false when `depth` are unanswered. Never blocks. */
+bool fl_shm_send(fl_shm *shm, int32_t worker, fl_shm_request *request);
+
+/* The reply that arrived first; false when there is none. Never blocks. */
+bool fl_shm_take(fl_shm *shm, fl_shm_reply *out);
+
+/* Blocks until a reply may be there (true), or until the deadline or a signal handler (false). */
+bool fl_shm_wait(fl_shm *shm, int64_t deadline_ns);
+
+/* No more requests for this worker: fl_shm_receive says so once it has them all. */
+void fl_shm_end(fl_shm *shm, int32_t worker);
+
+/* No more work for anyone, at once. */
+void fl_shm_close(fl_shm *shm);
+
+/* ---- anyone */
+
+bool fl_shm_is_closed(const fl_shm *shm);
+
+/* ---- a worker, one thread at a time */
+
+/* FL_OK; FL_EEND after fl_shm_end or fl_shm_close; FL_ETIMEOUT at the deadline or after a signal
+ * handler ran. */
+int fl_shm_receive(fl_shm *shm, int32_t worker, fl_shm_request *out, int64_t deadline_ns);
+
+/* Answers a request received; never blocks. */
+void fl_shm_answer(fl_shm *shm, int32_t worker, fl_shm_reply *reply);
+
+#endif

@@ -1,0 +1,408 @@
+/* fl_py_collate: the heap type _core.Collate, torch's default_collate with the work in C.
+ *
+ * Plain lists, tuples and dicts are walked here and their leaves stacked here: tensors, ndarrays,
+ * numbers. Any other container is walked by torch's own function, which calls back for the leaves;
+ * any other leaf is torch's altogether. So what comes out is what torch makes, and what is refused
+ * is refused by torch. Batches are built in a worker's slot, or in pools of this process: one for
+ * each leaf, so that the user who keeps one tensor keeps no other. */
+#include "fl_py.h"
+
+#include "fl_cpu.h"
+#include "fl_py_collate.h"
+#include "fl_thread.h"
+
+#include <string.h>
+
+enum {
+    LARGE_BATCH = 1 << 20, /* from here on past the caches */
+    LONG_COPY = 256 << 10, /* from here on without the interpreter lock */
+    SMALL_LEAF = 4096      /* up to here not worth a pool */
+};
+
+static const char *const reasons[FL_SHM_REASONS] = {
+    [FL_PY_NOT_PLAIN] = "not a plain tensor, array or number",
+    [FL_PY_MIXED] = "types, dtypes or shapes differ within a batch",
+    [FL_PY_STRIDED] = "not contiguous",
+    [FL_PY_GRADIENT] = "requires grad, or is a negative or named view",
+    [FL_PY_REGISTRY] = "default_collate_fn_map was changed",
+    [FL_PY_COMPLEX] = "complex tensors",
+};
+
+PyObject *fl_py_fall_back(fl_py_collate *self, const batch_items *batch, int reason)
+{
+    if (self->port != NULL)
+        fl_py_port_fell_back((fl_py_port *)self->port, reason);
+    else
+        self->fallbacks[reason]++;
+    PyObject *items = fl_py_items_object(batch);
+    PyObject *result = items != NULL ? PyObject_CallOneArg(self->fallback, items) : NULL;
+    Py_XDECREF(items);
+    return result;
+}
+
+PyObject *fl_py_items_object(const batch_items *batch)
+{
+    if (batch->original != NULL) return Py_NewRef(batch->original);
+    PyObject *object = batch->is_tuple ? PyTuple_New(batch->count) : PyList_New(batch->count);
+    for (Py_ssize_t i = 0; object != NULL && i < batch->count; i++) {
+        PyObject *item = Py_NewRef(batch->items[i]);
+        if (batch->is_tuple)
+            PyTuple_SET_ITEM(object, i, item);
+        else
+            PyList_SET_ITEM(object, i, item);
+    }
+    return object;
+}
+
+/* ---- memory */
+
+static PyObject *
+make_in_pool(fl_py_collate *self, fl_dtype dtype, int32_t ndim, const int64_t *shape, char **data)
+{
+    int64_t bytes = fl_tensor_bytes(dtype, ndim, shape);
+    int32_t leaf = self->leaf++;
+    fl_slot *slot = NULL;
+    if (bytes > SMALL_LEAF && leaf < FL_PY_POOLS) {
+        fl_pool **pool = &self->pools[leaf];
+        if (*pool == NULL && fl_pool_open(0, NULL, pool, NULL) == FL_OK) fl_pool_reserve(*pool, 2);
+        /* None without memory or in a forked child: then as for any leaf beyond the pools. */
+        if (*pool != NULL) (void)fl_pool_get(*pool, bytes, &slot, NULL);
+    }
+    if (slot == NULL) return fl_py_tensor_new(&self->door, dtype, ndim, shape, data);
+    *data = fl_slot_data(slot);
+    fl_slot_lend(slot, 1);
+    PyObject *tensor = fl_py_tensor_at(&self->door, slot, *data, dtype, ndim, shape);
+    fl_slot_give(slot);
+    return tensor;
+}
+
+PyObject *fl_py_collate_tensor(fl_py_collate *self, fl_dtype dtype, int32_t ndim,
+                               const int64_t *shape, char **data)
+{
+    if (self->port == NULL) return make_in_pool(self, dtype, ndim, shape, data);
+    return fl_py_port_tensor((fl_py_port *)self->port, dtype, ndim, shape, data);
+}
+
+void fl_py_copy_items(char *to, const char *const *from, int64_t bytes, Py_ssize_t count)
+{
+    bool is_large = bytes * count >= LARGE_BATCH;
+    if (bytes == 0) return;
+    PyThreadState *saved = bytes * count >= LONG_COPY ? PyEval_SaveThread() : NULL;
+    for (Py_ssize_t i = 0; i < count; i++, to += bytes)
+        fl_cpu_backend.copy_rows(to, from[i], bytes, bytes, 0, 1, is_large);
+    if (saved != NULL) PyEval_RestoreThread(saved);
+}
+
+/* ---- containers */
+
+static PyObject *collate_items(fl_py_collate *self, const batch_items *batch);
+
+static void drop_items(PyObject **items, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) Py_DECREF(items[i]);
+    PyMem_Free(items);
+}
+
+/* [sample[key] for sample in batch] */
+static bool pick_key(const batch_items *batch, PyObject *key, PyObject **items)
+{
+    for (Py_ssize_t i = 0; i < batch->count; i++) {
+        PyObject *sample = batch->items[i], *item;
+        if (PyDict_CheckExact(sample)) {
+            item = PyDict_GetItemWithError(sample, key);
+            if (item == NULL && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, key);
+            Py_XINCREF(item);
+        } else {
+            item = PyObject_GetItem(sample, key);
+        }
+        if (item == NULL) {
+            for (Py_ssize_t k = 0; k < i; k++) Py_DECREF(items[k]);
+            return false;
+        }
+        items[i] = item;
+    }
+    return true;
+}
+
+static PyObject *collate_key(fl_py_collate *self, const batch_items *batch, PyObject *key)
+{
+    PyObject **items = PyMem_New(PyObject *, (size_t)batch->count);
+    if (items == NULL) return PyErr_NoMemory();
+    if (!pick_key(batch, key, items)) {
+        PyMem_Free(items);
+        return NULL;
+    }
+    PyObject *result = collate_items(self, &(batch_items){.items = items, .count = batch->count});
+    drop_items(items, batch->count);
+    return result;
+}
+
+static PyObject *collate_dict(fl_py_collate *self, const batch_items *batch)
+{
+    PyObject *keys = PyDict_Keys(batch->items[0]);
+    PyObject *result = keys != NULL ? PyDict_New() : NULL;
+    for (Py_ssize_t k = 0; result != NULL && k < PyList_GET_SIZE(keys); k++) {
+        PyObject *key = PyList_GET_ITEM(keys, k);
+        PyObject *value = collate_key(self, batch, key);
+        if (value == NULL || PyDict_SetItem(result, key, value) != 0) Py_CLEAR(result);
+        Py_XDECREF(value);
+    }
+    Py_XDECREF(keys);
+    return result;
+}
+
+static inline bool is_sequence(PyObject *object)
+{
+    return PyTuple_CheckExact(object) || PyList_CheckExact(object);
+}
+
+static bool are_alike(const batch_items *batch, Py_ssize_t size)
+{
+    for (Py_ssize_t i = 0; i < batch->count; i++)
+        if (!is_sequence(batch->items[i]) || PySequence_Fast_GET_SIZE(batch->items[i]) != size)
+            return false;
+    return true;
+}
+
+static PyObject *collate_place(fl_py_collate *self, const batch_items *batch, Py_ssize_t place)
+{
+    PyObject **items = PyMem_New(PyObject *, (size_t)batch->count);
+    if (items == NULL) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < batch->count; i++)
+        items[i] = Py_NewRef(PySequence_Fast_GET_ITEM(batch->items[i], place));
+    const batch_items part = {.items = items, .count = batch->count, .is_tuple = true};
+    PyObject *result = collate_items(self, &part);
+    drop_items(items, batch->count);
+    return result;
+}
+
+static PyObject *collate_sequence(fl_py_collate *self, const batch_items *batch)
+{
+    Py_ssize_t size = PySequence_Fast_GET_SIZE(batch->items[0]);
+    PyObject *result = PyList_New(size);
+    for (Py_ssize_t place = 0; result != NULL && place < size; place++) {
+        PyObject *value = NULL;
+        if (are_alike(batch, size)) /* each time: leaves may run Python code */
+            value = collate_place(self, batch, place);
+        else
+            PyErr_SetString(PyExc_RuntimeError,
+                            "each element in list of batch should be of equal size");
+        if (value == NULL)
+            Py_CLEAR(result);
+        else
+            PyList_SET_ITEM(result, place, value);
+    }
+    return result;
+}
+
+static PyObject *call_with_items(PyObject *function, const batch_items *batch)
+{
+    PyObject *items = fl_py_items_object(batch);
+    PyObject *result = items != NULL ? PyObject_CallOneArg(function, items) : NULL;
+    Py_XDECREF(items);
+    return result;
+}
+
+static PyObject *collate_known(fl_py_collate *self, const batch_items *batch)
+{
+    PyObject *first = batch->items[0];
+    if (PyDict_CheckExact(first)) return collate_dict(self, batch);
+    if (is_sequence(first) && are_alike(batch, PySequence_Fast_GET_SIZE(first)))
+        return collate_sequence(self, batch);
+    PyObject *result = fl_py_collate_leaf(self, batch);
+    if (result != Py_NotImplemented) return result;
+    Py_DECREF(result);
+    return call_with_items(self->others, batch);
+}
+
+static PyObject *collate_items(fl_py_collate *self, const batch_items *batch)
+{
+    if (Py_EnterRecursiveCall(" while collating a batch")) return NULL;
+    PyObject *result = collate_known(self, batch);
+    Py_LeaveRecursiveCall();
+    return result;
+}
+
+/* ---- the type */
+
+static bool is_unchanged(const fl_py_collate *self)
+{
+    Py_ssize_t at = 0, count = 0;
+    PyObject *key, *value;
+    if (PyDict_GET_SIZE(self->registry) * 2 != PyTuple_GET_SIZE(self->expected)) return false;
+    while (PyDict_Next(self->registry, &at, &key, &value)) {
+        if (PyTuple_GET_ITEM(self->expected, count) != key) return false;
+        if (PyTuple_GET_ITEM(self->expected, count + 1) != value) return false;
+        count += 2;
+    }
+    return true;
+}
+
+/* A batch as its own array of references: user code may change the list meanwhile. */
+static PyObject *with_items(fl_py_collate *self, PyObject *samples,
+                            PyObject *(*work)(fl_py_collate *, const batch_items *))
+{
+    bool is_list = PyList_CheckExact(samples);
+    if ((!is_list && !PyTuple_CheckExact(samples)) || PySequence_Fast_GET_SIZE(samples) == 0)
+        return PyObject_CallOneArg(self->fallback, samples);
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(samples);
+    PyObject **items = PyMem_New(PyObject *, (size_t)count);
+    if (items == NULL) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; i++)
+        items[i] = Py_NewRef(PySequence_Fast_GET_ITEM(samples, i));
+    const batch_items batch = {
+        .items = items, .count = count, .is_tuple = !is_list, .original = samples};
+    PyObject *result = work(self, &batch);
+    drop_items(items, count);
+    return result;
+}
+
+static PyObject *collate_call(fl_py_collate *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"batch", NULL};
+    PyObject *samples;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Collate", keywords, &samples)) return NULL;
+    self->leaf = 0;
+    if (is_unchanged(self)) return with_items(self, samples, collate_items);
+    const batch_items batch = {.original = samples};
+    return fl_py_fall_back(self, &batch, FL_PY_REGISTRY);
+}
+
+PyDoc_STRVAR(leaf_doc, "leaf(batch, /)\n--\n\nStack values that are no containers.");
+
+static PyObject *leaf_or_torch(fl_py_collate *self, const batch_items *batch)
+{
+    PyObject *result = fl_py_collate_leaf(self, batch);
+    if (result != Py_NotImplemented) return result;
+    Py_DECREF(result);
+    return fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
+}
+
+static PyObject *collate_method_leaf(fl_py_collate *self, PyObject *samples)
+{
+    return with_items(self, samples, leaf_or_torch);
+}
+
+PyDoc_STRVAR(fallbacks_doc, "fallbacks()\n--\n\n"
+                            "How often torch's own functions collated a leaf, by reason.");
+
+static PyObject *collate_fallbacks(fl_py_collate *self, PyObject *Py_UNUSED(ignored))
+{
+    return fl_py_count_reasons(self->fallbacks);
+}
+
+PyObject *fl_py_count_reasons(const int64_t *counts)
+{
+    PyObject *result = PyDict_New();
+    for (int i = 0; result != NULL && i < FL_SHM_REASONS; i++) {
+        if (counts[i] == 0) continue;
+        PyObject *count = PyLong_FromLongLong(counts[i]);
+        if (count == NULL || PyDict_SetItemString(result, reasons[i], count) != 0) Py_CLEAR(result);
+        Py_XDECREF(count);
+    }
+    return result;
+}
+
+static PyObject *snapshot(PyObject *registry)
+{
+    PyObject *key, *value, *expected = PyTuple_New(2 * PyDict_GET_SIZE(registry));
+    Py_ssize_t at = 0, count = 0;
+    while (expected != NULL && PyDict_Next(registry, &at, &key, &value)) {
+        PyTuple_SET_ITEM(expected, count++, Py_NewRef(key));
+        PyTuple_SET_ITEM(expected, count++, Py_NewRef(value));
+    }
+    return expected;
+}
+
+static PyObject *collate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"torch",    "memmap_type", "registry", "others",
+                               "fallback", "port",        NULL};
+    PyObject *torch, *memmap, *registry, *others, *fallback, *port = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!OO|O:Collate", keywords, &torch, &memmap,
+                                     &PyDict_Type, &registry, &others, &fallback, &port))
+        return NULL;
+    fl_py_state *state = PyType_GetModuleState(type);
+    if (port != Py_None && !Py_IS_TYPE(port, state->port_type))
+        return PyErr_Format(PyExc_TypeError, "port must be a Port or None, got %R", port);
+    fl_py_collate *self = (fl_py_collate *)type->tp_alloc(type, 0);
+    PyObject *tensor_type = self != NULL ? PyObject_GetAttrString(torch, "Tensor") : NULL;
+    if (tensor_type == NULL || fl_py_door_open(tensor_type, &self->door) != 0) goto fail;
+    self->memmap_type = Py_NewRef(memmap);
+    self->registry = Py_NewRef(registry);
+    self->others = Py_NewRef(others);
+    self->fallback = Py_NewRef(fallback);
+    self->port = port != Py_None ? Py_NewRef(port) : NULL;
+    self->expected = snapshot(registry);
+    self->is_neg = PyObject_GetAttrString(tensor_type, "is_neg");
+    self->stack = PyObject_GetAttrString(torch, "stack");
+    self->as_tensor = PyObject_GetAttrString(torch, "as_tensor");
+    if (self->expected == NULL || self->is_neg == NULL || self->stack == NULL ||
+        self->as_tensor == NULL)
+        goto fail;
+    Py_DECREF(tensor_type);
+    return (PyObject *)self;
+fail:
+    Py_XDECREF(tensor_type);
+    Py_XDECREF(self);
+    return NULL;
+}
+
+static int collate_traverse(fl_py_collate *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->registry);
+    Py_VISIT(self->others);
+    Py_VISIT(self->fallback);
+    Py_VISIT(self->port);
+    return 0;
+}
+
+static int collate_clear(fl_py_collate *self)
+{
+    Py_CLEAR(self->registry);
+    Py_CLEAR(self->others);
+    Py_CLEAR(self->fallback);
+    Py_CLEAR(self->port);
+    return 0;
+}
+
+static void collate_dealloc(fl_py_collate *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    (void)collate_clear(self);
+    for (int i = 0; i < FL_PY_POOLS; i++) fl_pool_close(self->pools[i]);
+    Py_XDECREF(self->memmap_type);
+    Py_XDECREF(self->expected);
+    Py_XDECREF(self->is_neg);
+    Py_XDECREF(self->stack);
+    Py_XDECREF(self->as_tensor);
+    fl_py_door_close(&self->door);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef collate_methods[] = {
+    {"leaf", (PyCFunction)collate_method_leaf, METH_O, leaf_doc},
+    {"fallbacks", (PyCFunction)collate_fallbacks, METH_NOARGS, fallbacks_doc},
+    {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(
+    collate_doc,
+    "Collate(torch, memmap_type, registry, others, fallback, port=None)\n--\n\n"
+    "torch's default_collate in C. `registry` is default_collate_fn_map, `others` collates\n"
+    "containers that are not plain and calls leaf() for what is in them, `fallback` is\n"
+    "torch's own function. With a Port batches are built in a worker's slot.");
+
+static PyType_Slot collate_slots[] = {
+    {Py_tp_doc, (void *)collate_doc}, {Py_tp_new, collate_new},
+    {Py_tp_dealloc, collate_dealloc}, {Py_tp_traverse, collate_traverse},
+    {Py_tp_clear, collate_clear},     {Py_tp_call, collate_call},
+    {Py_tp_methods, collate_methods}, {0, NULL}};
+
+PyType_Spec fl_py_collate_spec = {.name = "fastloop._core.Collate",
+                                  .basicsize = sizeof(fl_py_collate),
+                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
+                                           Py_TPFLAGS_IMMUTABLETYPE,
+                                  .slots = collate_slots};

@@ -1,0 +1,227 @@
+/* fl_py_leaf: the half of the collate that stacks leaves: tensors, ndarrays, numbers.
+ *
+ * A leaf is stacked here only if all of its values are of one exact type, dtype and shape; what is
+ * mixed follows rules of promotion that are torch's. Enters with the interpreter lock. */
+#include "fl_py.h"
+
+#include "fl_py_collate.h"
+
+#include <string.h>
+
+static bool is_alike(const fl_tensor *a, const fl_tensor *b)
+{
+    if (a->ndim != b->ndim || memcmp(&a->dtype, &b->dtype, sizeof a->dtype) != 0) return false;
+    return memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
+
+/* 1 yes, 0 no, -1 exception. */
+static int is_true(PyObject *owned)
+{
+    int answer = owned != NULL ? PyObject_IsTrue(owned) : -1;
+    Py_XDECREF(owned);
+    return answer;
+}
+
+/* What the exchange table does not tell: 0 plain, 1 not, -1 exception. */
+static int has_strings_attached(const fl_py_collate *self, PyObject *tensor)
+{
+    int answer = is_true(PyObject_GetAttrString(tensor, "requires_grad"));
+    if (answer != 0) return answer;
+    return is_true(PyObject_CallOneArg(self->is_neg, tensor));
+}
+
+/* Looks at one value: -1 exception, a reason to fall back, or FL_PY_FINE. */
+enum { FL_PY_FINE = FL_SHM_REASONS };
+
+static int look_at_tensor(fl_py_collate *self, PyObject *item, fl_tensor *view)
+{
+    int attached = has_strings_attached(self, item);
+    if (attached != 0) return attached < 0 ? -1 : FL_PY_GRADIENT;
+    if (fl_py_view(&self->door, item, view) != 0) {
+        PyErr_Clear();
+        return FL_PY_NOT_PLAIN;
+    }
+    /* A conjugate view looks like any other. */
+    return view->dtype.code == kDLComplex ? FL_PY_COMPLEX : FL_PY_FINE;
+}
+
+static int look_at_array(fl_py_collate *self, PyObject *item, fl_tensor *view)
+{
+    if (fl_py_view(&self->door, item, view) != 0) {
+        PyErr_Clear();
+        return FL_PY_NOT_PLAIN;
+    }
+    for (int32_t d = 0; d < view->ndim; d++)
+        if (view->stride[d] < 0) return FL_PY_NOT_PLAIN;
+    if (!self->has_warned && fl_py_is_read_only(item)) {
+        self->has_warned = true; /* torch warns once per process, of the first it sees */
+        PyObject *tensor = PyObject_CallOneArg(self->as_tensor, item);
+        if (tensor == NULL) return -1;
+        Py_DECREF(tensor);
+    }
+    return FL_PY_FINE;
+}
+
+/* Reads all addresses, and the shape of the whole; the result is as of look_at_*. */
+static int look_at_all(fl_py_collate *self, const batch_items *batch, fl_tensor *first,
+                       const char **from, bool *is_contiguous)
+{
+    PyTypeObject *type = Py_TYPE(batch->items[0]);
+    bool is_tensor = type == self->door.tensor_type;
+    fl_tensor other;
+    *is_contiguous = true;
+    for (Py_ssize_t i = 0; i < batch->count; i++) {
+        fl_tensor *view = i == 0 ? first : &other;
+        if (Py_TYPE(batch->items[i]) != type) return FL_PY_MIXED;
+        int look = is_tensor ? look_at_tensor(self, batch->items[i], view)
+                             : look_at_array(self, batch->items[i], view);
+        if (look != FL_PY_FINE) return look;
+        if (i > 0 && !is_alike(first, view)) return FL_PY_MIXED;
+        *is_contiguous = *is_contiguous && fl_tensor_is_contiguous(view);
+        from[i] = view->data;
+    }
+    return first->ndim < FL_MAX_NDIM ? FL_PY_FINE : FL_PY_NOT_PLAIN;
+}
+
+/* torch.stack(tensors, 0, out=out), which knows all strides. */
+static int stack_into(fl_py_collate *self, const batch_items *batch, PyObject *out)
+{
+    PyObject *tensors = PyTuple_New(batch->count), *result = NULL;
+    for (Py_ssize_t i = 0; tensors != NULL && i < batch->count; i++) {
+        PyObject *tensor = PyObject_CallOneArg(self->as_tensor, batch->items[i]);
+        if (tensor == NULL)
+            Py_CLEAR(tensors);
+        else
+            PyTuple_SET_ITEM(tensors, i, tensor);
+    }
+    PyObject *args = tensors != NULL ? Py_BuildValue("(Oi)", tensors, 0) : NULL;
+    PyObject *kwargs = args != NULL ? Py_BuildValue("{s:O}", "out", out) : NULL;
+    if (kwargs != NULL) result = PyObject_Call(self->stack, args, kwargs);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(args);
+    Py_XDECREF(tensors);
+    Py_XDECREF(result);
+    return result != NULL ? 0 : -1;
+}
+
+static PyObject *
+make_stacked(fl_py_collate *self, const batch_items *batch, const fl_tensor *one, char **data)
+{
+    int64_t shape[FL_MAX_NDIM + 1];
+    shape[0] = batch->count;
+    memcpy(shape + 1, one->shape, (size_t)one->ndim * sizeof *shape);
+    return fl_py_collate_tensor(self, one->dtype, one->ndim + 1, shape, data);
+}
+
+static PyObject *stack_arrays(fl_py_collate *self, const batch_items *batch)
+{
+    fl_tensor first;
+    bool is_contiguous;
+    const char **from = PyMem_New(const char *, (size_t)batch->count);
+    if (from == NULL) return PyErr_NoMemory();
+    int look = look_at_all(self, batch, &first, from, &is_contiguous);
+    /* Outside of workers torch may choose a layout after the strides. */
+    if (look == FL_PY_FINE && !is_contiguous && self->port == NULL) look = FL_PY_STRIDED;
+    PyObject *tensor = NULL;
+    if (look == FL_PY_FINE) {
+        char *data;
+        tensor = make_stacked(self, batch, &first, &data);
+        if (tensor != NULL && is_contiguous)
+            fl_py_copy_items(data, from, fl_tensor_bytes(first.dtype, first.ndim, first.shape),
+                             batch->count);
+        else if (tensor != NULL && stack_into(self, batch, tensor) != 0)
+            Py_CLEAR(tensor);
+    } else if (look >= 0) {
+        tensor = fl_py_fall_back(self, batch, look);
+    }
+    PyMem_Free(from);
+    return tensor;
+}
+
+/* ---- numbers */
+
+static PyObject *
+make_vector(fl_py_collate *self, const batch_items *batch, fl_dtype dtype, char **data)
+{
+    int64_t shape = batch->count;
+    return fl_py_collate_tensor(self, dtype, 1, &shape, data);
+}
+
+static bool are_of_type(const batch_items *batch, PyTypeObject *type)
+{
+    for (Py_ssize_t i = 0; i < batch->count; i++)
+        if (!Py_IS_TYPE(batch->items[i], type)) return false;
+    return true;
+}
+
+static PyObject *stack_floats(fl_py_collate *self, const batch_items *batch)
+{
+    char *data;
+    if (!are_of_type(batch, &PyFloat_Type)) return fl_py_fall_back(self, batch, FL_PY_MIXED);
+    PyObject *vector = make_vector(self, batch, (fl_dtype){kDLFloat, 64, 1}, &data);
+    if (vector == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < batch->count; i++)
+        ((double *)(void *)data)[i] = PyFloat_AS_DOUBLE(batch->items[i]);
+    return vector;
+}
+
+static bool are_int64(const batch_items *batch)
+{
+    for (Py_ssize_t i = 0; i < batch->count; i++) {
+        int overflow;
+        (void)PyLong_AsLongLongAndOverflow(batch->items[i], &overflow);
+        if (overflow != 0) return false;
+    }
+    return true;
+}
+
+static PyObject *stack_ints(fl_py_collate *self, const batch_items *batch)
+{
+    char *data;
+    if (!are_of_type(batch, &PyLong_Type) || !are_int64(batch))
+        return fl_py_fall_back(self, batch, FL_PY_MIXED);
+    PyObject *vector = make_vector(self, batch, (fl_dtype){kDLInt, 64, 1}, &data);
+    if (vector == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < batch->count; i++)
+        ((int64_t *)(void *)data)[i] = PyLong_AsLongLong(batch->items[i]);
+    return vector;
+}
+
+static PyObject *stack_bools(fl_py_collate *self, const batch_items *batch)
+{
+    char *data;
+    if (!are_of_type(batch, &PyBool_Type)) return fl_py_fall_back(self, batch, FL_PY_MIXED);
+    PyObject *vector = make_vector(self, batch, (fl_dtype){kDLBool, 8, 1}, &data);
+    if (vector == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < batch->count; i++) data[i] = batch->items[i] == Py_True;
+    return vector;
+}
+
+static PyObject *stack_scalars(fl_py_collate *self, const batch_items *batch, fl_dtype dtype)
+{
+    char *data;
+    int64_t bytes = fl_dtype_bytes(dtype);
+    if (!are_of_type(batch, Py_TYPE(batch->items[0])))
+        return fl_py_fall_back(self, batch, FL_PY_MIXED);
+    PyObject *vector = make_vector(self, batch, dtype, &data);
+    if (vector == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < batch->count; i++)
+        fl_py_scalar_value(batch->items[i], data + i * bytes);
+    return vector;
+}
+
+PyObject *fl_py_collate_leaf(fl_py_collate *self, const batch_items *batch)
+{
+    PyObject *first = batch->items[0];
+    PyTypeObject *type = Py_TYPE(first);
+    fl_dtype dtype;
+    if (type == self->door.tensor_type || fl_py_is_array(first) ||
+        (PyObject *)type == self->memmap_type)
+        return stack_arrays(self, batch);
+    if (type == &PyFloat_Type) return stack_floats(self, batch);
+    if (type == &PyLong_Type) return stack_ints(self, batch);
+    if (type == &PyBool_Type) return stack_bools(self, batch);
+    if (type == &PyUnicode_Type || type == &PyBytes_Type) return fl_py_items_object(batch);
+    if (fl_py_scalar_dtype(first, &dtype)) return stack_scalars(self, batch, dtype);
+    return Py_NewRef(Py_NotImplemented);
+}

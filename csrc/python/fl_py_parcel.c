@@ -1,0 +1,111 @@
+/* fl_py_parcel: the heap type _core.Parcel, a batch that a worker process has built.
+ *
+ * Its pickled part is read by Python; tensors in it are asked for here and made over the slot.
+ * Until it is opened its memory counts towards the budget of the ring. */
+#include "fl_py.h"
+
+#include <string.h>
+
+/* A field this small that is a small part of its batch gets memory of its own: a user who keeps
+ * the labels of an epoch must not keep its images with them. */
+enum { SMALL_FIELD = 64 * 1024, SMALL_PART = 8 };
+
+static void open_parcel(fl_py_parcel *self)
+{
+    if (self->is_open) return;
+    self->is_open = true;
+    fl_slot_lend(self->slot, 1);
+    fl_py_hub_release(self->hub, self->limit);
+}
+
+static void parcel_dealloc(fl_py_parcel *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    if (self->is_open) {
+        fl_slot_give(self->slot);
+    } else if (self->slot != NULL) {
+        fl_slot_return(self->slot);
+        fl_py_hub_release(self->hub, self->limit);
+    }
+    fl_py_door_close(&self->door);
+    Py_XDECREF(self->hub);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static int parcel_traverse(fl_py_parcel *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->hub);
+    return 0;
+}
+
+PyDoc_STRVAR(open_doc, "open()\n--\n\n"
+                       "Take the batch out of the ring: its pickled part. Tensors that tensor()\n"
+                       "makes share its memory, which is free again when the last of them dies.");
+
+static PyObject *parcel_open(fl_py_parcel *self, PyObject *Py_UNUSED(ignored))
+{
+    open_parcel(self);
+    return PyBytes_FromStringAndSize(fl_slot_data(self->slot) + self->reply.head,
+                                     (Py_ssize_t)self->reply.head_bytes);
+}
+
+static bool parse_shape(PyObject *args, int32_t ndim, int64_t *shape)
+{
+    for (int32_t d = 0; d < ndim; d++) {
+        shape[d] = PyLong_AsLongLong(PyTuple_GET_ITEM(args, 2 + d));
+        if (shape[d] < 0) return false;
+    }
+    return true;
+}
+
+PyDoc_STRVAR(tensor_doc,
+             "tensor(place, /)\n--\n\n"
+             "A tensor at a place in the opened batch: (offset, dtype, *shape), where dtype is\n"
+             "DLPack's code * 256 + bits.");
+
+static PyObject *parcel_tensor(fl_py_parcel *self, PyObject *place)
+{
+    int64_t shape[FL_MAX_NDIM], offset, code;
+    Py_ssize_t size = PyTuple_Check(place) ? PyTuple_GET_SIZE(place) : 0;
+    if (size < 2 || size > FL_MAX_NDIM + 2 || !self->is_open)
+        return PyErr_Format(PyExc_ValueError, "%R is not a place in an opened batch", place);
+    offset = PyLong_AsLongLong(PyTuple_GET_ITEM(place, 0));
+    code = PyLong_AsLongLong(PyTuple_GET_ITEM(place, 1));
+    int32_t ndim = (int32_t)size - 2;
+    bool is_fine = parse_shape(place, ndim, shape);
+    if (PyErr_Occurred()) return NULL;
+    fl_dtype dtype = {(uint8_t)(code >> 8), (uint8_t)code, 1};
+    int64_t bytes = is_fine ? fl_tensor_bytes(dtype, ndim, shape) : -1;
+    if (bytes < 0 || offset < 0 || offset > self->reply.used - bytes)
+        return PyErr_Format(PyExc_ValueError, "%R lies outside of a batch of %lld bytes", place,
+                            (long long)self->reply.used);
+    char *data = fl_slot_data(self->slot) + offset;
+    if (bytes > SMALL_FIELD || bytes > self->reply.used / SMALL_PART)
+        return fl_py_tensor_at(&self->door, self->slot, data, dtype, ndim, shape);
+    char *copy;
+    PyObject *tensor = fl_py_tensor_new(&self->door, dtype, ndim, shape, &copy);
+    if (tensor != NULL && bytes > 0) memcpy(copy, data, (size_t)bytes);
+    return tensor;
+}
+
+static PyMethodDef parcel_methods[] = {{"open", (PyCFunction)parcel_open, METH_NOARGS, open_doc},
+                                       {"tensor", (PyCFunction)parcel_tensor, METH_O, tensor_doc},
+                                       {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(parcel_doc, "A batch that a worker process has built; made by Hub.take().");
+
+static PyType_Slot parcel_slots[] = {{Py_tp_doc, (void *)parcel_doc},
+                                     {Py_tp_dealloc, parcel_dealloc},
+                                     {Py_tp_traverse, parcel_traverse},
+                                     {Py_tp_methods, parcel_methods},
+                                     {0, NULL}};
+
+PyType_Spec fl_py_parcel_spec = {.name = "fastloop._core.Parcel",
+                                 .basicsize = sizeof(fl_py_parcel),
+                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
+                                          Py_TPFLAGS_IMMUTABLETYPE |
+                                          Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                 .slots = parcel_slots};

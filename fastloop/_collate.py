@@ -1,0 +1,53 @@
+"""torch's default_collate with the work in C: the Python it needs around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils import collate
+
+from fastloop import _core
+
+_DEFAULTS = {
+    torch.Tensor: collate.collate_tensor_fn,
+    np.ndarray: collate.collate_numpy_array_fn,
+    (np.bool_, np.number, np.object_): collate.collate_numpy_scalar_fn,
+    float: collate.collate_float_fn,
+    int: collate.collate_int_fn,
+    str: collate.collate_str_fn,
+    bytes: collate.collate_str_fn,
+}
+
+
+def is_default_collate(collate_fn: object) -> bool:
+    """Whether it is torch's ``default_collate``, and as torch made it."""
+    return collate_fn is collate.default_collate and collate.default_collate_fn_map == _DEFAULTS
+
+
+def make_collate(port: _core.Port | None = None) -> _core.Collate:
+    """A function that gives what ``default_collate`` gives.
+
+    Args:
+        port: in a worker process, where batches are built.
+    """
+
+    def stack_leaf(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return fast.leaf(batch)
+
+    leaves: dict[Any, Callable[..., Any]] = dict.fromkeys(_DEFAULTS, stack_leaf)
+
+    def walk_container(batch: Any) -> Any:
+        return collate.collate(batch, collate_fn_map=leaves)
+
+    fast = _core.Collate(
+        torch=torch,
+        memmap_type=np.memmap,
+        registry=collate.default_collate_fn_map,
+        others=walk_container,
+        fallback=collate.default_collate,
+        port=port,
+    )
+    return fast

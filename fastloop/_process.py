@@ -1,0 +1,209 @@
+"""The iterator over worker processes: torch's own, over a transport of ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+from time import monotonic
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, _utils
+from torch.utils.data._utils import pin_memory
+from torch.utils.data._utils.worker import _IterableDatasetStopIteration
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from fastloop import _core
+from fastloop._memory import default_budget, describe_memory
+from fastloop._pack import OBJECT, unpack
+from fastloop._transport import LOOK_S, Context, Transport
+
+# From the wish to stop: so long workers may end by themselves, then so long after SIGTERM.
+_POLITE_S, _FIRM_S = 2.5, 1.0
+
+
+def _is_exiting() -> bool:
+    return _utils is None or _utils.python_exit_status is not False  # type: ignore[redundant-expr]
+
+
+class _With:
+    """A loader as torch's iterator sees it, with a context of ours."""
+
+    def __init__(self, loader: DataLoader[Any], context: Context) -> None:
+        self._loader = loader
+        self.multiprocessing_context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _depth(loader: DataLoader[Any]) -> int:
+    """Room for all tasks of an iterator in one worker's queue, twice, as a power of two."""
+    tasks: int = loader.num_workers * (loader.prefetch_factor or 1)
+    return 1 << (2 * tasks + 8).bit_length()
+
+
+def _quote(indices: Any) -> str:
+    if isinstance(indices, list) and len(indices) > 20:
+        shown = ", ".join(repr(index) for index in indices[:20])
+        return f"[{shown}, ... {len(indices)} in all]"
+    return repr(indices)
+
+
+class ProcessIter(_MultiProcessingDataLoaderIter):
+    """Batches come through shared memory; all else is torch's."""
+
+    def __init__(self, loader: DataLoader[Any], slots: _core.Slots, budget: int | None) -> None:
+        budget = budget or default_budget()
+        # Half may be under way, as much again may wait for reuse.
+        self._hub = _core.Hub(
+            slots, torch.Tensor, loader.num_workers, _depth(loader), max(1, budget // 2)
+        )
+        self._transport = Transport(self._hub)
+        self._pid = os.getpid()
+        context = Context(loader.multiprocessing_context, self._transport)
+        try:
+            super().__init__(_With(loader, context))
+        finally:
+            context.close()
+
+    # torch pins in a thread of its own, which this iterator has no use for: see _process_data.
+
+    @property
+    def _pin_memory(self) -> bool:
+        return False
+
+    @_pin_memory.setter
+    def _pin_memory(self, wanted: bool) -> None:
+        self._wants_pinned = wanted
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if self._worker_pids_set:
+            # torch's handler of SIGCHLD would raise a text of its own for these.
+            torch._C._remove_worker_pids(id(self))
+            self._worker_pids_set = False
+        self._transport.forget()
+        super()._reset(loader, first_iter)
+
+    def _try_get_data(self, timeout: float = LOOK_S) -> tuple[bool, Any]:
+        deadline = monotonic() + timeout
+        while True:
+            rest = deadline - monotonic()
+            reply = self._transport.take(min(max(rest, 0), LOOK_S))
+            if reply is not None:
+                return True, self._receive(*reply)
+            self._raise_for_dead_workers()
+            if rest <= 0:
+                return False, None
+
+    def _receive(self, worker: int, task: Any, kind: int, parcel: _core.Parcel) -> tuple[Any, Any]:
+        if not isinstance(task, tuple):
+            return task, unpack(parcel, kind)  # a worker has resumed
+        number = task[0]
+        indices = self._transport.asked.pop(number, None)
+        if kind != OBJECT:
+            return number, (parcel, kind)
+        data = unpack(parcel, kind)
+        if isinstance(data, ExceptionWrapper):
+            where = f"batch {number} (indices {_quote(indices)})"
+            data.exc_msg = f"{data.exc_msg.rstrip()}\nThis happened in {where}."
+        if isinstance(data, _IterableDatasetStopIteration):
+            self._hub.cancel(worker)
+        return number, data
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
+        if isinstance(data, tuple):
+            data = unpack(*data)
+        if self._wants_pinned:
+            data = pin_memory.pin_memory(  # type: ignore[no-untyped-call]
+                data, self._pin_memory_device
+            )
+        return data
+
+    # ---- workers that die
+
+    def is_broken(self) -> bool:
+        """Whether another epoch needs new workers: Ctrl-C, say, has ended some of these."""
+        return self._shutdown or not all(worker.is_alive() for worker in self._workers)
+
+    def _raise_for_dead_workers(self) -> None:
+        dead = [
+            number
+            for number, worker in enumerate(self._workers)
+            if self._workers_status[number] and not worker.is_alive()
+        ]
+        if not dead:
+            return
+        text = "\n".join(self._explain_death(number) for number in dead)
+        for number in dead:
+            self._mark_worker_as_unavailable(number)
+        raise RuntimeError(text)
+
+    def _explain_death(self, number: int) -> str:
+        worker = self._workers[number]
+        text = f"DataLoader worker (pid {worker.pid}) "
+        code = worker.exitcode
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
+            text += f"is killed by signal: {name} ({signal.strsignal(-code)})"
+        else:
+            text += f"exited unexpectedly with exit code {code}"
+        tasks = [n for n, info in self._task_info.items() if len(info) == 1 and info[0] == number]
+        if tasks:
+            batch = min(tasks)
+            indices = _quote(self._transport.asked.get(batch))
+            text += f"; it was to make batch {batch} (indices {indices})"
+        text += ". "
+        if code == -signal.SIGKILL:
+            text += f"Most likely the system was out of memory: {describe_memory()}. "
+        elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
+            text += "Run with num_workers=0 under python -X faulthandler to see where. "
+        return text
+
+    # ---- the end
+
+    def _shutdown_workers(self) -> None:
+        # A forked child has no workers, and at exit multiprocessing ends them.
+        if self._pid != os.getpid() or _is_exiting():
+            return
+        if not getattr(self, "_shutdown", True):
+            if not hasattr(self, "_workers_status"):  # a worker could not be started
+                self._workers_status = [False] * len(self._workers)
+            try:
+                self._stop_workers()
+            finally:
+                super()._shutdown_workers()
+                self._transport.forget()
+
+    def _stop_workers(self) -> None:
+        """Ends all workers within some seconds, whatever they are doing."""
+        self._hub.close()
+        try:
+            self._join_workers(_POLITE_S)
+            for worker in self._living():
+                worker.terminate()
+            self._join_workers(_FIRM_S)
+        finally:
+            for worker in self._living():
+                worker.kill()
+            self._join_workers(_FIRM_S)
+
+    def _living(self) -> list[Any]:
+        return [worker for worker in self._workers if worker.is_alive()]
+
+    def _join_workers(self, seconds: float) -> None:
+        deadline = monotonic() + seconds
+        for worker in self._living():
+            worker.join(max(0.0, deadline - monotonic()))
+
+    def __del__(self) -> None:
+        # Ctrl-C here would be printed as an exception that was ignored.
+        try:
+            self._shutdown_workers()
+        except KeyboardInterrupt:
+            self._shutdown_workers()
+
+    def close(self) -> None:
+        self._shutdown_workers()

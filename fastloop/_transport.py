@@ -1,0 +1,175 @@
+"""The parent's side of the transport: what torch's iterator asks a multiprocessing context for.
+
+torch's iterator makes a result queue, an event, and a queue and a process for each worker, and
+touches nothing else. Here all of them are one block of shared memory (``_core.Hub``).
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import inspect
+import os
+import pickle
+import queue
+import signal
+import threading
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch.utils.data._utils.worker import _worker_loop
+
+from fastloop import _core, _worker
+from fastloop._ship import Cargo, Shipment
+
+# So long at most a dead worker goes unnoticed by a parent that waits.
+LOOK_S = 0.05
+
+Reply = tuple[int, Any, int, Any]  # worker, what it was asked, kind, parcel
+
+
+class Transport:
+    """Requests to workers and their replies, within a budget of memory.
+
+    What the budget or the queue does not take yet waits here, and goes out in order.
+    """
+
+    def __init__(self, hub: _core.Hub) -> None:
+        self.hub = hub
+        self.asked: dict[int, Any] = {}  # indices of the batches under way, by number
+        self._waiting: collections.deque[tuple[int, Any, bytes]] = collections.deque()
+        self._again: list[tuple[int, int, int, int]] = []  # number, worker, request, bytes
+
+    def ask(self, worker: int, task: Any) -> None:
+        self._waiting.append((worker, task, pickle.dumps(task, pickle.HIGHEST_PROTOCOL)))
+        if isinstance(task, tuple):
+            self.asked[task[0]] = task[1]
+        self._send(is_forced=False)
+
+    def _send(self, is_forced: bool) -> None:
+        while self._again:
+            _, worker, request, size = self._again[0]
+            if not self.hub.send_again(worker, request, size, is_forced):
+                return
+            heapq.heappop(self._again)
+            is_forced = False
+        while self._waiting:
+            worker, task, payload = self._waiting[0]
+            if not self.hub.send(worker, payload, task, is_forced):
+                return
+            self._waiting.popleft()
+            is_forced = False
+
+    def take(self, timeout: float) -> Reply | None:
+        """The next reply, or None after ``timeout`` seconds or a signal."""
+        self._send(is_forced=False)
+        if self.hub.unanswered == 0:
+            self._send(is_forced=True)  # nothing comes back that could make room
+        reply: Reply | None = self.hub.take(timeout)
+        if reply is None or reply[2] >= 0:
+            return reply
+        worker, task, _, (request, size) = reply
+        number = task[0] if isinstance(task, tuple) else -1
+        heapq.heappush(self._again, (number, worker, request, size))
+        return None
+
+    def forget(self) -> None:
+        """A new epoch: what was not sent is not wanted any more."""
+        self._waiting.clear()
+        self._again.clear()
+        self.asked.clear()
+
+
+class _ResultQueue:
+    """What the iterator takes for its result queue; ``_ProcessIter`` reads the transport."""
+
+    def get(self, timeout: float | None = None) -> Any:
+        raise queue.Empty
+
+    def put(self, item: Any) -> None:
+        raise NotImplementedError("results come from workers alone")
+
+    def cancel_join_thread(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _IndexQueue(_ResultQueue):
+    def __init__(self, transport: Transport, worker: int) -> None:
+        self._transport = transport
+        self._worker = worker
+
+    def put(self, item: Any) -> None:
+        if item is None:
+            self._transport.hub.end(self._worker)
+        else:
+            self._transport.ask(self._worker, item)
+
+
+class _Event:
+    def __init__(self, hub: _core.Hub) -> None:
+        self.set = hub.close
+        self.is_set = hub.is_closed
+
+
+class WorkerProcess:
+    """A process of the user's context that is started without Ctrl-C reaching it too early."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        process.daemon = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def start(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self._process.start()
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _is_sigint_blocked() -> bool:
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+class Context:
+    """A multiprocessing context around the user's, for one iterator."""
+
+    def __init__(self, inner: BaseContext | None, transport: Transport) -> None:
+        self._inner: Any = inner if inner is not None else torch.multiprocessing
+        self._transport = transport
+        self._cargo = Cargo()
+        self._queues = 0
+
+    def Queue(self) -> _ResultQueue:  # noqa: N802
+        self._queues += 1
+        if self._queues == 1:
+            return _ResultQueue()
+        return _IndexQueue(self._transport, self._queues - 2)
+
+    def Event(self) -> _Event:  # noqa: N802
+        return _Event(self._transport.hub)
+
+    def Process(self, target: Any, args: tuple[Any, ...]) -> WorkerProcess:  # noqa: N802
+        arguments = dict(inspect.signature(_worker_loop).bind(*args).arguments)
+        for ours in ("index_queue", "data_queue", "done_event"):
+            del arguments[ours]
+        worker = arguments["worker_id"]
+        shipment = Shipment(arguments, self._transport.hub.address(), worker, self._cargo)
+        process = self._inner.Process(
+            target=_worker.run_worker, args=(shipment, os.getpid(), not _is_sigint_blocked())
+        )
+        return WorkerProcess(process)
+
+    def close(self) -> None:
+        """All workers have started."""
+        self._cargo.close()
