@@ -7,11 +7,11 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import KINDS, N, Shuffles, Yields, assert_same, bits, labels, small_dataset
-from torch.utils.data import BatchSampler, Dataset, RandomSampler, Subset
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, Subset, SubsetRandomSampler
 
 from fastloop import ArrayDataset, DataLoader
 
@@ -150,6 +150,11 @@ def test_batch_samplers_and_single_samples(route: str) -> None:
     compare_resumed(route, "shuffle", (1, 0), 3, drop_last=True)
 
 
+@routes
+def test_a_block_that_was_not_needed_yet_is_drawn_when_it_is(route: str) -> None:
+    compare_resumed(route, "replacement-default-generator", (0, 0), 1, batch_size=32)
+
+
 @pytest.mark.parametrize("saver", ROUTES)
 @pytest.mark.parametrize("resumer", ROUTES)
 def test_paths_resume_each_other(saver: str, resumer: str) -> None:
@@ -193,9 +198,10 @@ def test_the_users_own_random_numbers_are_untouched_by_resuming(route: str) -> N
 
 
 @routes
-def test_a_loop_left_early_can_be_saved_afterwards(route: str) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_left_early_can_be_saved_afterwards(route: str, workers: int) -> None:
     torch.manual_seed(3)
-    loader, _ = make(route)
+    loader, _ = make(route, workers=workers)
     whole = list(loader)
     torch.manual_seed(3)
     for i, _ in enumerate(loader):
@@ -307,6 +313,20 @@ def test_persistent_workers_go_back_to_before_they_began(route: str) -> None:
     assert_same(list(loader), first)
 
 
+def test_a_sampler_that_draws_in_iter_resumes_after_persistent_workers() -> None:
+    sampler = Shuffles(24, 6)
+    data, given = small_dataset(), {"batch_sampler": sampler, "path": "array"}
+    torch.manual_seed(3)
+    loader = DataLoader(data, num_workers=2, persistent_workers=True, **given)
+    list(loader)
+    state, torchs = loader.state_dict(), torch.get_rng_state()
+    expected = [list(loader), bits(torch.get_rng_state())]
+    torch.set_rng_state(torchs)
+    loader = DataLoader(data, **given)
+    loader.load_state_dict(state)
+    assert_same([list(loader), bits(torch.get_rng_state())], expected)
+
+
 # ---- what resuming costs
 
 
@@ -333,6 +353,15 @@ def test_no_skipped_sample_is_loaded(shuffle: bool) -> None:
     rest = torch.cat(list(loader)).tolist()
     assert dataset.loaded == rest
     assert sorted(seen + rest) == list(range(N))
+
+
+def test_a_subset_sampler_yields_the_users_own_indices() -> None:
+    dataset = Counting(N)
+    loader = DataLoader(dataset, 5, sampler=SubsetRandomSampler(np.arange(N, dtype=np.int32)))
+    take(iter(loader), 6)
+    loader.load_state_dict(loader.state_dict())
+    list(loader)
+    assert {type(index) for index in dataset.loaded} == {np.int32}
 
 
 @routes
@@ -376,44 +405,6 @@ def test_a_copy_of_a_loader_resumes_too(how: Any) -> None:
     assert_same(list(twin), expected)
     assert loader.state_dict()["yielded"] == 3
     assert_same(list(loader), expected)
-
-
-# ---- DistributedSampler
-
-
-def distributed(rank: int, epoch: int, **kwargs: Any) -> DataLoader[Any]:
-    arguments = {"num_replicas": 2, "rank": rank, **kwargs}
-    sampler = DistributedSampler(range(N), **arguments)
-    sampler.set_epoch(epoch)
-    return DataLoader(small_dataset(), 5, sampler=sampler)
-
-
-def test_the_state_of_one_rank_resumes_all() -> None:
-    loader = distributed(0, 4)
-    take(iter(loader), 2)
-    state = loader.state_dict()
-    for rank in (0, 1):
-        other = distributed(rank, 0)
-        other.load_state_dict(state)
-        assert other.sampler.epoch == 4
-        other.sampler.set_epoch(4)
-        assert_same(list(other), list(distributed(rank, 4))[2:])
-
-
-def test_another_epoch_of_the_sampler_is_refused() -> None:
-    loader = distributed(0, 4)
-    take(iter(loader), 2)
-    state = loader.state_dict()
-    loader.load_state_dict(state)
-    loader.sampler.set_epoch(0)
-    with pytest.raises(ValueError, match=r"epoch 4 of the sampler.*now 0; call set_epoch\(4\)"):
-        iter(loader)
-    assert loader.state_dict() == state
-    loader.sampler.set_epoch(4)
-    assert len(list(loader)) == 3
-    loader.load_state_dict(loader.state_dict())
-    loader.sampler.set_epoch(5)
-    assert_same(list(loader), list(distributed(0, 5)))
 
 
 def test_subsets_are_resumed_as_datasets_of_their_length() -> None:

@@ -1,4 +1,5 @@
-"""States that do not fit, or that no loader made: refused by name, and nothing has changed."""
+"""States that do not fit, or that no loader made: refused by name, and nothing has changed.
+What DistributedSampler adds to a state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -282,3 +283,48 @@ def test_an_iter_that_failed_keeps_the_loaded_state() -> None:
         iter(loader)
     sampler.fails = False
     assert labels(loader) == [[4, 5]]
+
+
+# ---- DistributedSampler
+
+
+def of_rank(rank: int, epoch: int) -> DataLoader[Any]:
+    loader = loader_of(**distributed(rank=rank))
+    loader.sampler.set_epoch(epoch)
+    return loader
+
+
+def test_the_state_of_one_rank_resumes_all() -> None:
+    loader = of_rank(0, 4)
+    state = state_of(loader)
+    for rank in (0, 1):
+        other = of_rank(rank, 0)
+        other.load_state_dict(state)
+        assert other.sampler.epoch == 4
+        other.sampler.set_epoch(4)
+        assert_same(list(other), list(of_rank(rank, 4))[2:])
+
+
+def test_another_epoch_of_the_sampler_is_refused() -> None:
+    loader = of_rank(0, 4)
+    state = state_of(loader)
+    loader.load_state_dict(state)
+    loader.sampler.set_epoch(0)
+    with pytest.raises(ValueError, match=r"epoch 4 of the sampler.*now 0; call set_epoch\(4\)"):
+        iter(loader)
+    assert loader.state_dict() == state
+    loader.sampler.set_epoch(4)
+    assert len(list(loader)) == 3
+    loader.load_state_dict(loader.state_dict())
+    loader.sampler.set_epoch(5)
+    assert_same(list(loader), list(of_rank(0, 5)))
+
+
+def test_the_epoch_of_the_sampler_is_the_one_it_drew_in() -> None:
+    loader = of_rank(0, 4)
+    iterator = iter(loader)
+    next(iterator)
+    loader.sampler.set_epoch(5)
+    assert loader.state_dict()["sampler_epoch"] == 4
+    list(iterator)
+    assert loader.state_dict()["sampler_epoch"] == 5
