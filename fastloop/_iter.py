@@ -23,6 +23,7 @@ from fastloop import _core
 from fastloop._collate import is_default_collate, make_collate
 from fastloop._indices import find_blocks
 from fastloop._process import ProcessIter
+from fastloop._resume import Epoch, Position, Resumable, rest_of_blocks
 from fastloop._route import NotCoveredError, Source, find_route, find_source
 
 _BLOCKS, _BATCHES, _SINGLES = 0, 1, 2
@@ -35,9 +36,10 @@ Workers = tuple[tuple[int, int, int], ...]
 
 
 class Shared:
-    """What the iterators of one loader share: batch memory and counts."""
+    """What the iterators of one loader share: batch memory, counts, and where they stand."""
 
-    def __init__(self) -> None:
+    def __init__(self, position: Position | None = None) -> None:
+        self.position = position or Position()
         self.slots: _core.Slots | None = None  # the array path's
         self.worker_slots: _core.Slots | None = None  # the process path's
         self.past: dict[str, int] = {}
@@ -90,17 +92,19 @@ class Shared:
         return data
 
 
-class _ArrayIter(_BaseDataLoaderIter):
+class _ArrayIter(Resumable):
     """torch's base iterator over batches that C gathers.
 
     Random numbers are drawn when torch draws them: the base seed here, the permutation when the
     first index is needed.
     """
 
+    _workers = ()  # torch's name for the worker processes
+
     def __init__(self, loader: DataLoader[Any], source: Source, shared: Shared) -> None:
+        self._shared = shared
         super().__init__(loader)
         self._source = source
-        self._shared = shared
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._open_feed(loader)
@@ -134,8 +138,8 @@ class _ArrayIter(_BaseDataLoaderIter):
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
-            self._sampler_iter = blocks
-            self._feed.restart(blocks, _BLOCKS, sampler)
+            self._sampler_iter = self._from_here(blocks, rest_of_blocks)
+            self._feed.restart(self._sampler_iter, _BLOCKS, sampler)
         else:
             kind = _BATCHES if self._auto_collation else _SINGLES
             self._feed.restart(self._sampler_iter, kind, None)
@@ -161,12 +165,20 @@ class _ArrayIter(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         if self._num_workers == 0 and self._source.is_stale():
             self._look_again()
-        return next(self._feed)
+        try:
+            return next(self._feed)
+        except StopIteration:
+            self._epoch.is_over = True
+            raise
 
     def __next__(self) -> Any:
         if profiler._is_profiler_enabled or self._source.is_stale():
             return super().__next__()
-        data = next(self._feed)
+        try:
+            data = next(self._feed)
+        except StopIteration:
+            self._epoch.is_over = True
+            raise
         self._num_yielded += 1
         return data
 
@@ -177,6 +189,8 @@ class _ArrayIter(_BaseDataLoaderIter):
 class _Counted(_BaseDataLoaderIter):
     """Over one of torch's iterators: counts what it gives, and can be closed."""
 
+    _epoch: Epoch
+
     def __init__(self, loader: DataLoader[Any], shared: Shared, *more: Any) -> None:
         self._shared = shared
         self._is_closed = False
@@ -185,13 +199,17 @@ class _Counted(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         if self._is_closed:
             raise RuntimeError("the loader of this iterator was closed; call iter() on it again")
-        return self._shared.time(super()._next_data)
+        try:
+            return self._shared.time(super()._next_data)
+        except StopIteration:
+            self._epoch.is_over = True
+            raise
 
     def close(self) -> None:
         self._is_closed = True
 
 
-class _CountedSingle(_Counted, _SingleProcessDataLoaderIter):
+class _CountedSingle(_Counted, _SingleProcessDataLoaderIter, Resumable):
     pass
 
 
@@ -209,13 +227,17 @@ class _SyncIter(_CountedSingle):
         return (), self._collate.fallbacks()
 
 
-class _CountedMulti(_Counted, _MultiProcessingDataLoaderIter):
+class _CountedMulti(_Counted, _MultiProcessingDataLoaderIter, Resumable):
     def close(self) -> None:
         super().close()
         self._shutdown_workers()
 
+    def __del__(self) -> None:
+        self._keep_count()
+        super().__del__()
 
-class _ProcessIter(_Counted, ProcessIter):
+
+class _ProcessIter(_CountedMulti, ProcessIter):
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         budget = getattr(loader, "memory_budget", None)
         super().__init__(loader, shared, shared.slots_for_workers(), budget)

@@ -11,6 +11,7 @@ import torch.utils.data
 
 from fastloop._iter import Shared, fast_iterator
 from fastloop._route import PATHS, find_route
+from fastloop._state import load_state, save_state
 from fastloop._stats import LoaderStats, WorkerStats
 
 if TYPE_CHECKING:
@@ -113,12 +114,53 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._iterator is not None and getattr(self._iterator, "is_broken", bool)():
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]
             self._iterator = None
-        return super().__iter__()
+        iterator = super().__iter__()
+        self._shared.position.begin(iterator)
+        return iterator
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         iterator = fast_iterator(self, self.path, self._shared)
         self._open.add(iterator)
         return iterator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader stands, for ``load_state_dict()``: O(1), saves no sample.
+
+        Counts the batches yielded by the iterator made last, never those read ahead. After the
+        last batch, but before the loop has ended, the rest of the epoch is empty; once it has
+        ended, the state is that of the next epoch before its first batch.
+
+        The state holds numbers, strings and dicts only (``torch.load(weights_only=True)`` and
+        JSON take it): epoch, batches yielded, what describes dataset and samplers, and the
+        random states the sampler began the epoch with. Costs no sync.
+
+        Raises:
+            NotImplementedError: over an ``IterableDataset``, which alone knows where it stands.
+            RuntimeError: in the middle of an epoch with ``in_order=False`` and several workers,
+                or whose ``batch_size`` was changed: a count does not say which samples came.
+        """
+        return save_state(self, self._shared.position)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next ``iter()`` go on where the loader that gave ``state`` stood.
+
+        It yields the exact next batch and loads no sample before it; later epochs follow as they
+        would have. Workers, their number included, and ``path`` may differ. Generators passed to
+        the loader or its sampler are set. torch's own is only borrowed to draw the epoch's order
+        again: restore it yourself (``torch.set_rng_state``) for later epochs to be the same. Not
+        restored: random numbers in workers (augmentation), and whatever else a sampler of yours
+        keeps or draws from. Such a sampler is iterated again from the start of the epoch.
+
+        A ``DistributedSampler`` is set to the epoch of the state; the state of one rank serves
+        all. A ``set_epoch()`` before ``iter()`` must agree with it in the middle of an epoch.
+
+        Raises:
+            TypeError: ``state`` or one of its parts has the wrong type.
+            ValueError: it is damaged, or does not fit dataset or sampler; says what differs.
+            NotImplementedError: over an ``IterableDataset``.
+            In each case nothing has changed.
+        """
+        load_state(self, self._shared.position, state)
 
     def stats(self) -> LoaderStats:
         """What this loader has done so far, and which path it takes now. Costs no sync."""
@@ -167,7 +209,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         del state["_shared"], state["_open"]
+        state["_position"] = self._shared.position.copy()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _shared=Shared(), _open=weakref.WeakSet())
+        shared = Shared(state.pop("_position"))
+        self.__dict__.update(state, _shared=shared, _open=weakref.WeakSet())

@@ -204,6 +204,3 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             self._shutdown_workers()
         except KeyboardInterrupt:
             self._shutdown_workers()
-
-    def close(self) -> None:
-        self._shutdown_workers()

@@ -264,13 +264,14 @@ def test_stats_count_what_was_given(workers: int) -> None:
 
 @both
 def test_stats_of_torchs_own_iterators(workers: int) -> None:
-    loader = DataLoader(small_dataset(), 25, num_workers=workers, collate_fn=len)
+    kwargs = {"num_workers": workers, "collate_fn": len}
+    loader = DataLoader(small_dataset(), 25, path="torch", **kwargs)
     assert list(loader) == [25, 25]
     stats = loader.stats()
     assert (stats.path, stats.batches, stats.samples, stats.bytes) == ("torch", 2, None, None)
     assert stats.waits == 2
     assert stats.seconds_waited > 0
-    assert "collate_fn" in stats.why
+    assert "collate_fn" in DataLoader(small_dataset(), 25, **kwargs).stats().why
     assert "'torch'" in repr(stats)
     assert "2 batches" in repr(stats)
 

@@ -69,7 +69,7 @@ def test_dtypes_that_lose_their_name_on_the_way_are_left_to_torch(name: str) -> 
     if not hasattr(torch, name):
         pytest.skip(f"this torch has no {name}")
     x = torch.zeros(4, dtype=torch.uint8).view(getattr(torch, name))
-    assert DataLoader(TensorDataset(x)).stats().path == "torch"
+    assert DataLoader(TensorDataset(x)).stats().path == "sync"
 
 
 @pytest.mark.parametrize("size", [5, 1, 0])

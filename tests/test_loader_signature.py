@@ -201,9 +201,9 @@ def test_path_and_device_that_do_not_exist_are_named() -> None:
     for device in ("cuda", "meta", torch.device("cuda", 1)):
         with pytest.raises(ValueError, match=r"is not available in this version.*batch\.to"):
             DataLoader(dataset, device=device)
-    for path in ("process", "sync"):
-        with pytest.raises(ValueError, match=f"path='{path}' is not available"):
-            iter(DataLoader(dataset, path=path))
+    for path, workers in (("process", 0), ("sync", 2)):
+        with pytest.raises(ValueError, match=f"path='{path}' cannot load with num_workers={workers}"):
+            iter(DataLoader(dataset, path=path, num_workers=workers))
     for device in (None, "cpu", torch.device("cpu")):
         assert_same(epoch(DataLoader(dataset, device=device)), epoch(TorchLoader(dataset)))
 
@@ -251,7 +251,7 @@ def test_attributes_that_can_be_set_take_effect() -> None:
     loader = DataLoader(small_dataset(), batch_size=5)
     assert loader.stats().path == "array"
     loader.collate_fn = len
-    assert loader.stats().path == "torch"
+    assert loader.stats().path == "sync"
     assert list(loader) == [5] * (N // 5)
     loader.collate_fn = torch.utils.data.default_collate
     loader.num_workers, loader.prefetch_factor = 1, 2

@@ -163,13 +163,13 @@ OTHERS: dict[str, Case] = {
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:Sparse CSR")
 @pytest.mark.parametrize(("make", "kwargs", "why"), OTHERS.values(), ids=OTHERS)
-def test_what_is_not_covered_runs_torchs_own_code(
+def test_what_the_array_path_does_not_cover_goes_another_way(
     make: Callable[[], Any], kwargs: dict[str, Any], why: str
 ) -> None:
     dataset = make()
     for workers in (0, 2):
         ours = DataLoader(dataset, num_workers=workers, **kwargs)
-        assert ours.stats().path == "torch"
+        assert ours.stats().path == ("process" if workers else "sync")
         assert why in ours.stats().why
     assert_same(*(told(cls(dataset, **kwargs)) for cls in (DataLoader, TorchLoader)))
     demanding = DataLoader(dataset, path="array", **kwargs)
@@ -228,7 +228,7 @@ def test_the_route_is_chosen_anew_at_every_iter() -> None:
     loader = DataLoader(TensorDataset(x), 4)
     list(loader)
     x.requires_grad_()
-    assert loader.stats().path == "torch"
+    assert loader.stats().path == "sync"
     assert next(iter(loader))[0].grad_fn is not None
     x.requires_grad_(False)
     assert loader.stats().path == "array"
