@@ -38,6 +38,7 @@ pytest: install
 
 bench: install
 	$(VENV)/bin/python benchmarks/bench_array.py
+	$(VENV)/bin/python benchmarks/bench_python_dataset.py
 
 # ---- set-up: each step leaves a stamp and runs again when what it depends on is newer
 

@@ -10,6 +10,7 @@ import ctypes
 import io
 import json
 import math
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -19,13 +20,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from time import perf_counter
+from time import clock_gettime, perf_counter, process_time
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 Epoch = Callable[[], int]
+Clock = Callable[[], float]  # seconds, counting up
 Epochs = dict[str, Epoch]  # the variants of one contestant: the best of them stands for it
 
 
@@ -85,6 +88,13 @@ class Result:
 
 def measure(contestants: dict[str, Epochs], rounds: int, seconds: float) -> dict[str, Result]:
     """Microseconds a batch of every variant: in each round, whole epochs for about `seconds`."""
+    return measure_by({"wall": perf_counter}, contestants, rounds, seconds)["wall"]
+
+
+def measure_by(
+    clocks: dict[str, Clock], contestants: dict[str, Epochs], rounds: int, seconds: float
+) -> dict[str, dict[str, Result]]:
+    """`measure` on several clocks at once; the last of them is read next to the work."""
     runs = [(who, variant) for who, variants in contestants.items() for variant in variants]
     repeats = {}
     for who, variant in runs:
@@ -93,17 +103,45 @@ def measure(contestants: dict[str, Epochs], rounds: int, seconds: float) -> dict
         start = perf_counter()
         epoch()
         repeats[who, variant] = max(1, math.ceil(seconds / (perf_counter() - start)))
-    taken: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
+    taken: dict[tuple[str, str, str], list[float]] = {
+        (name, *run): [] for name in clocks for run in runs
+    }
     for _ in range(rounds):
         for who, variant in runs:
             epoch = contestants[who][variant]
-            start = perf_counter()
+            start_of = {name: clock() for name, clock in clocks.items()}
             batches = sum(epoch() for _ in range(repeats[who, variant]))
-            taken[who, variant].append((perf_counter() - start) / batches * 1e6)
+            end_of = {name: clocks[name]() for name in reversed(clocks)}
+            for name in clocks:
+                passed = end_of[name] - start_of[name]
+                taken[name, who, variant].append(passed / batches * 1e6)
     return {
-        who: Result({variant: Times(tuple(taken[who, variant])) for variant in variants})
-        for who, variants in contestants.items()
+        name: {
+            who: Result({variant: Times(tuple(taken[name, who, variant])) for variant in variants})
+            for who, variants in contestants.items()
+        }
+        for name in clocks
     }
+
+
+def tree_cpu() -> float:
+    """A clock: CPU seconds of this process and the worker processes it has now."""
+    workers = (child.pid for child in multiprocessing.active_children())
+    return process_time() + sum(_cpu_seconds(pid) for pid in workers if pid is not None)
+
+
+def _cpu_seconds(pid: int) -> float:
+    clock = ctypes.c_int()
+    if ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) != 0:
+        return 0.0  # just gone
+    return clock_gettime(clock.value)
+
+
+def tree_pss_mb() -> float:
+    """Megabytes of this process and its children; pages that processes share count once."""
+    own = psutil.Process()
+    pages = (process.memory_full_info().pss for process in (own, *own.children(recursive=True)))
+    return float(sum(pages)) / 1e6
 
 
 class _Field(ctypes.Structure):
@@ -202,7 +240,7 @@ class Report:
 
     def __init__(self, json_path: Path | None, contestants: Sequence[str]) -> None:
         self._contestants = contestants
-        self._widths = [40, *(42 for _ in contestants), 64, 3]
+        self._widths = [42, *(42 for _ in contestants), 64, 3]
         self._file = json_path.open("w") if json_path else io.StringIO()
 
     def __enter__(self) -> Report:
@@ -237,10 +275,12 @@ class Report:
         shown: Mapping[str, object],
         **measured: Any,
     ) -> None:
-        """`shown`, by contestant, goes into the table; `measured` into the JSON line."""
-        met = all(goal.met for goal in goals)
+        """`shown`, by contestant, goes into the table; `measured` into the JSON line. A row without
+        goals only informs."""
+        met = all(goal.met for goal in goals) if goals else None
+        verdict = {True: "yes", False: "NO", None: ""}[met]
         cells = [str(shown.get(who, "")) for who in self._contestants]
-        self._table(work, *cells, ", ".join(map(str, goals)), "yes" if met else "NO")
+        self._table(work, *cells, ", ".join(map(str, goals)), verdict)
         judged = [vars(goal) | {"got": round(goal.got, 4), "met": goal.met} for goal in goals]
         self._json({"row": key, "work": work, "met": met, "goals": judged} | measured)
 

@@ -1,6 +1,6 @@
 """Other loaders on rows a-c of bench_array, for scale: SPDL and grain, each where it is installed.
 
-    pip install spdl-core grain      # in an environment of their own, beside fastloop
+    pip install spdl-core grain psutil      # in an environment of their own, beside fastloop
     python benchmarks/bench_peers.py [--rows a,b,c] [--json FILE]
 
 Each is given its best: it shuffles and batches row numbers, one call gathers a batch, SPDL's
