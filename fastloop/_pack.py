@@ -151,10 +151,10 @@ class _Unpacker(pickle.Unpickler):
         return tensor.set_(storage, begin, shape, stride)
 
 
-def unpack(parcel: _core.Parcel, kind: int) -> Any:
+def unpack(parcel: _core.Parcel) -> Any:
     """The batch in a parcel, as tensors over its memory."""
     head = parcel.open()
-    if kind == VIEWS:
+    if parcel.kind == VIEWS:
         table, head = pickle.loads(head)
         return _Unpacker(io.BytesIO(head), parcel, table).load()
     unpickler = pickle.Unpickler(io.BytesIO(head))

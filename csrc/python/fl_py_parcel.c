@@ -91,17 +91,26 @@ static PyObject *parcel_tensor(fl_py_parcel *self, PyObject *place)
     return tensor;
 }
 
+PyDoc_STRVAR(kind_doc, "what its pickled part is, as given to Port.answer()");
+
+static PyObject *parcel_kind(fl_py_parcel *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(self->reply.kind);
+}
+
+static PyGetSetDef parcel_getset[] = {{"kind", (getter)parcel_kind, NULL, kind_doc, NULL},
+                                      {NULL, NULL, NULL, NULL, NULL}};
+
 static PyMethodDef parcel_methods[] = {{"open", (PyCFunction)parcel_open, METH_NOARGS, open_doc},
                                        {"tensor", (PyCFunction)parcel_tensor, METH_O, tensor_doc},
                                        {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(parcel_doc, "A batch that a worker process has built; made by Hub.take().");
 
-static PyType_Slot parcel_slots[] = {{Py_tp_doc, (void *)parcel_doc},
-                                     {Py_tp_dealloc, parcel_dealloc},
-                                     {Py_tp_traverse, parcel_traverse},
-                                     {Py_tp_methods, parcel_methods},
-                                     {0, NULL}};
+static PyType_Slot parcel_slots[] = {
+    {Py_tp_doc, (void *)parcel_doc},   {Py_tp_dealloc, parcel_dealloc},
+    {Py_tp_traverse, parcel_traverse}, {Py_tp_methods, parcel_methods},
+    {Py_tp_getset, parcel_getset},     {0, NULL}};
 
 PyType_Spec fl_py_parcel_spec = {.name = "fastloop._core.Parcel",
                                  .basicsize = sizeof(fl_py_parcel),
