@@ -357,13 +357,15 @@ static PyObject *hub_is_closed(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
 }
 
 PyDoc_STRVAR(address_doc, "address()\n--\n\n"
-                          "Where a worker finds it: (file descriptor, bytes, offset).");
+                          "Where a worker finds it: (file descriptor, bytes, offset, and for a\n"
+                          "forked one the address of the parent's mapping).");
 
 static PyObject *hub_address(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
 {
     const fl_arena *arena = self->slots->arena;
-    return Py_BuildValue("iLL", fl_arena_fd(arena), (long long)fl_arena_bytes(arena),
-                         (long long)fl_region_offset(self->control));
+    return Py_BuildValue("iLLK", fl_arena_fd(arena), (long long)fl_arena_bytes(arena),
+                         (long long)fl_region_offset(self->control),
+                         (unsigned long long)(uintptr_t)fl_arena_base(arena));
 }
 
 PyDoc_STRVAR(count_doc, "count()\n--\n\n"
