@@ -71,7 +71,11 @@ static int make_file(int64_t bytes)
 static char *map_file(int fd, int64_t bytes)
 {
     if (fl_fault_hit()) return MAP_FAILED;
-    return mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    char *base =
+        mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    /* A core dump would walk through, and a piped one write, all of the address space. */
+    if (base != MAP_FAILED) (void)madvise(base, (size_t)bytes, MADV_DONTDUMP);
+    return base;
 }
 
 static int64_t most_under(int resource, rlim_t part)
