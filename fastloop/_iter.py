@@ -84,13 +84,6 @@ class Shared:
             if slots is not None and slots.is_own():
                 slots.trim()
 
-    def time(self, next_data: Callable[[], Any]) -> Any:
-        begin_ns = perf_counter_ns()
-        data = next_data()
-        self.wait_ns += perf_counter_ns() - begin_ns
-        self.batches += 1
-        return data
-
 
 class _ArrayIter(Resumable):
     """torch's base iterator over batches that C gathers.
@@ -199,11 +192,16 @@ class _Counted(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         if self._is_closed:
             raise RuntimeError("the loader of this iterator was closed; call iter() on it again")
+        begin_ns = perf_counter_ns()
         try:
-            return self._shared.time(super()._next_data)
+            next_data: Callable[[], Any] = super()._next_data
+            data = next_data()
         except StopIteration:
             self._epoch.is_over = True
             raise
+        self._shared.wait_ns += perf_counter_ns() - begin_ns
+        self._shared.batches += 1
+        return data
 
     def close(self) -> None:
         self._is_closed = True

@@ -17,9 +17,9 @@ import torch
 
 from fastloop import _core
 
-# What the head of a reply is: an object that is no batch; the pickled batch; the same with a
-# table of views.
-OBJECT, PLAIN, VIEWS = 0, 1, 2
+# What the head of a reply is: an object that is no batch; a pickled batch; the same with a table
+# of views; a batch of plain containers that Port.write has written.
+OBJECT, PLAIN, VIEWS, WRITTEN = 0, 1, 2, 3
 
 _BYTE = 1 * 256 + 8  # DLPack's uint8
 _GRAIN = 16  # copies of storages begin at such multiples, so that all dtypes stay aligned
@@ -151,10 +151,12 @@ class _Unpacker(pickle.Unpickler):
         return tensor.set_(storage, begin, shape, stride)
 
 
-def unpack(parcel: _core.Parcel, kind: int) -> Any:
+def unpack(parcel: _core.Parcel) -> Any:
     """The batch in a parcel, as tensors over its memory."""
+    if parcel.kind == WRITTEN:
+        return parcel.load()
     head = parcel.open()
-    if kind == VIEWS:
+    if parcel.kind == VIEWS:
         table, head = pickle.loads(head)
         return _Unpacker(io.BytesIO(head), parcel, table).load()
     unpickler = pickle.Unpickler(io.BytesIO(head))

@@ -86,36 +86,35 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         self._transport.forget()
         super()._reset(loader, first_iter)
 
-    def _try_get_data(self, timeout: float = LOOK_S) -> tuple[bool, Any]:
-        deadline = monotonic() + timeout
+    def _get_data(self) -> tuple[Any, Any]:
+        deadline = monotonic() + self._timeout if self._timeout > 0 else None
         while True:
-            rest = deadline - monotonic()
-            reply = self._transport.take(min(max(rest, 0), LOOK_S))
+            rest = LOOK_S if deadline is None else min(deadline - monotonic(), LOOK_S)
+            reply = self._transport.take(max(rest, 0))
             if reply is not None:
-                return True, self._receive(*reply)
+                return self._receive(*reply)
             self._raise_for_dead_workers()
             if rest <= 0:
-                return False, None
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
-    def _receive(self, worker: int, task: Any, kind: int, parcel: _core.Parcel) -> tuple[Any, Any]:
+    def _receive(self, task: Any, parcel: _core.Parcel) -> tuple[Any, Any]:
         if not isinstance(task, tuple):
-            return task, unpack(parcel, kind)  # a worker has resumed
-        number = task[0]
-        indices = self._transport.asked.pop(number, None)
-        if kind != OBJECT:
-            return number, (parcel, kind)
-        data = unpack(parcel, kind)
+            return task, unpack(parcel)  # a worker has resumed
+        number, indices = task
+        if parcel.kind != OBJECT:
+            return number, parcel
+        data = unpack(parcel)
         if isinstance(data, ExceptionWrapper):
             where = f"batch {number} (indices {_quote(indices)})"
             data.exc_msg = f"{data.exc_msg.rstrip()}\nThis happened in {where}."
         if isinstance(data, _IterableDatasetStopIteration):
-            self._hub.cancel(worker)
+            self._hub.cancel(data.worker_id)
         return number, data
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
-        if isinstance(data, tuple):
-            data = unpack(*data)
+        if type(data) is _core.Parcel:
+            data = unpack(data)
         if self._wants_pinned:
             data = pin_memory.pin_memory(  # type: ignore[no-untyped-call]
                 data, self._pin_memory_device
@@ -150,11 +149,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             text += f"is killed by signal: {name} ({signal.strsignal(-code)})"
         else:
             text += f"exited unexpectedly with exit code {code}"
-        tasks = [n for n, info in self._task_info.items() if len(info) == 1 and info[0] == number]
-        if tasks:
-            batch = min(tasks)
-            indices = _quote(self._transport.asked.get(batch))
-            text += f"; it was to make batch {batch} (indices {indices})"
+        for batch, indices in self._transport.under_way(number)[:1]:
+            text += f"; it was to make batch {batch} (indices {_quote(indices)})"
         text += ". "
         if code == -signal.SIGKILL:
             text += f"Most likely the system was out of memory: {describe_memory()}. "

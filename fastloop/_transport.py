@@ -27,8 +27,6 @@ from fastloop._ship import Cargo, Shipment
 # So long at most a dead worker goes unnoticed by a parent that waits.
 LOOK_S = 0.05
 
-Reply = tuple[int, Any, int, Any]  # worker, what it was asked, kind, parcel
-
 
 class Transport:
     """Requests to workers and their replies, within a budget of memory.
@@ -38,15 +36,13 @@ class Transport:
 
     def __init__(self, hub: _core.Hub) -> None:
         self.hub = hub
-        self.asked: dict[int, Any] = {}  # indices of the batches under way, by number
         self._waiting: collections.deque[tuple[int, Any, bytes]] = collections.deque()
         self._again: list[tuple[int, int, int, int]] = []  # number, worker, request, bytes
 
     def ask(self, worker: int, task: Any) -> None:
-        self._waiting.append((worker, task, pickle.dumps(task, pickle.HIGHEST_PROTOCOL)))
-        if isinstance(task, tuple):
-            self.asked[task[0]] = task[1]
-        self._send(is_forced=False)
+        payload = pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
+        if self._waiting or self._again or not self.hub.send(worker, payload, task, False):
+            self._waiting.append((worker, task, payload))
 
     def _send(self, is_forced: bool) -> None:
         while self._again:
@@ -62,24 +58,29 @@ class Transport:
             self._waiting.popleft()
             is_forced = False
 
-    def take(self, timeout: float) -> Reply | None:
-        """The next reply, or None after ``timeout`` seconds or a signal."""
-        self._send(is_forced=False)
-        if self.hub.unanswered == 0:
-            self._send(is_forced=True)  # nothing comes back that could make room
-        reply: Reply | None = self.hub.take(timeout)
-        if reply is None or reply[2] >= 0:
-            return reply
-        worker, task, _, (request, size) = reply
+    def take(self, timeout: float) -> tuple[Any, _core.Parcel] | None:
+        """The next reply and its task, or None after ``timeout`` seconds or a signal."""
+        if self._waiting or self._again:
+            self._send(is_forced=False)
+            if self.hub.unanswered == 0:
+                self._send(is_forced=True)  # nothing comes back that could make room
+        reply: Any = self.hub.take(timeout)
+        if reply is None or len(reply) == 2:
+            return reply  # type: ignore[no-any-return]
+        task, worker, request, size = reply
         number = task[0] if isinstance(task, tuple) else -1
         heapq.heappush(self._again, (number, worker, request, size))
         return None
+
+    def under_way(self, worker: int) -> list[tuple[int, Any]]:
+        """(number, indices) of the batches the worker was to make, in order."""
+        tasks = [*self.hub.tasks(worker), *(task for at, task, _ in self._waiting if at == worker)]
+        return sorted((task for task in tasks if isinstance(task, tuple)), key=lambda task: task[0])
 
     def forget(self) -> None:
         """A new epoch: what was not sent is not wanted any more."""
         self._waiting.clear()
         self._again.clear()
-        self.asked.clear()
 
 
 class _ResultQueue:

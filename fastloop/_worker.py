@@ -18,7 +18,7 @@ from torch.utils.data._utils.worker import (
 
 from fastloop import _core
 from fastloop._collate import is_default_collate, make_collate
-from fastloop._pack import OBJECT, pack
+from fastloop._pack import OBJECT, WRITTEN, pack
 from fastloop._ship import Shipment
 
 
@@ -28,10 +28,18 @@ class _Results:
     def __init__(self, port: _core.Port, worker: int) -> None:
         self._port = port
         self._where = f"in DataLoader worker process {worker}"
+        self.is_collated = False  # batches come from the C collate: fresh, plain, without cycles
         self.too_large: dict[int, Any] = {}  # batches that wait for more memory, by request
 
     def put(self, item: tuple[Any, Any]) -> None:
         _, data = item
+        number = self._port.number()
+        if self.is_collated:
+            fits = self._port.write(data, WRITTEN)
+            if fits is not None:
+                if not fits:
+                    self.too_large[number] = item
+                return
         try:
             head, kind = pack(self._port, data)
         except Exception:
@@ -39,7 +47,6 @@ class _Results:
             head, kind = pack(self._port, data)
         if data is None or isinstance(data, ExceptionWrapper | _IterableDatasetStopIteration):
             kind = OBJECT
-        number = self._port.number()
         if not self._port.answer(head, kind):
             self.too_large[number] = item
 
@@ -107,6 +114,7 @@ def run_worker(shipment: Shipment, parent: int, is_interruptible: bool) -> None:
         collate_fn: Callable[[Any], Any] = arguments["collate_fn"]
         if arguments["auto_collation"] and is_default_collate(collate_fn):
             collate_fn = make_collate(port)
+            results.is_collated = True
         arguments.update(
             index_queue=_Requests(port, results),
             data_queue=results,

@@ -202,7 +202,9 @@ def test_path_and_device_that_do_not_exist_are_named() -> None:
         with pytest.raises(ValueError, match=r"is not available in this version.*batch\.to"):
             DataLoader(dataset, device=device)
     for path, workers in (("process", 0), ("sync", 2)):
-        with pytest.raises(ValueError, match=f"path='{path}' cannot load with num_workers={workers}"):
+        with pytest.raises(
+            ValueError, match=f"path='{path}' cannot load with num_workers={workers}"
+        ):
             iter(DataLoader(dataset, path=path, num_workers=workers))
     for device in (None, "cpu", torch.device("cpu")):
         assert_same(epoch(DataLoader(dataset, device=device)), epoch(TorchLoader(dataset)))

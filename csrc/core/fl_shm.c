@@ -12,9 +12,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* How long a worker, and the parent, watch before they sleep: waking the other costs more. */
-enum { WATCH_NS = 20000 };
-
 typedef struct link {
     _Alignas(64) _Atomic uint32_t events;  /* parent: counts all it does; the worker's futex */
     _Atomic uint32_t sent;                 /* parent: requests published */
@@ -81,19 +78,11 @@ static void tell(_Atomic uint32_t *events, _Atomic uint32_t *is_asleep)
 static bool await_event(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *is_asleep,
                         int64_t deadline_ns)
 {
-    int64_t begin_ns = fl_now_ns();
-    while (atomic_load_explicit(events, memory_order_acquire) == seen) {
-        int64_t now_ns = fl_now_ns();
-        if (now_ns >= deadline_ns) return false;
-        if (now_ns - begin_ns < WATCH_NS) {
-            fl_relax();
-            continue;
-        }
+    for (;;) {
         atomic_store(is_asleep, 1);
-        if (atomic_load(events) != seen) break;
-        if (!fl_futex_wait(events, seen, deadline_ns)) return false;
+        if (atomic_load(events) != seen) return true;
+        if (fl_now_ns() >= deadline_ns || !fl_futex_wait(events, seen, deadline_ns)) return false;
     }
-    return true;
 }
 
 bool fl_shm_send(fl_shm *shm, int32_t worker, fl_shm_request *request)

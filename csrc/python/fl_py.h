@@ -146,6 +146,10 @@ extern PyType_Spec fl_py_port_spec;
 PyObject *fl_py_port_tensor(fl_py_port *port, fl_dtype dtype, int32_t ndim, const int64_t *shape,
                             char **data);
 
+/* Whether a tensor was built in the current request's slot, whole and contiguous: its view and
+ * offset there. No exception is set. */
+bool fl_py_port_place(const fl_py_port *port, PyObject *object, fl_tensor *view, int64_t *offset);
+
 /* Counts one fallback of the kind (< FL_SHM_REASONS) for the parent's statistics. */
 void fl_py_port_fell_back(fl_py_port *port, int32_t kind);
 
@@ -172,7 +176,32 @@ typedef struct fl_py_parcel {
 extern PyType_Spec fl_py_hub_spec;
 extern PyType_Spec fl_py_parcel_spec;
 
+/* A tensor at a place in an opened parcel: over its memory, or a copy if it is a small part of it.
+ * ValueError if it does not lie inside. New reference. */
+PyObject *fl_py_parcel_tensor(const fl_py_parcel *self, int64_t offset, fl_dtype dtype,
+                              int32_t ndim, const int64_t *shape);
+
 /* The parcel's memory is the user's from now on, or free. */
 void fl_py_hub_release(PyObject *hub, int64_t limit);
+
+/* ---- fl_py_codec.c: batches of plain containers as bytes ---- */
+
+typedef struct fl_py_writer {
+    const fl_py_port *port; /* borrowed: whose slot holds the tensors */
+    char *data;             /* owned, by fl_free; used again from batch to batch */
+    int64_t used, capacity;
+} fl_py_writer;
+
+typedef struct fl_py_reader {
+    const fl_py_parcel *parcel; /* borrowed, open */
+    const char *data;           /* borrowed from the parcel */
+    int64_t bytes, at;
+} fl_py_reader;
+
+/* False when there is something in the batch that is not covered; no exception is set. */
+bool fl_py_write_batch(fl_py_writer *out, PyObject *batch);
+
+/* New reference. */
+PyObject *fl_py_read_batch(fl_py_reader *in);
 
 #endif

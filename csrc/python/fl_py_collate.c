@@ -23,9 +23,7 @@ static const char *const reasons[FL_SHM_REASONS] = {
     [FL_PY_NOT_PLAIN] = "not a plain tensor, array or number",
     [FL_PY_MIXED] = "types, dtypes or shapes differ within a batch",
     [FL_PY_STRIDED] = "not contiguous",
-    [FL_PY_GRADIENT] = "requires grad, or is a negative or named view",
     [FL_PY_REGISTRY] = "default_collate_fn_map was changed",
-    [FL_PY_COMPLEX] = "complex tensors",
 };
 
 PyObject *fl_py_fall_back(fl_py_collate *self, const batch_items *batch, int reason)
@@ -337,8 +335,10 @@ static PyObject *collate_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->is_neg = PyObject_GetAttrString(tensor_type, "is_neg");
     self->stack = PyObject_GetAttrString(torch, "stack");
     self->as_tensor = PyObject_GetAttrString(torch, "as_tensor");
+    self->zero = PyLong_FromLong(0);
+    self->out_name = Py_BuildValue("(s)", "out");
     if (self->expected == NULL || self->is_neg == NULL || self->stack == NULL ||
-        self->as_tensor == NULL)
+        self->as_tensor == NULL || self->zero == NULL || self->out_name == NULL)
         goto fail;
     Py_DECREF(tensor_type);
     return (PyObject *)self;
@@ -378,6 +378,8 @@ static void collate_dealloc(fl_py_collate *self)
     Py_XDECREF(self->is_neg);
     Py_XDECREF(self->stack);
     Py_XDECREF(self->as_tensor);
+    Py_XDECREF(self->zero);
+    Py_XDECREF(self->out_name);
     fl_py_door_close(&self->door);
     type->tp_free(self);
     Py_DECREF(type);

@@ -18,6 +18,7 @@ typedef struct fl_py_collate {
     PyObject *others, *fallback;          /* owned */
     PyObject *port;                       /* owned; NULL outside of workers */
     PyObject *is_neg, *stack, *as_tensor; /* owned: torch's */
+    PyObject *zero, *out_name;            /* owned: arguments of stack: 0 and ("out",) */
     fl_pool *pools[FL_PY_POOLS];          /* owned; NULL until used */
     int32_t leaf;                         /* leaves of the batch so far */
     bool has_warned; /* torch's warning about read-only arrays has been given */

@@ -236,6 +236,7 @@ static void count_reply(fl_py_hub *self, const fl_shm_reply *reply)
     count->busy_ns += reply->busy_ns;
     count->wait_ns += reply->wait_ns;
     if (reply->kind > 0) count->batches++;
+    if (reply->kind > 0) self->slots->bytes += reply->used;
     for (int i = 0; i < FL_SHM_REASONS; i++) self->fallbacks[i] += reply->fallbacks[i];
     self->largest = fl_max(self->largest, reply->used);
 }
@@ -266,7 +267,7 @@ static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, booking
     return (PyObject *)parcel;
 }
 
-/* (worker, key, kind, parcel), or (worker, key, -1, (number, bytes needed)). */
+/* (key, parcel), or (key, worker, number, bytes needed). */
 static PyObject *deliver(fl_py_hub *self, const fl_shm_reply *reply)
 {
     booking *booked = find_booking(self, reply->worker, reply->number);
@@ -276,27 +277,26 @@ static PyObject *deliver(fl_py_hub *self, const fl_shm_reply *reply)
                             "look for writes out of bounds in native code of the dataset",
                             (int)reply->worker);
     count_reply(self, reply);
-    self->slots->bytes += reply->kind >= 0 ? reply->used : 0;
     if (reply->kind >= 0) {
-        PyObject *key = Py_NewRef(booked->key);
         PyObject *parcel = make_parcel(self, reply, booked);
-        if (parcel != NULL) forget(self, booked);
-        return parcel == NULL ? NULL
-                              : Py_BuildValue("iNiN", reply->worker, key, reply->kind, parcel);
+        if (parcel == NULL) return NULL;
+        PyObject *pair = PyTuple_Pack(2, booked->key, parcel);
+        Py_DECREF(parcel);
+        forget(self, booked);
+        return pair;
     }
     settle(self, booked, booked->limit);
     booked->before = booked->slot;
     booked->slot = NULL;
-    return Py_BuildValue("iOi(LL)", reply->worker, booked->key, -1, (long long)reply->number,
+    return Py_BuildValue("OiLL", booked->key, (int)reply->worker, (long long)reply->number,
                          (long long)reply->used);
 }
 
-PyDoc_STRVAR(
-    take_doc,
-    "take(timeout, /)\n--\n\n"
-    "The next reply as (worker, key, kind, parcel), in the order of arrival; where a batch\n"
-    "needs more memory, (worker, key, -1, (number, bytes)). None after `timeout` seconds\n"
-    "or a signal. Waits without the interpreter lock.");
+PyDoc_STRVAR(take_doc,
+             "take(timeout, /)\n--\n\n"
+             "The next reply as (key, parcel), in the order of arrival; where a batch needs more\n"
+             "memory, (key, worker, number, bytes). None after `timeout` seconds or a signal.\n"
+             "Waits without the interpreter lock.");
 
 static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
 {
@@ -329,6 +329,20 @@ static PyObject *hub_cancel(fl_py_hub *self, PyObject *args)
         settle(self, booked, booked->limit);
     }
     Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(tasks_doc, "tasks(worker, /)\n--\n\nThe keys of all that it has not answered.");
+
+static PyObject *hub_tasks(fl_py_hub *self, PyObject *args)
+{
+    int worker;
+    if (!PyArg_ParseTuple(args, "i:tasks", &worker) || !check_worker(self, worker)) return NULL;
+    PyObject *tasks = PyList_New(0);
+    for (int32_t i = 0; tasks != NULL && i < self->depth; i++) {
+        PyObject *key = self->bookings[(int64_t)worker * self->depth + i].key;
+        if (key != NULL && PyList_Append(tasks, key) != 0) Py_CLEAR(tasks);
+    }
+    return tasks;
 }
 
 PyDoc_STRVAR(end_doc, "end(worker, /)\n--\n\nNo more requests for this worker.");
@@ -406,6 +420,7 @@ static PyMethodDef hub_methods[] = {
     {"send_again", (PyCFunction)hub_send_again, METH_VARARGS, send_again_doc},
     {"take", (PyCFunction)hub_take, METH_O, take_doc},
     {"cancel", (PyCFunction)hub_cancel, METH_VARARGS, cancel_doc},
+    {"tasks", (PyCFunction)hub_tasks, METH_VARARGS, tasks_doc},
     {"end", (PyCFunction)hub_end, METH_VARARGS, end_doc},
     {"close", (PyCFunction)hub_close, METH_NOARGS, close_doc},
     {"is_closed", (PyCFunction)hub_is_closed, METH_NOARGS, is_closed_doc},

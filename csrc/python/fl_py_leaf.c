@@ -1,12 +1,21 @@
 /* fl_py_leaf: the half of the collate that stacks leaves: tensors, ndarrays, numbers.
  *
- * A leaf is stacked here only if all of its values are of one exact type, dtype and shape; what is
- * mixed follows rules of promotion that are torch's. Enters with the interpreter lock. */
+ * Arrays and numbers are stacked here if all are of one exact type, dtype and shape; what is mixed
+ * follows rules of promotion that are torch's. Small tensors are stacked by torch.stack, which
+ * looks into them faster than we can, into memory of ours. Enters with the interpreter lock. */
 #include "fl_py.h"
 
 #include "fl_py_collate.h"
 
 #include <string.h>
+
+/* Why a leaf is not stacked here, as FL_PY_* and: */
+enum { FL_PY_FINE = FL_SHM_REASONS };
+
+enum {
+    LONG_TENSOR = 16 << 10, /* tensors of so many bytes are copied here: past the caches; */
+    LARGE_STACK = 1 << 20   /* and without workers, stacks of so many bytes get warm memory */
+};
 
 static bool is_alike(const fl_tensor *a, const fl_tensor *b)
 {
@@ -30,19 +39,17 @@ static int has_strings_attached(const fl_py_collate *self, PyObject *tensor)
     return is_true(PyObject_CallOneArg(self->is_neg, tensor));
 }
 
-/* Looks at one value: -1 exception, a reason to fall back, or FL_PY_FINE. */
-enum { FL_PY_FINE = FL_SHM_REASONS };
-
+/* Looks at one value: FL_PY_FINE, a reason, or -1 and an exception. */
 static int look_at_tensor(fl_py_collate *self, PyObject *item, fl_tensor *view)
 {
     int attached = has_strings_attached(self, item);
-    if (attached != 0) return attached < 0 ? -1 : FL_PY_GRADIENT;
+    if (attached != 0) return attached < 0 ? -1 : FL_PY_NOT_PLAIN;
     if (fl_py_view(&self->door, item, view) != 0) {
         PyErr_Clear();
         return FL_PY_NOT_PLAIN;
     }
     /* A conjugate view looks like any other. */
-    return view->dtype.code == kDLComplex ? FL_PY_COMPLEX : FL_PY_FINE;
+    return view->dtype.code == kDLComplex ? FL_PY_NOT_PLAIN : FL_PY_FINE;
 }
 
 static int look_at_array(fl_py_collate *self, PyObject *item, fl_tensor *view)
@@ -62,14 +69,13 @@ static int look_at_array(fl_py_collate *self, PyObject *item, fl_tensor *view)
     return FL_PY_FINE;
 }
 
-/* Reads all addresses, and the shape of the whole; the result is as of look_at_*. */
-static int look_at_all(fl_py_collate *self, const batch_items *batch, fl_tensor *first,
-                       const char **from, bool *is_contiguous)
+/* Whether all are alike and contiguous: as of look_at_*. Their addresses go to `from`. */
+static int
+look_at_all(fl_py_collate *self, const batch_items *batch, fl_tensor *first, const char **from)
 {
     PyTypeObject *type = Py_TYPE(batch->items[0]);
     bool is_tensor = type == self->door.tensor_type;
     fl_tensor other;
-    *is_contiguous = true;
     for (Py_ssize_t i = 0; i < batch->count; i++) {
         fl_tensor *view = i == 0 ? first : &other;
         if (Py_TYPE(batch->items[i]) != type) return FL_PY_MIXED;
@@ -77,31 +83,10 @@ static int look_at_all(fl_py_collate *self, const batch_items *batch, fl_tensor 
                              : look_at_array(self, batch->items[i], view);
         if (look != FL_PY_FINE) return look;
         if (i > 0 && !is_alike(first, view)) return FL_PY_MIXED;
-        *is_contiguous = *is_contiguous && fl_tensor_is_contiguous(view);
+        if (!fl_tensor_is_contiguous(view)) return FL_PY_STRIDED;
         from[i] = view->data;
     }
     return first->ndim < FL_MAX_NDIM ? FL_PY_FINE : FL_PY_NOT_PLAIN;
-}
-
-/* torch.stack(tensors, 0, out=out), which knows all strides. */
-static int stack_into(fl_py_collate *self, const batch_items *batch, PyObject *out)
-{
-    PyObject *tensors = PyTuple_New(batch->count), *result = NULL;
-    for (Py_ssize_t i = 0; tensors != NULL && i < batch->count; i++) {
-        PyObject *tensor = PyObject_CallOneArg(self->as_tensor, batch->items[i]);
-        if (tensor == NULL)
-            Py_CLEAR(tensors);
-        else
-            PyTuple_SET_ITEM(tensors, i, tensor);
-    }
-    PyObject *args = tensors != NULL ? Py_BuildValue("(Oi)", tensors, 0) : NULL;
-    PyObject *kwargs = args != NULL ? Py_BuildValue("{s:O}", "out", out) : NULL;
-    if (kwargs != NULL) result = PyObject_Call(self->stack, args, kwargs);
-    Py_XDECREF(kwargs);
-    Py_XDECREF(args);
-    Py_XDECREF(tensors);
-    Py_XDECREF(result);
-    return result != NULL ? 0 : -1;
 }
 
 static PyObject *
@@ -113,29 +98,109 @@ make_stacked(fl_py_collate *self, const batch_items *batch, const fl_tensor *one
     return fl_py_collate_tensor(self, one->dtype, one->ndim + 1, shape, data);
 }
 
+/* torch.stack(tensors, 0, out=out): what torch does in a worker, with memory of ours. */
+static PyObject *
+stack_into(fl_py_collate *self, PyObject *tensors, const batch_items *batch, const fl_tensor *one)
+{
+    char *data;
+    PyObject *out = make_stacked(self, batch, one, &data), *result = NULL;
+    if (out != NULL && tensors != NULL) {
+        PyObject *args[] = {tensors, self->zero, out};
+        result = PyObject_Vectorcall(self->stack, args, 2, self->out_name);
+    }
+    Py_XDECREF(out);
+    return result;
+}
+
+static PyObject *copy_all(fl_py_collate *self, const batch_items *batch, const fl_tensor *one,
+                          const char *const *from)
+{
+    char *data;
+    PyObject *tensor = make_stacked(self, batch, one, &data);
+    if (tensor == NULL) return NULL;
+    fl_py_copy_items(data, from, fl_tensor_bytes(one->dtype, one->ndim, one->shape), batch->count);
+    return tensor;
+}
+
+static PyObject *stack_in_worker(fl_py_collate *self, const batch_items *batch,
+                                 const fl_tensor *first, const char **from)
+{
+    fl_tensor view;
+    if (fl_tensor_bytes(first->dtype, first->ndim, first->shape) >= LONG_TENSOR) {
+        int look = look_at_all(self, batch, &view, from);
+        if (look < 0) return NULL;
+        if (look == FL_PY_FINE) return copy_all(self, batch, &view, from);
+    }
+    PyObject *tensors = fl_py_items_object(batch);
+    PyObject *result = stack_into(self, tensors, batch, first);
+    Py_XDECREF(tensors);
+    return result;
+}
+
+/* torch's own stack may choose dtype and layout, and is fast for small tensors. */
+static PyObject *
+stack_here(fl_py_collate *self, const batch_items *batch, const fl_tensor *first, const char **from)
+{
+    fl_tensor view;
+    int64_t bytes = fl_tensor_bytes(first->dtype, first->ndim, first->shape);
+    int look = FL_PY_STRIDED;
+    if (bytes >= LARGE_STACK / batch->count) look = look_at_all(self, batch, &view, from);
+    if (look < 0) return NULL;
+    PyObject *tensors = fl_py_items_object(batch), *result = NULL;
+    if (tensors != NULL && look == FL_PY_FINE)
+        result = stack_into(self, tensors, batch, &view);
+    else if (tensors != NULL)
+        result = PyObject_CallOneArg(self->fallback, tensors);
+    Py_XDECREF(tensors);
+    return result;
+}
+
+static PyObject *stack_tensors(fl_py_collate *self, const batch_items *batch)
+{
+    fl_tensor first;
+    if (fl_py_view(&self->door, batch->items[0], &first) != 0 || first.ndim >= FL_MAX_NDIM) {
+        PyErr_Clear();
+        return fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
+    }
+    const char **from = PyMem_New(const char *, (size_t)batch->count);
+    if (from == NULL) return PyErr_NoMemory();
+    PyObject *result = self->port != NULL ? stack_in_worker(self, batch, &first, from)
+                                          : stack_here(self, batch, &first, from);
+    PyMem_Free(from);
+    return result;
+}
+
+static PyObject *tensors_of(fl_py_collate *self, const batch_items *batch)
+{
+    PyObject *tensors = PyTuple_New(batch->count);
+    for (Py_ssize_t i = 0; tensors != NULL && i < batch->count; i++) {
+        PyObject *tensor = PyObject_CallOneArg(self->as_tensor, batch->items[i]);
+        if (tensor == NULL)
+            Py_CLEAR(tensors);
+        else
+            PyTuple_SET_ITEM(tensors, i, tensor);
+    }
+    return tensors;
+}
+
 static PyObject *stack_arrays(fl_py_collate *self, const batch_items *batch)
 {
     fl_tensor first;
-    bool is_contiguous;
     const char **from = PyMem_New(const char *, (size_t)batch->count);
     if (from == NULL) return PyErr_NoMemory();
-    int look = look_at_all(self, batch, &first, from, &is_contiguous);
-    /* Outside of workers torch may choose a layout after the strides. */
-    if (look == FL_PY_FINE && !is_contiguous && self->port == NULL) look = FL_PY_STRIDED;
-    PyObject *tensor = NULL;
+    int look = look_at_all(self, batch, &first, from);
+    PyObject *result = NULL;
     if (look == FL_PY_FINE) {
-        char *data;
-        tensor = make_stacked(self, batch, &first, &data);
-        if (tensor != NULL && is_contiguous)
-            fl_py_copy_items(data, from, fl_tensor_bytes(first.dtype, first.ndim, first.shape),
-                             batch->count);
-        else if (tensor != NULL && stack_into(self, batch, tensor) != 0)
-            Py_CLEAR(tensor);
+        result = copy_all(self, batch, &first, from);
+    } else if (look == FL_PY_STRIDED && self->port != NULL && first.ndim < FL_MAX_NDIM) {
+        PyObject *tensors = tensors_of(self, batch);
+        result = tensors != NULL ? stack_into(self, tensors, batch, &first) : NULL;
+        Py_XDECREF(tensors);
     } else if (look >= 0) {
-        tensor = fl_py_fall_back(self, batch, look);
+        result = fl_py_fall_back(self, batch, look);
     }
     PyMem_Free(from);
-    return tensor;
+    return result;
 }
 
 /* ---- numbers */
@@ -215,8 +280,8 @@ PyObject *fl_py_collate_leaf(fl_py_collate *self, const batch_items *batch)
     PyObject *first = batch->items[0];
     PyTypeObject *type = Py_TYPE(first);
     fl_dtype dtype;
-    if (type == self->door.tensor_type || fl_py_is_array(first) ||
-        (PyObject *)type == self->memmap_type)
+    if (type == self->door.tensor_type) return stack_tensors(self, batch);
+    if (fl_py_is_array(first) || (PyObject *)type == self->memmap_type)
         return stack_arrays(self, batch);
     if (type == &PyFloat_Type) return stack_floats(self, batch);
     if (type == &PyLong_Type) return stack_ints(self, batch);

@@ -61,6 +61,24 @@ static bool parse_shape(PyObject *args, int32_t ndim, int64_t *shape)
     return true;
 }
 
+PyObject *fl_py_parcel_tensor(const fl_py_parcel *self, int64_t offset, fl_dtype dtype,
+                              int32_t ndim, const int64_t *shape)
+{
+    int64_t bytes = ndim >= 0 ? fl_tensor_bytes(dtype, ndim, shape) : -1;
+    for (int32_t d = 0; d < ndim; d++)
+        if (shape[d] < 0) bytes = -1;
+    if (bytes < 0 || offset < 0 || offset > self->reply.used - bytes)
+        return PyErr_Format(PyExc_ValueError, "no such tensor in a batch of %lld bytes",
+                            (long long)self->reply.used);
+    char *data = fl_slot_data(self->slot) + offset;
+    if (bytes > SMALL_FIELD || bytes > self->reply.used / SMALL_PART)
+        return fl_py_tensor_at(&self->door, self->slot, data, dtype, ndim, shape);
+    char *copy;
+    PyObject *tensor = fl_py_tensor_new(&self->door, dtype, ndim, shape, &copy);
+    if (tensor != NULL && bytes > 0) memcpy(copy, data, (size_t)bytes);
+    return tensor;
+}
+
 PyDoc_STRVAR(tensor_doc,
              "tensor(place, /)\n--\n\n"
              "A tensor at a place in the opened batch: (offset, dtype, *shape), where dtype is\n"
@@ -77,31 +95,44 @@ static PyObject *parcel_tensor(fl_py_parcel *self, PyObject *place)
     int32_t ndim = (int32_t)size - 2;
     bool is_fine = parse_shape(place, ndim, shape);
     if (PyErr_Occurred()) return NULL;
+    if (!is_fine) ndim = -1;
     fl_dtype dtype = {(uint8_t)(code >> 8), (uint8_t)code, 1};
-    int64_t bytes = is_fine ? fl_tensor_bytes(dtype, ndim, shape) : -1;
-    if (bytes < 0 || offset < 0 || offset > self->reply.used - bytes)
-        return PyErr_Format(PyExc_ValueError, "%R lies outside of a batch of %lld bytes", place,
-                            (long long)self->reply.used);
-    char *data = fl_slot_data(self->slot) + offset;
-    if (bytes > SMALL_FIELD || bytes > self->reply.used / SMALL_PART)
-        return fl_py_tensor_at(&self->door, self->slot, data, dtype, ndim, shape);
-    char *copy;
-    PyObject *tensor = fl_py_tensor_new(&self->door, dtype, ndim, shape, &copy);
-    if (tensor != NULL && bytes > 0) memcpy(copy, data, (size_t)bytes);
-    return tensor;
+    return fl_py_parcel_tensor(self, offset, dtype, ndim, shape);
 }
 
+PyDoc_STRVAR(load_doc,
+             "load()\n--\n\nThe batch, if Port.write() has written it; opens the parcel.");
+
+static PyObject *parcel_load(fl_py_parcel *self, PyObject *Py_UNUSED(ignored))
+{
+    open_parcel(self);
+    fl_py_reader reader = {.parcel = self,
+                           .data = fl_slot_data(self->slot) + self->reply.head,
+                           .bytes = self->reply.head_bytes};
+    return fl_py_read_batch(&reader);
+}
+
+PyDoc_STRVAR(kind_doc, "what its pickled part is, as given to Port.answer()");
+
+static PyObject *parcel_kind(fl_py_parcel *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(self->reply.kind);
+}
+
+static PyGetSetDef parcel_getset[] = {{"kind", (getter)parcel_kind, NULL, kind_doc, NULL},
+                                      {NULL, NULL, NULL, NULL, NULL}};
+
 static PyMethodDef parcel_methods[] = {{"open", (PyCFunction)parcel_open, METH_NOARGS, open_doc},
+                                       {"load", (PyCFunction)parcel_load, METH_NOARGS, load_doc},
                                        {"tensor", (PyCFunction)parcel_tensor, METH_O, tensor_doc},
                                        {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(parcel_doc, "A batch that a worker process has built; made by Hub.take().");
 
-static PyType_Slot parcel_slots[] = {{Py_tp_doc, (void *)parcel_doc},
-                                     {Py_tp_dealloc, parcel_dealloc},
-                                     {Py_tp_traverse, parcel_traverse},
-                                     {Py_tp_methods, parcel_methods},
-                                     {0, NULL}};
+static PyType_Slot parcel_slots[] = {
+    {Py_tp_doc, (void *)parcel_doc},   {Py_tp_dealloc, parcel_dealloc},
+    {Py_tp_traverse, parcel_traverse}, {Py_tp_methods, parcel_methods},
+    {Py_tp_getset, parcel_getset},     {0, NULL}};
 
 PyType_Spec fl_py_parcel_spec = {.name = "fastloop._core.Parcel",
                                  .basicsize = sizeof(fl_py_parcel),

@@ -41,6 +41,7 @@ struct fl_py_port {
     int64_t begin_ns;   /* of the work at the request */
     fl_shm_reply reply; /* its counts, collected since the last reply */
     known_slot populated[KNOWN_SLOTS]; /* by a hash of the offset */
+    fl_py_writer writer;               /* its memory is used again */
 };
 
 static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -77,6 +78,7 @@ static void port_dealloc(fl_py_port *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     if (self->mapped > 0) munmap(self->base, (size_t)self->mapped);
+    fl_free(self->writer.data);
     fl_py_door_close(&self->door);
     type->tp_free(self);
     Py_DECREF(type);
@@ -155,6 +157,19 @@ static PyObject *port_number(fl_py_port *self, PyObject *Py_UNUSED(ignored))
     return PyLong_FromLongLong(self->request.number);
 }
 
+bool fl_py_port_place(const fl_py_port *self, PyObject *object, fl_tensor *view, int64_t *offset)
+{
+    if (Py_TYPE(object) != self->door.tensor_type) return false;
+    if (fl_py_view(&self->door, object, view) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    *offset = view->data - slot_data(self);
+    int64_t bytes = fl_tensor_bytes(view->dtype, view->ndim, view->shape);
+    return view->data != NULL && *offset >= 0 && bytes <= self->used - *offset &&
+           self->used <= self->request.limit && fl_tensor_is_contiguous(view);
+}
+
 static PyObject *make_place(int64_t offset, const fl_tensor *view)
 {
     PyObject *place = PyTuple_New(2 + view->ndim);
@@ -176,16 +191,8 @@ PyDoc_STRVAR(find_doc,
 static PyObject *port_find(fl_py_port *self, PyObject *object)
 {
     fl_tensor view;
-    if (Py_TYPE(object) != self->door.tensor_type) Py_RETURN_NONE;
-    if (fl_py_view(&self->door, object, &view) != 0) {
-        PyErr_Clear();
-        Py_RETURN_NONE;
-    }
-    int64_t offset = view.data - slot_data(self);
-    int64_t bytes = fl_tensor_bytes(view.dtype, view.ndim, view.shape);
-    bool is_inside = view.data != NULL && offset >= 0 && bytes <= self->used - offset &&
-                     self->used <= self->request.limit;
-    if (!is_inside || !fl_tensor_is_contiguous(&view)) Py_RETURN_NONE;
+    int64_t offset;
+    if (!fl_py_port_place(self, object, &view, &offset)) Py_RETURN_NONE;
     return make_place(offset, &view);
 }
 
@@ -211,6 +218,23 @@ static PyObject *port_rewind(fl_py_port *self, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
+static bool send_answer(fl_py_port *self, const char *head, int64_t bytes, int kind)
+{
+    char *data;
+    int64_t offset = reserve(self, bytes, &data);
+    bool fits = data != NULL;
+    if (fits) memcpy(data, head, (size_t)bytes);
+    self->reply.number = self->request.number;
+    self->reply.kind = fits ? kind : -1;
+    self->reply.used = self->used;
+    self->reply.head = offset;
+    self->reply.head_bytes = bytes;
+    self->reply.busy_ns = fl_now_ns() - self->begin_ns;
+    fl_shm_answer(self->shm, self->worker, &self->reply);
+    self->reply = (fl_shm_reply){0};
+    return fits;
+}
+
 PyDoc_STRVAR(answer_doc,
              "answer(head, kind, /)\n--\n\n"
              "Answer the request with the batch built and its pickled part; False if that is more\n"
@@ -220,21 +244,25 @@ static PyObject *port_answer(fl_py_port *self, PyObject *args)
 {
     Py_buffer head;
     int kind;
-    char *data;
     if (!PyArg_ParseTuple(args, "y*i:answer", &head, &kind)) return NULL;
-    int64_t offset = reserve(self, head.len, &data);
-    bool fits = data != NULL;
-    if (fits) memcpy(data, head.buf, (size_t)head.len);
-    self->reply.number = self->request.number;
-    self->reply.kind = fits ? kind : -1;
-    self->reply.used = self->used;
-    self->reply.head = offset;
-    self->reply.head_bytes = head.len;
-    self->reply.busy_ns = fl_now_ns() - self->begin_ns;
+    bool fits = send_answer(self, head.buf, head.len, kind);
     PyBuffer_Release(&head);
-    fl_shm_answer(self->shm, self->worker, &self->reply);
-    self->reply = (fl_shm_reply){0};
     return PyBool_FromLong(fits);
+}
+
+PyDoc_STRVAR(write_doc,
+             "write(batch, kind, /)\n--\n\n"
+             "The same for a batch of plain containers whose tensors were all built in the slot;\n"
+             "None if there is anything else in it.");
+
+static PyObject *port_write(fl_py_port *self, PyObject *args)
+{
+    PyObject *batch;
+    int kind;
+    if (!PyArg_ParseTuple(args, "Oi:write", &batch, &kind)) return NULL;
+    self->writer.port = self;
+    if (!fl_py_write_batch(&self->writer, batch)) Py_RETURN_NONE;
+    return PyBool_FromLong(send_answer(self, self->writer.data, self->writer.used, kind));
 }
 
 PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\nWhether the parent wants no more work.");
@@ -303,6 +331,7 @@ static PyMethodDef port_methods[] = {
     {"number", (PyCFunction)port_number, METH_NOARGS, number_doc},
     {"find", (PyCFunction)port_find, METH_O, find_doc},
     {"copy", (PyCFunction)port_copy, METH_VARARGS, copy_doc},
+    {"write", (PyCFunction)port_write, METH_VARARGS, write_doc},
     {"rewind", (PyCFunction)port_rewind, METH_NOARGS, rewind_doc},
     {"answer", (PyCFunction)port_answer, METH_VARARGS, answer_doc},
     {"is_closed", (PyCFunction)port_is_closed, METH_NOARGS, is_closed_doc},
