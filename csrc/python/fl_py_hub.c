@@ -317,16 +317,19 @@ static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(cancel_doc, "cancel(worker, /)\n--\n\n"
-                         "The worker answers no request sent so far: they count no longer.");
+PyDoc_STRVAR(cancel_doc, "cancel(worker, is_gone, /)\n--\n\n"
+                         "The worker answers no request sent so far: they count no longer. When\n"
+                         "it is gone, let go of their memory.");
 
 static PyObject *hub_cancel(fl_py_hub *self, PyObject *args)
 {
-    int worker;
-    if (!PyArg_ParseTuple(args, "i:cancel", &worker) || !check_worker(self, worker)) return NULL;
+    int worker, is_gone;
+    if (!PyArg_ParseTuple(args, "ip:cancel", &worker, &is_gone) || !check_worker(self, worker))
+        return NULL;
     for (int32_t i = 0; i < self->depth; i++) {
         booking *booked = &self->bookings[(int64_t)worker * self->depth + i];
         settle(self, booked, booked->limit);
+        if (is_gone) forget(self, booked);
     }
     Py_RETURN_NONE;
 }
