@@ -111,10 +111,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
 
     def __iter__(self) -> _BaseDataLoaderIter:
-        if self._iterator is not None and getattr(self._iterator, "is_broken", bool)():
-            self._iterator._shutdown_workers()  # type: ignore[attr-defined]
-            self._iterator = None
-        iterator = super().__iter__()
+        self._drop_broken_workers()
+        try:
+            iterator = super().__iter__()
+        except RuntimeError:
+            if not self._drop_broken_workers():  # they were still alive above, but dying
+                raise
+            iterator = super().__iter__()
         self._shared.position.begin(iterator)
         return iterator
 
@@ -122,6 +125,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         iterator = fast_iterator(self, self.path, self._shared)
         self._open.add(iterator)
         return iterator
+
+    def _drop_broken_workers(self) -> bool:
+        iterator: Any = self._iterator
+        if not getattr(iterator, "is_broken", bool)():
+            return False
+        iterator.close()
+        self._iterator = None
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader stands, for ``load_state_dict()``: O(1), saves no sample.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from time import monotonic
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -25,6 +28,28 @@ _POLITE_S, _FIRM_S = 2.5, 1.0
 
 def _is_exiting() -> bool:
     return _utils is None or _utils.python_exit_status is not False  # type: ignore[redundant-expr]
+
+
+def _interrupt() -> None:
+    sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@contextmanager
+def interrupted_later() -> Iterator[None]:
+    """For ``__del__``, where Ctrl-C would be lost, but for a line about an ignored exception: it
+    comes again a moment later."""
+    if _is_exiting() or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        except KeyboardInterrupt:
+            threading.Thread(target=_interrupt, daemon=True).start()
 
 
 class _With:
@@ -63,6 +88,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         self._transport = Transport(self._hub)
         self._pid = os.getpid()
         context = Context(loader.multiprocessing_context, self._transport)
+        self._started = context.workers
         try:
             super().__init__(_With(loader, context))
         finally:
@@ -84,7 +110,9 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             torch._C._remove_worker_pids(id(self))
             self._worker_pids_set = False
         self._transport.forget()
+        self._is_whole = False
         super()._reset(loader, first_iter)
+        self._is_whole = True
 
     def _get_data(self) -> tuple[Any, Any]:
         deadline = monotonic() + self._timeout if self._timeout > 0 else None
@@ -108,7 +136,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             where = f"batch {number} (indices {_quote(indices)})"
             data.exc_msg = f"{data.exc_msg.rstrip()}\nThis happened in {where}."
         if isinstance(data, _IterableDatasetStopIteration):
-            self._hub.cancel(data.worker_id)
+            self._hub.cancel(data.worker_id, False)
         return number, data
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
@@ -124,8 +152,14 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
     # ---- workers that die
 
     def is_broken(self) -> bool:
-        """Whether another epoch needs new workers: Ctrl-C, say, has ended some of these."""
-        return self._shutdown or not all(worker.is_alive() for worker in self._workers)
+        """Whether another epoch needs new workers: Ctrl-C, say, has ended some of these, or came
+        while they were told of an epoch, or this process is a fork of theirs."""
+        return (
+            self._pid != os.getpid()
+            or self._shutdown
+            or not self._is_whole
+            or not all(worker.is_alive() for worker in self._workers)
+        )
 
     def _raise_for_dead_workers(self) -> None:
         dead = [
@@ -143,12 +177,15 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
     def _explain_death(self, number: int) -> str:
         worker = self._workers[number]
         text = f"DataLoader worker (pid {worker.pid}) "
+        worker.join(1)  # the server of forked processes may be about to tell the exit code
         code = worker.exitcode
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
             text += f"is killed by signal: {name} ({signal.strsignal(-code)})"
-        else:
+        elif code is not None:
             text += f"exited unexpectedly with exit code {code}"
+        else:
+            text += "exited unexpectedly; something else in this program has taken its exit code"
         for batch, indices in self._transport.under_way(number)[:1]:
             text += f"; it was to make batch {batch} (indices {_quote(indices)})"
         text += ". "
@@ -172,6 +209,10 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             finally:
                 super()._shutdown_workers()
                 self._transport.forget()
+                self._task_info = {}
+                if not self._living():
+                    for number in range(self._num_workers):
+                        self._hub.cancel(number, True)
 
     def _stop_workers(self) -> None:
         """Ends all workers within some seconds, whatever they are doing."""
@@ -187,16 +228,15 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             self._join_workers(_FIRM_S)
 
     def _living(self) -> list[Any]:
-        return [worker for worker in self._workers if worker.is_alive()]
+        return [worker for worker in self._started if worker.is_alive()]
 
     def _join_workers(self, seconds: float) -> None:
         deadline = monotonic() + seconds
         for worker in self._living():
-            worker.join(max(0.0, deadline - monotonic()))
+            while worker.is_alive() and (rest := deadline - monotonic()) > 0:
+                if signal.SIGINT in signal.sigpending():
+                    return
+                worker.join(min(rest, LOOK_S))
 
     def __del__(self) -> None:
-        # Ctrl-C here would be printed as an exception that was ignored.
-        try:
-            self._shutdown_workers()
-        except KeyboardInterrupt:
-            self._shutdown_workers()
+        self._shutdown_workers()

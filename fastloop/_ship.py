@@ -17,7 +17,7 @@ from typing import Any
 _LARGE = 1 << 20  # arrays of so many bytes go beside the pickle
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
-Address = tuple[int, int, int]  # of Hub.address: file descriptor, bytes, offset
+Address = tuple[int, int, int, int]  # of Hub.address: descriptor, bytes, offset, mapped at
 
 
 class Cargo:
@@ -79,7 +79,7 @@ class Shipment:
         return self._contents
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments, (fd, size, offset), worker = self._contents
+        arguments, (fd, size, offset, _), worker = self._contents
         places: list[tuple[int, int]] = []
 
         def put_beside(buffer: pickle.PickleBuffer) -> bool:
@@ -114,4 +114,4 @@ class _ArrivedShipment:
         buffers = [_map_privately(self._cargo, *place) for place in self._places]
         arguments = pickle.loads(_map_privately(self._cargo, *self._pickled), buffers=buffers)
         os.close(self._cargo)
-        return arguments, (self._fd, *self._rest), self._worker
+        return arguments, (self._fd, *self._rest, 0), self._worker

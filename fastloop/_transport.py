@@ -9,12 +9,16 @@ from __future__ import annotations
 import collections
 import heapq
 import inspect
+import multiprocessing
 import os
 import pickle
 import queue
 import signal
 import threading
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -38,9 +42,11 @@ class Transport:
         self.hub = hub
         self._waiting: collections.deque[tuple[int, Any, bytes]] = collections.deque()
         self._again: list[tuple[int, int, int, int]] = []  # number, worker, request, bytes
+        self._is_between = False  # between epochs: what still arrives is not wanted
 
     def ask(self, worker: int, task: Any) -> None:
         payload = pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
+        self._is_between = self._is_between and not isinstance(task, tuple)
         if self._waiting or self._again or not self.hub.send(worker, payload, task, False):
             self._waiting.append((worker, task, payload))
 
@@ -67,6 +73,8 @@ class Transport:
         reply: Any = self.hub.take(timeout)
         if reply is None or len(reply) == 2:
             return reply  # type: ignore[no-any-return]
+        if self._is_between:
+            return None
         task, worker, request, size = reply
         number = task[0] if isinstance(task, tuple) else -1
         heapq.heappush(self._again, (number, worker, request, size))
@@ -81,6 +89,7 @@ class Transport:
         """A new epoch: what was not sent is not wanted any more."""
         self._waiting.clear()
         self._again.clear()
+        self._is_between = True
 
 
 class _ResultQueue:
@@ -131,11 +140,34 @@ class WorkerProcess:
         if threading.current_thread() is not threading.main_thread():
             self._process.start()
             return
+        method = getattr(self._process, "_start_method", None) or multiprocessing.get_start_method()
+        if method == "forkserver":
+            forkserver.ensure_running()  # it must not inherit what is blocked here
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def is_alive(self) -> bool:
+        if not self._process.is_alive():
+            return False
+        try:
+            os.kill(self._process.pid, 0)
+        except ProcessLookupError:  # something else in this program has waited for it
+            return False
+        return True
+
+    def join(self, timeout: float) -> None:
+        """Waits for the end of the process itself.
+
+        multiprocessing waits for the worker's end of a pipe, which a worker can close long before
+        that, and which processes it has started can hold open long after.
+        """
+        deadline = monotonic() + timeout
+        while self.is_alive() and (rest := deadline - monotonic()) > 0:
+            if wait([self._process.sentinel], min(rest, LOOK_S)):
+                sleep(min(rest, 0.001))
 
 
 def _is_sigint_blocked() -> bool:
@@ -150,6 +182,7 @@ class Context:
         self._transport = transport
         self._cargo = Cargo()
         self._queues = 0
+        self.workers: list[WorkerProcess] = []
 
     def Queue(self) -> _ResultQueue:  # noqa: N802
         self._queues += 1
@@ -169,7 +202,8 @@ class Context:
         process = self._inner.Process(
             target=_worker.run_worker, args=(shipment, os.getpid(), not _is_sigint_blocked())
         )
-        return WorkerProcess(process)
+        self.workers.append(WorkerProcess(process))
+        return self.workers[-1]
 
     def close(self) -> None:
         """All workers have started."""

@@ -40,11 +40,12 @@ class _Results:
                 if not fits:
                     self.too_large[number] = item
                 return
-        try:
-            head, kind = pack(self._port, data)
-        except Exception:
-            data = self._explain(data)
-            head, kind = pack(self._port, data)
+        head = None
+        while head is None:
+            try:
+                head, kind = pack(self._port, data)
+            except Exception:
+                data = self._explain(data)
         if data is None or isinstance(data, ExceptionWrapper | _IterableDatasetStopIteration):
             kind = OBJECT
         if not self._port.answer(head, kind):

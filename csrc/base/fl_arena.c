@@ -71,15 +71,27 @@ static int make_file(int64_t bytes)
 static char *map_file(int fd, int64_t bytes)
 {
     if (fl_fault_hit()) return MAP_FAILED;
-    return mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    char *base =
+        mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    /* A core dump would walk through, and a piped one write, all of the address space. */
+    if (base != MAP_FAILED) (void)madvise(base, (size_t)bytes, MADV_DONTDUMP);
+    return base;
 }
 
-/* ftruncate beyond the limit on file sizes would raise SIGXFSZ. */
-static int64_t most_file_bytes(void)
+static int64_t most_under(int resource, rlim_t part)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return MOST_BYTES;
-    return limit.rlim_cur < (rlim_t)MOST_BYTES ? (int64_t)limit.rlim_cur : MOST_BYTES;
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return MOST_BYTES;
+    return limit.rlim_cur / part < (rlim_t)MOST_BYTES ? (int64_t)(limit.rlim_cur / part)
+                                                      : MOST_BYTES;
+}
+
+/* ftruncate beyond the limit on file sizes would raise SIGXFSZ. Of a limited address space at
+ * least half is left to others. */
+static int64_t most_file_bytes(void)
+{
+    int64_t bytes = fl_min(most_under(RLIMIT_FSIZE, 1), most_under(RLIMIT_AS, 2));
+    return bytes & ~(int64_t)0xffff; /* whole pages, of any size there is */
 }
 
 static bool open_file(int64_t least_bytes, fl_arena *arena)

@@ -317,16 +317,19 @@ static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(cancel_doc, "cancel(worker, /)\n--\n\n"
-                         "The worker answers no request sent so far: they count no longer.");
+PyDoc_STRVAR(cancel_doc, "cancel(worker, is_gone, /)\n--\n\n"
+                         "The worker answers no request sent so far: they count no longer. When\n"
+                         "it is gone, let go of their memory.");
 
 static PyObject *hub_cancel(fl_py_hub *self, PyObject *args)
 {
-    int worker;
-    if (!PyArg_ParseTuple(args, "i:cancel", &worker) || !check_worker(self, worker)) return NULL;
+    int worker, is_gone;
+    if (!PyArg_ParseTuple(args, "ip:cancel", &worker, &is_gone) || !check_worker(self, worker))
+        return NULL;
     for (int32_t i = 0; i < self->depth; i++) {
         booking *booked = &self->bookings[(int64_t)worker * self->depth + i];
         settle(self, booked, booked->limit);
+        if (is_gone) forget(self, booked);
     }
     Py_RETURN_NONE;
 }
@@ -371,13 +374,15 @@ static PyObject *hub_is_closed(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
 }
 
 PyDoc_STRVAR(address_doc, "address()\n--\n\n"
-                          "Where a worker finds it: (file descriptor, bytes, offset).");
+                          "Where a worker finds it: (file descriptor, bytes, offset, and for a\n"
+                          "forked one the address of the parent's mapping).");
 
 static PyObject *hub_address(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
 {
     const fl_arena *arena = self->slots->arena;
-    return Py_BuildValue("iLL", fl_arena_fd(arena), (long long)fl_arena_bytes(arena),
-                         (long long)fl_region_offset(self->control));
+    return Py_BuildValue("iLLK", fl_arena_fd(arena), (long long)fl_arena_bytes(arena),
+                         (long long)fl_region_offset(self->control),
+                         (unsigned long long)(uintptr_t)fl_arena_base(arena));
 }
 
 PyDoc_STRVAR(count_doc, "count()\n--\n\n"

@@ -32,9 +32,9 @@ typedef struct known_slot {
 struct fl_py_port {
     PyObject_HEAD
     fl_py_door door;
-    char *base; /* owned mapping of `bytes` */
-    int64_t bytes;
-    fl_shm *shm; /* borrowed from the mapping */
+    char *base; /* the arena */
+    int64_t mapped; /* bytes from base that are this port's own mapping; 0: the inherited one */
+    fl_shm *shm;    /* borrowed from the mapping */
     int32_t worker;
     fl_shm_request request;
     int64_t used;       /* of the slot; beyond its limit when the batch is too large */
@@ -46,12 +46,13 @@ struct fl_py_port {
 
 static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"tensor_type", "fd", "bytes", "offset", "worker", NULL};
+    static char *keywords[] = {"tensor_type", "fd", "bytes", "offset", "base", "worker", NULL};
     PyObject *tensor_type;
     int fd, worker;
     long long bytes, offset;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiLLi:Port", keywords, &tensor_type, &fd,
-                                     &bytes, &offset, &worker))
+    unsigned long long base;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiLLKi:Port", keywords, &tensor_type, &fd,
+                                     &bytes, &offset, &base, &worker))
         return NULL;
     fl_py_port *self = (fl_py_port *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
@@ -60,11 +61,14 @@ static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF(self);
         return NULL;
     }
-    if (fl_arena_attach(fd, bytes, &self->base, &err) != FL_OK) {
-        Py_DECREF(self);
-        return fl_py_raise(&err, NULL);
+    self->base = (char *)(uintptr_t)base;
+    if (base == 0) {
+        if (fl_arena_attach(fd, bytes, &self->base, &err) != FL_OK) {
+            Py_DECREF(self);
+            return fl_py_raise(&err, NULL);
+        }
+        self->mapped = bytes;
     }
-    self->bytes = bytes;
     self->shm = (fl_shm *)(void *)(self->base + offset);
     self->worker = worker;
     return (PyObject *)self;
@@ -73,7 +77,7 @@ static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static void port_dealloc(fl_py_port *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    if (self->base != NULL) munmap(self->base, (size_t)self->bytes);
+    if (self->mapped > 0) munmap(self->base, (size_t)self->mapped);
     fl_free(self->writer.data);
     fl_py_door_close(&self->door);
     type->tp_free(self);
@@ -334,8 +338,9 @@ static PyMethodDef port_methods[] = {
     {"watch", (PyCFunction)port_watch, METH_VARARGS, watch_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(port_doc, "Port(tensor_type, fd, bytes, offset, worker)\n--\n\n"
-                       "A worker's end of the memory at Hub.address().");
+PyDoc_STRVAR(port_doc, "Port(tensor_type, fd, bytes, offset, base, worker)\n--\n\n"
+                       "A worker's end of the memory at Hub.address(). `base` is 0 in a process\n"
+                       "that has not inherited the parent's mapping.");
 
 static PyType_Slot port_slots[] = {{Py_tp_doc, (void *)port_doc},
                                    {Py_tp_new, port_new},
