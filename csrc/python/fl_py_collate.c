@@ -263,9 +263,9 @@ static PyObject *collate_call(fl_py_collate *self, PyObject *args, PyObject *kwa
     PyObject *samples;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Collate", keywords, &samples)) return NULL;
     self->leaf = 0;
-    if (is_unchanged(self)) return with_items(self, samples, collate_items);
     const batch_items batch = {.original = samples};
-    return fl_py_fall_back(self, &batch, FL_PY_REGISTRY);
+    if (!is_unchanged(self)) return fl_py_fall_back(self, &batch, FL_PY_REGISTRY);
+    return with_items(self, samples, collate_items);
 }
 
 PyDoc_STRVAR(leaf_doc, "leaf(batch, /)\n--\n\nStack values that are no containers.");
@@ -314,6 +314,25 @@ static PyObject *snapshot(PyObject *registry)
     return expected;
 }
 
+/* -1 with an exception set. */
+static int find_in_torch(fl_py_collate *self, PyObject *torch, PyObject *tensor_type)
+{
+    const struct {
+        PyObject **to, *from;
+        const char *name;
+    } wanted[] = {{&self->is_neg, tensor_type, "is_neg"},
+                  {&self->stack, torch, "stack"},
+                  {&self->as_tensor, torch, "as_tensor"},
+                  {&self->int8, torch, "int8"},
+                  {&self->uint8, torch, "uint8"}};
+    int status = 0;
+    for (size_t i = 0; status == 0 && i < sizeof wanted / sizeof *wanted; i++) {
+        *wanted[i].to = PyObject_GetAttrString(wanted[i].from, wanted[i].name);
+        status = *wanted[i].to != NULL ? 0 : -1;
+    }
+    return status;
+}
+
 static PyObject *collate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"torch",    "memmap_type", "registry", "others",
@@ -334,12 +353,7 @@ static PyObject *collate_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->fallback = Py_NewRef(fallback);
     self->port = port != Py_None ? Py_NewRef(port) : NULL;
     self->expected = snapshot(registry);
-    self->is_neg = PyObject_GetAttrString(tensor_type, "is_neg");
-    self->stack = PyObject_GetAttrString(torch, "stack");
-    self->as_tensor = PyObject_GetAttrString(torch, "as_tensor");
-    if (self->expected == NULL || self->is_neg == NULL || self->stack == NULL ||
-        self->as_tensor == NULL)
-        goto fail;
+    if (self->expected == NULL || find_in_torch(self, torch, tensor_type) != 0) goto fail;
     Py_DECREF(tensor_type);
     return (PyObject *)self;
 fail:
@@ -378,6 +392,8 @@ static void collate_dealloc(fl_py_collate *self)
     Py_XDECREF(self->is_neg);
     Py_XDECREF(self->stack);
     Py_XDECREF(self->as_tensor);
+    Py_XDECREF(self->int8);
+    Py_XDECREF(self->uint8);
     fl_py_door_close(&self->door);
     type->tp_free(self);
     Py_DECREF(type);

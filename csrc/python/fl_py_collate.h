@@ -7,7 +7,14 @@
 enum { FL_PY_POOLS = 64 };
 
 /* Why torch's own function collated something. */
-enum { FL_PY_NOT_PLAIN, FL_PY_MIXED, FL_PY_STRIDED, FL_PY_GRADIENT, FL_PY_REGISTRY, FL_PY_COMPLEX };
+enum {
+    FL_PY_NOT_PLAIN,
+    FL_PY_MIXED,
+    FL_PY_STRIDED,
+    FL_PY_GRADIENT,
+    FL_PY_REGISTRY,
+    FL_PY_COMPLEX,
+};
 
 typedef struct fl_py_collate {
     PyObject_HEAD
@@ -18,6 +25,7 @@ typedef struct fl_py_collate {
     PyObject *others, *fallback;          /* owned */
     PyObject *port;                       /* owned; NULL outside of workers */
     PyObject *is_neg, *stack, *as_tensor; /* owned: torch's */
+    PyObject *int8, *uint8;               /* owned: torch's */
     fl_pool *pools[FL_PY_POOLS];          /* owned; NULL until used */
     int32_t leaf;                         /* leaves of the batch so far */
     bool has_warned; /* torch's warning about read-only arrays has been given */
