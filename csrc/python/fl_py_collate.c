@@ -26,6 +26,7 @@ static const char *const reasons[FL_SHM_REASONS] = {
     [FL_PY_GRADIENT] = "requires grad, or is a negative or named view",
     [FL_PY_REGISTRY] = "default_collate_fn_map was changed",
     [FL_PY_COMPLEX] = "complex tensors",
+    [FL_PY_MODE] = "a default device or another mode of torch is active",
 };
 
 PyObject *fl_py_fall_back(fl_py_collate *self, const batch_items *batch, int reason)
@@ -238,6 +239,18 @@ static bool is_unchanged(const fl_py_collate *self)
     return true;
 }
 
+/* A default device and whatever else sees torch's calls: 1 yes, 0 no, -1 exception. */
+static int is_mode_active(const fl_py_collate *self)
+{
+    for (int i = 0; i < 2; i++) {
+        PyObject *count = PyObject_CallNoArgs(self->count_modes[i]);
+        int answer = count != NULL ? PyObject_IsTrue(count) : -1;
+        Py_XDECREF(count);
+        if (answer != 0) return answer;
+    }
+    return 0;
+}
+
 /* A batch as its own array of references: user code may change the list meanwhile. */
 static PyObject *with_items(fl_py_collate *self, PyObject *samples,
                             PyObject *(*work)(fl_py_collate *, const batch_items *))
@@ -265,6 +278,9 @@ static PyObject *collate_call(fl_py_collate *self, PyObject *args, PyObject *kwa
     self->leaf = 0;
     const batch_items batch = {.original = samples};
     if (!is_unchanged(self)) return fl_py_fall_back(self, &batch, FL_PY_REGISTRY);
+    int mode = is_mode_active(self);
+    if (mode < 0) return NULL;
+    if (mode > 0) return fl_py_fall_back(self, &batch, FL_PY_MODE);
     return with_items(self, samples, collate_items);
 }
 
@@ -317,6 +333,8 @@ static PyObject *snapshot(PyObject *registry)
 /* -1 with an exception set. */
 static int find_in_torch(fl_py_collate *self, PyObject *torch, PyObject *tensor_type)
 {
+    PyObject *core = PyObject_GetAttrString(torch, "_C");
+    if (core == NULL) return -1;
     const struct {
         PyObject **to, *from;
         const char *name;
@@ -324,12 +342,15 @@ static int find_in_torch(fl_py_collate *self, PyObject *torch, PyObject *tensor_
                   {&self->stack, torch, "stack"},
                   {&self->as_tensor, torch, "as_tensor"},
                   {&self->int8, torch, "int8"},
-                  {&self->uint8, torch, "uint8"}};
+                  {&self->uint8, torch, "uint8"},
+                  {&self->count_modes[0], core, "_len_torch_function_stack"},
+                  {&self->count_modes[1], core, "_len_torch_dispatch_stack"}};
     int status = 0;
     for (size_t i = 0; status == 0 && i < sizeof wanted / sizeof *wanted; i++) {
         *wanted[i].to = PyObject_GetAttrString(wanted[i].from, wanted[i].name);
         status = *wanted[i].to != NULL ? 0 : -1;
     }
+    Py_DECREF(core);
     return status;
 }
 
@@ -394,6 +415,8 @@ static void collate_dealloc(fl_py_collate *self)
     Py_XDECREF(self->as_tensor);
     Py_XDECREF(self->int8);
     Py_XDECREF(self->uint8);
+    Py_XDECREF(self->count_modes[0]);
+    Py_XDECREF(self->count_modes[1]);
     fl_py_door_close(&self->door);
     type->tp_free(self);
     Py_DECREF(type);
