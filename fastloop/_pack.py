@@ -51,7 +51,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 class _Packer(ForkingPickler):
     def __init__(self, file: io.BytesIO, port: _core.Port) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        super().__init__(file)  # torch's protocol: with 5 read-only arrays stay so
         self._port = port
         self._alive: list[Any] = []  # so that no id is used twice
         self._tensors: dict[int, int] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import heapq
 import inspect
+import io
 import os
 import pickle
 import queue
@@ -22,12 +23,33 @@ import torch.multiprocessing
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastloop import _core, _worker
+from fastloop._pack import is_plain
 from fastloop._ship import Cargo, Shipment
 
 # So long at most a dead worker goes unnoticed by a parent that waits.
 LOOK_S = 0.05
 
 Reply = tuple[int, Any, int, Any]  # worker, what it was asked, kind, parcel
+
+
+class _TaskPickler(pickle.Pickler):
+    """Of an index that is a tensor it takes what the tensor looks at, not all of its storage:
+    samplers yield elements of large tensors."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or not is_plain(obj):
+            return NotImplemented
+        try:
+            return torch.from_numpy, (obj.numpy(),)
+        except TypeError:  # NumPy has no such dtype
+            copy: Any = obj.clone()
+            return copy.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+def _pickle_task(task: Any) -> bytes:
+    file = io.BytesIO()
+    _TaskPickler(file, pickle.HIGHEST_PROTOCOL).dump(task)
+    return file.getvalue()
 
 
 class Transport:
@@ -43,7 +65,7 @@ class Transport:
         self._again: list[tuple[int, int, int, int]] = []  # number, worker, request, bytes
 
     def ask(self, worker: int, task: Any) -> None:
-        self._waiting.append((worker, task, pickle.dumps(task, pickle.HIGHEST_PROTOCOL)))
+        self._waiting.append((worker, task, _pickle_task(task)))
         if isinstance(task, tuple):
             self.asked[task[0]] = task[1]
         self._send(is_forced=False)
