@@ -145,10 +145,9 @@ class _Unpacker(pickle.Unpickler):
     ) -> torch.Tensor:
         storage = self._storage(number)
         tensor = torch.empty(0, dtype=dtype, device="cpu")
-        if storage.nbytes() == 0:
-            return tensor.new_empty(shape)
         begin -= self._places[number][1] // tensor.element_size()
-        return tensor.set_(storage, begin, shape, stride)
+        # A view without elements may lie outside of what was copied of its storage.
+        return tensor.set_(storage, max(begin, 0), shape, stride)
 
 
 def unpack(parcel: _core.Parcel, kind: int) -> Any:
