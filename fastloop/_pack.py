@@ -25,7 +25,7 @@ _BYTE = 1 * 256 + 8  # DLPack's uint8
 _GRAIN = 16  # copies of storages begin at such multiples, so that all dtypes stay aligned
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     return not (
         tensor.device.type != "cpu"
         or tensor.layout is not torch.strided
@@ -61,7 +61,7 @@ class _Packer(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            return self._port.find(obj) or (self._view(obj) if _is_plain(obj) else None)
+            return self._port.find(obj) or (self._view(obj) if is_plain(obj) else None)
         if type(obj) is torch.UntypedStorage and obj.device.type == "cpu":
             return ("storage", self._storage(obj, 0, obj.nbytes()))
         return None
