@@ -25,7 +25,7 @@ _BYTE = 1 * 256 + 8  # DLPack's uint8
 _GRAIN = 16  # copies of storages begin at such multiples, so that all dtypes stay aligned
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     return not (
         tensor.device.type != "cpu"
         or tensor.layout is not torch.strided
@@ -51,7 +51,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 class _Packer(ForkingPickler):
     def __init__(self, file: io.BytesIO, port: _core.Port) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        super().__init__(file)  # torch's protocol: with 5 read-only arrays stay so
         self._port = port
         self._alive: list[Any] = []  # so that no id is used twice
         self._tensors: dict[int, int] = {}
@@ -61,7 +61,7 @@ class _Packer(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            return self._port.find(obj) or (self._view(obj) if _is_plain(obj) else None)
+            return self._port.find(obj) or (self._view(obj) if is_plain(obj) else None)
         if type(obj) is torch.UntypedStorage and obj.device.type == "cpu":
             return ("storage", self._storage(obj, 0, obj.nbytes()))
         return None
@@ -145,10 +145,9 @@ class _Unpacker(pickle.Unpickler):
     ) -> torch.Tensor:
         storage = self._storage(number)
         tensor = torch.empty(0, dtype=dtype, device="cpu")
-        if storage.nbytes() == 0:
-            return tensor.new_empty(shape)
         begin -= self._places[number][1] // tensor.element_size()
-        return tensor.set_(storage, begin, shape, stride)
+        # A view without elements may lie outside of what was copied of its storage.
+        return tensor.set_(storage, max(begin, 0), shape, stride)
 
 
 def unpack(parcel: _core.Parcel) -> Any:

@@ -10,6 +10,7 @@ import collections
 import heapq
 import inspect
 import multiprocessing
+import io
 import os
 import pickle
 import queue
@@ -26,10 +27,31 @@ import torch.multiprocessing
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastloop import _core, _worker
+from fastloop._pack import is_plain
 from fastloop._ship import Cargo, Shipment
 
 # So long at most a dead worker goes unnoticed by a parent that waits.
 LOOK_S = 0.05
+
+
+class _TaskPickler(pickle.Pickler):
+    """Of an index that is a tensor it takes what the tensor looks at, not all of its storage:
+    samplers yield elements of large tensors."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or not is_plain(obj):
+            return NotImplemented
+        try:
+            return torch.from_numpy, (obj.numpy(),)
+        except TypeError:  # NumPy has no such dtype
+            copy: Any = obj.clone()
+            return copy.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+def _pickle_task(task: Any) -> bytes:
+    file = io.BytesIO()
+    _TaskPickler(file, pickle.HIGHEST_PROTOCOL).dump(task)
+    return file.getvalue()
 
 
 class Transport:
@@ -45,7 +67,7 @@ class Transport:
         self._is_between = False  # between epochs: what still arrives is not wanted
 
     def ask(self, worker: int, task: Any) -> None:
-        payload = pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
+        payload = _pickle_task(task)
         self._is_between = self._is_between and not isinstance(task, tuple)
         if self._waiting or self._again or not self.hub.send(worker, payload, task, False):
             self._waiting.append((worker, task, payload))

@@ -24,6 +24,7 @@ static const char *const reasons[FL_SHM_REASONS] = {
     [FL_PY_MIXED] = "types, dtypes or shapes differ within a batch",
     [FL_PY_STRIDED] = "not contiguous",
     [FL_PY_REGISTRY] = "default_collate_fn_map was changed",
+    [FL_PY_MODE] = "a default device or another mode of torch is active",
 };
 
 PyObject *fl_py_fall_back(fl_py_collate *self, const batch_items *batch, int reason)
@@ -236,6 +237,18 @@ static bool is_unchanged(const fl_py_collate *self)
     return true;
 }
 
+/* A default device and whatever else sees torch's calls: 1 yes, 0 no, -1 exception. */
+static int is_mode_active(const fl_py_collate *self)
+{
+    for (int i = 0; i < 2; i++) {
+        PyObject *count = PyObject_CallNoArgs(self->count_modes[i]);
+        int answer = count != NULL ? PyObject_IsTrue(count) : -1;
+        Py_XDECREF(count);
+        if (answer != 0) return answer;
+    }
+    return 0;
+}
+
 /* A batch as its own array of references: user code may change the list meanwhile. */
 static PyObject *with_items(fl_py_collate *self, PyObject *samples,
                             PyObject *(*work)(fl_py_collate *, const batch_items *))
@@ -261,9 +274,12 @@ static PyObject *collate_call(fl_py_collate *self, PyObject *args, PyObject *kwa
     PyObject *samples;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Collate", keywords, &samples)) return NULL;
     self->leaf = 0;
-    if (is_unchanged(self)) return with_items(self, samples, collate_items);
     const batch_items batch = {.original = samples};
-    return fl_py_fall_back(self, &batch, FL_PY_REGISTRY);
+    if (!is_unchanged(self)) return fl_py_fall_back(self, &batch, FL_PY_REGISTRY);
+    int mode = is_mode_active(self);
+    if (mode < 0) return NULL;
+    if (mode > 0) return fl_py_fall_back(self, &batch, FL_PY_MODE);
+    return with_items(self, samples, collate_items);
 }
 
 PyDoc_STRVAR(leaf_doc, "leaf(batch, /)\n--\n\nStack values that are no containers.");
@@ -312,6 +328,30 @@ static PyObject *snapshot(PyObject *registry)
     return expected;
 }
 
+/* -1 with an exception set. */
+static int find_in_torch(fl_py_collate *self, PyObject *torch, PyObject *tensor_type)
+{
+    PyObject *core = PyObject_GetAttrString(torch, "_C");
+    if (core == NULL) return -1;
+    const struct {
+        PyObject **to, *from;
+        const char *name;
+    } wanted[] = {{&self->is_neg, tensor_type, "is_neg"},
+                  {&self->stack, torch, "stack"},
+                  {&self->as_tensor, torch, "as_tensor"},
+                  {&self->int8, torch, "int8"},
+                  {&self->uint8, torch, "uint8"},
+                  {&self->count_modes[0], core, "_len_torch_function_stack"},
+                  {&self->count_modes[1], core, "_len_torch_dispatch_stack"}};
+    int status = 0;
+    for (size_t i = 0; status == 0 && i < sizeof wanted / sizeof *wanted; i++) {
+        *wanted[i].to = PyObject_GetAttrString(wanted[i].from, wanted[i].name);
+        status = *wanted[i].to != NULL ? 0 : -1;
+    }
+    Py_DECREF(core);
+    return status;
+}
+
 static PyObject *collate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"torch",    "memmap_type", "registry", "others",
@@ -332,14 +372,10 @@ static PyObject *collate_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->fallback = Py_NewRef(fallback);
     self->port = port != Py_None ? Py_NewRef(port) : NULL;
     self->expected = snapshot(registry);
-    self->is_neg = PyObject_GetAttrString(tensor_type, "is_neg");
-    self->stack = PyObject_GetAttrString(torch, "stack");
-    self->as_tensor = PyObject_GetAttrString(torch, "as_tensor");
     self->zero = PyLong_FromLong(0);
     self->out_name = Py_BuildValue("(s)", "out");
-    if (self->expected == NULL || self->is_neg == NULL || self->stack == NULL ||
-        self->as_tensor == NULL || self->zero == NULL || self->out_name == NULL)
-        goto fail;
+    if (self->expected == NULL || self->zero == NULL || self->out_name == NULL) goto fail;
+    if (find_in_torch(self, torch, tensor_type) != 0) goto fail;
     Py_DECREF(tensor_type);
     return (PyObject *)self;
 fail:
@@ -380,6 +416,10 @@ static void collate_dealloc(fl_py_collate *self)
     Py_XDECREF(self->as_tensor);
     Py_XDECREF(self->zero);
     Py_XDECREF(self->out_name);
+    Py_XDECREF(self->int8);
+    Py_XDECREF(self->uint8);
+    Py_XDECREF(self->count_modes[0]);
+    Py_XDECREF(self->count_modes[1]);
     fl_py_door_close(&self->door);
     type->tp_free(self);
     Py_DECREF(type);

@@ -7,7 +7,7 @@
 enum { FL_PY_POOLS = 64 };
 
 /* Why torch's own function collated something. */
-enum { FL_PY_NOT_PLAIN, FL_PY_MIXED, FL_PY_STRIDED, FL_PY_GRADIENT, FL_PY_REGISTRY, FL_PY_COMPLEX };
+enum { FL_PY_NOT_PLAIN, FL_PY_MIXED, FL_PY_STRIDED, FL_PY_REGISTRY, FL_PY_MODE };
 
 typedef struct fl_py_collate {
     PyObject_HEAD
@@ -19,6 +19,8 @@ typedef struct fl_py_collate {
     PyObject *port;                       /* owned; NULL outside of workers */
     PyObject *is_neg, *stack, *as_tensor; /* owned: torch's */
     PyObject *zero, *out_name;            /* owned: arguments of stack: 0 and ("out",) */
+    PyObject *int8, *uint8;               /* owned: torch's */
+    PyObject *count_modes[2];             /* owned: torch's, for both kinds of modes */
     fl_pool *pools[FL_PY_POOLS];          /* owned; NULL until used */
     int32_t leaf;                         /* leaves of the batch so far */
     bool has_warned; /* torch's warning about read-only arrays has been given */

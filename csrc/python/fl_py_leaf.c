@@ -39,6 +39,20 @@ static int has_strings_attached(const fl_py_collate *self, PyObject *tensor)
     return is_true(PyObject_CallOneArg(self->is_neg, tensor));
 }
 
+/* The table calls torch.int4 and its like bytes, and pairs of float4 vectors; 1 yes, 0 no, -1
+ * exception. */
+static int has_odd_dtype(const fl_py_collate *self, PyObject *tensor, const fl_tensor *view)
+{
+    bool is_byte =
+        view->dtype.bits == 8 && (view->dtype.code == kDLInt || view->dtype.code == kDLUInt);
+    if (view->dtype.lanes != 1) return 1;
+    if (!is_byte) return 0;
+    PyObject *dtype = PyObject_GetAttrString(tensor, "dtype");
+    if (dtype == NULL) return -1;
+    Py_DECREF(dtype); /* torch's dtypes live for ever */
+    return dtype != self->int8 && dtype != self->uint8;
+}
+
 /* Looks at one value: FL_PY_FINE, a reason, or -1 and an exception. */
 static int look_at_tensor(fl_py_collate *self, PyObject *item, fl_tensor *view)
 {
@@ -49,7 +63,19 @@ static int look_at_tensor(fl_py_collate *self, PyObject *item, fl_tensor *view)
         return FL_PY_NOT_PLAIN;
     }
     /* A conjugate view looks like any other. */
-    return view->dtype.code == kDLComplex ? FL_PY_NOT_PLAIN : FL_PY_FINE;
+    if (view->dtype.code == kDLComplex) return FL_PY_NOT_PLAIN;
+    int odd = has_odd_dtype(self, item, view);
+    if (odd != 0) return odd < 0 ? -1 : FL_PY_NOT_PLAIN;
+    return FL_PY_FINE;
+}
+
+/* NumPy makes arrays of strides that torch refuses. */
+static bool has_odd_stride(const fl_tensor *view)
+{
+    int64_t bytes = fl_dtype_bytes(view->dtype);
+    for (int32_t d = 0; d < view->ndim; d++)
+        if (view->stride[d] < 0 || view->stride[d] % bytes != 0) return true;
+    return false;
 }
 
 static int look_at_array(fl_py_collate *self, PyObject *item, fl_tensor *view)
@@ -58,8 +84,7 @@ static int look_at_array(fl_py_collate *self, PyObject *item, fl_tensor *view)
         PyErr_Clear();
         return FL_PY_NOT_PLAIN;
     }
-    for (int32_t d = 0; d < view->ndim; d++)
-        if (view->stride[d] < 0) return FL_PY_NOT_PLAIN;
+    if (has_odd_stride(view)) return FL_PY_NOT_PLAIN;
     if (!self->has_warned && fl_py_is_read_only(item)) {
         self->has_warned = true; /* torch warns once per process, of the first it sees */
         PyObject *tensor = PyObject_CallOneArg(self->as_tensor, item);
@@ -162,6 +187,8 @@ static PyObject *stack_tensors(fl_py_collate *self, const batch_items *batch)
         PyErr_Clear();
         return fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
     }
+    int odd = has_odd_dtype(self, batch->items[0], &first);
+    if (odd != 0) return odd < 0 ? NULL : fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
     const char **from = PyMem_New(const char *, (size_t)batch->count);
     if (from == NULL) return PyErr_NoMemory();
     PyObject *result = self->port != NULL ? stack_in_worker(self, batch, &first, from)

@@ -32,7 +32,7 @@ typedef struct known_slot {
 struct fl_py_port {
     PyObject_HEAD
     fl_py_door door;
-    char *base; /* the arena */
+    char *base;     /* the arena */
     int64_t mapped; /* bytes from base that are this port's own mapping; 0: the inherited one */
     fl_shm *shm;    /* borrowed from the mapping */
     int32_t worker;

@@ -87,6 +87,7 @@ static bool find_dtype(PyArray_Descr *descr, fl_dtype *out)
     int64_t bytes = PyDataType_ELSIZE(descr);
     if (!PyArray_ISNBO(descr->byteorder) || bytes > 16) return false;
     if (bytes == 16 && descr->kind != 'c') return false; /* long double */
+    if (descr->type_num == NPY_ULONGLONG && NPY_ULONGLONG != NPY_UINT64) return false; /* torch's */
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         if (codes[i].kind != descr->kind) continue;
         *out = (fl_dtype){codes[i].code, (uint8_t)(bytes * 8), 1};
@@ -339,7 +340,7 @@ bool fl_py_scalar_dtype(PyObject *scalar, fl_dtype *out)
     }
     bool is_found = find_dtype(descr, out);
     Py_DECREF(descr);
-    return is_found;
+    return is_found && !(out->code == kDLUInt && out->bits == 64); /* torch refuses them */
 }
 
 void fl_py_scalar_value(PyObject *scalar, char *out) { PyArray_ScalarAsCtype(scalar, out); }
