@@ -35,6 +35,8 @@ def _doctor() -> None:
         "page population": "MADV_POPULATE_WRITE"
         if info["populates_pages"]
         else "first touch (MADV_POPULATE_WRITE needs Linux 5.14)",
+        "worker processes": "a memfd shared with them; the parent's death is seen by "
+        + ("pidfd" if info["watches_processes"] else "looking twice a second (no pidfd here)"),
         "device": "CPU only in this version",
     }
     width = max(map(len, lines))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import collections
 import heapq
 import inspect
-import multiprocessing
 import io
+import multiprocessing
 import os
 import pickle
 import queue

@@ -34,22 +34,20 @@ class _Results:
     def put(self, item: tuple[Any, Any]) -> None:
         _, data = item
         number = self._port.number()
-        if self.is_collated:
-            fits = self._port.write(data, WRITTEN)
-            if fits is not None:
-                if not fits:
-                    self.too_large[number] = item
-                return
-        head = None
-        while head is None:
-            try:
-                head, kind = pack(self._port, data)
-            except Exception:
-                data = self._explain(data)
+        fits = self._port.write(data, WRITTEN) if self.is_collated else None
+        if fits is None:
+            fits = self._port.answer(*self._pack(data))
+        if not fits:
+            self.too_large[number] = item
+
+    def _pack(self, data: Any) -> tuple[bytes, int]:
+        try:
+            head, kind = pack(self._port, data)
+        except Exception:
+            return self._pack(self._explain(data))
         if data is None or isinstance(data, ExceptionWrapper | _IterableDatasetStopIteration):
             kind = OBJECT
-        if not self._port.answer(head, kind):
-            self.too_large[number] = item
+        return head, kind
 
     def _explain(self, data: Any) -> ExceptionWrapper:
         """Why it could not be pickled, as an error that can be."""

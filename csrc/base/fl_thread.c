@@ -102,6 +102,15 @@ void fl_futex_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
+int fl_pidfd_open(int pid)
+{
+#ifdef SYS_pidfd_open
+    return fl_fault_hit() ? -1 : (int)syscall(SYS_pidfd_open, pid, 0);
+#else
+    return -1;
+#endif
+}
+
 int32_t fl_cpu_count(void)
 {
     cpu_set_t set;

@@ -30,6 +30,10 @@ int fl_thread_start(pthread_t *thread, void *(*run)(void *), void *arg, fl_err *
 bool fl_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t deadline_ns);
 void fl_futex_wake(_Atomic uint32_t *word);
 
+/* A descriptor of the process that becomes readable when it ends, the caller's to close; -1 where
+ * the process is gone or the kernel or a sandbox has no such thing. */
+int fl_pidfd_open(int pid);
+
 /* In a loop that watches a variable: lets the other side of the core work. */
 static inline void fl_relax(void)
 {

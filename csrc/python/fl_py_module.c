@@ -7,6 +7,7 @@
 #include "fl_thread.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 static PyObject *raise_index(const fl_err *err)
 {
@@ -90,13 +91,20 @@ static bool can_populate(void)
     return can;
 }
 
+static bool can_watch(void)
+{
+    int fd = fl_pidfd_open((int)getpid());
+    if (fd >= 0) close(fd);
+    return fd >= 0;
+}
+
 static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
-    return Py_BuildValue("{s:s,s:s,s:s,s:i,s:s,s:O}", "version", FL_VERSION, "compiler",
-                         __VERSION__, "dlpack",
-                         Py_STRINGIFY(DLPACK_MAJOR_VERSION) "." Py_STRINGIFY(DLPACK_MINOR_VERSION),
-                         "cpus", (int)fl_cpu_count(), "guarded_reads", fl_guard_method(),
-                         "populates_pages", can_populate() ? Py_True : Py_False);
+    return Py_BuildValue(
+        "{s:s,s:s,s:s,s:i,s:s,s:O,s:O}", "version", FL_VERSION, "compiler", __VERSION__, "dlpack",
+        Py_STRINGIFY(DLPACK_MAJOR_VERSION) "." Py_STRINGIFY(DLPACK_MINOR_VERSION), "cpus",
+        (int)fl_cpu_count(), "guarded_reads", fl_guard_method(), "populates_pages",
+        can_populate() ? Py_True : Py_False, "watches_processes", can_watch() ? Py_True : Py_False);
 }
 
 static PyMethodDef module_methods[] = {

@@ -15,7 +15,6 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 enum {
@@ -308,12 +307,7 @@ static PyObject *port_watch(fl_py_port *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "i:watch", &pid)) return NULL;
     watch *started = fl_alloc(sizeof *started); /* the thread's, for ever */
     if (started == NULL) return PyErr_NoMemory();
-    *started = (watch){.shm = self->shm, .parent = pid};
-#ifdef SYS_pidfd_open
-    started->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
-#else
-    started->pidfd = -1;
-#endif
+    *started = (watch){.shm = self->shm, .parent = pid, .pidfd = fl_pidfd_open(pid)};
     pthread_t thread;
     fl_err err;
     Py_INCREF(self); /* the thread's, for ever */
