@@ -24,9 +24,9 @@ typedef struct fl_shm_request {
 } fl_shm_request;
 
 typedef struct fl_shm_reply {
-    int64_t number;   /* of the request answered */
-    int32_t worker;   /* set by fl_shm_answer */
-    int32_t kind;     /* > 0 a batch, 0 something else, < 0 the batch needs `used` bytes: send again */
+    int64_t number; /* of the request answered */
+    int32_t worker; /* set by fl_shm_answer */
+    int32_t kind; /* > 0 a batch, 0 something else, < 0 the batch needs `used` bytes: send again */
     uint32_t arrival; /* set by fl_shm_answer: order among all workers' replies */
     int64_t used;     /* bytes from the start of the slot that hold the answer */
     int64_t head;     /* where, from the slot's start, its pickled part begins */

@@ -32,6 +32,7 @@ struct fl_pool {
     _Atomic int64_t references;  /* one for the opener, one for each slot */
     _Atomic int64_t empty;       /* slots in spare and returned; a bound while one is on its way */
     _Atomic int64_t reserve;
+    _Atomic int64_t keep_bytes; /* EMPTY slots may hold */
     _Atomic int64_t slot_bytes; /* the largest size had */
     _Atomic int64_t lent, made, replaced;
 };
@@ -57,6 +58,7 @@ int fl_pool_open(int64_t header_bytes, fl_arena *arena, fl_pool **out, fl_err *e
     pool->header_bytes = header_bytes;
     pool->generation = fl_fork_generation();
     atomic_init(&pool->references, 1);
+    atomic_init(&pool->keep_bytes, INT64_MAX);
     *out = pool;
     return FL_OK;
 }
@@ -105,7 +107,9 @@ static void recycle(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
     int64_t empty = atomic_fetch_add_explicit(&pool->empty, 1, memory_order_relaxed);
-    bool is_kept = empty < atomic_load_explicit(&pool->reserve, memory_order_relaxed);
+    int64_t bytes = fl_max(1, slot->used);
+    bool is_kept = empty < atomic_load_explicit(&pool->reserve, memory_order_relaxed) &&
+                   empty < atomic_load_explicit(&pool->keep_bytes, memory_order_relaxed) / bytes;
     fl_slot *head = atomic_load_explicit(&pool->returned, memory_order_relaxed);
     while (is_kept && head != CLOSED) {
         slot->next = head;
@@ -134,6 +138,11 @@ static void raise_to(_Atomic int64_t *value, int64_t least)
 }
 
 void fl_pool_reserve(fl_pool *pool, int64_t slots) { raise_to(&pool->reserve, slots); }
+
+void fl_pool_keep(fl_pool *pool, int64_t bytes)
+{
+    atomic_store_explicit(&pool->keep_bytes, bytes, memory_order_relaxed);
+}
 
 void fl_pool_trim(fl_pool *pool)
 {

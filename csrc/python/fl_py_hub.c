@@ -3,52 +3,15 @@
  * Hands slots out with requests and takes them back with replies; keeps the books: which slot and
  * which of the caller's keys went with each request, and how much memory is under way. Used by one
  * iterator, with the interpreter lock. In a forked child, a worker above all, it is inert. */
-#include "fl_py.h"
+#include "fl_py_hub.h"
 
 #include "fl_thread.h"
 
 #include <string.h>
 
-enum { LEAST_LIMIT = 64 << 10, MOST_FIRST = 64 << 20 };
-
-typedef struct booking {
-    fl_slot *slot;   /* owned, FILLING; NULL when the request is answered */
-    fl_slot *before; /* owned: the slot that was too small and may still be read */
-    PyObject *key;   /* owned */
-    int64_t limit;
-    bool is_counted; /* in under_way and unanswered */
-} booking;
-
-typedef struct worker_count {
-    int64_t batches, busy_ns, wait_ns;
-} worker_count;
-
-typedef struct fl_py_hub {
-    PyObject_HEAD
-    fl_py_door door;
-    fl_py_slots *slots;  /* owned */
-    fl_region *control;  /* owned: where shm lies */
-    fl_shm *shm;         /* borrowed from control */
-    uint32_t generation; /* of the process that made it */
-    int32_t workers, depth;
-    booking *bookings;    /* owned: depth for each worker, at number % depth */
-    worker_count *counts; /* owned: one for each worker */
-    int64_t fallbacks[FL_SHM_REASONS];
-    int64_t budget;      /* bytes that may be under way */
-    int64_t first_limit; /* bytes for a request while nothing is known of batches */
-    int64_t largest;     /* bytes that batches so far needed */
-    int64_t under_way;   /* bytes of requests and of replies not opened */
-    int64_t unanswered;  /* requests that workers have */
-} fl_py_hub;
-
 static inline bool is_foreign(const fl_py_hub *self)
 {
     return self->generation != fl_fork_generation();
-}
-
-static inline booking *find_booking(fl_py_hub *self, int32_t worker, int64_t number)
-{
-    return &self->bookings[(int64_t)worker * self->depth + (number & (self->depth - 1))];
 }
 
 static int open_shm(fl_py_hub *self, fl_err *err)
@@ -56,11 +19,13 @@ static int open_shm(fl_py_hub *self, fl_err *err)
     int64_t bytes = fl_shm_bytes(self->workers, self->depth);
     FL_TRY(fl_arena_get(self->slots->arena, bytes, &self->control, err));
     self->shm = fl_shm_init(fl_region_data(self->control), self->workers, self->depth);
-    self->bookings = fl_alloc((int64_t)self->workers * self->depth * (int64_t)sizeof(booking));
-    self->counts = fl_alloc(self->workers * (int64_t)sizeof(worker_count));
+    self->bookings =
+        fl_alloc((int64_t)self->workers * self->depth * (int64_t)sizeof(fl_py_booking));
+    self->counts = fl_alloc(self->workers * (int64_t)sizeof(fl_py_worker));
     if (self->bookings == NULL || self->counts == NULL)
         return fl_fail(err, FL_ENOMEM, "out of memory for %d workers", (int)self->workers);
     fl_pool_reserve(self->slots->pool, self->depth / 2);
+    fl_pool_keep(self->slots->pool, self->budget);
     return FL_OK;
 }
 
@@ -74,7 +39,8 @@ static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiL:Hub", keywords, state->slots_type,
                                      &slots, &tensor_type, &workers, &depth, &budget))
         return NULL;
-    if (workers < 1 || depth < 1 || (depth & (depth - 1)) != 0 || budget < 1)
+    if (((fl_py_slots *)slots)->arena == NULL || workers < 1 || depth < 1 ||
+        (depth & (depth - 1)) != 0 || budget < 1)
         return PyErr_Format(PyExc_ValueError, "no hub for %d workers, depth %d, %lld bytes",
                             workers, depth, budget);
     fl_py_hub *self = (fl_py_hub *)type->tp_alloc(type, 0);
@@ -85,7 +51,6 @@ static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->workers = workers;
     self->depth = depth;
     self->budget = budget;
-    self->first_limit = fl_max(LEAST_LIMIT, fl_min(MOST_FIRST, budget / depth));
     if (fl_py_door_open(tensor_type, &self->door) != 0) {
         Py_DECREF(self);
         return NULL;
@@ -93,25 +58,6 @@ static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (open_shm(self, &err) == FL_OK) return (PyObject *)self;
     Py_DECREF(self);
     return fl_py_raise(&err, NULL);
-}
-
-/* The request is answered, or never will be; `freed` bytes are no longer under way. */
-static void settle(fl_py_hub *self, booking *booked, int64_t freed)
-{
-    if (!booked->is_counted) return;
-    booked->is_counted = false;
-    self->under_way -= freed;
-    self->unanswered--;
-}
-
-static void forget(fl_py_hub *self, booking *booked)
-{
-    settle(self, booked, booked->limit);
-    fl_slot_return(booked->slot);
-    fl_slot_return(booked->before);
-    PyObject *key = booked->key;
-    *booked = (booking){0};
-    Py_XDECREF(key);
 }
 
 static int hub_traverse(fl_py_hub *self, visitproc visit, void *arg)
@@ -128,7 +74,7 @@ static void hub_dealloc(fl_py_hub *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     for (int64_t i = 0; self->bookings != NULL && i < (int64_t)self->workers * self->depth; i++)
-        forget(self, &self->bookings[i]);
+        fl_py_booking_forget(self, &self->bookings[i]);
     fl_free(self->bookings);
     fl_free(self->counts);
     fl_region_give(self->control);
@@ -147,42 +93,6 @@ static bool check_worker(const fl_py_hub *self, int worker)
     return false;
 }
 
-/* What batches so far needed, and a quarter more. */
-static int64_t next_limit(const fl_py_hub *self)
-{
-    if (self->largest == 0) return self->first_limit;
-    return fl_max(LEAST_LIMIT, self->largest + self->largest / 4);
-}
-
-/* 1 sent, 0 no room in the budget or the queue now, -1 exception. `before` is taken when sent. */
-static int send_request(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bool is_forced,
-                        const Py_buffer *payload, fl_shm_request *request, fl_slot *before)
-{
-    bool fits = limit <= self->budget - self->under_way;
-    if (!fits && !is_forced) return 0;
-    fl_err err;
-    fl_slot *slot;
-    if (fl_pool_get(self->slots->pool, limit, &slot, &err) != FL_OK) {
-        fl_py_raise(&err, NULL);
-        return -1;
-    }
-    if (payload->len > 0) memcpy(fl_slot_data(slot), payload->buf, (size_t)payload->len);
-    request->offset = fl_slot_data(slot) - fl_arena_base(self->slots->arena);
-    request->limit = limit;
-    request->bytes = payload->len;
-    if (!fl_shm_send(self->shm, worker, request)) {
-        fl_slot_return(slot);
-        return 0;
-    }
-    booking *booked = find_booking(self, worker, request->number);
-    forget(self, booked); /* skipped by the worker, whose later requests were answered */
-    *booked = (booking){
-        .slot = slot, .before = before, .key = Py_NewRef(key), .limit = limit, .is_counted = true};
-    self->under_way += limit;
-    self->unanswered++;
-    return 1;
-}
-
 PyDoc_STRVAR(send_doc,
              "send(worker, payload, key, is_forced, /)\n--\n\n"
              "Ask a worker for a batch; False when there is no room in the memory budget (unless\n"
@@ -195,11 +105,8 @@ static PyObject *hub_send(fl_py_hub *self, PyObject *args)
     PyObject *key;
     if (!PyArg_ParseTuple(args, "iy*Op:send", &worker, &payload, &key, &is_forced)) return NULL;
     int sent = -1;
-    if (check_worker(self, worker)) {
-        fl_shm_request request = {.again = -1};
-        int64_t limit = fl_max(next_limit(self), payload.len);
-        sent = send_request(self, worker, key, limit, is_forced, &payload, &request, NULL);
-    }
+    if (check_worker(self, worker))
+        sent = fl_py_hub_send(self, worker, key, 0, is_forced, &payload, -1, NULL);
     PyBuffer_Release(&payload);
     return sent < 0 ? NULL : PyBool_FromLong(sent);
 }
@@ -215,81 +122,18 @@ static PyObject *hub_send_again(fl_py_hub *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "iLLp:send_again", &worker, &number, &bytes, &is_forced))
         return NULL;
     if (!check_worker(self, worker)) return NULL;
-    booking *booked = find_booking(self, worker, number);
-    fl_shm_request request = {.again = number};
+    fl_py_booking *booked = fl_py_booking_of(self, worker, number);
     Py_buffer nothing = {.len = 0};
     fl_slot *before = booked->before;
     PyObject *key = booked->key;
     if (key == NULL || before == NULL)
         return PyErr_Format(PyExc_ValueError, "request %lld was not too large", number);
     Py_INCREF(key);
-    int sent = send_request(self, worker, key, bytes, is_forced, &nothing, &request, before);
+    int sent = fl_py_hub_send(self, worker, key, bytes, is_forced, &nothing, number, before);
     Py_DECREF(key);
     if (sent == 1 && booked->before == before) booked->before = NULL;
-    if (sent == 1) forget(self, booked);
+    if (sent == 1) fl_py_booking_forget(self, booked);
     return sent < 0 ? NULL : PyBool_FromLong(sent);
-}
-
-static void count_reply(fl_py_hub *self, const fl_shm_reply *reply)
-{
-    worker_count *count = &self->counts[reply->worker];
-    count->busy_ns += reply->busy_ns;
-    count->wait_ns += reply->wait_ns;
-    if (reply->kind > 0) count->batches++;
-    if (reply->kind > 0) self->slots->bytes += reply->used;
-    for (int i = 0; i < FL_SHM_REASONS; i++) self->fallbacks[i] += reply->fallbacks[i];
-    self->largest = fl_max(self->largest, reply->used);
-}
-
-static bool is_sane(const fl_shm_reply *reply, const booking *booked)
-{
-    if (booked->slot == NULL) return false;
-    if (reply->kind < 0) return reply->used > booked->limit && reply->used < INT64_MAX / 2;
-    return reply->used >= 0 && reply->used <= booked->limit && reply->head >= 0 &&
-           reply->head_bytes >= 0 && reply->head <= reply->used - reply->head_bytes;
-}
-
-static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, booking *booked)
-{
-    fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
-    fl_py_parcel *parcel = PyObject_GC_New(fl_py_parcel, state->parcel_type);
-    if (parcel == NULL) return NULL;
-    parcel->hub = Py_NewRef((PyObject *)self);
-    parcel->door = self->door;
-    Py_INCREF(parcel->door.tensor_type);
-    parcel->is_open = false;
-    parcel->reply = *reply;
-    parcel->slot = booked->slot;
-    parcel->limit = booked->is_counted ? booked->limit : 0;
-    booked->slot = NULL;
-    settle(self, booked, 0);
-    PyObject_GC_Track(parcel);
-    return (PyObject *)parcel;
-}
-
-/* (key, parcel), or (key, worker, number, bytes needed). */
-static PyObject *deliver(fl_py_hub *self, const fl_shm_reply *reply)
-{
-    booking *booked = find_booking(self, reply->worker, reply->number);
-    if (!is_sane(reply, booked))
-        return PyErr_Format(PyExc_RuntimeError,
-                            "worker %d has overwritten the memory it shares with this process; "
-                            "look for writes out of bounds in native code of the dataset",
-                            (int)reply->worker);
-    count_reply(self, reply);
-    if (reply->kind >= 0) {
-        PyObject *parcel = make_parcel(self, reply, booked);
-        if (parcel == NULL) return NULL;
-        PyObject *pair = PyTuple_Pack(2, booked->key, parcel);
-        Py_DECREF(parcel);
-        forget(self, booked);
-        return pair;
-    }
-    settle(self, booked, booked->limit);
-    booked->before = booked->slot;
-    booked->slot = NULL;
-    return Py_BuildValue("OiLL", booked->key, (int)reply->worker, (long long)reply->number,
-                         (long long)reply->used);
 }
 
 PyDoc_STRVAR(take_doc,
@@ -313,7 +157,7 @@ static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
         if (PyErr_CheckSignals() != 0) return NULL;
         is_there = fl_shm_take(self->shm, &reply);
     }
-    if (is_there) return deliver(self, &reply);
+    if (is_there) return fl_py_hub_deliver(self, &reply);
     Py_RETURN_NONE;
 }
 
@@ -327,9 +171,9 @@ static PyObject *hub_cancel(fl_py_hub *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "ip:cancel", &worker, &is_gone) || !check_worker(self, worker))
         return NULL;
     for (int32_t i = 0; i < self->depth; i++) {
-        booking *booked = &self->bookings[(int64_t)worker * self->depth + i];
-        settle(self, booked, booked->limit);
-        if (is_gone) forget(self, booked);
+        fl_py_booking *booked = &self->bookings[(int64_t)worker * self->depth + i];
+        fl_py_booking_settle(self, booked, booked->limit);
+        if (is_gone) fl_py_booking_forget(self, booked);
     }
     Py_RETURN_NONE;
 }
@@ -392,7 +236,7 @@ static PyObject *hub_count(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
 {
     PyObject *workers = PyTuple_New(self->workers);
     for (int32_t w = 0; workers != NULL && w < self->workers; w++) {
-        const worker_count *count = &self->counts[w];
+        const fl_py_worker *count = &self->counts[w];
         PyObject *item = Py_BuildValue("LLL", (long long)count->batches, (long long)count->busy_ns,
                                        (long long)count->wait_ns);
         if (item == NULL)

@@ -1,0 +1,128 @@
+/* fl_py_books: the half of the hub that keeps the books: which slot and which key went with each
+ * request, and how much memory is under way. */
+#include "fl_py_hub.h"
+
+#include <string.h>
+
+enum { LEAST_LIMIT = 64 << 10, MOST_FIRST = 64 << 20 };
+
+/* The request is answered, or never will be; `freed` bytes are no longer under way. */
+void fl_py_booking_settle(fl_py_hub *self, fl_py_booking *booked, int64_t freed)
+{
+    if (!booked->is_counted) return;
+    booked->is_counted = false;
+    self->under_way -= freed;
+    self->unanswered--;
+}
+
+void fl_py_booking_forget(fl_py_hub *self, fl_py_booking *booked)
+{
+    fl_py_booking_settle(self, booked, booked->limit);
+    fl_slot_return(booked->slot);
+    fl_slot_return(booked->before);
+    PyObject *key = booked->key;
+    *booked = (fl_py_booking){0};
+    Py_XDECREF(key);
+}
+
+/* What batches so far needed, and a quarter more; a share of the budget while none has come. */
+static int64_t next_limit(const fl_py_hub *self)
+{
+    if (self->largest == 0)
+        return fl_max(LEAST_LIMIT, fl_min(MOST_FIRST, self->budget / self->depth));
+    return fl_max(LEAST_LIMIT, self->largest + self->largest / 4);
+}
+
+/* 1 sent, 0 no room in the budget or the queue now, -1 exception. `before` is taken when sent. */
+int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bool is_forced,
+                   const Py_buffer *payload, int64_t again, fl_slot *before)
+{
+    if (again < 0) limit = fl_max(next_limit(self), payload->len);
+    bool fits = limit <= self->budget - self->under_way;
+    if (!fits && !is_forced) return 0;
+    fl_err err;
+    fl_slot *slot;
+    if (fl_pool_get(self->slots->pool, limit, &slot, &err) != FL_OK) {
+        fl_py_raise(&err, NULL);
+        return -1;
+    }
+    if (payload->len > 0) memcpy(fl_slot_data(slot), payload->buf, (size_t)payload->len);
+    fl_shm_request request = {.offset = fl_slot_data(slot) - fl_arena_base(self->slots->arena),
+                              .limit = limit,
+                              .bytes = payload->len,
+                              .again = again};
+    if (!fl_shm_send(self->shm, worker, &request)) {
+        fl_slot_return(slot);
+        return 0;
+    }
+    fl_py_booking *booked = fl_py_booking_of(self, worker, request.number);
+    fl_py_booking_forget(self,
+                         booked); /* skipped by the worker, whose later requests were answered */
+    *booked = (fl_py_booking){
+        .slot = slot, .before = before, .key = Py_NewRef(key), .limit = limit, .is_counted = true};
+    self->under_way += limit;
+    self->unanswered++;
+    return 1;
+}
+
+static void count_reply(fl_py_hub *self, const fl_shm_reply *reply)
+{
+    fl_py_worker *count = &self->counts[reply->worker];
+    count->busy_ns += reply->busy_ns;
+    count->wait_ns += reply->wait_ns;
+    if (reply->kind > 0) count->batches++;
+    if (reply->kind > 0) self->slots->bytes += reply->used;
+    for (int i = 0; i < FL_SHM_REASONS; i++) self->fallbacks[i] += reply->fallbacks[i];
+    self->largest = fl_max(self->largest, reply->used);
+}
+
+static bool is_sane(const fl_shm_reply *reply, const fl_py_booking *booked)
+{
+    if (booked->slot == NULL) return false;
+    if (reply->kind < 0) return reply->used > booked->limit && reply->used < INT64_MAX / 2;
+    return reply->used >= 0 && reply->used <= booked->limit && reply->head >= 0 &&
+           reply->head_bytes >= 0 && reply->head <= reply->used - reply->head_bytes;
+}
+
+static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, fl_py_booking *booked)
+{
+    fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
+    fl_py_parcel *parcel = PyObject_GC_New(fl_py_parcel, state->parcel_type);
+    if (parcel == NULL) return NULL;
+    parcel->hub = Py_NewRef((PyObject *)self);
+    parcel->door = self->door;
+    Py_INCREF(parcel->door.tensor_type);
+    parcel->is_open = false;
+    parcel->reply = *reply;
+    parcel->slot = booked->slot;
+    parcel->limit = booked->is_counted ? booked->limit : 0;
+    booked->slot = NULL;
+    fl_py_booking_settle(self, booked, 0);
+    PyObject_GC_Track(parcel);
+    return (PyObject *)parcel;
+}
+
+/* (key, parcel), or (key, worker, number, bytes needed). */
+PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply)
+{
+    fl_py_booking *booked = fl_py_booking_of(self, reply->worker, reply->number);
+    if (!is_sane(reply, booked))
+        return PyErr_Format(PyExc_RuntimeError,
+                            "worker %d has overwritten the memory it shares with this process; "
+                            "look for writes out of bounds in native code of the dataset",
+                            (int)reply->worker);
+    count_reply(self, reply);
+    if (reply->kind >= 0) {
+        PyObject *parcel = make_parcel(self, reply, booked);
+        if (parcel == NULL) return NULL;
+        PyObject *pair = PyTuple_Pack(2, booked->key, parcel);
+        Py_DECREF(parcel);
+        fl_py_booking_forget(self, booked);
+        return pair;
+    }
+    fl_py_booking_settle(self, booked, booked->limit);
+    booked->before = booked->slot;
+    booked->slot = NULL;
+    return Py_BuildValue("OiLL", booked->key, (int)reply->worker, (long long)reply->number,
+                         (long long)reply->used);
+}

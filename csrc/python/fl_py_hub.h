@@ -1,0 +1,57 @@
+/* fl_py_hub: what the two halves of a hub share: the type and the books. */
+#ifndef FL_PY_HUB_H
+#define FL_PY_HUB_H
+
+#include "fl_py.h"
+
+typedef struct fl_py_booking {
+    fl_slot *slot;   /* owned, FILLING; NULL when the request is answered */
+    fl_slot *before; /* owned: the slot that was too small and may still be read */
+    PyObject *key;   /* owned */
+    int64_t limit;
+    bool is_counted; /* in under_way and unanswered */
+} fl_py_booking;
+
+typedef struct fl_py_worker {
+    int64_t batches, busy_ns, wait_ns;
+} fl_py_worker;
+
+typedef struct fl_py_hub {
+    PyObject_HEAD
+    fl_py_door door;
+    fl_py_slots *slots;  /* owned */
+    fl_region *control;  /* owned: where shm lies */
+    fl_shm *shm;         /* borrowed from control */
+    uint32_t generation; /* of the process that made it */
+    int32_t workers, depth;
+    fl_py_booking *bookings; /* owned: depth for each worker, at number % depth */
+    fl_py_worker *counts;    /* owned: one for each worker */
+    int64_t fallbacks[FL_SHM_REASONS];
+    int64_t budget;     /* bytes that may be under way */
+    int64_t largest;    /* bytes that batches so far needed */
+    int64_t under_way;  /* bytes of requests and of replies not opened */
+    int64_t unanswered; /* requests that workers have */
+} fl_py_hub;
+
+/* The booking of a request, or of one `depth` before or after it. */
+static inline fl_py_booking *fl_py_booking_of(fl_py_hub *self, int32_t worker, int64_t number)
+{
+    return &self->bookings[(int64_t)worker * self->depth + (number & (self->depth - 1))];
+}
+
+/* The request is answered, or never will be; `freed` bytes are no longer under way. */
+void fl_py_booking_settle(fl_py_hub *self, fl_py_booking *booked, int64_t freed);
+
+/* Settles it and lets go of its memory, to which no worker may write any more. */
+void fl_py_booking_forget(fl_py_hub *self, fl_py_booking *booked);
+
+/* Sends and books a request: 1 sent, 0 no room in the budget (unless forced) or the queue now, -1
+ * exception. With `again` >= 0, the number of the request whose batch was too large, for `limit`
+ * bytes and with its slot `before`, which is the new booking's once it is sent. */
+int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bool is_forced,
+                   const Py_buffer *payload, int64_t again, fl_slot *before);
+
+/* What came: (key, parcel), or (key, worker, number, bytes needed). New reference. */
+PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply);
+
+#endif
