@@ -26,6 +26,7 @@ import torch.multiprocessing
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastloop import _core, _worker
+from fastloop._interrupt import interrupts_held
 from fastloop._ship import Cargo, Shipment
 
 # So long at most a dead worker goes unnoticed by a parent that waits.
@@ -143,11 +144,12 @@ class WorkerProcess:
         method = getattr(self._process, "_start_method", None) or multiprocessing.get_start_method()
         if method == "forkserver":
             forkserver.ensure_running()  # it must not inherit what is blocked here
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with interrupts_held():
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def is_alive(self) -> bool:
         if not self._process.is_alive():
