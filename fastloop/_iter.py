@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import (
 from fastloop import _core
 from fastloop._collate import is_default_collate, make_collate
 from fastloop._indices import find_blocks
-from fastloop._process import ProcessIter, interrupted_later
+from fastloop._process import ProcessIter
 from fastloop._resume import Epoch, Position, Resumable, rest_of_blocks
 from fastloop._route import NotCoveredError, Source, find_route, find_source
 
@@ -262,10 +262,6 @@ class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
         super()._shutdown_workers()
         if hasattr(self, "_hub"):
             self._shared.last_count = self.count()
-
-    def __del__(self) -> None:
-        with interrupted_later():
-            super().__del__()
 
 
 # Profiles name the range after the iterator's class.

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any
 
@@ -18,6 +15,7 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastloop import _core
+from fastloop._interrupt import interrupt_later, interrupts_held, is_interrupted
 from fastloop._memory import default_budget, describe_memory
 from fastloop._pack import OBJECT, unpack
 from fastloop._transport import LOOK_S, Context, Transport
@@ -28,28 +26,6 @@ _POLITE_S, _FIRM_S = 2.5, 1.0
 
 def _is_exiting() -> bool:
     return _utils is None or _utils.python_exit_status is not False  # type: ignore[redundant-expr]
-
-
-def _interrupt() -> None:
-    sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-@contextmanager
-def interrupted_later() -> Iterator[None]:
-    """For ``__del__``, where Ctrl-C would be lost, but for a line about an ignored exception: it
-    comes again a moment later."""
-    if _is_exiting() or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        except KeyboardInterrupt:
-            threading.Thread(target=_interrupt, daemon=True).start()
 
 
 class _With:
@@ -78,6 +54,8 @@ def _quote(indices: Any) -> str:
 
 class ProcessIter(_MultiProcessingDataLoaderIter):
     """Batches come through shared memory; all else is torch's."""
+
+    _pid = -1
 
     def __init__(self, loader: DataLoader[Any], slots: _core.Slots, budget: int | None) -> None:
         budget = budget or default_budget()
@@ -118,7 +96,11 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         deadline = monotonic() + self._timeout if self._timeout > 0 else None
         while True:
             rest = LOOK_S if deadline is None else min(deadline - monotonic(), LOOK_S)
-            reply = self._transport.take(max(rest, 0))
+            try:
+                reply = self._transport.take(max(rest, 0))
+            except KeyboardInterrupt:
+                self._follow_interrupted_workers()
+                raise
             if reply is not None:
                 return self._receive(*reply)
             self._raise_for_dead_workers()
@@ -161,12 +143,24 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             or not all(worker.is_alive() for worker in self._workers)
         )
 
-    def _raise_for_dead_workers(self) -> None:
-        dead = [
+    def _follow_interrupted_workers(self) -> None:
+        """Ctrl-C at a terminal ends the workers, too. A traceback that is kept must not keep what
+        is left of them."""
+        deadline = monotonic() + LOOK_S
+        while not self._dead() and monotonic() < deadline:
+            sleep(0.002)
+        if self._dead():
+            self._shutdown_workers()
+
+    def _dead(self) -> list[int]:
+        return [
             number
             for number, worker in enumerate(self._workers)
             if self._workers_status[number] and not worker.is_alive()
         ]
+
+    def _raise_for_dead_workers(self) -> None:
+        dead = self._dead()
         if not dead:
             return
         text = "\n".join(self._explain_death(number) for number in dead)
@@ -199,7 +193,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         # A forked child has no workers, and at exit multiprocessing ends them.
-        if self._pid != os.getpid() or _is_exiting():
+        if _is_exiting() or self._pid != os.getpid():
             return
         if not getattr(self, "_shutdown", True):
             if not hasattr(self, "_workers_status"):  # a worker could not be started
@@ -234,9 +228,11 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         deadline = monotonic() + seconds
         for worker in self._living():
             while worker.is_alive() and (rest := deadline - monotonic()) > 0:
-                if signal.SIGINT in signal.sigpending():
+                if is_interrupted():
                     return
                 worker.join(min(rest, LOOK_S))
 
     def __del__(self) -> None:
-        self._shutdown_workers()
+        if not _is_exiting():
+            with interrupts_held(interrupt_later):
+                self._shutdown_workers()

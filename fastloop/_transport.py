@@ -27,6 +27,7 @@ import torch.multiprocessing
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastloop import _core, _worker
+from fastloop._interrupt import interrupts_held
 from fastloop._pack import is_plain
 from fastloop._ship import Cargo, Shipment
 
@@ -165,11 +166,12 @@ class WorkerProcess:
         method = getattr(self._process, "_start_method", None) or multiprocessing.get_start_method()
         if method == "forkserver":
             forkserver.ensure_running()  # it must not inherit what is blocked here
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with interrupts_held():
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def is_alive(self) -> bool:
         if not self._process.is_alive():

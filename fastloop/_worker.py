@@ -18,6 +18,7 @@ from torch.utils.data._utils.worker import (
 
 from fastloop import _core
 from fastloop._collate import is_default_collate, make_collate
+from fastloop._interrupt import release_in_child
 from fastloop._pack import OBJECT, WRITTEN, pack
 from fastloop._ship import Shipment
 
@@ -106,6 +107,7 @@ def run_worker(shipment: Shipment, parent: int, is_interruptible: bool) -> None:
             until this function can end quietly.
     """
     try:
+        release_in_child()
         arguments, address, worker = shipment.unload()
         port = _core.Port(torch.Tensor, *address, worker)
         port.watch(parent)

@@ -161,15 +161,14 @@ static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(cancel_doc, "cancel(worker, is_gone, /)\n--\n\n"
-                         "The worker answers no request sent so far: they count no longer. When\n"
-                         "it is gone, let go of their memory.");
+PyDoc_STRVAR(cancel_doc, "cancel(worker, is_gone, /)\n--\n\nThe worker answers no request sent so "
+                         "far: they count no longer. When it is gone, let go of their memory.");
 
 static PyObject *hub_cancel(fl_py_hub *self, PyObject *args)
 {
     int worker, is_gone;
-    if (!PyArg_ParseTuple(args, "ip:cancel", &worker, &is_gone) || !check_worker(self, worker))
-        return NULL;
+    if (!PyArg_ParseTuple(args, "ip:cancel", &worker, &is_gone)) return NULL;
+    if (!check_worker(self, worker)) return NULL;
     for (int32_t i = 0; i < self->depth; i++) {
         fl_py_booking *booked = &self->bookings[(int64_t)worker * self->depth + i];
         fl_py_booking_settle(self, booked, booked->limit);
