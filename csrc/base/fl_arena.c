@@ -16,7 +16,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { SMALLEST_SHIFT = 14, OCTAVES = 32, STEPS = 4 };
+enum { SMALLEST_SHIFT = 18, OCTAVES = 28, STEPS = 4 };
 
 static const int64_t MOST_BYTES = (int64_t)1 << 42;
 
@@ -50,7 +50,8 @@ static int64_t class_bytes(int32_t tier)
     return octave + octave / STEPS * (tier % STEPS);
 }
 
-/* The first tier of at least `bytes`. All are whole pages: a step of the smallest is one. */
+/* The first tier of at least `bytes`. All are whole pages, or giving one back would empty a part of
+ * its neighbour: a step of the smallest is 64 KB, the largest page that a kernel may have. */
 static int32_t find_class(int64_t bytes)
 {
     int32_t tier = 0;

@@ -6,8 +6,8 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-/* Giving a region back acts on whole pages. */
-enum { LARGEST_PAGE = 4 << 10 };
+/* The largest page that a kernel of Linux has: giving a region back acts on whole pages. */
+enum { LARGEST_PAGE = 64 << 10 };
 
 /* ---- sizes and places */
 
