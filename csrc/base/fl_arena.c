@@ -10,6 +10,7 @@
 #include "fl_thread.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -203,10 +204,10 @@ void fl_region_give(fl_region *region)
     if (region == NULL || is_foreign(region->arena)) return;
     fl_arena *arena = region->arena;
     int saved = errno;
-    char *data = fl_region_data(region);
-    /* Where the kernel cannot punch a hole the memory stays with the arena, to be used again. */
-    if (madvise(data, (size_t)region->bytes, MADV_REMOVE) != 0)
-        (void)madvise(data, (size_t)region->bytes, MADV_DONTNEED);
+    /* Of the file, as madvise refuses for memory that somebody locked. Where the kernel cannot
+     * punch a hole the memory stays with the arena, to be used again. */
+    (void)fallocate(arena->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, region->offset,
+                    region->bytes);
     errno = saved;
     fl_region *head = atomic_load_explicit(&arena->returned, memory_order_relaxed);
     do region->next = head; /* release: the next holder comes after all uses of this one */

@@ -42,7 +42,7 @@ void fl_slot_lend(fl_slot *slot, int32_t shares);
 void fl_slot_share(fl_slot *slot);
 
 /* Gives one share back. Any thread, any time, with or without the pool: takes no lock, waits for
- * nothing, calls nothing but free, munmap and madvise. Does nothing in a forked child. */
+ * nothing, calls nothing but free, munmap and fallocate. Does nothing in a forked child. */
 void fl_slot_give(fl_slot *slot);
 
 char *fl_slot_data(const fl_slot *slot);

@@ -117,6 +117,22 @@ static void test_a_region_comes_back_zeroed(void)
     fl_arena_close(arena);
 }
 
+/* A program may have locked its memory, or a part of it, against being paged out. */
+static void test_a_locked_region_comes_back_zeroed(void)
+{
+    fl_arena *arena = open_arena(16 * MIB);
+    fl_region *region = get_region(arena, 16 * KIB);
+    int64_t offset = fl_region_offset(region);
+    if (mlock(fl_region_data(region), 16 * KIB) != 0) printf(" (may not lock)");
+    memset(fl_region_data(region), 1, 16 * KIB);
+    fl_region_give(region);
+    region = get_region(arena, 16 * KIB);
+    CHECK_INT(fl_region_offset(region), offset);
+    CHECK(holds_only(fl_region_data(region), 0, fl_region_bytes(region)));
+    fl_region_give(region);
+    fl_arena_close(arena);
+}
+
 static void test_memory_goes_back_to_the_system(void)
 {
     fl_arena *arena = open_arena(256 * MIB);
@@ -252,6 +268,7 @@ int main(void)
     RUN(test_regions_are_whole_pages_apart);
     RUN(test_thousands_of_regions_are_one_descriptor);
     RUN(test_a_region_comes_back_zeroed);
+    RUN(test_a_locked_region_comes_back_zeroed);
     RUN(test_memory_goes_back_to_the_system);
     RUN(test_address_space_is_used_again);
     RUN(test_threads_get_and_give_at_once);
