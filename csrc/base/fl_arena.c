@@ -86,13 +86,16 @@ static int64_t most_file_bytes(void)
 
 static bool open_file(int64_t least_bytes, fl_arena *arena)
 {
-    for (int64_t bytes = most_file_bytes(); bytes >= least_bytes; bytes /= 4) {
+    int64_t bytes = most_file_bytes();
+    while (bytes >= least_bytes) {
         arena->fd = make_file(bytes);
         if (arena->fd < 0) return false;
         arena->base = map_file(arena->fd, bytes);
         arena->bytes = bytes;
         if (arena->base != MAP_FAILED) return true;
         close(arena->fd);
+        if (bytes == least_bytes) return false;
+        bytes = fl_max(bytes / 4, least_bytes);
     }
     return false;
 }

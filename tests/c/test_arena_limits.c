@@ -131,6 +131,9 @@ static int use_little_space(void *arg)
     fl_arena_close(arena);
     CHECK_INT(fl_arena_open((int64_t)1 << 40, &arena, &err), FL_ENOMEM);
     CHECK(arena == NULL && err.code == FL_ENOMEM && err.text[0] != '\0');
+    arena = open_arena(150 * MIB); /* nothing much larger could be had */
+    CHECK(fl_arena_bytes(arena) <= 200 * MIB);
+    fl_arena_close(arena);
     return 0;
 }
 
