@@ -16,7 +16,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { SMALLEST_SHIFT = 14, OCTAVES = 32, STEPS = 4 };
+enum { SMALLEST_SHIFT = 18, OCTAVES = 28, STEPS = 4 };
 
 static const int64_t MOST_BYTES = (int64_t)1 << 42;
 
@@ -50,7 +50,8 @@ static int64_t class_bytes(int32_t tier)
     return octave + octave / STEPS * (tier % STEPS);
 }
 
-/* The first tier of at least `bytes`. All are whole pages: a step of the smallest is one. */
+/* The first tier of at least `bytes`. All are whole pages, or giving one back would empty a part of
+ * its neighbour: a step of the smallest is 64 KB, the largest page that a kernel may have. */
 static int32_t find_class(int64_t bytes)
 {
     int32_t tier = 0;
@@ -96,13 +97,16 @@ static int64_t most_file_bytes(void)
 
 static bool open_file(int64_t least_bytes, fl_arena *arena)
 {
-    for (int64_t bytes = most_file_bytes(); bytes >= least_bytes; bytes /= 4) {
+    int64_t bytes = most_file_bytes();
+    while (bytes >= least_bytes) {
         arena->fd = make_file(bytes);
         if (arena->fd < 0) return false;
         arena->base = map_file(arena->fd, bytes);
         arena->bytes = bytes;
         if (arena->base != MAP_FAILED) return true;
         close(arena->fd);
+        if (bytes == least_bytes) return false;
+        bytes = fl_max(bytes / 4, least_bytes);
     }
     return false;
 }
@@ -215,9 +219,12 @@ void fl_region_give(fl_region *region)
     fl_arena *arena = region->arena;
     int saved = errno;
     char *data = fl_region_data(region);
-    /* Where the kernel cannot punch a hole the memory stays with the arena, to be used again. */
-    if (madvise(data, (size_t)region->bytes, MADV_REMOVE) != 0)
-        (void)madvise(data, (size_t)region->bytes, MADV_DONTNEED);
+    size_t bytes = (size_t)region->bytes;
+    /* By address: the program may have closed the descriptor and opened a file of its own under
+     * that number. Locked memory is refused. Where the kernel cannot punch a hole the memory stays
+     * with the arena, to be used again. */
+    if (madvise(data, bytes, MADV_REMOVE) != 0 && munlock(data, bytes) == 0)
+        (void)madvise(data, bytes, MADV_REMOVE);
     errno = saved;
     fl_region *head = atomic_load_explicit(&arena->returned, memory_order_relaxed);
     do region->next = head; /* release: the next holder comes after all uses of this one */

@@ -20,7 +20,7 @@ typedef struct link {
     int64_t answered;                      /* parent only: all requests below are */
     uint32_t taken;                        /* parent only: replies */
     _Alignas(64) _Atomic uint32_t replied; /* worker: replies published */
-    _Atomic uint32_t is_asleep;            /* worker sets, parent clears */
+    _Atomic uint32_t is_asleep;            /* worker */
     uint32_t received;                     /* worker only: requests */
 } link;
 
@@ -28,7 +28,7 @@ struct fl_shm {
     int32_t workers, depth;                  /* set at init */
     _Alignas(64) _Atomic uint32_t tickets;   /* workers: replies begun, for their order */
     _Atomic uint32_t events;                 /* workers: replies published; the parent's futex */
-    _Atomic uint32_t is_asleep;              /* parent sets, workers clear */
+    _Atomic uint32_t is_asleep;              /* parent */
     _Alignas(64) _Atomic uint32_t is_closed; /* parent */
     link links[];
 };
@@ -71,18 +71,30 @@ fl_shm *fl_shm_init(void *memory, int32_t workers, int32_t depth)
 static void tell(_Atomic uint32_t *events, _Atomic uint32_t *is_asleep)
 {
     atomic_fetch_add(events, 1);
-    if (atomic_load(is_asleep) != 0 && atomic_exchange(is_asleep, 0) != 0) fl_futex_wake(events);
+    if (atomic_load(is_asleep) != 0) fl_futex_wake(events);
+}
+
+/* Sleeps a while if *events is still `seen`; false after a signal handler. Only the sleeper takes
+ * the flag back: someone who is late with the news of an event seen long ago must not make this
+ * sleep look like none. */
+static bool
+sleep_on(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *is_asleep, int64_t deadline_ns)
+{
+    atomic_store(is_asleep, 1);
+    bool is_quiet = atomic_load(events) != seen || fl_futex_wait(events, seen, deadline_ns);
+    atomic_store(is_asleep, 0);
+    return is_quiet;
 }
 
 /* True when *events is no longer `seen`; false at the deadline or after a signal handler. */
 static bool await_event(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *is_asleep,
                         int64_t deadline_ns)
 {
-    for (;;) {
-        atomic_store(is_asleep, 1);
-        if (atomic_load(events) != seen) return true;
-        if (fl_now_ns() >= deadline_ns || !fl_futex_wait(events, seen, deadline_ns)) return false;
+    while (atomic_load_explicit(events, memory_order_acquire) == seen) {
+        if (fl_now_ns() >= deadline_ns) return false;
+        if (!sleep_on(events, seen, is_asleep, deadline_ns)) return false;
     }
+    return true;
 }
 
 bool fl_shm_send(fl_shm *shm, int32_t worker, fl_shm_request *request)
