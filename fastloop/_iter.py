@@ -45,6 +45,7 @@ class Shared:
         self.worker_slots: _core.Slots | None = None  # the process path's
         self.past: dict[str, int] = {}
         self.batches = 0  # of paths that run torch's iterators
+        self.waits = 0
         self.wait_ns = 0
         self.latest: Callable[[], Any] = lambda: None  # the iterator that counts its workers
         self.last_count: tuple[Workers, dict[str, int]] = (), {}
@@ -184,6 +185,7 @@ class _Counted(_BaseDataLoaderIter):
     """Over one of torch's iterators: counts what it gives, and can be closed."""
 
     _epoch: Epoch
+    _always_waits = True
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, *more: Any) -> None:
         self._shared = shared
@@ -202,6 +204,7 @@ class _Counted(_BaseDataLoaderIter):
             raise
         self._shared.wait_ns += perf_counter_ns() - begin_ns
         self._shared.batches += 1
+        self._shared.waits += self._always_waits
         return data
 
     def close(self) -> None:
@@ -238,6 +241,10 @@ class _SyncIter(_Unprofiled, _CountedSingle):
     def count(self) -> tuple[Workers, dict[str, int]]:
         return (), self._collate.fallbacks()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_collate"):
+            self._shared.last_count = self.count()
+
 
 class _CountedMulti(_Counted, _MultiProcessingDataLoaderIter, Resumable):
     def close(self) -> None:
@@ -250,6 +257,8 @@ class _CountedMulti(_Counted, _MultiProcessingDataLoaderIter, Resumable):
 
 
 class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
+    _always_waits = False  # the hub counts
+
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         budget = getattr(loader, "memory_budget", None)
         super().__init__(loader, shared, shared.slots_for_workers(), budget)

@@ -185,7 +185,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             batches=count["batches"] + shared.batches,
             samples=count["samples"] if route.path == "array" else None,
             bytes=count["bytes"] if route.path in ("array", "process") else None,
-            waits=count["waits"] + shared.batches,
+            waits=count["waits"] + shared.waits,
             seconds_waited=(count["wait_ns"] + shared.wait_ns) / 1e9,
             slots_lent=count["lent"],
             slots_replaced=count["replaced"],

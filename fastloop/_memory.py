@@ -26,18 +26,26 @@ def _cgroup_folder() -> Path | None:
     return None
 
 
+def _file_cache(folder: Path) -> int:
+    """Bytes of files that the group's use counts and the kernel drops when memory is short."""
+    words = (line.split() for line in _read(folder / "memory.stat").splitlines())
+    found = dict(pair for pair in words if len(pair) == 2)
+    names = ("inactive_file", "active_file")
+    return sum(int(found.get(f"total_{name}", found.get(name, 0))) for name in names)
+
+
 def _cgroup_limits() -> list[tuple[int, int]]:
     """(limit, used) in bytes, of the group and all above it that have a limit."""
     found = []
     folder = _cgroup_folder()
     folders = [folder, *folder.parents] if folder is not None else []
-    files = [(at / "memory.max", at / "memory.current") for at in folders]
+    files = [(at, "memory.max", "memory.current") for at in folders]
     old = Path("/sys/fs/cgroup/memory")
-    files.append((old / "memory.limit_in_bytes", old / "memory.usage_in_bytes"))
-    for limit, used in files:
-        texts = _read(limit).strip(), _read(used).strip()
+    files.append((old, "memory.limit_in_bytes", "memory.usage_in_bytes"))
+    for at, limit, used in files:
+        texts = _read(at / limit).strip(), _read(at / used).strip()
         if texts[0].isdigit() and texts[1].isdigit() and int(texts[0]) < 1 << 60:
-            found.append((int(texts[0]), int(texts[1])))
+            found.append((int(texts[0]), max(0, int(texts[1]) - _file_cache(at))))
     return found
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
+from bisect import bisect_right
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -22,7 +24,11 @@ from fastloop import _core
 OBJECT, PLAIN, VIEWS, WRITTEN = 0, 1, 2, 3
 
 _BYTE = 1 * 256 + 8  # DLPack's uint8
+_NEAR = 4096  # parts of a storage that are nearer to one another are copied as one
 _GRAIN = 16  # copies of storages begin at such multiples, so that all dtypes stay aligned
+
+# The parts of each storage: (first byte, offset in the batch, bytes).
+_Places = dict[int, list[tuple[int, int, int]]]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -55,9 +61,8 @@ class _Packer(ForkingPickler):
         self._port = port
         self._alive: list[Any] = []  # so that no id is used twice
         self._tensors: dict[int, int] = {}
-        self._storages: dict[int, int] = {}
         self._views: list[tuple[Any, ...]] = []
-        self._ranges: list[list[int]] = []  # [address, begin, end]
+        self._ranges: dict[int, list[tuple[int, int, int]]] = {}  # of storages: begin, end, address
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
@@ -72,30 +77,34 @@ class _Packer(ForkingPickler):
             number = self._tensors[id(tensor)] = len(self._views)
             self._alive.append(tensor)
             storage = self._storage(tensor.untyped_storage(), *_extent(tensor))
-            place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+            place = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
             self._views.append((storage, tensor.dtype, *place))
         return ("tensor", number)
 
-    def _storage(self, storage: torch.UntypedStorage, begin: int, end: int) -> int:
-        number = self._storages.get(storage._cdata)
-        if number is None:
-            number = self._storages[storage._cdata] = len(self._ranges)
+    def _storage(self, storage: torch.UntypedStorage, begin: int, end: int) -> tuple[int, int]:
+        """A storage and the first byte that is looked at."""
+        key = storage._cdata
+        if key not in self._ranges:
+            self._ranges[key] = []
             self._alive.append(storage)
-            self._ranges.append([storage.data_ptr(), begin, end])
-        elif end > begin:
-            known = self._ranges[number]
-            is_empty = known[2] == known[1]
-            known[1] = begin if is_empty else min(begin, known[1])
-            known[2] = max(end, known[2])
-        return number
+        self._ranges[key].append((begin, end, storage.data_ptr()))
+        return key, begin
 
-    def table(self) -> tuple[list[tuple[int, int, int]], list[tuple[Any, ...]]]:
-        """Copies the storages: (offset, first byte, bytes) of each, and the views of them."""
-        places = []
-        for address, begin, end in self._ranges:
-            begin -= begin % _GRAIN
-            places.append((self._port.copy(address + begin, end - begin), begin, end - begin))
+    def table(self) -> tuple[_Places, list[tuple[Any, ...]]]:
+        """Copies what is looked at: the parts of each storage, and the views of them."""
+        places = {key: self._copy(ranges) for key, ranges in self._ranges.items()}
         return places, self._views
+
+    def _copy(self, ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """(first byte, offset in the batch, bytes) of parts far enough from one another."""
+        parts: list[list[int]] = []
+        for begin, end, _ in sorted(ranges):
+            if parts and begin <= parts[-1][1] + _NEAR:
+                parts[-1][1] = max(end, parts[-1][1])
+            else:
+                parts.append([begin - begin % _GRAIN, end])
+        address = ranges[0][2]
+        return [(a, self._port.copy(address + a, b - a), b - a) for a, b in parts]
 
 
 def pack(port: _core.Port, data: Any) -> tuple[bytes, int]:
@@ -113,41 +122,46 @@ def pack(port: _core.Port, data: Any) -> tuple[bytes, int]:
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, parcel: _core.Parcel, table: Any) -> None:
-        super().__init__(file)
+    def __init__(
+        self, head: bytes, parcel: _core.Parcel, places: _Places, views: list[tuple[Any, ...]]
+    ) -> None:
+        super().__init__(io.BytesIO(head))
         self._parcel = parcel
-        self._places, self._views = table
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._places, self._views = places, views
+        self._storages: dict[tuple[int, int], torch.UntypedStorage] = {}
         self._tensors: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, pid: Any) -> Any:
         if pid[0] == "storage":
-            return self._storage(pid[1])
+            return self._storage(*pid[1])[0]
         if pid[0] == "tensor":
             if pid[1] not in self._tensors:
                 self._tensors[pid[1]] = self._view(*self._views[pid[1]])
             return self._tensors[pid[1]]
         return self._parcel.tensor(pid)
 
-    def _storage(self, number: int) -> torch.UntypedStorage:
-        if number not in self._storages:
-            offset, _, size = self._places[number]
-            self._storages[number] = self._parcel.tensor((offset, _BYTE, size)).untyped_storage()
-        return self._storages[number]
+    def _storage(self, key: int, begin: int) -> tuple[torch.UntypedStorage, int]:
+        """The part of a storage that has the byte `begin`, and the part's first byte."""
+        parts = self._places[key]
+        first, offset, size = parts[bisect_right(parts, (begin, sys.maxsize)) - 1]
+        if (key, first) not in self._storages:
+            bytes_ = self._parcel.tensor((offset, _BYTE, size))
+            self._storages[key, first] = bytes_.untyped_storage()
+        return self._storages[key, first], first
 
     def _view(
         self,
-        number: int,
+        storage: tuple[int, int],
         dtype: torch.dtype,
         begin: int,
         shape: tuple[int, ...],
         stride: tuple[int, ...],
     ) -> torch.Tensor:
-        storage = self._storage(number)
+        part, first = self._storage(*storage)
         tensor = torch.empty(0, dtype=dtype, device="cpu")
-        begin -= self._places[number][1] // tensor.element_size()
+        begin -= first // tensor.element_size()
         # A view without elements may lie outside of what was copied of its storage.
-        return tensor.set_(storage, max(begin, 0), shape, stride)
+        return tensor.set_(part, max(begin, 0), shape, stride)
 
 
 def unpack(parcel: _core.Parcel) -> Any:
@@ -155,9 +169,8 @@ def unpack(parcel: _core.Parcel) -> Any:
     if parcel.kind == WRITTEN:
         return parcel.load()
     head = parcel.open()
+    places: _Places = {}
+    views: list[tuple[Any, ...]] = []
     if parcel.kind == VIEWS:
-        table, head = pickle.loads(head)
-        return _Unpacker(io.BytesIO(head), parcel, table).load()
-    unpickler = pickle.Unpickler(io.BytesIO(head))
-    unpickler.persistent_load = parcel.tensor  # type: ignore[method-assign]
-    return unpickler.load()
+        (places, views), head = pickle.loads(head)
+    return _Unpacker(head, parcel, places, views).load()

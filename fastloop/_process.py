@@ -40,9 +40,9 @@ class _With:
 
 
 def _depth(loader: DataLoader[Any]) -> int:
-    """Room for all tasks of an iterator in one worker's queue, twice, as a power of two."""
-    tasks: int = loader.num_workers * (loader.prefetch_factor or 1)
-    return 1 << (2 * tasks + 8).bit_length()
+    """Room for the tasks of two epochs in a worker's queue, as a power of two. If a worker gets
+    more than its share, as when others have ended, some wait in this process."""
+    return 1 << (2 * (loader.prefetch_factor or 1) + 15).bit_length()
 
 
 def _quote(indices: Any) -> str:
@@ -88,6 +88,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             torch._C._remove_worker_pids(id(self))
             self._worker_pids_set = False
         self._transport.forget()
+        self._ended: list[tuple[Any, Any]] = []  # the end of a worker that owes a batch
         self._is_whole = False
         super()._reset(loader, first_iter)
         self._is_whole = True
@@ -95,6 +96,10 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
     def _get_data(self) -> tuple[Any, Any]:
         deadline = monotonic() + self._timeout if self._timeout > 0 else None
         while True:
+            for end in self._ended:
+                if not self._transport.owes(end[1].worker_id):
+                    self._ended.remove(end)
+                    return self._finish(*end)
             rest = LOOK_S if deadline is None else min(deadline - monotonic(), LOOK_S)
             try:
                 reply = self._transport.take(max(rest, 0))
@@ -102,15 +107,20 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                 self._follow_interrupted_workers()
                 raise
             if reply is not None:
-                return self._receive(*reply)
+                received = self._receive(*reply)
+                if received is not None:
+                    return received
+                continue
             self._raise_for_dead_workers()
             if rest <= 0:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
-    def _receive(self, task: Any, parcel: _core.Parcel) -> tuple[Any, Any]:
+    def _receive(self, task: Any, parcel: _core.Parcel) -> tuple[Any, Any] | None:
         if not isinstance(task, tuple):
             return task, unpack(parcel)  # a worker has resumed
         number, indices = task
+        if number not in self._task_info:
+            return None  # of the epoch before
         if parcel.kind != OBJECT:
             return number, parcel
         data = unpack(parcel)
@@ -118,8 +128,15 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             where = f"batch {number} (indices {_quote(indices)})"
             data.exc_msg = f"{data.exc_msg.rstrip()}\nThis happened in {where}."
         if isinstance(data, _IterableDatasetStopIteration):
-            self._hub.cancel(data.worker_id, False)
+            if self._transport.owes(data.worker_id):
+                self._ended.append((number, data))
+                return None
+            return self._finish(number, data)
         return number, data
+
+    def _finish(self, number: int, end: _IterableDatasetStopIteration) -> tuple[Any, Any]:
+        self._transport.cancel(end.worker_id, is_gone=False)
+        return number, end
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
@@ -166,6 +183,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         text = "\n".join(self._explain_death(number) for number in dead)
         for number in dead:
             self._mark_worker_as_unavailable(number)
+            self._transport.cancel(number, is_gone=True)
         raise RuntimeError(text)
 
     def _explain_death(self, number: int) -> str:
@@ -205,8 +223,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                 self._transport.forget()
                 self._task_info = {}
                 if not self._living():
-                    for number in range(self._num_workers):
-                        self._hub.cancel(number, True)
+                    self._hub.release()
 
     def _stop_workers(self) -> None:
         """Ends all workers within some seconds, whatever they are doing."""

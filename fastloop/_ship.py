@@ -114,4 +114,5 @@ class _ArrivedShipment:
         buffers = [_map_privately(self._cargo, *place) for place in self._places]
         arguments = pickle.loads(_map_privately(self._cargo, *self._pickled), buffers=buffers)
         os.close(self._cargo)
+        os.set_inheritable(self._fd, False)  # which a spawned process's descriptors are not
         return arguments, (self._fd, *self._rest, 0), self._worker

@@ -36,7 +36,8 @@ class LoaderStats:
         slots_lent: blocks of batch memory whose tensors are alive now.
         slots_replaced: blocks made because more than usual were held by the user.
         workers: on the process path, of each worker of the latest iterator.
-        fallbacks: leaves of batches that torch's own functions collated, by reason.
+        fallbacks: leaves of batches that torch's own functions collated, by reason, by the latest
+            iterator.
     """
 
     path: str

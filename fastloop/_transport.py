@@ -65,6 +65,7 @@ class Transport:
         self.hub = hub
         self._waiting: collections.deque[tuple[int, Any, bytes]] = collections.deque()
         self._again: list[tuple[int, int, int, int]] = []  # number, worker, request, bytes
+        self._owed: dict[int, int] = {}  # worker of each batch that was too large, by number
         self._is_between = False  # between epochs: what still arrives is not wanted
 
     def ask(self, worker: int, task: Any) -> None:
@@ -94,14 +95,32 @@ class Transport:
             if self.hub.unanswered == 0:
                 self._send(is_forced=True)  # nothing comes back that could make room
         reply: Any = self.hub.take(timeout)
-        if reply is None or len(reply) == 2:
-            return reply  # type: ignore[no-any-return]
-        if self._is_between:
+        if reply is None:
             return None
-        task, worker, request, size = reply
-        number = task[0] if isinstance(task, tuple) else -1
-        heapq.heappush(self._again, (number, worker, request, size))
+        number = reply[0][0] if isinstance(reply[0], tuple) else -1
+        if len(reply) == 2:
+            if self._owed:
+                self._owed.pop(number, None)
+            return reply  # type: ignore[no-any-return]
+        if not self._is_between:
+            _, worker, request, size = reply
+            self._owed[number] = worker
+            # Packed once more, it may take a little more.
+            heapq.heappush(self._again, (number, worker, request, size + size // 8 + 4096))
         return None
+
+    def owes(self, worker: int) -> bool:
+        """Whether a batch the worker was to make is still to be sent again."""
+        return worker in self._owed.values()
+
+    def cancel(self, worker: int, is_gone: bool) -> None:
+        """The worker makes no more of the batches it was asked for."""
+        self.hub.cancel(worker, is_gone)
+        kept = [entry for entry in self._waiting if entry[0] != worker]
+        self._waiting = collections.deque(kept)
+        self._again = [entry for entry in self._again if entry[1] != worker]
+        heapq.heapify(self._again)
+        self._owed = {number: at for number, at in self._owed.items() if at != worker}
 
     def under_way(self, worker: int) -> list[tuple[int, Any]]:
         """(number, indices) of the batches the worker was to make, in order."""
@@ -112,11 +131,12 @@ class Transport:
         """A new epoch: what was not sent is not wanted any more."""
         self._waiting.clear()
         self._again.clear()
+        self._owed.clear()
         self._is_between = True
 
 
 class _ResultQueue:
-    """What the iterator takes for its result queue; ``_ProcessIter`` reads the transport."""
+    """What torch's iterator takes for its result queue; ours reads the transport."""
 
     def get(self, timeout: float | None = None) -> Any:
         raise queue.Empty
@@ -161,7 +181,7 @@ class WorkerProcess:
 
     def start(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            self._process.start()
+            self._start()
             return
         method = getattr(self._process, "_start_method", None) or multiprocessing.get_start_method()
         if method == "forkserver":
@@ -169,9 +189,16 @@ class WorkerProcess:
         with interrupts_held():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                self._process.start()
+                self._start()
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _start(self) -> None:
+        _core.expect_fork(True)
+        try:
+            self._process.start()
+        finally:
+            _core.expect_fork(False)
 
     def is_alive(self) -> bool:
         if not self._process.is_alive():

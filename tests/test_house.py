@@ -44,6 +44,8 @@ NUMPY_FILE = "fl_py_tensor.c"
 # Everything else lives in a struct.
 STATICS = {
     ("fl_thread.c", "fork_generation"),  # counts forks, written in the child alone
+    ("fl_thread.c", "fork_count"),  # counts forks in the parent
+    ("fl_thread.c", "forks_expected"),  # how many starts of workers are going on
     ("fl_thread.c", "once"),  # the fork handler is installed once
     ("fl_guard.c", "method"),  # how this kernel copies: the same answer for every thread
     ("", "__cpu_model"),  # libgcc's, behind __builtin_cpu_supports

@@ -89,15 +89,16 @@ static int64_t most_under(int resource, rlim_t part)
 
 /* ftruncate beyond the limit on file sizes would raise SIGXFSZ. Of a limited address space at
  * least half is left to others. */
-static int64_t most_file_bytes(void)
+static int64_t most_file_bytes(int64_t least_bytes)
 {
-    int64_t bytes = fl_min(most_under(RLIMIT_FSIZE, 1), most_under(RLIMIT_AS, 2));
+    int64_t mapped = fl_max(most_under(RLIMIT_AS, 2), least_bytes);
+    int64_t bytes = fl_min(most_under(RLIMIT_FSIZE, 1), mapped);
     return bytes & ~(int64_t)0xffff; /* whole pages, of any size there is */
 }
 
 static bool open_file(int64_t least_bytes, fl_arena *arena)
 {
-    int64_t bytes = most_file_bytes();
+    int64_t bytes = most_file_bytes(least_bytes);
     while (bytes >= least_bytes) {
         arena->fd = make_file(bytes);
         if (arena->fd < 0) return false;
@@ -230,6 +231,14 @@ void fl_region_give(fl_region *region)
     do region->next = head; /* release: the next holder comes after all uses of this one */
     while (!atomic_compare_exchange_weak_explicit(&arena->returned, &head, region,
                                                   memory_order_release, memory_order_relaxed));
+    drop_reference(arena);
+}
+
+void fl_region_abandon(fl_region *region)
+{
+    if (region == NULL || is_foreign(region->arena)) return;
+    fl_arena *arena = region->arena;
+    fl_free(region);
     drop_reference(arena);
 }
 

@@ -33,6 +33,10 @@ int fl_arena_get(fl_arena *arena, int64_t bytes, fl_region **out, fl_err *err);
  * and waits for nothing. NULL is fine. */
 void fl_region_give(fl_region *region);
 
+/* Lets go of the region and leaves its memory as it is until the arena ends: another process may
+ * still look at it. As fl_region_give otherwise. */
+void fl_region_abandon(fl_region *region);
+
 char *fl_region_data(const fl_region *region);
 int64_t fl_region_bytes(const fl_region *region);
 int64_t fl_region_offset(const fl_region *region);

@@ -55,4 +55,9 @@ void fl_fork_install(void);
  * locks may be held for ever. Never blocks. */
 uint32_t fl_fork_generation(void);
 
+/* How often this process has forked, but for the forks it expected: what a child may look at is
+ * not to be changed. Expecting is for children that look at nothing of the kind, and nests. */
+uint32_t fl_fork_count(void);
+void fl_fork_expect(bool is_expected);
+
 #endif

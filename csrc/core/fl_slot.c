@@ -18,6 +18,7 @@ struct fl_slot {
     fl_pages pages;         /* owned unless a region is; written by the holder of a FILLING slot */
     fl_region *region;      /* owned, where the pool has an arena: what pages describes */
     int64_t used, before;   /* holder: high-water mark of bytes asked for, and its last value */
+    uint32_t forks;         /* whoever lends it: fl_fork_count then */
     _Atomic int32_t shares; /* > 0: LENT */
     _Alignas(64) char header[];
 };
@@ -87,6 +88,21 @@ static void free_slot(fl_slot *slot)
         fl_region_give(slot->region);
     else
         fl_pages_close(&slot->pages);
+    fl_free(slot);
+    drop_reference(pool);
+}
+
+/* A child forked while the slot was lent has its tensors, too, and in an arena the memory is one.
+ */
+static inline bool may_be_seen(const fl_slot *slot)
+{
+    return slot->region != NULL && slot->forks != fl_fork_count();
+}
+
+static void abandon_slot(fl_slot *slot)
+{
+    fl_pool *pool = slot->pool;
+    fl_region_abandon(slot->region);
     fl_free(slot);
     drop_reference(pool);
 }
@@ -220,6 +236,7 @@ void fl_slot_lend(fl_slot *slot, int32_t shares)
 {
     assert(shares >= 1 && atomic_load(&slot->shares) == 0);
     atomic_fetch_add_explicit(&slot->pool->lent, 1, memory_order_relaxed);
+    slot->forks = fl_fork_count();
     atomic_store_explicit(&slot->shares, shares, memory_order_release);
 }
 
@@ -234,7 +251,10 @@ void fl_slot_give(fl_slot *slot)
     /* acq_rel: all uses of the memory by the other shares' holders come before its reuse. */
     if (atomic_fetch_sub_explicit(&slot->shares, 1, memory_order_acq_rel) != 1) return;
     atomic_fetch_sub_explicit(&slot->pool->lent, 1, memory_order_relaxed);
-    recycle(slot);
+    if (may_be_seen(slot))
+        abandon_slot(slot);
+    else
+        recycle(slot);
 }
 
 char *fl_slot_data(const fl_slot *slot) { return slot->pages.data; }

@@ -29,7 +29,8 @@ void fl_py_booking_forget(fl_py_hub *self, fl_py_booking *booked)
 static int64_t next_limit(const fl_py_hub *self)
 {
     if (self->largest == 0)
-        return fl_max(LEAST_LIMIT, fl_min(MOST_FIRST, self->budget / self->depth));
+        return fl_max(LEAST_LIMIT,
+                      fl_min(MOST_FIRST, self->budget / self->workers / self->depth * 4));
     return fl_max(LEAST_LIMIT, self->largest + self->largest / 4);
 }
 
@@ -73,12 +74,16 @@ static void count_reply(fl_py_hub *self, const fl_shm_reply *reply)
     if (reply->kind > 0) count->batches++;
     if (reply->kind > 0) self->slots->bytes += reply->used;
     for (int i = 0; i < FL_SHM_REASONS; i++) self->fallbacks[i] += reply->fallbacks[i];
-    self->largest = fl_max(self->largest, reply->used);
+    /* One outlier must not make all that follow wait for as much memory. */
+    int64_t faded = self->largest - self->largest / 64;
+    self->largest = fl_max(faded, reply->used);
 }
 
 static bool is_sane(const fl_shm_reply *reply, const fl_py_booking *booked)
 {
-    if (booked->slot == NULL) return false;
+    if (booked->slot == NULL || reply->busy_ns < 0 || reply->wait_ns < 0) return false;
+    for (int i = 0; i < FL_SHM_REASONS; i++)
+        if (reply->fallbacks[i] < 0) return false;
     if (reply->kind < 0) return reply->used > booked->limit && reply->used < INT64_MAX / 2;
     return reply->used >= 0 && reply->used <= booked->limit && reply->head >= 0 &&
            reply->head_bytes >= 0 && reply->head <= reply->used - reply->head_bytes;
@@ -95,9 +100,9 @@ static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, fl_py_b
     parcel->is_open = false;
     parcel->reply = *reply;
     parcel->slot = booked->slot;
-    parcel->limit = booked->is_counted ? booked->limit : 0;
+    parcel->limit = booked->is_counted ? reply->used : 0;
     booked->slot = NULL;
-    fl_py_booking_settle(self, booked, 0);
+    fl_py_booking_settle(self, booked, booked->limit - parcel->limit);
     PyObject_GC_Track(parcel);
     return (PyObject *)parcel;
 }
@@ -106,11 +111,13 @@ static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, fl_py_b
 PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply)
 {
     fl_py_booking *booked = fl_py_booking_of(self, reply->worker, reply->number);
-    if (!is_sane(reply, booked))
+    if (!is_sane(reply, booked)) {
+        fl_py_booking_settle(self, booked, booked->limit);
         return PyErr_Format(PyExc_RuntimeError,
                             "worker %d has overwritten the memory it shares with this process; "
                             "look for writes out of bounds in native code of the dataset",
                             (int)reply->worker);
+    }
     count_reply(self, reply);
     if (reply->kind >= 0) {
         PyObject *parcel = make_parcel(self, reply, booked);

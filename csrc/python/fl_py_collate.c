@@ -27,16 +27,22 @@ static const char *const reasons[FL_SHM_REASONS] = {
     [FL_PY_MODE] = "a default device or another mode of torch is active",
 };
 
+static PyObject *call_with_items(PyObject *function, const batch_items *batch)
+{
+    PyObject *items = function != NULL ? fl_py_items_object(batch) : NULL;
+    if (function == NULL) PyErr_SetString(PyExc_ReferenceError, "this collate is being destroyed");
+    PyObject *result = items != NULL ? PyObject_CallOneArg(function, items) : NULL;
+    Py_XDECREF(items);
+    return result;
+}
+
 PyObject *fl_py_fall_back(fl_py_collate *self, const batch_items *batch, int reason)
 {
     if (self->port != NULL)
         fl_py_port_fell_back((fl_py_port *)self->port, reason);
     else
         self->fallbacks[reason]++;
-    PyObject *items = fl_py_items_object(batch);
-    PyObject *result = items != NULL ? PyObject_CallOneArg(self->fallback, items) : NULL;
-    Py_XDECREF(items);
-    return result;
+    return call_with_items(self->fallback, batch);
 }
 
 PyObject *fl_py_items_object(const batch_items *batch)
@@ -194,14 +200,6 @@ static PyObject *collate_sequence(fl_py_collate *self, const batch_items *batch)
     return result;
 }
 
-static PyObject *call_with_items(PyObject *function, const batch_items *batch)
-{
-    PyObject *items = fl_py_items_object(batch);
-    PyObject *result = items != NULL ? PyObject_CallOneArg(function, items) : NULL;
-    Py_XDECREF(items);
-    return result;
-}
-
 static PyObject *collate_known(fl_py_collate *self, const batch_items *batch)
 {
     PyObject *first = batch->items[0];
@@ -309,7 +307,7 @@ PyObject *fl_py_count_reasons(const int64_t *counts)
 {
     PyObject *result = PyDict_New();
     for (int i = 0; result != NULL && i < FL_SHM_REASONS; i++) {
-        if (counts[i] == 0) continue;
+        if (counts[i] == 0 || reasons[i] == NULL) continue;
         PyObject *count = PyLong_FromLongLong(counts[i]);
         if (count == NULL || PyDict_SetItemString(result, reasons[i], count) != 0) Py_CLEAR(result);
         Py_XDECREF(count);
@@ -387,6 +385,7 @@ fail:
 static int collate_traverse(fl_py_collate *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->door.tensor_type);
     Py_VISIT(self->registry);
     Py_VISIT(self->others);
     Py_VISIT(self->fallback);
@@ -394,12 +393,11 @@ static int collate_traverse(fl_py_collate *self, visitproc visit, void *arg)
     return 0;
 }
 
+/* These two and the collate refer to one another. */
 static int collate_clear(fl_py_collate *self)
 {
-    Py_CLEAR(self->registry);
     Py_CLEAR(self->others);
     Py_CLEAR(self->fallback);
-    Py_CLEAR(self->port);
     return 0;
 }
 
@@ -408,6 +406,8 @@ static void collate_dealloc(fl_py_collate *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     (void)collate_clear(self);
+    Py_XDECREF(self->registry);
+    Py_XDECREF(self->port);
     for (int i = 0; i < FL_PY_POOLS; i++) fl_pool_close(self->pools[i]);
     Py_XDECREF(self->memmap_type);
     Py_XDECREF(self->expected);

@@ -64,8 +64,17 @@ static int hub_traverse(fl_py_hub *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->slots);
+    Py_VISIT(self->door.tensor_type);
     for (int64_t i = 0; self->bookings != NULL && i < (int64_t)self->workers * self->depth; i++)
         Py_VISIT(self->bookings[i].key);
+    return 0;
+}
+
+/* Only keys can be part of a cycle. Slots of a hub not released stay out of use with them. */
+static int hub_clear(fl_py_hub *self)
+{
+    for (int64_t i = 0; self->bookings != NULL && i < (int64_t)self->workers * self->depth; i++)
+        Py_CLEAR(self->bookings[i].key);
     return 0;
 }
 
@@ -73,11 +82,13 @@ static void hub_dealloc(fl_py_hub *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    for (int64_t i = 0; self->bookings != NULL && i < (int64_t)self->workers * self->depth; i++)
-        fl_py_booking_forget(self, &self->bookings[i]);
+    (void)hub_clear(self);
     fl_free(self->bookings);
     fl_free(self->counts);
-    fl_region_give(self->control);
+    if (self->is_released)
+        fl_region_give(self->control);
+    else
+        fl_region_abandon(self->control); /* a worker that nobody knows of may still look at it */
     fl_py_door_close(&self->door);
     Py_XDECREF(self->slots);
     type->tp_free(self);
@@ -151,6 +162,7 @@ static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
     bool is_there = fl_shm_take(self->shm, &reply);
     if (!is_there && seconds > 0) {
         int64_t deadline_ns = fl_now_ns() + (int64_t)(seconds * 1e9);
+        self->slots->waits++;
         Py_BEGIN_ALLOW_THREADS(void)
         fl_shm_wait(self->shm, deadline_ns);
         Py_END_ALLOW_THREADS
@@ -174,6 +186,17 @@ static PyObject *hub_cancel(fl_py_hub *self, PyObject *args)
         fl_py_booking_settle(self, booked, booked->limit);
         if (is_gone) fl_py_booking_forget(self, booked);
     }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(release_doc, "release()\n--\n\nAll workers have ended: let go of what they had.");
+
+static PyObject *hub_release(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
+{
+    if (is_foreign(self)) Py_RETURN_NONE;
+    for (int64_t i = 0; i < (int64_t)self->workers * self->depth; i++)
+        fl_py_booking_forget(self, &self->bookings[i]);
+    self->is_released = true;
     Py_RETURN_NONE;
 }
 
@@ -266,6 +289,7 @@ static PyMethodDef hub_methods[] = {
     {"send_again", (PyCFunction)hub_send_again, METH_VARARGS, send_again_doc},
     {"take", (PyCFunction)hub_take, METH_O, take_doc},
     {"cancel", (PyCFunction)hub_cancel, METH_VARARGS, cancel_doc},
+    {"release", (PyCFunction)hub_release, METH_NOARGS, release_doc},
     {"tasks", (PyCFunction)hub_tasks, METH_VARARGS, tasks_doc},
     {"end", (PyCFunction)hub_end, METH_VARARGS, end_doc},
     {"close", (PyCFunction)hub_close, METH_NOARGS, close_doc},
@@ -279,13 +303,10 @@ PyDoc_STRVAR(hub_doc,
              "The parent's end of the memory shared with `workers` processes: at most `depth` (a\n"
              "power of two) unanswered requests each, `budget` bytes under way.");
 
-static PyType_Slot hub_slots[] = {{Py_tp_doc, (void *)hub_doc},
-                                  {Py_tp_new, hub_new},
-                                  {Py_tp_dealloc, hub_dealloc},
-                                  {Py_tp_traverse, hub_traverse},
-                                  {Py_tp_methods, hub_methods},
-                                  {Py_tp_getset, hub_getset},
-                                  {0, NULL}};
+static PyType_Slot hub_slots[] = {{Py_tp_doc, (void *)hub_doc}, {Py_tp_new, hub_new},
+                                  {Py_tp_dealloc, hub_dealloc}, {Py_tp_traverse, hub_traverse},
+                                  {Py_tp_clear, hub_clear},     {Py_tp_methods, hub_methods},
+                                  {Py_tp_getset, hub_getset},   {0, NULL}};
 
 PyType_Spec fl_py_hub_spec = {.name = "fastloop._core.Hub",
                               .basicsize = sizeof(fl_py_hub),

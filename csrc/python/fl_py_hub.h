@@ -31,6 +31,7 @@ typedef struct fl_py_hub {
     int64_t largest;    /* bytes that batches so far needed */
     int64_t under_way;  /* bytes of requests and of replies not opened */
     int64_t unanswered; /* requests that workers have */
+    bool is_released;   /* all workers have ended */
 } fl_py_hub;
 
 /* The booking of a request, or of one `depth` before or after it. */

@@ -107,7 +107,20 @@ static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNU
         can_populate() ? Py_True : Py_False, "watches_processes", can_watch() ? Py_True : Py_False);
 }
 
+PyDoc_STRVAR(expect_fork_doc,
+             "expect_fork(is_expected, /)\n--\n\n"
+             "Whether processes forked now will leave batches of this process alone.");
+
+static PyObject *module_expect_fork(PyObject *Py_UNUSED(module), PyObject *is_expected)
+{
+    int answer = PyObject_IsTrue(is_expected);
+    if (answer < 0) return NULL;
+    fl_fork_expect(answer);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
+    {"expect_fork", module_expect_fork, METH_O, expect_fork_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
     {"build_info", module_build_info, METH_NOARGS, build_info_doc},
     {NULL, NULL, 0, NULL}};

@@ -38,6 +38,7 @@ static int parcel_traverse(fl_py_parcel *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->hub);
+    Py_VISIT(self->door.tensor_type);
     return 0;
 }
 

@@ -20,7 +20,7 @@
 enum {
     ALIGNMENT = 64,
     POPULATE_FROM = 16 << 10, /* smaller pieces fault in on their own */
-    KNOWN_SLOTS = 64,         /* so many slots are remembered as populated */
+    KNOWN_SLOTS = 64,         /* so many slots are remembered as populated: 6 bits of a hash */
     GRACE_S = 1               /* from the parent's death until this process is ended */
 };
 
@@ -88,7 +88,8 @@ static inline char *slot_data(const fl_py_port *self) { return self->base + self
 /* Faults pages in, in one call, the first time this process writes to them. */
 static void populate(fl_py_port *self, int64_t from, int64_t bytes)
 {
-    known_slot *known = &self->populated[(self->request.offset >> 12) % KNOWN_SLOTS];
+    uint64_t hash = (uint64_t)self->request.offset * 0x9E3779B97F4A7C15u;
+    known_slot *known = &self->populated[hash >> 58];
     if (known->offset != self->request.offset)
         *known = (known_slot){.offset = self->request.offset};
     int64_t begin = fl_max(from, known->bytes), end = from + bytes;

@@ -177,13 +177,15 @@ fl_py_tensor_over(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dt
 /* What a tensor of fl_py_tensor_at or fl_py_tensor_new keeps: freed with the tensor. */
 typedef struct keeper {
     _Alignas(64) DLManagedTensorVersioned managed;
-    fl_slot *slot; /* lent, may be NULL */
+    fl_slot *slot;  /* lent, may be NULL */
+    bool *is_freed; /* the maker's, while the tensor is being made */
     _Alignas(64) char memory[];
 } keeper;
 
 static void free_keeper(DLManagedTensorVersioned *managed)
 {
     keeper *self = managed->manager_ctx;
+    if (self->is_freed != NULL) *self->is_freed = true;
     if (self->slot != NULL) fl_slot_give(self->slot);
     fl_free(self);
 }
@@ -199,8 +201,13 @@ static PyObject *make_kept(const fl_py_door *door, keeper *self, char *data, fl_
     }
     self->managed.manager_ctx = self;
     self->managed.deleter = free_keeper;
+    bool is_freed = false; /* by torch, if it fails late */
+    self->is_freed = &is_freed;
     PyObject *tensor = make_tensor(door, data, dtype, ndim, dims, stride, &self->managed);
-    if (tensor == NULL) free_keeper(&self->managed);
+    if (tensor != NULL)
+        self->is_freed = NULL;
+    else if (!is_freed)
+        free_keeper(&self->managed);
     return tensor;
 }
 
