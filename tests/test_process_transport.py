@@ -1,0 +1,172 @@
+"""The transport in corners: batches larger than expected, tight budgets, ends in between."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_same
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from fastloop import DataLoader
+
+TINY = 1000  # a budget that holds one small batch
+
+
+def worker_id() -> int:
+    info = get_worker_info()
+    assert info is not None
+    return info.id
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Worker w gives counts[w] items of `size`; the last of worker 0 has `last`."""
+
+    def __init__(self, counts: tuple[int, ...], size: int = 10, last: int = 10) -> None:
+        self.counts, self.size, self.last = counts, size, last
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        count = self.counts[worker_id()]
+        for i in range(count):
+            is_last = i == count - 1 and worker_id() == 0
+            yield torch.full((self.last if is_last else self.size,), float(i))
+
+
+class Sized(Dataset[torch.Tensor]):
+    """Item i has sizes[i] elements; an item whose index is in `kills` ends its worker."""
+
+    def __init__(self, sizes: list[int], kills: tuple[int, ...] = (), nap: float = 0) -> None:
+        self.sizes, self.kills, self.nap = sizes, kills, nap
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        time.sleep(self.nap * (1 + worker_id()))
+        if i in self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((self.sizes[i],), float(i))
+
+
+def finish(loader: DataLoader[Any]) -> list[Any]:
+    """All batches; a test that hangs here is ended by its timeout."""
+    return list(loader)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("counts", [(6,), (6, 5), (2, 7)])
+def test_the_last_batch_of_a_stream_is_larger_than_all_before(
+    counts: tuple[int, ...], in_order: bool
+) -> None:
+    """Its worker says that it has ended before that batch can be sent again."""
+    stream = Stream(counts, last=300_000)
+    kwargs: dict[str, Any] = {"num_workers": len(counts), "in_order": in_order}
+    ours, torchs = finish(DataLoader(stream, 1, **kwargs)), list(TorchLoader(stream, 1, **kwargs))
+    if in_order:
+        assert_same(ours, torchs)
+    assert sorted(map(len_of, ours)) == sorted(map(len_of, torchs))
+
+
+def len_of(batch: torch.Tensor) -> int:
+    return batch.numel()
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_worker_ends_while_tasks_for_it_wait_for_memory(persistent: bool) -> None:
+    loader = DataLoader(Stream((0, 6), 1000), 1, num_workers=2, persistent_workers=persistent)
+    loader.memory_budget = TINY
+    for _ in range(2):
+        assert len(finish(loader)) == 6
+
+
+def take_all(iterator: Iterator[Any]) -> tuple[int, int]:
+    """How many batches and how many errors there are to the end."""
+    batches = errors = 0
+    while True:
+        with contextlib.suppress(RuntimeError):
+            for _ in iterator:
+                batches += 1
+            return batches, errors
+        errors += 1
+
+
+def test_the_others_go_on_after_a_death_with_little_memory() -> None:
+    counts = []
+    for kind in (DataLoader, TorchLoader):
+        loader: Any = kind(Sized([1000] * 40, kills=(4,)), 2, num_workers=2)
+        loader.memory_budget = TINY
+        counts.append(take_all(iter(loader)))
+    assert counts[0][1] == counts[1][1] == 1
+    assert counts[0][0] >= 18
+
+
+def test_an_epoch_left_while_a_batch_waits_for_more_memory() -> None:
+    sizes = [1000 if i < 16 else 100_000 for i in range(64)]
+    loader = DataLoader(Sized(sizes, nap=0.005), 4, num_workers=2, persistent_workers=True)
+    for _ in range(3):
+        for k, batch in enumerate(loader):
+            assert batch[:, 0].tolist() == [4.0 * k + i for i in range(4)]
+            if k == 3:
+                break
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("budget", [1, 100_000, None])
+def test_any_budget_delivers_ragged_batches(workers: int, budget: int | None) -> None:
+    sizes = [(i * 7919) % 60_000 for i in range(48)]
+    loader = DataLoader(Sized(sizes), 1, num_workers=workers)
+    loader.memory_budget = budget
+    assert [len_of(batch) for batch in finish(loader)] == sizes
+
+
+def keep_looking(batch: torch.Tensor, is_freed: Any, answers: Any) -> None:
+    before = batch.clone()
+    is_freed.wait(30)
+    answers.put(bool(torch.equal(batch, before)))
+
+
+def test_a_forked_child_keeps_the_batch_that_its_parent_drops() -> None:
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    loader = DataLoader(Sized([20_000] * 200), 2, num_workers=1)
+    iterator = iter(loader)
+    batch = next(iterator)
+    is_freed, answers = context.Event(), context.SimpleQueue()
+    child = context.Process(target=keep_looking, args=(batch, is_freed, answers))
+    child.start()
+    del batch
+    for _ in range(60):
+        next(iterator)
+    is_freed.set()
+    assert answers.get() is True
+    child.join()
+
+
+class Rows(Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.x = torch.arange(4_000_000).view(1000, 4000)
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return self.x[i]
+
+
+def test_a_list_of_views_costs_what_they_look_at() -> None:
+    loader = DataLoader(Rows(), 8, shuffle=True, num_workers=1, collate_fn=list)
+    batches = list(loader)
+    assert len(batches) == 125
+    for row in batches[3]:
+        assert torch.equal(row, torch.arange(4000) + row[0])
+    stats = loader.stats()
+    assert stats.bytes is not None
+    assert stats.bytes < 2 * 1000 * 4000 * 8
