@@ -190,6 +190,7 @@ typedef struct fl_py_writer {
     const fl_py_port *port; /* borrowed: whose slot holds the tensors */
     char *data;             /* owned, by fl_free; used again from batch to batch */
     int64_t used, capacity;
+    int64_t end; /* of the last tensor written: those that come later lie behind it */
 } fl_py_writer;
 
 typedef struct fl_py_reader {

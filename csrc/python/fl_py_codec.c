@@ -40,6 +40,8 @@ static bool put_string(fl_py_writer *out, PyObject *string)
 
 static bool put_tensor(fl_py_writer *out, const fl_tensor *view, int64_t offset)
 {
+    if (offset < out->end) return false; /* may share memory with another */
+    out->end = offset + fl_tensor_bytes(view->dtype, view->ndim, view->shape);
     int64_t head[] = {offset, view->dtype.code * 256 + view->dtype.bits};
     return put_tag(out, 't', view->ndim) && put_bytes(out, head, sizeof head) &&
            put_bytes(out, view->shape, view->ndim * (int64_t)sizeof *view->shape);
@@ -93,7 +95,7 @@ static bool put_object(fl_py_writer *out, PyObject *object, int depth)
 
 bool fl_py_write_batch(fl_py_writer *out, PyObject *batch)
 {
-    out->used = 0;
+    out->used = out->end = 0;
     return put_object(out, batch, 0);
 }
 
