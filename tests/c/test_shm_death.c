@@ -1,136 +1,12 @@
-/* Tests of fl_shm when processes die: at every instruction of a message, and at random instants.
- *
- * Stepping (ptrace) shows a process after each of its instructions. What it leaves behind if it
- * dies there is the ring's memory at that instant: the survivors' part is played on a copy of it.
- * Under ThreadSanitizer most instructions are its own, so there nothing is stepped through. */
+/* Tests of fl_shm when processes are killed or stopped at random instants: the others go on, and
+ * what the dead one wrote is there whole or not at all. test_shm_steps.c looks at every instant. */
 #include "check.h"
 
 #include "shm_rig.h"
 
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/ptrace.h>
 
 enum { WORKERS = 3, DEPTH = 4 };
-
-/* ---- at every instruction */
-
-typedef struct scene {
-    shm_rig r;
-    books b[WORKERS];
-    int64_t served[WORKERS];
-} scene;
-
-/* Worker 0 has passed some messages and has a request, workers 1 and 2 have one each. */
-static scene set_scene(bool are_others_asleep)
-{
-    scene s = {.r = open_shm_rig(WORKERS, DEPTH)};
-    for (int i = 0; i < DEPTH + 1; i++) {
-        CHECK(send_next(s.r.shm, 0, &s.b[0]));
-        CHECK_INT(serve_one(s.r.shm, 0, &s.served[0], 0), FL_OK);
-        CHECK_INT(take_next(s.r.shm, s.b), 0);
-    }
-    int64_t until_ns = fl_now_ns() + 2000000; /* long enough to go to sleep */
-    if (are_others_asleep) CHECK(!fl_shm_wait(s.r.shm, until_ns));
-    for (int32_t w = 0; w < WORKERS; w++) CHECK(send_next(s.r.shm, w, &s.b[w]));
-    return s;
-}
-
-/* What the survivors would find. */
-static scene copy_scene(const scene *s)
-{
-    scene copy = *s;
-    copy.r = open_shm_rig(WORKERS, DEPTH);
-    memcpy(copy.r.mapping, s->r.mapping, (size_t)s->r.mapped_bytes - (size_t)sysconf(_SC_PAGESIZE));
-    return copy;
-}
-
-/* Runs `act` in a child, and `look` here after each of its instructions. */
-static void step_through(void (*act)(scene *), void (*look)(scene *), scene *s)
-{
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        CHECK(ptrace(PTRACE_TRACEME, 0, NULL, NULL) == 0);
-        raise(SIGSTOP);
-        act(s);
-        _exit(0);
-    }
-    int status;
-    int64_t steps = 0;
-    CHECK(waitpid(child, &status, 0) == child);
-    while (WIFSTOPPED(status)) {
-        scene copy = copy_scene(s);
-        look(&copy);
-        close_shm_rig(&copy.r);
-        CHECK(ptrace(PTRACE_SINGLESTEP, child, NULL, NULL) == 0);
-        CHECK(waitpid(child, &status, 0) == child);
-        CHECK(++steps < 1000000);
-    }
-    CHECK_INT(status, 0);
-    CHECK(steps > 50);
-    look(s);
-}
-
-static void act_as_worker(scene *s)
-{
-    CHECK_INT(serve_one(s->r.shm, 0, &s->served[0], INT64_MAX), FL_OK);
-}
-
-/* The parent goes on with workers 1 and 2 and finds all or nothing of worker 0. */
-static void look_as_parent(scene *s)
-{
-    int64_t of_dead = 0, of_others = 0;
-    for (int round = 0; round < 2 * DEPTH; round++) {
-        for (int32_t w = 1; w < WORKERS; w++) {
-            CHECK_INT(serve_one(s->r.shm, w, &s->served[w], 0), FL_OK);
-            CHECK(fl_shm_wait(s->r.shm, INT64_MIN));
-            for (int32_t from; (from = take_next(s->r.shm, s->b)) >= 0;)
-                from == 0 ? of_dead++ : of_others++;
-            CHECK(send_next(s->r.shm, w, &s->b[w]));
-        }
-    }
-    CHECK_INT(of_others, 2 * DEPTH * (WORKERS - 1));
-    CHECK(of_dead <= 1);
-    while (send_next(s->r.shm, 0, &s->b[0])) continue; /* and does not wait for it either */
-    CHECK_INT(s->b[0].sent - s->b[0].answered, DEPTH);
-    fl_shm_end(s->r.shm, 0);
-    fl_shm_close(s->r.shm);
-}
-
-static void act_as_parent(scene *s)
-{
-    CHECK_INT(take_next(s->r.shm, s->b), 2);
-    for (int i = 0; i < 2; i++) CHECK(send_next(s->r.shm, 0, &s->b[0]));
-    fl_shm_end(s->r.shm, 0);
-    fl_shm_close(s->r.shm);
-}
-
-/* Worker 0 finds all or nothing of each request, and always returns. */
-static void look_as_worker(scene *s)
-{
-    int status, count = 0;
-    while ((status = serve_one(s->r.shm, 0, &s->served[0], INT64_MIN)) == FL_OK) count++;
-    CHECK(status == FL_ETIMEOUT || status == FL_EEND);
-    CHECK(count <= 3 && (count >= 1 || fl_shm_is_closed(s->r.shm)));
-}
-
-static void test_a_worker_dies_at_every_instruction(void)
-{
-    for (int i = 0; i < 2; i++) {
-        scene s = set_scene(i == 1);
-        step_through(act_as_worker, look_as_parent, &s);
-        close_shm_rig(&s.r);
-    }
-}
-
-static void test_the_parent_dies_at_every_instruction(void)
-{
-    scene s = set_scene(false);
-    CHECK_INT(serve_one(s.r.shm, 2, &s.served[2], 0), FL_OK);
-    step_through(act_as_parent, look_as_worker, &s);
-    close_shm_rig(&s.r);
-}
 
 /* ---- at random instants */
 
@@ -329,13 +205,6 @@ static void test_the_parent_is_killed(void)
 int main(void)
 {
     start_tests();
-#if !defined(__SANITIZE_THREAD__)
-    RUN(test_a_worker_dies_at_every_instruction);
-    RUN(test_the_parent_dies_at_every_instruction);
-#else
-    (void)test_a_worker_dies_at_every_instruction;
-    (void)test_the_parent_dies_at_every_instruction;
-#endif
     RUN(test_a_worker_is_killed_at_a_random_instant);
     RUN(test_all_workers_are_killed);
     RUN(test_a_worker_is_stopped_at_random_instants);
