@@ -41,16 +41,17 @@ class _Results:
                 if not fits:
                     self.too_large[number] = item
                 return
-        head = None
-        while head is None:
-            try:
-                head, kind = pack(self._port, data)
-            except Exception:
-                data = self._explain(data)
+        data, head, kind = self._pack(data)
         if data is None or isinstance(data, ExceptionWrapper | _IterableDatasetStopIteration):
             kind = OBJECT
         if not self._port.answer(head, kind):
             self.too_large[number] = item
+
+    def _pack(self, data: Any) -> tuple[Any, bytes, int]:
+        try:
+            return (data, *pack(self._port, data))
+        except Exception:
+            return self._pack(self._explain(data))
 
     def _explain(self, data: Any) -> ExceptionWrapper:
         """Why it could not be pickled, as an error that can be."""
