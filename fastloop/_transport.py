@@ -7,6 +7,7 @@ touches nothing else. Here all of them are one block of shared memory (``_core.H
 from __future__ import annotations
 
 import collections
+import functools
 import heapq
 import inspect
 import io
@@ -16,7 +17,9 @@ import pickle
 import queue
 import signal
 import threading
+import weakref
 from multiprocessing import forkserver
+from multiprocessing import process as processes
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from time import monotonic, sleep
@@ -169,10 +172,27 @@ class _Event:
         self.is_set = hub.is_closed
 
 
+_all_workers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _disown_workers() -> None:
+    for process in list(_all_workers):
+        processes._children.discard(process)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _watch_forks() -> None:
+    """At the exit of a process that the program forks, multiprocessing would end the workers of
+    its parent."""
+    os.register_at_fork(after_in_child=_disown_workers)
+
+
 class WorkerProcess:
     """A process of the user's context that is started without Ctrl-C reaching it too early."""
 
     def __init__(self, process: Any) -> None:
+        _watch_forks()
+        _all_workers.add(process)
         self._process = process
         process.daemon = True
 

@@ -106,22 +106,25 @@ class Sleep:
 # ---- what a process has
 
 
+def read(path: str | Path) -> str:
+    """A file of /proc; "" when what it describes is gone."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
 def children(pid: int | None = None) -> list[int]:
     """Processes started by `pid`, zombies included."""
-    found = []
-    for task in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
-        try:
-            found += [int(child) for child in (task / "children").read_text().split()]
-        except OSError:
-            continue
-    return found
+    tasks = Path(f"/proc/{pid or os.getpid()}/task").iterdir()
+    return [int(child) for task in tasks for child in read(task / "children").split()]
 
 
 def state(pid: int) -> str:
     """The letter of /proc, or "" when there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+        return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0]
+    except IndexError:
         return ""
 
 
@@ -140,14 +143,8 @@ def wait_until(check: Callable[[], object], seconds: float = 20) -> float:
 
 def arenas() -> list[os.stat_result]:
     """The files in memory that this process has open for its batches."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if "memfd:fastloop" in os.readlink(f"/proc/self/fd/{name}"):
-                found.append(os.stat(f"/proc/self/fd/{name}"))
-        except OSError:
-            continue
-    return found
+    files = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return [file.stat() for file in files if "memfd:fastloop" in str(os.path.realpath(file))]
 
 
 def ring_bytes() -> int:

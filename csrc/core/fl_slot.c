@@ -32,9 +32,9 @@ struct fl_pool {
     _Atomic(fl_slot *) returned; /* owned, EMPTY: the stack, or CLOSED */
     _Atomic int64_t references;  /* one for the opener, one for each slot */
     _Atomic int64_t empty;       /* slots in spare and returned; a bound while one is on its way */
-    _Atomic int64_t reserve;
-    _Atomic int64_t keep_bytes; /* EMPTY slots may hold */
-    _Atomic int64_t slot_bytes; /* the largest size had */
+    _Atomic int64_t empty_bytes; /* of these */
+    _Atomic int64_t reserve, limit; /* slots and bytes EMPTY that are kept */
+    _Atomic int64_t slot_bytes;     /* the largest size had */
     _Atomic int64_t lent, made, replaced;
 };
 
@@ -59,7 +59,7 @@ int fl_pool_open(int64_t header_bytes, fl_arena *arena, fl_pool **out, fl_err *e
     pool->header_bytes = header_bytes;
     pool->generation = fl_fork_generation();
     atomic_init(&pool->references, 1);
-    atomic_init(&pool->keep_bytes, INT64_MAX);
+    atomic_init(&pool->limit, INT64_MAX);
     *out = pool;
     return FL_OK;
 }
@@ -107,11 +107,20 @@ static void abandon_slot(fl_slot *slot)
     drop_reference(pool);
 }
 
+/* One slot more or less is EMPTY; true if so many were within the reserve before. */
+static bool count_empty(fl_pool *pool, int64_t slots, int64_t bytes)
+{
+    int64_t empty = atomic_fetch_add_explicit(&pool->empty, slots, memory_order_relaxed);
+    int64_t before = atomic_fetch_add_explicit(&pool->empty_bytes, bytes, memory_order_relaxed);
+    return empty < atomic_load_explicit(&pool->reserve, memory_order_relaxed) &&
+           bytes <= atomic_load_explicit(&pool->limit, memory_order_relaxed) - before;
+}
+
 static void free_list(fl_pool *pool, fl_slot *slot)
 {
     while (slot != NULL) {
         fl_slot *next = slot->next;
-        atomic_fetch_sub_explicit(&pool->empty, 1, memory_order_relaxed);
+        count_empty(pool, -1, -slot->pages.capacity);
         free_slot(slot);
         slot = next;
     }
@@ -122,10 +131,7 @@ static void free_list(fl_pool *pool, fl_slot *slot)
 static void recycle(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
-    int64_t empty = atomic_fetch_add_explicit(&pool->empty, 1, memory_order_relaxed);
-    int64_t bytes = fl_max(1, slot->used);
-    bool is_kept = empty < atomic_load_explicit(&pool->reserve, memory_order_relaxed) &&
-                   empty < atomic_load_explicit(&pool->keep_bytes, memory_order_relaxed) / bytes;
+    bool is_kept = count_empty(pool, 1, slot->pages.capacity);
     fl_slot *head = atomic_load_explicit(&pool->returned, memory_order_relaxed);
     while (is_kept && head != CLOSED) {
         slot->next = head;
@@ -134,7 +140,7 @@ static void recycle(fl_slot *slot)
                                                   memory_order_release, memory_order_relaxed))
             return;
     }
-    atomic_fetch_sub_explicit(&pool->empty, 1, memory_order_relaxed);
+    count_empty(pool, -1, -slot->pages.capacity);
     free_slot(slot);
 }
 
@@ -155,9 +161,9 @@ static void raise_to(_Atomic int64_t *value, int64_t least)
 
 void fl_pool_reserve(fl_pool *pool, int64_t slots) { raise_to(&pool->reserve, slots); }
 
-void fl_pool_keep(fl_pool *pool, int64_t bytes)
+void fl_pool_limit(fl_pool *pool, int64_t bytes)
 {
-    atomic_store_explicit(&pool->keep_bytes, bytes, memory_order_relaxed);
+    atomic_store_explicit(&pool->limit, bytes, memory_order_relaxed);
 }
 
 void fl_pool_trim(fl_pool *pool)
@@ -179,7 +185,7 @@ static fl_slot *pop_empty_locked(fl_pool *pool)
     fl_slot *slot = pool->spare;
     if (slot == NULL) return NULL;
     pool->spare = slot->next;
-    atomic_fetch_sub_explicit(&pool->empty, 1, memory_order_relaxed);
+    count_empty(pool, -1, -slot->pages.capacity);
     return slot;
 }
 

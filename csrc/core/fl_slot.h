@@ -25,8 +25,9 @@ void fl_pool_close(fl_pool *pool);
  * given to the system. Any thread. */
 void fl_pool_reserve(fl_pool *pool, int64_t slots);
 
-/* Of those only so many as hold at most about `bytes`. Any thread. */
-void fl_pool_keep(fl_pool *pool, int64_t bytes);
+/* From now on a slot that comes back is kept only if the EMPTY ones then have at most `bytes`. Any
+ * thread. */
+void fl_pool_limit(fl_pool *pool, int64_t bytes);
 
 /* Gives every EMPTY slot to the system now. Any thread. */
 void fl_pool_trim(fl_pool *pool);

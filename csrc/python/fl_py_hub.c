@@ -1,8 +1,9 @@
 /* fl_py_hub: the heap type _core.Hub, the parent's end of the memory shared with workers.
  *
- * Hands slots out with requests and takes them back with replies; keeps the books: which slot and
- * which of the caller's keys went with each request, and how much memory is under way. Used by one
- * iterator, with the interpreter lock. In a forked child, a worker above all, it is inert. */
+/* fl_py_hub: the heap type _core.Hub, the parent's end of the memory shared with workers.
+ *
+ * Hands slots out with requests, takes them back with replies and keeps the books: each request's
+ * slot and key, and the memory under way. With the interpreter lock. Inert in a forked child. */
 #include "fl_py_hub.h"
 
 #include "fl_thread.h"
@@ -25,7 +26,7 @@ static int open_shm(fl_py_hub *self, fl_err *err)
     if (self->bookings == NULL || self->counts == NULL)
         return fl_fail(err, FL_ENOMEM, "out of memory for %d workers", (int)self->workers);
     fl_pool_reserve(self->slots->pool, self->depth / 2);
-    fl_pool_keep(self->slots->pool, self->budget);
+    fl_pool_limit(self->slots->pool, self->budget);
     return FL_OK;
 }
 

@@ -149,7 +149,7 @@ for end in ENDS:
     del loader
     check_clean()
 
-for wanted in (1 << 20, 20 << 20, 30 << 20, 50 << 20, 60 << 20):
+for wanted in (1 << 20, 20 << 20, 30 << 20, 50 << 20):
     loader = DataLoader(Items(8, shape=(14 << 20,)), 1, num_workers=1, prefetch_factor=1)
     loader.memory_budget = 8 << 30
     iterator = iter(loader)
@@ -178,7 +178,7 @@ def test_death_at_any_moment(tmp_path: Path) -> None:
             + """
 random.seed(1)
 late, deaths = [], 0
-for round in range(60):
+for round in range(30):
     loader = DataLoader(Items(256, shape=(4000,)), 4, num_workers=3, in_order=round % 2 == 0)
     iterator = iter(loader)
     victim = children()[round % 3]
@@ -200,7 +200,7 @@ for round in range(60):
         deaths += 1
     del iterator, loader, batch
 check_clean()
-assert deaths > 10, deaths
+assert deaths > 5, deaths
 assert max(late) < 10, late
 print(f"{deaths} deaths met, the latest after {max(late) * 1e3:.0f} ms")
 """,
@@ -216,14 +216,13 @@ def test_death_of_spawned_workers_and_of_streams(tmp_path: Path) -> None:
             + """
 def main():
     for method in ("fork", "spawn", "forkserver"):
-        for data in (Items, Stream):
-            for end in (signal.SIGKILL, 0):
-                loader = DataLoader(data(hook=At(22, Kill(end))), 4, num_workers=1,
-                                    multiprocessing_context=method)
-                begin = time.monotonic()
-                check_text(fails(lambda: list(loader)), end, 5, None if data is Stream
-                           else [20, 21, 22, 23])
-                print(f"{method} {data.__name__} {end!r}: {time.monotonic() - begin:.1f} s")
+        for data, end in ((Items, signal.SIGKILL), (Stream, 0)):
+            loader = DataLoader(data(hook=At(22, Kill(end))), 4, num_workers=1,
+                                multiprocessing_context=method)
+            begin = time.monotonic()
+            check_text(fails(lambda: list(loader)), end, 5, None if data is Stream
+                       else [20, 21, 22, 23])
+            print(f"{method} {data.__name__} {end!r}: {time.monotonic() - begin:.1f} s")
     wait_until(lambda: len(children()) <= 2, 10)  # forkserver and resource tracker
 
 if __name__ == "__main__":

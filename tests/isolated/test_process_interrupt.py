@@ -1,0 +1,255 @@
+"""Ctrl-C while workers load: KeyboardInterrupt at once, nothing on stderr, no process left, and the
+next iteration works. Signals go to this process alone, as from a debugger, or to its whole group,
+as from a terminal."""
+
+from pathlib import Path
+
+import pytest
+from helpers import run_script
+
+HEAD = """
+import gc, os, random, signal, sys, threading, time, traceback
+import torch
+torch.set_num_threads(1)
+from fastloop import DataLoader
+from workers import *
+from workers import Items, check_batches
+
+os.setpgrp()
+
+
+def zombies():
+    return [pid for pid in children() if state(pid) == "Z"]
+
+
+def interrupted(work, sender):
+    # Seconds from the signal to the end of `work`.
+    try:
+        work()
+        sender.thread.join()
+        time.sleep(0.02)
+    except KeyboardInterrupt:
+        return time.monotonic() - sender.sent
+    raise AssertionError("no KeyboardInterrupt")
+"""
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_ctrl_c_in_each_place(group: bool, tmp_path: Path) -> None:
+    print(
+        run_script(
+            tmp_path,
+            HEAD
+            + """
+group = sys.argv[1] == "True"
+slow = DataLoader(Items(64, At(20, Sleep(30))), 4, num_workers=2)
+quick = DataLoader(Items(), 4, num_workers=2)
+
+def wait():
+    for batch in slow:
+        pass
+
+def body():
+    for batch in quick:
+        time.sleep(30)
+
+def idle():
+    iterator = iter(quick)
+    next(iterator)
+    time.sleep(30)
+
+for name, work in (("in next()", wait), ("in the body", body), ("elsewhere", idle)):
+    for round in range(2):
+        late = interrupted(work, Interrupt(0.3, group))
+        gc.collect()
+        took = wait_until(lambda: not children(), 20)
+        assert late < 10, late
+        print(f"{name}: {late * 1e3:.0f} ms, all gone after {took * 1e3:.0f} ms")
+        assert check_batches(quick) == 16
+        assert not children()
+""",
+            group,
+        )
+    )
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_ctrl_c_at_any_moment_and_twice(persistent: bool, tmp_path: Path) -> None:
+    """From the first line of iter() to the last of the shutdown; a second one while the first is
+    dealt with."""
+    print(
+        run_script(
+            tmp_path,
+            HEAD
+            + """
+persistent = sys.argv[1] == "True"
+random.seed(int(persistent))
+loader = DataLoader(Items(32, shape=(1000,)), 4, num_workers=2, persistent_workers=persistent)
+begin = time.monotonic()
+assert check_batches(loader) == 8
+epoch = time.monotonic() - begin
+late = []
+for round in range(24):
+    again = True
+
+    def sleeper():
+        while True:
+            for batch in loader:
+                pass
+
+    try:
+        sender = Interrupt(0.005 + random.random() * 2 * epoch, round % 2 == 1)
+        late.append(interrupted(sleeper, sender))
+        if round % 4 > 1:
+            sender = Interrupt(random.random() * 0.005, round % 2 == 1)
+            gc.collect()
+            sender.thread.join()
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        pass
+    for _ in range(2):
+        assert check_batches(loader) == 8
+del loader
+gc.collect()
+wait_until(lambda: not children(), 20)
+assert max(late) < 10, late
+print(f"the latest after {max(late) * 1e3:.0f} ms")
+""",
+            persistent,
+        )
+    )
+
+
+def test_a_notebook(tmp_path: Path) -> None:
+    """Each cell is compiled and run by a loop that prints tracebacks and keeps the last."""
+    out = run_script(
+        tmp_path,
+        HEAD
+        + """
+import code
+class Notebook(code.InteractiveConsole):
+    def write(self, data):
+        print(data, end="")
+
+notebook = Notebook(globals())
+def cell(text):
+    notebook.runcode(compile(text, "cell", "exec"))
+
+loader = DataLoader(Items(64, At(20, Sleep(30))), 4, num_workers=2)
+good = DataLoader(Items(), 4, num_workers=2)
+for round in range(3):
+    for text in ("for batch in loader: pass", "for batch in good: time.sleep(30)",
+                 "iterator = iter(loader)\\nfor batch in iterator: pass"):
+        sender = Interrupt(0.2, True, times=2)
+        try:
+            cell(text)
+            sender.thread.join()
+            time.sleep(0.05)
+        except KeyboardInterrupt:
+            pass  # the second one, at the prompt
+        wait_until(lambda: not zombies(), 10)
+        cell("print(check_batches(good))")
+        assert not zombies()
+del iterator
+sys.last_traceback = sys.last_value = None
+gc.collect()
+wait_until(lambda: not children(), 20)
+""",
+    )
+    assert "ignored" not in out
+    assert [line for line in out.splitlines() if line.isdigit()] == ["16"] * 9
+
+
+def test_persistent_workers_killed_by_ctrl_c_are_rebuilt_at_once(tmp_path: Path) -> None:
+    """Not even a moment passes between the interrupt and the next iter()."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+loader = DataLoader(Items(), 4, num_workers=2, persistent_workers=True)
+for round in range(4):
+    assert check_batches(loader) == 16
+    workers = children()
+    got = 0
+    try:
+        for batch in loader:
+            got += 1
+            if round % 2 and got == 3:
+                os.killpg(os.getpgrp(), signal.SIGINT)
+        os.killpg(os.getpgrp(), signal.SIGINT)
+        time.sleep(1)
+    except KeyboardInterrupt:
+        assert check_batches(loader) == 16
+    assert not set(workers) & set(children())
+del loader, batch
+wait_until(lambda: not children(), 10)
+""",
+    )
+
+
+def test_a_handler_of_the_programs_own(tmp_path: Path) -> None:
+    """One that returns lets the wait go on; the workers it was forked into go on, too."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+seen = []
+signal.signal(signal.SIGINT, lambda *_: seen.append(os.getpid()))
+for group in (False, True):
+    for workers in (1, 2):
+        loader = DataLoader(Items(40, At(20, Sleep(0.6))), 4, num_workers=workers)
+        sender = Interrupt(0.3, group)
+        assert check_batches(loader) == 10
+        sender.thread.join()
+assert seen == [os.getpid()] * 4
+assert not children()
+
+def stop(*_):
+    raise ValueError("stop")
+signal.signal(signal.SIGINT, stop)
+Interrupt(0.2)
+assert fails(lambda: list(DataLoader(Items(64, At(20, Sleep(30))), 4, num_workers=2)),
+             ValueError) == "stop"
+gc.collect()
+wait_until(lambda: not children(), 10)
+assert check_batches(DataLoader(Items(), 4, num_workers=2)) == 16
+""",
+    )
+
+
+def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
+    """No worker is forgotten, whether or not the iterator had listed it."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+import multiprocessing
+
+def main():
+    for method, longest, rounds in (("fork", 0.02, 20), ("spawn", 1.0, 2), ("forkserver", 1.0, 2)):
+        loader = DataLoader(Items(), 4, num_workers=3, multiprocessing_context=method)
+        for round in range(rounds):
+            sender = Interrupt(longest * round / rounds)
+            try:
+                iterator = iter(loader)
+                del iterator
+                sender.thread.join()
+                time.sleep(0.05)
+            except KeyboardInterrupt:
+                pass
+            gc.collect()
+            wait_until(lambda: len(children()) <= 2 * (method != "fork"), 20)
+    # A fork server that was started here must not block SIGINT in what it makes for others.
+    queue = multiprocessing.get_context("forkserver").SimpleQueue()
+    process = multiprocessing.get_context("forkserver").Process(target=tell, args=(queue,))
+    process.start()
+    assert queue.get() == set()
+    process.join()
+
+def tell(queue):
+    queue.put(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+if __name__ == "__main__":
+    main()
+""",
+    )
