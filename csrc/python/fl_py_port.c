@@ -38,6 +38,7 @@ struct fl_py_port {
     int32_t worker;
     fl_shm_request request;
     int64_t used;       /* of the slot; beyond its limit when the batch is too large */
+    int64_t found;      /* where the last tensor ends that find() gave the place of */
     int64_t begin_ns;   /* of the work at the request */
     fl_shm_reply reply; /* its counts, collected since the last reply */
     known_slot populated[KNOWN_SLOTS]; /* by a hash of the offset */
@@ -136,7 +137,7 @@ static PyObject *port_receive(fl_py_port *self, PyObject *timeout)
     Py_END_ALLOW_THREADS
     self->begin_ns = fl_now_ns();
     self->reply.wait_ns += self->begin_ns - begin_ns;
-    self->used = 0;
+    self->used = self->found = 0;
     if (PyErr_CheckSignals() != 0) return NULL;
     if (status == FL_EEND) Py_RETURN_NONE;
     if (status == FL_ETIMEOUT) Py_RETURN_FALSE;
@@ -166,8 +167,9 @@ static PyObject *make_place(int64_t offset, const fl_tensor *view)
 
 PyDoc_STRVAR(find_doc,
              "find(object, /)\n--\n\n"
-             "Where in the batch a tensor that was built there lies, as Parcel.tensor takes it;\n"
-             "None for anything else.");
+             "Where in the batch a tensor that was built there lies, as Parcel.tensor takes it.\n"
+             "None for anything else; False for what may share memory with one found before.\n"
+             "Tensors are looked for in the order they were built in.");
 
 static PyObject *port_find(fl_py_port *self, PyObject *object)
 {
@@ -181,7 +183,9 @@ static PyObject *port_find(fl_py_port *self, PyObject *object)
     int64_t bytes = fl_tensor_bytes(view.dtype, view.ndim, view.shape);
     bool is_inside = view.data != NULL && offset >= 0 && bytes <= self->used - offset &&
                      self->used <= self->request.limit;
-    if (!is_inside || !fl_tensor_is_contiguous(&view)) Py_RETURN_NONE;
+    if (!is_inside) Py_RETURN_NONE;
+    if (offset < self->found || !fl_tensor_is_contiguous(&view)) Py_RETURN_FALSE;
+    self->found = offset + bytes;
     return make_place(offset, &view);
 }
 
@@ -203,7 +207,7 @@ PyDoc_STRVAR(rewind_doc, "rewind()\n--\n\nGive up what was built of the batch.")
 
 static PyObject *port_rewind(fl_py_port *self, PyObject *Py_UNUSED(ignored))
 {
-    self->used = 0;
+    self->used = self->found = 0;
     Py_RETURN_NONE;
 }
 
