@@ -24,7 +24,7 @@ from fastloop import _core
 OBJECT, PLAIN, VIEWS, WRITTEN = 0, 1, 2, 3
 
 _BYTE = 1 * 256 + 8  # DLPack's uint8
-_NEAR = 4096  # parts of a storage that are nearer to one another are copied as one
+_NEAR = 64 << 10  # parts of a storage that are nearer to one another are copied as one
 _GRAIN = 16  # copies of storages begin at such multiples, so that all dtypes stay aligned
 
 # The parts of each storage: (first byte, offset in the batch, bytes).
@@ -55,10 +55,15 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return begin * size, end * size
 
 
+class _SharedError(Exception):
+    """Tensors that the C collate built share memory: a container of the user's made views."""
+
+
 class _Packer(ForkingPickler):
-    def __init__(self, file: io.BytesIO, port: _core.Port) -> None:
+    def __init__(self, file: io.BytesIO, port: _core.Port, is_shared: bool = False) -> None:
         super().__init__(file)  # torch's protocol: with 5 read-only arrays stay so
         self._port = port
+        self._is_shared = is_shared  # so the place in the slot does not say it all
         self._alive: list[Any] = []  # so that no id is used twice
         self._tensors: dict[int, int] = {}
         self._views: list[tuple[Any, ...]] = []
@@ -66,10 +71,18 @@ class _Packer(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            return self._port.find(obj) or (self._view(obj) if is_plain(obj) else None)
+            return self._find(obj) or (self._view(obj) if is_plain(obj) else None)
         if type(obj) is torch.UntypedStorage and obj.device.type == "cpu":
             return ("storage", self._storage(obj, 0, obj.nbytes()))
         return None
+
+    def _find(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
+        if self._is_shared:
+            return None
+        place = self._port.find(tensor)
+        if place is False:
+            raise _SharedError
+        return place
 
     def _view(self, tensor: torch.Tensor) -> tuple[str, int]:
         number = self._tensors.get(id(tensor))
@@ -115,7 +128,12 @@ def pack(port: _core.Port, data: Any) -> tuple[bytes, int]:
     """
     file = io.BytesIO()
     packer = _Packer(file, port)
-    packer.dump(data)
+    try:
+        packer.dump(data)
+    except _SharedError:
+        file = io.BytesIO()
+        packer = _Packer(file, port, is_shared=True)
+        packer.dump(data)
     if not packer._ranges:
         return file.getvalue(), PLAIN
     return pickle.dumps((packer.table(), file.getvalue()), pickle.HIGHEST_PROTOCOL), VIEWS

@@ -123,7 +123,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             return None  # of the epoch before
         if parcel.kind != OBJECT:
             return number, parcel
-        data = unpack(parcel)
+        data = self._unpack_object(parcel)
         if isinstance(data, ExceptionWrapper):
             where = f"batch {number} (indices {_quote(indices)})"
             data.exc_msg = f"{data.exc_msg.rstrip()}\nThis happened in {where}."
@@ -133,6 +133,15 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                 return None
             return self._finish(number, data)
         return number, data
+
+    def _unpack_object(self, parcel: _core.Parcel) -> Any:
+        try:
+            return unpack(parcel)
+        except Exception:
+            # An error of a class that this process does not have, say.
+            return ExceptionWrapper(  # type: ignore[no-untyped-call]
+                where="while reading what a DataLoader worker process has sent"
+            )
 
     def _finish(self, number: int, end: _IterableDatasetStopIteration) -> tuple[Any, Any]:
         self._transport.cancel(end.worker_id, is_gone=False)

@@ -146,8 +146,8 @@ extern PyType_Spec fl_py_port_spec;
 PyObject *fl_py_port_tensor(fl_py_port *port, fl_dtype dtype, int32_t ndim, const int64_t *shape,
                             char **data);
 
-/* Whether a tensor was built in the current request's slot, whole and contiguous: its view and
- * offset there. No exception is set. */
+/* Whether a tensor lies in the current request's slot: its view and offset there. No exception is
+ * set. */
 bool fl_py_port_place(const fl_py_port *port, PyObject *object, fl_tensor *view, int64_t *offset);
 
 /* Counts one fallback of the kind (< FL_SHM_REASONS) for the parent's statistics. */

@@ -40,7 +40,8 @@ static bool put_string(fl_py_writer *out, PyObject *string)
 
 static bool put_tensor(fl_py_writer *out, const fl_tensor *view, int64_t offset)
 {
-    if (offset < out->end) return false; /* may share memory with another */
+    /* A view, or one that may share memory with another. */
+    if (offset < out->end || !fl_tensor_is_contiguous(view)) return false;
     out->end = offset + fl_tensor_bytes(view->dtype, view->ndim, view->shape);
     int64_t head[] = {offset, view->dtype.code * 256 + view->dtype.bits};
     return put_tag(out, 't', view->ndim) && put_bytes(out, head, sizeof head) &&

@@ -1,7 +1,5 @@
 /* fl_py_hub: the heap type _core.Hub, the parent's end of the memory shared with workers.
  *
-/* fl_py_hub: the heap type _core.Hub, the parent's end of the memory shared with workers.
- *
  * Hands slots out with requests, takes them back with replies and keeps the books: each request's
  * slot and key, and the memory under way. With the interpreter lock. Inert in a forked child. */
 #include "fl_py_hub.h"

@@ -159,7 +159,9 @@ static PyObject *stack_in_worker(fl_py_collate *self, const batch_items *batch,
     PyObject *tensors = fl_py_items_object(batch);
     PyObject *result = stack_into(self, tensors, batch, first);
     Py_XDECREF(tensors);
-    return result;
+    if (result != NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
+    PyErr_Clear(); /* what torch refuses, it refuses in words of its own */
+    return fl_py_fall_back(self, batch, FL_PY_MIXED);
 }
 
 /* torch's own stack may choose dtype and layout, and is fast for small tensors. */
@@ -188,7 +190,11 @@ static PyObject *stack_tensors(fl_py_collate *self, const batch_items *batch)
         return fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
     }
     int odd = has_odd_dtype(self, batch->items[0], &first);
-    if (odd != 0) return odd < 0 ? NULL : fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
+    /* In a worker torch cannot stack after a conjugate or negative view. */
+    if (odd == 0) odd = is_true(PyObject_CallOneArg(self->is_neg, batch->items[0]));
+    if (odd < 0) return NULL;
+    if (odd > 0 || first.dtype.code == kDLComplex)
+        return fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
     const char **from = PyMem_New(const char *, (size_t)batch->count);
     if (from == NULL) return PyErr_NoMemory();
     PyObject *result = self->port != NULL ? stack_in_worker(self, batch, &first, from)

@@ -37,6 +37,7 @@ struct fl_py_port {
     int32_t worker;
     fl_shm_request request;
     int64_t used;       /* of the slot; beyond its limit when the batch is too large */
+    int64_t found;      /* where the last tensor ends that find() gave the place of */
     int64_t begin_ns;   /* of the work at the request */
     fl_shm_reply reply; /* its counts, collected since the last reply */
     known_slot populated[KNOWN_SLOTS]; /* by a hash of the offset */
@@ -142,7 +143,7 @@ static PyObject *port_receive(fl_py_port *self, PyObject *timeout)
     Py_END_ALLOW_THREADS
     self->begin_ns = fl_now_ns();
     self->reply.wait_ns += self->begin_ns - begin_ns;
-    self->used = 0;
+    self->used = self->found = 0;
     if (PyErr_CheckSignals() != 0) return NULL;
     if (status == FL_EEND) Py_RETURN_NONE;
     if (status == FL_ETIMEOUT) Py_RETURN_FALSE;
@@ -167,7 +168,7 @@ bool fl_py_port_place(const fl_py_port *self, PyObject *object, fl_tensor *view,
     *offset = view->data - slot_data(self);
     int64_t bytes = fl_tensor_bytes(view->dtype, view->ndim, view->shape);
     return view->data != NULL && *offset >= 0 && bytes <= self->used - *offset &&
-           self->used <= self->request.limit && fl_tensor_is_contiguous(view);
+           self->used <= self->request.limit;
 }
 
 static PyObject *make_place(int64_t offset, const fl_tensor *view)
@@ -185,14 +186,17 @@ static PyObject *make_place(int64_t offset, const fl_tensor *view)
 
 PyDoc_STRVAR(find_doc,
              "find(object, /)\n--\n\n"
-             "Where in the batch a tensor that was built there lies, as Parcel.tensor takes it;\n"
-             "None for anything else.");
+             "Where in the batch a tensor that was built there lies, as Parcel.tensor takes it.\n"
+             "None for anything else; False for what may share memory with one found before.\n"
+             "Tensors are looked for in the order they were built in.");
 
 static PyObject *port_find(fl_py_port *self, PyObject *object)
 {
     fl_tensor view;
     int64_t offset;
     if (!fl_py_port_place(self, object, &view, &offset)) Py_RETURN_NONE;
+    if (offset < self->found || !fl_tensor_is_contiguous(&view)) Py_RETURN_FALSE;
+    self->found = offset + fl_tensor_bytes(view.dtype, view.ndim, view.shape);
     return make_place(offset, &view);
 }
 
@@ -214,7 +218,7 @@ PyDoc_STRVAR(rewind_doc, "rewind()\n--\n\nGive up what was built of the batch.")
 
 static PyObject *port_rewind(fl_py_port *self, PyObject *Py_UNUSED(ignored))
 {
-    self->used = 0;
+    self->used = self->found = 0;
     Py_RETURN_NONE;
 }
 
@@ -283,7 +287,8 @@ typedef struct watch {
 static bool has_died(const watch *self)
 {
     struct pollfd event = {.fd = self->pidfd, .events = POLLIN};
-    if (self->pidfd >= 0) return poll(&event, 1, -1) == 1;
+    /* Where the program has closed the descriptor, by looking twice a second. */
+    if (self->pidfd >= 0 && poll(&event, 1, -1) == 1 && event.revents == POLLIN) return true;
     (void)poll(NULL, 0, 500);
     return kill(self->parent, 0) != 0 && errno == ESRCH;
 }
