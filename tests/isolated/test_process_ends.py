@@ -15,12 +15,8 @@ from workers import Items, check_batches
 """
 
 
-def test_nothing_is_left_of_a_loop(tmp_path: Path) -> None:
-    print(
-        run_script(
-            tmp_path,
-            HEAD
-            + """
+# How a loop may end, and what must be left of each.
+WAYS = """
 def loader_of(hook=None, **kwargs):
     return DataLoader(Items(64, hook, (100_000,)), 4, num_workers=2, **kwargs)
 
@@ -101,7 +97,14 @@ for use in (whole, left, left_slow, error_in_body, error_in_worker, dropped, dro
     print(f"{use.__name__}: {time.monotonic() - begin:.3f} s")
 assert slowest < 10, slowest
 wait_until(lambda: shmem_bytes() < shmem + (32 << 20), 20)
-""",
+"""
+
+
+def test_nothing_is_left_of_a_loop(tmp_path: Path) -> None:
+    print(
+        run_script(
+            tmp_path,
+            HEAD + WAYS,
         )
     )
 
