@@ -15,7 +15,8 @@ from workers import Items, check_batches
 """
 
 
-LOOPS = """
+# How a loop may end, and what must be left of each.
+WAYS = """
 def loader_of(hook=None, **kwargs):
     return DataLoader(Items(64, hook, (100_000,)), 4, num_workers=2, **kwargs)
 
@@ -103,7 +104,7 @@ def test_nothing_is_left_of_a_loop(tmp_path: Path) -> None:
     print(
         run_script(
             tmp_path,
-            HEAD + LOOPS,
+            HEAD + WAYS,
         )
     )
 

@@ -245,9 +245,9 @@ def test_a_left_epoch_leaves_no_large_batch_behind(tmp_path: Path) -> None:
         tmp_path,
         HEAD
         + """
-sizes = [(3 + i) * 100_000 for i in range(64)]
+sizes = [int(1.15**i * 300_000) if i < 32 else 5 for i in range(64)]
 loader = DataLoader(Sized(sizes), None, num_workers=2, persistent_workers=True, prefetch_factor=4)
-loader.memory_budget = 200_000
+loader.memory_budget = 400_000_000
 for round in range(30):
     workers = children()
     for number, batch in enumerate(loader):
