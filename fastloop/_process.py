@@ -101,19 +101,25 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                     self._ended.remove(end)
                     return self._finish(*end)
             rest = LOOK_S if deadline is None else min(deadline - monotonic(), LOOK_S)
-            try:
-                reply = self._transport.take(max(rest, 0))
-            except KeyboardInterrupt:
-                self._follow_interrupted_workers()
-                raise
-            if reply is not None:
-                received = self._receive(*reply)
-                if received is not None:
-                    return received
-                continue
-            self._raise_for_dead_workers()
-            if rest <= 0:
-                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            reply = self._take(max(rest, 0))
+            if reply is None:
+                dead = self._dead()
+                # What they have sent before is there to be seen now.
+                reply = self._take(0) if dead else None
+                if reply is None and dead:
+                    self._raise_for(dead)
+                if reply is None and rest <= 0:
+                    raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            received = self._receive(*reply) if reply is not None else None
+            if received is not None:
+                return received
+
+    def _take(self, timeout: float) -> tuple[Any, _core.Parcel] | None:
+        try:
+            return self._transport.take(timeout)
+        except KeyboardInterrupt:
+            self._follow_interrupted_workers()
+            raise
 
     def _receive(self, task: Any, parcel: _core.Parcel) -> tuple[Any, Any] | None:
         if not isinstance(task, tuple):
@@ -185,10 +191,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             if self._workers_status[number] and not worker.is_alive()
         ]
 
-    def _raise_for_dead_workers(self) -> None:
-        dead = self._dead()
-        if not dead:
-            return
+    def _raise_for(self, dead: list[int]) -> None:
         text = "\n".join(self._explain_death(number) for number in dead)
         for number in dead:
             self._mark_worker_as_unavailable(number)

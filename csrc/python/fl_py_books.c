@@ -59,8 +59,12 @@ int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bo
     fl_py_booking *booked = fl_py_booking_of(self, worker, request.number);
     fl_py_booking_forget(self,
                          booked); /* skipped by the worker, whose later requests were answered */
-    *booked = (fl_py_booking){
-        .slot = slot, .before = before, .key = Py_NewRef(key), .limit = limit, .is_counted = true};
+    *booked = (fl_py_booking){.slot = slot,
+                              .before = before,
+                              .key = Py_NewRef(key),
+                              .number = request.number,
+                              .limit = limit,
+                              .is_counted = true};
     self->under_way += limit;
     self->unanswered++;
     return 1;
@@ -111,6 +115,7 @@ static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, fl_py_b
 PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply)
 {
     fl_py_booking *booked = fl_py_booking_of(self, reply->worker, reply->number);
+    if (booked->key == NULL || booked->number != reply->number) Py_RETURN_NONE;
     if (!is_sane(reply, booked)) {
         fl_py_booking_settle(self, booked, booked->limit);
         return PyErr_Format(PyExc_RuntimeError,

@@ -162,8 +162,8 @@ static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
     if (!is_there && seconds > 0) {
         int64_t deadline_ns = fl_now_ns() + (int64_t)(seconds * 1e9);
         self->slots->waits++;
-        Py_BEGIN_ALLOW_THREADS(void)
-        fl_shm_wait(self->shm, deadline_ns);
+        Py_BEGIN_ALLOW_THREADS
+        is_there = fl_shm_wait(self->shm, deadline_ns);
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals() != 0) return NULL;
         is_there = fl_shm_take(self->shm, &reply);

@@ -7,7 +7,8 @@
 typedef struct fl_py_booking {
     fl_slot *slot;   /* owned, FILLING; NULL when the request is answered */
     fl_slot *before; /* owned: the slot that was too small and may still be read */
-    PyObject *key;   /* owned */
+    PyObject *key;   /* owned; NULL when nothing is booked */
+    int64_t number;  /* of the request */
     int64_t limit;
     bool is_counted; /* in under_way and unanswered */
 } fl_py_booking;
@@ -52,7 +53,8 @@ void fl_py_booking_forget(fl_py_hub *self, fl_py_booking *booked);
 int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bool is_forced,
                    const Py_buffer *payload, int64_t again, fl_slot *before);
 
-/* What came: (key, parcel), or (key, worker, number, bytes needed). New reference. */
+/* What came: (key, parcel), or (key, worker, number, bytes needed); None for what nobody wants any
+ * more. New reference. */
 PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply);
 
 #endif
