@@ -4,6 +4,7 @@ its samples anew, in whichever process asks."""
 import collections
 import dataclasses
 import enum
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
@@ -171,6 +172,7 @@ TENSORS: dict[str, Make] = {
     "conjugate": lambda: _pair(_complex().conj()),
     "plain then conjugate": lambda: [_complex(), _complex().conj()],
     "negative": lambda: _pair(_complex().conj().imag),
+    "negative, contiguous": lambda: [torch._neg_view(torch.ones(3))] * 2,
     "plain then negative": lambda: [torch.ones(2), _complex().conj().imag],
     "imaginary parts": lambda: _pair(_complex().imag),
     "zero": lambda: [torch._efficientzerotensor(3)] * 2,
@@ -250,7 +252,7 @@ ARRAYS: dict[str, Make] = {
     "plain then subclass": lambda: [np.ones(3), np.ones(3).view(Rows)],
     "matrix": lambda: [np.matrix([[1, 2]])] * 2,
     "masked": lambda: [np.ma.array([1, 2], mask=[0, 1])] * 2,
-    "character": lambda: [np.char.array(["a"])] * 2,
+    "mapped": lambda: [np.memmap(sys.executable, np.uint8, "c", shape=9)] * 2,
     "different shapes": lambda: [np.ones(2), np.ones(3)],
     "different dtypes": lambda: [np.ones(2, np.float32), np.ones(2, np.int64)],
     "array then tensor": lambda: [np.ones(2), torch.ones(2)],

@@ -3,6 +3,7 @@ errors reduced to what both loaders must have in common."""
 
 import re
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -86,7 +87,7 @@ def assert_twins(ours: Any, theirs: Any, where: str = "batch") -> None:
     elif isinstance(ours, Mapping):
         assert list(ours) == list(theirs), where
         _assert_twin_parts(ours.values(), theirs.values(), where)
-    elif isinstance(ours, (list, tuple)):
+    elif isinstance(ours, (list, tuple, deque)):
         _assert_twin_parts(ours, theirs, where)
     elif _has_state(ours):
         assert_twins(vars(ours), vars(theirs), f"{where}.__dict__")
