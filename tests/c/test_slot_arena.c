@@ -293,7 +293,9 @@ static void test_a_child_writes_and_drops_everything(void)
     fl_slot_return(empty);
     fill(f.lent, 7, 100 * KIB);
     fl_slot_lend(f.lent, 1);
+    fl_fork_expect(true);
     CHECK_INT(run_child(work_in_child, &f), 0);
+    fl_fork_expect(false);
     CHECK(holds_only(fl_slot_data(f.lent), 7, 100 * KIB));
     CHECK(holds_only(fl_slot_data(f.held), 9, 100 * KIB));
     CHECK(holds_only(fl_slot_data(empty), 1, 100 * KIB)); /* still the parent's */
@@ -305,9 +307,40 @@ static void test_a_child_writes_and_drops_everything(void)
     fl_arena_close(f.arena);
 }
 
+static int do_nothing(void *arg)
+{
+    (void)arg;
+    return 0;
+}
+
+/* A child may still look at what was lent when it was forked, and only at that. */
+static void test_what_is_lent_during_a_fork_is_left_alone(void)
+{
+    fl_arena *arena = open_arena(64 * MIB);
+    fl_pool *pool = open_shared_pool(arena, 3);
+    fl_slot *before = get_slot(pool, 100 * KIB), *after;
+    char *data = fl_slot_data(before);
+    fill(before, 7, 100 * KIB);
+    fl_slot_lend(before, 2);
+    CHECK_INT(run_child(do_nothing, NULL), 0);
+    fl_slot_give(before);
+    fl_slot_give(before);
+    for (int i = 0; i < 5; i++) { /* as many as would have cycled */
+        after = get_slot(pool, 100 * KIB);
+        CHECK(fl_slot_data(after) != data);
+        fill(after, 1, 100 * KIB);
+        fl_slot_lend(after, 1);
+        fl_slot_give(after);
+    }
+    for (int64_t i = 0; i < 100 * KIB; i++) CHECK_INT(data[i], 7);
+    fl_pool_close(pool);
+    fl_arena_close(arena); /* and nothing leaks */
+}
+
 int main(void)
 {
     start_tests();
+    RUN(test_what_is_lent_during_a_fork_is_left_alone);
     RUN(test_slots_lie_in_the_arena_apart);
     RUN(test_a_fresh_slot_is_as_large_as_asked_for);
     RUN(test_surplus_slots_give_their_memory_back);
