@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from time import clock_gettime, perf_counter, process_time
+from time import clock_gettime, perf_counter, process_time, sleep
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,10 @@ def measure(contestants: dict[str, Epochs], rounds: int, seconds: float) -> dict
     return measure_by({"wall": perf_counter}, contestants, rounds, seconds)["wall"]
 
 
+# torch's OpenMP threads spin for about 10 ms after their last work: nobody pays for another's.
+SETTLE_S = 0.05
+
+
 def measure_by(
     clocks: dict[str, Clock], contestants: dict[str, Epochs], rounds: int, seconds: float
 ) -> dict[str, dict[str, Result]]:
@@ -109,6 +113,7 @@ def measure_by(
     for _ in range(rounds):
         for who, variant in runs:
             epoch = contestants[who][variant]
+            sleep(SETTLE_S)
             start_of = {name: clock() for name, clock in clocks.items()}
             batches = sum(epoch() for _ in range(repeats[who, variant]))
             end_of = {name: clocks[name]() for name in reversed(clocks)}

@@ -53,6 +53,9 @@ class _TaskPickler(pickle.Pickler):
 
 
 def _pickle_task(task: Any) -> bytes:
+    indices = task[1] if isinstance(task, tuple) else None
+    if type(indices) is list and indices and type(indices[0]) is int:
+        return pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
     file = io.BytesIO()
     _TaskPickler(file, pickle.HIGHEST_PROTOCOL).dump(task)
     return file.getvalue()
