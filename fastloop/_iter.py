@@ -244,6 +244,7 @@ class _SyncIter(_Unprofiled, _CountedSingle):
     def __del__(self) -> None:
         if hasattr(self, "_collate"):
             self._shared.last_count = self.count()
+        super().__del__()
 
 
 class _CountedMulti(_Counted, _MultiProcessingDataLoaderIter, Resumable):

@@ -1,13 +1,27 @@
-"""Puts helpers.py on the path: pytest's importlib mode does not, and spawned workers need it."""
+"""Puts helpers.py on the path: pytest's importlib mode does not, and spawned workers need it. Ends
+the run if a test hangs."""
 
+import faulthandler
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
+HANGS_S = 600  # far more than any test takes
+TERMINAL = os.dup(2)  # what pytest captures does not show when the process ends
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # torch's warning where there are fewer CPUs than workers.
     config.addinivalue_line("filterwarnings", "ignore:This DataLoader will create")
+
+
+@pytest.fixture(autouse=True)
+def ended_if_it_hangs() -> Iterator[None]:
+    faulthandler.dump_traceback_later(HANGS_S, exit=True, file=TERMINAL)
+    yield
+    faulthandler.cancel_dump_traceback_later()
