@@ -99,13 +99,13 @@ def take_all(iterator: Iterator[Any]) -> tuple[int, int]:
 
 
 def test_the_others_go_on_after_a_death_with_little_memory() -> None:
-    counts = []
-    for kind in (DataLoader, TorchLoader):
-        loader: Any = kind(Sized([1000] * 40, kills=(4,)), 2, num_workers=2)
-        loader.memory_budget = TINY
-        counts.append(take_all(iter(loader)))
-    assert counts[0][1] == counts[1][1] == 1
-    assert counts[0][0] >= 18
+    """Not compared with torch's loader, which waits for ever if the dead worker held the lock of
+    its queue."""
+    loader = DataLoader(Sized([1000] * 40, kills=(4,)), 2, num_workers=2)
+    loader.memory_budget = TINY
+    batches, errors = take_all(iter(loader))
+    assert errors == 1
+    assert batches >= 18
 
 
 def test_an_epoch_left_while_a_batch_waits_for_more_memory() -> None:
