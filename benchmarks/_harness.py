@@ -6,6 +6,7 @@ A contestant is a function that consumes one whole epoch and returns how many ba
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import io
 import json
@@ -30,6 +31,27 @@ import torch
 Epoch = Callable[[], int]
 Clock = Callable[[], float]  # seconds, counting up
 Epochs = dict[str, Epoch]  # the variants of one contestant: the best of them stands for it
+
+
+@dataclass(frozen=True)
+class Arguments:
+    rows: list[str]
+    is_quick: bool
+    json: Path | None
+
+
+def parse_arguments(doc: str | None, rows: str) -> Arguments:
+    """The command line of a benchmark whose rows are the letters in `rows`."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--rows", default=",".join(rows), help="which rows, as in a,b")
+    parser.add_argument("--quick", action="store_true", help="2 short rounds: does it run?")
+    parser.add_argument("--json", type=Path, help="file for the JSON lines")
+    args = parser.parse_args()
+    wanted = args.rows.split(",")
+    if unknown := set(wanted) - set(rows):
+        names = ", ".join(sorted(unknown))
+        parser.error(f"--rows takes letters from {rows[0]} to {rows[-1]}, not {names}")
+    return Arguments(wanted, args.quick, args.json)
 
 
 def show(value: float, unit: str) -> str:

@@ -22,18 +22,16 @@ One table row each on stdout; one JSON line each in FILE, or on stdout after the
 
 from __future__ import annotations
 
-import argparse
 import gc
 import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from _harness import Goal, Limit, Report, Result, Times, measure, show
+from _harness import Goal, Limit, Report, Result, Times, measure, parse_arguments, show
 from _work import (
     LOADERS,
     WORKERS,
@@ -263,19 +261,11 @@ def run_rows(bench: Bench, rows: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", default="a,b,c,d,e,f,g", help="which rows, as in a,b")
-    parser.add_argument("--quick", action="store_true", help="2 short rounds: does it run?")
-    parser.add_argument("--json", type=Path, help="file for the JSON lines")
-    args = parser.parse_args()
-    rows = args.rows.split(",")
-    if unknown := set(rows) - set("abcdefg"):
-        parser.error(f"--rows takes letters from a to g, not {', '.join(sorted(unknown))}")
-
-    rounds, seconds = (2, 0.03) if args.quick else (5, 0.3)
+    args = parse_arguments(__doc__, "abcdefg")
+    rounds, seconds = (2, 0.03) if args.is_quick else (5, 0.3)
     with Report(args.json, ("fastloop", "torch", "hand", "limit")) as report:
         report.open(rounds=rounds)
-        run_rows(Bench(Limit(), report, rounds, seconds), rows)
+        run_rows(Bench(Limit(), report, rounds, seconds), args.rows)
 
 
 if __name__ == "__main__":

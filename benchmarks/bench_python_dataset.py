@@ -21,12 +21,10 @@ One table row each on stdout; one JSON line each in FILE, or on stdout after the
 
 from __future__ import annotations
 
-import argparse
 import gc
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
@@ -38,6 +36,7 @@ from _harness import (
     Times,
     measure,
     measure_by,
+    parse_arguments,
     tree_cpu,
     tree_pss_mb,
 )
@@ -263,19 +262,11 @@ def run_rows(bench: Bench, rows: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", default="a,b,c,d,e,f", help="which rows, as in a,b")
-    parser.add_argument("--quick", action="store_true", help="2 short rounds: does it run?")
-    parser.add_argument("--json", type=Path, help="file for the JSON lines")
-    args = parser.parse_args()
-    rows = args.rows.split(",")
-    if unknown := set(rows) - set("abcdef"):
-        parser.error(f"--rows takes letters from a to f, not {', '.join(sorted(unknown))}")
-
-    rounds, seconds, batches = (2, 0.03, 10) if args.quick else (5, 0.5, 100)
+    args = parse_arguments(__doc__, "abcdef")
+    rounds, seconds, batches = (2, 0.03, 10) if args.is_quick else (5, 0.5, 100)
     with Report(args.json, COLUMNS) as report:
         report.open(rounds=rounds, workers=WORKERS)
-        run_rows(Bench(report, rounds, seconds, batches), rows)
+        run_rows(Bench(report, rounds, seconds, batches), args.rows)
 
 
 if __name__ == "__main__":

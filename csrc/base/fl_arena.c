@@ -44,7 +44,7 @@ static inline bool is_foreign(const fl_arena *arena)
     return arena->generation != fl_fork_generation();
 }
 
-static int64_t class_bytes(int32_t tier)
+static int64_t tier_bytes(int32_t tier)
 {
     int64_t octave = (int64_t)1 << (SMALLEST_SHIFT + tier / STEPS);
     return octave + octave / STEPS * (tier % STEPS);
@@ -52,10 +52,10 @@ static int64_t class_bytes(int32_t tier)
 
 /* The first tier of at least `bytes`. All are whole pages, or giving one back would empty a part of
  * its neighbour: a step of the smallest is 64 KB, the largest page that a kernel may have. */
-static int32_t find_class(int64_t bytes)
+static int32_t find_tier(int64_t bytes)
 {
     int32_t tier = 0;
-    while (tier < OCTAVES * STEPS && class_bytes(tier) < bytes) tier++;
+    while (tier < OCTAVES * STEPS && tier_bytes(tier) < bytes) tier++;
     return tier;
 }
 
@@ -182,7 +182,7 @@ static fl_region *pop_spare_locked(fl_arena *arena, int32_t tier)
 
 static fl_region *cut_new_locked(fl_arena *arena, int32_t tier)
 {
-    int64_t bytes = class_bytes(tier);
+    int64_t bytes = tier_bytes(tier);
     if (bytes > arena->bytes - arena->frontier) return NULL;
     fl_region *region = fl_alloc(sizeof *region);
     if (region == NULL) return NULL;
@@ -195,7 +195,7 @@ int fl_arena_get(fl_arena *arena, int64_t bytes, fl_region **out, fl_err *err)
 {
     *out = NULL;
     if (is_foreign(arena)) return fl_fail(err, FL_EFORK, "this arena belongs to a parent process");
-    int32_t tier = find_class(bytes);
+    int32_t tier = find_tier(bytes);
     fl_region *region = NULL;
     if (tier < OCTAVES * STEPS) {
         pthread_mutex_lock(&arena->mutex);

@@ -37,6 +37,16 @@ static inline int64_t fl_tensor_bytes(fl_dtype dtype, int32_t ndim, const int64_
     return bytes;
 }
 
+/* DLPack's strides, in elements, of a contiguous array. */
+static inline void fl_tensor_strides(int32_t ndim, const int64_t *shape, int64_t *stride)
+{
+    int64_t step = 1;
+    for (int32_t d = ndim - 1; d >= 0; d--) {
+        stride[d] = step;
+        step *= shape[d] > 1 ? shape[d] : 1;
+    }
+}
+
 static inline bool fl_tensor_is_contiguous(const fl_tensor *view)
 {
     int64_t step = fl_dtype_bytes(view->dtype);

@@ -9,12 +9,9 @@ static PyObject *
 make_tensor(const fl_py_table *table, int32_t f, const fl_batch *batch, char *data, bool is_single)
 {
     const fl_tensor *view = &table->columns[f].view;
-    int64_t shape[FL_MAX_NDIM], stride[FL_MAX_NDIM], step = 1;
-    for (int32_t d = view->ndim - 1; d >= 0; d--) {
-        shape[d] = d == 0 ? batch->rows.count : view->shape[d];
-        stride[d] = step;
-        step *= shape[d] > 1 ? shape[d] : 1;
-    }
+    int64_t shape[FL_MAX_NDIM], stride[FL_MAX_NDIM];
+    for (int32_t d = 0; d < view->ndim; d++) shape[d] = d == 0 ? batch->rows.count : view->shape[d];
+    fl_tensor_strides(view->ndim, shape, stride);
     int32_t skip = is_single ? 1 : 0;
     DLManagedTensorVersioned *managed = fl_slot_header(batch->slot);
     return fl_py_tensor_over(&table->door, batch->slot, data, view->dtype, view->ndim - skip,

@@ -6,7 +6,6 @@
 
 enum { LEAST_LIMIT = 64 << 10, MOST_FIRST = 64 << 20 };
 
-/* The request is answered, or never will be; `freed` bytes are no longer under way. */
 void fl_py_booking_settle(fl_py_hub *self, fl_py_booking *booked, int64_t freed)
 {
     if (!booked->is_counted) return;
@@ -34,7 +33,6 @@ static int64_t next_limit(const fl_py_hub *self)
     return fl_max(LEAST_LIMIT, self->largest + self->largest / 4);
 }
 
-/* 1 sent, 0 no room in the budget or the queue now, -1 exception. `before` is taken when sent. */
 int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bool is_forced,
                    const Py_buffer *payload, int64_t again, fl_slot *before)
 {

@@ -6,8 +6,6 @@
 
 #include "fl_thread.h"
 
-#include <string.h>
-
 static inline bool is_foreign(const fl_py_hub *self)
 {
     return self->generation != fl_fork_generation();
@@ -182,8 +180,10 @@ static PyObject *hub_cancel(fl_py_hub *self, PyObject *args)
     if (!check_worker(self, worker)) return NULL;
     for (int32_t i = 0; i < self->depth; i++) {
         fl_py_booking *booked = &self->bookings[(int64_t)worker * self->depth + i];
-        fl_py_booking_settle(self, booked, booked->limit);
-        if (is_gone) fl_py_booking_forget(self, booked);
+        if (is_gone)
+            fl_py_booking_forget(self, booked);
+        else
+            fl_py_booking_settle(self, booked, booked->limit);
     }
     Py_RETURN_NONE;
 }

@@ -193,12 +193,9 @@ static void free_keeper(DLManagedTensorVersioned *managed)
 static PyObject *make_kept(const fl_py_door *door, keeper *self, char *data, fl_dtype dtype,
                            int32_t ndim, const int64_t *shape)
 {
-    int64_t dims[FL_MAX_NDIM], stride[FL_MAX_NDIM], step = 1;
-    for (int32_t d = ndim - 1; d >= 0; d--) {
-        dims[d] = shape[d];
-        stride[d] = step;
-        step *= shape[d] > 1 ? shape[d] : 1;
-    }
+    int64_t dims[FL_MAX_NDIM], stride[FL_MAX_NDIM];
+    for (int32_t d = 0; d < ndim; d++) dims[d] = shape[d];
+    fl_tensor_strides(ndim, dims, stride);
     self->managed.manager_ctx = self;
     self->managed.deleter = free_keeper;
     bool is_freed = false; /* by torch, if it fails late */

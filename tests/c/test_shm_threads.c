@@ -121,7 +121,7 @@ static void test_processes_at_full_speed(void)
     run_processes(4, 16, 100000 / LANE_SLOWNESS, 0);
 }
 
-/* ---- with pauses around the time that they watch before they sleep (20 us) */
+/* ---- with pauses, so that they sleep */
 
 static void test_threads_that_go_to_sleep(void)
 {
