@@ -1,4 +1,4 @@
-/* fl_cpu_lanes for x86 with AVX2 and F16C. */
+/* fl_cpu_lanes_avx2: fl_cpu_lanes for x86 with AVX2 and F16C. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,f16c")
 #define FL_LANES fl_cpu_lanes_avx2
