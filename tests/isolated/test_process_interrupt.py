@@ -160,6 +160,48 @@ wait_until(lambda: not children(), 20)
     assert [line for line in out.splitlines() if line.isdigit()] == ["16"] * 9
 
 
+def test_an_interrupted_iter_leaves_no_workers(tmp_path: Path) -> None:
+    """Though the traceback, which holds the iterator, is kept; nor does an error of the sampler."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+class Stops:
+    def __init__(self, at, act):
+        self.at, self.act = at, act
+    def __iter__(self):
+        for i in range(64):
+            if i == self.at:
+                self.act()
+            yield i
+    def __len__(self):
+        return 64
+
+def in_group():
+    os.killpg(os.getpgrp(), signal.SIGINT)
+
+def alone():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def error():
+    raise KeyError("mine")
+
+kept = []
+for persistent in (False, True):
+    for at in (0, 5):
+        for act in (in_group, alone, error):
+            loader = DataLoader(Items(), 4, sampler=Stops(at, act), num_workers=2,
+                                persistent_workers=persistent)
+            try:
+                iter(loader)
+            except (KeyboardInterrupt, KeyError) as stop:
+                kept.append(stop)
+            assert not children(), (persistent, at, act)
+assert len(kept) == 12
+""",
+    )
+
+
 def test_persistent_workers_killed_by_ctrl_c_are_rebuilt_at_once(tmp_path: Path) -> None:
     """Not even a moment passes between the interrupt and the next iter()."""
     run_script(
