@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -65,3 +66,30 @@ def release_in_child() -> None:
     if _held:
         signal.signal(signal.SIGINT, _held.pop())
     _came.clear()
+
+
+def end_quietly() -> None:
+    """The last a worker does about Ctrl-C: from here on it is ignored."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Says that this process is at its end: see has_met_interrupt.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    except KeyboardInterrupt:
+        end_quietly()
+
+
+def has_met_interrupt(pid: int | None) -> bool:
+    """Whether Ctrl-C has come to a worker: it waits there to be taken, or the worker is at its end.
+
+    One that has taken it and is still in the dataset's code shows neither.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    fields = dict(line.split(":", 1) for line in lines)
+    pending, blocked, ignored = (
+        int(fields[name], 16) >> (signal.SIGINT - 1) & 1 == 1
+        for name in ("ShdPnd", "SigBlk", "SigIgn")
+    )
+    return pending or (blocked and ignored)
