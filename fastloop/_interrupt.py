@@ -44,13 +44,15 @@ def interrupts_held(resend: Callable[[], None] = interrupt) -> Iterator[None]:
     if not is_main or not callable(handler) or _held:
         yield
         return
-    _held.append(handler)
     try:
+        _came.clear()
+        _held.append(handler)
         signal.signal(signal.SIGINT, lambda number, _: _came.append(number))
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        # In this order: as soon as the program's handler is back, it may raise.
         _held.clear()
+        signal.signal(signal.SIGINT, handler)
         if _came:
             _came.clear()
             resend()
@@ -58,7 +60,7 @@ def interrupts_held(resend: Callable[[], None] = interrupt) -> Iterator[None]:
 
 def is_interrupted() -> bool:
     """Whether Ctrl-C is held back now."""
-    return bool(_came)
+    return bool(_held and _came)
 
 
 def release_in_child() -> None:

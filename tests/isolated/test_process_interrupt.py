@@ -275,7 +275,8 @@ import multiprocessing
 
 def main():
     for method, longest, rounds in (("fork", 0.02, 20), ("spawn", 1.0, 2), ("forkserver", 1.0, 2)):
-        loader = DataLoader(Items(), 4, num_workers=3, multiprocessing_context=method)
+        loader = DataLoader(Items(), 4, num_workers=3 if method == "fork" else 2,
+                            multiprocessing_context=method)
         for round in range(rounds):
             try:
                 sender = Interrupt(longest * round / rounds)
@@ -298,5 +299,39 @@ def tell(queue):
 
 if __name__ == "__main__":
     main()
+""",
+    )
+
+
+def test_ctrl_c_at_the_end_of_a_block_that_holds_it_back(tmp_path: Path) -> None:
+    """It may raise there, and the next block holds it back all the same."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+import types
+from fastloop import _interrupt
+
+def set_and_send(number, handler):
+    signal.signal(number, handler)
+    if handler is signal.default_int_handler:
+        os.kill(os.getpid(), number)
+
+def hold(send):
+    with _interrupt.interrupts_held():
+        assert not _interrupt.is_interrupted()
+        if send:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert _interrupt.is_interrupted()
+        reached.append(send)
+
+for send in (False, True):
+    reached = []
+    _interrupt.signal = types.SimpleNamespace(**{**vars(signal), "signal": set_and_send})
+    fails(lambda: hold(send), KeyboardInterrupt)
+    _interrupt.signal = signal
+    fails(lambda: hold(True), KeyboardInterrupt)
+    hold(False)
+    assert reached == [send, True, False]
 """,
     )
