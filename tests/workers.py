@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+# Starts another script from a script.
+PROGRAM = [sys.executable, "-S", str(Path(__file__).with_name("warm.py"))]
+
 
 class Items(Dataset[torch.Tensor]):
     """Item i is `shape` times i; before that a worker calls `hook(i)`."""
