@@ -126,6 +126,15 @@ class Grads:
     def combine(
         self, team: Team, source: Grads, alpha: float, factor: Any, beta: float, found_inf: Any, /
     ) -> bool: ...
+    def update_scale(
+        self,
+        found_inf: Any,
+        growth: tuple[float, float, int, int, float, float],
+        scale: Any,
+        tracker: Any,
+        misses: Any,
+        /,
+    ) -> None: ...
 
 def int64_array(
     sequence: Sequence[Any], tensor_type: type, /

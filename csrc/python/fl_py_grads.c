@@ -3,9 +3,8 @@
  * A walk collects the tensors and holds them; the passes then need no Python until the next walk.
  * Scalars that a device would know come and go as tensors of one number. One thread at a time: a
  * pass lets go of the interpreter lock when it is long, and whoever enters then is refused. */
-#include "fl_py.h"
+#include "fl_py_grads.h"
 
-#include "fl_backend.h"
 #include "fl_cpu.h"
 
 #if PY_VERSION_HEX < 0x030C0000
@@ -16,20 +15,6 @@
 
 /* Passes over less keep the interpreter lock: giving it away can cost more. */
 enum { SHORT_BYTES = 1 << 18 };
-
-typedef struct fl_py_grads {
-    PyObject_HEAD
-    fl_py_door door;
-    PyObject *is_neg;    /* owned: torch.Tensor.is_neg */
-    PyObject *name_grad; /* owned: "grad" */
-    PyObject *tensors;   /* owned: list of those the last walk found */
-    fl_list list;
-    uint64_t *layouts; /* owned: one for each span */
-    int64_t layouts_capacity;
-    const fl_backend *backend; /* borrowed, lives as long as the process */
-    bool is_plain;             /* the last walk found plain tensors alone */
-    bool is_busy;              /* interpreter lock */
-} fl_py_grads;
 
 static PyObject *grads_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -80,70 +65,7 @@ static void grads_dealloc(fl_py_grads *self)
     Py_DECREF(type);
 }
 
-/* ---- the walk: 1 it is plain, 0 it is something else, -1 exception */
-
-static int check_neg(fl_py_grads *self, PyObject *tensor)
-{
-    PyObject *answer = PyObject_CallOneArg(self->is_neg, tensor);
-    int is_neg = answer != NULL ? PyObject_IsTrue(answer) : -1;
-    Py_XDECREF(answer);
-    return is_neg < 0 ? -1 : !is_neg;
-}
-
-static int add_tensor(fl_py_grads *self, PyObject *tensor)
-{
-    fl_py_floats floats;
-    fl_err err;
-    if (PyList_Append(self->tensors, tensor) != 0) return -1;
-    if (!fl_py_float_tensor(&self->door, tensor, &floats)) return 0;
-    int status = check_neg(self, tensor);
-    if (status != 1 || floats.count == 0) return status;
-    if (fl_grow((void **)&self->layouts, &self->layouts_capacity, self->list.count + 1,
-                sizeof *self->layouts, &err) != FL_OK ||
-        fl_list_add(&self->list, floats.data, floats.count, floats.type, &err) != FL_OK) {
-        fl_py_raise(&err, NULL);
-        return -1;
-    }
-    self->layouts[self->list.count - 1] = floats.layout;
-    return 1;
-}
-
-static int add_gradient(fl_py_grads *self, PyObject *parameter)
-{
-    if (!PyObject_TypeCheck(parameter, self->door.tensor_type)) return 0;
-    PyObject *gradient = PyObject_GetAttr(parameter, self->name_grad);
-    if (gradient == NULL) return -1;
-    int status = gradient != Py_None ? add_tensor(self, gradient) : 1;
-    Py_DECREF(gradient);
-    return status;
-}
-
-/* Calls `add` with each item of a list or tuple; items may be replaced meanwhile. */
-static int add_each(fl_py_grads *self, PyObject *items, int (*add)(fl_py_grads *, PyObject *))
-{
-    if (!PyList_Check(items) && !PyTuple_Check(items)) return 0;
-    int status = 1;
-    for (Py_ssize_t i = 0; status == 1 && i < PySequence_Fast_GET_SIZE(items); i++) {
-        PyObject *item = PySequence_Fast_GET_ITEM(items, i);
-        Py_INCREF(item);
-        status = add(self, item);
-        Py_DECREF(item);
-    }
-    return status;
-}
-
-static int add_group(fl_py_grads *self, PyObject *group)
-{
-    if (!PyDict_Check(group)) return 0;
-    PyObject *parameters = PyDict_GetItemString(group, "params");
-    if (parameters == NULL) return 0;
-    Py_INCREF(parameters);
-    int status = add_each(self, parameters, add_gradient);
-    Py_DECREF(parameters);
-    return status;
-}
-
-static int enter(fl_py_grads *self)
+int fl_py_grads_enter(fl_py_grads *self)
 {
     if (!self->is_busy && self->tensors != NULL) {
         self->is_busy = true;
@@ -155,25 +77,6 @@ static int enter(fl_py_grads *self)
     return -1;
 }
 
-static int forget_tensors(fl_py_grads *self)
-{
-    fl_list_begin(&self->list);
-    return PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
-}
-
-static PyObject *walk(fl_py_grads *self, PyObject *items, int (*add)(fl_py_grads *, PyObject *))
-{
-    fl_err err;
-    if (enter(self) != 0) return NULL;
-    int status = forget_tensors(self) == 0 ? add_each(self, items, add) : -1;
-    int ended = fl_list_end(&self->list, &err);
-    if (status == 1 && ended != FL_OK) status = ended == FL_EINVAL ? 0 : -1;
-    if (ended != FL_OK && ended != FL_EINVAL) fl_py_raise(&err, NULL);
-    self->is_plain = status == 1;
-    self->is_busy = false;
-    return status >= 0 ? PyBool_FromLong(status) : NULL;
-}
-
 PyDoc_STRVAR(walk_groups_doc,
              "walk_groups(param_groups, /)\n--\n\n"
              "Collect the gradients of an optimizer's parameters; whether all of them are plain.\n"
@@ -181,7 +84,7 @@ PyDoc_STRVAR(walk_groups_doc,
 
 static PyObject *grads_walk_groups(fl_py_grads *self, PyObject *groups)
 {
-    return walk(self, groups, add_group);
+    return fl_py_walk(self, groups, fl_py_add_group);
 }
 
 PyDoc_STRVAR(walk_parameters_doc,
@@ -189,7 +92,7 @@ PyDoc_STRVAR(walk_parameters_doc,
 
 static PyObject *grads_walk_parameters(fl_py_grads *self, PyObject *parameters)
 {
-    return walk(self, parameters, add_gradient);
+    return fl_py_walk(self, parameters, fl_py_add_gradient);
 }
 
 PyDoc_STRVAR(walk_tensors_doc,
@@ -197,14 +100,14 @@ PyDoc_STRVAR(walk_tensors_doc,
 
 static PyObject *grads_walk_tensors(fl_py_grads *self, PyObject *tensors)
 {
-    return walk(self, tensors, add_tensor);
+    return fl_py_walk(self, tensors, fl_py_add_tensor);
 }
 
 PyDoc_STRVAR(clear_doc, "clear()\n--\n\nLet go of the tensors.");
 
 static PyObject *grads_clear_tensors(fl_py_grads *self, PyObject *Py_UNUSED(ignored))
 {
-    if (enter(self) != 0) return NULL;
+    if (fl_py_grads_enter(self) != 0) return NULL;
     self->is_plain = false;
     int status = PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
     self->is_busy = false;
@@ -223,7 +126,7 @@ static int find_number(fl_py_grads *self, PyObject *tensor, uint8_t bits, void *
 
 static int enter_pass(fl_py_grads *self)
 {
-    if (enter(self) != 0) return -1;
+    if (fl_py_grads_enter(self) != 0) return -1;
     if (self->is_plain) return 0;
     self->is_busy = false;
     PyErr_SetString(PyExc_RuntimeError, "no walk has found plain tensors: nothing to pass over");
@@ -376,6 +279,29 @@ static PyObject *grads_combine(fl_py_grads *self, PyObject *args)
     Py_RETURN_TRUE;
 }
 
+PyDoc_STRVAR(update_scale_doc,
+             "update_scale(found_inf, growth, scale, tracker, misses, /)\n--\n\n"
+             "The scale (float32) after a step, and its counts (int32) of good and bad steps in a\n"
+             "row; growth: (growth_factor, backoff_factor, interval, hysteresis, least, most).");
+
+static PyObject *grads_update_scale(fl_py_grads *self, PyObject *args)
+{
+    PyObject *found_inf, *scale, *tracker, *misses;
+    fl_growth growth;
+    void *found_at, *scale_at, *tracker_at, *misses_at;
+    if (!PyArg_ParseTuple(args, "O(ddiiff)OOO:update_scale", &found_inf, &growth.growth,
+                          &growth.backoff, &growth.interval, &growth.hysteresis, &growth.least,
+                          &growth.most, &scale, &tracker, &misses))
+        return NULL;
+    const fl_py_door *door = &self->door;
+    if ((found_at = fl_py_number(door, found_inf, kDLFloat, 32)) == NULL) return NULL;
+    if ((scale_at = fl_py_number(door, scale, kDLFloat, 32)) == NULL) return NULL;
+    if ((tracker_at = fl_py_number(door, tracker, kDLInt, 32)) == NULL) return NULL;
+    if ((misses_at = fl_py_number(door, misses, kDLInt, 32)) == NULL) return NULL;
+    self->backend->update_scale(NULL, &growth, found_at, scale_at, tracker_at, misses_at);
+    Py_RETURN_NONE;
+}
+
 static PyObject *grads_get_types(fl_py_grads *self, void *Py_UNUSED(closure))
 {
     long types = 0;
@@ -409,6 +335,7 @@ static PyMethodDef grads_methods[] = {
     {"scale", (PyCFunction)grads_scale, METH_VARARGS, scale_doc},
     {"unscale", (PyCFunction)grads_unscale, METH_VARARGS, unscale_doc},
     {"combine", (PyCFunction)grads_combine, METH_VARARGS, combine_doc},
+    {"update_scale", (PyCFunction)grads_update_scale, METH_VARARGS, update_scale_doc},
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(grads_doc,
