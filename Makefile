@@ -100,7 +100,7 @@ $(LANE_DIR)/%.o: %.c Makefile
 	@$(CC) $(C_FLAGS) $(SANITIZE_$(LANE)) -MMD -MP -c $< -o $@
 
 $(LANE_DIR)/test_%: $(LANE_DIR)/tests/c/test_%.o $(LANE_OBJECTS)
-	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@
+	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
 
 .PHONY: run-lane
 .SECONDARY:
