@@ -364,27 +364,36 @@ static void test_refused_memory(void)
         CHECK(refuse_each(walk_with_faults, &count) >= 3);
 }
 
-/* The list has grown for `before` already; each later request is refused in turn. */
-static void test_refused_memory_after_a_walk(void)
+/* The list has grown for `before` already; each later request is refused in turn. The walk with
+ * faults begins with `same` tensors of the walk before. */
+static void check_refused_after(int64_t before, int64_t same)
 {
     tensor old[40], new[40];
     lay_out(old, 40, 4096);
     for (int i = 0; i < 40; i++)
         new[i] = (tensor){(uintptr_t)(i + 1) << 40, 5 * FL_CHUNK + i, FL_F32};
+    memcpy(new, old, (size_t)same * sizeof *new);
+    for (int64_t n = 1;; n++) {
+        fl_list list = {0};
+        check_walk(&list, old, before, true);
+        fl_fault_arm(n);
+        int status = walk(&list, new, 40, NULL);
+        bool was_refused = fl_fault_asked() >= n;
+        fl_fault_arm(0);
+        CHECK_INT(status, was_refused ? FL_ENOMEM : FL_OK);
+        if (was_refused) check_empty(&list);
+        check_walk(&list, new, was_refused ? before : 40, was_refused);
+        fl_list_close(&list);
+        if (!was_refused) return;
+    }
+}
+
+static void test_refused_memory_after_a_walk(void)
+{
     for (int64_t before = 1; before <= 16; before++) {
-        for (int64_t n = 1;; n++) {
-            fl_list list = {0};
-            check_walk(&list, old, before, true);
-            fl_fault_arm(n);
-            int status = walk(&list, new, 40, NULL);
-            bool was_refused = fl_fault_asked() >= n;
-            fl_fault_arm(0);
-            CHECK_INT(status, was_refused ? FL_ENOMEM : FL_OK);
-            if (was_refused) check_empty(&list);
-            check_walk(&list, new, was_refused ? before : 40, was_refused);
-            fl_list_close(&list);
-            if (!was_refused) break;
-        }
+        check_refused_after(before, 0);
+        check_refused_after(before, before);
+        check_refused_after(before, before / 2);
     }
 }
 
