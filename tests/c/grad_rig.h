@@ -144,7 +144,7 @@ static inline uint64_t random_element(int32_t type, int mix, uint64_t *state)
     if (kind == 3) return sign | mantissa; /* denormal */
     if (kind == 2) return sign;
     if (kind == 1 || mix == FINITE) return sign | ((most << m) - 1);
-    return sign | most << m | (word >> 59 & 1 ? mantissa : 0);
+    return sign | most << m | (word >> 55 & 1 ? mantissa : 0);
 }
 
 static inline void fill_elements(int32_t type, void *data, int64_t count, int mix, uint64_t *state)
