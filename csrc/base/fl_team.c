@@ -13,10 +13,9 @@ struct fl_team {
     pthread_mutex_t mutex;
     pthread_cond_t posted; /* a job, or the end */
     pthread_cond_t left;   /* the last helper has left the job */
-    bool is_busy, is_open,
-        is_over;    /* mutex: a job has a caller; takes helpers; there is no other */
-    int32_t inside; /* mutex: helpers that work on the job */
-    fl_work *work;  /* mutex; set while is_busy */
+    bool is_busy, is_over; /* mutex: a job has a caller; there will be no other */
+    int32_t inside;        /* mutex: helpers that work on the job */
+    fl_work *work;         /* mutex; set while is_busy */
     void *context;
     int64_t parts, grain;
     _Atomic int64_t next; /* the first part nobody has; relaxed: the mutex publishes the job */
@@ -67,9 +66,10 @@ static void work_on(fl_team *team)
     }
 }
 
+/* Never true again once the caller has found nothing more to do. */
 static inline bool has_work_locked(fl_team *team)
 {
-    return team->is_open && atomic_load_explicit(&team->next, memory_order_relaxed) < team->parts;
+    return atomic_load_explicit(&team->next, memory_order_relaxed) < team->parts;
 }
 
 static void *run_helper(void *arg)
@@ -106,7 +106,7 @@ static bool post_job(fl_team *team, fl_work *work, void *context, int64_t parts,
     pthread_mutex_lock(&team->mutex);
     bool is_ours = !team->is_busy;
     if (is_ours) {
-        team->is_busy = team->is_open = true;
+        team->is_busy = true;
         team->work = work;
         team->context = context;
         team->parts = parts;
@@ -122,7 +122,6 @@ static bool post_job(fl_team *team, fl_work *work, void *context, int64_t parts,
 static void end_job(fl_team *team)
 {
     pthread_mutex_lock(&team->mutex);
-    team->is_open = false;
     while (team->inside > 0) pthread_cond_wait(&team->left, &team->mutex);
     team->is_busy = false;
     pthread_mutex_unlock(&team->mutex);

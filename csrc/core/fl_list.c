@@ -23,17 +23,26 @@ void fl_list_begin(fl_list *list)
     list->is_changed = false;
 }
 
+static int leave_empty(fl_list *list, int status)
+{
+    list->count = list->chunks = list->bytes = list->walked = 0;
+    return status;
+}
+
 int fl_list_add(fl_list *list, char *data, int64_t count, int32_t type, fl_err *err)
 {
+    assert(count >= 0 && type >= 0 && type < FL_FLOATS);
     if (count == 0) return FL_OK;
     int64_t at = list->count;
-    FL_TRY(fl_grow((void **)&list->spans, &list->capacity, at + 1, sizeof *list->spans, err));
+    int status = fl_grow((void **)&list->spans, &list->capacity, at + 1, sizeof *list->spans, err);
+    if (status != FL_OK) return leave_empty(list, status);
     fl_span *span = &list->spans[at];
     list->count++;
     if (at < list->walked && span->data == data && span->count == count && span->type == type)
         return FL_OK;
     *span = (fl_span){.data = data, .count = count, .type = type};
     list->is_changed = true;
+    list->walked = 0; /* the last walk is gone, should this one never come to its end */
     return FL_OK;
 }
 
@@ -97,12 +106,13 @@ static int check_overlap(fl_list *list, fl_err *err)
 
 int fl_list_end(fl_list *list, fl_err *err)
 {
-    if (!list->is_changed && list->count == list->walked) return FL_OK;
+    if (list->count != list->walked) list->is_changed = true;
+    if (!list->is_changed) return FL_OK;
     int status = count_chunks(list, err);
     if (status == FL_OK) status = check_overlap(list, err);
-    if (status != FL_OK) list->count = list->chunks = list->bytes = 0;
+    if (status != FL_OK) return leave_empty(list, status);
     list->walked = list->count;
-    return status;
+    return FL_OK;
 }
 
 int64_t fl_list_find(const fl_list *list, int64_t chunk)

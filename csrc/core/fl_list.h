@@ -28,7 +28,7 @@ typedef struct fl_list {
     double *sums;          /* owned: one for each chunk, for a backend to use */
     fl_range *ranges;      /* owned: room to sort spans by address, twice */
     int64_t sums_capacity, ranges_capacity;
-    int64_t walked;  /* how many spans the last walk found, 0 after a failure */
+    int64_t walked;  /* spans of the last walk; 0 once one was replaced, and after a failure */
     bool is_changed; /* this walk has found something else than the last */
 } fl_list;
 
@@ -36,7 +36,7 @@ void fl_list_close(fl_list *list); /* of a list that began as {0}; leaves it so 
 
 void fl_list_begin(fl_list *list);
 
-/* The next tensor; one without elements adds nothing. FL_OK, FL_ENOMEM. */
+/* The next tensor; one without elements adds nothing. FL_OK; FL_ENOMEM: the list is empty. */
 int fl_list_add(fl_list *list, char *data, int64_t count, int32_t type, fl_err *err);
 
 /* FL_OK; FL_EINVAL if two tensors share memory (threads would write it at once); FL_ENOMEM. After a

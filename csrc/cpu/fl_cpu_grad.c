@@ -189,6 +189,6 @@ void fl_cpu_update_scale(void *queue, const fl_growth *growth, const float *foun
         next = (float)(next * growth->growth);
     }
     if (next < growth->least) next = growth->least;
-    if (next > growth->most && isfinite(growth->most)) next = growth->most;
+    if (next > growth->most) next = growth->most;
     if (isfinite(next)) *scale = next;
 }

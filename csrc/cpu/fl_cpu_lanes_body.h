@@ -122,7 +122,7 @@ static uint16_t half_of_float(float x)
 
 FL_INLINE narrow load_f16(const uint16_t *at)
 {
-    narrow x;
+    narrow x = {0};
     for (int i = 0; i < WIDTH; i++) x[i] = float_of_half(at[i]);
     return x;
 }
