@@ -4,6 +4,7 @@
 #include "fl_thread.h"
 
 #include <assert.h>
+#include <fenv.h>
 
 struct fl_team {
     uint32_t generation;
@@ -18,6 +19,7 @@ struct fl_team {
     fl_work *work;         /* mutex; set while is_busy */
     void *context;
     int64_t parts, grain;
+    fenv_t rules;         /* the caller's for floats: rounding, and what becomes of denormals */
     _Atomic int64_t next; /* the first part nobody has; relaxed: the mutex publishes the job */
 };
 
@@ -82,6 +84,7 @@ static void *run_helper(void *arg)
             continue;
         }
         team->inside++;
+        fesetenv(&team->rules);
         pthread_mutex_unlock(&team->mutex);
         work_on(team);
         pthread_mutex_lock(&team->mutex);
@@ -111,6 +114,7 @@ static bool post_job(fl_team *team, fl_work *work, void *context, int64_t parts,
         team->context = context;
         team->parts = parts;
         team->grain = grain;
+        fegetenv(&team->rules);
         atomic_store_explicit(&team->next, 0, memory_order_relaxed);
         start_helpers_locked(team);
         pthread_cond_broadcast(&team->posted);

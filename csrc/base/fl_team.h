@@ -11,7 +11,8 @@
 
 typedef struct fl_team fl_team;
 
-/* Does parts first, ..., end - 1. Called from the caller's thread and helpers, at once. */
+/* Does parts first, ..., end - 1. Called from the caller's thread and helpers, at once, all under
+ * the caller's rules for floats (rounding, denormals). */
 typedef void fl_work(void *context, int64_t first, int64_t end);
 
 /* A team of `threads` >= 1, the caller counted; helpers are started by the first job that has

@@ -3,6 +3,7 @@
 
 #include "fl_team.h"
 
+#include <fenv.h>
 #include <sched.h>
 #include <signal.h>
 
@@ -381,6 +382,23 @@ static void test_signals_stay_with_the_callers_thread(void)
     signal(SIGUSR1, SIG_DFL);
 }
 
+static void check_rounding(void *context, int64_t first, int64_t end)
+{
+    gather(context, first, end);
+    CHECK_INT(fegetround(), FE_DOWNWARD);
+}
+
+static void test_helpers_follow_the_callers_rules_for_floats(void)
+{
+    fl_team *team = open_team(4);
+    gathering before = {.wanted = 4}, g = {.wanted = 4};
+    fl_team_run(team, gather, &before, 4, 1);
+    fesetround(FE_DOWNWARD);
+    fl_team_run(team, check_rounding, &g, 4, 1);
+    fesetround(FE_TONEAREST);
+    fl_team_close(team);
+}
+
 int main(void)
 {
     start_tests();
@@ -399,5 +417,6 @@ int main(void)
     RUN(test_refused_resources);
     RUN(test_with_fewer_threads_than_wanted);
     RUN(test_signals_stay_with_the_callers_thread);
+    RUN(test_helpers_follow_the_callers_rules_for_floats);
     return 0;
 }
