@@ -274,9 +274,8 @@ class GradScaler(torch.amp.GradScaler):
 
     def _note_step(self, flag: Tensor | bool) -> None:
         if isinstance(flag, bool) or flag.device.type == "cpu":
-            self._last_skipped = is_skipped = bool(flag)
-            if is_skipped:
-                self._skipped_steps += 1
+            self._last_skipped = flag if isinstance(flag, bool) else flag.item() != 0
+            self._skipped_steps += self._last_skipped
             return
         self._last_skipped = flag
         if self._skipped_unread is None:
