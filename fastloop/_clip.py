@@ -24,7 +24,7 @@ class ClipPass:
     def can_run(self, grads: GradList) -> bool:
         """Whether the engine computes this norm of these gradients, and it has one dtype."""
         is_known = self.norm_type in (1.0, 2.0, math.inf)
-        return is_known and grads.is_plain and len(grads.tensors) > 0 and len(grads.dtypes) == 1
+        return is_known and grads.is_plain and len(grads.dtypes) == 1
 
     def read(self, grads: GradList, found_inf: Tensor) -> Tensor:
         """Set total_norm and found_inf; returns the norm in double."""

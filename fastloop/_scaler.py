@@ -237,7 +237,7 @@ class GradScaler(torch.amp.GradScaler):
         **kwargs: Any,
     ) -> float | None:
         """`step` for a caller who has collected and checked this optimizer's gradients in this
-        step, and unscaled them unless grad_scale is given.
+        step, and unscaled them unless grad_scale is given. Disabled, it steps whatever found_inf.
 
         Args:
             found_inf: 0-d float32, exactly 0.0 or 1.0; kept for `update` and not changed.
@@ -248,7 +248,7 @@ class GradScaler(torch.amp.GradScaler):
             RuntimeError: the user has called `unscale_` or `step` for it since the last `update`.
         """
         if not self._enabled:
-            return super().step(optimizer, *args, **kwargs)
+            return self.step(optimizer, *args, **kwargs)
         self._check_scale_growth_tracker("step")
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.UNSCALED:
@@ -324,7 +324,7 @@ class GradScaler(torch.amp.GradScaler):
         if isinstance(new_scale, float):
             _check_finite("new_scale", new_scale)
         elif isinstance(new_scale, Tensor) and new_scale.device.type == "cpu":
-            for value in new_scale.flatten().float().tolist()[:1]:
+            for value in new_scale.float().reshape(-1).tolist():
                 _check_finite("new_scale", value)
         before = scale.clone()
         must_stay = self._count_bad_steps(scale) if new_scale is None else None
@@ -395,8 +395,8 @@ class GradScaler(torch.amp.GradScaler):
         if self._enabled:
             self._init_scale = self._bounded(self._init_scale)
             self._clamp_scale()
-            self._skipped_steps = state_dict.get("skipped_steps", self.skipped_steps)
-            self._skipped_unread = None
+            counted = self.skipped_steps  # reads the device's count and so ends it
+            self._skipped_steps = state_dict.get("skipped_steps", counted)
             self._bad_steps = state_dict.get("_bad_steps", self._bad_steps)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def test_extras_are_saved_and_loaded_and_not_needed() -> None:
     assert other.skipped_steps == 1
     fresh = GradScaler("cpu", 8.0, min_scale=4.0)
     fresh.load_state_dict({**TorchScaler("cpu").state_dict(), "scale": 1.0})
-    assert run(fresh, 0) == [4.0]
+    assert fresh.get_scale() == 4.0 and run(fresh, 0) == [4.0]
     with pytest.raises(ValueError, match="hysteresis=0"):
         other.load_state_dict({**state, "hysteresis": 0})
     assert other.get_scale() == 4.0
