@@ -6,7 +6,6 @@ themselves), `_maybe_opt_step` (whether a step is skipped), and the bounds of `u
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable
@@ -18,13 +17,13 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from fastloop._clip import ClipPass, clip_grad_norm_
+from fastloop._fused import Planted, takes_grad_scale
 from fastloop._grads import GradList
 
 Flags = dict[Any, Tensor]  # found_inf by device
 Pass = Callable[[GradList, Tensor, Tensor], object]  # takes inv_scale and found_inf
 
 _MAX_GRAD_LISTS = 16
-_PLANTED = ("grad_scale", "found_inf")  # what torch sets on an optimizer for the time of its step
 _EXTRAS = ("min_scale", "max_scale", "hysteresis")
 
 
@@ -203,20 +202,38 @@ class GradScaler(torch.amp.GradScaler):
 
         Returns:
             What `optimizer.step` returns, None where it is not called."""
-        if not self._enabled or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        is_fused = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
+        if not is_fused or "closure" in kwargs:
             return super().step(optimizer, *args, **kwargs)
-        state = self._per_optimizer_states.get(id(optimizer))
-        if state is not None and state["found_inf_per_device"] and not self._owns_unscaling():
-            self._merge_flags(state)  # they may be sums over ranks
-        fields: dict[str, Any] = getattr(optimizer, "__dict__", {})
-        had = {name: fields[name] for name in _PLANTED if name in fields}
-        try:
+        self._check_scale_growth_tracker("step")
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.STEPPED or not takes_grad_scale(optimizer):
             result = super().step(optimizer, *args, **kwargs)
-        except BaseException:
-            _put_back(fields, had)
-            raise
-        flags = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        self._note_step(next(iter(flags.values()), False))
+        else:
+            result = self._step_fused(optimizer, state, *args, **kwargs)
+        self._note_step(next(iter(state["found_inf_per_device"].values()), False))
+        return result
+
+    def _step_fused(
+        self, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        """This one branch of torch's `step` is ours: torch's asks inspect.signature at every step,
+        and leaves its two tensors on the optimizer if that raises."""
+        is_unscaled = state["stage"] is OptState.UNSCALED
+        if not is_unscaled:
+            self._check_inf_per_device(optimizer)
+        elif not self._owns_unscaling():
+            self._merge_flags(state)  # they may be sums over ranks
+        scale = self._get_scale_async()
+        assert scale is not None
+        flags = [f.to(scale.device) for f in state["found_inf_per_device"].values()]
+        of_user = getattr(optimizer, "grad_scale", None)
+        if not is_unscaled:
+            of_user = scale * (1 if of_user is None else of_user)
+        found_inf = flags[0] if len(flags) == 1 else sum(flags)
+        with Planted(optimizer, grad_scale=of_user, found_inf=found_inf):
+            result: float | None = optimizer.step(*args, **kwargs)
+        state["stage"] = OptState.STEPPED
         return result
 
     def _maybe_opt_step(
@@ -259,14 +276,12 @@ class GradScaler(torch.amp.GradScaler):
         state["stage"] = OptState.UNSCALED
         if grad_scale is None:
             return self.step(optimizer, *args, **kwargs)
-        fields = vars(optimizer)
-        had = {name: fields[name] for name in _PLANTED if name in fields}
-        of_user = had.get("grad_scale")
-        fields["grad_scale"] = grad_scale if of_user is None else grad_scale * of_user
+        of_user = getattr(optimizer, "grad_scale", None)
+        folded = grad_scale if of_user is None else grad_scale * of_user
         try:
-            return self.step(optimizer, *args, **kwargs)
+            with Planted(optimizer, grad_scale=folded):
+                return self.step(optimizer, *args, **kwargs)
         except BaseException:
-            _put_back(fields, had)
             state["stage"] = OptState.READY  # the gradients are scaled as before
             raise
 
@@ -413,14 +428,6 @@ def _has_cuda() -> bool:
     return not torch.cuda.amp.common.amp_definitely_not_available()  # type: ignore[no-untyped-call]
 
 
-def takes_grad_scale(optimizer: Optimizer) -> bool:
-    """Whether the optimizer divides by a `grad_scale` set on it: as all fused ones of torch, unlike
-    those that want the scaler itself. Costs as much as a small step: ask once."""
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return False
-    return "grad_scaler" not in inspect.signature(optimizer.step).parameters
-
-
 def _check(grads: GradList, inv_scale: Tensor, found_inf: Tensor) -> None:
     grads.norm_check(found_inf)
 
@@ -429,12 +436,6 @@ def _as_one_flag(flags: Iterable[Tensor], device: torch.device) -> Flags:
     """Exactly 0.0 or 1.0, 0-d: fused optimizers skip at 1.0 and at nothing else."""
     total: Any = sum(flag.to(device, non_blocking=True) for flag in flags)
     return {device: (total > 0).to(torch.float32).reshape(())}
-
-
-def _put_back(fields: dict[str, Any], had: dict[str, Any]) -> None:
-    for name in _PLANTED:
-        fields.pop(name, None)
-    fields.update(had)
 
 
 def _is_method(method: object, function: object) -> bool:

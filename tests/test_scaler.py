@@ -9,6 +9,7 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import passes
@@ -17,7 +18,7 @@ import torch
 from helpers import assert_same
 
 from fastloop import GradScaler
-from fastloop._scaler import takes_grad_scale
+from fastloop._fused import takes_grad_scale
 
 TorchScaler = torch.amp.GradScaler
 INF = math.inf
@@ -386,6 +387,17 @@ def test_grad_scale_is_for_optimizers_that_look_for_it() -> None:
     optimizers = [torch.optim.AdamW([p], fused=True), Recorder(p, fused=True), Recorder(p)]
     optimizers += [torch.optim.AdamW([p]), Old(p, fused=True), Old(p)]
     assert [takes_grad_scale(o) for o in optimizers] == [True, True, False, False, False, False]
+    torch.optim.lr_scheduler.StepLR(optimizers[0], 1)  # wraps its step
+    for optimizer in optimizers[1], optimizers[4]:
+        optimizer.step = partial(optimizer.step)  # type: ignore[method-assign]
+    assert [takes_grad_scale(o) for o in optimizers] == [True, True, False, False, False, False]
+
+    def step(*args: Any) -> None:
+        pass
+
+    step.__signature__ = inspect.signature(optimizers[4].step)  # type: ignore[attr-defined]
+    optimizers[1].step = step  # type: ignore[method-assign]
+    assert not takes_grad_scale(optimizers[1])
 
 
 def test_step_checked_is_refused_as_unscale_and_step_are() -> None:
