@@ -2,7 +2,8 @@
 
 State machine, messages, private fields and pickling are torch's, inherited. Ours is what it calls:
 `_unscale_grads_` (the pass), `_check_inf_per_device` (that of optimizers which unscale by
-themselves), `_maybe_opt_step` (whether a step is skipped), and the bounds of `update`."""
+themselves), `_maybe_opt_step` (whether a step is skipped); the branch of `step` for fused
+optimizers; and the bounds of `update`."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from helpers import assert_same
 
 from fastloop import GradScaler
 from fastloop._fused import takes_grad_scale
+from fastloop._grads import GradList
 
 TorchScaler = torch.amp.GradScaler
 INF = math.inf
@@ -165,6 +166,7 @@ def test_fused_optimizer_is_told_and_counted(path: str, monkeypatch: pytest.Monk
     p = param(1.0)
     if path == "engine":  # its gradients are only read
         monkeypatch.setattr(GradScaler, "_pass", staticmethod(fail))
+        monkeypatch.setattr(GradList, "unscale_", fail)
     scaler, optimizer = ready(8.0), Recorder(p, fused=True)
     for value in (1.0, INF, INF, 2.0):
         p.grad = torch.tensor([value])
@@ -396,6 +398,7 @@ def test_grad_scale_is_for_optimizers_that_look_for_it() -> None:
         pass
 
     step.__signature__ = inspect.signature(optimizers[4].step)  # type: ignore[attr-defined]
+    step.__wrapped__ = fail  # type: ignore[attr-defined]
     optimizers[1].step = step  # type: ignore[method-assign]
     assert not takes_grad_scale(optimizers[1])
 
