@@ -10,7 +10,7 @@ so that no pass waits for it; Python floats are what the host knows."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from os import getpid
 from typing import Any
 
@@ -44,6 +44,26 @@ def new_flag(device: torch.device) -> Tensor:
 
 def _new_number() -> Tensor:
     return torch.empty((), dtype=torch.float64)
+
+
+@cache
+def _engine() -> Grads:
+    return Grads(Tensor)
+
+
+def update_scale(
+    found_inf: Tensor,
+    growth: tuple[float, float, int, int, float, float],
+    scale: Tensor,
+    tracker: Tensor,
+    misses: Tensor,
+) -> None:
+    """A loss scale (0-d float32 on the CPU) after a step: torch._amp_update_scale_, within bounds.
+
+    growth: growth_factor, backoff_factor, interval, hysteresis, least and largest scale; tracker
+    and misses (int32) count good and bad steps in a row, misses only if hysteresis is above 1.
+    TypeError, and nothing is done, for tensors that are something else."""
+    _engine().update_scale(found_inf, growth, scale, tracker, misses)
 
 
 class GradList:
@@ -89,12 +109,12 @@ class GradList:
         return self.tensors[0].device if self.tensors else torch.device("cpu")
 
     @property
-    def dtype(self) -> torch.dtype | None:
-        """Of all elements; None where there are none or several dtypes."""
-        if self.is_plain and self._core.types in _TYPES:
-            return _TYPES[self._core.types]
-        dtypes = {t.dtype for t in self.tensors}
-        return dtypes.pop() if len(dtypes) == 1 else None
+    def dtypes(self) -> set[torch.dtype]:
+        """Of all tensors."""
+        if self.is_plain and not self._core.empty:
+            found = self._core.types
+            return {dtype for bit, dtype in _TYPES.items() if found & bit}
+        return {t.dtype for t in self.tensors}
 
     @property
     def has_empty(self) -> bool:
@@ -102,13 +122,6 @@ class GradList:
         if self.is_plain:
             return self._core.empty > 0
         return any(t.numel() == 0 for t in self.tensors)
-
-    @property
-    def has_half(self) -> bool:
-        """Whether there are float16 elements."""
-        if self.is_plain:
-            return bool(self._core.types & 4)
-        return any(t.dtype is torch.float16 for t in self.tensors)
 
     def norm_check(
         self,

@@ -10,6 +10,7 @@ from math import inf, nan
 
 import pytest
 import torch
+from passes import Forced
 from torch import Tensor
 
 from fastloop._grads import GradList, _make_team, new_flag
@@ -17,12 +18,6 @@ from fastloop._grads import GradList, _make_team, new_flag
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SIZES = [1, 2, 31, 32, 33, 1000, 16383, 16384, 16385, 300_000]
 CPU = torch.device("cpu")
-
-
-class Forced(GradList):
-    """A list that torch's functions work on, whatever is in it."""
-
-    is_plain = property(lambda self: False, lambda self, value: None)  # type: ignore[assignment]
 
 
 def make(dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> list[Tensor]:
