@@ -165,6 +165,8 @@ class GradList:
 
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
+        if self.is_plain and factor.item() == 1.0:
+            return
         if self._is_writable():
             self._core.scale(_team(), factor)
             return

@@ -54,6 +54,8 @@ PLAIN = {
     "part of a larger one": lambda: torch.ones(100)[7:20],
     "wants a gradient": lambda: torch.ones(3, requires_grad=True),
     "has a history": lambda: torch.ones(3, requires_grad=True) * 2,
+    "negated lazily": lambda: torch._neg_view(torch.ones(3)),
+    "negated lazily, 0-d": lambda: torch.tensor(1j).conj().imag,
     "64 dimensions": lambda: torch.ones([1] * 63 + [3]),
 }
 OTHER = {
@@ -64,8 +66,6 @@ OTHER = {
     "a parameter": lambda: torch.nn.Parameter(torch.ones(3)),
     "complex": lambda: torch.ones(3, dtype=torch.complex64),
     "conjugated": lambda: torch.ones(3, dtype=torch.complex64).conj(),
-    "negated lazily": lambda: torch._neg_view(torch.ones(3)),
-    "negated lazily, 0-d": lambda: torch.tensor(1j).conj().imag,
     "integers": lambda: torch.ones(3, dtype=torch.int64),
     "bool": lambda: torch.ones(3, dtype=torch.bool),
     "float8": lambda: torch.ones(3).to(torch.float8_e4m3fn),
@@ -218,7 +218,7 @@ def test_scale(dtype: torch.dtype) -> None:
         for t in theirs.tensors:
             t.copy_((t.to(wide) * by.to(wide)).to(dtype))
         same(ours, theirs)
-        assert [t._version for t in ours.tensors] == [v + 1 for v in versions]
+        assert [t._version for t in ours.tensors] == [v + (factor != 1) for v in versions]
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 1e-3, 1.0, 1e9, inf, -1.0, None])
@@ -265,6 +265,21 @@ def test_combine_pairs_elements_by_place_not_by_memory() -> None:
     into = torch.zeros(4, 3).t()
     GradList().collect([into]).combine_(GradList().collect([source]), beta=0.0)
     assert torch.equal(into, source)
+
+
+def test_lazily_negated_tensors() -> None:
+    found, factor = new_flag(CPU), torch.tensor(0.5, dtype=torch.float64)
+    negated = torch._neg_view(torch.tensor([1.0, -2.0]))
+    grads = GradList().collect([negated])
+    assert grads.norm_check(found) == pytest.approx(5**0.5)
+    grads.scale_(factor)
+    assert negated.tolist() == [-0.5, 1.0]
+    into = torch.ones(2)
+    GradList().collect([into]).combine_(grads)
+    assert into.tolist() == [0.5, 2.0]
+    grads.combine_(GradList().collect([into]), beta=0.0)
+    assert negated.tolist() == [0.5, 2.0]
+    assert negated.is_neg()
 
 
 def test_the_same_bits_with_any_number_of_threads() -> None:

@@ -65,7 +65,7 @@ typedef struct fl_py_floats {
 } fl_py_floats;
 
 /* Whether `object` is exactly of the door's type, on the CPU, real floating and dense. No exception
- * is set. A lazily negated tensor looks like any other: see is_neg. */
+ * is set. A lazily negated tensor looks like any other. */
 bool fl_py_float_tensor(const fl_py_door *door, PyObject *object, fl_py_floats *out);
 
 /* The address of the one number in a CPU tensor of DLPack's dtype (code, bits); TypeError. */

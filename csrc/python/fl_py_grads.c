@@ -236,8 +236,21 @@ static PyObject *grads_unscale(fl_py_grads *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Whether one of the tensors is lazily negated, which its memory does not show: 1, 0, -1 exception.
+ * Passes over one list do not mind, being odd functions; sums of two do. */
+static int has_negated(fl_py_grads *self)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->tensors); i++) {
+        PyObject *answer = PyObject_CallOneArg(self->is_neg, PyList_GET_ITEM(self->tensors, i));
+        int is_neg = answer != NULL ? PyObject_IsTrue(answer) : -1;
+        Py_XDECREF(answer);
+        if (is_neg != 0) return is_neg;
+    }
+    return 0;
+}
+
 /* Whether spans match one by one and the backend offers all their types. */
-static bool can_combine(const fl_py_grads *self, const fl_py_grads *from)
+static bool matches(const fl_py_grads *self, const fl_py_grads *from)
 {
     if (!from->is_plain || self->list.count != from->list.count) return false;
     for (int64_t i = 0; i < self->list.count; i++) {
@@ -267,11 +280,17 @@ static PyObject *grads_combine(fl_py_grads *self, PyObject *args)
         return NULL;
     if (find_number(self, factor, 64, &factor_at) != 0) return NULL;
     if (find_number(self, found_inf, 32, &found_at) != 0) return NULL;
-    if (from == self || !can_combine(self, from)) Py_RETURN_FALSE;
+    if (from == self || !matches(self, from)) Py_RETURN_FALSE;
     if (enter_pass(self) != 0) return NULL;
     if (enter_pass(from) != 0) {
         self->is_busy = false;
         return NULL;
+    }
+    int is_negated = has_negated(from);
+    if (is_negated == 0) is_negated = has_negated(self);
+    if (is_negated != 0) {
+        self->is_busy = from->is_busy = false;
+        return is_negated > 0 ? Py_NewRef(Py_False) : NULL;
     }
     fl_pass pass = {.list = &self->list, .queue = team->team};
     RUN_PASS(self, self->backend->combine(&pass, &from->list, alpha, factor_at, beta, found_at));

@@ -4,22 +4,13 @@
  * they are looked at. */
 #include "fl_py_grads.h"
 
-static int check_neg(fl_py_grads *self, PyObject *tensor)
-{
-    PyObject *answer = PyObject_CallOneArg(self->is_neg, tensor);
-    int is_neg = answer != NULL ? PyObject_IsTrue(answer) : -1;
-    Py_XDECREF(answer);
-    return is_neg < 0 ? -1 : !is_neg;
-}
-
 int fl_py_add_tensor(fl_py_grads *self, PyObject *tensor)
 {
     fl_py_floats floats;
     fl_err err;
     if (PyList_Append(self->tensors, tensor) != 0) return -1;
     if (!fl_py_float_tensor(&self->door, tensor, &floats)) return 0;
-    int status = check_neg(self, tensor);
-    if (status != 1 || floats.count == 0) return status;
+    if (floats.count == 0) return 1;
     if (fl_grow((void **)&self->layouts, &self->layouts_capacity, self->list.count + 1,
                 sizeof *self->layouts, &err) != FL_OK ||
         fl_list_add(&self->list, floats.data, floats.count, floats.type, &err) != FL_OK) {
