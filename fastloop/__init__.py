@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from fastloop._array import ArrayDataset
     from fastloop._loader import DataLoader
     from fastloop._stats import LoaderStats, WorkerStats
+    from fastloop._stepper import Stepper
 
-__all__ = ["ArrayDataset", "DataLoader", "LoaderStats", "WorkerStats", "build_info"]
+__all__ = ["ArrayDataset", "DataLoader", "LoaderStats", "Stepper", "WorkerStats", "build_info"]
 
 _HOMES = {
     "ArrayDataset": "fastloop._array",
     "DataLoader": "fastloop._loader",
     "LoaderStats": "fastloop._stats",
+    "Stepper": "fastloop._stepper",
     "WorkerStats": "fastloop._stats",
 }
 
