@@ -90,22 +90,13 @@ class Accumulator:
         self.at = At.ENTERED
 
     def _enter_ranks(self, window: Window, weight: float) -> None:
-        """What must be known before the forward: whether this backward reduces gradients."""
+        """What must be known before the forward: w_ref, and whether this backward reduces."""
         assert self.ranks is not None
-        counted = int(weight > 0)
         if window.expected is None:
-            told = self.tell(Place.FIRST_WEIGHT, weight=weight, counted=counted)
+            told = self.tell(Place.FIRST_WEIGHT, weight=weight, counted=int(weight > 0))
             window.expect(told.weight / told.counted if told.counted else 1.0)
-        syncs = self.is_boundary and not self.is_buffered
-        if syncs:
-            self._told = self.tell(
-                Place.BOUNDARY,
-                weight=window.weight + weight,
-                counted=window.counted + counted,
-                is_empty=weight == 0 and not self.ranks.has_shards,
-            )
-            syncs = self._told.is_empty == 0
-        self.ranks.enter(syncs)
+        is_empty = weight == 0 and self.ranks.can_reduce_alone
+        self.ranks.enter(self.is_boundary and not self.is_buffered and not is_empty)
 
     def backward(self, loss: Tensor) -> None:
         if self.at is not At.ENTERED:
@@ -114,6 +105,13 @@ class Accumulator:
         self.at = At.RUNNING
         window, weight = self.window, self._weight
         assert window is not None
+        reduces = self.ranks is not None and self.is_boundary and not self.is_buffered
+        if reduces:
+            self._told = self.tell(
+                Place.BOUNDARY,
+                weight=window.weight + weight,
+                counted=window.counted + int(weight > 0),
+            )
         if weight > 0:
             share = window.share(weight)
             scaled = self._scaled_loss(loss, 1.0 if self.is_buffered else share)
@@ -121,8 +119,9 @@ class Accumulator:
             if self.is_buffered and not self._buffer(share):
                 self._weight = 0.0
                 window.has_dropped = True
-        elif self.is_boundary and self.ranks is not None and self.ranks.has_shards:
-            (loss * 0).backward()  # type: ignore[no-untyped-call]
+        elif reduces:
+            assert self.ranks is not None
+            self.ranks.backward_of_nothing(loss)
         self.at = At.DONE
 
     def _refuse_backward(self) -> None:
@@ -189,6 +188,8 @@ class Accumulator:
             self._finish(place)
         finally:
             self.end_window()
+        if self.ranks is not None:
+            self.ranks.finish_window()
 
     def _finish(self, place: Place) -> None:
         window, ranks, buffers, size = self.window, self.ranks, self._buffers, 1
@@ -202,7 +203,7 @@ class Accumulator:
                 self.note_more(told)
             weight, counted, size = told.weight, int(told.counted), ranks.size
             has_dropped = told.has_dropped > 0
-            if counted and (self.is_buffered or place is Place.FLUSH or told.is_empty):
+            if counted and (self.is_buffered or place is Place.FLUSH):
                 buffers = self._reduced()
         if counted:
             outcome = self._step(window.divisor(weight, size), buffers, has_dropped)
@@ -234,7 +235,6 @@ class Accumulator:
             buffers.add(self._grads.collect_grads(self._optimizer), 1.0)
             self._grads.release()
         buffers.reduce(self.ranks)
-        self.ranks.resync_buffers()
         return buffers
 
     # ---- windows

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 
 
 class Place(IntEnum):
@@ -42,7 +43,6 @@ class Told(NamedTuple):
     weight: float
     counted: float  # micro-batches with a weight above 0
     has_more: float  # ranks whose loop has another batch
-    is_empty: float  # ranks whose last micro-batch has weight 0
     has_dropped: float  # ranks that left out a micro-batch
 
 
@@ -55,6 +55,8 @@ class Ranks:
         self._is_synced = True  # what the sharded modules were told last
         self._contexts: list[AbstractContextManager[Any]] = []
         self._farewell: tuple[Any, Tensor] | None = None
+        self._ddp: list[Any] = [m for m in replicated if isinstance(m, DistributedDataParallel)]
+        self.can_reduce_alone = len(self._ddp) == len(replicated) and not sharded
         self.has_shards = bool(sharded) or any(map(_is_fsdp1, replicated))
         self.group: Any = getattr((replicated or sharded)[0], "process_group", None)
         self.size = dist.get_world_size(self.group) if _is_running() else 1
@@ -94,12 +96,31 @@ class Ranks:
                 if hasattr(param, "_unsharded_param"):
                     param._unsharded_param.grad = None
 
-    def resync_buffers(self) -> None:
-        """After a window that DDP has not reduced itself: let the next forward broadcast the
-        module's buffers (statistics of BatchNorm), as it does after those that DDP has."""
-        for module in self._replicated:
-            if hasattr(module, "require_forward_param_sync"):
-                setattr(module, "require_forward_param_sync", True)  # noqa: B010
+    def backward_of_nothing(self, loss: Tensor) -> None:
+        """In place of a last micro-batch's backward: adds nothing, and has gradients reduced.
+
+        Without DDP alone it is the backward of 0 · loss, which can give NaN."""
+        if not self.can_reduce_alone:
+            (loss * 0).backward()  # type: ignore[no-untyped-call]
+            return
+        for module in self._ddp:
+            # As DDP's forward does for its output, here for one that each parameter is part of.
+            sums = [p.sum() for p in module.parameters() if p.requires_grad]
+            module.reducer.prepare_for_forward()
+            module.reducer.prepare_for_backward(sums if module.find_unused_parameters else [])
+            torch.autograd.backward(sums, [torch.zeros_like(s) for s in sums])
+
+    def finish_window(self) -> None:
+        """Run, while all ranks are here, what DDP would run in its next forward: a rank that
+        leaves its loop then keeps nobody waiting in a forward."""
+        for module in self._ddp:
+            if module.reducer._rebuild_buckets():
+                module._has_rebuilt_buckets = True
+            # The window's last forward may have been under no_sync(), which forgets this.
+            module.require_forward_param_sync = True
+            if module._check_sync_bufs_pre_fwd():
+                module._sync_buffers()
+                module.require_forward_param_sync = False
 
     def _set_shards(self, sync: bool) -> None:
         for module in self._sharded:
@@ -115,14 +136,13 @@ class Ranks:
         weight: float = 0.0,
         counted: int = 0,
         has_more: bool = False,
-        is_empty: bool = False,
         has_dropped: bool = False,
     ) -> Told:
         """What all ranks say together. Waits until each has sent its message (SYNC).
 
         Raises RuntimeError on every rank if they are not all at the same place."""
         self._settle_farewell()
-        facts = Told(weight, counted, has_more, is_empty, has_dropped)
+        facts = Told(weight, counted, has_more, has_dropped)
         if self.size == 1:
             return facts
         message = self._message(place, facts)
@@ -135,7 +155,7 @@ class Ranks:
         """Tell the others, without waiting, that this rank has left its loop."""
         if self.size == 1 or not _is_running():
             return
-        message = self._message(Place.LEFT, Told(0, 0, 0, 0, 0))
+        message = self._message(Place.LEFT, Told(0, 0, 0, 0))
         work = dist.all_reduce(message, group=self.group, async_op=True)
         self._farewell = (work, message)
 

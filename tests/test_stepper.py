@@ -1,5 +1,6 @@
 """Stepper: windows, boundaries, schedulers, scalers. The numbers themselves are in
-test_stepper_exact.py, exceptions and states in test_stepper_errors.py, ranks in test_stepper_ddp.py."""
+test_stepper_exact.py, exceptions and states in test_stepper_errors.py, ranks in
+test_stepper_ddp.py."""
 
 import gc
 import warnings
