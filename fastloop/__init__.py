@@ -13,18 +13,31 @@ from fastloop._core import version as _core_version
 
 if TYPE_CHECKING:
     from fastloop._array import ArrayDataset
+    from fastloop._clip import clip_grad_norm_
     from fastloop._loader import DataLoader
+    from fastloop._scaler import GradScaler
     from fastloop._stats import LoaderStats, WorkerStats
     from fastloop._stepper import Stepper
 
-__all__ = ["ArrayDataset", "DataLoader", "LoaderStats", "Stepper", "WorkerStats", "build_info"]
+__all__ = [
+    "ArrayDataset",
+    "DataLoader",
+    "GradScaler",
+    "LoaderStats",
+    "Stepper",
+    "WorkerStats",
+    "build_info",
+    "clip_grad_norm_",
+]
 
 _HOMES = {
     "ArrayDataset": "fastloop._array",
     "DataLoader": "fastloop._loader",
+    "GradScaler": "fastloop._scaler",
     "LoaderStats": "fastloop._stats",
     "Stepper": "fastloop._stepper",
     "WorkerStats": "fastloop._stats",
+    "clip_grad_norm_": "fastloop._clip",
 }
 
 

@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from fastloop._grads import GradList, new_flag
+from fastloop._scaler import takes_grad_scale
 from fastloop._window import Buffers
 
 _ABSENT = object()
@@ -69,7 +70,7 @@ class Step:
         self._scaler = scaler  # enabled, or None
         self._max_norm = max_norm
         self._checks = checks  # whether a gradient that is not finite skips the step
-        self._is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        self._is_fused = takes_grad_scale(optimizer)
         self._is_ours = hasattr(scaler, "_step_checked")
         self._grads = GradList()
         self._dtypes_of: tuple[int, ...] = ()  # for which numbers of parameters can_fold was found
@@ -93,7 +94,8 @@ class Step:
     def back_off(self) -> None:
         """No step, but the scaler hears of a gradient that was not finite."""
         if self._scaler is not None:
-            self._record(torch.ones_like(self._scaler._scale))
+            device = self._optimizer.param_groups[0]["params"][0].device
+            self._record(torch.ones_like(self._scale(device)))
             self._scaler.update()
 
     def _checked(self, divisor: float, buffers: Buffers | None, has_dropped: bool) -> Outcome:

@@ -48,6 +48,11 @@ class GradList:
         """Where norm and factor are: the first tensor's device, the CPU if there is none."""
         return self.tensors[0].device if self.tensors else torch.device("cpu")
 
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Of all tensors."""
+        return {t.dtype for t in self.tensors}
+
     def norm_check(
         self,
         found_inf: Tensor,
@@ -85,6 +90,13 @@ class GradList:
         if norm is None or max_norm is None:
             return factor
         return factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+
+    @torch.no_grad()
+    def unscale_(self, inv_scale: Tensor, found_inf: Tensor) -> None:
+        """Multiply every tensor by inv_scale (0-d float32) and set found_inf by what was there, bit
+        for bit as torch.amp.GradScaler does."""
+        for t in map(_values, self.tensors):
+            torch._amp_foreach_non_finite_check_and_unscale_([t], found_inf, inv_scale)
 
     @torch.no_grad()
     def scale_(self, factor: Tensor) -> None:

@@ -1,0 +1,107 @@
+"""clip_grad_norm_: torch's, in one pass that reads and one that writes only if there is something
+to clip. What the engine does not cover is torch's own function's."""
+
+from __future__ import annotations
+
+import math
+import types
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fastloop._grads import GradList, new_flag
+
+
+class ClipPass:
+    """One clipping of gradients that may be scaled: read, then write unless the factor is 1."""
+
+    def __init__(self, scale: Tensor | None, max_norm: float, norm_type: float) -> None:
+        self.scale, self.max_norm, self.norm_type = scale, max_norm, norm_type
+        self.total_norm: Tensor | None = None  # of the gradients / scale, in the gradients' dtype
+
+    def can_run(self, grads: GradList) -> bool:
+        """Whether the engine computes this norm of these gradients, and it has one dtype."""
+        is_known = self.norm_type in (1.0, 2.0, math.inf)
+        return is_known and grads.is_plain and len(grads.dtypes) == 1
+
+    def read(self, grads: GradList, found_inf: Tensor) -> Tensor:
+        """Set total_norm and found_inf; returns the norm in double."""
+        norm = grads.norm_check(found_inf, scale=self.scale, norm_type=self.norm_type)
+        (dtype,) = grads.dtypes
+        self.total_norm = norm.to(dtype)
+        return norm
+
+    def unscale(self, grads: GradList, inv_scale: Tensor, found_inf: Tensor) -> None:
+        """The pass of GradScaler.unscale_and_clip_. Gradients of which one is not finite are not
+        clipped; where the engine has no such norm, they are unscaled and total_norm is None."""
+        if not self.can_run(grads):
+            grads.unscale_(inv_scale, found_inf)
+            return
+        clipped = grads.clip_factor(self.read(grads, found_inf), self.max_norm, scale=self.scale)
+        unclipped = grads.clip_factor(None, None, scale=self.scale)
+        grads.scale_(torch.where(found_inf > 0, unclipped, clipped))
+
+
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """Clip the norm of all gradients together, in place: ``torch.nn.utils.clip_grad_norm_``.
+
+    Args:
+        parameters: an iterable of tensors, or one, of which each ``.grad`` that is not None counts.
+        max_norm: gradients are multiplied by min(1, max_norm / (norm + 1e-6)).
+        norm_type: the p of the norm; ``math.inf`` is the largest absolute value.
+        error_if_nonfinite: raise if the norm is inf or NaN (SYNC on CUDA), which otherwise makes
+            all gradients 0 or NaN.
+        foreach: as in torch; the engine, which has no use for it, runs in every case it covers.
+
+    Returns:
+        The norm before clipping: 0-d, on the first gradient's device, of the gradients' dtype.
+
+    For norms 1, 2 and inf of ordinary CPU tensors of one dtype, sums and the factor are of double
+    precision, the gradients are read once (always: nothing tells whether they have changed since an
+    earlier pass) and written only if the factor is not 1. All else is torch's own function.
+
+    Raises:
+        RuntimeError: error_if_nonfinite and the norm is inf or NaN, the gradients being unchanged;
+            or foreach is True where torch has no such functions.
+    """
+    if isinstance(parameters, Tensor):
+        parameters = [parameters]
+    else:
+        is_generator = isinstance(parameters, types.GeneratorType)
+        parameters = list(parameters)
+        if is_generator and not parameters:
+            # Warned of here, where the line of the user is one frame away.
+            warnings.warn(
+                "`parameters` is an empty generator, no gradient clipping will occur.",
+                stacklevel=2,
+            )
+    norm = _clip(parameters, ClipPass(None, float(max_norm), float(norm_type)), error_if_nonfinite)
+    if norm is not None:
+        return norm
+    return torch.nn.utils.clip_grad_norm_(
+        parameters, max_norm, norm_type, error_if_nonfinite, foreach
+    )
+
+
+def _clip(parameters: list[Tensor], clip: ClipPass, error_if_nonfinite: bool) -> Tensor | None:
+    """The total norm, or None where torch's function has to run (or to raise)."""
+    grads = GradList().collect_grads(parameters)
+    try:
+        if not clip.can_run(grads):
+            return None
+        norm = clip.read(grads, new_flag(grads.device))
+        assert clip.total_norm is not None
+        if error_if_nonfinite and not clip.total_norm.isfinite():
+            return None
+        grads.scale_(grads.clip_factor(norm, clip.max_norm))
+        return clip.total_norm
+    finally:
+        grads.release()

@@ -1,0 +1,446 @@
+"""GradScaler: torch's, whose passes over the gradients are the engine's (fastloop._grads).
+
+State machine, messages, private fields and pickling are torch's, inherited. Ours is what it calls:
+`_unscale_grads_` (the pass), `_check_inf_per_device` (that of optimizers which unscale by
+themselves), `_maybe_opt_step` (whether a step is skipped), and the bounds of `update`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from fastloop._clip import ClipPass, clip_grad_norm_
+from fastloop._grads import GradList
+
+Flags = dict[Any, Tensor]  # found_inf by device
+Pass = Callable[[GradList, Tensor, Tensor], object]  # takes inv_scale and found_inf
+
+_MAX_GRAD_LISTS = 16
+_PLANTED = ("grad_scale", "found_inf")  # what torch sets on an optimizer for the time of its step
+_EXTRAS = ("min_scale", "max_scale", "hysteresis")
+
+
+class GradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler`` with fewer passes over the gradients.
+
+    Args:
+        device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: torch's.
+        min_scale: the scale never falls below it. None: it may fall to 0, as torch's does.
+        max_scale: the scale never rises above it. None: it stops before infinity.
+        hysteresis: how many steps in a row must meet a gradient that is not finite before the scale
+            backs off (it then does at each, until a step without one starts the count anew), as
+            ``update_scale_hysteresis`` of NVIDIA's apex. 1: at the first, as torch.
+
+    Where every gradient is an ordinary CPU tensor, passes run in C; elsewhere torch's own run. The
+    state dict holds torch's five keys, so that torch's scaler loads it, and ours.
+
+    Raises:
+        ValueError: init_scale is not finite or not within the bounds; min_scale or max_scale is not
+            a positive number, or min_scale is larger; hysteresis is less than 1.
+        AssertionError: torch's own, for growth_factor and backoff_factor.
+    """
+
+    # Defaults are the class's: an instance unpickled from an older version has them all.
+    min_scale: float | None = None
+    max_scale: float | None = None
+    hysteresis: int = 1
+    last_norm: Tensor | None = None  # what unscale_and_clip_ last returned; None in copies
+    _bad_steps: Tensor | int = 0  # how many updates in a row have met a found_inf, up to now
+    _skipped_steps: int = 0  # those the host knows of
+    _skipped_unread: Tensor | None = None  # and those it has not asked the device for
+    _last_skipped: Tensor | bool = False
+    _pass: Pass = staticmethod(GradList.unscale_)  # what _unscale_grads_ does to covered gradients
+    _grad_lists: dict[int, GradList] | None = None  # by id of the optimizer: caches, no more
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
+        hysteresis: int = 1,
+    ) -> None:
+        if device == "cuda" and enabled and not _has_cuda():
+            # Warned of here, one frame from the user's line.
+            warnings.warn(
+                "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling.",
+                stacklevel=2,
+            )
+            enabled = False
+        super().__init__(
+            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+        )
+        self._set_extras(min_scale, max_scale, hysteresis)
+        if enabled:
+            _check_finite("init_scale", init_scale)
+            if self._bounded(init_scale) != init_scale:
+                raise ValueError(
+                    f"init_scale={init_scale} is not between min_scale={min_scale} and "
+                    f"max_scale={max_scale}; pass init_scale={self._bounded(init_scale)}"
+                )
+
+    # ---- the passes
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> Flags:
+        grads = self._grads_of(optimizer)
+        try:
+            is_covered = (
+                grads.is_plain
+                and len(grads.tensors) > 0
+                and grads.device == inv_scale.device
+                and found_inf.ndim == 0
+                and (allow_fp16 or torch.float16 not in grads.dtypes)
+            )
+            if is_covered:
+                self._pass(grads, inv_scale, found_inf)
+                return {grads.device: found_inf}
+        finally:
+            grads.release()
+        flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        return flags if len(flags) < 2 else _as_one_flag(flags.values(), inv_scale.device)
+
+    def _grads_of(self, optimizer: Optimizer) -> GradList:
+        lists = self._grad_lists
+        if lists is None:
+            lists = self._grad_lists = {}
+        grads = lists.get(id(optimizer))
+        if grads is None:
+            if len(lists) >= _MAX_GRAD_LISTS:
+                lists.clear()
+            grads = lists[id(optimizer)] = GradList()
+        return grads.collect_grads(optimizer)
+
+    def _owns_unscaling(self) -> bool:
+        """Whether neither a subclass nor the user has put something else in our methods' place."""
+        return _is_method(self.unscale_, torch.amp.GradScaler.unscale_) and _is_method(
+            self._unscale_grads_, GradScaler._unscale_grads_
+        )
+
+    def _check_inf_per_device(self, optimizer: Optimizer) -> dict[str, Any]:
+        self._pass = _check
+        try:
+            flags = super()._check_inf_per_device(optimizer)
+        finally:
+            del self._pass
+        if not flags or _is_method(self._unscale_grads_, GradScaler._unscale_grads_):
+            return flags
+        return self._merge_flags(self._per_optimizer_states[id(optimizer)])
+
+    def _merge_flags(self, state: dict[str, Any]) -> Flags:
+        scale, _ = self._check_scale_growth_tracker("step")
+        flags = _as_one_flag(state["found_inf_per_device"].values(), scale.device)
+        state["found_inf_per_device"] = flags
+        return flags
+
+    def unscale_and_clip_(
+        self,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor:
+        """`unscale_(optimizer)` and `clip_grad_norm_` of all its parameters, in one or two passes.
+
+        Args:
+            optimizer: whose gradients; `step` is then called as after `unscale_`.
+            max_norm, norm_type, error_if_nonfinite: as `torch.nn.utils.clip_grad_norm_`.
+
+        Returns:
+            The total norm of the unscaled gradients before they were clipped, a 0-d tensor of the
+            dtype and on the device that torch's function gives; also kept as `last_norm`.
+
+        Gradients are read once, then multiplied once by min(1, max_norm / (norm + 1e-6)) / scale,
+        and not written where that is 1. If one is not finite, `step` will skip; until then they are
+        unscaled but not clipped, so that one can see which it was (where torch's functions run they
+        hold what torch's clipping leaves: zeros and NaN). A disabled scaler only clips.
+
+        Does not wait for the device, unless error_if_nonfinite (SYNC, as in torch).
+
+        Raises:
+            RuntimeError: called twice, or after `step`, without `update` between; with
+                error_if_nonfinite, the total norm is not finite (the gradients are unscaled then).
+            ValueError: a gradient is float16, as in `unscale_`.
+        """
+        clip = ClipPass(self._scale if self._enabled else None, float(max_norm), float(norm_type))
+        if self._enabled and self._owns_unscaling():
+            self._pass = clip.unscale
+            try:
+                self.unscale_(optimizer)
+            finally:
+                del self._pass
+        else:
+            self.unscale_(optimizer)
+        norm = clip.total_norm
+        if norm is None or (error_if_nonfinite and not norm.isfinite()):
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            norm = clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
+        self.last_norm = norm
+        return norm
+
+    # ---- the step
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        """Unscale the gradients unless that is done, then `optimizer.step(*args, **kwargs)` unless
+        one of them is not finite: torch's, errors and warnings included.
+
+        Fused optimizers skip by themselves, on the device; for others the host reads one flag
+        (SYNC, as in torch). What torch sets on a fused optimizer is gone when its step raises.
+
+        Returns:
+            What `optimizer.step` returns, None where it is not called."""
+        if not self._enabled or not getattr(optimizer, "_step_supports_amp_scaling", False):
+            return super().step(optimizer, *args, **kwargs)
+        state = self._per_optimizer_states.get(id(optimizer))
+        if state is not None and state["found_inf_per_device"] and not self._owns_unscaling():
+            self._merge_flags(state)  # they may be sums over ranks
+        fields: dict[str, Any] = getattr(optimizer, "__dict__", {})
+        had = {name: fields[name] for name in _PLANTED if name in fields}
+        try:
+            result = super().step(optimizer, *args, **kwargs)
+        except BaseException:
+            _put_back(fields, had)
+            raise
+        flags = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        self._note_step(next(iter(flags.values()), False))
+        return result
+
+    def _maybe_opt_step(
+        self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        flags = optimizer_state["found_inf_per_device"].values()
+        is_skipped = sum(flag.item() for flag in flags) != 0
+        self._note_step(is_skipped)
+        result: float | None = None if is_skipped else optimizer.step(*args, **kwargs)
+        return result
+
+    def _step_checked(
+        self,
+        optimizer: Optimizer,
+        found_inf: Tensor,
+        grad_scale: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> float | None:
+        """`step` for a caller who has collected and checked this optimizer's gradients in this
+        step, and unscaled them unless grad_scale is given. Disabled, it steps whatever found_inf.
+
+        Args:
+            found_inf: 0-d float32, exactly 0.0 or 1.0; kept for `update` and not changed.
+            grad_scale: 0-d float32 by which the optimizer has to divide the gradients (scale and
+                clip in one), or None. Only for optimizers of which `takes_grad_scale` is true.
+
+        Raises:
+            RuntimeError: the user has called `unscale_` or `step` for it since the last `update`.
+        """
+        if not self._enabled:
+            return self.step(optimizer, *args, **kwargs)
+        self._check_scale_growth_tracker("step")
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.UNSCALED:
+            super().unscale_(optimizer)  # raises
+        if state["stage"] is OptState.STEPPED or "closure" in kwargs:
+            return self.step(optimizer, *args, **kwargs)  # raises
+        state["found_inf_per_device"] = {found_inf.device: found_inf}
+        state["stage"] = OptState.UNSCALED
+        if grad_scale is None:
+            return self.step(optimizer, *args, **kwargs)
+        fields = vars(optimizer)
+        had = {name: fields[name] for name in _PLANTED if name in fields}
+        of_user = had.get("grad_scale")
+        fields["grad_scale"] = grad_scale if of_user is None else grad_scale * of_user
+        try:
+            return self.step(optimizer, *args, **kwargs)
+        except BaseException:
+            _put_back(fields, had)
+            state["stage"] = OptState.READY  # the gradients are scaled as before
+            raise
+
+    # ---- what happened
+
+    def _note_step(self, flag: Tensor | bool) -> None:
+        if isinstance(flag, bool) or flag.device.type == "cpu":
+            self._last_skipped = flag if isinstance(flag, bool) else flag.item() != 0
+            self._skipped_steps += self._last_skipped
+            return
+        self._last_skipped = flag
+        if self._skipped_unread is None:
+            self._skipped_unread = flag.clone()
+        else:
+            self._skipped_unread.add_(flag)
+
+    def last_step_skipped(self) -> bool:
+        """Whether the last `step`, of whichever optimizer, was skipped. SYNC on CUDA."""
+        return bool(self._last_skipped)
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many optimizer steps were skipped. SYNC on CUDA."""
+        if self._skipped_unread is not None:
+            self._skipped_steps += int(self._skipped_unread.item())
+            self._skipped_unread = None
+        return self._skipped_steps
+
+    # ---- the scale
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Grow the scale, back off, or set it to new_scale: torch's, within our bounds.
+
+        Does not wait for the device. A new_scale that is not finite leaves the scale as it is where
+        only a device other than the CPU could tell.
+
+        Raises:
+            ValueError: new_scale is inf or NaN.
+        """
+        if not self._enabled:
+            return
+        states = self._per_optimizer_states
+        if len(states) > 1:  # torch adds all flags into the first, which is not ours to change
+            for state in states.values():
+                flags = state["found_inf_per_device"]
+                state["found_inf_per_device"] = {d: flag.clone() for d, flag in flags.items()}
+        is_bounded = self.min_scale or self.max_scale or self.hysteresis > 1
+        if is_bounded or new_scale is not None or not abs(self._backoff_factor) <= 1.0:
+            self._update_within_bounds(new_scale)
+        else:
+            super().update()
+
+    def _update_within_bounds(self, new_scale: float | Tensor | None) -> None:
+        scale, _ = self._check_scale_growth_tracker("update")
+        if isinstance(new_scale, float):
+            _check_finite("new_scale", new_scale)
+        elif isinstance(new_scale, Tensor) and new_scale.device.type == "cpu":
+            for value in new_scale.float().reshape(-1).tolist():
+                _check_finite("new_scale", value)
+        before = scale.clone()
+        must_stay = self._count_bad_steps(scale) if new_scale is None else None
+        super().update(new_scale)
+        is_kept = scale.isfinite().logical_not_()
+        if must_stay is not None:
+            is_kept.logical_or_(must_stay)
+        scale.copy_(torch.where(is_kept, before, scale))
+        self._clamp_scale()
+
+    def _count_bad_steps(self, scale: Tensor) -> Tensor | None:
+        """Count this update; whether hysteresis keeps the scale from backing off."""
+        states = self._per_optimizer_states.values()
+        flags = [flag for state in states for flag in state["found_inf_per_device"].values()]
+        if self.hysteresis == 1 or not flags:
+            return None
+        bad = self._bad_steps
+        if not isinstance(bad, Tensor):
+            bad = self._bad_steps = torch.full((), bad, dtype=torch.int32, device=scale.device)
+        is_bad = _as_one_flag(flags, scale.device)[scale.device] > 0
+        bad.add_(1).mul_(is_bad)
+        return is_bad.logical_and_(bad < self.hysteresis)
+
+    def _clamp_scale(self) -> None:
+        if self._scale is not None and (self.min_scale or self.max_scale):
+            self._scale.clamp_(self.min_scale, self.max_scale)
+
+    def _bounded(self, scale: float) -> float:
+        return min(max(scale, self.min_scale or -math.inf), self.max_scale or math.inf)
+
+    def _set_extras(self, low: float | None, high: float | None, hysteresis: int) -> None:
+        for name, value in (("min_scale", low), ("max_scale", high)):
+            if value is not None and not 0 < value <= torch.finfo(torch.float32).max:
+                raise ValueError(
+                    f"{name}={value} is no positive float32 number; pass one, or None for no bound"
+                )
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"min_scale={low} is larger than max_scale={high}; exchange them")
+        if hysteresis < 1:
+            raise ValueError(
+                f"hysteresis={hysteresis} is less than 1; pass 1 to back off at once, as torch does"
+            )
+        self.min_scale, self.max_scale, self.hysteresis = low, high, hysteresis
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's five entries and min_scale, max_scale, hysteresis, skipped_steps, _bad_steps, all
+        numbers or None; {} where disabled. SYNC on CUDA."""
+        state = super().state_dict()
+        if self._enabled:
+            state.update({name: getattr(self, name) for name in _EXTRAS})
+            state["skipped_steps"] = self.skipped_steps
+            state["_bad_steps"] = int(self._bad_steps)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of ours or of torch's scaler, which leaves what torch's lacks as it is.
+
+        Raises:
+            RuntimeError: it is empty, being that of a disabled scaler.
+            ValueError: its scale is not finite.
+        """
+        if self._enabled and state_dict:
+            _check_finite("state_dict['scale']", state_dict["scale"])
+            self._set_extras(*(state_dict.get(name, getattr(self, name)) for name in _EXTRAS))
+        super().load_state_dict(state_dict)
+        if self._enabled:
+            self._init_scale = self._bounded(self._init_scale)
+            self._clamp_scale()
+            counted = self.skipped_steps  # reads the device's count and so ends it
+            self._skipped_steps = state_dict.get("skipped_steps", counted)
+            self._bad_steps = state_dict.get("_bad_steps", self._bad_steps)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        for name in ("_grad_lists", "_skipped_unread", "last_norm"):
+            state.pop(name, None)
+        state["_skipped_steps"] = self.skipped_steps
+        state["_last_skipped"] = self.last_step_skipped()
+        state["_bad_steps"] = int(self._bad_steps)
+        return state
+
+
+def _has_cuda() -> bool:
+    return not torch.cuda.amp.common.amp_definitely_not_available()  # type: ignore[no-untyped-call]
+
+
+def takes_grad_scale(optimizer: Optimizer) -> bool:
+    """Whether the optimizer divides by a `grad_scale` set on it: as all fused ones of torch, unlike
+    those that want the scaler itself. Costs as much as a small step: ask once."""
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    return "grad_scaler" not in inspect.signature(optimizer.step).parameters
+
+
+def _check(grads: GradList, inv_scale: Tensor, found_inf: Tensor) -> None:
+    grads.norm_check(found_inf)
+
+
+def _as_one_flag(flags: Iterable[Tensor], device: torch.device) -> Flags:
+    """Exactly 0.0 or 1.0, 0-d: fused optimizers skip at 1.0 and at nothing else."""
+    total: Any = sum(flag.to(device, non_blocking=True) for flag in flags)
+    return {device: (total > 0).to(torch.float32).reshape(())}
+
+
+def _put_back(fields: dict[str, Any], had: dict[str, Any]) -> None:
+    for name in _PLANTED:
+        fields.pop(name, None)
+    fields.update(had)
+
+
+def _is_method(method: object, function: object) -> bool:
+    return getattr(method, "__func__", None) is function
+
+
+def _check_finite(name: str, scale: float) -> None:
+    if not math.isfinite(scale):
+        raise ValueError(f"{name}={scale} is not finite; pass a finite scale, such as 65536.0")
