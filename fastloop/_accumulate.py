@@ -65,6 +65,8 @@ class Accumulator:
         self._buffers: Buffers | None = None  # owned, kept between windows
         self.window: Window | None = None  # None: none is open
         self.mean_weight: float | None = None  # of the last window, over all ranks
+        self._seed = torch.ones(())  # the gradient of a loss that counts _seed_share
+        self._seed_share = 1.0
         self.at = At.OPEN
         self._weight = 0.0  # of the micro-batch that runs
         self._told: Told | None = None  # what the ranks said when it was entered
@@ -114,8 +116,7 @@ class Accumulator:
             )
         if weight > 0:
             share = window.share(weight)
-            scaled = self._scaled_loss(loss, 1.0 if self.is_buffered else share)
-            scaled.backward()  # type: ignore[no-untyped-call]
+            self._backward(loss, 1.0 if self.is_buffered else share)
             if self.is_buffered and not self._buffer(share):
                 self._weight = 0.0
                 window.has_dropped = True
@@ -132,10 +133,20 @@ class Accumulator:
             "give each its own micro()"
         )
 
-    def _scaled_loss(self, loss: Tensor, share: float) -> Tensor:
-        if share != 1.0:
-            loss = loss * share
-        return loss if self.scale is None else self.scale(loss)
+    def _backward(self, loss: Tensor, share: float) -> None:
+        if self.scale is not None:
+            loss = self.scale(loss)
+        if share == 1.0:
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        # As (loss * share).backward(), without a node in the graph and its two kernels.
+        seed = self._seed
+        if share != self._seed_share or seed.dtype != loss.dtype or seed.shape != loss.shape:
+            seed = self._seed = torch.full_like(loss, share, requires_grad=False)
+            self._seed_share = share
+        elif seed.device != loss.device:
+            seed = self._seed = seed.to(loss.device)
+        loss.backward(seed)  # type: ignore[no-untyped-call]
 
     def _buffer(self, share: float) -> bool:
         """Moves a micro-batch's gradients into the buffers; whether they were finite."""

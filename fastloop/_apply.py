@@ -106,17 +106,19 @@ class Step:
         if self._checks or self._max_norm is not None:
             norm = grads.norm_check(found_inf, scale=scale, divisor=divisor)
         is_one = scale is None and self._max_norm is None and divisor == 1
-        factor = grads.clip_factor(norm, self._max_norm, scale=scale, divisor=divisor)
+        factor: Tensor | float = 1.0
+        if not is_one:
+            factor = grads.clip_factor(norm, self._max_norm, scale=scale, divisor=divisor)
         found: Tensor | bool = found_inf if self._checks else False
         if self._checks and (not self._is_fused or found_inf.device.type == "cpu"):
             found = bool(found_inf)
         grad_scale = None
         if buffers is not None:
             if found is not True:
-                buffers.write(1.0 if is_one else factor, self._grads)
+                buffers.write(factor, self._grads)
         elif self._is_fused and self._folds():
-            grad_scale = None if is_one else factor.reciprocal().float()
-        elif not is_one and found is not True:
+            grad_scale = factor.reciprocal().float() if isinstance(factor, Tensor) else None
+        elif isinstance(factor, Tensor) and found is not True:
             grads.scale_(factor)
         self._step(found, found_inf, grad_scale, has_dropped)
         return Outcome(norm, found)

@@ -56,6 +56,8 @@ class Ranks:
         self._contexts: list[AbstractContextManager[Any]] = []
         self._farewell: tuple[Any, Tensor] | None = None
         self._ddp: list[Any] = [m for m in replicated if isinstance(m, DistributedDataParallel)]
+        # Whether DDP has yet to see its static graph, in a backward that reduces.
+        self._is_static = any(module.static_graph for module in self._ddp)
         self.can_reduce_alone = len(self._ddp) == len(replicated) and not sharded
         self.has_shards = bool(sharded) or any(map(_is_fsdp1, replicated))
         self.group: Any = getattr((replicated or sharded)[0], "process_group", None)
@@ -76,6 +78,12 @@ class Ranks:
         if self._sharded and sync != self._is_synced:
             self._set_shards(sync)
         if not sync:
+            if self._is_static:
+                raise RuntimeError(
+                    "DistributedDataParallel(static_graph=True) cannot run its first backward "
+                    "under no_sync(); leave static_graph out, or make the first window one "
+                    "micro-batch: accumulate=lambda step: n if step else 1"
+                )
             for module in self._replicated:
                 context = module.no_sync()  # type: ignore[operator]
                 context.__enter__()
@@ -113,6 +121,7 @@ class Ranks:
     def finish_window(self) -> None:
         """Run, while all ranks are here, what DDP would run in its next forward: a rank that
         leaves its loop then keeps nobody waiting in a forward."""
+        self._is_static = False
         for module in self._ddp:
             if module.reducer._rebuild_buckets():
                 module._has_rebuilt_buckets = True

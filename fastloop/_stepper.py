@@ -58,7 +58,8 @@ class Stepper:
             windows stepped or skipped so far (the same on every rank).
         scaler: a fastloop or torch GradScaler. Do not call its step() or update().
         max_norm: clips the gradients' 2-norm as torch.nn.utils.clip_grad_norm_ does.
-        scheduler: one or several learning rate schedulers, stepped after each step that was taken.
+        scheduler: one or several learning rate schedulers, stepped after each step that was taken
+            (at the next boundary if the host does not know yet: fused steps on an accelerator).
         model: the module or modules that run under DDP or FSDP, or contain what does.
         accum_dtype: torch.float32 or torch.float64: accumulate in buffers of that dtype, and round
             once into ``.grad``. Takes memory for one more set of gradients, and under DDP

@@ -5,130 +5,28 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_runs import (
+    INF,
+    RANK,
+    RANKS,
+    Counts,
+    Reference,
+    Run,
+    batch_of,
+    flat,
+    model_of,
+    same,
+    sizes_of,
+)
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fastloop import Stepper
-
-RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-DTYPE = torch.float64
-INF = float("inf")
-
-
-def model_of(bn: bool = False) -> torch.nn.Module:
-    torch.manual_seed(4)
-    middle = torch.nn.BatchNorm1d(7) if bn else torch.nn.Tanh()
-    return torch.nn.Sequential(torch.nn.Linear(5, 7), middle, torch.nn.Linear(7, 2)).to(DTYPE)
-
-
-def batch_of(rank: int, i: int, size: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 * rank + i)
-    return torch.randn(size, 5, generator=generator, dtype=DTYPE)
-
-
-def sizes_of(rank: int, n: int) -> list[int]:
-    return [2 + (3 * i + 5 * rank) % 7 for i in range(n)]
-
-
-def flat(tensors: Any) -> Tensor:
-    return torch.cat([t.detach().flatten() for t in tensors])
-
-
-class Counts:
-    """DDP's reductions (by a comm hook), and those by torch.distributed.all_reduce."""
-
-    def __init__(self, ddp: DistributedDataParallel | None = None) -> None:
-        self.buckets = 0
-        self.sizes: list[int] = []
-        if ddp is not None:
-            ddp.register_comm_hook(None, self._hook)
-
-    def _hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        self.buckets += 1
-        work = self.all_reduce(bucket.buffer().div_(RANKS), async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
-
-    all_reduce = staticmethod(dist.all_reduce)
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.sizes.append(tensor.numel())
-            return self.all_reduce(tensor, *args, **kwargs)
-
-        dist.all_reduce = counted
-        try:
-            yield
-        finally:
-            dist.all_reduce = self.all_reduce
-
-
-class Run:
-    def __init__(self, accumulate: Any = 3, bn: bool = False, **kwargs: Any) -> None:
-        self.plain = model_of(bn)
-        ddp_kwargs = kwargs.pop("ddp", {})
-        self.ddp = DistributedDataParallel(self.plain, **ddp_kwargs)
-        fused = kwargs.pop("fused", False)
-        self.optimizer = torch.optim.SGD(self.ddp.parameters(), 0.1, momentum=0.9, fused=fused)
-        self.steps: list[Tensor] = []
-        self.optimizer.register_step_pre_hook(
-            lambda *a: self.steps.append(flat(p.grad for p in self.plain.parameters()))
-        )
-        self.stepper = Stepper(self.optimizer, accumulate, model=self.ddp, **kwargs)
-
-    def micro(self, i: int, size: int, weight: float | None = None, spoil: float = 1.0) -> None:
-        with self.stepper.micro(weight=size if weight is None else weight):
-            loss = self.ddp(batch_of(RANK, i, size)).square().mean() * spoil
-            self.stepper.backward(loss)
-
-    def epoch(self, n: int, loader: Callable[[int], Any] = range) -> None:
-        sizes = sizes_of(RANK, n)
-        for i in self.stepper.iterate(loader(n)):
-            self.micro(i, sizes[i])
-
-    def parameters(self) -> Tensor:
-        return flat(self.plain.parameters())
-
-
-class Reference:
-    """The same training in one process: one big batch for each window."""
-
-    def __init__(self) -> None:
-        self.model = model_of()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
-        self.steps: list[Tensor] = []
-
-    def step(self, batches: list[Tensor], max_norm: float = INF) -> None:
-        self.optimizer.zero_grad()
-        self.model(torch.cat(batches)).square().mean().backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
-        self.steps.append(flat(p.grad for p in self.model.parameters()))
-        self.optimizer.step()
-
-    def epoch(self, counts: list[int], accumulate: int, max_norm: float = INF) -> None:
-        """Rank r has counts[r] micro-batches."""
-        for begin in range(0, max(counts), accumulate):
-            self.step(
-                [
-                    batch_of(rank, i, sizes_of(rank, n)[i])
-                    for rank, n in enumerate(counts)
-                    for i in range(begin, min(begin + accumulate, n))
-                ],
-                max_norm,
-            )
-
-
-def same(ours: Any, theirs: Any) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
-
-
-# ---- cases
 
 
 def case_exact() -> None:
@@ -212,9 +110,14 @@ def case_flush() -> None:
 
 def case_weight_zero() -> None:
     """A last micro-batch of weight 0 and loss NaN, on one rank or on both; a whole window of it."""
-    for options in ({}, {"on_nonfinite": "window"}, {"accum_dtype": torch.float64}):
+    several: list[dict[str, Any]] = [
+        {"on_nonfinite": "window"},
+        {"ddp": {"find_unused_parameters": True}},
+        {"accum_dtype": torch.float64},
+    ]
+    for options in several:
         for empty in ([1], [0, 1], []):
-            run, reference = Run(2, **options), Reference()
+            run, reference = Run(2, **dict(options)), Reference()
             for first in range(0, 6, 2):
                 run.micro(first, 4)
                 is_empty = RANK in empty
@@ -357,6 +260,20 @@ def case_left() -> None:
         assert run.stepper.stepped == 2 + at // 3
 
 
+def case_static_graph() -> None:
+    run = Run(2, ddp={"static_graph": True})
+    raises("static_graph=True", lambda: run.micro(0, 4))
+    run, reference = (
+        Run(lambda step: 1 if step == 0 else 3, ddp={"static_graph": True}),
+        Reference(),
+    )
+    for first, end in ((0, 1), (1, 4), (4, 7)):
+        for i in range(first, end):
+            run.micro(i, 4)
+        reference.step([batch_of(r, i, 4) for r in range(RANKS) for i in range(first, end)])
+    same(run.parameters(), flat(reference.model.parameters()))
+
+
 def case_flush_against_boundary() -> None:
     run = Run(2)
     run.micro(0, 4)
@@ -409,6 +326,36 @@ def case_resume() -> None:
             for i in again.stepper.iterate(range(at, 10)):
                 again.micro(i, sizes[i])
             assert (again.parameters() == whole.parameters()).all(), (at, options)
+
+
+def case_fsdp() -> None:
+    """FSDP2: unequal weights, clipping, a loop left early, a last micro-batch of weight 0."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, model = init_device_mesh("cpu", (RANKS,)), model_of()
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    stepper = Stepper(optimizer, 3, model=model, max_norm=0.05, on_nonfinite="window")
+    reference = Reference()
+
+    def epoch(n: int, stop: int, empty: int = -1) -> None:
+        sizes = sizes_of(RANK, 5)
+        for i in stepper.iterate(range(n)):
+            with stepper.micro(weight=0 if i == empty else sizes[i]):
+                stepper.backward(model(batch_of(RANK, i, sizes[i])).square().mean())
+            if i == stop:
+                break
+
+    epoch(5, 5)
+    reference.epoch([5, 5], 3, 0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the open window is discarded
+        epoch(5, 1)
+    epoch(3, 5, empty=2)
+    reference.step([batch_of(r, i, sizes_of(r, 5)[i]) for r in range(RANKS) for i in (0, 1)], 0.05)
+    same(flat(p.full_tensor() for p in model.parameters()), flat(reference.model.parameters()))
 
 
 def copied(value: Any) -> Any:

@@ -229,6 +229,19 @@ def test_nothing_is_left_on_a_fused_optimizer() -> None:
     assert run.optimizer.found_inf is mine and "grad_scale" not in run.optimizer.__dict__
 
 
+def test_a_grad_scale_of_the_users_is_multiplied_in() -> None:
+    moved = {}
+    for theirs in (1.0, 2.0):
+        run = Run(2, fused=True)
+        before = [p.detach().clone() for p in run.model.parameters()]
+        run.optimizer.grad_scale = torch.tensor(theirs)
+        run.micro(weight=1)
+        run.micro(weight=2)
+        after = run.model.parameters()
+        moved[theirs] = [(a - b).detach() for a, b in zip(after, before, strict=True)]
+    torch.testing.assert_close([m * 2 for m in moved[2.0]], moved[1.0], rtol=1e-3, atol=1e-6)
+
+
 def test_equal_weights_need_no_scaling_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     from fastloop._grads import GradList
 

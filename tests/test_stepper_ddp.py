@@ -1,5 +1,5 @@
-"""Stepper under DDP: two processes over gloo, started as torchrun does. tests/ranks.py holds what
-the ranks run."""
+"""Stepper under DDP and FSDP: two processes over gloo, started as torchrun does.
+tests/ranks.py holds what the ranks run."""
 
 import os
 import socket
@@ -14,8 +14,8 @@ SCRIPT = Path(__file__).with_name("ranks.py")
 
 # Cases of one line share their processes: starting these takes longer than the cases do.
 CASES = [
-    "exact unsized counts resume flush weight_zero unused buffers_follow skip",
-    "unequal left flush_against_boundary dies",
+    "exact unsized counts resume flush weight_zero unused buffers_follow skip fsdp",
+    "unequal left static_graph flush_against_boundary dies",
 ]
 
 
