@@ -13,6 +13,9 @@ from torch import Tensor
 
 from fastloop._grads import GradList, new_flag
 
+# What the last call used: gradients seldom change their sizes from call to call.
+_idle: list[GradList] = []
+
 
 class ClipPass:
     """One clipping of gradients that may be scaled: read, then write unless the factor is 1."""
@@ -23,8 +26,11 @@ class ClipPass:
 
     def can_run(self, grads: GradList) -> bool:
         """Whether the engine computes this norm of these gradients, and it has one dtype."""
-        is_known = self.norm_type in (1.0, 2.0, math.inf)
-        return is_known and grads.is_plain and len(grads.dtypes) == 1
+        if not grads.is_plain or len(grads.dtypes) != 1:
+            return False
+        if self.norm_type == math.inf:
+            return not grads.has_empty  # torch refuses these
+        return self.norm_type in (1.0, 2.0)
 
     def read(self, grads: GradList, found_inf: Tensor) -> Tensor:
         """Set total_norm and found_inf; returns the norm in double."""
@@ -93,7 +99,8 @@ def clip_grad_norm_(
 
 def _clip(parameters: list[Tensor], clip: ClipPass, error_if_nonfinite: bool) -> Tensor | None:
     """The total norm, or None where torch's function has to run (or to raise)."""
-    grads = GradList().collect_grads(parameters)
+    grads = _idle.pop() if _idle else GradList()
+    grads.collect_grads(parameters)
     try:
         if not clip.can_run(grads):
             return None
@@ -105,3 +112,5 @@ def _clip(parameters: list[Tensor], clip: ClipPass, error_if_nonfinite: bool) ->
         return clip.total_norm
     finally:
         grads.release()
+        if not _idle:
+            _idle.append(grads)

@@ -10,18 +10,60 @@ so that no pass waits for it; Python floats are what the host knows."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
+from os import getpid
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fastloop._core import Grads, Team
+
 Source = Optimizer | Iterable[Tensor]
+
+_NORMS = {2.0: 0, 1.0: 1, float("inf"): 2}
+_TYPES = {1: torch.float64, 2: torch.float32, 4: torch.float16, 8: torch.bfloat16}
+_WRITTEN = torch.autograd.graph.increment_version
+
+
+@lru_cache(maxsize=1)
+def _make_team(threads: int, _process: int) -> Team:
+    return Team(threads)
+
+
+def _team() -> Team:
+    """As many threads as torch's own operations use, shared by all passes of this process."""
+    return _make_team(torch.get_num_threads(), getpid())
 
 
 def new_flag(device: torch.device) -> Tensor:
     """A found_inf: 0-d float32, 0.0 until a pass meets an element that is not finite, then 1.0."""
     return torch.zeros((), dtype=torch.float32, device=device)
+
+
+def _new_number() -> Tensor:
+    return torch.empty((), dtype=torch.float64)
+
+
+@cache
+def _engine() -> Grads:
+    return Grads(Tensor)
+
+
+def update_scale(
+    found_inf: Tensor,
+    growth: tuple[float, float, int, int, float, float],
+    scale: Tensor,
+    tracker: Tensor,
+    misses: Tensor,
+) -> None:
+    """A loss scale (0-d float32 on the CPU) after a step: torch._amp_update_scale_, within bounds.
+
+    growth: growth_factor, backoff_factor, interval, hysteresis, least and largest scale; tracker
+    and misses (int32) count good and bad steps in a row, misses only if hysteresis is above 1.
+    TypeError, and nothing is done, for tensors that are something else."""
+    _engine().update_scale(found_inf, growth, scale, tracker, misses)
 
 
 class GradList:
@@ -30,18 +72,36 @@ class GradList:
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.is_plain = False  # whether the engine runs the passes
+        self._core = Grads(Tensor)
+
+    def __reduce__(self) -> tuple[type[GradList], tuple[()]]:
+        return GradList, ()  # copies and pickles begin empty
 
     def collect_grads(self, source: Source) -> GradList:
         """Hold the `.grad` of every parameter of an optimizer or iterable that has one."""
-        return self.collect(p.grad for p in _parameters(source) if p.grad is not None)
+        if isinstance(source, Optimizer):
+            return self._hold(self._core.walk_groups(source.param_groups), source)
+        parameters = list(source)
+        return self._hold(self._core.walk_parameters(parameters), parameters)
 
     def collect(self, tensors: Iterable[Tensor]) -> GradList:
         """Hold these tensors; until `release` they stay alive."""
-        self.tensors = list(tensors)
+        tensors = list(tensors)
+        self.is_plain = self._core.walk_tensors(tensors)
+        self.tensors = tensors
+        return self
+
+    def _hold(self, is_plain: bool, source: Source) -> GradList:
+        self.is_plain = is_plain
+        if is_plain:
+            self.tensors = self._core.tensors
+        else:
+            self.tensors = [p.grad for p in _parameters(source) if p.grad is not None]
         return self
 
     def release(self) -> None:
         self.tensors = []
+        self._core.clear()
 
     @property
     def device(self) -> torch.device:
@@ -51,7 +111,17 @@ class GradList:
     @property
     def dtypes(self) -> set[torch.dtype]:
         """Of all tensors."""
+        if self.is_plain and not self._core.empty:
+            found = self._core.types
+            return {dtype for bit, dtype in _TYPES.items() if found & bit}
         return {t.dtype for t in self.tensors}
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether a tensor has no elements (torch refuses their maximum)."""
+        if self.is_plain:
+            return self._core.empty > 0
+        return any(t.numel() == 0 for t in self.tensors)
 
     def norm_check(
         self,
@@ -65,15 +135,11 @@ class GradList:
 
         The check is of every element as it lies in memory: norms too large for float32 are no
         false alarm."""
-        _check_finite(self.tensors, found_inf)
-        norms = [
-            torch.linalg.vector_norm(t.double(), norm_type) for t in map(_values, self.tensors)
-        ]
-        if not norms:
-            return torch.zeros((), dtype=torch.float64)
-        norms = [_whole(norm).to(self.device) for norm in norms]
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        return norm.div_(divisor if scale is None else scale.double() * divisor)
+        if self.is_plain and norm_type in _NORMS:
+            norm = _new_number()
+            self._core.norm_check(_team(), _NORMS[norm_type], scale, divisor, found_inf, norm)
+            return norm
+        return _norm_check(self.tensors, found_inf, scale, divisor, norm_type, self.device)
 
     def clip_factor(
         self,
@@ -85,26 +151,35 @@ class GradList:
     ) -> Tensor:
         """What `scale_` multiplies by to divide by scale * divisor and then clip to max_norm as
         torch does (min(1, max_norm / (norm + 1e-6))): 0-d float64. No clipping without max_norm."""
-        one = torch.ones((), dtype=torch.float64, device=self.device)
-        factor = one / (divisor if scale is None else scale.double() * divisor)
+        is_clipped = norm is not None and max_norm is not None
+        if self.is_plain:
+            factor = _new_number()
+            limit = max_norm if max_norm is not None else 0.0
+            self._core.clip_factor(norm if is_clipped else None, limit, scale, divisor, factor)
+            return factor
+        factor = torch.ones((), dtype=torch.float64, device=self.device)
+        factor.div_(divisor if scale is None else scale.double() * divisor)
         if norm is None or max_norm is None:
             return factor
         return factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
-    @torch.no_grad()
-    def unscale_(self, inv_scale: Tensor, found_inf: Tensor) -> None:
-        """Multiply every tensor by inv_scale (0-d float32) and set found_inf by what was there, bit
-        for bit as torch.amp.GradScaler does."""
-        for t in map(_values, self.tensors):
-            torch._amp_foreach_non_finite_check_and_unscale_([t], found_inf, inv_scale)
-
-    @torch.no_grad()
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
-        for t in map(_values, self.tensors):
-            t.mul_(factor.to(t.device))
+        if self._is_writable():
+            self._core.scale(_team(), factor)
+            return
+        with torch.no_grad():
+            for t in map(_values, self.tensors):
+                t.mul_(factor.to(t.device))
 
-    @torch.no_grad()
+    def unscale_(self, inv_scale: Tensor, found_inf: Tensor) -> Tensor:
+        """One read and write: multiply by a 0-d float32, bit for bit as torch's unscale_ does, and
+        check the elements as they were; the 2-norm of the result, 0-d float64. For plain lists."""
+        norm = _new_number()
+        _WRITTEN(self.tensors)
+        self._core.unscale(_team(), inv_scale, found_inf, norm)
+        return norm
+
     def combine_(
         self,
         source: GradList,
@@ -113,18 +188,59 @@ class GradList:
         alpha: float | Tensor = 1.0,
         beta: float = 1.0,
     ) -> None:
-        """self = beta * self + alpha * source, tensor by tensor, in the wider of both dtypes and
-        rounded once. Sets found_inf by the elements of source. beta 0 does not read self."""
-        if found_inf is not None:
-            _check_finite(source.tensors, found_inf)
-        for into, t in zip(self.tensors, source.tensors, strict=True):
-            wide = torch.promote_types(into.dtype, t.dtype)
-            if wide in (torch.float16, torch.bfloat16):
-                wide = torch.float32
-            sum = t.to(wide) * alpha
-            if beta != 0:
-                sum = sum + into.to(wide) * beta
-            into.copy_(sum)
+        """self = beta * self + alpha * source, tensor by tensor, in float32 (float64 where one is)
+        and rounded once. Sets found_inf by the elements of source. beta 0 does not read self."""
+        if source.is_plain and self._is_writable():
+            host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
+            if self._core.combine(_team(), source._core, host, device, beta, found_inf):
+                return
+        _combine(self.tensors, source.tensors, found_inf, alpha, beta)
+
+    def _is_writable(self) -> bool:
+        """Whether the engine may write: then autograd knows that the tensors have changed."""
+        if self.is_plain:
+            _WRITTEN(self.tensors)
+        return self.is_plain
+
+
+# ---- the same by torch's functions
+
+
+def _norm_check(
+    tensors: list[Tensor],
+    found_inf: Tensor,
+    scale: Tensor | None,
+    divisor: float,
+    norm_type: float,
+    device: torch.device,
+) -> Tensor:
+    _check_finite(tensors, found_inf)
+    norms = [torch.linalg.vector_norm(t.double(), norm_type) for t in map(_values, tensors)]
+    if not norms:
+        return torch.zeros((), dtype=torch.float64)
+    norms = [_whole(norm).to(device) for norm in norms]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    return norm.div_(divisor if scale is None else scale.double() * divisor)
+
+
+@torch.no_grad()
+def _combine(
+    tensors: list[Tensor],
+    sources: list[Tensor],
+    found_inf: Tensor | None,
+    alpha: float | Tensor,
+    beta: float,
+) -> None:
+    if found_inf is not None:
+        _check_finite(sources, found_inf)
+    for into, t in zip(tensors, sources, strict=True):
+        wide = torch.promote_types(into.dtype, t.dtype)
+        if wide in (torch.float16, torch.bfloat16):
+            wide = torch.float32
+        sum = t.to(wide) * alpha
+        if beta != 0:
+            sum = sum + into.to(wide) * beta
+        into.copy_(sum)
 
 
 def _parameters(source: Source) -> Iterator[Tensor]:

@@ -23,6 +23,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
+from fastloop._threads import on_this_thread
 
 Block = torch.Tensor | tuple[int, int]
 Vector = np.ndarray[Any, np.dtype[np.int64]]
@@ -49,6 +50,11 @@ def as_vector(indices: object) -> Vector | None:
     return None
 
 
+def _permutation(n: int, generator: Any) -> torch.Tensor:
+    with on_this_thread():
+        return torch.randperm(n, generator=generator).cpu()
+
+
 def _sequential(sampler: SequentialSampler) -> Iterator[Block]:
     yield 0, len(sampler.data_source)
 
@@ -67,12 +73,12 @@ def _random(sampler: RandomSampler) -> Iterator[Block]:
             yield draws.cpu()
         return
     for _ in range(whole):
-        yield torch.randperm(n, generator=generator).cpu()
-    yield torch.randperm(n, generator=generator)[:rest].cpu()
+        yield _permutation(n, generator)
+    yield _permutation(n, generator)[:rest]
 
 
 def _subset(sampler: SubsetRandomSampler, indices: torch.Tensor) -> Iterator[Block]:
-    yield indices[torch.randperm(len(indices), generator=sampler.generator).cpu()]
+    yield indices[_permutation(len(indices), sampler.generator)]
 
 
 def _weighted(sampler: WeightedRandomSampler) -> Iterator[Block]:
@@ -87,7 +93,7 @@ def _distributed(sampler: DistributedSampler[Any]) -> Iterator[Block]:
     if sampler.shuffle:
         generator = torch.Generator()
         generator.manual_seed(sampler.seed + sampler.epoch)
-        indices = torch.randperm(n, generator=generator).cpu()
+        indices = _permutation(n, generator)
     else:
         indices = torch.arange(n, device="cpu")
     if not sampler.drop_last:

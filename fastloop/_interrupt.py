@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -43,13 +44,15 @@ def interrupts_held(resend: Callable[[], None] = interrupt) -> Iterator[None]:
     if not is_main or not callable(handler) or _held:
         yield
         return
-    _held.append(handler)
     try:
+        _came.clear()
+        _held.append(handler)
         signal.signal(signal.SIGINT, lambda number, _: _came.append(number))
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        # In this order: as soon as the program's handler is back, it may raise.
         _held.clear()
+        signal.signal(signal.SIGINT, handler)
         if _came:
             _came.clear()
             resend()
@@ -57,7 +60,7 @@ def interrupts_held(resend: Callable[[], None] = interrupt) -> Iterator[None]:
 
 def is_interrupted() -> bool:
     """Whether Ctrl-C is held back now."""
-    return bool(_came)
+    return bool(_held and _came)
 
 
 def release_in_child() -> None:
@@ -65,3 +68,30 @@ def release_in_child() -> None:
     if _held:
         signal.signal(signal.SIGINT, _held.pop())
     _came.clear()
+
+
+def end_quietly() -> None:
+    """The last a worker does about Ctrl-C: from here on it is ignored."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Says that this process is at its end: see has_met_interrupt.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    except KeyboardInterrupt:
+        end_quietly()
+
+
+def has_met_interrupt(pid: int | None) -> bool:
+    """Whether Ctrl-C has come to a worker: it waits there to be taken, or the worker is at its end.
+
+    One that has taken it and is still in the dataset's code shows neither.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    fields = dict(line.split(":", 1) for line in lines)
+    pending, blocked, ignored = (
+        int(fields[name], 16) >> (signal.SIGINT - 1) & 1 == 1
+        for name in ("ShdPnd", "SigBlk", "SigIgn")
+    )
+    return pending or (blocked and ignored)

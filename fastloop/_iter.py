@@ -262,8 +262,14 @@ class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         budget = getattr(loader, "memory_budget", None)
-        super().__init__(loader, shared, shared.slots_for_workers(), budget)
-        shared.latest = weakref.ref(self)
+        try:
+            super().__init__(loader, shared, shared.slots_for_workers(), budget)
+            shared.latest = weakref.ref(self)
+        except BaseException:
+            # Ctrl-C, say, or an error of the sampler: a traceback that is kept must not keep the
+            # workers that have started.
+            self._shutdown_workers()
+            raise
 
     def count(self) -> tuple[Workers, dict[str, int]]:
         return self._hub.count()

@@ -15,7 +15,12 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastloop import _core
-from fastloop._interrupt import interrupt_later, interrupts_held, is_interrupted
+from fastloop._interrupt import (
+    has_met_interrupt,
+    interrupt_later,
+    interrupts_held,
+    is_interrupted,
+)
 from fastloop._memory import default_budget, describe_memory
 from fastloop._pack import OBJECT, unpack
 from fastloop._transport import LOOK_S, Context, Transport
@@ -94,6 +99,13 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         self._is_whole = True
 
     def _get_data(self) -> tuple[Any, Any]:
+        try:
+            return self._await_data()
+        except KeyboardInterrupt:
+            self._follow_interrupted_workers()
+            raise
+
+    def _await_data(self) -> tuple[Any, Any]:
         deadline = monotonic() + self._timeout if self._timeout > 0 else None
         while True:
             for end in self._ended:
@@ -101,11 +113,11 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                     self._ended.remove(end)
                     return self._finish(*end)
             rest = LOOK_S if deadline is None else min(deadline - monotonic(), LOOK_S)
-            reply = self._take(max(rest, 0))
+            reply = self._transport.take(max(rest, 0))
             if reply is None:
                 dead = self._dead()
                 # What they have sent before is there to be seen now.
-                reply = self._take(0) if dead else None
+                reply = self._transport.take(0) if dead else None
                 if reply is None and dead:
                     self._raise_for(dead)
                 if reply is None and rest <= 0:
@@ -113,13 +125,6 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             received = self._receive(*reply) if reply is not None else None
             if received is not None:
                 return received
-
-    def _take(self, timeout: float) -> tuple[Any, _core.Parcel] | None:
-        try:
-            return self._transport.take(timeout)
-        except KeyboardInterrupt:
-            self._follow_interrupted_workers()
-            raise
 
     def _receive(self, task: Any, parcel: _core.Parcel) -> tuple[Any, Any] | None:
         if not isinstance(task, tuple):
@@ -177,11 +182,14 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
 
     def _follow_interrupted_workers(self) -> None:
         """Ctrl-C at a terminal ends the workers, too. A traceback that is kept must not keep what
-        is left of them."""
-        deadline = monotonic() + LOOK_S
-        while not self._dead() and monotonic() < deadline:
-            sleep(0.002)
-        if self._dead():
+        is left of them. Pressed again, it ends them in any case."""
+        begin = monotonic()
+        with interrupts_held():
+            while not self._dead() and not is_interrupted():
+                is_reached = any(has_met_interrupt(worker.pid) for worker in self._workers)
+                if monotonic() - begin > (_FIRM_S if is_reached else LOOK_S):
+                    return
+                sleep(0.002)
             self._shutdown_workers()
 
     def _dead(self) -> list[int]:
@@ -231,11 +239,12 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             try:
                 self._stop_workers()
             finally:
-                super()._shutdown_workers()
-                self._transport.forget()
-                self._task_info = {}
-                if not self._living():
-                    self._hub.release()
+                with interrupts_held():
+                    super()._shutdown_workers()
+                    self._transport.forget()
+                    self._task_info = {}
+                    if not self._living():
+                        self._hub.release()
 
     def _stop_workers(self) -> None:
         """Ends all workers within some seconds, whatever they are doing."""

@@ -2,14 +2,13 @@
 
 State machine, messages, private fields and pickling are torch's, inherited. Ours is what it calls:
 `_unscale_grads_` (the pass), `_check_inf_per_device` (that of optimizers which unscale by
-themselves), `_maybe_opt_step` (whether a step is skipped), and the bounds of `update`."""
+themselves), `_maybe_opt_step` (whether a step is skipped); the branch of `step` for fused
+optimizers; and the bounds of `update`."""
 
 from __future__ import annotations
 
-import inspect
-import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,17 +17,16 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from fastloop._clip import ClipPass, clip_grad_norm_
+from fastloop._fused import Planted, takes_grad_scale
 from fastloop._grads import GradList
+from fastloop._scale import BoundedScaler, Flags, as_one_flag
 
-Flags = dict[Any, Tensor]  # found_inf by device
 Pass = Callable[[GradList, Tensor, Tensor], object]  # takes inv_scale and found_inf
 
 _MAX_GRAD_LISTS = 16
-_PLANTED = ("grad_scale", "found_inf")  # what torch sets on an optimizer for the time of its step
-_EXTRAS = ("min_scale", "max_scale", "hysteresis")
 
 
-class GradScaler(torch.amp.GradScaler):
+class GradScaler(BoundedScaler):
     """``torch.amp.GradScaler`` with fewer passes over the gradients.
 
     Args:
@@ -49,11 +47,7 @@ class GradScaler(torch.amp.GradScaler):
     """
 
     # Defaults are the class's: an instance unpickled from an older version has them all.
-    min_scale: float | None = None
-    max_scale: float | None = None
-    hysteresis: int = 1
     last_norm: Tensor | None = None  # what unscale_and_clip_ last returned; None in copies
-    _bad_steps: Tensor | int = 0  # how many updates in a row have met a found_inf, up to now
     _skipped_steps: int = 0  # those the host knows of
     _skipped_unread: Tensor | None = None  # and those it has not asked the device for
     _last_skipped: Tensor | bool = False
@@ -83,14 +77,7 @@ class GradScaler(torch.amp.GradScaler):
         super().__init__(
             device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
         )
-        self._set_extras(min_scale, max_scale, hysteresis)
-        if enabled:
-            _check_finite("init_scale", init_scale)
-            if self._bounded(init_scale) != init_scale:
-                raise ValueError(
-                    f"init_scale={init_scale} is not between min_scale={min_scale} and "
-                    f"max_scale={max_scale}; pass init_scale={self._bounded(init_scale)}"
-                )
+        self._set_bounds(min_scale, max_scale, hysteresis)
 
     # ---- the passes
 
@@ -112,7 +99,7 @@ class GradScaler(torch.amp.GradScaler):
         finally:
             grads.release()
         flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        return flags if len(flags) < 2 else _as_one_flag(flags.values(), inv_scale.device)
+        return flags if len(flags) < 2 else as_one_flag(flags.values(), inv_scale.device)
 
     def _grads_of(self, optimizer: Optimizer) -> GradList:
         lists = self._grad_lists
@@ -143,7 +130,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _merge_flags(self, state: dict[str, Any]) -> Flags:
         scale, _ = self._check_scale_growth_tracker("step")
-        flags = _as_one_flag(state["found_inf_per_device"].values(), scale.device)
+        flags = as_one_flag(state["found_inf_per_device"].values(), scale.device)
         state["found_inf_per_device"] = flags
         return flags
 
@@ -203,20 +190,38 @@ class GradScaler(torch.amp.GradScaler):
 
         Returns:
             What `optimizer.step` returns, None where it is not called."""
-        if not self._enabled or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        is_fused = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
+        if not is_fused or "closure" in kwargs:
             return super().step(optimizer, *args, **kwargs)
-        state = self._per_optimizer_states.get(id(optimizer))
-        if state is not None and state["found_inf_per_device"] and not self._owns_unscaling():
-            self._merge_flags(state)  # they may be sums over ranks
-        fields: dict[str, Any] = getattr(optimizer, "__dict__", {})
-        had = {name: fields[name] for name in _PLANTED if name in fields}
-        try:
+        self._check_scale_growth_tracker("step")
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.STEPPED or not takes_grad_scale(optimizer):
             result = super().step(optimizer, *args, **kwargs)
-        except BaseException:
-            _put_back(fields, had)
-            raise
-        flags = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        self._note_step(next(iter(flags.values()), False))
+        else:
+            result = self._step_fused(optimizer, state, *args, **kwargs)
+        self._note_step(next(iter(state["found_inf_per_device"].values()), False))
+        return result
+
+    def _step_fused(
+        self, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        """This one branch of torch's `step` is ours: torch's asks inspect.signature at every step,
+        and leaves its two tensors on the optimizer if that raises."""
+        is_unscaled = state["stage"] is OptState.UNSCALED
+        if not is_unscaled:
+            self._check_inf_per_device(optimizer)
+        elif not self._owns_unscaling():
+            self._merge_flags(state)  # they may be sums over ranks
+        scale = self._get_scale_async()
+        assert scale is not None
+        flags = [f.to(scale.device) for f in state["found_inf_per_device"].values()]
+        of_user = getattr(optimizer, "grad_scale", None)
+        if not is_unscaled:
+            of_user = scale * (1 if of_user is None else of_user)
+        found_inf = flags[0] if len(flags) == 1 else sum(flags)
+        with Planted(optimizer, grad_scale=of_user, found_inf=found_inf):
+            result: float | None = optimizer.step(*args, **kwargs)
+        state["stage"] = OptState.STEPPED
         return result
 
     def _maybe_opt_step(
@@ -259,14 +264,12 @@ class GradScaler(torch.amp.GradScaler):
         state["stage"] = OptState.UNSCALED
         if grad_scale is None:
             return self.step(optimizer, *args, **kwargs)
-        fields = vars(optimizer)
-        had = {name: fields[name] for name in _PLANTED if name in fields}
-        of_user = had.get("grad_scale")
-        fields["grad_scale"] = grad_scale if of_user is None else grad_scale * of_user
+        of_user = getattr(optimizer, "grad_scale", None)
+        folded = grad_scale if of_user is None else grad_scale * of_user
         try:
-            return self.step(optimizer, *args, **kwargs)
+            with Planted(optimizer, grad_scale=folded):
+                return self.step(optimizer, *args, **kwargs)
         except BaseException:
-            _put_back(fields, had)
             state["stage"] = OptState.READY  # the gradients are scaled as before
             raise
 
@@ -295,80 +298,6 @@ class GradScaler(torch.amp.GradScaler):
             self._skipped_unread = None
         return self._skipped_steps
 
-    # ---- the scale
-
-    def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Grow the scale, back off, or set it to new_scale: torch's, within our bounds.
-
-        Does not wait for the device. A new_scale that is not finite leaves the scale as it is where
-        only a device other than the CPU could tell.
-
-        Raises:
-            ValueError: new_scale is inf or NaN.
-        """
-        if not self._enabled:
-            return
-        states = self._per_optimizer_states
-        if len(states) > 1:  # torch adds all flags into the first, which is not ours to change
-            for state in states.values():
-                flags = state["found_inf_per_device"]
-                state["found_inf_per_device"] = {d: flag.clone() for d, flag in flags.items()}
-        is_bounded = self.min_scale or self.max_scale or self.hysteresis > 1
-        if is_bounded or new_scale is not None or not abs(self._backoff_factor) <= 1.0:
-            self._update_within_bounds(new_scale)
-        else:
-            super().update()
-
-    def _update_within_bounds(self, new_scale: float | Tensor | None) -> None:
-        scale, _ = self._check_scale_growth_tracker("update")
-        if isinstance(new_scale, float):
-            _check_finite("new_scale", new_scale)
-        elif isinstance(new_scale, Tensor) and new_scale.device.type == "cpu":
-            for value in new_scale.float().reshape(-1).tolist():
-                _check_finite("new_scale", value)
-        before = scale.clone()
-        must_stay = self._count_bad_steps(scale) if new_scale is None else None
-        super().update(new_scale)
-        is_kept = scale.isfinite().logical_not_()
-        if must_stay is not None:
-            is_kept.logical_or_(must_stay)
-        scale.copy_(torch.where(is_kept, before, scale))
-        self._clamp_scale()
-
-    def _count_bad_steps(self, scale: Tensor) -> Tensor | None:
-        """Count this update; whether hysteresis keeps the scale from backing off."""
-        states = self._per_optimizer_states.values()
-        flags = [flag for state in states for flag in state["found_inf_per_device"].values()]
-        if self.hysteresis == 1 or not flags:
-            return None
-        bad = self._bad_steps
-        if not isinstance(bad, Tensor):
-            bad = self._bad_steps = torch.full((), bad, dtype=torch.int32, device=scale.device)
-        is_bad = _as_one_flag(flags, scale.device)[scale.device] > 0
-        bad.add_(1).mul_(is_bad)
-        return is_bad.logical_and_(bad < self.hysteresis)
-
-    def _clamp_scale(self) -> None:
-        if self._scale is not None and (self.min_scale or self.max_scale):
-            self._scale.clamp_(self.min_scale, self.max_scale)
-
-    def _bounded(self, scale: float) -> float:
-        return min(max(scale, self.min_scale or -math.inf), self.max_scale or math.inf)
-
-    def _set_extras(self, low: float | None, high: float | None, hysteresis: int) -> None:
-        for name, value in (("min_scale", low), ("max_scale", high)):
-            if value is not None and not 0 < value <= torch.finfo(torch.float32).max:
-                raise ValueError(
-                    f"{name}={value} is no positive float32 number; pass one, or None for no bound"
-                )
-        if low is not None and high is not None and low > high:
-            raise ValueError(f"min_scale={low} is larger than max_scale={high}; exchange them")
-        if hysteresis < 1:
-            raise ValueError(
-                f"hysteresis={hysteresis} is less than 1; pass 1 to back off at once, as torch does"
-            )
-        self.min_scale, self.max_scale, self.hysteresis = low, high, hysteresis
-
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
@@ -376,9 +305,7 @@ class GradScaler(torch.amp.GradScaler):
         numbers or None; {} where disabled. SYNC on CUDA."""
         state = super().state_dict()
         if self._enabled:
-            state.update({name: getattr(self, name) for name in _EXTRAS})
             state["skipped_steps"] = self.skipped_steps
-            state["_bad_steps"] = int(self._bad_steps)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -388,16 +315,10 @@ class GradScaler(torch.amp.GradScaler):
             RuntimeError: it is empty, being that of a disabled scaler.
             ValueError: its scale is not finite.
         """
-        if self._enabled and state_dict:
-            _check_finite("state_dict['scale']", state_dict["scale"])
-            self._set_extras(*(state_dict.get(name, getattr(self, name)) for name in _EXTRAS))
         super().load_state_dict(state_dict)
         if self._enabled:
-            self._init_scale = self._bounded(self._init_scale)
-            self._clamp_scale()
             counted = self.skipped_steps  # reads the device's count and so ends it
             self._skipped_steps = state_dict.get("skipped_steps", counted)
-            self._bad_steps = state_dict.get("_bad_steps", self._bad_steps)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -405,7 +326,6 @@ class GradScaler(torch.amp.GradScaler):
             state.pop(name, None)
         state["_skipped_steps"] = self.skipped_steps
         state["_last_skipped"] = self.last_step_skipped()
-        state["_bad_steps"] = int(self._bad_steps)
         return state
 
 
@@ -413,34 +333,9 @@ def _has_cuda() -> bool:
     return not torch.cuda.amp.common.amp_definitely_not_available()  # type: ignore[no-untyped-call]
 
 
-def takes_grad_scale(optimizer: Optimizer) -> bool:
-    """Whether the optimizer divides by a `grad_scale` set on it: as all fused ones of torch, unlike
-    those that want the scaler itself. Costs as much as a small step: ask once."""
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return False
-    return "grad_scaler" not in inspect.signature(optimizer.step).parameters
-
-
 def _check(grads: GradList, inv_scale: Tensor, found_inf: Tensor) -> None:
     grads.norm_check(found_inf)
 
 
-def _as_one_flag(flags: Iterable[Tensor], device: torch.device) -> Flags:
-    """Exactly 0.0 or 1.0, 0-d: fused optimizers skip at 1.0 and at nothing else."""
-    total: Any = sum(flag.to(device, non_blocking=True) for flag in flags)
-    return {device: (total > 0).to(torch.float32).reshape(())}
-
-
-def _put_back(fields: dict[str, Any], had: dict[str, Any]) -> None:
-    for name in _PLANTED:
-        fields.pop(name, None)
-    fields.update(had)
-
-
 def _is_method(method: object, function: object) -> bool:
     return getattr(method, "__func__", None) is function
-
-
-def _check_finite(name: str, scale: float) -> None:
-    if not math.isfinite(scale):
-        raise ValueError(f"{name}={scale} is not finite; pass a finite scale, such as 65536.0")

@@ -18,7 +18,7 @@ from torch.utils.data._utils.worker import (
 
 from fastloop import _core
 from fastloop._collate import is_default_collate, make_collate
-from fastloop._interrupt import release_in_child
+from fastloop._interrupt import end_quietly, release_in_child
 from fastloop._pack import OBJECT, WRITTEN, pack
 from fastloop._ship import Shipment
 
@@ -127,4 +127,4 @@ def run_worker(shipment: Shipment, parent: int, is_interruptible: bool) -> None:
         _worker_loop(**arguments)
     except KeyboardInterrupt:
         pass
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_quietly()

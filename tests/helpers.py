@@ -1,6 +1,7 @@
 """What the Python tests share: comparison with torch's loader bit for bit, samplers of every
 kind, a source that is slow to read, and scripts run in a process of their own."""
 
+import functools
 import os
 import random
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils.data
+import warm
 from torch.utils.data import (
     RandomSampler,
     Sampler,
@@ -271,26 +273,38 @@ class Fails(Sampler[int]):
 QUIET = "ignore:This DataLoader will create"
 
 
+@functools.cache
+def _server(paths: str) -> tuple[str, Any]:
+    return warm.start_server({**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET})
+
+
 def run_script(
     folder: Path,
     text: str,
     *args: object,
     returncode: int = 0,
     stderr: str = "",
-    timeout: float = 120,
-    flags: tuple[str, ...] = ("-X", "faulthandler"),
+    timeout: float = 300,
+    is_fresh: bool = False,
 ) -> str:
-    """Runs `text` as a program and returns what it prints.
+    """Runs `text` as a program and returns what it prints. Where torch is to be imported by the
+    program itself, and not before it begins, it `is_fresh`.
 
     It must end by itself with `returncode` and write nothing to stderr, or something that
     contains `stderr`."""
     script = folder / "script.py"
     script.write_text(text)
-    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET}
+    command = [sys.executable, *warm.FLAGS]
+    if not is_fresh:
+        env[warm.ADDRESS] = _server(paths)[0]
+        command = [sys.executable, "-S", str(here / "warm.py")]
     done = subprocess.run(
-        [sys.executable, *flags, script, *map(str, args)],
+        [*command, script, *map(str, args)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": QUIET},
+        env=env,
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -323,3 +323,24 @@ def test_batches_of_one_and_of_everything() -> None:
     for batch_size in (1, N - 1, N, N + 1, 2**40, 2**62):
         ours, theirs = (cls(small_dataset(), batch_size, True) for cls in (DataLoader, TorchLoader))
         assert_same(epoch(ours), epoch(theirs))
+
+
+def test_drawing_an_order_leaves_no_thread_of_torchs_spinning() -> None:
+    """They would spin on the cores that the loader's own threads need."""
+    seen: list[int] = []
+    randperm = torch.randperm
+
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return randperm(*args, **kwargs)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "randperm", watched)
+            next(iter(DataLoader(TensorDataset(torch.arange(40_000)), 8, shuffle=True)))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1]

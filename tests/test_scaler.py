@@ -9,6 +9,7 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import passes
@@ -17,7 +18,8 @@ import torch
 from helpers import assert_same
 
 from fastloop import GradScaler
-from fastloop._scaler import takes_grad_scale
+from fastloop._fused import takes_grad_scale
+from fastloop._grads import GradList
 
 TorchScaler = torch.amp.GradScaler
 INF = math.inf
@@ -164,6 +166,7 @@ def test_fused_optimizer_is_told_and_counted(path: str, monkeypatch: pytest.Monk
     p = param(1.0)
     if path == "engine":  # its gradients are only read
         monkeypatch.setattr(GradScaler, "_pass", staticmethod(fail))
+        monkeypatch.setattr(GradList, "unscale_", fail)
     scaler, optimizer = ready(8.0), Recorder(p, fused=True)
     for value in (1.0, INF, INF, 2.0):
         p.grad = torch.tensor([value])
@@ -386,6 +389,18 @@ def test_grad_scale_is_for_optimizers_that_look_for_it() -> None:
     optimizers = [torch.optim.AdamW([p], fused=True), Recorder(p, fused=True), Recorder(p)]
     optimizers += [torch.optim.AdamW([p]), Old(p, fused=True), Old(p)]
     assert [takes_grad_scale(o) for o in optimizers] == [True, True, False, False, False, False]
+    torch.optim.lr_scheduler.StepLR(optimizers[0], 1)  # wraps its step
+    for optimizer in optimizers[1], optimizers[4]:
+        optimizer.step = partial(optimizer.step)  # type: ignore[method-assign]
+    assert [takes_grad_scale(o) for o in optimizers] == [True, True, False, False, False, False]
+
+    def step(*args: Any) -> None:
+        pass
+
+    step.__signature__ = inspect.signature(optimizers[4].step)  # type: ignore[attr-defined]
+    step.__wrapped__ = fail  # type: ignore[attr-defined]
+    optimizers[1].step = step  # type: ignore[method-assign]
+    assert not takes_grad_scale(optimizers[1])
 
 
 def test_step_checked_is_refused_as_unscale_and_step_are() -> None:

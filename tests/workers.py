@@ -3,6 +3,8 @@ children, descriptors, threads, memory of the ring."""
 
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,9 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
+
+# Starts another script from a script.
+PROGRAM = [sys.executable, "-S", str(Path(__file__).with_name("warm.py"))]
 
 
 class Items(Dataset[torch.Tensor]):
@@ -95,6 +100,22 @@ class Kill:
         time.sleep(60)
 
 
+class SleepAt:
+    """Sleeps when item `i` is asked for, and says so before."""
+
+    def __init__(self, i: int, seconds: float = 60) -> None:
+        self.i, self.seconds, self.is_there = i, seconds, torch.zeros(1).share_memory_()
+
+    def __call__(self, i: int) -> None:
+        if i == self.i:
+            self.is_there.fill_(1)
+            time.sleep(self.seconds)
+
+    def is_waited_for(self) -> bool:
+        """Whether a worker sleeps while the main thread waits for a batch."""
+        return bool(self.is_there) and is_in("_get_data")
+
+
 class Sleep:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -173,17 +194,33 @@ def fails(call: Callable[[], object], kind: type[BaseException] = RuntimeError) 
     raise AssertionError("no error")
 
 
+def is_in(function: str, main: int = threading.main_thread().ident or 0) -> bool:
+    """Whether the main thread is in a Python function of that name."""
+    frame = sys._current_frames()[main]
+    while frame.f_back is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame.f_code.co_name == function
+
+
 class Interrupt:
-    """Sends SIGINT after a while, to this process or to its whole group."""
+    """Sends SIGINT once `when()` holds and a while has passed, to this process or to its whole
+    group; further ones follow a while later each."""
 
-    def __init__(self, after: float, group: bool = False, times: int = 1) -> None:
-        import threading
-
+    def __init__(
+        self,
+        after: float = 0.0,
+        group: bool = False,
+        times: int = 1,
+        when: Callable[[], object] = lambda: True,
+    ) -> None:
         self.sent = 0.0
 
         def send() -> None:
+            while not when():
+                time.sleep(0.005)
             for _ in range(times):
-                time.sleep(after)
+                if after:
+                    time.sleep(after)
                 self.sent = time.monotonic()
                 (os.killpg if group else os.kill)(
                     os.getpgrp() if group else os.getpid(), signal.SIGINT
@@ -191,3 +228,10 @@ class Interrupt:
 
         self.thread = threading.Thread(target=send, daemon=True)
         self.thread.start()
+
+    def wait(self) -> None:
+        """Until the last has come, that is until KeyboardInterrupt but for earlier ones. What a
+        finalizer has held back comes from a thread of its own."""
+        self.thread.join()
+        wait_until(lambda: threading.active_count() == 1)
+        time.sleep(0.02)

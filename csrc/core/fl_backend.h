@@ -4,7 +4,29 @@
 #ifndef FL_BACKEND_H
 #define FL_BACKEND_H
 
-#include "fl_base.h"
+#include "fl_list.h"
+
+enum { FL_NORM_2, FL_NORM_1, FL_NORM_MAX, FL_NORMS };
+
+/* A list for a pass, and where the pass runs: a stream of the device, on the CPU an fl_team (or
+ * NULL: the caller's thread alone). */
+typedef struct fl_pass {
+    fl_list *list; /* borrowed, unchanged until the pass is over */
+    void *queue;   /* borrowed */
+} fl_pass;
+
+/* What gradients are divided by: *scale, which the device knows, times what the host knows. */
+typedef struct fl_divisor {
+    const float *scale; /* NULL: 1 */
+    double rest;
+} fl_divisor;
+
+typedef struct fl_growth {
+    double growth, backoff;
+    int32_t interval;   /* good steps in a row until the scale grows */
+    int32_t hysteresis; /* bad steps in a row until it backs off, >= 1 */
+    float least, most;  /* the scale stays within */
+} fl_growth;
 
 typedef struct fl_backend {
     /* Copies rows first, first + 1, ... to dst, packed; row r begins at src + r * stride.
@@ -16,6 +38,40 @@ typedef struct fl_backend {
     /* Copies rows index[0], ..., index[count - 1] likewise. */
     void (*gather_rows)(char *dst, const char *src, int64_t stride, int64_t row_bytes,
                         const int64_t *index, int64_t count, bool is_large);
+
+    /* Passes over gradients. Pointers are to memory of the device and used when the pass runs; a
+     * pass is over on return on the CPU, queued elsewhere. None allocates, none waits for the
+     * device. *found_inf becomes 1 if an element is infinite or NaN, and stays as it is otherwise.
+     * Sums are in double, in an order that sizes alone decide. */
+
+    /* *norm = the norm of all elements / |divisor|. Writes no element. */
+    void (*norm_check)(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,
+                       double *norm);
+
+    /* *factor = min(1, max_norm / (*norm + 1e-6)) / divisor; without the min(...) if norm is
+     * NULL. */
+    void (*clip_factor)(void *queue, const double *norm, double max_norm, fl_divisor divisor,
+                        double *factor);
+
+    /* Multiplies every element by *factor, rounded to float first for all but doubles; writes
+     * nothing if it is 1. */
+    void (*scale)(const fl_pass *pass, const double *factor);
+
+    /* The same with *inv_scale, checking the elements as they were; *norm = their 2-norm *
+     * |*inv_scale|. */
+    void (*unscale)(const fl_pass *pass, const float *inv_scale, float *found_inf, double *norm);
+
+    /* into = beta * into + alpha * *factor * from, span by span (as many, of equal counts), in
+     * float (double for doubles), rounded once; factor NULL: 1. With beta 0 does not read into.
+     * Checks the elements of `from` unless found_inf is NULL. See can_combine. */
+    void (*combine)(const fl_pass *into, const fl_list *from, double alpha, const double *factor,
+                    double beta, float *found_inf);
+    bool (*can_combine)(int32_t into_type, int32_t from_type);
+
+    /* The scale after a step: torch's _amp_update_scale_, within growth's bounds and never infinite
+     * or NaN. *misses counts bad steps in a row; is not used if hysteresis is 1. */
+    void (*update_scale)(void *queue, const fl_growth *growth, const float *found_inf, float *scale,
+                         int32_t *tracker, int32_t *misses);
 } fl_backend;
 
 #endif

@@ -129,7 +129,7 @@ copy_with(copy_fn *copy, char *dst, const char *src, int64_t stride, int64_t row
             loop(copy_1, __VA_ARGS__);         \
     } while (0)
 
-static void gather_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes,
+void fl_cpu_gather_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes,
                         const int64_t *index, int64_t count, bool is_large)
 {
     if (!is_large || !can_stream(row_bytes)) {
@@ -144,7 +144,7 @@ static void gather_rows(char *dst, const char *src, int64_t stride, int64_t row_
     end_streaming();
 }
 
-static void copy_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes, int64_t first,
+void fl_cpu_copy_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes, int64_t first,
                       int64_t count, bool is_large)
 {
     src += first * stride;
@@ -158,5 +158,3 @@ static void copy_rows(char *dst, const char *src, int64_t stride, int64_t row_by
         WITH_COPY(row_bytes, copy_with, dst, src, stride, row_bytes, count);
     }
 }
-
-const fl_backend fl_cpu_backend = {.copy_rows = copy_rows, .gather_rows = gather_rows};

@@ -13,6 +13,7 @@
 #include "fl_shm.h"
 #include "fl_slot.h"
 #include "fl_table.h"
+#include "fl_team.h"
 
 /* ---- fl_py_module.c ---- */
 
@@ -24,6 +25,8 @@ typedef struct fl_py_state {
     PyTypeObject *port_type;    /* owned */
     PyTypeObject *hub_type;     /* owned */
     PyTypeObject *parcel_type;  /* owned */
+    PyTypeObject *team_type;    /* owned */
+    PyTypeObject *grads_type;   /* owned */
 } fl_py_state;
 
 extern struct PyModuleDef fl_py_module;
@@ -52,6 +55,21 @@ int fl_py_view(const fl_py_door *door, PyObject *object, fl_tensor *out);
 
 /* The same for a contiguous int64 vector; TypeError for anything else. */
 int fl_py_index_vector(const fl_py_door *door, PyObject *object, fl_tensor *out);
+
+/* Elements that a pass may run over. */
+typedef struct fl_py_floats {
+    char *data; /* borrowed from the tensor */
+    int64_t count;
+    int32_t type;    /* FL_F64, ... */
+    uint64_t layout; /* 0 for contiguous ones; equal for equal orders of dimensions in memory */
+} fl_py_floats;
+
+/* Whether `object` is exactly of the door's type, on the CPU, real floating and dense. No exception
+ * is set. A lazily negated tensor looks like any other: see is_neg. */
+bool fl_py_float_tensor(const fl_py_door *door, PyObject *object, fl_py_floats *out);
+
+/* The address of the one number in a CPU tensor of DLPack's dtype (code, bits); TypeError. */
+void *fl_py_number(const fl_py_door *door, PyObject *object, uint8_t code, uint8_t bits);
 
 /* A tensor over slot memory: takes one share of the (lent) slot, which the tensor's deleter
  * gives back from whatever thread. `managed` lives in the slot's header; shape and stride are
@@ -135,6 +153,16 @@ fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, boo
 /* ---- fl_py_feed.c: the engine of an iterator ---- */
 
 extern PyType_Spec fl_py_feed_spec;
+
+/* ---- fl_py_team.c, fl_py_grads.c: passes over gradients ---- */
+
+typedef struct fl_py_team {
+    PyObject_HEAD
+    fl_team *team; /* owned */
+} fl_py_team;
+
+extern PyType_Spec fl_py_team_spec;
+extern PyType_Spec fl_py_grads_spec;
 
 /* ---- fl_py_port.c: a worker process's end of the shared memory ---- */
 

@@ -143,7 +143,9 @@ static int module_exec(PyObject *module)
     if (add_type(module, &fl_py_collate_spec, &state->collate_type) != 0) return -1;
     if (add_type(module, &fl_py_port_spec, &state->port_type) != 0) return -1;
     if (add_type(module, &fl_py_parcel_spec, &state->parcel_type) != 0) return -1;
-    return add_type(module, &fl_py_hub_spec, &state->hub_type);
+    if (add_type(module, &fl_py_hub_spec, &state->hub_type) != 0) return -1;
+    if (add_type(module, &fl_py_team_spec, &state->team_type) != 0) return -1;
+    return add_type(module, &fl_py_grads_spec, &state->grads_type);
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -156,6 +158,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->port_type);
     Py_VISIT(state->parcel_type);
     Py_VISIT(state->hub_type);
+    Py_VISIT(state->team_type);
+    Py_VISIT(state->grads_type);
     return 0;
 }
 
@@ -169,6 +173,8 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->port_type);
     Py_CLEAR(state->parcel_type);
     Py_CLEAR(state->hub_type);
+    Py_CLEAR(state->team_type);
+    Py_CLEAR(state->grads_type);
     return 0;
 }
 

@@ -78,6 +78,68 @@ static int view_tensor(const fl_py_door *door, PyObject *object, fl_tensor *out)
     return 0;
 }
 
+static bool find_float(DLDataType dtype, int32_t *out)
+{
+    if (dtype.lanes != 1) return false;
+    if (dtype.code == kDLBfloat && dtype.bits == 16) {
+        *out = FL_BF16;
+        return true;
+    }
+    *out = dtype.bits == 64 ? FL_F64 : dtype.bits == 32 ? FL_F32 : FL_F16;
+    return dtype.code == kDLFloat && (dtype.bits == 64 || dtype.bits == 32 || dtype.bits == 16);
+}
+
+/* Whether the elements fill their memory without gaps, in some order of the dimensions; *layout
+ * tells orders apart, 0 is the contiguous one. */
+static bool is_dense(const DLTensor *tensor, uint64_t *layout)
+{
+    int64_t step = 1;
+    bool is_seen[FL_MAX_NDIM] = {false}, is_contiguous = true;
+    uint64_t order = 0;
+    for (int32_t left = tensor->ndim; left > 0; left--) {
+        int32_t inner = -1; /* the last dimension not seen that continues what was seen */
+        for (int32_t d = tensor->ndim - 1; d >= 0 && inner < 0; d--)
+            if (!is_seen[d] && (tensor->shape[d] == 1 || tensor->strides[d] == step)) inner = d;
+        if (inner < 0) return false;
+        is_seen[inner] = true;
+        if (tensor->shape[inner] == 1) continue;
+        step *= tensor->shape[inner];
+        order = order * 31 + (uint64_t)inner + 1;
+        for (int32_t d = inner + 1; d < tensor->ndim; d++)
+            if (!is_seen[d]) is_contiguous = false;
+    }
+    *layout = is_contiguous ? 0 : order;
+    return true;
+}
+
+bool fl_py_float_tensor(const fl_py_door *door, PyObject *object, fl_py_floats *out)
+{
+    DLTensor tensor;
+    if (!is_tensor(door, object)) return false;
+    if (borrow_tensor(door, object, &tensor) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    out->count = count_elements(tensor.ndim, tensor.shape);
+    out->data = (char *)tensor.data + tensor.byte_offset;
+    out->layout = 0;
+    return find_float(tensor.dtype, &out->type) &&
+           (out->count == 0 || is_dense(&tensor, &out->layout));
+}
+
+void *fl_py_number(const fl_py_door *door, PyObject *object, uint8_t code, uint8_t bits)
+{
+    DLTensor tensor;
+    if (!is_tensor(door, object))
+        return PyErr_Format(PyExc_TypeError, "expected a torch.Tensor of one number, got %.100s",
+                            Py_TYPE(object)->tp_name);
+    if (borrow_tensor(door, object, &tensor) != 0) return NULL;
+    if (tensor.dtype.code == code && tensor.dtype.bits == bits &&
+        count_elements(tensor.ndim, tensor.shape) == 1)
+        return (char *)tensor.data + tensor.byte_offset;
+    return PyErr_Format(PyExc_TypeError, "expected a tensor of one number of %d bits", (int)bits);
+}
+
 static bool find_dtype(PyArray_Descr *descr, fl_dtype *out)
 {
     static const struct {

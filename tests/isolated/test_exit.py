@@ -81,4 +81,10 @@ for batch in loader_of(2):
 def test_exit_with(name: str, tmp_path: Path) -> None:
     returncode = {"sys.exit in the loop": 3, "an error in the loop": 1}.get(name, 0)
     stderr = "KeyError: 'mine'" if returncode == 1 else ""
-    run_script(tmp_path, HEAD + CASES[name], returncode=returncode, stderr=stderr)
+    run_script(
+        tmp_path,
+        HEAD + CASES[name],
+        returncode=returncode,
+        stderr=stderr,
+        is_fresh=name in ("open handles", "threads"),
+    )

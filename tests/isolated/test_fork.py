@@ -129,7 +129,7 @@ def test_fork_while_threads_copy_and_wait(tmp_path: Path) -> None:
 import threading
 array = slow_array(Path.cwd(), 6)
 for workers in (0, 1, 2):
-    batches = [[0, 1, 2, 3, 4] * 4] * 3
+    batches = [[0, 1, 2, 3, 4] * 3] * 3
     loader = DataLoader(ArrayDataset(array), batch_sampler=batches, num_workers=workers)
     iterator = iter(loader)
     got = []

@@ -20,6 +20,7 @@ assert "torch" not in sys.modules
 assert fastloop.DataLoader.__name__ == "DataLoader"
 assert "torch" in sys.modules
 """,
+        is_fresh=True,
     )
     assert "DataLoader" in out
 
@@ -38,4 +39,5 @@ first = sys.modules.pop("fastloop"), sys.modules.pop("fastloop._core")
 import fastloop
 assert fastloop.build_info() == first[0].build_info()
 """,
+        is_fresh=True,
     )

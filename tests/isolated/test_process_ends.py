@@ -84,7 +84,7 @@ gc.collect()
 before, shmem, slowest = held(), shmem_bytes(), 0
 for use in (whole, left, left_slow, error_in_body, error_in_worker, dropped, dropped_later,
             persistent, closed, in_a_cycle, in_a_generator, in_a_thread, died):
-    for _ in range(1 if use is left_slow else 3):
+    for _ in range(1 if use is left_slow else 2):
         begin = time.monotonic()
         try:
             use()
@@ -150,11 +150,11 @@ exec(sys.argv[1])
             tmp_path,
             """
 import subprocess, sys, time
-from workers import is_running, shmem_bytes, wait_until
+from workers import PROGRAM, is_running, shmem_bytes, wait_until
 shmem = shmem_bytes()
 exits = eval(sys.argv[1])
 PIPE = subprocess.PIPE
-inners = [subprocess.Popen([sys.executable, "inner.py", end], text=True,
+inners = [subprocess.Popen([*PROGRAM, "inner.py", end], text=True,
                            stdin=PIPE, stdout=PIPE, stderr=PIPE) for end, _, _ in exits.values()]
 for inner, (name, (_, expected, words)) in zip(inners, exits.items(), strict=True):
     pids = [int(pid) for pid in inner.stdout.readline().split()]
@@ -183,7 +183,7 @@ def test_a_spawned_worker_outlives_nobody(tmp_path: Path) -> None:
         HEAD
         + """
 def main():
-    loader = DataLoader(Items(), 4, num_workers=2, multiprocessing_context=sys.argv[1])
+    loader = DataLoader(Items(), 4, num_workers=1, multiprocessing_context=sys.argv[1])
     if sys.argv[2] == "starting":
         def die():
             wait_until(lambda: len(children()) > 1)
@@ -203,10 +203,10 @@ if __name__ == "__main__":
         tmp_path,
         """
 import subprocess, sys
-from workers import children, is_running, wait_until
+from workers import PROGRAM, children, is_running, wait_until
 for method in ("spawn", "forkserver"):
     for moment in ("running", "starting"):
-        inner = subprocess.Popen([sys.executable, "inner.py", method, moment],
+        inner = subprocess.Popen([*PROGRAM, "inner.py", method, moment],
                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         pids = [int(pid) for pid in inner.stdout.readline().split()]
         assert len(pids) >= 2 and inner.wait(30) == -9

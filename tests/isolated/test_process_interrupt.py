@@ -26,8 +26,7 @@ def interrupted(work, sender):
     # Seconds from the signal to the end of `work`.
     try:
         work()
-        sender.thread.join()
-        time.sleep(0.02)
+        sender.wait()
     except KeyboardInterrupt:
         return time.monotonic() - sender.sent
     raise AssertionError("no KeyboardInterrupt")
@@ -42,31 +41,34 @@ def test_ctrl_c_in_each_place(group: bool, tmp_path: Path) -> None:
             HEAD
             + """
 group = sys.argv[1] == "True"
-slow = DataLoader(Items(64, At(20, Sleep(30))), 4, num_workers=2)
 quick = DataLoader(Items(), 4, num_workers=2)
 
 def wait():
-    for batch in slow:
+    for batch in DataLoader(Items(64, sleep), 4, num_workers=2):
         pass
+
+def rest():
+    time.sleep(30)
 
 def body():
     for batch in quick:
-        time.sleep(30)
+        rest()
 
 def idle():
     iterator = iter(quick)
     next(iterator)
-    time.sleep(30)
+    rest()
 
 for name, work in (("in next()", wait), ("in the body", body), ("elsewhere", idle)):
-    for round in range(2):
-        late = interrupted(work, Interrupt(0.3, group))
-        gc.collect()
-        took = wait_until(lambda: not children(), 20)
-        assert late < 10, late
-        print(f"{name}: {late * 1e3:.0f} ms, all gone after {took * 1e3:.0f} ms")
-        assert check_batches(quick) == 16
-        assert not children()
+    sleep = SleepAt(20)
+    when = sleep.is_waited_for if work is wait else lambda: is_in("rest")
+    late = interrupted(work, Interrupt(0.05, group, when=when))
+    gc.collect()
+    took = wait_until(lambda: not children(), 20)
+    assert late < 10, late
+    print(f"{name}: {late * 1e3:.0f} ms, all gone after {took * 1e3:.0f} ms")
+    assert check_batches(quick) == 16
+    assert not children()
 """,
             group,
         )
@@ -89,7 +91,7 @@ begin = time.monotonic()
 assert check_batches(loader) == 8
 epoch = time.monotonic() - begin
 late = []
-for round in range(24):
+for round in range(12):
     again = True
 
     def sleeper():
@@ -103,8 +105,7 @@ for round in range(24):
         if round % 4 > 1:
             sender = Interrupt(random.random() * 0.005, round % 2 == 1)
             gc.collect()
-            sender.thread.join()
-            time.sleep(0.05)
+            sender.wait()
     except KeyboardInterrupt:
         pass
     for _ in range(2):
@@ -135,16 +136,20 @@ notebook = Notebook(globals())
 def cell(text):
     notebook.runcode(compile(text, "cell", "exec"))
 
-loader = DataLoader(Items(64, At(20, Sleep(30))), 4, num_workers=2)
+def rest():
+    time.sleep(30)
+
 good = DataLoader(Items(), 4, num_workers=2)
 for round in range(3):
-    for text in ("for batch in loader: pass", "for batch in good: time.sleep(30)",
+    for text in ("for batch in loader: pass", "for batch in good: rest()",
                  "iterator = iter(loader)\\nfor batch in iterator: pass"):
-        sender = Interrupt(0.2, True, times=2)
+        sleep = SleepAt(20)
+        loader = DataLoader(Items(64, sleep), 4, num_workers=2)
+        sender = Interrupt(0.2 * round, True, times=2,
+                           when=lambda: is_in("rest") or sleep.is_waited_for())
         try:
             cell(text)
-            sender.thread.join()
-            time.sleep(0.05)
+            sender.wait()
         except KeyboardInterrupt:
             pass  # the second one, at the prompt
         wait_until(lambda: not zombies(), 10)
@@ -158,6 +163,48 @@ wait_until(lambda: not children(), 20)
     )
     assert "ignored" not in out
     assert [line for line in out.splitlines() if line.isdigit()] == ["16"] * 9
+
+
+def test_an_interrupted_iter_leaves_no_workers(tmp_path: Path) -> None:
+    """Though the traceback, which holds the iterator, is kept; nor does an error of the sampler."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+class Stops:
+    def __init__(self, at, act):
+        self.at, self.act = at, act
+    def __iter__(self):
+        for i in range(64):
+            if i == self.at:
+                self.act()
+            yield i
+    def __len__(self):
+        return 64
+
+def in_group():
+    os.killpg(os.getpgrp(), signal.SIGINT)
+
+def alone():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def error():
+    raise KeyError("mine")
+
+kept = []
+for persistent in (False, True):
+    for at in (0, 5):
+        for act in (in_group, alone, error):
+            loader = DataLoader(Items(), 4, sampler=Stops(at, act), num_workers=2,
+                                persistent_workers=persistent)
+            try:
+                iter(loader)
+            except (KeyboardInterrupt, KeyError) as stop:
+                kept.append(stop)
+            assert not children(), (persistent, at, act)
+assert len(kept) == 12
+""",
+    )
 
 
 def test_persistent_workers_killed_by_ctrl_c_are_rebuilt_at_once(tmp_path: Path) -> None:
@@ -197,19 +244,20 @@ seen = []
 signal.signal(signal.SIGINT, lambda *_: seen.append(os.getpid()))
 for group in (False, True):
     for workers in (1, 2):
-        loader = DataLoader(Items(40, At(20, Sleep(0.6))), 4, num_workers=workers)
-        sender = Interrupt(0.3, group)
+        sleep = SleepAt(20, 0.6)
+        loader = DataLoader(Items(40, sleep), 4, num_workers=workers)
+        sender = Interrupt(0.1, group, when=sleep.is_waited_for)
         assert check_batches(loader) == 10
-        sender.thread.join()
+        sender.wait()
 assert seen == [os.getpid()] * 4
 assert not children()
 
 def stop(*_):
     raise ValueError("stop")
 signal.signal(signal.SIGINT, stop)
-Interrupt(0.2)
-assert fails(lambda: list(DataLoader(Items(64, At(20, Sleep(30))), 4, num_workers=2)),
-             ValueError) == "stop"
+sleep = SleepAt(20)
+Interrupt(when=sleep.is_waited_for)
+assert fails(lambda: list(DataLoader(Items(64, sleep), 4, num_workers=2)), ValueError) == "stop"
 gc.collect()
 wait_until(lambda: not children(), 10)
 assert check_batches(DataLoader(Items(), 4, num_workers=2)) == 16
@@ -227,14 +275,14 @@ import multiprocessing
 
 def main():
     for method, longest, rounds in (("fork", 0.02, 20), ("spawn", 1.0, 2), ("forkserver", 1.0, 2)):
-        loader = DataLoader(Items(), 4, num_workers=3, multiprocessing_context=method)
+        loader = DataLoader(Items(), 4, num_workers=3 if method == "fork" else 2,
+                            multiprocessing_context=method)
         for round in range(rounds):
-            sender = Interrupt(longest * round / rounds)
             try:
+                sender = Interrupt(longest * round / rounds)
                 iterator = iter(loader)
                 del iterator
-                sender.thread.join()
-                time.sleep(0.05)
+                sender.wait()
             except KeyboardInterrupt:
                 pass
             gc.collect()
@@ -251,5 +299,39 @@ def tell(queue):
 
 if __name__ == "__main__":
     main()
+""",
+    )
+
+
+def test_ctrl_c_at_the_end_of_a_block_that_holds_it_back(tmp_path: Path) -> None:
+    """It may raise there, and the next block holds it back all the same."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+import types
+from fastloop import _interrupt
+
+def set_and_send(number, handler):
+    signal.signal(number, handler)
+    if handler is signal.default_int_handler:
+        os.kill(os.getpid(), number)
+
+def hold(send):
+    with _interrupt.interrupts_held():
+        assert not _interrupt.is_interrupted()
+        if send:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert _interrupt.is_interrupted()
+        reached.append(send)
+
+for send in (False, True):
+    reached = []
+    _interrupt.signal = types.SimpleNamespace(**{**vars(signal), "signal": set_and_send})
+    fails(lambda: hold(send), KeyboardInterrupt)
+    _interrupt.signal = signal
+    fails(lambda: hold(True), KeyboardInterrupt)
+    hold(False)
+    assert reached == [send, True, False]
 """,
     )

@@ -79,12 +79,10 @@ class Mixed(Items):
 
 def main():
     for method in ("fork", "spawn"):
-        loader = DataLoader(Items(64, shape=(300_000,)), 4, num_workers=2,
-                            multiprocessing_context=method)
-        kept = list(loader)
-        assert check_batches(kept) == 16
-        mixed = list(DataLoader(Mixed(), 4, num_workers=1, multiprocessing_context=method))
-        assert mixed[3]["text"] == ["12", "13", "14", "15"]
+        kept = list(DataLoader(Mixed(64, shape=(300_000,)), 4, num_workers=1,
+                               multiprocessing_context=method))
+        assert check_batches([batch["x"] for batch in kept]) == 16
+        assert kept[3]["text"] == ["12", "13", "14", "15"]
         assert os.statvfs("/dev/shm").f_bfree == os.statvfs("/dev/shm").f_blocks
 
 if __name__ == "__main__":
@@ -101,7 +99,7 @@ def test_batches_of_any_size(tmp_path: Path) -> None:
             HEAD
             + """
 random.seed(2)
-small, large = [0, 1, 100, 5000, 70_000], [0, 3 * MIB, 9 * MIB + 17, 70 * MIB]
+small, large = [0, 1, 100, 5000, 70_000], [0, 3 * MIB, 9 * MIB + 17, 30 * MIB]
 for budget in (None, 4 * MIB, 1):
     for persistent in (False, True):
         sizes = [random.choice(small if i % 7 else large) for i in range(40)]
@@ -176,7 +174,7 @@ def peak_of(loader, pause, keep=0):
     return most[0]
 
 MARGIN = 3 * MIB
-for workers, prefetch in ((1, 2), (2, 2), (4, 8)):
+for workers, prefetch in ((1, 2), (4, 8)):
     loader = DataLoader(Items(160, shape=(MIB // 4,)), 4, num_workers=workers,
                         prefetch_factor=prefetch)  # 4 MiB a batch
     for budget in (24 * MIB, 64 * MIB):

@@ -1,0 +1,194 @@
+/* fl_cpu_grad: the passes over gradients on the CPU.
+ *
+ * Chunks of a list are handed to the threads of a team; what a chunk sums up lies in its own place
+ * and is added in order at the end, so the result does not depend on who did what. */
+#include "fl_cpu.h"
+#include "fl_cpu_lanes.h"
+#include "fl_team.h"
+
+#include <math.h>
+#include <stdatomic.h>
+
+enum {
+    SMALL_BYTES = 1 << 20, /* passes over less are done sooner than a thread is woken */
+    GRAIN = 8              /* chunks a thread takes at a time */
+};
+
+typedef struct job job;
+typedef void chunk_work(job *self, const fl_span *span, int64_t first, int64_t count, double *sum);
+
+struct job {
+    const fl_cpu_lanes *lanes;
+    chunk_work *work;
+    fl_list *list;       /* borrowed */
+    const fl_list *from; /* borrowed; of a combine */
+    int32_t norm_type;
+    double factor, beta;
+    _Atomic bool is_nonfinite; /* relaxed: read when the job is over */
+};
+
+const fl_cpu_lanes *fl_cpu_lanes_find(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
+        return &fl_cpu_lanes_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return &fl_cpu_lanes_avx2;
+#endif
+    return &fl_cpu_lanes_plain;
+}
+
+static inline char *element(const fl_span *span, int64_t at)
+{
+    return span->data + at * fl_float_bytes(span->type);
+}
+
+static void note(job *self, bool is_finite)
+{
+    if (!is_finite) atomic_store_explicit(&self->is_nonfinite, true, memory_order_relaxed);
+}
+
+static void norm_chunk(job *self, const fl_span *span, int64_t first, int64_t count, double *sum)
+{
+    bool is_finite;
+    *sum = self->lanes->norm[self->norm_type][span->type](element(span, first), count, &is_finite);
+    note(self, is_finite);
+}
+
+static void unscale_chunk(job *self, const fl_span *span, int64_t first, int64_t count, double *sum)
+{
+    bool is_finite;
+    *sum = self->lanes->unscale[span->type](element(span, first), count, self->factor, &is_finite);
+    note(self, is_finite);
+}
+
+static void scale_chunk(job *self, const fl_span *span, int64_t first, int64_t count, double *sum)
+{
+    (void)sum;
+    self->lanes->scale[span->type](element(span, first), count, self->factor);
+}
+
+static void combine_chunk(job *self, const fl_span *span, int64_t first, int64_t count, double *sum)
+{
+    (void)sum;
+    const fl_span *from = &self->from->spans[span - self->list->spans];
+    bool is_finite;
+    self->lanes->combine[span->type][from->type](element(span, first), element(from, first), count,
+                                                 self->factor, self->beta, &is_finite);
+    note(self, is_finite);
+}
+
+static void run_chunks(void *context, int64_t chunk, int64_t end)
+{
+    job *self = context;
+    fl_list *list = self->list;
+    const fl_span *span = &list->spans[fl_list_find(list, chunk)];
+    int64_t first = (chunk - span->chunk) * FL_CHUNK;
+    for (; chunk < end; chunk++) {
+        int64_t count = fl_min(FL_CHUNK, span->count - first);
+        self->work(self, span, first, count, &list->sums[chunk]);
+        first += count;
+        if (first < span->count) continue;
+        span++;
+        first = 0;
+    }
+}
+
+static void run_job(const fl_pass *pass, job *self)
+{
+    fl_list *list = pass->list;
+    if (list->chunks == 0) return;
+    self->lanes = fl_cpu_lanes_find();
+    self->list = list;
+    fl_team_run(list->bytes < SMALL_BYTES ? NULL : pass->queue, run_chunks, self, list->chunks,
+                GRAIN);
+}
+
+static double join_sums(const job *self)
+{
+    const fl_list *list = self->list;
+    double joined = 0;
+    for (int64_t i = 0; list != NULL && i < list->chunks; i++) {
+        double sum = list->sums[i];
+        if (self->norm_type != FL_NORM_MAX)
+            joined += sum;
+        else if (sum > joined || isnan(sum))
+            joined = sum;
+    }
+    return self->norm_type == FL_NORM_2 ? sqrt(joined) : joined;
+}
+
+static bool is_nonfinite(const job *self)
+{
+    return atomic_load_explicit(&self->is_nonfinite, memory_order_relaxed);
+}
+
+static double divisor_value(fl_divisor divisor)
+{
+    return divisor.scale != NULL ? *divisor.scale * divisor.rest : divisor.rest;
+}
+
+void fl_cpu_norm_check(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,
+                       double *norm)
+{
+    job self = {.work = norm_chunk, .norm_type = norm_type};
+    run_job(pass, &self);
+    *norm = join_sums(&self) / fabs(divisor_value(divisor));
+    if (is_nonfinite(&self)) *found_inf = 1;
+}
+
+void fl_cpu_clip_factor(void *queue, const double *norm, double max_norm, fl_divisor divisor,
+                        double *factor)
+{
+    (void)queue;
+    double coef = norm != NULL ? max_norm / (*norm + 1e-6) : 1;
+    *factor = (coef > 1 ? 1 : coef) / divisor_value(divisor);
+}
+
+void fl_cpu_scale(const fl_pass *pass, const double *factor)
+{
+    job self = {.work = scale_chunk, .factor = *factor};
+    if (self.factor != 1) run_job(pass, &self);
+}
+
+void fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf, double *norm)
+{
+    job self = {.work = *inv_scale == 1 ? norm_chunk : unscale_chunk, .factor = *inv_scale};
+    run_job(pass, &self);
+    *norm = join_sums(&self) * fabs(self.factor);
+    if (is_nonfinite(&self)) *found_inf = 1;
+}
+
+void fl_cpu_combine(const fl_pass *into, const fl_list *from, double alpha, const double *factor,
+                    double beta, float *found_inf)
+{
+    double product = factor != NULL ? alpha * *factor : alpha;
+    job self = {.work = combine_chunk, .from = from, .factor = product, .beta = beta};
+    run_job(into, &self);
+    if (found_inf != NULL && is_nonfinite(&self)) *found_inf = 1;
+}
+
+bool fl_cpu_can_combine(int32_t into_type, int32_t from_type)
+{
+    return fl_cpu_lanes_plain.combine[into_type][from_type] != NULL;
+}
+
+void fl_cpu_update_scale(void *queue, const fl_growth *growth, const float *found_inf, float *scale,
+                         int32_t *tracker, int32_t *misses)
+{
+    (void)queue;
+    bool is_bad = *found_inf != 0;
+    if (growth->hysteresis > 1) *misses = is_bad ? *misses + 1 : 0;
+    float next = *scale;
+    if (is_bad) {
+        *tracker = 0;
+        if (growth->hysteresis > 1 && *misses < growth->hysteresis) return;
+        next = (float)(next * growth->backoff);
+    } else if (++*tracker == growth->interval) {
+        *tracker = 0;
+        next = (float)(next * growth->growth);
+    }
+    if (next < growth->least) next = growth->least;
+    if (next > growth->most) next = growth->most;
+    if (isfinite(next)) *scale = next;
+}

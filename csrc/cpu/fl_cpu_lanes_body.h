@@ -1,0 +1,323 @@
+/* fl_cpu_lanes_body: the source behind one fl_cpu_lanes table; included once by each of
+ * fl_cpu_lanes_*.c, which says for which instructions (FL_LANES, FL_LANE_DOUBLES a register).
+ *
+ * A run is worked in blocks of LANES elements; the last one is filled up with zeros, which change
+ * no sum, in a buffer of its own. Everything is inlined into the functions of the table. */
+#include "fl_cpu_lanes.h"
+
+#include <math.h>
+#include <string.h>
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+enum { LANES = 32, WIDTH = FL_LANE_DOUBLES, PIECES = LANES / WIDTH };
+
+#define FL_VECTOR(type) __attribute__((vector_size(WIDTH * sizeof(type)))) type
+typedef FL_VECTOR(double) wide;
+typedef FL_VECTOR(float) narrow;
+typedef FL_VECTOR(uint64_t) bits64;
+typedef FL_VECTOR(uint32_t) bits32;
+typedef FL_VECTOR(uint16_t) bits16;
+
+#define FL_INLINE static inline __attribute__((always_inline))
+#define FL_EACH_PIECE _Pragma("GCC unroll 16") for (int k = 0; k < PIECES; k++)
+
+/* ---- elements to registers and back */
+
+FL_INLINE wide load_f64(const double *at)
+{
+    wide x;
+    memcpy(&x, at, sizeof x);
+    return x;
+}
+
+FL_INLINE void store_f64(double *at, wide x) { memcpy(at, &x, sizeof x); }
+
+FL_INLINE narrow load_f32(const float *at)
+{
+    narrow x;
+    memcpy(&x, at, sizeof x);
+    return x;
+}
+
+FL_INLINE void store_f32(float *at, narrow x) { memcpy(at, &x, sizeof x); }
+
+FL_INLINE narrow load_bf16(const uint16_t *at)
+{
+    bits16 half;
+    memcpy(&half, at, sizeof half);
+    return (narrow)(__builtin_convertvector(half, bits32) << 16);
+}
+
+FL_INLINE void store_bf16(uint16_t *at, narrow x)
+{
+    bits32 bits = (bits32)x, is_nan = (bits32)(x != x);
+    bits32 rounded = bits + 0x7fff + (bits >> 16 & 1); /* to nearest, ties to even */
+    bits32 half = (is_nan & 0x7fc00000) | (~is_nan & rounded);
+    bits16 out = __builtin_convertvector(half >> 16, bits16);
+    memcpy(at, &out, sizeof out);
+}
+
+#ifdef __F16C__
+FL_INLINE narrow load_f16(const uint16_t *at)
+{
+#if FL_LANE_DOUBLES == 8
+    return (narrow)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)at));
+#else
+    return (narrow)_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(const void *)at));
+#endif
+}
+
+FL_INLINE void store_f16(uint16_t *at, narrow x)
+{
+#if FL_LANE_DOUBLES == 8
+    _mm_storeu_si128((__m128i *)(void *)at, _mm256_cvtps_ph((__m256)x, 0));
+#else
+    _mm_storel_epi64((__m128i *)(void *)at, _mm_cvtps_ph((__m128)x, 0));
+#endif
+}
+#else
+static float float_of_half(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff, bits;
+    if (rest >= 0x7c00)
+        bits = 0x7f800000 | rest << 13 | (rest > 0x7c00 ? 0x400000 : 0);
+    else if (rest >= 0x400)
+        bits = (rest << 13) + 0x38000000;
+    else { /* rest * 2^-24: normal numbers with the exponent of 1/2^14, less that 1/2^14 */
+        float above, base;
+        bits = rest << 13 | 0x38800000;
+        memcpy(&above, &bits, sizeof above);
+        bits = 0x38800000;
+        memcpy(&base, &bits, sizeof base);
+        above -= base;
+        memcpy(&bits, &above, sizeof bits);
+    }
+    bits |= sign;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint16_t half_of_float(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (bits >> 13 & 0x3ff));
+    if (bits >= 0x47800000) return sign | 0x7c00;
+    if (bits < 0x38800000) { /* adding 1/2 leaves the rounded half in the lowest bits */
+        float magnitude;
+        memcpy(&magnitude, &bits, sizeof magnitude);
+        magnitude += 0.5F;
+        memcpy(&bits, &magnitude, sizeof bits);
+        return (uint16_t)(sign | (bits - 0x3f000000));
+    }
+    bits += 0xc8000fff + (bits >> 13 & 1);
+    return (uint16_t)(sign | bits >> 13);
+}
+
+FL_INLINE narrow load_f16(const uint16_t *at)
+{
+    narrow x = {0};
+    for (int i = 0; i < WIDTH; i++) x[i] = float_of_half(at[i]);
+    return x;
+}
+
+FL_INLINE void store_f16(uint16_t *at, narrow x)
+{
+    for (int i = 0; i < WIDTH; i++) at[i] = half_of_float(x[i]);
+}
+#endif
+
+FL_INLINE wide widen_f64(wide x) { return x; }
+#define widen_f32(x) __builtin_convertvector(x, wide)
+
+/* All bits of what is infinite or NaN. */
+FL_INLINE bits64 nonfinite_f64(wide x)
+{
+    const uint64_t exponent = 0x7ff0000000000000;
+    return (bits64)(((bits64)x & exponent) == exponent);
+}
+
+FL_INLINE bits32 nonfinite_f32(narrow x)
+{
+    const uint32_t exponent = 0x7f800000;
+    return (bits32)(((bits32)x & exponent) == exponent);
+}
+
+#define FL_ANY(found, bits)                                         \
+    do {                                                            \
+        for (int i = 0; i < WIDTH; i++) *(found) |= (bits)[i] != 0; \
+    } while (0)
+
+/* ---- steps of a sum, and how lanes are joined */
+
+FL_INLINE wide magnitude(wide x) { return (wide)((bits64)x & INT64_MAX); }
+
+FL_INLINE wide add_square(wide sum, wide x) { return sum + x * x; }
+FL_INLINE wide add_magnitude(wide sum, wide x) { return sum + magnitude(x); }
+
+/* A NaN stays: no number is larger. */
+FL_INLINE wide keep_larger(wide most, wide x)
+{
+    wide size = magnitude(x);
+    bits64 is_new = (bits64)(size > most) | (bits64)(size != size);
+    return (wide)((is_new & (bits64)size) | (~is_new & (bits64)most));
+}
+
+static double join_sum(double a, double b) { return a + b; }
+static double join_larger(double a, double b) { return b > a || isnan(b) ? b : a; }
+
+FL_INLINE double reduce(const wide *sum, double (*join)(double, double))
+{
+    double lanes[LANES];
+    memcpy(lanes, sum, sizeof lanes);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] = join(lanes[i], lanes[i + half]);
+    return lanes[0];
+}
+
+/* ---- the functions of the table */
+
+/* Runs the statements on each block of `count` elements of type T at `data`; `block` is its first
+ * element. What they write to the last one, in its buffer, is copied back if `is_written`. */
+#define FL_EACH_BLOCK(T, data, count, is_written, ...)                    \
+    do {                                                                  \
+        T *block = (T *)(data);                                           \
+        int64_t rest = (count);                                           \
+        for (; rest >= LANES; rest -= LANES, block += LANES) __VA_ARGS__; \
+        if (rest == 0) break;                                             \
+        T filled[LANES] = {0}, *last = block;                             \
+        memcpy(filled, last, (size_t)rest * sizeof(T));                   \
+        block = filled;                                                   \
+        __VA_ARGS__;                                                      \
+        if (is_written) memcpy(last, filled, (size_t)rest * sizeof(T));   \
+    } while (0)
+
+#define FL_DEFINE_NORM(name, step, join, type, T, real)                           \
+    static double name##_##type(const void *data, int64_t count, bool *is_finite) \
+    {                                                                             \
+        wide sum[PIECES] = {{0}};                                                 \
+        bits64 nonfinite = {0};                                                   \
+        bool is_bad = false;                                                      \
+        FL_EACH_BLOCK(                                                            \
+            T, data, count, false, FL_EACH_PIECE {                                \
+                wide x = widen_##real(load_##type(block + k * WIDTH));            \
+                sum[k] = step(sum[k], x);                                         \
+                if (sizeof(T) == 8) nonfinite |= nonfinite_f64(x);                \
+            });                                                                   \
+        double result = reduce(sum, join);                                        \
+        FL_ANY(&is_bad, nonfinite);                                               \
+        *is_finite = sizeof(T) == 8 ? !is_bad : isfinite(result);                 \
+        return result;                                                            \
+    }
+
+#define FL_DEFINE_UNSCALE(type, T, real, scalar)                                            \
+    static double unscale_##type(void *data, int64_t count, double factor, bool *is_finite) \
+    {                                                                                       \
+        wide sum[PIECES] = {{0}};                                                           \
+        bits64 nonfinite = {0};                                                             \
+        bool is_bad = false;                                                                \
+        const scalar by = (scalar)factor;                                                   \
+        FL_EACH_BLOCK(                                                                      \
+            T, data, count, true, FL_EACH_PIECE {                                           \
+                __auto_type x = load_##type(block + k * WIDTH);                             \
+                store_##type(block + k * WIDTH, x * by);                                    \
+                sum[k] = add_square(sum[k], widen_##real(x));                               \
+                if (sizeof(T) == 8) nonfinite |= nonfinite_f64(widen_##real(x));            \
+            });                                                                             \
+        double result = reduce(sum, join_sum);                                              \
+        FL_ANY(&is_bad, nonfinite);                                                         \
+        *is_finite = sizeof(T) == 8 ? !is_bad : isfinite(result);                           \
+        return result;                                                                      \
+    }
+
+#define FL_DEFINE_SCALE(type, T, scalar)                               \
+    static void scale_##type(void *data, int64_t count, double factor) \
+    {                                                                  \
+        const scalar by = (scalar)factor;                              \
+        FL_EACH_BLOCK(                                                 \
+            T, data, count, true, FL_EACH_PIECE {                      \
+                T *at = block + k * WIDTH;                             \
+                store_##type(at, load_##type(at) * by);                \
+            });                                                        \
+    }
+
+#define FL_DEFINE_PASSES(type, T, real, scalar)                   \
+    FL_DEFINE_NORM(square, add_square, join_sum, type, T, real)   \
+    FL_DEFINE_NORM(sum, add_magnitude, join_sum, type, T, real)   \
+    FL_DEFINE_NORM(most, keep_larger, join_larger, type, T, real) \
+    FL_DEFINE_UNSCALE(type, T, real, scalar)                      \
+    FL_DEFINE_SCALE(type, T, scalar)
+
+FL_DEFINE_PASSES(f64, double, f64, double)
+FL_DEFINE_PASSES(f32, float, f32, float)
+FL_DEFINE_PASSES(f16, uint16_t, f32, float)
+FL_DEFINE_PASSES(bf16, uint16_t, f32, float)
+
+/* One block of dst = beta * dst + alpha * src. */
+#define FL_COMBINE_BLOCK(into, from, real, to, of)          \
+    FL_EACH_PIECE                                           \
+    {                                                       \
+        __auto_type x = load_##from((of) + k * WIDTH);      \
+        nonfinite |= nonfinite_##real(x);                   \
+        x *= a;                                             \
+        if (b != 0) x += load_##into((to) + k * WIDTH) * b; \
+        store_##into((to) + k * WIDTH, x);                  \
+    }
+
+#define FL_DEFINE_COMBINE(into, D, from, S, real, scalar, bits)                                  \
+    static void combine_##into##_##from(void *dst, const void *src, int64_t count, double alpha, \
+                                        double beta, bool *is_finite)                            \
+    {                                                                                            \
+        const scalar a = (scalar)alpha, b = (scalar)beta;                                        \
+        D *to = dst;                                                                             \
+        const S *of = src;                                                                       \
+        bits nonfinite = {0};                                                                    \
+        bool is_bad = false;                                                                     \
+        for (; count >= LANES; count -= LANES, to += LANES, of += LANES)                         \
+            FL_COMBINE_BLOCK(into, from, real, to, of)                                           \
+        if (count > 0) {                                                                         \
+            D last_to[LANES] = {0};                                                              \
+            S last_of[LANES] = {0};                                                              \
+            if (b != 0) memcpy(last_to, to, (size_t)count * sizeof(D));                          \
+            memcpy(last_of, of, (size_t)count * sizeof(S));                                      \
+            FL_COMBINE_BLOCK(into, from, real, last_to, last_of)                                 \
+            memcpy(to, last_to, (size_t)count * sizeof(D));                                      \
+        }                                                                                        \
+        FL_ANY(&is_bad, nonfinite);                                                              \
+        *is_finite = !is_bad;                                                                    \
+    }
+
+FL_DEFINE_COMBINE(f64, double, f64, double, f64, double, bits64)
+FL_DEFINE_COMBINE(f32, float, f32, float, f32, float, bits32)
+FL_DEFINE_COMBINE(f32, float, f16, uint16_t, f32, float, bits32)
+FL_DEFINE_COMBINE(f32, float, bf16, uint16_t, f32, float, bits32)
+FL_DEFINE_COMBINE(f16, uint16_t, f16, uint16_t, f32, float, bits32)
+FL_DEFINE_COMBINE(f16, uint16_t, f32, float, f32, float, bits32)
+FL_DEFINE_COMBINE(bf16, uint16_t, bf16, uint16_t, f32, float, bits32)
+FL_DEFINE_COMBINE(bf16, uint16_t, f32, float, f32, float, bits32)
+
+#define FL_EACH_TYPE(name)                                                   \
+    {                                                                        \
+        [FL_F64] = name##_f64, [FL_F32] = name##_f32, [FL_F16] = name##_f16, \
+        [FL_BF16] = name##_bf16                                              \
+    }
+
+const fl_cpu_lanes FL_LANES = {
+    .name = FL_LANES_NAME,
+    .norm = {[FL_NORM_2] = FL_EACH_TYPE(square),
+             [FL_NORM_1] = FL_EACH_TYPE(sum),
+             [FL_NORM_MAX] = FL_EACH_TYPE(most)},
+    .unscale = FL_EACH_TYPE(unscale),
+    .scale = FL_EACH_TYPE(scale),
+    .combine = {
+        [FL_F64] = {[FL_F64] = combine_f64_f64},
+        [FL_F32] =
+            {[FL_F32] = combine_f32_f32, [FL_F16] = combine_f32_f16, [FL_BF16] = combine_f32_bf16},
+        [FL_F16] = {[FL_F16] = combine_f16_f16, [FL_F32] = combine_f16_f32},
+        [FL_BF16] = {[FL_BF16] = combine_bf16_bf16, [FL_F32] = combine_bf16_f32}}};

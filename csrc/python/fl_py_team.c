@@ -1,0 +1,37 @@
+/* fl_py_team: the heap type _core.Team, threads that passes over gradients share. */
+#include "fl_py.h"
+
+static PyObject *team_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"threads", NULL};
+    int threads;
+    fl_err err;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i:Team", keywords, &threads)) return NULL;
+    if (threads < 1)
+        return PyErr_Format(PyExc_ValueError, "Team needs at least 1 thread, got %d", threads);
+    fl_py_team *self = (fl_py_team *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    if (fl_team_open(threads, &self->team, &err) == FL_OK) return (PyObject *)self;
+    Py_DECREF(self);
+    return fl_py_raise(&err, NULL);
+}
+
+static void team_dealloc(fl_py_team *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    fl_team_close(self->team); /* whoever runs a job holds a reference */
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(team_doc,
+             "Team(threads)\n--\n\nThreads, the caller's among them, that share passes over\n"
+             "gradients and sleep in between. Inert in a forked child.");
+
+static PyType_Slot team_slots[] = {
+    {Py_tp_doc, (void *)team_doc}, {Py_tp_new, team_new}, {Py_tp_dealloc, team_dealloc}, {0, NULL}};
+
+PyType_Spec fl_py_team_spec = {.name = "fastloop._core.Team",
+                               .basicsize = sizeof(fl_py_team),
+                               .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                               .slots = team_slots};

@@ -1,0 +1,85 @@
+/* fl_py_walk: from torch's objects to a list that passes can run over; see fl_py_grads.h.
+ *
+ * Anything may run meanwhile that Python runs in an attribute or a method, so items are held while
+ * they are looked at. */
+#include "fl_py_grads.h"
+
+static int check_neg(fl_py_grads *self, PyObject *tensor)
+{
+    PyObject *answer = PyObject_CallOneArg(self->is_neg, tensor);
+    int is_neg = answer != NULL ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return is_neg < 0 ? -1 : !is_neg;
+}
+
+int fl_py_add_tensor(fl_py_grads *self, PyObject *tensor)
+{
+    fl_py_floats floats;
+    fl_err err;
+    if (PyList_Append(self->tensors, tensor) != 0) return -1;
+    if (!fl_py_float_tensor(&self->door, tensor, &floats)) return 0;
+    int status = check_neg(self, tensor);
+    if (status != 1 || floats.count == 0) return status;
+    if (fl_grow((void **)&self->layouts, &self->layouts_capacity, self->list.count + 1,
+                sizeof *self->layouts, &err) != FL_OK ||
+        fl_list_add(&self->list, floats.data, floats.count, floats.type, &err) != FL_OK) {
+        fl_py_raise(&err, NULL);
+        return -1;
+    }
+    self->layouts[self->list.count - 1] = floats.layout;
+    return 1;
+}
+
+int fl_py_add_gradient(fl_py_grads *self, PyObject *parameter)
+{
+    if (!PyObject_TypeCheck(parameter, self->door.tensor_type)) return 0;
+    PyObject *gradient = PyObject_GetAttr(parameter, self->name_grad);
+    if (gradient == NULL) return -1;
+    int status = gradient != Py_None ? fl_py_add_tensor(self, gradient) : 1;
+    Py_DECREF(gradient);
+    return status;
+}
+
+/* Calls `add` with each item of a list or tuple; items may be replaced meanwhile. */
+static int add_each(fl_py_grads *self, PyObject *items, fl_py_add *add)
+{
+    if (!PyList_Check(items) && !PyTuple_Check(items)) return 0;
+    int status = 1;
+    for (Py_ssize_t i = 0; status == 1 && i < PySequence_Fast_GET_SIZE(items); i++) {
+        PyObject *item = PySequence_Fast_GET_ITEM(items, i);
+        Py_INCREF(item);
+        status = add(self, item);
+        Py_DECREF(item);
+    }
+    return status;
+}
+
+int fl_py_add_group(fl_py_grads *self, PyObject *group)
+{
+    if (!PyDict_Check(group)) return 0;
+    PyObject *parameters = PyDict_GetItemString(group, "params");
+    if (parameters == NULL) return 0;
+    Py_INCREF(parameters);
+    int status = add_each(self, parameters, fl_py_add_gradient);
+    Py_DECREF(parameters);
+    return status;
+}
+
+static int forget_tensors(fl_py_grads *self)
+{
+    fl_list_begin(&self->list);
+    return PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
+}
+
+PyObject *fl_py_walk(fl_py_grads *self, PyObject *items, fl_py_add *add)
+{
+    fl_err err;
+    if (fl_py_grads_enter(self) != 0) return NULL;
+    int status = forget_tensors(self) == 0 ? add_each(self, items, add) : -1;
+    int ended = fl_list_end(&self->list, &err);
+    if (status == 1 && ended != FL_OK) status = ended == FL_EINVAL ? 0 : -1;
+    if (ended != FL_OK && ended != FL_EINVAL) fl_py_raise(&err, NULL);
+    self->is_plain = status == 1;
+    self->is_busy = false;
+    return status >= 0 ? PyBool_FromLong(status) : NULL;
+}

@@ -1,0 +1,43 @@
+"""Keeping small parallel operations of torch on the calling thread."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def on_this_thread() -> Iterator[None]:
+    """torch's operations in the body use the calling thread alone.
+
+    Threads of OpenMP spin for milliseconds after their last work, on the cores that whoever comes
+    next needs. Other threads of the program keep their number of threads: OpenMP counts for each
+    thread by itself, unlike `torch.set_num_threads`. Where torch has no OpenMP, nothing changes."""
+    openmp, threads = _openmp(), torch.get_num_threads()
+    if openmp is None or threads == 1:
+        yield
+        return
+    openmp.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        openmp.omp_set_num_threads(threads)
+
+
+@cache
+def _openmp() -> Any:
+    """The library that has omp_set_num_threads, if it is the one that torch uses."""
+    try:
+        library = ctypes.CDLL(None)
+        threads = library.omp_get_max_threads()
+        library.omp_set_num_threads(threads + 1)
+        is_torchs = torch.get_num_threads() == threads + 1
+        library.omp_set_num_threads(threads)
+    except (AttributeError, OSError):
+        return None
+    return library if is_torchs else None

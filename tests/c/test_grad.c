@@ -1,0 +1,395 @@
+/* Tests of the passes over gradients on the CPU: lists of many shapes, teams of several sizes,
+ * against arithmetic on single elements. */
+#include "grad_rig.h"
+
+#include "fl_team.h"
+
+#include <float.h>
+
+enum { GAP = 24, TINY = 5000, TEAMS = 5 };
+
+/* Tensors side by side, with gaps that must stay as they are, and a copy of it all. */
+typedef struct model {
+    char *memory, *copy; /* owned */
+    int64_t bytes;
+    fl_list list;
+} model;
+
+typedef struct shape {
+    int64_t count;
+    int32_t type;
+} shape;
+
+static const fl_backend *const cpu = &fl_cpu_backend;
+static fl_team *teams[TEAMS]; /* of no, 1, 2, 3 and 8 threads */
+
+static int64_t padded(int64_t bytes) { return (bytes + 7) / 8 * 8 + GAP; }
+
+static void keep(model *m) { memcpy(m->copy, m->memory, (size_t)m->bytes); }
+
+static model make_model(const shape *shapes, int64_t count, int mix, uint64_t seed)
+{
+    model m = {.bytes = GAP};
+    for (int64_t i = 0; i < count; i++)
+        m.bytes += padded(shapes[i].count * fl_float_bytes(shapes[i].type));
+    m.memory = fl_alloc(m.bytes);
+    m.copy = fl_alloc(m.bytes);
+    CHECK(m.memory != NULL && m.copy != NULL);
+    memset(m.memory, 0xA5, (size_t)m.bytes);
+    fl_list_begin(&m.list);
+    char *at = m.memory + GAP;
+    for (int64_t i = 0; i < count; i++) {
+        fill_elements(shapes[i].type, at, shapes[i].count, mix, &seed);
+        CHECK_INT(fl_list_add(&m.list, at, shapes[i].count, shapes[i].type, NULL), FL_OK);
+        at += padded(shapes[i].count * fl_float_bytes(shapes[i].type));
+    }
+    CHECK_INT(fl_list_end(&m.list, NULL), FL_OK);
+    keep(&m);
+    return m;
+}
+
+static void free_model(model *m)
+{
+    fl_list_close(&m->list);
+    fl_free(m->memory);
+    fl_free(m->copy);
+}
+
+/* Where a span lies in the copy. */
+static char *copy_of(const model *m, const fl_span *span)
+{
+    return m->copy + (span->data - m->memory);
+}
+
+/* Whether the tensors are what the copy says; NaN is NaN. */
+static void check_model(const model *m)
+{
+    char *end = m->memory;
+    for (int64_t i = 0; i < m->list.count; i++) {
+        const fl_span *span = &m->list.spans[i];
+        CHECK(memcmp(end, copy_of(m, span) - (span->data - end), (size_t)(span->data - end)) == 0);
+        check_elements(span->type, span->data, copy_of(m, span), span->count);
+        end = span->data + span->count * fl_float_bytes(span->type);
+    }
+    int64_t rest = m->memory + m->bytes - end;
+    CHECK(memcmp(end, m->copy + m->bytes - rest, (size_t)rest) == 0);
+}
+
+/* The norm of the copy: a sum for each chunk, added in order. */
+static double ref_model_norm(const model *m, int32_t norm_type, bool *is_finite)
+{
+    double joined = 0;
+    *is_finite = true;
+    for (int64_t i = 0; i < m->list.count; i++) {
+        const fl_span *span = &m->list.spans[i];
+        for (int64_t first = 0; first < span->count; first += FL_CHUNK) {
+            bool is_chunk_finite;
+            const char *data = copy_of(m, span) + first * fl_float_bytes(span->type);
+            double sum = ref_norm(norm_type, span->type, data,
+                                  fl_min(FL_CHUNK, span->count - first), &is_chunk_finite);
+            if (!is_chunk_finite) *is_finite = false;
+            if (norm_type != FL_NORM_MAX)
+                joined += sum;
+            else if (!(sum <= joined) && !isnan(joined))
+                joined = sum;
+        }
+    }
+    return norm_type == FL_NORM_2 ? sqrt(joined) : joined;
+}
+
+static void ref_model_scale(model *m, double factor)
+{
+    for (int64_t i = 0; i < m->list.count; i++) {
+        const fl_span *span = &m->list.spans[i];
+        ref_scale(span->type, copy_of(m, span), span->count, factor);
+    }
+}
+
+/* ---- the lists that passes are tried on */
+
+static const shape border_shapes[] = {
+    {FL_CHUNK - 1, FL_F32},
+    {1, FL_F64},
+    {FL_CHUNK, FL_F16},
+    {FL_CHUNK + 1, FL_BF16},
+    {0, FL_F32},
+    {8 * FL_CHUNK - 1, FL_F32}, /* eight: a grain */
+    {8 * FL_CHUNK, FL_BF16},
+    {2 * FL_CHUNK + 1, FL_F64},
+    {FL_CHUNK / 2, FL_F16},
+    {3, FL_F32},
+};
+static const shape one_element[] = {{1, FL_F16}};
+static const shape nothing[] = {{0, FL_F32}};
+
+typedef struct recipe {
+    const shape *shapes;
+    int64_t count;
+    int mix;
+} recipe;
+
+enum { RECIPES = 6 };
+
+static shape tiny_shapes[TINY]; /* set before the tests */
+
+static model cook(int which)
+{
+    static const shape large[] = {{300001, FL_F32}};
+    const recipe recipes[RECIPES] = {{border_shapes, 10, FINITE}, {border_shapes, 10, ANY},
+                                     {one_element, 1, TAME},      {nothing, 1, TAME},
+                                     {tiny_shapes, TINY, TAME},   {large, 1, TAME}};
+    return make_model(recipes[which].shapes, recipes[which].count, recipes[which].mix,
+                      (uint64_t)which + 100);
+}
+
+static void test_the_lists_are_worth_a_team(void)
+{
+    int64_t large = 0;
+    for (int which = 0; which < RECIPES; which++) {
+        model m = cook(which);
+        large += m.list.bytes > 1 << 20 && m.list.chunks > 16;
+        free_model(&m);
+    }
+    CHECK(large >= 3);
+}
+
+static void check_norm(model *m, fl_team *team, int32_t norm_type, fl_divisor divisor, double norm,
+                       bool is_finite)
+{
+    static const float was[] = {0, 1};
+    float before = was[norm_type % 2], found = before;
+    double actual = -1;
+    fl_pass pass = {&m->list, team};
+    cpu->norm_check(&pass, norm_type, divisor, &found, &actual);
+    check_double(actual, norm);
+    CHECK(found == (is_finite ? before : 1));
+}
+
+static void test_norm_check(void)
+{
+    const float scales[] = {65536, -3, 0.1F, 1, 7};
+    for (int which = 0; which < RECIPES; which++) {
+        model m = cook(which);
+        for (int32_t norm_type = 0; norm_type < FL_NORMS; norm_type++) {
+            bool is_finite;
+            double norm = ref_model_norm(&m, norm_type, &is_finite);
+            CHECK_INT(is_finite, which != 1);
+            for (int t = 0; t < TEAMS; t++) {
+                fl_divisor divisor = {t % 2 ? &scales[t] : NULL, t > 2 ? -0.3 : 1};
+                double by = fabs((t % 2 ? (double)scales[t] : 1) * divisor.rest);
+                check_norm(&m, teams[t], norm_type, divisor, norm / by, is_finite);
+            }
+        }
+        check_model(&m);
+        free_model(&m);
+    }
+}
+
+/* The sum of doubles may be infinite though each of them is finite, and the other way round. */
+static void test_finite_is_said_of_elements(void)
+{
+    shape shapes[] = {{20000, FL_F64}, {300000, FL_F32}};
+    model m = make_model(shapes, 2, TAME, 5);
+    float found = 0;
+    double norm;
+    fl_pass pass = {&m.list, teams[2]};
+    ((double *)(void *)m.list.spans[0].data)[19999] = 1e200;
+    ((float *)(void *)m.list.spans[1].data)[250000] = FLT_MAX;
+    cpu->norm_check(&pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &norm);
+    CHECK(found == 0 && isinf(norm));
+    cpu->unscale(&pass, &(float){1}, &found, &norm);
+    CHECK(found == 0 && isinf(norm));
+    cpu->unscale(&pass, &(float){0.5F}, &found, &norm);
+    CHECK(found == 0 && isinf(norm));
+    ((float *)(void *)m.list.spans[1].data)[299999] = -INFINITY;
+    cpu->norm_check(&pass, FL_NORM_MAX, (fl_divisor){NULL, 1}, &found, &norm);
+    CHECK(found == 1 && isinf(norm));
+    free_model(&m);
+}
+
+static void test_scale(void)
+{
+    const double factors[] = {1.0 / 3, -2, 0, INFINITY, 1 + 1e-12};
+    for (int which = 0; which < RECIPES; which++) {
+        model m = cook(which);
+        for (int t = which % 2; t < TEAMS; t += 2) {
+            fl_pass pass = {&m.list, teams[t]};
+            cpu->scale(&pass, &factors[t]);
+            ref_model_scale(&m, factors[t]);
+            check_model(&m);
+        }
+        free_model(&m);
+    }
+}
+
+static void test_unscale(void)
+{
+    const float inverses[] = {1.0F / 3, -0.5F, 1, 0.1F, 3e38F};
+    for (int which = 0; which < RECIPES; which++) {
+        model m = cook(which);
+        for (int t = which % 2; t < TEAMS; t += 2) {
+            fl_pass pass = {&m.list, teams[t]};
+            float before = (float)(t % 2), found = before;
+            double norm = -1;
+            bool is_finite;
+            double expected = ref_model_norm(&m, FL_NORM_2, &is_finite);
+            cpu->unscale(&pass, &inverses[t], &found, &norm);
+            check_double(norm, expected * fabs((double)inverses[t]));
+            CHECK(found == (is_finite ? before : 1));
+            ref_model_scale(&m, (double)inverses[t]);
+            check_model(&m);
+        }
+        free_model(&m);
+    }
+}
+
+/* With a factor of 1, memory that cannot be written does. */
+static void test_a_factor_of_one_writes_nothing(void)
+{
+    enum { BYTES = 1200000 };
+    char *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint64_t state = 6;
+    CHECK(memory != MAP_FAILED);
+    for (int32_t type = 0; type < FL_FLOATS; type++) {
+        int64_t count = BYTES / fl_float_bytes(type);
+        CHECK(mprotect(memory, BYTES, PROT_READ | PROT_WRITE) == 0);
+        memset(memory, 0, 8000);
+        fill_elements(type, memory, 1000, FINITE, &state);
+        CHECK(mprotect(memory, BYTES, PROT_READ) == 0);
+        fl_list list = {0};
+        fl_list_begin(&list);
+        CHECK_INT(fl_list_add(&list, memory, count, type, NULL), FL_OK);
+        CHECK_INT(fl_list_end(&list, NULL), FL_OK);
+        for (int t = 0; t < TEAMS; t++) {
+            fl_pass pass = {&list, teams[t]};
+            double norm = -1, again = -2;
+            float found = 0;
+            cpu->scale(&pass, &(double){1});
+            cpu->unscale(&pass, &(float){1}, &found, &norm);
+            cpu->norm_check(&pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &again);
+            check_double(norm, again);
+            CHECK(found == 0);
+        }
+        fl_list_close(&list);
+    }
+    CHECK(munmap(memory, BYTES) == 0);
+}
+
+static void check_combine(int32_t shift, int mix, double alpha, const double *factor, double beta)
+{
+    shape shapes[2][10];
+    for (int i = 0; i < 10; i++) {
+        int32_t into = border_shapes[i].type, from = (into + shift) % FL_FLOATS;
+        bool is_offered_here = cpu->can_combine(into, from);
+        shapes[0][i] = border_shapes[i];
+        shapes[1][i] = (shape){border_shapes[i].count, is_offered_here ? from : into};
+    }
+    model into = make_model(shapes[0], 10, FINITE, 7), from = make_model(shapes[1], 10, mix, 8);
+    bool is_finite = true;
+    for (int64_t i = 0; i < into.list.count; i++) {
+        const fl_span *a = &into.list.spans[i], *b = &from.list.spans[i];
+        bool is_span_finite;
+        if (beta == 0) memset(a->data, 0xff, (size_t)(a->count * fl_float_bytes(a->type)));
+        ref_combine(a->type, copy_of(&into, a), b->type, copy_of(&from, b), a->count,
+                    factor != NULL ? alpha * *factor : alpha, beta, &is_span_finite);
+        is_finite &= is_span_finite;
+    }
+    char *before = fl_alloc(into.bytes);
+    memcpy(before, into.memory, (size_t)into.bytes);
+    for (int t = 0; t < TEAMS; t++) {
+        float was = (float)(t % 2), found = was;
+        memcpy(into.memory, before, (size_t)into.bytes);
+        fl_pass pass = {&into.list, teams[t]};
+        cpu->combine(&pass, &from.list, alpha, factor, beta, t == 2 ? NULL : &found);
+        CHECK(found == (is_finite || t == 2 ? was : 1));
+        check_model(&into);
+        check_model(&from);
+    }
+    fl_free(before);
+    free_model(&into);
+    free_model(&from);
+}
+
+static void test_combine(void)
+{
+    for (int32_t shift = 0; shift < FL_FLOATS; shift++) {
+        check_combine(shift, FINITE, 0.25, NULL, 1);
+        check_combine(shift, ANY, 1, &(double){1.0 / 3}, shift % 2 ? 0 : 0.9);
+    }
+    for (int32_t into = 0; into < FL_FLOATS; into++)
+        for (int32_t from = 0; from < FL_FLOATS; from++)
+            CHECK_INT(cpu->can_combine(into, from), is_offered(into, from));
+    model empty = cook(3);
+    fl_pass pass = {&empty.list, teams[2]};
+    float found = 0;
+    cpu->combine(&pass, &empty.list, 1, NULL, 0, &found);
+    CHECK(found == 0);
+    free_model(&empty);
+}
+
+/* Several callers share a team; each gets its own sums. */
+static void *norm_again_and_again(void *arg)
+{
+    model m = cook(5);
+    bool is_finite;
+    double norm = ref_model_norm(&m, FL_NORM_2, &is_finite);
+    for (int i = 0; i < 20; i++) check_norm(&m, arg, FL_NORM_2, (fl_divisor){NULL, 1}, norm, true);
+    free_model(&m);
+    return NULL;
+}
+
+static void test_passes_of_several_threads(void)
+{
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++)
+        CHECK_INT(fl_thread_start(&threads[i], norm_again_and_again, teams[3], NULL), FL_OK);
+    for (int i = 0; i < 3; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* too slow there */
+/* 4 GiB of halves, most of them pages of zeros that take no memory. */
+static void test_more_than_two_billion_elements(void)
+{
+    const int64_t count = ((int64_t)1 << 31) + 3 * FL_CHUNK + 5, bytes = 2 * count;
+    char *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    (void)madvise(memory, (size_t)bytes, MADV_HUGEPAGE);
+    set_value(FL_F16, memory, count - 1, -3);
+    set_value(FL_F16, memory, 1, 4);
+    fl_list list = {0};
+    fl_list_begin(&list);
+    CHECK_INT(fl_list_add(&list, memory, count, FL_F16, NULL), FL_OK);
+    CHECK_INT(fl_list_end(&list, NULL), FL_OK);
+    fl_pass pass = {&list, teams[2]};
+    float found = 0;
+    double norm;
+    cpu->norm_check(&pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &norm);
+    check_double(norm, 5);
+    CHECK(found == 0);
+    fl_list_close(&list);
+    CHECK(munmap(memory, (size_t)bytes) == 0);
+}
+#endif
+
+int main(void)
+{
+    start_tests();
+    for (int64_t i = 0; i < TINY; i++)
+        tiny_shapes[i] = (shape){1 + i * 7 % 130, (int32_t)(i % FL_FLOATS)};
+    const int32_t threads[TEAMS] = {0, 1, 2, 3, 8};
+    for (int t = 1; t < TEAMS; t++) CHECK_INT(fl_team_open(threads[t], &teams[t], NULL), FL_OK);
+    RUN(test_the_lists_are_worth_a_team);
+    RUN(test_norm_check);
+    RUN(test_finite_is_said_of_elements);
+    RUN(test_scale);
+    RUN(test_unscale);
+    RUN(test_a_factor_of_one_writes_nothing);
+    RUN(test_combine);
+    RUN(test_passes_of_several_threads);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    RUN(test_more_than_two_billion_elements);
+#endif
+    for (int t = 1; t < TEAMS; t++) fl_team_close(teams[t]);
+    return 0;
+}
