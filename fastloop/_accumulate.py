@@ -69,7 +69,7 @@ class Accumulator:
         self._seed_share = 1.0
         self.at = At.OPEN
         self._weight = 0.0  # of the micro-batch that runs
-        self._told: Told | None = None  # what the ranks said when it was entered
+        self._told: Told | None = None  # what the ranks said before its backward
         self.feed: Feed | None = None  # of the loop that runs
         self.has_announced = False  # that this rank's loop has another window
         self.unequal: str | None = None  # an error that every rank's loop is to raise
@@ -97,8 +97,7 @@ class Accumulator:
         if window.expected is None:
             told = self.tell(Place.FIRST_WEIGHT, weight=weight, counted=int(weight > 0))
             window.expect(told.weight / told.counted if told.counted else 1.0)
-        is_empty = weight == 0 and self.ranks.can_reduce_alone
-        self.ranks.enter(self.is_boundary and not self.is_buffered and not is_empty)
+        self.ranks.enter(self.is_boundary and not self.is_buffered)
 
     def backward(self, loss: Tensor) -> None:
         if self.at is not At.ENTERED:
@@ -154,7 +153,7 @@ class Accumulator:
         grads = self._grads.collect_grads(self._optimizer)
         is_kept = buffers.add(grads, share, only_finite=self._drops_micro)
         grads.release()
-        if not (is_kept and self.is_boundary):  # else the boundary writes into them
+        if not self.is_boundary:  # the boundary writes into them
             self._optimizer.zero_grad(set_to_none=True)
         return is_kept
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from fastloop._fused import takes_grad_scale
 from fastloop._grads import GradList, new_flag
-from fastloop._scaler import takes_grad_scale
 from fastloop._window import Buffers
 
 _ABSENT = object()
@@ -137,11 +137,11 @@ class Step:
                 with _lent(optimizer, grad_scale, flag):
                     optimizer.step()
             return
-        if self._is_ours:
-            scaler._step_checked(optimizer, found_inf, grad_scale)
-        else:
-            self._record(found_inf, OptState.UNSCALED)
-            with _lent(optimizer, None, None):
+        with _lent(optimizer, None, None):  # a scaler's step deletes what the user had
+            if self._is_ours:
+                scaler._step_checked(optimizer, found_inf, grad_scale)
+            else:
+                self._record(found_inf, OptState.UNSCALED)
                 scaler.step(optimizer)
         if has_dropped:
             self._record(torch.ones_like(found_inf))

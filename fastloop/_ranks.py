@@ -112,7 +112,7 @@ class Ranks:
             (loss * 0).backward()  # type: ignore[no-untyped-call]
             return
         for module in self._ddp:
-            # As DDP's forward does for its output, here for one that each parameter is part of.
+            # As DDP's forward has done for its output, for one that each parameter is part of.
             sums = [p.sum() for p in module.parameters() if p.requires_grad]
             module.reducer.prepare_for_forward()
             module.reducer.prepare_for_backward(sums if module.find_unused_parameters else [])

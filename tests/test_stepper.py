@@ -222,11 +222,15 @@ def test_clips_at_the_boundary_as_torch_does() -> None:
 
 
 def test_nothing_is_left_on_a_fused_optimizer() -> None:
-    run = Run(2, max_norm=0.1, on_nonfinite="window", fused=True)
-    run.optimizer.found_inf = mine = torch.tensor(0.0)
-    run.micro()
-    run.micro(weight=3)
-    assert run.optimizer.found_inf is mine and "grad_scale" not in run.optimizer.__dict__
+    for kind in (None, *scalers()):
+        for accum_dtype in (None, torch.float32):
+            scaler = None if kind is None else kind("cpu", init_scale=8.0)
+            options = {"scaler": scaler, "accum_dtype": accum_dtype, "on_nonfinite": "window"}
+            run = Run(2, max_norm=0.1, fused=True, **options)
+            run.optimizer.found_inf = mine = torch.tensor(0.0)
+            run.micro()
+            run.micro(weight=3)
+            assert run.optimizer.found_inf is mine and "grad_scale" not in vars(run.optimizer)
 
 
 def test_a_grad_scale_of_the_users_is_multiplied_in() -> None:
