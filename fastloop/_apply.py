@@ -99,13 +99,15 @@ class Step:
             self._scaler.update()
 
     def _checked(self, divisor: float, buffers: Buffers | None, has_dropped: bool) -> Outcome:
+        reads = self._checks or self._max_norm is not None
+        is_one = self._scaler is None and self._max_norm is None and divisor == 1
+        if is_one and not reads and buffers is None:
+            self._optimizer.step()
+            return Outcome(None, False)
         grads = self._grads.collect_grads(self._optimizer) if buffers is None else buffers.sums
         scale = None if self._scaler is None else self._scale(grads.device)
         found_inf = new_flag(grads.device)
-        norm = None
-        if self._checks or self._max_norm is not None:
-            norm = grads.norm_check(found_inf, scale=scale, divisor=divisor)
-        is_one = scale is None and self._max_norm is None and divisor == 1
+        norm = grads.norm_check(found_inf, scale=scale, divisor=divisor) if reads else None
         factor: Tensor | float = 1.0
         if not is_one:
             factor = grads.clip_factor(norm, self._max_norm, scale=scale, divisor=divisor)
