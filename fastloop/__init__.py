@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from fastloop._loader import DataLoader
     from fastloop._scaler import GradScaler
     from fastloop._stats import LoaderStats, WorkerStats
+    from fastloop._stepper import Stepper
 
 __all__ = [
     "ArrayDataset",
     "DataLoader",
     "GradScaler",
     "LoaderStats",
+    "Stepper",
     "WorkerStats",
     "build_info",
     "clip_grad_norm_",
@@ -33,6 +35,7 @@ _HOMES = {
     "DataLoader": "fastloop._loader",
     "GradScaler": "fastloop._scaler",
     "LoaderStats": "fastloop._stats",
+    "Stepper": "fastloop._stepper",
     "WorkerStats": "fastloop._stats",
     "clip_grad_norm_": "fastloop._clip",
 }
