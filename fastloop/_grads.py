@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fastloop._core import Grads, Team
+from fastloop._threads import openmp
 
 Source = Optimizer | Iterable[Tensor]
 
@@ -29,7 +30,7 @@ _WRITTEN = torch.autograd.graph.increment_version
 
 @lru_cache(maxsize=1)
 def _make_team(threads: int, _process: int) -> Team:
-    return Team(threads)
+    return Team(threads, uses_openmp=openmp() is not None)
 
 
 def _team() -> Team:
@@ -174,13 +175,11 @@ class GradList:
             for t in map(_values, self.tensors):
                 t.mul_(factor.to(t.device))
 
-    def unscale_(self, inv_scale: Tensor, found_inf: Tensor) -> Tensor:
+    def unscale_(self, inv_scale: Tensor, found_inf: Tensor) -> None:
         """One read and write: multiply by a 0-d float32, bit for bit as torch's unscale_ does, and
-        check the elements as they were; the 2-norm of the result, 0-d float64. For plain lists."""
-        norm = _new_number()
+        check the elements as they were. For plain lists."""
         _WRITTEN(self.tensors)
-        self._core.unscale(_team(), inv_scale, found_inf, norm)
-        return norm
+        self._core.unscale(_team(), inv_scale, found_inf)
 
     def combine_(
         self,

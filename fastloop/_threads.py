@@ -1,4 +1,4 @@
-"""Keeping small parallel operations of torch on the calling thread."""
+"""The threads of OpenMP that torch's operations run on."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def on_this_thread() -> Iterator[None]:
     Threads of OpenMP spin for milliseconds after their last work, on the cores that whoever comes
     next needs. Other threads of the program keep their number of threads: OpenMP counts for each
     thread by itself, unlike `torch.set_num_threads`. Where torch has no OpenMP, nothing changes."""
-    openmp, threads = _openmp(), torch.get_num_threads()
-    if openmp is None or threads == 1:
+    library, threads = openmp(), torch.get_num_threads()
+    if library is None or threads == 1:
         yield
         return
-    openmp.omp_set_num_threads(1)
+    library.omp_set_num_threads(1)
     try:
         yield
     finally:
-        openmp.omp_set_num_threads(threads)
+        library.omp_set_num_threads(threads)
 
 
 @cache
-def _openmp() -> Any:
+def openmp() -> Any:
     """The library that has omp_set_num_threads, if it is the one that torch uses."""
     try:
         library = ctypes.CDLL(None)

@@ -199,12 +199,10 @@ def test_unscale_is_torchs_bit_for_bit(dtype: torch.dtype, inv_scale: float) -> 
         theirs = make(dtype, scale=magnitude)
         found, expected = new_flag(CPU), new_flag(CPU)
         by = torch.tensor(inv_scale)
-        norm = ours.unscale_(by, found)
+        ours.unscale_(by, found)
         torch._amp_foreach_non_finite_check_and_unscale_(theirs, expected, by)
         same(ours, Forced().collect(theirs))
         assert found == expected == 0
-        exact = torch.cat([t.double() for t in make(dtype, scale=magnitude)]).norm() * by.double()
-        torch.testing.assert_close(norm, exact, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

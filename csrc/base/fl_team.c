@@ -6,21 +6,28 @@
 #include <assert.h>
 #include <fenv.h>
 
+/* On its caller's stack. */
+typedef struct task {
+    fl_work *work;
+    void *context;
+    int64_t parts, grain;
+    fenv_t rules;         /* the caller's for floats: rounding, and what becomes of denormals */
+    _Atomic int64_t next; /* the first part nobody has; relaxed: what starts a thread on the job
+                             publishes it */
+} task;
+
 struct fl_team {
     uint32_t generation;
     int32_t threads;    /* the caller counted */
-    int32_t started;    /* helpers; mutex */
+    fl_lend *lend;      /* NULL: the helpers below */
+    int32_t started;    /* mutex: how many helpers */
     pthread_t *helpers; /* owned */
     pthread_mutex_t mutex;
     pthread_cond_t posted; /* a job, or the end */
     pthread_cond_t left;   /* the last helper has left the job */
-    bool is_busy, is_over; /* mutex: a job has a caller; there will be no other */
-    int32_t inside;        /* mutex: helpers that work on the job */
-    fl_work *work;         /* mutex; set while is_busy */
-    void *context;
-    int64_t parts, grain;
-    fenv_t rules;         /* the caller's for floats: rounding, and what becomes of denormals */
-    _Atomic int64_t next; /* the first part nobody has; relaxed: the mutex publishes the job */
+    task *job;              /* mutex; lent by its caller until nobody is inside */
+    int32_t inside;        /* mutex: helpers that work on it */
+    bool is_over;          /* mutex: there will be no other */
 };
 
 static inline bool is_foreign(const fl_team *team)
@@ -28,7 +35,7 @@ static inline bool is_foreign(const fl_team *team)
     return team->generation != fl_fork_generation();
 }
 
-int fl_team_open(int32_t threads, fl_team **out, fl_err *err)
+int fl_team_open(int32_t threads, fl_lend *lend, fl_team **out, fl_err *err)
 {
     assert(threads >= 1);
     *out = NULL;
@@ -37,6 +44,7 @@ int fl_team_open(int32_t threads, fl_team **out, fl_err *err)
     if (team == NULL || helpers == NULL) goto no_memory;
     team->generation = fl_fork_generation();
     team->threads = threads;
+    team->lend = lend;
     team->helpers = helpers;
     if (fl_mutex_open(&team->mutex, err) != FL_OK) goto fail;
     if (fl_cond_open(&team->posted, err) != FL_OK) goto fail_mutex;
@@ -57,21 +65,30 @@ fail:
     return FL_ENOMEM;
 }
 
-int32_t fl_team_threads(const fl_team *team) { return team->threads; }
-
-static void work_on(fl_team *team)
+static void work_on(task *job)
 {
     for (;;) {
-        int64_t first = atomic_fetch_add_explicit(&team->next, team->grain, memory_order_relaxed);
-        if (first >= team->parts) return;
-        team->work(team->context, first, fl_min(first + team->grain, team->parts));
+        int64_t first = atomic_fetch_add_explicit(&job->next, job->grain, memory_order_relaxed);
+        if (first >= job->parts) return;
+        job->work(job->context, first, fl_min(first + job->grain, job->parts));
     }
 }
 
-/* Never true again once the caller has found nothing more to do. */
-static inline bool has_work_locked(fl_team *team)
+/* From a thread that may be somebody else's tomorrow. */
+static void help(void *arg)
 {
-    return atomic_load_explicit(&team->next, memory_order_relaxed) < team->parts;
+    task *job = arg;
+    fenv_t own;
+    fegetenv(&own);
+    fesetenv(&job->rules);
+    work_on(job);
+    fesetenv(&own);
+}
+
+static inline bool has_work_locked(const fl_team *team)
+{
+    const task *job = team->job;
+    return job != NULL && atomic_load_explicit(&job->next, memory_order_relaxed) < job->parts;
 }
 
 static void *run_helper(void *arg)
@@ -83,10 +100,10 @@ static void *run_helper(void *arg)
             pthread_cond_wait(&team->posted, &team->mutex);
             continue;
         }
+        task *job = team->job;
         team->inside++;
-        fesetenv(&team->rules);
         pthread_mutex_unlock(&team->mutex);
-        work_on(team);
+        help(job);
         pthread_mutex_lock(&team->mutex);
         if (--team->inside == 0) pthread_cond_signal(&team->left);
     }
@@ -104,18 +121,12 @@ static void start_helpers_locked(fl_team *team)
 }
 
 /* False when the team has another job. */
-static bool post_job(fl_team *team, fl_work *work, void *context, int64_t parts, int64_t grain)
+static bool post_job(fl_team *team, task *job)
 {
     pthread_mutex_lock(&team->mutex);
-    bool is_ours = !team->is_busy;
+    bool is_ours = team->job == NULL;
     if (is_ours) {
-        team->is_busy = true;
-        team->work = work;
-        team->context = context;
-        team->parts = parts;
-        team->grain = grain;
-        fegetenv(&team->rules);
-        atomic_store_explicit(&team->next, 0, memory_order_relaxed);
+        team->job = job;
         start_helpers_locked(team);
         pthread_cond_broadcast(&team->posted);
     }
@@ -127,27 +138,35 @@ static void end_job(fl_team *team)
 {
     pthread_mutex_lock(&team->mutex);
     while (team->inside > 0) pthread_cond_wait(&team->left, &team->mutex);
-    team->is_busy = false;
+    team->job = NULL;
     pthread_mutex_unlock(&team->mutex);
 }
 
 void fl_team_run(fl_team *team, fl_work *work, void *context, int64_t parts, int64_t grain)
 {
     assert(grain >= 1);
+    task job = {.work = work, .context = context, .parts = parts, .grain = grain};
     bool is_shared = team != NULL && team->threads > 1 && parts > grain && !is_foreign(team);
-    if (!is_shared || !post_job(team, work, context, parts, grain)) {
+    if (!is_shared) {
         work(context, 0, parts);
         return;
     }
-    work_on(team);
-    end_job(team);
+    fegetenv(&job.rules);
+    if (team->lend != NULL) {
+        team->lend(help, &job, (unsigned)team->threads, 0);
+    } else if (post_job(team, &job)) {
+        work_on(&job);
+        end_job(team);
+    } else {
+        work(context, 0, parts);
+    }
 }
 
 void fl_team_close(fl_team *team)
 {
     if (team == NULL || is_foreign(team)) return;
     pthread_mutex_lock(&team->mutex);
-    assert(!team->is_busy);
+    assert(team->job == NULL);
     team->is_over = true;
     pthread_cond_broadcast(&team->posted);
     pthread_mutex_unlock(&team->mutex);

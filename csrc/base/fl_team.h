@@ -1,9 +1,9 @@
-/* fl_team: threads that share one job with its caller, and sleep in between.
+/* fl_team: threads that share one job with its caller.
  *
- * Floor 0. A job is a number of parts that may be done in any order; the caller does parts, too, so
- * a team never holds a job up: helpers that wake late find nothing left to do and are not waited
- * for. In a forked child, and while another thread's job is being done, the caller does it alone.
- */
+ * Floor 0. A job is a number of parts that may be done in any order; the caller does parts, too.
+ * Helpers of a team's own sleep in between and never hold a job up: those that wake late find
+ * nothing left and are not waited for, and while one caller's job is being done, another's is done
+ * by its caller alone, as in a forked child. */
 #ifndef FL_TEAM_H
 #define FL_TEAM_H
 
@@ -15,14 +15,17 @@ typedef struct fl_team fl_team;
  * the caller's rules for floats (rounding, denormals). */
 typedef void fl_work(void *context, int64_t first, int64_t end);
 
-/* A team of `threads` >= 1, the caller counted; helpers are started by the first job that has
- * something for them. FL_OK or FL_ENOMEM; the caller owns *out. */
-int fl_team_open(int32_t threads, fl_team **out, fl_err *err);
+/* Calls work(arg) on `threads` threads at once, the caller's among them, and returns when all have
+ * returned; flags are 0. GOMP_parallel, with which OpenMP lends its threads, is one. */
+typedef void fl_lend(void (*work)(void *), void *arg, unsigned threads, unsigned flags);
+
+/* A team of `threads` >= 1, the caller counted. Its helpers are those that `lend` lends; if that is
+ * NULL, the team's own, started by the first job that has something for them. FL_OK or FL_ENOMEM;
+ * the caller owns *out. */
+int fl_team_open(int32_t threads, fl_lend *lend, fl_team **out, fl_err *err);
 
 /* Joins the helpers; no job may be going on. In a forked child frees nothing. NULL is fine. */
 void fl_team_close(fl_team *team);
-
-int32_t fl_team_threads(const fl_team *team);
 
 /* Returns when all parts are done, handed out `grain` at a time. Where there are no more than that,
  * or `team` is NULL, the caller does them in one go. Any thread; blocks only while helpers finish

@@ -57,9 +57,8 @@ typedef struct fl_backend {
      * nothing if it is 1. */
     void (*scale)(const fl_pass *pass, const double *factor);
 
-    /* The same with *inv_scale, checking the elements as they were; *norm = their 2-norm *
-     * |*inv_scale|. */
-    void (*unscale)(const fl_pass *pass, const float *inv_scale, float *found_inf, double *norm);
+    /* The same with *inv_scale, checking the elements as they were. */
+    void (*unscale)(const fl_pass *pass, const float *inv_scale, float *found_inf);
 
     /* into = beta * into + alpha * *factor * from, span by span (as many, of equal counts), in
      * float (double for doubles), rounded once; factor NULL: 1. With beta 0 does not read into.

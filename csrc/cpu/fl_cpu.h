@@ -18,7 +18,7 @@ void fl_cpu_norm_check(const fl_pass *pass, int32_t norm_type, fl_divisor diviso
 void fl_cpu_clip_factor(void *queue, const double *norm, double max_norm, fl_divisor divisor,
                         double *factor);
 void fl_cpu_scale(const fl_pass *pass, const double *factor);
-void fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf, double *norm);
+void fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf);
 void fl_cpu_combine(const fl_pass *into, const fl_list *from, double alpha, const double *factor,
                     double beta, float *found_inf);
 bool fl_cpu_can_combine(int32_t into_type, int32_t from_type);

@@ -33,7 +33,9 @@ const fl_cpu_lanes *fl_cpu_lanes_find(void)
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq"))
         return &fl_cpu_lanes_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return &fl_cpu_lanes_avx2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
+        return &fl_cpu_lanes_avx2;
 #endif
     return &fl_cpu_lanes_plain;
 }
@@ -57,8 +59,9 @@ static void norm_chunk(job *self, const fl_span *span, int64_t first, int64_t co
 
 static void unscale_chunk(job *self, const fl_span *span, int64_t first, int64_t count, double *sum)
 {
+    (void)sum;
     bool is_finite;
-    *sum = self->lanes->unscale[span->type](element(span, first), count, self->factor, &is_finite);
+    self->lanes->unscale[span->type](element(span, first), count, self->factor, &is_finite);
     note(self, is_finite);
 }
 
@@ -151,11 +154,10 @@ void fl_cpu_scale(const fl_pass *pass, const double *factor)
     if (self.factor != 1) run_job(pass, &self);
 }
 
-void fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf, double *norm)
+void fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf)
 {
     job self = {.work = *inv_scale == 1 ? norm_chunk : unscale_chunk, .factor = *inv_scale};
     run_job(pass, &self);
-    *norm = join_sums(&self) * fabs(self.factor);
     if (is_nonfinite(&self)) *found_inf = 1;
 }
 

@@ -16,8 +16,8 @@ typedef struct fl_cpu_lanes {
      * *is_finite: whether every element is. */
     double (*norm[FL_NORMS][FL_FLOATS])(const void *data, int64_t count, bool *is_finite);
 
-    /* data *= (float)factor, the sum of squares of what was there before. */
-    double (*unscale[FL_FLOATS])(void *data, int64_t count, double factor, bool *is_finite);
+    /* data *= (float)factor; *is_finite is about what was there before. */
+    void (*unscale[FL_FLOATS])(void *data, int64_t count, double factor, bool *is_finite);
 
     /* data *= factor, rounded to float first for all but doubles. */
     void (*scale[FL_FLOATS])(void *data, int64_t count, double factor);

@@ -13,6 +13,7 @@
 #endif
 
 enum { LANES = 32, WIDTH = FL_LANE_DOUBLES, PIECES = LANES / WIDTH };
+enum { LINE_BYTES = 64, AHEAD_BYTES = 2048 };
 
 #define FL_VECTOR(type) __attribute__((vector_size(WIDTH * sizeof(type)))) type
 typedef FL_VECTOR(double) wide;
@@ -134,7 +135,18 @@ FL_INLINE void store_f16(uint16_t *at, narrow x)
 #endif
 
 FL_INLINE wide widen_f64(wide x) { return x; }
-#define widen_f32(x) __builtin_convertvector(x, wide)
+
+/* By hand where gcc would widen one half at a time. */
+FL_INLINE wide widen_f32(narrow x)
+{
+#if FL_LANE_DOUBLES == 8
+    return (wide)_mm512_cvtps_pd((__m256)x);
+#elif FL_LANE_DOUBLES == 4
+    return (wide)_mm256_cvtps_pd((__m128)x);
+#else
+    return __builtin_convertvector(x, wide);
+#endif
+}
 
 /* All bits of what is infinite or NaN. */
 FL_INLINE bits64 nonfinite_f64(wide x)
@@ -158,7 +170,20 @@ FL_INLINE bits32 nonfinite_f32(narrow x)
 
 FL_INLINE wide magnitude(wide x) { return (wide)((bits64)x & INT64_MAX); }
 
-FL_INLINE wide add_square(wide sum, wide x) { return sum + x * x; }
+FL_INLINE wide add_square_f64(wide sum, wide x) { return sum + x * x; }
+
+/* The square of what was a float is exact in double: fused or not, the sum is the same. */
+FL_INLINE wide add_square_f32(wide sum, wide x)
+{
+#if FL_LANE_DOUBLES == 8
+    return (wide)_mm512_fmadd_pd((__m512d)x, (__m512d)x, (__m512d)sum);
+#elif FL_LANE_DOUBLES == 4
+    return (wide)_mm256_fmadd_pd((__m256d)x, (__m256d)x, (__m256d)sum);
+#else
+    return add_square_f64(sum, x);
+#endif
+}
+
 FL_INLINE wide add_magnitude(wide sum, wide x) { return sum + magnitude(x); }
 
 /* A NaN stays: no number is larger. */
@@ -183,19 +208,29 @@ FL_INLINE double reduce(const wide *sum, double (*join)(double, double))
 
 /* ---- the functions of the table */
 
+/* The hardware reads ahead within a page only. */
+FL_INLINE void read_ahead(const void *block, size_t bytes)
+{
+    for (size_t line = 0; line < bytes; line += LINE_BYTES)
+        __builtin_prefetch((const char *)block + AHEAD_BYTES + line);
+}
+
 /* Runs the statements on each block of `count` elements of type T at `data`; `block` is its first
  * element. What they write to the last one, in its buffer, is copied back if `is_written`. */
-#define FL_EACH_BLOCK(T, data, count, is_written, ...)                    \
-    do {                                                                  \
-        T *block = (T *)(data);                                           \
-        int64_t rest = (count);                                           \
-        for (; rest >= LANES; rest -= LANES, block += LANES) __VA_ARGS__; \
-        if (rest == 0) break;                                             \
-        T filled[LANES] = {0}, *last = block;                             \
-        memcpy(filled, last, (size_t)rest * sizeof(T));                   \
-        block = filled;                                                   \
-        __VA_ARGS__;                                                      \
-        if (is_written) memcpy(last, filled, (size_t)rest * sizeof(T));   \
+#define FL_EACH_BLOCK(T, data, count, is_written, ...)                  \
+    do {                                                                \
+        T *block = (T *)(data);                                         \
+        int64_t rest = (count);                                         \
+        for (; rest >= LANES; rest -= LANES, block += LANES) {          \
+            read_ahead(block, LANES * sizeof(T));                       \
+            __VA_ARGS__;                                                \
+        }                                                               \
+        if (rest == 0) break;                                           \
+        T filled[LANES] = {0}, *last = block;                           \
+        memcpy(filled, last, (size_t)rest * sizeof(T));                 \
+        block = filled;                                                 \
+        __VA_ARGS__;                                                    \
+        if (is_written) memcpy(last, filled, (size_t)rest * sizeof(T)); \
     } while (0)
 
 #define FL_DEFINE_NORM(name, step, join, type, T, real)                           \
@@ -216,24 +251,22 @@ FL_INLINE double reduce(const wide *sum, double (*join)(double, double))
         return result;                                                            \
     }
 
-#define FL_DEFINE_UNSCALE(type, T, real, scalar)                                            \
-    static double unscale_##type(void *data, int64_t count, double factor, bool *is_finite) \
-    {                                                                                       \
-        wide sum[PIECES] = {{0}};                                                           \
-        bits64 nonfinite = {0};                                                             \
-        bool is_bad = false;                                                                \
-        const scalar by = (scalar)factor;                                                   \
-        FL_EACH_BLOCK(                                                                      \
-            T, data, count, true, FL_EACH_PIECE {                                           \
-                __auto_type x = load_##type(block + k * WIDTH);                             \
-                store_##type(block + k * WIDTH, x * by);                                    \
-                sum[k] = add_square(sum[k], widen_##real(x));                               \
-                if (sizeof(T) == 8) nonfinite |= nonfinite_f64(widen_##real(x));            \
-            });                                                                             \
-        double result = reduce(sum, join_sum);                                              \
-        FL_ANY(&is_bad, nonfinite);                                                         \
-        *is_finite = sizeof(T) == 8 ? !is_bad : isfinite(result);                           \
-        return result;                                                                      \
+/* 0 times an element is 0 unless the element is infinite or NaN. */
+#define FL_DEFINE_UNSCALE(type, T, vector, scalar)                                        \
+    static void unscale_##type(void *data, int64_t count, double factor, bool *is_finite) \
+    {                                                                                     \
+        vector zeros[PIECES] = {{0}};                                                     \
+        const scalar by = (scalar)factor;                                                 \
+        bool is_bad = false;                                                              \
+        FL_EACH_BLOCK(                                                                    \
+            T, data, count, true, FL_EACH_PIECE {                                         \
+                T *at = block + k * WIDTH;                                                \
+                vector x = load_##type(at);                                               \
+                store_##type(at, x *by);                                                  \
+                zeros[k] += x * 0;                                                        \
+            });                                                                           \
+        for (int k = 0; k < PIECES; k++) FL_ANY(&is_bad, zeros[k]);                       \
+        *is_finite = !is_bad;                                                             \
     }
 
 #define FL_DEFINE_SCALE(type, T, scalar)                               \
@@ -247,17 +280,17 @@ FL_INLINE double reduce(const wide *sum, double (*join)(double, double))
             });                                                        \
     }
 
-#define FL_DEFINE_PASSES(type, T, real, scalar)                   \
-    FL_DEFINE_NORM(square, add_square, join_sum, type, T, real)   \
-    FL_DEFINE_NORM(sum, add_magnitude, join_sum, type, T, real)   \
-    FL_DEFINE_NORM(most, keep_larger, join_larger, type, T, real) \
-    FL_DEFINE_UNSCALE(type, T, real, scalar)                      \
+#define FL_DEFINE_PASSES(type, T, real, vector, scalar)                \
+    FL_DEFINE_NORM(square, add_square_##real, join_sum, type, T, real) \
+    FL_DEFINE_NORM(sum, add_magnitude, join_sum, type, T, real)        \
+    FL_DEFINE_NORM(most, keep_larger, join_larger, type, T, real)      \
+    FL_DEFINE_UNSCALE(type, T, vector, scalar)                         \
     FL_DEFINE_SCALE(type, T, scalar)
 
-FL_DEFINE_PASSES(f64, double, f64, double)
-FL_DEFINE_PASSES(f32, float, f32, float)
-FL_DEFINE_PASSES(f16, uint16_t, f32, float)
-FL_DEFINE_PASSES(bf16, uint16_t, f32, float)
+FL_DEFINE_PASSES(f64, double, f64, wide, double)
+FL_DEFINE_PASSES(f32, float, f32, narrow, float)
+FL_DEFINE_PASSES(f16, uint16_t, f32, narrow, float)
+FL_DEFINE_PASSES(bf16, uint16_t, f32, narrow, float)
 
 /* One block of dst = beta * dst + alpha * src. */
 #define FL_COMBINE_BLOCK(into, from, real, to, of)          \
@@ -279,8 +312,11 @@ FL_DEFINE_PASSES(bf16, uint16_t, f32, float)
         const S *of = src;                                                                       \
         bits nonfinite = {0};                                                                    \
         bool is_bad = false;                                                                     \
-        for (; count >= LANES; count -= LANES, to += LANES, of += LANES)                         \
+        for (; count >= LANES; count -= LANES, to += LANES, of += LANES) {                       \
+            read_ahead(to, LANES * sizeof(D));                                                   \
+            read_ahead(of, LANES * sizeof(S));                                                   \
             FL_COMBINE_BLOCK(into, from, real, to, of)                                           \
+        }                                                                                        \
         if (count > 0) {                                                                         \
             D last_to[LANES] = {0};                                                              \
             S last_of[LANES] = {0};                                                              \

@@ -215,24 +215,22 @@ static PyObject *grads_scale(fl_py_grads *self, PyObject *args)
 }
 
 PyDoc_STRVAR(unscale_doc,
-             "unscale(team, inv_scale, found_inf, norm, /)\n--\n\n"
+             "unscale(team, inv_scale, found_inf, /)\n--\n\n"
              "Multiply by inv_scale (float32); found_inf (float32) = 1 if an element was not\n"
-             "finite; norm (float64) = the 2-norm of the result.");
+             "finite.");
 
 static PyObject *grads_unscale(fl_py_grads *self, PyObject *args)
 {
     fl_py_team *team;
-    PyObject *inv_scale, *found_inf, *norm;
-    void *inv_at, *found_at, *norm_at;
-    if (!PyArg_ParseTuple(args, "O!OOO:unscale", team_type_of(self), &team, &inv_scale, &found_inf,
-                          &norm))
+    PyObject *inv_scale, *found_inf;
+    void *inv_at, *found_at;
+    if (!PyArg_ParseTuple(args, "O!OO:unscale", team_type_of(self), &team, &inv_scale, &found_inf))
         return NULL;
     if ((inv_at = fl_py_number(&self->door, inv_scale, kDLFloat, 32)) == NULL) return NULL;
     if ((found_at = fl_py_number(&self->door, found_inf, kDLFloat, 32)) == NULL) return NULL;
-    if ((norm_at = fl_py_number(&self->door, norm, kDLFloat, 64)) == NULL) return NULL;
     if (enter_pass(self) != 0) return NULL;
     fl_pass pass = {.list = &self->list, .queue = team->team};
-    RUN_PASS(self, self->backend->unscale(&pass, inv_at, found_at, norm_at));
+    RUN_PASS(self, self->backend->unscale(&pass, inv_at, found_at));
     Py_RETURN_NONE;
 }
 

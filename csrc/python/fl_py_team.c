@@ -1,17 +1,30 @@
 /* fl_py_team: the heap type _core.Team, threads that passes over gradients share. */
+#define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "fl_py.h"
+
+#include <dlfcn.h>
+
+/* The function with which the OpenMP of this process lends its threads; NULL if there is none. */
+static fl_lend *find_openmp(void)
+{
+    fl_lend *lend = NULL;
+    *(void **)&lend = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    return lend;
+}
 
 static PyObject *team_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"threads", NULL};
-    int threads;
+    static char *keywords[] = {"threads", "uses_openmp", NULL};
+    int threads, uses_openmp = 0;
     fl_err err;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i:Team", keywords, &threads)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|p:Team", keywords, &threads, &uses_openmp))
+        return NULL;
     if (threads < 1)
         return PyErr_Format(PyExc_ValueError, "Team needs at least 1 thread, got %d", threads);
     fl_py_team *self = (fl_py_team *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    if (fl_team_open(threads, &self->team, &err) == FL_OK) return (PyObject *)self;
+    fl_lend *lend = uses_openmp ? find_openmp() : NULL;
+    if (fl_team_open(threads, lend, &self->team, &err) == FL_OK) return (PyObject *)self;
     Py_DECREF(self);
     return fl_py_raise(&err, NULL);
 }
@@ -25,8 +38,10 @@ static void team_dealloc(fl_py_team *self)
 }
 
 PyDoc_STRVAR(team_doc,
-             "Team(threads)\n--\n\nThreads, the caller's among them, that share passes over\n"
-             "gradients and sleep in between. Inert in a forked child.");
+             "Team(threads, uses_openmp=False)\n--\n\n"
+             "Threads, the caller's among them, that share passes over gradients: those of\n"
+             "OpenMP, which torch's operations leave spinning, or ones that sleep in between.\n"
+             "Inert in a forked child.");
 
 static PyType_Slot team_slots[] = {
     {Py_tp_doc, (void *)team_doc}, {Py_tp_new, team_new}, {Py_tp_dealloc, team_dealloc}, {0, NULL}};

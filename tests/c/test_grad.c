@@ -197,10 +197,10 @@ static void test_finite_is_said_of_elements(void)
     ((float *)(void *)m.list.spans[1].data)[250000] = FLT_MAX;
     cpu->norm_check(&pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &norm);
     CHECK(found == 0 && isinf(norm));
-    cpu->unscale(&pass, &(float){1}, &found, &norm);
-    CHECK(found == 0 && isinf(norm));
-    cpu->unscale(&pass, &(float){0.5F}, &found, &norm);
-    CHECK(found == 0 && isinf(norm));
+    cpu->unscale(&pass, &(float){1}, &found);
+    CHECK(found == 0);
+    cpu->unscale(&pass, &(float){0.5F}, &found);
+    CHECK(found == 0);
     ((float *)(void *)m.list.spans[1].data)[299999] = -INFINITY;
     cpu->norm_check(&pass, FL_NORM_MAX, (fl_divisor){NULL, 1}, &found, &norm);
     CHECK(found == 1 && isinf(norm));
@@ -230,11 +230,9 @@ static void test_unscale(void)
         for (int t = which % 2; t < TEAMS; t += 2) {
             fl_pass pass = {&m.list, teams[t]};
             float before = (float)(t % 2), found = before;
-            double norm = -1;
             bool is_finite;
-            double expected = ref_model_norm(&m, FL_NORM_2, &is_finite);
-            cpu->unscale(&pass, &inverses[t], &found, &norm);
-            check_double(norm, expected * fabs((double)inverses[t]));
+            (void)ref_model_norm(&m, FL_NORM_2, &is_finite);
+            cpu->unscale(&pass, &inverses[t], &found);
             CHECK(found == (is_finite ? before : 1));
             ref_model_scale(&m, (double)inverses[t]);
             check_model(&m);
@@ -262,12 +260,9 @@ static void test_a_factor_of_one_writes_nothing(void)
         CHECK_INT(fl_list_end(&list, NULL), FL_OK);
         for (int t = 0; t < TEAMS; t++) {
             fl_pass pass = {&list, teams[t]};
-            double norm = -1, again = -2;
             float found = 0;
             cpu->scale(&pass, &(double){1});
-            cpu->unscale(&pass, &(float){1}, &found, &norm);
-            cpu->norm_check(&pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &again);
-            check_double(norm, again);
+            cpu->unscale(&pass, &(float){1}, &found);
             CHECK(found == 0);
         }
         fl_list_close(&list);
@@ -378,7 +373,8 @@ int main(void)
     for (int64_t i = 0; i < TINY; i++)
         tiny_shapes[i] = (shape){1 + i * 7 % 130, (int32_t)(i % FL_FLOATS)};
     const int32_t threads[TEAMS] = {0, 1, 2, 3, 8};
-    for (int t = 1; t < TEAMS; t++) CHECK_INT(fl_team_open(threads[t], &teams[t], NULL), FL_OK);
+    for (int t = 1; t < TEAMS; t++)
+        CHECK_INT(fl_team_open(threads[t], NULL, &teams[t], NULL), FL_OK);
     RUN(test_the_lists_are_worth_a_team);
     RUN(test_norm_check);
     RUN(test_finite_is_said_of_elements);

@@ -79,10 +79,10 @@ static void check_scaling(const fl_cpu_lanes *lanes, int32_t type, run_of *run, 
     check_elements(type, run->data, expected, count);
     check_guards(run);
     place(run, content, bytes, offset);
-    double squares = lanes->unscale[type](run->data, count, factor, &is_finite);
+    lanes->unscale[type](run->data, count, factor, &is_finite);
     check_elements(type, run->data, expected, count);
     check_guards(run);
-    check_double(squares, ref_norm(FL_NORM_2, type, content, count, &should_be));
+    (void)ref_norm(FL_NORM_2, type, content, count, &should_be);
     CHECK_INT(is_finite, should_be);
 }
 
@@ -353,7 +353,8 @@ static void test_large_numbers_are_finite(void)
         double copy[5];
         bool is_finite = false;
         memcpy(copy, huge, sizeof huge);
-        CHECK(isinf(variants[v]->unscale[FL_F64](copy, 5, 0.5, &is_finite)) && is_finite);
+        variants[v]->unscale[FL_F64](copy, 5, 0.5, &is_finite);
+        CHECK(is_finite);
         check_double(copy[1], -DBL_MAX / 2);
     }
 }
@@ -389,7 +390,7 @@ static void test_one_bad_element_is_found_anywhere(void)
                 is_finite = true;
                 variants[v]->combine[type][type](dst, content, 0, 1, 1, &is_finite);
                 CHECK(is_finite); /* of no elements, all are */
-                (void)variants[v]->unscale[type](content, COUNT, 0.5, &is_finite);
+                variants[v]->unscale[type](content, COUNT, 0.5, &is_finite);
                 CHECK(!is_finite);
             }
     }
@@ -413,7 +414,7 @@ static void test_nothing_beyond_a_run_is_touched(void)
                     for (int32_t norm_type = 0; norm_type < FL_NORMS; norm_type++)
                         check_double(lanes->norm[norm_type][type](a, count, &is_finite), 0);
                     lanes->scale[type](a, count, 3);
-                    check_double(lanes->unscale[type](a, count, 3, &is_finite), 0);
+                    lanes->unscale[type](a, count, 3, &is_finite);
                     lanes->combine[type][type](a, b, count, 3, 0, &is_finite);
                     lanes->combine[type][type](a, b, count, 3, 1, &is_finite);
                     CHECK(is_finite);
