@@ -19,6 +19,7 @@ gradients, and that scale them, plus what walking them and telling autograd of t
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import tempfile
@@ -72,6 +73,8 @@ class Limit:
 def measure(calls: dict[str, Call], prepare: Call, rounds: int) -> dict[str, Times]:
     """Microseconds of each call, in turns; `prepare` runs before every one."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
+    gc.collect()
+    gc.freeze()  # a full collection would hit whoever is running
     for _ in range(rounds):
         for name, call in calls.items():
             prepare()
@@ -111,7 +114,7 @@ class Bench:
         model = Model(MODELS[name])
         optimizer = torch.optim.SGD(model.parameters, lr=0.0)
         numbers = model.bytes // 4
-        walk = GradList()
+        walk, written = GradList(), [p.detach() for p in model.parameters]
         for what, scale, max_norm, goal in (
             ("unscale_ + clip", SCALE, 1.0, 0),
             ("nothing to write", 1.0, 2 * model.norm, 1),
@@ -130,12 +133,15 @@ class Bench:
                 "walk": lambda: walk.collect_grads(optimizer),
             }
             if goal == 0:
-                calls["bump"] = lambda: torch.autograd.graph.increment_version(walk.tensors)
-            times = measure(
-                calls, lambda o=ours, t=theirs: (rearm(o, t), model.backward()), self.rounds
-            )
+                calls["bump"] = lambda: torch.autograd.graph.increment_version(written)
+
+            def prepare(ours: Any = ours, theirs: Any = theirs) -> None:
+                walk.release()  # or its gradients would keep the memory that new ones need
+                rearm(ours, theirs)
+                model.backward()
+
+            times = measure(calls, prepare, self.rounds)
             self.row(key, f"{what}: {name}", times, ALL_GOALS[name][goal])
-            walk.release()
         ours, theirs = (
             make_scaler(fastloop.GradScaler, SCALE),
             make_scaler(torch.amp.GradScaler, SCALE),

@@ -11,7 +11,8 @@
 
 enum {
     SMALL_BYTES = 1 << 20, /* passes over less are done sooner than a thread is woken */
-    GRAIN = 8              /* chunks a thread takes at a time */
+    GRAIN = 8,             /* chunks a thread takes at a time */
+    SPANS_AHEAD = 8        /* whose first line is read ahead: small tensors lie anywhere */
 };
 
 typedef struct job job;
@@ -86,6 +87,7 @@ static void run_chunks(void *context, int64_t chunk, int64_t end)
     job *self = context;
     fl_list *list = self->list;
     const fl_span *span = &list->spans[fl_list_find(list, chunk)];
+    const fl_span *last = list->spans + list->count;
     int64_t first = (chunk - span->chunk) * FL_CHUNK;
     for (; chunk < end; chunk++) {
         int64_t count = fl_min(FL_CHUNK, span->count - first);
@@ -94,6 +96,7 @@ static void run_chunks(void *context, int64_t chunk, int64_t end)
         if (first < span->count) continue;
         span++;
         first = 0;
+        if (span + SPANS_AHEAD < last) __builtin_prefetch(span[SPANS_AHEAD].data);
     }
 }
 
