@@ -39,15 +39,14 @@ class ClipPass:
         self.total_norm = norm.to(dtype)
         return norm
 
-    def unscale(self, grads: GradList, inv_scale: Tensor, found_inf: Tensor) -> None:
+    def unscale(self, grads: GradList, scale: Tensor, found_inf: Tensor) -> None:
         """The pass of GradScaler.unscale_and_clip_. Gradients of which one is not finite are not
         clipped; where the engine has no such norm, they are unscaled and total_norm is None."""
         if not self.can_run(grads):
-            grads.unscale_(inv_scale, found_inf)
+            grads.unscale_by_(scale, found_inf)
             return
-        clipped = grads.clip_factor(self.read(grads, found_inf), self.max_norm, scale=self.scale)
-        unclipped = grads.clip_factor(None, None, scale=self.scale)
-        grads.scale_(torch.where(found_inf > 0, unclipped, clipped))
+        norm = self.read(grads, found_inf)
+        grads.scale_(grads.clip_factor(norm, self.max_norm, found_inf=found_inf, scale=scale))
 
 
 def clip_grad_norm_(

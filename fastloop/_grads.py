@@ -25,7 +25,6 @@ Source = Optimizer | Iterable[Tensor]
 
 _NORMS = {2.0: 0, 1.0: 1, float("inf"): 2}
 _TYPES = {1: torch.float64, 2: torch.float32, 4: torch.float16, 8: torch.bfloat16}
-_WRITTEN = torch.autograd.graph.increment_version
 
 
 @lru_cache(maxsize=1)
@@ -49,7 +48,7 @@ def _new_number() -> Tensor:
 
 @cache
 def _engine() -> Grads:
-    return Grads(Tensor)
+    return Grads(Tensor, torch.autograd.graph.increment_version)
 
 
 def update_scale(
@@ -73,7 +72,8 @@ class GradList:
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.is_plain = False  # whether the engine runs the passes
-        self._core = Grads(Tensor)
+        self._core = Grads(Tensor, torch.autograd.graph.increment_version)
+        self._inverse = torch.empty((), dtype=torch.float32)
 
     def __reduce__(self) -> tuple[type[GradList], tuple[()]]:
         return GradList, ()  # copies and pickles begin empty
@@ -147,28 +147,29 @@ class GradList:
         norm: Tensor | None,
         max_norm: float | None,
         *,
+        found_inf: Tensor | None = None,
         scale: Tensor | None = None,
         divisor: float = 1.0,
     ) -> Tensor:
         """What `scale_` multiplies by to divide by scale * divisor and then clip to max_norm as
-        torch does (min(1, max_norm / (norm + 1e-6))): 0-d float64. No clipping without max_norm."""
-        is_clipped = norm is not None and max_norm is not None
+        torch does (min(1, max_norm / (norm + 1e-6))): 0-d float64. No clipping without max_norm or
+        where found_inf is set."""
+        if max_norm is None:
+            norm, max_norm = None, 0.0
         if self.is_plain:
             factor = _new_number()
-            limit = max_norm if max_norm is not None else 0.0
-            self._core.clip_factor(norm if is_clipped else None, limit, scale, divisor, factor)
+            self._core.clip_factor(norm, max_norm, found_inf, scale, divisor, factor)
             return factor
         factor = torch.ones((), dtype=torch.float64, device=self.device)
         factor.div_(divisor if scale is None else scale.double() * divisor)
-        if norm is None or max_norm is None:
+        if norm is None:
             return factor
-        return factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        clipped = factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        return clipped if found_inf is None else torch.where(found_inf > 0, factor, clipped)
 
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
-        if self.is_plain and factor.item() == 1.0:
-            return
-        if self._is_writable():
+        if self.is_plain:
             self._core.scale(_team(), factor)
             return
         with torch.no_grad():
@@ -178,8 +179,12 @@ class GradList:
     def unscale_(self, inv_scale: Tensor, found_inf: Tensor) -> None:
         """One read and write: multiply by a 0-d float32, bit for bit as torch's unscale_ does, and
         check the elements as they were. For plain lists."""
-        _WRITTEN(self.tensors)
         self._core.unscale(_team(), inv_scale, found_inf)
+
+    def unscale_by_(self, scale: Tensor, found_inf: Tensor) -> None:
+        """The same, by 1 / scale."""
+        self._core.invert(scale, self._inverse)
+        self._core.unscale(_team(), self._inverse, found_inf)
 
     def combine_(
         self,
@@ -191,17 +196,11 @@ class GradList:
     ) -> None:
         """self = beta * self + alpha * source, tensor by tensor, in float32 (float64 where one is)
         and rounded once. Sets found_inf by the elements of source. beta 0 does not read self."""
-        if source.is_plain and self._is_writable():
+        if source.is_plain and self.is_plain:
             host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
             if self._core.combine(_team(), source._core, host, device, beta, found_inf):
                 return
         _combine(self.tensors, source.tensors, found_inf, alpha, beta)
-
-    def _is_writable(self) -> bool:
-        """Whether the engine may write: then autograd knows that the tensors have changed."""
-        if self.is_plain:
-            _WRITTEN(self.tensors)
-        return self.is_plain
 
 
 # ---- the same by torch's functions

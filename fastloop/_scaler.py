@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 
 from fastloop._clip import ClipPass, clip_grad_norm_
 from fastloop._fused import Planted, takes_grad_scale
-from fastloop._grads import GradList
+from fastloop._grads import GradList, new_flag
 from fastloop._scale import BoundedScaler, Flags, as_one_flag
 
-Pass = Callable[[GradList, Tensor, Tensor], object]  # takes inv_scale and found_inf
+Pass = Callable[[GradList, Tensor, Tensor], None]  # takes scale and found_inf
 
 _MAX_GRAD_LISTS = 16
 
@@ -51,7 +51,7 @@ class GradScaler(BoundedScaler):
     _skipped_steps: int = 0  # those the host knows of
     _skipped_unread: Tensor | None = None  # and those it has not asked the device for
     _last_skipped: Tensor | bool = False
-    _pass: Pass = staticmethod(GradList.unscale_)  # what _unscale_grads_ does to covered gradients
+    _only_checks: bool = False  # _unscale_grads_ is not to write
     _grad_lists: dict[int, GradList] | None = None  # by id of the optimizer: caches, no more
 
     def __init__(
@@ -81,20 +81,49 @@ class GradScaler(BoundedScaler):
 
     # ---- the passes
 
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the optimizer's gradients by the scale: torch's, errors included. No SYNC.
+
+        Raises:
+            RuntimeError: called twice, or after `step`, without `update` between.
+            ValueError: a gradient is float16.
+        """
+        if not self._enabled or not self._run_pass(optimizer, GradList.unscale_by_):
+            super().unscale_(optimizer)
+
+    def _run_pass(self, optimizer: Optimizer, run: Pass) -> bool:
+        """What torch's unscale_ does where nothing speaks against it and the engine covers the
+        gradients, with `run` for the pass and without small operations of torch's, of which the
+        first after a backward takes as long as a walk over hundreds of tensors."""
+        scale = self._scale
+        if not self._owns_unscaling() or scale is None or not _is_plain_scale(scale):
+            return False
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is not OptState.READY:
+            return False
+        grads = self._grads_of(optimizer)
+        try:
+            if not _covers(grads, allow_fp16=False):
+                return False
+            found_inf = new_flag(scale.device)
+            run(grads, scale, found_inf)
+        finally:
+            grads.release()
+        state["found_inf_per_device"] = {scale.device: found_inf}
+        state["stage"] = OptState.UNSCALED
+        return True
+
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> Flags:
+        is_fitting = inv_scale.device.type == "cpu" and found_inf.ndim == 0
         grads = self._grads_of(optimizer)
         try:
-            is_covered = (
-                grads.is_plain
-                and len(grads.tensors) > 0
-                and grads.device == inv_scale.device
-                and found_inf.ndim == 0
-                and (allow_fp16 or torch.float16 not in grads.dtypes)
-            )
-            if is_covered:
-                self._pass(grads, inv_scale, found_inf)
+            if is_fitting and _covers(grads, allow_fp16):
+                if self._only_checks:
+                    grads.norm_check(found_inf)
+                else:
+                    grads.unscale_(inv_scale, found_inf)
                 return {grads.device: found_inf}
         finally:
             grads.release()
@@ -114,16 +143,16 @@ class GradScaler(BoundedScaler):
 
     def _owns_unscaling(self) -> bool:
         """Whether neither a subclass nor the user has put something else in our methods' place."""
-        return _is_method(self.unscale_, torch.amp.GradScaler.unscale_) and _is_method(
+        return _is_method(self.unscale_, GradScaler.unscale_) and _is_method(
             self._unscale_grads_, GradScaler._unscale_grads_
         )
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[str, Any]:
-        self._pass = _check
+        self._only_checks = True
         try:
             flags = super()._check_inf_per_device(optimizer)
         finally:
-            del self._pass
+            del self._only_checks
         if not flags or _is_method(self._unscale_grads_, GradScaler._unscale_grads_):
             return flags
         return self._merge_flags(self._per_optimizer_states[id(optimizer)])
@@ -164,13 +193,7 @@ class GradScaler(BoundedScaler):
             ValueError: a gradient is float16, as in `unscale_`.
         """
         clip = ClipPass(self._scale if self._enabled else None, float(max_norm), float(norm_type))
-        if self._enabled and self._owns_unscaling():
-            self._pass = clip.unscale
-            try:
-                self.unscale_(optimizer)
-            finally:
-                del self._pass
-        else:
+        if not self._enabled or not self._run_pass(optimizer, clip.unscale):
             self.unscale_(optimizer)
         norm = clip.total_norm
         if norm is None or (error_if_nonfinite and not norm.isfinite()):
@@ -333,8 +356,13 @@ def _has_cuda() -> bool:
     return not torch.cuda.amp.common.amp_definitely_not_available()  # type: ignore[no-untyped-call]
 
 
-def _check(grads: GradList, inv_scale: Tensor, found_inf: Tensor) -> None:
-    grads.norm_check(found_inf)
+def _covers(grads: GradList, allow_fp16: bool) -> bool:
+    is_covered = grads.is_plain and len(grads.tensors) > 0
+    return is_covered and (allow_fp16 or torch.float16 not in grads.dtypes)
+
+
+def _is_plain_scale(scale: Tensor) -> bool:
+    return scale.device.type == "cpu" and scale.dtype is torch.float32 and scale.ndim == 0
 
 
 def _is_method(method: object, function: object) -> bool:

@@ -225,7 +225,13 @@ def test_clip_factor(max_norm: float | None) -> None:
     scale = torch.tensor(8.0)
     for value in (0.0, 1e-9, 0.9, 1.0, 1.1, 3e10, inf, nan):
         norm = torch.tensor(value, dtype=torch.float64)
-        for options in ({}, {"scale": scale}, {"scale": scale, "divisor": 3.0}):
+        for options in (
+            {},
+            {"scale": scale},
+            {"scale": scale, "divisor": 3.0},
+            {"found_inf": torch.tensor(0.0)},
+            {"found_inf": torch.tensor(1.0), "scale": scale},
+        ):
             factor = ours.clip_factor(norm, max_norm, **options)
             expected = theirs.clip_factor(norm, max_norm, **options)
             torch.testing.assert_close(factor, expected, rtol=1e-15, atol=0, equal_nan=True)

@@ -165,8 +165,8 @@ def test_step_of_an_optimizer_is_not_called_when_a_gradient_is_not_finite(bad: f
 def test_fused_optimizer_is_told_and_counted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     p = param(1.0)
     if path == "engine":  # its gradients are only read
-        monkeypatch.setattr(GradScaler, "_pass", staticmethod(fail))
         monkeypatch.setattr(GradList, "unscale_", fail)
+        monkeypatch.setattr(GradList, "unscale_by_", fail)
     scaler, optimizer = ready(8.0), Recorder(p, fused=True)
     for value in (1.0, INF, INF, 2.0):
         p.grad = torch.tensor([value])
@@ -306,7 +306,7 @@ def test_update_leaves_flags_as_they_are() -> None:
 
 
 def test_a_flag_that_is_not_0d_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GradScaler, "_pass", staticmethod(fail))
+    monkeypatch.setattr(GradList, "unscale_", fail)
     scaler, optimizer = ready(), Recorder(param(8.0, INF))
     ((device, flag),) = scaler._unscale_grads_(
         optimizer, torch.tensor([0.5]), torch.zeros(1), False

@@ -25,7 +25,7 @@ struct fl_team {
     pthread_mutex_t mutex;
     pthread_cond_t posted; /* a job, or the end */
     pthread_cond_t left;   /* the last helper has left the job */
-    task *job;              /* mutex; lent by its caller until nobody is inside */
+    task *job;             /* mutex; lent by its caller until nobody is inside */
     int32_t inside;        /* mutex: helpers that work on it */
     bool is_over;          /* mutex: there will be no other */
 };

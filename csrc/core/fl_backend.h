@@ -48,10 +48,13 @@ typedef struct fl_backend {
     void (*norm_check)(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,
                        double *norm);
 
-    /* *factor = min(1, max_norm / (*norm + 1e-6)) / divisor; without the min(...) if norm is
-     * NULL. */
-    void (*clip_factor)(void *queue, const double *norm, double max_norm, fl_divisor divisor,
-                        double *factor);
+    /* *factor = min(1, max_norm / (*norm + 1e-6)) / divisor; without the min(...) if norm is NULL
+     * or *found_inf is not 0 (it may be NULL). */
+    void (*clip_factor)(void *queue, const double *norm, double max_norm, const float *found_inf,
+                        fl_divisor divisor, double *factor);
+
+    /* *inverse = 1 / *scale, computed in double. */
+    void (*invert)(void *queue, const float *scale, float *inverse);
 
     /* Multiplies every element by *factor, rounded to float first for all but doubles; writes
      * nothing if it is 1. */

@@ -15,8 +15,9 @@ void fl_cpu_gather_rows(char *dst, const char *src, int64_t stride, int64_t row_
 
 void fl_cpu_norm_check(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,
                        double *norm);
-void fl_cpu_clip_factor(void *queue, const double *norm, double max_norm, fl_divisor divisor,
-                        double *factor);
+void fl_cpu_clip_factor(void *queue, const double *norm, double max_norm, const float *found_inf,
+                        fl_divisor divisor, double *factor);
+void fl_cpu_invert(void *queue, const float *scale, float *inverse);
 void fl_cpu_scale(const fl_pass *pass, const double *factor);
 void fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf);
 void fl_cpu_combine(const fl_pass *into, const fl_list *from, double alpha, const double *factor,

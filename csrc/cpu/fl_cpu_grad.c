@@ -143,12 +143,19 @@ void fl_cpu_norm_check(const fl_pass *pass, int32_t norm_type, fl_divisor diviso
     if (is_nonfinite(&self)) *found_inf = 1;
 }
 
-void fl_cpu_clip_factor(void *queue, const double *norm, double max_norm, fl_divisor divisor,
-                        double *factor)
+void fl_cpu_clip_factor(void *queue, const double *norm, double max_norm, const float *found_inf,
+                        fl_divisor divisor, double *factor)
 {
     (void)queue;
-    double coef = norm != NULL ? max_norm / (*norm + 1e-6) : 1;
+    bool is_clipped = norm != NULL && (found_inf == NULL || *found_inf == 0);
+    double coef = is_clipped ? max_norm / (*norm + 1e-6) : 1;
     *factor = (coef > 1 ? 1 : coef) / divisor_value(divisor);
+}
+
+void fl_cpu_invert(void *queue, const float *scale, float *inverse)
+{
+    (void)queue;
+    *inverse = (float)(1 / (double)*scale);
 }
 
 void fl_cpu_scale(const fl_pass *pass, const double *factor)

@@ -18,12 +18,14 @@ enum { SHORT_BYTES = 1 << 18 };
 
 static PyObject *grads_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"tensor_type", NULL};
-    PyObject *tensor_type;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Grads", keywords, &tensor_type)) return NULL;
+    static char *keywords[] = {"tensor_type", "written", NULL};
+    PyObject *tensor_type, *written;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Grads", keywords, &tensor_type, &written))
+        return NULL;
     fl_py_grads *self = (fl_py_grads *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->backend = &fl_cpu_backend;
+    self->written = Py_NewRef(written);
     if (fl_py_door_open(tensor_type, &self->door) != 0) goto fail;
     self->is_neg = PyObject_GetAttrString(tensor_type, "is_neg");
     self->name_grad = PyUnicode_InternFromString("grad");
@@ -40,6 +42,7 @@ static int grads_traverse(fl_py_grads *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->door.tensor_type);
     Py_VISIT(self->is_neg);
+    Py_VISIT(self->written);
     Py_VISIT(self->tensors);
     return 0;
 }
@@ -49,6 +52,7 @@ static int grads_clear(fl_py_grads *self)
     self->is_plain = false;
     fl_py_door_close(&self->door);
     Py_CLEAR(self->is_neg);
+    Py_CLEAR(self->written);
     Py_CLEAR(self->tensors);
     return 0;
 }
@@ -133,6 +137,16 @@ static int enter_pass(fl_py_grads *self)
     return -1;
 }
 
+/* The same for a pass that writes: autograd hears of it first, and may refuse. */
+static int enter_writing(fl_py_grads *self)
+{
+    if (enter_pass(self) != 0) return -1;
+    PyObject *answer = PyObject_CallOneArg(self->written, self->tensors);
+    if (answer == NULL) self->is_busy = false;
+    Py_XDECREF(answer);
+    return answer != NULL ? 0 : -1;
+}
+
 /* Runs the statement as a pass of self, without the interpreter lock if it is long. */
 #define RUN_PASS(self, statement)                \
     do {                                         \
@@ -181,22 +195,37 @@ static PyObject *grads_norm_check(fl_py_grads *self, PyObject *args)
 }
 
 PyDoc_STRVAR(clip_factor_doc,
-             "clip_factor(norm, max_norm, scale, divisor, factor, /)\n--\n\n"
+             "clip_factor(norm, max_norm, found_inf, scale, divisor, factor, /)\n--\n\n"
              "factor (float64) = min(1, max_norm / (norm + 1e-6)) / (scale * divisor); without\n"
-             "the min(...) if norm is None.");
+             "the min(...) if norm is None or found_inf (float32, may be None) is not 0.");
 
 static PyObject *grads_clip_factor(fl_py_grads *self, PyObject *args)
 {
-    PyObject *norm, *scale, *factor;
+    PyObject *norm, *found_inf, *scale, *factor;
     double max_norm, divisor;
-    void *norm_at, *scale_at, *factor_at;
-    if (!PyArg_ParseTuple(args, "OdOdO:clip_factor", &norm, &max_norm, &scale, &divisor, &factor))
+    void *norm_at, *found_at, *scale_at, *factor_at;
+    if (!PyArg_ParseTuple(args, "OdOOdO:clip_factor", &norm, &max_norm, &found_inf, &scale,
+                          &divisor, &factor))
         return NULL;
     if (find_number(self, norm, 64, &norm_at) != 0) return NULL;
+    if (find_number(self, found_inf, 32, &found_at) != 0) return NULL;
     if (find_number(self, scale, 32, &scale_at) != 0) return NULL;
     if ((factor_at = fl_py_number(&self->door, factor, kDLFloat, 64)) == NULL) return NULL;
     fl_divisor by = {.scale = scale_at, .rest = divisor};
-    self->backend->clip_factor(NULL, norm_at, max_norm, by, factor_at);
+    self->backend->clip_factor(NULL, norm_at, max_norm, found_at, by, factor_at);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(invert_doc, "invert(scale, inverse, /)\n--\n\ninverse = 1 / scale, both float32.");
+
+static PyObject *grads_invert(fl_py_grads *self, PyObject *args)
+{
+    PyObject *scale, *inverse;
+    if (!PyArg_ParseTuple(args, "OO:invert", &scale, &inverse)) return NULL;
+    const float *scale_at = fl_py_number(&self->door, scale, kDLFloat, 32);
+    float *inverse_at = scale_at != NULL ? fl_py_number(&self->door, inverse, kDLFloat, 32) : NULL;
+    if (inverse_at == NULL) return NULL;
+    self->backend->invert(NULL, scale_at, inverse_at);
     Py_RETURN_NONE;
 }
 
@@ -208,7 +237,9 @@ static PyObject *grads_scale(fl_py_grads *self, PyObject *args)
     PyObject *factor;
     if (!PyArg_ParseTuple(args, "O!O:scale", team_type_of(self), &team, &factor)) return NULL;
     const double *factor_at = fl_py_number(&self->door, factor, kDLFloat, 64);
-    if (factor_at == NULL || enter_pass(self) != 0) return NULL;
+    if (factor_at == NULL) return NULL;
+    if (self->is_plain && *factor_at == 1) Py_RETURN_NONE;
+    if (enter_writing(self) != 0) return NULL;
     fl_pass pass = {.list = &self->list, .queue = team->team};
     RUN_PASS(self, self->backend->scale(&pass, factor_at));
     Py_RETURN_NONE;
@@ -228,7 +259,7 @@ static PyObject *grads_unscale(fl_py_grads *self, PyObject *args)
         return NULL;
     if ((inv_at = fl_py_number(&self->door, inv_scale, kDLFloat, 32)) == NULL) return NULL;
     if ((found_at = fl_py_number(&self->door, found_inf, kDLFloat, 32)) == NULL) return NULL;
-    if (enter_pass(self) != 0) return NULL;
+    if (enter_writing(self) != 0) return NULL;
     fl_pass pass = {.list = &self->list, .queue = team->team};
     RUN_PASS(self, self->backend->unscale(&pass, inv_at, found_at));
     Py_RETURN_NONE;
@@ -279,16 +310,13 @@ static PyObject *grads_combine(fl_py_grads *self, PyObject *args)
     if (find_number(self, factor, 64, &factor_at) != 0) return NULL;
     if (find_number(self, found_inf, 32, &found_at) != 0) return NULL;
     if (from == self || !matches(self, from)) Py_RETURN_FALSE;
-    if (enter_pass(self) != 0) return NULL;
-    if (enter_pass(from) != 0) {
-        self->is_busy = false;
-        return NULL;
-    }
     int is_negated = has_negated(from);
     if (is_negated == 0) is_negated = has_negated(self);
-    if (is_negated != 0) {
-        self->is_busy = from->is_busy = false;
-        return is_negated > 0 ? Py_NewRef(Py_False) : NULL;
+    if (is_negated != 0) return is_negated > 0 ? Py_NewRef(Py_False) : NULL;
+    if (enter_pass(from) != 0) return NULL;
+    if (enter_writing(self) != 0) {
+        from->is_busy = false;
+        return NULL;
     }
     fl_pass pass = {.list = &self->list, .queue = team->team};
     RUN_PASS(self, self->backend->combine(&pass, &from->list, alpha, factor_at, beta, found_at));
@@ -349,6 +377,7 @@ static PyMethodDef grads_methods[] = {
     {"clear", (PyCFunction)grads_clear_tensors, METH_NOARGS, clear_doc},
     {"norm_check", (PyCFunction)grads_norm_check, METH_VARARGS, norm_check_doc},
     {"clip_factor", (PyCFunction)grads_clip_factor, METH_VARARGS, clip_factor_doc},
+    {"invert", (PyCFunction)grads_invert, METH_VARARGS, invert_doc},
     {"scale", (PyCFunction)grads_scale, METH_VARARGS, scale_doc},
     {"unscale", (PyCFunction)grads_unscale, METH_VARARGS, unscale_doc},
     {"combine", (PyCFunction)grads_combine, METH_VARARGS, combine_doc},
@@ -356,7 +385,8 @@ static PyMethodDef grads_methods[] = {
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(grads_doc,
-             "Grads(tensor_type)\n--\n\nA list of tensors, and passes over all of them.");
+             "Grads(tensor_type, written)\n--\n\nA list of tensors, and passes over all of them;"
+             " written(tensors) is called\nbefore one that writes.");
 
 static PyType_Slot grads_slots[] = {
     {Py_tp_doc, (void *)grads_doc},   {Py_tp_new, grads_new},       {Py_tp_dealloc, grads_dealloc},

@@ -12,6 +12,7 @@ typedef struct fl_py_grads {
     PyObject_HEAD
     fl_py_door door;
     PyObject *is_neg;    /* owned: torch.Tensor.is_neg */
+    PyObject *written;   /* owned: tells autograd that the tensors in a list have changed */
     PyObject *name_grad; /* owned: "grad" */
     PyObject *tensors;   /* owned: list of those the last walk found */
     fl_list list;

@@ -8,7 +8,7 @@ static const fl_backend *const cpu = &fl_cpu_backend;
 static double clip(const double *norm, double max_norm, fl_divisor divisor)
 {
     double factor = -7;
-    cpu->clip_factor(NULL, norm, max_norm, divisor, &factor);
+    cpu->clip_factor(NULL, norm, max_norm, NULL, divisor, &factor);
     return factor;
 }
 
@@ -34,6 +34,27 @@ static void test_clip_factor(void)
     check_double(clip(&(double){2}, 1, (fl_divisor){&scale, 3}), 1 / (2 + 1e-6) / 3072);
     check_double(clip(&(double){0.5}, 1, (fl_divisor){&scale, 3}), 1.0 / 3072);
     check_double(clip(&(double){0.5}, 1, (fl_divisor){&scale, 1.0 / 1024}), 1);
+}
+
+static void test_gradients_that_are_not_finite_are_not_clipped(void)
+{
+    const float scale = 4, found[] = {0, 1};
+    const double norm = 2;
+    double factor = -7;
+    cpu->clip_factor(NULL, &norm, 1, &found[0], (fl_divisor){&scale, 1}, &factor);
+    check_double(factor, 1 / (2 + 1e-6) / 4);
+    cpu->clip_factor(NULL, &norm, 1, &found[1], (fl_divisor){&scale, 1}, &factor);
+    check_double(factor, 0.25);
+}
+
+static void test_invert(void)
+{
+    const float scales[] = {65536, 3, 0.1F, 1e-40F, 3e38F, INFINITY};
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
+        float inverse = -7;
+        cpu->invert(NULL, &scales[i], &inverse);
+        CHECK(inverse == (float)(1 / (double)scales[i]));
+    }
 }
 
 /* torch's _amp_update_scale_, as it is written there. */
@@ -122,6 +143,8 @@ int main(void)
 {
     start_tests();
     RUN(test_clip_factor);
+    RUN(test_gradients_that_are_not_finite_are_not_clipped);
+    RUN(test_invert);
     RUN(test_update_scale_is_torchs);
     RUN(test_update_scale_within_bounds);
     RUN(test_update_scale_with_hysteresis);
