@@ -146,7 +146,7 @@ def train_fastloop(
             begin = perf_counter()
         run.seconds_stepping += perf_counter() - begin
         total += loss.item() / args.accumulate
-        if stepper.stepped:
+        if stepper.is_boundary:
             run.losses.append(total)
             total = 0.0
             on_step()

@@ -1,8 +1,9 @@
-"""Handwritten digits, trained with torch's DataLoader and with fastloop's: same model, same seed.
+"""Handwritten digits, trained with torch's loader, scaler and step and with fastloop's: same model,
+same seed, same numbers.
 
 The data are 1 797 real 8x8 images that come with scikit-learn; nothing is downloaded. `train` is
-an ordinary training loop that takes the loader's class as an argument: that class is the only
-difference between the two columns this prints.
+an ordinary training loop that takes these pieces as an argument: they are the only difference
+between the two columns this prints.
 
     python examples/digits.py [--epochs 60] [--batch-size 64] [--workers 0] [--seed 0]
 """
@@ -12,7 +13,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -25,8 +27,7 @@ from tqdm import tqdm
 
 import fastloop
 
-LOADERS: dict[str, type[DataLoader[Any]]] = {"torch": DataLoader, "fastloop": fastloop.DataLoader}
-ROUNDS = 5  # each loader trains the model this often, in turns; the medians are shown
+ROUNDS = 5  # each of the two trains the model this often, in turns; the medians are shown
 WARM_UP_EPOCHS = 3  # before that, so that nobody pays for torch's first calls
 
 
@@ -41,6 +42,39 @@ class Run:
     seconds_to_first_batch: float
 
 
+class TorchStep:
+    """What fastloop.Stepper does, written out with torch's own scaler."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.scaler = optimizer, torch.amp.GradScaler("cpu")
+
+    @contextmanager
+    def micro(self) -> Iterator[None]:
+        yield
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+
+def fastloop_step(optimizer: torch.optim.Optimizer) -> fastloop.Stepper:
+    return fastloop.Stepper(optimizer, scaler=fastloop.GradScaler("cpu"))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    loader: type[DataLoader[Any]]
+    step: Callable[[torch.optim.Optimizer], Any]
+
+
+BOTH = {
+    "torch": Pieces(DataLoader, TorchStep),
+    "fastloop": Pieces(fastloop.DataLoader, fastloop_step),
+}
+
+
 def load_data(seed: int) -> tuple[TensorDataset, TensorDataset]:
     """The digits as (images, labels): four fifths to train on, the rest to test with."""
     digits = load_digits()
@@ -52,23 +86,23 @@ def load_data(seed: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def train(
-    loader_class: type[DataLoader[Any]],
+    pieces: Pieces,
     data: tuple[TensorDataset, TensorDataset],
     args: argparse.Namespace,
     epochs: int,
     on_epoch: Callable[[], object] = lambda: None,
 ) -> Run:
-    """Train a fresh model and time it; `loader_class` is all that may differ between two calls."""
+    """Train a fresh model and time it; `pieces` is all that may differ between two calls."""
     train_set, test_set = data
     torch.manual_seed(args.seed)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = pieces.step(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     loss_of = nn.CrossEntropyLoss()
     waiting = first_batch = 0.0
 
     start = perf_counter()
     workers = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
-    loader = loader_class(train_set, batch_size=args.batch_size, shuffle=True, **workers)
+    loader = pieces.loader(train_set, batch_size=args.batch_size, shuffle=True, **workers)
     for _ in range(epochs):
         total = 0.0
         asked = perf_counter()
@@ -79,10 +113,9 @@ def train(
             first_batch = first_batch or got - start
 
             images, labels = batch
-            loss = loss_of(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            with step.micro():
+                loss = loss_of(model(images), labels)
+                step.backward(loss)
             total += loss.item() * len(labels)
             asked = perf_counter()
         waiting += perf_counter() - asked
@@ -127,16 +160,16 @@ def main() -> int:
 
     torch.set_num_threads(1)  # a model this small is fastest on one thread
     data = load_data(args.seed)
-    for loader_class in LOADERS.values():
-        train(loader_class, data, args, WARM_UP_EPOCHS)
+    for pieces in BOTH.values():
+        train(pieces, data, args, WARM_UP_EPOCHS)
 
-    runs: dict[str, list[Run]] = {name: [] for name in LOADERS}
-    total = ROUNDS * len(LOADERS) * args.epochs
+    runs: dict[str, list[Run]] = {name: [] for name in BOTH}
+    total = ROUNDS * len(BOTH) * args.epochs
     with tqdm(total=total, unit="epoch", disable=None) as bar:  # None: only on a terminal
         for _ in range(ROUNDS):
-            for name, loader_class in LOADERS.items():
+            for name, pieces in BOTH.items():
                 bar.set_description(name)
-                runs[name].append(train(loader_class, data, args, args.epochs, bar.update))
+                runs[name].append(train(pieces, data, args, args.epochs, bar.update))
 
     summary = report(runs, args.epochs, len(data[0]))
     if len({(run.loss, run.accuracy) for of in runs.values() for run in of}) > 1:
