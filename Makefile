@@ -1,6 +1,6 @@
 # The lanes. On a fresh Linux machine with python3 (venv, headers) and gcc, `make demo` is all.
 #
-#   make demo            train a small model with torch's loader and with ours, side by side
+#   make demo            train a small model with torch's pieces and with ours, side by side
 #   make test            Python tests, then the C tests (ctest)
 #   make asan tsan       the C tests under AddressSanitizer + UBSan, and under ThreadSanitizer
 #   make lint            clang-format, ruff, mypy, and the house rules (-k: go on after the first)
@@ -39,6 +39,7 @@ pytest: install
 bench: install
 	$(VENV)/bin/python benchmarks/bench_array.py
 	$(VENV)/bin/python benchmarks/bench_python_dataset.py
+	$(VENV)/bin/python benchmarks/bench_step.py
 
 # ---- set-up: each step leaves a stamp and runs again when what it depends on is newer
 

@@ -27,9 +27,12 @@ _NORMS = {2.0: 0, 1.0: 1, float("inf"): 2}
 _TYPES = {1: torch.float64, 2: torch.float32, 4: torch.float16, 8: torch.bfloat16}
 
 
+_HOME = getpid()  # an OpenMP that has forked may hang
+
+
 @lru_cache(maxsize=1)
-def _make_team(threads: int, _process: int) -> Team:
-    return Team(threads, uses_openmp=openmp() is not None)
+def _make_team(threads: int, process: int) -> Team:
+    return Team(threads, uses_openmp=process == _HOME and openmp() is not None)
 
 
 def _team() -> Team:

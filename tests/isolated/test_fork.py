@@ -188,3 +188,33 @@ ours_in_workers = TorchLoader([DataLoader(dataset, 40)], None, collate_fn=list, 
 assert torch.equal(batch[0], x)
 """,
     )
+
+
+def test_passes_over_gradients_in_a_child(tmp_path: Path) -> None:
+    """Large enough for threads, of which OpenMP's have not come along."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+from fastloop import clip_grad_norm_
+
+p = torch.nn.Parameter(torch.zeros(1 << 20))
+
+
+def clip():
+    p.grad.fill_(1.0) if os.getpid() == home else None
+    assert clip_grad_norm_(p, 512.0) == 1024
+    assert p.grad[5] == p.grad[-1]
+    assert abs(p.grad[0].item() - 0.5) < 1e-6
+
+
+home = os.getpid()
+torch.set_num_threads(4)
+p.grad = torch.ones(1 << 20)
+clip()
+p.grad.fill_(1.0)
+in_child(clip)
+assert p.grad[0] == 1
+clip()
+""",
+    )
