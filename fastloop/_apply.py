@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from fastloop._fused import takes_grad_scale
 from fastloop._grads import GradList, new_flag
-from fastloop._window import Buffers
+from fastloop._window import Buffers, parameters_of
 
 _ABSENT = object()
 
@@ -71,7 +71,8 @@ class Step:
         self._max_norm = max_norm
         self._checks = checks  # whether a gradient that is not finite skips the step
         self._is_fused = takes_grad_scale(optimizer)
-        self._is_ours = hasattr(scaler, "_step_checked")
+        # A subclass's own unscaling is not passed over.
+        self._is_ours = hasattr(scaler, "_step_checked") and scaler._owns_unscaling()
         self._grads = GradList()
         self._dtypes_of: tuple[int, ...] = ()  # for which numbers of parameters can_fold was found
         self._can_fold = False
@@ -94,7 +95,7 @@ class Step:
     def back_off(self) -> None:
         """No step, but the scaler hears of a gradient that was not finite."""
         if self._scaler is not None:
-            device = self._optimizer.param_groups[0]["params"][0].device
+            device = parameters_of(self._optimizer)[0].device
             self._record(torch.ones_like(self._scale(device)))
             self._scaler.update()
 
