@@ -78,7 +78,7 @@ class BoundedScaler(torch.amp.GradScaler):
             self._growth_factor,
             self._backoff_factor,
             min(self._growth_interval, _INT_MAX),
-            self.hysteresis,
+            min(self.hysteresis, _INT_MAX),
             self.min_scale or -math.inf,
             self.max_scale or math.inf,
         )

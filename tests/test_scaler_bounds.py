@@ -162,6 +162,10 @@ def test_hysteresis_counts_updates_not_optimizers() -> None:
         scaler.update()
 
 
+def test_hysteresis_beyond_all_steps() -> None:
+    assert run(GradScaler("cpu", 8.0, hysteresis=10**10), 1, 1, 0) == [8.0, 8.0, 8.0]
+
+
 def test_hysteresis_resumes_in_the_middle_of_a_row() -> None:
     whole = GradScaler("cpu", 64.0, hysteresis=3)
     first = GradScaler("cpu", 64.0, hysteresis=3)
