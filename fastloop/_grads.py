@@ -9,10 +9,10 @@ so that no pass waits for it; Python floats are what the host knows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from os import getpid
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -79,10 +79,14 @@ class GradList:
         return GradList, ()  # copies and pickles begin empty
 
     def collect_grads(self, source: Source) -> GradList:
-        """Hold the `.grad` of every parameter of an optimizer or iterable that has one."""
-        if isinstance(source, Optimizer):
-            return self._hold(self._core.walk_groups(source.param_groups), source)
-        parameters = list(source)
+        """Hold the `.grad` of every parameter of an optimizer or iterable that has one.
+
+        As in torch, whatever has param_groups is an optimizer."""
+        groups = getattr(source, "param_groups", None)
+        if groups is not None:
+            of_groups = (p for group in groups for p in group["params"])
+            return self._hold(self._core.walk_groups(groups), of_groups)
+        parameters = list(cast(Iterable[Tensor], source))
         return self._hold(self._core.walk_parameters(parameters), parameters)
 
     def collect(self, tensors: Iterable[Tensor]) -> GradList:
@@ -92,12 +96,12 @@ class GradList:
         self.tensors = tensors
         return self
 
-    def _hold(self, is_plain: bool, source: Source) -> GradList:
+    def _hold(self, is_plain: bool, parameters: Iterable[Tensor]) -> GradList:
         self.is_plain = is_plain
         if is_plain:
             self.tensors = self._core.tensors
         else:
-            self.tensors = [p.grad for p in _parameters(source) if p.grad is not None]
+            self.tensors = [p.grad for p in parameters if p.grad is not None]
         return self
 
     def release(self) -> None:
@@ -241,12 +245,6 @@ def _combine(
         if beta != 0:
             sum = sum + into.to(wide) * beta
         into.copy_(sum)
-
-
-def _parameters(source: Source) -> Iterator[Tensor]:
-    if isinstance(source, Optimizer):
-        return (p for group in source.param_groups for p in group["params"])
-    return iter(source)
 
 
 def _values(tensor: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ import os
 import weakref
 from collections.abc import Callable
 from math import inf, nan
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -116,7 +118,8 @@ def test_gradients_are_collected_as_torch_does() -> None:
     parameters = [torch.nn.Parameter(torch.ones(n)) for n in (3, 4, 5)]
     parameters[0].grad, parameters[2].grad = torch.ones(3), torch.ones(5)
     optimizer = torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=1.0)
-    for source in (optimizer, parameters, iter(parameters)):
+    wrapper: Any = SimpleNamespace(param_groups=optimizer.param_groups)  # no torch Optimizer
+    for source in (optimizer, wrapper, parameters, iter(parameters)):
         grads = GradList().collect_grads(source)
         assert grads.is_plain
         assert [id(t) for t in grads.tensors] == [id(parameters[0].grad), id(parameters[2].grad)]
