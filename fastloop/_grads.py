@@ -43,7 +43,7 @@ def new_flag(device: torch.device) -> Tensor:
 
 
 def _new_number() -> Tensor:
-    return torch.empty((), dtype=torch.float64)
+    return torch.empty((), dtype=torch.float64, device="cpu")
 
 
 @cache
@@ -73,7 +73,7 @@ class GradList:
         self.tensors: list[Tensor] = []
         self.is_plain = False  # whether the engine runs the passes
         self._core = Grads(Tensor, torch.autograd.graph.increment_version)
-        self._inverse = torch.empty((), dtype=torch.float32)
+        self._inverse = torch.empty((), dtype=torch.float32, device="cpu")
 
     def __reduce__(self) -> tuple[type[GradList], tuple[()]]:
         return GradList, ()  # copies and pickles begin empty
@@ -221,7 +221,7 @@ def _norm_check(
     _check_finite(tensors, found_inf)
     norms = [torch.linalg.vector_norm(t.double(), norm_type) for t in map(_values, tensors)]
     if not norms:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
     norms = [_whole(norm).to(device) for norm in norms]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     return norm.div_(divisor if scale is None else scale.double() * divisor)

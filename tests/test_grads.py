@@ -137,6 +137,19 @@ def test_a_walk_sees_what_has_changed() -> None:
     assert float(grads.collect([first]).norm_check(found)) == pytest.approx(12**0.5)
 
 
+@pytest.mark.parametrize("path", [GradList, Forced])
+def test_a_default_device_does_not_matter(path: type[GradList]) -> None:
+    found, scale, tensor = new_flag(CPU), torch.tensor(4.0), torch.full((3,), 2.0)
+    with torch.device("meta"):
+        assert float(path().collect([]).norm_check(found)) == 0
+        grads = path().collect([tensor])
+        norm = grads.norm_check(found, scale=scale)
+        grads.scale_(grads.clip_factor(norm, 1.0, scale=scale))
+        if path is GradList:
+            grads.unscale_by_(scale, found)
+    assert tensor.tolist() == [0.5 if path is Forced else 0.125] * 3
+
+
 def test_tensors_are_held_until_release() -> None:
     tensor = torch.ones(3)
     watch, grads = weakref.ref(tensor), GradList()
