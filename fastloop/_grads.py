@@ -210,6 +210,7 @@ class GradList:
 # ---- the same by torch's functions
 
 
+@torch.no_grad()
 def _norm_check(
     tensors: list[Tensor],
     found_inf: Tensor,
@@ -219,6 +220,7 @@ def _norm_check(
     device: torch.device,
 ) -> Tensor:
     _check_finite(tensors, found_inf)
+    tensors = [t.coalesce() if t.is_sparse else t for t in tensors]  # repeated rows are sums
     norms = [torch.linalg.vector_norm(t.double(), norm_type) for t in map(_values, tensors)]
     if not norms:
         return torch.zeros((), dtype=torch.float64, device="cpu")

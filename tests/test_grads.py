@@ -150,6 +150,15 @@ def test_a_default_device_does_not_matter(path: type[GradList]) -> None:
     assert tensor.tolist() == [0.5 if path is Forced else 0.125] * 3
 
 
+def test_the_norm_of_a_sparse_gradient_adds_up_its_repeated_rows() -> None:
+    grads, found = GradList(), new_flag(CPU)
+    rows, values = torch.tensor([[1, 1, 0]]), torch.tensor([1.0, 2.0, 4.0])
+    repeated = torch.sparse_coo_tensor(rows, values, check_invariants=True)
+    assert float(grads.collect([repeated]).norm_check(found)) == 5.0
+    norm = grads.collect([repeated.requires_grad_()]).norm_check(found)
+    assert not norm.requires_grad
+
+
 def test_tensors_are_held_until_release() -> None:
     tensor = torch.ones(3)
     watch, grads = weakref.ref(tensor), GradList()
