@@ -182,7 +182,7 @@ class GradList:
 
     def unscale_(self, inv_scale: Tensor, found_inf: Tensor) -> None:
         """One read and write: multiply by a 0-d float32, bit for bit as torch's unscale_ does, and
-        check the elements as they were. For plain lists."""
+        check the elements as they were; by 1 nothing is written. For plain lists."""
         self._core.unscale(_team(), inv_scale, found_inf)
 
     def unscale_by_(self, scale: Tensor, found_inf: Tensor) -> None:

@@ -51,7 +51,6 @@ class GradScaler(BoundedScaler):
     _skipped_steps: int = 0  # those the host knows of
     _skipped_unread: Tensor | None = None  # and those it has not asked the device for
     _last_skipped: Tensor | bool = False
-    _only_checks: bool = False  # _unscale_grads_ is not to write
     _grad_lists: dict[int, GradList] | None = None  # by id of the optimizer: caches, no more
 
     def __init__(
@@ -120,10 +119,7 @@ class GradScaler(BoundedScaler):
         grads = self._grads_of(optimizer)
         try:
             if is_fitting and _covers(grads, allow_fp16):
-                if self._only_checks:
-                    grads.norm_check(found_inf)
-                else:
-                    grads.unscale_(inv_scale, found_inf)
+                grads.unscale_(inv_scale, found_inf)
                 return {grads.device: found_inf}
         finally:
             grads.release()
@@ -148,11 +144,7 @@ class GradScaler(BoundedScaler):
         )
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[str, Any]:
-        self._only_checks = True
-        try:
-            flags = super()._check_inf_per_device(optimizer)
-        finally:
-            del self._only_checks
+        flags = super()._check_inf_per_device(optimizer)
         if not flags or _is_method(self._unscale_grads_, GradScaler._unscale_grads_):
             return flags
         return self._merge_flags(self._per_optimizer_states[id(optimizer)])

@@ -230,6 +230,13 @@ def test_unscale_is_torchs_bit_for_bit(dtype: torch.dtype, inv_scale: float) -> 
         assert found == expected == 0
 
 
+def test_unscaling_by_1_only_reads() -> None:
+    grads, found = GradList().collect([torch.tensor([1.0, inf])]), new_flag(CPU)
+    grads.unscale_(torch.tensor(1.0), found)
+    assert found == 1 and grads.tensors[0]._version == 0
+    assert grads.tensors[0].tolist() == [1.0, inf]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scale(dtype: torch.dtype) -> None:
     for factor in (1.0, 0.5, 1 / 3, 0.0, -2.0, nan):
@@ -285,6 +292,18 @@ def test_combine(into: torch.dtype, source: torch.dtype) -> None:
     x.tensors[3][5] = inf
     a.combine_(x, found)
     assert found == 1
+
+
+def test_a_list_cannot_change_while_it_is_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_neg(_: Tensor) -> bool:
+        source.collect([])
+        return False
+
+    monkeypatch.setattr(Tensor, "is_neg", is_neg)
+    into, source = GradList().collect([torch.zeros(8)]), GradList().collect([torch.ones(8)])
+    with pytest.raises(RuntimeError, match="being worked on"):
+        into.combine_(source)
+    assert not into.tensors[0].any()
 
 
 def test_combine_pairs_elements_by_place_not_by_memory() -> None:
