@@ -188,3 +188,29 @@ ours_in_workers = TorchLoader([DataLoader(dataset, 40)], None, collate_fn=list, 
 assert torch.equal(batch[0], x)
 """,
     )
+
+
+def test_a_child_clips_on_threads_of_its_own(tmp_path: Path) -> None:
+    """OpenMP's are not there, and libgomp would wait for them as torch's operations do."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+from fastloop import clip_grad_norm_
+
+torch.set_num_threads(2)
+p = torch.zeros(1 << 20, requires_grad=True)
+p.grad = torch.ones(1 << 20)
+assert clip_grad_norm_([p], 1e9) > 1
+
+
+def clip():
+    assert clip_grad_norm_([p], 1.0) == 1024.0
+    assert abs(p.grad[5].item() * 1024 - 1) < 1e-6
+
+
+in_child(clip)
+p.grad.fill_(1.0)
+clip()
+""",
+    )
