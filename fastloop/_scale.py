@@ -85,8 +85,8 @@ class BoundedScaler(torch.amp.GradScaler):
         misses = self._bad_steps_on(scale.device) if self.hysteresis > 1 else tracker
         try:
             update_scale(found, growth, scale, tracker, misses)
-        except TypeError:
-            return False  # a user's own scale, of another dtype
+        except (TypeError, ValueError):
+            return False  # a user's own scale of another dtype, a flag on another device
         return True
 
     def _bad_steps_on(self, device: torch.device) -> Tensor:
