@@ -184,11 +184,12 @@ class GradScaler(BoundedScaler):
                 error_if_nonfinite, the total norm is not finite (the gradients are unscaled then).
             ValueError: a gradient is float16, as in `unscale_`.
         """
-        clip = ClipPass(self._scale if self._enabled else None, float(max_norm), float(norm_type))
+        scale = self._scale if self._enabled else None
+        clip = ClipPass(scale, float(max_norm), float(norm_type), error_if_nonfinite)
         if not self._enabled or not self._run_pass(optimizer, clip.unscale):
             self.unscale_(optimizer)
         norm = clip.total_norm
-        if norm is None or (error_if_nonfinite and not norm.isfinite()):
+        if norm is None or clip.is_error():
             params = [p for group in optimizer.param_groups for p in group["params"]]
             norm = clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
         self.last_norm = norm
