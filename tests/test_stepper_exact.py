@@ -336,3 +336,17 @@ def test_a_group_without_parameters_does_not_matter() -> None:
             stepper.backward(p.sum() * factor)
     assert (stepper.stepped, stepper.skipped, scaler.get_scale()) == (1, 1, 4.0)
     assert p.tolist() == [-1.0] * 3
+
+
+@pytest.mark.parametrize("shape", [(2,), (3,), (4, 2)])
+def test_a_parameter_replaced_between_windows_gets_a_buffer(shape: tuple[int, ...]) -> None:
+    first, old, new = (torch.nn.Parameter(torch.ones(n)) for n in ((2,), (2,), shape))
+    optimizer = torch.optim.SGD([first, old], 1.0)
+    stepper = Stepper(optimizer, 2, accum_dtype=torch.float32)
+    for p in (old, new):
+        optimizer.param_groups[0]["params"][1] = p
+        for factor in (1, 3):
+            with stepper.micro():
+                stepper.backward(p.sum() * factor)
+        assert torch.equal(p, torch.full_like(p, -1.0))
+    assert torch.equal(old, torch.full_like(old, -1.0)) and torch.equal(first, torch.ones(2))
