@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from fastloop._fused import takes_grad_scale
 from fastloop._grads import GradList, new_flag
-from fastloop._window import Buffers
+from fastloop._window import Buffers, parameters_of
 
 _ABSENT = object()
 
@@ -71,10 +71,9 @@ class Step:
         self._max_norm = max_norm
         self._checks = checks  # whether a gradient that is not finite skips the step
         self._is_fused = takes_grad_scale(optimizer)
-        self._is_ours = hasattr(scaler, "_step_checked")
+        # A subclass's own unscaling is not passed over.
+        self._is_ours = hasattr(scaler, "_step_checked") and scaler._owns_unscaling()
         self._grads = GradList()
-        self._dtypes_of: tuple[int, ...] = ()  # for which numbers of parameters can_fold was found
-        self._can_fold = False
 
     def __call__(self, divisor: float, buffers: Buffers | None, has_dropped: bool) -> Outcome:
         """Take the step for gradients / (scale * divisor), then update the scaler.
@@ -94,7 +93,7 @@ class Step:
     def back_off(self) -> None:
         """No step, but the scaler hears of a gradient that was not finite."""
         if self._scaler is not None:
-            device = self._optimizer.param_groups[0]["params"][0].device
+            device = parameters_of(self._optimizer)[0].device
             self._record(torch.ones_like(self._scale(device)))
             self._scaler.update()
 
@@ -184,12 +183,7 @@ class Step:
 
     def _folds(self) -> bool:
         """grad_scale is float32, which is too coarse for float64 gradients."""
-        groups = self._optimizer.param_groups
-        sizes = tuple(len(group["params"]) for group in groups)
-        if sizes != self._dtypes_of:
-            self._can_fold = all(p.dtype != torch.float64 for g in groups for p in g["params"])
-            self._dtypes_of = sizes
-        return self._can_fold
+        return torch.float64 not in self._grads.dtypes
 
 
 @contextmanager

@@ -20,8 +20,15 @@ _idle: list[GradList] = []
 class ClipPass:
     """One clipping of gradients that may be scaled: read, then write unless the factor is 1."""
 
-    def __init__(self, scale: Tensor | None, max_norm: float, norm_type: float) -> None:
+    def __init__(
+        self,
+        scale: Tensor | None,
+        max_norm: float,
+        norm_type: float,
+        error_if_nonfinite: bool = False,
+    ) -> None:
         self.scale, self.max_norm, self.norm_type = scale, max_norm, norm_type
+        self.error_if_nonfinite = error_if_nonfinite
         self.total_norm: Tensor | None = None  # of the gradients / scale, in the gradients' dtype
 
     def can_run(self, grads: GradList) -> bool:
@@ -40,13 +47,20 @@ class ClipPass:
         return norm
 
     def unscale(self, grads: GradList, scale: Tensor, found_inf: Tensor) -> None:
-        """The pass of GradScaler.unscale_and_clip_. Gradients of which one is not finite are not
-        clipped; where the engine has no such norm, they are unscaled and total_norm is None."""
+        """The pass of GradScaler.unscale_and_clip_. Gradients of which one is not finite, or for
+        which the caller will raise, are not clipped; where the engine has no such norm, they are
+        unscaled and total_norm is None."""
         if not self.can_run(grads):
             grads.unscale_by_(scale, found_inf)
             return
         norm = self.read(grads, found_inf)
-        grads.scale_(grads.clip_factor(norm, self.max_norm, found_inf=found_inf, scale=scale))
+        max_norm = None if self.is_error() else self.max_norm
+        grads.scale_(grads.clip_factor(norm, max_norm, found_inf=found_inf, scale=scale))
+
+    def is_error(self) -> bool:
+        """Whether total_norm is one to raise for (SYNC with error_if_nonfinite)."""
+        assert self.total_norm is not None
+        return self.error_if_nonfinite and not self.total_norm.isfinite()
 
 
 def clip_grad_norm_(
@@ -88,7 +102,7 @@ def clip_grad_norm_(
                 "`parameters` is an empty generator, no gradient clipping will occur.",
                 stacklevel=2,
             )
-    norm = _clip(parameters, ClipPass(None, float(max_norm), float(norm_type)), error_if_nonfinite)
+    norm = _clip(parameters, ClipPass(None, float(max_norm), float(norm_type), error_if_nonfinite))
     if norm is not None:
         return norm
     return torch.nn.utils.clip_grad_norm_(
@@ -96,7 +110,7 @@ def clip_grad_norm_(
     )
 
 
-def _clip(parameters: list[Tensor], clip: ClipPass, error_if_nonfinite: bool) -> Tensor | None:
+def _clip(parameters: list[Tensor], clip: ClipPass) -> Tensor | None:
     """The total norm, or None where torch's function has to run (or to raise)."""
     grads = _idle.pop() if _idle else GradList()
     grads.collect_grads(parameters)
@@ -104,8 +118,7 @@ def _clip(parameters: list[Tensor], clip: ClipPass, error_if_nonfinite: bool) ->
         if not clip.can_run(grads):
             return None
         norm = clip.read(grads, new_flag(grads.device))
-        assert clip.total_norm is not None
-        if error_if_nonfinite and not clip.total_norm.isfinite():
+        if clip.is_error():
             return None
         grads.scale_(grads.clip_factor(norm, clip.max_norm))
         return clip.total_norm

@@ -9,10 +9,10 @@ so that no pass waits for it; Python floats are what the host knows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from os import getpid
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,12 +27,9 @@ _NORMS = {2.0: 0, 1.0: 1, float("inf"): 2}
 _TYPES = {1: torch.float64, 2: torch.float32, 4: torch.float16, 8: torch.bfloat16}
 
 
-_HOME = getpid()  # an OpenMP that has forked may hang
-
-
 @lru_cache(maxsize=1)
-def _make_team(threads: int, process: int) -> Team:
-    return Team(threads, uses_openmp=process == _HOME and openmp() is not None)
+def _make_team(threads: int, _process: int) -> Team:
+    return Team(threads, uses_openmp=openmp() is not None)
 
 
 def _team() -> Team:
@@ -46,7 +43,7 @@ def new_flag(device: torch.device) -> Tensor:
 
 
 def _new_number() -> Tensor:
-    return torch.empty((), dtype=torch.float64)
+    return torch.empty((), dtype=torch.float64, device="cpu")
 
 
 @cache
@@ -76,16 +73,20 @@ class GradList:
         self.tensors: list[Tensor] = []
         self.is_plain = False  # whether the engine runs the passes
         self._core = Grads(Tensor, torch.autograd.graph.increment_version)
-        self._inverse = torch.empty((), dtype=torch.float32)
+        self._inverse = torch.empty((), dtype=torch.float32, device="cpu")
 
     def __reduce__(self) -> tuple[type[GradList], tuple[()]]:
         return GradList, ()  # copies and pickles begin empty
 
     def collect_grads(self, source: Source) -> GradList:
-        """Hold the `.grad` of every parameter of an optimizer or iterable that has one."""
-        if isinstance(source, Optimizer):
-            return self._hold(self._core.walk_groups(source.param_groups), source)
-        parameters = list(source)
+        """Hold the `.grad` of every parameter of an optimizer or iterable that has one.
+
+        As in torch, whatever has param_groups is an optimizer."""
+        groups = getattr(source, "param_groups", None)
+        if groups is not None:
+            of_groups = (p for group in groups for p in group["params"])
+            return self._hold(self._core.walk_groups(groups), of_groups)
+        parameters = list(cast(Iterable[Tensor], source))
         return self._hold(self._core.walk_parameters(parameters), parameters)
 
     def collect(self, tensors: Iterable[Tensor]) -> GradList:
@@ -95,12 +96,12 @@ class GradList:
         self.tensors = tensors
         return self
 
-    def _hold(self, is_plain: bool, source: Source) -> GradList:
+    def _hold(self, is_plain: bool, parameters: Iterable[Tensor]) -> GradList:
         self.is_plain = is_plain
         if is_plain:
             self.tensors = self._core.tensors
         else:
-            self.tensors = [p.grad for p in _parameters(source) if p.grad is not None]
+            self.tensors = [p.grad for p in parameters if p.grad is not None]
         return self
 
     def release(self) -> None:
@@ -181,7 +182,7 @@ class GradList:
 
     def unscale_(self, inv_scale: Tensor, found_inf: Tensor) -> None:
         """One read and write: multiply by a 0-d float32, bit for bit as torch's unscale_ does, and
-        check the elements as they were. For plain lists."""
+        check the elements as they were; by 1 nothing is written. For plain lists."""
         self._core.unscale(_team(), inv_scale, found_inf)
 
     def unscale_by_(self, scale: Tensor, found_inf: Tensor) -> None:
@@ -209,6 +210,7 @@ class GradList:
 # ---- the same by torch's functions
 
 
+@torch.no_grad()
 def _norm_check(
     tensors: list[Tensor],
     found_inf: Tensor,
@@ -218,9 +220,10 @@ def _norm_check(
     device: torch.device,
 ) -> Tensor:
     _check_finite(tensors, found_inf)
+    tensors = [t.coalesce() if t.is_sparse else t for t in tensors]  # repeated rows are sums
     norms = [torch.linalg.vector_norm(t.double(), norm_type) for t in map(_values, tensors)]
     if not norms:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
     norms = [_whole(norm).to(device) for norm in norms]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     return norm.div_(divisor if scale is None else scale.double() * divisor)
@@ -244,12 +247,6 @@ def _combine(
         if beta != 0:
             sum = sum + into.to(wide) * beta
         into.copy_(sum)
-
-
-def _parameters(source: Source) -> Iterator[Tensor]:
-    if isinstance(source, Optimizer):
-        return (p for group in source.param_groups for p in group["params"])
-    return iter(source)
 
 
 def _values(tensor: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class Outcomes:
         self.settle()
         self.boundaries += 1
         if isinstance(found_inf, Tensor):
-            copy = torch.empty((), dtype=found_inf.dtype, pin_memory=True)
+            copy = torch.empty((), dtype=found_inf.dtype, device="cpu", pin_memory=True)
             copy.copy_(found_inf, non_blocking=True)
             event = torch.Event(found_inf.device)
             event.record()

@@ -7,6 +7,7 @@ import signal
 from time import monotonic, sleep
 from typing import Any
 
+import numpy.random  # noqa: F401 - here, or every worker imports it again, and Ctrl-C meets it there
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, _utils

@@ -78,15 +78,15 @@ class BoundedScaler(torch.amp.GradScaler):
             self._growth_factor,
             self._backoff_factor,
             min(self._growth_interval, _INT_MAX),
-            self.hysteresis,
+            min(self.hysteresis, _INT_MAX),
             self.min_scale or -math.inf,
             self.max_scale or math.inf,
         )
         misses = self._bad_steps_on(scale.device) if self.hysteresis > 1 else tracker
         try:
             update_scale(found, growth, scale, tracker, misses)
-        except TypeError:
-            return False  # a user's own scale, of another dtype
+        except (TypeError, ValueError):
+            return False  # a user's own scale of another dtype, a flag on another device
         return True
 
     def _bad_steps_on(self, device: torch.device) -> Tensor:

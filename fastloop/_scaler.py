@@ -51,7 +51,6 @@ class GradScaler(BoundedScaler):
     _skipped_steps: int = 0  # those the host knows of
     _skipped_unread: Tensor | None = None  # and those it has not asked the device for
     _last_skipped: Tensor | bool = False
-    _only_checks: bool = False  # _unscale_grads_ is not to write
     _grad_lists: dict[int, GradList] | None = None  # by id of the optimizer: caches, no more
 
     def __init__(
@@ -120,10 +119,7 @@ class GradScaler(BoundedScaler):
         grads = self._grads_of(optimizer)
         try:
             if is_fitting and _covers(grads, allow_fp16):
-                if self._only_checks:
-                    grads.norm_check(found_inf)
-                else:
-                    grads.unscale_(inv_scale, found_inf)
+                grads.unscale_(inv_scale, found_inf)
                 return {grads.device: found_inf}
         finally:
             grads.release()
@@ -148,11 +144,7 @@ class GradScaler(BoundedScaler):
         )
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[str, Any]:
-        self._only_checks = True
-        try:
-            flags = super()._check_inf_per_device(optimizer)
-        finally:
-            del self._only_checks
+        flags = super()._check_inf_per_device(optimizer)
         if not flags or _is_method(self._unscale_grads_, GradScaler._unscale_grads_):
             return flags
         return self._merge_flags(self._per_optimizer_states[id(optimizer)])
@@ -192,11 +184,12 @@ class GradScaler(BoundedScaler):
                 error_if_nonfinite, the total norm is not finite (the gradients are unscaled then).
             ValueError: a gradient is float16, as in `unscale_`.
         """
-        clip = ClipPass(self._scale if self._enabled else None, float(max_norm), float(norm_type))
+        scale = self._scale if self._enabled else None
+        clip = ClipPass(scale, float(max_norm), float(norm_type), error_if_nonfinite)
         if not self._enabled or not self._run_pass(optimizer, clip.unscale):
             self.unscale_(optimizer)
         norm = clip.total_norm
-        if norm is None or (error_if_nonfinite and not norm.isfinite()):
+        if norm is None or clip.is_error():
             params = [p for group in optimizer.param_groups for p in group["params"]]
             norm = clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
         self.last_norm = norm

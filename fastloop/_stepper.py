@@ -86,6 +86,8 @@ class Stepper:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer is a {type(optimizer).__name__}, not a torch Optimizer")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise TypeError("LBFGS calls a closure several times a step; Stepper has one gradient")
         self._optimizer = optimizer
         self._scaler = enabled_scaler(scaler)
         choice = check_on_nonfinite(on_nonfinite, self._scaler is not None)

@@ -38,8 +38,10 @@ def check_weight(weight: Any) -> float:
             )
         weight = weight.item()
     try:
+        if isinstance(weight, str | bytes):
+            raise TypeError
         number = float(weight)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(
             f"weight is {weight!r}; pass the number of samples or tokens in the micro-batch"
         ) from None
@@ -69,7 +71,7 @@ def check_max_norm(max_norm: Any) -> float | None:
     except (TypeError, ValueError):
         raise TypeError(f"max_norm is {max_norm!r}; pass a number, or None to not clip") from None
     if not number >= 0:
-        raise ValueError(f"max_norm is {number}; pass a number above 0, or None to not clip")
+        raise ValueError(f"max_norm is {number}; pass 0 or more, or None to not clip")
     return number
 
 

@@ -6,6 +6,7 @@ docs/stepper.md derives the formulas."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import is_
 from typing import Any
 
 import torch
@@ -97,8 +98,10 @@ class Buffers:
         return kinds
 
     def fits(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer still has as many parameters."""
-        return len(self._params) == sum(len(g["params"]) for g in optimizer.param_groups)
+        """Whether the optimizer still has as many parameters; if empty: the same ones."""
+        if len(self._params) != sum(len(g["params"]) for g in optimizer.param_groups):
+            return False
+        return not self.is_empty or all(map(is_, self._params, parameters_of(optimizer)))
 
     def clear(self) -> None:
         """Empty, without touching the memory: the next `add` overwrites it."""

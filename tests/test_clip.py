@@ -339,6 +339,15 @@ def test_unscale_and_clip_raises_as_torchs_pair_does(norm_type: float) -> None:
     assert_same(said[0], said[1])
 
 
+def test_unscale_and_clip_raises_for_a_norm_beyond_its_dtype() -> None:
+    p = torch.zeros(4, requires_grad=True)
+    p.grad = torch.full((4,), 3e38)
+    scaler = scaled(1.0)
+    with pytest.raises(RuntimeError, match="non-finite"):
+        scaler.unscale_and_clip_(torch.optim.SGD([p]), 1.0, error_if_nonfinite=True)
+    assert torch.equal(p.grad, torch.full((4,), 3e38))
+
+
 def test_unscale_and_clip_is_of_one_optimizer() -> None:
     first, second = make(torch.float32), make(torch.float32)
     scaler = scaled(2.0)

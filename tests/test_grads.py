@@ -7,6 +7,8 @@ import os
 import weakref
 from collections.abc import Callable
 from math import inf, nan
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -116,7 +118,8 @@ def test_gradients_are_collected_as_torch_does() -> None:
     parameters = [torch.nn.Parameter(torch.ones(n)) for n in (3, 4, 5)]
     parameters[0].grad, parameters[2].grad = torch.ones(3), torch.ones(5)
     optimizer = torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=1.0)
-    for source in (optimizer, parameters, iter(parameters)):
+    wrapper: Any = SimpleNamespace(param_groups=optimizer.param_groups)  # no torch Optimizer
+    for source in (optimizer, wrapper, parameters, iter(parameters)):
         grads = GradList().collect_grads(source)
         assert grads.is_plain
         assert [id(t) for t in grads.tensors] == [id(parameters[0].grad), id(parameters[2].grad)]
@@ -132,6 +135,28 @@ def test_a_walk_sees_what_has_changed() -> None:
         assert float(grads.collect(tensors).norm_check(found)) == pytest.approx(expected, rel=1e-15)
     first.untyped_storage().resize_(1 << 20)
     assert float(grads.collect([first]).norm_check(found)) == pytest.approx(12**0.5)
+
+
+@pytest.mark.parametrize("path", [GradList, Forced])
+def test_a_default_device_does_not_matter(path: type[GradList]) -> None:
+    found, scale, tensor = new_flag(CPU), torch.tensor(4.0), torch.full((3,), 2.0)
+    with torch.device("meta"):
+        assert float(path().collect([]).norm_check(found)) == 0
+        grads = path().collect([tensor])
+        norm = grads.norm_check(found, scale=scale)
+        grads.scale_(grads.clip_factor(norm, 1.0, scale=scale))
+        if path is GradList:
+            grads.unscale_by_(scale, found)
+    assert tensor.tolist() == [0.5 if path is Forced else 0.125] * 3
+
+
+def test_the_norm_of_a_sparse_gradient_adds_up_its_repeated_rows() -> None:
+    grads, found = GradList(), new_flag(CPU)
+    rows, values = torch.tensor([[1, 1, 0]]), torch.tensor([1.0, 2.0, 4.0])
+    repeated = torch.sparse_coo_tensor(rows, values, check_invariants=True)
+    assert float(grads.collect([repeated]).norm_check(found)) == 5.0
+    norm = grads.collect([repeated.requires_grad_()]).norm_check(found)
+    assert not norm.requires_grad
 
 
 def test_tensors_are_held_until_release() -> None:
@@ -205,6 +230,13 @@ def test_unscale_is_torchs_bit_for_bit(dtype: torch.dtype, inv_scale: float) -> 
         assert found == expected == 0
 
 
+def test_unscaling_by_1_only_reads() -> None:
+    grads, found = GradList().collect([torch.tensor([1.0, inf])]), new_flag(CPU)
+    grads.unscale_(torch.tensor(1.0), found)
+    assert found == 1 and grads.tensors[0]._version == 0
+    assert grads.tensors[0].tolist() == [1.0, inf]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scale(dtype: torch.dtype) -> None:
     for factor in (1.0, 0.5, 1 / 3, 0.0, -2.0, nan):
@@ -260,6 +292,18 @@ def test_combine(into: torch.dtype, source: torch.dtype) -> None:
     x.tensors[3][5] = inf
     a.combine_(x, found)
     assert found == 1
+
+
+def test_a_list_cannot_change_while_it_is_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_neg(_: Tensor) -> bool:
+        source.collect([])
+        return False
+
+    monkeypatch.setattr(Tensor, "is_neg", is_neg)
+    into, source = GradList().collect([torch.zeros(8)]), GradList().collect([torch.ones(8)])
+    with pytest.raises(RuntimeError, match="being worked on"):
+        into.combine_(source)
+    assert not into.tensors[0].any()
 
 
 def test_combine_pairs_elements_by_place_not_by_memory() -> None:

@@ -162,6 +162,22 @@ def test_hysteresis_counts_updates_not_optimizers() -> None:
         scaler.update()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a device beside the CPU")
+def test_a_loss_on_another_device_than_the_gradients() -> None:
+    p = torch.zeros(2, device="cuda", requires_grad=True)
+    scaler, optimizer = GradScaler("cpu", 8.0), torch.optim.SGD([p], 1.0)
+    for factor in (1.0, math.inf):
+        scaler.scale(p.cpu().sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert p.tolist() == [-1.0, -1.0] and scaler.get_scale() == 4.0
+
+
+def test_hysteresis_beyond_all_steps() -> None:
+    assert run(GradScaler("cpu", 8.0, hysteresis=10**10), 1, 1, 0) == [8.0, 8.0, 8.0]
+
+
 def test_hysteresis_resumes_in_the_middle_of_a_row() -> None:
     whole = GradScaler("cpu", 64.0, hysteresis=3)
     first = GradScaler("cpu", 64.0, hysteresis=3)

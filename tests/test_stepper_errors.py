@@ -164,7 +164,7 @@ def test_wrong_arguments_that_need_others() -> None:
     for weight in (-1, INF, float("nan"), torch.tensor(-0.5)):
         with pytest.raises(ValueError, match="pass a finite number that is not negative"):
             run.stepper.micro(weight)
-    for weight in ("many", None, torch.ones(2), [1]):
+    for weight in ("many", "1", None, 10**400, torch.ones(2), [1]):
         with pytest.raises(TypeError, match="weight is"):
             run.stepper.micro(weight)  # type: ignore[arg-type]
     with run.stepper.micro():
@@ -259,3 +259,8 @@ def test_states_that_do_not_fit() -> None:
     warned = pytest.warns(UserWarning, match="discarded")
     with warned, pytest.raises(RuntimeError, match="load the scaler's state_dict"):
         other.micro()
+
+
+def test_lbfgs_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="LBFGS calls a closure"):
+        Stepper(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))]))

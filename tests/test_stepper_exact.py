@@ -11,7 +11,7 @@ from helpers import small_dataset
 from test_stepper import INF, scalers
 from torch import Tensor
 
-from fastloop import Stepper
+from fastloop import GradScaler, Stepper
 
 WINDOWS = (1, 3, 4, 7)
 LENGTHS = range(16)
@@ -308,3 +308,45 @@ def test_the_loader_may_be_ours() -> None:
         model(rows).square().mean().backward()
         wanted.append(flat(p.grad for p in model.parameters()))
     torch.testing.assert_close(records.steps, wanted, rtol=1e-12, atol=1e-15)
+
+
+def test_what_a_subclass_has_put_in_place_of_unscaling_runs() -> None:
+    class Halved(GradScaler):
+        def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+            super().unscale_(optimizer)
+            for p in optimizer.param_groups[0]["params"]:
+                p.grad *= 0.5
+
+    for fused in (False, True):
+        p = torch.nn.Parameter(torch.zeros(3))
+        stepper = Stepper(torch.optim.SGD([p], 1.0, fused=fused), 2, scaler=Halved("cpu"))
+        for _ in range(2):
+            with stepper.micro():
+                stepper.backward(p.sum())
+        assert p.tolist() == [-0.5] * 3
+
+
+def test_a_group_without_parameters_does_not_matter() -> None:
+    p = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([{"params": []}, {"params": [p]}], 1.0)
+    scaler = GradScaler("cpu", 8.0)
+    stepper = Stepper(optimizer, scaler=scaler, on_nonfinite="micro")
+    for factor in (INF, 1.0):
+        with stepper.micro():
+            stepper.backward(p.sum() * factor)
+    assert (stepper.stepped, stepper.skipped, scaler.get_scale()) == (1, 1, 4.0)
+    assert p.tolist() == [-1.0] * 3
+
+
+@pytest.mark.parametrize("shape", [(2,), (3,), (4, 2)])
+def test_a_parameter_replaced_between_windows_gets_a_buffer(shape: tuple[int, ...]) -> None:
+    first, old, new = (torch.nn.Parameter(torch.ones(n)) for n in ((2,), (2,), shape))
+    optimizer = torch.optim.SGD([first, old], 1.0)
+    stepper = Stepper(optimizer, 2, accum_dtype=torch.float32)
+    for p in (old, new):
+        optimizer.param_groups[0]["params"][1] = p
+        for factor in (1, 3):
+            with stepper.micro():
+                stepper.backward(p.sum() * factor)
+        assert torch.equal(p, torch.full_like(p, -1.0))
+    assert torch.equal(old, torch.full_like(old, -1.0)) and torch.equal(first, torch.ones(2))

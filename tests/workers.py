@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,13 @@ def wait_until(check: Callable[[], object], seconds: float = 20) -> float:
 
 def arenas() -> list[os.stat_result]:
     """The files in memory that this process has open for its batches."""
-    files = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
-    return [file.stat() for file in files if "memfd:fastloop" in str(os.path.realpath(file))]
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            file = Path("/proc/self/fd", name)
+            if "memfd:fastloop" in os.readlink(file):
+                found.append(file.stat())
+    return found
 
 
 def ring_bytes() -> int:

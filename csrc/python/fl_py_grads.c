@@ -29,8 +29,10 @@ static PyObject *grads_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (fl_py_door_open(tensor_type, &self->door) != 0) goto fail;
     self->is_neg = PyObject_GetAttrString(tensor_type, "is_neg");
     self->name_grad = PyUnicode_InternFromString("grad");
+    self->name_params = PyUnicode_InternFromString("params");
     self->tensors = PyList_New(0);
-    if (self->is_neg != NULL && self->name_grad != NULL && self->tensors != NULL)
+    if (self->is_neg != NULL && self->name_grad != NULL && self->name_params != NULL &&
+        self->tensors != NULL)
         return (PyObject *)self;
 fail:
     Py_DECREF(self);
@@ -63,6 +65,7 @@ static void grads_dealloc(fl_py_grads *self)
     PyObject_GC_UnTrack(self);
     (void)grads_clear(self);
     Py_CLEAR(self->name_grad);
+    Py_CLEAR(self->name_params);
     fl_list_close(&self->list);
     fl_free(self->layouts);
     type->tp_free(self);
@@ -137,14 +140,20 @@ static int enter_pass(fl_py_grads *self)
     return -1;
 }
 
-/* The same for a pass that writes: autograd hears of it first, and may refuse. */
+/* Tells autograd that a pass will write; it may refuse. */
+static int announce(fl_py_grads *self)
+{
+    PyObject *answer = PyObject_CallOneArg(self->written, self->tensors);
+    Py_XDECREF(answer);
+    return answer != NULL ? 0 : -1;
+}
+
 static int enter_writing(fl_py_grads *self)
 {
     if (enter_pass(self) != 0) return -1;
-    PyObject *answer = PyObject_CallOneArg(self->written, self->tensors);
-    if (answer == NULL) self->is_busy = false;
-    Py_XDECREF(answer);
-    return answer != NULL ? 0 : -1;
+    if (announce(self) == 0) return 0;
+    self->is_busy = false;
+    return -1;
 }
 
 /* Runs the statement as a pass of self, without the interpreter lock if it is long. */
@@ -248,18 +257,19 @@ static PyObject *grads_scale(fl_py_grads *self, PyObject *args)
 PyDoc_STRVAR(unscale_doc,
              "unscale(team, inv_scale, found_inf, /)\n--\n\n"
              "Multiply by inv_scale (float32); found_inf (float32) = 1 if an element was not\n"
-             "finite.");
+             "finite. By 1: only read.");
 
 static PyObject *grads_unscale(fl_py_grads *self, PyObject *args)
 {
     fl_py_team *team;
     PyObject *inv_scale, *found_inf;
-    void *inv_at, *found_at;
+    const float *inv_at;
+    float *found_at;
     if (!PyArg_ParseTuple(args, "O!OO:unscale", team_type_of(self), &team, &inv_scale, &found_inf))
         return NULL;
     if ((inv_at = fl_py_number(&self->door, inv_scale, kDLFloat, 32)) == NULL) return NULL;
     if ((found_at = fl_py_number(&self->door, found_inf, kDLFloat, 32)) == NULL) return NULL;
-    if (enter_writing(self) != 0) return NULL;
+    if ((*inv_at == 1 ? enter_pass(self) : enter_writing(self)) != 0) return NULL;
     fl_pass pass = {.list = &self->list, .queue = team->team};
     RUN_PASS(self, self->backend->unscale(&pass, inv_at, found_at));
     Py_RETURN_NONE;
@@ -281,13 +291,22 @@ static int has_negated(fl_py_grads *self)
 /* Whether spans match one by one and the backend offers all their types. */
 static bool matches(const fl_py_grads *self, const fl_py_grads *from)
 {
-    if (!from->is_plain || self->list.count != from->list.count) return false;
+    if (self->list.count != from->list.count) return false;
     for (int64_t i = 0; i < self->list.count; i++) {
         const fl_span *to = &self->list.spans[i], *of = &from->list.spans[i];
         if (to->count != of->count || self->layouts[i] != from->layouts[i]) return false;
         if (!self->backend->can_combine(to->type, of->type)) return false;
     }
     return true;
+}
+
+/* Whether the engine combines the two: 1, 0, -1 exception. */
+static int is_offered(fl_py_grads *self, fl_py_grads *from)
+{
+    if (!matches(self, from)) return 0;
+    int is_negated = has_negated(from);
+    if (is_negated == 0) is_negated = has_negated(self);
+    return is_negated < 0 ? -1 : is_negated == 0;
 }
 
 PyDoc_STRVAR(
@@ -309,19 +328,21 @@ static PyObject *grads_combine(fl_py_grads *self, PyObject *args)
         return NULL;
     if (find_number(self, factor, 64, &factor_at) != 0) return NULL;
     if (find_number(self, found_inf, 32, &found_at) != 0) return NULL;
-    if (from == self || !matches(self, from)) Py_RETURN_FALSE;
-    int is_negated = has_negated(from);
-    if (is_negated == 0) is_negated = has_negated(self);
-    if (is_negated != 0) return is_negated > 0 ? Py_NewRef(Py_False) : NULL;
+    if (from == self) Py_RETURN_FALSE;
     if (enter_pass(from) != 0) return NULL;
-    if (enter_writing(self) != 0) {
+    if (enter_pass(self) != 0) {
         from->is_busy = false;
         return NULL;
     }
-    fl_pass pass = {.list = &self->list, .queue = team->team};
-    RUN_PASS(self, self->backend->combine(&pass, &from->list, alpha, factor_at, beta, found_at));
-    from->is_busy = false;
-    Py_RETURN_TRUE;
+    int status = is_offered(self, from); /* both are held: what matches now still does below */
+    if (status == 1) status = announce(self) == 0 ? 1 : -1;
+    if (status == 1) {
+        fl_pass pass = {.list = &self->list, .queue = team->team};
+        RUN_PASS(self,
+                 self->backend->combine(&pass, &from->list, alpha, factor_at, beta, found_at));
+    }
+    self->is_busy = from->is_busy = false;
+    return status >= 0 ? PyBool_FromLong(status) : NULL;
 }
 
 PyDoc_STRVAR(update_scale_doc,

@@ -11,10 +11,11 @@
 typedef struct fl_py_grads {
     PyObject_HEAD
     fl_py_door door;
-    PyObject *is_neg;    /* owned: torch.Tensor.is_neg */
-    PyObject *written;   /* owned: tells autograd that the tensors in a list have changed */
-    PyObject *name_grad; /* owned: "grad" */
-    PyObject *tensors;   /* owned: list of those the last walk found */
+    PyObject *is_neg;      /* owned: torch.Tensor.is_neg */
+    PyObject *written;     /* owned: tells autograd that the tensors in a list have changed */
+    PyObject *name_grad;   /* owned: "grad" */
+    PyObject *name_params; /* owned: "params" */
+    PyObject *tensors;     /* owned: list of those the last walk found */
     fl_list list;
     uint64_t *layouts; /* owned: one for each span */
     int64_t layouts_capacity;

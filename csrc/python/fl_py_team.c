@@ -2,12 +2,16 @@
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "fl_py.h"
 
+#include "fl_thread.h"
+
 #include <dlfcn.h>
 
-/* The function with which the OpenMP of this process lends its threads; NULL if there is none. */
+/* The function with which the OpenMP of this process lends its threads; NULL if there is none, and
+ * in a forked child, where it would wait for the parent's. */
 static fl_lend *find_openmp(void)
 {
     fl_lend *lend = NULL;
+    if (fl_fork_generation() != 0) return NULL;
     *(void **)&lend = dlsym(RTLD_DEFAULT, "GOMP_parallel");
     return lend;
 }
@@ -40,8 +44,8 @@ static void team_dealloc(fl_py_team *self)
 PyDoc_STRVAR(team_doc,
              "Team(threads, uses_openmp=False)\n--\n\n"
              "Threads, the caller's among them, that share passes over gradients: those of\n"
-             "OpenMP, which torch's operations leave spinning, or ones that sleep in between.\n"
-             "Inert in a forked child.");
+             "OpenMP, which torch's operations leave spinning, or ones that sleep in between (in\n"
+             "a forked child always). Inert in children forked later.");
 
 static PyType_Slot team_slots[] = {
     {Py_tp_doc, (void *)team_doc}, {Py_tp_new, team_new}, {Py_tp_dealloc, team_dealloc}, {0, NULL}};

@@ -48,8 +48,8 @@ static int add_each(fl_py_grads *self, PyObject *items, fl_py_add *add)
 int fl_py_add_group(fl_py_grads *self, PyObject *group)
 {
     if (!PyDict_Check(group)) return 0;
-    PyObject *parameters = PyDict_GetItemString(group, "params");
-    if (parameters == NULL) return 0;
+    PyObject *parameters = PyDict_GetItemWithError(group, self->name_params);
+    if (parameters == NULL) return PyErr_Occurred() != NULL ? -1 : 0;
     Py_INCREF(parameters);
     int status = add_each(self, parameters, fl_py_add_gradient);
     Py_DECREF(parameters);

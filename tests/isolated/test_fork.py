@@ -190,31 +190,27 @@ assert torch.equal(batch[0], x)
     )
 
 
-def test_passes_over_gradients_in_a_child(tmp_path: Path) -> None:
-    """Large enough for threads, of which OpenMP's have not come along."""
+def test_a_child_clips_on_threads_of_its_own(tmp_path: Path) -> None:
+    """OpenMP's are not there, and libgomp would wait for them as torch's operations do."""
     run_script(
         tmp_path,
         HEAD
         + """
 from fastloop import clip_grad_norm_
 
-p = torch.nn.Parameter(torch.zeros(1 << 20))
+torch.set_num_threads(2)
+p = torch.zeros(1 << 20, requires_grad=True)
+p.grad = torch.ones(1 << 20)
+assert clip_grad_norm_([p], 1e9) > 1
 
 
 def clip():
-    p.grad.fill_(1.0) if os.getpid() == home else None
-    assert clip_grad_norm_(p, 512.0) == 1024
-    assert p.grad[5] == p.grad[-1]
-    assert abs(p.grad[0].item() - 0.5) < 1e-6
+    assert clip_grad_norm_([p], 1.0) == 1024.0
+    assert abs(p.grad[5].item() * 1024 - 1) < 1e-6
 
 
-home = os.getpid()
-torch.set_num_threads(4)
-p.grad = torch.ones(1 << 20)
-clip()
-p.grad.fill_(1.0)
 in_child(clip)
-assert p.grad[0] == 1
+p.grad.fill_(1.0)
 clip()
 """,
     )
