@@ -20,6 +20,14 @@ def _torch_line() -> str:
     return str(torch.__version__)
 
 
+def _threads() -> str:
+    if "torch" not in sys.modules:
+        return "threads of its own (torch is missing)"
+    from fastloop._threads import openmp
+
+    return "threads of its own" if openmp() is None else "the threads of torch's OpenMP"
+
+
 def _doctor() -> None:
     info = build_info()
     guarded = {
@@ -37,6 +45,7 @@ def _doctor() -> None:
         else "first touch (MADV_POPULATE_WRITE needs Linux 5.14)",
         "worker processes": "a memfd shared with them; the parent's death is seen by "
         + ("pidfd" if info["watches_processes"] else "looking twice a second (no pidfd here)"),
+        "passes over gradients": f"{info['instructions']} code on {_threads()}",
         "device": "CPU only in this version",
     }
     width = max(map(len, lines))

@@ -18,7 +18,7 @@ def on_this_thread() -> Iterator[None]:
     Threads of OpenMP spin for milliseconds after their last work, on the cores that whoever comes
     next needs. Other threads of the program keep their number of threads: OpenMP counts for each
     thread by itself, unlike `torch.set_num_threads`. Where torch has no OpenMP, nothing changes."""
-    library, threads = openmp(), torch.get_num_threads()
+    threads, library = torch.get_num_threads(), openmp()
     if library is None or threads == 1:
         yield
         return
@@ -32,6 +32,7 @@ def on_this_thread() -> Iterator[None]:
 @cache
 def openmp() -> Any:
     """The library that has omp_set_num_threads, if it is the one that torch uses."""
+    torch.get_num_threads()  # sets OpenMP's number when it is asked for the first time
     try:
         library = ctypes.CDLL(None)
         threads = library.omp_get_max_threads()

@@ -2,6 +2,7 @@
  * the lower floors becomes an exception. */
 #include "fl_py.h"
 
+#include "fl_cpu_lanes.h"
 #include "fl_guard.h"
 #include "fl_pages.h"
 #include "fl_thread.h"
@@ -101,10 +102,11 @@ static bool can_watch(void)
 static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
     return Py_BuildValue(
-        "{s:s,s:s,s:s,s:i,s:s,s:O,s:O}", "version", FL_VERSION, "compiler", __VERSION__, "dlpack",
-        Py_STRINGIFY(DLPACK_MAJOR_VERSION) "." Py_STRINGIFY(DLPACK_MINOR_VERSION), "cpus",
-        (int)fl_cpu_count(), "guarded_reads", fl_guard_method(), "populates_pages",
-        can_populate() ? Py_True : Py_False, "watches_processes", can_watch() ? Py_True : Py_False);
+        "{s:s,s:s,s:s,s:i,s:s,s:s,s:O,s:O}", "version", FL_VERSION, "compiler", __VERSION__,
+        "dlpack", Py_STRINGIFY(DLPACK_MAJOR_VERSION) "." Py_STRINGIFY(DLPACK_MINOR_VERSION), "cpus",
+        (int)fl_cpu_count(), "instructions", fl_cpu_lanes_find()->name, "guarded_reads",
+        fl_guard_method(), "populates_pages", can_populate() ? Py_True : Py_False,
+        "watches_processes", can_watch() ? Py_True : Py_False);
 }
 
 PyDoc_STRVAR(expect_fork_doc,

@@ -41,3 +41,20 @@ assert fastloop.build_info() == first[0].build_info()
 """,
         is_fresh=True,
     )
+
+
+def test_torchs_openmp_is_found_by_whoever_asks_first(tmp_path: Path) -> None:
+    """torch sets OpenMP's number of threads when it is first asked for its own."""
+    run_script(
+        tmp_path,
+        """
+from fastloop._threads import on_this_thread, openmp
+import torch
+assert openmp() is not None
+torch.set_num_threads(3)
+with on_this_thread():
+    assert torch.get_num_threads() == 1
+assert torch.get_num_threads() == 3
+""",
+        is_fresh=True,
+    )
