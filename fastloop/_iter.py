@@ -268,7 +268,7 @@ class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
         except BaseException:
             # Ctrl-C, say, or an error of the sampler: a traceback that is kept must not keep the
             # workers that have started.
-            self._shutdown_workers()
+            self.abandon()
             raise
 
     def count(self) -> tuple[Workers, dict[str, int]]:

@@ -89,7 +89,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.device = device
         self.path = path
         self._shared = Shared()
-        self._open: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._open: list[weakref.ref[Any]] = []
         super().__init__(
             dataset,
             batch_size,
@@ -123,7 +123,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         iterator = fast_iterator(self, self.path, self._shared)
-        self._open.add(iterator)
+        # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
+        self._open = [*(ref for ref in self._open if ref() is not None), weakref.ref(iterator)]
         return iterator
 
     def _drop_broken_workers(self) -> bool:
@@ -199,7 +200,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Iterating one of them further is an error. Batches stay valid, and the loader can be
         iterated anew. Also done at the end of a ``with`` block.
         """
-        for iterator in list(self._open):
+        for iterator in [ref() for ref in self._open]:
             close = getattr(iterator, "close", None)
             if close is not None:
                 close()
@@ -225,4 +226,4 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         shared = Shared(state.pop("_position"))
-        self.__dict__.update(state, _shared=shared, _open=weakref.WeakSet())
+        self.__dict__.update(state, _shared=shared, _open=[])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any
 
@@ -247,6 +248,13 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                     if not self._living():
                         self._hub.release()
 
+    def abandon(self) -> None:
+        """What an __init__ that fails leaves behind, at whatever place."""
+        with interrupts_held():
+            self._shutdown_workers()
+            with suppress(ValueError):  # or the next iterator at this address could not be made
+                torch._C._remove_worker_pids(id(self))
+
     def _stop_workers(self) -> None:
         """Ends all workers within some seconds, whatever they are doing."""
         self._hub.close()
@@ -275,3 +283,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         if not _is_exiting():
             with interrupts_held(interrupt_later):
                 self._shutdown_workers()
+                # multiprocessing runs Python when they die: here, where Ctrl-C is not lost.
+                fields = vars(self)
+                fields.pop("_workers", None)
+                fields.get("_started", []).clear()
