@@ -192,16 +192,21 @@ class _Epoch(ctypes.Structure):
     ]
 
 
+def build_library(name: str, *flags: str) -> ctypes.CDLL:
+    """A C file beside this one, built here and now for this machine."""
+    source = Path(__file__).with_name(name)
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "limit.so"
+        command = [os.environ.get("CC", "cc"), "-O3", "-march=native", "-fPIC", "-shared"]
+        subprocess.run([*command, *flags, source, "-o", library], check=True)
+        return ctypes.CDLL(str(library))
+
+
 class Limit:
-    """limit_gather.c, built here and now for this machine."""
+    """limit_gather.c."""
 
     def __init__(self) -> None:
-        source = Path(__file__).with_name("limit_gather.c")
-        with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder) / "limit_gather.so"
-            command = [os.environ.get("CC", "cc"), "-O3", "-march=native", "-fPIC", "-shared"]
-            subprocess.run([*command, "-pthread", source, "-o", library], check=True)
-            self._library = ctypes.CDLL(str(library))
+        self._library = build_library("limit_gather.c", "-pthread")
         self._library.limit_arithmetic.argtypes = [ctypes.c_int64]
         self._library.limit_arithmetic.restype = ctypes.c_double
         self.arithmetic: Callable[[int], float] = self._library.limit_arithmetic

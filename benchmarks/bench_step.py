@@ -20,16 +20,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import subprocess
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from _harness import Goal, Report, Times, parse_arguments
+from _harness import Goal, Report, Times, build_library, parse_arguments
 from _work_step import MODELS, Model
 
 import fastloop
@@ -47,15 +43,10 @@ ALL_GOALS = {  # by model: clipped, nothing to write, unscale_ alone
 
 
 class Limit:
-    """limit_step.c, built here and now for this machine."""
+    """limit_step.c."""
 
     def __init__(self) -> None:
-        source = Path(__file__).with_name("limit_step.c")
-        with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder) / "limit_step.so"
-            command = [os.environ.get("CC", "cc"), "-O3", "-march=native", "-fPIC", "-shared"]
-            subprocess.run([*command, "-fopenmp", source, "-o", library], check=True)
-            self._library = ctypes.CDLL(str(library))
+        self._library = build_library("limit_step.c", "-fopenmp")
         where, count = ctypes.c_void_p, ctypes.c_int64
         self._library.limit_read.argtypes = [where, count, count]
         self._library.limit_read.restype = ctypes.c_float

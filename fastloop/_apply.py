@@ -5,8 +5,6 @@ or not, under fastloop's scaler, torch's or none. The gradients come as `.grad` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +12,9 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from fastloop._fused import takes_grad_scale
-from fastloop._grads import GradList, new_flag
-from fastloop._window import Buffers, parameters_of
-
-_ABSENT = object()
+from fastloop._fused import Planted, takes_grad_scale, times_of_user
+from fastloop._grads import GradList, new_flag, parameters_of
+from fastloop._window import Buffers
 
 
 class LossScale:
@@ -134,11 +130,15 @@ class Step:
         optimizer, scaler = self._optimizer, self._scaler
         if scaler is None:
             if found is not True:
-                flag = found_inf if self._is_fused and found is not False else None
-                with _lent(optimizer, grad_scale, flag):
+                planted: dict[str, Tensor] = {}
+                if grad_scale is not None:
+                    planted["grad_scale"] = times_of_user(optimizer, grad_scale)
+                if self._is_fused and found is not False:
+                    planted["found_inf"] = found_inf
+                with Planted(optimizer, gives_back=True, **planted):
                     optimizer.step()
             return
-        with _lent(optimizer, None, None):  # a scaler's step deletes what the user had
+        with Planted(optimizer, gives_back=True):  # a scaler's step deletes what the user had
             if self._is_ours:
                 scaler._step_checked(optimizer, found_inf, grad_scale)
             else:
@@ -159,7 +159,7 @@ class Step:
             norm = grads.norm_check(new_flag(grads.device), divisor=divisor)
         if divisor != 1 or norm is not None:
             grads.scale_(grads.clip_factor(norm, self._max_norm, divisor=divisor))
-        with _lent(optimizer, None, None):
+        with Planted(optimizer, gives_back=True):
             scaler.step(optimizer)
         found_inf = sum(flag.to(grads.device) for flag in flags)
         scaler.update()
@@ -184,25 +184,3 @@ class Step:
     def _folds(self) -> bool:
         """grad_scale is float32, which is too coarse for float64 gradients."""
         return torch.float64 not in self._grads.dtypes
-
-
-@contextmanager
-def _lent(
-    optimizer: Optimizer, grad_scale: Tensor | None, found_inf: Tensor | None
-) -> Iterator[None]:
-    """Sets what a fused step reads; a grad_scale of the user's is multiplied in, as torch does."""
-    theirs = {name: optimizer.__dict__.get(name, _ABSENT) for name in ("grad_scale", "found_inf")}
-    if grad_scale is not None:
-        of_user = theirs["grad_scale"]
-        has_one = of_user is not _ABSENT and of_user is not None
-        optimizer.grad_scale = grad_scale * of_user if has_one else grad_scale  # type: ignore[attr-defined]
-    if found_inf is not None:
-        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for name, value in theirs.items():
-            if value is not _ABSENT:
-                setattr(optimizer, name, value)
-            else:
-                optimizer.__dict__.pop(name, None)

@@ -6,7 +6,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
+
+_NAMES = ("grad_scale", "found_inf")
 
 
 def takes_grad_scale(optimizer: Optimizer) -> bool:
@@ -24,21 +27,29 @@ def takes_grad_scale(optimizer: Optimizer) -> bool:
     return "grad_scaler" not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
-class Planted:
-    """Sets attributes of an optimizer for the time of a step. They are gone after it, as in torch;
-    if it raises, the optimizer has what it had before."""
+def times_of_user(optimizer: Optimizer, grad_scale: Tensor) -> Tensor:
+    """With the grad_scale that the user has set on the optimizer multiplied in, as torch does."""
+    of_user = getattr(optimizer, "grad_scale", None)
+    return grad_scale if of_user is None else grad_scale * of_user
 
-    def __init__(self, optimizer: Optimizer, **attributes: object) -> None:
+
+class Planted:
+    """Sets `grad_scale` and `found_inf` of an optimizer for the time of a step. They are gone after
+    it, as in torch; if it raises, or with gives_back, the optimizer has what it had before."""
+
+    def __init__(
+        self, optimizer: Optimizer, *, gives_back: bool = False, **attributes: object
+    ) -> None:
         self._fields = vars(optimizer)
-        self._had = {name: self._fields[name] for name in attributes if name in self._fields}
-        self._names = attributes.keys()
+        self._had = {name: self._fields[name] for name in _NAMES if name in self._fields}
+        self._gives_back = gives_back
         self._fields.update(attributes)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, error: object, *_: object) -> None:
-        for name in self._names:
+        for name in _NAMES:
             self._fields.pop(name, None)
-        if error is not None:
+        if error is not None or self._gives_back:
             self._fields.update(self._had)

@@ -37,6 +37,10 @@ def _team() -> Team:
     return _make_team(torch.get_num_threads(), getpid())
 
 
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def new_flag(device: torch.device) -> Tensor:
     """A found_inf: 0-d float32, 0.0 until a pass meets an element that is not finite, then 1.0."""
     return torch.zeros((), dtype=torch.float32, device=device)
@@ -46,9 +50,11 @@ def _new_number() -> Tensor:
     return torch.empty((), dtype=torch.float64, device="cpu")
 
 
-@cache
-def _engine() -> Grads:
+def _make_engine() -> Grads:
     return Grads(Tensor, torch.autograd.graph.increment_version)
+
+
+_shared_engine = cache(_make_engine)  # for what needs no list
 
 
 def update_scale(
@@ -63,7 +69,7 @@ def update_scale(
     growth: growth_factor, backoff_factor, interval, hysteresis, least and largest scale; tracker
     and misses (int32) count good and bad steps in a row, misses only if hysteresis is above 1.
     TypeError, and nothing is done, for tensors that are something else."""
-    _engine().update_scale(found_inf, growth, scale, tracker, misses)
+    _shared_engine().update_scale(found_inf, growth, scale, tracker, misses)
 
 
 class GradList:
@@ -72,7 +78,7 @@ class GradList:
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.is_plain = False  # whether the engine runs the passes
-        self._core = Grads(Tensor, torch.autograd.graph.increment_version)
+        self._core = _make_engine()
         self._inverse = torch.empty((), dtype=torch.float32, device="cpu")
 
     def __reduce__(self) -> tuple[type[GradList], tuple[()]]:
@@ -84,8 +90,8 @@ class GradList:
         As in torch, whatever has param_groups is an optimizer."""
         groups = getattr(source, "param_groups", None)
         if groups is not None:
-            of_groups = (p for group in groups for p in group["params"])
-            return self._hold(self._core.walk_groups(groups), of_groups)
+            is_plain = self._core.walk_groups(groups)
+            return self._hold(is_plain, [] if is_plain else parameters_of(source))
         parameters = list(cast(Iterable[Tensor], source))
         return self._hold(self._core.walk_parameters(parameters), parameters)
 

@@ -17,8 +17,8 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from fastloop._clip import ClipPass, clip_grad_norm_
-from fastloop._fused import Planted, takes_grad_scale
-from fastloop._grads import GradList, new_flag
+from fastloop._fused import Planted, takes_grad_scale, times_of_user
+from fastloop._grads import GradList, new_flag, parameters_of
 from fastloop._scale import BoundedScaler, Flags, as_one_flag
 
 Pass = Callable[[GradList, Tensor, Tensor], None]  # takes scale and found_inf
@@ -190,7 +190,7 @@ class GradScaler(BoundedScaler):
             self.unscale_(optimizer)
         norm = clip.total_norm
         if norm is None or clip.is_error():
-            params = [p for group in optimizer.param_groups for p in group["params"]]
+            params = parameters_of(optimizer)
             norm = clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
         self.last_norm = norm
         return norm
@@ -232,10 +232,9 @@ class GradScaler(BoundedScaler):
         assert scale is not None
         flags = [f.to(scale.device) for f in state["found_inf_per_device"].values()]
         of_user = getattr(optimizer, "grad_scale", None)
-        if not is_unscaled:
-            of_user = scale * (1 if of_user is None else of_user)
+        grad_scale = of_user if is_unscaled else times_of_user(optimizer, scale)
         found_inf = flags[0] if len(flags) == 1 else sum(flags)
-        with Planted(optimizer, grad_scale=of_user, found_inf=found_inf):
+        with Planted(optimizer, grad_scale=grad_scale, found_inf=found_inf):
             result: float | None = optimizer.step(*args, **kwargs)
         state["stage"] = OptState.STEPPED
         return result
@@ -280,10 +279,8 @@ class GradScaler(BoundedScaler):
         state["stage"] = OptState.UNSCALED
         if grad_scale is None:
             return self.step(optimizer, *args, **kwargs)
-        of_user = getattr(optimizer, "grad_scale", None)
-        folded = grad_scale if of_user is None else grad_scale * of_user
         try:
-            with Planted(optimizer, grad_scale=folded):
+            with Planted(optimizer, grad_scale=times_of_user(optimizer, grad_scale)):
                 return self.step(optimizer, *args, **kwargs)
         except BaseException:
             state["stage"] = OptState.READY  # the gradients are scaled as before

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fastloop._accumulate import Accumulator, At
 from fastloop._apply import LossScale, Step
 from fastloop._feed import Feed
+from fastloop._grads import parameters_of
 from fastloop._outcomes import Outcomes
 from fastloop._ranks import Place, find_ranks
 from fastloop._stepper_args import (
@@ -30,7 +31,7 @@ from fastloop._stepper_args import (
     enabled_scaler,
 )
 from fastloop._stepper_state import VERSION, check_state
-from fastloop._window import Window, parameters_of
+from fastloop._window import Window
 
 Batch = TypeVar("Batch")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fastloop._grads import GradList, new_flag
+from fastloop._grads import GradList, new_flag, parameters_of
 
 _ROUNDING = 1e-15  # a divisor as near to 1 as this is 1: sums of weights are rounded
 _ALIGNED_BYTES = 64  # where each parameter's part of a flat buffer begins
@@ -60,10 +60,6 @@ class Window:
         window = cls(state["size"], state["expected"])
         window.__dict__.update((key, state[key]) for key in window.__dict__)
         return window
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class Buffers:

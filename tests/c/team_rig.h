@@ -77,4 +77,14 @@ static inline void check_threads_at_once(fl_team *team, int32_t threads)
     CHECK_INT(g.begun, threads);
 }
 
+/* For run_child. */
+static inline int use_in_child(void *arg)
+{
+    fl_team *team = arg;
+    for (int round = 0; round < 3; round++) check_alone(team, 200, 1);
+    fl_team_close(team);
+    check_alone(team, 200, 1); /* nothing was freed, or ASan says so */
+    return 0;
+}
+
 #endif

@@ -201,15 +201,6 @@ static void test_close_at_any_time(void)
     }
 }
 
-static int use_in_child(void *arg)
-{
-    fl_team *team = arg;
-    for (int round = 0; round < 3; round++) check_alone(team, 200, 1);
-    fl_team_close(team);
-    check_alone(team, 200, 1); /* nothing was freed, or ASan says so */
-    return 0;
-}
-
 static void test_a_forked_child_works_alone(void)
 {
     fl_team *team = open_team(3);

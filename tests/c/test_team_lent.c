@@ -3,15 +3,6 @@
 
 #include <fenv.h>
 
-static int use_in_child(void *arg)
-{
-    fl_team *team = arg;
-    for (int round = 0; round < 3; round++) check_alone(team, 200, 1);
-    fl_team_close(team);
-    check_alone(team, 200, 1); /* nothing was freed, or ASan says so */
-    return 0;
-}
-
 static void check_rounding(void *context, int64_t first, int64_t end)
 {
     gather(context, first, end);
