@@ -21,8 +21,8 @@ class Outcomes:
         self._unread: tuple[Tensor, Any] | None = None  # a found_inf that is on its way
 
     def add(self, found_inf: Tensor | bool) -> None:
-        """A boundary: its step was skipped if found_inf. Never waits for it."""
-        self.settle()
+        """A boundary: its step was skipped if found_inf. Never waits; the last one is settled."""
+        assert self._unread is None
         self.boundaries += 1
         if isinstance(found_inf, Tensor):
             copy = torch.empty((), dtype=found_inf.dtype, device="cpu", pin_memory=True)
