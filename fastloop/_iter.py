@@ -241,10 +241,10 @@ class _SyncIter(_Unprofiled, _CountedSingle):
     def count(self) -> tuple[Workers, dict[str, int]]:
         return (), self._collate.fallbacks()
 
-    def __del__(self) -> None:
+    def _finalize(self) -> None:
         if hasattr(self, "_collate"):
             self._shared.last_count = self.count()
-        super().__del__()
+        super()._finalize()
 
 
 class _CountedMulti(_Counted, _MultiProcessingDataLoaderIter, Resumable):
@@ -252,13 +252,19 @@ class _CountedMulti(_Counted, _MultiProcessingDataLoaderIter, Resumable):
         super().close()
         self._shutdown_workers()
 
-    def __del__(self) -> None:
-        self._keep_count()
-        super().__del__()
+    def _finalize(self) -> None:
+        super()._finalize()
+        self._shutdown_workers()
+
+    __del__ = _core.Finalized.__del__  # torch's own stands before ours
 
 
 class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
     _always_waits = False  # the hub counts
+
+    def _finalize(self) -> None:
+        Resumable._finalize(self)
+        self._end()
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         budget = getattr(loader, "memory_budget", None)

@@ -279,7 +279,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                     return
                 worker.join(min(rest, LOOK_S))
 
-    def __del__(self) -> None:
+    def _end(self) -> None:
+        """What a finalizer does; again, if Ctrl-C came before it was held back."""
         if not _is_exiting():
             with interrupts_held(interrupt_later):
                 self._shutdown_workers()

@@ -27,7 +27,9 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
+from fastloop import _core
 from fastloop._indices import Block, find_blocks
+from fastloop._interrupt import interrupt_later
 
 TORCHS = "torch"  # the name of torch's own generator, which belongs to the user
 _SEEDLESS = (SequentialSampler, DistributedSampler)
@@ -254,7 +256,7 @@ class Epoch:
         return self.yielded
 
 
-class Resumable(_BaseDataLoaderIter):
+class Resumable(_core.Finalized, _BaseDataLoaderIter):
     """Goes between torch's base iterator and a class over it, and makes that resumable.
 
     In the list of bases it comes after torch's iterator: what the sampler yields is replaced
@@ -294,8 +296,10 @@ class Resumable(_BaseDataLoaderIter):
         if epoch is not None:
             epoch.yielded = self._num_yielded
 
-    def __del__(self) -> None:
+    def _finalize(self) -> None:
         self._keep_count()
+
+    _interrupt_later = staticmethod(interrupt_later)
 
 
 class Position:

@@ -208,9 +208,17 @@ def is_in(function: str, main: int = threading.main_thread().ident or 0) -> bool
     return frame.f_code.co_name == function
 
 
+def rest() -> None:
+    """For 30 s in short sleeps: one long sleep would go on where another thread takes the signal,
+    as happens when the main thread is about to take another."""
+    for _ in range(3000):
+        time.sleep(0.01)
+
+
 class Interrupt:
     """Sends SIGINT once `when()` holds and a while has passed, to this process or to its whole
-    group; further ones follow a while later each."""
+    group; another thread than the main one takes it where `elsewhere`. Further ones follow a while
+    later each."""
 
     def __init__(
         self,
@@ -218,6 +226,7 @@ class Interrupt:
         group: bool = False,
         times: int = 1,
         when: Callable[[], object] = lambda: True,
+        elsewhere: bool = False,
     ) -> None:
         self.sent = 0.0
 
@@ -228,9 +237,12 @@ class Interrupt:
                 if after:
                     time.sleep(after)
                 self.sent = time.monotonic()
-                (os.killpg if group else os.kill)(
-                    os.getpgrp() if group else os.getpid(), signal.SIGINT
-                )
+                if elsewhere:
+                    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+                elif group:
+                    os.killpg(os.getpgrp(), signal.SIGINT)
+                else:
+                    os.kill(os.getpid(), signal.SIGINT)
 
         self.thread = threading.Thread(target=send, daemon=True)
         self.thread.start()

@@ -18,15 +18,16 @@
 /* ---- fl_py_module.c ---- */
 
 typedef struct fl_py_state {
-    PyTypeObject *table_type;   /* owned */
-    PyTypeObject *slots_type;   /* owned */
-    PyTypeObject *feed_type;    /* owned */
-    PyTypeObject *collate_type; /* owned */
-    PyTypeObject *port_type;    /* owned */
-    PyTypeObject *hub_type;     /* owned */
-    PyTypeObject *parcel_type;  /* owned */
-    PyTypeObject *team_type;    /* owned */
-    PyTypeObject *grads_type;   /* owned */
+    PyTypeObject *table_type;     /* owned */
+    PyTypeObject *slots_type;     /* owned */
+    PyTypeObject *feed_type;      /* owned */
+    PyTypeObject *collate_type;   /* owned */
+    PyTypeObject *port_type;      /* owned */
+    PyTypeObject *hub_type;       /* owned */
+    PyTypeObject *parcel_type;    /* owned */
+    PyTypeObject *team_type;      /* owned */
+    PyTypeObject *grads_type;     /* owned */
+    PyTypeObject *finalized_type; /* owned */
 } fl_py_state;
 
 extern struct PyModuleDef fl_py_module;
@@ -187,6 +188,10 @@ extern PyType_Spec fl_py_collate_spec;
 
 /* Fallbacks to torch's own functions, counted by kind, as a new dict by reason. */
 PyObject *fl_py_count_reasons(const int64_t *counts);
+
+/* ---- fl_py_finalized.c: what every iterator ends with ---- */
+
+extern PyType_Spec fl_py_finalized_spec;
 
 /* ---- fl_py_hub.c, fl_py_parcel.c: the parent's end ---- */
 

@@ -147,7 +147,8 @@ static int module_exec(PyObject *module)
     if (add_type(module, &fl_py_parcel_spec, &state->parcel_type) != 0) return -1;
     if (add_type(module, &fl_py_hub_spec, &state->hub_type) != 0) return -1;
     if (add_type(module, &fl_py_team_spec, &state->team_type) != 0) return -1;
-    return add_type(module, &fl_py_grads_spec, &state->grads_type);
+    if (add_type(module, &fl_py_grads_spec, &state->grads_type) != 0) return -1;
+    return add_type(module, &fl_py_finalized_spec, &state->finalized_type);
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -162,6 +163,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->hub_type);
     Py_VISIT(state->team_type);
     Py_VISIT(state->grads_type);
+    Py_VISIT(state->finalized_type);
     return 0;
 }
 
@@ -177,6 +179,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->hub_type);
     Py_CLEAR(state->team_type);
     Py_CLEAR(state->grads_type);
+    Py_CLEAR(state->finalized_type);
     return 0;
 }
 

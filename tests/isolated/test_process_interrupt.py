@@ -33,22 +33,19 @@ def interrupted(work, sender):
 """
 
 
-@pytest.mark.parametrize("group", [False, True])
-def test_ctrl_c_in_each_place(group: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["process", "group", "another thread"])
+def test_ctrl_c_in_each_place(to: str, tmp_path: Path) -> None:
     print(
         run_script(
             tmp_path,
             HEAD
             + """
-group = sys.argv[1] == "True"
+to = sys.argv[1]
 quick = DataLoader(Items(), 4, num_workers=2)
 
 def wait():
     for batch in DataLoader(Items(64, sleep), 4, num_workers=2):
         pass
-
-def rest():
-    time.sleep(30)
 
 def body():
     for batch in quick:
@@ -62,7 +59,7 @@ def idle():
 for name, work in (("in next()", wait), ("in the body", body), ("elsewhere", idle)):
     sleep = SleepAt(20)
     when = sleep.is_waited_for if work is wait else lambda: is_in("rest")
-    late = interrupted(work, Interrupt(0.05, group, when=when))
+    late = interrupted(work, Interrupt(0.05, to == "group", 1, when, to == "another thread"))
     gc.collect()
     took = wait_until(lambda: not children(), 20)
     assert late < 10, late
@@ -70,7 +67,7 @@ for name, work in (("in next()", wait), ("in the body", body), ("elsewhere", idl
     assert check_batches(quick) == 16
     assert not children()
 """,
-            group,
+            to,
         )
     )
 
@@ -135,9 +132,6 @@ class Notebook(code.InteractiveConsole):
 notebook = Notebook(globals())
 def cell(text):
     notebook.runcode(compile(text, "cell", "exec"))
-
-def rest():
-    time.sleep(30)
 
 good = DataLoader(Items(), 4, num_workers=2)
 for round in range(3):
@@ -299,6 +293,47 @@ def tell(queue):
 
 if __name__ == "__main__":
     main()
+""",
+    )
+
+
+def test_ctrl_c_anywhere_in_the_finalizer(tmp_path: Path) -> None:
+    """From before its first line on; where the yielded batches were counted is kept, too."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+def interrupt_at(line):
+    lines = 0
+
+    def trace(frame, event, arg):
+        nonlocal lines
+        lines += 1
+        if lines < line or frame.f_code.co_name == "opening":  # a generator that is being closed
+            return trace
+        sys.settrace(None)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    loader = DataLoader(Items(), 4, num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    try:
+        sys.settrace(trace)
+        del iterator
+        sys.settrace(None)
+        time.sleep(0.5)
+        return False
+    except KeyboardInterrupt:
+        pass
+    gc.collect()
+    assert not children()
+    assert loader.state_dict()["yielded"] == 1
+    return True
+
+line = 1
+while interrupt_at(line):
+    line += 1 if line < 40 else 13
+assert line > 300, line
 """,
     )
 
