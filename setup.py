@@ -9,7 +9,7 @@ import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-FLOORS = ["csrc/base", "csrc/core", "csrc/cpu", "csrc/python"]
+FLOORS = ["csrc/base", "csrc/core", "csrc/cpu", "csrc/cuda", "csrc/python"]
 FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
 FLAGS += ["-Wmissing-prototypes", "-Wconversion"]
 # Sums have the same bits whatever the instruction set: no fused operations but those written.

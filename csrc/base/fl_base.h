@@ -20,7 +20,8 @@ enum {
     FL_ECLOSED = -6,  /* closed or stopped while in use */
     FL_EINVAL = -7,   /* sizes that do not fit together or overflow int64 */
     FL_EFORK = -8,    /* made in a parent process, used in its child */
-    FL_ETHREAD = -9   /* a thread could not be started */
+    FL_ETHREAD = -9,  /* a thread could not be started */
+    FL_EDEVICE = -10  /* a call of the device's runtime failed: value is its error number */
 };
 
 /* What went wrong. Plain data: copied by assignment, owns nothing. */
@@ -28,7 +29,7 @@ typedef struct fl_err {
     int code;         /* FL_OK or FL_E* */
     int32_t field;    /* FL_ESOURCE: which field of the table */
     int64_t position; /* FL_EINDEX: place in the batch */
-    int64_t value;    /* FL_EINDEX: the index; FL_ESOURCE: the row */
+    int64_t value;    /* FL_EINDEX: the index; FL_ESOURCE: the row; FL_EDEVICE: its number */
     int64_t length;   /* FL_EINDEX: how many rows there are */
     char text[160];   /* one sentence, for the other codes */
 } fl_err;

@@ -8,7 +8,7 @@
 
 enum { FL_NORM_2, FL_NORM_1, FL_NORM_MAX, FL_NORMS };
 
-/* A list for a pass, and where the pass runs: a stream of the device, on the CPU an fl_team (or
+/* A list for a pass, and where the pass runs: on CUDA an fl_cuda_queue, on the CPU an fl_team (or
  * NULL: the caller's thread alone). */
 typedef struct fl_pass {
     fl_list *list; /* borrowed, unchanged until the pass is over */
@@ -42,38 +42,39 @@ typedef struct fl_backend {
     /* Passes over gradients. Pointers are to memory of the device and used when the pass runs; a
      * pass is over on return on the CPU, queued elsewhere. None allocates, none waits for the
      * device. *found_inf becomes 1 if an element is infinite or NaN, and stays as it is otherwise.
-     * Sums are in double, in an order that sizes alone decide. */
+     * Sums are in double, in an order that sizes alone decide. FL_OK, on the CPU always;
+     * FL_EDEVICE: nothing was queued, the queue has the text. */
 
     /* *norm = the norm of all elements / |divisor|. Writes no element. */
-    void (*norm_check)(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,
-                       double *norm);
+    int (*norm_check)(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,
+                      double *norm);
 
     /* *factor = min(1, max_norm / (*norm + 1e-6)) / divisor; without the min(...) if norm is NULL
      * or *found_inf is not 0 (it may be NULL). */
-    void (*clip_factor)(void *queue, const double *norm, double max_norm, const float *found_inf,
-                        fl_divisor divisor, double *factor);
+    int (*clip_factor)(void *queue, const double *norm, double max_norm, const float *found_inf,
+                       fl_divisor divisor, double *factor);
 
     /* *inverse = 1 / *scale, computed in double. */
-    void (*invert)(void *queue, const float *scale, float *inverse);
+    int (*invert)(void *queue, const float *scale, float *inverse);
 
     /* Multiplies every element by *factor, rounded to float first for all but doubles; writes
      * nothing if it is 1. */
-    void (*scale)(const fl_pass *pass, const double *factor);
+    int (*scale)(const fl_pass *pass, const double *factor);
 
     /* The same with *inv_scale, checking the elements as they were. */
-    void (*unscale)(const fl_pass *pass, const float *inv_scale, float *found_inf);
+    int (*unscale)(const fl_pass *pass, const float *inv_scale, float *found_inf);
 
     /* into = beta * into + alpha * *factor * from, span by span (as many, of equal counts), in
      * float (double for doubles), rounded once; factor NULL: 1. With beta 0 does not read into.
      * Checks the elements of `from` unless found_inf is NULL. See can_combine. */
-    void (*combine)(const fl_pass *into, const fl_list *from, double alpha, const double *factor,
-                    double beta, float *found_inf);
+    int (*combine)(const fl_pass *into, const fl_list *from, double alpha, const double *factor,
+                   double beta, float *found_inf);
     bool (*can_combine)(int32_t into_type, int32_t from_type);
 
     /* The scale after a step: torch's _amp_update_scale_, within growth's bounds and never infinite
      * or NaN. *misses counts bad steps in a row; is not used if hysteresis is 1. */
-    void (*update_scale)(void *queue, const fl_growth *growth, const float *found_inf, float *scale,
-                         int32_t *tracker, int32_t *misses);
+    int (*update_scale)(void *queue, const fl_growth *growth, const float *found_inf, float *scale,
+                        int32_t *tracker, int32_t *misses);
 } fl_backend;
 
 #endif

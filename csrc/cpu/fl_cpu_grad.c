@@ -134,50 +134,56 @@ static double divisor_value(fl_divisor divisor)
     return divisor.scale != NULL ? *divisor.scale * divisor.rest : divisor.rest;
 }
 
-void fl_cpu_norm_check(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,
-                       double *norm)
+int fl_cpu_norm_check(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,
+                      double *norm)
 {
     job self = {.work = norm_chunk, .norm_type = norm_type};
     run_job(pass, &self);
     *norm = join_sums(&self) / fabs(divisor_value(divisor));
     if (is_nonfinite(&self)) *found_inf = 1;
+    return FL_OK;
 }
 
-void fl_cpu_clip_factor(void *queue, const double *norm, double max_norm, const float *found_inf,
-                        fl_divisor divisor, double *factor)
+int fl_cpu_clip_factor(void *queue, const double *norm, double max_norm, const float *found_inf,
+                       fl_divisor divisor, double *factor)
 {
     (void)queue;
     bool is_clipped = norm != NULL && (found_inf == NULL || *found_inf == 0);
     double coef = is_clipped ? max_norm / (*norm + 1e-6) : 1;
     *factor = (coef > 1 ? 1 : coef) / divisor_value(divisor);
+    return FL_OK;
 }
 
-void fl_cpu_invert(void *queue, const float *scale, float *inverse)
+int fl_cpu_invert(void *queue, const float *scale, float *inverse)
 {
     (void)queue;
     *inverse = (float)(1 / (double)*scale);
+    return FL_OK;
 }
 
-void fl_cpu_scale(const fl_pass *pass, const double *factor)
+int fl_cpu_scale(const fl_pass *pass, const double *factor)
 {
     job self = {.work = scale_chunk, .factor = *factor};
     if (self.factor != 1) run_job(pass, &self);
+    return FL_OK;
 }
 
-void fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf)
+int fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf)
 {
     job self = {.work = *inv_scale == 1 ? norm_chunk : unscale_chunk, .factor = *inv_scale};
     run_job(pass, &self);
     if (is_nonfinite(&self)) *found_inf = 1;
+    return FL_OK;
 }
 
-void fl_cpu_combine(const fl_pass *into, const fl_list *from, double alpha, const double *factor,
-                    double beta, float *found_inf)
+int fl_cpu_combine(const fl_pass *into, const fl_list *from, double alpha, const double *factor,
+                   double beta, float *found_inf)
 {
     double product = factor != NULL ? alpha * *factor : alpha;
     job self = {.work = combine_chunk, .from = from, .factor = product, .beta = beta};
     run_job(into, &self);
     if (found_inf != NULL && is_nonfinite(&self)) *found_inf = 1;
+    return FL_OK;
 }
 
 bool fl_cpu_can_combine(int32_t into_type, int32_t from_type)
@@ -185,8 +191,8 @@ bool fl_cpu_can_combine(int32_t into_type, int32_t from_type)
     return fl_cpu_lanes_plain.combine[into_type][from_type] != NULL;
 }
 
-void fl_cpu_update_scale(void *queue, const fl_growth *growth, const float *found_inf, float *scale,
-                         int32_t *tracker, int32_t *misses)
+int fl_cpu_update_scale(void *queue, const fl_growth *growth, const float *found_inf, float *scale,
+                        int32_t *tracker, int32_t *misses)
 {
     (void)queue;
     bool is_bad = *found_inf != 0;
@@ -194,7 +200,7 @@ void fl_cpu_update_scale(void *queue, const fl_growth *growth, const float *foun
     float next = *scale;
     if (is_bad) {
         *tracker = 0;
-        if (growth->hysteresis > 1 && *misses < growth->hysteresis) return;
+        if (growth->hysteresis > 1 && *misses < growth->hysteresis) return FL_OK;
         next = (float)(next * growth->backoff);
     } else if (++*tracker == growth->interval) {
         *tracker = 0;
@@ -203,4 +209,5 @@ void fl_cpu_update_scale(void *queue, const fl_growth *growth, const float *foun
     if (next < growth->least) next = growth->least;
     if (next > growth->most) next = growth->most;
     if (isfinite(next)) *scale = next;
+    return FL_OK;
 }

@@ -1,0 +1,44 @@
+/* fl_cuda: the backend for CUDA devices, and the part of the CUDA runtime that it stands on.
+ *
+ * Floor 2. Nothing happens before the first call: a module that contains this is imported on a
+ * machine without device or driver. fl_cuda_stub.c stands in where there was no nvcc: nothing is
+ * available then, and fl_cuda_check says so. Every call sets the device it is for and puts the
+ * thread's own back. No call makes the host wait for the device unless its comment says SYNC. */
+#ifndef FL_CUDA_H
+#define FL_CUDA_H
+
+#include "fl_backend.h"
+
+/* How it was built: architectures such as "75 80 90", the runtime's version (13000 for 13.0). */
+extern const char *const fl_cuda_archs; /* "" in a build without CUDA */
+extern const int fl_cuda_version;       /* 0 */
+
+/* FL_OK if this module can work on the device: a driver is there, so is the device, and there is
+ * code for its architecture; FL_EDEVICE otherwise. */
+int fl_cuda_check(int32_t device, fl_err *err);
+
+/* ---- passes over gradients: the table, contracts in fl_backend.h */
+
+extern const fl_backend fl_cuda_backend;
+
+/* Where a pass is queued. Streams of several threads are independent; a queue is used by one thread
+ * at a time, and its scratch by the passes of one stream alone, in their order. */
+typedef struct fl_cuda_queue {
+    int32_t device;
+    void *stream;   /* cudaStream_t, borrowed */
+    void *scratch;  /* borrowed: device memory of fl_cuda_scratch_bytes(list) for every list whose
+                       passes it serves, 16-byte aligned; its first FL_CUDA_TICKET_BYTES were 0 when
+                       it was first used. NULL will do for clip_factor, invert and update_scale. */
+    bool is_listed; /* scratch holds the table of the list as it is now; set by the passes, cleared
+                       by whoever changes list, scratch or stream */
+    fl_err err;     /* of the pass that failed last */
+} fl_cuda_queue;
+
+enum { FL_CUDA_TICKET_BYTES = 16 };
+
+int64_t fl_cuda_scratch_bytes(const fl_list *list);
+
+/* Whether a graph is being captured from the stream, which scratch must then be part of. */
+int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err);
+
+#endif
