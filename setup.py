@@ -46,7 +46,7 @@ def files(*endings: str) -> list[str]:
 
 core = Extension(
     "fastloop._core",
-    sources=files(".c"),
+    sources=[path for path in files(".c") if not path.startswith("csrc/cuda/") or "stub" in path],
     depends=[*files(".h"), *glob("csrc/vendor/*/*.h")],
     include_dirs=list(FLOORS),
     define_macros=[

@@ -1,0 +1,24 @@
+/* fl_cuda_runtime: how the files of this floor call the CUDA runtime. Not for other floors. */
+#ifndef FL_CUDA_RUNTIME_H
+#define FL_CUDA_RUNTIME_H
+
+#include "fl_base.h"
+
+#include <cuda_runtime_api.h>
+
+/* Fills `err` with the call and the runtime's name and text for `error`, clears the runtime's
+ * record of it and returns FL_EDEVICE; FL_ENOMEM for memory that could not be had. */
+int fl_cuda_fail(fl_err *err, cudaError_t error, const char *call);
+
+#define FL_CUDA_TRY(call, err)                                                            \
+    do {                                                                                  \
+        cudaError_t fl_cuda_error = (call);                                               \
+        if (fl_cuda_error != cudaSuccess) return fl_cuda_fail(err, fl_cuda_error, #call); \
+    } while (0)
+
+/* Makes `device` this thread's current one and tells which was, for fl_cuda_leave. After a failure
+ * nothing has changed. */
+int fl_cuda_enter(int32_t device, int32_t *before, fl_err *err);
+void fl_cuda_leave(int32_t before);
+
+#endif
