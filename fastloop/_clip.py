@@ -83,9 +83,10 @@ def clip_grad_norm_(
     Returns:
         The norm before clipping: 0-d, on the first gradient's device, of the gradients' dtype.
 
-    For norms 1, 2 and inf of ordinary CPU tensors of one dtype, sums and the factor are of double
-    precision, the gradients are read once (always: nothing tells whether they have changed since an
-    earlier pass) and written only if the factor is not 1. All else is torch's own function.
+    For norms 1, 2 and inf of ordinary tensors of one dtype, on the CPU or on one CUDA device, sums
+    and the factor are of double precision, the gradients are read once (always: nothing tells
+    whether they have changed since an earlier pass) and written only if the factor is not 1. All
+    else is torch's own function.
 
     Raises:
         RuntimeError: error_if_nonfinite and the norm is inf or NaN, the gradients being unchanged;

@@ -1,14 +1,16 @@
 """All gradients of an optimizer as one thing, and the passes that run over them.
 
 A pass is one call for any number of tensors. The C engine runs it where every tensor is plain (an
-exact `torch.Tensor`, dense, real floating, on the CPU, sharing memory with no other in the list);
-torch's own functions run it otherwise, with the same meaning.
+exact `torch.Tensor`, dense, real floating, on the CPU or all on one CUDA device, sharing memory
+with no other in the list); torch's own functions run it otherwise, with the same meaning, and on
+CUDA always if the environment has FASTLOOP_DISABLE_CUDA=1.
 
 Scalars that a device computes (norm, factor, found_inf) stay 0-d tensors on the gradients' device,
 so that no pass waits for it; Python floats are what the host knows."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from os import getpid
@@ -46,12 +48,25 @@ def new_flag(device: torch.device) -> Tensor:
     return torch.zeros((), dtype=torch.float32, device=device)
 
 
-def _new_number() -> Tensor:
-    return torch.empty((), dtype=torch.float64, device="cpu")
+def _new_number(device: torch.device) -> Tensor:
+    return torch.empty((), dtype=torch.float64, device=device)
+
+
+def _here(number: Tensor | None, device: torch.device) -> Tensor | None:
+    return number if number is None or number.device == device else number.to(device)
+
+
+def _new_scratch(like: Tensor, size: int) -> Tensor:
+    """What passes on a device need: `size` bytes, of which the first 16 are 0."""
+    scratch = torch.empty(size // 8 + 2, dtype=torch.float64, device=like.device)
+    scratch[:2].zero_()
+    return scratch
 
 
 def _make_engine() -> Grads:
-    return Grads(Tensor, torch.autograd.graph.increment_version)
+    is_disabled = os.environ.get("FASTLOOP_DISABLE_CUDA", "0") not in ("", "0")
+    new_scratch = None if is_disabled else _new_scratch
+    return Grads(Tensor, torch.autograd.graph.increment_version, new_scratch)
 
 
 _shared_engine = cache(_make_engine)  # for what needs no list
@@ -64,11 +79,12 @@ def update_scale(
     tracker: Tensor,
     misses: Tensor,
 ) -> None:
-    """A loss scale (0-d float32 on the CPU) after a step: torch._amp_update_scale_, within bounds.
+    """A loss scale (0-d float32) after a step: torch._amp_update_scale_, within bounds. No SYNC.
 
     growth: growth_factor, backoff_factor, interval, hysteresis, least and largest scale; tracker
     and misses (int32) count good and bad steps in a row, misses only if hysteresis is above 1.
-    TypeError, and nothing is done, for tensors that are something else."""
+    TypeError or ValueError, and nothing is done, for tensors that are something else, or not all
+    on the CPU or one CUDA device of the engine's."""
     _shared_engine().update_scale(found_inf, growth, scale, tracker, misses)
 
 
@@ -79,7 +95,7 @@ class GradList:
         self.tensors: list[Tensor] = []
         self.is_plain = False  # whether the engine runs the passes
         self._core = _make_engine()
-        self._inverse = torch.empty((), dtype=torch.float32, device="cpu")
+        self._inverse: Tensor | None = None
 
     def __reduce__(self) -> tuple[type[GradList], tuple[()]]:
         return GradList, ()  # copies and pickles begin empty
@@ -147,7 +163,8 @@ class GradList:
         The check is of every element as it lies in memory: norms too large for float32 are no
         false alarm."""
         if self.is_plain and norm_type in _NORMS:
-            norm = _new_number()
+            device = self.device
+            norm, scale = _new_number(device), _here(scale, device)
             self._core.norm_check(_team(), _NORMS[norm_type], scale, divisor, found_inf, norm)
             return norm
         return _norm_check(self.tensors, found_inf, scale, divisor, norm_type, self.device)
@@ -167,7 +184,8 @@ class GradList:
         if max_norm is None:
             norm, max_norm = None, 0.0
         if self.is_plain:
-            factor = _new_number()
+            device = self.device
+            factor, scale = _new_number(device), _here(scale, device)
             self._core.clip_factor(norm, max_norm, found_inf, scale, divisor, factor)
             return factor
         factor = torch.ones((), dtype=torch.float64, device=self.device)
@@ -193,8 +211,12 @@ class GradList:
 
     def unscale_by_(self, scale: Tensor, found_inf: Tensor) -> None:
         """The same, by 1 / scale."""
-        self._core.invert(scale, self._inverse)
-        self._core.unscale(_team(), self._inverse, found_inf)
+        inverse = self._inverse
+        if inverse is None or inverse.device.type != "cpu" or scale.device.type != "cpu":
+            # Always anew on a device, where it may be for a graph that is being captured.
+            inverse = self._inverse = torch.empty((), dtype=torch.float32, device=scale.device)
+        self._core.invert(scale, inverse)
+        self._core.unscale(_team(), inverse, found_inf)
 
     def combine_(
         self,

@@ -53,7 +53,7 @@ class BoundedScaler(torch.amp.GradScaler):
         if not self._enabled:
             return
         states = self._per_optimizer_states
-        if new_scale is None and self._update_on_cpu():
+        if new_scale is None and self._update_at_once():
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
             return
         if len(states) > 1:  # torch adds all flags into the first, which is not ours to change
@@ -66,12 +66,13 @@ class BoundedScaler(torch.amp.GradScaler):
         else:
             super().update()
 
-    def _update_on_cpu(self) -> bool:
-        """What torch's operations do below, in one call, if the scale is a plain CPU tensor."""
+    def _update_at_once(self) -> bool:
+        """What torch's operations do below, in one call, if the scale is a plain tensor."""
         scale, tracker = self._check_scale_growth_tracker("update")
         states = self._per_optimizer_states.values()
         flags = [flag for state in states for flag in state["found_inf_per_device"].values()]
-        if not flags or scale.device.type != "cpu" or type(self._growth_interval) is not int:
+        is_covered = scale.device.type in ("cpu", "cuda") and type(self._growth_interval) is int
+        if not flags or not is_covered:
             return False
         found = flags[0] if len(flags) == 1 else as_one_flag(flags, scale.device)[scale.device]
         growth = (
@@ -86,7 +87,7 @@ class BoundedScaler(torch.amp.GradScaler):
         try:
             update_scale(found, growth, scale, tracker, misses)
         except (TypeError, ValueError):
-            return False  # a user's own scale of another dtype, a flag on another device
+            return False  # a scale of another dtype, a flag on another device, no engine there
         return True
 
     def _bad_steps_on(self, device: torch.device) -> Tensor:

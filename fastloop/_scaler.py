@@ -37,8 +37,9 @@ class GradScaler(BoundedScaler):
             backs off (it then does at each, until a step without one starts the count anew), as
             ``update_scale_hysteresis`` of NVIDIA's apex. 1: at the first, as torch.
 
-    Where every gradient is an ordinary CPU tensor, passes run in C; elsewhere torch's own run. The
-    state dict holds torch's five keys, so that torch's scaler loads it, and ours.
+    Where every gradient is an ordinary tensor on the CPU, or all are on one CUDA device, passes run
+    in C or as one kernel each; elsewhere torch's own run. The state dict holds torch's five keys,
+    so that torch's scaler loads it, and ours.
 
     Raises:
         ValueError: init_scale is not finite or not within the bounds; min_scale or max_scale is not
@@ -102,7 +103,7 @@ class GradScaler(BoundedScaler):
             return False
         grads = self._grads_of(optimizer)
         try:
-            if not _covers(grads, allow_fp16=False):
+            if not _covers(grads, allow_fp16=False) or grads.device != scale.device:
                 return False
             found_inf = new_flag(scale.device)
             run(grads, scale, found_inf)
@@ -115,10 +116,10 @@ class GradScaler(BoundedScaler):
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> Flags:
-        is_fitting = inv_scale.device.type == "cpu" and found_inf.ndim == 0
         grads = self._grads_of(optimizer)
         try:
-            if is_fitting and _covers(grads, allow_fp16):
+            is_here = grads.device == inv_scale.device == found_inf.device
+            if is_here and found_inf.ndim == 0 and _covers(grads, allow_fp16):
                 grads.unscale_(inv_scale, found_inf)
                 return {grads.device: found_inf}
         finally:
@@ -352,7 +353,8 @@ def _covers(grads: GradList, allow_fp16: bool) -> bool:
 
 
 def _is_plain_scale(scale: Tensor) -> bool:
-    return scale.device.type == "cpu" and scale.dtype is torch.float32 and scale.ndim == 0
+    is_covered = scale.device.type in ("cpu", "cuda")
+    return is_covered and scale.dtype is torch.float32 and scale.ndim == 0
 
 
 def _is_method(method: object, function: object) -> bool:

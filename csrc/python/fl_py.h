@@ -63,14 +63,22 @@ typedef struct fl_py_floats {
     int64_t count;
     int32_t type;    /* FL_F64, ... */
     uint64_t layout; /* 0 for contiguous ones; equal for equal orders of dimensions in memory */
+    int32_t device;  /* FL_PY_CPU, or the index of a CUDA device */
 } fl_py_floats;
 
-/* Whether `object` is exactly of the door's type, on the CPU, real floating and dense. No exception
- * is set. A lazily negated tensor looks like any other. */
+enum { FL_PY_CPU = -1, FL_PY_ANYWHERE = -2 };
+
+/* Whether `object` is exactly of the door's type, on the CPU or a CUDA device, real floating and
+ * dense. No exception is set. A lazily negated tensor looks like any other. */
 bool fl_py_float_tensor(const fl_py_door *door, PyObject *object, fl_py_floats *out);
 
-/* The address of the one number in a CPU tensor of DLPack's dtype (code, bits); TypeError. */
-void *fl_py_number(const fl_py_door *door, PyObject *object, uint8_t code, uint8_t bits);
+/* The address of the one number in a tensor of DLPack's dtype (code, bits), which must be on
+ * *device; *device becomes the tensor's if it is FL_PY_ANYWHERE. TypeError or ValueError. */
+void *
+fl_py_number(const fl_py_door *door, PyObject *object, uint8_t code, uint8_t bits, int32_t *device);
+
+/* torch's current stream of a CUDA device (cudaStream_t): 0 done, -1 exception. */
+int fl_py_stream(const fl_py_door *door, int32_t device, void **out);
 
 /* A tensor over slot memory: takes one share of the (lent) slot, which the tensor's deleter
  * gives back from whatever thread. `managed` lives in the slot's header; shape and stride are

@@ -5,8 +5,6 @@
  * pass lets go of the interpreter lock when it is long, and whoever enters then is refused. */
 #include "fl_py_grads.h"
 
-#include "fl_cpu.h"
-
 #if PY_VERSION_HEX < 0x030C0000
 #include <structmember.h>
 #define Py_T_OBJECT_EX T_OBJECT_EX
@@ -18,14 +16,16 @@ enum { SHORT_BYTES = 1 << 18 };
 
 static PyObject *grads_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"tensor_type", "written", NULL};
-    PyObject *tensor_type, *written;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Grads", keywords, &tensor_type, &written))
+    static char *keywords[] = {"tensor_type", "written", "new_scratch", NULL};
+    PyObject *tensor_type, *written, *new_scratch = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:Grads", keywords, &tensor_type, &written,
+                                     &new_scratch))
         return NULL;
     fl_py_grads *self = (fl_py_grads *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    self->backend = &fl_cpu_backend;
+    self->device = self->usable_device = FL_PY_CPU;
     self->written = Py_NewRef(written);
+    self->new_scratch = Py_NewRef(new_scratch);
     if (fl_py_door_open(tensor_type, &self->door) != 0) goto fail;
     self->is_neg = PyObject_GetAttrString(tensor_type, "is_neg");
     self->name_grad = PyUnicode_InternFromString("grad");
@@ -45,6 +45,8 @@ static int grads_traverse(fl_py_grads *self, visitproc visit, void *arg)
     Py_VISIT(self->door.tensor_type);
     Py_VISIT(self->is_neg);
     Py_VISIT(self->written);
+    Py_VISIT(self->new_scratch);
+    Py_VISIT(self->scratch);
     Py_VISIT(self->tensors);
     return 0;
 }
@@ -55,6 +57,8 @@ static int grads_clear(fl_py_grads *self)
     fl_py_door_close(&self->door);
     Py_CLEAR(self->is_neg);
     Py_CLEAR(self->written);
+    Py_CLEAR(self->new_scratch);
+    Py_CLEAR(self->scratch);
     Py_CLEAR(self->tensors);
     return 0;
 }
@@ -124,19 +128,15 @@ static PyObject *grads_clear_tensors(fl_py_grads *self, PyObject *Py_UNUSED(igno
 
 /* ---- passes */
 
-/* The address in a tensor of one number, or NULL for None: 0 done, -1 exception. */
-static int find_number(fl_py_grads *self, PyObject *tensor, uint8_t bits, void **out)
-{
-    *out = tensor != Py_None ? fl_py_number(&self->door, tensor, kDLFloat, bits) : NULL;
-    return tensor == Py_None || *out != NULL ? 0 : -1;
-}
-
-static int enter_pass(fl_py_grads *self)
+static int enter_pass(fl_py_grads *self, fl_py_team *team, fl_pass *pass)
 {
     if (fl_py_grads_enter(self) != 0) return -1;
-    if (self->is_plain) return 0;
+    if (!self->is_plain)
+        PyErr_SetString(PyExc_RuntimeError,
+                        "no walk has found plain tensors: nothing to pass over");
+    else if (fl_py_open_pass(self, team, pass) == 0)
+        return 0;
     self->is_busy = false;
-    PyErr_SetString(PyExc_RuntimeError, "no walk has found plain tensors: nothing to pass over");
     return -1;
 }
 
@@ -148,22 +148,23 @@ static int announce(fl_py_grads *self)
     return answer != NULL ? 0 : -1;
 }
 
-static int enter_writing(fl_py_grads *self)
+static int enter_writing(fl_py_grads *self, fl_py_team *team, fl_pass *pass)
 {
-    if (enter_pass(self) != 0) return -1;
+    if (enter_pass(self, team, pass) != 0) return -1;
     if (announce(self) == 0) return 0;
     self->is_busy = false;
     return -1;
 }
 
-/* Runs the statement as a pass of self, without the interpreter lock if it is long. */
-#define RUN_PASS(self, statement)                \
+/* Makes the call, a pass of self that gives a status, without the interpreter lock if it is long.
+ */
+#define RUN_PASS(self, status, call)             \
     do {                                         \
         if ((self)->list.bytes <= SHORT_BYTES) { \
-            statement;                           \
+            (status) = (call);                   \
         } else {                                 \
-            Py_BEGIN_ALLOW_THREADS               \
-            statement;                           \
+            Py_BEGIN_ALLOW_THREADS(status)       \
+            = (call);                            \
             Py_END_ALLOW_THREADS                 \
         }                                        \
         (self)->is_busy = false;                 \
@@ -188,54 +189,22 @@ static PyObject *grads_norm_check(fl_py_grads *self, PyObject *args)
     int norm_type;
     double divisor;
     void *scale_at, *found_at, *norm_at;
+    int32_t device = self->device;
+    fl_pass pass;
+    int status;
     if (!PyArg_ParseTuple(args, "O!iOdOO:norm_check", team_type_of(self), &team, &norm_type, &scale,
                           &divisor, &found_inf, &norm))
         return NULL;
     if (norm_type < 0 || norm_type >= FL_NORMS)
         return PyErr_Format(PyExc_ValueError, "norm_type is 0, 1 or 2, not %d", norm_type);
-    if (find_number(self, scale, 32, &scale_at) != 0) return NULL;
-    if ((found_at = fl_py_number(&self->door, found_inf, kDLFloat, 32)) == NULL) return NULL;
-    if ((norm_at = fl_py_number(&self->door, norm, kDLFloat, 64)) == NULL) return NULL;
-    if (enter_pass(self) != 0) return NULL;
-    fl_pass pass = {.list = &self->list, .queue = team->team};
+    if (fl_py_find_number(self, scale, 32, &device, &scale_at) != 0) return NULL;
+    found_at = fl_py_number(&self->door, found_inf, kDLFloat, 32, &device);
+    norm_at = found_at != NULL ? fl_py_number(&self->door, norm, kDLFloat, 64, &device) : NULL;
+    if (norm_at == NULL || enter_pass(self, team, &pass) != 0) return NULL;
     fl_divisor by = {.scale = scale_at, .rest = divisor};
-    RUN_PASS(self, self->backend->norm_check(&pass, norm_type, by, found_at, norm_at));
-    Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(clip_factor_doc,
-             "clip_factor(norm, max_norm, found_inf, scale, divisor, factor, /)\n--\n\n"
-             "factor (float64) = min(1, max_norm / (norm + 1e-6)) / (scale * divisor); without\n"
-             "the min(...) if norm is None or found_inf (float32, may be None) is not 0.");
-
-static PyObject *grads_clip_factor(fl_py_grads *self, PyObject *args)
-{
-    PyObject *norm, *found_inf, *scale, *factor;
-    double max_norm, divisor;
-    void *norm_at, *found_at, *scale_at, *factor_at;
-    if (!PyArg_ParseTuple(args, "OdOOdO:clip_factor", &norm, &max_norm, &found_inf, &scale,
-                          &divisor, &factor))
-        return NULL;
-    if (find_number(self, norm, 64, &norm_at) != 0) return NULL;
-    if (find_number(self, found_inf, 32, &found_at) != 0) return NULL;
-    if (find_number(self, scale, 32, &scale_at) != 0) return NULL;
-    if ((factor_at = fl_py_number(&self->door, factor, kDLFloat, 64)) == NULL) return NULL;
-    fl_divisor by = {.scale = scale_at, .rest = divisor};
-    self->backend->clip_factor(NULL, norm_at, max_norm, found_at, by, factor_at);
-    Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(invert_doc, "invert(scale, inverse, /)\n--\n\ninverse = 1 / scale, both float32.");
-
-static PyObject *grads_invert(fl_py_grads *self, PyObject *args)
-{
-    PyObject *scale, *inverse;
-    if (!PyArg_ParseTuple(args, "OO:invert", &scale, &inverse)) return NULL;
-    const float *scale_at = fl_py_number(&self->door, scale, kDLFloat, 32);
-    float *inverse_at = scale_at != NULL ? fl_py_number(&self->door, inverse, kDLFloat, 32) : NULL;
-    if (inverse_at == NULL) return NULL;
-    self->backend->invert(NULL, scale_at, inverse_at);
-    Py_RETURN_NONE;
+    RUN_PASS(self, status,
+             fl_py_backend(device)->norm_check(&pass, norm_type, by, found_at, norm_at));
+    return fl_py_close_pass(status, pass.queue);
 }
 
 PyDoc_STRVAR(scale_doc, "scale(team, factor, /)\n--\n\nMultiply by a factor (float64).");
@@ -244,14 +213,16 @@ static PyObject *grads_scale(fl_py_grads *self, PyObject *args)
 {
     fl_py_team *team;
     PyObject *factor;
+    int32_t device = self->device;
+    fl_pass pass;
+    int status;
     if (!PyArg_ParseTuple(args, "O!O:scale", team_type_of(self), &team, &factor)) return NULL;
-    const double *factor_at = fl_py_number(&self->door, factor, kDLFloat, 64);
+    const double *factor_at = fl_py_number(&self->door, factor, kDLFloat, 64, &device);
     if (factor_at == NULL) return NULL;
-    if (self->is_plain && *factor_at == 1) Py_RETURN_NONE;
-    if (enter_writing(self) != 0) return NULL;
-    fl_pass pass = {.list = &self->list, .queue = team->team};
-    RUN_PASS(self, self->backend->scale(&pass, factor_at));
-    Py_RETURN_NONE;
+    if (self->is_plain && device == FL_PY_CPU && *factor_at == 1) Py_RETURN_NONE;
+    if (enter_writing(self, team, &pass) != 0) return NULL;
+    RUN_PASS(self, status, fl_py_backend(device)->scale(&pass, factor_at));
+    return fl_py_close_pass(status, pass.queue);
 }
 
 PyDoc_STRVAR(unscale_doc,
@@ -265,14 +236,20 @@ static PyObject *grads_unscale(fl_py_grads *self, PyObject *args)
     PyObject *inv_scale, *found_inf;
     const float *inv_at;
     float *found_at;
+    int32_t device = self->device;
+    fl_pass pass;
+    int status;
     if (!PyArg_ParseTuple(args, "O!OO:unscale", team_type_of(self), &team, &inv_scale, &found_inf))
         return NULL;
-    if ((inv_at = fl_py_number(&self->door, inv_scale, kDLFloat, 32)) == NULL) return NULL;
-    if ((found_at = fl_py_number(&self->door, found_inf, kDLFloat, 32)) == NULL) return NULL;
-    if ((*inv_at == 1 ? enter_pass(self) : enter_writing(self)) != 0) return NULL;
-    fl_pass pass = {.list = &self->list, .queue = team->team};
-    RUN_PASS(self, self->backend->unscale(&pass, inv_at, found_at));
-    Py_RETURN_NONE;
+    inv_at = fl_py_number(&self->door, inv_scale, kDLFloat, 32, &device);
+    if (inv_at == NULL) return NULL;
+    found_at = fl_py_number(&self->door, found_inf, kDLFloat, 32, &device);
+    if (found_at == NULL) return NULL;
+    bool is_writing = !(device == FL_PY_CPU && *inv_at == 1); /* else the device alone knows */
+    status = is_writing ? enter_writing(self, team, &pass) : enter_pass(self, team, &pass);
+    if (status != 0) return NULL;
+    RUN_PASS(self, status, fl_py_backend(device)->unscale(&pass, inv_at, found_at));
+    return fl_py_close_pass(status, pass.queue);
 }
 
 /* Whether one of the tensors is lazily negated, which its memory does not show: 1, 0, -1 exception.
@@ -291,11 +268,11 @@ static int has_negated(fl_py_grads *self)
 /* Whether spans match one by one and the backend offers all their types. */
 static bool matches(const fl_py_grads *self, const fl_py_grads *from)
 {
-    if (self->list.count != from->list.count) return false;
+    if (self->list.count != from->list.count || self->device != from->device) return false;
     for (int64_t i = 0; i < self->list.count; i++) {
         const fl_span *to = &self->list.spans[i], *of = &from->list.spans[i];
         if (to->count != of->count || self->layouts[i] != from->layouts[i]) return false;
-        if (!self->backend->can_combine(to->type, of->type)) return false;
+        if (!fl_py_backend(self->device)->can_combine(to->type, of->type)) return false;
     }
     return true;
 }
@@ -323,49 +300,28 @@ static PyObject *grads_combine(fl_py_grads *self, PyObject *args)
     PyObject *factor, *found_inf;
     double alpha, beta;
     void *factor_at, *found_at;
+    int32_t device = self->device;
+    fl_pass pass;
     if (!PyArg_ParseTuple(args, "O!O!dOdO:combine", team_type_of(self), &team, Py_TYPE(self), &from,
                           &alpha, &factor, &beta, &found_inf))
         return NULL;
-    if (find_number(self, factor, 64, &factor_at) != 0) return NULL;
-    if (find_number(self, found_inf, 32, &found_at) != 0) return NULL;
-    if (from == self) Py_RETURN_FALSE;
-    if (enter_pass(from) != 0) return NULL;
-    if (enter_pass(self) != 0) {
+    if (fl_py_find_number(self, factor, 64, &device, &factor_at) != 0) return NULL;
+    if (fl_py_find_number(self, found_inf, 32, &device, &found_at) != 0) return NULL;
+    if (from == self || !from->is_plain) Py_RETURN_FALSE;
+    if (fl_py_grads_enter(from) != 0) return NULL;
+    if (enter_pass(self, team, &pass) != 0) {
         from->is_busy = false;
         return NULL;
     }
-    int status = is_offered(self, from); /* both are held: what matches now still does below */
-    if (status == 1) status = announce(self) == 0 ? 1 : -1;
-    if (status == 1) {
-        fl_pass pass = {.list = &self->list, .queue = team->team};
-        RUN_PASS(self,
-                 self->backend->combine(&pass, &from->list, alpha, factor_at, beta, found_at));
-    }
+    int status = FL_OK, is_done = is_offered(self, from); /* both are held: it stays so */
+    if (is_done == 1 && announce(self) != 0) is_done = -1;
+    if (is_done == 1)
+        RUN_PASS(
+            self, status,
+            fl_py_backend(device)->combine(&pass, &from->list, alpha, factor_at, beta, found_at));
     self->is_busy = from->is_busy = false;
-    return status >= 0 ? PyBool_FromLong(status) : NULL;
-}
-
-PyDoc_STRVAR(update_scale_doc,
-             "update_scale(found_inf, growth, scale, tracker, misses, /)\n--\n\n"
-             "The scale (float32) after a step, and its counts (int32) of good and bad steps in a\n"
-             "row; growth: (growth_factor, backoff_factor, interval, hysteresis, least, most).");
-
-static PyObject *grads_update_scale(fl_py_grads *self, PyObject *args)
-{
-    PyObject *found_inf, *scale, *tracker, *misses;
-    fl_growth growth;
-    void *found_at, *scale_at, *tracker_at, *misses_at;
-    if (!PyArg_ParseTuple(args, "O(ddiiff)OOO:update_scale", &found_inf, &growth.growth,
-                          &growth.backoff, &growth.interval, &growth.hysteresis, &growth.least,
-                          &growth.most, &scale, &tracker, &misses))
-        return NULL;
-    const fl_py_door *door = &self->door;
-    if ((found_at = fl_py_number(door, found_inf, kDLFloat, 32)) == NULL) return NULL;
-    if ((scale_at = fl_py_number(door, scale, kDLFloat, 32)) == NULL) return NULL;
-    if ((tracker_at = fl_py_number(door, tracker, kDLInt, 32)) == NULL) return NULL;
-    if ((misses_at = fl_py_number(door, misses, kDLInt, 32)) == NULL) return NULL;
-    self->backend->update_scale(NULL, &growth, found_at, scale_at, tracker_at, misses_at);
-    Py_RETURN_NONE;
+    if (status != FL_OK) return fl_py_close_pass(status, pass.queue);
+    return is_done >= 0 ? PyBool_FromLong(is_done) : NULL;
 }
 
 static PyObject *grads_get_types(fl_py_grads *self, void *Py_UNUSED(closure))
@@ -380,6 +336,18 @@ static PyObject *grads_get_empty(fl_py_grads *self, void *Py_UNUSED(closure))
     Py_ssize_t found = self->tensors != NULL ? PyList_GET_SIZE(self->tensors) : 0;
     return PyLong_FromLongLong(found - self->list.count);
 }
+
+PyDoc_STRVAR(clip_factor_doc,
+             "clip_factor(norm, max_norm, found_inf, scale, divisor, factor, /)\n--\n\n"
+             "factor (float64) = min(1, max_norm / (norm + 1e-6)) / (scale * divisor); without\n"
+             "the min(...) if norm is None or found_inf (float32, may be None) is not 0.");
+
+PyDoc_STRVAR(invert_doc, "invert(scale, inverse, /)\n--\n\ninverse = 1 / scale, both float32.");
+
+PyDoc_STRVAR(update_scale_doc,
+             "update_scale(found_inf, growth, scale, tracker, misses, /)\n--\n\n"
+             "The scale (float32) after a step, and its counts (int32) of good and bad steps in a\n"
+             "row; growth: (growth_factor, backoff_factor, interval, hysteresis, least, most).");
 
 static PyMemberDef grads_members[] = {{"tensors", Py_T_OBJECT_EX, offsetof(fl_py_grads, tensors),
                                        Py_READONLY, "those that the last walk found"},
@@ -397,17 +365,20 @@ static PyMethodDef grads_methods[] = {
     {"walk_tensors", (PyCFunction)grads_walk_tensors, METH_O, walk_tensors_doc},
     {"clear", (PyCFunction)grads_clear_tensors, METH_NOARGS, clear_doc},
     {"norm_check", (PyCFunction)grads_norm_check, METH_VARARGS, norm_check_doc},
-    {"clip_factor", (PyCFunction)grads_clip_factor, METH_VARARGS, clip_factor_doc},
-    {"invert", (PyCFunction)grads_invert, METH_VARARGS, invert_doc},
+    {"clip_factor", (PyCFunction)fl_py_clip_factor, METH_VARARGS, clip_factor_doc},
+    {"invert", (PyCFunction)fl_py_invert, METH_VARARGS, invert_doc},
     {"scale", (PyCFunction)grads_scale, METH_VARARGS, scale_doc},
     {"unscale", (PyCFunction)grads_unscale, METH_VARARGS, unscale_doc},
     {"combine", (PyCFunction)grads_combine, METH_VARARGS, combine_doc},
-    {"update_scale", (PyCFunction)grads_update_scale, METH_VARARGS, update_scale_doc},
+    {"update_scale", (PyCFunction)fl_py_update_scale, METH_VARARGS, update_scale_doc},
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(grads_doc,
-             "Grads(tensor_type, written)\n--\n\nA list of tensors, and passes over all of them;"
-             " written(tensors) is called\nbefore one that writes.");
+             "Grads(tensor_type, written, new_scratch=None)\n--\n\n"
+             "A list of tensors, and passes over all of them; written(tensors) is called before\n"
+             "one that writes. On a CUDA device new_scratch(tensor, bytes) makes a float64 tensor\n"
+             "of at least so many bytes next to another, its first 16 bytes zero; without it no\n"
+             "list is plain there.");
 
 static PyType_Slot grads_slots[] = {
     {Py_tp_doc, (void *)grads_doc},   {Py_tp_new, grads_new},       {Py_tp_dealloc, grads_dealloc},

@@ -1,12 +1,13 @@
-/* fl_py_grads: what the two files of the heap type _core.Grads share.
+/* fl_py_grads: what the files of the heap type _core.Grads share.
  *
- * fl_py_walk.c collects tensors, fl_py_grads.c runs passes over them. */
+ * fl_py_walk.c collects tensors, fl_py_grads.c runs passes over them, fl_py_numbers.c computes the
+ * numbers between passes, fl_py_queue.c knows where all that runs. */
 #ifndef FL_PY_GRADS_H
 #define FL_PY_GRADS_H
 
 #include "fl_py.h"
 
-#include "fl_backend.h"
+#include "fl_cuda.h"
 
 typedef struct fl_py_grads {
     PyObject_HEAD
@@ -19,9 +20,18 @@ typedef struct fl_py_grads {
     fl_list list;
     uint64_t *layouts; /* owned: one for each span */
     int64_t layouts_capacity;
-    const fl_backend *backend; /* borrowed, lives as long as the process */
-    bool is_plain;             /* the last walk found plain tensors alone */
-    bool is_busy;              /* interpreter lock */
+    bool is_plain;  /* the last walk found plain tensors alone */
+    bool is_busy;   /* interpreter lock */
+    int32_t device; /* of all tensors: FL_PY_CPU, or the index of a CUDA device */
+
+    /* Of passes on a CUDA device. */
+    PyObject *new_scratch;  /* owned: makes a tensor for the scratch of a queue; None: no passes */
+    PyObject *scratch;      /* owned: what it made last, or NULL */
+    int64_t scratch_bytes;  /* of it */
+    int32_t scratch_device; /* where it is */
+    int32_t usable_device;  /* the last one that fl_cuda_check has approved */
+    bool is_graphs;         /* scratch belongs to a graph that was captured */
+    fl_cuda_queue queue;
 } fl_py_grads;
 
 /* Takes the object for this thread: 0, or -1 and RuntimeError while another has it. Whoever has it
@@ -34,6 +44,37 @@ typedef int fl_py_add(fl_py_grads *self, PyObject *object);
 fl_py_add fl_py_add_group;    /* the gradients of an optimizer's group */
 fl_py_add fl_py_add_gradient; /* the gradient of a parameter, if it has one */
 fl_py_add fl_py_add_tensor;   /* the tensor itself */
+
+/* ---- fl_py_queue.c: where passes run */
+
+const fl_backend *fl_py_backend(int32_t device);
+
+/* Whether passes run on the device here. */
+bool fl_py_can_run(fl_py_grads *self, int32_t device);
+
+/* Where a pass of self, which this thread has entered, runs now: 0, or -1 exception. May call
+ * Python. */
+int fl_py_open_pass(fl_py_grads *self, fl_py_team *team, fl_pass *out);
+
+/* Where an operation on numbers runs: *out is NULL on the CPU, otherwise `room`. 0, -1 exception.
+ */
+int fl_py_open_numbers(fl_py_grads *self, int32_t device, fl_cuda_queue *room, void **out);
+
+/* What either has come to: None, or NULL and an exception. */
+PyObject *fl_py_close_pass(int status, const void *queue);
+
+/* ---- fl_py_numbers.c: methods */
+
+PyObject *fl_py_clip_factor(fl_py_grads *self, PyObject *args);
+PyObject *fl_py_invert(fl_py_grads *self, PyObject *args);
+PyObject *fl_py_update_scale(fl_py_grads *self, PyObject *args);
+
+/* The address in a tensor of one float number, or NULL for None: 0 done, -1 exception. For *device
+ * see fl_py_number. */
+int fl_py_find_number(fl_py_grads *self, PyObject *tensor, uint8_t bits, int32_t *device,
+                      void **out);
+
+/* ---- fl_py_walk.c */
 
 /* Collects anew from the items of a list or tuple; whether all is plain, as a new reference. */
 PyObject *fl_py_walk(fl_py_grads *self, PyObject *items, fl_py_add *add);

@@ -16,7 +16,7 @@ int fl_py_door_open(PyObject *tensor_type, fl_py_door *door)
     if (api == NULL) return -1;
     if (api->header.version.major != DLPACK_MAJOR_VERSION ||
         api->dltensor_from_py_object_no_sync == NULL ||
-        api->managed_tensor_to_py_object_no_sync == NULL) {
+        api->managed_tensor_to_py_object_no_sync == NULL || api->current_work_stream == NULL) {
         PyErr_Format(PyExc_RuntimeError,
                      "torch's DLPack exchange table has version %u, this build of fastloop "
                      "understands %d; install a newer fastloop",
@@ -44,13 +44,9 @@ static int64_t count_elements(int32_t ndim, const int64_t *shape)
 }
 
 /* The table writes shape and strides of the tensor itself, valid while the tensor is unchanged. */
-static int borrow_tensor(const fl_py_door *door, PyObject *object, DLTensor *out)
+static int borrow_anywhere(const fl_py_door *door, PyObject *object, DLTensor *out)
 {
     if (door->api->dltensor_from_py_object_no_sync(object, out) != 0) return -1;
-    if (out->device.device_type != kDLCPU) {
-        PyErr_SetString(PyExc_ValueError, "the tensor is not on the CPU");
-        return -1;
-    }
     if (out->ndim > FL_MAX_NDIM) {
         PyErr_Format(PyExc_ValueError, "the tensor has %d dimensions, more than %d", out->ndim,
                      FL_MAX_NDIM);
@@ -61,6 +57,14 @@ static int borrow_tensor(const fl_py_door *door, PyObject *object, DLTensor *out
         return -1;
     }
     return 0;
+}
+
+static int borrow_tensor(const fl_py_door *door, PyObject *object, DLTensor *out)
+{
+    if (borrow_anywhere(door, object, out) != 0) return -1;
+    if (out->device.device_type == kDLCPU) return 0;
+    PyErr_SetString(PyExc_ValueError, "the tensor is not on the CPU");
+    return -1;
 }
 
 static int view_tensor(const fl_py_door *door, PyObject *object, fl_tensor *out)
@@ -112,32 +116,52 @@ static bool is_dense(const DLTensor *tensor, uint64_t *layout)
     return true;
 }
 
+/* Whether passes may run there. */
+static bool find_device(DLDevice device, int32_t *out)
+{
+    *out = device.device_type == kDLCPU ? FL_PY_CPU : device.device_id;
+    return device.device_type == kDLCPU || device.device_type == kDLCUDA;
+}
+
 bool fl_py_float_tensor(const fl_py_door *door, PyObject *object, fl_py_floats *out)
 {
     DLTensor tensor;
     if (!is_tensor(door, object)) return false;
-    if (borrow_tensor(door, object, &tensor) != 0) {
+    if (borrow_anywhere(door, object, &tensor) != 0) {
         PyErr_Clear();
         return false;
     }
     out->count = count_elements(tensor.ndim, tensor.shape);
     out->data = (char *)tensor.data + tensor.byte_offset;
     out->layout = 0;
-    return find_float(tensor.dtype, &out->type) &&
+    return find_device(tensor.device, &out->device) && find_float(tensor.dtype, &out->type) &&
            (out->count == 0 || is_dense(&tensor, &out->layout));
 }
 
-void *fl_py_number(const fl_py_door *door, PyObject *object, uint8_t code, uint8_t bits)
+void *
+fl_py_number(const fl_py_door *door, PyObject *object, uint8_t code, uint8_t bits, int32_t *device)
 {
     DLTensor tensor;
+    int32_t found;
     if (!is_tensor(door, object))
         return PyErr_Format(PyExc_TypeError, "expected a torch.Tensor of one number, got %.100s",
                             Py_TYPE(object)->tp_name);
-    if (borrow_tensor(door, object, &tensor) != 0) return NULL;
+    if (borrow_anywhere(door, object, &tensor) != 0) return NULL;
+    bool is_there =
+        find_device(tensor.device, &found) && (*device == FL_PY_ANYWHERE || *device == found);
+    if (!is_there)
+        return PyErr_Format(PyExc_ValueError,
+                            "the tensor of one number is on another device than the gradients");
+    *device = found;
     if (tensor.dtype.code == code && tensor.dtype.bits == bits &&
         count_elements(tensor.ndim, tensor.shape) == 1)
         return (char *)tensor.data + tensor.byte_offset;
     return PyErr_Format(PyExc_TypeError, "expected a tensor of one number of %d bits", (int)bits);
+}
+
+int fl_py_stream(const fl_py_door *door, int32_t device, void **out)
+{
+    return door->api->current_work_stream(kDLCUDA, device, out) == 0 ? 0 : -1;
 }
 
 static bool find_dtype(PyArray_Descr *descr, fl_dtype *out)

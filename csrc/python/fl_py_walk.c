@@ -10,6 +10,8 @@ int fl_py_add_tensor(fl_py_grads *self, PyObject *tensor)
     fl_err err;
     if (PyList_Append(self->tensors, tensor) != 0) return -1;
     if (!fl_py_float_tensor(&self->door, tensor, &floats)) return 0;
+    if (PyList_GET_SIZE(self->tensors) == 1) self->device = floats.device;
+    if (floats.device != self->device || !fl_py_can_run(self, self->device)) return 0;
     if (floats.count == 0) return 1;
     if (fl_grow((void **)&self->layouts, &self->layouts_capacity, self->list.count + 1,
                 sizeof *self->layouts, &err) != FL_OK ||
@@ -59,6 +61,7 @@ int fl_py_add_group(fl_py_grads *self, PyObject *group)
 static int forget_tensors(fl_py_grads *self)
 {
     fl_list_begin(&self->list);
+    self->device = FL_PY_CPU;
     return PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
 }
 
@@ -71,6 +74,7 @@ PyObject *fl_py_walk(fl_py_grads *self, PyObject *items, fl_py_add *add)
     if (status == 1 && ended != FL_OK) status = ended == FL_EINVAL ? 0 : -1;
     if (ended != FL_OK && ended != FL_EINVAL) fl_py_raise(&err, NULL);
     self->is_plain = status == 1;
+    if (self->list.is_changed || !self->is_plain) self->queue.is_listed = false;
     self->is_busy = false;
     return status >= 0 ? PyBool_FromLong(status) : NULL;
 }
