@@ -5,6 +5,7 @@
 #   make asan tsan       the C tests under AddressSanitizer + UBSan, and under ThreadSanitizer
 #   make lint            clang-format, ruff, mypy, and the house rules (-k: go on after the first)
 #   make bench           the benchmarks
+#   make gpu             what needs a CUDA device: tests, compute-sanitizer, benchmarks
 #   make sdist clean distclean
 #
 # TORCH=torch==2.12.0 chooses another torch, PYTHON=python3.12 the Python that makes .venv (after
@@ -25,7 +26,7 @@ NOWHERE := build/nowhere
 PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
 	$(VENV)/bin/pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR)
 
-.PHONY: demo test pytest ctest asan tsan lint bench sdist clean distclean install FORCE
+.PHONY: demo test pytest ctest asan tsan lint bench gpu sdist clean distclean install FORCE
 .DELETE_ON_ERROR:
 
 demo: install
@@ -34,12 +35,24 @@ demo: install
 test: pytest ctest
 
 pytest: install
-	$(PYTEST) $(CURDIR)/tests $(PYTEST_ARGS)
+	$(PYTEST) $(CURDIR)/tests --ignore=$(CURDIR)/tests/gpu $(PYTEST_ARGS)
 
 bench: install
 	$(VENV)/bin/python benchmarks/bench_array.py
 	$(VENV)/bin/python benchmarks/bench_python_dataset.py
 	$(VENV)/bin/python benchmarks/bench_step.py
+
+# ---- on a machine with a GPU; GPU_PYTHON=python3 is for one where fastloop is installed already
+
+GPU_PYTHON ?= $(VENV)/bin/python
+SANITIZERS := memcheck racecheck initcheck synccheck
+
+gpu: $(if $(filter $(VENV)/%,$(GPU_PYTHON)),install)
+	mkdir -p $(NOWHERE) && cd $(NOWHERE) && $(GPU_PYTHON) -m pytest -c $(CURDIR)/pyproject.toml \
+		--rootdir $(CURDIR) $(CURDIR)/tests/gpu $(PYTEST_ARGS)
+	for tool in $(SANITIZERS); do PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
+		--error-exitcode 1 $(GPU_PYTHON) tests/gpu/kernels.py || exit 1; done
+	$(GPU_PYTHON) benchmarks/bench_cuda.py --json build/bench_cuda.json
 
 # ---- set-up: each step leaves a stamp and runs again when what it depends on is newer
 

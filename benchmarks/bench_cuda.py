@@ -1,0 +1,344 @@
+"""The device half on one GPU, with torch's pieces and with fastloop's.
+
+    python benchmarks/bench_cuda.py [--rows a,b,...] [--quick] [--json FILE]
+
+a  passes over the gradients of GPT-2 124M: bytes they must move over time, as a share of what a
+   device-to-device copy of the same memory reaches.
+b  a step of a small model (148 tensors): host microseconds, kernels launched and waits for the
+   device of scaler and optimizer, {foreach, fused} x {clip, no clip}.
+c  array batches of 256 x 3x224x224 uint8 to the device, nothing computed: bytes a second as a
+   share of what one pinned copy reaches.
+d  host microseconds of next() with a full ring of device batches.
+e  training a small convolutional network on ImageNet-shaped images: time of a loop over one cached
+   batch as a share of the loop over a loader, torch's at its best number of workers and ours.
+
+Everything in turns, 20 rounds (5 of e); median (lowest - highest).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from _harness import Goal, Report, Times, parse_arguments
+from _work_step import MODELS
+from torch import Tensor, nn
+
+import fastloop
+from fastloop._grads import GradList, new_flag
+
+Call = Callable[[], object]
+CUDA = torch.device("cuda", 0)
+IMAGE = (3, 224, 224)
+
+
+def in_turns(calls: dict[str, Call], rounds: int) -> dict[str, list[Any]]:
+    """What each call returns, `rounds` times, after one that does not count."""
+    taken: dict[str, list[Any]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    gc.collect()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            taken[name].append(call())
+    return taken
+
+
+def device_us(work: Call, repeats: int = 20) -> float:
+    """Device microseconds of one of `repeats` calls in a row."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(repeats):
+        work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1000 / repeats
+
+
+def host_us(work: Call, repeats: int = 20) -> float:
+    """Host microseconds of one call while the device keeps up with it."""
+    torch.cuda.synchronize()
+    begin = perf_counter()
+    for _ in range(repeats):
+        work()
+    taken = perf_counter() - begin
+    torch.cuda.synchronize()
+    return taken * 1e6 / repeats
+
+
+def launches(work: Call) -> tuple[int, int]:
+    """(kernels, waits for the device) of a call."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        work()
+        torch.cuda.synchronize()
+    names = [event.key for event in profile.events()]
+    kernels = sum(name.startswith(("cudaLaunchKernel", "cuLaunchKernel")) for name in names)
+    waits = sum(name in ("cudaStreamSynchronize", "cudaMemcpy") for name in names)
+    return kernels, waits
+
+
+# ---- a: passes
+
+
+def passes(report: Report, rounds: int) -> None:
+    tensors = [torch.randn(shape, device=CUDA) for shape in MODELS["GPT-2 124M (148)"]]
+    sums = GradList().collect([torch.zeros_like(t) for t in tensors])
+    grads, flag = GradList().collect(tensors), new_flag(CUDA)
+    one = torch.tensor(1.0 + 2.0**-20, device=CUDA)
+    factor = one.double()
+    total = sum(t.nbytes for t in tensors)
+    source = torch.empty(total, dtype=torch.uint8, device=CUDA)
+    target = torch.empty_like(source)
+    works: dict[str, tuple[Call, int]] = {
+        "copy": (lambda: target.copy_(source), 2 * total),
+        "norm_check": (lambda: grads.norm_check(flag), total),
+        "scale": (lambda: grads.scale_(factor), 2 * total),
+        "unscale": (lambda: grads.unscale_(one, flag), 2 * total),
+        "combine": (lambda: sums.combine_(grads, flag), 3 * total),
+    }
+    taken = in_turns(
+        {name: lambda work=work: device_us(work) for name, (work, _) in works.items()}, rounds
+    )
+    rates = {
+        name: Times(tuple(size / us / 1e3 for us in taken[name]), "GB/s")
+        for name, (_, size) in works.items()
+    }
+    for name in list(works)[1:]:
+        share = rates[name].median / rates["copy"].median
+        report.row(
+            "a",
+            f"{name}, 148 tensors, {total / 1e6:.0f} MB",
+            [Goal("of a copy's bandwidth", share, 0.85, True, "%")],
+            {"fastloop": rates[name], "limit": f"copy {rates['copy']}"},
+            **{key: rates[key].as_dict() for key in (name, "copy")},
+        )
+
+
+# ---- b: a step
+
+
+def step(kind: str, clips: bool, cls: type[torch.amp.GradScaler]) -> Call:
+    torch.manual_seed(0)
+    shapes = MODELS["GPT-2 124M (148)"]
+    params = [nn.Parameter(torch.zeros([min(n, 64) for n in s], device=CUDA)) for s in shapes]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    optimizer = torch.optim.AdamW(params, lr=1e-4, **{kind: True})
+    scaler: Any = cls("cuda", init_scale=2.0, growth_interval=1 << 30)
+    scaler.scale(torch.zeros((), device=CUDA))
+
+    def run() -> None:
+        if clips and cls is fastloop.GradScaler:
+            scaler.unscale_and_clip_(optimizer, 1e3)
+        elif clips:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(params, 1e3)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return run
+
+
+def steps(report: Report, rounds: int) -> None:
+    for kind in ("fused", "foreach"):
+        for clips in (True, False):
+            works = {
+                "fastloop": step(kind, clips, fastloop.GradScaler),
+                "torch": step(kind, clips, torch.amp.GradScaler),
+            }
+            taken = in_turns(
+                {name: lambda work=work: host_us(work) for name, work in works.items()}, rounds
+            )
+            times = {name: Times(tuple(us)) for name, us in taken.items()}
+            counts = {name: launches(work) for name, work in works.items()}
+            shown = {
+                name: f"{times[name]}, {kernels} kernels, {waits} waits"
+                for name, (kernels, waits) in counts.items()
+            }
+            ratio = times["torch"].median / times["fastloop"].median
+            report.row(
+                "b",
+                f"step with {kind} AdamW{', clipped' if clips else ''}",
+                [Goal("torch's speed", ratio, 1.0, True)],
+                shown,
+                counts=counts,
+                **{name: t.as_dict() for name, t in times.items()},
+            )
+
+
+# ---- c, d: batches on their way
+
+
+def images(count: int) -> fastloop.ArrayDataset:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, *IMAGE), dtype=torch.uint8, generator=generator)
+    return fastloop.ArrayDataset(pixels, torch.arange(count) % 1000)
+
+
+def uploads(report: Report, rounds: int, data: fastloop.ArrayDataset) -> None:
+    batch = 256
+    size = batch * (3 * 224 * 224 + 8)
+    loader = fastloop.DataLoader(
+        data, batch, shuffle=True, num_workers=8, prefetch_factor=4, device=CUDA, drop_last=True
+    )
+    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(size, dtype=torch.uint8, device=CUDA)
+
+    def epoch() -> float:
+        torch.cuda.synchronize()
+        begin = perf_counter()
+        batches = sum(1 for _ in loader)
+        torch.cuda.synchronize()
+        return batches * size / (perf_counter() - begin) / 1e9
+
+    def copy() -> float:
+        return size / device_us(lambda: there.copy_(pinned, non_blocking=True)) / 1e3
+
+    taken = in_turns({"fastloop": epoch, "copy": copy}, rounds)
+    rates = {name: Times(tuple(values), "GB/s") for name, values in taken.items()}
+    share = rates["fastloop"].median / rates["copy"].median
+    report.row(
+        "c",
+        f"256 images of {IMAGE} uint8 to the device",
+        [Goal("of a pinned copy's rate", share, 0.85, True, "%")],
+        {"fastloop": rates["fastloop"], "limit": f"copy {rates['copy']}"},
+        **{name: t.as_dict() for name, t in rates.items()},
+    )
+
+
+def latency(report: Report, data: fastloop.ArrayDataset) -> None:
+    loader = fastloop.DataLoader(data, 64, num_workers=8, prefetch_factor=4, device=CUDA)
+    taken = []
+    work = torch.zeros(4096, 4096, device=CUDA)
+    for _ in range(3):
+        iterator = iter(loader)
+        for _ in range(len(loader) - 1):
+            for _ in range(4):
+                work = work @ work
+            torch.cuda.synchronize()
+            begin = perf_counter()
+            next(iterator)
+            taken.append((perf_counter() - begin) * 1e6)
+    times = Times(tuple(sorted(taken)))
+    report.row("d", "next() of 64 images, ring full", [], {"fastloop": times}, next=times.as_dict())
+
+
+# ---- e: a training loop
+
+
+def make_network() -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    channels = 3
+    for width in (64, 128, 256, 512):
+        layers += [nn.Conv2d(channels, width, 3, 2, 1), nn.BatchNorm2d(width), nn.ReLU()]
+        layers += [nn.Conv2d(width, width, 3, 1, 1), nn.BatchNorm2d(width), nn.ReLU()]
+        channels = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)]
+    return nn.Sequential(*layers).to(CUDA, memory_format=torch.channels_last)
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.network = make_network()
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.01, fused=True)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def train(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+        """Seconds a batch."""
+        count = 0
+        torch.cuda.synchronize()
+        begin = perf_counter()
+        for x, y in batches:
+            x, y = x.to(CUDA, non_blocking=True), y.to(CUDA, non_blocking=True)
+            x = x.to(torch.float16, memory_format=torch.channels_last).div_(255)
+            self.optimizer.zero_grad()
+            with torch.autocast("cuda", torch.float16):
+                loss = nn.functional.cross_entropy(self.network(x), y)
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            count += 1
+        torch.cuda.synchronize()
+        return (perf_counter() - begin) / count
+
+
+def training(report: Report, rounds: int, data: fastloop.ArrayDataset) -> None:
+    trainer, batch = Trainer(), 256
+    cached = [t.to(CUDA) for t in next(iter(fastloop.DataLoader(data, batch)))]
+    common: dict[str, Any] = {"shuffle": True, "drop_last": True, "persistent_workers": True}
+    ours = fastloop.DataLoader(data, batch, num_workers=8, device=CUDA, **common)
+    calls: dict[str, Call] = {
+        "cached": lambda: trainer.train([(cached[0], cached[1])] * (len(data) // batch)),
+        "fastloop": lambda: trainer.train(ours),
+    }
+    for workers in (4, 8, 15):
+        loader = torch.utils.data.DataLoader(
+            data, batch, num_workers=workers, pin_memory=True, **common
+        )
+        calls[f"torch x{workers}"] = lambda loader=loader: trainer.train(loader)
+    taken = in_turns(calls, rounds)
+    times = {name: Times(tuple(s * 1e6 for s in values)) for name, values in taken.items()}
+    best = min((name for name in times if "torch" in name), key=lambda n: times[n].median)
+    share = times["cached"].median / times["fastloop"].median
+    theirs = times["cached"].median / times[best].median
+    report.row(
+        "e",
+        f"training on 256 images of {IMAGE}; torch reaches {theirs:.0%}",
+        [Goal("of the cached loop", share, 0.98, True, "%")],
+        {"fastloop": times["fastloop"], "torch": f"{times[best]} {best}", "limit": times["cached"]},
+        **{name: t.as_dict() for name, t in times.items()},
+    )
+
+
+def commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() or os.environ.get("FASTLOOP_COMMIT", "unknown")
+
+
+def driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return "unknown"
+    return done.stdout.split("\n")[0] or "unknown"
+
+
+def main() -> None:
+    args = parse_arguments(__doc__, "abcde")
+    if not torch.cuda.is_available():
+        raise SystemExit("bench_cuda.py needs a CUDA device, and torch finds none")
+    rounds = 2 if args.is_quick else 20
+    with Report(args.json, ("fastloop", "torch", "limit")) as report:
+        report.open(
+            device=torch.cuda.get_device_name(CUDA),
+            driver=driver(),
+            cuda=torch.version.cuda,
+            commit=commit(),
+            rounds=rounds,
+        )
+        if "a" in args.rows:
+            passes(report, rounds)
+        if "b" in args.rows:
+            steps(report, rounds)
+        data = images(2048 if args.is_quick else 8192) if set(args.rows) & set("cde") else None
+        if data is not None and "c" in args.rows:
+            uploads(report, rounds, data)
+        if data is not None and "d" in args.rows:
+            latency(report, data)
+        if data is not None and "e" in args.rows:
+            training(report, max(2, rounds // 4), data)
+
+
+if __name__ == "__main__":
+    main()

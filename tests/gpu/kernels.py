@@ -1,0 +1,35 @@
+"""Every kernel once, on small lists of every kind, for compute-sanitizer: it slows what it watches
+a hundredfold. No results are looked at here, test_passes.py does."""
+
+import torch
+
+from fastloop._grads import GradList, new_flag, update_scale
+
+CUDA = torch.device("cuda", 0)
+LISTS = ([1], [16385, 3, 40_000], [9] * 200, [5] * 1200)
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def make(sizes: list[int], dtype: torch.dtype, offset: int) -> GradList:
+    memory = [torch.ones(n + offset, dtype=dtype, device=CUDA) for n in sizes]
+    grads = GradList().collect([t[offset:] for t in memory])
+    assert grads.is_plain
+    return grads
+
+
+for sizes in LISTS:
+    for dtype in DTYPES:
+        for offset in (0, 1):
+            grads, flag = make(sizes, dtype, offset), new_flag(CUDA)
+            scale = torch.tensor(2.0, device=CUDA)
+            for norm_type in (1.0, 2.0, float("inf")):
+                norm = grads.norm_check(flag, scale=scale, norm_type=norm_type)
+            grads.scale_(grads.clip_factor(norm, 0.5, found_inf=flag, scale=scale))
+            grads.unscale_by_(scale, flag)
+            grads.combine_(make(sizes, dtype, 1 - offset), flag, beta=0.0)
+            grads.combine_(make(sizes, dtype, offset), flag, alpha=norm)
+    sums = make(sizes, torch.float32, 0)
+    sums.combine_(make(sizes, torch.bfloat16, 1))
+counts = [torch.zeros((), dtype=torch.int32, device=CUDA) for _ in range(2)]
+update_scale(flag, (2.0, 0.5, 1, 2, 0.0, 1e30), scale, *counts)
+torch.cuda.synchronize()
