@@ -14,6 +14,8 @@ FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow
 FLAGS += ["-Wmissing-prototypes", "-Wconversion"]
 # Sums have the same bits whatever the instruction set: no fused operations but those written.
 FLAGS += ["-ffp-contract=off"]
+# Python's own flags ask for debug information, which would be most of the module.
+FLAGS += ["-g0"]
 if os.environ.get("FASTLOOP_WERROR") == "1":
     FLAGS.append("-Werror")
 # Other people's headers: -isystem keeps our warnings out of them.
