@@ -25,6 +25,11 @@ FOREIGN = [sysconfig.get_path("include"), numpy.get_include(), "csrc/vendor"]
 class BuildCore(build_ext):
     """Compiles the files side by side and passes the package's version on to C."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # What decides how it is built has no date: variables, and which compilers there are.
+        self.force = True
+
     def build_extension(self, ext: Extension) -> None:
         version = self.distribution.get_version()
         ext.define_macros.append(("FL_VERSION", f'"{version}"'))
@@ -42,14 +47,9 @@ class BuildCore(build_ext):
             self.compiler.compile = compile_files
 
 
-def files(*endings: str) -> list[str]:
-    return sorted(path for floor in FLOORS for end in endings for path in glob(f"{floor}/*{end}"))
-
-
 core = Extension(
     "fastloop._core",
-    sources=[path for path in files(".c") if not path.startswith("csrc/cuda/") or "stub" in path],
-    depends=[*files(".h"), *glob("csrc/vendor/*/*.h")],
+    sources=[*sorted({*glob("csrc/*/*.c")} - {*glob("csrc/cuda/*.c")}), "csrc/cuda/fl_cuda_stub.c"],
     include_dirs=list(FLOORS),
     define_macros=[
         ("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION"),
