@@ -3,6 +3,7 @@
 #   make demo            train a small model with torch's pieces and with ours, side by side
 #   make test            Python tests, then the C tests (ctest)
 #   make asan tsan       the C tests under AddressSanitizer + UBSan, and under ThreadSanitizer
+#                        (they take g++ too: CUDA's kernels are compiled as C++)
 #   make lint            clang-format, ruff, mypy, and the house rules (-k: go on after the first)
 #   make bench           the benchmarks
 #   make gpu             what needs a CUDA device: tests, compute-sanitizer, benchmarks
@@ -14,6 +15,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CC := gcc
+CXX := g++
 PYTEST_ARGS ?=
 C_TEST_TIMEOUT ?= 300
 
@@ -99,6 +101,12 @@ LANE_DIR := build/ctest/$(LANE)
 LANE_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,$(wildcard csrc/base/*.c csrc/core/*.c csrc/cpu/*.c))
 LANE_TESTS := $(patsubst tests/c/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/c/test_*.c)))
 
+# The CUDA floor without a toolkit: kernels as C++ over tests/cuda/shim, which runs them on fibers.
+CUDA_FLAGS := -Icsrc/cuda -Itests/cuda -Itests/cuda/shim -DFL_CUDA_ARCHS='"75 80"'
+CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda_grad \
+	csrc/cuda/fl_cuda_kernels tests/cuda/runtime_now tests/cuda/shim_grid)
+LANE_TESTS += $(patsubst tests/cuda/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/cuda/test_*.c)))
+
 export ASAN_OPTIONS ?= detect_stack_use_after_return=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
@@ -116,7 +124,22 @@ $(LANE_DIR)/%.o: %.c Makefile
 # In the frames that ASan keeps for use after return, gcc 12 leaves 64-byte vectors unaligned.
 build/ctest/asan/csrc/cpu/fl_cpu_lanes_avx512.o: C_FLAGS += --param asan-use-after-return=0
 
+$(LANE_DIR)/csrc/cuda/%.o $(LANE_DIR)/tests/cuda/%.o: C_FLAGS += $(CUDA_FLAGS)
+
+# The shim keeps its own books across fibers, behind the back of the sanitizers.
+$(LANE_DIR)/tests/cuda/shim_grid.o: SANITIZE_$(LANE) :=
+
+$(LANE_DIR)/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	@echo '$(LANE): $<'
+	@$(CXX) -x c++ -std=c++17 -fno-exceptions -fno-rtti -fno-strict-aliasing -ffp-contract=off \
+		$(filter-out -std=c11 -Wmissing-prototypes,$(C_FLAGS)) -Wno-unknown-pragmas \
+		$(SANITIZE_$(LANE)) -MMD -MP -c $< -o $@
+
 $(LANE_DIR)/test_%: $(LANE_DIR)/tests/c/test_%.o $(LANE_OBJECTS)
+	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
+
+$(LANE_DIR)/test_cuda_%: $(LANE_DIR)/tests/cuda/test_cuda_%.o $(CUDA_OBJECTS) $(LANE_OBJECTS)
 	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
 
 .PHONY: run-lane
@@ -136,7 +159,7 @@ run-lane: $(LANE_TESTS)
 
 # ---- lint
 
-C_FILES = $(shell find csrc tests/c -path csrc/vendor -prune -o -name '*.[ch]' -print \
+C_FILES = $(shell find csrc tests/c tests/cuda -path csrc/vendor -prune -o -name '*.[ch]' -print \
 	-o -name '*.cu' -print -o -name '*.cuh' -print)
 
 .PHONY: lint-c lint-python lint-types lint-house

@@ -33,13 +33,34 @@ void fl_cuda_leave(int32_t before)
     if (cudaGetDevice(&now) == cudaSuccess && now != before) (void)cudaSetDevice(before);
 }
 
+/* Of the current device, which is `device`. */
+static int check_code(int32_t device, fl_err *err)
+{
+    int major, minor;
+    cudaError_t error = fl_cuda_find_code();
+    if (error == cudaSuccess) return FL_OK;
+    if (error != cudaErrorNoKernelImageForDevice && error != cudaErrorInvalidDeviceFunction)
+        return fl_cuda_fail(err, error, "cudaFuncGetAttributes");
+    (void)cudaGetLastError();
+    FL_CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), err);
+    FL_CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), err);
+    return fl_fail(err, FL_EDEVICE,
+                   "CUDA device %d has compute capability %d.%d; this fastloop was built for %s",
+                   (int)device, major, minor, fl_cuda_archs);
+}
+
 int fl_cuda_check(int32_t device, fl_err *err)
 {
     int count;
+    int32_t before;
     FL_CUDA_TRY(cudaGetDeviceCount(&count), err);
-    if (device >= 0 && device < count) return fl_cuda_check_kernels(device, err);
-    return fl_fail(err, FL_EDEVICE, "there is no CUDA device %d: this process sees %d", (int)device,
-                   count);
+    if (device < 0 || device >= count)
+        return fl_fail(err, FL_EDEVICE, "there is no CUDA device %d: this process sees %d",
+                       (int)device, count);
+    FL_TRY(fl_cuda_enter(device, &before, err));
+    int status = check_code(device, err);
+    fl_cuda_leave(before);
+    return status;
 }
 
 int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err)

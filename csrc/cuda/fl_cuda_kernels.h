@@ -1,6 +1,6 @@
 /* fl_cuda_kernels: what the host code calls in fl_cuda_kernels.cu. Launchers queue one kernel on a
- * stream of the current device and return what cudaGetLastError says; they allocate nothing and
- * wait for nothing. Not for other floors. */
+ * stream of the current device and return what the launch says; they allocate nothing and wait for
+ * nothing. Not for other floors. */
 #ifndef FL_CUDA_KERNELS_H
 #define FL_CUDA_KERNELS_H
 
@@ -12,8 +12,54 @@
 extern "C" {
 #endif
 
-/* FL_OK if there is code for the device in this module. Changes no device. */
-int fl_cuda_check_kernels(int32_t device, fl_err *err);
+/* A span as kernels see it. */
+typedef struct fl_cuda_row {
+    char *data;
+    int64_t count;
+    int64_t place; /* number of its first chunk, times 4, plus its type */
+} fl_cuda_row;
+
+enum {
+    FL_CUDA_ROWS = 1360,      /* as many travel with a launch */
+    FL_CUDA_BLOCKS_PER_SM = 4 /* as many run on a multiprocessor at a time */
+};
+
+/* The table of a pass: a row for each span of `list`, then one for each of `from`. */
+typedef struct fl_cuda_table {
+    const fl_list *list, *from; /* from: NULL but for a combine */
+    const fl_cuda_row *rows;    /* on the device; read if there are more than FL_CUDA_ROWS */
+    int32_t blocks;             /* of the grid, > 0; no result depends on it */
+} fl_cuda_table;
+
+/* What norm_check is asked; pointers are to memory of the device. */
+typedef struct fl_cuda_norm {
+    uint32_t *ticket; /* 0, and 0 again when the kernel is over */
+    double *sums;     /* one for each chunk */
+    int32_t norm_type;
+    fl_divisor divisor;
+    float *found_inf;
+    double *norm;
+} fl_cuda_norm;
+
+cudaError_t fl_cuda_write_rows(void *stream, const fl_list *list, int64_t first, fl_cuda_row *to);
+
+cudaError_t fl_cuda_norm_check(void *stream, const fl_cuda_table *table, const fl_cuda_norm *norm);
+
+/* By *factor, or by *inverse if factor is NULL; elements are checked unless found_inf is NULL. */
+cudaError_t fl_cuda_scale(void *stream, const fl_cuda_table *table, const double *factor,
+                          const float *inverse, float *found_inf);
+
+cudaError_t fl_cuda_combine(void *stream, const fl_cuda_table *table, double alpha,
+                            const double *factor, double beta, float *found_inf);
+
+cudaError_t fl_cuda_clip_factor(void *stream, const double *norm, double max_norm,
+                                const float *found_inf, fl_divisor divisor, double *factor);
+cudaError_t fl_cuda_invert(void *stream, const float *scale, float *inverse);
+cudaError_t fl_cuda_update_scale(void *stream, const fl_growth *growth, const float *found_inf,
+                                 float *scale, int32_t *tracker, int32_t *misses);
+
+/* Whether there is code for the current device in this module. */
+cudaError_t fl_cuda_find_code(void);
 
 #ifdef __cplusplus
 }

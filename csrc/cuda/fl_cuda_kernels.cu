@@ -1,0 +1,306 @@
+/* fl_cuda_kernels: the passes over gradients as kernels, and their launchers.
+ *
+ * A block takes chunks in steps of the grid. What a chunk sums up lies in its own place, and the
+ * last block to finish adds these in an order of its own: sums depend on sizes alone. */
+#include "fl_cuda_kernels.h"
+#include "fl_cuda_lanes.cuh"
+
+static constexpr int WARP = 32;
+static constexpr int FEW_ROWS = 165;
+static constexpr int ROW_WORDS = sizeof(fl_cuda_row) / sizeof(int64_t);
+
+/* The table of a list, as an argument. */
+template <int N> struct rows {
+    int64_t spans, chunks;     /* of the list */
+    const fl_cuda_row *listed; /* its rows, if they are not in here */
+    fl_cuda_row carried[N];
+
+    __device__ fl_cuda_row operator[](int64_t span) const
+    {
+        return listed != nullptr ? listed[span] : carried[span];
+    }
+};
+
+using few = rows<FEW_ROWS>;
+using many = rows<FL_CUDA_ROWS>;
+
+static_assert(sizeof(few) + sizeof(fl_cuda_norm) <= 4096, "no longer a small argument");
+static_assert(sizeof(many) + sizeof(fl_cuda_norm) <= 32764, "more than a kernel can be given");
+
+/* Which span has a chunk that is at most a grid's width behind one of `span`. */
+template <class Rows>
+static __device__ int64_t find_span(const Rows &table, int64_t span, int64_t chunk)
+{
+    int64_t low = span, high = span + gridDim.x + 1;
+    if (high > table.spans) high = table.spans;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (table[middle].place >> 2 <= chunk)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static __device__ piece find_piece(fl_cuda_row row, int64_t chunk)
+{
+    __builtin_assume(__isGlobal(row.data));
+    int type = (int)(row.place & 3), bytes = type == FL_F64 ? 8 : type == FL_F32 ? 4 : 2;
+    int64_t first = (chunk - (row.place >> 2)) * FL_CHUNK, left = row.count - first;
+    return {row.data + first * bytes, left < FL_CHUNK ? (int)left : (int)FL_CHUNK, type};
+}
+
+/* ---- what blocks and threads have to say to each other */
+
+/* found_inf becomes 1 if any thread of the block says so; NULL if none may. */
+static __device__ void note(bool is_bad, float *found_inf)
+{
+    if (__syncthreads_or(is_bad) && threadIdx.x == 0) atomicExch(found_inf, 1.0F);
+}
+
+/* Whether all other blocks are done, and what they wrote can be read. Once in a kernel: the ticket
+ * is then 0 again. */
+static __device__ bool is_last_block(uint32_t *ticket)
+{
+    bool is_last = false;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        is_last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
+        __threadfence();
+    }
+    return __syncthreads_or(is_last);
+}
+
+/* The sum of all threads', for thread 0. Calls in a row take turns with two `lanes`: of one, warp 0
+ * may still be reading when others are in the next. */
+template <int NORM> static __device__ double join_threads(double sum, double *lanes)
+{
+    lanes[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x >= WARP) return 0;
+    for (int i = (int)threadIdx.x + WARP; i < THREADS; i += WARP) sum = join<NORM>(sum, lanes[i]);
+    for (int half = WARP / 2; half > 0; half /= 2)
+        sum = join<NORM>(sum, __shfl_down_sync(0xffffffff, sum, (unsigned)half));
+    return sum;
+}
+
+/* ---- passes */
+
+static __device__ double value_of(const fl_divisor &divisor)
+{
+    return divisor.scale != nullptr ? *divisor.scale * divisor.rest : divisor.rest;
+}
+
+template <int NORM, class Rows>
+static __device__ void
+check_norm(const Rows &table, const fl_cuda_norm &norm, double (*lanes)[THREADS])
+{
+    bool is_bad = false;
+    int64_t span = 0;
+    int turn = 0;
+    for (int64_t chunk = blockIdx.x; chunk < table.chunks; chunk += gridDim.x, turn ^= 1) {
+        span = find_span(table, span, chunk);
+        partial part = sum_piece<NORM>(find_piece(table[span], chunk));
+        if (!part.is_finite) is_bad = true;
+        double sum = join_threads<NORM>(part.sum, lanes[turn]);
+        if (threadIdx.x == 0) norm.sums[chunk] = sum;
+    }
+    note(is_bad, norm.found_inf);
+    if (!is_last_block(norm.ticket)) return;
+    double sum = 0;
+    for (int64_t chunk = threadIdx.x; chunk < table.chunks; chunk += THREADS)
+        sum = join<NORM>(sum, __ldcg(&norm.sums[chunk]));
+    sum = join_threads<NORM>(sum, lanes[turn]);
+    if (threadIdx.x != 0) return;
+    *norm.norm = (NORM == FL_NORM_2 ? sqrt(sum) : sum) / fabs(value_of(norm.divisor));
+}
+
+template <class Rows>
+static __global__ void __launch_bounds__(THREADS, FL_CUDA_BLOCKS_PER_SM)
+    k_norm_check(const Rows __grid_constant__ table, fl_cuda_norm norm)
+{
+    __shared__ double lanes[2][THREADS];
+    switch (norm.norm_type) {
+    case FL_NORM_2:
+        check_norm<FL_NORM_2>(table, norm, lanes);
+        break;
+    case FL_NORM_1:
+        check_norm<FL_NORM_1>(table, norm, lanes);
+        break;
+    default:
+        check_norm<FL_NORM_MAX>(table, norm, lanes);
+    }
+}
+
+template <class Rows>
+static __global__ void __launch_bounds__(THREADS, FL_CUDA_BLOCKS_PER_SM)
+    k_scale(const Rows __grid_constant__ table, const double *factor, const float *inverse,
+            float *found_inf)
+{
+    double by = factor != nullptr ? *factor : *inverse;
+    if (by == 1 && found_inf == nullptr) return;
+    bool is_bad = false;
+    int64_t span = 0;
+    for (int64_t chunk = blockIdx.x; chunk < table.chunks; chunk += gridDim.x) {
+        span = find_span(table, span, chunk);
+        if (!scale_piece(find_piece(table[span], chunk), by)) is_bad = true;
+    }
+    note(is_bad && found_inf != nullptr, found_inf);
+}
+
+template <class Rows>
+static __global__ void __launch_bounds__(THREADS, FL_CUDA_BLOCKS_PER_SM)
+    k_combine(const Rows __grid_constant__ table, double alpha, const double *factor, double beta,
+              float *found_inf)
+{
+    if (factor != nullptr) alpha *= *factor;
+    bool is_bad = false;
+    int64_t span = 0;
+    for (int64_t chunk = blockIdx.x; chunk < table.chunks; chunk += gridDim.x) {
+        span = find_span(table, span, chunk);
+        piece into = find_piece(table[span], chunk);
+        piece from = find_piece(table[table.spans + span], chunk);
+        if (!combine_piece(into, from, alpha, beta)) is_bad = true;
+    }
+    note(is_bad && found_inf != nullptr, found_inf);
+}
+
+/* ---- kernels of one thread; what they compute is said in fl_backend.h */
+
+static __global__ void k_clip_factor(const double *norm, double max_norm, const float *found_inf,
+                                     fl_divisor divisor, double *factor)
+{
+    bool is_clipped = norm != nullptr && (found_inf == nullptr || *found_inf == 0);
+    double coef = is_clipped ? max_norm / (*norm + 1e-6) : 1;
+    *factor = (coef > 1 ? 1 : coef) / value_of(divisor);
+}
+
+static __global__ void k_invert(const float *scale, float *inverse)
+{
+    *inverse = (float)(1 / (double)*scale);
+}
+
+static __global__ void k_update_scale(fl_growth growth, const float *found_inf, float *scale,
+                                      int32_t *tracker, int32_t *misses)
+{
+    bool is_bad = *found_inf != 0;
+    if (growth.hysteresis > 1) *misses = is_bad ? *misses + 1 : 0;
+    float next = *scale;
+    if (is_bad) {
+        *tracker = 0;
+        if (growth.hysteresis > 1 && *misses < growth.hysteresis) return;
+        next = (float)(next * growth.backoff);
+    } else if (++*tracker == growth.interval) {
+        *tracker = 0;
+        next = (float)(next * growth.growth);
+    }
+    if (next < growth.least) next = growth.least;
+    if (next > growth.most) next = growth.most;
+    if (isfinite(next)) *scale = next;
+}
+
+/* Each thread writes a word. */
+static __global__ void k_write_rows(const many __grid_constant__ table, int words, fl_cuda_row *to)
+{
+    int word = (int)(blockIdx.x * THREADS + threadIdx.x);
+    if (word < words) ((int64_t *)to)[word] = ((const int64_t *)table.carried)[word];
+}
+
+/* ---- launchers */
+
+template <class T> struct same {
+    using type = T;
+};
+
+template <class... Params>
+static cudaError_t launch(void (*kernel)(Params...), int64_t blocks, int threads, void *stream,
+                          const typename same<Params>::type &...args)
+{
+    const void *pointers[] = {&args...};
+    return cudaLaunchKernel(kernel, dim3((unsigned)blocks), dim3((unsigned)threads),
+                            (void **)pointers, 0, (cudaStream_t)stream);
+}
+
+static void fill_rows(fl_cuda_row *rows, const fl_list *list, int64_t first, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const fl_span &span = list->spans[first + i];
+        rows[i] = {span.data, span.count, span.chunk << 2 | span.type};
+    }
+}
+
+template <int N> static rows<N> carry(const fl_cuda_table *table, bool is_carried)
+{
+    const fl_list *list = table->list, *from = table->from;
+    rows<N> out;
+    out.spans = list->count;
+    out.chunks = list->chunks;
+    out.listed = is_carried ? nullptr : table->rows;
+    if (is_carried) fill_rows(out.carried, list, 0, list->count);
+    if (is_carried && from != nullptr) fill_rows(out.carried + list->count, from, 0, from->count);
+    return out;
+}
+
+/* One of two kernels, which differ in how large a table they carry. */
+template <class Few, class Many, class... Args>
+static cudaError_t launch_over(void *stream, const fl_cuda_table *table, Few *with_few,
+                               Many *with_many, const Args &...args)
+{
+    int64_t count = table->list->count + (table->from != nullptr ? table->from->count : 0);
+    if (count > FEW_ROWS && count <= FL_CUDA_ROWS)
+        return launch(with_many, table->blocks, THREADS, stream, carry<FL_CUDA_ROWS>(table, true),
+                      args...);
+    return launch(with_few, table->blocks, THREADS, stream,
+                  carry<FEW_ROWS>(table, count <= FEW_ROWS), args...);
+}
+
+cudaError_t fl_cuda_norm_check(void *stream, const fl_cuda_table *table, const fl_cuda_norm *norm)
+{
+    return launch_over(stream, table, k_norm_check<few>, k_norm_check<many>, *norm);
+}
+
+cudaError_t fl_cuda_scale(void *stream, const fl_cuda_table *table, const double *factor,
+                          const float *inverse, float *found_inf)
+{
+    return launch_over(stream, table, k_scale<few>, k_scale<many>, factor, inverse, found_inf);
+}
+
+cudaError_t fl_cuda_combine(void *stream, const fl_cuda_table *table, double alpha,
+                            const double *factor, double beta, float *found_inf)
+{
+    return launch_over(stream, table, k_combine<few>, k_combine<many>, alpha, factor, beta,
+                       found_inf);
+}
+
+cudaError_t fl_cuda_write_rows(void *stream, const fl_list *list, int64_t first, fl_cuda_row *to)
+{
+    int64_t count = fl_min(list->count - first, FL_CUDA_ROWS);
+    int words = (int)count * ROW_WORDS;
+    many table;
+    fill_rows(table.carried, list, first, count);
+    return launch(k_write_rows, (words - 1) / THREADS + 1, THREADS, stream, table, words, to);
+}
+
+cudaError_t fl_cuda_clip_factor(void *stream, const double *norm, double max_norm,
+                                const float *found_inf, fl_divisor divisor, double *factor)
+{
+    return launch(k_clip_factor, 1, 1, stream, norm, max_norm, found_inf, divisor, factor);
+}
+
+cudaError_t fl_cuda_invert(void *stream, const float *scale, float *inverse)
+{
+    return launch(k_invert, 1, 1, stream, scale, inverse);
+}
+
+cudaError_t fl_cuda_update_scale(void *stream, const fl_growth *growth, const float *found_inf,
+                                 float *scale, int32_t *tracker, int32_t *misses)
+{
+    return launch(k_update_scale, 1, 1, stream, *growth, found_inf, scale, tracker, misses);
+}
+
+cudaError_t fl_cuda_find_code(void)
+{
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, k_invert);
+}

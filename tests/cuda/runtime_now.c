@@ -1,0 +1,89 @@
+/* runtime_now: see runtime_now.h. One thread. */
+#include "runtime_now.h"
+#include "shim_grid.h"
+
+#include <stdlib.h>
+
+runtime_now runtime = {.processors = 2, .has_code = true};
+
+static cudaError_t say(cudaError_t error)
+{
+    if (error != cudaSuccess) runtime.last = error;
+    return error;
+}
+
+static bool is_refused(void) { return ++runtime.calls == runtime.refuse; }
+
+cudaError_t shim_queue(cudaStream_t stream, shim_launch launch)
+{
+    (void)stream;
+    if (is_refused()) {
+        free(launch.args);
+        return say(runtime.error);
+    }
+    runtime.launches++;
+    shim_run(launch);
+    return cudaSuccess;
+}
+
+cudaError_t shim_find_code(void (*function)(void))
+{
+    (void)function;
+    if (is_refused()) return say(runtime.error);
+    return say(runtime.has_code ? cudaSuccess : cudaErrorNoKernelImageForDevice);
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    cudaError_t error = runtime.last;
+    runtime.last = cudaSuccess;
+    return error;
+}
+
+const char *cudaGetErrorName(cudaError_t error)
+{
+    return error == cudaErrorLaunchFailure ? "cudaErrorLaunchFailure" : "cudaErrorOther";
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    return error == cudaErrorLaunchFailure ? "unspecified launch failure" : "another error";
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = RUNTIME_DEVICES;
+    return is_refused() ? say(runtime.error) : cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    if (is_refused()) return say(runtime.error);
+    *device = runtime.device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    if (is_refused()) return say(runtime.error);
+    if (device < 0 || device >= RUNTIME_DEVICES) return say(cudaErrorInvalidDevice);
+    runtime.device = device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
+{
+    if (is_refused()) return say(runtime.error);
+    if (device < 0 || device >= RUNTIME_DEVICES) return say(cudaErrorInvalidDevice);
+    *value = attribute == cudaDevAttrMultiProcessorCount      ? runtime.processors
+             : attribute == cudaDevAttrComputeCapabilityMajor ? 6
+                                                              : 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
+{
+    (void)stream;
+    *status = cudaStreamCaptureStatusNone;
+    return is_refused() ? say(runtime.error) : cudaSuccess;
+}

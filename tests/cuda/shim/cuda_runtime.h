@@ -1,0 +1,102 @@
+/* cuda_runtime.h: the language of kernels as C++, as far as csrc/cuda uses it: each thread of a
+ * grid is a fiber of shim_grid.c. */
+#ifndef SHIM_CUDA_RUNTIME_H
+#define SHIM_CUDA_RUNTIME_H
+
+#include "shim_grid.h"
+
+#include <math.h>
+#include <new>
+#include <stdlib.h>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#define __global__
+#define __device__
+#define __launch_bounds__(...)
+#define __shared__ static __thread /* a block's threads are fibers of one thread */
+#define __grid_constant__ &        /* one copy for all of the grid */
+
+#define threadIdx (shim_here->thread)
+#define blockIdx (shim_here->block)
+#define blockDim (shim_here->threads)
+#define gridDim (shim_here->blocks)
+
+#define __builtin_assume(condition) ((void)(condition))
+#define __isGlobal(address) ((address) != nullptr)
+
+struct dim3 {
+    unsigned x;
+    explicit dim3(unsigned n) : x(n) {}
+};
+
+struct cudaFuncAttributes {
+    int unused;
+};
+
+static inline void __syncthreads() { (void)shim_barrier(false); }
+static inline int __syncthreads_or(int vote) { return shim_barrier(vote != 0); }
+static inline void __threadfence() { shim_fence(); }
+
+static inline double __shfl_down_sync(unsigned, double value, unsigned delta)
+{
+    return shim_shuffle_down(value, delta);
+}
+
+static inline double __ldcg(const double *from) { return *from; }
+static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline float __fadd_rn(float a, float b) { return a + b; }
+
+static inline unsigned atomicInc(unsigned *to, unsigned most)
+{
+    shim_before_atomic(to);
+    unsigned old = __atomic_load_n(to, __ATOMIC_RELAXED), next;
+    do next = old >= most ? 0 : old + 1;
+    while (!__atomic_compare_exchange_n(to, &old, next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    shim_after_atomic(to);
+    return old;
+}
+
+static inline float atomicExch(float *to, float value)
+{
+    float old;
+    shim_before_atomic(to);
+    __atomic_exchange(to, &value, &old, __ATOMIC_RELAXED);
+    shim_after_atomic(to);
+    return old;
+}
+
+template <class... Params> struct shim_call {
+    void (*kernel)(Params...);
+    std::tuple<std::decay_t<Params>...> args;
+
+    static void run(void *self)
+    {
+        std::apply(static_cast<shim_call *>(self)->kernel, static_cast<shim_call *>(self)->args);
+    }
+};
+
+template <class... Params, size_t... I>
+shim_call<Params...> *shim_copy(void (*kernel)(Params...), void **args, std::index_sequence<I...>)
+{
+    void *memory = malloc(sizeof(shim_call<Params...>));
+    return new (memory)
+        shim_call<Params...>{kernel, {*static_cast<const std::decay_t<Params> *>(args[I])...}};
+}
+
+template <class... Params>
+cudaError_t cudaLaunchKernel(void (*kernel)(Params...), dim3 blocks, dim3 threads, void **args,
+                             size_t, cudaStream_t stream)
+{
+    auto *call = shim_copy(kernel, args, std::index_sequence_for<Params...>());
+    return shim_queue(stream, {shim_call<Params...>::run, call, blocks.x, threads.x});
+}
+
+template <class Function>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, Function *function)
+{
+    return shim_find_code(reinterpret_cast<void (*)()>(function));
+}
+
+#endif

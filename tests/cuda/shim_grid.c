@@ -1,0 +1,297 @@
+/* shim_grid: a kernel's grid on the CPU. WORKERS threads run a block each, until there are none
+ * left; the threads of a block are fibers of one of them, which change at barriers alone, in an
+ * order that is shuffled. ThreadSanitizer is told that each fiber is a thread, and of the order
+ * that barriers, fences and atomic operations make; of any other it knows nothing.
+ *
+ * This file is compiled without sanitizers: what it keeps is none of the kernel's. */
+#define _GNU_SOURCE
+#include "shim_grid.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+enum { WORKERS = 3, MOST_THREADS = 256, WARP = 32, STACK_BYTES = 1 << 17 };
+enum { DONE, READY, AT_BARRIER, AT_SHUFFLE };
+
+typedef struct worker worker;
+
+typedef struct fiber {
+    shim_place place;
+    worker *on;
+    int state;
+    unsigned shuffles;
+    double shuffled[2]; /* of an even and an odd shuffle */
+    bool is_fenced;     /* since then, no atomic operation */
+    void *last_atomic;  /* whose address; NULL: none yet */
+    ucontext_t context;
+    void *stack, *fake_stack, *tsan;
+} fiber;
+
+struct worker {
+    fiber fibers[MOST_THREADS];
+    shim_launch launch;
+    bool vote, voted;                /* of the barrier that is gathering; of the last one */
+    char warps[MOST_THREADS / WARP]; /* their addresses stand for shuffles */
+    uint64_t random;
+    ucontext_t context;
+    void *fake_stack, *tsan;
+    const void *stack;
+    size_t stack_bytes;
+};
+
+static struct {
+    pthread_mutex_t turn; /* one grid at a time */
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    bool is_started;
+    shim_launch launch;  /* mutex, as all below */
+    unsigned next, left; /* blocks to begin, and to end */
+} pool = {.turn = PTHREAD_MUTEX_INITIALIZER,
+          .mutex = PTHREAD_MUTEX_INITIALIZER,
+          .changed = PTHREAD_COND_INITIALIZER};
+
+__thread const shim_place *shim_here;
+
+/* ---- sanitizers, where the program has one */
+
+enum { NO_SYNC = 1 };
+
+#define WEAK __attribute__((weak))
+WEAK void *__tsan_get_current_fiber(void);
+WEAK void *__tsan_create_fiber(unsigned flags);
+WEAK void __tsan_switch_to_fiber(void *fiber, unsigned flags);
+WEAK void __tsan_acquire(void *address);
+WEAK void __tsan_release(void *address);
+WEAK void __sanitizer_start_switch_fiber(void **save, const void *stack, size_t bytes);
+WEAK void __sanitizer_finish_switch_fiber(void *saved, const void **stack, size_t *bytes);
+
+static void acquire(void *address)
+{
+    if (__tsan_acquire != NULL) __tsan_acquire(address);
+}
+
+static void release(void *address)
+{
+    if (__tsan_release != NULL) __tsan_release(address);
+}
+
+/* swapcontext, of which AddressSanitizer, told of fibers as it is, would warn. */
+static void swap(ucontext_t *from, const ucontext_t *to)
+{
+    volatile bool is_back = false;
+    getcontext(from);
+    if (is_back) return;
+    is_back = true;
+    setcontext(to);
+}
+
+static void enter(worker *w, fiber *f)
+{
+    shim_here = &f->place;
+    if (__tsan_switch_to_fiber != NULL) __tsan_switch_to_fiber(f->tsan, NO_SYNC);
+    if (__sanitizer_start_switch_fiber != NULL)
+        __sanitizer_start_switch_fiber(&w->fake_stack, f->stack, STACK_BYTES);
+    swap(&w->context, &f->context);
+    if (__sanitizer_finish_switch_fiber != NULL)
+        __sanitizer_finish_switch_fiber(w->fake_stack, NULL, NULL);
+}
+
+static void arrive(fiber *f)
+{
+    if (__sanitizer_finish_switch_fiber != NULL)
+        __sanitizer_finish_switch_fiber(f->fake_stack, &f->on->stack, &f->on->stack_bytes);
+}
+
+static void leave(fiber *f, int state)
+{
+    f->state = state;
+    if (__tsan_switch_to_fiber != NULL) __tsan_switch_to_fiber(f->on->tsan, NO_SYNC);
+    if (__sanitizer_start_switch_fiber != NULL)
+        __sanitizer_start_switch_fiber(&f->fake_stack, f->on->stack, f->on->stack_bytes);
+    swap(&f->context, &f->on->context);
+    arrive(f);
+}
+
+/* ---- fibers */
+
+static void run_fiber(unsigned high, unsigned low)
+{
+    fiber *f = (fiber *)((uintptr_t)high << 32 | low);
+    arrive(f);
+    for (;;) {
+        acquire(&pool.launch);
+        acquire(f->on);
+        f->on->launch.run(f->on->launch.args);
+        release(f->on); /* the next block here has the same __shared__ memory */
+        release(&pool.left);
+        leave(f, DONE);
+    }
+}
+
+static void make_fiber(worker *w, unsigned number)
+{
+    fiber *f = &w->fibers[number];
+    f->on = w;
+    f->stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (f->stack == MAP_FAILED || getcontext(&f->context) != 0) abort();
+    f->context.uc_stack.ss_sp = f->stack;
+    f->context.uc_stack.ss_size = STACK_BYTES;
+    if (__tsan_create_fiber != NULL) f->tsan = __tsan_create_fiber(0);
+    makecontext(&f->context, (void (*)(void))run_fiber, 2, (unsigned)((uintptr_t)f >> 32),
+                (unsigned)(uintptr_t)f);
+}
+
+/* Whether all of these wait, or are done. */
+static bool are_waiting(const fiber *fibers, unsigned count, int state)
+{
+    bool is_any = false;
+    for (unsigned i = 0; i < count; i++) {
+        if (fibers[i].state != state && fibers[i].state != DONE) return false;
+        is_any |= fibers[i].state == state;
+    }
+    return is_any;
+}
+
+static void set_ready(fiber *fibers, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (fibers[i].state != DONE) fibers[i].state = READY;
+}
+
+static unsigned pick(worker *w, unsigned count)
+{
+    w->random = w->random * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)(w->random >> 33) % count;
+}
+
+static bool run_ready(worker *w, unsigned count)
+{
+    bool is_any = false;
+    unsigned first = pick(w, count), step = pick(w, 2) ? 1 : count - 1;
+    for (unsigned i = 0, at = first; i < count; i++, at = (at + step) % count) {
+        if (w->fibers[at].state != READY) continue;
+        enter(w, &w->fibers[at]);
+        is_any = true;
+    }
+    return is_any;
+}
+
+static void run_block(worker *w, unsigned block)
+{
+    unsigned count = w->launch.threads;
+    if (count > MOST_THREADS) abort();
+    for (unsigned i = 0; i < count; i++) {
+        fiber *f = &w->fibers[i];
+        f->place = (shim_place){{i}, {block}, {count}, {w->launch.blocks}};
+        f->state = READY;
+        f->is_fenced = false;
+        f->last_atomic = NULL;
+    }
+    while (run_ready(w, count)) {
+        for (unsigned i = 0; i + WARP <= count; i += WARP)
+            if (are_waiting(&w->fibers[i], WARP, AT_SHUFFLE)) set_ready(&w->fibers[i], WARP);
+        if (!are_waiting(w->fibers, count, AT_BARRIER)) continue;
+        w->voted = w->vote;
+        w->vote = false;
+        set_ready(w->fibers, count);
+    }
+    if (are_waiting(w->fibers, count, DONE)) return;
+    fprintf(stderr, "\nthreads of block %u wait for each other in different places\n", block);
+    abort();
+}
+
+/* ---- workers */
+
+static void *work(void *memory)
+{
+    worker *w = memory;
+    if (__tsan_get_current_fiber != NULL) w->tsan = __tsan_get_current_fiber();
+    for (unsigned i = 0; i < MOST_THREADS; i++) make_fiber(w, i);
+    pthread_mutex_lock(&pool.mutex);
+    for (;;) {
+        while (pool.next == pool.launch.blocks) pthread_cond_wait(&pool.changed, &pool.mutex);
+        unsigned block = pool.next++;
+        w->launch = pool.launch;
+        pthread_mutex_unlock(&pool.mutex);
+        run_block(w, block);
+        pthread_mutex_lock(&pool.mutex);
+        if (--pool.left == 0) pthread_cond_broadcast(&pool.changed);
+    }
+    return NULL;
+}
+
+static void start_workers(void)
+{
+    pool.is_started = true;
+    for (unsigned i = 0; i < WORKERS; i++) {
+        pthread_t thread;
+        worker *w = calloc(1, sizeof *w);
+        if (w == NULL) abort();
+        w->random = i;
+        if (pthread_create(&thread, NULL, work, w) != 0 || pthread_detach(thread) != 0) abort();
+    }
+}
+
+void shim_run(shim_launch launch)
+{
+    pthread_mutex_lock(&pool.turn);
+    if (!pool.is_started) start_workers();
+    release(&pool.launch);
+    pthread_mutex_lock(&pool.mutex);
+    pool.launch = launch;
+    pool.next = 0;
+    pool.left = launch.blocks;
+    pthread_cond_broadcast(&pool.changed);
+    while (pool.left > 0) pthread_cond_wait(&pool.changed, &pool.mutex);
+    pthread_mutex_unlock(&pool.mutex);
+    acquire(&pool.left);
+    pthread_mutex_unlock(&pool.turn);
+    free(launch.args);
+}
+
+/* ---- what a kernel calls */
+
+static fiber *self(void) { return (fiber *)(uintptr_t)shim_here; } /* place is its first member */
+
+bool shim_barrier(bool vote)
+{
+    fiber *f = self();
+    if (vote) f->on->vote = true;
+    release(&f->on->voted);
+    leave(f, AT_BARRIER);
+    acquire(&f->on->voted);
+    return f->on->voted;
+}
+
+double shim_shuffle_down(double value, unsigned delta)
+{
+    fiber *f = self();
+    unsigned lane = f->place.thread.x % WARP, turn = f->shuffles++ % 2;
+    char *warp = &f->on->warps[f->place.thread.x / WARP];
+    f->shuffled[turn] = value;
+    release(warp);
+    leave(f, AT_SHUFFLE);
+    acquire(warp);
+    return lane + delta < WARP ? f[delta].shuffled[turn] : value;
+}
+
+void shim_fence(void)
+{
+    fiber *f = self();
+    f->is_fenced = true;
+    if (f->last_atomic != NULL) acquire(f->last_atomic);
+}
+
+void shim_before_atomic(void *address)
+{
+    fiber *f = self();
+    if (f->is_fenced) release(address);
+    f->is_fenced = false;
+}
+
+void shim_after_atomic(void *address) { self()->last_atomic = address; }

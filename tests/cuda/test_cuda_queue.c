@@ -1,0 +1,187 @@
+/* Tests of what the CUDA backend queues: tables of all sizes, passes in a row, calls that fail. */
+#include "cuda_rig.h"
+
+#include "fl_cuda_kernels.h"
+
+/* ---- tables of all sizes */
+
+static void check_passes_over(int64_t count)
+{
+    model m = make_many(count), from = make_many(count);
+    fl_list mirror = list_of_copy(&m);
+    fl_cuda_queue queue = open_queue(&m.list, &from.list);
+    fl_pass pass = {&m.list, &queue}, same = {&mirror, NULL};
+    const int64_t all = (count - 1) / FL_CUDA_ROWS + 1;
+    const int64_t own = count > FL_CUDA_ROWS ? all : 0, pair = 2 * count > FL_CUDA_ROWS ? all : 0;
+    double third = 1.0 / 3;
+    for (int round = 0; round < 4; round++) {
+        if (round == 1) check_norm(&m, &queue, FL_NORM_2, (fl_divisor){NULL, 1}, 0);
+        if (round == 2) queue.is_listed = false; /* as if the list had changed */
+        int64_t before = runtime.launches;
+        CHECK_INT(cuda->scale(&pass, &third), FL_OK);
+        cpu->scale(&same, &third);
+        CHECK_INT(runtime.launches - before, 1 + (round == 0 || round == 2 ? own : 0));
+        bool is_listed = queue.is_listed;
+        before = runtime.launches;
+        CHECK_INT(cuda->combine(&pass, &from.list, 1, NULL, 0.5, NULL), FL_OK);
+        cpu->combine(&same, &from.list, 1, NULL, 0.5, NULL);
+        CHECK_INT(runtime.launches - before, 1 + pair + (is_listed ? 0 : pair));
+        check_model(&m);
+    }
+    close_queue(&queue);
+    fl_list_close(&mirror);
+    free_model(&m);
+    free_model(&from);
+}
+
+static void test_one_launch_for_any_number_of_tensors(void)
+{
+    const int64_t sample[] = {1, 166, 681, 1361}, rest[] = {82, 83, 165, 200, 680, 1360, 5000};
+    for (size_t i = 0; i < sizeof sample / sizeof *sample; i++) check_passes_over(sample[i]);
+    for (size_t i = 0; !IS_SANITIZED && i < sizeof rest / sizeof *rest; i++)
+        check_passes_over(rest[i]);
+}
+
+/* Lists in turns on one stream: each pass leaves scratch as the next one needs it. */
+static void test_passes_in_a_row(void)
+{
+    model small = make_many(40), large = make_many(1400);
+    fl_cuda_queue queue = open_queue(&large.list, NULL);
+    for (int i = 0; i < 4; i++) {
+        queue.is_listed = false;
+        runtime.processors = 1 + i % 3;
+        check_norm(i % 2 ? &small : &large, &queue, FL_NORM_1, (fl_divisor){NULL, 1}, 0);
+    }
+    runtime.processors = 2;
+    close_queue(&queue);
+    free_model(&small);
+    free_model(&large);
+}
+
+/* ---- what fails */
+
+typedef int one_pass(fl_pass *pass, const fl_list *from);
+
+static int norm_pass(fl_pass *pass, const fl_list *from)
+{
+    float found = 0;
+    double norm;
+    (void)from;
+    return cuda->norm_check(pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &norm);
+}
+
+static int scale_pass(fl_pass *pass, const fl_list *from)
+{
+    (void)from;
+    return cuda->scale(pass, &(double){0.5});
+}
+
+static int unscale_pass(fl_pass *pass, const fl_list *from)
+{
+    float found = 0;
+    (void)from;
+    return cuda->unscale(pass, &(float){0.5F}, &found);
+}
+
+static int combine_pass(fl_pass *pass, const fl_list *from)
+{
+    return cuda->combine(pass, from, 0.5, NULL, 0.5, NULL);
+}
+
+static int clip_pass(fl_pass *pass, const fl_list *from)
+{
+    double norm = 1, factor;
+    (void)from;
+    return cuda->clip_factor(pass->queue, &norm, 1, NULL, (fl_divisor){NULL, 1}, &factor);
+}
+
+static int invert_pass(fl_pass *pass, const fl_list *from)
+{
+    float scale = 2, inverse;
+    (void)from;
+    return cuda->invert(pass->queue, &scale, &inverse);
+}
+
+static int update_pass(fl_pass *pass, const fl_list *from)
+{
+    float found = 0, scale = 2;
+    int32_t tracker = 0;
+    (void)from;
+    return cuda->update_scale(pass->queue, &(fl_growth){2, 0.5, 1, 1, 0, 100}, &found, &scale,
+                              &tracker, NULL);
+}
+
+/* Refuses the n-th call of the runtime and tries again. */
+static void refuse_call(int64_t n, one_pass *work, model *m, const fl_list *from)
+{
+    fl_cuda_queue queue = open_queue(&m->list, from);
+    fl_pass pass = {&m->list, &queue};
+    runtime.refuse = runtime.calls + n;
+    runtime.error = cudaErrorLaunchFailure;
+    CHECK_INT(work(&pass, from), FL_EDEVICE);
+    runtime.refuse = 0;
+    CHECK_INT(queue.err.value, cudaErrorLaunchFailure);
+    CHECK(strstr(queue.err.text, "cudaErrorLaunchFailure") != NULL);
+    CHECK_INT(runtime.last, cudaSuccess);
+    CHECK_INT(runtime.device, 0);
+    check_model(m);
+    CHECK_INT(work(&pass, from), FL_OK);
+    close_queue(&queue);
+}
+
+/* Refuses each call in turn but for the last two: they put the thread's device back, and nothing
+ * can be done about it if they fail. */
+static void check_refused_calls(one_pass *work, int64_t count, int64_t calls)
+{
+    model m = make_many(count), twin = make_many(count), from = make_many(count);
+    for (int64_t n = 1; n <= calls; n++) {
+        fl_cuda_queue queue = open_queue(&twin.list, &from.list);
+        int64_t before = runtime.calls;
+        CHECK_INT(work(&(fl_pass){&twin.list, &queue}, &from.list), FL_OK);
+        CHECK_INT(runtime.calls - before, calls + 2);
+        close_queue(&queue);
+        keep(&m);
+        refuse_call(n, work, &m, &from.list);
+        memcpy(m.copy, twin.memory, (size_t)m.bytes);
+        check_model(&m);
+    }
+    free_model(&m);
+    free_model(&twin);
+    free_model(&from);
+}
+
+static void test_calls_that_fail(void)
+{
+    one_pass *const lists[] = {norm_pass, scale_pass, unscale_pass, combine_pass};
+    one_pass *const numbers[] = {clip_pass, invert_pass, update_pass};
+    for (int i = 0; i < 4; i++) check_refused_calls(lists[i], 3, 4);
+    for (int i = 0; i < 3; i++) check_refused_calls(numbers[i], 3, 3);
+    check_refused_calls(scale_pass, FL_CUDA_ROWS + 1, 6); /* two that write the table */
+    check_refused_calls(combine_pass, FL_CUDA_ROWS / 2 + 1, 6);
+}
+
+static void test_check(void)
+{
+    fl_err err;
+    CHECK_INT(fl_cuda_check(DEVICE, &err), FL_OK);
+    CHECK_INT(fl_cuda_check(-1, &err), FL_EDEVICE);
+    CHECK_INT(fl_cuda_check(RUNTIME_DEVICES, &err), FL_EDEVICE);
+    CHECK(strcmp(err.text, "there is no CUDA device 2: this process sees 2") == 0);
+    runtime.has_code = false;
+    CHECK_INT(fl_cuda_check(DEVICE, &err), FL_EDEVICE);
+    CHECK(strcmp(err.text, "CUDA device 1 has compute capability 6.1; this fastloop was built for "
+                           "75 80") == 0);
+    runtime.has_code = true;
+    CHECK_INT(runtime.last, cudaSuccess);
+    CHECK_INT(runtime.device, 0);
+}
+
+int main(void)
+{
+    start_tests();
+    RUN(test_one_launch_for_any_number_of_tensors);
+    RUN(test_passes_in_a_row);
+    RUN(test_calls_that_fail);
+    RUN(test_check);
+    return 0;
+}

@@ -1,0 +1,11 @@
+/* Tests of the passes' rules on single numbers, with the kernels of the CUDA backend. */
+#include "cuda_rig.h"
+#include "grad_rules.h"
+
+int main(void)
+{
+    fl_cuda_queue on = {.device = DEVICE};
+    start_tests();
+    run_rules(&fl_cuda_backend, &on);
+    return 0;
+}
