@@ -1,0 +1,62 @@
+"""Builds fastloop with its CUDA backend for machines without a GPU: the kernels compiled for the
+CPU through the shim, over a runtime that does everything at once.
+
+    python tests/cuda/build_core.py FOLDER
+
+FOLDER then holds a package `fastloop` and libas_cuda.so; see as_cuda.py."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC, HERE = ROOT / "csrc", Path(__file__).parent
+FLOORS = [CSRC / floor for floor in ("base", "core", "cpu", "cuda", "python")]
+FLAGS = ["-O1", "-g", "-fPIC", "-pthread", "-ffp-contract=off"]
+DEFINES = [
+    '-DFL_VERSION="0"',
+    '-DFL_CUDA_ARCHS="shim"',
+    "-DNPY_NO_DEPRECATED_API=NPY_2_0_API_VERSION",
+    "-DNPY_TARGET_VERSION=NPY_1_25_API_VERSION",
+]
+CXX_FLAGS = ["-std=c++17", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing"]
+FOLDERS = [*FLOORS, HERE, HERE / "shim", CSRC / "vendor"]
+FOLDERS += [Path(sysconfig.get_path("include")), Path(numpy.get_include())]
+
+
+def compile_one(source: Path, folder: Path) -> Path:
+    made = folder / f"{source.name}.o"
+    is_cuda = source.suffix == ".cu"
+    language = ["g++", "-x", "c++", *CXX_FLAGS] if is_cuda else ["gcc", "-std=c11"]
+    includes = [f"-I{path}" for path in FOLDERS]
+    subprocess.run(
+        [*language, *FLAGS, *DEFINES, *includes, "-c", str(source), "-o", str(made)], check=True
+    )
+    return made
+
+
+def build(folder: Path) -> None:
+    objects = folder / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    sources = [path for floor in FLOORS for path in floor.iterdir() if path.suffix in (".c", ".cu")]
+    sources = [path for path in sources if path.name != "fl_cuda_stub.c"]
+    sources += [HERE / "runtime_now.c", HERE / "shim_grid.c"]
+    with ThreadPoolExecutor() as pool:
+        made = list(pool.map(lambda source: compile_one(source, objects), sources))
+    package = folder / "fastloop"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(ROOT / "fastloop", package, ignore=shutil.ignore_patterns("__pycache__"))
+    core = package / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    link = ["g++", "-shared", "-pthread"]
+    subprocess.run([*link, *map(str, made), "-o", str(core), "-ldl", "-lm"], check=True)
+    shown = compile_one(HERE / "as_cuda.c", objects)
+    subprocess.run([*link, str(shown), "-o", str(folder / "libas_cuda.so")], check=True)
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]).resolve())

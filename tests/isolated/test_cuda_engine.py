@@ -1,0 +1,77 @@
+"""The tests of what is built on the passes, over the CUDA backend: its kernels run on the CPU
+(tests/cuda), and the engine takes every tensor for one of a CUDA device."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = (
+    "test_grads.py test_clip.py test_scaler.py test_scaler_bounds.py test_scaler_parity.py "
+    "test_stepper.py test_stepper_exact.py"
+).split()
+OTHERWISE = {
+    # Only the device knows that a factor is 1: autograd is told of a write.
+    "test_grads.py::test_unscaling_by_1_only_reads",
+    "test_grads.py::test_scale[",
+    "test_scaler.py::test_fused_optimizer_is_told_and_counted[engine]",
+    # A list without tensors is on the CPU, and so would its numbers be.
+    "test_grads.py::test_a_walk_sees_what_has_changed",
+    "test_grads.py::test_a_default_device_does_not_matter[GradList]",
+    "test_grads.py::test_an_empty_list",
+    # Loads with fastloop's loader, whose data would be on the device.
+    "test_stepper_exact.py::test_the_loader_may_be_ours",
+    # Take long, and ask the kernels for nothing that others do not.
+    "test_stepper_exact.py::test_buffers_equal_one_big_batch",
+    "test_stepper_exact.py::test_bfloat16_is_as_good_as_torch",
+}
+
+
+def run(*command: object, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=560,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("core")
+    run(ROOT / "tests/cuda/build_core.py", folder)
+    return folder
+
+
+def path_to(core: Path) -> str:
+    return os.pathsep.join([str(core), str(ROOT / "tests/cuda")])
+
+
+SEEN = """
+import as_cuda, torch
+from fastloop._grads import GradList
+print(GradList().collect([torch.ones(3)]).is_plain)
+"""
+
+
+@pytest.mark.parametrize("disabled", ["0", "1"])
+def test_tensors_are_seen_on_a_device(core: Path, disabled: str) -> None:
+    """Which the next test relies on; and it can be switched off."""
+    out = run("-c", SEEN, PYTHONPATH=path_to(core), FASTLOOP_DISABLE_CUDA=disabled)
+    assert out.strip() == str(disabled == "0")
+
+
+def test_the_same_over_kernels(core: Path, tmp_path: Path) -> None:
+    options = ["-q", "-x", "-p", "as_cuda", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
+    without = [f"--deselect=tests/{name}" for name in OTHERWISE]
+    files = [ROOT / "tests" / name for name in FILES]
+    options += [f"--basetemp={tmp_path}/base", "-o", f"cache_dir={tmp_path}/cache"]
+    out = run("-m", "pytest", *options, *without, *files, PYTHONPATH=path_to(core))
+    assert " passed" in out and "deselected" in out
