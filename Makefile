@@ -11,7 +11,7 @@
 #
 # TORCH=torch==2.12.0 chooses another torch, PYTHON=python3.12 the Python that makes .venv (after
 # `make distclean`), PYTEST_ARGS='-k ring -x' what pytest runs, FASTLOOP_WERROR=1 makes warnings
-# errors.
+# errors, FASTLOOP_CUDA=0 or 1 a build without or with CUDA (else: with, where there is nvcc).
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CC := gcc
@@ -72,7 +72,7 @@ $(STAMPS)/requirements: requirements-dev.txt $(STAMPS)/torch
 	touch $@
 
 # Directories are in the list because a file that went away leaves only their date.
-SOURCES := setup.py pyproject.toml MANIFEST.in \
+SOURCES := setup.py setup_cuda.py pyproject.toml MANIFEST.in \
 	$(shell find csrc fastloop -name __pycache__ -prune -o -print)
 
 # build/lib is removed because setuptools would pack modules that no longer exist.

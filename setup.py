@@ -1,6 +1,7 @@
 """Builds fastloop._core; everything else about the package is in pyproject.toml."""
 
 import os
+import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
@@ -8,6 +9,10 @@ from glob import glob
 import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import setup_cuda
 
 FLOORS = ["csrc/base", "csrc/core", "csrc/cpu", "csrc/cuda", "csrc/python"]
 FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
@@ -33,6 +38,7 @@ class BuildCore(build_ext):
     def build_extension(self, ext: Extension) -> None:
         version = self.distribution.get_version()
         ext.define_macros.append(("FL_VERSION", f'"{version}"'))
+        setup_cuda.add_to(ext, self.build_temp)
         compile_files = self.compiler.compile
 
         def compile_parallel(sources, **options):
@@ -49,7 +55,8 @@ class BuildCore(build_ext):
 
 core = Extension(
     "fastloop._core",
-    sources=[*sorted({*glob("csrc/*/*.c")} - {*glob("csrc/cuda/*.c")}), "csrc/cuda/fl_cuda_stub.c"],
+    # setup_cuda adds those of csrc/cuda.
+    sources=sorted({*glob("csrc/*/*.c")} - {*glob("csrc/cuda/*.c")}),
     include_dirs=list(FLOORS),
     define_macros=[
         ("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION"),

@@ -42,7 +42,8 @@ _HOMES = {
 
 
 def build_info() -> dict[str, str | int]:
-    """What was built: version, compiler, DLPack version, CPUs, how mapped files are read."""
+    """What was built: version, compiler, DLPack, CUDA and for which architectures, or why without;
+    and what was found: CPUs and their instructions, how mapped files are read."""
     return _core_build_info()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 
 from fastloop import build_info
+from fastloop._core import check_cuda
 
 
 def _torch_line() -> str:
@@ -28,6 +30,20 @@ def _threads() -> str:
     return "threads of its own" if openmp() is None else "the threads of torch's OpenMP"
 
 
+def _device() -> str:
+    info = build_info()
+    if not info["cuda"]:
+        return f"CPU only, built without CUDA: {str(info['cuda_reason']).splitlines()[0]}"
+    built = f"CUDA {info['cuda']} for {info['cuda_archs']} and later"
+    if os.environ.get("FASTLOOP_DISABLE_CUDA", "0") not in ("", "0"):
+        return f"{built}; torch's operations instead, FASTLOOP_DISABLE_CUDA is set"
+    try:
+        check_cuda(0)
+    except RuntimeError as error:
+        return f"{built}; not usable here, {error}"
+    return f"{built}; device 0 is ready"
+
+
 def _doctor() -> None:
     info = build_info()
     guarded = {
@@ -46,7 +62,7 @@ def _doctor() -> None:
         "worker processes": "a memfd shared with them; the parent's death is seen by "
         + ("pidfd" if info["watches_processes"] else "looking twice a second (no pidfd here)"),
         "passes over gradients": f"{info['instructions']} code on {_threads()}",
-        "device": "CPU only in this version",
+        "device": _device(),
     }
     width = max(map(len, lines))
     for name, value in lines.items():

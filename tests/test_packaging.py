@@ -101,7 +101,7 @@ def test_sdist_holds_all_that_is_needed(sdist: Path) -> None:
         sources |= {p for p in (ROOT / folder).rglob("*") if p.suffix in (*endings, ".py", ".pyi")}
     wanted = {str(p.relative_to(ROOT)) for p in sources}
     wanted |= {"Makefile", "LICENSE", "README.md", "setup.py", "pyproject.toml", ".clang-format"}
-    wanted |= {"fastloop/py.typed", "requirements-dev.txt", ".ci/run"}
+    wanted |= {"setup_cuda.py", "fastloop/py.typed", "requirements-dev.txt", ".ci/run"}
     assert sorted(wanted - inside) == []
     assert [name for name in inside if name.endswith((".so", ".o", ".pyc"))] == []
 
@@ -149,5 +149,5 @@ def test_the_module_needs_libc_alone(tmp_path: Path) -> None:
     core = run_well(sys.executable, "-c", code, cwd=tmp_path).strip()
     lines = run_well("readelf", "-d", core, cwd=tmp_path, LC_ALL="C").splitlines()
     needed = {line.split("[")[1].rstrip("]") for line in lines if "(NEEDED)" in line}
-    allowed = ("libc.", "libpthread.", "libm.", "ld-linux")
+    allowed = ("libc.", "libpthread.", "libm.", "libdl.", "librt.", "ld-linux")
     assert needed and all(name.startswith(allowed) for name in needed), needed

@@ -3,6 +3,7 @@
 #include "fl_py.h"
 
 #include "fl_cpu_lanes.h"
+#include "fl_cuda.h"
 #include "fl_guard.h"
 #include "fl_pages.h"
 #include "fl_thread.h"
@@ -99,14 +100,39 @@ static bool can_watch(void)
     return fd >= 0;
 }
 
+/* "13.0", or "" without CUDA. */
+static PyObject *cuda_version(void)
+{
+    if (fl_cuda_version == 0) return PyUnicode_FromString("");
+    return PyUnicode_FromFormat("%d.%d", fl_cuda_version / 1000, fl_cuda_version % 1000 / 10);
+}
+
 static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
-    return Py_BuildValue(
-        "{s:s,s:s,s:s,s:i,s:s,s:s,s:O,s:O}", "version", FL_VERSION, "compiler", __VERSION__,
-        "dlpack", Py_STRINGIFY(DLPACK_MAJOR_VERSION) "." Py_STRINGIFY(DLPACK_MINOR_VERSION), "cpus",
-        (int)fl_cpu_count(), "instructions", fl_cpu_lanes_find()->name, "guarded_reads",
-        fl_guard_method(), "populates_pages", can_populate() ? Py_True : Py_False,
-        "watches_processes", can_watch() ? Py_True : Py_False);
+    return Py_BuildValue("{s:s,s:s,s:s,s:i,s:s,s:s,s:O,s:O,s:N,s:s,s:s}", "version", FL_VERSION,
+                         "compiler", __VERSION__, "dlpack",
+                         Py_STRINGIFY(DLPACK_MAJOR_VERSION) "." Py_STRINGIFY(DLPACK_MINOR_VERSION),
+                         "cpus", (int)fl_cpu_count(), "instructions", fl_cpu_lanes_find()->name,
+                         "guarded_reads", fl_guard_method(), "populates_pages",
+                         can_populate() ? Py_True : Py_False, "watches_processes",
+                         can_watch() ? Py_True : Py_False, "cuda", cuda_version(), "cuda_archs",
+                         fl_cuda_archs, "cuda_reason", FL_CUDA_REASON);
+}
+
+PyDoc_STRVAR(check_cuda_doc,
+             "check_cuda(device, /)\n--\n\n"
+             "Raises if kernels cannot run on the CUDA device of this number; says why.");
+
+static PyObject *module_check_cuda(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    fl_err err = {0};
+    int device, status;
+    if (!PyArg_ParseTuple(args, "i:check_cuda", &device)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_cuda_check(device, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FL_OK) return fl_py_raise(&err, NULL);
+    Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(expect_fork_doc,
@@ -122,6 +148,7 @@ static PyObject *module_expect_fork(PyObject *Py_UNUSED(module), PyObject *is_ex
 }
 
 static PyMethodDef module_methods[] = {
+    {"check_cuda", module_check_cuda, METH_VARARGS, check_cuda_doc},
     {"expect_fork", module_expect_fork, METH_O, expect_fork_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
     {"build_info", module_build_info, METH_NOARGS, build_info_doc},
