@@ -1,4 +1,4 @@
-"""Batches uploaded ahead of their turn, from any iterable."""
+"""Batches uploaded ahead of their turn: ``prefetch`` for iterables, ``DeviceIter`` for loaders."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastloop import _core
 from fastloop._device import Link, open_link
@@ -106,6 +107,56 @@ class Prefetcher(_core.Finalized):
             self._drop()
 
     _interrupt_later = staticmethod(interrupt_later)
+
+
+class DeviceIter(Prefetcher, _BaseDataLoaderIter):
+    """Over an iterator of a loader: seeds, samplers, workers and state are that one's."""
+
+    def __init__(
+        self, source: _BaseDataLoaderIter, link: Link, transform: Transform | None, is_static: bool
+    ) -> None:
+        # Without workers the dataset is read in the loop's own time, and draws its numbers there.
+        depth = 2 if source._num_workers > 0 else 1
+        super().__init__(source, link, depth, transform, is_static)
+        # torch's thread pins for it: then batches are uploaded from where they are.
+        if not hasattr(source, "_pin_memory_thread"):
+            source._pin_memory = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_source":
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+    @property
+    def _num_yielded(self) -> int:  # type: ignore[override]
+        """To the user."""
+        return int(self._source._num_yielded) - len(self._ahead)
+
+    def _pull(self) -> None:
+        super()._pull()
+        if self._held:
+            self._source._epoch.is_over = False  # not before the user has met it
+
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except StopIteration:
+            self._source._epoch.is_over = True
+            raise
+
+    def _drop(self) -> None:
+        self._source._num_yielded = self._num_yielded
+        self._source._keep_count()
+        super()._drop()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._drop()
+        self._source._reset(loader, first_iter)
+        self._begin()
+
+    def close(self) -> None:
+        self._drop()
+        self._source.close()
 
 
 def prefetch(
