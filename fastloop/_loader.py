@@ -60,6 +60,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         static_buffers: on ``device`` the tensors of all batches have the same addresses, for CUDA
             graphs, and are valid until the next batch is taken. All batches must be alike.
 
+    With ``pin_memory=True`` and no ``device`` batches are CPU tensors in memory of torch's caching
+    host allocator.
+
     On the array path (an ``ArrayDataset``, a ``TensorDataset`` or a ``Subset`` of one, default
     collate) ``num_workers`` counts C threads in this process instead of processes; the data must
     not be changed while they read ahead. Batches are ordinary tensors that own their memory.

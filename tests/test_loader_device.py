@@ -6,7 +6,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from helpers import (
 )
 from late import LateDevice, LateLink
 from torch.utils.data import IterableDataset
+from torch.utils.data._utils import pin_memory
 
 import fastloop._loader
 from fastloop import DataLoader, Stepper
@@ -300,6 +301,47 @@ def test_without_a_device_iter_raises_torchs_own_error(path: str, workers: int) 
     assert outcome(lambda: iter(loader)) == theirs
     loader.device = None
     assert len(list(loader)) == len(loader)
+
+
+# ---- pinned memory
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """An accelerator for torch's loader, and what was pinned for it."""
+    tensors: list[torch.Tensor] = []
+
+    def pin(data: Any, device: Any = None) -> Any:
+        made = [tensor.clone() for tensor in data]
+        tensors.extend(made)
+        return made
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(pin_memory, "pin_memory", pin)
+    return tensors
+
+
+@pytest.mark.parametrize(("path", "workers"), [p for p in PATHS if p != ("torch", 2)])
+def test_pin_memory_gives_pinned_batches_without_a_thread(
+    pinned: list[torch.Tensor], path: str, workers: int
+) -> None:
+    loader = loader_of(workers, path=path, pin_memory=True)
+    batches = epoch(loader)
+    assert all(t is p for t, p in zip(chain.from_iterable(batches), pinned, strict=True))
+    assert not hasattr(iter(loader), "_pin_memory_thread")
+    assert loader.stats().path == path
+
+
+@pytest.mark.parametrize(("path", "workers"), [p for p in PATHS if p != ("torch", 2)])
+def test_nothing_is_pinned_twice(
+    late: LateDevice, pinned: list[torch.Tensor], path: str, workers: int
+) -> None:
+    loader = on_device(path, workers, pin_memory=True)
+    assert_same([*Arrived(late, loader)][1][0].shape, torch.Size([7, 3]))
+    assert loader.pin_memory
+    assert not pinned
 
 
 # ---- forks
