@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fastloop._array import ArrayDataset
     from fastloop._clip import clip_grad_norm_
     from fastloop._loader import DataLoader
+    from fastloop._prefetch import prefetch
     from fastloop._scaler import GradScaler
     from fastloop._stats import LoaderStats, WorkerStats
     from fastloop._stepper import Stepper
@@ -28,6 +29,7 @@ __all__ = [
     "WorkerStats",
     "build_info",
     "clip_grad_norm_",
+    "prefetch",
 ]
 
 _HOMES = {
@@ -38,6 +40,7 @@ _HOMES = {
     "Stepper": "fastloop._stepper",
     "WorkerStats": "fastloop._stats",
     "clip_grad_norm_": "fastloop._clip",
+    "prefetch": "fastloop._prefetch",
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.autograd import profiler
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import pin_memory
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -161,13 +162,16 @@ class _ArrayIter(Resumable):
         if self._num_workers == 0 and self._source.is_stale():
             self._look_again()
         try:
-            return next(self._feed)
+            data = next(self._feed)
         except StopIteration:
             self._epoch.is_over = True
             raise
+        if self._pin_memory:
+            return pin_memory.pin_memory(data)  # type: ignore[no-untyped-call]
+        return data
 
     def __next__(self) -> Any:
-        if profiler._is_profiler_enabled or self._source.is_stale():
+        if profiler._is_profiler_enabled or self._pin_memory or self._source.is_stale():
             return super().__next__()
         try:
             data = next(self._feed)

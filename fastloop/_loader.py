@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.utils.data
 
+from fastloop._device import open_link
 from fastloop._iter import Shared, fast_iterator
+from fastloop._prefetch import DeviceIter
 from fastloop._route import PATHS, find_route
 from fastloop._state import load_state, save_state
 from fastloop._stats import LoaderStats, WorkerStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch.utils.data import Dataset, Sampler
     from torch.utils.data.dataloader import (
@@ -28,12 +30,15 @@ if TYPE_CHECKING:
 _T_co = TypeVar("_T_co", covariant=True)
 
 
-def _check_device(device: Any) -> None:
-    if device is not None and torch.device(device).type != "cpu":
-        raise ValueError(
-            f"device={device!r} is not available in this version: batches are made in CPU memory; "
-            "leave device out and move them with batch.to(device)"
+def _check_device(device: Any, transform: Any, is_static: bool) -> None:
+    if transform is not None and not callable(transform):
+        raise TypeError(
+            f"device_transform is a {type(transform).__name__}; pass a function of a batch"
         )
+    if device is not None:
+        torch.device(device)  # raises what torch has to say about it
+    elif transform is not None or is_static:
+        raise ValueError("device_transform and static_buffers need a device; pass device=, too")
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -42,11 +47,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Takes every argument of torch's class, and
 
     Args:
-        device: where batches are wanted; None or the CPU in this version.
+        device: where batches are wanted, uploaded while the loop computes; with workers one batch
+            ahead of the loop. None leaves them in CPU memory. ``iter()`` raises torch's own error
+            if there is no such device.
         path: ``"auto"`` takes the fastest path that covers the dataset; ``"array"`` demands C
             gathering of array data, ``"process"`` worker processes over shared memory, ``"sync"``
             loading in this process (ValueError where one does not apply); ``"torch"`` demands
             torch's own iterators.
+        device_transform: is given each batch on ``device``, on the stream that uploads, and
+            returns the batch for the loop: conversion of uint8 images, say. Tensors it uses
+            besides must be there before ``iter()``.
+        static_buffers: on ``device`` the tensors of all batches have the same addresses, for CUDA
+            graphs, and are valid until the next batch is taken. All batches must be alike.
+
+    With ``pin_memory=True`` and no ``device`` batches are CPU tensors in memory of torch's caching
+    host allocator.
 
     On the array path (an ``ArrayDataset``, a ``TensorDataset`` or a ``Subset`` of one, default
     collate) ``num_workers`` counts C threads in this process instead of processes; the data must
@@ -82,12 +97,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         in_order: bool = True,
         device: torch.device | str | int | None = None,
         path: str = "auto",
+        device_transform: Callable[[Any], Any] | None = None,
+        static_buffers: bool = False,
     ) -> None:
         if path not in PATHS:
             raise ValueError(f"path={path!r} is not one of {', '.join(map(repr, PATHS))}")
-        _check_device(device)
+        _check_device(device, device_transform, static_buffers)
         self.device = device
         self.path = path
+        self.device_transform = device_transform
+        self.static_buffers = static_buffers
         self._shared = Shared()
         self._open: list[weakref.ref[Any]] = []
         super().__init__(
@@ -122,10 +141,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return iterator
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
+        device = self._find_stage()
+        link = None if device is None else open_link(device)
         iterator = fast_iterator(self, self.path, self._shared)
+        if link is not None:
+            iterator = DeviceIter(iterator, link, self.device_transform, self.static_buffers)
         # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
         self._open = [*(ref for ref in self._open if ref() is not None), weakref.ref(iterator)]
         return iterator
+
+    def _find_stage(self) -> torch.device | None:
+        """The device, if batches go through anything once they are made."""
+        device = None if self.device is None else torch.device(self.device)
+        is_plain = self.device_transform is None and not self.static_buffers
+        return None if device is not None and device.type == "cpu" and is_plain else device
 
     def _drop_broken_workers(self) -> bool:
         iterator: Any = self._iterator

@@ -172,7 +172,7 @@ class Epoch:
         self.skipped = 0
         self.yielded = 0
         self.is_over = False
-        self.iterator: Callable[[], Resumable | None] = lambda: None
+        self.iterator: Callable[[], Any] = lambda: None  # that the user has
         self.at_iter: dict[str, torch.Tensor] = {}
         self.at_next: dict[str, torch.Tensor] = {}
         self.sampler_epoch: int | None = None
@@ -312,11 +312,12 @@ class Position:
 
     def begin(self, iterator: _BaseDataLoaderIter) -> None:
         """iter() has given this."""
-        if not isinstance(iterator, Resumable):
+        epoch = getattr(iterator, "_epoch", None)
+        if epoch is None:
             return
-        self.current = iterator._epoch
-        self.current.iterator = weakref.ref(iterator)
-        self.number = self.current.number + 1
+        self.current = epoch
+        epoch.iterator = weakref.ref(iterator)
+        self.number = epoch.number + 1
         self.pending = None
 
     def copy(self) -> Position:

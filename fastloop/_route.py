@@ -147,8 +147,6 @@ def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
         raise NotCoveredError("worker_init_fn runs in worker processes")
     if loader.num_workers > 0 and loader.prefetch_factor == 0:
         raise NotCoveredError("prefetch_factor is 0")
-    if loader.pin_memory and torch.accelerator.is_available():
-        raise NotCoveredError("pin_memory copies batches into pinned memory")
     return find_source(loader.dataset, pin and loader.num_workers > 0)
 
 

@@ -28,7 +28,7 @@ class LoaderStats:
         path: how batches are made now: ``"array"`` (C, no Python per sample), ``"process"``
             (worker processes over shared memory), ``"sync"`` (in this process) or ``"torch"``.
         why: why that path.
-        batches: batches given to the user.
+        batches: batches given to the user, or uploaded ahead for the loop.
         samples: samples in them; None where they are not counted: all paths but ``"array"``.
         bytes: bytes of their memory, alignment included; None on the sync and torch paths.
         waits: how often ``next()`` had to block, or to make the batch itself (num_workers=0).

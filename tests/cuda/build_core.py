@@ -21,6 +21,7 @@ FLAGS = ["-O1", "-g", "-fPIC", "-pthread", "-ffp-contract=off"]
 DEFINES = [
     '-DFL_VERSION="0"',
     '-DFL_CUDA_ARCHS="shim"',
+    '-DFL_CUDA_REASON=""',
     "-DNPY_NO_DEPRECATED_API=NPY_2_0_API_VERSION",
     "-DNPY_TARGET_VERSION=NPY_1_25_API_VERSION",
 ]

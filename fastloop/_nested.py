@@ -1,0 +1,89 @@
+"""Walks over nested batches: the containers that torch's pin_memory looks into, and dataclasses."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
+
+import torch
+
+Path = tuple[Any, ...]
+Leaf = Callable[[Path, Any], Any]
+
+
+def _is_leaf(value: Any) -> bool:
+    # What has pin_memory() moves itself, as far as torch's loader is concerned.
+    return isinstance(value, (torch.Tensor, str, bytes)) or hasattr(value, "pin_memory")
+
+
+def _map_mapping(value: Mapping[Any, Any], leaf: Leaf, path: Path) -> Any:
+    items = {key: map_leaves(item, leaf, (*path, key)) for key, item in value.items()}
+    try:
+        if not isinstance(value, MutableMapping):
+            return type(value)(items)  # type: ignore[call-arg]
+        # A copy, because the type may have further attributes.
+        clone = copy.copy(value)
+        clone.update(items)
+    except TypeError:
+        return items
+    return clone
+
+
+def _map_sequence(value: Sequence[Any], leaf: Leaf, path: Path) -> Any:
+    items = [map_leaves(item, leaf, (*path, i)) for i, item in enumerate(value)]
+    if hasattr(value, "_fields"):
+        return type(value)(*items)
+    try:
+        if not isinstance(value, MutableSequence):
+            return type(value)(items)  # type: ignore[call-arg]
+        clone = copy.copy(value)
+        for i, item in enumerate(items):
+            clone[i] = item
+    except TypeError:
+        return items
+    return clone
+
+
+def _map_fields(value: Any, leaf: Leaf, path: Path) -> Any:
+    clone = copy.copy(value)
+    for field in dataclasses.fields(value):
+        item = map_leaves(getattr(value, field.name), leaf, (*path, field.name))
+        object.__setattr__(clone, field.name, item)  # it may be frozen
+    return clone
+
+
+def map_leaves(value: Any, leaf: Leaf, path: Path = ()) -> Any:
+    """The same containers, with ``leaf(path, x)`` in place of each x that is not one.
+
+    Args:
+        value: any batch.
+        leaf: is given the keys, indices and field names that lead to x, and x.
+        path: to ``value`` itself.
+    """
+    kind = type(value)
+    if kind is dict:
+        return {key: map_leaves(item, leaf, (*path, key)) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return kind([map_leaves(item, leaf, (*path, i)) for i, item in enumerate(value)])
+    if _is_leaf(value):
+        return leaf(path, value)
+    if isinstance(value, Mapping):
+        return _map_mapping(value, leaf, path)
+    if isinstance(value, Sequence):
+        return _map_sequence(value, leaf, path)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _map_fields(value, leaf, path)
+    return leaf(path, value)
+
+
+def list_leaves(value: Any) -> list[tuple[Path, Any]]:
+    """All leaves with their paths."""
+    found: list[tuple[Path, Any]] = []
+    map_leaves(value, lambda path, leaf: found.append((path, leaf)))
+    return found
+
+
+def describe_path(path: Path) -> str:
+    return "batch" + "".join(f"[{key!r}]" for key in path)

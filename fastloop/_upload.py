@@ -1,0 +1,250 @@
+"""A batch onto a device: its tensors in one buffer, by one copy.
+
+All plain tensors of a batch are packed into one block of pinned memory, and that is copied into
+one block on the device. What the user gets are tensors over that block, each with a version of its
+own, so that autograd takes them for strangers. What is already pinned is copied from where it lies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from fastloop._device import Link
+from fastloop._nested import Path, describe_path, list_leaves, map_leaves
+
+_ALIGNMENT = 64
+Transform = Callable[[Any], Any]
+
+
+class Place(NamedTuple):
+    """What a tensor is, but for its numbers."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def _place_of(tensor: torch.Tensor) -> Place:
+    """With the strides that ``tensor.to(device)`` gives."""
+    strides = tensor.stride()
+    if not tensor.is_contiguous():
+        strides = torch.empty_like(tensor, device="meta").stride()
+    return Place(tensor.dtype, tuple(tensor.shape), strides)
+
+
+def _padded_size(place: Place) -> int:
+    size = math.prod(place.shape) * place.dtype.itemsize
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+@torch.inference_mode(False)  # tensors of that mode could not be used outside of it
+def _allocate(
+    allocate: Callable[[int], torch.Tensor], places: Sequence[Place]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A buffer of bytes, and tensors one after the other in it."""
+    buffer = allocate(sum(map(_padded_size, places)))
+    tensors, begin = [], 0
+    for place in places:
+        offset = begin // place.dtype.itemsize
+        view = buffer.view(place.dtype).as_strided(place.shape, place.strides, offset)
+        # A view would share its version with all others: writing to one would spoil the graphs
+        # that have saved another.
+        tensors.append(view.data)
+        begin += _padded_size(place)
+    return buffer, tensors
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its numbers are all there is to it, so that their copy is a copy of it."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def _can_move(value: Any) -> bool:
+    return callable(getattr(value, "to", None))
+
+
+def _can_be_lent(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or callable(getattr(value, "record_stream", None))
+
+
+class _Leaves:
+    """The leaves of a batch by how they get to the device, each once, however often it is there."""
+
+    def __init__(self, link: Link, batch: Any) -> None:
+        self._link = link
+        self.unpinned: dict[int, torch.Tensor] = {}
+        self.pinned: dict[int, torch.Tensor] = {}
+        self.others: dict[int, Any] = {}
+        self.here: dict[int, Any] = {}
+        # A copy, because a mapping may make its items anew whenever it is asked.
+        self.batch = map_leaves(batch, self._sort)
+
+    def _sort(self, _: Path, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if self._link.has(leaf):
+                group = self.here
+            elif leaf.device.type != "cpu" or not _is_plain(leaf):
+                group = self.others
+            elif self._link.is_pinned(leaf) and leaf.stride() == _place_of(leaf).strides:
+                group = self.pinned
+            else:  # or pinned with gaps, which torch would copy into other memory first
+                group = self.unpinned
+        elif _can_move(leaf):
+            group = self.others
+        else:
+            return leaf
+        group[id(leaf)] = leaf
+        return leaf
+
+
+class Sent(NamedTuple):
+    """A batch on its way."""
+
+    batch: Any
+    event: Any  # when it has arrived
+    lent: list[Any]  # what the stream that uses the batch must be noted for
+
+
+class Uploader:
+    """Sends batches over a link, one at a time."""
+
+    def __init__(self, link: Link, transform: Transform | None) -> None:
+        self._link = link
+        self._transform = transform
+        # Pinned memory of the user's, until it has been read: torch keeps only its own alive.
+        self._reading: deque[tuple[Any, list[torch.Tensor]]] = deque()
+
+    def begin(self) -> None:
+        """The transform may use what has been queued on the current stream up to now."""
+        if self._transform is not None:
+            event = self._link.mark()
+            with self._link.copying():
+                self._link.wait(event)
+
+    def send(self, batch: Any) -> Sent:
+        """Queues the upload and what the transform does, and does not wait for it.
+
+        If this raises, nothing has been taken of the batch, which may be sent again.
+        """
+        link = self._link
+        while self._reading and link.is_over(self._reading[0][0]):
+            self._reading.popleft()
+        leaves = _Leaves(link, batch)
+        moved = {**leaves.here}
+        # What cannot be lent to another stream is moved on the user's own.
+        for key, value in leaves.others.items():
+            if not _can_be_lent(value):
+                moved[key] = link.move(value)
+        is_shared = self._transform is not None and (leaves.here or leaves.others)
+        begin = link.mark() if is_shared else None
+        with link.copying():
+            if begin is not None:
+                link.wait(begin)
+            lent = self._copy(leaves, moved)
+            for key, value in leaves.others.items():
+                if key not in moved:
+                    moved[key] = link.move(value)
+                    lent.append(moved[key])
+            if begin is not None:
+                for value in [*leaves.here.values(), *lent]:
+                    link.lend(value)
+            batch = map_leaves(leaves.batch, lambda _, leaf: moved.get(id(leaf), leaf))
+            if self._transform is not None:
+                batch = self._transform(batch)
+                lent = [leaf for _, leaf in list_leaves(batch) if _can_be_lent(leaf)]
+            return Sent(batch, link.mark(), lent)
+
+    def _copy(self, leaves: _Leaves, moved: dict[int, Any]) -> list[torch.Tensor]:
+        """Returns the buffer on the device."""
+        link = self._link
+        unpinned, pinned = list(leaves.unpinned.values()), list(leaves.pinned.values())
+        places = [_place_of(tensor) for tensor in [*unpinned, *pinned]]
+        if not places:
+            return []
+        buffer, targets = _allocate(link.empty, places)
+        if unpinned:
+            packed, parts = _allocate(link.pinned, places[: len(unpinned)])
+            for part, source in zip(parts, unpinned, strict=True):
+                part.copy_(source)
+            link.copy(buffer[: packed.numel()], packed)
+        for target, source in zip(targets[len(unpinned) :], pinned, strict=True):
+            link.copy(target, source)
+        if pinned:
+            self._reading.append((link.mark(), pinned))
+        moved.update(zip([*leaves.unpinned, *leaves.pinned], targets, strict=True))
+        return [buffer]
+
+    def finish(self) -> None:
+        """SYNC: if copies may still read pinned memory of the user's, waits for them."""
+        if self._reading:
+            self._link.finish(self._reading[-1][0])
+            self._reading.clear()
+
+
+class FixedBatch:
+    """One batch whose tensors keep their addresses; others are copied into it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._places: dict[Path, Place] | None = None
+        self._buffer: torch.Tensor
+        self._tensors: dict[Path, torch.Tensor] = {}
+        self._stream: Any = None
+
+    def fill(self, batch: Any) -> Any:
+        """Queued on the current stream, after all that uses the batch before."""
+        link = self._link
+        tensors = {path: leaf for path, leaf in list_leaves(batch) if self._takes(path, leaf)}
+        places = {path: _place_of(tensor) for path, tensor in tensors.items()}
+        stream = link.stream()
+        if self._places is None:
+            self._buffer, fixed = _allocate(link.empty, [*places.values()])
+            self._tensors = dict(zip(places, fixed, strict=True))
+            self._places, self._stream = places, stream
+        elif places != self._places:
+            raise ValueError(self._explain(self._places, places))
+        if stream != self._stream:
+            link.wait(link.mark(self._stream))
+            link.lend(self._buffer)
+            self._stream = stream
+        for path, tensor in tensors.items():
+            link.copy(self._tensors[path], tensor)
+        return map_leaves(batch, lambda path, leaf: self._tensors.get(path, leaf))
+
+    def _takes(self, path: Path, leaf: Any) -> bool:
+        is_tensor = isinstance(leaf, torch.Tensor)
+        if is_tensor and _is_plain(leaf) and self._link.has(leaf):
+            return True
+        if is_tensor or _can_move(leaf):
+            what = f"{leaf.layout} on {leaf.device}" if is_tensor else "an object of its own"
+            raise ValueError(
+                f"static_buffers=True takes plain dense tensors, and {describe_path(path)} is a "
+                f"{type(leaf).__name__} ({what}); make plain tensors of it in collate_fn or "
+                "device_transform"
+            )
+        return False
+
+    def _explain(self, before: dict[Path, Place], now: dict[Path, Place]) -> str:
+        changes = [
+            f"{describe_path(path)} was {before.get(path, 'absent')} and is "
+            f"{now.get(path, 'absent')}"
+            for path in {**before, **now}
+            if before.get(path) != now.get(path)
+        ]
+        return (
+            f"static_buffers=True needs batches that are all alike: {'; '.join(changes)}; pass "
+            "drop_last=True if it is the last one, pad it, or leave static_buffers out"
+        )
