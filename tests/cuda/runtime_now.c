@@ -26,8 +26,9 @@ cudaError_t shim_queue(cudaStream_t stream, shim_launch launch)
     return cudaSuccess;
 }
 
-cudaError_t shim_find_code(void (*function)(void))
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
 {
+    (void)attributes;
     (void)function;
     if (is_refused()) return say(runtime.error);
     return say(runtime.has_code ? cudaSuccess : cudaErrorNoKernelImageForDevice);

@@ -187,7 +187,7 @@ static void run_block(worker *w, unsigned block)
     if (count > MOST_THREADS) abort();
     for (unsigned i = 0; i < count; i++) {
         fiber *f = &w->fibers[i];
-        f->place = (shim_place){{i}, {block}, {count}, {w->launch.blocks}};
+        f->place = (shim_place){{i}, {block}, {w->launch.blocks}};
         f->state = READY;
         f->is_fenced = false;
         f->last_atomic = NULL;

@@ -23,9 +23,6 @@ cudaError_t shim_queue(cudaStream_t stream, shim_launch launch);
 /* Runs all blocks and frees the arguments. Any thread; one grid at a time. */
 void shim_run(shim_launch launch);
 
-/* Of the device's function behind `function`. */
-cudaError_t shim_find_code(void (*function)(void));
-
 /* ---- what a kernel calls */
 
 typedef struct shim_index {
@@ -33,7 +30,7 @@ typedef struct shim_index {
 } shim_index;
 
 typedef struct shim_place {
-    shim_index thread, block, threads, blocks;
+    shim_index thread, block, blocks;
 } shim_place;
 
 extern __thread const shim_place *shim_here; /* the thread of a grid that runs */

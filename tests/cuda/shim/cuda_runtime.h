@@ -20,7 +20,6 @@
 
 #define threadIdx (shim_here->thread)
 #define blockIdx (shim_here->block)
-#define blockDim (shim_here->threads)
 #define gridDim (shim_here->blocks)
 
 #define __builtin_assume(condition) ((void)(condition))
@@ -29,10 +28,6 @@
 struct dim3 {
     unsigned x;
     explicit dim3(unsigned n) : x(n) {}
-};
-
-struct cudaFuncAttributes {
-    int unused;
 };
 
 static inline void __syncthreads() { (void)shim_barrier(false); }
@@ -91,12 +86,6 @@ cudaError_t cudaLaunchKernel(void (*kernel)(Params...), dim3 blocks, dim3 thread
 {
     auto *call = shim_copy(kernel, args, std::index_sequence_for<Params...>());
     return shim_queue(stream, {shim_call<Params...>::run, call, blocks.x, threads.x});
-}
-
-template <class Function>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, Function *function)
-{
-    return shim_find_code(reinterpret_cast<void (*)()>(function));
 }
 
 #endif

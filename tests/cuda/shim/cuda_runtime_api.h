@@ -27,6 +27,10 @@ enum cudaDeviceAttr {
     cudaDevAttrComputeCapabilityMinor = 76
 };
 
+struct cudaFuncAttributes {
+    int numRegs;
+};
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -38,6 +42,7 @@ cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status);
 
 #ifdef __cplusplus
