@@ -50,7 +50,7 @@ class GradScaler(BoundedScaler):
     # Defaults are the class's: an instance unpickled from an older version has them all.
     last_norm: Tensor | None = None  # what unscale_and_clip_ last returned; None in copies
     _skipped_steps: int = 0  # those the host knows of
-    _skipped_unread: Tensor | None = None  # and those it has not asked the device for
+    _skipped_unread: Tensor | None = None  # and those it has not asked the device for, 0-d there
     _last_skipped: Tensor | bool = False
     _grad_lists: dict[int, GradList] | None = None  # by id of the optimizer: caches, no more
 
@@ -309,7 +309,7 @@ class GradScaler(BoundedScaler):
         """How many optimizer steps were skipped. SYNC on CUDA."""
         if self._skipped_unread is not None:
             self._skipped_steps += int(self._skipped_unread.item())
-            self._skipped_unread = None
+            self._skipped_unread.zero_()  # in place: a captured graph may go on adding to it
         return self._skipped_steps
 
     # ---- checkpoints

@@ -164,9 +164,12 @@ def test_a_whole_step_in_a_graph() -> None:
             run = graph.replay
         else:
             run = lambda parts=parts: step(*parts)  # noqa: E731
+        skipped = parts[2].skipped_steps
         for i in range(1000):
             parts[3].copy_(inputs[i % 10])
             run()
+            if i % 100 == 99:
+                assert parts[2].skipped_steps == skipped + (i + 1) // 10
         sides.append(parts)
     (eager, _, eager_scaler, _), (graphed, _, graph_scaler, _) = sides
     assert eager_scaler.get_scale() == graph_scaler.get_scale()
