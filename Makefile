@@ -102,9 +102,12 @@ LANE_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,$(wildcard csrc/base/*.c csrc/cor
 LANE_TESTS := $(patsubst tests/c/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/c/test_*.c)))
 
 # The CUDA floor without a toolkit: kernels as C++ over tests/cuda/shim, which runs them on fibers.
-CUDA_FLAGS := -Icsrc/cuda -Itests/cuda -Itests/cuda/shim -DFL_CUDA_ARCHS='"75 80"'
+CUDA_FLAGS := -Icsrc/cuda -Icsrc/vendor -Itests/cuda -Itests/cuda/fake -Itests/cuda/shim -DFL_CUDA_ARCHS='"75 80"'
 CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda_grad \
 	csrc/cuda/fl_cuda_kernels tests/cuda/runtime_now tests/cuda/shim_grid)
+# Uploads: over tests/cuda/fake, which runs work late.
+UPLOAD_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_upload.c \
+	$(wildcard tests/cuda/fake/*.c))
 LANE_TESTS += $(patsubst tests/cuda/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/cuda/test_*.c)))
 
 export ASAN_OPTIONS ?= detect_stack_use_after_return=1:strict_string_checks=1
@@ -140,6 +143,9 @@ $(LANE_DIR)/test_%: $(LANE_DIR)/tests/c/test_%.o $(LANE_OBJECTS)
 	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
 
 $(LANE_DIR)/test_cuda_%: $(LANE_DIR)/tests/cuda/test_cuda_%.o $(CUDA_OBJECTS) $(LANE_OBJECTS)
+	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
+
+$(LANE_DIR)/test_upload_%: $(LANE_DIR)/tests/cuda/test_upload_%.o $(UPLOAD_OBJECTS) $(LANE_OBJECTS)
 	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
 
 .PHONY: run-lane

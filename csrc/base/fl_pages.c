@@ -40,16 +40,16 @@ static char *map_aligned(int64_t bytes)
     return base + head;
 }
 
-int fl_pages_open(int64_t bytes, fl_pages *out, fl_err *err)
+static int open_memory(int64_t bytes, bool is_mapped, fl_pages *out, fl_err *err)
 {
     *out = (fl_pages){0};
-    int64_t unit = bytes >= FL_PAGES_MAPPED_FROM ? page_bytes() : 64;
+    int64_t unit = is_mapped ? page_bytes() : 64;
     int64_t capacity;
     if (!round_up(fl_max(bytes, 1), unit, &capacity))
         return fl_fail(err, FL_EINVAL, "a batch of %lld bytes is too large", (long long)bytes);
-    if (bytes >= FL_PAGES_MAPPED_FROM) {
+    out->is_mapped = is_mapped;
+    if (is_mapped) {
         out->data = map_aligned(capacity);
-        out->is_mapped = true;
     } else if (!fl_fault_hit()) {
         out->data = aligned_alloc(64, (size_t)capacity);
     }
@@ -59,6 +59,16 @@ int fl_pages_open(int64_t bytes, fl_pages *out, fl_err *err)
     }
     out->capacity = capacity;
     return FL_OK;
+}
+
+int fl_pages_open(int64_t bytes, fl_pages *out, fl_err *err)
+{
+    return open_memory(bytes, bytes >= FL_PAGES_MAPPED_FROM, out, err);
+}
+
+int fl_pages_map(int64_t bytes, fl_pages *out, fl_err *err)
+{
+    return open_memory(bytes, true, out, err);
 }
 
 void fl_pages_close(fl_pages *pages)

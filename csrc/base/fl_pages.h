@@ -20,6 +20,9 @@ typedef struct fl_pages {
  * are undefined. */
 int fl_pages_open(int64_t bytes, fl_pages *out, fl_err *err);
 
+/* The same, mapped whatever the size: no page of it holds anything else. */
+int fl_pages_map(int64_t bytes, fl_pages *out, fl_err *err);
+
 /* Gives the memory back to the system; a zeroed struct is fine. */
 void fl_pages_close(fl_pages *pages);
 

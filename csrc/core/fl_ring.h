@@ -62,8 +62,8 @@ void fl_ring_post_mark(fl_ring *ring, int status, const fl_err *error, int64_t t
  * fl_ring_rows. If it is not
  * ready, fills parts of it or others and waits for wait_ms, or one part longer; with 0, fills what
  * nobody else has begun and does not wait. FL_OK; FL_EEND: nothing is posted; FL_ETIMEOUT:
- * not yet; FL_ECLOSED: stopped; FL_EFORK; otherwise the batch's own error, and the batch is used
- * up. */
+ * not yet; FL_ECLOSED: stopped; FL_EFORK; otherwise the batch's own error, and the batch, which
+ * *out names without a slot, is used up. */
 int fl_ring_take(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err);
 
 bool fl_ring_is_ready(fl_ring *ring); /* take would return a batch, or FL_EEND, at once */

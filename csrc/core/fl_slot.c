@@ -28,6 +28,7 @@ struct fl_pool {
     fl_slot *spare;              /* owned, EMPTY; mutex */
     fl_arena *arena;             /* borrowed while there are slots to make; set at open */
     int64_t header_bytes;        /* set at open */
+    fl_pinner pinner;            /* set before the first slot; pin NULL: slots are not pinned */
     uint32_t generation;         /* set at open */
     _Atomic(fl_slot *) returned; /* owned, EMPTY: the stack, or CLOSED */
     _Atomic int64_t references;  /* one for the opener, one for each slot */
@@ -64,6 +65,8 @@ int fl_pool_open(int64_t header_bytes, fl_arena *arena, fl_pool **out, fl_err *e
     return FL_OK;
 }
 
+void fl_pool_pin(fl_pool *pool, fl_pinner pinner) { pool->pinner = pinner; }
+
 static void drop_reference(fl_pool *pool)
 {
     /* acq_rel: whoever frees sees all that the others did before they let go. */
@@ -72,8 +75,20 @@ static void drop_reference(fl_pool *pool)
     fl_free(pool);
 }
 
+static int open_pinned(const fl_pinner *pinner, int64_t bytes, fl_slot *slot, fl_err *err)
+{
+    fl_pages *pages = &slot->pages;
+    FL_TRY(fl_pages_map(bytes, pages, err));
+    (void)fl_pages_populate(pages->data, pages->capacity); /* pinning would, page by page */
+    slot->used = pages->capacity;
+    int status = pinner->pin(pinner->device, pages->data, pages->capacity, err);
+    if (status != FL_OK) fl_pages_close(pages);
+    return status;
+}
+
 static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
 {
+    if (pool->pinner.pin != NULL) return open_pinned(&pool->pinner, bytes, slot, err);
     if (pool->arena == NULL) return fl_pages_open(bytes, &slot->pages, err);
     FL_TRY(fl_arena_get(pool->arena, bytes, &slot->region, err));
     slot->pages =
@@ -84,6 +99,7 @@ static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
 static void free_slot(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
+    if (pool->pinner.pin != NULL) pool->pinner.unpin(pool->pinner.device, slot->pages.data);
     if (slot->region != NULL)
         fl_region_give(slot->region);
     else
@@ -240,7 +256,7 @@ void fl_slot_return(fl_slot *slot)
 
 void fl_slot_lend(fl_slot *slot, int32_t shares)
 {
-    assert(shares >= 1 && atomic_load(&slot->shares) == 0);
+    assert(shares >= 1 && atomic_load(&slot->shares) == 0 && slot->pool->pinner.pin == NULL);
     atomic_fetch_add_explicit(&slot->pool->lent, 1, memory_order_relaxed);
     slot->forks = fl_fork_count();
     atomic_store_explicit(&slot->shares, shares, memory_order_release);

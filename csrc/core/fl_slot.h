@@ -17,6 +17,18 @@ typedef struct fl_slot fl_slot;
  * arena: where the slots lie; NULL for memory of this process alone. */
 int fl_pool_open(int64_t header_bytes, fl_arena *arena, fl_pool **out, fl_err *err);
 
+/* How slots are pinned for a device. unpin undoes pin and cannot fail. */
+typedef struct fl_pinner {
+    int (*pin)(int32_t device, char *data, int64_t bytes, fl_err *err);
+    void (*unpin)(int32_t device, char *data);
+    int32_t device;
+} fl_pinner;
+
+/* Slots are whole pages from now on, populated and pinned when made, unpinned before they go back
+ * to the system; fl_pool_get fails as pin does. Before the first fl_pool_get of a pool without
+ * arena. Such slots are not to be lent: a holder would unpin on any thread. */
+void fl_pool_pin(fl_pool *pool, fl_pinner pinner);
+
 /* Frees what is EMPTY and lets the lent slots free themselves. NULL is fine. No slot may be
  * FILLING or READY. */
 void fl_pool_close(fl_pool *pool);

@@ -22,6 +22,7 @@ int fl_cuda_fail(fl_err *err, cudaError_t error, const char *call)
 
 int fl_cuda_enter(int32_t device, int32_t *before, fl_err *err)
 {
+    *before = device;
     FL_CUDA_TRY(cudaGetDevice(before), err);
     if (*before != device) FL_CUDA_TRY(cudaSetDevice(device), err);
     return FL_OK;
@@ -30,7 +31,8 @@ int fl_cuda_enter(int32_t device, int32_t *before, fl_err *err)
 void fl_cuda_leave(int32_t before)
 {
     int now;
-    if (cudaGetDevice(&now) == cudaSuccess && now != before) (void)cudaSetDevice(before);
+    if (cudaGetDevice(&now) == cudaSuccess && now == before) return;
+    if (cudaSetDevice(before) != cudaSuccess) (void)cudaGetLastError();
 }
 
 /* Of the current device, which is `device`. */

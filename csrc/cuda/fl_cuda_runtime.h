@@ -10,14 +10,17 @@
  * record of it and returns FL_EDEVICE; FL_ENOMEM for memory that could not be had. */
 int fl_cuda_fail(fl_err *err, cudaError_t error, const char *call);
 
-#define FL_CUDA_TRY(call, err)                                                            \
-    do {                                                                                  \
-        cudaError_t fl_cuda_error = (call);                                               \
-        if (fl_cuda_error != cudaSuccess) return fl_cuda_fail(err, fl_cuda_error, #call); \
-    } while (0)
+static inline int fl_cuda_status(cudaError_t error, const char *call, fl_err *err)
+{
+    return error == cudaSuccess ? FL_OK : fl_cuda_fail(err, error, call);
+}
+
+/* The status of a call; and the same, returned at once unless it is FL_OK. */
+#define FL_CUDA_STATUS(call, err) fl_cuda_status((call), #call, err)
+#define FL_CUDA_TRY(call, err) FL_TRY(FL_CUDA_STATUS(call, err))
 
 /* Makes `device` this thread's current one and tells which was, for fl_cuda_leave. After a failure
- * nothing has changed. */
+ * nothing has changed, and fl_cuda_leave may follow all the same. */
 int fl_cuda_enter(int32_t device, int32_t *before, fl_err *err);
 void fl_cuda_leave(int32_t before);
 

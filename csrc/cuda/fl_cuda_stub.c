@@ -1,5 +1,7 @@
-/* fl_cuda_stub: the names of fl_cuda.h in a build without nvcc. Nothing is available. */
+/* fl_cuda_stub: the names of fl_cuda.h and fl_cuda_upload.h in a build without nvcc. Nothing is
+ * available, so no stage exists that the rest could be called with. */
 #include "fl_cuda.h"
+#include "fl_cuda_upload.h"
 
 const char *const fl_cuda_archs = "";
 const int fl_cuda_version = 0;
@@ -24,3 +26,64 @@ int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err)
     *out = false;
     return fl_cuda_check(queue->device, err);
 }
+
+int fl_cuda_pin(int32_t device, char *data, int64_t bytes, fl_err *err)
+{
+    (void)data;
+    (void)bytes;
+    return fl_cuda_check(device, err);
+}
+
+void fl_cuda_unpin(int32_t device, char *data)
+{
+    (void)device;
+    (void)data;
+}
+
+int fl_cuda_stage_open(int32_t device, fl_cuda_stage **out, fl_err *err)
+{
+    *out = NULL;
+    return fl_cuda_check(device, err);
+}
+
+void fl_cuda_stage_halt(fl_cuda_stage *stage) { (void)stage; }
+
+void fl_cuda_stage_close(fl_cuda_stage *stage) { (void)stage; }
+
+int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out, fl_err *err)
+{
+    (void)stage;
+    (void)parts;
+    *out = NULL;
+    return fl_cuda_check(0, err);
+}
+
+int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, fl_err *err)
+{
+    (void)upload;
+    (void)block;
+    (void)stream;
+    return fl_cuda_check(0, err);
+}
+
+bool fl_cuda_upload_is_aimed(const fl_cuda_upload *upload)
+{
+    (void)upload;
+    return false;
+}
+
+void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch)
+{
+    (void)upload;
+    (void)batch;
+}
+
+int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *stream, fl_err *err)
+{
+    (void)upload;
+    (void)batch;
+    (void)stream;
+    return fl_cuda_check(0, err);
+}
+
+void fl_cuda_upload_drop(fl_cuda_upload *upload) { (void)upload; }

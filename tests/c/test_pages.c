@@ -33,6 +33,19 @@ static void test_open_gives_aligned_memory(void)
     }
 }
 
+static void test_map_shares_no_page(void)
+{
+    const int64_t sizes[] = {0, 1, PAGE, PAGE + 1, 5 * MIB};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        fl_pages pages;
+        CHECK_INT(fl_pages_map(sizes[i], &pages, NULL), FL_OK);
+        CHECK(pages.is_mapped && is_aligned(pages.data, PAGE));
+        CHECK(pages.capacity >= sizes[i] && pages.capacity > 0 && pages.capacity % PAGE == 0);
+        memset(pages.data, 0x77, (size_t)pages.capacity);
+        fl_pages_close(&pages);
+    }
+}
+
 static void test_open_refused_leaves_zeroes(void)
 {
     const int64_t sizes[] = {0, 1000, MIB, 5 * MIB};
@@ -375,6 +388,7 @@ int main(void)
     RUN(test_guard_memfd_refused);
     RUN(test_guard_leaves_nothing_open);
     RUN(test_open_gives_aligned_memory);
+    RUN(test_map_shares_no_page);
     RUN(test_open_refused_leaves_zeroes);
     RUN(test_open_of_an_absurd_size_fails);
     RUN(test_close_gives_all_of_it_back);

@@ -26,7 +26,7 @@ DEFINES = [
     "-DNPY_TARGET_VERSION=NPY_1_25_API_VERSION",
 ]
 CXX_FLAGS = ["-std=c++17", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing"]
-FOLDERS = [*FLOORS, HERE, HERE / "shim", CSRC / "vendor"]
+FOLDERS = [*FLOORS, HERE, HERE / "fake", HERE / "shim", CSRC / "vendor"]
 FOLDERS += [Path(sysconfig.get_path("include")), Path(numpy.get_include())]
 
 

@@ -1,0 +1,270 @@
+/* fl_cuda_upload: see fl_cuda_upload.h.
+ *
+ * The ring hands an upload from the consumer to the threads that fill, and back; its mutex orders
+ * what they write to it. The stage's own mutex lets halt come between two copies, not into one. */
+#include "fl_cuda_upload.h"
+
+#include "fl_cuda_runtime.h"
+#include "fl_thread.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+
+struct fl_cuda_upload {
+    fl_cuda_stage *stage; /* borrowed */
+    fl_cuda_upload *next; /* consumer only: in the list it is in */
+    fl_slot *slot;        /* owned, once taken */
+    cudaEvent_t event; /* owned; NULL before the first aim. Recorded on the consumer's stream when
+                          the block may be written, on the stage's when it is. */
+    void *block;       /* borrowed */
+    _Atomic int32_t parts; /* to be filled */
+    bool is_aimed;         /* consumer, and read-only while parts are filled */
+    bool is_queued;        /* whoever fills the last part, then the consumer */
+};
+
+struct fl_cuda_stage {
+    int32_t device;      /* set at open, then read-only */
+    uint32_t generation; /* likewise */
+    cudaStream_t stream; /* owned; likewise */
+    pthread_mutex_t mutex;
+    bool is_halted;               /* mutex */
+    fl_cuda_upload *free;         /* owned; consumer only */
+    fl_cuda_upload *taken, *last; /* owned; consumer only: oldest and newest */
+};
+
+static inline bool is_foreign(const fl_cuda_stage *stage)
+{
+    return stage->generation != fl_fork_generation();
+}
+
+static int refuse_foreign(fl_err *err)
+{
+    return fl_fail(err, FL_EFORK, "this upload belongs to a parent process");
+}
+
+int fl_cuda_pin(int32_t device, char *data, int64_t bytes, fl_err *err)
+{
+    int32_t before;
+    FL_TRY(fl_cuda_enter(device, &before, err));
+    int status =
+        FL_CUDA_STATUS(cudaHostRegister(data, (size_t)bytes, cudaHostRegisterPortable), err);
+    fl_cuda_leave(before);
+    return status;
+}
+
+void fl_cuda_unpin(int32_t device, char *data)
+{
+    int32_t before;
+    (void)fl_cuda_enter(device, &before, NULL);
+    (void)FL_CUDA_STATUS(cudaHostUnregister(data), NULL); /* fails only with the device */
+    fl_cuda_leave(before);
+}
+
+/* ---- the stage */
+
+static int open_stream(fl_cuda_stage *stage, fl_err *err)
+{
+    int32_t before;
+    FL_TRY(fl_cuda_enter(stage->device, &before, err));
+    int status =
+        FL_CUDA_STATUS(cudaStreamCreateWithFlags(&stage->stream, cudaStreamNonBlocking), err);
+    fl_cuda_leave(before);
+    return status;
+}
+
+int fl_cuda_stage_open(int32_t device, fl_cuda_stage **out, fl_err *err)
+{
+    *out = NULL;
+    fl_cuda_stage *stage = fl_alloc(sizeof *stage);
+    if (stage == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for uploads");
+    stage->device = device;
+    stage->generation = fl_fork_generation();
+    int status = fl_mutex_open(&stage->mutex, err);
+    if (status == FL_OK) {
+        status = open_stream(stage, err);
+        if (status != FL_OK) pthread_mutex_destroy(&stage->mutex);
+    }
+    if (status == FL_OK)
+        *out = stage;
+    else
+        fl_free(stage);
+    return status;
+}
+
+static void set_halted(fl_cuda_stage *stage, bool is_halted)
+{
+    pthread_mutex_lock(&stage->mutex);
+    stage->is_halted = is_halted;
+    pthread_mutex_unlock(&stage->mutex);
+}
+
+static void put_free(fl_cuda_upload *upload)
+{
+    upload->next = upload->stage->free;
+    upload->stage->free = upload;
+}
+
+/* The copy of the oldest taken upload is over. */
+static void return_oldest(fl_cuda_stage *stage)
+{
+    fl_cuda_upload *upload = stage->taken;
+    stage->taken = upload->next;
+    fl_slot_return(upload->slot);
+    put_free(upload);
+}
+
+void fl_cuda_stage_halt(fl_cuda_stage *stage)
+{
+    int32_t before;
+    if (is_foreign(stage)) return;
+    set_halted(stage, true);
+    (void)fl_cuda_enter(stage->device, &before, NULL);
+    /* Fails with the device, which then copies no more. */
+    (void)FL_CUDA_STATUS(cudaStreamSynchronize(stage->stream), NULL);
+    fl_cuda_leave(before);
+    while (stage->taken != NULL) return_oldest(stage);
+}
+
+static void destroy_handles(fl_cuda_stage *stage)
+{
+    int32_t before;
+    (void)fl_cuda_enter(stage->device, &before, NULL);
+    for (fl_cuda_upload *upload = stage->free; upload != NULL; upload = upload->next)
+        if (upload->event != NULL) (void)FL_CUDA_STATUS(cudaEventDestroy(upload->event), NULL);
+    (void)FL_CUDA_STATUS(cudaStreamDestroy(stage->stream), NULL);
+    fl_cuda_leave(before);
+}
+
+void fl_cuda_stage_close(fl_cuda_stage *stage)
+{
+    if (stage == NULL || is_foreign(stage)) return;
+    fl_cuda_stage_halt(stage);
+    destroy_handles(stage);
+    while (stage->free != NULL) {
+        fl_cuda_upload *upload = stage->free;
+        stage->free = upload->next;
+        fl_free(upload);
+    }
+    pthread_mutex_destroy(&stage->mutex);
+    fl_free(stage);
+}
+
+/* ---- an upload */
+
+static inline bool is_copied(const fl_cuda_upload *upload)
+{
+    cudaError_t error = cudaEventQuery(upload->event);
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    return error == cudaSuccess;
+}
+
+/* Copies end in the order in which they were queued, which is about that of the takes. */
+static void return_copied(fl_cuda_stage *stage)
+{
+    int32_t before;
+    if (stage->taken == NULL || fl_cuda_enter(stage->device, &before, NULL) != FL_OK) return;
+    while (stage->taken != NULL && is_copied(stage->taken)) return_oldest(stage);
+    fl_cuda_leave(before);
+}
+
+int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out, fl_err *err)
+{
+    *out = NULL;
+    if (is_foreign(stage)) return refuse_foreign(err);
+    return_copied(stage);
+    fl_cuda_upload *upload = stage->free;
+    if (upload != NULL) {
+        stage->free = upload->next;
+    } else {
+        upload = fl_alloc(sizeof *upload);
+        if (upload == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for an upload");
+        upload->stage = stage;
+    }
+    atomic_store_explicit(&upload->parts, parts, memory_order_relaxed);
+    upload->is_aimed = upload->is_queued = false;
+    set_halted(stage, false);
+    *out = upload;
+    return FL_OK;
+}
+
+static int record_start(fl_cuda_upload *upload, cudaStream_t stream, fl_err *err)
+{
+    if (upload->event == NULL)
+        FL_CUDA_TRY(cudaEventCreateWithFlags(&upload->event, cudaEventDisableTiming), err);
+    FL_CUDA_TRY(cudaEventRecord(upload->event, stream), err);
+    return FL_OK;
+}
+
+int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, fl_err *err)
+{
+    int32_t before;
+    if (is_foreign(upload->stage)) return refuse_foreign(err);
+    FL_TRY(fl_cuda_enter(upload->stage->device, &before, err));
+    int status = record_start(upload, stream, err);
+    fl_cuda_leave(before);
+    upload->block = block;
+    upload->is_aimed = status == FL_OK;
+    return status;
+}
+
+bool fl_cuda_upload_is_aimed(const fl_cuda_upload *upload) { return upload->is_aimed; }
+
+static int queue_copy_locked(fl_cuda_upload *upload, const fl_batch *batch, fl_err *err)
+{
+    cudaStream_t stream = upload->stage->stream;
+    const char *data = fl_slot_data(batch->slot);
+    if (upload->stage->is_halted) return fl_fail(err, FL_ECLOSED, "the upload was halted");
+    FL_CUDA_TRY(cudaStreamWaitEvent(stream, upload->event, 0), err);
+    if (batch->bytes > 0)
+        FL_CUDA_TRY(cudaMemcpyAsync(upload->block, data, (size_t)batch->bytes,
+                                    cudaMemcpyHostToDevice, stream),
+                    err);
+    FL_CUDA_TRY(cudaEventRecord(upload->event, stream), err);
+    return FL_OK;
+}
+
+static int queue_copy(fl_cuda_upload *upload, const fl_batch *batch, fl_err *err)
+{
+    fl_cuda_stage *stage = upload->stage;
+    int32_t before;
+    FL_TRY(fl_cuda_enter(stage->device, &before, err));
+    pthread_mutex_lock(&stage->mutex);
+    int status = queue_copy_locked(upload, batch, err);
+    pthread_mutex_unlock(&stage->mutex);
+    fl_cuda_leave(before);
+    upload->is_queued = status == FL_OK;
+    return status;
+}
+
+void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch)
+{
+    /* acq_rel: the copy reads what all the others have written. */
+    if (atomic_fetch_sub_explicit(&upload->parts, 1, memory_order_acq_rel) == 1 && upload->is_aimed)
+        (void)queue_copy(upload, batch, NULL);
+}
+
+int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *stream, fl_err *err)
+{
+    fl_cuda_stage *stage = upload->stage;
+    int32_t before;
+    if (is_foreign(stage)) return refuse_foreign(err);
+    assert(upload->is_aimed && atomic_load(&upload->parts) == 0);
+    if (!upload->is_queued) FL_TRY(queue_copy(upload, batch, err));
+    FL_TRY(fl_cuda_enter(stage->device, &before, err));
+    int status = FL_CUDA_STATUS(cudaStreamWaitEvent(stream, upload->event, 0), err);
+    fl_cuda_leave(before);
+    if (status != FL_OK) return status;
+    upload->slot = batch->slot;
+    upload->next = NULL;
+    if (stage->taken == NULL)
+        stage->taken = upload;
+    else
+        stage->last->next = upload;
+    stage->last = upload;
+    return FL_OK;
+}
+
+void fl_cuda_upload_drop(fl_cuda_upload *upload)
+{
+    if (!is_foreign(upload->stage)) put_free(upload);
+}

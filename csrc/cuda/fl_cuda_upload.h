@@ -1,0 +1,54 @@
+/* fl_cuda_upload: batches on their way to a device, copied while their consumer computes.
+ *
+ * Floor 2. A stage has a stream of its own, on which a batch is copied, whole, from the pinned slot
+ * it was filled in to a block of device memory that the caller provides. docs/cuda.md draws the
+ * states and who waits for whom.
+ *
+ * get, aim, take, drop, halt and close belong to one consumer thread at a time; parts are reported
+ * by the threads that fill. In a forked child every call is inert or FL_EFORK. */
+#ifndef FL_CUDA_UPLOAD_H
+#define FL_CUDA_UPLOAD_H
+
+#include "fl_ring.h"
+
+/* For fl_pool_pin. Memory is pinned for copies to any device, through the context of this one. */
+int fl_cuda_pin(int32_t device, char *data, int64_t bytes, fl_err *err);
+void fl_cuda_unpin(int32_t device, char *data);
+
+typedef struct fl_cuda_stage fl_cuda_stage;
+typedef struct fl_cuda_upload fl_cuda_upload;
+
+/* FL_OK, FL_ENOMEM, FL_EDEVICE. The caller closes it. */
+int fl_cuda_stage_open(int32_t device, fl_cuda_stage **out, fl_err *err);
+
+/* SYNC. Queues no copy until the next fl_cuda_upload_get, and waits for those that are queued: when
+ * it returns every slot and block may go, and the slots of taken uploads have. */
+void fl_cuda_stage_halt(fl_cuda_stage *stage);
+
+/* SYNC: halts. Every upload has been taken or dropped. NULL is fine. */
+void fl_cuda_stage_close(fl_cuda_stage *stage);
+
+/* An upload for a batch of `parts` parts, the caller's until it is taken or dropped; FL_ENOMEM.
+ * Before that, slots of taken uploads whose copies are over go back to their pool. */
+int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out, fl_err *err);
+
+/* Where the batch goes: `block`, borrowed until the upload is dropped or `stream` waits for the
+ * copy, which begins after what is queued on `stream` now. A device's stream may be NULL.
+ * FL_ENOMEM, FL_EDEVICE: nothing has changed. */
+int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, fl_err *err);
+
+bool fl_cuda_upload_is_aimed(const fl_cuda_upload *upload);
+
+/* One more part of the batch is filled. The last one queues the copy if the upload is aimed; what
+ * fails is left to fl_cuda_upload_take. The filling threads. */
+void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch);
+
+/* Makes `stream` wait for the copy of the batch, which is filled and whose upload is aimed; queues
+ * the copy first if it is not. The upload and the batch's slot are then the stage's. After
+ * FL_ENOMEM or FL_EDEVICE they are still the caller's, who may try again. */
+int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *stream, fl_err *err);
+
+/* Gives back an upload that will not be taken. Before its last part is filled, or halted. */
+void fl_cuda_upload_drop(fl_cuda_upload *upload);
+
+#endif

@@ -1,0 +1,63 @@
+/* fake_cuda.h: a CUDA runtime without a device, and what a test says to it.
+ *
+ * Work that is queued runs late, on whatever thread next calls the runtime, in any order that CUDA
+ * allows: that of a stream, and waits for events; memory is read when the work runs. Device memory
+ * faults when the host touches it. What CUDA leaves undefined, and what would be slow in silence,
+ * ends the process with a sentence: an asynchronous copy from memory that is not pinned, memory
+ * that is pinned twice, or before its pages are there, or unpinned under a copy. Any thread. */
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
+
+#include "cuda_runtime_api.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { FAKE_DEVICES = 2 };
+
+typedef enum fake_order {
+    FAKE_EAGER, /* work runs as soon as it may */
+    FAKE_LAZY,  /* when a synchronisation asks for it */
+    FAKE_RANDOM /* some of it, at every call */
+} fake_order;
+
+/* From now on; the seed is for FAKE_RANDOM. */
+void fake_set_order(fake_order order, uint64_t seed);
+
+/* Memory of a device. The one who frees it says that no work uses it any more; not checked. */
+void *fake_alloc(int device, size_t bytes);
+void fake_free(void *memory);
+
+/* Which device's memory the address lies in; -1: no device's. */
+int fake_device_of(const void *memory);
+
+/* Where the host sees device memory, for work of its own and for a look after synchronising. */
+char *fake_host_view(const void *memory);
+
+/* Queues a call as a kernel; NULL is the current device's own stream. The kernel calls nothing of
+ * the runtime. */
+void fake_launch(cudaStream_t stream, void (*kernel)(void *), void *arg);
+
+/* Runs all that is queued there, and what that waits for. */
+void fake_synchronize(cudaStream_t stream);
+
+/* The n-th call from now (n >= 1; 0: none) fails with this error. What releases something or waits
+ * does so all the same. A sticky error is that of every later call too, and no queued work runs any
+ * more. cudaGetDevice, and what reads or names errors, is not counted. */
+void fake_fail_at(int64_t n, cudaError_t error, bool is_sticky);
+int64_t fake_calls(void); /* counted since then; takes no lock */
+
+/* While true, no memory can be pinned. */
+void fake_refuse_pins(bool is_refused);
+
+/* Places that call the runtime to order work, numbered from 0 as they are first met since
+ * fake_forget_sites: the name of the function called there, NULL behind the last. Calls from the
+ * ignored one (-1: none) say cudaSuccess and do nothing. */
+void fake_forget_sites(void);
+const char *fake_site(int number);
+void fake_ignore_site(int number);
+
+/* Whether streams, events, pinned ranges or device memory are left. */
+bool fake_is_clean(void);
+
+#endif

@@ -1,0 +1,64 @@
+/* fake_run.h: streams and the work in them, between fake_run.c, which runs it, and fake_api.c.
+ *
+ * Everything here needs fake_mutex, which fake_api.c holds around every call. */
+#ifndef FAKE_RUN_H
+#define FAKE_RUN_H
+
+#include "fake_cuda.h"
+
+#include <pthread.h>
+
+extern pthread_mutex_t fake_mutex;
+
+/* A moment in a stream: what a record makes of an event, and a wait refers to. */
+typedef struct fake_mark {
+    struct CUstream_st *stream;
+    bool is_reached;
+} fake_mark;
+
+struct CUevent_st {
+    int device;
+    fake_mark *mark; /* the latest record; NULL: none yet */
+};
+
+typedef enum fake_kind { FAKE_COPY, FAKE_REACH, FAKE_WAIT, FAKE_CALL } fake_kind;
+
+typedef struct fake_op {
+    fake_kind kind;
+    fake_mark *mark; /* FAKE_REACH, FAKE_WAIT */
+    char *to;        /* FAKE_COPY: device memory as the host sees it, and where from */
+    const char *from;
+    size_t bytes;
+    void (*kernel)(void *);
+    void *arg;
+    struct fake_op *next;
+} fake_op;
+
+struct CUstream_st {
+    int device;
+    fake_op *first, *last;
+    struct CUstream_st *next;
+};
+
+/* Ends the process with the sentence. */
+_Noreturn void fake_violation(const char *text);
+
+struct CUstream_st *fake_open_stream(int device);
+void fake_close_stream(struct CUstream_st *stream); /* violation if work is left */
+struct CUstream_st *fake_own_stream(int device);    /* the NULL stream of the device */
+
+/* Appends work as described; a wait for no mark is none. */
+void fake_queue(struct CUstream_st *stream, fake_op work);
+fake_mark *fake_new_mark(struct CUstream_st *stream);
+
+void fake_run_some(void);                         /* as the order says */
+void fake_run_stream(struct CUstream_st *stream); /* all of it, and what it waits for */
+void fake_drop_work(void);
+
+bool fake_is_read(const char *from, size_t bytes); /* a queued copy reads there */
+
+/* The host's view of bytes that must lie in memory of the device. */
+char *fake_find_view(const void *memory, size_t bytes, int device);
+bool fake_has_memory(void);
+
+#endif

@@ -1,0 +1,239 @@
+/* Uploads when calls of the runtime fail or are left out, and pools of pinned slots. */
+#include "upload_rig.h"
+
+#include "arena_rig.h"
+
+enum { BATCHES = 10, SEEDS = 12, TRIES = 3 };
+
+/* ---- calls that fail */
+
+/* Trains through failures, each of which must be met once, in a sentence, as a batch of its own or
+ * with the batch still to come. Returns the first status. */
+static int train_through(loop *l)
+{
+    int first = FL_OK;
+    int64_t posted = 0, expected = 0, tag;
+    while (expected < BATCHES) {
+        for (; posted < BATCHES && fl_ring_pending(l->r.ring) < 3 && !l->is_late; posted++)
+            post_upload(l, posted, 2);
+        int status = take_upload(l, &tag);
+        CHECK_INT(tag, expected);
+        expected += !l->is_late;
+        if (status == FL_OK) continue;
+        CHECK_INT(l->err.code, status);
+        CHECK(l->err.text[0] != '\0');
+        if (first != FL_OK) return status; /* for good */
+        first = status;
+    }
+    return first;
+}
+
+/* With call n failing; false when there were fewer. */
+static bool
+fail_call(fl_ring_config shape, cudaStream_t stream, int64_t n, cudaError_t error, bool is_sticky)
+{
+    loop l;
+    int device, status;
+    fake_fail_at(n, error, is_sticky);
+    status = try_open_loop(&l, shape, 1);
+    l.stream = stream;
+    bool is_open = status == FL_OK;
+    if (is_open) status = train_through(&l);
+    bool has_failed = fake_calls() >= n;
+    if (status == FL_OK && has_failed && is_sticky) {
+        int64_t tag;
+        post_upload(&l, BATCHES, 1); /* it was the last call */
+        status = take_upload(&l, &tag);
+    }
+    int expected = error == cudaErrorMemoryAllocation ? FL_ENOMEM : FL_EDEVICE;
+    CHECK(status == FL_OK || (has_failed && status == expected));
+    if (status != FL_OK) CHECK(strstr(l.err.text, cudaGetErrorName(error)) != NULL);
+    if (has_failed && is_sticky) CHECK_INT(status, FL_EDEVICE);
+    if (!is_sticky) fake_synchronize(stream);
+    close_loop(&l);
+    if (!is_sticky) CHECK_INT(cudaGetLastError(), cudaSuccess);
+    bool is_over = fake_calls() < n;
+    fake_fail_at(0, cudaSuccess, false);
+    CHECK(cudaGetDevice(&device) == cudaSuccess);
+    CHECK(device == 0 || !is_over);
+    CHECK_INT(cudaSetDevice(0), cudaSuccess);
+    return !is_over;
+}
+
+static void fail_each_call(cudaError_t error, bool is_sticky)
+{
+    fl_ring_config shape;
+    cudaStream_t stream;
+    CHECK_INT(cudaSetDevice(1), cudaSuccess);
+    CHECK_INT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    CHECK_INT(cudaSetDevice(0), cudaSuccess);
+    for (int i = 0; next_shape(i, &shape); i += 3) {
+        int64_t n = 1;
+        fake_set_order(i == 0 ? FAKE_LAZY : FAKE_RANDOM, (uint64_t)i);
+        while (fail_call(shape, stream, n, error, is_sticky)) n++;
+        CHECK(n > 100);
+    }
+    CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
+    CHECK(fake_is_clean());
+}
+
+static void test_each_call_may_fail(void) { fail_each_call(cudaErrorLaunchFailure, false); }
+
+static void test_each_call_may_want_memory(void)
+{
+    fail_each_call(cudaErrorMemoryAllocation, false);
+}
+
+static void test_an_error_that_stays_is_met_by_every_take(void)
+{
+    fail_each_call(cudaErrorLaunchFailure, true);
+}
+
+/* A failed batch comes again, and nothing is lost or twice. */
+static void test_a_batch_that_could_not_be_copied_comes_again(void)
+{
+    loop l;
+    int64_t tag;
+    fake_set_order(FAKE_RANDOM, 5);
+    open_loop(&l, (fl_ring_config){.depth = 3, .is_in_order = true}, 0);
+    for (int64_t n = 0; n < 2; n++) post_upload(&l, n, 1);
+    for (int i = 0; i < TRIES; i++) {
+        fake_fail_at(1, cudaErrorLaunchFailure, true);
+        CHECK_INT(take_upload(&l, &tag), FL_EDEVICE);
+        CHECK(tag == 0 && l.is_late);
+        fake_fail_at(0, cudaSuccess, false);
+    }
+    take_tag(&l, 0);
+    take_tag(&l, 1);
+    fake_synchronize(NULL);
+    close_loop(&l);
+    CHECK(fake_is_clean());
+}
+
+static int train_without(void *arg)
+{
+    loop l;
+    int status = try_open_loop(&l, *(fl_ring_config *)arg, 0);
+    if (status == FL_OK) status = train_through(&l);
+    fake_synchronize(NULL);
+    if (l.r.pool != NULL) close_loop(&l);
+    CHECK(fake_is_clean());
+    return status;
+}
+
+static void test_every_refused_resource(void)
+{
+    fl_ring_config shape;
+    fake_set_order(FAKE_RANDOM, 3);
+    for (int i = 0; next_shape(i, &shape); i++) CHECK(refuse_each(train_without, &shape) >= 10);
+}
+
+/* ---- calls that are left out */
+
+/* Everything that orders work is called here, from every place in the code. */
+static void train_every_way(fl_ring_config shape, cudaStream_t stream)
+{
+    loop l;
+    open_loop(&l, shape, 0);
+    l.stream = stream;
+    for (int64_t tag = 0, posted = 0; tag < 2 * BATCHES; tag++) {
+        for (; posted < tag + 3; posted++) {
+            l.is_short = posted % 5 == 1; /* to be copied at the take */
+            post_upload(&l, posted, 2);
+        }
+        l.is_short = false;
+        take_tag(&l, tag);
+    }
+    reset_loop(&l);
+    for (int64_t tag = 0; tag < 3; tag++) post_upload(&l, tag, 2);
+    for (int64_t tag = 0; tag < 2; tag++) take_tag(&l, tag);
+    fake_synchronize(stream);
+    close_loop(&l);
+}
+
+static int run_without_a_site(void *arg)
+{
+    fake_ignore_site(*(int *)arg);
+    if (*(int *)arg >= 0) CHECK(freopen("/dev/null", "w", stderr) != NULL);
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        fl_ring_config shape;
+        cudaStream_t stream;
+        CHECK(next_shape((int)seed % 8, &shape));
+        fake_set_order(seed == 0 ? FAKE_LAZY : FAKE_RANDOM, seed);
+        CHECK_INT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+        train_every_way(shape, stream);
+        CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
+    }
+    return 0;
+}
+
+static void test_no_call_can_be_left_out(void)
+{
+    int none = -1, count = 0, waits = 0, records = 0;
+    fake_forget_sites();
+    CHECK_INT(run_without_a_site(&none), 0);
+    for (const char *name; (name = fake_site(count)) != NULL; count++) {
+        int status = run_child(run_without_a_site, &count);
+        if (status == 0) fprintf(stderr, "\nnobody misses call %d, %s\n", count, name);
+        CHECK(status != 0);
+        waits += strcmp(name, "cudaStreamWaitEvent") == 0;
+        records += strcmp(name, "cudaEventRecord") == 0;
+    }
+    CHECK(waits >= 2 && records >= 2 && count >= waits + records + 3); /* query, copy, sync */
+}
+
+/* ---- pinned slots */
+
+static void test_slots_are_pinned_until_they_go(void)
+{
+    fl_pool *pool = open_pool(2);
+    fl_slot *slots[2];
+    fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, 0});
+    for (int i = 0; i < 2; i++) {
+        slots[i] = get_slot(pool, 100);
+        CHECK(is_aligned(fl_slot_data(slots[i]), 4096) && fl_slot_bytes(slots[i]) % 4096 == 0);
+        CHECK_INT(fl_slot_used(slots[i]), fl_slot_bytes(slots[i])); /* its pages are there */
+    }
+    for (int i = 0; i < 2; i++) fl_slot_return(slots[i]);
+    CHECK(!fake_is_clean());
+    fl_slot_return(get_slot(pool, 5000000)); /* instead of one that is too small */
+    check_counts(pool, 0, 3, 0, 2);
+    fl_pool_trim(pool);
+    CHECK(fake_is_clean());
+    slots[0] = get_slot(pool, 10);
+    fl_pool_close(pool);
+    CHECK(!fake_is_clean());
+    fl_slot_return(slots[0]); /* behind the pool */
+    CHECK(fake_is_clean());
+}
+
+static void test_a_slot_that_cannot_be_pinned(void)
+{
+    fl_pool *pool = open_pool(2);
+    fl_slot *slot;
+    fl_err err;
+    fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, FAKE_DEVICES});
+    int64_t before = count_address_space();
+    for (int i = 0; i < 20; i++) {
+        CHECK_INT(fl_pool_get(pool, 64 * MIB, &slot, &err), FL_EDEVICE);
+        CHECK(slot == NULL && strstr(err.text, "cudaSetDevice") != NULL);
+    }
+    CHECK(count_address_space() < before + 256 * MIB);
+    CHECK_INT(cudaGetLastError(), cudaSuccess);
+    fl_pool_close(pool);
+    CHECK(fake_is_clean());
+}
+
+int main(void)
+{
+    start_tests();
+    RUN(test_each_call_may_fail);
+    RUN(test_each_call_may_want_memory);
+    RUN(test_an_error_that_stays_is_met_by_every_take);
+    RUN(test_a_batch_that_could_not_be_copied_comes_again);
+    RUN(test_every_refused_resource);
+    RUN(test_no_call_can_be_left_out);
+    RUN(test_slots_are_pinned_until_they_go);
+    RUN(test_a_slot_that_cannot_be_pinned);
+    return 0;
+}

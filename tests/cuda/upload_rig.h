@@ -1,0 +1,221 @@
+/* upload_rig.h: a loop that trains on a device: a ring over pinned slots, uploads, and kernels that
+ * check what they read, when they run.
+ *
+ * Blocks of device memory come from an allocator like torch's: one that is freed serves again at
+ * once, for work on the same stream, whatever still runs there. */
+#ifndef UPLOAD_RIG_H
+#define UPLOAD_RIG_H
+
+#include "ring_rig.h"
+
+#include "fake_cuda.h"
+#include "fl_cuda_upload.h"
+
+enum { MOST_POSTED = 8, MOST_BLOCKS = 256, MOST_LOOKS = 256, BLOCK_BYTES = 4096 };
+
+typedef struct block {
+    void *memory; /* owned */
+    cudaStream_t stream;
+    bool is_used, is_kept; /* kept: read from a stream that its own does not know of */
+} block;
+
+typedef struct ticket {
+    fl_cuda_upload *upload; /* NULL: free */
+    block *block;           /* NULL: memory was short */
+} ticket;
+
+/* What a kernel reads, and what it must find. */
+typedef struct look {
+    const char *view;
+    int64_t tag;
+} look;
+
+typedef struct loop {
+    rig r; /* first: the fill's context */
+    fl_cuda_stage *stage;
+    int32_t device;
+    cudaStream_t stream; /* the consumer's current one */
+    ticket tickets[MOST_POSTED];
+    block blocks[MOST_BLOCKS];
+    look looks[MOST_LOOKS];
+    int64_t launched;
+    bool is_short; /* there is no device memory */
+    bool is_late;  /* `late` was taken from the ring, and could not be handed out */
+    fl_batch late;
+    fl_err err; /* of the last failure */
+} loop;
+
+static inline ticket *ticket_of(loop *l, int64_t tag) { return &l->tickets[tag % MOST_POSTED]; }
+
+static inline block *get_block(loop *l)
+{
+    int i = 0;
+    if (l->is_short) return NULL;
+    while (l->blocks[i].memory != NULL &&
+           (l->blocks[i].is_used || l->blocks[i].is_kept || l->blocks[i].stream != l->stream))
+        CHECK(++i < MOST_BLOCKS);
+    block *found = &l->blocks[i];
+    if (found->memory == NULL) found->memory = fake_alloc(l->device, BLOCK_BYTES);
+    found->stream = l->stream;
+    found->is_used = true;
+    return found;
+}
+
+static inline void drop_block(block *used)
+{
+    if (used != NULL) used->is_used = false;
+}
+
+static inline int fill_and_upload(void *context, const fl_batch *batch, int32_t part, fl_err *err)
+{
+    FL_TRY(fill_part(context, batch, part, err));
+    fl_cuda_upload_part(ticket_of(context, batch->tag)->upload, batch);
+    return FL_OK;
+}
+
+/* Opens what `shape` says; the status of what cannot be had. */
+static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
+{
+    memset(l, 0, sizeof *l);
+    l->r.stuck_tag = l->r.failing_tag = NONE;
+    l->device = device;
+    CHECK(sem_init(&l->r.arrived, 0, 0) == 0 && sem_init(&l->r.gate, 0, 0) == 0);
+    CHECK(shape.depth < MOST_POSTED);
+    FL_TRY(fl_pool_open(0, NULL, &l->r.pool, &l->err));
+    fl_pool_reserve(l->r.pool, shape.depth);
+    fl_pool_pin(l->r.pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
+    FL_TRY(fl_cuda_stage_open(device, &l->stage, &l->err));
+    shape.fill = fill_and_upload;
+    shape.context = l;
+    shape.pool = l->r.pool;
+    return fl_ring_open(&shape, &l->r.ring, &l->err);
+}
+
+static inline void open_loop(loop *l, fl_ring_config shape, int32_t device)
+{
+    CHECK_INT(try_open_loop(l, shape, device), FL_OK);
+}
+
+static inline void drop_ticket(ticket *t)
+{
+    if (t->upload != NULL) fl_cuda_upload_drop(t->upload);
+    drop_block(t->block);
+    *t = (ticket){0};
+}
+
+static inline void drop_tickets(loop *l)
+{
+    if (l->is_late) fl_slot_return(l->late.slot);
+    l->is_late = false;
+    for (int i = 0; i < MOST_POSTED; i++) drop_ticket(&l->tickets[i]);
+}
+
+static inline void reset_loop(loop *l)
+{
+    fl_cuda_stage_halt(l->stage);
+    fl_ring_reset(l->r.ring);
+    drop_tickets(l);
+}
+
+static inline void close_engine(loop *l)
+{
+    if (l->stage != NULL) fl_cuda_stage_halt(l->stage);
+    fl_ring_close(l->r.ring);
+    drop_tickets(l);
+    fl_cuda_stage_close(l->stage);
+    fl_pool_close(l->r.pool);
+}
+
+/* Kernels that read blocks must have been waited for. */
+static inline void close_loop(loop *l)
+{
+    close_engine(l);
+    for (int i = 0; i < MOST_BLOCKS; i++)
+        if (l->blocks[i].memory != NULL) fake_free(l->blocks[i].memory);
+    sem_destroy(&l->r.arrived);
+    sem_destroy(&l->r.gate);
+}
+
+static inline int aim(loop *l, ticket *t)
+{
+    fl_err err;
+    block *found = get_block(l);
+    if (found == NULL) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
+    int status = fl_cuda_upload_aim(t->upload, found->memory, l->stream, &err);
+    if (status == FL_OK)
+        t->block = found;
+    else
+        drop_block(found);
+    if (status != FL_OK) l->err = err;
+    return status;
+}
+
+static inline void post_upload(loop *l, int64_t tag, int32_t parts)
+{
+    ticket *t = ticket_of(l, tag);
+    fl_rows *rows = fl_ring_rows(l->r.ring);
+    CHECK(t->upload == NULL && BLOCK_BYTES >= 8 * rows_of(tag));
+    fl_err err = {0};
+    int status = fl_cuda_upload_get(l->stage, parts, &t->upload, &err);
+    if (status == FL_OK) (void)aim(l, t);
+    if (status == FL_OK) status = add_rows(rows, tag, &err);
+    if (status == FL_OK) status = fl_ring_post(l->r.ring, 8 * rows_of(tag), parts, tag, &err);
+    if (status == FL_OK) return;
+    CHECK_INT(err.code, status);
+    drop_ticket(t);
+    fl_ring_post_mark(l->r.ring, status, &err, tag);
+}
+
+static inline void check_device_words(const char *view, int64_t tag)
+{
+    const int64_t *words = (const int64_t *)(const void *)view;
+    for (int64_t i = 0; i < rows_of(tag); i++) CHECK_INT(words[i], word_of(tag, row_of(tag, i)));
+}
+
+static inline void look_at_batch(void *arg)
+{
+    const look *l = arg;
+    check_device_words(l->view, l->tag);
+}
+
+static inline void launch_look(loop *l, const void *memory, int64_t tag)
+{
+    look *next = &l->looks[l->launched++ % MOST_LOOKS];
+    *next = (look){.view = fake_host_view(memory), .tag = tag};
+    fake_launch(l->stream, look_at_batch, next);
+}
+
+/* Takes the next batch, queues a kernel that reads it and lets go of it. A batch that could not be
+ * handed out comes again. *tag: which it is. */
+static inline int take_upload(loop *l, int64_t *tag)
+{
+    int status = FL_OK;
+    fl_batch batch = l->late;
+    if (!l->is_late) status = fl_ring_take(l->r.ring, LONG_MS, &batch, &l->err);
+    if (status == FL_EEND) return status;
+    *tag = batch.tag;
+    ticket *t = ticket_of(l, batch.tag);
+    if (status != FL_OK) {
+        drop_ticket(t);
+        return status;
+    }
+    if (!fl_cuda_upload_is_aimed(t->upload)) status = aim(l, t);
+    if (status == FL_OK) status = fl_cuda_upload_take(t->upload, &batch, l->stream, &l->err);
+    l->is_late = status != FL_OK;
+    l->late = batch;
+    if (l->is_late) return status;
+    if (t->block->stream != l->stream) t->block->is_kept = true;
+    launch_look(l, t->block->memory, batch.tag);
+    drop_block(t->block);
+    *t = (ticket){0};
+    return FL_OK;
+}
+
+static inline void take_tag(loop *l, int64_t tag)
+{
+    int64_t taken;
+    CHECK_INT(take_upload(l, &taken), FL_OK);
+    CHECK_INT(taken, tag);
+}
+
+#endif
