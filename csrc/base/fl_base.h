@@ -29,7 +29,8 @@ typedef struct fl_err {
     int code;         /* FL_OK or FL_E* */
     int32_t field;    /* FL_ESOURCE: which field of the table */
     int64_t position; /* FL_EINDEX: place in the batch */
-    int64_t value;    /* FL_EINDEX: the index; FL_ESOURCE: the row; FL_EDEVICE: its number */
+    int64_t value;    /* FL_EINDEX: the index; FL_ESOURCE: the row; FL_EDEVICE, and FL_ENOMEM of the
+                         device's runtime: its error number */
     int64_t length;   /* FL_EINDEX: how many rows there are */
     char text[160];   /* one sentence, for the other codes */
 } fl_err;

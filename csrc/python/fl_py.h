@@ -77,6 +77,9 @@ bool fl_py_float_tensor(const fl_py_door *door, PyObject *object, fl_py_floats *
 void *
 fl_py_number(const fl_py_door *door, PyObject *object, uint8_t code, uint8_t bits, int32_t *device);
 
+/* The address of a vector of exactly `bytes` > 0 bytes on a CUDA device; ValueError. */
+void *fl_py_device_block(const fl_py_door *door, PyObject *object, int32_t device, int64_t bytes);
+
 /* torch's current stream of a CUDA device (cudaStream_t): 0 done, -1 exception. */
 int fl_py_stream(const fl_py_door *door, int32_t device, void **out);
 
@@ -147,6 +150,7 @@ typedef struct fl_py_slots {
     fl_arena *arena;                                 /* owned; NULL unless shared with workers */
     uint32_t generation;                             /* of the process that made it */
     int32_t fields;                                  /* room for so many tensors with every slot */
+    int32_t device;                                  /* for copies to it; -1: for use on the CPU */
     int64_t batches, samples, bytes, waits, wait_ns; /* interpreter lock */
 } fl_py_slots;
 

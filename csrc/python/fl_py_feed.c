@@ -56,14 +56,27 @@ static void leave(fl_py_feed *self)
     PyThread_release_lock(self->lock);
 }
 
+void fl_py_feed_reset_ring(fl_py_feed *self)
+{
+    Py_BEGIN_ALLOW_THREADS
+    if (self->stage != NULL) fl_cuda_stage_halt(self->stage);
+    fl_ring_reset(self->ring);
+    Py_END_ALLOW_THREADS
+    fl_py_upload_forget(self);
+}
+
 void fl_py_feed_close_ring(fl_py_feed *self)
 {
     fl_ring *ring = self->ring;
     self->ring = NULL;
     if (ring == NULL) return;
     Py_BEGIN_ALLOW_THREADS
+    if (self->stage != NULL) fl_cuda_stage_halt(self->stage);
     fl_ring_close(ring);
     Py_END_ALLOW_THREADS
+    fl_py_upload_forget(self);
+    fl_cuda_stage_close(self->stage); /* halted: nothing to wait for */
+    self->stage = NULL;
 }
 
 static PyObject *feed_next(fl_py_feed *self)
@@ -77,8 +90,10 @@ static PyObject *feed_next(fl_py_feed *self)
 static int fill_part(void *context, const fl_batch *batch, int32_t part, fl_err *err)
 {
     const fl_py_feed *self = context;
-    return fl_table_gather(self->table->table, &batch->rows, part, batch->parts,
-                           fl_slot_data(batch->slot), err);
+    FL_TRY(fl_table_gather(self->table->table, &batch->rows, part, batch->parts,
+                           fl_slot_data(batch->slot), err));
+    if (self->stage != NULL) fl_py_upload_filled(self, batch);
+    return FL_OK;
 }
 
 static int open_ring(fl_py_feed *self, int32_t threads, bool is_in_order)
@@ -109,17 +124,22 @@ static int open_ring(fl_py_feed *self, int32_t threads, bool is_in_order)
 
 static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"table",    "slots",    "fetch",      "keys",    "maps", "workers",
-                               "prefetch", "in_order", "persistent", "timeout", NULL};
+    static char *keywords[] = {"table",     "slots",    "fetch",    "keys",       "maps",
+                               "workers",   "prefetch", "in_order", "persistent", "timeout",
+                               "new_block", "split",    NULL};
     fl_py_state *state = PyType_GetModuleState(type);
-    PyObject *table, *slots, *fetch, *keys, *maps, *timeout;
+    PyObject *table, *slots, *fetch, *keys, *maps, *timeout, *new_block = NULL, *split = NULL;
     int workers, in_order, persistent;
     long long prefetch;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLppO:Feed", keywords,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLppO|OO:Feed", keywords,
                                      state->table_type, &table, state->slots_type, &slots, &fetch,
                                      &keys, &PyTuple_Type, &maps, &workers, &prefetch, &in_order,
-                                     &persistent, &timeout))
+                                     &persistent, &timeout, &new_block, &split))
         return NULL;
+    bool is_for_device = ((fl_py_slots *)slots)->device >= 0;
+    if ((new_block != NULL) != is_for_device || (split != NULL) != is_for_device)
+        return PyErr_Format(PyExc_ValueError,
+                            "new_block and split go with slots of a device, and only with them");
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1.0 && PyErr_Occurred()) return NULL;
     int64_t depth = 1;
@@ -135,6 +155,8 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->keys = Py_NewRef(keys);
     self->maps = Py_NewRef(maps);
     self->timeout = Py_NewRef(timeout);
+    self->new_block = Py_XNewRef(new_block);
+    self->split = Py_XNewRef(split);
     self->is_persistent = persistent;
     self->runs_ahead = workers > 0;
     self->depth = depth;
@@ -146,7 +168,9 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->lock = PyThread_allocate_lock();
     int32_t threads = workers > 0 ? workers : (int32_t)fl_min(fl_cpu_count(), 1 + MAX_HELPERS) - 1;
     if (self->lock == NULL) PyErr_NoMemory();
-    if (self->marks == NULL || self->lock == NULL || open_ring(self, threads, in_order) != 0) {
+    if (self->marks == NULL || self->lock == NULL ||
+        (is_for_device && fl_py_upload_open(self) != 0) ||
+        open_ring(self, threads, in_order) != 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -162,6 +186,10 @@ static int feed_traverse(fl_py_feed *self, visitproc visit, void *arg)
     Py_VISIT(self->keys);
     Py_VISIT(self->maps);
     Py_VISIT(self->timeout);
+    Py_VISIT(self->new_block);
+    Py_VISIT(self->split);
+    for (int64_t number = 0; self->tickets != NULL && number < self->depth; number++)
+        Py_VISIT(self->tickets[number].block);
     Py_VISIT(self->batch_sampler);
     Py_VISIT(self->source);
     Py_VISIT(self->block);
@@ -185,6 +213,8 @@ static int feed_clear(fl_py_feed *self)
     fl_py_feed_close_ring(self);
     if (self->plan != NULL && self->marks != NULL) drop_source(self);
     Py_CLEAR(self->fetch);
+    Py_CLEAR(self->new_block);
+    Py_CLEAR(self->split);
     return 0;
 }
 
@@ -194,6 +224,8 @@ static void feed_dealloc(fl_py_feed *self)
     PyObject_GC_UnTrack(self);
     feed_clear(self);
     fl_plan_close(self->plan);
+    fl_cuda_stage_close(self->stage); /* of a feed that could not be opened */
+    fl_free(self->tickets);
     if (self->lock != NULL) PyThread_free_lock(self->lock);
     Py_XDECREF(self->marks);
     Py_XDECREF(self->timeout);
@@ -233,9 +265,7 @@ static PyObject *feed_restart(fl_py_feed *self, PyObject *args)
         PyErr_SetString(PyExc_RuntimeError, "a finished iterator cannot be restarted");
         goto done;
     }
-    Py_BEGIN_ALLOW_THREADS
-    fl_ring_reset(self->ring);
-    Py_END_ALLOW_THREADS
+    fl_py_feed_reset_ring(self);
     drop_source(self);
     self->kind = (fl_py_feed_kind)kind;
     self->batch_sampler = Py_NewRef(batch_sampler);
@@ -306,7 +336,7 @@ static PyMethodDef feed_methods[] = {
 
 PyDoc_STRVAR(feed_doc,
              "Feed(table, slots, fetch, keys, maps, workers, prefetch, in_order, persistent,\n"
-             "     timeout)\n--\n\n"
+             "     timeout, new_block=None, split=None)\n--\n\n"
              "Iterator over batches of `table`; begins with restart().\n\n"
              "fetch: called with an item of the source that holds no plain integers.\n"
              "keys: tuple of dict keys, or None for lists. maps: int64 vectors of nested subsets,\n"

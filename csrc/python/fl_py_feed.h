@@ -1,11 +1,13 @@
-/* fl_py_feed: the engine of an iterator over array data, as its three files share it.
+/* fl_py_feed: the engine of an iterator over array data, as its four files share it.
  *
- * fl_py_post.c pulls indices and posts batches, fl_py_take.c takes them, fl_py_feed.c is the
- * type. */
+ * fl_py_post.c pulls indices and posts batches, fl_py_take.c takes them, fl_py_upload.c sees them
+ * to a device, fl_py_feed.c is the type. */
 #ifndef FL_PY_FEED_H
 #define FL_PY_FEED_H
 
 #include "fl_py.h"
+
+#include "fl_cuda_upload.h"
 
 enum {
     FL_PY_RAISED = 1,  /* a status: a Python exception is set */
@@ -19,8 +21,16 @@ typedef enum {
     FL_PY_SINGLES  /* the source yields one index, or a list of them, as batch_size=None has it */
 } fl_py_feed_kind;
 
-/* What a batch in the ring is: rows, a row without batch dimension, or a key of feed.marks. */
-enum { FL_PY_TAG_BATCH = 0, FL_PY_TAG_SINGLE = 1, FL_PY_TAG_MARK = 2 };
+/* What a batch in the ring is, modulo FL_PY_TAGS: rows, a row without batch dimension, or a mark,
+ * whose tag is its key in feed.marks. The rest is the number of an upload's ticket. */
+enum { FL_PY_TAG_BATCH, FL_PY_TAG_SINGLE, FL_PY_TAG_MARK, FL_PY_TAGS };
+
+/* A posted batch on its way to a device. */
+typedef struct fl_py_ticket {
+    fl_cuda_upload *upload; /* owned; NULL: the ticket is free */
+    PyObject *block;        /* owned: a tensor; NULL: there was no memory yet */
+    void *stream;           /* the current one when the block was made */
+} fl_py_ticket;
 
 typedef struct fl_py_feed {
     PyObject_HEAD
@@ -31,6 +41,8 @@ typedef struct fl_py_feed {
     PyObject *maps;     /* owned: tuple of arrays the plan borrows */
     PyObject *timeout;  /* owned: seconds, as the user gave them; 0: none */
     int64_t timeout_ns;
+    PyObject *new_block; /* owned, like split; NULL unless slots are a device's */
+    PyObject *split;
     int64_t depth; /* batches in flight: workers * prefetch, or 1 */
     bool is_persistent, runs_ahead;
     uint32_t generation;
@@ -49,13 +61,22 @@ typedef struct fl_py_feed {
     PyObject *marks;         /* owned: {tag: exception or (item,)} */
     PyObject *held;          /* owned: a batch taken when an interrupt came, for the next call */
     int64_t next_mark;
+    fl_cuda_stage *stage;  /* owned; NULL: batches stay on the CPU, or closed */
+    fl_py_ticket *tickets; /* owned: `depth` of them */
+    fl_rows *unposted; /* borrowed from the ring: resolved rows of a batch that could not be posted
+                          yet, NULL if there is none; with its tag, and why */
+    int64_t unposted_tag;
+    fl_err unposted_err;
+    fl_batch late; /* taken from the ring and not delivered, its slot owned, if is_late */
+    bool is_late;
     bool fills_itself;  /* the consumer may copy instead of waiting: no disk is behind the table */
     int64_t most_bytes; /* of a batch of this epoch */
     bool is_closed;     /* interpreter lock */
 } fl_py_feed;
 
-/* Posts the next batch of the source, or a mark in its place: 1 posted, 0 the source is used up,
- * -1 exception and nothing posted. The lock is held and the ring has room. */
+/* Posts the next batch of the source, or a mark in its place: 1 posted, 0 the source is used up or
+ * there was no memory for the batch (unposted), -1 exception. The lock is held and the ring has
+ * room. */
 int fl_py_post_next(fl_py_feed *self);
 
 /* Looks at batch_sampler.batch_size; -1 exception. */
@@ -64,7 +85,30 @@ int fl_py_read_batch_size(fl_py_feed *self);
 /* The next batch, or NULL at the end (without exception) or on one. The lock is held. */
 PyObject *fl_py_take_next(fl_py_feed *self);
 
-/* Ends the threads; until then they read the table's sources. Lets go of the interpreter lock. */
+/* Drops what is posted. Lets go of the interpreter lock; SYNC for a device. */
+void fl_py_feed_reset_ring(fl_py_feed *self);
+
+/* Ends the threads, too; until then they read the table's sources. */
 void fl_py_feed_close_ring(fl_py_feed *self);
+
+/* ---- fl_py_upload.c: for feeds with a stage */
+
+int fl_py_upload_open(fl_py_feed *self);
+
+/* Gives the batch to be posted a ticket, which *tag then names. FL_ENOMEM: none. An interrupt may
+ * have come: an exception is set then, and the batch is to be posted all the same. */
+int fl_py_upload_post(fl_py_feed *self, int64_t bytes, int32_t parts, int64_t *tag, fl_err *err);
+
+/* A part has been filled. Any thread, without the interpreter lock. */
+void fl_py_upload_filled(const fl_py_feed *self, const fl_batch *batch);
+
+/* Takes back the ticket of a batch that is not delivered and was not copied, if it has one; and all
+ * tickets, once the stage is halted. */
+void fl_py_upload_drop(fl_py_feed *self, int64_t tag);
+void fl_py_upload_forget(fl_py_feed *self);
+
+/* A filled batch as tensors on the device, for the current stream. NULL with self->is_late: the
+ * exception is that of the upload, and the batch is still to come. */
+PyObject *fl_py_upload_deliver(fl_py_feed *self, const fl_batch *batch);
 
 #endif

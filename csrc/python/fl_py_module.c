@@ -42,6 +42,17 @@ static PyObject *raise_source(const fl_err *err, fl_py_table *table)
     return NULL;
 }
 
+/* As torch does when its own allocator has none. */
+static PyObject *raise_device_memory(const fl_err *err)
+{
+    PyObject *torch = PyImport_ImportModule("torch");
+    PyObject *type = torch != NULL ? PyObject_GetAttrString(torch, "OutOfMemoryError") : NULL;
+    if (type != NULL) PyErr_SetString(type, err->text);
+    Py_XDECREF(type);
+    Py_XDECREF(torch);
+    return NULL;
+}
+
 PyObject *fl_py_raise(const fl_err *err, PyObject *table)
 {
     PyObject *type = PyExc_RuntimeError;
@@ -51,6 +62,7 @@ PyObject *fl_py_raise(const fl_err *err, PyObject *table)
     case FL_ESOURCE:
         return raise_source(err, (fl_py_table *)table);
     case FL_ENOMEM:
+        if (err->value != 0) return raise_device_memory(err);
         type = PyExc_MemoryError;
         break;
     case FL_EINVAL:

@@ -110,7 +110,8 @@ static int read_rows(fl_py_feed *self, fl_rows *rows, int64_t *tag, PyObject **i
 /* Posts a mark for `what`, taking the reference. */
 static int post_object(fl_py_feed *self, PyObject *what)
 {
-    int64_t tag = self->next_mark++;
+    int64_t tag = self->next_mark;
+    self->next_mark += FL_PY_TAGS;
     PyObject *key = PyLong_FromLongLong(tag);
     int status = key != NULL && what != NULL ? PyDict_SetItem(self->marks, key, what) : -1;
     Py_XDECREF(key);
@@ -134,21 +135,43 @@ static int post_exception(fl_py_feed *self)
     return post_object(self, value);
 }
 
+/* Posts resolved rows. On failure nothing is posted and the rows stand. */
+static int post_resolved(fl_py_feed *self, const fl_rows *rows, int64_t tag, fl_err *err)
+{
+    int64_t bytes;
+    const fl_table *table = self->table->table;
+    FL_TRY(fl_table_bytes(table, rows->count, &bytes, err));
+    int32_t parts = fl_table_parts(table, rows->count);
+    self->most_bytes = fl_max(self->most_bytes, bytes);
+    int64_t spare = fl_min(SPARE_SLOTS, SPARE_BYTES / (self->most_bytes + 1));
+    fl_pool_reserve(self->slots->pool, self->depth + (self->runs_ahead ? 2 : 1) + spare);
+    if (self->stage != NULL) FL_TRY(fl_py_upload_post(self, bytes, parts, &tag, err));
+    int status = fl_ring_post(self->ring, bytes, parts, tag, err);
+    if (status != FL_OK) fl_py_upload_drop(self, tag);
+    return status;
+}
+
+/* A device that has no room for a batch now may have it once others have gone. */
+static inline bool may_come_later(const fl_py_feed *self, int status)
+{
+    return self->stage != NULL && (status == FL_ENOMEM || status == FL_EDEVICE);
+}
+
 static int post_rows(fl_py_feed *self, fl_rows *rows, int64_t tag)
 {
     fl_err err;
-    int64_t bytes;
-    const fl_table *table = self->table->table;
-    int status = fl_plan_resolve(self->plan, rows, &err);
-    if (status == FL_OK) status = fl_table_bytes(table, rows->count, &bytes, &err);
-    if (status == FL_OK) {
-        self->most_bytes = fl_max(self->most_bytes, bytes);
-        int64_t spare = fl_min(SPARE_SLOTS, SPARE_BYTES / (self->most_bytes + 1));
-        fl_pool_reserve(self->slots->pool, self->depth + (self->runs_ahead ? 2 : 1) + spare);
-        status = fl_ring_post(self->ring, bytes, fl_table_parts(table, rows->count), tag, &err);
+    int status = rows == self->unposted ? FL_OK : fl_plan_resolve(self->plan, rows, &err);
+    if (status == FL_OK) status = post_resolved(self, rows, tag, &err);
+    self->unposted = NULL;
+    if (may_come_later(self, status)) {
+        self->unposted = rows;
+        self->unposted_tag = tag;
+        self->unposted_err = err;
+    } else if (status != FL_OK) {
+        fl_ring_post_mark(self->ring, status, &err, FL_PY_TAG_MARK);
     }
-    if (status != FL_OK) fl_ring_post_mark(self->ring, status, &err, tag);
-    return 1;
+    if (PyErr_Occurred()) return -1; /* an interrupt: see fl_py_upload_post */
+    return self->unposted == NULL;
 }
 
 /* What does not run ahead reads the data as it is now, after the sampler has run. */
@@ -161,6 +184,7 @@ static int look_at_data(fl_py_feed *self)
 
 int fl_py_post_next(fl_py_feed *self)
 {
+    if (self->unposted != NULL) return post_rows(self, self->unposted, self->unposted_tag);
     fl_rows *rows = fl_ring_rows(self->ring);
     if (rows == NULL) { /* the sampler has forked, and this is the child */
         PyErr_SetString(PyExc_RuntimeError, "this iterator belongs to the parent process");

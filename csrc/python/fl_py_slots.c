@@ -3,6 +3,8 @@
  * Outlives iterators, so that the next epoch finds warm memory; lent batches outlive it. */
 #include "fl_py.h"
 
+#include "fl_cuda.h"
+#include "fl_cuda_upload.h"
 #include "fl_thread.h"
 
 #if PY_VERSION_HEX < 0x030C0000
@@ -16,9 +18,10 @@ static const int64_t LEAST_ARENA = 1 << 28;
 
 static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"fields", "is_shared", NULL};
-    int fields, is_shared = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|p:Slots", keywords, &fields, &is_shared))
+    static char *keywords[] = {"fields", "is_shared", "device", NULL};
+    int fields, is_shared = 0, device = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|pi:Slots", keywords, &fields, &is_shared,
+                                     &device))
         return NULL;
     if (fields < 0)
         return PyErr_Format(PyExc_ValueError, "Slots needs a number of fields, got %d", fields);
@@ -26,10 +29,15 @@ static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) return NULL;
     fl_err err;
     self->fields = fields;
+    self->device = device;
     self->generation = fl_fork_generation();
     int64_t header_bytes = fields * (int64_t)sizeof(DLManagedTensorVersioned);
-    int status = is_shared ? fl_arena_open(LEAST_ARENA, &self->arena, &err) : FL_OK;
+    int status = is_shared     ? fl_arena_open(LEAST_ARENA, &self->arena, &err)
+                 : device >= 0 ? fl_cuda_check(device, &err)
+                               : FL_OK;
     if (status == FL_OK) status = fl_pool_open(header_bytes, self->arena, &self->pool, &err);
+    if (status == FL_OK && device >= 0)
+        fl_pool_pin(self->pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
     if (status == FL_OK) return (PyObject *)self;
     Py_DECREF(self);
     return fl_py_raise(&err, NULL);
@@ -84,10 +92,10 @@ static PyMethodDef slots_methods[] = {
     {"is_own", (PyCFunction)slots_is_own, METH_NOARGS, is_own_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    slots_doc,
-    "Slots(fields, is_shared=False)\n--\n\nA pool of batch memory with room for `fields` tensors "
-    "a batch,\nshared with worker processes or not.");
+PyDoc_STRVAR(slots_doc,
+             "Slots(fields, is_shared=False, device=-1)\n--\n\n"
+             "A pool of batch memory with room for `fields` tensors a batch: shared with worker\n"
+             "processes, or pinned for copies to a CUDA device, or neither.");
 
 static PyType_Slot slots_slots[] = {{Py_tp_doc, (void *)slots_doc}, {Py_tp_new, slots_new},
                                     {Py_tp_dealloc, slots_dealloc}, {Py_tp_methods, slots_methods},

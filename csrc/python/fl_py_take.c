@@ -30,6 +30,10 @@ static int take_waiting(fl_py_feed *self, fl_batch *batch, fl_err *err)
  * that copying it costs no more than giving the interpreter lock away, is taken with the lock. */
 static int take(fl_py_feed *self, fl_batch *batch, fl_err *err)
 {
+    if (self->is_late) {
+        *batch = self->late;
+        return FL_OK;
+    }
     bool is_ready = self->runs_ahead && fl_ring_is_ready(self->ring);
     bool is_small = self->most_bytes < FL_TABLE_SMALL_BYTES && self->fills_itself;
     int64_t begin_ns = is_ready ? 0 : fl_now_ns();
@@ -60,20 +64,25 @@ static PyObject *redeem_mark(fl_py_feed *self, int64_t tag)
     return result;
 }
 
+static PyObject *deliver_on_cpu(fl_py_feed *self, const fl_batch *batch)
+{
+    if (!fl_table_is_volatile(self->table->table) ||
+        fl_py_table_check_files(self->table, &batch->rows) == 0)
+        return fl_py_batch(self->table, self->keys, batch, batch->tag == FL_PY_TAG_SINGLE);
+    fl_slot_return(batch->slot);
+    return NULL;
+}
+
 static PyObject *deliver(fl_py_feed *self, const fl_batch *batch)
 {
     fl_py_slots *slots = self->slots;
-    if (batch->tag >= FL_PY_TAG_MARK) {
+    if (batch->tag % FL_PY_TAGS == FL_PY_TAG_MARK) {
         PyObject *fetched = redeem_mark(self, batch->tag);
         slots->batches += fetched != NULL;
         return fetched;
     }
-    if (fl_table_is_volatile(self->table->table) &&
-        fl_py_table_check_files(self->table, &batch->rows) != 0) {
-        fl_slot_return(batch->slot);
-        return NULL;
-    }
-    PyObject *result = fl_py_batch(self->table, self->keys, batch, batch->tag == FL_PY_TAG_SINGLE);
+    PyObject *result =
+        self->stage != NULL ? fl_py_upload_deliver(self, batch) : deliver_on_cpu(self, batch);
     if (result == NULL) return NULL;
     slots->batches++;
     slots->samples += batch->rows.count;
@@ -114,6 +123,19 @@ static PyObject *raise_closed(fl_py_feed *self)
     return NULL;
 }
 
+/* Posts what is to be posted before the next batch is taken; -1 exception. */
+static int prepare(fl_py_feed *self)
+{
+    if (self->is_late || (self->runs_ahead && self->unposted == NULL)) return 0;
+    if (fl_py_post_next(self) < 0) {
+        if (!self->runs_ahead) fl_py_feed_reset_ring(self);
+        return -1;
+    }
+    if (self->unposted == NULL || fl_ring_pending(self->ring) > 0) return 0;
+    fl_py_raise(&self->unposted_err, (PyObject *)self->table);
+    return -1;
+}
+
 PyObject *fl_py_take_next(fl_py_feed *self)
 {
     PyObject *result = self->held;
@@ -121,17 +143,13 @@ PyObject *fl_py_take_next(fl_py_feed *self)
     if (result != NULL) return result;
     if (self->is_closed) return raise_closed(self);
     if (self->ring == NULL) return NULL;
-    if (!self->runs_ahead && fl_py_post_next(self) < 0) return NULL;
-    fl_batch batch;
+    if (prepare(self) != 0) return NULL;
+    fl_batch batch = {.tag = FL_PY_TAG_MARK};
     fl_err err = {0};
     int status = take(self, &batch, &err);
     if (status == FL_PY_RAISED) {
         /* What is not ahead is gone, as in torch: the data may move before the next call. */
-        if (!self->runs_ahead) {
-            Py_BEGIN_ALLOW_THREADS
-            fl_ring_reset(self->ring);
-            Py_END_ALLOW_THREADS
-        }
+        if (!self->runs_ahead) fl_py_feed_reset_ring(self);
         return NULL;
     }
     if (status == FL_EEND) {
@@ -139,9 +157,12 @@ PyObject *fl_py_take_next(fl_py_feed *self)
         return NULL;
     }
     if (status == FL_ECLOSED) return raise_closed(self);
-    if (status == FL_OK)
+    if (status == FL_OK) {
         result = deliver(self, &batch);
-    else
+        if (self->is_late) return NULL;
+    } else {
+        fl_py_upload_drop(self, batch.tag);
         fl_py_raise(&err, (PyObject *)self->table);
+    }
     return refill(self, result) == 0 ? result : NULL;
 }

@@ -1,0 +1,163 @@
+/* fl_py_upload: the part of the feed that batches for a device pass through.
+ *
+ * Runs on the consumer's thread with the feed's lock and the interpreter lock held, but for
+ * fl_py_upload_filled, which the threads that fill call. Blocks of device memory are torch
+ * tensors; each posted batch has a ticket for its upload and its block. What fails at the post is
+ * done at the take; what fails there leaves the batch with the feed, for the next call. */
+#include "fl_py_feed.h"
+
+int fl_py_upload_open(fl_py_feed *self)
+{
+    fl_err err;
+    int64_t bytes;
+    int status = FL_OK;
+    if (fl_mul(self->depth, sizeof *self->tickets, &bytes)) self->tickets = fl_alloc(bytes);
+    if (self->tickets == NULL) status = fl_fail(&err, FL_ENOMEM, "out of memory for uploads");
+    if (status == FL_OK) status = fl_cuda_stage_open(self->slots->device, &self->stage, &err);
+    if (status == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+static inline fl_py_ticket *ticket_of(const fl_py_feed *self, int64_t tag)
+{
+    return &self->tickets[tag / FL_PY_TAGS];
+}
+
+static int aim(fl_py_feed *self, fl_py_ticket *ticket, PyObject *block, int64_t bytes)
+{
+    fl_err err;
+    int32_t device = self->slots->device;
+    void *data = fl_py_device_block(&self->table->door, block, device, bytes);
+    if (data == NULL || fl_py_stream(&self->table->door, device, &ticket->stream) != 0) return -1;
+    if (fl_cuda_upload_aim(ticket->upload, data, ticket->stream, &err) == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+/* Allocates the block and aims the upload at it; -1 exception, and there is no block. */
+static int make_block(fl_py_feed *self, fl_py_ticket *ticket, int64_t bytes)
+{
+    int64_t room = fl_max(bytes, 1); /* so that it has an address */
+    PyObject *block = PyObject_CallFunction(self->new_block, "L", (long long)room);
+    if (block == NULL) return -1;
+    if (aim(self, ticket, block, room) == 0) {
+        ticket->block = block;
+        return 0;
+    }
+    Py_DECREF(block);
+    return -1;
+}
+
+int fl_py_upload_post(fl_py_feed *self, int64_t bytes, int32_t parts, int64_t *tag, fl_err *err)
+{
+    int64_t number = 0;
+    while (self->tickets[number].upload != NULL) number++; /* the ring has room, so there is one */
+    fl_py_ticket *ticket = &self->tickets[number];
+    FL_TRY(fl_cuda_upload_get(self->stage, parts, &ticket->upload, err));
+    *tag += number * FL_PY_TAGS;
+    if (make_block(self, ticket, bytes) != 0 && PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear();
+    return FL_OK;
+}
+
+void fl_py_upload_filled(const fl_py_feed *self, const fl_batch *batch)
+{
+    fl_cuda_upload_part(ticket_of(self, batch->tag)->upload, batch);
+}
+
+static void drop_ticket(fl_py_ticket *ticket)
+{
+    if (ticket->upload != NULL) fl_cuda_upload_drop(ticket->upload);
+    ticket->upload = NULL;
+    Py_CLEAR(ticket->block);
+}
+
+void fl_py_upload_drop(fl_py_feed *self, int64_t tag)
+{
+    if (self->stage != NULL && tag % FL_PY_TAGS != FL_PY_TAG_MARK)
+        drop_ticket(ticket_of(self, tag));
+}
+
+void fl_py_upload_forget(fl_py_feed *self)
+{
+    if (self->is_late) fl_slot_return(self->late.slot);
+    self->is_late = false;
+    self->unposted = NULL;
+    for (int64_t number = 0; self->tickets != NULL && number < self->depth; number++)
+        drop_ticket(&self->tickets[number]);
+}
+
+/* Where the fields begin in the block. New reference. */
+static PyObject *list_offsets(const fl_py_feed *self, int64_t rows)
+{
+    int64_t offset = 0;
+    PyObject *offsets = PyTuple_New(self->table->count);
+    for (int32_t f = 0; offsets != NULL && f < self->table->count; f++) {
+        PyObject *number = PyLong_FromLongLong(offset);
+        if (number == NULL) {
+            Py_DECREF(offsets);
+            return NULL;
+        }
+        PyTuple_SET_ITEM(offsets, f, number);
+        offset += fl_table_field_bytes(self->table->table, f, rows);
+    }
+    return offsets;
+}
+
+/* What `split` makes of the block, as the loader's container. New reference. */
+static PyObject *
+make_fields(fl_py_feed *self, PyObject *block, const fl_batch *batch, bool is_elsewhere)
+{
+    bool is_single = batch->tag % FL_PY_TAGS == FL_PY_TAG_SINGLE;
+    PyObject *offsets = list_offsets(self, batch->rows.count);
+    PyObject *lead =
+        is_single ? PyTuple_New(0) : Py_BuildValue("(L)", (long long)batch->rows.count);
+    PyObject *fields = NULL, *named = NULL;
+    if (offsets != NULL && lead != NULL)
+        fields = PyObject_CallFunctionObjArgs(self->split, block, offsets, lead,
+                                              is_elsewhere ? Py_True : Py_False, NULL);
+    Py_XDECREF(lead);
+    Py_XDECREF(offsets);
+    if (fields == NULL || self->keys == Py_None) return fields;
+    if (!PyList_CheckExact(fields) || PyList_GET_SIZE(fields) != self->table->count)
+        PyErr_SetString(PyExc_TypeError, "split must return a list of one tensor a field");
+    else
+        named = PyDict_New();
+    for (int32_t f = 0; named != NULL && f < self->table->count; f++)
+        if (PyDict_SetItem(named, PyTuple_GET_ITEM(self->keys, f), PyList_GET_ITEM(fields, f)) != 0)
+            Py_CLEAR(named);
+    Py_DECREF(fields);
+    return named;
+}
+
+/* Makes the current stream wait for the copy; the slot is then the stage's. */
+static int take_upload(fl_py_feed *self, const fl_batch *batch, void **stream)
+{
+    fl_err err;
+    fl_py_ticket *ticket = ticket_of(self, batch->tag);
+    if (!fl_cuda_upload_is_aimed(ticket->upload) && make_block(self, ticket, batch->bytes) != 0)
+        return -1;
+    if (fl_py_stream(&self->table->door, self->slots->device, stream) != 0) return -1;
+    if (fl_cuda_upload_take(ticket->upload, batch, *stream, &err) == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+PyObject *fl_py_upload_deliver(fl_py_feed *self, const fl_batch *batch)
+{
+    void *stream;
+    self->is_late = take_upload(self, batch, &stream) != 0;
+    self->late = *batch;
+    if (self->is_late) return NULL;
+    fl_py_ticket *ticket = ticket_of(self, batch->tag);
+    PyObject *block = ticket->block;
+    bool is_elsewhere = stream != ticket->stream;
+    *ticket = (fl_py_ticket){0};
+    PyObject *result = NULL;
+    if (!fl_table_is_volatile(self->table->table) ||
+        fl_py_table_check_files(self->table, &batch->rows) == 0)
+        result = make_fields(self, block, batch, is_elsewhere);
+    Py_DECREF(block);
+    return result;
+}

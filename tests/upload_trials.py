@@ -1,0 +1,376 @@
+"""Trials of uploads in a process of their own: `python upload_trials.py core.so trial`."""
+
+import gc
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from upload_device import (
+    EAGER,
+    LAUNCH_FAILURE,
+    LAZY,
+    NAMES,
+    OUT_OF_MEMORY,
+    RANDOM,
+    SOURCES,
+    Device,
+    core,
+    fake,
+)
+
+
+def make_feed(device: Device, workers: int = 2, keys: Any = None, **more: Any) -> Any:
+    return core.Feed(
+        table=core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3),
+        slots=core.Slots(3, device=device.device),
+        fetch=lambda item: item,
+        keys=keys,
+        maps=more.pop("maps", ()),
+        workers=workers,
+        prefetch=2,
+        in_order=True,
+        persistent=more.pop("persistent", False),
+        timeout=0,
+        **{"new_block": device.new_block, "split": device.split, **more},
+    )
+
+
+def batches(seed: int, count: int = 12) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [draw.choices(range(40), k=draw.randrange(1, 9)) for _ in range(count)]
+
+
+def each_way() -> Iterator[tuple[int, int]]:
+    """Workers and a seed, with each order set."""
+    for workers in (0, 1, 3):
+        for order, seed in ((EAGER, 0), (LAZY, 0), *((RANDOM, seed) for seed in range(2))):
+            fake.fake_set_order(order, seed)
+            yield workers, seed
+
+
+def expect(kind: type[Exception], text: str, work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def batches_and_singles_lists_and_dicts() -> None:
+    for workers, seed in each_way():
+        device = Device()
+        for kind, keys in ((1, None), (1, NAMES), (2, None), (2, NAMES)):
+            todo: list[Any] = batches(seed) if kind == 1 else [0, 39, [3, 4], 17, [5]]
+            feed = make_feed(device, workers, keys)
+            feed.restart(iter(todo), kind, None)
+            for rows in todo:
+                device.compare(next(feed), rows)
+            assert next(feed, None) is None
+        device.synchronize()
+        del feed
+        device.close()
+    assert fake.fake_compared() > 1000
+
+
+def the_current_stream_may_change() -> None:
+    for workers, seed in each_way():
+        for number in (0, 1):
+            device = Device(number)
+            streams = [device.new_stream() for _ in range(3)]
+            feed = make_feed(device, workers)
+            device.use(streams[0])
+            todo = batches(seed, 20)
+            feed.restart(iter(todo), 1, None)
+            for k, rows in enumerate(todo):
+                device.use(streams[k // 4 % 3])
+                device.compare(next(feed), rows)
+            assert device.elsewhere == 0 if workers == 0 else device.elsewhere > 0
+            device.synchronize()
+            del feed
+            device.close()
+
+
+def a_loop_is_left_early() -> None:
+    for workers, seed in each_way():
+        device = Device()
+        feed = make_feed(device, workers, persistent=True)
+        for taken in (0, 2, 5):
+            todo = batches(seed + taken)
+            feed.restart(iter(todo), 1, None)
+            for rows in todo[:taken]:
+                device.compare(next(feed), rows)
+        feed.restart(iter([]), 1, None)
+        own = device.new_block(4096)  # a block that was dropped is somebody else's now
+        fake.fake_launch_fill(None, own.data_ptr(), 7, 4096)
+        device.synchronize()
+        feed.close()
+        fake.fake_launch_compare(None, own.data_ptr(), b"\7" * 4096, 4096)
+        device.synchronize()
+        del feed, own
+        device.close()
+
+
+def memory_comes_back() -> None:
+    for workers, seed in each_way():
+        device = Device()
+        todo = batches(seed)
+        feed = make_feed(device, workers)
+        device.left = 0
+        feed.restart(iter(todo), 1, None)
+        for k, rows in enumerate(todo):
+            if k % 3 == 0:
+                device.left = 0
+                for _ in range(2):
+                    device.synchronize()
+                    try:
+                        batch = next(feed)
+                        break  # it had its block already
+                    except torch.OutOfMemoryError:
+                        device.left = 100
+                        batch = next(feed)
+                        break
+            else:
+                batch = next(feed)
+            device.compare(batch, rows)
+            del batch
+        device.left = 0
+        assert next(feed, None) is None
+        device.synchronize()
+        del feed
+        device.close()
+
+
+def an_interrupt_loses_no_batch() -> None:
+    for workers, seed in each_way():
+        device = Device()
+        todo = batches(seed)
+        feed = make_feed(device, workers)
+        feed.restart(iter(todo), 1, None)
+        done = interrupts = met = 0
+
+        def interrupt() -> None:
+            nonlocal interrupts
+            interrupts += 1
+            if interrupts % 3 == 0:
+                raise KeyboardInterrupt
+
+        device.hook = interrupt
+        while done < len(todo):
+            try:
+                batch = next(feed)
+            except KeyboardInterrupt:
+                met += 1
+                done += workers == 0  # without workers it is dropped, as by torch
+                continue
+            device.compare(batch, todo[done])
+            done += 1
+        device.hook = lambda: None
+        assert met == interrupts // 3 > 0
+        device.synchronize()
+        del feed, batch
+        device.close()
+
+
+def slots_cannot_be_pinned() -> None:
+    fake.fake_set_order(LAZY, 0)
+    for workers in (0, 1, 3):
+        device = Device()
+        todo = [[k, 3 * k] for k in range(12)]
+        feed = make_feed(device, workers)
+        posted = done = refused = 0
+
+        def post() -> None:
+            nonlocal posted
+            posted += 1
+            fake.fake_refuse_pins(posted > 2)
+
+        device.hook = post
+        feed.restart(iter(todo), 1, None)
+        while done < len(todo):
+            try:
+                batch = next(feed)
+            except torch.OutOfMemoryError:
+                refused += 1
+                assert done == 2 * refused  # all that had a slot came first
+                device.synchronize()  # so that both come back
+                continue
+            device.compare(batch, todo[done])
+            done += 1
+        assert refused == len(todo) // 2 - 1 and next(feed, None) is None
+        fake.fake_refuse_pins(False)
+        device.synchronize()
+        del feed, batch
+        device.close()
+
+
+def fail_call(n: int, workers: int, error: int, is_sticky: bool) -> bool:
+    """With call n failing; false when there were fewer."""
+    device = Device(1)
+    stream = device.new_stream()
+    device.use(stream)
+    fake.fake_fail_at(n, error, is_sticky)
+    errors: list[Exception] = []
+    todo = [list(range(1 + k)) for k in range(6)]
+    feed = batch = None
+    done = lost = 0
+    try:
+        feed = make_feed(device, workers, maps=(np.arange(39, -1, -1),))
+        feed.restart(iter(todo), 1, None)
+        while done < len(todo) and len(errors) < 3:
+            try:
+                batch = next(feed)
+            except RuntimeError as met:
+                errors.append(met)
+                if n % 2 == 0 and not is_sticky:
+                    feed.restart(iter(todo), 1, None)
+                    done = 0
+                continue
+            while len(batch[0]) != len(todo[done]):
+                done, lost = done + 1, lost + 1
+            device.compare(batch, [39 - row for row in todo[done]])
+            done += 1
+    except RuntimeError as met:
+        errors.append(met)
+    expected = torch.OutOfMemoryError if error == OUT_OF_MEMORY else RuntimeError
+    for met in errors:
+        assert type(met) is expected and "CUDA error" in str(met), repr(met)
+    assert lost == 0 and (len(errors) <= 1 or is_sticky), (lost, errors)
+    if not is_sticky:
+        device.synchronize()
+    del feed, batch
+    errors.clear()
+    gc.collect()
+    was_met: bool = fake.fake_calls() >= n
+    fake.fake_fail_at(0, 0, False)
+    device.close()
+    return was_met
+
+
+def each_call_may_fail() -> None:
+    for workers in (0, 2):
+        for error, is_sticky in (
+            (OUT_OF_MEMORY, False),
+            (LAUNCH_FAILURE, False),
+            (LAUNCH_FAILURE, True),
+        ):
+            fake.fake_set_order(RANDOM, 1)
+            n = 1
+            while fail_call(n, workers, error, is_sticky):
+                n += 1
+            assert n > 40, n
+
+
+def a_child_is_inert() -> None:
+    for workers, seed in each_way():
+        device = Device()
+        todo = batches(seed)
+        feed = make_feed(device, workers)
+        feed.restart(iter(todo), 1, None)
+        device.compare(next(feed), todo[0])
+        device.synchronize()
+        calls = fake.fake_calls()
+        child = os.fork()
+        if child == 0:
+            try:
+                next(feed)
+            except RuntimeError as error:
+                assert "parent" in str(error)
+                feed.close()
+                del feed
+                gc.collect()
+                os._exit(fake.fake_calls() != calls)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        for rows in todo[1:]:
+            device.compare(next(feed), rows)
+        device.synchronize()
+        del feed
+        device.close()
+
+
+def a_batch_cannot_be_filled() -> None:
+    rows, width = 64, 512
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.npy"
+        for workers, _ in each_way():
+            array = np.lib.format.open_memmap(path, "w+", np.uint8, (rows, width))
+            array[:] = np.arange(rows, dtype=np.uint8)[:, None]
+            address = array.__array_interface__["data"][0] - array.offset
+            size = array.offset + 58 * width  # in the middle of a page
+            device = Device()
+            feed = core.Feed(
+                table=core.Table(
+                    (array,),
+                    torch.Tensor,
+                    ("a",),
+                    ((str(path), address, lambda: path.stat().st_size),),
+                ),
+                slots=core.Slots(1, device=0),
+                fetch=None,
+                keys=None,
+                maps=(),
+                workers=workers,
+                prefetch=2,
+                in_order=True,
+                persistent=False,
+                timeout=0,
+                new_block=device.new_block,
+                split=lambda block, offsets, lead, is_elsewhere: [block.view(*lead, width)],
+            )
+            os.truncate(path, size)
+            # Row 60 lies in the last page, which reads as zeros, row 63 reaches beyond it.
+            todo = [[k % 8, (60, 9, 63, 10)[k % 4]] for k in range(12)]
+            feed.restart(iter(todo), 1, None)
+            for k, picked in enumerate(todo):
+                if k % 2 == 0:
+                    expect(OSError, f"row {picked[1]}", lambda feed=feed: next(feed))
+                    continue
+                (tensor,) = next(feed)
+                data = b"".join(bytes([row]) * width for row in picked)
+                fake.fake_launch_compare(None, tensor.data_ptr(), data, len(data))
+                del tensor
+            device.synchronize()
+            del feed, array
+            device.close()
+
+
+def arguments_are_checked() -> None:
+    device = Device()
+    for device_number in (-1, 0):
+        slots = core.Slots(3, device=device_number)
+        more = {} if device_number == 0 else {"new_block": device.new_block, "split": device.split}
+        table = core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3)
+        arguments = (table, slots, None, None, (), 0, 1, True, False, 0)
+        expect(ValueError, "slots of a device", lambda a=arguments, m=more: core.Feed(*a, **m))
+        del table, slots, arguments
+    for block in (torch.zeros(16, dtype=torch.uint8), None, device.new_block(3)):
+        feed = make_feed(device, new_block=lambda count, block=block: block)
+        feed.restart(iter([[1, 2]]), 1, None)
+        for _ in range(2):
+            expect(ValueError, "on CUDA device 0", lambda feed=feed: next(feed))
+        del feed
+    del block
+    expect(RuntimeError, "no CUDA device 2", lambda: core.Slots(3, device=2))
+    expect(TypeError, "int64", lambda: make_feed(device, maps=(np.zeros(3),)))
+    device.close()
+
+
+def a_cycle_is_collected() -> None:
+    device = Device()
+    holder: list[Any] = []
+    feed = make_feed(device, new_block=lambda count, holder=holder: device.new_block(count))
+    feed.restart(iter([[1, 2], [3]]), 1, None)
+    holder.append(feed)
+    del feed, holder
+    device.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[2]]()
