@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 
 from fastloop import build_info
 from fastloop._core import check_cuda
+from fastloop._torch import kernels_are_disabled, require_torch
 
 
 def _torch_line() -> str:
-    from fastloop._torch import require_torch
-
     try:
         require_torch("fastloop.DataLoader")
     except ImportError as error:
@@ -35,7 +33,7 @@ def _device() -> str:
     if not info["cuda"]:
         return f"CPU only, built without CUDA: {str(info['cuda_reason']).splitlines()[0]}"
     built = f"CUDA {info['cuda']} for {info['cuda_archs']} and later"
-    if os.environ.get("FASTLOOP_DISABLE_CUDA", "0") not in ("", "0"):
+    if kernels_are_disabled():
         return f"{built}; torch's operations instead, FASTLOOP_DISABLE_CUDA is set"
     try:
         check_cuda(0)

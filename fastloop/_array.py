@@ -73,6 +73,12 @@ def _open_npy(name: str, path: str) -> Array:
         raise ValueError(f"{name}: {path!r} cannot be opened as a .npy file: {error}") from error
 
 
+def torch_dtype(source: torch.Tensor | Array) -> torch.dtype:
+    if isinstance(source, torch.Tensor):
+        return source.dtype
+    return torch.from_numpy(np.empty(0, source.dtype)).dtype
+
+
 class _Field:
     """One column: its memory, what errors call it, and how to take a row as torch would."""
 
@@ -135,7 +141,7 @@ class _Field:
         """Rows of a mapped file, read so that a file that shrank is an OSError, not a crash."""
         if self._table is None:
             self._table = _core.Table((array,), torch.Tensor, (self.name,), (self.file,))
-        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        dtype = torch_dtype(array)
         if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
             out = torch.empty(array.shape[1:], dtype=dtype)
             self._table.read_row(range(len(array))[index], (out,))

@@ -10,7 +10,6 @@ so that no pass waits for it; Python floats are what the host knows."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from os import getpid
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 
 from fastloop._core import Grads, Team
 from fastloop._threads import openmp
+from fastloop._torch import kernels_are_disabled
 
 Source = Optimizer | Iterable[Tensor]
 
@@ -64,8 +64,7 @@ def _new_scratch(like: Tensor, size: int) -> Tensor:
 
 
 def _make_engine() -> Grads:
-    is_disabled = os.environ.get("FASTLOOP_DISABLE_CUDA", "0") not in ("", "0")
-    new_scratch = None if is_disabled else _new_scratch
+    new_scratch = None if kernels_are_disabled() else _new_scratch
     return Grads(Tensor, torch.autograd.graph.increment_version, new_scratch)
 
 

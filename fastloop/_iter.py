@@ -22,7 +22,9 @@ from torch.utils.data.dataloader import (
 )
 
 from fastloop import _core
+from fastloop._blocks import Blocks, open_blocks
 from fastloop._collate import is_default_collate, make_collate
+from fastloop._device import Link
 from fastloop._indices import find_blocks
 from fastloop._process import ProcessIter
 from fastloop._resume import Epoch, Position, Resumable, rest_of_blocks
@@ -57,12 +59,15 @@ class Shared:
                 if name in COUNTS and name != "lent":
                     self.past[name] = self.past.get(name, 0) + value
 
-    def slots_for(self, fields: int) -> _core.Slots:
-        """The pool: a new one in a forked child, and for more fields than the last one took."""
-        if self.slots is None or not self.slots.is_own() or self.slots.fields < fields:
-            self._retire(self.slots)
-            self.slots = _core.Slots(fields)
-        return self.slots
+    def slots_for(self, fields: int, device: int = -1) -> _core.Slots:
+        """The pool: a new one in a forked child, for more fields than the last one took, and for
+        uploads to another device."""
+        slots = self.slots
+        is_usable = slots is not None and slots.is_own() and slots.device == device
+        if slots is None or not is_usable or slots.fields < fields:
+            self._retire(slots)
+            self.slots = slots = _core.Slots(fields, device=device)
+        return slots
 
     def slots_for_workers(self) -> _core.Slots:
         if self.worker_slots is None or not self.worker_slots.is_own():
@@ -97,10 +102,19 @@ class _ArrayIter(Resumable):
 
     _workers = ()  # torch's name for the worker processes
 
-    def __init__(self, loader: DataLoader[Any], source: Source, shared: Shared) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        source: Source,
+        shared: Shared,
+        blocks: Blocks | None = None,
+    ) -> None:
         self._shared = shared
         super().__init__(loader)
         self._source = source
+        self._blocks = blocks  # where batches arrive; None: they stay in CPU memory
+        self.is_on_device = blocks is not None
+        self._pin_memory = self._pin_memory and not self.is_on_device
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._open_feed(loader)
@@ -112,13 +126,13 @@ class _ArrayIter(Resumable):
             self._restart()
 
     def _open_feed(self, loader: DataLoader[Any]) -> None:
-        source = self._source
+        source, blocks = self._source, self._blocks
         fetcher = _MapDatasetFetcher(
             self._dataset, self._auto_collation, self._collate_fn, self._drop_last
         )
         self._feed = _core.Feed(
             table=source.table,
-            slots=self._shared.slots_for(source.fields),
+            slots=self._shared.slots_for(len(source.rows), blocks.index if blocks else -1),
             fetch=fetcher.fetch,
             keys=source.keys,
             maps=source.maps,
@@ -128,6 +142,8 @@ class _ArrayIter(Resumable):
             in_order=loader.in_order or self._num_workers == 1,
             persistent=self._persistent_workers,
             timeout=self._timeout,
+            new_block=blocks.new if blocks else None,
+            split=blocks.split if blocks else None,
         )
 
     def _restart(self) -> None:
@@ -306,7 +322,10 @@ _ITERATORS: dict[tuple[str, bool], Callable[..., _BaseDataLoaderIter]] = {
 
 
 def fast_iterator(
-    loader: DataLoader[Any], path: str = "auto", shared: Shared | None = None
+    loader: DataLoader[Any],
+    path: str = "auto",
+    shared: Shared | None = None,
+    link: Link | None = None,
 ) -> _BaseDataLoaderIter:
     """The fastest iterator that gives what ``iter(loader)`` of torch gives.
 
@@ -314,11 +333,15 @@ def fast_iterator(
         loader: any torch DataLoader.
         path: as the argument of ``fastloop.DataLoader``.
         shared: memory and counts to go on with; fresh ones by default.
+        link: to the device where batches are wanted. They are there if the iterator's
+            ``is_on_device`` is true, else in CPU memory.
     """
     shared = shared or Shared()
     route = find_route(loader, path, pin=True)
     if loader.num_workers > 0:
         loader.check_worker_number_rationality()
     if route.source is not None:
-        return _ArrayIter(loader, route.source, shared)
+        # Without workers such a copy would wait for all that the loop has queued.
+        blocks = open_blocks(link, route.source) if link and loader.num_workers > 0 else None
+        return _ArrayIter(loader, route.source, shared, blocks)
     return _ITERATORS[route.path, loader.num_workers > 0](loader, shared)

@@ -143,8 +143,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _get_iterator(self) -> _BaseDataLoaderIter:
         device = self._find_stage()
         link = None if device is None else open_link(device)
-        iterator = fast_iterator(self, self.path, self._shared)
-        if link is not None:
+        is_plain = self.device_transform is None and not self.static_buffers
+        iterator = fast_iterator(self, self.path, self._shared, link if is_plain else None)
+        if link is not None and not getattr(iterator, "is_on_device", False):
             iterator = DeviceIter(iterator, link, self.device_transform, self.static_buffers)
         # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
         self._open = [*(ref for ref in self._open if ref() is not None), weakref.ref(iterator)]

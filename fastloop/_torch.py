@@ -1,7 +1,9 @@
-"""The one check that a usable torch is installed, made when a name that needs it is used."""
+"""What the environment has and allows: the check that a usable torch is installed, made when a
+name that needs it is used, and the switch that leaves CUDA to torch."""
 
 from __future__ import annotations
 
+import os
 import re
 
 OLDEST = (2, 10)
@@ -24,3 +26,8 @@ def require_torch(user: str) -> None:
         raise ImportError(
             f"{user} needs PyTorch 2.10 or newer, found {version}; run: {INSTALL}", name="torch"
         )
+
+
+def kernels_are_disabled() -> bool:
+    """Whether FASTLOOP_DISABLE_CUDA is set: torch's operations run in place of our kernels."""
+    return os.environ.get("FASTLOOP_DISABLE_CUDA", "0") not in ("", "0")

@@ -52,6 +52,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "batches_and_singles_lists_and_dicts",
         "the_current_stream_may_change",
         "a_loop_is_left_early",
+        "a_loader_from_end_to_end",
         "memory_comes_back",
         "an_interrupt_loses_no_batch",
         "a_batch_cannot_be_filled",

@@ -21,9 +21,11 @@ MOST_BYTES = 1 << 20
 EAGER, LAZY, RANDOM = range(3)
 OUT_OF_MEMORY, LAUNCH_FAILURE = 2, 719
 
+# Ahead of `import fastloop`, whose own core is another.
 spec = importlib.util.spec_from_file_location("fastloop._core", sys.argv[1])
 assert spec is not None and spec.loader is not None
 core: Any = importlib.util.module_from_spec(spec)
+sys.modules["fastloop._core"] = core
 spec.loader.exec_module(core)
 fake = ctypes.CDLL(sys.argv[1])
 fake.fake_set_order.argtypes = [ctypes.c_int, ctypes.c_uint64]

@@ -46,6 +46,16 @@ def batches(seed: int, count: int = 12) -> list[list[int]]:
     return [draw.choices(range(40), k=draw.randrange(1, 9)) for _ in range(count)]
 
 
+class DeviceLink:
+    """As fastloop._device.Link, for a device of the fake."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = torch.device("cuda", device.device)
+        self.empty = device.new_block
+        self.lent: list[Any] = []
+        self.lend = self.lent.append
+
+
 def each_way() -> Iterator[tuple[int, int]]:
     """Workers and a seed, with each order set."""
     for workers in (0, 1, 3):
@@ -115,6 +125,48 @@ def a_loop_is_left_early() -> None:
         device.synchronize()
         del feed, own
         device.close()
+
+
+def a_loader_from_end_to_end() -> None:
+    """Every epoch of a loader, its state, and the pool that the next one finds."""
+    from fastloop import ArrayDataset, DataLoader
+    from fastloop._blocks import open_blocks
+    from fastloop._iter import fast_iterator
+
+    data = ArrayDataset(*SOURCES)
+    for workers, seed in each_way():
+        if workers == 0:
+            continue
+        device = Device(1)
+        device.use(device.new_stream())
+        link: Any = DeviceLink(device)
+        loader: Any = DataLoader(data, 7, shuffle=True, num_workers=workers, pin_memory=True)
+        loader.generator = torch.Generator().manual_seed(seed)
+        expected: Any = DataLoader(data, 7, sampler=loader.sampler, path="torch")
+        for epoch in range(3):
+            state = loader.generator.get_state()
+            loader.sampler.generator = torch.Generator()
+            loader.sampler.generator.set_state(state)
+            rows = [batch[1] // 7 for batch in expected]
+            loader.sampler.generator.set_state(state)
+            iterator: Any = fast_iterator(loader, "auto", loader._shared, link)
+            loader._shared.position.begin(iterator)
+            assert iterator.is_on_device
+            for k, picked in enumerate(rows[: 2 + epoch * 2]):
+                device.compare(next(iterator), picked)
+                assert loader.state_dict()["yielded"] == k + 1
+            if epoch == 2:
+                assert next(iterator, None) is None
+            device.synchronize()
+            del iterator
+        assert loader._shared.slots.device == 1
+        loader.close()
+        del loader, expected
+        device.close()
+    os.environ["FASTLOOP_DISABLE_CUDA"] = "1"
+    assert open_blocks(link, None) is None  # type: ignore[arg-type]
+    link.device = torch.device("cpu")
+    assert open_blocks(link, None) is None  # type: ignore[arg-type]
 
 
 def memory_comes_back() -> None:

@@ -128,7 +128,8 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                "workers",   "prefetch", "in_order", "persistent", "timeout",
                                "new_block", "split",    NULL};
     fl_py_state *state = PyType_GetModuleState(type);
-    PyObject *table, *slots, *fetch, *keys, *maps, *timeout, *new_block = NULL, *split = NULL;
+    PyObject *table, *slots, *fetch, *keys, *maps, *timeout;
+    PyObject *new_block = Py_None, *split = Py_None;
     int workers, in_order, persistent;
     long long prefetch;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLppO|OO:Feed", keywords,
@@ -137,7 +138,7 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &persistent, &timeout, &new_block, &split))
         return NULL;
     bool is_for_device = ((fl_py_slots *)slots)->device >= 0;
-    if ((new_block != NULL) != is_for_device || (split != NULL) != is_for_device)
+    if ((new_block != Py_None) != is_for_device || (split != Py_None) != is_for_device)
         return PyErr_Format(PyExc_ValueError,
                             "new_block and split go with slots of a device, and only with them");
     double seconds = PyFloat_AsDouble(timeout);
@@ -155,8 +156,8 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->keys = Py_NewRef(keys);
     self->maps = Py_NewRef(maps);
     self->timeout = Py_NewRef(timeout);
-    self->new_block = Py_XNewRef(new_block);
-    self->split = Py_XNewRef(split);
+    self->new_block = Py_NewRef(new_block);
+    self->split = Py_NewRef(split);
     self->is_persistent = persistent;
     self->runs_ahead = workers > 0;
     self->depth = depth;

@@ -41,7 +41,7 @@ typedef struct fl_py_feed {
     PyObject *maps;     /* owned: tuple of arrays the plan borrows */
     PyObject *timeout;  /* owned: seconds, as the user gave them; 0: none */
     int64_t timeout_ns;
-    PyObject *new_block; /* owned, like split; NULL unless slots are a device's */
+    PyObject *new_block; /* owned, like split; None unless slots are a device's */
     PyObject *split;
     int64_t depth; /* batches in flight: workers * prefetch, or 1 */
     bool is_persistent, runs_ahead;

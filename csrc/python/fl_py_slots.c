@@ -82,9 +82,11 @@ static PyObject *slots_is_own(fl_py_slots *self, PyObject *Py_UNUSED(ignored))
     return PyBool_FromLong(self->generation == fl_fork_generation());
 }
 
-static PyMemberDef slots_members[] = {{"fields", Py_T_INT, offsetof(fl_py_slots, fields),
-                                       Py_READONLY, "how many tensors a batch has"},
-                                      {NULL, 0, 0, 0, NULL}};
+static PyMemberDef slots_members[] = {
+    {"fields", Py_T_INT, offsetof(fl_py_slots, fields), Py_READONLY,
+     "how many tensors a batch has"},
+    {"device", Py_T_INT, offsetof(fl_py_slots, device), Py_READONLY, "to which batches go, or -1"},
+    {NULL, 0, 0, 0, NULL}};
 
 static PyMethodDef slots_methods[] = {
     {"count", (PyCFunction)slots_count, METH_NOARGS, count_doc},
