@@ -48,14 +48,15 @@ bench: install
 
 GPU_PYTHON ?= $(VENV)/bin/python
 SANITIZERS := memcheck racecheck initcheck synccheck
+SOAK_S ?= 300
 
 gpu: $(if $(filter $(VENV)/%,$(GPU_PYTHON)),install)
 	mkdir -p $(NOWHERE) && cd $(NOWHERE) && $(GPU_PYTHON) -m pytest -c $(CURDIR)/pyproject.toml \
 		--rootdir $(CURDIR) $(CURDIR)/tests/gpu $(PYTEST_ARGS)
+	$(GPU_PYTHON) tests/gpu/soak.py $(SOAK_S)
+	$(GPU_PYTHON) benchmarks/bench_cuda.py --json build/bench_cuda.json
 	for tool in $(SANITIZERS); do PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
 		--error-exitcode 1 $(GPU_PYTHON) tests/gpu/kernels.py || exit 1; done
-	$(GPU_PYTHON) tests/gpu/soak.py
-	$(GPU_PYTHON) benchmarks/bench_cuda.py --json build/bench_cuda.json
 
 # ---- set-up: each step leaves a stamp and runs again when what it depends on is newer
 

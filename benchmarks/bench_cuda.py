@@ -129,13 +129,16 @@ def step(kind: str, clips: bool, cls: type[torch.amp.GradScaler]) -> Call:
     torch.manual_seed(0)
     shapes = MODELS["GPT-2 124M (148)"]
     params = [nn.Parameter(torch.zeros([min(n, 64) for n in s], device=CUDA)) for s in shapes]
+    source = [torch.randn_like(p) for p in params]
     for p in params:
-        p.grad = torch.randn_like(p)
+        p.grad = torch.empty_like(p)
+    gradients = [p.grad for p in params]
     optimizer = torch.optim.AdamW(params, lr=1e-4, **{kind: True})
     scaler: Any = cls("cuda", init_scale=2.0, growth_interval=1 << 30)
     scaler.scale(torch.zeros((), device=CUDA))
 
     def run() -> None:
+        torch._foreach_copy_(gradients, source)  # both sides: clipping halves them every time
         if clips and cls is fastloop.GradScaler:
             scaler.unscale_and_clip_(optimizer, 1e3)
         elif clips:
@@ -300,18 +303,21 @@ def training(report: Report, rounds: int, data: fastloop.ArrayDataset) -> None:
 
 
 def commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip() or os.environ.get("FASTLOOP_COMMIT", "unknown")
+    known = ask("git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD")
+    return known or os.environ.get("FASTLOOP_COMMIT", "unknown")
 
 
 def driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return ask("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "unknown"
+
+
+def ask(*command: str) -> str:
+    """The first line that a program prints; nothing if it is not there."""
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError:
-        return "unknown"
-    return done.stdout.split("\n")[0] or "unknown"
+        return ""
+    return done.stdout.partition("\n")[0]
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ class Blocks:
         self.index = link.device.index
         self.source = source
         self._link = link
+        self.check = link.check  # raises where no batch can be taken
 
     def new(self, size: int) -> torch.Tensor:
         """So many bytes, which belong to the current stream."""

@@ -161,12 +161,13 @@ class GradList:
 
         The check is of every element as it lies in memory: norms too large for float32 are no
         false alarm."""
+        device = self.device
+        scale = _here(scale, device)
         if self.is_plain and norm_type in _NORMS:
-            device = self.device
-            norm, scale = _new_number(device), _here(scale, device)
+            norm = _new_number(device)
             self._core.norm_check(_team(), _NORMS[norm_type], scale, divisor, found_inf, norm)
             return norm
-        return _norm_check(self.tensors, found_inf, scale, divisor, norm_type, self.device)
+        return _norm_check(self.tensors, found_inf, scale, divisor, norm_type, device)
 
     def clip_factor(
         self,
@@ -182,12 +183,13 @@ class GradList:
         where found_inf is set."""
         if max_norm is None:
             norm, max_norm = None, 0.0
+        device = self.device
+        scale = _here(scale, device)
         if self.is_plain:
-            device = self.device
-            factor, scale = _new_number(device), _here(scale, device)
+            factor = _new_number(device)
             self._core.clip_factor(norm, max_norm, found_inf, scale, divisor, factor)
             return factor
-        factor = torch.ones((), dtype=torch.float64, device=self.device)
+        factor = torch.ones((), dtype=torch.float64, device=device)
         factor.div_(divisor if scale is None else scale.double() * divisor)
         if norm is None:
             return factor
@@ -270,7 +272,7 @@ def _combine(
         wide = torch.promote_types(into.dtype, t.dtype)
         if wide in (torch.float16, torch.bfloat16):
             wide = torch.float32
-        sum = t.to(wide) * alpha
+        sum = t.to(wide) * (alpha.to(t.device) if isinstance(alpha, Tensor) else alpha)
         if beta != 0:
             sum = sum + into.to(wide) * beta
         into.copy_(sum)

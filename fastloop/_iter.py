@@ -147,6 +147,8 @@ class _ArrayIter(Resumable):
         )
 
     def _restart(self) -> None:
+        if self._blocks is not None:
+            self._blocks.check()
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
@@ -187,6 +189,8 @@ class _ArrayIter(Resumable):
         return data
 
     def __next__(self) -> Any:
+        if self._blocks is not None:
+            self._blocks.check()
         if profiler._is_profiler_enabled or self._pin_memory or self._source.is_stale():
             return super().__next__()
         try:

@@ -90,6 +90,12 @@ class BoundedScaler(torch.amp.GradScaler):
             return False  # a scale of another dtype, a flag on another device, no engine there
         return True
 
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        # All that a captured step adds to is made with the scale: a graph goes on with what it saw.
+        super()._lazy_init_scale_growth_tracker(dev)
+        if self.hysteresis > 1:
+            self._bad_steps_on(dev)
+
     def _bad_steps_on(self, device: torch.device) -> Tensor:
         if not isinstance(self._bad_steps, Tensor):
             self._bad_steps = torch.full((), self._bad_steps, dtype=torch.int32, device=device)
@@ -162,7 +168,11 @@ class BoundedScaler(torch.amp.GradScaler):
         if self._enabled:
             self._init_scale = self._bounded(self._init_scale)
             self._clamp_scale()
-            self._bad_steps = state_dict.get("_bad_steps", self._bad_steps)
+            bad_steps = state_dict.get("_bad_steps", self._bad_steps)
+            if isinstance(self._bad_steps, Tensor):
+                self._bad_steps.fill_(bad_steps)
+            else:
+                self._bad_steps = bad_steps
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_bad_steps": int(self._bad_steps)}

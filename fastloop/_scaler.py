@@ -289,6 +289,11 @@ class GradScaler(BoundedScaler):
 
     # ---- what happened
 
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        super()._lazy_init_scale_growth_tracker(dev)
+        if dev.type != "cpu":
+            self._skipped_unread = torch.zeros((), dtype=torch.float32, device=dev)
+
     def _note_step(self, flag: Tensor | bool) -> None:
         if isinstance(flag, bool) or flag.device.type == "cpu":
             self._last_skipped = flag if isinstance(flag, bool) else flag.item() != 0
@@ -296,9 +301,8 @@ class GradScaler(BoundedScaler):
             return
         self._last_skipped = flag
         if self._skipped_unread is None:
-            self._skipped_unread = flag.clone()
-        else:
-            self._skipped_unread.add_(flag)
+            self._skipped_unread = torch.zeros_like(flag)
+        self._skipped_unread.add_(flag.to(self._skipped_unread.device, non_blocking=True))
 
     def last_step_skipped(self) -> bool:
         """Whether the last `step`, of whichever optimizer, was skipped. SYNC on CUDA."""

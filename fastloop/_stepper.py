@@ -217,14 +217,12 @@ class Stepper:
     @property
     def stepped(self) -> int:
         """Optimizer steps taken (SYNC if the last one's outcome is still on a device)."""
-        self._outcomes.settle()
-        return self._outcomes.stepped
+        return self._outcomes.read()[0]
 
     @property
     def skipped(self) -> int:
         """Windows without a step because a gradient was not finite (SYNC as `stepped`)."""
-        self._outcomes.settle()
-        return self._outcomes.skipped
+        return self._outcomes.read()[1]
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, also in the middle of a window (SYNC).

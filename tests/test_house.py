@@ -36,7 +36,14 @@ SYSTEM_HEADERS = set(
 SYSTEM_FOLDERS = ("sys/", "linux/")
 FLOOR_HEADERS = {
     "cpu": ("immintrin.h", "emmintrin.h", "arm_neon.h"),
-    "cuda": ("cuda.h", "cuda_runtime_api.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h"),
+    "cuda": (
+        "dlfcn.h",
+        "cuda.h",
+        "cuda_runtime_api.h",
+        "cuda_runtime.h",
+        "cuda_fp16.h",
+        "cuda_bf16.h",
+    ),
 }
 NUMPY_FILE = "fl_py_tensor.c"
 

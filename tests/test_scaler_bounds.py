@@ -268,3 +268,21 @@ def test_a_pickle_without_the_extras_has_their_defaults() -> None:
     scaler.__setstate__(state)
     assert run(scaler, 1, 0) == [2.0, 2.0]
     assert (scaler.skipped_steps, scaler.hysteresis, scaler.min_scale) == (1, 1, None)
+
+
+def test_autograd_is_told_of_a_scale_that_changes() -> None:
+    """As by torch: whoever compares versions can tell."""
+    scaler = GradScaler("cpu")
+    run(scaler, 0)
+    scale: Any = scaler._scale
+    before = scale._version
+    run(scaler, 0)
+    assert scaler._scale is scale and scale._version > before
+
+
+def test_tensors_of_the_state_stay_where_a_graph_has_seen_them() -> None:
+    scaler = GradScaler("cpu", hysteresis=3)
+    scaler.scale(torch.ones(()))
+    bad_steps: Any = scaler._bad_steps
+    scaler.load_state_dict({**scaler.state_dict(), "_bad_steps": 2})
+    assert scaler._bad_steps is bad_steps and bad_steps.item() == 2

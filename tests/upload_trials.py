@@ -54,6 +54,11 @@ class DeviceLink:
         self.empty = device.new_block
         self.lent: list[Any] = []
         self.lend = self.lent.append
+        self.is_capturing = False
+
+    def check(self) -> None:
+        if self.is_capturing:
+            raise RuntimeError("capture")
 
 
 def each_way() -> Iterator[tuple[int, int]]:
@@ -155,6 +160,9 @@ def a_loader_from_end_to_end() -> None:
             for k, picked in enumerate(rows[: 2 + epoch * 2]):
                 device.compare(next(iterator), picked)
                 assert loader.state_dict()["yielded"] == k + 1
+                link.is_capturing = True
+                expect(RuntimeError, "capture", lambda iterator=iterator: next(iterator))
+                link.is_capturing = False
             if epoch == 2:
                 assert next(iterator, None) is None
             device.synchronize()

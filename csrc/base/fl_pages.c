@@ -89,3 +89,8 @@ bool fl_pages_populate(char *data, int64_t bytes)
     errno = saved;
     return done;
 }
+
+void fl_pages_withhold(const fl_pages *pages)
+{
+    (void)madvise(pages->data, (size_t)pages->capacity, MADV_DONTFORK);
+}

@@ -26,6 +26,9 @@ int fl_pages_map(int64_t bytes, fl_pages *out, fl_err *err);
 /* Gives the memory back to the system; a zeroed struct is fine. */
 void fl_pages_close(fl_pages *pages);
 
+/* From now on children of fork do not have these mapped pages. Advice only. */
+void fl_pages_withhold(const fl_pages *pages);
+
 /* Faults in [data, data + bytes) for writing in one call (MADV_POPULATE_WRITE, Linux 5.14).
  * Advice only: false when the kernel cannot, and then the first writes fault pages in. */
 bool fl_pages_populate(char *data, int64_t bytes);

@@ -43,7 +43,8 @@ typedef struct fl_backend {
      * pass is over on return on the CPU, queued elsewhere. None allocates, none waits for the
      * device. *found_inf becomes 1 if an element is infinite or NaN, and stays as it is otherwise.
      * Sums are in double, in an order that sizes alone decide. FL_OK, on the CPU always;
-     * FL_EDEVICE: nothing was queued, the queue has the text. */
+     * FL_EDEVICE: no
+     * element will change, the queue has the text. */
 
     /* *norm = the norm of all elements / |divisor|. Writes no element. */
     int (*norm_check)(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,

@@ -82,7 +82,10 @@ static int open_pinned(const fl_pinner *pinner, int64_t bytes, fl_slot *slot, fl
     (void)fl_pages_populate(pages->data, pages->capacity); /* pinning would, page by page */
     slot->used = pages->capacity;
     int status = pinner->pin(pinner->device, pages->data, pages->capacity, err);
-    if (status != FL_OK) fl_pages_close(pages);
+    if (status == FL_OK) /* fork would copy pinned pages at once, or leave the device the child's */
+        fl_pages_withhold(pages);
+    else
+        fl_pages_close(pages);
     return status;
 }
 

@@ -3,6 +3,7 @@
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_runtime.h"
 
+#include <dlfcn.h>
 #include <string.h>
 
 const char *const fl_cuda_archs = FL_CUDA_ARCHS;
@@ -28,10 +29,25 @@ int fl_cuda_enter(int32_t device, int32_t *before, fl_err *err)
     return FL_OK;
 }
 
+/* A thread that has not chosen a device is on device 0, but to put it back there would make a
+ * context, of hundreds of megabytes, where nothing may want one. */
+static bool has_context(int32_t device)
+{
+    int (*get_state)(int, unsigned *, int *) = NULL;
+    int is_active = 1;
+    unsigned flags;
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (driver == NULL) return true;
+    *(void **)&get_state = dlsym(driver, "cuDevicePrimaryCtxGetState");
+    if (get_state != NULL && get_state(device, &flags, &is_active) != 0) is_active = 1;
+    dlclose(driver);
+    return is_active != 0;
+}
+
 void fl_cuda_leave(int32_t before)
 {
     int now;
-    if (cudaGetDevice(&now) == cudaSuccess && now == before) return;
+    if (cudaGetDevice(&now) == cudaSuccess && (now == before || !has_context(before))) return;
     if (cudaSetDevice(before) != cudaSuccess) (void)cudaGetLastError();
 }
 
@@ -67,8 +83,11 @@ int fl_cuda_check(int32_t device, fl_err *err)
 
 int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err)
 {
-    enum cudaStreamCaptureStatus status;
-    FL_CUDA_TRY(cudaStreamIsCapturing(queue->stream, &status), err);
-    *out = status != cudaStreamCaptureStatusNone;
-    return FL_OK;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    int32_t before;
+    FL_TRY(fl_cuda_enter(queue->device, &before, err));
+    int status = FL_CUDA_STATUS(cudaStreamIsCapturing(queue->stream, &capture), err);
+    fl_cuda_leave(before);
+    *out = capture != cudaStreamCaptureStatusNone;
+    return status;
 }

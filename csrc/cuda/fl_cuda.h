@@ -3,7 +3,8 @@
  * Floor 2. Nothing happens before the first call: a module that contains this is imported on a
  * machine without device or driver. fl_cuda_stub.c stands in where there was no nvcc: nothing is
  * available then, and fl_cuda_check says so. Every call sets the device it is for and puts the
- * thread's own back. No call makes the host wait for the device unless its comment says SYNC. */
+ * thread's own back, if that is in use at all. No call makes the host wait for the device unless
+ * its comment says SYNC. */
 #ifndef FL_CUDA_H
 #define FL_CUDA_H
 

@@ -302,5 +302,5 @@ cudaError_t fl_cuda_update_scale(void *stream, const fl_growth *growth, const fl
 cudaError_t fl_cuda_find_code(void)
 {
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, (const void *)k_invert);
+    return cudaFuncGetAttributes(&attributes, (const void *)k_norm_check<many>);
 }

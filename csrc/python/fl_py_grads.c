@@ -120,6 +120,10 @@ static PyObject *grads_clear_tensors(fl_py_grads *self, PyObject *Py_UNUSED(igno
 {
     if (fl_py_grads_enter(self) != 0) return NULL;
     self->is_plain = false;
+    if (self->is_graphs) { /* or its graph's memory could not go */
+        self->scratch_bytes = 0;
+        Py_CLEAR(self->scratch);
+    }
     int status = PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
     self->is_busy = false;
     if (status != 0) return NULL;

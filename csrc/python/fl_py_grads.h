@@ -25,12 +25,11 @@ typedef struct fl_py_grads {
     int32_t device; /* of all tensors: FL_PY_CPU, or the index of a CUDA device */
 
     /* Of passes on a CUDA device. */
-    PyObject *new_scratch;  /* owned: makes a tensor for the scratch of a queue; None: no passes */
-    PyObject *scratch;      /* owned: what it made last, or NULL */
-    int64_t scratch_bytes;  /* of it */
-    int32_t scratch_device; /* where it is */
-    int32_t usable_device;  /* the last one that fl_cuda_check has approved */
-    bool is_graphs;         /* scratch belongs to a graph that was captured */
+    PyObject *new_scratch; /* owned: makes a tensor for the scratch of a queue; None: no passes */
+    PyObject *scratch;     /* owned: what it made last, or NULL */
+    int64_t scratch_bytes; /* of it, for the queue's device and stream; 0: unusable */
+    int32_t usable_device; /* the last one that fl_cuda_check has approved */
+    bool is_graphs;        /* scratch belongs to a graph that was captured */
     fl_cuda_queue queue;
 } fl_py_grads;
 

@@ -63,6 +63,9 @@ PyObject *fl_py_update_scale(fl_py_grads *self, PyObject *args)
     if ((tracker_at = fl_py_number(door, tracker, kDLInt, 32, &device)) == NULL) return NULL;
     if ((misses_at = fl_py_number(door, misses, kDLInt, 32, &device)) == NULL) return NULL;
     if (fl_py_open_numbers(self, device, &room, &queue) != 0) return NULL;
+    PyObject *told = PyObject_CallFunction(self->written, "((OO))", scale, tracker);
+    if (told == NULL) return NULL;
+    Py_DECREF(told);
     return fl_py_close_pass(fl_py_backend(device)->update_scale(queue, &growth, found_at, scale_at,
                                                                 tracker_at, misses_at),
                             queue);

@@ -36,39 +36,38 @@ static int replace_scratch(fl_py_grads *self, int64_t bytes)
 {
     fl_py_floats memory;
     PyObject *like = PyList_GET_ITEM(self->tensors, 0);
+    self->scratch_bytes = 0; /* until there is another */
     PyObject *scratch = PyObject_CallFunction(self->new_scratch, "OL", like, (long long)bytes);
     if (scratch == NULL) return -1;
     Py_XSETREF(self->scratch, scratch);
-    self->scratch_bytes = bytes;
     self->queue.is_listed = false;
     if (fl_py_float_tensor(&self->door, scratch, &memory)) {
         self->queue.scratch = memory.data;
+        self->scratch_bytes = bytes;
         return 0;
     }
-    self->scratch_bytes = 0;
     PyErr_SetString(PyExc_TypeError, "new_scratch() must return a float64 tensor");
     return -1;
 }
 
 static int open_stream(fl_py_grads *self)
 {
-    fl_cuda_queue *queue = &self->queue;
-    void *before = queue->stream;
-    bool is_capturing, was_graphs = self->is_graphs;
-    queue->device = self->device;
-    if (fl_py_stream(&self->door, self->device, &queue->stream) != 0) return -1;
-    if (fl_cuda_is_capturing(queue, &is_capturing, &queue->err) != FL_OK) {
-        fl_py_raise(&queue->err, NULL);
+    fl_err err;
+    bool is_capturing;
+    fl_cuda_queue *queue = &self->queue, now = {.device = self->device};
+    if (fl_py_stream(&self->door, self->device, &now.stream) != 0) return -1;
+    if (fl_cuda_is_capturing(&now, &is_capturing, &err) != FL_OK) {
+        fl_py_raise(&err, NULL);
         return -1;
     }
     int64_t bytes = fl_cuda_scratch_bytes(&self->list);
-    self->is_graphs = is_capturing;
     /* A graph keeps the scratch it was captured with. */
-    bool is_usable = !is_capturing && !was_graphs && queue->stream == before &&
-                     self->device == self->scratch_device && bytes <= self->scratch_bytes;
-    if (is_usable) return 0;
-    self->scratch_device = self->device;
-    return replace_scratch(self, bytes);
+    bool is_usable = !is_capturing && !self->is_graphs && now.stream == queue->stream &&
+                     now.device == queue->device && bytes <= self->scratch_bytes;
+    queue->device = now.device;
+    queue->stream = now.stream;
+    self->is_graphs = is_capturing;
+    return is_usable ? 0 : replace_scratch(self, bytes);
 }
 
 int fl_py_open_pass(fl_py_grads *self, fl_py_team *team, fl_pass *out)

@@ -55,6 +55,11 @@ class Consumer:
         self.draw = random.Random(seed)
         self.streams = [torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(2))]
         self.work = torch.randn(2048, 2048, device=CUDA)
+        for stream in self.streams:  # cuBLAS takes memory of its own for each
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self.work @ self.work
+        torch.cuda.synchronize()
         self.kept: list[tuple[Tensor, Tensor]] = []
 
     def loop(self) -> int:

@@ -12,7 +12,7 @@ LISTS = {
     "sizes": [1, 2, 3, 7, 8, 9, 31, 32, 33, 1000, 16383, 16384, 16385, 300_001],
     "one": [5_000_003],
     "by value, large": [129] * 500,
-    "in device memory": [5] * 5000,
+    "in device memory": [1 + k % 7 for k in range(5000)],
 }
 SPECIAL = [0.0, -0.0, 1e-40, 6e-8, 65504.0, 3e38, 1e-310, 1.5]
 
@@ -24,7 +24,8 @@ def make(name: str, dtype: torch.dtype, offset: int, seed: int = 0) -> list[Tens
     for n in LISTS[name]:
         t = torch.randn(n + offset, generator=generator, dtype=torch.float64)
         t[offset :: max(1, n // 7)] = SPECIAL[n % len(SPECIAL)]
-        made.append(t.to(dtype)[offset:])
+        most = torch.finfo(dtype).max
+        made.append(t.clamp_(-most, most).to(dtype)[offset:])
     return made
 
 

@@ -68,6 +68,40 @@ def test_tensors_are_seen_on_a_device(core: Path, disabled: str) -> None:
     assert out.strip() == str(disabled == "0")
 
 
+SCRATCH = """
+import as_cuda, torch
+import fastloop._grads as grads
+
+made, is_full = [], False
+def new_scratch(like, size, make=grads._new_scratch):
+    if is_full:
+        raise torch.OutOfMemoryError("none left")
+    made.append(make(like, size))
+    return made[-1]
+grads._new_scratch = new_scratch
+
+few, many = [torch.ones(2)] * 1, [torch.ones(20_000) for _ in range(3000)]
+found, passes = torch.zeros(()), grads.GradList()
+def norm(tensors):
+    return round(passes.collect(tensors).norm_check(found).item() ** 2)
+
+assert norm(few) == 2 and norm(few) == 2 and len(made) == 1
+is_full = True
+for tensors in (many, few):
+    try:
+        norm(tensors)
+        raise AssertionError("scratch that was too small, or was given up, is in use")
+    except torch.OutOfMemoryError:
+        pass
+is_full = False
+assert norm(many) == 60_000_000 and len(made) == 2 and norm(few) == 2 and len(made) == 2
+"""
+
+
+def test_scratch_that_could_not_be_had_is_asked_for_again(core: Path) -> None:
+    run("-c", SCRATCH, PYTHONPATH=path_to(core))
+
+
 def test_the_same_over_kernels(core: Path, tmp_path: Path) -> None:
     options = ["-q", "-x", "-p", "as_cuda", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
     without = [f"--deselect=tests/{name}" for name in OTHERWISE]
