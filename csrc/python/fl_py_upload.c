@@ -154,10 +154,11 @@ PyObject *fl_py_upload_deliver(fl_py_feed *self, const fl_batch *batch)
     PyObject *block = ticket->block;
     bool is_elsewhere = stream != ticket->stream;
     *ticket = (fl_py_ticket){0};
-    PyObject *result = NULL;
-    if (!fl_table_is_volatile(self->table->table) ||
-        fl_py_table_check_files(self->table, &batch->rows) == 0)
-        result = make_fields(self, block, batch, is_elsewhere);
+    /* First, because it lets the allocator know of the stream that waits for the copy. */
+    PyObject *result = make_fields(self, block, batch, is_elsewhere);
+    if (result != NULL && fl_table_is_volatile(self->table->table) &&
+        fl_py_table_check_files(self->table, &batch->rows) != 0)
+        Py_CLEAR(result);
     Py_DECREF(block);
     return result;
 }
