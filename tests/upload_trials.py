@@ -5,6 +5,7 @@ import os
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -335,7 +336,10 @@ def a_child_is_inert() -> None:
         feed.restart(iter(todo), 1, None)
         device.compare(next(feed), todo[0])
         device.synchronize()
-        calls = fake.fake_calls()
+        calls = -1
+        while calls != fake.fake_calls():  # until all that is read ahead has been queued
+            calls = fake.fake_calls()
+            time.sleep(0.05)
         child = os.fork()
         if child == 0:
             try:
