@@ -10,6 +10,7 @@ import math
 import torch
 
 from fastloop import _core
+from fastloop._array import torch_dtype
 from fastloop._device import Link
 from fastloop._route import Source
 from fastloop._torch import kernels_are_disabled
@@ -20,7 +21,7 @@ class Blocks:
 
     def __init__(self, link: Link, source: Source) -> None:
         self.index = link.device.index
-        self.source = source
+        self._rows = [(torch_dtype(c), tuple(c.shape[1:])) for c in source.columns]
         self._link = link
         self.check = link.check  # raises where no batch can be taken
 
@@ -39,7 +40,7 @@ class Blocks:
         if is_elsewhere:
             self._link.lend(block)
         fields = []
-        for offset, (dtype, row) in zip(offsets, self.source.rows, strict=True):
+        for offset, (dtype, row) in zip(offsets, self._rows, strict=True):
             shape = (*lead, *row)
             end = offset + math.prod(shape) * dtype.itemsize
             # Each with a version of its own: writing to one spoils no graph that saved another.

@@ -113,8 +113,7 @@ class _ArrayIter(Resumable):
         super().__init__(loader)
         self._source = source
         self._blocks = blocks  # where batches arrive; None: they stay in CPU memory
-        self.is_on_device = blocks is not None
-        self._pin_memory = self._pin_memory and not self.is_on_device
+        self._pin_memory = self._pin_memory and blocks is None
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._open_feed(loader)
@@ -125,6 +124,11 @@ class _ArrayIter(Resumable):
         else:
             self._restart()
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether batches are there when they are handed out."""
+        return self._blocks is not None
+
     def _open_feed(self, loader: DataLoader[Any]) -> None:
         source, blocks = self._source, self._blocks
         fetcher = _MapDatasetFetcher(
@@ -132,7 +136,7 @@ class _ArrayIter(Resumable):
         )
         self._feed = _core.Feed(
             table=source.table,
-            slots=self._shared.slots_for(len(source.rows), blocks.index if blocks else -1),
+            slots=self._shared.slots_for(len(source.columns), blocks.index if blocks else -1),
             fetch=fetcher.fetch,
             keys=source.keys,
             maps=source.maps,

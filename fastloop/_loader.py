@@ -141,21 +141,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return iterator
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        device = self._find_stage()
-        link = None if device is None else open_link(device)
         is_plain = self.device_transform is None and not self.static_buffers
+        link = None
+        if self.device is not None and not (is_plain and torch.device(self.device).type == "cpu"):
+            link = open_link(self.device)
         iterator = fast_iterator(self, self.path, self._shared, link if is_plain else None)
         if link is not None and not getattr(iterator, "is_on_device", False):
             iterator = DeviceIter(iterator, link, self.device_transform, self.static_buffers)
         # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
         self._open = [*(ref for ref in self._open if ref() is not None), weakref.ref(iterator)]
         return iterator
-
-    def _find_stage(self) -> torch.device | None:
-        """The device, if batches go through anything once they are made."""
-        device = None if self.device is None else torch.device(self.device)
-        is_plain = self.device_transform is None and not self.static_buffers
-        return None if device is not None and device.type == "cpu" and is_plain else device
 
     def _drop_broken_workers(self) -> bool:
         iterator: Any = self._iterator

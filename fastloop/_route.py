@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data._utils import collate
 
 from fastloop import _core
-from fastloop._array import Array, ArrayDataset, MappedFile, torch_dtype
+from fastloop._array import Array, ArrayDataset, MappedFile
 from fastloop._collate import is_default_collate
 from fastloop._indices import Vector, as_vector
 
@@ -31,7 +31,7 @@ class Source:
     """Array data as the C core takes it."""
 
     table: _core.Table
-    rows: tuple[tuple[torch.dtype, tuple[int, ...]], ...]  # dtype and shape of a row, by field
+    columns: tuple[torch.Tensor | Array, ...]  # one for each field
     keys: tuple[str, ...] | None
     maps: tuple[Vector, ...]
     dataset: Any  # the innermost
@@ -131,8 +131,7 @@ def find_source(dataset: object, pin: bool) -> Source:
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
     tensors = dataset.tensors if isinstance(dataset, TensorDataset) else None
-    rows = tuple((torch_dtype(source), tuple(source.shape[1:])) for source in sources)
-    return Source(table, rows, keys, tuple(maps), dataset, tensors)
+    return Source(table, tuple(sources), keys, tuple(maps), dataset, tensors)
 
 
 def _has_default_collate(loader: DataLoader[Any]) -> bool:

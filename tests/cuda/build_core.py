@@ -1,7 +1,9 @@
-"""Builds fastloop with its CUDA backend for machines without a GPU: the kernels compiled for the
-CPU through the shim, over a runtime that does everything at once.
+"""Builds fastloop with its CUDA backend for machines without a GPU.
 
-    python tests/cuda/build_core.py FOLDER
+    python tests/cuda/build_core.py FOLDER now|late
+
+now: the kernels are compiled for the CPU through the shim, over a runtime that does everything at
+once; late: no kernels, over the runtime of tests/cuda/fake, whose streams run late.
 
 FOLDER then holds a package `fastloop` and libas_cuda.so; see as_cuda.py."""
 
@@ -41,12 +43,21 @@ def compile_one(source: Path, folder: Path) -> Path:
     return made
 
 
-def build(folder: Path) -> None:
+def find_sources(runtime: str) -> list[Path]:
+    sources = [path for floor in FLOORS for path in floor.iterdir() if path.suffix in (".c", ".cu")]
+    without = {"fl_cuda_stub.c"}
+    if runtime == "now":
+        more = [HERE / "runtime_now.c", HERE / "shim_grid.c"]
+    else:
+        more = list((HERE / "fake").glob("*.c"))
+        without |= {"fl_cuda_grad.c", "fl_cuda_kernels.cu"}
+    return [*(path for path in sources if path.name not in without), *more]
+
+
+def build(folder: Path, runtime: str) -> None:
     objects = folder / "objects"
     objects.mkdir(parents=True, exist_ok=True)
-    sources = [path for floor in FLOORS for path in floor.iterdir() if path.suffix in (".c", ".cu")]
-    sources = [path for path in sources if path.name != "fl_cuda_stub.c"]
-    sources += [HERE / "runtime_now.c", HERE / "shim_grid.c"]
+    sources = find_sources(runtime)
     with ThreadPoolExecutor() as pool:
         made = list(pool.map(lambda source: compile_one(source, objects), sources))
     package = folder / "fastloop"
@@ -60,4 +71,4 @@ def build(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]).resolve())
+    build(Path(sys.argv[1]).resolve(), sys.argv[2])

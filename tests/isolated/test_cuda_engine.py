@@ -46,7 +46,7 @@ def run(*command: object, **env: str) -> str:
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("core")
-    run(ROOT / "tests/cuda/build_core.py", folder)
+    run(ROOT / "tests/cuda/build_core.py", folder, "now")
     return folder
 
 
