@@ -4,6 +4,7 @@
 #include "fl_thread.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
@@ -117,7 +118,7 @@ bool fl_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t deadline_n
 
 void fl_futex_wake(_Atomic uint32_t *word)
 {
-    syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 int fl_pidfd_open(int pid)

@@ -28,7 +28,7 @@ int fl_thread_start(pthread_t *thread, void *(*run)(void *), void *arg, fl_err *
 /* Sleeps while *word is `expected`, until fl_futex_wake, the deadline (fl_now_ns clock) or a signal
  * handler. The word may lie in memory shared between processes. False when a signal handler ran. */
 bool fl_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t deadline_ns);
-void fl_futex_wake(_Atomic uint32_t *word);
+void fl_futex_wake(_Atomic uint32_t *word); /* everyone who sleeps on it */
 
 /* A descriptor of the process that becomes readable when it ends, the caller's to close; -1 where
  * the process is gone or the kernel or a sandbox has no such thing. */

@@ -1,8 +1,8 @@
 /* fl_shm: see fl_shm.h.
  *
- * Every counter of a queue has one writer. A sleeper announces itself in a flag and looks once
- * more; who publishes looks at the flag afterwards: both sides are sequentially consistent, so one
- * of the two sees the other. If a process dies between publishing and waking, the sleeper finds the
+ * Every counter of a queue has one writer. A sleeper counts itself and looks once more; who
+ * publishes looks at the count afterwards: both sides are sequentially consistent, so one of the
+ * two sees the other. If a process dies between publishing and waking, the sleeper finds the
  * message at its next deadline. */
 #include "fl_shm.h"
 
@@ -20,7 +20,7 @@ typedef struct link {
     int64_t answered;                      /* parent only: all requests below are */
     uint32_t taken;                        /* parent only: replies */
     _Alignas(64) _Atomic uint32_t replied; /* worker: replies published */
-    _Atomic uint32_t is_asleep;            /* worker */
+    _Atomic uint32_t sleepers;             /* worker */
     uint32_t received;                     /* worker only: requests */
 } link;
 
@@ -28,7 +28,7 @@ struct fl_shm {
     int32_t workers, depth;                  /* set at init */
     _Alignas(64) _Atomic uint32_t tickets;   /* workers: replies begun, for their order */
     _Atomic uint32_t events;                 /* workers: replies published; the parent's futex */
-    _Atomic uint32_t is_asleep;              /* parent */
+    _Atomic uint32_t sleepers;               /* parent's threads */
     _Alignas(64) _Atomic uint32_t is_closed; /* parent */
     link links[];
 };
@@ -68,31 +68,31 @@ fl_shm *fl_shm_init(void *memory, int32_t workers, int32_t depth)
 }
 
 /* After something was published for whoever watches `events`. */
-static void tell(_Atomic uint32_t *events, _Atomic uint32_t *is_asleep)
+static void tell(_Atomic uint32_t *events, _Atomic uint32_t *sleepers)
 {
     atomic_fetch_add(events, 1);
-    if (atomic_load(is_asleep) != 0) fl_futex_wake(events);
+    if (atomic_load(sleepers) != 0) fl_futex_wake(events);
 }
 
 /* Sleeps a while if *events is still `seen`; false after a signal handler. Only the sleeper takes
- * the flag back: someone who is late with the news of an event seen long ago must not make this
- * sleep look like none. */
+ * itself off the count: someone who is late with the news of an event seen long ago must not make
+ * this sleep look like none. */
 static bool
-sleep_on(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *is_asleep, int64_t deadline_ns)
+sleep_on(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *sleepers, int64_t deadline_ns)
 {
-    atomic_store(is_asleep, 1);
+    atomic_fetch_add(sleepers, 1);
     bool is_quiet = atomic_load(events) != seen || fl_futex_wait(events, seen, deadline_ns);
-    atomic_store(is_asleep, 0);
+    atomic_fetch_sub(sleepers, 1);
     return is_quiet;
 }
 
 /* True when *events is no longer `seen`; false at the deadline or after a signal handler. */
-static bool await_event(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *is_asleep,
+static bool await_event(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *sleepers,
                         int64_t deadline_ns)
 {
     while (atomic_load_explicit(events, memory_order_acquire) == seen) {
         if (fl_now_ns() >= deadline_ns) return false;
-        if (!sleep_on(events, seen, is_asleep, deadline_ns)) return false;
+        if (!sleep_on(events, seen, sleepers, deadline_ns)) return false;
     }
     return true;
 }
@@ -105,7 +105,7 @@ bool fl_shm_send(fl_shm *shm, int32_t worker, fl_shm_request *request)
     request->number = self->next_number++;
     requests_of(shm, worker)[place(shm, sent)] = *request;
     atomic_store_explicit(&self->sent, sent + 1, memory_order_release);
-    tell(&self->events, &self->is_asleep);
+    tell(&self->events, &self->sleepers);
     return true;
 }
 
@@ -144,20 +144,41 @@ bool fl_shm_wait(fl_shm *shm, int64_t deadline_ns)
     uint32_t seen = atomic_load_explicit(&shm->events, memory_order_acquire);
     for (int32_t w = 0; w < shm->workers; w++)
         if (has_reply(shm, w)) return true;
-    return await_event(&shm->events, seen, &shm->is_asleep, deadline_ns);
+    return await_event(&shm->events, seen, &shm->sleepers, deadline_ns);
 }
+
+bool fl_shm_peek(fl_shm *shm, int32_t worker, uint32_t *cursor, fl_shm_reply *out)
+{
+    link *self = &shm->links[worker];
+    uint32_t replied = atomic_load_explicit(&self->replied, memory_order_acquire);
+    uint32_t waiting = replied - self->taken;
+    /* The cursor is behind where replies were taken unseen; a worker may write what it likes. */
+    if (replied - *cursor > waiting) *cursor = self->taken;
+    if (*cursor == replied || waiting > (uint32_t)shm->depth) return false;
+    *out = replies_of(shm, worker)[place(shm, (*cursor)++)];
+    out->worker = worker;
+    return true;
+}
+
+bool fl_shm_watch(fl_shm *shm, uint32_t *seen, int64_t deadline_ns)
+{
+    bool is_new = await_event(&shm->events, *seen, &shm->sleepers, deadline_ns);
+    *seen = atomic_load_explicit(&shm->events, memory_order_acquire);
+    return is_new;
+}
+
+void fl_shm_nudge(fl_shm *shm) { tell(&shm->events, &shm->sleepers); }
 
 void fl_shm_end(fl_shm *shm, int32_t worker)
 {
     atomic_store(&shm->links[worker].is_ended, 1);
-    tell(&shm->links[worker].events, &shm->links[worker].is_asleep);
+    tell(&shm->links[worker].events, &shm->links[worker].sleepers);
 }
 
 void fl_shm_close(fl_shm *shm)
 {
     atomic_store(&shm->is_closed, 1);
-    for (int32_t w = 0; w < shm->workers; w++)
-        tell(&shm->links[w].events, &shm->links[w].is_asleep);
+    for (int32_t w = 0; w < shm->workers; w++) tell(&shm->links[w].events, &shm->links[w].sleepers);
 }
 
 bool fl_shm_is_closed(const fl_shm *shm)
@@ -175,7 +196,7 @@ int fl_shm_receive(fl_shm *shm, int32_t worker, fl_shm_request *out, int64_t dea
         bool is_ended = atomic_load_explicit(&self->is_ended, memory_order_acquire) != 0;
         if (atomic_load_explicit(&self->sent, memory_order_acquire) != self->received) break;
         if (is_ended) return FL_EEND;
-        if (!await_event(&self->events, seen, &self->is_asleep, deadline_ns)) return FL_ETIMEOUT;
+        if (!await_event(&self->events, seen, &self->sleepers, deadline_ns)) return FL_ETIMEOUT;
     }
     *out = requests_of(shm, worker)[place(shm, self->received++)];
     return FL_OK;
@@ -189,5 +210,5 @@ void fl_shm_answer(fl_shm *shm, int32_t worker, fl_shm_reply *reply)
     reply->arrival = atomic_fetch_add_explicit(&shm->tickets, 1, memory_order_relaxed);
     replies_of(shm, worker)[place(shm, replied)] = *reply;
     atomic_store_explicit(&self->replied, replied + 1, memory_order_release);
-    tell(&shm->events, &shm->is_asleep);
+    tell(&shm->events, &shm->sleepers);
 }

@@ -31,6 +31,7 @@ typedef struct fl_shm_reply {
     int64_t used;     /* bytes from the start of the slot that hold the answer */
     int64_t head;     /* where, from the slot's start, its pickled part begins */
     int64_t head_bytes;
+    int64_t upload; /* bytes from the slot's start that a device may have; 0: nothing for it */
     int64_t busy_ns, wait_ns;          /* since the reply before: at work, waiting for requests */
     int32_t fallbacks[FL_SHM_REASONS]; /* since the reply before */
 } fl_shm_reply;
@@ -56,6 +57,19 @@ void fl_shm_end(fl_shm *shm, int32_t worker);
 
 /* No more work for anyone, at once. */
 void fl_shm_close(fl_shm *shm);
+
+/* ---- another thread of the parent, one at a time */
+
+/* The reply at the worker's *cursor (0 at first), which moves on; false when none is there. Those
+ * taken meanwhile are passed over. Not at the same time as fl_shm_take, and never blocks. */
+bool fl_shm_peek(fl_shm *shm, int32_t worker, uint32_t *cursor, fl_shm_reply *out);
+
+/* Blocks until there is news since *seen (0 at first), which it moves on: true; or until the
+ * deadline or a signal handler: false. */
+bool fl_shm_watch(fl_shm *shm, uint32_t *seen, int64_t deadline_ns);
+
+/* Makes news for fl_shm_watch. Any thread of the parent. */
+void fl_shm_nudge(fl_shm *shm);
 
 /* ---- anyone */
 

@@ -73,9 +73,10 @@ static inline fl_shm_reply make_reply(int32_t worker, int64_t number)
                           .head = mix(number, worker, 7),
                           .head_bytes = mix(number, worker, 8),
                           .busy_ns = mix(number, worker, 9),
-                          .wait_ns = mix(number, worker, 10)};
+                          .wait_ns = mix(number, worker, 10),
+                          .upload = mix(number, worker, 11)};
     for (int i = 0; i < FL_SHM_REASONS; i++)
-        reply.fallbacks[i] = (int32_t)mix(number, worker, 11 + i);
+        reply.fallbacks[i] = (int32_t)mix(number, worker, 12 + i);
     return reply;
 }
 
