@@ -109,7 +109,7 @@ CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda
 	csrc/cuda/fl_cuda_kernels tests/cuda/runtime_now tests/cuda/shim_grid)
 # Uploads: over tests/cuda/fake, which runs work late.
 UPLOAD_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_upload.c \
-	$(wildcard tests/cuda/fake/*.c))
+	csrc/cuda/fl_cuda_courier.c $(wildcard tests/cuda/fake/*.c))
 LANE_TESTS += $(patsubst tests/cuda/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/cuda/test_*.c)))
 
 export ASAN_OPTIONS ?= detect_stack_use_after_return=1:strict_string_checks=1

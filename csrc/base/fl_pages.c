@@ -90,6 +90,12 @@ bool fl_pages_populate(char *data, int64_t bytes)
     return done;
 }
 
+int64_t fl_pages_whole(int64_t bytes)
+{
+    int64_t page = page_bytes();
+    return (bytes + page - 1) / page * page;
+}
+
 void fl_pages_withhold(const fl_pages *pages)
 {
     (void)madvise(pages->data, (size_t)pages->capacity, MADV_DONTFORK);

@@ -26,6 +26,9 @@ int fl_pages_map(int64_t bytes, fl_pages *out, fl_err *err);
 /* Gives the memory back to the system; a zeroed struct is fine. */
 void fl_pages_close(fl_pages *pages);
 
+/* The same size in whole pages; bytes >= 0, and far from 2^63. */
+int64_t fl_pages_whole(int64_t bytes);
+
 /* From now on children of fork do not have these mapped pages. Advice only. */
 void fl_pages_withhold(const fl_pages *pages);
 

@@ -18,6 +18,7 @@ struct fl_slot {
     fl_pages pages;         /* owned unless a region is; written by the holder of a FILLING slot */
     fl_region *region;      /* owned, where the pool has an arena: what pages describes */
     int64_t used, before;   /* holder: high-water mark of bytes asked for, and its last value */
+    int64_t pinned;         /* holder: bytes from the start */
     uint32_t forks;         /* whoever lends it: fl_fork_count then */
     _Atomic int32_t shares; /* > 0: LENT */
     _Alignas(64) char header[];
@@ -82,16 +83,19 @@ static int open_pinned(const fl_pinner *pinner, int64_t bytes, fl_slot *slot, fl
     (void)fl_pages_populate(pages->data, pages->capacity); /* pinning would, page by page */
     slot->used = pages->capacity;
     int status = pinner->pin(pinner->device, pages->data, pages->capacity, err);
-    if (status == FL_OK) /* fork would copy pinned pages at once, or leave the device the child's */
-        fl_pages_withhold(pages);
-    else
+    if (status != FL_OK) {
         fl_pages_close(pages);
-    return status;
+        return status;
+    }
+    slot->pinned = pages->capacity;
+    fl_pages_withhold(pages); /* fork would copy pinned pages, or leave the device the child's */
+    return FL_OK;
 }
 
 static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
 {
-    if (pool->pinner.pin != NULL) return open_pinned(&pool->pinner, bytes, slot, err);
+    if (pool->arena == NULL && pool->pinner.pin != NULL)
+        return open_pinned(&pool->pinner, bytes, slot, err);
     if (pool->arena == NULL) return fl_pages_open(bytes, &slot->pages, err);
     FL_TRY(fl_arena_get(pool->arena, bytes, &slot->region, err));
     slot->pages =
@@ -99,10 +103,17 @@ static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
     return FL_OK;
 }
 
+static void unpin(fl_slot *slot)
+{
+    const fl_pinner *pinner = &slot->pool->pinner;
+    if (slot->pinned > 0) pinner->unpin(pinner->device, slot->pages.data);
+    slot->pinned = 0;
+}
+
 static void free_slot(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
-    if (pool->pinner.pin != NULL) pool->pinner.unpin(pool->pinner.device, slot->pages.data);
+    unpin(slot);
     if (slot->region != NULL)
         fl_region_give(slot->region);
     else
@@ -247,6 +258,20 @@ int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
     slot->before = slot->used;
     slot->used = fl_max(slot->used, bytes);
     *out = slot;
+    return FL_OK;
+}
+
+/* Anew and whole when more is wanted: a copy must not cross from one pinned range to another. */
+int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err)
+{
+    const fl_pinner *pinner = &slot->pool->pinner;
+    assert(slot->region != NULL && bytes <= slot->pages.capacity);
+    if (bytes <= slot->pinned) return FL_OK;
+    int64_t whole = fl_pages_whole(bytes);
+    unpin(slot);
+    (void)fl_pages_populate(slot->pages.data, whole);
+    FL_TRY(pinner->pin(pinner->device, slot->pages.data, whole, err));
+    slot->pinned = whole;
     return FL_OK;
 }
 

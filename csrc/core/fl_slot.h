@@ -24,10 +24,15 @@ typedef struct fl_pinner {
     int32_t device;
 } fl_pinner;
 
-/* Slots are whole pages from now on, populated and pinned when made, unpinned before they go back
- * to the system; fl_pool_get fails as pin does. Before the first fl_pool_get of a pool without
- * arena. Such slots are not to be lent: a holder would unpin on any thread. */
+/* Slots are pinned from now on, and unpinned before they go back to the system: those of an arena
+ * by fl_slot_pin; the others are whole pages, populated and pinned when made, and fl_pool_get fails
+ * as pin does. Before the first fl_pool_get. Such slots are not to be lent: a holder would unpin on
+ * any thread. */
 void fl_pool_pin(fl_pool *pool, fl_pinner pinner);
+
+/* The first `bytes` of an arena's slot are populated and pinned, the pages they lie on whole. The
+ * holder of a slot that no copy reads; fails as pin does, and then nothing of it is pinned. */
+int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err);
 
 /* Frees what is EMPTY and lets the lent slots free themselves. NULL is fine. No slot may be
  * FILLING or READY. */

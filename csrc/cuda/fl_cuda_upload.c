@@ -113,15 +113,20 @@ static void return_oldest(fl_cuda_stage *stage)
     put_free(upload);
 }
 
-void fl_cuda_stage_halt(fl_cuda_stage *stage)
+static void await_copies(fl_cuda_stage *stage)
 {
     int32_t before;
-    if (is_foreign(stage)) return;
-    set_halted(stage, true);
     (void)fl_cuda_enter(stage->device, &before, NULL);
     /* Fails with the device, which then copies no more. */
     (void)FL_CUDA_STATUS(cudaStreamSynchronize(stage->stream), NULL);
     fl_cuda_leave(before);
+}
+
+void fl_cuda_stage_halt(fl_cuda_stage *stage)
+{
+    if (is_foreign(stage)) return;
+    set_halted(stage, true);
+    await_copies(stage);
     while (stage->taken != NULL) return_oldest(stage);
 }
 
@@ -262,6 +267,17 @@ int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *str
         stage->last->next = upload;
     stage->last = upload;
     return FL_OK;
+}
+
+void fl_cuda_upload_abandon(fl_cuda_upload *upload, const fl_batch *batch, void *stream)
+{
+    if (is_foreign(upload->stage)) return;
+    if (upload->is_queued) {
+        if (fl_cuda_upload_take(upload, batch, stream, NULL) == FL_OK) return;
+        await_copies(upload->stage);
+    }
+    fl_slot_return(batch->slot);
+    put_free(upload);
 }
 
 void fl_cuda_upload_drop(fl_cuda_upload *upload)

@@ -48,6 +48,11 @@ void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch);
  * FL_ENOMEM or FL_EDEVICE they are still the caller's, who may try again. */
 int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *stream, fl_err *err);
 
+/* Gives back the upload and the slot of a filled batch that nobody wants: `stream`, which it was
+ * aimed on, waits for the copy if one is queued, so that the block may serve there again. SYNC if
+ * it cannot. */
+void fl_cuda_upload_abandon(fl_cuda_upload *upload, const fl_batch *batch, void *stream);
+
 /* Gives back an upload that will not be taken. Before its last part is filled, or halted. */
 void fl_cuda_upload_drop(fl_cuda_upload *upload);
 

@@ -90,6 +90,12 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     return is_refused() ? say(runtime.error) : cudaSuccess;
 }
 
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
+    *mode = cudaStreamCaptureModeGlobal;
+    return cudaSuccess;
+}
+
 /* ---- what is queued is over: streams and events need no memory of it */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)

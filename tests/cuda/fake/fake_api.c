@@ -20,7 +20,7 @@ static int64_t event_count, stream_count;
 static _Atomic int64_t calls; /* read without it */
 static int64_t fail_at;
 static cudaError_t fail_error, sticky_error;
-static bool fails_for_good, refuses_pins;
+static bool fails_for_good, refuses_pins, is_capturing;
 static struct {
     const char *name;
     const void *address;
@@ -28,6 +28,7 @@ static struct {
 static int site_count, ignored_site = -1;
 
 static _Thread_local int current_device;
+static _Thread_local enum cudaStreamCaptureMode capture_mode;
 static _Thread_local cudaError_t last_error;
 
 /* ---- what every call begins and ends with */
@@ -83,6 +84,13 @@ void fake_refuse_pins(bool is_refused)
 {
     pthread_mutex_lock(&fake_mutex);
     refuses_pins = is_refused;
+    pthread_mutex_unlock(&fake_mutex);
+}
+
+void fake_capture(bool is_begun)
+{
+    pthread_mutex_lock(&fake_mutex);
+    is_capturing = is_begun;
     pthread_mutex_unlock(&fake_mutex);
 }
 
@@ -249,6 +257,14 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     return leave(error);
 }
 
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
+    enum cudaStreamCaptureMode before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return cudaSuccess;
+}
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
 {
     cudaError_t error = enter();
@@ -316,6 +332,8 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned int flags)
 {
     cudaError_t error = enter();
     if ((flags & cudaHostRegisterPortable) == 0) fake_violation("pinned for one context alone");
+    if (is_capturing && capture_mode != cudaStreamCaptureModeRelaxed)
+        fake_violation("memory is pinned in the middle of a capture");
     if (find_range(memory, bytes) != NULL) fake_violation("memory is pinned twice");
     check_populated(memory, bytes);
     if (error == cudaSuccess && refuses_pins) error = cudaErrorMemoryAllocation;

@@ -50,6 +50,9 @@ int64_t fake_calls(void); /* counted since then; takes no lock */
 /* While true, no memory can be pinned. */
 void fake_refuse_pins(bool is_refused);
 
+/* While true, a graph is being captured on some thread, which what others call may spoil. */
+void fake_capture(bool is_begun);
+
 /* Places that call the runtime to order work, numbered from 0 as they are first met since
  * fake_forget_sites: the name of the function called there, NULL behind the last. Calls from the
  * ignored one (-1: none) say cudaSuccess and do nothing. */
