@@ -48,12 +48,12 @@ class Blocks:
         return fields
 
 
-def open_blocks(link: Link, source: Source) -> Blocks | None:
-    """None where fastloop's CUDA half does not run."""
+def has_uploads(link: Link) -> bool:
+    """Whether C can upload to the device: fastloop's CUDA half runs on it."""
     if link.device.type != "cuda" or kernels_are_disabled():
-        return None
+        return False
     try:
         _core.check_cuda(link.device.index)
     except RuntimeError:
-        return None
-    return Blocks(link, source)
+        return False
+    return True

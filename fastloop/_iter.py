@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import (
 )
 
 from fastloop import _core
-from fastloop._blocks import Blocks, open_blocks
+from fastloop._blocks import Blocks, has_uploads
 from fastloop._collate import is_default_collate, make_collate
 from fastloop._device import Link
 from fastloop._indices import find_blocks
@@ -69,11 +69,19 @@ class Shared:
             self.slots = slots = _core.Slots(fields, device=device)
         return slots
 
-    def slots_for_workers(self) -> _core.Slots:
-        if self.worker_slots is None or not self.worker_slots.is_own():
-            self._retire(self.worker_slots)
-            self.worker_slots = _core.Slots(0, is_shared=True)
-        return self.worker_slots
+    def slots_for_workers(self, device: int = -1) -> _core.Slots:
+        """The pool for batches on their way to a device: on the CPU where that cannot pin it."""
+        slots = self.worker_slots
+        if slots is None or not slots.is_own() or slots.device != device:
+            self._retire(slots)
+            try:
+                slots = _core.Slots(0, is_shared=True, device=device)
+            except RuntimeError:
+                if device < 0:
+                    raise
+                slots = _core.Slots(0, is_shared=True)
+            self.worker_slots = slots
+        return slots
 
     def count(self) -> dict[str, int]:
         pools = [slots for slots in (self.slots, self.worker_slots) if slots is not None]
@@ -294,10 +302,12 @@ class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
         Resumable._finalize(self)
         self._end()
 
-    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
+    def __init__(self, loader: DataLoader[Any], shared: Shared, link: Link | None = None) -> None:
         budget = getattr(loader, "memory_budget", None)
+        index = link.device.index if link is not None and has_uploads(link) else -1
+        slots = shared.slots_for_workers(index)
         try:
-            super().__init__(loader, shared, shared.slots_for_workers(), budget)
+            super().__init__(loader, shared, slots, budget, link if slots.device >= 0 else None)
             shared.latest = weakref.ref(self)
         except BaseException:
             # Ctrl-C, say, or an error of the sampler: a traceback that is kept must not keep the
@@ -322,7 +332,6 @@ _CountedMulti.__name__ = _MultiProcessingDataLoaderIter.__name__
 
 
 _ITERATORS: dict[tuple[str, bool], Callable[..., _BaseDataLoaderIter]] = {
-    ("process", True): _ProcessIter,
     ("sync", False): _SyncIter,
     ("torch", True): _CountedMulti,
     ("torch", False): _CountedSingle,
@@ -350,6 +359,10 @@ def fast_iterator(
         loader.check_worker_number_rationality()
     if route.source is not None:
         # Without workers such a copy would wait for all that the loop has queued.
-        blocks = open_blocks(link, route.source) if link and loader.num_workers > 0 else None
+        blocks = None
+        if link is not None and loader.num_workers > 0 and has_uploads(link):
+            blocks = Blocks(link, route.source)
         return _ArrayIter(loader, route.source, shared, blocks)
+    if route.path == "process":
+        return _ProcessIter(loader, shared, link)
     return _ITERATORS[route.path, loader.num_workers > 0](loader, shared)

@@ -12,12 +12,15 @@ import io
 import pickle
 import sys
 from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 
 from fastloop import _core
+from fastloop._nested import list_leaves
 
 # What the head of a reply is: an object that is no batch; a pickled batch; the same with a table
 # of views; a batch of plain containers that Port.write has written.
@@ -29,6 +32,9 @@ _GRAIN = 16  # copies of storages begin at such multiples, so that all dtypes st
 
 # The parts of each storage: (first byte, offset in the batch, bytes).
 _Places = dict[int, list[tuple[int, int, int]]]
+
+# Of the place of a tensor, as Parcel.tensor has it, the tensor.
+Make = Callable[[tuple[int, ...]], torch.Tensor]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -68,11 +74,17 @@ class _Packer(ForkingPickler):
         self._tensors: dict[int, int] = {}
         self._views: list[tuple[Any, ...]] = []
         self._ranges: dict[int, list[tuple[int, int, int]]] = {}  # of storages: begin, end, address
+        self.packed: set[int] = set()  # ids of tensors
+        self.has_storages = False  # of what is no plain tensor
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            return self._find(obj) or (self._view(obj) if is_plain(obj) else None)
+            pid = self._find(obj) or (self._view(obj) if is_plain(obj) else None)
+            if pid is not None:
+                self.packed.add(id(obj))
+            return pid
         if type(obj) is torch.UntypedStorage and obj.device.type == "cpu":
+            self.has_storages = True
             return ("storage", self._storage(obj, 0, obj.nbytes()))
         return None
 
@@ -120,11 +132,22 @@ class _Packer(ForkingPickler):
         return [(a, self._port.copy(address + a, b - a), b - a) for a, b in parts]
 
 
-def pack(port: _core.Port, data: Any) -> tuple[bytes, int]:
+def _hides_something(data: Any, packed: set[int]) -> bool:
+    """Whether there is more to a batch, for a device, than containers and the packed tensors."""
+    leaves = [leaf for _, leaf in list_leaves(data)]
+    return not packed.issubset(map(id, leaves)) or any(
+        callable(getattr(leaf, "to", None)) and id(leaf) not in packed for leaf in leaves
+    )
+
+
+def pack(port: _core.Port, data: Any, is_for_device: bool = False) -> tuple[bytes, int, bool]:
     """Puts the tensors of a batch into the slot of the current request.
 
+    Args:
+        is_for_device: the batch is wanted on a device.
+
     Returns:
-        the head for ``Port.answer`` and its kind.
+        the head for ``Port.answer``, its kind, and whether it has to stay on the host.
     """
     file = io.BytesIO()
     packer = _Packer(file, port)
@@ -134,38 +157,46 @@ def pack(port: _core.Port, data: Any) -> tuple[bytes, int]:
         file = io.BytesIO()
         packer = _Packer(file, port, is_shared=True)
         packer.dump(data)
+    stays = is_for_device and (packer.has_storages or _hides_something(data, packer.packed))
     if not packer._ranges:
-        return file.getvalue(), PLAIN
-    return pickle.dumps((packer.table(), file.getvalue()), pickle.HIGHEST_PROTOCOL), VIEWS
+        return file.getvalue(), PLAIN, stays
+    head = pickle.dumps((packer.table(), file.getvalue()), pickle.HIGHEST_PROTOCOL)
+    return head, VIEWS, stays
 
 
 class _Unpacker(pickle.Unpickler):
     def __init__(
-        self, head: bytes, parcel: _core.Parcel, places: _Places, views: list[tuple[Any, ...]]
+        self,
+        head: bytes,
+        make: Make,
+        places: _Places,
+        views: list[tuple[Any, ...]],
+        is_apart: bool,
     ) -> None:
         super().__init__(io.BytesIO(head))
-        self._parcel = parcel
+        self._make = make
         self._places, self._views = places, views
-        self._storages: dict[tuple[int, int], torch.UntypedStorage] = {}
+        self._is_apart = is_apart
+        self._uses = Counter(view[0][0] for view in views) if is_apart else Counter()
+        self._parts: dict[tuple[int, int], torch.Tensor] = {}  # of storages, as bytes
         self._tensors: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, pid: Any) -> Any:
         if pid[0] == "storage":
-            return self._storage(*pid[1])[0]
+            return self._part(*pid[1])[0].untyped_storage()
         if pid[0] == "tensor":
             if pid[1] not in self._tensors:
                 self._tensors[pid[1]] = self._view(*self._views[pid[1]])
             return self._tensors[pid[1]]
-        return self._parcel.tensor(pid)
+        return self._make(pid)
 
-    def _storage(self, key: int, begin: int) -> tuple[torch.UntypedStorage, int]:
+    def _part(self, key: int, begin: int) -> tuple[torch.Tensor, int]:
         """The part of a storage that has the byte `begin`, and the part's first byte."""
         parts = self._places[key]
         first, offset, size = parts[bisect_right(parts, (begin, sys.maxsize)) - 1]
-        if (key, first) not in self._storages:
-            bytes_ = self._parcel.tensor((offset, _BYTE, size))
-            self._storages[key, first] = bytes_.untyped_storage()
-        return self._storages[key, first], first
+        if (key, first) not in self._parts:
+            self._parts[key, first] = self._make((offset, _BYTE, size))
+        return self._parts[key, first], first
 
     def _view(
         self,
@@ -175,20 +206,27 @@ class _Unpacker(pickle.Unpickler):
         shape: tuple[int, ...],
         stride: tuple[int, ...],
     ) -> torch.Tensor:
-        part, first = self._storage(*storage)
-        tensor = torch.empty(0, dtype=dtype, device="cpu")
-        begin -= first // tensor.element_size()
+        part, first = self._part(*storage)
+        tensor = torch.empty(0, dtype=dtype, device=part.device)
         # A view without elements may lie outside of what was copied of its storage.
-        return tensor.set_(part, max(begin, 0), shape, stride)
+        begin = max(begin - first // dtype.itemsize, 0) + part.storage_offset() // dtype.itemsize
+        tensor.set_(part.untyped_storage(), begin, shape, stride)
+        is_alone = self._uses[storage[0]] == 1 and tensor.is_contiguous()
+        return tensor.clone() if self._is_apart and not is_alone else tensor
 
 
-def unpack(parcel: _core.Parcel) -> Any:
-    """The batch in a parcel, as tensors over its memory."""
+def unpack(parcel: _core.Parcel, make: Make | None = None) -> Any:
+    """The batch in a parcel, as tensors over its memory.
+
+    Args:
+        make: is given the place of a tensor, and makes it elsewhere. Tensors are then what
+            ``to()`` makes of each: without gaps, and apart from one another.
+    """
     if parcel.kind == WRITTEN:
-        return parcel.load()
+        return parcel.load(make)
     head = parcel.open()
     places: _Places = {}
     views: list[tuple[Any, ...]] = []
     if parcel.kind == VIEWS:
         (places, views), head = pickle.loads(head)
-    return _Unpacker(head, parcel, places, views).load()
+    return _Unpacker(head, make or parcel.tensor, places, views, make is not None).load()

@@ -61,10 +61,9 @@ class Prefetcher(_core.Finalized):
             raise self._held.pop()
         sent = self._ahead[0].sent
         assert sent is not None
-        self._link.wait(sent.event)
-        batch = sent.batch if self._fixed is None else self._fixed.fill(sent.batch)
-        for value in sent.lent:
-            self._link.lend(value)
+        batch = self._uploader.hand_out(sent)
+        if self._fixed is not None:
+            batch = self._fixed.fill(batch)
         self._ahead.popleft()
         return batch
 

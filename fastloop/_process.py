@@ -17,12 +17,14 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastloop import _core
+from fastloop._device import Link
 from fastloop._interrupt import (
     has_met_interrupt,
     interrupt_later,
     interrupts_held,
     is_interrupted,
 )
+from fastloop._landing import Landing
 from fastloop._memory import default_budget, describe_memory
 from fastloop._pack import OBJECT, unpack
 from fastloop._transport import LOOK_S, Context, Transport
@@ -64,13 +66,17 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
 
     _pid = -1
 
-    def __init__(self, loader: DataLoader[Any], slots: _core.Slots, budget: int | None) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], slots: _core.Slots, budget: int | None, link: Link | None
+    ) -> None:
         budget = budget or default_budget()
         # Half may be under way, as much again may wait for reuse.
         self._hub = _core.Hub(
             slots, torch.Tensor, loader.num_workers, _depth(loader), max(1, budget // 2)
         )
         self._transport = Transport(self._hub)
+        # Where batches arrive; None: they stay in CPU memory.
+        self._landing = Landing(self._hub, link) if link is not None else None
         self._pid = os.getpid()
         context = Context(loader.multiprocessing_context, self._transport)
         self._started = context.workers
@@ -87,7 +93,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
 
     @_pin_memory.setter
     def _pin_memory(self, wanted: bool) -> None:
-        self._wants_pinned = wanted
+        self._wants_pinned = wanted and self._landing is None
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._worker_pids_set:
@@ -97,8 +103,28 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         self._transport.forget()
         self._ended: list[tuple[Any, Any]] = []  # the end of a worker that owes a batch
         self._is_whole = False
+        if self._landing is not None:
+            self._landing.check()
+            self._landing.drop()
+            self._landing.look_ahead(0 if self._in_order else -1)
         super()._reset(loader, first_iter)
         self._is_whole = True
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether batches are there when they are handed out."""
+        return self._landing is not None
+
+    def _next_data(self) -> Any:
+        landing = self._landing
+        if landing is None:
+            return super()._next_data()  # type: ignore[no-untyped-call]
+        landing.check()
+        if not landing.is_behind:
+            landing.put(super()._next_data())  # type: ignore[no-untyped-call]
+        batch = landing.take()
+        landing.look_ahead(self._rcvd_idx if self._in_order else -1)
+        return batch
 
     def _get_data(self) -> tuple[Any, Any]:
         try:
@@ -162,6 +188,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
+        if self._landing is not None:
+            return data
         if type(data) is _core.Parcel:
             data = unpack(data)
         if self._wants_pinned:
@@ -245,6 +273,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                     super()._shutdown_workers()
                     self._transport.forget()
                     self._task_info = {}
+                    if self._landing is not None:
+                        self._landing.drop()
                     if not self._living():
                         self._hub.release()
 

@@ -273,8 +273,10 @@ class Context:
             del arguments[ours]
         worker = arguments["worker_id"]
         shipment = Shipment(arguments, self._transport.hub.address(), worker, self._cargo)
+        is_for_device = self._transport.hub.device >= 0
         process = self._inner.Process(
-            target=_worker.run_worker, args=(shipment, os.getpid(), not _is_sigint_blocked())
+            target=_worker.run_worker,
+            args=(shipment, os.getpid(), not _is_sigint_blocked(), is_for_device),
         )
         self.workers.append(WorkerProcess(process))
         return self.workers[-1]

@@ -167,6 +167,13 @@ class Uploader:
                 lent = [leaf for _, leaf in list_leaves(batch) if _can_be_lent(leaf)]
             return Sent(batch, link.mark(), lent)
 
+    def hand_out(self, sent: Sent) -> Any:
+        """The batch, for the current stream, which waits for it."""
+        self._link.wait(sent.event)
+        for value in sent.lent:
+            self._link.lend(value)
+        return sent.batch
+
     def _copy(self, leaves: _Leaves, moved: dict[int, Any]) -> list[torch.Tensor]:
         """Returns the buffer on the device."""
         link = self._link

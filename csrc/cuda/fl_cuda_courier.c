@@ -28,7 +28,7 @@ struct fl_cuda_courier {
     int32_t workers, depth;
     uint32_t generation;
     pthread_t thread;
-    _Atomic bool is_closed;
+    _Atomic bool is_stopped;
     pthread_mutex_t mutex;
     /* With the mutex. */
     fl_cuda_errand **sent; /* owned; the errands are the consumer's: of each worker's requests that
@@ -153,11 +153,11 @@ static void *watch_replies(void *arg)
     uint32_t seen = 0;
     /* Pinning would otherwise spoil a graph that the consumer is capturing. */
     (void)FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&mode), NULL);
-    while (!atomic_load_explicit(&courier->is_closed, memory_order_relaxed)) {
-        (void)fl_shm_watch(courier->shm, &seen, fl_now_ns() + LOOK_NS);
+    while (!atomic_load(&courier->is_stopped)) {
         pthread_mutex_lock(&courier->mutex);
-        if (!atomic_load_explicit(&courier->is_closed, memory_order_relaxed)) look_locked(courier);
+        look_locked(courier);
         pthread_mutex_unlock(&courier->mutex);
+        (void)fl_shm_watch(courier->shm, &seen, fl_now_ns() + LOOK_NS);
     }
     return NULL;
 }
@@ -202,12 +202,17 @@ int fl_cuda_courier_open(fl_shm *shm, int32_t workers, int32_t depth, fl_cuda_co
     return status;
 }
 
+void fl_cuda_courier_stop(fl_cuda_courier *courier)
+{
+    if (is_foreign(courier) || atomic_exchange(&courier->is_stopped, true)) return;
+    fl_shm_nudge(courier->shm);
+    pthread_join(courier->thread, NULL);
+}
+
 void fl_cuda_courier_close(fl_cuda_courier *courier)
 {
     if (courier == NULL || is_foreign(courier)) return;
-    atomic_store_explicit(&courier->is_closed, true, memory_order_relaxed);
-    fl_shm_nudge(courier->shm);
-    pthread_join(courier->thread, NULL);
+    fl_cuda_courier_stop(courier);
     assert(courier->arrived == NULL && courier->spares == 0 && courier->queued == 0);
     pthread_mutex_destroy(&courier->mutex);
     free_courier(courier);

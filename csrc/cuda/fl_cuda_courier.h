@@ -6,8 +6,8 @@
  * to a block that is ready for one, if the batch is soon to be taken. The consumer does what the
  * thread has not come to. docs/cuda.md draws the states and who waits for whom.
  *
- * Every call belongs to one consumer thread at a time. In a forked child close, recall and claim
- * are inert, and the others are not to be called. */
+ * Every call belongs to one consumer thread at a time. In a forked child stop, close, recall and
+ * claim are inert, and the others are not to be called. */
 #ifndef FL_CUDA_COURIER_H
 #define FL_CUDA_COURIER_H
 
@@ -33,7 +33,10 @@ typedef struct fl_cuda_block {
 int fl_cuda_courier_open(fl_shm *shm, int32_t workers, int32_t depth, fl_cuda_courier **out,
                          fl_err *err);
 
-/* Ends the thread. Every errand has been claimed, and every block recalled. NULL is fine. */
+/* Ends the thread, once; what is left to do then is done by the other calls. */
+void fl_cuda_courier_stop(fl_cuda_courier *courier);
+
+/* Stops. Every errand has been claimed, and every block recalled. NULL is fine. */
 void fl_cuda_courier_close(fl_cuda_courier *courier);
 
 /* As fl_shm_send, for a batch that is built in `slot` and is the `turn`-th to be taken; -1: not for

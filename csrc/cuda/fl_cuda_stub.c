@@ -106,6 +106,8 @@ int fl_cuda_courier_open(fl_shm *shm, int32_t workers, int32_t depth, fl_cuda_co
     return fl_cuda_check(0, err);
 }
 
+void fl_cuda_courier_stop(fl_cuda_courier *courier) { (void)courier; }
+
 void fl_cuda_courier_close(fl_cuda_courier *courier) { (void)courier; }
 
 int fl_cuda_courier_send(fl_cuda_courier *courier, int32_t worker, fl_shm_request *request,

@@ -9,6 +9,7 @@
 #include <Python.h>
 
 #include "dlpack/dlpack.h"
+#include "fl_cuda_courier.h"
 #include "fl_ring.h"
 #include "fl_shm.h"
 #include "fl_slot.h"
@@ -207,22 +208,26 @@ extern PyType_Spec fl_py_finalized_spec;
 
 /* ---- fl_py_hub.c, fl_py_parcel.c: the parent's end ---- */
 
-/* What a worker sent and the user has not taken yet: a slot, READY. */
+/* What a worker sent and the user has not taken yet: a slot, READY. For a device it lands: then the
+ * batch is in a block there, and only what was pickled is here. */
 typedef struct fl_py_parcel {
     PyObject_HEAD
     PyObject *hub; /* owned: whose budget counts it until it is opened */
     fl_py_door door;
-    fl_slot *slot; /* owned; once opened, one share of it */
-    bool is_open;
+    fl_slot *slot; /* owned; one share of it if it is lent; NULL once the batch has landed */
+    bool is_open, is_lent;
     int64_t limit; /* what the budget counts */
     fl_shm_reply reply;
+    fl_cuda_errand *errand; /* owned; NULL unless for a device and not claimed */
+    fl_cuda_block target;   /* where it is being copied, if there is an upload */
+    char *head;             /* owned, once it has landed: what was pickled */
 } fl_py_parcel;
 
 extern PyType_Spec fl_py_hub_spec;
 extern PyType_Spec fl_py_parcel_spec;
 
-/* A tensor at a place in an opened parcel: over its memory, or a copy if it is a small part of it.
- * ValueError if it does not lie inside. New reference. */
+/* A tensor at a place in an opened parcel: over its memory, or a copy if it is a small part of it
+ * or bound for a device. ValueError if it does not lie inside. New reference. */
 PyObject *fl_py_parcel_tensor(const fl_py_parcel *self, int64_t offset, fl_dtype dtype,
                               int32_t ndim, const int64_t *shape);
 
@@ -240,6 +245,7 @@ typedef struct fl_py_writer {
 
 typedef struct fl_py_reader {
     const fl_py_parcel *parcel; /* borrowed, open */
+    PyObject *make;             /* borrowed: makes a tensor of its place; NULL: the parcel does */
     const char *data;           /* borrowed from the parcel */
     int64_t bytes, at;
 } fl_py_reader;

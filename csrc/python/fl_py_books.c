@@ -17,7 +17,7 @@ void fl_py_booking_settle(fl_py_hub *self, fl_py_booking *booked, int64_t freed)
 void fl_py_booking_forget(fl_py_hub *self, fl_py_booking *booked)
 {
     fl_py_booking_settle(self, booked, booked->limit);
-    fl_slot_return(booked->slot);
+    if (!fl_py_lift_end(self, booked->errand, booked->slot)) fl_slot_return(booked->slot);
     fl_slot_return(booked->before);
     PyObject *key = booked->key;
     *booked = (fl_py_booking){0};
@@ -33,6 +33,26 @@ static int64_t next_limit(const fl_py_hub *self)
     return fl_max(LEAST_LIMIT, self->largest + self->largest / 4);
 }
 
+/* Of (number, indices), the number; -1 for what is no batch. */
+static int64_t turn_of(PyObject *key)
+{
+    if (!PyTuple_CheckExact(key) || PyTuple_GET_SIZE(key) == 0) return -1;
+    long long turn = PyLong_AsLongLong(PyTuple_GET_ITEM(key, 0));
+    if (turn == -1 && PyErr_Occurred()) PyErr_Clear();
+    return turn;
+}
+
+/* FL_ETIMEOUT: the queue is full. */
+static int send_request(fl_py_hub *self, int worker, fl_shm_request *request, fl_slot *slot,
+                        PyObject *key, fl_cuda_errand **errand, fl_err *err)
+{
+    *errand = NULL;
+    if (self->courier != NULL)
+        return fl_cuda_courier_send(self->courier, worker, request, slot, turn_of(key), errand,
+                                    err);
+    return fl_shm_send(self->shm, worker, request) ? FL_OK : FL_ETIMEOUT;
+}
+
 int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bool is_forced,
                    const Py_buffer *payload, int64_t again, fl_slot *before)
 {
@@ -41,6 +61,7 @@ int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bo
     if (!fits && !is_forced) return 0;
     fl_err err;
     fl_slot *slot;
+    fl_cuda_errand *errand;
     if (fl_pool_get(self->slots->pool, limit, &slot, &err) != FL_OK) {
         fl_py_raise(&err, NULL);
         return -1;
@@ -50,15 +71,19 @@ int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bo
                               .limit = limit,
                               .bytes = payload->len,
                               .again = again};
-    if (!fl_shm_send(self->shm, worker, &request)) {
+    int status = send_request(self, worker, &request, slot, key, &errand, &err);
+    if (status != FL_OK) {
         fl_slot_return(slot);
-        return 0;
+        if (status == FL_ETIMEOUT) return 0;
+        fl_py_raise(&err, NULL);
+        return -1;
     }
     fl_py_booking *booked = fl_py_booking_of(self, worker, request.number);
     fl_py_booking_forget(self,
                          booked); /* skipped by the worker, whose later requests were answered */
     *booked = (fl_py_booking){.slot = slot,
                               .before = before,
+                              .errand = errand,
                               .key = Py_NewRef(key),
                               .number = request.number,
                               .limit = limit,
@@ -73,12 +98,14 @@ static void count_reply(fl_py_hub *self, const fl_shm_reply *reply)
     fl_py_worker *count = &self->counts[reply->worker];
     count->busy_ns += reply->busy_ns;
     count->wait_ns += reply->wait_ns;
-    if (reply->kind > 0) count->batches++;
-    if (reply->kind > 0) self->slots->bytes += reply->used;
+    if (reply->kind > 0) {
+        count->batches++;
+        self->slots->bytes += reply->used;
+        self->room = fl_max(self->room - self->room / 64, reply->upload);
+    }
     for (int i = 0; i < FL_SHM_REASONS; i++) self->fallbacks[i] += reply->fallbacks[i];
     /* One outlier must not make all that follow wait for as much memory. */
-    int64_t faded = self->largest - self->largest / 64;
-    self->largest = fl_max(faded, reply->used);
+    self->largest = fl_max(self->largest - self->largest / 64, reply->used);
 }
 
 static bool is_sane(const fl_shm_reply *reply, const fl_py_booking *booked)
@@ -88,7 +115,8 @@ static bool is_sane(const fl_shm_reply *reply, const fl_py_booking *booked)
         if (reply->fallbacks[i] < 0) return false;
     if (reply->kind < 0) return reply->used > booked->limit && reply->used < INT64_MAX / 2;
     return reply->used >= 0 && reply->used <= booked->limit && reply->head >= 0 &&
-           reply->head_bytes >= 0 && reply->head <= reply->used - reply->head_bytes;
+           reply->head_bytes >= 0 && reply->head <= reply->used - reply->head_bytes &&
+           reply->upload >= 0 && reply->upload <= reply->head;
 }
 
 static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, fl_py_booking *booked)
@@ -99,9 +127,13 @@ static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, fl_py_b
     parcel->hub = Py_NewRef((PyObject *)self);
     parcel->door = self->door;
     Py_INCREF(parcel->door.tensor_type);
-    parcel->is_open = false;
+    parcel->is_open = parcel->is_lent = false;
     parcel->reply = *reply;
     parcel->slot = booked->slot;
+    parcel->errand = booked->errand;
+    parcel->target = (fl_cuda_block){0};
+    parcel->head = NULL;
+    booked->errand = NULL;
     parcel->limit = booked->is_counted ? reply->used : 0;
     booked->slot = NULL;
     fl_py_booking_settle(self, booked, booked->limit - parcel->limit);
@@ -131,6 +163,8 @@ PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply)
         return pair;
     }
     fl_py_booking_settle(self, booked, booked->limit);
+    (void)fl_py_lift_end(self, booked->errand, booked->slot); /* which is not copied */
+    booked->errand = NULL;
     booked->before = booked->slot;
     booked->slot = NULL;
     return Py_BuildValue("OiLL", booked->key, (int)reply->worker, (long long)reply->number,

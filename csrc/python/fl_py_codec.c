@@ -110,11 +110,28 @@ static bool get_bytes(fl_py_reader *in, void *to, int64_t count)
     return true;
 }
 
+static PyObject *
+make_elsewhere(PyObject *make, const int64_t *head, int32_t ndim, const int64_t *shape)
+{
+    PyObject *place = PyTuple_New(2 + ndim);
+    for (int32_t i = 0; place != NULL && i < 2 + ndim; i++) {
+        PyObject *number = PyLong_FromLongLong(i < 2 ? head[i] : shape[i - 2]);
+        if (number == NULL)
+            Py_CLEAR(place);
+        else
+            PyTuple_SET_ITEM(place, i, number);
+    }
+    PyObject *tensor = place != NULL ? PyObject_CallOneArg(make, place) : NULL;
+    Py_XDECREF(place);
+    return tensor;
+}
+
 static PyObject *get_tensor(fl_py_reader *in, int64_t ndim)
 {
     int64_t head[2], shape[FL_MAX_NDIM];
     if (ndim < 0 || ndim > FL_MAX_NDIM || !get_bytes(in, head, sizeof head)) return NULL;
     if (!get_bytes(in, shape, ndim * (int64_t)sizeof *shape)) return NULL;
+    if (in->make != NULL) return make_elsewhere(in->make, head, (int32_t)ndim, shape);
     fl_dtype dtype = {(uint8_t)(head[1] >> 8), (uint8_t)head[1], 1};
     return fl_py_parcel_tensor(in->parcel, head[0], dtype, (int32_t)ndim, shape);
 }

@@ -23,7 +23,7 @@ static int open_shm(fl_py_hub *self, fl_err *err)
         return fl_fail(err, FL_ENOMEM, "out of memory for %d workers", (int)self->workers);
     fl_pool_reserve(self->slots->pool, self->depth / 2);
     fl_pool_limit(self->slots->pool, self->budget);
-    return FL_OK;
+    return self->slots->device >= 0 ? fl_py_lift_open(self, err) : FL_OK;
 }
 
 static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -79,6 +79,7 @@ static void hub_dealloc(fl_py_hub *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    fl_py_lift_close(self);
     (void)hub_clear(self);
     fl_free(self->bookings);
     fl_free(self->counts);
@@ -150,13 +151,19 @@ PyDoc_STRVAR(take_doc,
              "memory, (key, worker, number, bytes). None after `timeout` seconds or a signal.\n"
              "Waits without the interpreter lock.");
 
+static bool take_reply(fl_py_hub *self, fl_shm_reply *out)
+{
+    return self->courier != NULL ? fl_cuda_courier_take(self->courier, out)
+                                 : fl_shm_take(self->shm, out);
+}
+
 static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
 {
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1 && PyErr_Occurred()) return NULL;
     if (!check_worker(self, 0)) return NULL;
     fl_shm_reply reply;
-    bool is_there = fl_shm_take(self->shm, &reply);
+    bool is_there = take_reply(self, &reply);
     if (!is_there && seconds > 0) {
         int64_t deadline_ns = fl_now_ns() + (int64_t)(seconds * 1e9);
         self->slots->waits++;
@@ -164,7 +171,7 @@ static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
         is_there = fl_shm_wait(self->shm, deadline_ns);
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals() != 0) return NULL;
-        is_there = fl_shm_take(self->shm, &reply);
+        is_there = take_reply(self, &reply);
     }
     if (is_there) return fl_py_hub_deliver(self, &reply);
     Py_RETURN_NONE;
@@ -193,6 +200,7 @@ PyDoc_STRVAR(release_doc, "release()\n--\n\nAll workers have ended: let go of wh
 static PyObject *hub_release(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
 {
     if (is_foreign(self)) Py_RETURN_NONE;
+    fl_py_lift_stop(self);
     for (int64_t i = 0; i < (int64_t)self->workers * self->depth; i++)
         fl_py_booking_forget(self, &self->bookings[i]);
     self->is_released = true;
@@ -272,6 +280,30 @@ static PyObject *hub_count(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
     return NULL;
 }
 
+PyDoc_STRVAR(expect_doc, "expect(first, /)\n--\n\n"
+                         "Batches go to a device: from now on those from number `first` on (-1:\n"
+                         "whichever come first) are copied when they arrive. How many blocks of\n"
+                         "`room` bytes that wants.");
+
+static PyObject *hub_expect(fl_py_hub *self, PyObject *first)
+{
+    long long number = PyLong_AsLongLong(first);
+    if ((number == -1 && PyErr_Occurred()) || !check_worker(self, 0)) return NULL;
+    return PyLong_FromLong(self->courier != NULL ? fl_py_lift_expect(self, number) : 0);
+}
+
+PyDoc_STRVAR(supply_doc, "supply(block, /)\n--\n\n"
+                         "Lend a block of `room` bytes on the device, a tensor of the current\n"
+                         "stream's.");
+
+static PyObject *hub_supply(fl_py_hub *self, PyObject *block)
+{
+    if (self->courier == NULL || !check_worker(self, 0))
+        return PyErr_Format(PyExc_ValueError, "these batches go to no device");
+    if (fl_py_lift_supply(self, block, self->room) != 0) return NULL;
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(unanswered_doc, "how many requests workers have");
 
 static PyObject *get_unanswered(fl_py_hub *self, void *Py_UNUSED(closure))
@@ -279,14 +311,32 @@ static PyObject *get_unanswered(fl_py_hub *self, void *Py_UNUSED(closure))
     return PyLong_FromLongLong(self->unanswered);
 }
 
+PyDoc_STRVAR(room_doc, "how many bytes batches so far needed on the device");
+
+static PyObject *get_room(fl_py_hub *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLongLong(self->room);
+}
+
+PyDoc_STRVAR(device_doc, "to which batches go, or -1");
+
+static PyObject *get_device(fl_py_hub *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(self->slots->device);
+}
+
 static PyGetSetDef hub_getset[] = {
     {"unanswered", (getter)get_unanswered, NULL, unanswered_doc, NULL},
+    {"room", (getter)get_room, NULL, room_doc, NULL},
+    {"device", (getter)get_device, NULL, device_doc, NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef hub_methods[] = {
     {"send", (PyCFunction)hub_send, METH_VARARGS, send_doc},
     {"send_again", (PyCFunction)hub_send_again, METH_VARARGS, send_again_doc},
     {"take", (PyCFunction)hub_take, METH_O, take_doc},
+    {"expect", (PyCFunction)hub_expect, METH_O, expect_doc},
+    {"supply", (PyCFunction)hub_supply, METH_O, supply_doc},
     {"cancel", (PyCFunction)hub_cancel, METH_VARARGS, cancel_doc},
     {"release", (PyCFunction)hub_release, METH_NOARGS, release_doc},
     {"tasks", (PyCFunction)hub_tasks, METH_VARARGS, tasks_doc},

@@ -2,7 +2,7 @@
  *
  * Its pickled part is read by Python; tensors in it are asked for here and made over the slot.
  * Until it is opened its memory counts towards the budget of the ring. */
-#include "fl_py.h"
+#include "fl_py_hub.h"
 
 #include <string.h>
 
@@ -10,24 +10,33 @@
  * the labels of an epoch must not keep its images with them. */
 enum { SMALL_FIELD = 64 * 1024, SMALL_PART = 8 };
 
+/* Memory that is pinned for a device is not lent: what is not copied there is copied here. */
 static void open_parcel(fl_py_parcel *self)
 {
     if (self->is_open) return;
     self->is_open = true;
-    fl_slot_lend(self->slot, 1);
+    self->is_lent = ((fl_py_hub *)self->hub)->courier == NULL;
+    if (self->is_lent) fl_slot_lend(self->slot, 1);
     fl_py_hub_release(self->hub, self->limit);
+}
+
+static void give_slot_back(fl_py_parcel *self)
+{
+    if (self->is_lent)
+        fl_slot_give(self->slot);
+    else if (self->target.upload != NULL)
+        fl_py_lift_abandon(&self->target, self->slot);
+    else if (!fl_py_lift_end((fl_py_hub *)self->hub, self->errand, self->slot))
+        fl_slot_return(self->slot);
 }
 
 static void parcel_dealloc(fl_py_parcel *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    if (self->is_open) {
-        fl_slot_give(self->slot);
-    } else if (self->slot != NULL) {
-        fl_slot_return(self->slot);
-        fl_py_hub_release(self->hub, self->limit);
-    }
+    give_slot_back(self);
+    if (!self->is_open) fl_py_hub_release(self->hub, self->limit);
+    fl_free(self->head);
     fl_py_door_close(&self->door);
     Py_XDECREF(self->hub);
     type->tp_free(self);
@@ -46,11 +55,39 @@ PyDoc_STRVAR(open_doc, "open()\n--\n\n"
                        "Take the batch out of the ring: its pickled part. Tensors that tensor()\n"
                        "makes share its memory, which is free again when the last of them dies.");
 
+static const char *head_of(const fl_py_parcel *self)
+{
+    return self->head != NULL ? self->head : fl_slot_data(self->slot) + self->reply.head;
+}
+
 static PyObject *parcel_open(fl_py_parcel *self, PyObject *Py_UNUSED(ignored))
 {
     open_parcel(self);
-    return PyBytes_FromStringAndSize(fl_slot_data(self->slot) + self->reply.head,
-                                     (Py_ssize_t)self->reply.head_bytes);
+    return PyBytes_FromStringAndSize(head_of(self), (Py_ssize_t)self->reply.head_bytes);
+}
+
+PyDoc_STRVAR(land_doc,
+             "land(new_block, /)\n--\n\n"
+             "For a device: the block there that holds the batch for the current stream\n"
+             "from now on, made by new_block(bytes) unless the batch was copied already,\n"
+             "and whether it is another stream's. Opens the parcel, whose tensors then\n"
+             "have places in the block. If it raises, it may be called again.");
+
+static PyObject *parcel_land(fl_py_parcel *self, PyObject *new_block)
+{
+    if (self->slot == NULL || self->is_open || self->reply.upload == 0 ||
+        ((fl_py_hub *)self->hub)->courier == NULL)
+        return PyErr_Format(PyExc_ValueError, "nothing is left that could land on a device");
+    /* Before the slot goes. */
+    if (self->head == NULL) self->head = fl_alloc(fl_max(self->reply.head_bytes, 1));
+    if (self->head == NULL) return PyErr_NoMemory();
+    memcpy(self->head, fl_slot_data(self->slot) + self->reply.head, (size_t)self->reply.head_bytes);
+    int is_elsewhere = fl_py_lift_land(self, new_block);
+    if (is_elsewhere < 0) return NULL;
+    self->slot = NULL;
+    self->is_open = true;
+    fl_py_hub_release(self->hub, self->limit);
+    return Py_BuildValue("NN", (PyObject *)self->target.owner, PyBool_FromLong(is_elsewhere));
 }
 
 static bool parse_shape(PyObject *args, int32_t ndim, int64_t *shape)
@@ -68,11 +105,11 @@ PyObject *fl_py_parcel_tensor(const fl_py_parcel *self, int64_t offset, fl_dtype
     int64_t bytes = ndim >= 0 ? fl_tensor_bytes(dtype, ndim, shape) : -1;
     for (int32_t d = 0; d < ndim; d++)
         if (shape[d] < 0) bytes = -1;
-    if (bytes < 0 || offset < 0 || offset > self->reply.used - bytes)
+    if (bytes < 0 || offset < 0 || offset > self->reply.used - bytes || self->slot == NULL)
         return PyErr_Format(PyExc_ValueError, "no such tensor in a batch of %lld bytes",
                             (long long)self->reply.used);
     char *data = fl_slot_data(self->slot) + offset;
-    if (bytes > SMALL_FIELD || bytes > self->reply.used / SMALL_PART)
+    if (self->is_lent && (bytes > SMALL_FIELD || bytes > self->reply.used / SMALL_PART))
         return fl_py_tensor_at(&self->door, self->slot, data, dtype, ndim, shape);
     char *copy;
     PyObject *tensor = fl_py_tensor_new(&self->door, dtype, ndim, shape, &copy);
@@ -101,14 +138,16 @@ static PyObject *parcel_tensor(fl_py_parcel *self, PyObject *place)
     return fl_py_parcel_tensor(self, offset, dtype, ndim, shape);
 }
 
-PyDoc_STRVAR(load_doc,
-             "load()\n--\n\nThe batch, if Port.write() has written it; opens the parcel.");
+PyDoc_STRVAR(load_doc, "load(make, /)\n--\n\n"
+                       "The batch, if Port.write() has written it; opens the parcel. Tensors are\n"
+                       "made by make(place), as by tensor() if it is None.");
 
-static PyObject *parcel_load(fl_py_parcel *self, PyObject *Py_UNUSED(ignored))
+static PyObject *parcel_load(fl_py_parcel *self, PyObject *make)
 {
     open_parcel(self);
     fl_py_reader reader = {.parcel = self,
-                           .data = fl_slot_data(self->slot) + self->reply.head,
+                           .make = make != Py_None ? make : NULL,
+                           .data = head_of(self),
                            .bytes = self->reply.head_bytes};
     return fl_py_read_batch(&reader);
 }
@@ -120,11 +159,20 @@ static PyObject *parcel_kind(fl_py_parcel *self, void *Py_UNUSED(closure))
     return PyLong_FromLong(self->reply.kind);
 }
 
+PyDoc_STRVAR(upload_doc, "how many bytes of it a device may have; 0: it stays on the host");
+
+static PyObject *parcel_upload(fl_py_parcel *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLongLong(self->reply.upload);
+}
+
 static PyGetSetDef parcel_getset[] = {{"kind", (getter)parcel_kind, NULL, kind_doc, NULL},
+                                      {"upload", (getter)parcel_upload, NULL, upload_doc, NULL},
                                       {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef parcel_methods[] = {{"open", (PyCFunction)parcel_open, METH_NOARGS, open_doc},
-                                       {"load", (PyCFunction)parcel_load, METH_NOARGS, load_doc},
+                                       {"land", (PyCFunction)parcel_land, METH_O, land_doc},
+                                       {"load", (PyCFunction)parcel_load, METH_O, load_doc},
                                        {"tensor", (PyCFunction)parcel_tensor, METH_O, tensor_doc},
                                        {NULL, NULL, 0, NULL}};
 

@@ -222,9 +222,11 @@ static PyObject *port_rewind(fl_py_port *self, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
-static bool send_answer(fl_py_port *self, const char *head, int64_t bytes, int kind)
+static bool
+send_answer(fl_py_port *self, const char *head, int64_t bytes, int kind, bool is_for_host)
 {
     char *data;
+    self->reply.upload = is_for_host ? 0 : self->used;
     int64_t offset = reserve(self, bytes, &data);
     bool fits = data != NULL;
     if (fits) memcpy(data, head, (size_t)bytes);
@@ -240,16 +242,17 @@ static bool send_answer(fl_py_port *self, const char *head, int64_t bytes, int k
 }
 
 PyDoc_STRVAR(answer_doc,
-             "answer(head, kind, /)\n--\n\n"
+             "answer(head, kind, is_for_host, /)\n--\n\n"
              "Answer the request with the batch built and its pickled part; False if that is more\n"
-             "than the request allows, which the parent is told instead.");
+             "than the request allows, which the parent is told instead. is_for_host: there are\n"
+             "tensors in it that are not to be on a device.");
 
 static PyObject *port_answer(fl_py_port *self, PyObject *args)
 {
     Py_buffer head;
-    int kind;
-    if (!PyArg_ParseTuple(args, "y*i:answer", &head, &kind)) return NULL;
-    bool fits = send_answer(self, head.buf, head.len, kind);
+    int kind, is_for_host;
+    if (!PyArg_ParseTuple(args, "y*ip:answer", &head, &kind, &is_for_host)) return NULL;
+    bool fits = send_answer(self, head.buf, head.len, kind, is_for_host);
     PyBuffer_Release(&head);
     return PyBool_FromLong(fits);
 }
@@ -266,7 +269,7 @@ static PyObject *port_write(fl_py_port *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "Oi:write", &batch, &kind)) return NULL;
     self->writer.port = self;
     if (!fl_py_write_batch(&self->writer, batch)) Py_RETURN_NONE;
-    return PyBool_FromLong(send_answer(self, self->writer.data, self->writer.used, kind));
+    return PyBool_FromLong(send_answer(self, self->writer.data, self->writer.used, kind, false));
 }
 
 PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\nWhether the parent wants no more work.");

@@ -16,6 +16,16 @@
 /* Below so much address space there is no use in sharing memory. */
 static const int64_t LEAST_ARENA = 1 << 28;
 
+/* Memory of a shared file cannot be pinned everywhere. */
+static int try_pinning(fl_pool *pool, fl_err *err)
+{
+    fl_slot *slot;
+    FL_TRY(fl_pool_get(pool, 1, &slot, err));
+    int status = fl_slot_pin(slot, 1, err);
+    fl_slot_return(slot);
+    return status;
+}
+
 static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"fields", "is_shared", "device", NULL};
@@ -32,12 +42,12 @@ static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->device = device;
     self->generation = fl_fork_generation();
     int64_t header_bytes = fields * (int64_t)sizeof(DLManagedTensorVersioned);
-    int status = is_shared     ? fl_arena_open(LEAST_ARENA, &self->arena, &err)
-                 : device >= 0 ? fl_cuda_check(device, &err)
-                               : FL_OK;
+    int status = device >= 0 ? fl_cuda_check(device, &err) : FL_OK;
+    if (status == FL_OK && is_shared) status = fl_arena_open(LEAST_ARENA, &self->arena, &err);
     if (status == FL_OK) status = fl_pool_open(header_bytes, self->arena, &self->pool, &err);
     if (status == FL_OK && device >= 0)
         fl_pool_pin(self->pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
+    if (status == FL_OK && is_shared && device >= 0) status = try_pinning(self->pool, &err);
     if (status == FL_OK) return (PyObject *)self;
     Py_DECREF(self);
     return fl_py_raise(&err, NULL);
@@ -97,7 +107,7 @@ static PyMethodDef slots_methods[] = {
 PyDoc_STRVAR(slots_doc,
              "Slots(fields, is_shared=False, device=-1)\n--\n\n"
              "A pool of batch memory with room for `fields` tensors a batch: shared with worker\n"
-             "processes, or pinned for copies to a CUDA device, or neither.");
+             "processes, pinned for copies to a CUDA device, both or neither.");
 
 static PyType_Slot slots_slots[] = {{Py_tp_doc, (void *)slots_doc}, {Py_tp_new, slots_new},
                                     {Py_tp_dealloc, slots_dealloc}, {Py_tp_methods, slots_methods},
