@@ -23,9 +23,8 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "trial",
-    [
+TRIALS = {
+    "upload_trials": [
         "batches_and_singles_lists_and_dicts",
         "the_current_stream_may_change",
         "a_loop_is_left_early",
@@ -39,7 +38,27 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "a_cycle_is_collected",
         "arguments_are_checked",
     ],
+    "process_trials": [
+        "a_loader_from_end_to_end",
+        "batches_of_every_kind",
+        "a_batch_comes_in_the_middle_of_a_step",
+        "the_current_stream_may_change",
+        "order_is_torchs",
+        "a_loop_is_left_early",
+        "memory_comes_back",
+        "memory_cannot_be_pinned",
+        "each_call_may_fail",
+        "a_child_is_inert",
+        "a_worker_dies",
+        "what_hides_tensors_goes_another_way",
+        "arguments_are_checked",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "trial"), [(script, trial) for script, names in TRIALS.items() for trial in names]
 )
-def test_upload(core: Path, trial: str) -> None:
-    command = [sys.executable, str(TESTS / "upload_trials.py"), str(core), trial]
+def test_upload(core: Path, script: str, trial: str) -> None:
+    command = [sys.executable, str(TESTS / f"{script}.py"), str(core), trial]
     subprocess.run(command, check=True, timeout=TRIAL_S, cwd=core.parent)

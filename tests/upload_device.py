@@ -12,6 +12,7 @@ import importlib.util
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,36 @@ class Device:
             fake.fake_free(address)
         assert fake.fake_is_clean()
         assert fake.fake_mismatches() == 0
+
+
+class DeviceLink:
+    """As fastloop._device.Link, for a device of the fake."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = torch.device("cuda", device.device)
+        self.empty = device.new_block
+        self.lent: list[Any] = []
+        self.lend = self.lent.append
+        self.is_capturing = False
+
+    def copying(self) -> Any:
+        return nullcontext()
+
+    def mark(self) -> None:
+        """Only what is not copied by C asks for events, and copies nothing in these trials."""
+
+    def wait(self, event: None) -> None:
+        pass
+
+    def check(self) -> None:
+        if self.is_capturing:
+            raise RuntimeError("capture")
+
+
+def expect(kind: type[Exception], text: str, work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")

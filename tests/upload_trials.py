@@ -21,7 +21,9 @@ from upload_device import (
     RANDOM,
     SOURCES,
     Device,
+    DeviceLink,
     core,
+    expect,
     fake,
 )
 
@@ -47,36 +49,12 @@ def batches(seed: int, count: int = 12) -> list[list[int]]:
     return [draw.choices(range(40), k=draw.randrange(1, 9)) for _ in range(count)]
 
 
-class DeviceLink:
-    """As fastloop._device.Link, for a device of the fake."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = torch.device("cuda", device.device)
-        self.empty = device.new_block
-        self.lent: list[Any] = []
-        self.lend = self.lent.append
-        self.is_capturing = False
-
-    def check(self) -> None:
-        if self.is_capturing:
-            raise RuntimeError("capture")
-
-
 def each_way() -> Iterator[tuple[int, int]]:
     """Workers and a seed, with each order set."""
     for workers in (0, 1, 3):
         for order, seed in ((EAGER, 0), (LAZY, 0), *((RANDOM, seed) for seed in range(2))):
             fake.fake_set_order(order, seed)
             yield workers, seed
-
-
-def expect(kind: type[Exception], text: str, work: Callable[[], Any]) -> None:
-    try:
-        work()
-    except kind as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(f"no {kind.__name__}")
 
 
 def batches_and_singles_lists_and_dicts() -> None:

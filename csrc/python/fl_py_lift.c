@@ -59,25 +59,27 @@ void fl_py_lift_close(fl_py_hub *self)
     fl_cuda_stage_close(self->stage);
 }
 
-/* A block of `bytes`, which an upload is aimed at on the current stream: `block` itself. */
+/* The tensor `block` of `bytes` as a block that an upload is aimed at, on the current stream. */
 static int aim(fl_py_hub *self, PyObject *block, int64_t bytes, fl_cuda_block *out)
 {
     fl_err err;
+    void *stream;
+    fl_cuda_upload *upload;
     int32_t device = self->slots->device;
-    *out = (fl_cuda_block){.bytes = bytes};
     void *data = fl_py_device_block(&self->door, block, device, bytes);
-    if (data == NULL || fl_py_stream(&self->door, device, &out->stream) != 0) return -1;
-    int status = fl_cuda_upload_get(self->stage, 1, &out->upload, &err);
+    if (data == NULL || fl_py_stream(&self->door, device, &stream) != 0) return -1;
+    int status = fl_cuda_upload_get(self->stage, 1, &upload, &err);
     if (status == FL_OK) {
-        status = fl_cuda_upload_aim(out->upload, data, out->stream, &err);
-        if (status != FL_OK) fl_cuda_upload_drop(out->upload);
+        status = fl_cuda_upload_aim(upload, data, stream, &err);
+        if (status != FL_OK) fl_cuda_upload_drop(upload);
     }
-    if (status == FL_OK) {
-        out->owner = Py_NewRef(block);
-        return 0;
+    if (status != FL_OK) {
+        fl_py_raise(&err, NULL);
+        return -1;
     }
-    fl_py_raise(&err, NULL);
-    return -1;
+    *out = (fl_cuda_block){
+        .upload = upload, .owner = Py_NewRef(block), .stream = stream, .bytes = bytes};
+    return 0;
 }
 
 int fl_py_lift_supply(fl_py_hub *self, PyObject *block, int64_t bytes)

@@ -1,0 +1,490 @@
+"""Trials of uploads from worker processes, as upload_trials.py: `python process_trials.py core.so trial`."""
+
+import collections
+import dataclasses
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+from upload_device import (
+    EAGER,
+    LAUNCH_FAILURE,
+    LAZY,
+    OUT_OF_MEMORY,
+    RANDOM,
+    Device,
+    DeviceLink,
+    core,
+    expect,
+    fake,
+)
+
+from fastloop import DataLoader
+from fastloop._iter import fast_iterator
+
+LENGTH = 40
+Pair = collections.namedtuple("Pair", "image label")
+
+
+def image(index: int) -> torch.Tensor:
+    return torch.full((30 + 7 * (index % 2), 50), index, dtype=torch.float32)[:30]
+
+
+class Images(Dataset[Any]):
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self.pause_s = pause_s
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.pause_s)
+        return {"image": image(index), "label": index, "name": f"{index}.png"}
+
+
+def ragged(samples: list[Any]) -> Any:
+    """As many rows as the first index says, part of something larger, in containers."""
+    first = samples[0]["label"]
+    rows = torch.arange(float(first * 100 + 100)).reshape(first + 1, 100)[1:]
+    return Pair([rows, {"names": [sample["name"] for sample in samples]}], first)
+
+
+class Loop:
+    """Takes batches of a loader on a device of the fake, and queues kernels that check them."""
+
+    def __init__(self, loader: Any, device: Device) -> None:
+        self.loader, self.device = loader, device
+        self.link: Any = DeviceLink(device)
+
+    def begin(self) -> Any:
+        iterator = fast_iterator(self.loader, "auto", self.loader._shared, self.link)
+        self.loader._shared.position.begin(iterator)
+        assert iterator.is_on_device  # type: ignore[attr-defined]
+        return iterator
+
+    def look(self, tensor: torch.Tensor, expected: torch.Tensor) -> None:
+        assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
+        assert tensor.is_contiguous()
+        data = expected.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        fake.fake_launch_compare(self.device.stream, tensor.data_ptr(), data, len(data))
+
+    def check(self, batch: Any, indices: list[int]) -> None:
+        assert list(batch) == ["image", "label", "name"]
+        self.look(batch["image"], torch.stack([image(index) for index in indices]))
+        self.look(batch["label"], torch.tensor(indices))
+        assert batch["name"] == [f"{index}.png" for index in indices]
+
+
+def each_way(most_workers: int = 3) -> Iterator[tuple[int, int]]:
+    for workers in range(1, most_workers + 1):
+        for order, seed in ((EAGER, 0), (LAZY, 0), (RANDOM, 0), (RANDOM, 1)):
+            fake.fake_set_order(order, seed)
+            yield workers, seed
+
+
+def split(indices: list[int], size: int) -> list[list[int]]:
+    return [indices[k : k + size] for k in range(0, len(indices), size)]
+
+
+def a_loader_from_end_to_end() -> None:
+    for workers, seed in each_way():
+        device = Device(1)
+        device.use(device.new_stream())
+        order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(seed)).tolist()
+        loader: Any = DataLoader(
+            Images(), 7, sampler=order, num_workers=workers, pin_memory=True,
+            persistent_workers=workers == 2, prefetch_factor=1 + seed,
+        )  # fmt: skip
+        loop = Loop(loader, device)
+        for epoch in range(3):
+            iterator = loop.begin()
+            for k, indices in enumerate(split(order, 7)[: 2 + 2 * epoch]):
+                loop.check(next(iterator), indices)
+                assert loader.state_dict()["yielded"] == k + 1
+                loop.link.is_capturing = True
+                expect(RuntimeError, "capture", lambda iterator=iterator: next(iterator))
+                loop.link.is_capturing = False
+            if epoch == 2:
+                assert next(iterator, None) is None
+            del iterator
+        device.synchronize()
+        assert loader._shared.worker_slots.device == 1
+        assert loader.stats().slots_lent == 0
+        loader.close()
+        del loader, loop
+        device.close()
+    assert fake.fake_compared() > 250
+
+
+def batches_of_every_kind() -> None:
+    """What a collate_fn of one's own makes: views, containers, numbers, sizes that change."""
+    for workers, _ in each_way(2):
+        device = Device()
+        indices = [[k % LENGTH, 3] for k in (5, 1, 30, 2, 39, 7, 7, 20, 21)]
+        loader: Any = DataLoader(
+            Images(), batch_sampler=indices, num_workers=workers, collate_fn=ragged
+        )
+        loop = Loop(loader, device)
+        iterator = loop.begin()
+        for first, _ in indices:
+            batch = next(iterator)
+            assert type(batch) is Pair and batch.label == first
+            rows = torch.arange(100.0, 100.0 + first * 100).reshape(first, 100)
+            assert batch.image[1]["names"] == [f"{first}.png", "3.png"]
+            loop.look(batch.image[0], rows)
+        assert next(iterator, None) is None
+        del iterator, batch
+        device.synchronize()
+        loader.close()
+        del loader, loop
+        device.close()
+
+
+def a_batch_comes_in_the_middle_of_a_step() -> None:
+    """It is copied although nobody asks for it, and the take has only to wait for it."""
+    fake.fake_set_order(EAGER, 0)
+    for in_order in (True, False):
+        device = Device()
+        loader: Any = DataLoader(
+            Images(0.02), 4, num_workers=1, prefetch_factor=1, in_order=in_order
+        )
+        loop = Loop(loader, device)
+        iterator = loop.begin()
+        for indices in split(list(range(LENGTH)), 4):
+            loop.check(next(iterator), indices)
+            if indices[0] == 0:  # how much room a batch takes is known now
+                continue
+            calls = fake.fake_calls()
+            deadline = time.monotonic() + 30
+            while indices[-1] < LENGTH - 1 and fake.fake_calls() < calls + 3:  # wait, copy, record
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        del iterator
+        device.synchronize()
+        loader.close()
+        del loader, loop
+        device.close()
+
+
+def the_current_stream_may_change() -> None:
+    for workers, _ in each_way(2):
+        device = Device()
+        streams = [device.new_stream() for _ in range(3)]
+        loader: Any = DataLoader(Images(), 3, num_workers=workers)
+        loop = Loop(loader, device)
+        iterator = loop.begin()
+        for k, indices in enumerate(split(list(range(LENGTH)), 3)):
+            device.use(streams[k // 4 % 3])
+            loop.check(next(iterator), indices)
+        assert loop.link.lent
+        loop.link.lent.clear()
+        del iterator
+        device.synchronize()
+        loader.close()
+        del loader, loop
+        device.close()
+
+
+class Numbers(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return iter(range(info.id, 5 + 9 * info.id, info.num_workers))
+
+
+def order_is_torchs() -> None:
+    """Streams that end early, and batches in the order of arrival."""
+    for workers, _ in each_way():
+        device = Device()
+        loader: Any = DataLoader(Numbers(), 2, num_workers=workers)
+        expected = [batch.tolist() for batch in DataLoader(Numbers(), 2, num_workers=workers)]
+        loop = Loop(loader, device)
+        count = 0
+        for batch in loop.begin():
+            loop.look(batch, torch.tensor(expected[count]))
+            count += 1
+        assert count == len(expected)
+        unordered: Any = DataLoader(Images(), 4, num_workers=workers, in_order=False)
+        loop = Loop(unordered, device)
+        seen = []
+        for batch in loop.begin():
+            first = int(batch["name"][0].removesuffix(".png"))
+            seen.append(first)
+            loop.check(batch, list(range(first, first + 4)))
+        assert sorted(seen) == list(range(0, LENGTH, 4))
+        del batch
+        device.synchronize()
+        loader.close()
+        unordered.close()
+        del loader, unordered, loop
+        device.close()
+
+
+def a_loop_is_left_early() -> None:
+    for workers, seed in each_way():
+        for is_persistent in (False, True):
+            device = Device()
+            loader: Any = DataLoader(
+                Images(), 4, num_workers=workers, persistent_workers=is_persistent
+            )
+            loop = Loop(loader, device)
+            for taken in (0, 1, 4):
+                iterator = loop.begin() if not is_persistent or taken == 0 else iterator
+                if is_persistent and taken > 0:
+                    iterator._reset(loader)
+                for indices in split(list(range(LENGTH)), 4)[:taken]:
+                    loop.check(next(iterator), indices)
+            time.sleep(0.01 * seed)  # some have arrived by now
+            del iterator
+            gc.collect()
+            own = device.new_block(4096)  # a block that was dropped is somebody else's now
+            fake.fake_launch_fill(None, own.data_ptr(), 7, 4096)
+            loader.close()
+            device.synchronize()
+            fake.fake_launch_compare(None, own.data_ptr(), b"\7" * 4096, 4096)
+            device.synchronize()
+            del own, loader, loop
+            device.close()
+
+
+def memory_comes_back() -> None:
+    for workers, _ in each_way(2):
+        device = Device()
+        loader: Any = DataLoader(Images(), 4, num_workers=workers)
+        loop = Loop(loader, device)
+        device.left = 0
+        iterator = loop.begin()
+        for k, indices in enumerate(split(list(range(LENGTH)), 4)):
+            if k % 3 == 0:
+                device.left = 0
+            try:
+                batch = next(iterator)
+            except torch.OutOfMemoryError:
+                expect(torch.OutOfMemoryError, "", lambda iterator=iterator: next(iterator))
+                device.left = 100
+                batch = next(iterator)
+            loop.check(batch, indices)
+            del batch
+        assert next(iterator, None) is None
+        del iterator
+        device.synchronize()
+        loader.close()
+        del loader, loop
+        device.close()
+
+
+def memory_cannot_be_pinned() -> None:
+    """From the start: then batches stay on the CPU. Later: an error, and the same batch again."""
+    fake.fake_set_order(LAZY, 0)
+    device = Device()
+    loader: Any = DataLoader(Images(), 4, num_workers=1)
+    loop = Loop(loader, device)
+    fake.fake_refuse_pins(True)
+    iterator: Any = fast_iterator(loader, "auto", loader._shared, loop.link)
+    assert not iterator.is_on_device and loader._shared.worker_slots.device == -1
+    assert next(iterator)["label"].tolist() == [0, 1, 2, 3]
+    fake.fake_refuse_pins(False)
+    del iterator
+    iterator = loop.begin()
+    fake.fake_refuse_pins(True)
+    for k, indices in enumerate(split(list(range(LENGTH)), 4)):
+        try:
+            batch = next(iterator)
+        except torch.OutOfMemoryError:
+            fake.fake_refuse_pins(False)
+            batch = next(iterator)
+            fake.fake_refuse_pins(k < 5)
+        loop.check(batch, indices)
+    fake.fake_refuse_pins(False)
+    del iterator, batch
+    device.synchronize()
+    loader.close()
+    del loader, loop
+    device.close()
+
+
+def fail_call(n: int, error: int, is_sticky: bool) -> bool:
+    """With call n failing; false when there were fewer."""
+    device = Device(1)
+    device.use(device.new_stream())
+    loader: Any = DataLoader(Images(), 8, num_workers=2)
+    loop = Loop(loader, device)
+    fake.fake_fail_at(n, error, is_sticky)
+    errors: list[Exception] = []
+    iterator = batch = None
+    done = 0
+    todo = split(list(range(LENGTH)), 8)
+    try:
+        iterator = fast_iterator(loader, "auto", loader._shared, loop.link)
+        while iterator.is_on_device and done < len(todo) and len(errors) < 3:
+            try:
+                batch = next(iterator)
+            except RuntimeError as met:
+                errors.append(met)
+                continue
+            loop.check(batch, todo[done])
+            done += 1
+        assert not iterator.is_on_device or done == len(todo) or is_sticky
+    except RuntimeError as met:
+        errors.append(met)
+    expected = torch.OutOfMemoryError if error == OUT_OF_MEMORY else RuntimeError
+    assert all(isinstance(met, expected) and "CUDA error" in str(met) for met in errors), errors
+    assert len(errors) <= 1 or is_sticky, errors
+    errors.clear()  # and the frames in their tracebacks
+    del iterator, batch
+    gc.collect()
+    loader.close()
+    if not is_sticky:
+        device.synchronize()
+    del loader, loop
+    gc.collect()
+    was_met: bool = fake.fake_calls() >= n
+    fake.fake_fail_at(0, 0, False)
+    device.close()
+    return was_met
+
+
+def each_call_may_fail() -> None:
+    for error, is_sticky in (
+        (OUT_OF_MEMORY, False),
+        (LAUNCH_FAILURE, False),
+        (LAUNCH_FAILURE, True),
+    ):
+        fake.fake_set_order(RANDOM, 1)
+        n = 1
+        while fail_call(n, error, is_sticky):
+            n += 1
+        assert n > 20, n
+
+
+def a_child_is_inert() -> None:
+    fake.fake_set_order(LAZY, 0)
+    device = Device()
+    loader: Any = DataLoader(Images(), 4, num_workers=2)
+    loop = Loop(loader, device)
+    iterator = loop.begin()
+    for indices in split(list(range(LENGTH)), 4)[:3]:
+        loop.check(next(iterator), indices)
+    calls = -1
+    while calls != fake.fake_calls():  # until all that is there has been queued
+        calls = fake.fake_calls()
+        time.sleep(0.1)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(iterator)
+        except Exception:
+            del iterator, loader, loop.loader
+            gc.collect()
+            os._exit(fake.fake_calls() != calls)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    for indices in split(list(range(LENGTH)), 4)[3:]:
+        loop.check(next(iterator), indices)
+    del iterator
+    device.synchronize()
+    loader.close()
+    del loader, loop
+    device.close()
+
+
+class Deadly(Images):
+    def __getitem__(self, index: int) -> Any:
+        if index == 21:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == 33:
+            raise KeyError("no such image")
+        return super().__getitem__(index)
+
+
+def a_worker_dies() -> None:
+    for workers, _ in each_way(2):
+        for order in (range(LENGTH), range(22, LENGTH)):
+            device = Device()
+            loader: Any = DataLoader(Deadly(), 4, sampler=order, num_workers=workers)
+            loop = Loop(loader, device)
+            iterator = loop.begin()
+            done = 0
+            try:
+                for indices in split(list(order), 4):
+                    loop.check(next(iterator), indices)
+                    done += 1
+            except RuntimeError as error:
+                assert "DataLoader worker (pid" in str(error) and done in (5 - workers + 1, 5)
+            except KeyError as error:
+                assert "no such image" in str(error) and done == 2
+                loop.check(next(iterator), list(range(34, 38)))  # it goes on
+            else:
+                raise AssertionError("no error")
+            del iterator
+            device.synchronize()
+            loader.close()
+            del loader, loop
+            device.close()
+
+
+@dataclasses.dataclass
+class Opaque:
+    image: torch.Tensor
+
+
+class Hidden:
+    def __init__(self, samples: list[Any]) -> None:
+        self.image = torch.stack([sample["image"] for sample in samples])
+
+
+def what_hides_tensors_goes_another_way() -> None:
+    """Objects keep theirs on the host, as with torch; dataclasses are containers here."""
+    fake.fake_set_order(EAGER, 0)
+    kinds: tuple[Callable[[list[Any]], Any], ...] = (
+        Hidden,
+        lambda samples: Opaque(torch.stack([sample["image"] for sample in samples])),
+        lambda samples: [sample["name"] for sample in samples],
+        lambda samples: None,
+    )
+    for kind, collate_fn in enumerate(kinds):
+        device = Device()
+        loader: Any = DataLoader(Images(), 4, num_workers=1, collate_fn=collate_fn)
+        loop = Loop(loader, device)
+        for k, batch in enumerate(loop.begin()):
+            expected = torch.stack([image(4 * k + i) for i in range(4)])
+            if kind == 0:
+                assert torch.equal(batch.image, expected)
+            elif kind == 1:
+                loop.look(batch.image, expected)
+            elif kind == 2:
+                assert batch == [f"{4 * k + i}.png" for i in range(4)]
+            else:
+                assert batch is None
+        del batch
+        device.synchronize()
+        loader.close()
+        del loader, loop
+        device.close()
+
+
+def arguments_are_checked() -> None:
+    device = Device()
+    slots = core.Slots(0, True, 0)
+    hub = core.Hub(slots, torch.Tensor, 1, 4, 1 << 20)
+    assert (hub.device, hub.room, hub.expect(0)) == (0, 0, 0)  # before it knows how much
+    expect(ValueError, "on CUDA device 0", lambda: hub.supply(torch.zeros(8, dtype=torch.uint8)))
+    expect(TypeError, "int", lambda: hub.expect("0"))
+    hub.release()
+    del hub, slots
+    host = core.Hub(core.Slots(0, True), torch.Tensor, 1, 4, 1 << 20)
+    assert (host.device, host.expect(0)) == (-1, 0)
+    expect(ValueError, "no device", lambda: host.supply(np.zeros(1)))
+    del host
+    device.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[2]]()
