@@ -70,11 +70,14 @@ def each_way() -> Iterator[tuple[int, int]]:
             yield workers, seed
 
 
-def expect(kind: type[Exception], text: str, work: Callable[[], Any]) -> None:
+def expect(
+    kind: type[Exception], text: str, work: Callable[[], Any], is_exact: bool = False
+) -> None:
     try:
         work()
     except kind as error:
         assert text in str(error), error
+        assert type(error) is kind or not is_exact, repr(error)
     else:
         raise AssertionError(f"no {kind.__name__}")
 
@@ -299,9 +302,11 @@ def fail_call(n: int, workers: int, error: int, is_sticky: bool) -> bool:
             done += 1
     except RuntimeError as met:
         errors.append(met)
-    expected = torch.OutOfMemoryError if error == OUT_OF_MEMORY else RuntimeError
+    is_memory = error == OUT_OF_MEMORY
+    expected = torch.OutOfMemoryError if is_memory else torch.AcceleratorError
     for met in errors:
-        assert type(met) is expected and "CUDA error" in str(met), repr(met)
+        assert type(met) is expected and f"(CUDA error {error}, " in str(met), repr(met)
+        assert getattr(met, "error_code", None) == (None if is_memory else error)
     assert lost == 0 and (len(errors) <= 1 or is_sticky), (lost, errors)
     if not is_sticky:
         device.synchronize()
@@ -421,7 +426,7 @@ def arguments_are_checked() -> None:
             expect(ValueError, "on CUDA device 0", lambda feed=feed: next(feed))
         del feed
     del block
-    expect(RuntimeError, "no CUDA device 2", lambda: core.Slots(3, device=2))
+    expect(RuntimeError, "no CUDA device 2", lambda: core.Slots(3, device=2), is_exact=True)
     expect(TypeError, "int64", lambda: make_feed(device, maps=(np.zeros(3),)))
     device.close()
 
