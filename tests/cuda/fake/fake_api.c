@@ -151,9 +151,9 @@ cudaError_t cudaGetDeviceCount(int *count)
 
 cudaError_t cudaGetDevice(int *device)
 {
-    pthread_mutex_lock(&fake_mutex);
-    *device = current_device;
-    return leave(sticky_error);
+    cudaError_t error = enter();
+    if (error == cudaSuccess) *device = current_device;
+    return leave(error);
 }
 
 cudaError_t cudaSetDevice(int device)

@@ -43,7 +43,7 @@ void fake_synchronize(cudaStream_t stream);
 
 /* The n-th call from now (n >= 1; 0: none) fails with this error. What releases something or waits
  * does so all the same. A sticky error is that of every later call too, and no queued work runs any
- * more. cudaGetDevice, and what reads or names errors, is not counted. */
+ * more. What reads or names errors is not counted. */
 void fake_fail_at(int64_t n, cudaError_t error, bool is_sticky);
 int64_t fake_calls(void); /* counted since then; takes no lock */
 
