@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The module, over the fake."""
     folder = tmp_path_factory.mktemp("core")
-    build = [sys.executable, str(TESTS / "cuda/build_core.py"), str(folder), "late"]
+    build = [sys.executable, str(TESTS / "cuda/build_core.py"), str(folder), "uploads"]
     subprocess.run(build, check=True, timeout=TRIAL_S)
     (path,) = (folder / "fastloop").glob("_core*.so")
     return path
