@@ -6,7 +6,8 @@
 #                        (they take g++ too: CUDA's kernels are compiled as C++)
 #   make lint            clang-format, ruff, mypy, and the house rules (-k: go on after the first)
 #   make bench           the benchmarks
-#   make gpu             what needs a CUDA device: tests, compute-sanitizer, benchmarks
+#   make gpu             what needs a CUDA device: tests, compute-sanitizer, a soak of SOAK_S=300
+#                        seconds beside them; then the benchmark
 #   make sdist clean distclean
 #
 # TORCH=torch==2.12.0 chooses another torch, PYTHON=python3.12 the Python that makes .venv (after
@@ -47,16 +48,10 @@ bench: install
 # ---- on a machine with a GPU; GPU_PYTHON=python3 is for one where fastloop is installed already
 
 GPU_PYTHON ?= $(VENV)/bin/python
-SANITIZERS := memcheck racecheck initcheck synccheck
 SOAK_S ?= 300
 
 gpu: $(if $(filter $(VENV)/%,$(GPU_PYTHON)),install)
-	mkdir -p $(NOWHERE) && cd $(NOWHERE) && $(GPU_PYTHON) -m pytest -c $(CURDIR)/pyproject.toml \
-		--rootdir $(CURDIR) $(CURDIR)/tests/gpu $(PYTEST_ARGS)
-	$(GPU_PYTHON) tests/gpu/soak.py $(SOAK_S)
-	$(GPU_PYTHON) benchmarks/bench_cuda.py --json build/bench_cuda.json
-	for tool in $(SANITIZERS); do PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
-		--error-exitcode 1 $(GPU_PYTHON) tests/gpu/kernels.py || exit 1; done
+	exec env GPU_PYTHON='$(GPU_PYTHON)' SOAK_S='$(SOAK_S)' sh tests/gpu/run.sh $(PYTEST_ARGS)
 
 # ---- set-up: each step leaves a stamp and runs again when what it depends on is newer
 
@@ -103,11 +98,11 @@ LANE_DIR := build/ctest/$(LANE)
 LANE_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,$(wildcard csrc/base/*.c csrc/core/*.c csrc/cpu/*.c))
 LANE_TESTS := $(patsubst tests/c/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/c/test_*.c)))
 
-# The CUDA floor without a toolkit: kernels as C++ over tests/cuda/shim, which runs them on fibers.
+# The CUDA floor without a toolkit: over tests/cuda/fake, whose streams may run late; kernels as C++
+# through tests/cuda/shim, which runs them on fibers.
 CUDA_FLAGS := -Icsrc/cuda -Icsrc/vendor -Itests/cuda -Itests/cuda/fake -Itests/cuda/shim -DFL_CUDA_ARCHS='"75 80"'
 CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda_grad \
-	csrc/cuda/fl_cuda_kernels tests/cuda/runtime_now tests/cuda/shim_grid)
-# Uploads: over tests/cuda/fake, which runs work late.
+	csrc/cuda/fl_cuda_kernels tests/cuda/shim_grid tests/cuda/fake/fake_api tests/cuda/fake/fake_run)
 UPLOAD_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_upload.c \
 	csrc/cuda/fl_cuda_courier.c $(wildcard tests/cuda/fake/*.c))
 LANE_TESTS += $(patsubst tests/cuda/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/cuda/test_*.c)))

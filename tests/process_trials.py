@@ -1,4 +1,4 @@
-"""Trials of uploads from worker processes, as upload_trials.py: `python process_trials.py core.so trial`."""
+"""Trials of uploads from worker processes: `python process_trials.py core.so trial`."""
 
 import collections
 import dataclasses
@@ -63,10 +63,10 @@ class Loop:
         self.loader, self.device = loader, device
         self.link: Any = DeviceLink(device)
 
-    def begin(self) -> Any:
-        iterator = fast_iterator(self.loader, "auto", self.loader._shared, self.link)
+    def begin(self, is_on_device: bool = True) -> Any:
+        iterator: Any = fast_iterator(self.loader, "auto", self.loader._shared, self.link)
         self.loader._shared.position.begin(iterator)
-        assert iterator.is_on_device  # type: ignore[attr-defined]
+        assert iterator.is_on_device == is_on_device
         return iterator
 
     def look(self, tensor: torch.Tensor, expected: torch.Tensor) -> None:
@@ -235,10 +235,12 @@ def a_loop_is_left_early() -> None:
                 Images(), 4, num_workers=workers, persistent_workers=is_persistent
             )
             loop = Loop(loader, device)
+            iterator = loop.begin()
             for taken in (0, 1, 4):
-                iterator = loop.begin() if not is_persistent or taken == 0 else iterator
-                if is_persistent and taken > 0:
+                if is_persistent:
                     iterator._reset(loader)
+                else:
+                    iterator = loop.begin()
                 for indices in split(list(range(LENGTH)), 4)[:taken]:
                     loop.check(next(iterator), indices)
             time.sleep(0.01 * seed)  # some have arrived by now
@@ -287,8 +289,8 @@ def memory_cannot_be_pinned() -> None:
     loader: Any = DataLoader(Images(), 4, num_workers=1)
     loop = Loop(loader, device)
     fake.fake_refuse_pins(True)
-    iterator: Any = fast_iterator(loader, "auto", loader._shared, loop.link)
-    assert not iterator.is_on_device and loader._shared.worker_slots.device == -1
+    iterator = loop.begin(is_on_device=False)
+    assert loader._shared.worker_slots.device == -1
     assert next(iterator)["label"].tolist() == [0, 1, 2, 3]
     fake.fake_refuse_pins(False)
     del iterator
@@ -318,7 +320,8 @@ def fail_call(n: int, error: int, is_sticky: bool) -> bool:
     loop = Loop(loader, device)
     fake.fake_fail_at(n, error, is_sticky)
     errors: list[Exception] = []
-    iterator = batch = None
+    iterator: Any = None
+    batch: Any = None
     done = 0
     todo = split(list(range(LENGTH)), 8)
     try:
@@ -475,13 +478,18 @@ def arguments_are_checked() -> None:
     slots = core.Slots(0, True, 0)
     hub = core.Hub(slots, torch.Tensor, 1, 4, 1 << 20)
     assert (hub.device, hub.room, hub.expect(0)) == (0, 0, 0)  # before it knows how much
-    expect(ValueError, "on CUDA device 0", lambda: hub.supply(torch.zeros(8, dtype=torch.uint8)))
-    expect(TypeError, "int", lambda: hub.expect("0"))
+    supply, take = hub.supply, hub.expect
+    expect(
+        ValueError,
+        "on CUDA device 0",
+        lambda supply=supply: supply(torch.zeros(8, dtype=torch.uint8)),
+    )
+    expect(TypeError, "int", lambda take=take: take("0"))
     hub.release()
-    del hub, slots
+    del hub, slots, supply, take
     host = core.Hub(core.Slots(0, True), torch.Tensor, 1, 4, 1 << 20)
     assert (host.device, host.expect(0)) == (-1, 0)
-    expect(ValueError, "no device", lambda: host.supply(np.zeros(1)))
+    expect(ValueError, "no device", lambda supply=host.supply: supply(np.zeros(1)))
     del host
     device.close()
 

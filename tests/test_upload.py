@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The module, over the fake."""
     folder = tmp_path_factory.mktemp("core")
-    build = [sys.executable, str(TESTS / "cuda/build_core.py"), str(folder), "late"]
+    build = [sys.executable, str(TESTS / "cuda/build_core.py"), str(folder), "uploads"]
     subprocess.run(build, check=True, timeout=TRIAL_S)
     (path,) = (folder / "fastloop").glob("_core*.so")
     return path
@@ -62,3 +62,27 @@ TRIALS = {
 def test_upload(core: Path, script: str, trial: str) -> None:
     command = [sys.executable, str(TESTS / f"{script}.py"), str(core), trial]
     subprocess.run(command, check=True, timeout=TRIAL_S, cwd=core.parent)
+
+
+WITHOUT_TORCH = """
+import ctypes, sys
+import fastloop._core as core
+
+fake = ctypes.CDLL(core.__file__)
+fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
+for number, code in ((2, None), (719, 719)):
+    fake.fake_fail_at(1, number, False)
+    try:
+        core.check_cuda(0)
+        raise AssertionError("nothing failed")
+    except Exception as error:
+        assert type(error) is RuntimeError and f"(CUDA error {number}, " in str(error), repr(error)
+        assert getattr(error, "error_code", None) == code
+assert "torch" not in sys.modules
+"""
+
+
+def test_an_error_of_the_device_needs_no_torch(core: Path) -> None:
+    """Nor loads it: who has not imported torch does not wait for that to read a sentence."""
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    subprocess.run(command, check=True, timeout=TRIAL_S, cwd=core.parent.parent)

@@ -193,10 +193,13 @@ class DeviceLink:
             raise RuntimeError("capture")
 
 
-def expect(kind: type[Exception], text: str, work: Callable[[], Any]) -> None:
+def expect(
+    kind: type[Exception], text: str, work: Callable[[], Any], is_exact: bool = False
+) -> None:
     try:
         work()
     except kind as error:
         assert text in str(error), error
+        assert type(error) is kind or not is_exact, repr(error)
     else:
         raise AssertionError(f"no {kind.__name__}")

@@ -6,7 +6,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -277,9 +277,11 @@ def fail_call(n: int, workers: int, error: int, is_sticky: bool) -> bool:
             done += 1
     except RuntimeError as met:
         errors.append(met)
-    expected = torch.OutOfMemoryError if error == OUT_OF_MEMORY else RuntimeError
+    is_memory = error == OUT_OF_MEMORY
+    expected = torch.OutOfMemoryError if is_memory else torch.AcceleratorError
     for met in errors:
-        assert type(met) is expected and "CUDA error" in str(met), repr(met)
+        assert type(met) is expected and f"(CUDA error {error}, " in str(met), repr(met)
+        assert getattr(met, "error_code", None) == (None if is_memory else error)
     assert lost == 0 and (len(errors) <= 1 or is_sticky), (lost, errors)
     if not is_sticky:
         device.synchronize()
@@ -399,7 +401,7 @@ def arguments_are_checked() -> None:
             expect(ValueError, "on CUDA device 0", lambda feed=feed: next(feed))
         del feed
     del block
-    expect(RuntimeError, "no CUDA device 2", lambda: core.Slots(3, device=2))
+    expect(RuntimeError, "no CUDA device 2", lambda: core.Slots(3, device=2), is_exact=True)
     expect(TypeError, "int64", lambda: make_feed(device, maps=(np.zeros(3),)))
     device.close()
 

@@ -47,8 +47,9 @@ static bool has_context(int32_t device)
 void fl_cuda_leave(int32_t before)
 {
     int now;
-    if (cudaGetDevice(&now) == cudaSuccess && (now == before || !has_context(before))) return;
-    if (cudaSetDevice(before) != cudaSuccess) (void)cudaGetLastError();
+    bool is_known = cudaGetDevice(&now) == cudaSuccess;
+    if (is_known && (now == before || !has_context(before))) return;
+    if (cudaSetDevice(before) != cudaSuccess || !is_known) (void)cudaGetLastError();
 }
 
 /* Of the current device, which is `device`. */

@@ -42,14 +42,33 @@ static PyObject *raise_source(const fl_err *err, fl_py_table *table)
     return NULL;
 }
 
-/* As torch does when its own allocator has none. */
-static PyObject *raise_device_memory(const fl_err *err)
+/* A class of torch's; RuntimeError, of which it is a kind, where torch is not loaded or has none by
+ * this name. A new reference. */
+static PyObject *find_device_error(const char *name)
 {
-    PyObject *torch = PyImport_ImportModule("torch");
-    PyObject *type = torch != NULL ? PyObject_GetAttrString(torch, "OutOfMemoryError") : NULL;
-    if (type != NULL) PyErr_SetString(type, err->text);
-    Py_XDECREF(type);
+    PyObject *key = PyUnicode_FromString("torch");
+    PyObject *torch = key != NULL ? PyImport_GetModule(key) : NULL;
+    PyObject *type = torch != NULL ? PyObject_GetAttrString(torch, name) : NULL;
     Py_XDECREF(torch);
+    Py_XDECREF(key);
+    if (type != NULL) return type;
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_AttributeError)) return NULL;
+    PyErr_Clear();
+    return Py_NewRef(PyExc_RuntimeError);
+}
+
+/* What the device's runtime said, as torch raises what its own calls are told. */
+static PyObject *raise_device(const fl_err *err)
+{
+    bool is_memory = err->code == FL_ENOMEM;
+    PyObject *type = find_device_error(is_memory ? "OutOfMemoryError" : "AcceleratorError");
+    PyObject *error = type != NULL ? PyObject_CallFunction(type, "s", err->text) : NULL;
+    PyObject *number = error != NULL ? PyLong_FromLongLong(err->value) : NULL;
+    if (number != NULL && (is_memory || PyObject_SetAttrString(error, "error_code", number) == 0))
+        PyErr_SetObject(type, error);
+    Py_XDECREF(number);
+    Py_XDECREF(error);
+    Py_XDECREF(type);
     return NULL;
 }
 
@@ -61,8 +80,11 @@ PyObject *fl_py_raise(const fl_err *err, PyObject *table)
         return raise_index(err);
     case FL_ESOURCE:
         return raise_source(err, (fl_py_table *)table);
+    case FL_EDEVICE:
+        if (err->value != 0) return raise_device(err);
+        break;
     case FL_ENOMEM:
-        if (err->value != 0) return raise_device_memory(err);
+        if (err->value != 0) return raise_device(err);
         type = PyExc_MemoryError;
         break;
     case FL_EINVAL:
@@ -133,7 +155,8 @@ static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNU
 
 PyDoc_STRVAR(check_cuda_doc,
              "check_cuda(device, /)\n--\n\n"
-             "Raises if kernels cannot run on the CUDA device of this number; says why.");
+             "Raises RuntimeError, or a kind of it, if kernels cannot run on the CUDA device\n"
+             "of this number; says why.");
 
 static PyObject *module_check_cuda(PyObject *Py_UNUSED(module), PyObject *args)
 {

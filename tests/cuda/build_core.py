@@ -1,9 +1,9 @@
 """Builds fastloop with its CUDA backend for machines without a GPU.
 
-    python tests/cuda/build_core.py FOLDER now|late
+    python tests/cuda/build_core.py FOLDER kernels|uploads
 
-now: the kernels are compiled for the CPU through the shim, over a runtime that does everything at
-once; late: no kernels, over the runtime of tests/cuda/fake, whose streams run late.
+Over the runtime of tests/cuda/fake. kernels: compiled for the CPU through the shim; uploads: none,
+but with what their tests ask of the fake.
 
 FOLDER then holds a package `fastloop` and libas_cuda.so; see as_cuda.py."""
 
@@ -43,21 +43,21 @@ def compile_one(source: Path, folder: Path) -> Path:
     return made
 
 
-def find_sources(runtime: str) -> list[Path]:
+def find_sources(half: str) -> list[Path]:
     sources = [path for floor in FLOORS for path in floor.iterdir() if path.suffix in (".c", ".cu")]
     without = {"fl_cuda_stub.c"}
-    if runtime == "now":
-        more = [HERE / "runtime_now.c", HERE / "shim_grid.c"]
+    if half == "kernels":
+        more = [HERE / "shim_grid.c", HERE / "fake/fake_api.c", HERE / "fake/fake_run.c"]
     else:
         more = list((HERE / "fake").glob("*.c"))
         without |= {"fl_cuda_grad.c", "fl_cuda_kernels.cu"}
     return [*(path for path in sources if path.name not in without), *more]
 
 
-def build(folder: Path, runtime: str) -> None:
+def build(folder: Path, half: str) -> None:
     objects = folder / "objects"
     objects.mkdir(parents=True, exist_ok=True)
-    sources = find_sources(runtime)
+    sources = find_sources(half)
     with ThreadPoolExecutor() as pool:
         made = list(pool.map(lambda source: compile_one(source, objects), sources))
     package = folder / "fastloop"

@@ -1,4 +1,5 @@
-/* cuda_rig.h: a queue of the CUDA backend over runtime_now, and what the CPU makes of the same. */
+/* cuda_rig.h: a queue of the CUDA backend over the fake runtime, and what the CPU makes of the
+ * same. */
 #ifndef CUDA_RIG_H
 #define CUDA_RIG_H
 
@@ -6,7 +7,7 @@
 
 #include "fl_cpu.h"
 #include "fl_cuda.h"
-#include "runtime_now.h"
+#include "fake_cuda.h"
 
 #include <float.h>
 
@@ -37,6 +38,15 @@ static inline void close_queue(fl_cuda_queue *queue)
     const char ticket[FL_CUDA_TICKET_BYTES] = {0};
     CHECK(memcmp(queue->scratch, ticket, sizeof ticket) == 0);
     free(queue->scratch);
+}
+
+/* Nothing of a call is left with the thread. */
+static inline void check_thread(void)
+{
+    int device;
+    CHECK_INT(cudaGetLastError(), cudaSuccess);
+    CHECK_INT(cudaGetDevice(&device), cudaSuccess);
+    CHECK_INT(device, 0);
 }
 
 /* A model's list, of its copy. */

@@ -1,4 +1,4 @@
-/* shim_grid.h: runs a kernel that was compiled as C++. See shim_grid.c. */
+/* shim_grid.h: kernels compiled as C++, as work of the fake runtime. See shim_grid.c. */
 #ifndef SHIM_GRID_H
 #define SHIM_GRID_H
 
@@ -16,12 +16,8 @@ typedef struct shim_launch {
     unsigned blocks, threads;
 } shim_launch;
 
-/* Where a launch ends up: a runtime for tests defines it. It runs the launch then or later, or
- * refuses it and frees its arguments. */
+/* Queues it; frees the arguments when it has run, or failed. */
 cudaError_t shim_queue(cudaStream_t stream, shim_launch launch);
-
-/* Runs all blocks and frees the arguments. Any thread; one grid at a time. */
-void shim_run(shim_launch launch);
 
 /* ---- what a kernel calls */
 

@@ -17,15 +17,15 @@ static void check_passes_over(int64_t count)
     for (int round = 0; round < 4; round++) {
         if (round == 1) check_norm(&m, &queue, FL_NORM_2, (fl_divisor){NULL, 1}, 0);
         if (round == 2) queue.is_listed = false; /* as if the list had changed */
-        int64_t before = runtime.launches;
+        int64_t before = fake_launches();
         CHECK_INT(cuda->scale(&pass, &third), FL_OK);
         cpu->scale(&same, &third);
-        CHECK_INT(runtime.launches - before, 1 + (round == 0 || round == 2 ? own : 0));
+        CHECK_INT(fake_launches() - before, 1 + (round == 0 || round == 2 ? own : 0));
         bool is_listed = queue.is_listed;
-        before = runtime.launches;
+        before = fake_launches();
         CHECK_INT(cuda->combine(&pass, &from.list, 1, NULL, 0.5, NULL), FL_OK);
         cpu->combine(&same, &from.list, 1, NULL, 0.5, NULL);
-        CHECK_INT(runtime.launches - before, 1 + pair + (is_listed ? 0 : pair));
+        CHECK_INT(fake_launches() - before, 1 + pair + (is_listed ? 0 : pair));
         check_model(&m);
     }
     close_queue(&queue);
@@ -49,10 +49,10 @@ static void test_passes_in_a_row(void)
     fl_cuda_queue queue = open_queue(&large.list, NULL);
     for (int i = 0; i < 4; i++) {
         queue.is_listed = false;
-        runtime.processors = 1 + i % 3;
+        fake_set_devices(1 + i % 3, true);
         check_norm(i % 2 ? &small : &large, &queue, FL_NORM_1, (fl_divisor){NULL, 1}, 0);
     }
-    runtime.processors = 2;
+    fake_set_devices(2, true);
     close_queue(&queue);
     free_model(&small);
     free_model(&large);
@@ -116,14 +116,12 @@ static void refuse_call(int64_t n, one_pass *work, model *m, const fl_list *from
 {
     fl_cuda_queue queue = open_queue(&m->list, from);
     fl_pass pass = {&m->list, &queue};
-    runtime.refuse = runtime.calls + n;
-    runtime.error = cudaErrorLaunchFailure;
+    fake_fail_at(n, cudaErrorLaunchFailure, false);
     CHECK_INT(work(&pass, from), FL_EDEVICE);
-    runtime.refuse = 0;
+    fake_fail_at(0, cudaSuccess, false);
     CHECK_INT(queue.err.value, cudaErrorLaunchFailure);
     CHECK(strstr(queue.err.text, "cudaErrorLaunchFailure") != NULL);
-    CHECK_INT(runtime.last, cudaSuccess);
-    CHECK_INT(runtime.device, 0);
+    check_thread();
     check_model(m);
     CHECK_INT(work(&pass, from), FL_OK);
     close_queue(&queue);
@@ -136,9 +134,9 @@ static void check_refused_calls(one_pass *work, int64_t count, int64_t calls)
     model m = make_many(count), twin = make_many(count), from = make_many(count);
     for (int64_t n = 1; n <= calls; n++) {
         fl_cuda_queue queue = open_queue(&twin.list, &from.list);
-        int64_t before = runtime.calls;
+        fake_fail_at(0, cudaSuccess, false);
         CHECK_INT(work(&(fl_pass){&twin.list, &queue}, &from.list), FL_OK);
-        CHECK_INT(runtime.calls - before, calls + 2);
+        CHECK_INT(fake_calls(), calls + 2);
         close_queue(&queue);
         keep(&m);
         refuse_call(n, work, &m, &from.list);
@@ -165,15 +163,14 @@ static void test_check(void)
     fl_err err;
     CHECK_INT(fl_cuda_check(DEVICE, &err), FL_OK);
     CHECK_INT(fl_cuda_check(-1, &err), FL_EDEVICE);
-    CHECK_INT(fl_cuda_check(RUNTIME_DEVICES, &err), FL_EDEVICE);
+    CHECK_INT(fl_cuda_check(FAKE_DEVICES, &err), FL_EDEVICE);
     CHECK(strcmp(err.text, "there is no CUDA device 2: this process sees 2") == 0);
-    runtime.has_code = false;
+    fake_set_devices(2, false);
     CHECK_INT(fl_cuda_check(DEVICE, &err), FL_EDEVICE);
     CHECK(strcmp(err.text, "CUDA device 1 has compute capability 6.1; this fastloop was built for "
                            "75 80") == 0);
-    runtime.has_code = true;
-    CHECK_INT(runtime.last, cudaSuccess);
-    CHECK_INT(runtime.device, 0);
+    fake_set_devices(2, true);
+    check_thread();
 }
 
 int main(void)

@@ -46,7 +46,7 @@ def run(*command: object, **env: str) -> str:
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("core")
-    run(ROOT / "tests/cuda/build_core.py", folder, "now")
+    run(ROOT / "tests/cuda/build_core.py", folder, "kernels")
     return folder
 
 
@@ -100,6 +100,34 @@ assert norm(many) == 60_000_000 and len(made) == 2 and norm(few) == 2 and len(ma
 
 def test_scratch_that_could_not_be_had_is_asked_for_again(core: Path) -> None:
     run("-c", SCRATCH, PYTHONPATH=path_to(core))
+
+
+FAILURES = """
+import as_cuda, ctypes, torch
+import fastloop._core as core
+from fastloop._grads import GradList
+
+fake = ctypes.CDLL(core.__file__)
+fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
+passes, half = GradList().collect([torch.ones(3)]), torch.tensor(0.5, dtype=torch.float64)
+passes.scale_(half)
+failed = 0
+for n in range(1, 9):
+    fake.fake_fail_at(n, 719, False)
+    try:
+        passes.scale_(half)
+    except torch.AcceleratorError as error:
+        assert type(error) is torch.AcceleratorError and error.error_code == 719, repr(error)
+        assert "cudaErrorLaunchFailure" in str(error)
+        failed += 1
+fake.fake_fail_at(0, 0, False)
+assert failed > 2, failed
+assert passes.tensors[0].tolist() == [0.5 ** (1 + 8 - failed)] * 3
+"""
+
+
+def test_a_pass_that_cannot_be_queued_raises_torchs_error(core: Path) -> None:
+    run("-c", FAILURES, PYTHONPATH=path_to(core))
 
 
 def test_the_same_over_kernels(core: Path, tmp_path: Path) -> None:

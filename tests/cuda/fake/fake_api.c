@@ -21,6 +21,9 @@ static _Atomic int64_t calls; /* read without it */
 static int64_t fail_at;
 static cudaError_t fail_error, sticky_error;
 static bool fails_for_good, refuses_pins, is_capturing;
+static int64_t launches;
+static int processors = 2;
+static bool has_code = true;
 static struct {
     const char *name;
     const void *address;
@@ -94,7 +97,23 @@ void fake_capture(bool is_begun)
     pthread_mutex_unlock(&fake_mutex);
 }
 
+void fake_set_devices(int processor_count, bool has_code_for_them)
+{
+    pthread_mutex_lock(&fake_mutex);
+    processors = processor_count;
+    has_code = has_code_for_them;
+    pthread_mutex_unlock(&fake_mutex);
+}
+
 int64_t fake_calls(void) { return calls; }
+
+int64_t fake_launches(void)
+{
+    pthread_mutex_lock(&fake_mutex);
+    int64_t count = launches;
+    pthread_mutex_unlock(&fake_mutex);
+    return count;
+}
 
 void fake_forget_sites(void)
 {
@@ -141,6 +160,17 @@ void fake_launch(cudaStream_t stream, void (*kernel)(void *), void *arg)
     pthread_mutex_unlock(&fake_mutex);
 }
 
+cudaError_t fake_try_launch(cudaStream_t stream, void (*kernel)(void *), void *arg)
+{
+    cudaError_t error = enter();
+    if (error == cudaSuccess) {
+        launches++;
+        fake_queue(stream_of(stream), (fake_op){.kind = FAKE_CALL, .kernel = kernel, .arg = arg});
+        fake_run_some();
+    }
+    return leave(error);
+}
+
 void fake_synchronize(cudaStream_t stream)
 {
     pthread_mutex_lock(&fake_mutex);
@@ -159,9 +189,9 @@ cudaError_t cudaGetDeviceCount(int *count)
 
 cudaError_t cudaGetDevice(int *device)
 {
-    pthread_mutex_lock(&fake_mutex);
-    *device = current_device;
-    return leave(sticky_error);
+    cudaError_t error = enter();
+    if (error == cudaSuccess) *device = current_device;
+    return leave(error);
 }
 
 cudaError_t cudaSetDevice(int device)
@@ -176,8 +206,18 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 {
     cudaError_t error = enter();
     if (device < 0 || device >= FAKE_DEVICES) return leave(cudaErrorInvalidDevice);
-    *value = attribute == cudaDevAttrMultiProcessorCount ? 4 : 8;
+    *value = attribute == cudaDevAttrMultiProcessorCount      ? processors
+             : attribute == cudaDevAttrComputeCapabilityMajor ? 6
+                                                              : 1;
     return leave(error);
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
+{
+    cudaError_t error = enter();
+    (void)attributes;
+    (void)function;
+    return leave(error == cudaSuccess && !has_code ? cudaErrorNoKernelImageForDevice : error);
 }
 
 cudaError_t cudaGetLastError(void)

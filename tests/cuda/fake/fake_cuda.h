@@ -38,14 +38,21 @@ char *fake_host_view(const void *memory);
  * the runtime. */
 void fake_launch(cudaStream_t stream, void (*kernel)(void *), void *arg);
 
+/* The same for the code under test: a call that may fail, and then nothing is queued. */
+cudaError_t fake_try_launch(cudaStream_t stream, void (*kernel)(void *), void *arg);
+int64_t fake_launches(void); /* so far, of those that did not fail */
+
 /* Runs all that is queued there, and what that waits for. */
 void fake_synchronize(cudaStream_t stream);
 
 /* The n-th call from now (n >= 1; 0: none) fails with this error. What releases something or waits
  * does so all the same. A sticky error is that of every later call too, and no queued work runs any
- * more. cudaGetDevice, and what reads or names errors, is not counted. */
+ * more. What reads or names errors is not counted. */
 void fake_fail_at(int64_t n, cudaError_t error, bool is_sticky);
 int64_t fake_calls(void); /* counted since then; takes no lock */
+
+/* Of each device, and whether the kernels have been built for it. 2 and true to begin with. */
+void fake_set_devices(int processor_count, bool has_code_for_them);
 
 /* While true, no memory can be pinned. */
 void fake_refuse_pins(bool is_refused);

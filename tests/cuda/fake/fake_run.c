@@ -24,6 +24,13 @@ typedef struct mark_list {
 
 pthread_mutex_t fake_mutex = PTHREAD_MUTEX_INITIALIZER;
 
+static void lock(void) { pthread_mutex_lock(&fake_mutex); }
+
+static void unlock(void) { pthread_mutex_unlock(&fake_mutex); }
+
+/* A forked child must not find it held by a thread that is not there. */
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(lock, unlock, unlock); }
+
 /* Under the mutex. */
 static struct CUstream_st *streams;
 static struct CUstream_st own_streams[FAKE_DEVICES];
