@@ -47,16 +47,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Takes every argument of torch's class, and
 
     Args:
-        device: where batches are wanted, uploaded while the loop computes; with workers one batch
-            ahead of the loop. None leaves them in CPU memory. ``iter()`` raises torch's own error
+        device: where batches are wanted, uploaded while the loop computes, with workers as soon
+            as they are there. None leaves them in CPU memory. ``iter()`` raises torch's own error
             if there is no such device.
         path: ``"auto"`` takes the fastest path that covers the dataset; ``"array"`` demands C
             gathering of array data, ``"process"`` worker processes over shared memory, ``"sync"``
             loading in this process (ValueError where one does not apply); ``"torch"`` demands
             torch's own iterators.
-        device_transform: is given each batch on ``device``, on the stream that uploads, and
-            returns the batch for the loop: conversion of uint8 images, say. Tensors it uses
-            besides must be there before ``iter()``.
+        device_transform: is given each batch on ``device`` and returns the batch for the loop:
+            conversion of uint8 images, say. It runs on the current stream, or on one of the
+            loader's own; tensors it uses besides must be there before ``iter()``.
         static_buffers: on ``device`` the tensors of all batches have the same addresses, for CUDA
             graphs, and are valid until the next batch is taken. All batches must be alike.
 
@@ -145,8 +145,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         link = None
         if self.device is not None and not (is_plain and torch.device(self.device).type == "cpu"):
             link = open_link(self.device)
-        iterator = fast_iterator(self, self.path, self._shared, link if is_plain else None)
-        if link is not None and not getattr(iterator, "is_on_device", False):
+        iterator = fast_iterator(self, self.path, self._shared, link)
+        if link is not None and not (is_plain and getattr(iterator, "is_on_device", False)):
             iterator = DeviceIter(iterator, link, self.device_transform, self.static_buffers)
         # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
         self._open = [*(ref for ref in self._open if ref() is not None), weakref.ref(iterator)]

@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fastloop import _core
 from fastloop._device import Link, open_link
 from fastloop._interrupt import interrupt_later
-from fastloop._upload import FixedBatch, Sent, Transform, Uploader
+from fastloop._upload import Arrived, FixedBatch, Sent, Transform, Uploader
 
 
 class _Entry:
@@ -22,7 +22,7 @@ class _Entry:
         self.batch = batch
         self.sent: Sent | None = None
 
-    def send(self, uploader: Uploader) -> None:
+    def send(self, uploader: Uploader | Arrived) -> None:
         self.sent = uploader.send(self.batch)
         self.batch = None
 
@@ -35,13 +35,13 @@ class Prefetcher(_core.Finalized):
         source: Iterator[Any],
         link: Link,
         depth: int,
-        transform: Transform | None,
+        uploader: Uploader | Arrived,
         is_static: bool,
     ) -> None:
         self._source: Any = source
         self._link = link
         self._depth = depth
-        self._uploader = Uploader(link, transform)
+        self._uploader = uploader
         self._fixed = FixedBatch(link) if is_static else None
         self._ahead: deque[_Entry] = deque()
         self._held: list[Exception] = []  # at most one, met while reading ahead
@@ -109,14 +109,17 @@ class Prefetcher(_core.Finalized):
 
 
 class DeviceIter(Prefetcher, _BaseDataLoaderIter):
-    """Over an iterator of a loader: seeds, samplers, workers and state are that one's."""
+    """Over an iterator of a loader: seeds, samplers, workers and state are that one's. What is on
+    the device already is only transformed, or put at its fixed addresses."""
 
     def __init__(
         self, source: _BaseDataLoaderIter, link: Link, transform: Transform | None, is_static: bool
     ) -> None:
+        is_there = getattr(source, "is_on_device", False)
         # Without workers the dataset is read in the loop's own time, and draws its numbers there.
-        depth = 2 if source._num_workers > 0 else 1
-        super().__init__(source, link, depth, transform, is_static)
+        depth = 2 if source._num_workers > 0 and not is_there else 1
+        uploader = Arrived(transform) if is_there else Uploader(link, transform)
+        super().__init__(source, link, depth, uploader, is_static)
         # torch's thread pins for it: then batches are uploaded from where they are.
         if not hasattr(source, "_pin_memory_thread"):
             source._pin_memory = False
@@ -186,4 +189,5 @@ def prefetch(
     if depth < 1:
         raise ValueError(f"depth={depth} must be at least 1: the batch that is handed out")
     link = open_link(device)
-    return Prefetcher(iter(iterable), link, depth, device_transform, static_buffers)
+    uploader = Uploader(link, device_transform)
+    return Prefetcher(iter(iterable), link, depth, uploader, static_buffers)

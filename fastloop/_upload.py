@@ -201,6 +201,26 @@ class Uploader:
             self._reading.clear()
 
 
+class Arrived:
+    """In an uploader's place where batches are on the device when they come: the transform alone,
+    on the current stream."""
+
+    def __init__(self, transform: Transform | None) -> None:
+        self._transform = transform
+
+    def begin(self) -> None:
+        pass
+
+    def send(self, batch: Any) -> Sent:
+        return Sent(batch if self._transform is None else self._transform(batch), None, [])
+
+    def hand_out(self, sent: Sent) -> Any:
+        return sent.batch
+
+    def finish(self) -> None:
+        pass
+
+
 class FixedBatch:
     """One batch whose tensors keep their addresses; others are copied into it."""
 

@@ -337,7 +337,7 @@ def fail_call(n: int, error: int, is_sticky: bool) -> bool:
         assert not iterator.is_on_device or done == len(todo) or is_sticky
     except RuntimeError as met:
         errors.append(met)
-    expected = torch.OutOfMemoryError if error == OUT_OF_MEMORY else RuntimeError
+    expected = torch.OutOfMemoryError if error == OUT_OF_MEMORY else torch.AcceleratorError
     assert all(isinstance(met, expected) and "CUDA error" in str(met) for met in errors), errors
     assert len(errors) <= 1 or is_sticky, errors
     errors.clear()  # and the frames in their tracebacks
@@ -467,6 +467,37 @@ def what_hides_tensors_goes_another_way() -> None:
             else:
                 assert batch is None
         del batch
+        device.synchronize()
+        loader.close()
+        del loader, loop
+        device.close()
+
+
+def a_transform_runs_on_what_has_arrived() -> None:
+    from fastloop._prefetch import DeviceIter
+
+    for workers, _ in each_way(2):
+        device = Device()
+        loader: Any = DataLoader(Images(), 4, num_workers=workers)
+        loop = Loop(loader, device)
+        calls: list[list[str]] = []
+
+        def transform(batch: Any, calls: list[list[str]] = calls) -> Any:
+            calls.append(batch["name"])
+            if len(calls) == 3:
+                raise OSError("not now")
+            return batch["label"], batch["image"]
+
+        iterator: Any = DeviceIter(loop.begin(), loop.link, transform, False)
+        for k, indices in enumerate(split(list(range(LENGTH)), 4)):
+            if k == 2:
+                expect(OSError, "not now", lambda iterator=iterator: next(iterator))
+            assert len(calls) == k + (k > 2) + (k == 2)  # as many as the loop has asked for
+            labels, images = next(iterator)
+            loop.check({"image": images, "label": labels, "name": calls[-1]}, indices)
+            assert loader.state_dict()["yielded"] == k + 1
+        assert next(iterator, None) is None
+        del iterator, labels, images
         device.synchronize()
         loader.close()
         del loader, loop

@@ -51,6 +51,7 @@ TRIALS = {
         "a_child_is_inert",
         "a_worker_dies",
         "what_hides_tensors_goes_another_way",
+        "a_transform_runs_on_what_has_arrived",
         "arguments_are_checked",
     ],
 }
