@@ -217,8 +217,8 @@ def uploads(report: Report, rounds: int, data: fastloop.ArrayDataset) -> None:
     )
 
 
-def latency(report: Report, data: fastloop.ArrayDataset) -> None:
-    loader = fastloop.DataLoader(data, 64, num_workers=8, prefetch_factor=4, device=CUDA)
+def latency(report: Report, data: fastloop.ArrayDataset, path: str) -> None:
+    loader = fastloop.DataLoader(data, 64, num_workers=8, prefetch_factor=4, device=CUDA, path=path)
     taken = []
     work = torch.zeros(4096, 4096, device=CUDA)
     for _ in range(3):
@@ -231,7 +231,8 @@ def latency(report: Report, data: fastloop.ArrayDataset) -> None:
             next(iterator)
             taken.append((perf_counter() - begin) * 1e6)
     times = Times(tuple(sorted(taken)))
-    report.row("d", "next() of 64 images, ring full", [], {"fastloop": times}, next=times.as_dict())
+    what = f"next() of 64 images, path {path}"
+    report.row("d", what, [], {"fastloop": times}, next=times.as_dict())
 
 
 # ---- e: a training loop
@@ -341,7 +342,8 @@ def main() -> None:
         if data is not None and "c" in args.rows:
             uploads(report, rounds, data)
         if data is not None and "d" in args.rows:
-            latency(report, data)
+            for path in ("array", "process"):
+                latency(report, data, path)
         if data is not None and "e" in args.rows:
             training(report, max(2, rounds // 4), data)
 

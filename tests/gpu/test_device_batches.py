@@ -97,9 +97,10 @@ def test_batches_are_torchs_on_every_path(path: str, workers: int) -> None:
 # ---- streams and memory
 
 
-def test_the_host_never_waits(no_sync: None) -> None:
+@pytest.mark.parametrize("path", ["array", "process"])
+def test_the_host_never_waits(no_sync: None, path: str) -> None:
     for _ in range(2):
-        for x, y in on_device("array", 2):
+        for x, y in on_device(path, 2):
             torch.cuda._sleep(LATE // 50)
             (x.sum() + y.sum()).mul_(2)
 
@@ -130,6 +131,25 @@ def test_uploads_run_while_the_consumer_computes() -> None:
     next(batches)  # uploads the third
     batches._link._copies.synchronize()
     assert not end.query()
+
+
+@pytest.mark.parametrize("path", ["array", "process"])
+def test_a_batch_that_comes_in_the_middle_of_a_step_is_uploaded_there(path: str) -> None:
+    side = torch.cuda.Stream()
+    batches = iter(on_device(path, 1, prefetch_factor=1))
+    theirs = iter(loader_of(TorchLoader, 1, prefetch_factor=1))
+    for _ in range(2):
+        next(batches), next(theirs)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(20 * LATE)  # the step
+    end = torch.cuda.Event()
+    end.record()
+    with torch.cuda.stream(side):
+        batch = next(batches)
+        side.synchronize()
+        assert not end.query()
+        assert_moved(batch, next(theirs))
+        assert not end.query()
 
 
 def test_epochs_go_on_with_the_memory_of_the_first() -> None:
