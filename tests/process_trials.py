@@ -1,6 +1,5 @@
 """Trials of uploads from worker processes: `python process_trials.py core.so trial`."""
 
-import collections
 import dataclasses
 import gc
 import os
@@ -12,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from process_loop import LENGTH, Images, Loop, Pair, each_way, image, ragged, split
+from torch.utils.data import IterableDataset
 from upload_device import (
     EAGER,
     LAUNCH_FAILURE,
@@ -20,77 +20,12 @@ from upload_device import (
     OUT_OF_MEMORY,
     RANDOM,
     Device,
-    DeviceLink,
     core,
     expect,
     fake,
 )
 
 from fastloop import DataLoader
-from fastloop._iter import fast_iterator
-
-LENGTH = 40
-Pair = collections.namedtuple("Pair", "image label")
-
-
-def image(index: int) -> torch.Tensor:
-    return torch.full((30 + 7 * (index % 2), 50), index, dtype=torch.float32)[:30]
-
-
-class Images(Dataset[Any]):
-    def __init__(self, pause_s: float = 0.0) -> None:
-        self.pause_s = pause_s
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(self.pause_s)
-        return {"image": image(index), "label": index, "name": f"{index}.png"}
-
-
-def ragged(samples: list[Any]) -> Any:
-    """As many rows as the first index says, part of something larger, in containers."""
-    first = samples[0]["label"]
-    rows = torch.arange(float(first * 100 + 100)).reshape(first + 1, 100)[1:]
-    return Pair([rows, {"names": [sample["name"] for sample in samples]}], first)
-
-
-class Loop:
-    """Takes batches of a loader on a device of the fake, and queues kernels that check them."""
-
-    def __init__(self, loader: Any, device: Device) -> None:
-        self.loader, self.device = loader, device
-        self.link: Any = DeviceLink(device)
-
-    def begin(self, is_on_device: bool = True) -> Any:
-        iterator: Any = fast_iterator(self.loader, "auto", self.loader._shared, self.link)
-        self.loader._shared.position.begin(iterator)
-        assert iterator.is_on_device == is_on_device
-        return iterator
-
-    def look(self, tensor: torch.Tensor, expected: torch.Tensor) -> None:
-        assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
-        assert tensor.is_contiguous()
-        data = expected.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        fake.fake_launch_compare(self.device.stream, tensor.data_ptr(), data, len(data))
-
-    def check(self, batch: Any, indices: list[int]) -> None:
-        assert list(batch) == ["image", "label", "name"]
-        self.look(batch["image"], torch.stack([image(index) for index in indices]))
-        self.look(batch["label"], torch.tensor(indices))
-        assert batch["name"] == [f"{index}.png" for index in indices]
-
-
-def each_way(most_workers: int = 3) -> Iterator[tuple[int, int]]:
-    for workers in range(1, most_workers + 1):
-        for order, seed in ((EAGER, 0), (LAZY, 0), (RANDOM, 0), (RANDOM, 1)):
-            fake.fake_set_order(order, seed)
-            yield workers, seed
-
-
-def split(indices: list[int], size: int) -> list[list[int]]:
-    return [indices[k : k + size] for k in range(0, len(indices), size)]
 
 
 def a_loader_from_end_to_end() -> None:
@@ -141,10 +76,8 @@ def batches_of_every_kind() -> None:
             loop.look(batch.image[0], rows)
         assert next(iterator, None) is None
         del iterator, batch
-        device.synchronize()
-        loader.close()
-        del loader, loop
-        device.close()
+        del loader
+        loop.close()
 
 
 def a_batch_comes_in_the_middle_of_a_step() -> None:
@@ -167,10 +100,8 @@ def a_batch_comes_in_the_middle_of_a_step() -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
         del iterator
-        device.synchronize()
-        loader.close()
-        del loader, loop
-        device.close()
+        del loader
+        loop.close()
 
 
 def the_current_stream_may_change() -> None:
@@ -184,12 +115,9 @@ def the_current_stream_may_change() -> None:
             device.use(streams[k // 4 % 3])
             loop.check(next(iterator), indices)
         assert loop.link.lent
-        loop.link.lent.clear()
         del iterator
-        device.synchronize()
-        loader.close()
-        del loader, loop
-        device.close()
+        del loader
+        loop.close()
 
 
 class Numbers(IterableDataset[Any]):
@@ -276,10 +204,8 @@ def memory_comes_back() -> None:
             del batch
         assert next(iterator, None) is None
         del iterator
-        device.synchronize()
-        loader.close()
-        del loader, loop
-        device.close()
+        del loader
+        loop.close()
 
 
 def memory_cannot_be_pinned() -> None:
@@ -306,10 +232,8 @@ def memory_cannot_be_pinned() -> None:
         loop.check(batch, indices)
     fake.fake_refuse_pins(False)
     del iterator, batch
-    device.synchronize()
-    loader.close()
-    del loader, loop
-    device.close()
+    del loader
+    loop.close()
 
 
 def fail_call(n: int, error: int, is_sticky: bool) -> bool:
@@ -325,7 +249,7 @@ def fail_call(n: int, error: int, is_sticky: bool) -> bool:
     done = 0
     todo = split(list(range(LENGTH)), 8)
     try:
-        iterator = fast_iterator(loader, "auto", loader._shared, loop.link)
+        iterator = loop.iterate()
         while iterator.is_on_device and done < len(todo) and len(errors) < 3:
             try:
                 batch = next(iterator)
@@ -392,10 +316,8 @@ def a_child_is_inert() -> None:
     for indices in split(list(range(LENGTH)), 4)[3:]:
         loop.check(next(iterator), indices)
     del iterator
-    device.synchronize()
-    loader.close()
-    del loader, loop
-    device.close()
+    del loader
+    loop.close()
 
 
 class Deadly(Images):
@@ -427,10 +349,8 @@ def a_worker_dies() -> None:
             else:
                 raise AssertionError("no error")
             del iterator
-            device.synchronize()
-            loader.close()
-            del loader, loop
-            device.close()
+            del loader
+            loop.close()
 
 
 @dataclasses.dataclass
@@ -467,10 +387,8 @@ def what_hides_tensors_goes_another_way() -> None:
             else:
                 assert batch is None
         del batch
-        device.synchronize()
-        loader.close()
-        del loader, loop
-        device.close()
+        del loader
+        loop.close()
 
 
 def a_transform_runs_on_what_has_arrived() -> None:
@@ -498,10 +416,8 @@ def a_transform_runs_on_what_has_arrived() -> None:
             assert loader.state_dict()["yielded"] == k + 1
         assert next(iterator, None) is None
         del iterator, labels, images
-        device.synchronize()
-        loader.close()
-        del loader, loop
-        device.close()
+        del loader
+        loop.close()
 
 
 def arguments_are_checked() -> None:
