@@ -63,7 +63,8 @@ int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bo
 
 int fl_py_lift_open(fl_py_hub *self, fl_err *err);
 
-/* No copy begins any more until a parcel lands; then, with the hub itself, the rest. SYNC. */
+/* No copy begins any more, and slots that were copied are given back; then, with the hub itself,
+ * the rest. SYNC, without the interpreter lock. */
 void fl_py_lift_stop(fl_py_hub *self);
 void fl_py_lift_close(fl_py_hub *self);
 

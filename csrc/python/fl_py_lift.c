@@ -43,7 +43,10 @@ static void recall(fl_py_hub *self, int64_t bytes)
 void fl_py_lift_stop(fl_py_hub *self)
 {
     if (self->courier == NULL) return;
+    Py_BEGIN_ALLOW_THREADS
     fl_cuda_courier_stop(self->courier);
+    fl_cuda_stage_halt(self->stage);
+    Py_END_ALLOW_THREADS
     recall(self, INT64_MAX);
 }
 
@@ -56,7 +59,7 @@ void fl_py_lift_close(fl_py_hub *self)
         booked->errand = NULL;
     }
     fl_cuda_courier_close(self->courier);
-    fl_cuda_stage_close(self->stage);
+    fl_cuda_stage_close(self->stage); /* halted: only what was dropped since is waited for */
 }
 
 /* The tensor `block` of `bytes` as a block that an upload is aimed at, on the current stream. */
