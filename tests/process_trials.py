@@ -342,7 +342,7 @@ def a_worker_dies() -> None:
                     loop.check(next(iterator), indices)
                     done += 1
             except RuntimeError as error:
-                assert "DataLoader worker (pid" in str(error) and done in (5 - workers + 1, 5)
+                assert "DataLoader worker (pid" in str(error) and 0 < done <= 5
             except KeyError as error:
                 assert "no such image" in str(error) and done == 2
                 loop.check(next(iterator), list(range(34, 38)))  # it goes on
