@@ -104,7 +104,7 @@ CUDA_FLAGS := -Icsrc/cuda -Icsrc/vendor -Itests/cuda -Itests/cuda/fake -Itests/c
 CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda_grad \
 	csrc/cuda/fl_cuda_kernels tests/cuda/shim_grid tests/cuda/fake/fake_api tests/cuda/fake/fake_run)
 UPLOAD_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_upload.c \
-	csrc/cuda/fl_cuda_courier.c $(wildcard tests/cuda/fake/*.c))
+	$(wildcard tests/cuda/fake/*.c))
 LANE_TESTS += $(patsubst tests/cuda/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/cuda/test_*.c)))
 
 export ASAN_OPTIONS ?= detect_stack_use_after_return=1:strict_string_checks=1

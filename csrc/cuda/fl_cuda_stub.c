@@ -1,7 +1,6 @@
 /* fl_cuda_stub: the names of the headers of csrc/cuda in a build without nvcc. Nothing is
- * available, so no stage and no courier exists that the rest could be called with. */
+ * available, so no stage exists that the rest could be called with. */
 #include "fl_cuda.h"
-#include "fl_cuda_courier.h"
 #include "fl_cuda_upload.h"
 
 const char *const fl_cuda_archs = "";
@@ -87,6 +86,14 @@ int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *str
     return fl_cuda_check(0, err);
 }
 
+bool fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes)
+{
+    (void)berth;
+    (void)slot;
+    (void)bytes;
+    return false;
+}
+
 void fl_cuda_upload_abandon(fl_cuda_upload *upload, const fl_batch *batch, void *stream)
 {
     (void)upload;
@@ -95,70 +102,3 @@ void fl_cuda_upload_abandon(fl_cuda_upload *upload, const fl_batch *batch, void 
 }
 
 void fl_cuda_upload_drop(fl_cuda_upload *upload) { (void)upload; }
-
-int fl_cuda_courier_open(fl_shm *shm, int32_t workers, int32_t depth, fl_cuda_courier **out,
-                         fl_err *err)
-{
-    (void)shm;
-    (void)workers;
-    (void)depth;
-    *out = NULL;
-    return fl_cuda_check(0, err);
-}
-
-void fl_cuda_courier_stop(fl_cuda_courier *courier) { (void)courier; }
-
-void fl_cuda_courier_close(fl_cuda_courier *courier) { (void)courier; }
-
-int fl_cuda_courier_send(fl_cuda_courier *courier, int32_t worker, fl_shm_request *request,
-                         fl_slot *slot, int64_t turn, fl_cuda_errand **out, fl_err *err)
-{
-    (void)courier;
-    (void)worker;
-    (void)request;
-    (void)slot;
-    (void)turn;
-    *out = NULL;
-    return fl_cuda_check(0, err);
-}
-
-bool fl_cuda_courier_take(fl_cuda_courier *courier, fl_shm_reply *out)
-{
-    (void)courier;
-    (void)out;
-    return false;
-}
-
-void fl_cuda_courier_expect(fl_cuda_courier *courier, int64_t first)
-{
-    (void)courier;
-    (void)first;
-}
-
-int32_t fl_cuda_courier_wants(fl_cuda_courier *courier)
-{
-    (void)courier;
-    return 0;
-}
-
-void fl_cuda_courier_supply(fl_cuda_courier *courier, const fl_cuda_block *block)
-{
-    (void)courier;
-    (void)block;
-}
-
-bool fl_cuda_courier_recall(fl_cuda_courier *courier, int64_t bytes, fl_cuda_block *out)
-{
-    (void)courier;
-    (void)bytes;
-    (void)out;
-    return false;
-}
-
-bool fl_cuda_courier_claim(fl_cuda_courier *courier, fl_cuda_errand *errand, fl_cuda_block *out)
-{
-    (void)courier;
-    (void)errand;
-    (void)out;
-    return false;
-}

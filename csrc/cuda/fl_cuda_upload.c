@@ -248,6 +248,25 @@ void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch)
         (void)queue_copy(upload, batch, NULL);
 }
 
+/* Registering memory would spoil a graph that another thread is capturing, unless this thread says
+ * that its calls are none of that graph's. */
+static int pin_beside_captures(fl_slot *slot, int64_t bytes)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&mode), NULL);
+    int status = fl_slot_pin(slot, bytes, NULL);
+    (void)FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&mode), NULL);
+    return status;
+}
+
+bool fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes)
+{
+    fl_batch batch = {.slot = slot, .bytes = bytes};
+    if (pin_beside_captures(slot, bytes) != FL_OK) return false;
+    fl_cuda_upload_part(berth->target, &batch);
+    return true;
+}
+
 int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *stream, fl_err *err)
 {
     fl_cuda_stage *stage = upload->stage;

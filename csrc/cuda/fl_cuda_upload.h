@@ -9,6 +9,7 @@
 #ifndef FL_CUDA_UPLOAD_H
 #define FL_CUDA_UPLOAD_H
 
+#include "fl_courier.h"
 #include "fl_ring.h"
 
 /* For fl_pool_pin. Memory is pinned for copies to any device, through the context of this one. */
@@ -42,6 +43,10 @@ bool fl_cuda_upload_is_aimed(const fl_cuda_upload *upload);
 /* One more part of the batch is filled. The last one queues the copy if the upload is aimed; what
  * fails is left to fl_cuda_upload_take. The filling threads. */
 void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch);
+
+/* The same for a courier: of a batch of one part, in a slot of an arena, which is pinned first. The
+ * berth's target is an aimed upload. False: it could not be pinned. */
+bool fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes);
 
 /* Makes `stream` wait for the copy of the batch, which is filled and whose upload is aimed; queues
  * the copy first if it is not. The upload and the batch's slot are then the stage's. After

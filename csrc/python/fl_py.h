@@ -9,7 +9,7 @@
 #include <Python.h>
 
 #include "dlpack/dlpack.h"
-#include "fl_cuda_courier.h"
+#include "fl_courier.h"
 #include "fl_ring.h"
 #include "fl_shm.h"
 #include "fl_slot.h"
@@ -208,8 +208,8 @@ extern PyType_Spec fl_py_finalized_spec;
 
 /* ---- fl_py_hub.c, fl_py_parcel.c: the parent's end ---- */
 
-/* What a worker sent and the user has not taken yet: a slot, READY. For a device it lands: then the
- * batch is in a block there, and only what was pickled is here. */
+/* What a worker sent and the user has not taken yet: a slot, READY. Where a courier carries batches
+ * it lands: then the batch is in a block, and only what was pickled is here. */
 typedef struct fl_py_parcel {
     PyObject_HEAD
     PyObject *hub; /* owned: whose budget counts it until it is opened */
@@ -218,16 +218,16 @@ typedef struct fl_py_parcel {
     bool is_open, is_lent;
     int64_t limit; /* what the budget counts */
     fl_shm_reply reply;
-    fl_cuda_errand *errand; /* owned; NULL unless for a device and not claimed */
-    fl_cuda_block target;   /* where it is being copied, if there is an upload */
-    char *head;             /* owned, once it has landed: what was pickled */
+    fl_errand *errand; /* owned; NULL unless a courier has it */
+    fl_berth berth;    /* where it is carried, if there is an owner */
+    char *head;        /* owned, once it has landed: what was pickled */
 } fl_py_parcel;
 
 extern PyType_Spec fl_py_hub_spec;
 extern PyType_Spec fl_py_parcel_spec;
 
 /* A tensor at a place in an opened parcel: over its memory, or a copy if it is a small part of it
- * or bound for a device. ValueError if it does not lie inside. New reference. */
+ * or the slot is not lent. ValueError if it does not lie inside. New reference. */
 PyObject *fl_py_parcel_tensor(const fl_py_parcel *self, int64_t offset, fl_dtype dtype,
                               int32_t ndim, const int64_t *shape);
 

@@ -44,12 +44,11 @@ static int64_t turn_of(PyObject *key)
 
 /* FL_ETIMEOUT: the queue is full. */
 static int send_request(fl_py_hub *self, int worker, fl_shm_request *request, fl_slot *slot,
-                        PyObject *key, fl_cuda_errand **errand, fl_err *err)
+                        PyObject *key, fl_errand **errand, fl_err *err)
 {
     *errand = NULL;
     if (self->courier != NULL)
-        return fl_cuda_courier_send(self->courier, worker, request, slot, turn_of(key), errand,
-                                    err);
+        return fl_courier_send(self->courier, worker, request, slot, turn_of(key), errand, err);
     return fl_shm_send(self->shm, worker, request) ? FL_OK : FL_ETIMEOUT;
 }
 
@@ -61,7 +60,7 @@ int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bo
     if (!fits && !is_forced) return 0;
     fl_err err;
     fl_slot *slot;
-    fl_cuda_errand *errand;
+    fl_errand *errand;
     if (fl_pool_get(self->slots->pool, limit, &slot, &err) != FL_OK) {
         fl_py_raise(&err, NULL);
         return -1;
@@ -108,6 +107,14 @@ static void count_reply(fl_py_hub *self, const fl_shm_reply *reply)
     self->largest = fl_max(self->largest - self->largest / 64, reply->used);
 }
 
+void fl_py_hub_blame(int32_t worker)
+{
+    PyErr_Format(PyExc_RuntimeError,
+                 "worker %d has overwritten the memory it shares with this process; look for "
+                 "writes out of bounds in native code of the dataset",
+                 (int)worker);
+}
+
 static bool is_sane(const fl_shm_reply *reply, const fl_py_booking *booked)
 {
     if (booked->slot == NULL || reply->busy_ns < 0 || reply->wait_ns < 0) return false;
@@ -131,7 +138,7 @@ static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, fl_py_b
     parcel->reply = *reply;
     parcel->slot = booked->slot;
     parcel->errand = booked->errand;
-    parcel->target = (fl_cuda_block){0};
+    parcel->berth = (fl_berth){0};
     parcel->head = NULL;
     booked->errand = NULL;
     parcel->limit = booked->is_counted ? reply->used : 0;
@@ -148,10 +155,8 @@ PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply)
     if (booked->key == NULL || booked->number != reply->number) Py_RETURN_NONE;
     if (!is_sane(reply, booked)) {
         fl_py_booking_settle(self, booked, booked->limit);
-        return PyErr_Format(PyExc_RuntimeError,
-                            "worker %d has overwritten the memory it shares with this process; "
-                            "look for writes out of bounds in native code of the dataset",
-                            (int)reply->worker);
+        fl_py_hub_blame(reply->worker);
+        return NULL;
     }
     count_reply(self, reply);
     if (reply->kind >= 0) {

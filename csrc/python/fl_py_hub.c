@@ -23,19 +23,21 @@ static int open_shm(fl_py_hub *self, fl_err *err)
         return fl_fail(err, FL_ENOMEM, "out of memory for %d workers", (int)self->workers);
     fl_pool_reserve(self->slots->pool, self->depth / 2);
     fl_pool_limit(self->slots->pool, self->budget);
-    return self->slots->device >= 0 ? fl_py_lift_open(self, err) : FL_OK;
+    return FL_OK;
 }
 
 static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"slots", "tensor_type", "workers", "depth", "budget", NULL};
+    static char *keywords[] = {"slots", "tensor_type", "workers", "depth", "budget", "lands", NULL};
     PyObject *slots, *tensor_type;
-    int workers, depth;
+    int workers, depth, lands = 0;
     long long budget;
     fl_py_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiL:Hub", keywords, state->slots_type,
-                                     &slots, &tensor_type, &workers, &depth, &budget))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiL|p:Hub", keywords, state->slots_type,
+                                     &slots, &tensor_type, &workers, &depth, &budget, &lands))
         return NULL;
+    if (((fl_py_slots *)slots)->device >= 0 && !lands)
+        return PyErr_Format(PyExc_ValueError, "batches in slots of a device have to land there");
     if (((fl_py_slots *)slots)->arena == NULL || workers < 1 || depth < 1 ||
         (depth & (depth - 1)) != 0 || budget < 1)
         return PyErr_Format(PyExc_ValueError, "no hub for %d workers, depth %d, %lld bytes",
@@ -52,7 +54,9 @@ static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF(self);
         return NULL;
     }
-    if (open_shm(self, &err) == FL_OK) return (PyObject *)self;
+    int status = open_shm(self, &err);
+    if (status == FL_OK && lands) status = fl_py_lift_open(self, &err);
+    if (status == FL_OK) return (PyObject *)self;
     Py_DECREF(self);
     return fl_py_raise(&err, NULL);
 }
@@ -153,7 +157,7 @@ PyDoc_STRVAR(take_doc,
 
 static bool take_reply(fl_py_hub *self, fl_shm_reply *out)
 {
-    return self->courier != NULL ? fl_cuda_courier_take(self->courier, out)
+    return self->courier != NULL ? fl_courier_take(self->courier, out)
                                  : fl_shm_take(self->shm, out);
 }
 
@@ -281,9 +285,9 @@ static PyObject *hub_count(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
 }
 
 PyDoc_STRVAR(expect_doc, "expect(first, /)\n--\n\n"
-                         "Batches go to a device: from now on those from number `first` on (-1:\n"
-                         "whichever come first) are copied when they arrive. How many blocks of\n"
-                         "`room` bytes that wants.");
+                         "Batches land: from now on those from number `first` on (-1: whichever\n"
+                         "come first) are carried when they arrive. How many blocks of `room`\n"
+                         "bytes that wants.");
 
 static PyObject *hub_expect(fl_py_hub *self, PyObject *first)
 {
@@ -293,13 +297,13 @@ static PyObject *hub_expect(fl_py_hub *self, PyObject *first)
 }
 
 PyDoc_STRVAR(supply_doc, "supply(block, /)\n--\n\n"
-                         "Lend a block of `room` bytes on the device, a tensor of the current\n"
-                         "stream's.");
+                         "Lend a block of `room` bytes where batches land: a tensor, on a device\n"
+                         "of the current stream's.");
 
 static PyObject *hub_supply(fl_py_hub *self, PyObject *block)
 {
     if (self->courier == NULL || !check_worker(self, 0))
-        return PyErr_Format(PyExc_ValueError, "these batches go to no device");
+        return PyErr_Format(PyExc_ValueError, "these batches land nowhere");
     if (fl_py_lift_supply(self, block, self->room) != 0) return NULL;
     Py_RETURN_NONE;
 }
@@ -311,24 +315,24 @@ static PyObject *get_unanswered(fl_py_hub *self, void *Py_UNUSED(closure))
     return PyLong_FromLongLong(self->unanswered);
 }
 
-PyDoc_STRVAR(room_doc, "how many bytes batches so far needed on the device");
+PyDoc_STRVAR(room_doc, "how many bytes batches so far needed where they land");
 
 static PyObject *get_room(fl_py_hub *self, void *Py_UNUSED(closure))
 {
     return PyLong_FromLongLong(self->room);
 }
 
-PyDoc_STRVAR(device_doc, "to which batches go, or -1");
+PyDoc_STRVAR(lands_doc, "whether batches land elsewhere than in CPU memory of ours");
 
-static PyObject *get_device(fl_py_hub *self, void *Py_UNUSED(closure))
+static PyObject *get_lands(fl_py_hub *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromLong(self->slots->device);
+    return PyBool_FromLong(self->courier != NULL);
 }
 
 static PyGetSetDef hub_getset[] = {
     {"unanswered", (getter)get_unanswered, NULL, unanswered_doc, NULL},
     {"room", (getter)get_room, NULL, room_doc, NULL},
-    {"device", (getter)get_device, NULL, device_doc, NULL},
+    {"lands", (getter)get_lands, NULL, lands_doc, NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef hub_methods[] = {
@@ -347,10 +351,12 @@ static PyMethodDef hub_methods[] = {
     {"count", (PyCFunction)hub_count, METH_NOARGS, count_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(hub_doc,
-             "Hub(slots, tensor_type, workers, depth, budget)\n--\n\n"
-             "The parent's end of the memory shared with `workers` processes: at most `depth` (a\n"
-             "power of two) unanswered requests each, `budget` bytes under way.");
+PyDoc_STRVAR(
+    hub_doc,
+    "Hub(slots, tensor_type, workers, depth, budget, lands=False)\n--\n\n"
+    "The parent's end of the memory shared with `workers` processes: at most `depth` (a\n"
+    "power of two) unanswered requests each, `budget` bytes under way. lands: batches are\n"
+    "carried to blocks, on the slots' device if they have one.");
 
 static PyType_Slot hub_slots[] = {{Py_tp_doc, (void *)hub_doc}, {Py_tp_new, hub_new},
                                   {Py_tp_dealloc, hub_dealloc}, {Py_tp_traverse, hub_traverse},

@@ -1,17 +1,17 @@
-/* fl_py_hub: what the three parts of a hub share: the type, the books, and the way to a device. */
+/* fl_py_hub: what the three parts of a hub share: the type, the books, and where batches land. */
 #ifndef FL_PY_HUB_H
 #define FL_PY_HUB_H
 
 #include "fl_py.h"
 
-#include "fl_cuda_courier.h"
+#include "fl_cuda_upload.h"
 
 typedef struct fl_py_booking {
-    fl_slot *slot;          /* owned, FILLING; NULL when the request is answered */
-    fl_slot *before;        /* owned: the slot that was too small and may still be read */
-    fl_cuda_errand *errand; /* owned; NULL unless batches go to a device */
-    PyObject *key;          /* owned; NULL when nothing is booked */
-    int64_t number;         /* of the request */
+    fl_slot *slot;     /* owned, FILLING; NULL when the request is answered */
+    fl_slot *before;   /* owned: the slot that was too small and may still be read */
+    fl_errand *errand; /* owned; NULL unless batches land */
+    PyObject *key;     /* owned; NULL when nothing is booked */
+    int64_t number;    /* of the request */
     int64_t limit;
     bool is_counted; /* in under_way and unanswered */
 } fl_py_booking;
@@ -31,14 +31,14 @@ typedef struct fl_py_hub {
     fl_py_booking *bookings; /* owned: depth for each worker, at number % depth */
     fl_py_worker *counts;    /* owned: one for each worker */
     int64_t fallbacks[FL_SHM_REASONS];
-    int64_t budget;           /* bytes that may be under way */
-    int64_t largest;          /* bytes that batches so far needed */
-    int64_t under_way;        /* bytes of requests and of replies not opened */
-    int64_t unanswered;       /* requests that workers have */
-    bool is_released;         /* all workers have ended */
-    fl_cuda_stage *stage;     /* owned; NULL, like the next, unless batches go to a device */
-    fl_cuda_courier *courier; /* owned */
-    int64_t room;             /* bytes that batches so far needed of a block there */
+    int64_t budget;       /* bytes that may be under way */
+    int64_t largest;      /* bytes that batches so far needed */
+    int64_t under_way;    /* bytes of requests and of replies not opened */
+    int64_t unanswered;   /* requests that workers have */
+    bool is_released;     /* all workers have ended */
+    fl_cuda_stage *stage; /* owned; NULL unless they land on a device */
+    fl_courier *courier;  /* owned; NULL unless they land */
+    int64_t room;         /* bytes that batches so far needed where they land */
 } fl_py_hub;
 
 /* The booking of a request, or of one `depth` before or after it. */
@@ -59,6 +59,9 @@ void fl_py_booking_forget(fl_py_hub *self, fl_py_booking *booked);
 int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bool is_forced,
                    const Py_buffer *payload, int64_t again, fl_slot *before);
 
+/* RuntimeError for a worker whose replies cannot be. */
+void fl_py_hub_blame(int32_t worker);
+
 /* ---- fl_py_lift.c: for hubs with a courier */
 
 int fl_py_lift_open(fl_py_hub *self, fl_err *err);
@@ -68,20 +71,21 @@ int fl_py_lift_open(fl_py_hub *self, fl_err *err);
 void fl_py_lift_stop(fl_py_hub *self);
 void fl_py_lift_close(fl_py_hub *self);
 
-/* How many blocks of `room` bytes are wanted for what comes from the `first` batch on. */
+/* How many blocks of `room` bytes are wanted for what comes from the `first` batch on; -1: for
+ * whatever comes first. */
 int32_t fl_py_lift_expect(fl_py_hub *self, int64_t first);
 
 /* Lends it one of them, a tensor: 0, or -1 with an exception. */
 int fl_py_lift_supply(fl_py_hub *self, PyObject *block, int64_t bytes);
 
 /* Ends the errand of a batch that nobody wants, if there is one: true if the slot is given back. */
-bool fl_py_lift_end(fl_py_hub *self, fl_cuda_errand *errand, fl_slot *slot);
+bool fl_py_lift_end(fl_py_hub *self, fl_errand *errand, fl_slot *slot);
 
-/* The same for a batch that is being copied to the block. */
-void fl_py_lift_abandon(const fl_cuda_block *block, fl_slot *slot);
+/* The same for a batch that has been carried to the berth. */
+void fl_py_lift_abandon(fl_py_hub *self, const fl_berth *berth, fl_slot *slot);
 
-/* Makes the current stream wait until the batch is there, in parcel->target; 1 if that block is
- * another stream's, 0 if not, and the slot is given back. -1: exception, to be tried again. */
+/* The batch is in parcel->berth, where the current stream will find it: 1 if that block is another
+ * stream's, 0 if not, and the slot is given back. -1: exception, to be tried again. */
 int fl_py_lift_land(fl_py_parcel *parcel, PyObject *new_block);
 
 /* What came: (key, parcel), or (key, worker, number, bytes needed); None for what nobody wants any

@@ -1,42 +1,56 @@
-/* fl_py_lift: the part of a hub whose batches go to a device.
+/* fl_py_lift: the part of a hub whose batches land elsewhere: on a device, or in memory that is
+ * pinned for one.
  *
- * The courier copies what arrives; here its blocks are made of torch tensors, and what it has not
- * come to is done when the batch is opened. With the interpreter lock. */
+ * The courier carries what arrives; here its berths are made of torch tensors, and what it has not
+ * come to is done when the batch is wanted. With the interpreter lock. */
 #include "fl_py_hub.h"
+
+#include "fl_cpu.h"
+
+static bool carry_on_host(const fl_berth *berth, fl_slot *slot, int64_t bytes)
+{
+    fl_cpu_copy_rows(berth->target, fl_slot_data(slot), bytes, bytes, 0, 1, true);
+    return true;
+}
 
 int fl_py_lift_open(fl_py_hub *self, fl_err *err)
 {
-    FL_TRY(fl_cuda_stage_open(self->slots->device, &self->stage, err));
-    return fl_cuda_courier_open(self->shm, self->workers, self->depth, &self->courier, err);
+    int32_t device = self->slots->device;
+    if (device >= 0) FL_TRY(fl_cuda_stage_open(device, &self->stage, err));
+    return fl_courier_open(self->shm, self->workers, self->depth,
+                           device >= 0 ? fl_cuda_upload_carry : carry_on_host, &self->courier, err);
 }
 
-static void drop_block(const fl_cuda_block *block)
+static void drop_owner(const fl_berth *berth)
 {
-    PyObject *owner = block->owner;
+    PyObject *owner = berth->owner;
     Py_DECREF(owner);
 }
 
-void fl_py_lift_abandon(const fl_cuda_block *block, fl_slot *slot)
+void fl_py_lift_abandon(fl_py_hub *self, const fl_berth *berth, fl_slot *slot)
 {
     fl_batch batch = {.slot = slot};
-    fl_cuda_upload_abandon(block->upload, &batch, block->stream);
-    drop_block(block);
+    if (self->stage != NULL)
+        fl_cuda_upload_abandon(berth->target, &batch, berth->stream);
+    else
+        fl_slot_return(slot);
+    drop_owner(berth);
 }
 
-bool fl_py_lift_end(fl_py_hub *self, fl_cuda_errand *errand, fl_slot *slot)
+bool fl_py_lift_end(fl_py_hub *self, fl_errand *errand, fl_slot *slot)
 {
-    fl_cuda_block block;
-    if (errand == NULL || !fl_cuda_courier_claim(self->courier, errand, &block)) return false;
-    fl_py_lift_abandon(&block, slot);
+    fl_berth berth;
+    if (errand == NULL || !fl_courier_claim(self->courier, errand, &berth)) return false;
+    fl_py_lift_abandon(self, &berth, slot);
     return true;
 }
 
 static void recall(fl_py_hub *self, int64_t bytes)
 {
-    fl_cuda_block block;
-    while (fl_cuda_courier_recall(self->courier, bytes, &block)) {
-        fl_cuda_upload_drop(block.upload);
-        drop_block(&block);
+    fl_berth berth;
+    while (fl_courier_recall(self->courier, bytes, &berth)) {
+        if (self->stage != NULL) fl_cuda_upload_drop(berth.target);
+        drop_owner(&berth);
     }
 }
 
@@ -44,8 +58,8 @@ void fl_py_lift_stop(fl_py_hub *self)
 {
     if (self->courier == NULL) return;
     Py_BEGIN_ALLOW_THREADS
-    fl_cuda_courier_stop(self->courier);
-    fl_cuda_stage_halt(self->stage);
+    fl_courier_stop(self->courier);
+    if (self->stage != NULL) fl_cuda_stage_halt(self->stage);
     Py_END_ALLOW_THREADS
     recall(self, INT64_MAX);
 }
@@ -58,86 +72,125 @@ void fl_py_lift_close(fl_py_hub *self)
         if (fl_py_lift_end(self, booked->errand, booked->slot)) booked->slot = NULL;
         booked->errand = NULL;
     }
-    fl_cuda_courier_close(self->courier);
+    fl_courier_close(self->courier);
     fl_cuda_stage_close(self->stage); /* halted: only what was dropped since is waited for */
 }
 
-/* The tensor `block` of `bytes` as a block that an upload is aimed at, on the current stream. */
-static int aim(fl_py_hub *self, PyObject *block, int64_t bytes, fl_cuda_block *out)
+static int aim_on_device(fl_py_hub *self, PyObject *block, fl_berth *berth)
 {
     fl_err err;
-    void *stream;
     fl_cuda_upload *upload;
     int32_t device = self->slots->device;
-    void *data = fl_py_device_block(&self->door, block, device, bytes);
-    if (data == NULL || fl_py_stream(&self->door, device, &stream) != 0) return -1;
+    void *data = fl_py_device_block(&self->door, block, device, berth->bytes);
+    if (data == NULL || fl_py_stream(&self->door, device, &berth->stream) != 0) return -1;
     int status = fl_cuda_upload_get(self->stage, 1, &upload, &err);
     if (status == FL_OK) {
-        status = fl_cuda_upload_aim(upload, data, stream, &err);
+        status = fl_cuda_upload_aim(upload, data, berth->stream, &err);
         if (status != FL_OK) fl_cuda_upload_drop(upload);
     }
-    if (status != FL_OK) {
-        fl_py_raise(&err, NULL);
-        return -1;
-    }
-    *out = (fl_cuda_block){
-        .upload = upload, .owner = Py_NewRef(block), .stream = stream, .bytes = bytes};
+    berth->target = upload;
+    if (status == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+static int aim_on_host(fl_py_hub *self, PyObject *block, fl_berth *berth)
+{
+    fl_tensor view;
+    if (fl_py_view(&self->door, block, &view) != 0) return -1;
+    berth->target = (char *)(uintptr_t)view.data;
+    if (fl_tensor_is_contiguous(&view) &&
+        fl_tensor_bytes(view.dtype, view.ndim, view.shape) == berth->bytes)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "a block must be %lld contiguous bytes",
+                 (long long)berth->bytes);
+    return -1;
+}
+
+/* The tensor `block` of `bytes` as a berth; on a device, for its current stream. */
+static int make_berth(fl_py_hub *self, PyObject *block, int64_t bytes, fl_berth *out)
+{
+    fl_berth berth = {.bytes = bytes, .carried = bytes};
+    int status =
+        self->stage != NULL ? aim_on_device(self, block, &berth) : aim_on_host(self, block, &berth);
+    if (status != 0) return -1;
+    *out = berth;
+    out->owner = Py_NewRef(block);
     return 0;
 }
 
 int fl_py_lift_supply(fl_py_hub *self, PyObject *block, int64_t bytes)
 {
-    fl_cuda_block spare;
-    if (fl_cuda_courier_wants(self->courier) == 0) {
+    fl_berth berth;
+    if (fl_courier_wants(self->courier) == 0) {
         PyErr_SetString(PyExc_ValueError, "no block is wanted");
         return -1;
     }
-    if (aim(self, block, bytes, &spare) != 0) return -1;
-    fl_cuda_courier_supply(self->courier, &spare);
+    if (make_berth(self, block, bytes, &berth) != 0) return -1;
+    fl_courier_supply(self->courier, &berth);
     return 0;
 }
 
 int32_t fl_py_lift_expect(fl_py_hub *self, int64_t first)
 {
     recall(self, self->room);
-    fl_cuda_courier_expect(self->courier, first);
-    return self->room > 0 ? fl_cuda_courier_wants(self->courier) : 0;
+    fl_courier_expect(self->courier, first);
+    return self->room > 0 ? fl_courier_wants(self->courier) : 0;
 }
 
+/* What the courier has not come to. */
 static int
-make_block(fl_py_hub *self, PyObject *new_block, fl_slot *slot, int64_t bytes, fl_cuda_block *out)
+carry_now(fl_py_hub *self, PyObject *new_block, fl_slot *slot, int64_t bytes, fl_berth *out)
 {
     fl_err err;
-    fl_batch batch = {.slot = slot, .bytes = bytes};
-    if (fl_slot_pin(slot, bytes, &err) != FL_OK) {
+    if (self->stage != NULL && fl_slot_pin(slot, bytes, &err) != FL_OK) {
         fl_py_raise(&err, NULL);
         return -1;
     }
     PyObject *block = PyObject_CallFunction(new_block, "L", (long long)bytes);
     if (block == NULL) return -1;
-    int status = aim(self, block, bytes, out);
+    int status = make_berth(self, block, bytes, out);
     Py_DECREF(block);
-    if (status == 0) fl_cuda_upload_part(out->upload, &batch);
-    return status;
+    if (status != 0) return -1;
+    fl_carry *carry = self->stage != NULL ? fl_cuda_upload_carry : carry_on_host;
+    Py_BEGIN_ALLOW_THREADS(void)
+    carry(out, slot, bytes);
+    Py_END_ALLOW_THREADS
+    return 0;
+}
+
+/* The current stream waits for the batch: 1 if its block is another stream's. */
+static int await_on_device(fl_py_hub *self, const fl_py_parcel *parcel)
+{
+    fl_err err;
+    void *stream;
+    const fl_berth *berth = &parcel->berth;
+    fl_batch batch = {.slot = parcel->slot, .bytes = parcel->reply.upload};
+    if (fl_py_stream(&self->door, self->slots->device, &stream) != 0) return -1;
+    if (fl_cuda_upload_take(berth->target, &batch, stream, &err) == FL_OK)
+        return stream != berth->stream;
+    fl_py_raise(&err, NULL);
+    return -1;
 }
 
 int fl_py_lift_land(fl_py_parcel *parcel, PyObject *new_block)
 {
-    fl_err err;
-    void *stream;
     fl_py_hub *self = (fl_py_hub *)parcel->hub;
-    fl_cuda_block *target = &parcel->target;
-    fl_batch batch = {.slot = parcel->slot, .bytes = parcel->reply.upload};
-    if (parcel->errand != NULL) (void)fl_cuda_courier_claim(self->courier, parcel->errand, target);
+    fl_errand *errand = parcel->errand;
     parcel->errand = NULL;
-    if (target->upload == NULL &&
-        make_block(self, new_block, parcel->slot, batch.bytes, target) != 0)
-        return -1;
-    if (fl_py_stream(&self->door, self->slots->device, &stream) != 0) return -1;
-    if (fl_cuda_upload_take(target->upload, &batch, stream, &err) != FL_OK) {
-        fl_py_raise(&err, NULL);
+    if (errand != NULL) {
+        Py_BEGIN_ALLOW_THREADS(void)
+        fl_courier_claim(self->courier, errand, &parcel->berth);
+        Py_END_ALLOW_THREADS
+    }
+    if (parcel->berth.owner != NULL && parcel->berth.carried != parcel->reply.upload) {
+        fl_py_hub_blame(parcel->reply.worker);
         return -1;
     }
-    target->upload = NULL;
-    return stream != target->stream;
+    if (parcel->berth.owner == NULL &&
+        carry_now(self, new_block, parcel->slot, parcel->reply.upload, &parcel->berth) != 0)
+        return -1;
+    if (self->stage != NULL) return await_on_device(self, parcel);
+    fl_slot_return(parcel->slot);
+    return 0;
 }

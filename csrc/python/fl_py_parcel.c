@@ -10,7 +10,7 @@
  * the labels of an epoch must not keep its images with them. */
 enum { SMALL_FIELD = 64 * 1024, SMALL_PART = 8 };
 
-/* Memory that is pinned for a device is not lent: what is not copied there is copied here. */
+/* Where batches land slots are not lent: they may be pinned, and what does not land is copied. */
 static void open_parcel(fl_py_parcel *self)
 {
     if (self->is_open) return;
@@ -24,8 +24,8 @@ static void give_slot_back(fl_py_parcel *self)
 {
     if (self->is_lent)
         fl_slot_give(self->slot);
-    else if (self->target.upload != NULL)
-        fl_py_lift_abandon(&self->target, self->slot);
+    else if (self->berth.owner != NULL)
+        fl_py_lift_abandon((fl_py_hub *)self->hub, &self->berth, self->slot);
     else if (!fl_py_lift_end((fl_py_hub *)self->hub, self->errand, self->slot))
         fl_slot_return(self->slot);
 }
@@ -68,26 +68,28 @@ static PyObject *parcel_open(fl_py_parcel *self, PyObject *Py_UNUSED(ignored))
 
 PyDoc_STRVAR(land_doc,
              "land(new_block, /)\n--\n\n"
-             "For a device: the block there that holds the batch for the current stream\n"
-             "from now on, made by new_block(bytes) unless the batch was copied already,\n"
-             "and whether it is another stream's. Opens the parcel, whose tensors then\n"
-             "have places in the block. If it raises, it may be called again.");
+             "The block that holds the batch from now on (on a device, for the current stream),\n"
+             "made by new_block(bytes) unless the batch was carried already, and whether it is\n"
+             "another stream's. Opens the parcel, whose tensors then have places in the block. If\n"
+             "it raises, it may be called again.");
 
 static PyObject *parcel_land(fl_py_parcel *self, PyObject *new_block)
 {
     if (self->slot == NULL || self->is_open || self->reply.upload == 0 ||
         ((fl_py_hub *)self->hub)->courier == NULL)
-        return PyErr_Format(PyExc_ValueError, "nothing is left that could land on a device");
+        return PyErr_Format(PyExc_ValueError, "nothing is left of it that could land");
     /* Before the slot goes. */
     if (self->head == NULL) self->head = fl_alloc(fl_max(self->reply.head_bytes, 1));
     if (self->head == NULL) return PyErr_NoMemory();
     memcpy(self->head, fl_slot_data(self->slot) + self->reply.head, (size_t)self->reply.head_bytes);
     int is_elsewhere = fl_py_lift_land(self, new_block);
     if (is_elsewhere < 0) return NULL;
+    PyObject *block = self->berth.owner;
+    self->berth.owner = NULL;
     self->slot = NULL;
     self->is_open = true;
     fl_py_hub_release(self->hub, self->limit);
-    return Py_BuildValue("NN", (PyObject *)self->target.owner, PyBool_FromLong(is_elsewhere));
+    return Py_BuildValue("NN", block, PyBool_FromLong(is_elsewhere));
 }
 
 static bool parse_shape(PyObject *args, int32_t ndim, int64_t *shape)
@@ -159,7 +161,7 @@ static PyObject *parcel_kind(fl_py_parcel *self, void *Py_UNUSED(closure))
     return PyLong_FromLong(self->reply.kind);
 }
 
-PyDoc_STRVAR(upload_doc, "how many bytes of it a device may have; 0: it stays on the host");
+PyDoc_STRVAR(upload_doc, "how many bytes of it may land; 0: it does not");
 
 static PyObject *parcel_upload(fl_py_parcel *self, void *Py_UNUSED(closure))
 {

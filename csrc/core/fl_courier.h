@@ -1,0 +1,75 @@
+/* fl_courier: batches of worker processes, carried to where they are wanted while their consumer
+ * computes.
+ *
+ * Floor 1. Stands between the consumer and the ring of fl_shm: requests are sent and replies taken
+ * through it. A thread of its own watches for replies, and has batches carried from their slots to
+ * blocks of memory that the consumer has lent it, in the order in which they are going to be taken.
+ * What it has not come to is the consumer's to do. docs/cuda.md draws the states and who waits for
+ * whom.
+ *
+ * Every call belongs to one consumer thread at a time. In a forked child stop, close, recall and
+ * claim are inert, and the others are not to be called. */
+#ifndef FL_COURIER_H
+#define FL_COURIER_H
+
+#include "fl_shm.h"
+#include "fl_slot.h"
+
+/* Batches that are carried ahead of the consumer. */
+enum { FL_COURIER_AHEAD = 2 };
+
+typedef struct fl_courier fl_courier;
+typedef struct fl_errand fl_errand; /* a request, and then its batch */
+
+/* A block of memory that a batch can be carried to, or has been. */
+typedef struct fl_berth {
+    void *target; /* what `carry` takes the block for */
+    void *owner;  /* these two are the consumer's own */
+    void *stream;
+    int64_t bytes;
+    int64_t carried; /* of these, once a batch is there */
+} fl_berth;
+
+/* Carries the first `bytes` of a slot to a block of at least as many, or begins to. Called by the
+ * courier's thread, for as long as it takes. False: it cannot, and the consumer is to find out. */
+typedef bool fl_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes);
+
+/* Over a ring of so many workers and such depth, borrowed until close, to which nothing has been
+ * sent. FL_OK, FL_ENOMEM, FL_ETHREAD. */
+int fl_courier_open(fl_shm *shm, int32_t workers, int32_t depth, fl_carry *carry, fl_courier **out,
+                    fl_err *err);
+
+/* Ends the thread, once, with what it carries: nothing is carried any more. */
+void fl_courier_stop(fl_courier *courier);
+
+/* Stops. Every errand has been claimed, and every berth recalled. NULL is fine. */
+void fl_courier_close(fl_courier *courier);
+
+/* As fl_shm_send, for a batch that is built in `slot` and is the `turn`-th to be taken; -1: not to
+ * be carried. The slot is borrowed until the errand is claimed. FL_OK; FL_ETIMEOUT: no room in the
+ * queue now; FL_ENOMEM. */
+int fl_courier_send(fl_courier *courier, int32_t worker, fl_shm_request *request, fl_slot *slot,
+                    int64_t turn, fl_errand **out, fl_err *err);
+
+/* As fl_shm_take. */
+bool fl_courier_take(fl_courier *courier, fl_shm_reply *out);
+
+/* From now on batches from the `first` turn to FL_COURIER_AHEAD - 1 later are carried when they are
+ * there; with -1 those that are there first. */
+void fl_courier_expect(fl_courier *courier, int64_t first);
+
+/* How many berths are missing for that. */
+int32_t fl_courier_wants(fl_courier *courier);
+
+/* Lends it a berth, until claim or recall gives it back; not more than it wants. */
+void fl_courier_supply(fl_courier *courier, const fl_berth *berth);
+
+/* Takes back a berth of less than `bytes` that is not in use; false: there is none. */
+bool fl_courier_recall(fl_courier *courier, int64_t bytes, fl_berth *out);
+
+/* Ends the errand, waiting if it is being run: nobody else looks at the slot any more, but for what
+ * `carry` has begun. True: out->carried bytes of it have been carried to *out. These were what its
+ * reply asked for then: the consumer compares, because a worker may have changed that since. */
+bool fl_courier_claim(fl_courier *courier, fl_errand *errand, fl_berth *out);
+
+#endif
