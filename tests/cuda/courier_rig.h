@@ -175,8 +175,10 @@ static inline int send_missing(loop *l)
 {
     for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++) {
         if (!j->is_there || j->slot != NULL) continue;
+        fl_err before = l->err;
         int status = send_job(l, j);
         if (status != FL_OK && status != FL_ETIMEOUT) return status;
+        if (status == FL_ETIMEOUT) l->err = before;
     }
     return FL_OK;
 }
