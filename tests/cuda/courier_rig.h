@@ -108,7 +108,7 @@ static inline void supply_blocks(loop *l)
 static inline void start_workers(loop *l)
 {
     for (int32_t w = 0; w < l->shape.workers; w++) {
-        l->servants[w] = (servant){l->ring.shm, fl_arena_base(l->arena), w, w % 2 == 1};
+        l->servants[w] = (servant){l->ring.shm, fl_arena_base(l->arena), w, w % 2 == 0};
         if (l->shape.has_threads) /* not one of the resources that are refused */
             CHECK(pthread_create(&l->threads[w], NULL, serve_all, &l->servants[w]) == 0);
     }

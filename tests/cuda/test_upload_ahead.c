@@ -53,10 +53,9 @@ static void test_no_more_than_the_window_is_copied_ahead(void)
     l.block_bytes = FIRST_LIMIT;
     supply_blocks(&l);
     send_tags(&l, (const int64_t[]){0, 1, 2, 3, 5, 8}, 6);
+    int64_t calls = fake_calls();
     serve(&l, 2, 3);              /* 2, 5 and 8 */
     while (receive(&l)) continue; /* the consumer is in time to see them himself */
-    int64_t calls = fake_calls();
-    (void)fl_cuda_courier_wants(l.courier);
     CHECK_INT(fake_calls(), calls);
     serve(&l, 1, 1);
     await_calls(&l, calls + PIN_CALLS + COPY_CALLS);
@@ -71,6 +70,48 @@ static void test_no_more_than_the_window_is_copied_ahead(void)
     }
     CHECK_INT(l.pending, 2);
     close_loop(&l);
+    CHECK(fake_is_clean());
+}
+
+/* It is there, and so are blocks. */
+static void test_a_batch_is_copied_once_it_is_expected(void)
+{
+    loop l;
+    fake_set_order(FAKE_EAGER, 0);
+    open_loop(&l, BY_HAND);
+    send_tags(&l, (const int64_t[]){0, 1, 2}, 3);
+    serve(&l, 2, 1);
+    while (receive(&l)) continue;
+    int64_t calls = fake_calls();
+    fl_cuda_courier_expect(l.courier, 1);
+    CHECK_INT(fake_calls(), calls + PIN_CALLS + COPY_CALLS);
+    check_copied(&l, 2);
+    l.next = 1;
+    close_loop(&l);
+    CHECK(fake_is_clean());
+}
+
+/* Or to the batch that was there first. */
+static void test_the_only_block_is_for_the_next_turn(void)
+{
+    for (int in_order = 0; in_order < 2; in_order++) {
+        loop l;
+        fl_cuda_block spare;
+        shape s = BY_HAND;
+        s.is_in_order = in_order == 1;
+        fake_set_order(FAKE_EAGER, 0);
+        open_loop(&l, s);
+        recall_blocks(&l, INT64_MAX);
+        CHECK_INT(fl_cuda_courier_wants(l.courier), FL_CUDA_AHEAD);
+        send_tags(&l, (const int64_t[]){0, 1}, 2);
+        serve(&l, 1, 1);
+        serve(&l, 0, 1);
+        while (receive(&l)) continue;
+        CHECK_INT(ready_block(&l, FIRST_BLOCK, &spare), FL_OK);
+        fl_cuda_courier_supply(l.courier, &spare);
+        check_copied(&l, in_order == 1 ? 0 : 1);
+        close_loop(&l);
+    }
     CHECK(fake_is_clean());
 }
 
@@ -243,6 +284,8 @@ int main(void)
     start_tests();
     RUN(test_a_batch_is_copied_while_the_consumer_does_nothing);
     RUN(test_no_more_than_the_window_is_copied_ahead);
+    RUN(test_a_batch_is_copied_once_it_is_expected);
+    RUN(test_the_only_block_is_for_the_next_turn);
     RUN(test_what_is_not_for_the_device_is_left_alone);
     RUN(test_a_block_that_is_too_small_is_passed_over_and_recalled);
     RUN(test_a_batch_is_dropped_in_each_state);

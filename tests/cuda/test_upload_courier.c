@@ -79,6 +79,24 @@ static void run_short(shape s)
 
 static void test_a_batch_waits_for_memory(void) { each_way(run_short); }
 
+/* Both threads sleep until the one reply that is to come. */
+static void test_a_consumer_that_waits_is_woken(void)
+{
+    loop l;
+    int64_t tag;
+    fake_set_order(FAKE_EAGER, 0);
+    open_loop(&l, (shape){.workers = 1, .is_in_order = true, .has_threads = true});
+    for (int64_t n = 0; n < 60; n += 3) { /* those that take a while */
+        int64_t begin_ns = fl_now_ns();
+        l.next = n;
+        post(&l, n);
+        CHECK_INT(take_batch(&l, &tag), FL_OK);
+        CHECK(fl_now_ns() < begin_ns + LONG_NS / 2);
+    }
+    close_loop(&l);
+    CHECK(fake_is_clean());
+}
+
 static void *train_on_device_1(void *arg)
 {
     loop l;
@@ -142,6 +160,7 @@ int main(void)
     RUN(test_every_kernel_sees_its_batch);
     RUN(test_the_current_stream_may_change);
     RUN(test_a_batch_waits_for_memory);
+    RUN(test_a_consumer_that_waits_is_woken);
     RUN(test_two_devices);
     RUN(test_leaving_early);
     return 0;
