@@ -291,10 +291,8 @@ int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *str
 void fl_cuda_upload_abandon(fl_cuda_upload *upload, const fl_batch *batch, void *stream)
 {
     if (is_foreign(upload->stage)) return;
-    if (upload->is_queued) {
-        if (fl_cuda_upload_take(upload, batch, stream, NULL) == FL_OK) return;
-        await_copies(upload->stage);
-    }
+    if (upload->is_queued && fl_cuda_upload_take(upload, batch, stream, NULL) == FL_OK) return;
+    await_copies(upload->stage); /* where it could not be queued whole, a part of it may be */
     fl_slot_return(batch->slot);
     put_free(upload);
 }

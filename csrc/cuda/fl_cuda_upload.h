@@ -55,7 +55,7 @@ int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *str
 
 /* Gives back the upload and the slot of a filled batch that nobody wants: `stream`, which it was
  * aimed on, waits for the copy if one is queued, so that the block may serve there again. SYNC if
- * it cannot. */
+ * it cannot, or if queueing the copy has failed. */
 void fl_cuda_upload_abandon(fl_cuda_upload *upload, const fl_batch *batch, void *stream);
 
 /* Gives back an upload that will not be taken. Before its last part is filled, or halted. */

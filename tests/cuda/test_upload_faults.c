@@ -230,6 +230,95 @@ static void test_a_slot_that_cannot_be_pinned(void)
     CHECK(fake_is_clean());
 }
 
+/* ---- pinned slots of an arena */
+
+static fl_pool *open_arena_pool(fl_arena *arena, int32_t device)
+{
+    fl_pool *pool;
+    CHECK_INT(fl_pool_open(0, arena, &pool, NULL), FL_OK);
+    fl_pool_reserve(pool, 2);
+    fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
+    return pool;
+}
+
+/* Whole pages, and none behind them; anew when more is wanted, and not when less is. */
+static void test_a_slot_of_an_arena_is_pinned_as_far_as_it_is_used(void)
+{
+    fl_arena *arena = open_arena(MIB);
+    fl_pool *pool = open_arena_pool(arena, 0);
+    int64_t page = sysconf(_SC_PAGESIZE);
+    static const int64_t sizes[] = {1, 100, 4096, 4097, 5000, 3, 100000, 90000};
+    int64_t pinned = 0;
+    for (int i = 0; i < 8; i++) {
+        fl_slot *slot = get_slot(pool, 200000); /* the same each time */
+        int64_t calls = fake_calls();
+        bool is_larger = sizes[i] > pinned, is_first = pinned == 0;
+        CHECK_INT(fl_slot_pin(slot, sizes[i], NULL), FL_OK);
+        if (is_larger) pinned = (sizes[i] + page - 1) / page * page;
+        CHECK_INT(held_bytes(arena), pinned);
+        CHECK_INT(fake_calls(), calls + (is_larger ? 2 - is_first : 0));
+        fl_slot_return(slot);
+    }
+    check_counts(pool, 0, 1, 0, 1);
+    CHECK(!fake_is_clean());
+    fl_pool_trim(pool);
+    CHECK(fake_is_clean());
+    CHECK_INT(held_bytes(arena), 0);
+    fl_pool_close(pool);
+    fl_arena_close(arena);
+}
+
+static fl_arena *watched_arena;
+
+static void unpin_while_held(int32_t device, char *data)
+{
+    CHECK(held_bytes(watched_arena) > 0);
+    fl_cuda_unpin(device, data);
+}
+
+/* Whoever is last to let go: the pool, or a slot behind it. */
+static void test_a_slot_is_unpinned_before_its_memory_goes(void)
+{
+    for (int is_behind = 0; is_behind < 2; is_behind++) {
+        watched_arena = open_arena(MIB);
+        fl_pool *pool = open_arena_pool(watched_arena, 0);
+        fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, unpin_while_held, 0});
+        fl_slot *slot = get_slot(pool, 5000), *plain = get_slot(pool, 5000);
+        CHECK_INT(fl_slot_pin(slot, 5000, NULL), FL_OK);
+        fl_slot_return(plain); /* never pinned, so never unpinned */
+        if (is_behind == 0) fl_slot_return(slot);
+        fl_pool_close(pool);
+        CHECK(fake_is_clean() == (is_behind == 0));
+        if (is_behind == 1) fl_slot_return(slot);
+        CHECK(fake_is_clean());
+        CHECK_INT(held_bytes(watched_arena), 0);
+        fl_arena_close(watched_arena);
+    }
+}
+
+/* Nothing of it is pinned, though some was before, and it can be pinned later. */
+static void test_a_slot_of_an_arena_that_cannot_be_pinned(void)
+{
+    fl_arena *arena = open_arena(MIB);
+    fl_pool *pool = open_arena_pool(arena, 0);
+    fl_slot *slot = get_slot(pool, 100000);
+    fl_err err;
+    for (int i = 0; i < TRIES; i++) {
+        fake_refuse_pins(true);
+        CHECK_INT(fl_slot_pin(slot, 50000 + i * 20000, &err), FL_ENOMEM);
+        CHECK(fake_is_clean() && strstr(err.text, "cudaHostRegister") != NULL);
+        CHECK_INT(fl_slot_pin(slot, 1, NULL), FL_ENOMEM);
+        fake_refuse_pins(false);
+        CHECK_INT(fl_slot_pin(slot, 40000 + i * 20000, NULL), FL_OK);
+        CHECK(!fake_is_clean());
+    }
+    CHECK_INT(cudaGetLastError(), cudaSuccess);
+    fl_slot_return(slot);
+    fl_pool_close(pool);
+    CHECK(fake_is_clean());
+    fl_arena_close(arena);
+}
+
 int main(void)
 {
     start_tests();
@@ -241,5 +330,8 @@ int main(void)
     RUN(test_no_call_can_be_left_out);
     RUN(test_slots_are_pinned_until_they_go);
     RUN(test_a_slot_that_cannot_be_pinned);
+    RUN(test_a_slot_of_an_arena_is_pinned_as_far_as_it_is_used);
+    RUN(test_a_slot_is_unpinned_before_its_memory_goes);
+    RUN(test_a_slot_of_an_arena_that_cannot_be_pinned);
     return 0;
 }

@@ -1,23 +1,14 @@
 /* upload_rig.h: a loop that trains on a device: a ring over pinned slots, uploads, and kernels that
- * check what they read, when they run.
- *
- * Blocks of device memory come from an allocator like torch's: one that is freed serves again at
- * once, for work on the same stream, whatever still runs there. */
+ * check what they read, when they run. */
 #ifndef UPLOAD_RIG_H
 #define UPLOAD_RIG_H
 
 #include "ring_rig.h"
 
-#include "fake_cuda.h"
+#include "block_rig.h"
 #include "fl_cuda_upload.h"
 
-enum { MOST_POSTED = 8, MOST_BLOCKS = 256, MOST_LOOKS = 256, BLOCK_BYTES = 4096 };
-
-typedef struct block {
-    void *memory; /* owned */
-    cudaStream_t stream;
-    bool is_used, is_kept; /* kept: read from a stream that its own does not know of */
-} block;
+enum { MOST_POSTED = 8, MOST_LOOKS = 256, BLOCK_BYTES = 4096 };
 
 typedef struct ticket {
     fl_cuda_upload *upload; /* NULL: free */
@@ -33,10 +24,9 @@ typedef struct look {
 typedef struct loop {
     rig r; /* first: the fill's context */
     fl_cuda_stage *stage;
-    int32_t device;
     cudaStream_t stream; /* the consumer's current one */
     ticket tickets[MOST_POSTED];
-    block blocks[MOST_BLOCKS];
+    block_heap heap;
     look looks[MOST_LOOKS];
     int64_t launched;
     bool is_short; /* there is no device memory */
@@ -46,25 +36,6 @@ typedef struct loop {
 } loop;
 
 static inline ticket *ticket_of(loop *l, int64_t tag) { return &l->tickets[tag % MOST_POSTED]; }
-
-static inline block *get_block(loop *l)
-{
-    int i = 0;
-    if (l->is_short) return NULL;
-    while (l->blocks[i].memory != NULL &&
-           (l->blocks[i].is_used || l->blocks[i].is_kept || l->blocks[i].stream != l->stream))
-        CHECK(++i < MOST_BLOCKS);
-    block *found = &l->blocks[i];
-    if (found->memory == NULL) found->memory = fake_alloc(l->device, BLOCK_BYTES);
-    found->stream = l->stream;
-    found->is_used = true;
-    return found;
-}
-
-static inline void drop_block(block *used)
-{
-    if (used != NULL) used->is_used = false;
-}
 
 static inline int fill_and_upload(void *context, const fl_batch *batch, int32_t part, fl_err *err)
 {
@@ -78,7 +49,7 @@ static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
 {
     memset(l, 0, sizeof *l);
     l->r.stuck_tag = l->r.failing_tag = NONE;
-    l->device = device;
+    l->heap.device = device;
     CHECK(sem_init(&l->r.arrived, 0, 0) == 0 && sem_init(&l->r.gate, 0, 0) == 0);
     CHECK(shape.depth < MOST_POSTED);
     FL_TRY(fl_pool_open(0, NULL, &l->r.pool, &l->err));
@@ -130,8 +101,7 @@ static inline void close_engine(loop *l)
 static inline void close_loop(loop *l)
 {
     close_engine(l);
-    for (int i = 0; i < MOST_BLOCKS; i++)
-        if (l->blocks[i].memory != NULL) fake_free(l->blocks[i].memory);
+    free_blocks(&l->heap);
     sem_destroy(&l->r.arrived);
     sem_destroy(&l->r.gate);
 }
@@ -139,8 +109,8 @@ static inline void close_loop(loop *l)
 static inline int aim(loop *l, ticket *t)
 {
     fl_err err;
-    block *found = get_block(l);
-    if (found == NULL) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
+    if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
+    block *found = get_block(&l->heap, BLOCK_BYTES, l->stream);
     int status = fl_cuda_upload_aim(t->upload, found->memory, l->stream, &err);
     if (status == FL_OK)
         t->block = found;
