@@ -1,6 +1,8 @@
-"""What the array path's uploads ask of torch: blocks of device memory, and tensors over them.
+"""What the array path asks of torch where batches are not to stay in slots: blocks of memory, and
+tensors over them.
 
-The copies are queued in C, by the threads that fill a batch (docs/cuda.md).
+On a device the copies are queued in C, by the threads that fill a batch; in pinned memory they
+gather it in its place (docs/cuda.md).
 """
 
 from __future__ import annotations
@@ -11,22 +13,59 @@ import torch
 
 from fastloop import _core
 from fastloop._array import torch_dtype
-from fastloop._device import Link
+from fastloop._device import Link, pinned_bytes
 from fastloop._route import Source
 from fastloop._torch import kernels_are_disabled
 
 
-class Blocks:
-    """Device memory of one iterator's batches."""
+class PinnedBlocks:
+    """Memory of torch's caching host allocator for one iterator's batches."""
+
+    index = -1  # of the device
+
+    def __init__(self, source: Source) -> None:
+        self._rows = [(torch_dtype(c), tuple(c.shape[1:])) for c in source.columns]
+
+    def check(self) -> None:
+        """Raises where no batch can be taken."""
+
+    # Tensors of a mode of inference could not be used outside of it.
+    @torch.inference_mode(False)
+    def new(self, size: int) -> torch.Tensor:
+        """So many bytes."""
+        return pinned_bytes(size)
+
+    @torch.inference_mode(False)
+    def split(
+        self,
+        block: torch.Tensor,
+        offsets: tuple[int, ...],
+        lead: tuple[int, ...],
+        is_elsewhere: bool,
+    ) -> list[torch.Tensor]:
+        """The fields of a batch. is_elsewhere: another stream is current than was for `new`."""
+        fields = []
+        for offset, (dtype, row) in zip(offsets, self._rows, strict=True):
+            shape = (*lead, *row)
+            end = offset + math.prod(shape) * dtype.itemsize
+            # Each with a version of its own: writing to one spoils no graph that saved another.
+            fields.append(block[offset:end].view(dtype).view(shape).data)
+        return fields
+
+
+class DeviceBlocks(PinnedBlocks):
+    """Device memory, which belongs to the stream that is current."""
 
     def __init__(self, link: Link, source: Source) -> None:
+        super().__init__(source)
         self.index = link.device.index
-        self._rows = [(torch_dtype(c), tuple(c.shape[1:])) for c in source.columns]
         self._link = link
-        self.check = link.check  # raises where no batch can be taken
 
+    def check(self) -> None:
+        self._link.check()
+
+    @torch.inference_mode(False)
     def new(self, size: int) -> torch.Tensor:
-        """So many bytes, which belong to the current stream."""
         return self._link.empty(size)
 
     def split(
@@ -36,16 +75,9 @@ class Blocks:
         lead: tuple[int, ...],
         is_elsewhere: bool,
     ) -> list[torch.Tensor]:
-        """The fields of a batch. is_elsewhere: another stream is current than was for `new`."""
         if is_elsewhere:
             self._link.lend(block)
-        fields = []
-        for offset, (dtype, row) in zip(offsets, self._rows, strict=True):
-            shape = (*lead, *row)
-            end = offset + math.prod(shape) * dtype.itemsize
-            # Each with a version of its own: writing to one spoils no graph that saved another.
-            fields.append(block[offset:end].view(dtype).view(shape).data)
-        return fields
+        return super().split(block, offsets, lead, is_elsewhere)
 
 
 def has_uploads(link: Link) -> bool:

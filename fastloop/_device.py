@@ -38,6 +38,11 @@ def _find_stream(device: torch.device) -> tuple[int, int, int]:
     return stream.stream_id, stream.device_index, stream.device_type
 
 
+def pinned_bytes(size: int) -> torch.Tensor:
+    """Memory of torch's caching host allocator, for copies to the current accelerator."""
+    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
 class Link:
     """An accelerator and its stream for copies."""
 
@@ -77,8 +82,8 @@ class Link:
         return tensor.is_pinned()
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Bytes of torch's caching host allocator: not reused before copies have read them."""
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        """Bytes that are not reused before copies have read them."""
+        return pinned_bytes(size)
 
     def empty(self, size: int) -> torch.Tensor:
         """Bytes on the device that belong to the current stream."""

@@ -22,10 +22,11 @@ from torch.utils.data.dataloader import (
 )
 
 from fastloop import _core
-from fastloop._blocks import Blocks, has_uploads
+from fastloop._blocks import DeviceBlocks, PinnedBlocks, has_uploads
 from fastloop._collate import is_default_collate, make_collate
 from fastloop._device import Link
 from fastloop._indices import find_blocks
+from fastloop._landing import on_device, pinned
 from fastloop._process import ProcessIter
 from fastloop._resume import Epoch, Position, Resumable, rest_of_blocks
 from fastloop._route import NotCoveredError, Source, find_route, find_source
@@ -115,13 +116,18 @@ class _ArrayIter(Resumable):
         loader: DataLoader[Any],
         source: Source,
         shared: Shared,
-        blocks: Blocks | None = None,
+        link: Link | None,
     ) -> None:
         self._shared = shared
         super().__init__(loader)
         self._source = source
-        self._blocks = blocks  # where batches arrive; None: they stay in CPU memory
-        self._pin_memory = self._pin_memory and blocks is None
+        # Where batches arrive; None: in CPU memory of ours.
+        self._blocks: PinnedBlocks | None = None
+        if link is not None:  # without uploads batches are pinned further on
+            self._pin_memory = False
+            self._blocks = DeviceBlocks(link, source) if self._has_uploads(link) else None
+        elif self._pin_memory:
+            self._blocks = PinnedBlocks(source)
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._open_feed(loader)
@@ -132,10 +138,14 @@ class _ArrayIter(Resumable):
         else:
             self._restart()
 
+    def _has_uploads(self, link: Link) -> bool:
+        # Without workers such a copy would wait for all that the loop has queued.
+        return self._num_workers > 0 and has_uploads(link)
+
     @property
     def is_on_device(self) -> bool:
         """Whether batches are there when they are handed out."""
-        return self._blocks is not None
+        return isinstance(self._blocks, DeviceBlocks)
 
     def _open_feed(self, loader: DataLoader[Any]) -> None:
         source, blocks = self._source, self._blocks
@@ -306,8 +316,11 @@ class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
         budget = getattr(loader, "memory_budget", None)
         index = link.device.index if link is not None and has_uploads(link) else -1
         slots = shared.slots_for_workers(index)
+        place = pinned(loader) if link is None else None
+        if link is not None and slots.device >= 0:  # without uploads they are pinned further on
+            place = on_device(link)
         try:
-            super().__init__(loader, shared, slots, budget, link if slots.device >= 0 else None)
+            super().__init__(loader, shared, slots, budget, place)
             shared.latest = weakref.ref(self)
         except BaseException:
             # Ctrl-C, say, or an error of the sampler: a traceback that is kept must not keep the
@@ -358,11 +371,7 @@ def fast_iterator(
     if loader.num_workers > 0:
         loader.check_worker_number_rationality()
     if route.source is not None:
-        # Without workers such a copy would wait for all that the loop has queued.
-        blocks = None
-        if link is not None and loader.num_workers > 0 and has_uploads(link):
-            blocks = Blocks(link, route.source)
-        return _ArrayIter(loader, route.source, shared, blocks)
+        return _ArrayIter(loader, route.source, shared, link)
     if route.path == "process":
         return _ProcessIter(loader, shared, link)
     return _ITERATORS[route.path, loader.num_workers > 0](loader, shared)

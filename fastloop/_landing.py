@@ -1,7 +1,7 @@
-"""Batches of worker processes that arrive on a device, copied by C when they are there.
+"""Batches of worker processes that land on a device, or in memory that is pinned for one: carried
+by C when they are there.
 
-What has no place in that copy (a batch whose tensors hide in objects, say) is sent as any other
-batch is.
+What has no place in that (a batch whose tensors hide in objects, say) is moved as any other batch.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import pin_memory
 
 from fastloop import _core
-from fastloop._device import Link
-from fastloop._pack import unpack
+from fastloop._device import Link, pinned_bytes
+from fastloop._pack import Elsewhere, extent, unpack
 from fastloop._upload import Uploader
 
 # By DLPack's code and bits.
@@ -37,7 +39,7 @@ _DTYPES = {
 
 
 class _Block:
-    """Memory on a device that holds a batch."""
+    """Memory that holds a batch."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self._storage = memory.untyped_storage()
@@ -54,53 +56,143 @@ class _Block:
         return tensor
 
 
-class Landing:
-    """Where the parcels of one iterator land. If a call raises, it may be made again."""
+class _OnDevice:
+    """On the device at the other end of a link."""
 
-    def __init__(self, hub: _core.Hub, link: Link) -> None:
-        self._hub = hub
-        self._link = link
+    def __init__(self, link: Link) -> None:
         self._uploader = Uploader(link, None)
-        self._late: Any = None  # what the iterator gave and could not be handed out yet
-        self.check = link.check  # raises where no batch can be taken
+        self.check, self.new, self.lend = link.check, link.empty, link.lend
+
+    is_dense, retries = True, True
+
+    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def send(self, batch: Any) -> Any:
+        return self._uploader.hand_out(self._uploader.send(batch))
+
+    def finish(self, batch: Any) -> Any:
+        return batch
+
+    def drop(self) -> None:
+        self._uploader.finish()
+
+
+class _Pinned:
+    """In memory of torch's caching host allocator, as torch's own pin_memory would put it there."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    is_dense = False  # torch keeps strides,
+    retries = False  # and what it cannot pin it raises once
+
+    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+        begin, end = extent(tensor)
+        storage = pinned_bytes(end - begin).untyped_storage()
+        copy = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        copy.set_(storage, 0, tensor.shape, tensor.stride())
+        return copy.copy_(tensor)
+
+    def check(self) -> None:
+        pass
+
+    def new(self, size: int) -> torch.Tensor:
+        return pinned_bytes(size)
+
+    def lend(self, memory: torch.Tensor) -> None:
+        pass
+
+    def send(self, batch: Any) -> Any:
+        return pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
+
+    # What is pinned it leaves as it is; containers it makes anew, some as others.
+    finish = send
+
+    def drop(self) -> None:
+        pass
+
+
+Place = _OnDevice | _Pinned
+
+
+class Landing:
+    """Where the parcels of one iterator land. Missing memory may be there at the next call."""
+
+    def __init__(self, hub: _core.Hub, place: Place) -> None:
+        self._hub = hub
+        self._place = place
+        self._late: Any = None  # what the iterator gave and has not landed yet
+        self._landed: list[Any] = []  # at most one, kept through what may interrupt
+        self.is_on_device = isinstance(place, _OnDevice)
+        self.check = place.check  # raises where no batch can be taken
 
     @property
     def is_behind(self) -> bool:
-        return self._late is not None
+        return self._late is not None or len(self._landed) > 0
 
     def put(self, data: Any) -> None:
         """What is to be handed out next: a parcel, or a batch that came some other way."""
         self._late = data
 
     @torch.inference_mode(False)  # tensors of that mode could not be used outside of it
-    def take(self) -> Any:
-        """The batch, for the current stream."""
+    def take(self, first: int) -> Any:
+        """The batch; on a device, for the current stream. From now on those from number `first` on
+        (-1: whichever come first) are carried when they come, as far as there is memory."""
+        if not self._landed:
+            self._landed.append(self._land())
+        self._look_ahead(first)
+        return self._landed.pop()
+
+    def _land(self) -> Any:
         parcel = self._late
         if type(parcel) is not _core.Parcel or parcel.upload == 0:
             return self._send()
-        memory, is_elsewhere = parcel.land(self._link.empty)
+        memory, is_elsewhere = parcel.land(self._place.new)
         self._late = None
         if is_elsewhere:
-            self._link.lend(memory)
-        return unpack(parcel, _Block(memory).tensor)
+            self._place.lend(memory)
+        place = self._place
+        elsewhere = Elsewhere(_Block(memory).tensor, place.apart, place.is_dense)
+        return place.finish(unpack(parcel, elsewhere))
 
     def _send(self) -> Any:
-        if type(self._late) is _core.Parcel:
-            parcel, self._late = self._late, None
-            self._late = unpack(parcel)
-        sent = self._uploader.send(self._late)
+        batch, self._late = self._late, None
+        if type(batch) is _core.Parcel:
+            batch = unpack(batch)
+        if self._place.retries:
+            self._late = batch
+        batch = self._place.send(batch)
         self._late = None
-        return self._uploader.hand_out(sent)
+        return batch
 
     @torch.inference_mode(False)
-    def look_ahead(self, first: int) -> None:
-        """Batches from number `first` on (-1: whichever come first) are copied when they come, as
-        far as there is memory for them."""
+    def restart(self, first: int) -> None:
+        """For a new epoch."""
+        self.check()
+        self.drop()
+        self._look_ahead(first)
+
+    def _look_ahead(self, first: int) -> None:
         with suppress(Exception):
             for _ in range(self._hub.expect(first)):
-                self._hub.supply(self._link.empty(self._hub.room))
+                self._hub.supply(self._place.new(self._hub.room))
 
     def drop(self) -> None:
         """SYNC if a copy still reads memory of the user's."""
         self._late = None
-        self._uploader.finish()
+        self._landed.clear()
+        self._place.drop()
+
+
+def on_device(link: Link) -> Place:
+    return _OnDevice(link)
+
+
+def pinned(loader: DataLoader[Any]) -> Place | None:
+    """Where torch would pin for this loader, None where it would not."""
+    if not loader.pin_memory or not torch.accelerator.is_available():
+        return None
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    return None if accelerator.type == "mps" else _Pinned(accelerator.type)

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,8 +33,13 @@ _GRAIN = 16  # copies of storages begin at such multiples, so that all dtypes st
 # The parts of each storage: (first byte, offset in the batch, bytes).
 _Places = dict[int, list[tuple[int, int, int]]]
 
-# Of the place of a tensor, as Parcel.tensor has it, the tensor.
-Make = Callable[[tuple[int, ...]], torch.Tensor]
+
+class Elsewhere(NamedTuple):
+    """Where the tensors of a batch are made, if not over the memory of its parcel."""
+
+    make: Callable[[tuple[int, ...]], torch.Tensor]  # of a place, as Parcel.tensor has it
+    apart: Callable[[torch.Tensor], torch.Tensor]  # a copy, of one that shares its memory
+    is_dense: bool  # of one that has gaps, too
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -51,7 +56,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The bytes of the storage from the tensor's first to its last element."""
     size, begin = tensor.element_size(), int(tensor.storage_offset())
     if tensor.numel() == 0:
@@ -101,7 +106,7 @@ class _Packer(ForkingPickler):
         if number is None:
             number = self._tensors[id(tensor)] = len(self._views)
             self._alive.append(tensor)
-            storage = self._storage(tensor.untyped_storage(), *_extent(tensor))
+            storage = self._storage(tensor.untyped_storage(), *extent(tensor))
             place = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
             self._views.append((storage, tensor.dtype, *place))
         return ("tensor", number)
@@ -133,21 +138,21 @@ class _Packer(ForkingPickler):
 
 
 def _hides_something(data: Any, packed: set[int]) -> bool:
-    """Whether there is more to a batch, for a device, than containers and the packed tensors."""
+    """Whether there is more to a batch that would move than containers and the packed tensors."""
     leaves = [leaf for _, leaf in list_leaves(data)]
     return not packed.issubset(map(id, leaves)) or any(
         callable(getattr(leaf, "to", None)) and id(leaf) not in packed for leaf in leaves
     )
 
 
-def pack(port: _core.Port, data: Any, is_for_device: bool = False) -> tuple[bytes, int, bool]:
+def pack(port: _core.Port, data: Any, lands: bool = False) -> tuple[bytes, int, bool]:
     """Puts the tensors of a batch into the slot of the current request.
 
     Args:
-        is_for_device: the batch is wanted on a device.
+        lands: the batch is to land on a device, say.
 
     Returns:
-        the head for ``Port.answer``, its kind, and whether it has to stay on the host.
+        the head for ``Port.answer``, its kind, and whether it has to stay where it is.
     """
     file = io.BytesIO()
     packer = _Packer(file, port)
@@ -157,7 +162,7 @@ def pack(port: _core.Port, data: Any, is_for_device: bool = False) -> tuple[byte
         file = io.BytesIO()
         packer = _Packer(file, port, is_shared=True)
         packer.dump(data)
-    stays = is_for_device and (packer.has_storages or _hides_something(data, packer.packed))
+    stays = lands and (packer.has_storages or _hides_something(data, packer.packed))
     if not packer._ranges:
         return file.getvalue(), PLAIN, stays
     head = pickle.dumps((packer.table(), file.getvalue()), pickle.HIGHEST_PROTOCOL)
@@ -168,16 +173,16 @@ class _Unpacker(pickle.Unpickler):
     def __init__(
         self,
         head: bytes,
-        make: Make,
+        parcel: _core.Parcel,
         places: _Places,
         views: list[tuple[Any, ...]],
-        is_apart: bool,
+        elsewhere: Elsewhere | None,
     ) -> None:
         super().__init__(io.BytesIO(head))
-        self._make = make
+        self._make = elsewhere.make if elsewhere else parcel.tensor
         self._places, self._views = places, views
-        self._is_apart = is_apart
-        self._uses = Counter(view[0][0] for view in views) if is_apart else Counter()
+        self._elsewhere = elsewhere
+        self._uses = Counter(view[0][0] for view in views) if elsewhere else Counter()
         self._parts: dict[tuple[int, int], torch.Tensor] = {}  # of storages, as bytes
         self._tensors: dict[int, torch.Tensor] = {}
 
@@ -211,22 +216,21 @@ class _Unpacker(pickle.Unpickler):
         # A view without elements may lie outside of what was copied of its storage.
         begin = max(begin - first // dtype.itemsize, 0) + part.storage_offset() // dtype.itemsize
         tensor.set_(part.untyped_storage(), begin, shape, stride)
-        is_alone = self._uses[storage[0]] == 1 and tensor.is_contiguous()
-        return tensor.clone() if self._is_apart and not is_alone else tensor
+        elsewhere = self._elsewhere
+        if elsewhere is None:
+            return tensor
+        is_shared = self._uses[storage[0]] > 1
+        has_gaps = elsewhere.is_dense and not tensor.is_contiguous()
+        return elsewhere.apart(tensor) if is_shared or has_gaps else tensor
 
 
-def unpack(parcel: _core.Parcel, make: Make | None = None) -> Any:
-    """The batch in a parcel, as tensors over its memory.
-
-    Args:
-        make: is given the place of a tensor, and makes it elsewhere. Tensors are then what
-            ``to()`` makes of each: without gaps, and apart from one another.
-    """
+def unpack(parcel: _core.Parcel, elsewhere: Elsewhere | None = None) -> Any:
+    """The batch in a parcel, as tensors over its memory or elsewhere."""
     if parcel.kind == WRITTEN:
-        return parcel.load(make)
+        return parcel.load(elsewhere.make if elsewhere else None)
     head = parcel.open()
     places: _Places = {}
     views: list[tuple[Any, ...]] = []
     if parcel.kind == VIEWS:
         (places, views), head = pickle.loads(head)
-    return _Unpacker(head, make or parcel.tensor, places, views, make is not None).load()
+    return _Unpacker(head, parcel, places, views, elsewhere).load()

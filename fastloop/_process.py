@@ -12,19 +12,17 @@ import numpy.random  # noqa: F401 - here, or every worker imports it again, and 
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, _utils
-from torch.utils.data._utils import pin_memory
 from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastloop import _core
-from fastloop._device import Link
 from fastloop._interrupt import (
     has_met_interrupt,
     interrupt_later,
     interrupts_held,
     is_interrupted,
 )
-from fastloop._landing import Landing
+from fastloop._landing import Landing, Place
 from fastloop._memory import default_budget, describe_memory
 from fastloop._pack import OBJECT, unpack
 from fastloop._transport import LOOK_S, Context, Transport
@@ -67,16 +65,16 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
     _pid = -1
 
     def __init__(
-        self, loader: DataLoader[Any], slots: _core.Slots, budget: int | None, link: Link | None
+        self, loader: DataLoader[Any], slots: _core.Slots, budget: int | None, place: Place | None
     ) -> None:
         budget = budget or default_budget()
+        workers, lands = loader.num_workers, place is not None
         # Half may be under way, as much again may wait for reuse.
         self._hub = _core.Hub(
-            slots, torch.Tensor, loader.num_workers, _depth(loader), max(1, budget // 2)
+            slots, torch.Tensor, workers, _depth(loader), max(1, budget // 2), lands
         )
         self._transport = Transport(self._hub)
-        # Where batches arrive; None: they stay in CPU memory.
-        self._landing = Landing(self._hub, link) if link is not None else None
+        self._landing = Landing(self._hub, place) if place is not None else None
         self._pid = os.getpid()
         context = Context(loader.multiprocessing_context, self._transport)
         self._started = context.workers
@@ -85,7 +83,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         finally:
             context.close()
 
-    # torch pins in a thread of its own, which this iterator has no use for: see _process_data.
+    # torch pins in a thread of its own, which this iterator has no use for: see Landing.
 
     @property
     def _pin_memory(self) -> bool:
@@ -93,7 +91,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
 
     @_pin_memory.setter
     def _pin_memory(self, wanted: bool) -> None:
-        self._wants_pinned = wanted and self._landing is None
+        pass
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._worker_pids_set:
@@ -104,16 +102,14 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         self._ended: list[tuple[Any, Any]] = []  # the end of a worker that owes a batch
         self._is_whole = False
         if self._landing is not None:
-            self._landing.check()
-            self._landing.drop()
-            self._landing.look_ahead(0 if self._in_order else -1)
+            self._landing.restart(0 if self._in_order else -1)
         super()._reset(loader, first_iter)
         self._is_whole = True
 
     @property
     def is_on_device(self) -> bool:
         """Whether batches are there when they are handed out."""
-        return self._landing is not None
+        return self._landing is not None and self._landing.is_on_device
 
     def _next_data(self) -> Any:
         landing = self._landing
@@ -122,9 +118,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         landing.check()
         if not landing.is_behind:
             landing.put(super()._next_data())  # type: ignore[no-untyped-call]
-        batch = landing.take()
-        landing.look_ahead(self._rcvd_idx if self._in_order else -1)
-        return batch
+        return landing.take(self._rcvd_idx if self._in_order else -1)
 
     def _get_data(self) -> tuple[Any, Any]:
         try:
@@ -188,14 +182,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
-        if self._landing is not None:
-            return data
-        if type(data) is _core.Parcel:
-            data = unpack(data)
-        if self._wants_pinned:
-            data = pin_memory.pin_memory(  # type: ignore[no-untyped-call]
-                data, self._pin_memory_device
-            )
+        if self._landing is None and type(data) is _core.Parcel:
+            return unpack(data)
         return data
 
     # ---- workers that die

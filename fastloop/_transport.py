@@ -273,10 +273,10 @@ class Context:
             del arguments[ours]
         worker = arguments["worker_id"]
         shipment = Shipment(arguments, self._transport.hub.address(), worker, self._cargo)
-        is_for_device = self._transport.hub.device >= 0
+        lands = self._transport.hub.lands
         process = self._inner.Process(
             target=_worker.run_worker,
-            args=(shipment, os.getpid(), not _is_sigint_blocked(), is_for_device),
+            args=(shipment, os.getpid(), not _is_sigint_blocked(), lands),
         )
         self.workers.append(WorkerProcess(process))
         return self.workers[-1]

@@ -26,9 +26,9 @@ from fastloop._ship import Shipment
 class _Results:
     """The worker's end of the result queue."""
 
-    def __init__(self, port: _core.Port, worker: int, is_for_device: bool) -> None:
+    def __init__(self, port: _core.Port, worker: int, lands: bool) -> None:
         self._port = port
-        self._is_for_device = is_for_device
+        self._lands = lands
         self._where = f"in DataLoader worker process {worker}"
         self.is_collated = False  # batches come from the C collate: fresh, plain, without cycles
         self.too_large: dict[int, Any] = {}  # batches that wait for more memory, by request
@@ -44,7 +44,7 @@ class _Results:
 
     def _pack(self, data: Any) -> tuple[bytes, int, bool]:
         try:
-            head, kind, stays = pack(self._port, data, self._is_for_device)
+            head, kind, stays = pack(self._port, data, self._lands)
         except Exception:
             return self._pack(self._explain(data))
         if data is None or isinstance(data, ExceptionWrapper | _IterableDatasetStopIteration):
@@ -98,9 +98,7 @@ class _Done:
         self.is_set = port.is_closed
 
 
-def run_worker(
-    shipment: Shipment, parent: int, is_interruptible: bool, is_for_device: bool
-) -> None:
+def run_worker(shipment: Shipment, parent: int, is_interruptible: bool, lands: bool) -> None:
     """The target of a worker process.
 
     Args:
@@ -108,14 +106,14 @@ def run_worker(
         parent: the process to serve; this one ends soon after it.
         is_interruptible: whether Ctrl-C reaches the parent's main thread; it is held back here
             until this function can end quietly.
-        is_for_device: batches are wanted on a device.
+        lands: batches are to land elsewhere, on a device say.
     """
     try:
         release_in_child()
         arguments, address, worker = shipment.unload()
         port = _core.Port(torch.Tensor, *address, worker)
         port.watch(parent)
-        results = _Results(port, worker, is_for_device)
+        results = _Results(port, worker, lands)
         collate_fn: Callable[[Any], Any] = arguments["collate_fn"]
         if arguments["auto_collation"] and is_default_collate(collate_fn):
             collate_fn = make_collate(port)

@@ -423,8 +423,8 @@ def a_transform_runs_on_what_has_arrived() -> None:
 def arguments_are_checked() -> None:
     device = Device()
     slots = core.Slots(0, True, 0)
-    hub = core.Hub(slots, torch.Tensor, 1, 4, 1 << 20)
-    assert (hub.device, hub.room, hub.expect(0)) == (0, 0, 0)  # before it knows how much
+    hub = core.Hub(slots, torch.Tensor, 1, 4, 1 << 20, True)
+    assert (hub.lands, hub.room, hub.expect(0)) == (True, 0, 0)  # before it knows how much
     supply, take = hub.supply, hub.expect
     expect(
         ValueError,
@@ -435,8 +435,8 @@ def arguments_are_checked() -> None:
     hub.release()
     del hub, slots, supply, take
     host = core.Hub(core.Slots(0, True), torch.Tensor, 1, 4, 1 << 20)
-    assert (host.device, host.expect(0)) == (-1, 0)
-    expect(ValueError, "no device", lambda supply=host.supply: supply(np.zeros(1)))
+    assert (host.lands, host.expect(0)) == (False, 0)
+    expect(ValueError, "land nowhere", lambda supply=host.supply: supply(np.zeros(1)))
     del host
     device.close()
 

@@ -14,7 +14,7 @@ from twins import BOTH, Raised, assert_twins, results
 from fastloop import DataLoader, _core, _process, _worker
 from fastloop._landing import _Block
 from fastloop._nested import list_leaves, map_leaves
-from fastloop._pack import _BYTE, OBJECT, pack, unpack
+from fastloop._pack import _BYTE, OBJECT, Elsewhere, pack, unpack
 
 MAKES = list(RESULTS.values())
 
@@ -42,7 +42,7 @@ class Landings:
             return unpack(parcel)
         parcel.open()
         memory = parcel.tensor((0, _BYTE, parcel.upload)).clone()
-        return unpack(parcel, _Block(memory).tensor)
+        return unpack(parcel, Elsewhere(_Block(memory).tensor, torch.clone, True))
 
 
 @pytest.fixture

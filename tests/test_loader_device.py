@@ -6,7 +6,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -321,17 +321,6 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(pin_memory, "pin_memory", pin)
     return tensors
-
-
-@pytest.mark.parametrize(("path", "workers"), [p for p in PATHS if p != ("torch", 2)])
-def test_pin_memory_gives_pinned_batches_without_a_thread(
-    pinned: list[torch.Tensor], path: str, workers: int
-) -> None:
-    loader = loader_of(workers, path=path, pin_memory=True)
-    batches = epoch(loader)
-    assert all(t is p for t, p in zip(chain.from_iterable(batches), pinned, strict=True))
-    assert not hasattr(iter(loader), "_pin_memory_thread")
-    assert loader.stats().path == path
 
 
 @pytest.mark.parametrize(("path", "workers"), [p for p in PATHS if p != ("torch", 2)])

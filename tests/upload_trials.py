@@ -387,9 +387,8 @@ def a_batch_cannot_be_filled() -> None:
 
 def arguments_are_checked() -> None:
     device = Device()
-    for device_number in (-1, 0):
+    for device_number, more in ((0, {}), (0, {"split": device.split}), (-1, {"split": print})):
         slots = core.Slots(3, device=device_number)
-        more = {} if device_number == 0 else {"new_block": device.new_block, "split": device.split}
         table = core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3)
         arguments = (table, slots, None, None, (), 0, 1, True, False, 0)
         expect(ValueError, "slots of a device", lambda a=arguments, m=more: core.Feed(*a, **m))

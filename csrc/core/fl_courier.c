@@ -271,19 +271,18 @@ bool fl_courier_take(fl_courier *courier, fl_shm_reply *out)
     return is_there;
 }
 
-/* After something that may let an errand be run. */
-static void unlock_and_tell(fl_courier *courier)
+static bool has_work_locked(const fl_courier *courier)
 {
-    bool has_work = courier->spares > 0 && choose_locked(courier) != NULL;
-    pthread_mutex_unlock(&courier->mutex);
-    if (has_work) fl_shm_nudge(courier->shm);
+    return courier->spares > 0 && choose_locked(courier) != NULL;
 }
 
 void fl_courier_expect(fl_courier *courier, int64_t first)
 {
     pthread_mutex_lock(&courier->mutex);
     courier->first = first;
-    unlock_and_tell(courier);
+    bool has_work = has_work_locked(courier);
+    pthread_mutex_unlock(&courier->mutex);
+    if (has_work) fl_shm_nudge(courier->shm);
 }
 
 int32_t fl_courier_wants(fl_courier *courier)
@@ -299,7 +298,9 @@ void fl_courier_supply(fl_courier *courier, const fl_berth *berth)
     pthread_mutex_lock(&courier->mutex);
     assert(courier->spares + courier->used < FL_COURIER_AHEAD);
     courier->spare[courier->spares++] = *berth;
-    unlock_and_tell(courier);
+    bool has_work = has_work_locked(courier);
+    pthread_mutex_unlock(&courier->mutex);
+    if (has_work) fl_shm_nudge(courier->shm);
 }
 
 bool fl_courier_recall(fl_courier *courier, int64_t bytes, fl_berth *out)

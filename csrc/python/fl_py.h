@@ -78,8 +78,9 @@ bool fl_py_float_tensor(const fl_py_door *door, PyObject *object, fl_py_floats *
 void *
 fl_py_number(const fl_py_door *door, PyObject *object, uint8_t code, uint8_t bits, int32_t *device);
 
-/* The address of a vector of exactly `bytes` > 0 bytes on a CUDA device; ValueError. */
-void *fl_py_device_block(const fl_py_door *door, PyObject *object, int32_t device, int64_t bytes);
+/* The address of a vector of exactly `bytes` > 0 bytes on a CUDA device, or on the CPU; ValueError.
+ */
+void *fl_py_block(const fl_py_door *door, PyObject *object, int32_t device, int64_t bytes);
 
 /* torch's current stream of a CUDA device (cudaStream_t): 0 done, -1 exception. */
 int fl_py_stream(const fl_py_door *door, int32_t device, void **out);

@@ -91,7 +91,7 @@ static int fill_part(void *context, const fl_batch *batch, int32_t part, fl_err 
 {
     const fl_py_feed *self = context;
     FL_TRY(fl_table_gather(self->table->table, &batch->rows, part, batch->parts,
-                           fl_slot_data(batch->slot), err));
+                           fl_py_upload_target(self, batch), err));
     if (self->stage != NULL) fl_py_upload_filled(self, batch);
     return FL_OK;
 }
@@ -137,10 +137,10 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &keys, &PyTuple_Type, &maps, &workers, &prefetch, &in_order,
                                      &persistent, &timeout, &new_block, &split))
         return NULL;
-    bool is_for_device = ((fl_py_slots *)slots)->device >= 0;
-    if ((new_block != Py_None) != is_for_device || (split != Py_None) != is_for_device)
+    bool has_blocks = new_block != Py_None;
+    if ((split != Py_None) != has_blocks || (((fl_py_slots *)slots)->device >= 0 && !has_blocks))
         return PyErr_Format(PyExc_ValueError,
-                            "new_block and split go with slots of a device, and only with them");
+                            "slots of a device need new_block and split, which go together");
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1.0 && PyErr_Occurred()) return NULL;
     int64_t depth = 1;
@@ -169,8 +169,7 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->lock = PyThread_allocate_lock();
     int32_t threads = workers > 0 ? workers : (int32_t)fl_min(fl_cpu_count(), 1 + MAX_HELPERS) - 1;
     if (self->lock == NULL) PyErr_NoMemory();
-    if (self->marks == NULL || self->lock == NULL ||
-        (is_for_device && fl_py_upload_open(self) != 0) ||
+    if (self->marks == NULL || self->lock == NULL || (has_blocks && fl_py_upload_open(self) != 0) ||
         open_ring(self, threads, in_order) != 0) {
         Py_DECREF(self);
         return NULL;

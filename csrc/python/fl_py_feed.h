@@ -25,11 +25,13 @@ typedef enum {
  * whose tag is its key in feed.marks. The rest is the number of an upload's ticket. */
 enum { FL_PY_TAG_BATCH, FL_PY_TAG_SINGLE, FL_PY_TAG_MARK, FL_PY_TAGS };
 
-/* A posted batch on its way to a device. */
+/* A posted batch that is to be in a block: copied to a device, or gathered there. */
 typedef struct fl_py_ticket {
-    fl_cuda_upload *upload; /* owned; NULL: the ticket is free */
-    PyObject *block;        /* owned: a tensor; NULL: there was no memory yet */
-    void *stream;           /* the current one when the block was made */
+    bool is_used;
+    fl_cuda_upload *upload; /* owned; NULL unless for a device */
+    PyObject *block;        /* owned: a tensor; NULL: there was no memory yet, on a device */
+    char *data;             /* the block, unless it is on a device */
+    void *stream;           /* of a device: the current one when the block was made */
 } fl_py_ticket;
 
 typedef struct fl_py_feed {
@@ -41,7 +43,7 @@ typedef struct fl_py_feed {
     PyObject *maps;     /* owned: tuple of arrays the plan borrows */
     PyObject *timeout;  /* owned: seconds, as the user gave them; 0: none */
     int64_t timeout_ns;
-    PyObject *new_block; /* owned, like split; None unless slots are a device's */
+    PyObject *new_block; /* owned, like split; None: batches stay in slots */
     PyObject *split;
     int64_t depth; /* batches in flight: workers * prefetch, or 1 */
     bool is_persistent, runs_ahead;
@@ -62,7 +64,7 @@ typedef struct fl_py_feed {
     PyObject *held;          /* owned: a batch taken when an interrupt came, for the next call */
     int64_t next_mark;
     fl_cuda_stage *stage;  /* owned; NULL: batches stay on the CPU, or closed */
-    fl_py_ticket *tickets; /* owned: `depth` of them */
+    fl_py_ticket *tickets; /* owned: `depth` of them; NULL: batches stay in slots */
     fl_rows *unposted; /* borrowed from the ring: resolved rows of a batch that could not be posted
                           yet, NULL if there is none; with its tag, and why */
     int64_t unposted_tag;
@@ -91,15 +93,18 @@ void fl_py_feed_reset_ring(fl_py_feed *self);
 /* Ends the threads, too; until then they read the table's sources. */
 void fl_py_feed_close_ring(fl_py_feed *self);
 
-/* ---- fl_py_upload.c: for feeds with a stage */
+/* ---- fl_py_upload.c: for feeds with tickets */
 
 int fl_py_upload_open(fl_py_feed *self);
 
 /* Gives the batch to be posted a ticket, which *tag then names. FL_ENOMEM: none. An interrupt may
- * have come: an exception is set then, and the batch is to be posted all the same. */
+ * have come: an exception is set then, and after FL_OK the batch is to be posted all the same. */
 int fl_py_upload_post(fl_py_feed *self, int64_t bytes, int32_t parts, int64_t *tag, fl_err *err);
 
-/* A part has been filled. Any thread, without the interpreter lock. */
+/* Where a batch is gathered to, in any feed. Any thread, without the interpreter lock. */
+char *fl_py_upload_target(const fl_py_feed *self, const fl_batch *batch);
+
+/* A part has been filled, of a feed with a stage. Likewise. */
 void fl_py_upload_filled(const fl_py_feed *self, const fl_batch *batch);
 
 /* Takes back the ticket of a batch that is not delivered and was not copied, if it has one; and all
@@ -107,7 +112,7 @@ void fl_py_upload_filled(const fl_py_feed *self, const fl_batch *batch);
 void fl_py_upload_drop(fl_py_feed *self, int64_t tag);
 void fl_py_upload_forget(fl_py_feed *self);
 
-/* A filled batch as tensors on the device, for the current stream. NULL with self->is_late: the
+/* A filled batch as tensors over its block, for the current stream. NULL with self->is_late: the
  * exception is that of the upload, and the batch is still to come. */
 PyObject *fl_py_upload_deliver(fl_py_feed *self, const fl_batch *batch);
 

@@ -81,7 +81,7 @@ static int aim_on_device(fl_py_hub *self, PyObject *block, fl_berth *berth)
     fl_err err;
     fl_cuda_upload *upload;
     int32_t device = self->slots->device;
-    void *data = fl_py_device_block(&self->door, block, device, berth->bytes);
+    void *data = fl_py_block(&self->door, block, device, berth->bytes);
     if (data == NULL || fl_py_stream(&self->door, device, &berth->stream) != 0) return -1;
     int status = fl_cuda_upload_get(self->stage, 1, &upload, &err);
     if (status == FL_OK) {
@@ -96,15 +96,8 @@ static int aim_on_device(fl_py_hub *self, PyObject *block, fl_berth *berth)
 
 static int aim_on_host(fl_py_hub *self, PyObject *block, fl_berth *berth)
 {
-    fl_tensor view;
-    if (fl_py_view(&self->door, block, &view) != 0) return -1;
-    berth->target = (char *)(uintptr_t)view.data;
-    if (fl_tensor_is_contiguous(&view) &&
-        fl_tensor_bytes(view.dtype, view.ndim, view.shape) == berth->bytes)
-        return 0;
-    PyErr_Format(PyExc_ValueError, "a block must be %lld contiguous bytes",
-                 (long long)berth->bytes);
-    return -1;
+    berth->target = fl_py_block(&self->door, block, FL_PY_CPU, berth->bytes);
+    return berth->target != NULL ? 0 : -1;
 }
 
 /* The tensor `block` of `bytes` as a berth; on a device, for its current stream. */

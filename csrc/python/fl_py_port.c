@@ -222,11 +222,10 @@ static PyObject *port_rewind(fl_py_port *self, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
-static bool
-send_answer(fl_py_port *self, const char *head, int64_t bytes, int kind, bool is_for_host)
+static bool send_answer(fl_py_port *self, const char *head, int64_t bytes, int kind, bool stays)
 {
     char *data;
-    self->reply.upload = is_for_host ? 0 : self->used;
+    self->reply.upload = stays ? 0 : self->used;
     int64_t offset = reserve(self, bytes, &data);
     bool fits = data != NULL;
     if (fits) memcpy(data, head, (size_t)bytes);
@@ -242,17 +241,17 @@ send_answer(fl_py_port *self, const char *head, int64_t bytes, int kind, bool is
 }
 
 PyDoc_STRVAR(answer_doc,
-             "answer(head, kind, is_for_host, /)\n--\n\n"
+             "answer(head, kind, stays, /)\n--\n\n"
              "Answer the request with the batch built and its pickled part; False if that is more\n"
-             "than the request allows, which the parent is told instead. is_for_host: there are\n"
-             "tensors in it that are not to be on a device.");
+             "than the request allows, which the parent is told instead. stays: there are\n"
+             "tensors in it that are not to land.");
 
 static PyObject *port_answer(fl_py_port *self, PyObject *args)
 {
     Py_buffer head;
-    int kind, is_for_host;
-    if (!PyArg_ParseTuple(args, "y*ip:answer", &head, &kind, &is_for_host)) return NULL;
-    bool fits = send_answer(self, head.buf, head.len, kind, is_for_host);
+    int kind, stays;
+    if (!PyArg_ParseTuple(args, "y*ip:answer", &head, &kind, &stays)) return NULL;
+    bool fits = send_answer(self, head.buf, head.len, kind, stays);
     PyBuffer_Release(&head);
     return PyBool_FromLong(fits);
 }

@@ -145,16 +145,17 @@ static int post_resolved(fl_py_feed *self, const fl_rows *rows, int64_t tag, fl_
     self->most_bytes = fl_max(self->most_bytes, bytes);
     int64_t spare = fl_min(SPARE_SLOTS, SPARE_BYTES / (self->most_bytes + 1));
     fl_pool_reserve(self->slots->pool, self->depth + (self->runs_ahead ? 2 : 1) + spare);
-    if (self->stage != NULL) FL_TRY(fl_py_upload_post(self, bytes, parts, &tag, err));
-    int status = fl_ring_post(self->ring, bytes, parts, tag, err);
+    if (self->tickets != NULL) FL_TRY(fl_py_upload_post(self, bytes, parts, &tag, err));
+    bool is_in_slot = self->tickets == NULL || self->stage != NULL;
+    int status = fl_ring_post(self->ring, is_in_slot ? bytes : 0, parts, tag, err);
     if (status != FL_OK) fl_py_upload_drop(self, tag);
     return status;
 }
 
-/* A device that has no room for a batch now may have it once others have gone. */
+/* Where there is no room for a batch now there may be once others have gone. */
 static inline bool may_come_later(const fl_py_feed *self, int status)
 {
-    return self->stage != NULL && (status == FL_ENOMEM || status == FL_EDEVICE);
+    return self->tickets != NULL && (status == FL_ENOMEM || status == FL_EDEVICE);
 }
 
 static int post_rows(fl_py_feed *self, fl_rows *rows, int64_t tag)

@@ -73,6 +73,13 @@ static PyObject *deliver_on_cpu(fl_py_feed *self, const fl_batch *batch)
     return NULL;
 }
 
+static int64_t batch_bytes(const fl_py_feed *self, const fl_batch *batch)
+{
+    int64_t bytes = 0;
+    (void)fl_table_bytes(self->table->table, batch->rows.count, &bytes, NULL);
+    return bytes;
+}
+
 static PyObject *deliver(fl_py_feed *self, const fl_batch *batch)
 {
     fl_py_slots *slots = self->slots;
@@ -82,11 +89,11 @@ static PyObject *deliver(fl_py_feed *self, const fl_batch *batch)
         return fetched;
     }
     PyObject *result =
-        self->stage != NULL ? fl_py_upload_deliver(self, batch) : deliver_on_cpu(self, batch);
+        self->tickets != NULL ? fl_py_upload_deliver(self, batch) : deliver_on_cpu(self, batch);
     if (result == NULL) return NULL;
     slots->batches++;
     slots->samples += batch->rows.count;
-    slots->bytes += batch->bytes;
+    slots->bytes += batch_bytes(self, batch);
     return result;
 }
 

@@ -159,16 +159,17 @@ fl_py_number(const fl_py_door *door, PyObject *object, uint8_t code, uint8_t bit
     return PyErr_Format(PyExc_TypeError, "expected a tensor of one number of %d bits", (int)bits);
 }
 
-void *fl_py_device_block(const fl_py_door *door, PyObject *object, int32_t device, int64_t bytes)
+void *fl_py_block(const fl_py_door *door, PyObject *object, int32_t device, int64_t bytes)
 {
     DLTensor tensor = {0};
     if (is_tensor(door, object) && borrow_anywhere(door, object, &tensor) != 0) return NULL;
-    bool is_block = tensor.device.device_type == kDLCUDA && tensor.device.device_id == device &&
-                    tensor.dtype.bits == 8 && tensor.ndim == 1 && tensor.shape[0] == bytes &&
-                    (bytes == 1 || tensor.strides[0] == 1);
-    if (is_block) return (char *)tensor.data + tensor.byte_offset;
-    return PyErr_Format(PyExc_ValueError, "expected %lld contiguous bytes on CUDA device %d",
-                        (long long)bytes, (int)device);
+    DLDevice wanted = {device == FL_PY_CPU ? kDLCPU : kDLCUDA, device == FL_PY_CPU ? 0 : device};
+    if (tensor.device.device_type == wanted.device_type &&
+        tensor.device.device_id == wanted.device_id && tensor.dtype.bits == 8 && tensor.ndim == 1 &&
+        tensor.shape[0] == bytes && (bytes == 1 || tensor.strides[0] == 1))
+        return (char *)tensor.data + tensor.byte_offset;
+    return PyErr_Format(PyExc_ValueError, "expected %lld contiguous bytes on %s device %d",
+                        (long long)bytes, device == FL_PY_CPU ? "CPU" : "CUDA", wanted.device_id);
 }
 
 int fl_py_stream(const fl_py_door *door, int32_t device, void **out)

@@ -1,9 +1,10 @@
-/* fl_py_upload: the part of the feed that batches for a device pass through.
+/* fl_py_upload: the part of the feed that batches pass through which are not to stay in slots.
  *
  * Runs on the consumer's thread with the feed's lock and the interpreter lock held, but for
- * fl_py_upload_filled, which the threads that fill call. Blocks of device memory are torch
- * tensors; each posted batch has a ticket for its upload and its block. What fails at the post is
- * done at the take; what fails there leaves the batch with the feed, for the next call. */
+ * fl_py_upload_target and _filled, which the threads that fill call. Blocks are torch tensors: in
+ * pinned memory, where batches are gathered to them, or on a device; each posted batch has a ticket
+ * for its block and its upload. For a device, what fails at the post is done at the take, and what
+ * fails there leaves the batch with the feed, for the next call. */
 #include "fl_py_feed.h"
 
 int fl_py_upload_open(fl_py_feed *self)
@@ -13,7 +14,8 @@ int fl_py_upload_open(fl_py_feed *self)
     int status = FL_OK;
     if (fl_mul(self->depth, sizeof *self->tickets, &bytes)) self->tickets = fl_alloc(bytes);
     if (self->tickets == NULL) status = fl_fail(&err, FL_ENOMEM, "out of memory for uploads");
-    if (status == FL_OK) status = fl_cuda_stage_open(self->slots->device, &self->stage, &err);
+    if (status == FL_OK && self->slots->device >= 0)
+        status = fl_cuda_stage_open(self->slots->device, &self->stage, &err);
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;
@@ -28,11 +30,18 @@ static int aim(fl_py_feed *self, fl_py_ticket *ticket, PyObject *block, int64_t 
 {
     fl_err err;
     int32_t device = self->slots->device;
-    void *data = fl_py_device_block(&self->table->door, block, device, bytes);
+    void *data = fl_py_block(&self->table->door, block, device, bytes);
     if (data == NULL || fl_py_stream(&self->table->door, device, &ticket->stream) != 0) return -1;
     if (fl_cuda_upload_aim(ticket->upload, data, ticket->stream, &err) == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;
+}
+
+/* Finds where to gather to. */
+static int find_data(fl_py_feed *self, fl_py_ticket *ticket, PyObject *block, int64_t bytes)
+{
+    ticket->data = fl_py_block(&self->table->door, block, FL_PY_CPU, bytes);
+    return ticket->data != NULL ? 0 : -1;
 }
 
 /* Allocates the block and aims the upload at it; -1 exception, and there is no block. */
@@ -41,7 +50,7 @@ static int make_block(fl_py_feed *self, fl_py_ticket *ticket, int64_t bytes)
     int64_t room = fl_max(bytes, 1); /* so that it has an address */
     PyObject *block = PyObject_CallFunction(self->new_block, "L", (long long)room);
     if (block == NULL) return -1;
-    if (aim(self, ticket, block, room) == 0) {
+    if ((ticket->upload != NULL ? aim : find_data)(self, ticket, block, room) == 0) {
         ticket->block = block;
         return 0;
     }
@@ -52,13 +61,23 @@ static int make_block(fl_py_feed *self, fl_py_ticket *ticket, int64_t bytes)
 int fl_py_upload_post(fl_py_feed *self, int64_t bytes, int32_t parts, int64_t *tag, fl_err *err)
 {
     int64_t number = 0;
-    while (self->tickets[number].upload != NULL) number++; /* the ring has room, so there is one */
+    while (self->tickets[number].is_used) number++; /* the ring has room, so there is one */
     fl_py_ticket *ticket = &self->tickets[number];
-    FL_TRY(fl_cuda_upload_get(self->stage, parts, &ticket->upload, err));
+    if (self->stage != NULL) FL_TRY(fl_cuda_upload_get(self->stage, parts, &ticket->upload, err));
+    bool is_made = make_block(self, ticket, bytes) == 0;
+    if (!is_made && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+    if (!is_made && self->stage == NULL)
+        return fl_fail(err, FL_ENOMEM, "no pinned memory for a batch of %lld bytes",
+                       (long long)bytes);
+    ticket->is_used = true;
     *tag += number * FL_PY_TAGS;
-    if (make_block(self, ticket, bytes) != 0 && PyErr_ExceptionMatches(PyExc_Exception))
-        PyErr_Clear();
     return FL_OK;
+}
+
+char *fl_py_upload_target(const fl_py_feed *self, const fl_batch *batch)
+{
+    bool is_elsewhere = self->tickets != NULL && self->stage == NULL;
+    return is_elsewhere ? ticket_of(self, batch->tag)->data : fl_slot_data(batch->slot);
 }
 
 void fl_py_upload_filled(const fl_py_feed *self, const fl_batch *batch)
@@ -68,14 +87,15 @@ void fl_py_upload_filled(const fl_py_feed *self, const fl_batch *batch)
 
 static void drop_ticket(fl_py_ticket *ticket)
 {
+    PyObject *block = ticket->block;
     if (ticket->upload != NULL) fl_cuda_upload_drop(ticket->upload);
-    ticket->upload = NULL;
-    Py_CLEAR(ticket->block);
+    *ticket = (fl_py_ticket){0};
+    Py_XDECREF(block);
 }
 
 void fl_py_upload_drop(fl_py_feed *self, int64_t tag)
 {
-    if (self->stage != NULL && tag % FL_PY_TAGS != FL_PY_TAG_MARK)
+    if (self->tickets != NULL && tag % FL_PY_TAGS != FL_PY_TAG_MARK)
         drop_ticket(ticket_of(self, tag));
 }
 
@@ -146,10 +166,11 @@ static int take_upload(fl_py_feed *self, const fl_batch *batch, void **stream)
 
 PyObject *fl_py_upload_deliver(fl_py_feed *self, const fl_batch *batch)
 {
-    void *stream;
-    self->is_late = take_upload(self, batch, &stream) != 0;
+    void *stream = NULL;
+    self->is_late = self->stage != NULL && take_upload(self, batch, &stream) != 0;
     self->late = *batch;
     if (self->is_late) return NULL;
+    if (self->stage == NULL) fl_slot_return(batch->slot);
     fl_py_ticket *ticket = ticket_of(self, batch->tag);
     PyObject *block = ticket->block;
     bool is_elsewhere = stream != ticket->stream;
