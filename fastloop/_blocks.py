@@ -8,23 +8,25 @@ gather it in its place (docs/cuda.md).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from fastloop import _core
 from fastloop._array import torch_dtype
-from fastloop._device import Link, pinned_bytes
+from fastloop._device import Link
 from fastloop._route import Source
 from fastloop._torch import kernels_are_disabled
 
 
 class PinnedBlocks:
-    """Memory of torch's caching host allocator for one iterator's batches."""
+    """Pinned memory for one iterator's batches."""
 
     index = -1  # of the device
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, allocate: Callable[[int], torch.Tensor]) -> None:
         self._rows = [(torch_dtype(c), tuple(c.shape[1:])) for c in source.columns]
+        self._allocate = allocate
 
     def check(self) -> None:
         """Raises where no batch can be taken."""
@@ -32,8 +34,8 @@ class PinnedBlocks:
     # Tensors of a mode of inference could not be used outside of it.
     @torch.inference_mode(False)
     def new(self, size: int) -> torch.Tensor:
-        """So many bytes."""
-        return pinned_bytes(size)
+        """So many bytes; on a device, of the current stream."""
+        return self._allocate(size)
 
     @torch.inference_mode(False)
     def split(
@@ -54,19 +56,15 @@ class PinnedBlocks:
 
 
 class DeviceBlocks(PinnedBlocks):
-    """Device memory, which belongs to the stream that is current."""
+    """Memory on the device at the other end of a link."""
 
-    def __init__(self, link: Link, source: Source) -> None:
-        super().__init__(source)
+    def __init__(self, source: Source, link: Link) -> None:
+        super().__init__(source, link.empty)
         self.index = link.device.index
         self._link = link
 
     def check(self) -> None:
         self._link.check()
-
-    @torch.inference_mode(False)
-    def new(self, size: int) -> torch.Tensor:
-        return self._link.empty(size)
 
     def split(
         self,

@@ -24,9 +24,9 @@ from torch.utils.data.dataloader import (
 from fastloop import _core
 from fastloop._blocks import DeviceBlocks, PinnedBlocks, has_uploads
 from fastloop._collate import is_default_collate, make_collate
-from fastloop._device import Link
+from fastloop._device import Link, pinned_bytes
 from fastloop._indices import find_blocks
-from fastloop._landing import on_device, pinned
+from fastloop._landing import on_device, on_the_way, pinned
 from fastloop._process import ProcessIter
 from fastloop._resume import Epoch, Position, Resumable, rest_of_blocks
 from fastloop._route import NotCoveredError, Source, find_route, find_source
@@ -123,11 +123,13 @@ class _ArrayIter(Resumable):
         self._source = source
         # Where batches arrive; None: in CPU memory of ours.
         self._blocks: PinnedBlocks | None = None
-        if link is not None:  # without uploads batches are pinned further on
-            self._pin_memory = False
-            self._blocks = DeviceBlocks(link, source) if self._has_uploads(link) else None
-        elif self._pin_memory:
-            self._blocks = PinnedBlocks(source)
+        if link is None and self._pin_memory:
+            self._blocks = PinnedBlocks(source, pinned_bytes)
+        elif link is not None and self._has_uploads(link):
+            self._blocks = DeviceBlocks(source, link)
+        elif link is not None and link.device.type != "cpu":
+            self._blocks = PinnedBlocks(source, link.pinned)
+        self._pin_memory = self._pin_memory and link is None
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._open_feed(loader)
@@ -316,9 +318,12 @@ class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
         budget = getattr(loader, "memory_budget", None)
         index = link.device.index if link is not None and has_uploads(link) else -1
         slots = shared.slots_for_workers(index)
-        place = pinned(loader) if link is None else None
-        if link is not None and slots.device >= 0:  # without uploads they are pinned further on
+        if link is None:
+            place = pinned(loader)
+        elif slots.device >= 0:
             place = on_device(link)
+        else:
+            place = on_the_way(link)
         try:
             super().__init__(loader, shared, slots, budget, place)
             shared.latest = weakref.ref(self)

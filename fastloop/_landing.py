@@ -6,6 +6,7 @@ What has no place in that (a batch whose tensors hide in objects, say) is moved 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -79,17 +80,18 @@ class _OnDevice:
 
 
 class _Pinned:
-    """In memory of torch's caching host allocator, as torch's own pin_memory would put it there."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
+    """In pinned memory."""
 
     is_dense = False  # torch keeps strides,
     retries = False  # and what it cannot pin it raises once
 
+    def __init__(self, new: Callable[[int], torch.Tensor], device: str | None) -> None:
+        self.new = new
+        self._device = device  # as torch's pin_memory has it; None: batches go on to a link
+
     def apart(self, tensor: torch.Tensor) -> torch.Tensor:
         begin, end = extent(tensor)
-        storage = pinned_bytes(end - begin).untyped_storage()
+        storage = self.new(end - begin).untyped_storage()
         copy = torch.empty(0, dtype=tensor.dtype, device="cpu")
         copy.set_(storage, 0, tensor.shape, tensor.stride())
         return copy.copy_(tensor)
@@ -97,16 +99,15 @@ class _Pinned:
     def check(self) -> None:
         pass
 
-    def new(self, size: int) -> torch.Tensor:
-        return pinned_bytes(size)
-
     def lend(self, memory: torch.Tensor) -> None:
         pass
 
     def send(self, batch: Any) -> Any:
+        if self._device is None:
+            return batch
         return pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
 
-    # What is pinned it leaves as it is; containers it makes anew, some as others.
+    # What is pinned torch leaves as it is; containers it makes anew, some as others.
     finish = send
 
     def drop(self) -> None:
@@ -195,4 +196,9 @@ def pinned(loader: DataLoader[Any]) -> Place | None:
         return None
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None
-    return None if accelerator.type == "mps" else _Pinned(accelerator.type)
+    return None if accelerator.type == "mps" else _Pinned(pinned_bytes, accelerator.type)
+
+
+def on_the_way(link: Link) -> Place | None:
+    """For batches that go on to a link, None where memory needs no pinning for that."""
+    return _Pinned(link.pinned, None) if link.device.type != "cpu" else None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from fastloop._device import Link
 from fastloop._nested import Path, describe_path, list_leaves, map_leaves
 
 _ALIGNMENT = 64
+_FEW_BYTES = 4096  # to copy them costs less than another copy
 Transform = Callable[[Any], Any]
 
 
@@ -37,9 +39,20 @@ def _place_of(tensor: torch.Tensor) -> Place:
     return Place(tensor.dtype, tuple(tensor.shape), strides)
 
 
-def _padded_size(place: Place) -> int:
-    size = math.prod(place.shape) * place.dtype.itemsize
+def _pad(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _padded_size(place: Place) -> int:
+    return _pad(math.prod(place.shape) * place.dtype.itemsize)
+
+
+def _tensor_in(buffer: torch.Tensor, place: Place, begin: int) -> torch.Tensor:
+    view = buffer.view(place.dtype)
+    view = view.as_strided(place.shape, place.strides, begin // place.dtype.itemsize)
+    # A view would share its version with all others: writing to one would spoil the graphs that
+    # have saved another.
+    return view.data
 
 
 @torch.inference_mode(False)  # tensors of that mode could not be used outside of it
@@ -47,16 +60,51 @@ def _allocate(
     allocate: Callable[[int], torch.Tensor], places: Sequence[Place]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """A buffer of bytes, and tensors one after the other in it."""
-    buffer = allocate(sum(map(_padded_size, places)))
-    tensors, begin = [], 0
-    for place in places:
-        offset = begin // place.dtype.itemsize
-        view = buffer.view(place.dtype).as_strided(place.shape, place.strides, offset)
-        # A view would share its version with all others: writing to one would spoil the graphs
-        # that have saved another.
-        tensors.append(view.data)
-        begin += _padded_size(place)
-    return buffer, tensors
+    begins = [0, *accumulate(map(_padded_size, places))]
+    buffer = allocate(begins.pop())
+    return buffer, [_tensor_in(buffer, *at) for at in zip(places, begins, strict=True)]
+
+
+class _Run(NamedTuple):
+    """Tensors of one storage that are copied together."""
+
+    source: torch.Tensor  # bytes
+    tensors: list[torch.Tensor]
+    offsets: list[int]
+
+    @classmethod
+    def of(cls, tensors: list[torch.Tensor]) -> _Run:
+        storage = tensors[0].untyped_storage()
+        begins = [tensor.data_ptr() for tensor in tensors]
+        begin = min(begins)
+        end = max(at + tensor.nbytes for at, tensor in zip(begins, tensors, strict=True))
+        source = torch.empty(0, dtype=torch.uint8, device="cpu")
+        source.set_(storage, begin - storage.data_ptr(), (end - begin,), (1,))
+        return cls(source, tensors, [at - begin for at in begins])
+
+    def is_tight(self) -> bool:
+        """Whether the tensors lie apart, each where its type may, and little else between them."""
+        places = sorted(
+            (offset, tensor.nbytes, tensor.itemsize)
+            for offset, tensor in zip(self.offsets, self.tensors, strict=True)
+        )
+        end = 0
+        for offset, size, unit in places:
+            if offset < end or offset % unit:
+                return False
+            end = offset + size
+        return end <= 2 * sum(size for _, size, _ in places) + _FEW_BYTES
+
+
+def _find_runs(tensors: Iterable[torch.Tensor]) -> list[_Run]:
+    groups: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    runs = []
+    for group in groups.values():
+        run = _Run.of(group)
+        runs += [run] if run.is_tight() else [_Run.of([tensor]) for tensor in group]
+    return runs
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -174,25 +222,36 @@ class Uploader:
             self._link.lend(value)
         return sent.batch
 
+    @torch.inference_mode(False)  # tensors of that mode could not be used outside of it
     def _copy(self, leaves: _Leaves, moved: dict[int, Any]) -> list[torch.Tensor]:
         """Returns the buffer on the device."""
         link = self._link
-        unpinned, pinned = list(leaves.unpinned.values()), list(leaves.pinned.values())
-        places = [_place_of(tensor) for tensor in [*unpinned, *pinned]]
-        if not places:
+        runs = _find_runs(leaves.pinned.values())
+        sources = [run.source for run in runs]
+        if leaves.unpinned:
+            runs.append(self._pack([*leaves.unpinned.values()]))
+        if not runs:
             return []
-        buffer, targets = _allocate(link.empty, places)
-        if unpinned:
-            packed, parts = _allocate(link.pinned, places[: len(unpinned)])
-            for part, source in zip(parts, unpinned, strict=True):
-                part.copy_(source)
-            link.copy(buffer[: packed.numel()], packed)
-        for target, source in zip(targets[len(unpinned) :], pinned, strict=True):
-            link.copy(target, source)
-        if pinned:
-            self._reading.append((link.mark(), pinned))
-        moved.update(zip([*leaves.unpinned, *leaves.pinned], targets, strict=True))
+        begins = [0, *accumulate(_pad(run.source.nbytes) for run in runs)]
+        buffer = link.empty(begins.pop())
+        copies = {}
+        for run, begin in zip(runs, begins, strict=True):
+            link.copy(buffer[begin : begin + run.source.nbytes], run.source)
+            for tensor, offset in zip(run.tensors, run.offsets, strict=True):
+                copies[id(tensor)] = _tensor_in(buffer, _place_of(tensor), begin + offset)
+        if sources:
+            self._reading.append((link.mark(), sources))
+        moved.update(copies)
         return [buffer]
+
+    def _pack(self, tensors: list[torch.Tensor]) -> _Run:
+        """Copies of the tensors in pinned memory, where they stand for them."""
+        places = [_place_of(tensor) for tensor in tensors]
+        packed, parts = _allocate(self._link.pinned, places)
+        for part, tensor in zip(parts, tensors, strict=True):
+            part.copy_(tensor)
+        begins = [0, *accumulate(map(_padded_size, places))]
+        return _Run(packed, tensors, begins[:-1])
 
     def finish(self) -> None:
         """SYNC: if copies may still read pinned memory of the user's, waits for them."""
