@@ -94,6 +94,14 @@ def test_batches_are_torchs_on_every_path(path: str, workers: int) -> None:
             assert_moved(a, b)
 
 
+@every_path
+def test_batches_are_torchs_without_our_uploads(
+    path: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTLOOP_DISABLE_CUDA", "1")
+    test_batches_are_torchs_on_every_path(path, workers)
+
+
 # ---- streams and memory
 
 
@@ -249,6 +257,20 @@ def test_pin_memory_gives_pinned_batches(path: str, workers: int) -> None:
     for a, b in zip(
         on_device(path, workers, pin_memory=True), loader_of(TorchLoader, workers), strict=True
     ):
+        assert_moved(a, b)
+
+
+@every_path
+def test_pinned_batches_die_while_copies_still_read_them(path: str, workers: int) -> None:
+    """As in x = x.cuda(non_blocking=True)."""
+    ours = []
+    for _ in range(3):
+        for batch in on_device(path, workers, device=None, pin_memory=True):
+            torch.cuda._sleep(LATE // 10)
+            ours.append([t.to("cuda", non_blocking=True) for t in batch])
+            del batch
+    theirs = [batch for _ in range(3) for batch in loader_of(TorchLoader, workers)]
+    for a, b in zip(ours, theirs, strict=True):
         assert_moved(a, b)
 
 
