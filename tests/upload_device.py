@@ -179,6 +179,9 @@ class DeviceLink:
         self.lend = self.lent.append
         self.is_capturing = False
 
+    def pinned(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.uint8)
+
     def copying(self) -> Any:
         return nullcontext()
 
