@@ -15,7 +15,6 @@
 enum {
     MOST_WORKERS = 3,
     MOST_JOBS = 16,
-    MOST_LOOKS = 256,
     FIRST_LIMIT = 8192, /* bytes that a batch is given at first */
     FIRST_BLOCK = 4096,
     /* Of the runtime: register; wait, copy, record; before and after, which device the thread is
@@ -36,12 +35,6 @@ typedef struct job {
     int32_t worker;
     bool is_there; /* false: a free place */
 } job;
-
-/* What a kernel reads, and what it must find. */
-typedef struct look {
-    const char *view;
-    int64_t tag;
-} look;
 
 typedef struct shape {
     int32_t workers, device;
