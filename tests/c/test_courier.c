@@ -161,12 +161,20 @@ static void test_only_what_is_in_the_window_is_carried(void)
     close_yard(&y);
 }
 
+/* Its berths are said to be large enough for anything. */
+static void open_generous_yard(yard *y)
+{
+    CHECK_INT(try_open_yard(y, WORKERS, false), FL_OK);
+    fl_courier_expect(y->courier, 0);
+    for (int i = 0; i < FL_COURIER_AHEAD; i++) lend(y, INT64_MAX - 1);
+}
+
 /* Of two that have arrived the first is looked at while the thread is held. */
 static void leave_alone(int64_t tag, bool is_in_order)
 {
     yard y;
     const int64_t tags[] = {0};
-    open_yard(&y);
+    open_generous_yard(&y);
     fl_courier_expect(y.courier, is_in_order ? 0 : -1);
     job *left = send(&y, tag), *good = send(&y, 0);
     y.is_held = true;
@@ -191,23 +199,24 @@ static void test_what_is_not_to_be_carried_is_left_alone(void)
             leave_alone(1000 * sorts[i] + 1, in_order == 1);
 }
 
-/* What a worker may claim to have built; whether it is carried. */
+/* What a worker may claim to have built, or by how much more than its slot; whether it is carried.
+ */
 static bool carry_reply(int32_t kind, int64_t upload, int64_t beyond)
 {
     yard y;
     fl_shm_request request;
     fl_berth berth;
-    open_yard(&y);
-    job *j = send(&y, 0);
-    fl_shm *shm = y.ring.shm;
-    CHECK_INT(fl_shm_receive(shm, 0, &request, INT64_MIN), FL_OK);
+    open_generous_yard(&y);
+    job *j = send(&y, 0), *good = send(&y, 1);
+    y.is_held = true;
+    serve(&y, good);
+    await_begun(&y, 1);
+    CHECK_INT(fl_shm_receive(y.ring.shm, 0, &request, INT64_MIN), FL_OK);
     if (beyond != INT64_MIN) upload = fl_slot_bytes(j->slot) + beyond;
     fl_shm_reply reply = {.number = request.number, .kind = kind, .upload = upload};
-    fl_shm_answer(shm, 0, &reply);
-    job *good = send(&y, 1);
-    serve(&y, good);
-    while (atomic_load(&y.ended) == 0 || y.log[(y.ended - 1) % MOST_LOGGED] != 1) sleep_ms(1);
+    fl_shm_answer(y.ring.shm, 0, &reply);
     receive_all(&y);
+    release(&y);
     CHECK(claim(&y, good));
     bool is_carried = fl_courier_claim(y.courier, j->errand, &berth);
     j->errand = NULL;
