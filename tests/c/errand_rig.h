@@ -54,6 +54,7 @@ struct yard {
     _Atomic bool refuses;         /* looked at behind it */
     _Atomic int64_t begun, ended; /* so far */
     int64_t log[MOST_LOGGED];     /* tags of those that have begun */
+    uint32_t seen;                /* of the ring's news */
     sem_t gate;                   /* each post lets one through */
     fl_err err;                   /* of the last failure */
 };
@@ -227,6 +228,10 @@ static inline void release(yard *y)
     atomic_store(&y->is_held, false);
     CHECK(sem_post(&y->gate) == 0);
 }
+
+/* Whether there was news on the ring since it was asked before: the thread, which is being held,
+ * does not ask. */
+static inline bool has_news(yard *y) { return fl_shm_watch(y->ring.shm, &y->seen, INT64_MIN); }
 
 /* ---- the end of a job */
 

@@ -72,10 +72,11 @@ static void test_its_claim_waits_for_a_carry_and_nobody_else_does(void)
     close_yard(&y);
 }
 
-static void *release_later(void *arg)
+static void *release_at_news(void *arg)
 {
-    sleep_ms(5);
-    release(arg);
+    yard *y = arg;
+    CHECK(fl_shm_watch(y->ring.shm, &y->seen, fl_now_ns() + LONG_NS));
+    release(y);
     return NULL;
 }
 
@@ -91,15 +92,15 @@ static void test_a_stop_waits_for_the_carry_and_there_is_no_other(void)
     await_begun(&y, 1);
     serve(&y, jobs[1]);
     receive_all(&y);
-    CHECK(!claim(&y, jobs[1]));
-    CHECK_INT(fl_thread_start(&thread, release_later, &y, NULL), FL_OK);
-    fl_courier_stop(y.courier);
+    (void)has_news(&y);
+    CHECK_INT(fl_thread_start(&thread, release_at_news, &y, NULL), FL_OK);
+    fl_courier_stop(y.courier); /* is news itself */
     CHECK_INT(y.ended, 1);
     CHECK(pthread_join(thread, NULL) == 0);
     fl_courier_stop(y.courier);
     serve(&y, jobs[2]);
     receive_all(&y);
-    CHECK(claim(&y, jobs[0]));
+    CHECK(claim(&y, jobs[0]) && !claim(&y, jobs[1]));
     fl_courier_expect(y.courier, 2);
     lend_all(&y);
     CHECK(!claim(&y, jobs[2]));

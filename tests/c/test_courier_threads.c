@@ -71,6 +71,32 @@ static void test_batches_arrive_whole(void)
 
 /* ---- sleeping */
 
+static void test_a_berth_or_a_turn_is_news_if_it_makes_work(void)
+{
+    yard y;
+    open_yard(&y);
+    y.is_held = true;
+    job *held = send(&y, 0), *other = send(&y, 3);
+    serve(&y, held);
+    await_begun(&y, 1);
+    serve(&y, other);
+    receive_all(&y);
+    CHECK(has_news(&y) && !has_news(&y));
+    fl_courier_expect(y.courier, 1);
+    CHECK(!has_news(&y));
+    fl_courier_expect(y.courier, 2);
+    CHECK(has_news(&y));
+    CHECK_INT(take_back_all(&y), 1);
+    fl_courier_expect(y.courier, 3);
+    CHECK(!has_news(&y));
+    lend_all(&y);
+    CHECK(has_news(&y));
+    release(&y);
+    await_ended(&y, 2);
+    CHECK(claim(&y, held) && claim(&y, other));
+    close_yard(&y);
+}
+
 /* Without being told, the thread would look once a second. */
 static void test_the_thread_is_told_of_a_berth_and_of_a_turn(void)
 {
@@ -168,6 +194,7 @@ int main(void)
 {
     start_tests();
     RUN(test_batches_arrive_whole);
+    RUN(test_a_berth_or_a_turn_is_news_if_it_makes_work);
     RUN(test_the_thread_is_told_of_a_berth_and_of_a_turn);
     RUN(test_the_consumer_and_the_thread_are_both_woken);
     RUN(test_every_refused_resource);
