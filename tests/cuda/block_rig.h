@@ -7,7 +7,13 @@
 
 #include "fake_cuda.h"
 
-enum { MOST_BLOCKS = 256 };
+enum { MOST_BLOCKS = 256, MOST_LOOKS = 256 };
+
+/* What a kernel reads, and what it must find. */
+typedef struct look {
+    const char *view;
+    int64_t tag;
+} look;
 
 typedef struct block {
     void *memory; /* owned */

@@ -10,36 +10,31 @@
 #include "block_rig.h"
 #include "servant_rig.h"
 
-#include "fl_cuda_courier.h"
+#include "fl_cuda_upload.h"
 
 enum {
     MOST_WORKERS = 3,
     MOST_JOBS = 16,
-    MOST_LOOKS = 256,
     FIRST_LIMIT = 8192, /* bytes that a batch is given at first */
     FIRST_BLOCK = 4096,
-    COPY_CALLS = 3, /* of the runtime: wait, copy, record */
-    PIN_CALLS = 1
+    /* Of the runtime: register; wait, copy, record; before and after, which device the thread is
+       on. */
+    PIN_CALLS = 3,
+    COPY_CALLS = 5
 };
 
 /* ---- the loop */
 
 typedef struct job {
-    fl_cuda_errand *errand; /* NULL: not sent yet, or claimed */
-    fl_slot *slot;          /* NULL: not sent yet */
-    fl_cuda_block block;    /* owner NULL: none yet */
+    fl_errand *errand; /* NULL: not sent yet, or claimed */
+    fl_slot *slot;     /* NULL: not sent yet */
+    fl_berth berth;    /* owner NULL: none yet */
     fl_shm_reply reply;
     int64_t tag, number, limit;
     int64_t arrival; /* > 0: its answer is there */
     int32_t worker;
     bool is_there; /* false: a free place */
 } job;
-
-/* What a kernel reads, and what it must find. */
-typedef struct look {
-    const char *view;
-    int64_t tag;
-} look;
 
 typedef struct shape {
     int32_t workers, device;
@@ -54,7 +49,7 @@ typedef struct loop {
     fl_arena *arena;
     fl_pool *pool;
     fl_cuda_stage *stage;
-    fl_cuda_courier *courier;
+    fl_courier *courier;
     block_heap heap;
     cudaStream_t stream; /* the consumer's current one */
     servant servants[MOST_WORKERS];
@@ -69,8 +64,22 @@ typedef struct loop {
     fl_err err;    /* of the last failure */
 } loop;
 
+/* ---- what the courier's thread does */
+
+static _Atomic int64_t carries; /* so far, by the threads of all couriers */
+
+static inline bool carry_and_count(const fl_berth *berth, fl_slot *slot, int64_t bytes)
+{
+    CHECK(berth->carried == bytes && bytes <= berth->bytes);
+    bool is_carried = fl_cuda_upload_carry(berth, slot, bytes);
+    atomic_fetch_add(&carries, 1);
+    return is_carried;
+}
+
+/* ---- blocks */
+
 /* A block for a batch of so many bytes, aimed. */
-static inline int ready_block(loop *l, int64_t bytes, fl_cuda_block *out)
+static inline int ready_block(loop *l, int64_t bytes, fl_berth *out)
 {
     fl_cuda_upload *upload;
     if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
@@ -82,16 +91,15 @@ static inline int ready_block(loop *l, int64_t bytes, fl_cuda_block *out)
         drop_block(found);
         return status;
     }
-    *out = (fl_cuda_block){
-        .upload = upload, .owner = found, .stream = l->stream, .bytes = found->bytes};
+    *out = (fl_berth){.target = upload, .owner = found, .stream = l->stream, .bytes = found->bytes};
     return FL_OK;
 }
 
 static inline void recall_blocks(loop *l, int64_t bytes)
 {
-    fl_cuda_block spare;
-    while (fl_cuda_courier_recall(l->courier, bytes, &spare)) {
-        fl_cuda_upload_drop(spare.upload);
+    fl_berth spare;
+    while (fl_courier_recall(l->courier, bytes, &spare)) {
+        fl_cuda_upload_drop(spare.target);
         drop_block(spare.owner);
     }
 }
@@ -99,10 +107,10 @@ static inline void recall_blocks(loop *l, int64_t bytes)
 /* What fails here is met when a batch needs it. */
 static inline void supply_blocks(loop *l)
 {
-    fl_cuda_block spare;
+    fl_berth spare;
     recall_blocks(l, l->block_bytes);
-    while (fl_cuda_courier_wants(l->courier) > 0 && ready_block(l, l->block_bytes, &spare) == FL_OK)
-        fl_cuda_courier_supply(l->courier, &spare);
+    while (fl_courier_wants(l->courier) > 0 && ready_block(l, l->block_bytes, &spare) == FL_OK)
+        fl_courier_supply(l->courier, &spare);
 }
 
 static inline void start_workers(loop *l)
@@ -129,9 +137,9 @@ static inline int try_open_loop(loop *l, shape s)
     fl_pool_reserve(l->pool, 4);
     fl_pool_pin(l->pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, s.device});
     FL_TRY(fl_cuda_stage_open(s.device, &l->stage, &l->err));
-    FL_TRY(fl_cuda_courier_open(l->ring.shm, s.workers, DEPTH, &l->courier, &l->err));
+    FL_TRY(fl_courier_open(l->ring.shm, s.workers, DEPTH, carry_and_count, &l->courier, &l->err));
     start_workers(l);
-    fl_cuda_courier_expect(l->courier, s.is_in_order ? 0 : -1);
+    fl_courier_expect(l->courier, s.is_in_order ? 0 : -1);
     supply_blocks(l);
     return FL_OK;
 }
@@ -160,8 +168,8 @@ static inline int send_job(loop *l, job *j)
                               .limit = j->limit,
                               .bytes = sizeof j->tag,
                               .again = j->limit == FIRST_LIMIT ? -1 : j->number};
-    int status = fl_cuda_courier_send(l->courier, j->worker, &request, slot, turn_of(j->tag),
-                                      &j->errand, &l->err);
+    int status = fl_courier_send(l->courier, j->worker, &request, slot, turn_of(j->tag), &j->errand,
+                                 &l->err);
     if (status != FL_OK) {
         fl_slot_return(slot);
         return status;
@@ -193,8 +201,8 @@ static inline job *find_job(loop *l, int32_t worker, int64_t number)
 
 static inline void claim_job(loop *l, job *j)
 {
-    if (j->errand != NULL && !fl_cuda_courier_claim(l->courier, j->errand, &j->block))
-        CHECK(j->block.owner == NULL);
+    if (j->errand != NULL && !fl_courier_claim(l->courier, j->errand, &j->berth))
+        CHECK(j->berth.owner == NULL);
     j->errand = NULL;
 }
 
@@ -202,7 +210,7 @@ static inline void claim_job(loop *l, job *j)
 static inline bool receive(loop *l)
 {
     fl_shm_reply reply;
-    if (!fl_cuda_courier_take(l->courier, &reply)) return false;
+    if (!fl_courier_take(l->courier, &reply)) return false;
     job *j = find_job(l, reply.worker, reply.number);
     if (j == NULL) return true;
     j->reply = reply;
@@ -211,7 +219,7 @@ static inline bool receive(loop *l)
         return true;
     }
     claim_job(l, j);
-    CHECK(j->block.owner == NULL && reply.used > j->limit);
+    CHECK(j->berth.owner == NULL && reply.used > j->limit);
     fl_slot_return(j->slot);
     j->slot = NULL;
     j->limit = reply.used;
@@ -254,10 +262,11 @@ static inline void forget_job(loop *l, job *j)
 /* Does what the courier has not come to. */
 static inline int upload_job(loop *l, job *j, const fl_batch *batch)
 {
-    if (j->block.owner != NULL) return FL_OK;
+    if (j->berth.owner != NULL) return FL_OK;
     FL_TRY(fl_slot_pin(j->slot, batch->bytes, &l->err));
-    FL_TRY(ready_block(l, batch->bytes, &j->block));
-    fl_cuda_upload_part(j->block.upload, batch);
+    FL_TRY(ready_block(l, batch->bytes, &j->berth));
+    j->berth.carried = batch->bytes;
+    CHECK(fl_cuda_upload_carry(&j->berth, j->slot, batch->bytes));
     return FL_OK;
 }
 
@@ -267,16 +276,16 @@ static inline int hand_out(loop *l, job *j)
     claim_job(l, j);
     fl_batch batch = {.slot = j->slot, .bytes = j->reply.upload};
     if (sort_of(j->tag) != BATCH) {
-        CHECK(j->block.owner == NULL);
+        CHECK(j->berth.owner == NULL);
         check_words(fl_slot_data(j->slot), j->tag);
         fl_slot_return(j->slot);
         forget_job(l, j);
         return FL_OK;
     }
     FL_TRY(upload_job(l, j, &batch));
-    CHECK(j->block.bytes >= batch.bytes);
-    FL_TRY(fl_cuda_upload_take(j->block.upload, &batch, l->stream, &l->err));
-    block *taken = j->block.owner;
+    CHECK(j->berth.bytes >= batch.bytes && j->berth.carried == batch.bytes);
+    FL_TRY(fl_cuda_upload_take(j->berth.target, &batch, l->stream, &l->err));
+    block *taken = j->berth.owner;
     if (taken->stream != l->stream) taken->is_kept = true;
     launch_look(l, taken->memory, j->tag);
     drop_block(taken);
@@ -301,7 +310,7 @@ static inline int await_next(loop *l, job **out)
 static inline void pass_on(loop *l)
 {
     l->next++;
-    fl_cuda_courier_expect(l->courier, l->shape.is_in_order ? l->next : -1);
+    fl_courier_expect(l->courier, l->shape.is_in_order ? l->next : -1);
     supply_blocks(l);
 }
 
@@ -331,9 +340,9 @@ static inline void drop_job(loop *l, job *j)
 {
     claim_job(l, j);
     fl_batch batch = {.slot = j->slot, .bytes = j->reply.upload};
-    if (j->block.owner != NULL) {
-        fl_cuda_upload_abandon(j->block.upload, &batch, j->block.stream);
-        drop_block(j->block.owner);
+    if (j->berth.owner != NULL) {
+        fl_cuda_upload_abandon(j->berth.target, &batch, j->berth.stream);
+        drop_block(j->berth.owner);
     } else {
         fl_slot_return(j->slot);
     }
@@ -363,7 +372,7 @@ static inline void close_engine(loop *l)
         for (int32_t w = 0; w < l->shape.workers && l->shape.has_threads; w++)
             CHECK(pthread_join(l->threads[w], NULL) == 0);
     }
-    fl_cuda_courier_close(l->courier);
+    fl_courier_close(l->courier);
     fl_cuda_stage_close(l->stage);
     fl_pool_close(l->pool);
 }
@@ -399,7 +408,7 @@ static inline void train(loop *l, int64_t from, int64_t to)
     int64_t posted = from, tag;
     bool is_taken[MOST_JOBS * 4] = {false};
     l->next = from;
-    fl_cuda_courier_expect(l->courier, l->shape.is_in_order ? from : -1);
+    fl_courier_expect(l->courier, l->shape.is_in_order ? from : -1);
     for (int64_t n = from; n < to; n++) {
         for (; posted < to && l->pending < 3 * l->shape.workers; posted++) post(l, posted);
         CHECK_INT(take_batch(l, &tag), FL_OK);
@@ -426,13 +435,13 @@ static inline void serve(loop *l, int32_t worker, int times)
         CHECK_INT(serve_request(&l->servants[worker], INT64_MIN), FL_OK);
 }
 
-/* Waits until the thread has made so many calls, and then for its mutex. */
-static inline void await_calls(loop *l, int64_t calls)
+/* Waits until the thread has carried so many, or failed to. What it chooses to do next is settled
+ * once such an errand is claimed. */
+static inline void await_carries(int64_t count)
 {
     int64_t deadline_ns = fl_now_ns() + LONG_NS;
-    while (fake_calls() < calls && fl_now_ns() < deadline_ns) sleep_ms(1);
-    (void)fl_cuda_courier_wants(l->courier);
-    CHECK_INT(fake_calls(), calls);
+    while (atomic_load(&carries) < count && fl_now_ns() < deadline_ns) sleep_ms(1);
+    CHECK_INT(atomic_load(&carries), count);
 }
 
 #endif

@@ -143,7 +143,7 @@ static void leave_early(shape s)
         if (taken % 2 == 1) sleep_ms(1);
         leave_loop(&l);
         recall_blocks(&l, INT64_MAX);
-        CHECK(use_free_blocks(&l.heap, NULL, fills, false) >= FL_CUDA_AHEAD);
+        CHECK(use_free_blocks(&l.heap, NULL, fills, false) >= FL_COURIER_AHEAD);
         (void)use_free_blocks(&l.heap, NULL, checks, true);
         CHECK_INT(send_missing(&l), FL_OK);
         supply_blocks(&l);

@@ -82,6 +82,12 @@ static bool fail_call(const failure *f, int64_t n)
     return !is_over;
 }
 
+#if defined(__SANITIZE_THREAD__) /* is slow, and leaves mappings behind: a process has 65530 */
+enum { SAMPLE = 3 };
+#else
+enum { SAMPLE = 1 };
+#endif
+
 static void fail_each_call(cudaError_t error, bool is_sticky)
 {
     cudaStream_t stream;
@@ -95,8 +101,8 @@ static void fail_each_call(cudaError_t error, bool is_sticky)
         f.shape.device = 1;
         f.shape.stream = stream;
         fake_set_order(i % 2 == 0 ? FAKE_LAZY : FAKE_RANDOM, (uint64_t)i);
-        int64_t n = 1;
-        while (fail_call(&f, n)) n++;
+        int64_t n = 1 + i % SAMPLE;
+        while (fail_call(&f, n)) n += SAMPLE;
         CHECK(n > 50);
     }
     CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
@@ -124,14 +130,16 @@ static void fail_step(int64_t n, void (*then)(loop *))
     loop l;
     open_loop(&l, BY_HAND);
     send_tags(&l, (const int64_t[]){0, 1}, 2);
+    int64_t before = carries;
     fake_fail_at(n, cudaErrorLaunchFailure, false);
     serve(&l, 0, 1);
-    await_calls(&l, n);
+    await_carries(before + 1);
+    CHECK(fake_calls() >= n);
     fake_fail_at(0, cudaSuccess, false);
     then(&l);
     leave_loop(&l);
     recall_blocks(&l, INT64_MAX);
-    CHECK(use_free_blocks(&l.heap, NULL, fills, false) >= FL_CUDA_AHEAD);
+    CHECK(use_free_blocks(&l.heap, NULL, fills, false) >= FL_COURIER_AHEAD);
     fake_synchronize(NULL);
     fl_cuda_stage_halt(l.stage); /* no copy is late any more */
     (void)use_free_blocks(&l.heap, NULL, checks, true);
@@ -149,7 +157,7 @@ static void take_first(loop *l)
 static void fail_to_take(loop *l)
 {
     int64_t tag;
-    fake_fail_at(1, cudaErrorLaunchFailure, true);
+    fake_fail_at(1, cudaErrorLaunchFailure, false);
     CHECK_INT(take_batch(l, &tag), FL_EDEVICE);
     CHECK_INT(tag, 0);
     fake_fail_at(0, cudaSuccess, false);
@@ -176,6 +184,7 @@ static void test_a_batch_that_could_not_be_copied_comes_again(void)
     fake_set_order(FAKE_RANDOM, 5);
     open_loop(&l, BY_HAND);
     send_tags(&l, (const int64_t[]){0, 1}, 2);
+    recall_blocks(&l, INT64_MAX); /* an error that stays would end what is queued */
     for (int32_t w = 0; w < 2; w++) serve(&l, w, 1);
     for (int i = 0; i < TRIES; i++) {
         fake_fail_at(1, cudaErrorLaunchFailure, true);

@@ -8,18 +8,12 @@
 #include "block_rig.h"
 #include "fl_cuda_upload.h"
 
-enum { MOST_POSTED = 8, MOST_LOOKS = 256, BLOCK_BYTES = 4096 };
+enum { MOST_POSTED = 8, BLOCK_BYTES = 4096 };
 
 typedef struct ticket {
     fl_cuda_upload *upload; /* NULL: free */
     block *block;           /* NULL: memory was short */
 } ticket;
-
-/* What a kernel reads, and what it must find. */
-typedef struct look {
-    const char *view;
-    int64_t tag;
-} look;
 
 typedef struct loop {
     rig r; /* first: the fill's context */

@@ -10,9 +10,9 @@
 enum { DEPTH = 4, /* of a worker's queue */ TOO_MUCH = 1 << 20 };
 
 typedef enum sort {
-    BATCH,      /* for the device */
+    BATCH,      /* to be carried */
     OTHER,      /* something else */
-    NOTHING,    /* a batch of which the device gets nothing */
+    NOTHING,    /* a batch of which nothing is to be carried */
     AT_HOME,    /* one without a turn */
     TOO_LONG,   /* its worker says it is longer than its slot */
     MISNUMBERED /* its worker first answers a request that there is not, then with NOTHING */
