@@ -7,7 +7,6 @@ What has no place in that (a batch whose tensors hide in objects, say) is moved 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,6 +17,10 @@ from fastloop import _core
 from fastloop._device import Link, pinned_bytes
 from fastloop._pack import Elsewhere, extent, unpack
 from fastloop._upload import Uploader
+
+# So many batches no memory is asked for ahead of them after there was none: torch's allocators
+# give all back that they keep before they say so.
+_PAUSE = 32
 
 # By DLPack's code and bits.
 _DTYPES = {
@@ -60,11 +63,11 @@ class _Block:
 class _OnDevice:
     """On the device at the other end of a link."""
 
+    is_dense, retries = True, True
+
     def __init__(self, link: Link) -> None:
         self._uploader = Uploader(link, None)
         self.check, self.new, self.lend = link.check, link.empty, link.lend
-
-    is_dense, retries = True, True
 
     def apart(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
@@ -125,6 +128,7 @@ class Landing:
         self._place = place
         self._late: Any = None  # what the iterator gave and has not landed yet
         self._landed: list[Any] = []  # at most one, kept through what may interrupt
+        self._pause = 0  # batches for which there is no look-ahead
         self.is_on_device = isinstance(place, _OnDevice)
         self.check = place.check  # raises where no batch can be taken
 
@@ -175,9 +179,15 @@ class Landing:
         self._look_ahead(first)
 
     def _look_ahead(self, first: int) -> None:
-        with suppress(Exception):
-            for _ in range(self._hub.expect(first)):
+        wanted = self._hub.expect(first)
+        if self._pause > 0:
+            self._pause -= 1
+            return
+        try:
+            for _ in range(wanted):
                 self._hub.supply(self._place.new(self._hub.room))
+        except Exception:  # what is wrong is raised when a batch cannot do without
+            self._pause = _PAUSE
 
     def drop(self) -> None:
         """SYNC if a copy still reads memory of the user's."""
