@@ -24,7 +24,8 @@ struct fl_errand {
     fl_errand *next; /* in courier.arrived */
     fl_slot *slot;   /* borrowed */
     int64_t number, turn;
-    int64_t bytes; /* of the batch, once it has arrived */
+    int64_t bytes;    /* of the batch, once it has arrived */
+    uint32_t arrival; /* and when, as its reply has it */
     int32_t worker;
     errand_state state;
     fl_berth berth; /* RUNNING, CARRIED */
@@ -94,19 +95,8 @@ static void note_locked(fl_courier *courier, const fl_shm_reply *reply)
     bool is_batch = reply->kind > 0 && reply->upload > 0 && errand->turn >= 0;
     if (!is_batch || reply->upload > fl_slot_bytes(errand->slot)) return;
     errand->bytes = reply->upload;
+    errand->arrival = reply->arrival;
     append_locked(courier, errand);
-}
-
-/* The errand to be run first: that of the next turn, or the first that arrived. */
-static fl_errand *choose_locked(const fl_courier *courier)
-{
-    fl_errand *chosen = NULL;
-    for (fl_errand *errand = courier->arrived; errand != NULL; errand = errand->next) {
-        if (!is_soon(courier, errand)) continue;
-        if (courier->first < 0) return errand;
-        if (chosen == NULL || errand->turn < chosen->turn) chosen = errand;
-    }
-    return chosen;
 }
 
 static int32_t find_spare_locked(const fl_courier *courier, int64_t bytes)
@@ -114,6 +104,24 @@ static int32_t find_spare_locked(const fl_courier *courier, int64_t bytes)
     int32_t i = 0;
     while (i < courier->spares && courier->spare[i].bytes < bytes) i++;
     return i;
+}
+
+static inline bool is_before(const fl_courier *courier, const fl_errand *a, const fl_errand *b)
+{
+    return courier->first < 0 ? (int32_t)(a->arrival - b->arrival) < 0 : a->turn < b->turn;
+}
+
+/* The errand to be run first, of those that there is a berth for: that of the next turn, or the
+ * first that arrived. */
+static fl_errand *choose_locked(const fl_courier *courier)
+{
+    fl_errand *chosen = NULL;
+    for (fl_errand *errand = courier->arrived; errand != NULL; errand = errand->next) {
+        if (!is_soon(courier, errand)) continue;
+        if (find_spare_locked(courier, errand->bytes) == courier->spares) continue;
+        if (chosen == NULL || is_before(courier, errand, chosen)) chosen = errand;
+    }
+    return chosen;
 }
 
 static fl_berth remove_spare_locked(fl_courier *courier, int32_t i)
@@ -127,15 +135,14 @@ static fl_berth remove_spare_locked(fl_courier *courier, int32_t i)
 static bool run_next_locked(fl_courier *courier)
 {
     fl_errand *errand = choose_locked(courier);
-    int32_t i = errand != NULL ? find_spare_locked(courier, errand->bytes) : courier->spares;
-    if (i == courier->spares) return false;
+    if (errand == NULL) return false;
     remove_locked(courier, errand);
-    errand->berth = remove_spare_locked(courier, i);
+    errand->berth = remove_spare_locked(courier, find_spare_locked(courier, errand->bytes));
     errand->berth.carried = errand->bytes;
     errand->state = RUNNING;
     courier->used++;
     pthread_mutex_unlock(&courier->mutex);
-    bool is_carried = courier->carry(&errand->berth, errand->slot, errand->bytes);
+    bool is_carried = courier->carry(&errand->berth, errand->slot, errand->bytes, NULL) == FL_OK;
     pthread_mutex_lock(&courier->mutex);
     errand->state = is_carried ? CARRIED : REFUSED;
     if (!is_carried) {
@@ -271,16 +278,11 @@ bool fl_courier_take(fl_courier *courier, fl_shm_reply *out)
     return is_there;
 }
 
-static bool has_work_locked(const fl_courier *courier)
-{
-    return courier->spares > 0 && choose_locked(courier) != NULL;
-}
-
 void fl_courier_expect(fl_courier *courier, int64_t first)
 {
     pthread_mutex_lock(&courier->mutex);
     courier->first = first;
-    bool has_work = has_work_locked(courier);
+    bool has_work = choose_locked(courier) != NULL;
     pthread_mutex_unlock(&courier->mutex);
     if (has_work) fl_shm_nudge(courier->shm);
 }
@@ -298,7 +300,7 @@ void fl_courier_supply(fl_courier *courier, const fl_berth *berth)
     pthread_mutex_lock(&courier->mutex);
     assert(courier->spares + courier->used < FL_COURIER_AHEAD);
     courier->spare[courier->spares++] = *berth;
-    bool has_work = has_work_locked(courier);
+    bool has_work = choose_locked(courier) != NULL;
     pthread_mutex_unlock(&courier->mutex);
     if (has_work) fl_shm_nudge(courier->shm);
 }

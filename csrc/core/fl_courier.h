@@ -30,9 +30,10 @@ typedef struct fl_berth {
     int64_t carried; /* of these, once a batch is there */
 } fl_berth;
 
-/* Carries the first `bytes` of a slot to a block of at least as many, or begins to. Called by the
- * courier's thread, for as long as it takes. False: it cannot, and the consumer is to find out. */
-typedef bool fl_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes);
+/* Carries the first `bytes` of a slot to a block of at least as many, or begins to, or leaves to
+ * whoever claims the batch what may yet be done. Called by the courier's thread, for as long as it
+ * takes. After a failure nothing has begun; the consumer, who tries again, meets the reason. */
+typedef int fl_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes, fl_err *err);
 
 /* Over a ring of so many workers and such depth, borrowed until close, to which nothing has been
  * sent. FL_OK, FL_ENOMEM, FL_ETHREAD. */

@@ -46,6 +46,8 @@ int fl_cuda_stage_open(int32_t device, fl_cuda_stage **out, fl_err *err)
     return fl_cuda_check(device, err);
 }
 
+void fl_cuda_stage_await(fl_cuda_stage *stage) { (void)stage; }
+
 void fl_cuda_stage_halt(fl_cuda_stage *stage) { (void)stage; }
 
 void fl_cuda_stage_close(fl_cuda_stage *stage) { (void)stage; }
@@ -86,12 +88,12 @@ int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *str
     return fl_cuda_check(0, err);
 }
 
-bool fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes)
+int fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     (void)berth;
     (void)slot;
     (void)bytes;
-    return false;
+    return fl_cuda_check(0, err);
 }
 
 void fl_cuda_upload_abandon(fl_cuda_upload *upload, const fl_batch *batch, void *stream)

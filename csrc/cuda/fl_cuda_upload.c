@@ -42,33 +42,65 @@ static int refuse_foreign(fl_err *err)
     return fl_fail(err, FL_EFORK, "this upload belongs to a parent process");
 }
 
+/* What a call here changes of its thread: the device, and how its calls affect a graph that some
+ * other thread is capturing. In the relaxed mode not at all; otherwise registering memory or asking
+ * for an event would spoil that graph. */
+typedef struct visit {
+    int32_t before;
+    enum cudaStreamCaptureMode mode;
+} visit;
+
+static void change_mode(visit *self)
+{
+    (void)FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&self->mode), NULL);
+}
+
+/* After a failure nothing has changed, and leave may follow all the same. */
+static int enter(int32_t device, visit *self, fl_err *err)
+{
+    self->mode = cudaStreamCaptureModeRelaxed;
+    change_mode(self);
+    int status = fl_cuda_enter(device, &self->before, err);
+    if (status == FL_OK) return FL_OK;
+    enum cudaStreamCaptureMode mode = self->mode;
+    change_mode(self);
+    self->mode = mode;
+    return status;
+}
+
+static void leave(visit *self)
+{
+    fl_cuda_leave(self->before);
+    change_mode(self);
+}
+
 int fl_cuda_pin(int32_t device, char *data, int64_t bytes, fl_err *err)
 {
-    int32_t before;
-    FL_TRY(fl_cuda_enter(device, &before, err));
+    visit here;
+    FL_TRY(enter(device, &here, err));
     int status =
         FL_CUDA_STATUS(cudaHostRegister(data, (size_t)bytes, cudaHostRegisterPortable), err);
-    fl_cuda_leave(before);
+    leave(&here);
     return status;
 }
 
 void fl_cuda_unpin(int32_t device, char *data)
 {
-    int32_t before;
-    (void)fl_cuda_enter(device, &before, NULL);
+    visit here;
+    (void)enter(device, &here, NULL);
     (void)FL_CUDA_STATUS(cudaHostUnregister(data), NULL); /* fails only with the device */
-    fl_cuda_leave(before);
+    leave(&here);
 }
 
 /* ---- the stage */
 
 static int open_stream(fl_cuda_stage *stage, fl_err *err)
 {
-    int32_t before;
-    FL_TRY(fl_cuda_enter(stage->device, &before, err));
+    visit here;
+    FL_TRY(enter(stage->device, &here, err));
     int status =
         FL_CUDA_STATUS(cudaStreamCreateWithFlags(&stage->stream, cudaStreamNonBlocking), err);
-    fl_cuda_leave(before);
+    leave(&here);
     return status;
 }
 
@@ -113,31 +145,32 @@ static void return_oldest(fl_cuda_stage *stage)
     put_free(upload);
 }
 
-static void await_copies(fl_cuda_stage *stage)
+void fl_cuda_stage_await(fl_cuda_stage *stage)
 {
-    int32_t before;
-    (void)fl_cuda_enter(stage->device, &before, NULL);
+    if (is_foreign(stage)) return;
+    visit here;
+    (void)enter(stage->device, &here, NULL);
     /* Fails with the device, which then copies no more. */
     (void)FL_CUDA_STATUS(cudaStreamSynchronize(stage->stream), NULL);
-    fl_cuda_leave(before);
+    leave(&here);
 }
 
 void fl_cuda_stage_halt(fl_cuda_stage *stage)
 {
     if (is_foreign(stage)) return;
     set_halted(stage, true);
-    await_copies(stage);
+    fl_cuda_stage_await(stage);
     while (stage->taken != NULL) return_oldest(stage);
 }
 
 static void destroy_handles(fl_cuda_stage *stage)
 {
-    int32_t before;
-    (void)fl_cuda_enter(stage->device, &before, NULL);
+    visit here;
+    (void)enter(stage->device, &here, NULL);
     for (fl_cuda_upload *upload = stage->free; upload != NULL; upload = upload->next)
         if (upload->event != NULL) (void)FL_CUDA_STATUS(cudaEventDestroy(upload->event), NULL);
     (void)FL_CUDA_STATUS(cudaStreamDestroy(stage->stream), NULL);
-    fl_cuda_leave(before);
+    leave(&here);
 }
 
 void fl_cuda_stage_close(fl_cuda_stage *stage)
@@ -166,10 +199,10 @@ static inline bool is_copied(const fl_cuda_upload *upload)
 /* Copies end in the order in which they were queued, which is about that of the takes. */
 static void return_copied(fl_cuda_stage *stage)
 {
-    int32_t before;
-    if (stage->taken == NULL || fl_cuda_enter(stage->device, &before, NULL) != FL_OK) return;
+    visit here;
+    if (stage->taken == NULL || enter(stage->device, &here, NULL) != FL_OK) return;
     while (stage->taken != NULL && is_copied(stage->taken)) return_oldest(stage);
-    fl_cuda_leave(before);
+    leave(&here);
 }
 
 int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out, fl_err *err)
@@ -202,11 +235,11 @@ static int record_start(fl_cuda_upload *upload, cudaStream_t stream, fl_err *err
 
 int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, fl_err *err)
 {
-    int32_t before;
+    visit here;
     if (is_foreign(upload->stage)) return refuse_foreign(err);
-    FL_TRY(fl_cuda_enter(upload->stage->device, &before, err));
+    FL_TRY(enter(upload->stage->device, &here, err));
     int status = record_start(upload, stream, err);
-    fl_cuda_leave(before);
+    leave(&here);
     upload->block = block;
     upload->is_aimed = status == FL_OK;
     return status;
@@ -231,12 +264,12 @@ static int queue_copy_locked(fl_cuda_upload *upload, const fl_batch *batch, fl_e
 static int queue_copy(fl_cuda_upload *upload, const fl_batch *batch, fl_err *err)
 {
     fl_cuda_stage *stage = upload->stage;
-    int32_t before;
-    FL_TRY(fl_cuda_enter(stage->device, &before, err));
+    visit here;
+    FL_TRY(enter(stage->device, &here, err));
     pthread_mutex_lock(&stage->mutex);
     int status = queue_copy_locked(upload, batch, err);
     pthread_mutex_unlock(&stage->mutex);
-    fl_cuda_leave(before);
+    leave(&here);
     upload->is_queued = status == FL_OK;
     return status;
 }
@@ -248,35 +281,24 @@ void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch)
         (void)queue_copy(upload, batch, NULL);
 }
 
-/* Registering memory would spoil a graph that another thread is capturing, unless this thread says
- * that its calls are none of that graph's. */
-static int pin_beside_captures(fl_slot *slot, int64_t bytes)
-{
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    (void)FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&mode), NULL);
-    int status = fl_slot_pin(slot, bytes, NULL);
-    (void)FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&mode), NULL);
-    return status;
-}
-
-bool fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes)
+int fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     fl_batch batch = {.slot = slot, .bytes = bytes};
-    if (pin_beside_captures(slot, bytes) != FL_OK) return false;
+    FL_TRY(fl_slot_pin(slot, bytes, err));
     fl_cuda_upload_part(berth->target, &batch);
-    return true;
+    return FL_OK;
 }
 
 int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *stream, fl_err *err)
 {
     fl_cuda_stage *stage = upload->stage;
-    int32_t before;
+    visit here;
     if (is_foreign(stage)) return refuse_foreign(err);
     assert(upload->is_aimed && atomic_load(&upload->parts) == 0);
     if (!upload->is_queued) FL_TRY(queue_copy(upload, batch, err));
-    FL_TRY(fl_cuda_enter(stage->device, &before, err));
+    FL_TRY(enter(stage->device, &here, err));
     int status = FL_CUDA_STATUS(cudaStreamWaitEvent(stream, upload->event, 0), err);
-    fl_cuda_leave(before);
+    leave(&here);
     if (status != FL_OK) return status;
     upload->slot = batch->slot;
     upload->next = NULL;
@@ -292,7 +314,8 @@ void fl_cuda_upload_abandon(fl_cuda_upload *upload, const fl_batch *batch, void 
 {
     if (is_foreign(upload->stage)) return;
     if (upload->is_queued && fl_cuda_upload_take(upload, batch, stream, NULL) == FL_OK) return;
-    await_copies(upload->stage); /* where it could not be queued whole, a part of it may be */
+    fl_cuda_stage_await(
+        upload->stage); /* where it could not be queued whole, a part of it may be */
     fl_slot_return(batch->slot);
     put_free(upload);
 }

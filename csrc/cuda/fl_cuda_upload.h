@@ -4,8 +4,9 @@
  * it was filled in to a block of device memory that the caller provides. docs/cuda.md draws the
  * states and who waits for whom.
  *
- * get, aim, take, drop, halt and close belong to one consumer thread at a time; parts are reported
- * by the threads that fill. In a forked child every call is inert or FL_EFORK. */
+ * get, aim, take, abandon, drop, halt and close belong to one consumer thread at a time; parts are
+ * reported by the threads that fill, or by a courier. In a forked child every call is inert or
+ * FL_EFORK. */
 #ifndef FL_CUDA_UPLOAD_H
 #define FL_CUDA_UPLOAD_H
 
@@ -21,6 +22,9 @@ typedef struct fl_cuda_upload fl_cuda_upload;
 
 /* FL_OK, FL_ENOMEM, FL_EDEVICE. The caller closes it. */
 int fl_cuda_stage_open(int32_t device, fl_cuda_stage **out, fl_err *err);
+
+/* SYNC. Waits for the copies that are queued. Any thread. */
+void fl_cuda_stage_await(fl_cuda_stage *stage);
 
 /* SYNC. Queues no copy until the next fl_cuda_upload_get, and waits for those that are queued: when
  * it returns every slot and block may go, and the slots of taken uploads have. */
@@ -44,13 +48,14 @@ bool fl_cuda_upload_is_aimed(const fl_cuda_upload *upload);
  * fails is left to fl_cuda_upload_take. The filling threads. */
 void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch);
 
-/* The same for a courier: of a batch of one part, in a slot of an arena, which is pinned first. The
- * berth's target is an aimed upload. False: it could not be pinned. */
-bool fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes);
+/* The same for a courier: of a batch of one part, in a slot of an arena, which is pinned first; as
+ * fl_slot_pin. The berth's target is an aimed upload. */
+int fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes, fl_err *err);
 
 /* Makes `stream` wait for the copy of the batch, which is filled and whose upload is aimed; queues
  * the copy first if it is not. The upload and the batch's slot are then the stage's. After
- * FL_ENOMEM or FL_EDEVICE they are still the caller's, who may try again. */
+ * FL_ENOMEM, FL_EDEVICE, or FL_ECLOSED if it was halted, they are still the caller's, who may try
+ * again. */
 int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *stream, fl_err *err);
 
 /* Gives back the upload and the slot of a filled batch that nobody wants: `stream`, which it was

@@ -134,12 +134,13 @@ static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, fl_py_b
     parcel->hub = Py_NewRef((PyObject *)self);
     parcel->door = self->door;
     Py_INCREF(parcel->door.tensor_type);
-    parcel->is_open = parcel->is_lent = false;
+    parcel->is_open = parcel->is_lent = parcel->is_landing = false;
     parcel->reply = *reply;
     parcel->slot = booked->slot;
     parcel->errand = booked->errand;
     parcel->berth = (fl_berth){0};
     parcel->head = NULL;
+    parcel->block = NULL;
     booked->errand = NULL;
     parcel->limit = booked->is_counted ? reply->used : 0;
     booked->slot = NULL;
@@ -168,8 +169,13 @@ PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply)
         return pair;
     }
     fl_py_booking_settle(self, booked, booked->limit);
-    (void)fl_py_lift_end(self, booked->errand, booked->slot); /* which is not copied */
+    fl_errand *errand = booked->errand;
     booked->errand = NULL;
+    if (fl_py_lift_end(self, errand, booked->slot)) { /* it was carried as a whole batch is */
+        booked->slot = NULL;
+        fl_py_hub_blame(reply->worker);
+        return NULL;
+    }
     booked->before = booked->slot;
     booked->slot = NULL;
     return Py_BuildValue("OiLL", booked->key, (int)reply->worker, (long long)reply->number,

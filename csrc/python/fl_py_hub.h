@@ -78,7 +78,8 @@ int32_t fl_py_lift_expect(fl_py_hub *self, int64_t first);
 /* Lends it one of them, a tensor: 0, or -1 with an exception. */
 int fl_py_lift_supply(fl_py_hub *self, PyObject *block, int64_t bytes);
 
-/* Ends the errand of a batch that nobody wants, if there is one: true if the slot is given back. */
+/* Ends the errand of a batch that nobody wants, if there is one: true if the slot is given back.
+ * Waits while it is being carried. */
 bool fl_py_lift_end(fl_py_hub *self, fl_errand *errand, fl_slot *slot);
 
 /* The same for a batch that has been carried to the berth. */

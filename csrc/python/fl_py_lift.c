@@ -7,24 +7,37 @@
 
 #include "fl_cpu.h"
 
-static bool carry_on_host(const fl_berth *berth, fl_slot *slot, int64_t bytes)
+static int carry_on_host(const fl_berth *berth, fl_slot *slot, int64_t bytes, fl_err *err)
 {
+    (void)err;
     fl_cpu_copy_rows(berth->target, fl_slot_data(slot), bytes, bytes, 0, 1, true);
-    return true;
+    return FL_OK;
+}
+
+static inline fl_carry *carry_of(const fl_py_hub *self)
+{
+    return self->stage != NULL ? fl_cuda_upload_carry : carry_on_host;
 }
 
 int fl_py_lift_open(fl_py_hub *self, fl_err *err)
 {
     int32_t device = self->slots->device;
     if (device >= 0) FL_TRY(fl_cuda_stage_open(device, &self->stage, err));
-    return fl_courier_open(self->shm, self->workers, self->depth,
-                           device >= 0 ? fl_cuda_upload_carry : carry_on_host, &self->courier, err);
+    return fl_courier_open(self->shm, self->workers, self->depth, carry_of(self), &self->courier,
+                           err);
 }
 
 static void drop_owner(const fl_berth *berth)
 {
     PyObject *owner = berth->owner;
     Py_DECREF(owner);
+}
+
+/* One that nothing was carried to. */
+static void drop_berth(fl_py_hub *self, const fl_berth *berth)
+{
+    if (self->stage != NULL) fl_cuda_upload_drop(berth->target);
+    drop_owner(berth);
 }
 
 void fl_py_lift_abandon(fl_py_hub *self, const fl_berth *berth, fl_slot *slot)
@@ -48,10 +61,7 @@ bool fl_py_lift_end(fl_py_hub *self, fl_errand *errand, fl_slot *slot)
 static void recall(fl_py_hub *self, int64_t bytes)
 {
     fl_berth berth;
-    while (fl_courier_recall(self->courier, bytes, &berth)) {
-        if (self->stage != NULL) fl_cuda_upload_drop(berth.target);
-        drop_owner(&berth);
-    }
+    while (fl_courier_recall(self->courier, bytes, &berth)) drop_berth(self, &berth);
 }
 
 void fl_py_lift_stop(fl_py_hub *self)
@@ -59,8 +69,9 @@ void fl_py_lift_stop(fl_py_hub *self)
     if (self->courier == NULL) return;
     Py_BEGIN_ALLOW_THREADS
     fl_courier_stop(self->courier);
-    if (self->stage != NULL) fl_cuda_stage_halt(self->stage);
+    if (self->stage != NULL) fl_cuda_stage_await(self->stage);
     Py_END_ALLOW_THREADS
+    if (self->stage != NULL) fl_cuda_stage_halt(self->stage); /* nothing is left to wait for */
     recall(self, INT64_MAX);
 }
 
@@ -136,20 +147,22 @@ static int
 carry_now(fl_py_hub *self, PyObject *new_block, fl_slot *slot, int64_t bytes, fl_berth *out)
 {
     fl_err err;
-    if (self->stage != NULL && fl_slot_pin(slot, bytes, &err) != FL_OK) {
-        fl_py_raise(&err, NULL);
-        return -1;
-    }
     PyObject *block = PyObject_CallFunction(new_block, "L", (long long)bytes);
     if (block == NULL) return -1;
-    int status = make_berth(self, block, bytes, out);
+    fl_berth berth;
+    int status = make_berth(self, block, bytes, &berth);
     Py_DECREF(block);
     if (status != 0) return -1;
-    fl_carry *carry = self->stage != NULL ? fl_cuda_upload_carry : carry_on_host;
-    Py_BEGIN_ALLOW_THREADS(void)
-    carry(out, slot, bytes);
+    Py_BEGIN_ALLOW_THREADS
+    status = carry_of(self)(&berth, slot, bytes, &err);
     Py_END_ALLOW_THREADS
-    return 0;
+    if (status == FL_OK) {
+        *out = berth;
+        return 0;
+    }
+    drop_berth(self, &berth);
+    fl_py_raise(&err, NULL);
+    return -1;
 }
 
 /* The current stream waits for the batch: 1 if its block is another stream's. */
@@ -171,11 +184,9 @@ int fl_py_lift_land(fl_py_parcel *parcel, PyObject *new_block)
     fl_py_hub *self = (fl_py_hub *)parcel->hub;
     fl_errand *errand = parcel->errand;
     parcel->errand = NULL;
-    if (errand != NULL) {
-        Py_BEGIN_ALLOW_THREADS(void)
-        fl_courier_claim(self->courier, errand, &parcel->berth);
-        Py_END_ALLOW_THREADS
-    }
+    Py_BEGIN_ALLOW_THREADS
+    if (errand != NULL) (void)fl_courier_claim(self->courier, errand, &parcel->berth);
+    Py_END_ALLOW_THREADS
     if (parcel->berth.owner != NULL && parcel->berth.carried != parcel->reply.upload) {
         fl_py_hub_blame(parcel->reply.worker);
         return -1;

@@ -36,6 +36,7 @@ static void parcel_dealloc(fl_py_parcel *self)
     PyObject_GC_UnTrack(self);
     give_slot_back(self);
     if (!self->is_open) fl_py_hub_release(self->hub, self->limit);
+    Py_XDECREF(self->block);
     fl_free(self->head);
     fl_py_door_close(&self->door);
     Py_XDECREF(self->hub);
@@ -47,6 +48,7 @@ static int parcel_traverse(fl_py_parcel *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->hub);
+    Py_VISIT(self->block);
     Py_VISIT(self->door.tensor_type);
     return 0;
 }
@@ -70,26 +72,30 @@ PyDoc_STRVAR(land_doc,
              "land(new_block, /)\n--\n\n"
              "The block that holds the batch from now on (on a device, for the current stream),\n"
              "made by new_block(bytes) unless the batch was carried already, and whether it is\n"
-             "another stream's. Opens the parcel, whose tensors then have places in the block. If\n"
-             "it raises, it may be called again.");
+             "another stream's. Opens the parcel, whose tensors then have places in the block. It\n"
+             "may be called again, also if it raised: RuntimeError or MemoryError.");
 
 static PyObject *parcel_land(fl_py_parcel *self, PyObject *new_block)
 {
-    if (self->slot == NULL || self->is_open || self->reply.upload == 0 ||
+    if (self->block != NULL) return Py_BuildValue("OO", self->block, self->is_elsewhere);
+    if (self->is_open || self->is_landing || self->reply.upload == 0 ||
         ((fl_py_hub *)self->hub)->courier == NULL)
-        return PyErr_Format(PyExc_ValueError, "nothing is left of it that could land");
+        return PyErr_Format(PyExc_ValueError, "it cannot land: it is open, landing or to stay");
     /* Before the slot goes. */
     if (self->head == NULL) self->head = fl_alloc(fl_max(self->reply.head_bytes, 1));
     if (self->head == NULL) return PyErr_NoMemory();
     memcpy(self->head, fl_slot_data(self->slot) + self->reply.head, (size_t)self->reply.head_bytes);
+    self->is_landing = true; /* the interpreter lock is let go of, and Python code is called */
     int is_elsewhere = fl_py_lift_land(self, new_block);
+    self->is_landing = false;
     if (is_elsewhere < 0) return NULL;
-    PyObject *block = self->berth.owner;
+    self->block = self->berth.owner;
+    self->is_elsewhere = is_elsewhere ? Py_True : Py_False;
     self->berth.owner = NULL;
     self->slot = NULL;
     self->is_open = true;
     fl_py_hub_release(self->hub, self->limit);
-    return Py_BuildValue("NN", block, PyBool_FromLong(is_elsewhere));
+    return Py_BuildValue("OO", self->block, self->is_elsewhere);
 }
 
 static bool parse_shape(PyObject *args, int32_t ndim, int64_t *shape)

@@ -59,7 +59,7 @@ struct yard {
     fl_err err;                   /* of the last failure */
 };
 
-static inline bool carry_to_shelf(const fl_berth *berth, fl_slot *slot, int64_t bytes)
+static inline int carry_to_shelf(const fl_berth *berth, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     int64_t word;
     shelf *to = berth->target;
@@ -73,7 +73,7 @@ static inline bool carry_to_shelf(const fl_berth *berth, fl_slot *slot, int64_t 
     bool is_refused = atomic_load(&y->refuses);
     if (!is_refused) memcpy(to->words, fl_slot_data(slot), (size_t)bytes);
     atomic_fetch_add(&y->ended, 1);
-    return !is_refused;
+    return is_refused ? fl_fail(err, FL_ENOMEM, "refused") : FL_OK;
 }
 
 /* ---- berths */

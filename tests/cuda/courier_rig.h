@@ -68,12 +68,12 @@ typedef struct loop {
 
 static _Atomic int64_t carries; /* so far, by the threads of all couriers */
 
-static inline bool carry_and_count(const fl_berth *berth, fl_slot *slot, int64_t bytes)
+static inline int carry_and_count(const fl_berth *berth, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     CHECK(berth->carried == bytes && bytes <= berth->bytes);
-    bool is_carried = fl_cuda_upload_carry(berth, slot, bytes);
+    int status = fl_cuda_upload_carry(berth, slot, bytes, err);
     atomic_fetch_add(&carries, 1);
-    return is_carried;
+    return status;
 }
 
 /* ---- blocks */
@@ -266,7 +266,7 @@ static inline int upload_job(loop *l, job *j, const fl_batch *batch)
     FL_TRY(fl_slot_pin(j->slot, batch->bytes, &l->err));
     FL_TRY(ready_block(l, batch->bytes, &j->berth));
     j->berth.carried = batch->bytes;
-    CHECK(fl_cuda_upload_carry(&j->berth, j->slot, batch->bytes));
+    CHECK_INT(fl_cuda_upload_carry(&j->berth, j->slot, batch->bytes, NULL), FL_OK);
     return FL_OK;
 }
 

@@ -56,6 +56,13 @@ static cudaError_t enter(void)
     return fail_error;
 }
 
+/* For calls that spoil a graph which another thread is capturing. */
+static void check_capture(void)
+{
+    if (is_capturing && capture_mode != cudaStreamCaptureModeRelaxed)
+        fake_violation("a call that spoils the capture of another thread");
+}
+
 /* Whether this call is to be left out: it comes from the site that is ignored. */
 static bool is_ignored(const char *name, const void *address)
 {
@@ -258,6 +265,7 @@ const char *cudaGetErrorString(cudaError_t error)
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)
 {
     cudaError_t error = enter();
+    check_capture();
     if (flags != cudaStreamNonBlocking) fake_violation("a stream that waits for the NULL stream");
     if (error != cudaSuccess) return leave(error);
     *stream = fake_open_stream(current_device);
@@ -276,6 +284,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     cudaError_t error = enter();
+    check_capture();
     if (!IS_IGNORED()) fake_run_stream(stream_of(stream));
     return leave(error);
 }
@@ -340,6 +349,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     cudaError_t error = enter();
+    check_capture();
     bool is_over = IS_IGNORED() || event->mark == NULL || event->mark->is_reached;
     return leave(error == cudaSuccess && !is_over ? cudaErrorNotReady : error);
 }
@@ -372,8 +382,7 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned int flags)
 {
     cudaError_t error = enter();
     if ((flags & cudaHostRegisterPortable) == 0) fake_violation("pinned for one context alone");
-    if (is_capturing && capture_mode != cudaStreamCaptureModeRelaxed)
-        fake_violation("memory is pinned in the middle of a capture");
+    check_capture();
     if (find_range(memory, bytes) != NULL) fake_violation("memory is pinned twice");
     check_populated(memory, bytes);
     if (error == cudaSuccess && refuses_pins) error = cudaErrorMemoryAllocation;
@@ -387,6 +396,7 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned int flags)
 cudaError_t cudaHostUnregister(void *memory)
 {
     cudaError_t error = enter();
+    check_capture();
     range *found = find_range(memory, 1);
     if (found == NULL || found->memory != memory) fake_violation("what is unpinned is not pinned");
     if (fake_is_read(found->memory, found->bytes))
