@@ -14,13 +14,28 @@ import torch
 
 from fastloop import _core
 from fastloop._array import torch_dtype
-from fastloop._device import Link
+from fastloop._device import Link, pinned_bytes
 from fastloop._route import Source
 from fastloop._torch import kernels_are_disabled
 
+# A field so small that is so small a part of its batch gets pinned memory of its own.
+_SMALL_FIELD, _SMALL_PART = 64 * 1024, 8
 
-class PinnedBlocks:
-    """Pinned memory for one iterator's batches."""
+
+def is_small_part(tensor: torch.Tensor, block: torch.Tensor) -> bool:
+    """Whether somebody who keeps the tensor (labels, say) should not keep the whole batch."""
+    return tensor.nbytes <= _SMALL_FIELD and tensor.nbytes <= block.nbytes // _SMALL_PART
+
+
+def fix_size(memory: torch.Tensor) -> torch.Tensor:
+    """From now on tensors that share this CPU memory cannot be resized: torch sees to it that what
+    NumPy shares stays where it is."""
+    memory.numpy()
+    return memory
+
+
+class Blocks:
+    """Memory of one iterator's batches; pinned memory, say, from where they go on."""
 
     index = -1  # of the device
 
@@ -55,7 +70,29 @@ class PinnedBlocks:
         return fields
 
 
-class DeviceBlocks(PinnedBlocks):
+class PinnedBlocks(Blocks):
+    """Pinned memory that the user gets."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, lambda size: fix_size(pinned_bytes(size)))
+
+    @torch.inference_mode(False)
+    def split(
+        self,
+        block: torch.Tensor,
+        offsets: tuple[int, ...],
+        lead: tuple[int, ...],
+        is_elsewhere: bool,
+    ) -> list[torch.Tensor]:
+        fields = super().split(block, offsets, lead, is_elsewhere)
+        return [self._copy(field) if is_small_part(field, block) else field for field in fields]
+
+    def _copy(self, field: torch.Tensor) -> torch.Tensor:
+        copy = self._allocate(max(field.nbytes, 1))[: field.nbytes]
+        return copy.view(field.dtype).view(field.shape).copy_(field)
+
+
+class DeviceBlocks(Blocks):
     """Memory on the device at the other end of a link."""
 
     def __init__(self, source: Source, link: Link) -> None:
@@ -66,6 +103,7 @@ class DeviceBlocks(PinnedBlocks):
     def check(self) -> None:
         self._link.check()
 
+    @torch.inference_mode(False)
     def split(
         self,
         block: torch.Tensor,

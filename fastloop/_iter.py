@@ -22,9 +22,9 @@ from torch.utils.data.dataloader import (
 )
 
 from fastloop import _core
-from fastloop._blocks import DeviceBlocks, PinnedBlocks, has_uploads
+from fastloop._blocks import Blocks, DeviceBlocks, PinnedBlocks, has_uploads
 from fastloop._collate import is_default_collate, make_collate
-from fastloop._device import Link, pinned_bytes
+from fastloop._device import Link
 from fastloop._indices import find_blocks
 from fastloop._landing import on_device, on_the_way, pinned
 from fastloop._process import ProcessIter
@@ -47,6 +47,7 @@ class Shared:
         self.position = position or Position()
         self.slots: _core.Slots | None = None  # the array path's
         self.worker_slots: _core.Slots | None = None  # the process path's
+        self.unpinned_device = -1  # one whose copies cannot be from there
         self.past: dict[str, int] = {}
         self.batches = 0  # of paths that run torch's iterators
         self.waits = 0
@@ -71,8 +72,10 @@ class Shared:
         return slots
 
     def slots_for_workers(self, device: int = -1) -> _core.Slots:
-        """The pool for batches on their way to a device: on the CPU where that cannot pin it."""
+        """The pool for batches of workers. If they go on to a device, it is one for copies to it,
+        unless memory that is shared cannot be pinned here."""
         slots = self.worker_slots
+        device = -1 if device == self.unpinned_device else device
         if slots is None or not slots.is_own() or slots.device != device:
             self._retire(slots)
             try:
@@ -80,6 +83,7 @@ class Shared:
             except RuntimeError:
                 if device < 0:
                     raise
+                self.unpinned_device = device
                 slots = _core.Slots(0, is_shared=True)
             self.worker_slots = slots
         return slots
@@ -122,13 +126,13 @@ class _ArrayIter(Resumable):
         super().__init__(loader)
         self._source = source
         # Where batches arrive; None: in CPU memory of ours.
-        self._blocks: PinnedBlocks | None = None
+        self._blocks: Blocks | None = None
         if link is None and self._pin_memory:
-            self._blocks = PinnedBlocks(source, pinned_bytes)
+            self._blocks = PinnedBlocks(source)
         elif link is not None and self._has_uploads(link):
             self._blocks = DeviceBlocks(source, link)
         elif link is not None and link.device.type != "cpu":
-            self._blocks = PinnedBlocks(source, link.pinned)
+            self._blocks = Blocks(source, link.pinned)
         self._pin_memory = self._pin_memory and link is None
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")

@@ -6,16 +6,19 @@ What has no place in that (a batch whose tensors hide in objects, say) is moved 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import pin_memory
 
 from fastloop import _core
+from fastloop._blocks import fix_size, is_small_part
 from fastloop._device import Link, pinned_bytes
-from fastloop._pack import Elsewhere, extent, unpack
+from fastloop._pack import Elsewhere, Place, extent, unpack
 from fastloop._upload import Uploader
 
 # So many batches no memory is asked for ahead of them after there was none: torch's allocators
@@ -49,9 +52,8 @@ class _Block:
         self._storage = memory.untyped_storage()
         self._device = memory.device
 
-    def tensor(self, place: tuple[int, ...]) -> torch.Tensor:
-        """At a place as of ``Parcel.tensor``, with a version of its own: writing to one spoils no
-        graph that saved another."""
+    def tensor(self, place: Place) -> torch.Tensor:
+        """With a version of its own: writing to one spoils no graph that saved another."""
         offset, code, *shape = place
         dtype = _DTYPES[code]
         tensor = torch.empty(0, dtype=dtype, device=self._device)
@@ -63,39 +65,36 @@ class _Block:
 class _OnDevice:
     """On the device at the other end of a link."""
 
-    is_dense, retries = True, True
-
     def __init__(self, link: Link) -> None:
         self._uploader = Uploader(link, None)
         self.check, self.new, self.lend = link.check, link.empty, link.lend
 
-    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone()
+    def open(self, parcel: _core.Parcel, memory: torch.Tensor) -> Any:
+        return unpack(parcel, Elsewhere(_Block(memory).tensor, torch.clone, is_dense=True))
 
     def send(self, batch: Any) -> Any:
         return self._uploader.hand_out(self._uploader.send(batch))
-
-    def finish(self, batch: Any) -> Any:
-        return batch
 
     def drop(self) -> None:
         self._uploader.finish()
 
 
-class _Pinned:
-    """In pinned memory."""
+class _Staged:
+    """In pinned memory, from where batches go on."""
 
-    is_dense = False  # torch keeps strides,
-    retries = False  # and what it cannot pin it raises once
-
-    def __init__(self, new: Callable[[int], torch.Tensor], device: str | None) -> None:
+    def __init__(self, new: Callable[[int], torch.Tensor]) -> None:
         self.new = new
-        self._device = device  # as torch's pin_memory has it; None: batches go on to a link
 
-    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+    def open(self, parcel: _core.Parcel, memory: torch.Tensor) -> Any:
+        return unpack(parcel, Elsewhere(_Block(memory).tensor, self._copy, is_dense=False))
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """With the same strides, as torch pins."""
         begin, end = extent(tensor)
-        storage = self.new(end - begin).untyped_storage()
+        if begin == end:
+            return tensor
         copy = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        storage = self.new(end - begin).untyped_storage()
         copy.set_(storage, 0, tensor.shape, tensor.stride())
         return copy.copy_(tensor)
 
@@ -106,24 +105,54 @@ class _Pinned:
         pass
 
     def send(self, batch: Any) -> Any:
-        if self._device is None:
-            return batch
-        return pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
-
-    # What is pinned torch leaves as it is; containers it makes anew, some as others.
-    finish = send
+        return batch
 
     def drop(self) -> None:
         pass
 
 
-Place = _OnDevice | _Pinned
+class _Pinned(_Staged):
+    """In memory of torch's caching host allocator, as torch's own loader pins."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(lambda size: fix_size(pinned_bytes(size)))
+        self._device = device
+
+    def open(self, parcel: _core.Parcel, memory: torch.Tensor) -> Any:
+        block = _Block(memory)
+
+        def make(place: Place) -> torch.Tensor:
+            tensor = block.tensor(place)
+            return self._copy(tensor) if is_small_part(tensor, memory) else tensor
+
+        batch = unpack(parcel, Elsewhere(make, self._copy, is_dense=False, is_one=False))
+        # What is pinned torch leaves as it is. Containers it makes anew, objects pin themselves.
+        return self.send(batch)
+
+    @torch.inference_mode(False)  # as in torch's thread for it
+    def send(self, batch: Any) -> Any:
+        try:
+            return pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
+        except Exception:
+            index = torch.accelerator.current_device_index()
+            where = f"in pin memory thread for device {index}"
+            error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        return error.reraise()  # type: ignore[no-untyped-call]
+
+
+Harbour = _OnDevice | _Staged
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether there was no memory, but may be at the next call."""
+    is_plain = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return is_plain or "out of memory" in str(error)
 
 
 class Landing:
     """Where the parcels of one iterator land. Missing memory may be there at the next call."""
 
-    def __init__(self, hub: _core.Hub, place: Place) -> None:
+    def __init__(self, hub: _core.Hub, place: Harbour) -> None:
         self._hub = hub
         self._place = place
         self._late: Any = None  # what the iterator gave and has not landed yet
@@ -131,6 +160,7 @@ class Landing:
         self._pause = 0  # batches for which there is no look-ahead
         self.is_on_device = isinstance(place, _OnDevice)
         self.check = place.check  # raises where no batch can be taken
+        self.lock = threading.RLock()  # around put and take: land() lets other threads run
 
     @property
     def is_behind(self) -> bool:
@@ -140,44 +170,50 @@ class Landing:
         """What is to be handed out next: a parcel, or a batch that came some other way."""
         self._late = data
 
-    @torch.inference_mode(False)  # tensors of that mode could not be used outside of it
     def take(self, first: int) -> Any:
         """The batch; on a device, for the current stream. From now on those from number `first` on
         (-1: whichever come first) are carried when they come, as far as there is memory."""
         if not self._landed:
             self._landed.append(self._land())
+        self._late = None
         self._look_ahead(first)
         return self._landed.pop()
 
     def _land(self) -> Any:
-        parcel = self._late
-        if type(parcel) is not _core.Parcel or parcel.upload == 0:
-            return self._send()
-        memory, is_elsewhere = parcel.land(self._place.new)
-        self._late = None
-        if is_elsewhere:
-            self._place.lend(memory)
-        place = self._place
-        elsewhere = Elsewhere(_Block(memory).tensor, place.apart, place.is_dense)
-        return place.finish(unpack(parcel, elsewhere))
+        late = self._late
+        if type(late) is not _core.Parcel or late.upload == 0:
+            return self._move(late)
+        with torch.inference_mode(False):  # tensors of that mode could not be used outside of it
+            memory, is_elsewhere = late.land(self._place.new)
+            try:
+                if is_elsewhere:
+                    self._place.lend(memory)
+                return self._place.open(late, memory)
+            except Exception as error:
+                if not _is_shortage(error):
+                    self._late = None
+                raise
 
-    def _send(self) -> Any:
-        batch, self._late = self._late, None
-        if type(batch) is _core.Parcel:
-            batch = unpack(batch)
-        if self._place.retries:
-            self._late = batch
-        batch = self._place.send(batch)
-        self._late = None
-        return batch
+    def _move(self, late: Any) -> Any:
+        try:
+            batch = unpack(late) if type(late) is _core.Parcel else late
+            return self._place.send(batch)
+        except Exception as error:
+            if not _is_shortage(error):
+                self._late = None
+            raise
 
-    @torch.inference_mode(False)
     def restart(self, first: int) -> None:
         """For a new epoch."""
         self.check()
         self.drop()
         self._look_ahead(first)
 
+    def rest(self) -> None:
+        """There are no more batches in this epoch."""
+        self._hub.rest()
+
+    @torch.inference_mode(False)
     def _look_ahead(self, first: int) -> None:
         wanted = self._hub.expect(first)
         if self._pause > 0:
@@ -196,19 +232,19 @@ class Landing:
         self._place.drop()
 
 
-def on_device(link: Link) -> Place:
+def on_device(link: Link) -> Harbour:
     return _OnDevice(link)
 
 
-def pinned(loader: DataLoader[Any]) -> Place | None:
+def pinned(loader: DataLoader[Any]) -> Harbour | None:
     """Where torch would pin for this loader, None where it would not."""
     if not loader.pin_memory or not torch.accelerator.is_available():
         return None
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None
-    return None if accelerator.type == "mps" else _Pinned(pinned_bytes, accelerator.type)
+    return None if accelerator.type == "mps" else _Pinned(accelerator.type)
 
 
-def on_the_way(link: Link) -> Place | None:
+def on_the_way(link: Link) -> Harbour | None:
     """For batches that go on to a link, None where memory needs no pinning for that."""
-    return _Pinned(link.pinned, None) if link.device.type != "cpu" else None
+    return _Staged(link.pinned) if link.device.type != "cpu" else None

@@ -34,12 +34,16 @@ _GRAIN = 16  # copies of storages begin at such multiples, so that all dtypes st
 _Places = dict[int, list[tuple[int, int, int]]]
 
 
+Place = tuple[int, ...]  # of a tensor in a batch, as Parcel.tensor has it
+
+
 class Elsewhere(NamedTuple):
     """Where the tensors of a batch are made, if not over the memory of its parcel."""
 
-    make: Callable[[tuple[int, ...]], torch.Tensor]  # of a place, as Parcel.tensor has it
+    make: Callable[[Place], torch.Tensor]
     apart: Callable[[torch.Tensor], torch.Tensor]  # a copy, of one that shares its memory
     is_dense: bool  # of one that has gaps, too
+    is_one: bool = True  # a tensor that is there twice stays one
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -139,10 +143,13 @@ class _Packer(ForkingPickler):
 
 def _hides_something(data: Any, packed: set[int]) -> bool:
     """Whether there is more to a batch that would move than containers and the packed tensors."""
-    leaves = [leaf for _, leaf in list_leaves(data)]
-    return not packed.issubset(map(id, leaves)) or any(
-        callable(getattr(leaf, "to", None)) and id(leaf) not in packed for leaf in leaves
-    )
+    try:
+        leaves = [leaf for _, leaf in list_leaves(data)]
+        return not packed.issubset(map(id, leaves)) or any(
+            callable(getattr(leaf, "to", None)) and id(leaf) not in packed for leaf in leaves
+        )
+    except Exception:  # a container that cannot be made anew, say, or one in itself
+        return True
 
 
 def pack(port: _core.Port, data: Any, lands: bool = False) -> tuple[bytes, int, bool]:
@@ -192,6 +199,8 @@ class _Unpacker(pickle.Unpickler):
         if pid[0] == "tensor":
             if pid[1] not in self._tensors:
                 self._tensors[pid[1]] = self._view(*self._views[pid[1]])
+            elif self._elsewhere is not None and not self._elsewhere.is_one:
+                return self._elsewhere.apart(self._tensors[pid[1]])
             return self._tensors[pid[1]]
         return self._make(pid)
 

@@ -22,7 +22,7 @@ from fastloop._interrupt import (
     interrupts_held,
     is_interrupted,
 )
-from fastloop._landing import Landing, Place
+from fastloop._landing import Harbour, Landing
 from fastloop._memory import default_budget, describe_memory
 from fastloop._pack import OBJECT, unpack
 from fastloop._transport import LOOK_S, Context, Transport
@@ -65,7 +65,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
     _pid = -1
 
     def __init__(
-        self, loader: DataLoader[Any], slots: _core.Slots, budget: int | None, place: Place | None
+        self, loader: DataLoader[Any], slots: _core.Slots, budget: int | None, place: Harbour | None
     ) -> None:
         budget = budget or default_budget()
         workers, lands = loader.num_workers, place is not None
@@ -116,9 +116,19 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         if landing is None:
             return super()._next_data()  # type: ignore[no-untyped-call]
         landing.check()
-        if not landing.is_behind:
-            landing.put(super()._next_data())  # type: ignore[no-untyped-call]
-        return landing.take(self._rcvd_idx if self._in_order else -1)
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                "the workers of this iterator belong to a parent process; call iter() on the "
+                "loader again"
+            )
+        with landing.lock:
+            if not landing.is_behind:
+                try:
+                    landing.put(super()._next_data())  # type: ignore[no-untyped-call]
+                except StopIteration:
+                    landing.rest()
+                    raise
+            return landing.take(self._rcvd_idx if self._in_order else -1)
 
     def _get_data(self) -> tuple[Any, Any]:
         try:

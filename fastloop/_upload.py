@@ -146,6 +146,8 @@ class _Leaves:
                 group = self.here
             elif leaf.device.type != "cpu" or not _is_plain(leaf):
                 group = self.others
+            elif leaf.numel() == 0:
+                group = self.unpinned
             elif self._link.is_pinned(leaf) and leaf.stride() == _place_of(leaf).strides:
                 group = self.pinned
             else:  # or pinned with gaps, which torch would copy into other memory first
@@ -271,7 +273,11 @@ class Arrived:
         pass
 
     def send(self, batch: Any) -> Sent:
-        return Sent(batch if self._transform is None else self._transform(batch), None, [])
+        if self._transform is not None:
+            # Of a copy: what a transform that fails has done to its containers is not to be met by
+            # its next try.
+            batch = self._transform(map_leaves(batch, lambda _, leaf: leaf))
+        return Sent(batch, None, [])
 
     def hand_out(self, sent: Sent) -> Any:
         return sent.batch

@@ -42,7 +42,7 @@ class Landings:
             return unpack(parcel)
         parcel.open()
         memory = parcel.tensor((0, _BYTE, parcel.upload)).clone()
-        return unpack(parcel, Elsewhere(_Block(memory).tensor, torch.clone, True))
+        return unpack(parcel, Elsewhere(_Block(memory).tensor, torch.clone, is_dense=True))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils import pin_memory
 from twins import BOTH, Calls, Raised, assert_twins, results
 
-from fastloop import ArrayDataset, DataLoader, _iter, _landing
+from fastloop import ArrayDataset, DataLoader, _blocks, _landing
 
 PATHS = [("array", 0), ("array", 2), ("process", 2), ("sync", 0)]
 every_path = pytest.mark.parametrize(("path", "workers"), PATHS)
@@ -65,7 +65,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostAllocator]:
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, _=None: allocator.pin(tensor))
     monkeypatch.setattr(_landing, "pinned_bytes", allocator.new)
-    monkeypatch.setattr(_iter, "pinned_bytes", allocator.new)
+    monkeypatch.setattr(_blocks, "pinned_bytes", allocator.new)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # for forks
     yield allocator

@@ -12,6 +12,8 @@
 /* Without news the thread looks again this often: a worker may die before it wakes anyone. */
 static const int64_t LOOK_NS = 1000000000;
 
+enum { LEAST_BERTH = 64 << 10 };
+
 typedef enum errand_state {
     SENT,    /* a worker has it */
     ARRIVED, /* in courier.arrived: may be run */
@@ -99,10 +101,16 @@ static void note_locked(fl_courier *courier, const fl_shm_reply *reply)
     append_locked(courier, errand);
 }
 
+/* Whoever keeps a batch keeps its block: one much larger is not for it. */
+static inline bool suits(const fl_berth *berth, int64_t bytes)
+{
+    return berth->bytes >= bytes && berth->bytes / 2 <= fl_max(bytes, LEAST_BERTH);
+}
+
 static int32_t find_spare_locked(const fl_courier *courier, int64_t bytes)
 {
     int32_t i = 0;
-    while (i < courier->spares && courier->spare[i].bytes < bytes) i++;
+    while (i < courier->spares && !suits(&courier->spare[i], bytes)) i++;
     return i;
 }
 
@@ -310,7 +318,7 @@ bool fl_courier_recall(fl_courier *courier, int64_t bytes, fl_berth *out)
     if (is_foreign(courier)) return false;
     pthread_mutex_lock(&courier->mutex);
     int32_t i = 0;
-    while (i < courier->spares && courier->spare[i].bytes >= bytes) i++;
+    while (i < courier->spares && suits(&courier->spare[i], bytes)) i++;
     bool is_found = i < courier->spares;
     if (is_found) *out = remove_spare_locked(courier, i);
     pthread_mutex_unlock(&courier->mutex);

@@ -65,7 +65,8 @@ int32_t fl_courier_wants(fl_courier *courier);
 /* Lends it a berth, until claim or recall gives it back; not more than it wants. */
 void fl_courier_supply(fl_courier *courier, const fl_berth *berth);
 
-/* Takes back a berth of less than `bytes` that is not in use; false: there is none. */
+/* Takes back a berth, not in use, that does not suit a batch of `bytes`: it is too small, or more
+ * than twice as large and not small at all. False: there is none. */
 bool fl_courier_recall(fl_courier *courier, int64_t bytes, fl_berth *out);
 
 /* Ends the errand, waiting if it is being run: nobody else looks at the slot any more, but for what

@@ -100,7 +100,7 @@ static void count_reply(fl_py_hub *self, const fl_shm_reply *reply)
     if (reply->kind > 0) {
         count->batches++;
         self->slots->bytes += reply->used;
-        self->room = fl_max(self->room - self->room / 64, reply->upload);
+        self->room = fl_max(self->room - self->room / 8, reply->upload);
     }
     for (int i = 0; i < FL_SHM_REASONS; i++) self->fallbacks[i] += reply->fallbacks[i];
     /* One outlier must not make all that follow wait for as much memory. */

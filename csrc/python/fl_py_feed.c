@@ -141,6 +141,8 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if ((split != Py_None) != has_blocks || (((fl_py_slots *)slots)->device >= 0 && !has_blocks))
         return PyErr_Format(PyExc_ValueError,
                             "slots of a device need new_block and split, which go together");
+    if (((fl_py_slots *)slots)->arena != NULL)
+        return PyErr_Format(PyExc_ValueError, "slots shared with workers are not for threads");
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1.0 && PyErr_Occurred()) return NULL;
     int64_t depth = 1;
@@ -195,6 +197,7 @@ static int feed_traverse(fl_py_feed *self, visitproc visit, void *arg)
     Py_VISIT(self->block);
     Py_VISIT(self->marks);
     Py_VISIT(self->held);
+    Py_VISIT(self->refusal);
     return 0;
 }
 
@@ -215,6 +218,7 @@ static int feed_clear(fl_py_feed *self)
     Py_CLEAR(self->fetch);
     Py_CLEAR(self->new_block);
     Py_CLEAR(self->split);
+    Py_CLEAR(self->refusal);
     return 0;
 }
 

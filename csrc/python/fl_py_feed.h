@@ -69,7 +69,8 @@ typedef struct fl_py_feed {
                           yet, NULL if there is none; with its tag, and why */
     int64_t unposted_tag;
     fl_err unposted_err;
-    fl_batch late; /* taken from the ring and not delivered, its slot owned, if is_late */
+    PyObject *refusal; /* owned: what new_block raised for it, in pinned memory; or NULL */
+    fl_batch late;     /* taken from the ring and not delivered, its slot owned, if is_late */
     bool is_late;
     bool fills_itself;  /* the consumer may copy instead of waiting: no disk is behind the table */
     int64_t most_bytes; /* of a batch of this epoch */

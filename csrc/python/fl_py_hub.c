@@ -71,7 +71,8 @@ static int hub_traverse(fl_py_hub *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* Only keys can be part of a cycle. Slots of a hub not released stay out of use with them. */
+/* Only keys can be part of a cycle: blocks that batches land in are plain tensors. Slots of a hub
+ * not released stay out of use with them. */
 static int hub_clear(fl_py_hub *self)
 {
     for (int64_t i = 0; self->bookings != NULL && i < (int64_t)self->workers * self->depth; i++)
@@ -296,6 +297,14 @@ static PyObject *hub_expect(fl_py_hub *self, PyObject *first)
     return PyLong_FromLong(self->courier != NULL ? fl_py_lift_expect(self, number) : 0);
 }
 
+PyDoc_STRVAR(rest_doc, "rest()\n--\n\nGive up the blocks that nothing has been carried to.");
+
+static PyObject *hub_rest(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
+{
+    if (self->courier != NULL) fl_py_lift_rest(self);
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(supply_doc, "supply(block, /)\n--\n\n"
                          "Lend a block of `room` bytes where batches land: a tensor, on a device\n"
                          "of the current stream's.");
@@ -315,7 +324,7 @@ static PyObject *get_unanswered(fl_py_hub *self, void *Py_UNUSED(closure))
     return PyLong_FromLongLong(self->unanswered);
 }
 
-PyDoc_STRVAR(room_doc, "how many bytes batches so far needed where they land");
+PyDoc_STRVAR(room_doc, "how many bytes batches of late need where they land");
 
 static PyObject *get_room(fl_py_hub *self, void *Py_UNUSED(closure))
 {
@@ -341,6 +350,7 @@ static PyMethodDef hub_methods[] = {
     {"take", (PyCFunction)hub_take, METH_O, take_doc},
     {"expect", (PyCFunction)hub_expect, METH_O, expect_doc},
     {"supply", (PyCFunction)hub_supply, METH_O, supply_doc},
+    {"rest", (PyCFunction)hub_rest, METH_NOARGS, rest_doc},
     {"cancel", (PyCFunction)hub_cancel, METH_VARARGS, cancel_doc},
     {"release", (PyCFunction)hub_release, METH_NOARGS, release_doc},
     {"tasks", (PyCFunction)hub_tasks, METH_VARARGS, tasks_doc},

@@ -38,7 +38,7 @@ typedef struct fl_py_hub {
     bool is_released;     /* all workers have ended */
     fl_cuda_stage *stage; /* owned; NULL unless they land on a device */
     fl_courier *courier;  /* owned; NULL unless they land */
-    int64_t room;         /* bytes that batches so far needed where they land */
+    int64_t room;         /* bytes that batches of late need where they land */
 } fl_py_hub;
 
 /* The booking of a request, or of one `depth` before or after it. */
@@ -74,6 +74,9 @@ void fl_py_lift_close(fl_py_hub *self);
 /* How many blocks of `room` bytes are wanted for what comes from the `first` batch on; -1: for
  * whatever comes first. */
 int32_t fl_py_lift_expect(fl_py_hub *self, int64_t first);
+
+/* Takes back those that are not in use. */
+void fl_py_lift_rest(fl_py_hub *self);
 
 /* Lends it one of them, a tensor: 0, or -1 with an exception. */
 int fl_py_lift_supply(fl_py_hub *self, PyObject *block, int64_t bytes);

@@ -64,6 +64,8 @@ static void recall(fl_py_hub *self, int64_t bytes)
     while (fl_courier_recall(self->courier, bytes, &berth)) drop_berth(self, &berth);
 }
 
+void fl_py_lift_rest(fl_py_hub *self) { recall(self, INT64_MAX); }
+
 void fl_py_lift_stop(fl_py_hub *self)
 {
     if (self->courier == NULL) return;
@@ -72,7 +74,7 @@ void fl_py_lift_stop(fl_py_hub *self)
     if (self->stage != NULL) fl_cuda_stage_await(self->stage);
     Py_END_ALLOW_THREADS
     if (self->stage != NULL) fl_cuda_stage_halt(self->stage); /* nothing is left to wait for */
-    recall(self, INT64_MAX);
+    fl_py_lift_rest(self);
 }
 
 void fl_py_lift_close(fl_py_hub *self)

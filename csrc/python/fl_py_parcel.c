@@ -4,6 +4,8 @@
  * Until it is opened its memory counts towards the budget of the ring. */
 #include "fl_py_hub.h"
 
+#include "fl_thread.h"
+
 #include <string.h>
 
 /* A field this small that is a small part of its batch gets memory of its own: a user who keeps
@@ -77,9 +79,11 @@ PyDoc_STRVAR(land_doc,
 
 static PyObject *parcel_land(fl_py_parcel *self, PyObject *new_block)
 {
+    fl_py_hub *hub = (fl_py_hub *)self->hub;
+    if (hub->generation != fl_fork_generation())
+        return PyErr_Format(PyExc_RuntimeError, "this batch belongs to a parent process");
     if (self->block != NULL) return Py_BuildValue("OO", self->block, self->is_elsewhere);
-    if (self->is_open || self->is_landing || self->reply.upload == 0 ||
-        ((fl_py_hub *)self->hub)->courier == NULL)
+    if (self->is_open || self->is_landing || self->reply.upload == 0 || hub->courier == NULL)
         return PyErr_Format(PyExc_ValueError, "it cannot land: it is open, landing or to stay");
     /* Before the slot goes. */
     if (self->head == NULL) self->head = fl_alloc(fl_max(self->reply.head_bytes, 1));

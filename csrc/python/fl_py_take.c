@@ -139,7 +139,13 @@ static int prepare(fl_py_feed *self)
         return -1;
     }
     if (self->unposted == NULL || fl_ring_pending(self->ring) > 0) return 0;
-    fl_py_raise(&self->unposted_err, (PyObject *)self->table);
+    PyObject *refusal = self->refusal;
+    self->refusal = NULL;
+    if (refusal != NULL)
+        PyErr_SetObject((PyObject *)Py_TYPE(refusal), refusal);
+    else
+        fl_py_raise(&self->unposted_err, (PyObject *)self->table);
+    Py_XDECREF(refusal);
     return -1;
 }
 

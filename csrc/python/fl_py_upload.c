@@ -58,6 +58,17 @@ static int make_block(fl_py_feed *self, fl_py_ticket *ticket, int64_t bytes)
     return -1;
 }
 
+/* The exception is to be raised when nothing is left to take before the batch. */
+static void keep_refusal(fl_py_feed *self)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    Py_XSETREF(self->refusal, value);
+}
+
 int fl_py_upload_post(fl_py_feed *self, int64_t bytes, int32_t parts, int64_t *tag, fl_err *err)
 {
     int64_t number = 0;
@@ -65,7 +76,10 @@ int fl_py_upload_post(fl_py_feed *self, int64_t bytes, int32_t parts, int64_t *t
     fl_py_ticket *ticket = &self->tickets[number];
     if (self->stage != NULL) FL_TRY(fl_cuda_upload_get(self->stage, parts, &ticket->upload, err));
     bool is_made = make_block(self, ticket, bytes) == 0;
-    if (!is_made && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+    if (is_made) Py_CLEAR(self->refusal);
+    bool is_error = !is_made && PyErr_ExceptionMatches(PyExc_Exception);
+    if (is_error && self->stage == NULL) keep_refusal(self);
+    if (is_error) PyErr_Clear();
     if (!is_made && self->stage == NULL)
         return fl_fail(err, FL_ENOMEM, "no pinned memory for a batch of %lld bytes",
                        (long long)bytes);
@@ -104,6 +118,7 @@ void fl_py_upload_forget(fl_py_feed *self)
     if (self->is_late) fl_slot_return(self->late.slot);
     self->is_late = false;
     self->unposted = NULL;
+    Py_CLEAR(self->refusal);
     for (int64_t number = 0; self->tickets != NULL && number < self->depth; number++)
         drop_ticket(&self->tickets[number]);
 }
