@@ -238,7 +238,8 @@ class Uploader:
         buffer = link.empty(begins.pop())
         copies = {}
         for run, begin in zip(runs, begins, strict=True):
-            link.copy(buffer[begin : begin + run.source.nbytes], run.source)
+            if run.source.nbytes > 0:
+                link.copy(buffer[begin : begin + run.source.nbytes], run.source)
             for tensor, offset in zip(run.tensors, run.offsets, strict=True):
                 copies[id(tensor)] = _tensor_in(buffer, _place_of(tensor), begin + offset)
         if sources:

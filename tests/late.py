@@ -212,7 +212,9 @@ class LateLink:
         return block is not None and block.stream is not None
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        block = self.late.find(tensor)
+        # As torch, which looks at the storage: tensors without elements have no address.
+        storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        block = self.late.find(storage)
         return block is not None and block.stream is None
 
     def pinned(self, size: int) -> torch.Tensor:

@@ -216,10 +216,13 @@ def memory_cannot_be_pinned() -> None:
     loop = Loop(loader, device)
     fake.fake_refuse_pins(True)
     iterator = loop.begin(is_on_device=False)
-    assert loader._shared.worker_slots.device == -1
+    slots = loader._shared.worker_slots
+    assert slots.device == -1
     assert next(iterator)["label"].tolist() == [0, 1, 2, 3]
     fake.fake_refuse_pins(False)
-    del iterator
+    iterator = loop.begin(is_on_device=False)
+    assert loader._shared.worker_slots is slots  # nor is it tried again
+    loop.loader = loader = DataLoader(Images(), 4, num_workers=1)
     iterator = loop.begin()
     fake.fake_refuse_pins(True)
     for k, indices in enumerate(split(list(range(LENGTH)), 4)):
@@ -401,7 +404,7 @@ def a_transform_runs_on_what_has_arrived() -> None:
         calls: list[list[str]] = []
 
         def transform(batch: Any, calls: list[list[str]] = calls) -> Any:
-            calls.append(batch["name"])
+            calls.append(batch.pop("name"))  # from a dict of its own, each time
             if len(calls) == 3:
                 raise OSError("not now")
             return batch["label"], batch["image"]

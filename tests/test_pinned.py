@@ -2,9 +2,13 @@
 ordinary memory which a stand-in for the allocator remembers."""
 
 import contextlib
+import dataclasses
 import gc
+import signal
+import threading
 import time
 import weakref
+from collections import UserList
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,12 +40,20 @@ class HostAllocator:
 
     def new(self, size: int) -> torch.Tensor:
         self.hook()
-        block = torch.zeros(size, dtype=torch.uint8)
+        block = torch.zeros(size, dtype=torch.uint8, device="cpu")
         self.made += 1
-        self.addresses[block.data_ptr()] = size
-        storage = block.untyped_storage()
-        self.blocks.append(weakref.ref(storage))
+        self._remember(block)
+        self.blocks.append(weakref.ref(block.untyped_storage()))
         return block
+
+    def _remember(self, block: torch.Tensor) -> None:
+        storage = block.untyped_storage()
+        self.addresses[storage.data_ptr()] = storage.nbytes()
+        weakref.finalize(storage, self.addresses.pop, storage.data_ptr(), None)
+
+    def held_bytes(self) -> int:
+        gc.collect()
+        return sum(self.addresses.values())
 
     def holds(self, tensor: torch.Tensor) -> bool:
         address = tensor.data_ptr()
@@ -52,8 +64,7 @@ class HostAllocator:
         if tensor.layout is not torch.strided or tensor.numel() == 0 or self.holds(tensor):
             return tensor
         copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
-        self.addresses[copy.data_ptr()] = copy.untyped_storage().nbytes()
-        self.alive = copy
+        self._remember(copy)
         return copy
 
 
@@ -98,27 +109,84 @@ def test_tensors_have_versions_of_their_own(host: HostAllocator, path: str) -> N
     before = y._version
     x.add_(1)
     assert y._version == before
-    x, y = next(iter(loader_of(DataLoader, path, 2)))
     with torch.inference_mode():
         assert not any(t.is_inference() for t in next(iter(loader_of(DataLoader, path, 2))))
 
 
 def test_results_of_every_kind_are_pinned_as_by_torch(host: HostAllocator) -> None:
-    """Containers included: torch makes lists of tuples, say."""
     made = made_by(DataLoader, lambda k: MAKES[k](), len(MAKES), 1, pin_memory=True)
     theirs = results(made_by(BOTH[1], lambda k: MAKES[k](), len(MAKES), 1))
-    made_count = 0
+    differ = set()
     for name, ours, batch in zip(RESULTS, results(made), theirs, strict=True):
         if any(name.startswith(f"{dtype}") for dtype in UNMOVED):
             continue
         try:
             expected = pin_memory.pin_memory(batch, "cuda")  # type: ignore[no-untyped-call]
-        except Exception:  # overlapping tensors are more than torch can pin
-            expected = batch
-        if not isinstance(ours, Raised):
+        except Exception:
+            expected = Raised
+        if expected is Raised or isinstance(ours, Raised):
+            if not (expected is Raised and isinstance(ours, Raised)):
+                differ.add(name)
+        else:
             assert_twins(ours, expected, name)
-            made_count += 1
-    assert made_count > len(RESULTS) // 2
+    assert differ <= {"expanded", "overlapping"}  # more than torch can pin
+
+
+class PinsItself:
+    def pin_memory(self) -> str:
+        return "pinned by itself"
+
+
+class Items(UserList[Any]):
+    """torch makes a copy."""
+
+
+@dataclasses.dataclass
+class Unset:
+    x: torch.Tensor
+    y: Any = dataclasses.field(init=False)
+
+
+def looped(x: torch.Tensor) -> Unset:
+    unset = Unset(x)
+    unset.y = unset
+    return unset
+
+
+def test_torchs_own_function_has_the_last_word(host: HostAllocator) -> None:
+    x = torch.arange(6.0)
+    for make in (
+        lambda: [x, PinsItself()],
+        lambda: [x, Items([x + 1, 2])],
+        lambda: Unset(x),
+        lambda: looped(x).x,
+    ):
+        (ours,) = made_by(DataLoader, lambda _, make=make: make(), 1, 1, pin_memory=True)
+        assert_twins(ours, pin_memory.pin_memory(make(), "cuda"))  # type: ignore[no-untyped-call]
+    (ours,) = made_by(DataLoader, lambda _: [looped(x), x], 1, 1, pin_memory=True)
+    assert ours[0].y is ours[0]
+
+
+def test_a_tensor_that_is_there_twice_is_pinned_twice(host: HostAllocator) -> None:
+    x = torch.ones(4)
+    (ours,) = made_by(DataLoader, lambda _: [x, x], 1, 1, pin_memory=True)
+    ours[0].add_(1)
+    assert ours[1].tolist() == [1, 1, 1, 1]
+    assert all(host.holds(tensor) for tensor in ours)
+
+
+def test_an_error_of_pinning_has_torchs_text(
+    host: HostAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("cannot pin that")
+
+    monkeypatch.setattr(pin_memory, "pin_memory", refuse)
+    iterator = iter(made_by(DataLoader, lambda k: torch.ones(k + 1), 2, 1, pin_memory=True))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Caught ValueError in pin memory thread for device 0"):
+            next(iterator)
+    assert next(iterator, None) is None
 
 
 # ---- who does it, and when
@@ -213,6 +281,117 @@ def test_an_interrupt_loses_no_batch(host: HostAllocator, path: str) -> None:
             ours.append(next(iterator))
     assert calls > 6
     assert_same(ours, [*loader_of(TorchLoader, path, 1)][: len(ours)])
+
+
+class Hidden:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+@pytest.mark.parametrize("refused", range(2, 9))
+@pytest.mark.parametrize("kind", ["views", "objects"])
+def test_a_batch_is_kept_when_memory_ends_anywhere(
+    host: HostAllocator, monkeypatch: pytest.MonkeyPatch, kind: str, refused: int
+) -> None:
+    x = torch.arange(100.0)
+    calls = 0
+
+    def refuse() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == refused:
+            raise MemoryError("out of memory")
+
+    def make(k: int) -> Any:
+        return [x[:60], x[40:], k] if kind == "views" else [Hidden(x), x.to_sparse(), k]
+
+    def pin(batch: Any, _: Any) -> Any:
+        if kind == "objects":
+            refuse()
+        return batch
+
+    host.hook = refuse
+    monkeypatch.setattr(pin_memory, "pin_memory", pin)
+    iterator = iter(made_by(DataLoader, make, 5, 1, pin_memory=True))
+    seen = []
+    while len(seen) < 5:
+        with contextlib.suppress(MemoryError):
+            seen.append(next(iterator)[2])
+    assert seen == [0, 1, 2, 3, 4]
+    assert next(iterator, None) is None
+
+
+def test_a_signal_while_a_batch_lands_loses_nothing(host: HostAllocator) -> None:
+    def interrupt(*_: Any) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    seen: list[int] = []
+    loader = made_by(DataLoader, lambda k: torch.full((200_000,), k), 60, 1, pin_memory=True)
+    iterator = iter(loader)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0007)
+        while len(seen) < 60:
+            with contextlib.suppress(InterruptedError):
+                batch = None
+                try:
+                    batch = next(iterator)
+                finally:
+                    if batch is not None:
+                        seen.append(int(batch[0]))
+    except StopIteration:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert seen == sorted(set(seen))  # torch's own iterator may lose one where it is interrupted
+
+
+def test_threads_share_an_iterator(host: HostAllocator) -> None:
+    iterator = iter(made_by(DataLoader, lambda k: torch.full((99_999,), k), 60, 2, pin_memory=True))
+    seen: list[int] = []
+
+    def take() -> None:
+        for batch in iterator:
+            assert (batch == batch[0]).all()
+            seen.append(int(batch[0]))
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == [*range(60)]
+
+
+# ---- what is kept
+
+
+@ahead
+def test_who_keeps_labels_keeps_no_images(host: HostAllocator, path: str) -> None:
+    images, labels = torch.zeros(40, 50_000), torch.arange(40)
+    dataset: Any = ArrayDataset(images, labels)
+    loader: Any = DataLoader(dataset, 4, num_workers=1, pin_memory=True, path=path)
+    kept = [y for _, y in loader]
+    assert torch.equal(torch.cat(kept), labels)
+    assert host.held_bytes() < 1000
+    x, _ = next(iter(loader))
+    with pytest.raises(RuntimeError, match="not resizable"):
+        x.resize_(100, 50_000)
+
+
+def test_one_large_batch_makes_no_others_large(host: HostAllocator) -> None:
+    sizes = [2_000_000 if k == 5 else 1000 for k in range(60)]
+    kept = [*made_by(DataLoader, lambda k: torch.ones(sizes[k]), 60, 1, pin_memory=True)]
+    assert [len(batch) for batch in kept] == sizes
+    assert host.held_bytes() < 4 * 2_000_000 + 60 * 140_000
+
+
+def test_nothing_is_held_between_epochs(host: HostAllocator) -> None:
+    loader = loader_of(DataLoader, "process", 2, persistent_workers=True)
+    for _ in range(2):
+        assert sum(1 for _ in loader) == len(loader)
+        assert host.held_bytes() == 0
 
 
 # ---- what goes another way

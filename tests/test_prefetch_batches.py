@@ -90,6 +90,14 @@ def test_nested_batches_arrive_as_they_were(late: LateDevice) -> None:
     assert not LateLink(late).has(batch["list"][0])
 
 
+def test_empty_tensors_of_pinned_memory(late: LateDevice) -> None:
+    x = late.foreign(torch.arange(12.0).reshape(3, 4))
+    batch = [x, x[:0], torch.empty(0, 4)]
+    there = next(prefetch([batch], "cuda"))
+    late.run()
+    assert_alike(there, batch)
+
+
 def test_pinned_tensors_with_gaps_are_packed(late: LateDevice) -> None:
     x = late.foreign(torch.arange(12.0).reshape(3, 4))
     batch = [x, x.t(), x[:, ::2]]
