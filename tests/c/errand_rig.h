@@ -17,6 +17,7 @@ enum {
     MOST_LOGGED = 64,
     SHELVES = FL_COURIER_AHEAD + 1, /* one more: in the consumer's hands */
     SLOT_BYTES = 16 * KIB,
+    LEND_BYTES = 64 * KIB,  /* suits every batch */
     SHELF_BYTES = 256 * KIB /* no slot is larger */
 };
 
@@ -101,7 +102,7 @@ static inline void lend(yard *y, int64_t bytes)
 
 static inline void lend_all(yard *y)
 {
-    while (fl_courier_wants(y->courier) > 0) lend(y, SHELF_BYTES);
+    while (fl_courier_wants(y->courier) > 0) lend(y, LEND_BYTES);
 }
 
 /* How many were not in use. */

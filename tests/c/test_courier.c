@@ -122,7 +122,7 @@ static void test_the_next_turn_goes_first_or_else_who_came_first(void)
         for (int i = 1; i >= 0; i--) serve(&y, jobs[i]);
         receive_all(&y);
         for (int i = 0; i < 2; i++) {
-            lend(&y, SHELF_BYTES);
+            lend(&y, LEND_BYTES);
             await_ended(&y, i + 1);
         }
         const int64_t tags[] = {in_order == 1 ? 2 : 3, in_order == 1 ? 3 : 2};
@@ -162,12 +162,17 @@ static void test_only_what_is_in_the_window_is_carried(void)
     close_yard(&y);
 }
 
-/* Its berths are said to be large enough for anything. */
-static void open_generous_yard(yard *y)
+/* With a berth for a good batch, and one that suits another of whatever size. */
+static void lend_for(yard *y, int64_t bytes)
+{
+    lend(y, LEND_BYTES);
+    lend(y, fl_min(fl_max(bytes, LEND_BYTES), INT64_MAX - 1));
+}
+
+static void open_empty_yard(yard *y)
 {
     CHECK_INT(try_open_yard(y, WORKERS, false), FL_OK);
     fl_courier_expect(y->courier, 0);
-    for (int i = 0; i < FL_COURIER_AHEAD; i++) lend(y, INT64_MAX - 1);
 }
 
 /* Of two that have arrived the first is looked at while the thread is held. */
@@ -175,7 +180,8 @@ static void leave_alone(int64_t tag, bool is_in_order)
 {
     yard y;
     const int64_t tags[] = {0};
-    open_generous_yard(&y);
+    open_empty_yard(&y);
+    lend_for(&y, TOO_MUCH);
     fl_courier_expect(y.courier, is_in_order ? 0 : -1);
     job *left = send(&y, tag), *good = send(&y, 0);
     y.is_held = true;
@@ -207,13 +213,14 @@ static bool carry_reply(int32_t kind, int64_t upload, int64_t beyond)
     yard y;
     fl_shm_request request;
     fl_berth berth;
-    open_generous_yard(&y);
+    open_empty_yard(&y);
     job *j = send(&y, 0), *good = send(&y, 1);
+    if (beyond != INT64_MIN) upload = fl_slot_bytes(j->slot) + beyond;
+    lend_for(&y, upload);
     y.is_held = true;
     serve(&y, good);
     await_begun(&y, 1);
     CHECK_INT(fl_shm_receive(y.ring.shm, 0, &request, INT64_MIN), FL_OK);
-    if (beyond != INT64_MIN) upload = fl_slot_bytes(j->slot) + beyond;
     fl_shm_reply reply = {.number = request.number, .kind = kind, .upload = upload};
     fl_shm_answer(y.ring.shm, 0, &reply);
     receive_all(&y);
@@ -271,7 +278,7 @@ static void test_what_is_refused_is_left_to_the_consumer(void)
     CHECK_INT(try_open_yard(&y, WORKERS, false), FL_OK);
     fl_courier_expect(y.courier, -1);
     job *jobs[] = {send(&y, 0), send(&y, 1), send(&y, 2)};
-    lend(&y, SHELF_BYTES);
+    lend(&y, LEND_BYTES);
     y.refuses = true;
     for (int i = 0; i < 2; i++) {
         serve(&y, jobs[i]);

@@ -129,7 +129,7 @@ static void leave_alone(int64_t tag, bool is_in_order)
     shape s = BY_HAND;
     s.is_in_order = is_in_order;
     open_loop(&l, s);
-    l.block_bytes = 2 * MIB;
+    l.block_bytes = 64 * KIB;
     supply_blocks(&l);
     send_tags(&l, (const int64_t[]){0, tag}, 2);
     int64_t calls = fake_calls(), before = carries;
