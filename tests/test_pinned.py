@@ -2,6 +2,7 @@
 ordinary memory which a stand-in for the allocator remembers."""
 
 import contextlib
+import ctypes
 import dataclasses
 import gc
 import threading
@@ -11,6 +12,7 @@ from collections import UserList
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import KINDS, N, TorchLoader, assert_same, small_dataset
@@ -21,7 +23,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils import pin_memory
 from twins import BOTH, Calls, Raised, assert_twins, results
 
-from fastloop import ArrayDataset, DataLoader, _blocks, _landing, _pack
+from fastloop import ArrayDataset, DataLoader, _blocks, _core, _landing, _pack
 
 PATHS = [("array", 0), ("array", 2), ("process", 2), ("sync", 0)]
 every_path = pytest.mark.parametrize(("path", "workers"), PATHS)
@@ -406,3 +408,37 @@ def test_nothing_lands_where_there_is_nothing_to_land(host: HostAllocator) -> No
     texts: Any = DataLoader(Calls(length=3), 1, num_workers=1, collate_fn=str, pin_memory=True)
     assert [*texts] == ["[0]", "[1]", "[2]"]
     assert host.made == 0
+
+
+def test_a_reply_that_changes_after_it_was_carried_is_an_error() -> None:
+    """A worker may write anywhere; here it says afterwards that its batch needs more memory."""
+    size, slots = 100_000, _core.Slots(0, is_shared=True)
+    hub = _core.Hub(slots, torch.Tensor, 1, 4, 1 << 30, True)
+    fd, mapped, offset, base = hub.address()
+    port = _core.Port(torch.Tensor, fd, mapped, offset, base, 0)
+
+    def build(turn: int) -> None:
+        assert hub.send(0, b"x", (turn, None), True)
+        port.receive(1.0)
+        source = torch.full((size,), turn, dtype=torch.uint8)
+        port.copy(source.data_ptr(), size)
+        assert port.answer(b"head", 1, False)
+
+    build(0)
+    hub.take(1.0)[1].land(lambda size: torch.empty(size, dtype=torch.uint8))
+    block = torch.zeros(hub.room, dtype=torch.uint8)
+    assert hub.expect(1) > 0
+    hub.supply(block)
+    build(1)
+    deadline = time.monotonic() + 30
+    while block[-1] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    words = np.ctypeslib.as_array((ctypes.c_int32 * 8192).from_address(base + offset))
+    (at,) = [i for i in range(0, 8192, 2) if tuple(words[i : i + 4]) == (1, 0, 0, 1)]
+    words[at + 3] = -1  # its kind
+    words[at + 6] = 1 << 28  # what it needs
+    with pytest.raises(RuntimeError, match="worker 0 has overwritten"):
+        hub.take(1.0)
+    hub.release()
+    counts = slots.count()
+    assert counts["empty"] == counts["made"]
