@@ -61,13 +61,23 @@ class Blocks:
         is_elsewhere: bool,
     ) -> list[torch.Tensor]:
         """The fields of a batch. is_elsewhere: another stream is current than was for `new`."""
+        if is_elsewhere:
+            self._lend(block)
         fields = []
         for offset, (dtype, row) in zip(offsets, self._rows, strict=True):
             shape = (*lead, *row)
             end = offset + math.prod(shape) * dtype.itemsize
             # Each with a version of its own: writing to one spoils no graph that saved another.
-            fields.append(block[offset:end].view(dtype).view(shape).data)
+            field = block[offset:end].view(dtype).view(shape).data
+            fields.append(self._give(field, block))
         return fields
+
+    def _lend(self, block: torch.Tensor) -> None:
+        """The current stream uses the block from now on."""
+
+    def _give(self, field: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+        """What the user gets of a field."""
+        return field
 
 
 class PinnedBlocks(Blocks):
@@ -76,18 +86,9 @@ class PinnedBlocks(Blocks):
     def __init__(self, source: Source) -> None:
         super().__init__(source, lambda size: fix_size(pinned_bytes(size)))
 
-    @torch.inference_mode(False)
-    def split(
-        self,
-        block: torch.Tensor,
-        offsets: tuple[int, ...],
-        lead: tuple[int, ...],
-        is_elsewhere: bool,
-    ) -> list[torch.Tensor]:
-        fields = super().split(block, offsets, lead, is_elsewhere)
-        return [self._copy(field) if is_small_part(field, block) else field for field in fields]
-
-    def _copy(self, field: torch.Tensor) -> torch.Tensor:
+    def _give(self, field: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+        if not is_small_part(field, block):
+            return field
         copy = self._allocate(max(field.nbytes, 1))[: field.nbytes]
         return copy.view(field.dtype).view(field.shape).copy_(field)
 
@@ -103,17 +104,8 @@ class DeviceBlocks(Blocks):
     def check(self) -> None:
         self._link.check()
 
-    @torch.inference_mode(False)
-    def split(
-        self,
-        block: torch.Tensor,
-        offsets: tuple[int, ...],
-        lead: tuple[int, ...],
-        is_elsewhere: bool,
-    ) -> list[torch.Tensor]:
-        if is_elsewhere:
-            self._link.lend(block)
-        return super().split(block, offsets, lead, is_elsewhere)
+    def _lend(self, block: torch.Tensor) -> None:
+        self._link.lend(block)
 
 
 def has_uploads(link: Link) -> bool:

@@ -58,11 +58,11 @@ def _tensor_in(buffer: torch.Tensor, place: Place, begin: int) -> torch.Tensor:
 @torch.inference_mode(False)  # tensors of that mode could not be used outside of it
 def _allocate(
     allocate: Callable[[int], torch.Tensor], places: Sequence[Place]
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """A buffer of bytes, and tensors one after the other in it."""
+) -> tuple[torch.Tensor, list[int], list[torch.Tensor]]:
+    """A buffer of bytes, and tensors one after the other in it: where they begin, and they."""
     begins = [0, *accumulate(map(_padded_size, places))]
     buffer = allocate(begins.pop())
-    return buffer, [_tensor_in(buffer, *at) for at in zip(places, begins, strict=True)]
+    return buffer, begins, [_tensor_in(buffer, *at) for at in zip(places, begins, strict=True)]
 
 
 class _Run(NamedTuple):
@@ -250,11 +250,10 @@ class Uploader:
     def _pack(self, tensors: list[torch.Tensor]) -> _Run:
         """Copies of the tensors in pinned memory, where they stand for them."""
         places = [_place_of(tensor) for tensor in tensors]
-        packed, parts = _allocate(self._link.pinned, places)
+        packed, begins, parts = _allocate(self._link.pinned, places)
         for part, tensor in zip(parts, tensors, strict=True):
             part.copy_(tensor)
-        begins = [0, *accumulate(map(_padded_size, places))]
-        return _Run(packed, tensors, begins[:-1])
+        return _Run(packed, tensors, begins)
 
     def finish(self) -> None:
         """SYNC: if copies may still read pinned memory of the user's, waits for them."""
@@ -304,7 +303,7 @@ class FixedBatch:
         places = {path: _place_of(tensor) for path, tensor in tensors.items()}
         stream = link.stream()
         if self._places is None:
-            self._buffer, fixed = _allocate(link.empty, [*places.values()])
+            self._buffer, _, fixed = _allocate(link.empty, [*places.values()])
             self._tensors = dict(zip(places, fixed, strict=True))
             self._places, self._stream = places, stream
         elif places != self._places:

@@ -15,11 +15,11 @@ from process_loop import LENGTH, Images, Loop, Pair, each_way, image, ragged, sp
 from torch.utils.data import IterableDataset
 from upload_device import (
     EAGER,
-    LAUNCH_FAILURE,
+    FAULTS,
     LAZY,
-    OUT_OF_MEMORY,
     RANDOM,
     Device,
+    check_errors,
     core,
     expect,
     fake,
@@ -266,8 +266,7 @@ def fail_call(n: int, error: int, is_sticky: bool) -> bool:
         assert not iterator.is_on_device or done == len(todo) or is_sticky
     except RuntimeError as met:
         errors.append(met)
-    expected = torch.OutOfMemoryError if error == OUT_OF_MEMORY else torch.AcceleratorError
-    assert all(isinstance(met, expected) and "CUDA error" in str(met) for met in errors), errors
+    check_errors(errors, error)
     assert len(errors) <= 1 or is_sticky, errors
     errors.clear()  # and the frames in their tracebacks
     del iterator, batch
@@ -284,11 +283,7 @@ def fail_call(n: int, error: int, is_sticky: bool) -> bool:
 
 
 def each_call_may_fail() -> None:
-    for error, is_sticky in (
-        (OUT_OF_MEMORY, False),
-        (LAUNCH_FAILURE, False),
-        (LAUNCH_FAILURE, True),
-    ):
+    for error, is_sticky in FAULTS:
         fake.fake_set_order(RANDOM, 1)
         n = 1
         while fail_call(n, error, is_sticky):

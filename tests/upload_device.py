@@ -196,6 +196,19 @@ class DeviceLink:
             raise RuntimeError("capture")
 
 
+# What a call may fail with, and whether for good.
+FAULTS = ((OUT_OF_MEMORY, False), (LAUNCH_FAILURE, False), (LAUNCH_FAILURE, True))
+
+
+def check_errors(met: list[Exception], error: int) -> None:
+    """They are torch's, for that error of the runtime."""
+    is_memory = error == OUT_OF_MEMORY
+    expected = torch.OutOfMemoryError if is_memory else torch.AcceleratorError
+    for one in met:
+        assert type(one) is expected and f"(CUDA error {error}, " in str(one), repr(one)
+        assert getattr(one, "error_code", None) == (None if is_memory else error)
+
+
 def expect(
     kind: type[Exception], text: str, work: Callable[[], Any], is_exact: bool = False
 ) -> None:

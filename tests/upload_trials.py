@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from upload_device import (
     EAGER,
-    LAUNCH_FAILURE,
+    FAULTS,
     LAZY,
     NAMES,
-    OUT_OF_MEMORY,
     RANDOM,
     SOURCES,
     Device,
     DeviceLink,
+    check_errors,
     core,
     expect,
     fake,
@@ -277,11 +277,7 @@ def fail_call(n: int, workers: int, error: int, is_sticky: bool) -> bool:
             done += 1
     except RuntimeError as met:
         errors.append(met)
-    is_memory = error == OUT_OF_MEMORY
-    expected = torch.OutOfMemoryError if is_memory else torch.AcceleratorError
-    for met in errors:
-        assert type(met) is expected and f"(CUDA error {error}, " in str(met), repr(met)
-        assert getattr(met, "error_code", None) == (None if is_memory else error)
+    check_errors(errors, error)
     assert lost == 0 and (len(errors) <= 1 or is_sticky), (lost, errors)
     if not is_sticky:
         device.synchronize()
@@ -296,11 +292,7 @@ def fail_call(n: int, workers: int, error: int, is_sticky: bool) -> bool:
 
 def each_call_may_fail() -> None:
     for workers in (0, 2):
-        for error, is_sticky in (
-            (OUT_OF_MEMORY, False),
-            (LAUNCH_FAILURE, False),
-            (LAUNCH_FAILURE, True),
-        ):
+        for error, is_sticky in FAULTS:
             fake.fake_set_order(RANDOM, 1)
             n = 1
             while fail_call(n, workers, error, is_sticky):

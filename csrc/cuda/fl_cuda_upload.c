@@ -314,8 +314,8 @@ void fl_cuda_upload_abandon(fl_cuda_upload *upload, const fl_batch *batch, void 
 {
     if (is_foreign(upload->stage)) return;
     if (upload->is_queued && fl_cuda_upload_take(upload, batch, stream, NULL) == FL_OK) return;
-    fl_cuda_stage_await(
-        upload->stage); /* where it could not be queued whole, a part of it may be */
+    /* Where it could not be queued whole, a part of it may be. */
+    fl_cuda_stage_await(upload->stage);
     fl_slot_return(batch->slot);
     put_free(upload);
 }

@@ -216,14 +216,13 @@ typedef struct fl_py_parcel {
     PyObject *hub; /* owned: whose budget counts it until it is opened */
     fl_py_door door;
     fl_slot *slot; /* owned; one share of it if it is lent; NULL once the batch has landed */
-    bool is_open, is_lent, is_landing;
+    bool is_open, is_lent, is_landing, is_elsewhere;
     int64_t limit; /* what the budget counts */
     fl_shm_reply reply;
-    fl_errand *errand;      /* owned; NULL unless a courier has it */
-    fl_berth berth;         /* where it is carried, if there is an owner */
-    char *head;             /* owned, once it has landed: what was pickled */
-    PyObject *block;        /* owned: where it has landed; NULL until then */
-    PyObject *is_elsewhere; /* borrowed: True or False */
+    fl_errand *errand; /* owned; NULL unless a courier has it */
+    fl_berth berth;    /* where it is carried, if there is an owner */
+    char *head;        /* owned, once it has landed: what was pickled */
+    PyObject *block;   /* owned: where it has landed; NULL until then. With is_elsewhere */
 } fl_py_parcel;
 
 extern PyType_Spec fl_py_hub_spec;

@@ -77,6 +77,12 @@ typedef struct fl_py_feed {
     bool is_closed;     /* interpreter lock */
 } fl_py_feed;
 
+/* Whether batches are gathered to their blocks, and slots stay empty. */
+static inline bool fl_py_gathers_to_blocks(const fl_py_feed *self)
+{
+    return self->tickets != NULL && self->stage == NULL;
+}
+
 /* Posts the next batch of the source, or a mark in its place: 1 posted, 0 the source is used up or
  * there was no memory for the batch (unposted), -1 exception. The lock is held and the ring has
  * room. */

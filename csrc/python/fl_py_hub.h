@@ -59,6 +59,10 @@ void fl_py_booking_forget(fl_py_hub *self, fl_py_booking *booked);
 int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bool is_forced,
                    const Py_buffer *payload, int64_t again, fl_slot *before);
 
+/* What came: (key, parcel), or (key, worker, number, bytes needed); None for what nobody wants any
+ * more. New reference. */
+PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply);
+
 /* RuntimeError for a worker whose replies cannot be. */
 void fl_py_hub_blame(int32_t worker);
 
@@ -91,9 +95,5 @@ void fl_py_lift_abandon(fl_py_hub *self, const fl_berth *berth, fl_slot *slot);
 /* The batch is in parcel->berth, where the current stream will find it: 1 if that block is another
  * stream's, 0 if not, and the slot is given back. -1: exception, to be tried again. */
 int fl_py_lift_land(fl_py_parcel *parcel, PyObject *new_block);
-
-/* What came: (key, parcel), or (key, worker, number, bytes needed); None for what nobody wants any
- * more. New reference. */
-PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply);
 
 #endif

@@ -77,12 +77,17 @@ PyDoc_STRVAR(land_doc,
              "another stream's. Opens the parcel, whose tensors then have places in the block. It\n"
              "may be called again, also if it raised: RuntimeError or MemoryError.");
 
+static PyObject *describe_landing(const fl_py_parcel *self)
+{
+    return Py_BuildValue("ON", self->block, PyBool_FromLong(self->is_elsewhere));
+}
+
 static PyObject *parcel_land(fl_py_parcel *self, PyObject *new_block)
 {
     fl_py_hub *hub = (fl_py_hub *)self->hub;
     if (hub->generation != fl_fork_generation())
         return PyErr_Format(PyExc_RuntimeError, "this batch belongs to a parent process");
-    if (self->block != NULL) return Py_BuildValue("OO", self->block, self->is_elsewhere);
+    if (self->block != NULL) return describe_landing(self);
     if (self->is_open || self->is_landing || self->reply.upload == 0 || hub->courier == NULL)
         return PyErr_Format(PyExc_ValueError, "it cannot land: it is open, landing or to stay");
     /* Before the slot goes. */
@@ -94,12 +99,12 @@ static PyObject *parcel_land(fl_py_parcel *self, PyObject *new_block)
     self->is_landing = false;
     if (is_elsewhere < 0) return NULL;
     self->block = self->berth.owner;
-    self->is_elsewhere = is_elsewhere ? Py_True : Py_False;
+    self->is_elsewhere = is_elsewhere == 1;
     self->berth.owner = NULL;
     self->slot = NULL;
     self->is_open = true;
     fl_py_hub_release(self->hub, self->limit);
-    return Py_BuildValue("OO", self->block, self->is_elsewhere);
+    return describe_landing(self);
 }
 
 static bool parse_shape(PyObject *args, int32_t ndim, int64_t *shape)

@@ -146,8 +146,8 @@ static int post_resolved(fl_py_feed *self, const fl_rows *rows, int64_t tag, fl_
     int64_t spare = fl_min(SPARE_SLOTS, SPARE_BYTES / (self->most_bytes + 1));
     fl_pool_reserve(self->slots->pool, self->depth + (self->runs_ahead ? 2 : 1) + spare);
     if (self->tickets != NULL) FL_TRY(fl_py_upload_post(self, bytes, parts, &tag, err));
-    bool is_in_slot = self->tickets == NULL || self->stage != NULL;
-    int status = fl_ring_post(self->ring, is_in_slot ? bytes : 0, parts, tag, err);
+    int64_t in_slot = fl_py_gathers_to_blocks(self) ? 0 : bytes;
+    int status = fl_ring_post(self->ring, in_slot, parts, tag, err);
     if (status != FL_OK) fl_py_upload_drop(self, tag);
     return status;
 }

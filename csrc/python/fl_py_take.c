@@ -75,8 +75,9 @@ static PyObject *deliver_on_cpu(fl_py_feed *self, const fl_batch *batch)
 
 static int64_t batch_bytes(const fl_py_feed *self, const fl_batch *batch)
 {
-    int64_t bytes = 0;
-    (void)fl_table_bytes(self->table->table, batch->rows.count, &bytes, NULL);
+    int64_t bytes = batch->bytes;
+    if (fl_py_gathers_to_blocks(self))
+        (void)fl_table_bytes(self->table->table, batch->rows.count, &bytes, NULL);
     return bytes;
 }
 

@@ -90,8 +90,8 @@ int fl_py_upload_post(fl_py_feed *self, int64_t bytes, int32_t parts, int64_t *t
 
 char *fl_py_upload_target(const fl_py_feed *self, const fl_batch *batch)
 {
-    bool is_elsewhere = self->tickets != NULL && self->stage == NULL;
-    return is_elsewhere ? ticket_of(self, batch->tag)->data : fl_slot_data(batch->slot);
+    return fl_py_gathers_to_blocks(self) ? ticket_of(self, batch->tag)->data
+                                         : fl_slot_data(batch->slot);
 }
 
 void fl_py_upload_filled(const fl_py_feed *self, const fl_batch *batch)

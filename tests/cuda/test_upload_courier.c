@@ -103,9 +103,7 @@ static void *train_on_device_1(void *arg)
     int device;
     shape s = *(shape *)arg;
     s.device = 1;
-    CHECK_INT(cudaSetDevice(1), cudaSuccess);
-    CHECK_INT(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking), cudaSuccess);
-    CHECK_INT(cudaSetDevice(0), cudaSuccess);
+    s.stream = open_stream_of_device_1();
     open_loop(&l, s);
     train(&l, 0, BATCHES);
     CHECK(cudaGetDevice(&device) == cudaSuccess && device == 0);

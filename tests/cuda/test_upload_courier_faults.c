@@ -82,18 +82,10 @@ static bool fail_call(const failure *f, int64_t n)
     return !is_over;
 }
 
-#if defined(__SANITIZE_THREAD__) /* is slow, and leaves mappings behind: a process has 65530 */
-enum { SAMPLE = 3 };
-#else
-enum { SAMPLE = 1 };
-#endif
-
 static void fail_each_call(cudaError_t error, bool is_sticky)
 {
     cudaStream_t stream;
-    CHECK_INT(cudaSetDevice(1), cudaSuccess);
-    CHECK_INT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    CHECK_INT(cudaSetDevice(0), cudaSuccess);
+    stream = open_stream_of_device_1();
     for (int i = 0; i < 4; i++) {
         failure f = {
             .work = i < 2 ? train_through : leave_through, .error = error, .is_sticky = is_sticky};

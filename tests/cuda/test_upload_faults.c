@@ -28,12 +28,6 @@ static int train_through(loop *l)
     return first;
 }
 
-#if defined(__SANITIZE_THREAD__) /* leaves mappings behind in every round: a process has 65530 */
-enum { SAMPLE = 3 };
-#else
-enum { SAMPLE = 1 };
-#endif
-
 /* With call n failing; false when there were fewer. */
 static bool
 fail_call(fl_ring_config shape, cudaStream_t stream, int64_t n, cudaError_t error, bool is_sticky)
@@ -70,9 +64,7 @@ static void fail_each_call(cudaError_t error, bool is_sticky)
 {
     fl_ring_config shape;
     cudaStream_t stream;
-    CHECK_INT(cudaSetDevice(1), cudaSuccess);
-    CHECK_INT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    CHECK_INT(cudaSetDevice(0), cudaSuccess);
+    stream = open_stream_of_device_1();
     for (int i = 0; next_shape(i, &shape); i += 3) {
         int64_t n = 1 + i / 3 % SAMPLE;
         fake_set_order(i == 0 ? FAKE_LAZY : FAKE_RANDOM, (uint64_t)i);

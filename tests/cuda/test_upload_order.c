@@ -171,9 +171,7 @@ static void *train_on_device_1(void *arg)
     loop l;
     int device;
     cudaStream_t stream;
-    CHECK_INT(cudaSetDevice(1), cudaSuccess);
-    CHECK_INT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    CHECK_INT(cudaSetDevice(0), cudaSuccess);
+    stream = open_stream_of_device_1();
     open_loop(&l, *(fl_ring_config *)arg, 1);
     l.stream = stream;
     train(&l, 0, BATCHES);
