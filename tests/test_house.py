@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"
 MAX_FUNCTION_LINES = 70
-MAX_FILE_LINES = 450
+MAX_FILE_LINES = 600
 
 # Which floors a floor may include; None: everything. A new folder needs a line here.
 FLOORS = {
