@@ -6,6 +6,8 @@ runs torch's own code.
 
 from __future__ import annotations
 
+import functools
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,10 +142,36 @@ def _has_default_collate(loader: DataLoader[Any]) -> bool:
     return is_default_collate(loader.collate_fn)
 
 
+# What frameworks set as worker_init_fn: (module, function). These seed the random generators of a
+# worker process and do nothing else, and the array path has no Python in its workers.
+_SEEDERS = (
+    ("lightning.fabric.utilities.seed", "pl_worker_init_function"),
+    ("lightning_fabric.utilities.seed", "pl_worker_init_function"),
+    ("transformers.trainer_utils", "seed_worker"),
+)
+
+
+def _find_seeder(init: Any) -> str | None:
+    """The name of a worker_init_fn, or of what it is a partial of, if it is one of those."""
+    function = init.func if type(init) is functools.partial else init
+    for module, name in _SEEDERS:
+        # Not imported: whoever has the function has imported its module. One that was put there
+        # in its place has the name of another module.
+        is_there = function is getattr(sys.modules.get(module), name, None)
+        if is_there and getattr(function, "__module__", None) == module:
+            return name
+    return None
+
+
+def _has_worker_init(loader: DataLoader[Any]) -> bool:
+    """Without workers torch never calls it."""
+    return loader.num_workers > 0 and loader.worker_init_fn is not None
+
+
 def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
     if not _has_default_collate(loader):
         raise NotCoveredError("collate_fn is not torch's default, or its registry was extended")
-    if loader.num_workers > 0 and loader.worker_init_fn is not None:
+    if _has_worker_init(loader) and _find_seeder(loader.worker_init_fn) is None:
         raise NotCoveredError("worker_init_fn runs in worker processes")
     if loader.num_workers > 0 and loader.prefetch_factor == 0:
         raise NotCoveredError("prefetch_factor is 0")
@@ -179,5 +207,7 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
                 f"path='array' cannot load this: {reason}; use path='auto' for any dataset"
             ) from None
         return Route(other, str(reason))
-    kind = type(loader.dataset).__name__
-    return Route("array", f"{kind} of plain arrays, default collate", source)
+    why = f"{type(loader.dataset).__name__} of plain arrays, default collate"
+    if _has_worker_init(loader):
+        why += f"; {_find_seeder(loader.worker_init_fn)} has nothing to seed in threads of C"
+    return Route("array", why, source)
