@@ -45,6 +45,7 @@ class Shared:
 
     def __init__(self, position: Position | None = None) -> None:
         self.position = position or Position()
+        self.open: list[weakref.ref[Any]] = []  # iterators that close() ends
         self.slots: _core.Slots | None = None  # the array path's
         self.worker_slots: _core.Slots | None = None  # the process path's
         self.unpinned_device = -1  # one whose copies cannot be from there
@@ -54,6 +55,10 @@ class Shared:
         self.wait_ns = 0
         self.latest: Callable[[], Any] = lambda: None  # the iterator that counts its workers
         self.last_count: tuple[Workers, dict[str, int]] = (), {}
+
+    def note_open(self, iterator: _BaseDataLoaderIter) -> None:
+        # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
+        self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
 
     def _retire(self, slots: _core.Slots | None) -> None:
         if slots is not None:

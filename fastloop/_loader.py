@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,6 +74,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     #: always be larger, and what the user holds is not counted.
     memory_budget: int | None = None
 
+    # For subclasses whose __init__ does not call ours.
+    device: torch.device | str | int | None = None
+    path: str = "auto"
+    device_transform: Callable[[Any], Any] | None = None
+    static_buffers: bool = False
+
     def __init__(  # type: ignore[no-untyped-def]
         self,
         dataset: Dataset[_T_co],
@@ -107,8 +112,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.path = path
         self.device_transform = device_transform
         self.static_buffers = static_buffers
-        self._shared = Shared()
-        self._open: list[weakref.ref[Any]] = []
         super().__init__(
             dataset,
             batch_size,
@@ -129,6 +132,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_order=in_order,
         )
 
+    @property
+    def _shared(self) -> Shared:
+        """Made on first use: a subclass's __init__ need not call ours."""
+        shared: Shared | None = self.__dict__.get("_shared")
+        if shared is None:
+            shared = self.__dict__.setdefault("_shared", Shared())  # the same for all threads
+        return shared
+
     def __iter__(self) -> _BaseDataLoaderIter:
         self._drop_broken_workers()
         try:
@@ -145,11 +156,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         link = None
         if self.device is not None and not (is_plain and torch.device(self.device).type == "cpu"):
             link = open_link(self.device)
-        iterator = fast_iterator(self, self.path, self._shared, link)
+        shared = self._shared
+        iterator = fast_iterator(self, self.path, shared, link)
         if link is not None and not (is_plain and getattr(iterator, "is_on_device", False)):
             iterator = DeviceIter(iterator, link, self.device_transform, self.static_buffers)
-        # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
-        self._open = [*(ref for ref in self._open if ref() is not None), weakref.ref(iterator)]
+        shared.note_open(iterator)
         return iterator
 
     def _drop_broken_workers(self) -> bool:
@@ -225,7 +236,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Iterating one of them further is an error. Batches stay valid, and the loader can be
         iterated anew. Also done at the end of a ``with`` block.
         """
-        for iterator in [ref() for ref in self._open]:
+        for iterator in [ref() for ref in self._shared.open]:
             close = getattr(iterator, "close", None)
             if close is not None:
                 close()
@@ -245,10 +256,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_shared"], state["_open"]
+        state.pop("_shared", None)
         state["_position"] = self._shared.position.copy()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         shared = Shared(state.pop("_position"))
-        self.__dict__.update(state, _shared=shared, _open=[])
+        self.__dict__.update(state, _shared=shared)
