@@ -5,7 +5,7 @@ fastloop._accumulate's; docs/stepper.md has the whole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -112,17 +112,21 @@ class Stepper:
 
     # ---- the loop
 
-    def iterate(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+    def iterate(self, loader: Iterable[Batch]) -> _Batches[Batch]:
         """The loader's batches; the last one closes its window, however short.
 
-        One micro() for each batch. A loader with a length is counted; one without is read one
-        batch ahead, where that is needed. A window left open at the end (a batch without micro())
-        is stepped as by flush(). Leaving the loop early discards the open window, with a warning.
+        One micro() for each batch. A loader with a length, which len() tells, is counted; one
+        without is read one batch ahead, where that is needed. A window left open at the end (a
+        batch without micro()) is stepped as by flush(). Leaving the loop early discards the open
+        window, with a warning.
 
         Raises:
             RuntimeError: ranks have unequal numbers of windows (on every rank, after the last
                 window that all have); another loop of this stepper has begun inside this one.
         """
+        return _Batches(loader, self._batches(loader))
+
+    def _batches(self, loader: Iterable[Batch]) -> Generator[Batch]:
         windows = self._windows
         if windows.at is not At.OPEN:
             raise RuntimeError("iterate() inside micro(): make micro() the loop's body")
@@ -288,6 +292,27 @@ class Stepper:
     def _refuse_inside_micro(self, method: str) -> None:
         if self._windows.at is not At.OPEN:
             raise RuntimeError(f"{method}() inside micro(): call it after micro() was left")
+
+
+class _Batches(Iterator[Batch]):
+    """What iterate() returns: a generator, and the length of what it reads."""
+
+    def __init__(self, loader: Iterable[Batch], batches: Generator[Batch]) -> None:
+        self._loader: Any = loader
+        self._batches = batches
+        self.close = batches.close  # without a frame between, so that warnings name the caller
+
+    def __len__(self) -> int:
+        try:
+            return len(self._loader)
+        except (AttributeError, NotImplementedError) as error:  # of a sampler or dataset
+            raise TypeError(str(error)) from error
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches  # a loop needs no more than the generator
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
 
 
 class _Micro:

@@ -3,6 +3,7 @@ test_stepper_exact.py, exceptions and states in test_stepper_errors.py, ranks in
 test_stepper_ddp.py."""
 
 import gc
+import io
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from helpers import Shuffles, bits, small_dataset
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, StepLR
+from tqdm import tqdm
 
 from fastloop import DataLoader, Stepper
 
@@ -118,6 +120,48 @@ def test_sized_loaders_are_not_read_ahead() -> None:
     ]
     torch.manual_seed(1)
     assert ours == [(batch[1].tolist(), bits(torch.get_rng_state())) for batch in loader]
+
+
+def test_the_loop_has_the_loaders_length() -> None:
+    run = Run()
+    loader = DataLoader(small_dataset(), 4)
+    for sized in (range(5), loader):
+        batches = run.stepper.iterate(sized)
+        assert len(batches) == len(sized)
+        bar = tqdm(batches, file=io.StringIO())
+        assert bar.total == len(sized)
+        for _ in bar:
+            run.micro()
+        assert bar.n == len(sized)
+        assert list(batches) == []
+    unsized = run.stepper.iterate(Unsized(3))
+    with pytest.raises(TypeError, match=r"'Unsized' has no len\(\)"):
+        len(unsized)
+    assert tqdm(unsized, file=io.StringIO()).total is None
+    assert list(unsized) == [0, 1, 2]
+
+
+def test_a_length_that_is_not_implemented_is_none() -> None:
+    class Loader(Unsized):
+        def __len__(self) -> int:
+            raise NotImplementedError("as long as it takes")
+
+    batches = Run().stepper.iterate(Loader(3))
+    with pytest.raises(TypeError, match="as long as it takes"):
+        len(batches)
+    assert list(batches) == [0, 1, 2]  # which asks for the length, too
+
+
+def test_the_loop_is_an_iterator() -> None:
+    run = Run()
+    batches = run.stepper.iterate(range(3))
+    assert next(batches) == 0
+    run.micro()
+    assert next(iter(batches)) == 1
+    with pytest.warns(UserWarning, match="left early.*1 complete") as caught:
+        batches.close()
+    assert caught[0].filename == __file__
+    assert list(batches) == []
 
 
 def test_unsized_loaders_are_read_one_batch_ahead() -> None:
