@@ -111,6 +111,12 @@ class Shared:
                 slots.trim()
 
 
+def _profile_name(workers: int) -> str:
+    """What profiles call a batch of torch's loader."""
+    kind = _MultiProcessingDataLoaderIter if workers > 0 else _SingleProcessDataLoaderIter
+    return f"enumerate(DataLoader)#{kind.__name__}.__next__"
+
+
 class _ArrayIter(Resumable):
     """torch's base iterator over batches that C gathers.
 
@@ -129,6 +135,7 @@ class _ArrayIter(Resumable):
     ) -> None:
         self._shared = shared
         super().__init__(loader)
+        self._profile_name = _profile_name(self._num_workers)
         self._source = source
         # Where batches arrive; None: in CPU memory of ours.
         self._blocks: Blocks | None = None
@@ -163,6 +170,9 @@ class _ArrayIter(Resumable):
         fetcher = _MapDatasetFetcher(
             self._dataset, self._auto_collation, self._collate_fn, self._drop_last
         )
+        if self._num_workers == 0:
+            self._dataset_fetcher = fetcher  # by torch's name, for others
+        self._is_closed = False
         self._feed = _core.Feed(
             table=source.table,
             slots=self._shared.slots_for(len(source.columns), blocks.index if blocks else -1),
@@ -193,7 +203,9 @@ class _ArrayIter(Resumable):
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
-        if not self._feed.is_own():  # a persistent iterator in a forked child
+        # At its end a feed closes, unless it is persistent; a forked child has none.
+        is_usable = self._persistent_workers and not self._is_closed and self._feed.is_own()
+        if not first_iter and not is_usable:
             self._open_feed(loader)
         self._restart()
 
@@ -235,7 +247,12 @@ class _ArrayIter(Resumable):
         return data
 
     def close(self) -> None:
+        self._is_closed = True
         self._feed.close()
+
+    def _shutdown_workers(self) -> None:
+        """torch's name for it, which others call."""
+        self.close()
 
 
 class _Counted(_BaseDataLoaderIter):

@@ -314,5 +314,5 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                 self._shutdown_workers()
                 # multiprocessing runs Python when they die: here, where Ctrl-C is not lost.
                 fields = vars(self)
-                fields.pop("_workers", None)
+                fields["_workers"] = []  # other finalizers may yet look for it
                 fields.get("_started", []).clear()

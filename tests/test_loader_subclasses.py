@@ -2,14 +2,18 @@
 
 import copy
 import pickle
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import (
     TorchLoader,
     assert_same,
     epoch,
+    in_fives,
+    labels,
     run_script,
     small_dataset,
 )
@@ -77,3 +81,123 @@ for workers in (0, 1):
 
 def test_torchdatas_loader_over_ours(tmp_path: Path) -> None:
     assert run_script(tmp_path, TORCHDATA) == "0 3\n[[2, 3], [4, 5]]\n" * 2
+
+
+INFINITE = """
+import gc
+import torch
+from torch.utils.data import TensorDataset
+from fastloop import DataLoader
+
+
+class Repeats:
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from iter(self.sampler)
+
+
+class Infinite(DataLoader):
+    # One iterator for all epochs, as in ultralytics.
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        object.__setattr__(self, "batch_sampler", Repeats(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self):
+        return len(self.batch_sampler.sampler)
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+    def __del__(self):
+        for worker in self.iterator._workers:
+            worker.terminate()
+        self.iterator._shutdown_workers()
+
+    def reset(self):
+        self.iterator = self._get_iterator()
+
+
+dataset = TensorDataset(torch.arange(6))
+for workers, collate in ((0, None), (1, None), (1, list)):
+    args = {"batch_size": 2, "num_workers": workers, "collate_fn": collate}
+    loader = Infinite(dataset, **args)
+    print(loader.stats().path, len([batch for epoch in range(3) for batch in loader]))
+    next(loader.iterator)
+    loader.reset()
+    first, *_ = loader
+    print(first)
+    del loader
+    older = Infinite(dataset, **args)
+    loader = Infinite(dataset, **args)
+    loader.iterator, older.iterator = older.iterator, loader.iterator
+    loader.itself, older.itself = loader, older  # cycles: an iterator is finalized first
+    del loader, older
+    gc.collect()
+loaders = [Infinite(dataset, **args), Infinite(dataset, 2)]  # there when the interpreter exits
+"""
+
+
+def test_a_loader_whose_iterator_never_ends(tmp_path: Path) -> None:
+    """Nothing is printed where its __del__ ends workers that it may not have."""
+    arrays = "array 9\n[tensor([0, 1])]\n"
+    assert run_script(tmp_path, INFINITE) == (
+        arrays + arrays + "process 9\n[(tensor(0),), (tensor(1),)]\n"
+    )
+
+
+@pytest.mark.parametrize(("workers", "is_persistent"), [(0, False), (2, False), (2, True)])
+def test_ending_the_workers_of_an_array_iterator_closes_it(
+    workers: int, is_persistent: bool
+) -> None:
+    loader = DataLoader(small_dataset(), 5, num_workers=workers, persistent_workers=is_persistent)
+    iterator: Any = iter(loader)
+    next(iterator)
+    assert len(iterator._workers) == 0
+    for _ in range(2):
+        iterator._shutdown_workers()
+        with pytest.raises(RuntimeError, match="was closed"):
+            next(iterator)
+    assert len(list(loader)) == 10  # persistent workers are started again
+    assert len(list(loader)) == 10
+    iterator._reset(loader)
+    next(iterator)
+    iterator._reset(loader)
+    assert labels(iterator) == in_fives()
+
+
+@pytest.mark.parametrize("collate", [None, list])
+@pytest.mark.parametrize("batch_size", [5, None])
+def test_a_fetcher_is_where_torch_has_one(collate: Any, batch_size: int | None) -> None:
+    for workers in (0, 1):
+        args = (small_dataset(), batch_size)
+        kwargs: dict[str, Any] = {"num_workers": workers, "collate_fn": collate}
+        ours, theirs = (vars(iter(cls(*args, **kwargs))) for cls in (DataLoader, TorchLoader))
+        assert ("_dataset_fetcher" in ours) == ("_dataset_fetcher" in theirs) == (workers == 0)
+        if workers == 0:
+            indices = 3 if batch_size is None else [3, 1]
+            fetched = [its["_dataset_fetcher"].fetch(indices) for its in (ours, theirs)]
+            assert type(ours["_dataset_fetcher"]) is type(theirs["_dataset_fetcher"])
+            assert_same(*fetched)
+
+
+def ranges_of(loader: Any) -> Counter[str]:
+    """What a profile of an epoch shows of a loader."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in loader:
+            pass
+    return Counter(event.name for event in profile.events() if "DataLoader" in event.name)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_profile_names_what_it_names_with_torchs_loader(workers: int) -> None:
+    for kwargs in ({}, {"collate_fn": list}, {"path": "torch"}, {"batch_size": None}):
+        kwargs = {"batch_size": 20, "num_workers": workers, **kwargs}
+        ours = ranges_of(DataLoader(small_dataset(), **kwargs))
+        kwargs.pop("path", None)
+        assert ours == ranges_of(TorchLoader(small_dataset(), **kwargs))
