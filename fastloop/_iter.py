@@ -117,6 +117,20 @@ def _profile_name(workers: int) -> str:
     return f"enumerate(DataLoader)#{kind.__name__}.__next__"
 
 
+class _InBlocks:
+    """In the place of an iterator over the sampler, where C cuts batches out of whole blocks: what
+    others took from those would be missing in the epoch."""
+
+    def __iter__(self) -> _InBlocks:
+        return self
+
+    def __next__(self) -> Any:
+        raise RuntimeError(
+            "_sampler_iter of an iterator on the array path gives no batches, because the sampler "
+            "is read in blocks; pass path='torch' to the loader, or use load_state_dict() to skip"
+        )
+
+
 class _ArrayIter(Resumable):
     """torch's base iterator over batches that C gathers.
 
@@ -195,8 +209,8 @@ class _ArrayIter(Resumable):
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
-            self._sampler_iter = self._from_here(blocks, rest_of_blocks)
-            self._feed.restart(self._sampler_iter, _BLOCKS, sampler)
+            self._sampler_iter = _InBlocks()
+            self._feed.restart(self._from_here(blocks, rest_of_blocks), _BLOCKS, sampler)
         else:
             kind = _BATCHES if self._auto_collation else _SINGLES
             self._feed.restart(self._sampler_iter, kind, None)

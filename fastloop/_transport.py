@@ -150,6 +150,9 @@ class _ResultQueue:
     def put(self, item: Any) -> None:
         raise NotImplementedError("results come from workers alone")
 
+    def qsize(self) -> int:
+        raise NotImplementedError("see the loader's stats() for what its workers do")
+
     def cancel_join_thread(self) -> None:
         pass
 

@@ -201,3 +201,22 @@ def test_a_profile_names_what_it_names_with_torchs_loader(workers: int) -> None:
         ours = ranges_of(DataLoader(small_dataset(), **kwargs))
         kwargs.pop("path", None)
         assert ours == ranges_of(TorchLoader(small_dataset(), **kwargs))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_cannot_be_skipped_where_the_sampler_is_read_in_blocks(workers: int) -> None:
+    """Programs that resume by next(iterator._sampler_iter) must not lose an epoch by it."""
+    loader = DataLoader(small_dataset(), 5, num_workers=workers)
+    iterator: Any = iter(loader)
+    with pytest.raises(RuntimeError, match="pass path='torch'"):
+        next(iterator._sampler_iter)
+    assert labels(iterator) == in_fives()
+    single: Any = iter(DataLoader(small_dataset(), batch_sampler=in_fives()))
+    assert next(single._sampler_iter) == in_fives()[0]
+    assert labels(single) == in_fives()[1:]
+
+
+def test_the_queue_of_worker_processes_does_not_tell_its_size() -> None:
+    iterator: Any = iter(DataLoader(small_dataset(), 5, num_workers=1, collate_fn=list))
+    with pytest.raises(NotImplementedError, match="stats"):  # which multiprocessing's may raise
+        iterator._worker_result_queue.qsize()
