@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import zipfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -30,6 +31,14 @@ _REMEDIES = {
     "M": "pass a.view('int64')",
     "m": "pass a.view('int64')",
 }
+
+
+_KINDS = (
+    (stat.S_ISFIFO, "FIFO"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "character device"),
+    (stat.S_ISBLK, "block device"),
+)
 
 
 # Its path, the address at which its first byte would be mapped, and its size now.
@@ -60,17 +69,53 @@ def _find_file(array: Array) -> MappedFile | None:
     return path, root.__array_interface__["data"][0] - root.offset, base.size
 
 
+def _check_kind(name: str, path: str, mode: int) -> None:
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # open() has an error for the latter
+        return
+    kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "special file")
+    raise ValueError(
+        f"{name}: {path!r} is a {kind}, not a regular file; save the data as a .npy file, or pass "
+        "an array"
+    )
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _map_npy(file: BinaryIO) -> Array:
+    """As numpy.lib.format.open_memmap, which takes a path alone and opens that twice."""
+    npy = np.lib.format
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"its format has the version {version}, which NumPy does not have")
+    # Versions 2 and 3 differ in how names of columns are encoded, and columns are refused.
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, is_fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("Python objects cannot be mapped")
+    order: Any = "F" if is_fortran else "C"
+    return np.memmap(file, dtype, "r", file.tell(), shape, order)
+
+
 def _open_npy(name: str, path: str) -> Array:
     try:
-        return np.lib.format.open_memmap(path, mode="r")
+        # Opening a FIFO or a device may have effects, so it is not tried; what lies there may have
+        # become one a moment later, so what is mapped is what was opened and looked at.
+        _check_kind(name, path, os.stat(path).st_mode)
+        with open(path, "rb", opener=_open_at_once) as file:
+            _check_kind(name, path, os.fstat(file.fileno()).st_mode)
+            try:
+                return _map_npy(file)
+            except OSError:
+                raise
+            except Exception as error:  # whatever NumPy's reader trips over
+                reason = f"cannot be opened as a .npy file: {error}"
+                if zipfile.is_zipfile(file):
+                    reason = "is an archive; pass a .npy file, or the arrays of np.load(...)"
+                raise ValueError(f"{name}: {path!r} {reason}") from error
     except OSError as error:
         raise type(error)(error.errno, f"{name}: {error.strerror or error}", path) from error
-    except Exception as error:  # whatever NumPy's reader trips over
-        if zipfile.is_zipfile(path):
-            raise ValueError(
-                f"{name}: {path!r} is an archive; pass a .npy file, or the arrays of np.load(...)"
-            ) from error
-        raise ValueError(f"{name}: {path!r} cannot be opened as a .npy file: {error}") from error
 
 
 def torch_dtype(source: torch.Tensor | Array) -> torch.dtype:
@@ -184,7 +229,8 @@ class ArrayDataset(Dataset[Any]):
     Raises:
         TypeError: no field, positional and named fields together, a field that is none of the
             above or whose dtype torch does not have.
-        ValueError: fields of different length or without a dimension; a file that is not .npy.
+        ValueError: fields of different length or without a dimension; a file that is not .npy, or
+            no regular file.
         OSError: a file that cannot be opened; later, a mapped file that has become shorter.
     """
 

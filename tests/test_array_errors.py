@@ -5,13 +5,14 @@ import errno
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import N, small_dataset
+from helpers import N, run_script, small_dataset
 from torch.utils.data import TensorDataset
 
 from fastloop import ArrayDataset, DataLoader
@@ -138,6 +139,84 @@ def test_a_path_that_is_no_npy_file(
             assert caught.value.filename == str(path)
         elif "opened" in text:
             assert str(path) in str(caught.value)
+
+
+SPECIAL = """
+import os
+import socket
+from fastloop import ArrayDataset
+
+os.mkfifo("fifo.npy")
+os.symlink("fifo.npy", "link.npy")
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("socket.npy")
+stat, fifos = os.stat, []
+
+
+def stat_and_replace(path, **kwargs):
+    # Another process puts a FIFO there when the file was looked at, but is not open yet.
+    found = stat(path, **kwargs)
+    if str(path).endswith("late.npy") and not fifos:
+        os.unlink(path)
+        fifos.append(os.mkfifo(path))
+    return found
+
+
+os.stat = stat_and_replace
+open("late.npy", "wb").close()
+for path in ("fifo.npy", "link.npy", "socket.npy", "/dev/zero", "/dev/null", "late.npy"):
+    try:
+        ArrayDataset(x=path)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_path_that_is_no_regular_file(tmp_path: Path) -> None:
+    """In a process of its own: a FIFO would keep this one waiting for somebody who writes to it,
+    and a device may give bytes without end."""
+    lines = run_script(tmp_path, SPECIAL, timeout=60).splitlines()
+    kinds = ["FIFO", "FIFO", "socket", "character device", "character device", "FIFO"]
+    names = ["fifo.npy", "link.npy", "socket.npy", "/dev/zero", "/dev/null", "late.npy"]
+    assert len(lines) == len(kinds)
+    for line, kind, name in zip(lines, kinds, names, strict=True):
+        assert line.startswith("field 'x': '/")
+        assert f"{name}' is a {kind}, not a regular file; save" in line
+
+
+def test_the_file_that_was_looked_at_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "data.npy", tmp_path / "other.npy"
+    np.save(path, np.arange(4))
+    np.save(other, np.zeros(100))
+    read_magic = np.lib.format.read_magic
+
+    def replace_and_read(file: Any) -> Any:
+        os.replace(other, path)
+        return read_magic(file)
+
+    monkeypatch.setattr(np.lib.format, "read_magic", replace_and_read)
+    with suppress(AttributeError):  # where NumPy has its own functions
+        monkeypatch.setattr(np.lib._format_impl, "read_magic", replace_and_read)
+    assert [int(x) for [x] in ArrayDataset(path)] == [0, 1, 2, 3]  # type: ignore[attr-defined]
+
+
+def test_every_version_of_the_format_is_read(tmp_path: Path) -> None:
+    array = np.asfortranarray(np.arange(12, dtype=np.int16).reshape(4, 3))
+    path = tmp_path / "data.npy"
+    (tmp_path / "link.npy").symlink_to(path)
+    for version in ((1, 0), (2, 0), (3, 0)):
+        with path.open("wb") as file:
+            np.lib.format.write_array(file, array, version)
+        for name in ("data.npy", "link.npy"):
+            dataset = ArrayDataset(tmp_path / name)
+            (batch,) = next(iter(DataLoader(dataset, 4)))
+            assert batch.tolist() == array.tolist()
+            assert repr(dataset) == "ArrayDataset(0: int16 (4, 3))"
+    path.write_bytes(path.read_bytes().replace(b"NUMPY\3", b"NUMPY\4"))
+    with pytest.raises(ValueError, match=r"cannot be opened as .*version"):
+        ArrayDataset(path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
