@@ -4,6 +4,7 @@ kind, a source that is slow to read, and scripts run in a process of their own."
 import functools
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -313,3 +314,36 @@ def run_script(
     assert done.returncode == returncode, report
     assert (stderr in done.stderr) if stderr else done.stderr == "", report
     return done.stdout
+
+
+def run_ranks(folder: Path, script: str, *args: str, ranks: int = 2) -> list[str]:
+    """Runs a script of this folder in so many processes, as torchrun does, and returns what each
+    prints. All must end by themselves, with code 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ranks),
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", Path(__file__).with_name(script), *args],
+            cwd=folder,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    report = "\n".join(f"rank {rank}:\n{output}" for rank, output in enumerate(outputs))
+    assert [process.returncode for process in processes] == [0] * ranks, report
+    return outputs
