@@ -56,6 +56,8 @@ def check_weight(weight: Any) -> float:
 def check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor):
         raise TypeError(f"loss is a {type(loss).__name__}; pass the tensor of the mean loss")
+    if loss.is_complex():
+        raise TypeError(f"loss is of {loss.dtype}; pass a real number, such as loss.abs()")
     if loss.numel() != 1:
         raise ValueError(
             f"loss has the shape {tuple(loss.shape)}; pass one number, such as loss.mean(): the "

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).with_name("ranks.py")
 
 # Cases of one line share their processes: starting these takes longer than the cases do.
 CASES = [
-    "exact unsized counts resume flush weight_zero unused buffers_follow skip fsdp",
+    "exact unsized counts resume flush weight_zero unused buffers_follow skip complex fsdp",
     "unequal left static_graph flush_against_boundary dies",
 ]
 
