@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from fastloop._scale import TorchScaler
+
 _ON_NONFINITE = ("window", "micro", "ignore")
 
 
@@ -104,7 +106,7 @@ def enabled_scaler(scaler: Any) -> Any:
     """The scaler, None if it is disabled."""
     if scaler is None:
         return None
-    if not isinstance(scaler, torch.amp.GradScaler):
+    if not isinstance(scaler, TorchScaler):
         raise TypeError(
             f"scaler is a {type(scaler).__name__}; pass a fastloop.GradScaler or a "
             "torch.amp.GradScaler"
