@@ -182,5 +182,5 @@ class Step:
             state["stage"] = stage
 
     def _folds(self) -> bool:
-        """grad_scale is float32, which is too coarse for float64 gradients."""
-        return torch.float64 not in self._grads.dtypes
+        """grad_scale is float32, which is too coarse for gradients of doubles."""
+        return self._grads.dtypes.isdisjoint((torch.float64, torch.complex128))

@@ -8,8 +8,8 @@ import types
 import warnings
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
+from torch.nn.utils.clip_grad import clip_grad_norm_ as torch_clip_grad_norm_
 
 from fastloop._grads import GradList, new_flag
 
@@ -106,9 +106,8 @@ def clip_grad_norm_(
     norm = _clip(parameters, ClipPass(None, float(max_norm), float(norm_type), error_if_nonfinite))
     if norm is not None:
         return norm
-    return torch.nn.utils.clip_grad_norm_(
-        parameters, max_norm, norm_type, error_if_nonfinite, foreach
-    )
+    # Bound at import: users put this function in place of torch's public name.
+    return torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
 def _clip(parameters: list[Tensor], clip: ClipPass) -> Tensor | None:

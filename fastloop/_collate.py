@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data._utils import collate
+from torch.utils.data._utils.collate import default_collate  # torch's, whatever is put in its place
 
 from fastloop import _core
 
@@ -24,7 +25,7 @@ _DEFAULTS = {
 
 def is_default_collate(collate_fn: object) -> bool:
     """Whether it is torch's ``default_collate``, and as torch made it."""
-    return collate_fn is collate.default_collate and collate.default_collate_fn_map == _DEFAULTS
+    return collate_fn is default_collate and collate.default_collate_fn_map == _DEFAULTS
 
 
 def make_collate(port: _core.Port | None = None) -> _core.Collate:
@@ -47,7 +48,7 @@ def make_collate(port: _core.Port | None = None) -> _core.Collate:
         memmap_type=np.memmap,
         registry=collate.default_collate_fn_map,
         others=walk_container,
-        fallback=collate.default_collate,
+        fallback=default_collate,
         port=port,
     )
     return fast

@@ -227,8 +227,9 @@ class GradList:
         alpha: float | Tensor = 1.0,
         beta: float = 1.0,
     ) -> None:
-        """self = beta * self + alpha * source, tensor by tensor, in float32 (float64 where one is)
-        and rounded once. Sets found_inf by the elements of source. beta 0 does not read self."""
+        """self = beta * self + alpha * source, tensor by tensor, in float32 (float64 where one is,
+        complex where they are) and rounded once. Sets found_inf by the elements of source. beta 0
+        does not read self."""
         if source.is_plain and self.is_plain:
             host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
             if self._core.combine(_team(), source._core, host, device, beta, found_inf):
@@ -250,7 +251,8 @@ def _norm_check(
 ) -> Tensor:
     _check_finite(tensors, found_inf)
     tensors = [t.coalesce() if t.is_sparse else t for t in tensors]  # repeated rows are sums
-    norms = [torch.linalg.vector_norm(t.double(), norm_type) for t in map(_values, tensors)]
+    wide = [t.to(torch.promote_types(t.dtype, torch.float64)) for t in map(_values, tensors)]
+    norms = [torch.linalg.vector_norm(t, norm_type) for t in wide]  # real, of complex ones too
     if not norms:
         return torch.zeros((), dtype=torch.float64, device="cpu")
     norms = [_whole(norm).to(device) for norm in norms]
@@ -269,9 +271,7 @@ def _combine(
     if found_inf is not None:
         _check_finite(sources, found_inf)
     for into, t in zip(tensors, sources, strict=True):
-        wide = torch.promote_types(into.dtype, t.dtype)
-        if wide in (torch.float16, torch.bfloat16):
-            wide = torch.float32
+        wide = torch.promote_types(torch.promote_types(into.dtype, t.dtype), torch.float32)
         sum = t.to(wide) * (alpha.to(t.device) if isinstance(alpha, Tensor) else alpha)
         if beta != 0:
             sum = sum + into.to(wide) * beta

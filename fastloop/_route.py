@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
-from torch.utils.data._utils import collate
+from torch.utils.data._utils.collate import default_convert
 
 from fastloop import _core
 from fastloop._array import Array, ArrayDataset, MappedFile
@@ -138,7 +138,7 @@ def find_source(dataset: object, pin: bool) -> Source:
 
 def _has_default_collate(loader: DataLoader[Any]) -> bool:
     if not loader._auto_collation:
-        return loader.collate_fn is collate.default_convert
+        return loader.collate_fn is default_convert
     return is_default_collate(loader.collate_fn)
 
 

@@ -9,17 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import grad_scaler
 from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
 from fastloop._grads import update_scale
 
+TorchScaler = grad_scaler.GradScaler  # users may put ours in place of torch's public name
 Flags = dict[Any, Tensor]  # found_inf by device
 
 _INT_MAX = 2**31 - 1
 _EXTRAS = ("min_scale", "max_scale", "hysteresis")
 
 
-class BoundedScaler(torch.amp.GradScaler):
+class BoundedScaler(TorchScaler):
     """``torch.amp.GradScaler`` whose scale is never infinite, NaN or out of bounds."""
 
     # Defaults are the class's: an instance unpickled from an older version has them all.

@@ -62,9 +62,9 @@ class Stepper:
         scheduler: one or several learning rate schedulers, stepped after each step that was taken
             (at the next boundary if the host does not know yet: fused steps on an accelerator).
         model: the module or modules that run under DDP or FSDP, or contain what does.
-        accum_dtype: torch.float32 or torch.float64: accumulate in buffers of that dtype, and round
-            once into ``.grad``. Takes memory for one more set of gradients, and under DDP
-            the stepper reduces these.
+        accum_dtype: torch.float32 or torch.float64: accumulate in buffers of that dtype (complex
+            gradients: of the complex one), and round once into ``.grad``. Takes memory for one
+            more set of gradients, and under DDP the stepper reduces these.
         on_nonfinite: if a gradient is inf or NaN: "window" takes no step, "micro" leaves that one
             micro-batch out (needs buffers as accum_dtype does; SYNC for each micro-batch), "ignore"
             takes the step. None: "window" with an enabled scaler, else "ignore".
@@ -182,11 +182,11 @@ class Stepper:
         """Back-propagate a micro-batch's mean loss, scaled by its weight and the scaler's scale.
 
         Args:
-            loss: one element, any floating dtype.
+            loss: one element, any real floating dtype.
 
         Raises:
             RuntimeError: outside micro(), or for the second time in one.
-            TypeError, ValueError: loss is not a tensor of one element.
+            TypeError, ValueError: loss is not a tensor of one real element.
         """
         self._windows.backward(loss)
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from fastloop._scale import TorchScaler
+
 _ON_NONFINITE = ("window", "micro", "ignore")
 
 
@@ -56,6 +58,8 @@ def check_weight(weight: Any) -> float:
 def check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor):
         raise TypeError(f"loss is a {type(loss).__name__}; pass the tensor of the mean loss")
+    if loss.is_complex():
+        raise TypeError(f"loss is of {loss.dtype}; pass a real number, such as loss.abs()")
     if loss.numel() != 1:
         raise ValueError(
             f"loss has the shape {tuple(loss.shape)}; pass one number, such as loss.mean(): the "
@@ -102,7 +106,7 @@ def enabled_scaler(scaler: Any) -> Any:
     """The scaler, None if it is disabled."""
     if scaler is None:
         return None
-    if not isinstance(scaler, torch.amp.GradScaler):
+    if not isinstance(scaler, TorchScaler):
         raise TypeError(
             f"scaler is a {type(scaler).__name__}; pass a fastloop.GradScaler or a "
             "torch.amp.GradScaler"

@@ -68,7 +68,15 @@ def _check_tensors(tensors: list[Any], params: list[Tensor]) -> None:
             f"the state is of {len(tensors)} parameters, and the optimizer has {len(params)}"
         )
     for i, (tensor, param) in enumerate(zip(tensors, params, strict=True)):
-        if tensor is not None and tensor.shape != param.shape:
+        if tensor is None:
+            continue
+        if tensor.is_complex() and not param.is_complex():
+            raise ValueError(
+                f"the state's gradient {i} is of {tensor.dtype}, and the parameter of "
+                f"{param.dtype}, which has no imaginary part; load it with the optimizer's "
+                "parameters in the same order"
+            )
+        if tensor.shape != param.shape:
             raise ValueError(
                 f"the state's gradient {i} has the shape {tuple(tensor.shape)}, and the parameter "
                 f"{tuple(param.shape)}; load it with the optimizer's parameters in the same order"

@@ -89,8 +89,8 @@ class Buffers:
                     f"parameter {i} has a sparse gradient, and accumulation buffers are dense; "
                     "leave out accum_dtype and on_nonfinite='micro', or use sparse=False"
                 )
-            is_wider = dtype is not None and torch.promote_types(dtype, p.dtype) == dtype
-            kinds.setdefault((p.device, dtype if is_wider else p.dtype), []).append(i)
+            kind = p.dtype if dtype is None else torch.promote_types(dtype, p.dtype)
+            kinds.setdefault((p.device, kind), []).append(i)
         return kinds
 
     def fits(self, optimizer: Optimizer) -> bool:
@@ -150,7 +150,7 @@ class Buffers:
             flat.div_(ranks.size)
             flags.copy_(torch.tensor(mine))
             ranks.sum_(flat)
-            used.update(i for i, n in zip(where, flags.tolist(), strict=True) if n > 0)
+            used.update(i for i, n in zip(where, flags.real.tolist(), strict=True) if n > 0)
         self.is_empty = False
         self._used = None if len(used) == len(self._params) else used
 

@@ -173,6 +173,40 @@ def case_buffers_follow() -> None:
             assert bool((both[0] == both[1]).all()) == (i % 2 == 1), (i, options)
 
 
+def case_complex() -> None:
+    """Buffers of complex gradients: what ranks use of them travels in the same tensor."""
+    for options in ({}, {"accum_dtype": torch.float64}, {"on_nonfinite": "micro"}):
+        layer = torch.nn.ParameterList([torch.ones(3, dtype=torch.complex64), torch.ones(2)])
+        plain = Weighted(layer)
+        ddp = DistributedDataParallel(plain)
+        seen: list[Tensor] = []
+        optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+        optimizer.register_step_pre_hook(
+            lambda *_, plain=plain, seen=seen: seen.extend(p.grad for p in plain.parameters())
+        )
+        stepper = Stepper(optimizer, 2, model=ddp, max_norm=2.5, **options)
+        for i in range(2):
+            with stepper.micro():
+                stepper.backward(ddp(3 + 4j * (1 + RANK) * (1 + i)).real)
+        assert stepper.last_norm is not None
+        same(stepper.last_norm.item(), (3 * (3**2 + 9**2) + 2 * 3**2) ** 0.5)
+        factor = 2.5 / (stepper.last_norm.item() + 1e-6)
+        assert (seen[0] - (3 + 9j) * factor).abs().max() < 1e-6, seen
+        assert (seen[1] - 3 * factor).abs().max() < 1e-6, seen
+
+
+class Weighted(torch.nn.Module):
+    """Its parameters' gradients are the number it is called with, or its real part."""
+
+    def __init__(self, layer: torch.nn.ParameterList) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, grad: complex) -> Tensor:
+        z, x = self.layer
+        return (z * grad.conjugate()).sum() + (x * grad.real).sum()
+
+
 def case_skip() -> None:
     """All ranks skip, or drop, and back off alike when one alone has met inf."""
     kinds: list[Any] = [torch.amp.GradScaler]

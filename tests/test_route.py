@@ -223,6 +223,22 @@ def test_torchs_own_collate_functions_may_be_named(workers: int) -> None:
         assert_same(epoch(loader), epoch(TorchLoader(TensorDataset(X), batch_size)))
 
 
+@both
+@pytest.mark.parametrize("name", ["default_collate", "default_convert"])
+def test_a_function_put_in_their_place_is_called(
+    workers: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchs = getattr(collate, name)
+    monkeypatch.setattr(collate, name, lambda samples: (torchs(samples), "patched"))
+    for dataset in (TensorDataset(X), Squares()):
+        for batch_size in (3, None):
+            options: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers}
+            ours = epoch(DataLoader(dataset, **options))
+            is_used = (name == "default_collate") == (batch_size == 3)
+            assert ours[0][-1] == "patched" if is_used else "patched" not in str(ours), ours
+            assert_same(ours, epoch(TorchLoader(dataset, **options)))
+
+
 def test_the_route_is_chosen_anew_at_every_iter() -> None:
     x = X.clone()
     loader = DataLoader(TensorDataset(x), 4)
