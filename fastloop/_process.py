@@ -275,6 +275,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                         self._landing.drop()
                     if not self._living():
                         self._hub.release()
+                        for worker in self._started:
+                            worker.forget()
 
     def abandon(self) -> None:
         """What an __init__ that fails leaves behind, at whatever place."""
