@@ -149,3 +149,42 @@ for epoch in range(12):
 assert made[-1] <= 12, made
 """,
     )
+
+
+def test_an_iterator_of_the_parents_gives_a_child_nothing(tmp_path: Path) -> None:
+    """Neither batches that had arrived nor others, by any of torch's methods; the parent goes on."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+from helpers import outcome
+
+def in_child(work):
+    pid = os.fork()
+    if pid == 0:
+        work()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+for kwargs in ({}, {"persistent_workers": True}, {"in_order": False}):
+    loader = DataLoader(Items(shape=(5000,)), 4, num_workers=2, **kwargs)
+    iterator = iter(loader)
+    batches = [next(iterator)]
+
+    def ask():
+        for name, *args in (("__next__",), ("_next_data",), ("_get_data",), ("_try_get_data",),
+                            ("_try_get_data", 5), ("_reset", loader)):
+            kind, error, text = outcome(lambda: getattr(iterator, name)(*args))
+            assert error is RuntimeError, (name, error, text)
+            assert "parent process; call iter() on the loader in the child" in text, text
+
+    for _ in range(3):
+        in_child(ask)
+        batches.append(next(iterator))
+    batches += iterator
+    if "in_order" in kwargs:
+        batches.sort(key=lambda batch: int(batch[0, 0]))
+    assert check_batches(batches) == 16
+    in_child(ask)  # where there is nothing left
+""",
+    )
