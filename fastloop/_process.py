@@ -93,7 +93,16 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
     def _pin_memory(self, wanted: bool) -> None:
         pass
 
+    def _check_process(self) -> None:
+        """In a forked child batches of the parent's would be over memory that it writes to."""
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                "the workers of this iterator belong to the parent process; call iter() on the "
+                "loader in the child"
+            )
+
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._check_process()
         if self._worker_pids_set:
             # torch's handler of SIGCHLD would raise a text of its own for these.
             torch._C._remove_worker_pids(id(self))
@@ -112,15 +121,11 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         return self._landing is not None and self._landing.is_on_device
 
     def _next_data(self) -> Any:
+        self._check_process()
         landing = self._landing
         if landing is None:
             return super()._next_data()  # type: ignore[no-untyped-call]
         landing.check()
-        if self._pid != os.getpid():
-            raise RuntimeError(
-                "the workers of this iterator belong to a parent process; call iter() on the "
-                "loader again"
-            )
         with landing.lock:
             if not landing.is_behind:
                 try:
@@ -130,7 +135,13 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                     raise
             return landing.take(self._rcvd_idx if self._in_order else -1)
 
+    def _try_get_data(self, timeout: float = 0) -> tuple[bool, Any]:
+        self._check_process()
+        result: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
+        return result
+
     def _get_data(self) -> tuple[Any, Any]:
+        self._check_process()
         try:
             return self._await_data()
         except KeyboardInterrupt:
@@ -275,6 +286,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                         self._landing.drop()
                     if not self._living():
                         self._hub.release()
+                        for worker in self._started:
+                            worker.forget()
 
     def abandon(self) -> None:
         """What an __init__ that fails leaves behind, at whatever place."""

@@ -200,6 +200,7 @@ class WorkerProcess:
         _watch_forks()
         _all_workers.add(process)
         self._process = process
+        self._forked = 0  # what _core knows it by
         process.daemon = True
 
     def __getattr__(self, name: str) -> Any:
@@ -220,11 +221,15 @@ class WorkerProcess:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _start(self) -> None:
-        _core.expect_fork(True)
+        self._forked = _core.expect_fork()
         try:
             self._process.start()
         finally:
-            _core.expect_fork(False)
+            _core.fork_expected()
+
+    def forget(self) -> None:
+        """It has ended: memory of batches that it had inherited may be used again."""
+        _core.fork_ended(self._forked)
 
     def is_alive(self) -> bool:
         if not self._process.is_alive():

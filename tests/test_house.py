@@ -50,10 +50,17 @@ NUMPY_FILE = "fl_py_tensor.c"
 # Mutable state the C code may have: (file, variable), or ("", variable) where it is not static.
 # Everything else lives in a struct.
 STATICS = {
-    ("fl_thread.c", "fork_generation"),  # counts forks, written in the child alone
-    ("fl_thread.c", "fork_count"),  # counts forks in the parent
-    ("fl_thread.c", "forks_expected"),  # how many starts of workers are going on
-    ("fl_thread.c", "once"),  # the fork handler is installed once
+    # Forks are the process's: what is known of them is one for all pools.
+    ("fl_fork.c", "generation"),
+    ("fl_fork.c", "forks"),
+    ("fl_fork.c", "forks_of_program"),
+    ("fl_fork.c", "ends"),
+    ("fl_fork.c", "mutex"),
+    ("fl_fork.c", "workers"),
+    ("fl_fork.c", "next_id"),
+    ("fl_fork.c", "expected"),
+    ("fl_fork.c", "own_word"),
+    ("fl_fork.c", "once"),  # the fork handlers are installed once
     ("fl_guard.c", "method"),  # how this kernel copies: the same answer for every thread
     ("", "__cpu_model"),  # libgcc's, behind __builtin_cpu_supports
     ("", "__cpu_features2"),

@@ -1,5 +1,4 @@
-/* fl_thread: see fl_thread.h. The one piece of state is the fork generation,
- * written only in the single-threaded moment after fork in the child. */
+/* fl_thread: see fl_thread.h. */
 #define _GNU_SOURCE
 #include "fl_thread.h"
 
@@ -13,48 +12,6 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-
-static _Atomic uint32_t fork_generation;
-static _Atomic uint32_t fork_count;
-static _Atomic uint32_t forks_expected;
-
-static void enter_child(void)
-{
-    atomic_fetch_add_explicit(&fork_generation, 1, memory_order_relaxed);
-}
-
-/* Before the fork, so that no other thread gives back what the child may see. */
-static void leave_child(void)
-{
-    if (atomic_load(&forks_expected) == 0) atomic_fetch_add(&fork_count, 1);
-}
-
-static void install_handler(void)
-{
-    /* Fails only without memory; forked children then behave as without the handler. */
-    (void)pthread_atfork(leave_child, NULL, enter_child);
-}
-
-void fl_fork_install(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, install_handler);
-}
-
-uint32_t fl_fork_generation(void)
-{
-    return atomic_load_explicit(&fork_generation, memory_order_relaxed);
-}
-
-uint32_t fl_fork_count(void) { return atomic_load(&fork_count); }
-
-void fl_fork_expect(bool is_expected)
-{
-    if (is_expected)
-        atomic_fetch_add(&forks_expected, 1);
-    else
-        atomic_fetch_sub(&forks_expected, 1);
-}
 
 int64_t fl_now_ns(void)
 {

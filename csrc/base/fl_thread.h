@@ -1,4 +1,4 @@
-/* fl_thread: threads, timed waits, the monotonic clock, and the fork generation.
+/* fl_thread: threads, timed waits and the monotonic clock.
  *
  * Floor 0. Threads made here have every signal blocked, so signals stay with the
  * program's own threads. Conditions wait on CLOCK_MONOTONIC. */
@@ -6,6 +6,7 @@
 #define FL_THREAD_H
 
 #include "fl_base.h"
+#include "fl_fork.h" /* the generation, which all that holds threads compares */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -46,18 +47,5 @@ static inline void fl_relax(void)
 
 /* How many CPUs this process may run on (at least 1). */
 int32_t fl_cpu_count(void);
-
-/* Installs the pthread_atfork handler; call once per process before fl_fork_generation. */
-void fl_fork_install(void);
-
-/* Changes in every child of a fork. Whatever holds threads, locks or lent memory stores it
- * when made and does nothing when it differs: in a child its threads do not exist and its
- * locks may be held for ever. Never blocks. */
-uint32_t fl_fork_generation(void);
-
-/* How often this process has forked, but for the forks it expected: what a child may look at is
- * not to be changed. Expecting is for children that look at nothing of the kind, and nests. */
-uint32_t fl_fork_count(void);
-void fl_fork_expect(bool is_expected);
 
 #endif

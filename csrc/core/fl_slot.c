@@ -3,9 +3,11 @@
  * Slots come back over a lock-free stack that many push to and only a holder of the pool's mutex
  * empties, whole, by one exchange: nothing is ever popped singly, so there is no ABA. Closing
  * replaces the head by CLOSED; whoever brings a slot back after that frees it himself. The pool's
- * own memory goes with the last slot. */
+ * own memory goes with the last slot. A slot that forked workers may still see is RETIRED: it
+ * comes back over a second such stack, and is looked at then and whenever a worker has ended. */
 #include "fl_slot.h"
 
+#include "fl_fork.h"
 #include "fl_pages.h"
 #include "fl_thread.h"
 
@@ -19,7 +21,8 @@ struct fl_slot {
     fl_region *region;      /* owned, where the pool has an arena: what pages describes */
     int64_t used, before;   /* holder: high-water mark of bytes asked for, and its last value */
     int64_t pinned;         /* holder: bytes from the start */
-    uint32_t forks;         /* whoever lends it: fl_fork_count then */
+    int64_t lent_at;        /* whoever lends it: fl_fork_count then */
+    int64_t given_at;       /* whoever gives the last share: fl_fork_count then */
     _Atomic int32_t shares; /* > 0: LENT */
     _Alignas(64) char header[];
 };
@@ -32,6 +35,9 @@ struct fl_pool {
     fl_pinner pinner;            /* set before the first slot; pin NULL: slots are not pinned */
     uint32_t generation;         /* set at open */
     _Atomic(fl_slot *) returned; /* owned, EMPTY: the stack, or CLOSED */
+    _Atomic(fl_slot *) retired;  /* owned, RETIRED and not looked at: the stack, or CLOSED */
+    fl_slot *seen;               /* owned, RETIRED: workers see them; mutex */
+    _Atomic int64_t looked_at;   /* fl_fork_ends when `seen` was looked through; mutex to write */
     _Atomic int64_t references;  /* one for the opener, one for each slot */
     _Atomic int64_t empty;       /* slots in spare and returned; a bound while one is on its way */
     _Atomic int64_t empty_bytes; /* of these */
@@ -122,13 +128,6 @@ static void free_slot(fl_slot *slot)
     drop_reference(pool);
 }
 
-/* A child forked while the slot was lent has its tensors, too, and in an arena the memory is one.
- */
-static inline bool may_be_seen(const fl_slot *slot)
-{
-    return slot->region != NULL && slot->forks != fl_fork_count();
-}
-
 static void abandon_slot(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
@@ -156,22 +155,81 @@ static void free_list(fl_pool *pool, fl_slot *slot)
     }
 }
 
-/* EMPTY: to the pool if it keeps so many, else to the system. The slot is the caller's until it
- * is on the stack, and so is the slot's reference to the pool. */
+/* The slot is the caller's until it is on the stack, and so is its reference to the pool; false if
+ * the stack is CLOSED. */
+static bool push(_Atomic(fl_slot *) *stack, fl_slot *slot)
+{
+    fl_slot *head = atomic_load_explicit(stack, memory_order_relaxed);
+    while (head != CLOSED) {
+        slot->next = head;
+        /* release: the taker sees what was done with the slot. */
+        if (atomic_compare_exchange_weak_explicit(stack, &head, slot, memory_order_release,
+                                                  memory_order_relaxed))
+            return true;
+    }
+    return false;
+}
+
+/* EMPTY: to the pool if it keeps so many, else to the system. */
 static void recycle(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
-    bool is_kept = count_empty(pool, 1, slot->pages.capacity);
-    fl_slot *head = atomic_load_explicit(&pool->returned, memory_order_relaxed);
-    while (is_kept && head != CLOSED) {
-        slot->next = head;
-        /* release: the taker sees what was done with the slot. */
-        if (atomic_compare_exchange_weak_explicit(&pool->returned, &head, slot,
-                                                  memory_order_release, memory_order_relaxed))
-            return;
-    }
-    count_empty(pool, -1, -slot->pages.capacity);
+    int64_t bytes = slot->pages.capacity;
+    if (count_empty(pool, 1, bytes) && push(&pool->returned, slot)) return;
+    count_empty(pool, -1, -bytes);
     free_slot(slot);
+}
+
+/* ---- slots that were lent during a fork: the child has their tensors, and in an arena the memory
+ * is one */
+
+/* RETIRED; left alone where the child is not a worker, whose end is told, or nobody would look. */
+static void retire(fl_slot *slot)
+{
+    if (fl_fork_is_seen_for_good(slot->lent_at) || !push(&slot->pool->retired, slot))
+        abandon_slot(slot);
+}
+
+/* Puts what nobody sees any more onto the list `*unseen`, all else onto pool->seen. */
+static void sort_locked(fl_pool *pool, fl_slot *slot, fl_slot **unseen)
+{
+    while (slot != NULL) {
+        fl_slot *next = slot->next;
+        bool is_seen = fl_fork_is_seen(slot->lent_at, slot->given_at);
+        fl_slot **list = is_seen ? &pool->seen : unseen;
+        slot->next = *list;
+        *list = slot;
+        slot = next;
+    }
+}
+
+static fl_slot *take_unseen_locked(fl_pool *pool, fl_slot *retired)
+{
+    fl_slot *seen = pool->seen, *unseen = NULL;
+    atomic_store(&pool->looked_at, fl_fork_ends());
+    pool->seen = NULL;
+    sort_locked(pool, seen, &unseen);
+    sort_locked(pool, retired, &unseen);
+    return unseen;
+}
+
+static void recycle_list(fl_slot *slot)
+{
+    while (slot != NULL) {
+        fl_slot *next = slot->next;
+        recycle(slot);
+        slot = next;
+    }
+}
+
+static void recycle_unseen(fl_pool *pool)
+{
+    if (atomic_load(&pool->retired) == NULL && atomic_load(&pool->looked_at) == fl_fork_ends())
+        return;
+    pthread_mutex_lock(&pool->mutex);
+    fl_slot *unseen = take_unseen_locked(pool, atomic_exchange(&pool->retired, NULL));
+    pthread_mutex_unlock(&pool->mutex);
+    recycle_list(unseen);
 }
 
 void fl_pool_close(fl_pool *pool)
@@ -180,6 +238,16 @@ void fl_pool_close(fl_pool *pool)
     fl_slot *returned = atomic_exchange_explicit(&pool->returned, CLOSED, memory_order_acquire);
     free_list(pool, pool->spare);
     free_list(pool, returned);
+    pthread_mutex_lock(&pool->mutex);
+    fl_slot *unseen = take_unseen_locked(pool, atomic_exchange(&pool->retired, CLOSED));
+    fl_slot *seen = pool->seen;
+    pthread_mutex_unlock(&pool->mutex);
+    recycle_list(unseen);
+    while (seen != NULL) {
+        fl_slot *next = seen->next;
+        abandon_slot(seen);
+        seen = next;
+    }
     drop_reference(pool);
 }
 
@@ -199,6 +267,7 @@ void fl_pool_limit(fl_pool *pool, int64_t bytes)
 void fl_pool_trim(fl_pool *pool)
 {
     if (is_foreign(pool)) return;
+    recycle_unseen(pool);
     pthread_mutex_lock(&pool->mutex);
     fl_slot *spare = pool->spare;
     fl_slot *returned = atomic_exchange_explicit(&pool->returned, NULL, memory_order_acquire);
@@ -241,6 +310,7 @@ int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
 {
     *out = NULL;
     if (is_foreign(pool)) return fl_fail(err, FL_EFORK, "this pool belongs to a parent process");
+    recycle_unseen(pool);
     pthread_mutex_lock(&pool->mutex);
     fl_slot *slot = pop_empty_locked(pool);
     pthread_mutex_unlock(&pool->mutex);
@@ -286,7 +356,7 @@ void fl_slot_lend(fl_slot *slot, int32_t shares)
 {
     assert(shares >= 1 && atomic_load(&slot->shares) == 0 && slot->pool->pinner.pin == NULL);
     atomic_fetch_add_explicit(&slot->pool->lent, 1, memory_order_relaxed);
-    slot->forks = fl_fork_count();
+    slot->lent_at = fl_fork_count();
     atomic_store_explicit(&slot->shares, shares, memory_order_release);
 }
 
@@ -301,8 +371,9 @@ void fl_slot_give(fl_slot *slot)
     /* acq_rel: all uses of the memory by the other shares' holders come before its reuse. */
     if (atomic_fetch_sub_explicit(&slot->shares, 1, memory_order_acq_rel) != 1) return;
     atomic_fetch_sub_explicit(&slot->pool->lent, 1, memory_order_relaxed);
-    if (may_be_seen(slot))
-        abandon_slot(slot);
+    slot->given_at = fl_fork_count();
+    if (slot->region != NULL && slot->given_at != slot->lent_at)
+        retire(slot);
     else
         recycle(slot);
 }

@@ -2,8 +2,9 @@
  *
  * Floor 1. A slot is EMPTY in the pool, FILLING or READY with whoever took it, or LENT in shares:
  * one for each tensor over its memory. Lent means lent: the memory is not written again until
- * the last share comes back, which may be long after the pool is closed. When all slots are away
- * a fresh one is made, so nobody ever waits for one. In a forked child every call is inert.
+ * the last share comes back, which may be long after the pool is closed. A slot of an arena that
+ * was lent during a fork is RETIRED then, until the child has ended (fl_fork.h). When all slots are
+ * away a fresh one is made, so nobody ever waits for one. In a forked child every call is inert.
  * docs/threads.md draws the states. */
 #ifndef FL_SLOT_H
 #define FL_SLOT_H
@@ -46,7 +47,8 @@ void fl_pool_reserve(fl_pool *pool, int64_t slots);
  * thread. */
 void fl_pool_limit(fl_pool *pool, int64_t bytes);
 
-/* Gives every EMPTY slot to the system now. Any thread. */
+/* Gives every EMPTY slot to the system now, and RETIRED ones that nobody sees any more. Any thread.
+ */
 void fl_pool_trim(fl_pool *pool);
 
 /* An EMPTY slot of at least `bytes`, now FILLING and the caller's. Any thread; does not wait for

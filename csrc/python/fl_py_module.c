@@ -171,20 +171,42 @@ static PyObject *module_check_cuda(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 PyDoc_STRVAR(expect_fork_doc,
-             "expect_fork(is_expected, /)\n--\n\n"
-             "Whether processes forked now will leave batches of this process alone.");
+             "expect_fork()\n--\n\n"
+             "From now on this thread forks a worker process: a number for fork_ended().");
 
-static PyObject *module_expect_fork(PyObject *Py_UNUSED(module), PyObject *is_expected)
+static PyObject *module_expect_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
-    int answer = PyObject_IsTrue(is_expected);
-    if (answer < 0) return NULL;
-    fl_fork_expect(answer);
+    fl_err err;
+    int64_t worker;
+    if (fl_fork_expect(&worker, &err) != FL_OK) return fl_py_raise(&err, NULL);
+    return PyLong_FromLongLong(worker);
+}
+
+PyDoc_STRVAR(fork_expected_doc,
+             "fork_expected()\n--\n\nWhat this thread forks from now on is no worker.");
+
+static PyObject *module_fork_expected(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    fl_fork_expected();
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(fork_ended_doc, "fork_ended(worker, /)\n--\n\n"
+                             "This worker looks at batches of ours no more. Once is enough.");
+
+static PyObject *module_fork_ended(PyObject *Py_UNUSED(module), PyObject *worker)
+{
+    long long number = PyLong_AsLongLong(worker);
+    if (number == -1 && PyErr_Occurred()) return NULL;
+    fl_fork_end(number);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef module_methods[] = {
     {"check_cuda", module_check_cuda, METH_VARARGS, check_cuda_doc},
-    {"expect_fork", module_expect_fork, METH_O, expect_fork_doc},
+    {"expect_fork", module_expect_fork, METH_NOARGS, expect_fork_doc},
+    {"fork_expected", module_fork_expected, METH_NOARGS, fork_expected_doc},
+    {"fork_ended", module_fork_ended, METH_O, fork_ended_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
     {"build_info", module_build_info, METH_NOARGS, build_info_doc},
     {NULL, NULL, 0, NULL}};

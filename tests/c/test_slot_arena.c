@@ -293,9 +293,11 @@ static void test_a_child_writes_and_drops_everything(void)
     fl_slot_return(empty);
     fill(f.lent, 7, 100 * KIB);
     fl_slot_lend(f.lent, 1);
-    fl_fork_expect(true);
+    int64_t worker;
+    CHECK_INT(fl_fork_expect(&worker, NULL), FL_OK);
     CHECK_INT(run_child(work_in_child, &f), 0);
-    fl_fork_expect(false);
+    fl_fork_expected();
+    fl_fork_end(worker);
     CHECK(holds_only(fl_slot_data(f.lent), 7, 100 * KIB));
     CHECK(holds_only(fl_slot_data(f.held), 9, 100 * KIB));
     CHECK(holds_only(fl_slot_data(empty), 1, 100 * KIB)); /* still the parent's */

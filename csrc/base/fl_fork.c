@@ -1,0 +1,134 @@
+/* fl_fork: see fl_fork.h. The state is one for the process, because forks are.
+ *
+ * The handler runs before the fork, so that no other thread gives back, as if nobody saw it, what
+ * the child is about to see. */
+#define _GNU_SOURCE
+#include "fl_fork.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+
+typedef struct worker {
+    struct worker *next;
+    int64_t id;
+    int64_t first, last;           /* its forks: one, or none where it was started otherwise */
+    _Atomic uint32_t *tells_forks; /* owned: a word that it shares with us; 1: it has forked */
+} worker;
+
+static _Atomic uint32_t generation; /* written in the single-threaded moment after a fork */
+static _Atomic int64_t forks, forks_of_program, ends;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static worker *workers; /* owned; mutex, like what they point to */
+static int64_t next_id; /* mutex */
+
+static _Thread_local worker *expected; /* borrowed: forks of this thread are its; NULL: none */
+static _Atomic uint32_t *own_word;     /* set where this process is a worker: its tells_forks */
+
+enum { WORD_BYTES = sizeof(uint32_t) };
+
+/* forks_of_program comes before forks: whoever sees the number knows whose fork it is. */
+static void enter_fork(void)
+{
+    pthread_mutex_lock(&mutex);
+    int64_t number = atomic_load(&forks) + 1;
+    if (expected == NULL) {
+        atomic_store(&forks_of_program, number);
+    } else {
+        if (expected->first == 0) expected->first = number;
+        expected->last = number;
+    }
+    atomic_store(&forks, number);
+    pthread_mutex_unlock(&mutex);
+    if (own_word != NULL) atomic_store(own_word, 1);
+}
+
+/* Another thread may have had the mutex, and left the list half-changed. What it says is of memory
+ * that is the parent's alone. */
+static void enter_child(void)
+{
+    mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    workers = NULL;
+    if (expected != NULL) own_word = expected->tells_forks;
+    expected = NULL;
+    atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
+}
+
+static void install_handlers(void)
+{
+    /* Fails only without memory; forked children then behave as without the handlers. */
+    (void)pthread_atfork(enter_fork, NULL, enter_child);
+}
+
+void fl_fork_install(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, install_handlers);
+}
+
+uint32_t fl_fork_generation(void)
+{
+    return atomic_load_explicit(&generation, memory_order_relaxed);
+}
+
+int64_t fl_fork_count(void) { return atomic_load(&forks); }
+
+static void free_worker(worker *self)
+{
+    munmap(self->tells_forks, WORD_BYTES);
+    fl_free(self);
+}
+
+int fl_fork_expect(int64_t *out, fl_err *err)
+{
+    worker *self = fl_alloc(sizeof *self);
+    void *word = MAP_FAILED;
+    if (self != NULL && !fl_fault_hit())
+        word = mmap(NULL, WORD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (word == MAP_FAILED) {
+        fl_free(self);
+        return fl_fail(err, FL_ENOMEM, "no memory to share with a worker: %s", strerror(errno));
+    }
+    self->tells_forks = word;
+    pthread_mutex_lock(&mutex);
+    *out = self->id = ++next_id;
+    self->next = workers;
+    workers = self;
+    pthread_mutex_unlock(&mutex);
+    expected = self;
+    return FL_OK;
+}
+
+void fl_fork_expected(void) { expected = NULL; }
+
+void fl_fork_end(int64_t id)
+{
+    worker *ended = NULL;
+    pthread_mutex_lock(&mutex);
+    worker **at = &workers;
+    while (*at != NULL && (*at)->id != id) at = &(*at)->next;
+    if (*at != NULL && atomic_load((*at)->tells_forks) == 0) {
+        ended = *at;
+        *at = ended->next;
+    }
+    pthread_mutex_unlock(&mutex);
+    if (ended == NULL) return;
+    free_worker(ended);
+    atomic_fetch_add(&ends, 1);
+}
+
+int64_t fl_fork_ends(void) { return atomic_load(&ends); }
+
+bool fl_fork_is_seen_for_good(int64_t since) { return atomic_load(&forks_of_program) > since; }
+
+bool fl_fork_is_seen(int64_t since, int64_t until)
+{
+    bool is_seen = false;
+    pthread_mutex_lock(&mutex);
+    for (const worker *w = workers; w != NULL && !is_seen; w = w->next)
+        is_seen = w->first <= until && w->last > since;
+    pthread_mutex_unlock(&mutex);
+    return is_seen;
+}
