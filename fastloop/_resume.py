@@ -32,6 +32,7 @@ from fastloop._indices import Block, find_blocks
 from fastloop._interrupt import interrupt_later
 
 TORCHS = "torch"  # the name of torch's own generator, which belongs to the user
+GENERATORS = (TORCHS, "loader", "batch_sampler", "sampler")  # where an order may be drawn from
 _SEEDLESS = (SequentialSampler, DistributedSampler)
 _SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Their iter() draws nothing; they draw when asked for the first item.
@@ -67,7 +68,7 @@ def find_generators(loader: DataLoader[Any]) -> Generators:
     if _draws_from_torch(outer, inner):
         found[TORCHS] = torch.default_generator
     known = [torch.default_generator]
-    for name, owner in (("loader", loader), ("batch_sampler", outer), ("sampler", inner)):
+    for name, owner in zip(GENERATORS[1:], (loader, outer, inner), strict=True):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator) and all(generator is not g for g in known):
             known.append(generator)
@@ -84,9 +85,11 @@ def read_states(generators: Generators) -> dict[str, torch.Tensor]:
 
 
 def from_hex(texts: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """The states of the generators that have one: an empty text stands for none."""
     return {
         name: torch.from_numpy(np.frombuffer(bytes.fromhex(text), np.uint8).copy())
         for name, text in texts.items()
+        if text
     }
 
 
@@ -186,15 +189,15 @@ class Epoch:
 
     def _go_on_from(self, state: State) -> None:
         self.skipped = self.yielded = state["yielded"]
-        self.at_iter = from_hex(state["generators"].get("iter", {}))
+        self.at_iter = from_hex(state["generators"]["iter"])
         self.at_next = from_hex(state["generators"]["next"])
-        self.sampler_epoch = state.get("sampler_epoch")
+        if state["sampler_epoch"] >= 0:
+            self.sampler_epoch = state["sampler_epoch"]
+
+    def _set_sampler_epoch(self) -> None:
+        """What began in one epoch of a sampler goes on in it, whatever set_epoch() said since."""
         if self.with_epoch is not None and self.with_epoch.epoch != self.sampler_epoch:
-            raise ValueError(
-                f"the loaded state is of epoch {self.sampler_epoch} of the sampler, whose epoch "
-                f"is now {self.with_epoch.epoch}; call set_epoch({self.sampler_epoch}) before "
-                "iterating"
-            )
+            self.with_epoch.set_epoch(self.sampler_epoch)
 
     def _write(self, states: Mapping[str, torch.Tensor]) -> None:
         for name, state in states.items():
@@ -211,6 +214,7 @@ class Epoch:
     def asking(self) -> Iterator[None]:
         """Around iter(sampler); also around the draw of a base seed."""
         if self.is_resumed:
+            self._set_sampler_epoch()
             with _kept(torch.default_generator):
                 self._write(self.at_iter)
                 yield
@@ -240,6 +244,7 @@ class Epoch:
         # A state saved before the first item was drawn has none of torch's own generator: the
         # draw is then still to come, from the user's numbers.
         kept = (torch.default_generator,) if TORCHS in self.at_next else ()
+        self._set_sampler_epoch()
         with _kept(*kept):
             self.at_next = {**read_states(self.generators), **self.at_next}
             self._write(self.at_next)
@@ -319,6 +324,11 @@ class Position:
         epoch.iterator = weakref.ref(iterator)
         self.number = epoch.number + 1
         self.pending = None
+
+    def restart(self, number: int) -> None:
+        """The next iter() begins the epoch of this number."""
+        self.number = number
+        self.pending, self.current = None, None
 
     def copy(self) -> Position:
         """For a copy of the loader, which has no iterator."""
