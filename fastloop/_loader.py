@@ -13,7 +13,7 @@ from fastloop._device import open_link
 from fastloop._iter import Shared, fast_iterator
 from fastloop._prefetch import DeviceIter
 from fastloop._route import PATHS, find_route
-from fastloop._state import load_state, save_state
+from fastloop._state import load_state, save_state, warn_of_end
 from fastloop._stats import LoaderStats, WorkerStats
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
 
     def __iter__(self) -> _BaseDataLoaderIter:
+        warn_of_end(self, self._shared.position)
         self._drop_broken_workers()
         try:
             iterator = super().__iter__()
@@ -192,6 +193,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Where this loader differs (batch size, length, samplers, generators), the epoch starts
         anew, in a new order and with no generator set; where the state cannot be resumed in the
         middle, it starts anew. A warning says why; with ``strict=True`` it is a ValueError.
+
+        A state saved after the last batch but before the loop has ended stands at the end of that
+        epoch: the next ``iter()`` gives no batch, and says so in a warning. Under Lightning it
+        begins the next epoch if Lightning counts that one as trained.
 
         A ``DistributedSampler`` is set to the epoch of the state; the state of one rank serves
         all. What is left of an epoch comes in that epoch's order even if ``set_epoch()`` is called

@@ -180,6 +180,7 @@ class Epoch:
         self.at_next: dict[str, torch.Tensor] = {}
         self.sampler_epoch: int | None = None
         self.is_resumed = pending is not None and pending["begun"]
+        self.is_spent = position.is_spent  # nothing is left, whatever was yielded
         # None: as the iterator does by itself.
         self.draws_seed: bool | None = None
         if pending is not None and self.is_resumed:
@@ -215,8 +216,11 @@ class Epoch:
         """Around iter(sampler); also around the draw of a base seed."""
         if self.is_resumed:
             self._set_sampler_epoch()
-            with _kept(torch.default_generator):
-                self._write(self.at_iter)
+            # The draws of a spent epoch are over: loading has set the states they ended in.
+            over = explicit(self.generators) if self.is_spent else {}
+            with _kept(torch.default_generator, *over.values()):
+                if not self.is_spent:
+                    self._write(self.at_iter)
                 yield
             return
         self._note_sampler_epoch()
@@ -235,6 +239,8 @@ class Epoch:
 
     def opening(self, source: Iterator[Any], rest: _Rest) -> Iterator[Iterator[Any]]:
         """The parts of what is left of `source`; runs when the first item is asked for."""
+        if self.is_spent:
+            return
         if not self.is_resumed:
             if self._is_lazy():
                 self._note_sampler_epoch()
@@ -310,9 +316,12 @@ class Resumable(_core.Finalized, _BaseDataLoaderIter):
 class Position:
     """Where a loader stands: its latest epoch, or a loaded state that waits for iter()."""
 
-    def __init__(self, number: int = 0, pending: State | None = None) -> None:
+    def __init__(
+        self, number: int = 0, pending: State | None = None, is_spent: bool = False
+    ) -> None:
         self.number = number  # of the next epoch
         self.pending = pending
+        self.is_spent = is_spent  # the pending state's epoch has no batch left
         self.current: Epoch | None = None
 
     def begin(self, iterator: _BaseDataLoaderIter) -> None:
@@ -323,13 +332,17 @@ class Position:
         self.current = epoch
         epoch.iterator = weakref.ref(iterator)
         self.number = epoch.number + 1
-        self.pending = None
+        self.pending, self.is_spent = None, False
+
+    def load(self, state: State, is_spent: bool = False) -> None:
+        """The next iter() goes on from `state`."""
+        self.pending, self.is_spent = state, is_spent
 
     def restart(self, number: int) -> None:
         """The next iter() begins the epoch of this number."""
         self.number = number
-        self.pending, self.current = None, None
+        self.pending, self.is_spent, self.current = None, False, None
 
     def copy(self) -> Position:
         """For a copy of the loader, which has no iterator."""
-        return Position(self.number, self.pending)
+        return Position(self.number, self.pending, self.is_spent)

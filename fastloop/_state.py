@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from fastloop._lightning import Rest, rest_for_caller
 from fastloop._resume import (
     GENERATORS,
     TORCHS,
@@ -259,6 +260,16 @@ def _start_anew(loader: DataLoader[Any], position: Position, state: State, what:
     position.restart(state["epoch"])
 
 
+def _as_caller_counts(state: State) -> tuple[State, bool]:
+    """The state as the caller means it, and whether its epoch has nothing left."""
+    rest, untrained = rest_for_caller() if state["yielded"] > 0 else (Rest.AS_COUNTED, 0)
+    if rest is Rest.NEXT_EPOCH:
+        changed = {"epoch": state["epoch"] + 1, "yielded": 0, "begun": False, "not_resumable": ""}
+        changed["sampler_epoch"] = state["sampler_epoch"] + (state["sampler_epoch"] >= 0)
+        return {**state, **changed}, False
+    return {**state, "yielded": max(state["yielded"] - untrained, 0)}, rest is Rest.NOTHING
+
+
 def _from_its_start(state: State, strict: bool) -> State:
     """A state that cannot be resumed where it was saved."""
     what = (
@@ -272,7 +283,7 @@ def _from_its_start(state: State, strict: bool) -> State:
 
 
 def load_state(loader: DataLoader[Any], position: Position, state: Any, strict: bool) -> None:
-    state = _checked(state)
+    state, is_spent = _as_caller_counts(_checked(state))
     differences = _find_differences(loader, state)
     if differences:
         what = f"the state does not fit this loader: {'; '.join(differences)}"
@@ -288,11 +299,24 @@ def load_state(loader: DataLoader[Any], position: Position, state: Any, strict: 
         raise ValueError(f"state['yielded'] is {state['yielded']} of {length} batches")
     generators = find_generators(loader)
     now = _decode_moments(generators, state)
-    if state["not_resumable"] and state["yielded"] > 0:
+    if state["not_resumable"] and state["yielded"] > 0 and not is_spent:
         state = _from_its_start(state, strict)
-    if not state["begun"]:
+    if is_spent or not state["begun"]:
         for name, value in now.items():
             generators[name].set_state(value)
     if state["sampler_epoch"] >= 0:
         sampler_with_epoch(loader).set_epoch(state["sampler_epoch"])
-    position.pending = state
+    position.load({**state, "not_resumable": ""}, is_spent)
+
+
+def warn_of_end(loader: DataLoader[Any], position: Position) -> None:
+    """Before iter(): a `for` loop would end without a batch and without a word."""
+    state = position.pending
+    if state is None or position.is_spent or state["yielded"] == 0:
+        return
+    if state["yielded"] == _length(loader._index_sampler):
+        warnings.warn(
+            f"the loaded state stands at the end of epoch {state['epoch']}: this iter() gives no "
+            f"batch, the next one begins epoch {state['epoch'] + 1}",
+            stacklevel=3,
+        )

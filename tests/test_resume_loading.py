@@ -388,6 +388,11 @@ def test_a_warning_made_an_error_changes_nothing() -> None:
         with pytest.raises(UserWarning, match="does not fit"):
             loader.load_state_dict(state)
         assert loader.state_dict() == before
+        ended = state_of(loader, 8)
+        loader.load_state_dict(ended)
+        with pytest.raises(UserWarning, match="end of epoch 0"):
+            iter(loader)
+    assert loader.state_dict() == ended
 
 
 # ---- the epoch of a DistributedSampler
@@ -423,3 +428,21 @@ def test_an_epoch_that_has_not_begun_takes_the_number_set_last() -> None:
     assert other.sampler.epoch == 5  # type: ignore[union-attr]
     other.sampler.set_epoch(6)  # type: ignore[union-attr]
     assert_same(list(other), list(of_rank(0, 6)))
+
+
+# ---- the end of an epoch
+
+
+@pytest.mark.parametrize("path", ["array", "sync", "torch"])
+def test_iter_says_that_a_loaded_epoch_is_at_its_end(path: str) -> None:
+    loader = loader_of(shuffle=True, path=path)
+    state = state_of(loader, 10)
+    loader.load_state_dict(state)
+    with pytest.warns(UserWarning, match="end of epoch 0: this iter.. gives no batch") as caught:
+        assert list(loader) == []
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(loader)) == 10
+        loader.load_state_dict(state_of(loader, 9))
+        assert len(list(loader)) == 1
