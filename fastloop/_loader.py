@@ -12,7 +12,7 @@ from fastloop._device import open_link
 from fastloop._iter import Shared, fast_iterator
 from fastloop._prefetch import DeviceIter
 from fastloop._route import PATHS, find_route
-from fastloop._state import load_state, save_state
+from fastloop._state import load_state, save_state, warn_of_end
 from fastloop._stats import LoaderStats, WorkerStats
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return shared
 
     def __iter__(self) -> _BaseDataLoaderIter:
+        warn_of_end(self, self._shared.position)
         self._drop_broken_workers()
         try:
             iterator = super().__iter__()
@@ -179,17 +180,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         ended, the state is that of the next epoch before its first batch.
 
         The state holds numbers, strings and dicts only (``torch.load(weights_only=True)`` and
-        JSON take it): epoch, batches yielded, what describes dataset and samplers, and the
-        random states the sampler began the epoch with. Costs no sync.
+        JSON take it), with the same keys and types at all times, as
+        ``torch.distributed.checkpoint`` wants them: epoch, batches yielded, what describes dataset
+        and samplers, and the random states the sampler began the epoch with. Costs no sync.
 
-        Raises:
-            NotImplementedError: over an ``IterableDataset``, which alone knows where it stands.
-            RuntimeError: in the middle of an epoch with ``in_order=False`` and several workers,
-                or whose ``batch_size`` was changed: a count does not say which samples came.
+        Raises nothing. A state that cannot be resumed in the middle says why in
+        ``"not_resumable"``: over an ``IterableDataset``, which alone knows where it stands; with
+        ``in_order=False`` and several workers, or after ``batch_size`` was changed during the
+        epoch, where a count does not say which samples came.
         """
         return save_state(self, self._shared.position)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> None:
         """Let the next ``iter()`` go on where the loader that gave ``state`` stood.
 
         It yields the exact next batch and loads no sample before it; later epochs follow as they
@@ -199,16 +201,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         restored: random numbers in workers (augmentation), and whatever else a sampler of yours
         keeps or draws from. Such a sampler is iterated again from the start of the epoch.
 
+        Where this loader differs (batch size, length, samplers, generators), the epoch starts
+        anew, in a new order and with no generator set; where the state cannot be resumed in the
+        middle, it starts anew. A warning says why; with ``strict=True`` it is a ValueError.
+
+        A state saved after the last batch but before the loop has ended stands at the end of that
+        epoch: the next ``iter()`` gives no batch, and says so in a warning. Under Lightning it
+        begins the next epoch if Lightning counts that one as trained.
+
         A ``DistributedSampler`` is set to the epoch of the state; the state of one rank serves
-        all. A ``set_epoch()`` before ``iter()`` must agree with it in the middle of an epoch.
+        all. What is left of an epoch comes in that epoch's order even if ``set_epoch()`` is called
+        with another number before ``iter()``; the epochs after it take what ``set_epoch()`` says.
 
         Raises:
             TypeError: ``state`` or one of its parts has the wrong type.
-            ValueError: it is damaged, or does not fit dataset or sampler; says what differs.
-            NotImplementedError: over an ``IterableDataset``.
+            ValueError: it is damaged or none of this class's, or with ``strict`` does not fit.
             In each case nothing has changed.
         """
-        load_state(self, self._shared.position, state)
+        load_state(self, self._shared.position, state, strict)
 
     def stats(self) -> LoaderStats:
         """What this loader has done so far, and which path it takes now. Costs no sync."""

@@ -32,6 +32,7 @@ from fastloop._indices import Block, find_blocks
 from fastloop._interrupt import interrupt_later
 
 TORCHS = "torch"  # the name of torch's own generator, which belongs to the user
+GENERATORS = (TORCHS, "loader", "batch_sampler", "sampler")  # where an order may be drawn from
 _SEEDLESS = (SequentialSampler, DistributedSampler)
 _SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Their iter() draws nothing; they draw when asked for the first item.
@@ -67,7 +68,7 @@ def find_generators(loader: DataLoader[Any]) -> Generators:
     if _draws_from_torch(outer, inner):
         found[TORCHS] = torch.default_generator
     known = [torch.default_generator]
-    for name, owner in (("loader", loader), ("batch_sampler", outer), ("sampler", inner)):
+    for name, owner in zip(GENERATORS[1:], (loader, outer, inner), strict=True):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator) and all(generator is not g for g in known):
             known.append(generator)
@@ -84,9 +85,11 @@ def read_states(generators: Generators) -> dict[str, torch.Tensor]:
 
 
 def from_hex(texts: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """The states of the generators that have one: an empty text stands for none."""
     return {
         name: torch.from_numpy(np.frombuffer(bytes.fromhex(text), np.uint8).copy())
         for name, text in texts.items()
+        if text
     }
 
 
@@ -177,6 +180,7 @@ class Epoch:
         self.at_next: dict[str, torch.Tensor] = {}
         self.sampler_epoch: int | None = None
         self.is_resumed = pending is not None and pending["begun"]
+        self.is_spent = position.is_spent  # nothing is left, whatever was yielded
         # None: as the iterator does by itself.
         self.draws_seed: bool | None = None
         if pending is not None and self.is_resumed:
@@ -186,15 +190,15 @@ class Epoch:
 
     def _go_on_from(self, state: State) -> None:
         self.skipped = self.yielded = state["yielded"]
-        self.at_iter = from_hex(state["generators"].get("iter", {}))
+        self.at_iter = from_hex(state["generators"]["iter"])
         self.at_next = from_hex(state["generators"]["next"])
-        self.sampler_epoch = state.get("sampler_epoch")
+        if state["sampler_epoch"] >= 0:
+            self.sampler_epoch = state["sampler_epoch"]
+
+    def _set_sampler_epoch(self) -> None:
+        """What began in one epoch of a sampler goes on in it, whatever set_epoch() said since."""
         if self.with_epoch is not None and self.with_epoch.epoch != self.sampler_epoch:
-            raise ValueError(
-                f"the loaded state is of epoch {self.sampler_epoch} of the sampler, whose epoch "
-                f"is now {self.with_epoch.epoch}; call set_epoch({self.sampler_epoch}) before "
-                "iterating"
-            )
+            self.with_epoch.set_epoch(self.sampler_epoch)
 
     def _write(self, states: Mapping[str, torch.Tensor]) -> None:
         for name, state in states.items():
@@ -211,8 +215,12 @@ class Epoch:
     def asking(self) -> Iterator[None]:
         """Around iter(sampler); also around the draw of a base seed."""
         if self.is_resumed:
-            with _kept(torch.default_generator):
-                self._write(self.at_iter)
+            self._set_sampler_epoch()
+            # The draws of a spent epoch are over: loading has set the states they ended in.
+            over = explicit(self.generators) if self.is_spent else {}
+            with _kept(torch.default_generator, *over.values()):
+                if not self.is_spent:
+                    self._write(self.at_iter)
                 yield
             return
         self._note_sampler_epoch()
@@ -231,6 +239,8 @@ class Epoch:
 
     def opening(self, source: Iterator[Any], rest: _Rest) -> Iterator[Iterator[Any]]:
         """The parts of what is left of `source`; runs when the first item is asked for."""
+        if self.is_spent:
+            return
         if not self.is_resumed:
             if self._is_lazy():
                 self._note_sampler_epoch()
@@ -240,6 +250,7 @@ class Epoch:
         # A state saved before the first item was drawn has none of torch's own generator: the
         # draw is then still to come, from the user's numbers.
         kept = (torch.default_generator,) if TORCHS in self.at_next else ()
+        self._set_sampler_epoch()
         with _kept(*kept):
             self.at_next = {**read_states(self.generators), **self.at_next}
             self._write(self.at_next)
@@ -305,9 +316,12 @@ class Resumable(_core.Finalized, _BaseDataLoaderIter):
 class Position:
     """Where a loader stands: its latest epoch, or a loaded state that waits for iter()."""
 
-    def __init__(self, number: int = 0, pending: State | None = None) -> None:
+    def __init__(
+        self, number: int = 0, pending: State | None = None, is_spent: bool = False
+    ) -> None:
         self.number = number  # of the next epoch
         self.pending = pending
+        self.is_spent = is_spent  # the pending state's epoch has no batch left
         self.current: Epoch | None = None
 
     def begin(self, iterator: _BaseDataLoaderIter) -> None:
@@ -318,8 +332,17 @@ class Position:
         self.current = epoch
         epoch.iterator = weakref.ref(iterator)
         self.number = epoch.number + 1
-        self.pending = None
+        self.pending, self.is_spent = None, False
+
+    def load(self, state: State, is_spent: bool = False) -> None:
+        """The next iter() goes on from `state`."""
+        self.pending, self.is_spent = state, is_spent
+
+    def restart(self, number: int) -> None:
+        """The next iter() begins the epoch of this number."""
+        self.number = number
+        self.pending, self.is_spent, self.current = None, False, None
 
     def copy(self) -> Position:
         """For a copy of the loader, which has no iterator."""
-        return Position(self.number, self.pending)
+        return Position(self.number, self.pending, self.is_spent)
