@@ -140,6 +140,30 @@ static void test_norms_have_the_same_bits(void)
     }
 }
 
+/* Tensors of a type, each this many elements off; more of them than a thread loads at a time, and
+ * ends of all kinds. */
+static model make_shifted(int32_t type, int64_t shift)
+{
+    const int64_t sizes[] = {3, 2057, 5003, FL_CHUNK - 1, FL_CHUNK, FL_CHUNK + 1, FL_CHUNK + 9};
+    shape shapes[7];
+    for (int i = 0; i < 7; i++) shapes[i] = (shape){sizes[i], type, shift};
+    return make_model(shapes, 7, TAME, 3);
+}
+
+static void test_norms_at_every_start_have_the_same_bits(void)
+{
+    for (int32_t type = 0; type < FL_FLOATS; type++) {
+        double norms[FL_NORMS] = {-1, -1, -1};
+        for (int64_t shift = 0; shift < 16 / fl_float_bytes(type); shift++) {
+            model m = make_shifted(type, shift);
+            for (int32_t norm_type = 0; norm_type < FL_NORMS; norm_type++)
+                check_bits(&m, norm_type, &norms[norm_type]);
+            check_model(&m);
+            free_model(&m);
+        }
+    }
+}
+
 /* ---- scale, unscale */
 
 static void test_scale(void)
@@ -176,6 +200,22 @@ static void test_unscale(void)
         fl_list_close(&mirror);
         free_model(&m);
     }
+}
+
+static void test_scale_at_every_start(void)
+{
+    for (int32_t type = 0; type < FL_FLOATS; type++)
+        for (int64_t shift = 0; shift < 16 / fl_float_bytes(type); shift++) {
+            model m = make_shifted(type, shift);
+            fl_list mirror = list_of_copy(&m);
+            fl_cuda_queue queue = open_queue(&m.list, NULL);
+            CHECK_INT(cuda->scale(&(fl_pass){&m.list, &queue}, &(double){1.0 / 3}), FL_OK);
+            cpu->scale(&(fl_pass){&mirror, NULL}, &(double){1.0 / 3});
+            check_model(&m);
+            close_queue(&queue);
+            fl_list_close(&mirror);
+            free_model(&m);
+        }
 }
 
 /* With a factor of 1, memory that cannot be written does. */
@@ -258,6 +298,31 @@ static void test_combine(void)
         }
 }
 
+/* Each list at each start, which may be another's. */
+static void test_combine_at_every_start(void)
+{
+    for (int32_t a = 0; a < FL_FLOATS; a++)
+        for (int32_t b = 0; b < FL_FLOATS; b++)
+            for (int64_t i = 0; cuda->can_combine(a, b) && i < 16 / fl_float_bytes(a); i++)
+                for (int64_t j = i % SAMPLE; j < 16 / fl_float_bytes(b); j += SAMPLE) {
+                    model into = make_model(&(shape){FL_CHUNK + 3, a, i}, 1, TAME, 1);
+                    model from = make_model(&(shape){FL_CHUNK + 3, b, j}, 1, TAME, 2);
+                    fl_list mirror = list_of_copy(&into);
+                    fl_cuda_queue queue = open_queue(&into.list, &from.list);
+                    CHECK_INT(cuda->combine(&(fl_pass){&into.list, &queue}, &from.list, 0.1, NULL,
+                                            (double)(j % 2), NULL),
+                              FL_OK);
+                    cpu->combine(&(fl_pass){&mirror, NULL}, &from.list, 0.1, NULL, (double)(j % 2),
+                                 NULL);
+                    check_model(&into);
+                    check_model(&from);
+                    close_queue(&queue);
+                    fl_list_close(&mirror);
+                    free_model(&into);
+                    free_model(&from);
+                }
+}
+
 /* 4 GiB of halves, pages of zeros that take no memory. */
 static void test_more_than_two_billion_elements(void)
 {
@@ -287,10 +352,13 @@ int main(void)
     RUN(test_norm_of_nothing);
     RUN(test_finite_is_said_of_elements);
     RUN(test_norms_have_the_same_bits);
+    RUN(test_norms_at_every_start_have_the_same_bits);
     RUN(test_scale);
+    RUN(test_scale_at_every_start);
     RUN(test_unscale);
     RUN(test_a_factor_of_one_writes_nothing);
     RUN(test_combine);
+    RUN(test_combine_at_every_start);
     if (!IS_SANITIZED) RUN(test_more_than_two_billion_elements);
     return 0;
 }
