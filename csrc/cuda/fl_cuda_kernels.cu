@@ -127,7 +127,8 @@ check_norm(const Rows &table, const fl_cuda_norm &norm, double (*lanes)[THREADS]
         sum = join<NORM>(sum, __ldcg(&norm.sums[chunk]));
     sum = join_threads<NORM>(sum, lanes[turn]);
     if (threadIdx.x != 0) return;
-    *norm.norm = (NORM == FL_NORM_2 ? sqrt(sum) : sum) / fabs(value_of(norm.divisor));
+    constexpr bool IS_ROOT = NORM == FL_NORM_2 || NORM == GROUPED_NORM_2;
+    *norm.norm = (IS_ROOT ? sqrt(sum) : sum) / fabs(value_of(norm.divisor));
 }
 
 template <class Rows>
@@ -135,7 +136,10 @@ static __global__ void __launch_bounds__(THREADS, FL_CUDA_BLOCKS_PER_SM)
     k_norm_check(const Rows __grid_constant__ table, fl_cuda_norm norm)
 {
     __shared__ double lanes[2][THREADS];
-    switch (norm.norm_type) {
+    switch (norm.is_grouped ? GROUPED_NORM_2 : norm.norm_type) {
+    case GROUPED_NORM_2:
+        check_norm<GROUPED_NORM_2>(table, norm, lanes);
+        break;
     case FL_NORM_2:
         check_norm<FL_NORM_2>(table, norm, lanes);
         break;

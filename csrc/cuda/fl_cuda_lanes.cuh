@@ -13,7 +13,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <float.h>
 #include <math.h>
+#include <string.h>
+#include <type_traits>
 
 static constexpr int THREADS = 256; /* of a block */
 static constexpr int PARTS = 4;     /* sums a thread keeps: an addition takes longer than a load */
@@ -126,24 +129,68 @@ template <class Work> static __device__ void each_pack(Work &work, bool is_wide)
 
 /* ---- norm_check */
 
+/* The norm of FL_NORM_2 for devices on which arithmetic in double is slow. */
+static constexpr int GROUPED_NORM_2 = FL_NORMS;
+
 /* A NaN stays: no number is larger. */
-template <int NORM> static __device__ double join(double a, double b)
+template <int NORM, class T> static __device__ T join(T a, T b)
 {
     if (NORM != FL_NORM_MAX) return a + b;
     return b > a || isnan(b) ? b : a;
 }
 
-template <int NORM> static __device__ double add(double sum, double x)
+template <int NORM, class T> static __device__ T add(T sum, T x)
 {
-    return NORM == FL_NORM_2 ? fma(x, x, sum) : join<NORM>(sum, fabs(x));
+    return NORM == FL_NORM_2 ? fma(x, x, sum) : join<NORM, T>(sum, fabs(x));
+}
+
+/* The sum of (x * by)^2 over a pack, in float: each square is rounded three times at most. */
+template <class T, int N> static __device__ float add_squares(const pack<T, N> &pack, float by)
+{
+    float sums[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        float a = real(pack.at[2 * i]) * by, b = real(pack.at[2 * i + 1]) * by;
+        sums[i] = fmaf(b, b, a * a);
+    }
+#pragma unroll
+    for (int half = N / 4; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) sums[i] += sums[i + half];
+    return sums[0];
+}
+
+/* A normal number > 0, without an instruction of the unit that computes in double. */
+static __device__ double widen(float x)
+{
+    uint32_t bits;
+    double wide;
+    memcpy(&bits, &x, sizeof bits);
+    uint64_t wide_bits = ((uint64_t)bits << 29) + ((uint64_t)(1023 - 127) << 52);
+    memcpy(&wide, &wide_bits, sizeof wide);
+    return wide;
+}
+
+/* The sum of the squares of a pack. Of sums from LEAST on, what squares lose below the least normal
+ * float is no part that counts. Where the sum is less than that, infinite or NaN, it is formed anew
+ * of multiples that can neither overflow nor lose anything, unless an element itself is infinite.
+ */
+template <class T, int N> static __device__ double group_squares(const pack<T, N> &x)
+{
+    constexpr float LEAST = 0x1p-100F;
+    float sum = add_squares(x, 1);
+    if (sum >= LEAST && sum <= FLT_MAX) return widen(sum);
+    bool is_small = sum < LEAST;
+    return (double)add_squares(x, is_small ? 0x1p100F : 0x1p-70F) * (is_small ? 0x1p-200 : 0x1p140);
 }
 
 template <int NORM, class T> struct norm_work {
     static constexpr int N = 16 / sizeof(T), AHEAD = 4;
     static constexpr int NARROW_LOADS = 16; /* at once: each takes a register */
+    static constexpr bool IS_MAX = NORM == FL_NORM_MAX, IS_GROUPED = NORM == GROUPED_NORM_2;
+    using scalar = std::conditional_t<IS_MAX, real_of<T>, double>;
     piece of;
     bool is_bad;
-    double sums[PARTS];
+    scalar sums[PARTS];
     pack<T, N> x[AHEAD];
 
     __device__ void load(int slot, int at, access how)
@@ -153,10 +200,14 @@ template <int NORM, class T> struct norm_work {
 
     __device__ void use(int slot, int, access)
     {
+        if constexpr (IS_GROUPED) {
+            sums[0] += group_squares(x[slot]);
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            double value = real(x[slot].at[i]);
-            sums[i % PARTS] = add<NORM>(sums[i % PARTS], value);
+            scalar value = real(x[slot].at[i]);
+            sums[i % PARTS] = add<NORM, scalar>(sums[i % PARTS], value);
             if (sizeof(T) == 8 && !isfinite(value)) is_bad = true;
         }
     }
@@ -167,8 +218,8 @@ template <int NORM, class T> static __device__ partial sum_as(piece from)
 {
     norm_work<NORM, T> work = {from, false, {}, {}};
     each_pack(work, is_aligned(from.data));
-    double sum =
-        join<NORM>(join<NORM>(work.sums[0], work.sums[1]), join<NORM>(work.sums[2], work.sums[3]));
+    auto *sums = work.sums;
+    double sum = join<NORM>(join<NORM>(sums[0], sums[1]), join<NORM>(sums[2], sums[3]));
     return {sum, sizeof(T) == 8 ? !work.is_bad : (bool)isfinite(sum)};
 }
 
@@ -176,7 +227,7 @@ template <int NORM> static __device__ partial sum_piece(piece from)
 {
     switch (from.type) {
     case FL_F64:
-        return sum_as<NORM, double>(from);
+        return sum_as < NORM == GROUPED_NORM_2 ? FL_NORM_2 : NORM, double > (from);
     case FL_F32:
         return sum_as<NORM, float>(from);
     case FL_F16:
