@@ -1,9 +1,13 @@
 """What nvcc makes of the kernels, on a machine without a GPU: code for every architecture promised,
-within the registers that their blocks count on, nothing spilled, loads of 128 bits."""
+within the registers that their blocks count on, nothing spilled, loads of 128 bits, several loads
+under way at a time."""
 
+import os
 import re
 import shutil
 import subprocess
+import sysconfig
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +18,13 @@ ROOT = Path(__file__).resolve().parents[1]
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
 MAX_REGISTERS = 64  # four blocks of 256 threads share the 65 536 of a multiprocessor
 PASSES = ("k_norm_check", "k_scale", "k_combine")
+# Loads of whole packs, by what one of them reads, that no instruction waits for before all of them
+# have been issued. Narrower ones are of tensors that do not lie at a multiple of 16 bytes.
+IN_FLIGHT = {
+    "k_norm_check": {"128": 4, "64": 8, "32": 16, "U16": 16},
+    "k_scale": {"128": 4},  # begins each tensor at a multiple of 16 bytes
+    "k_combine": {"128": 4, "64": 4, "32": 8, "U16": 8},
+}
 NUMBERS = ("k_clip_factor", "k_invert", "k_update_scale", "k_write_rows")
 
 pytestmark = [
@@ -61,8 +72,12 @@ def kernels(arch: int, folder: Path) -> list[Kernel]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Kernel]]:
-    folder = tmp_path_factory.mktemp("cubins")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cubins")
+
+
+@pytest.fixture(scope="module")
+def built(folder: Path) -> dict[int, list[Kernel]]:
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(ARCHS, pool.map(lambda arch: kernels(arch, folder), ARCHS), strict=True))
 
@@ -87,3 +102,67 @@ def test_loads_and_stores_are_of_128_bits(tmp_path: Path) -> None:
         if short_name(name) != "k_norm_check":
             kinds += [kind.replace("ld", "st", 1) for kind in kinds]
         assert [kind for kind in kinds if kind not in entry] == [], name
+
+
+# ---- machine code
+
+
+def cuobjdump(*arguments: str | Path) -> str:
+    """What it says; it comes with CUDA, or as a wheel of requirements-dev.txt."""
+    wheel = Path(sysconfig.get_path("purelib"), "nvidia/cu13/bin")
+    path = os.pathsep.join([str(wheel), os.environ["PATH"]])
+    if shutil.which("cuobjdump", path=path) is None:
+        pytest.skip("there is no cuobjdump; pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
+    done = subprocess.run(
+        ["cuobjdump", *arguments],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
+ENDS = ("BRA", "BRX", "EXIT", "BSYNC", "WARPSYNC", "BAR", "CALL", "RET")
+REGISTERS = {"128": 4, "64": 2}
+
+
+def loads_in_flight(code: str) -> dict[str, int]:
+    """By width, the most loads from global memory in a row that are executed whatever happens, with
+    no jump between them and before anything uses what one of them has loaded."""
+    pending: set[int] = set()
+    row: Counter[str] = Counter()
+    most: dict[str, int] = {}
+    for guard, name, operands in INSTRUCTION.findall(code):
+        kind, *modifiers = name.split(".")
+        if kind in ENDS or pending & {int(r) for r in re.findall(r"\bR(\d+)\b", operands)}:
+            pending.clear()
+            row.clear()
+        if kind != "LDG" or guard or "STRONG" in modifiers:  # strong: the sums of chunks
+            continue
+        width = next((m for m in modifiers if m in ("128", "64", "U16")), "32")
+        target = re.match(r"R(\d+)", operands)
+        assert target is not None, operands
+        pending |= {int(target[1]) + i for i in range(REGISTERS.get(width, 1))}
+        row[width] += 1
+        most[width] = max(most.get(width, 0), row[width])
+    return most
+
+
+@pytest.mark.parametrize("arch", [75, 90, 120])
+def test_loads_are_in_flight_together(
+    built: dict[int, list[Kernel]], folder: Path, arch: int
+) -> None:
+    """Of aligned tensors and of misaligned ones (views into the buckets of DDP and FSDP)."""
+    found = {}
+    for code in cuobjdump("-sass", folder / f"{arch}.cubin").split("Function : ")[1:]:
+        name = short_name(code.split()[0])
+        if name in PASSES:
+            most = loads_in_flight(code)
+            found[code.split()[0]] = {width: most.get(width, 0) for width in IN_FLIGHT[name]}
+    assert len(found) == 2 * len(PASSES)
+    for mangled, most in found.items():
+        wanted = IN_FLIGHT[short_name(mangled)]
+        assert all(most[width] >= count for width, count in wanted.items()), (mangled, most)

@@ -42,8 +42,8 @@ typedef struct fl_backend {
     /* Passes over gradients. Pointers are to memory of the device and used when the pass runs; a
      * pass is over on return on the CPU, queued elsewhere. None allocates, none waits for the
      * device. *found_inf becomes 1 if an element is infinite or NaN, and stays as it is otherwise.
-     * Sums are in double, in an order that sizes alone decide. FL_OK, on the CPU always;
-     * FL_EDEVICE: no
+     * Sums are in double, in an order that sizes alone decide; on a device that is slow at that,
+     * a 2-norm may be wrong by 1.5 * 2^-24 of itself. FL_OK, on the CPU always; FL_EDEVICE: no
      * element will change, the queue has the text. */
 
     /* *norm = the norm of all elements / |divisor|. Writes no element. */

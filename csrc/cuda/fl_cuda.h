@@ -32,7 +32,10 @@ typedef struct fl_cuda_queue {
                        it was first used. NULL will do for clip_factor, invert and update_scale. */
     bool is_listed; /* scratch holds the table of the list as it is now; set by the passes, cleared
                        by whoever changes list, scratch or stream */
-    fl_err err;     /* of the pass that failed last */
+    int32_t processors; /* of the device; 0: it has not been asked yet. Set by the passes, cleared
+                           by whoever changes the device */
+    bool is_fp64_slow;  /* arithmetic in double costs more than loads; as processors */
+    fl_err err;         /* of the pass that failed last */
 } fl_cuda_queue;
 
 enum { FL_CUDA_TICKET_BYTES = 16 };

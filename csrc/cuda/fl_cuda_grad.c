@@ -17,6 +17,25 @@ int64_t fl_cuda_scratch_bytes(const fl_list *list)
            2 * list->count * (int64_t)sizeof(fl_cuda_row);
 }
 
+/* How many additions of floats a device does in the time of one of doubles: 2 on those for
+ * computing centres, 32 or 64 on others. */
+enum { SLOW_RATIO = 5 };
+
+static cudaError_t ask_device(fl_cuda_queue *queue)
+{
+    int processors, ratio;
+    if (queue->processors > 0) return cudaSuccess;
+    cudaError_t error =
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, queue->device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&ratio, cudaDevAttrSingleToDoublePrecisionPerfRatio,
+                                       queue->device);
+    if (error != cudaSuccess) return error;
+    queue->processors = processors;
+    queue->is_fp64_slow = ratio >= SLOW_RATIO;
+    return cudaSuccess;
+}
+
 static cudaError_t write_rows(const fl_cuda_queue *queue, const fl_list *list, fl_cuda_row *to)
 {
     for (int64_t first = 0; first < list->count; first += FL_CUDA_ROWS) {
@@ -31,11 +50,10 @@ static cudaError_t
 lay_table(fl_cuda_queue *queue, const fl_list *list, const fl_list *from, fl_cuda_table *table)
 {
     fl_cuda_row *rows = (fl_cuda_row *)(void *)(sums_of(queue) + list->chunks);
-    int processors;
-    cudaError_t error =
-        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, queue->device);
+    cudaError_t error = ask_device(queue);
     if (error != cudaSuccess) return error;
-    int64_t blocks = fl_max(1, fl_min(list->chunks, (int64_t)processors * FL_CUDA_BLOCKS_PER_SM));
+    int64_t most = (int64_t)queue->processors * FL_CUDA_BLOCKS_PER_SM;
+    int64_t blocks = fl_max(1, fl_min(list->chunks, most));
     *table = (fl_cuda_table){list, from, rows, (int32_t)blocks};
     if (list->count + (from != NULL ? from->count : 0) <= FL_CUDA_ROWS) return cudaSuccess;
     if (!queue->is_listed) error = write_rows(queue, list, rows);
@@ -52,15 +70,25 @@ static int leave(fl_cuda_queue *queue, int32_t before, cudaError_t error, const 
     return status;
 }
 
+static bool has_doubles(const fl_list *list)
+{
+    for (int64_t i = 0; i < list->count; i++)
+        if (list->spans[i].type == FL_F64) return true;
+    return false;
+}
+
 static int norm_check(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,
                       double *norm)
 {
     fl_cuda_queue *queue = pass->queue;
-    fl_cuda_norm asked = {queue->scratch, sums_of(queue), norm_type, divisor, found_inf, norm};
+    fl_cuda_norm asked = {queue->scratch, sums_of(queue), norm_type, false,
+                          divisor,        found_inf,      norm};
     fl_cuda_table table;
     int32_t before;
     FL_TRY(fl_cuda_enter(queue->device, &before, &queue->err));
     cudaError_t error = lay_table(queue, pass->list, NULL, &table);
+    /* Among doubles the norm is a double to the user. */
+    asked.is_grouped = norm_type == FL_NORM_2 && queue->is_fp64_slow && !has_doubles(pass->list);
     if (error == cudaSuccess) error = fl_cuda_norm_check(queue->stream, &table, &asked);
     return leave(queue, before, error, "norm_check");
 }

@@ -43,12 +43,26 @@ static __device__ int64_t find_span(const Rows &table, int64_t span, int64_t chu
     return low;
 }
 
-static __device__ piece find_piece(fl_cuda_row row, int64_t chunk)
+static __device__ int bytes_of(fl_cuda_row row)
+{
+    int type = (int)(row.place & 3);
+    return type == FL_F64 ? 8 : type == FL_F32 ? 4 : 2;
+}
+
+/* How many elements lie before a multiple of 16 bytes. */
+static __device__ int find_head(fl_cuda_row row)
+{
+    return (int)(-(uintptr_t)row.data % 16) / bytes_of(row);
+}
+
+/* A chunk whose element 0 lies `head` elements further on than chunks begin: what it misses there
+ * the chunk before has, and the first has all from the start. */
+static __device__ piece find_piece(fl_cuda_row row, int64_t chunk, int head)
 {
     __builtin_assume(__isGlobal(row.data));
-    int type = (int)(row.place & 3), bytes = type == FL_F64 ? 8 : type == FL_F32 ? 4 : 2;
-    int64_t first = (chunk - (row.place >> 2)) * FL_CHUNK, left = row.count - first;
-    return {row.data + first * bytes, left < FL_CHUNK ? (int)left : (int)FL_CHUNK, type};
+    int64_t begin = (chunk - (row.place >> 2)) * FL_CHUNK, left = row.count - begin - head;
+    return {row.data + (begin + head) * bytes_of(row), begin == 0 ? -head : 0,
+            left < FL_CHUNK ? (int)left : (int)FL_CHUNK, (int)(row.place & 3)};
 }
 
 /* ---- what blocks and threads have to say to each other */
@@ -101,7 +115,7 @@ check_norm(const Rows &table, const fl_cuda_norm &norm, double (*lanes)[THREADS]
     int turn = 0;
     for (int64_t chunk = blockIdx.x; chunk < table.chunks; chunk += gridDim.x, turn ^= 1) {
         span = find_span(table, span, chunk);
-        partial part = sum_piece<NORM>(find_piece(table[span], chunk));
+        partial part = sum_piece<NORM>(find_piece(table[span], chunk, 0));
         if (!part.is_finite) is_bad = true;
         double sum = join_threads<NORM>(part.sum, lanes[turn]);
         if (threadIdx.x == 0) norm.sums[chunk] = sum;
@@ -113,7 +127,8 @@ check_norm(const Rows &table, const fl_cuda_norm &norm, double (*lanes)[THREADS]
         sum = join<NORM>(sum, __ldcg(&norm.sums[chunk]));
     sum = join_threads<NORM>(sum, lanes[turn]);
     if (threadIdx.x != 0) return;
-    *norm.norm = (NORM == FL_NORM_2 ? sqrt(sum) : sum) / fabs(value_of(norm.divisor));
+    constexpr bool IS_ROOT = NORM == FL_NORM_2 || NORM == GROUPED_NORM_2;
+    *norm.norm = (IS_ROOT ? sqrt(sum) : sum) / fabs(value_of(norm.divisor));
 }
 
 template <class Rows>
@@ -121,7 +136,10 @@ static __global__ void __launch_bounds__(THREADS, FL_CUDA_BLOCKS_PER_SM)
     k_norm_check(const Rows __grid_constant__ table, fl_cuda_norm norm)
 {
     __shared__ double lanes[2][THREADS];
-    switch (norm.norm_type) {
+    switch (norm.is_grouped ? GROUPED_NORM_2 : norm.norm_type) {
+    case GROUPED_NORM_2:
+        check_norm<GROUPED_NORM_2>(table, norm, lanes);
+        break;
     case FL_NORM_2:
         check_norm<FL_NORM_2>(table, norm, lanes);
         break;
@@ -144,7 +162,8 @@ static __global__ void __launch_bounds__(THREADS, FL_CUDA_BLOCKS_PER_SM)
     int64_t span = 0;
     for (int64_t chunk = blockIdx.x; chunk < table.chunks; chunk += gridDim.x) {
         span = find_span(table, span, chunk);
-        if (!scale_piece(find_piece(table[span], chunk), by)) is_bad = true;
+        fl_cuda_row row = table[span];
+        if (!scale_piece(find_piece(row, chunk, find_head(row)), by)) is_bad = true;
     }
     note(is_bad && found_inf != nullptr, found_inf);
 }
@@ -159,8 +178,10 @@ static __global__ void __launch_bounds__(THREADS, FL_CUDA_BLOCKS_PER_SM)
     int64_t span = 0;
     for (int64_t chunk = blockIdx.x; chunk < table.chunks; chunk += gridDim.x) {
         span = find_span(table, span, chunk);
-        piece into = find_piece(table[span], chunk);
-        piece from = find_piece(table[table.spans + span], chunk);
+        fl_cuda_row row = table[span];
+        int head = find_head(row);
+        piece into = find_piece(row, chunk, head);
+        piece from = find_piece(table[table.spans + span], chunk, head);
         if (!combine_piece(into, from, alpha, beta)) is_bad = true;
     }
     note(is_bad && found_inf != nullptr, found_inf);

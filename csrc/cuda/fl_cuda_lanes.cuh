@@ -1,8 +1,10 @@
 /* fl_cuda_lanes: what the threads of a block do to one chunk; included by fl_cuda_kernels.cu alone.
  *
  * A chunk is worked in packs of elements, 16 bytes or the double of that. Pack q is thread
- * q % THREADS's, wherever the tensor lies and however the pack is loaded: so what a thread sums up
- * depends on sizes alone. Nothing here waits for other threads. */
+ * q % THREADS's. Where elements are summed, pack q has the same elements wherever the tensor lies,
+ * so that sums depend on sizes alone: if they lie elsewhere than at multiples of 16 bytes, packs
+ * are loaded element by element. Where each element is written and nothing is summed, packs begin
+ * at a multiple of 16 bytes of what is written. Nothing here waits for other threads. */
 #ifndef FL_CUDA_LANES_CUH
 #define FL_CUDA_LANES_CUH
 
@@ -11,14 +13,19 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <float.h>
 #include <math.h>
+#include <string.h>
+#include <type_traits>
 
 static constexpr int THREADS = 256; /* of a block */
 static constexpr int PARTS = 4;     /* sums a thread keeps: an addition takes longer than a load */
 
-struct piece { /* a chunk of a span */
-    char *data;
-    int count, type;
+struct piece {  /* a chunk of a span: elements first to end - 1 */
+    char *data; /* of element 0 */
+    int first;  /* <= 0, and more than -8 */
+    int end;    /* may be less than 0 */
+    int type;
 };
 
 struct partial { /* a thread's share of a chunk */
@@ -51,83 +58,156 @@ template <class T, int N> struct alignas(16) pack {
     T at[N];
 };
 
-/* Elements that are not there are 0. */
+/* How a pack is loaded, and stored where it is not NARROW. */
+enum access {
+    WIDE,   /* 16 bytes at a time: it is whole, and lies at a multiple of them */
+    NARROW, /* element by element, each of them: it is whole */
+    PARTIAL /* element by element, those from `first` to `end` - 1; the others are 0 */
+};
+
 template <class T, int N>
-static __device__ pack<T, N> load_pack(const T *from, int left, bool is_whole)
+static __device__ pack<T, N> load_pack(const T *from, int first, int end, access how)
 {
-    if (is_whole) return *(const pack<T, N> *)from;
+    if (how == WIDE) return *(const pack<T, N> *)from;
     pack<T, N> x = {};
+#pragma unroll
     for (int i = 0; i < N; i++)
-        if (i < left) x.at[i] = from[i];
+        if (how == NARROW || (i >= first && i < end)) x.at[i] = from[i];
     return x;
 }
 
 template <class T, int N>
-static __device__ void store_pack(T *to, const pack<T, N> &x, int left, bool is_whole)
+static __device__ void store_pack(T *to, const pack<T, N> &x, int first, int end, access how)
 {
-    if (is_whole) {
+    if (how == WIDE) {
         *(pack<T, N> *)to = x;
         return;
     }
+#pragma unroll
     for (int i = 0; i < N; i++)
-        if (i < left) to[i] = x.at[i];
+        if (i >= first && i < end) to[i] = x.at[i];
 }
 
 static __device__ bool is_aligned(const void *data) { return (uintptr_t)data % 16 == 0; }
 
-/* Each of the thread's packs is loaded to a slot of `work` and used from there: AHEAD of them at
- * once where they are whole. */
-template <class Work> static __device__ void each_pack(Work &work, int count, bool is_aligned)
+/* Loads AHEAD of the thread's packs, each to a slot of `work`, before it uses the first. Returns
+ * where the packs begin that are left. */
+template <int AHEAD, class Work>
+static __device__ int take_many(Work &work, int at, int end, access how)
 {
-    constexpr int N = Work::N, AHEAD = Work::AHEAD, STRIDE = THREADS * N;
+    constexpr int N = Work::N, STRIDE = THREADS * N;
+#pragma unroll 1
+    for (; at + (AHEAD - 1) * STRIDE + N <= end; at += AHEAD * STRIDE) {
+#pragma unroll
+        for (int slot = 0; slot < AHEAD; slot++) work.load(slot, at + slot * STRIDE, how);
+#pragma unroll
+        for (int slot = 0; slot < AHEAD; slot++) work.use(slot, at + slot * STRIDE, how);
+    }
+    return at;
+}
+
+template <class Work> static __device__ void take_one(Work &work, int at, access how)
+{
+    work.load(0, at, how);
+    work.use(0, at, how);
+}
+
+/* Each of the thread's packs in order. is_wide: whole ones may be loaded so. */
+template <class Work> static __device__ void each_pack(Work &work, bool is_wide)
+{
+    constexpr int N = Work::N, STRIDE = THREADS * N;
+    constexpr int AHEAD = Work::AHEAD, MOST = Work::NARROW_LOADS / N;
+    const int end = work.of.end;
     int at = (int)threadIdx.x * N;
+    if (work.of.first < 0 && threadIdx.x == 0) take_one(work, -N, PARTIAL);
+    work.of.first = 0; /* known from here on, which saves registers */
+    at = is_wide ? take_many<AHEAD>(work, at, end, WIDE)
+                 : take_many<(MOST < AHEAD ? MOST : AHEAD)>(work, at, end, NARROW);
 #pragma unroll 1
-    for (; is_aligned && at + (AHEAD - 1) * STRIDE + N <= count; at += AHEAD * STRIDE) {
-#pragma unroll
-        for (int slot = 0; slot < AHEAD; slot++) work.load(slot, at + slot * STRIDE, N, true);
-#pragma unroll
-        for (int slot = 0; slot < AHEAD; slot++) work.use(slot, at + slot * STRIDE, N, true);
-    }
-#pragma unroll 1
-    for (; at < count; at += STRIDE) {
-        bool is_whole = is_aligned && at + N <= count;
-        work.load(0, at, count - at, is_whole);
-        work.use(0, at, count - at, is_whole);
-    }
+    for (; at < end; at += STRIDE) take_one(work, at, is_wide && at + N <= end ? WIDE : PARTIAL);
 }
 
 /* ---- norm_check */
 
+/* The norm of FL_NORM_2 for devices on which arithmetic in double is slow. */
+static constexpr int GROUPED_NORM_2 = FL_NORMS;
+
 /* A NaN stays: no number is larger. */
-template <int NORM> static __device__ double join(double a, double b)
+template <int NORM, class T> static __device__ T join(T a, T b)
 {
     if (NORM != FL_NORM_MAX) return a + b;
     return b > a || isnan(b) ? b : a;
 }
 
-template <int NORM> static __device__ double add(double sum, double x)
+template <int NORM, class T> static __device__ T add(T sum, T x)
 {
-    return NORM == FL_NORM_2 ? fma(x, x, sum) : join<NORM>(sum, fabs(x));
+    return NORM == FL_NORM_2 ? fma(x, x, sum) : join<NORM, T>(sum, fabs(x));
+}
+
+/* The sum of (x * by)^2 over a pack, in float: each square is rounded three times at most. */
+template <class T, int N> static __device__ float add_squares(const pack<T, N> &pack, float by)
+{
+    float sums[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        float a = real(pack.at[2 * i]) * by, b = real(pack.at[2 * i + 1]) * by;
+        sums[i] = fmaf(b, b, a * a);
+    }
+#pragma unroll
+    for (int half = N / 4; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) sums[i] += sums[i + half];
+    return sums[0];
+}
+
+/* A normal number > 0, without an instruction of the unit that computes in double. */
+static __device__ double widen(float x)
+{
+    uint32_t bits;
+    double wide;
+    memcpy(&bits, &x, sizeof bits);
+    uint64_t wide_bits = ((uint64_t)bits << 29) + ((uint64_t)(1023 - 127) << 52);
+    memcpy(&wide, &wide_bits, sizeof wide);
+    return wide;
+}
+
+/* The sum of the squares of a pack. Of sums from LEAST on, what squares lose below the least normal
+ * float is no part that counts. Where the sum is less than that, infinite or NaN, it is formed anew
+ * of multiples that can neither overflow nor lose anything, unless an element itself is infinite.
+ */
+template <class T, int N> static __device__ double group_squares(const pack<T, N> &x)
+{
+    constexpr float LEAST = 0x1p-100F;
+    float sum = add_squares(x, 1);
+    if (sum >= LEAST && sum <= FLT_MAX) return widen(sum);
+    bool is_small = sum < LEAST;
+    return (double)add_squares(x, is_small ? 0x1p100F : 0x1p-70F) * (is_small ? 0x1p-200 : 0x1p140);
 }
 
 template <int NORM, class T> struct norm_work {
     static constexpr int N = 16 / sizeof(T), AHEAD = 4;
-    const T *data;
+    static constexpr int NARROW_LOADS = 16; /* at once: each takes a register */
+    static constexpr bool IS_MAX = NORM == FL_NORM_MAX, IS_GROUPED = NORM == GROUPED_NORM_2;
+    using scalar = std::conditional_t<IS_MAX, real_of<T>, double>;
+    piece of;
     bool is_bad;
-    double sums[PARTS];
+    scalar sums[PARTS];
     pack<T, N> x[AHEAD];
 
-    __device__ void load(int slot, int at, int left, bool is_whole)
+    __device__ void load(int slot, int at, access how)
     {
-        x[slot] = load_pack<T, N>(data + at, left, is_whole);
+        x[slot] = load_pack<T, N>((const T *)of.data + at, of.first - at, of.end - at, how);
     }
 
-    __device__ void use(int slot, int, int, bool)
+    __device__ void use(int slot, int, access)
     {
+        if constexpr (IS_GROUPED) {
+            sums[0] += group_squares(x[slot]);
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            double value = real(x[slot].at[i]);
-            sums[i % PARTS] = add<NORM>(sums[i % PARTS], value);
+            scalar value = real(x[slot].at[i]);
+            sums[i % PARTS] = add<NORM, scalar>(sums[i % PARTS], value);
             if (sizeof(T) == 8 && !isfinite(value)) is_bad = true;
         }
     }
@@ -136,10 +216,10 @@ template <int NORM, class T> struct norm_work {
 /* Sums of what was a float or a half do not overflow, so they say whether all was finite. */
 template <int NORM, class T> static __device__ partial sum_as(piece from)
 {
-    norm_work<NORM, T> work = {(const T *)from.data, false, {}, {}};
-    each_pack(work, from.count, is_aligned(from.data));
-    double sum =
-        join<NORM>(join<NORM>(work.sums[0], work.sums[1]), join<NORM>(work.sums[2], work.sums[3]));
+    norm_work<NORM, T> work = {from, false, {}, {}};
+    each_pack(work, is_aligned(from.data));
+    auto *sums = work.sums;
+    double sum = join<NORM>(join<NORM>(sums[0], sums[1]), join<NORM>(sums[2], sums[3]));
     return {sum, sizeof(T) == 8 ? !work.is_bad : (bool)isfinite(sum)};
 }
 
@@ -147,7 +227,7 @@ template <int NORM> static __device__ partial sum_piece(piece from)
 {
     switch (from.type) {
     case FL_F64:
-        return sum_as<NORM, double>(from);
+        return sum_as < NORM == GROUPED_NORM_2 ? FL_NORM_2 : NORM, double > (from);
     case FL_F32:
         return sum_as<NORM, float>(from);
     case FL_F16:
@@ -161,17 +241,18 @@ template <int NORM> static __device__ partial sum_piece(piece from)
 
 template <class T> struct scale_work {
     static constexpr int N = 16 / sizeof(T), AHEAD = 4;
-    T *data;
+    static constexpr int NARROW_LOADS = N; /* none: `of` lies at a multiple of 16 bytes */
+    piece of;
     real_of<T> by;
     bool is_written, is_bad;
     pack<T, N> x[AHEAD];
 
-    __device__ void load(int slot, int at, int left, bool is_whole)
+    __device__ void load(int slot, int at, access how)
     {
-        x[slot] = load_pack<T, N>(data + at, left, is_whole);
+        x[slot] = load_pack<T, N>((const T *)of.data + at, of.first - at, of.end - at, how);
     }
 
-    __device__ void use(int slot, int at, int left, bool is_whole)
+    __device__ void use(int slot, int at, access how)
     {
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -179,14 +260,14 @@ template <class T> struct scale_work {
             if (!isfinite(value)) is_bad = true;
             put(&x[slot].at[i], value * by);
         }
-        if (is_written) store_pack(data + at, x[slot], left, is_whole);
+        if (is_written) store_pack((T *)of.data + at, x[slot], of.first - at, of.end - at, how);
     }
 };
 
 template <class T> static __device__ bool scale_as(piece to, double factor)
 {
-    scale_work<T> work = {(T *)to.data, (real_of<T>)factor, factor != 1, false, {}};
-    each_pack(work, to.count, is_aligned(to.data));
+    scale_work<T> work = {to, (real_of<T>)factor, factor != 1, false, {}};
+    each_pack(work, true);
     return !work.is_bad;
 }
 
@@ -209,21 +290,25 @@ static __device__ bool scale_piece(piece to, double factor)
 
 template <class Into, class From> struct combine_work {
     static constexpr int N = 16 / (sizeof(Into) < sizeof(From) ? sizeof(Into) : sizeof(From));
-    static constexpr int AHEAD = 2; /* of both */
-    Into *into;
-    const From *from;
+    static constexpr int AHEAD = 2, NARROW_LOADS = 8; /* of `from`, beside those of `of` */
+    piece of;
+    const From *from; /* what lies anywhere; `of` lies at a multiple of 16 bytes */
     real_of<Into> alpha, beta;
     bool is_bad;
     pack<Into, N> y[AHEAD];
     pack<From, N> x[AHEAD];
 
-    __device__ void load(int slot, int at, int left, bool is_whole)
+    static __device__ access own(access how) { return how == NARROW ? WIDE : how; }
+
+    __device__ void load(int slot, int at, access how)
     {
-        x[slot] = load_pack<From, N>(from + at, left, is_whole);
-        if (beta != 0) y[slot] = load_pack<Into, N>(into + at, left, is_whole);
+        int first = of.first - at, end = of.end - at;
+        x[slot] = load_pack<From, N>(from + at, first, end, how);
+        if (beta != 0)
+            y[slot] = load_pack<Into, N>((const Into *)of.data + at, first, end, own(how));
     }
 
-    __device__ void use(int slot, int at, int left, bool is_whole)
+    __device__ void use(int slot, int at, access how)
     {
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -233,7 +318,7 @@ template <class Into, class From> struct combine_work {
             if (beta != 0) value = add_rounded(value, real(y[slot].at[i]) * beta);
             put(&y[slot].at[i], value);
         }
-        store_pack(into + at, y[slot], left, is_whole);
+        store_pack((Into *)of.data + at, y[slot], of.first - at, of.end - at, own(how));
     }
 };
 
@@ -241,10 +326,9 @@ template <class Into, class From>
 static __device__ bool combine_as(piece into, piece from, double alpha, double beta)
 {
     using scalar = real_of<Into>;
-    Into *to = (Into *)into.data;
-    const From *of = (const From *)from.data;
-    combine_work<Into, From> work = {to, of, (scalar)alpha, (scalar)beta, false, {}, {}};
-    each_pack(work, into.count, is_aligned(to) && is_aligned(of));
+    const From *data = (const From *)from.data;
+    combine_work<Into, From> work = {into, data, (scalar)alpha, (scalar)beta, false, {}, {}};
+    each_pack(work, is_aligned(data));
     return !work.is_bad;
 }
 

@@ -64,6 +64,7 @@ static int open_stream(fl_py_grads *self)
     /* A graph keeps the scratch it was captured with. */
     bool is_usable = !is_capturing && !self->is_graphs && now.stream == queue->stream &&
                      now.device == queue->device && bytes <= self->scratch_bytes;
+    if (queue->device != now.device) queue->processors = 0;
     queue->device = now.device;
     queue->stream = now.stream;
     self->is_graphs = is_capturing;

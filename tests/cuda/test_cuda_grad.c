@@ -80,12 +80,14 @@ static float found_by_each(model *m, fl_cuda_queue *queue, int32_t norm_type)
 }
 
 /* The sum of doubles may be infinite though each of them is finite, and the other way round. */
-static void test_finite_is_said_of_elements(void)
+static void check_finite_of_elements(bool is_fp64_slow)
 {
     for (int32_t type = 0; type < FL_FLOATS; type++) {
         shape shapes[] = {{20000, type, 0}, {70, type, 1}};
         model m = make_model(shapes, 2, FINITE, 5);
         fl_cuda_queue queue = open_queue(&m.list, NULL);
+        queue.processors = 2;
+        queue.is_fp64_slow = is_fp64_slow;
         for (int32_t norm_type = 0; norm_type < FL_NORMS; norm_type++) {
             for (int32_t bad = 0; bad < 2; bad++) {
                 const fl_span *span = &m.list.spans[bad];
@@ -101,21 +103,32 @@ static void test_finite_is_said_of_elements(void)
     }
 }
 
+static void test_finite_is_said_of_elements(void)
+{
+    check_finite_of_elements(false);
+    check_finite_of_elements(true);
+}
+
+static double norm_of(model *m, fl_cuda_queue *queue, int32_t norm_type)
+{
+    float found = 0;
+    double norm;
+    CHECK_INT(cuda->norm_check(&(fl_pass){&m->list, queue}, norm_type, (fl_divisor){NULL, 1},
+                               &found, &norm),
+              FL_OK);
+    return norm;
+}
+
 static void check_bits(model *m, int32_t norm_type, double *norm)
 {
     const int processors[] = {1, 2, 3, 7, 200};
     fl_cuda_queue queue = open_queue(&m->list, NULL);
     for (int i = 0; i < 5; i++) {
-        float found = 0;
-        double again;
-        fake_set_devices(processors[i], true);
-        CHECK_INT(cuda->norm_check(&(fl_pass){&m->list, &queue}, norm_type, (fl_divisor){NULL, 1},
-                                   &found, &again),
-                  FL_OK);
+        queue.processors = processors[i];
+        double again = norm_of(m, &queue, norm_type);
         if (i == 0 && *norm < 0) *norm = again;
         check_double(again, *norm);
     }
-    fake_set_devices(2, true);
     close_queue(&queue);
 }
 
@@ -138,6 +151,142 @@ static void test_norms_have_the_same_bits(void)
         free_model(&shifted);
         free_model(&many);
     }
+}
+
+/* Tensors of a type, each this many elements off; more of them than a thread loads at a time, and
+ * ends of all kinds. */
+static model make_shifted(int32_t type, int64_t shift)
+{
+    const int64_t sizes[] = {3, 2057, 5003, FL_CHUNK - 1, FL_CHUNK, FL_CHUNK + 1, FL_CHUNK + 9};
+    shape shapes[7];
+    for (int i = 0; i < 7; i++) shapes[i] = (shape){sizes[i], type, shift};
+    return make_model(shapes, 7, TAME, 3);
+}
+
+static void test_norms_at_every_start_have_the_same_bits(void)
+{
+    for (int32_t type = 0; type < FL_FLOATS; type++) {
+        double norms[FL_NORMS + 1] = {-1, -1, -1, -1}; /* the last: FL_NORM_2 in groups */
+        for (int64_t shift = 0; shift < 16 / fl_float_bytes(type); shift++) {
+            model m = make_shifted(type, shift);
+            fl_cuda_queue queue = open_queue(&m.list, NULL);
+            queue.processors = 1 + (int32_t)shift % 3;
+            for (int32_t i = 0; i <= FL_NORMS; i++) {
+                queue.is_fp64_slow = i == FL_NORMS;
+                double norm = norm_of(&m, &queue, i < FL_NORMS ? i : FL_NORM_2);
+                if (shift == 0) norms[i] = norm;
+                check_double(norm, norms[i]);
+            }
+            check_model(&m);
+            close_queue(&queue);
+            free_model(&m);
+        }
+    }
+}
+
+/* ---- norm_check where arithmetic in double is slow */
+
+enum { RANDOM, HUGE, TINY, DENORMAL, MIXED, MIXES };
+
+/* Numbers of every size that `type` has, in the parts of its range that this mix is about. */
+static void fill_sizes(int32_t type, const fl_span *span, int mix, uint64_t *random)
+{
+    const int lowest[] = {-20, 58, -75, -149, -149}, highest[] = {4, 128, -45, -126, 128};
+    int least = type == FL_F16 ? -24 : -133, most = type == FL_F16 ? 15 : 127;
+    if (type == FL_F32) least = -149;
+    for (int64_t i = 0; i < span->count; i++) {
+        int64_t exponent = lowest[mix] + random_below(random, (int64_t)highest[mix] - lowest[mix]);
+        double digits = 1 + (double)random_below(random, 1 << 23) / (1 << 23);
+        bool is_zero = random_below(random, 8) == 0;
+        exponent = fl_max(least, fl_min(most, exponent));
+        set_value(type, span->data, i, is_zero ? 0 : (double)(float)ldexp(digits, (int)exponent));
+        if (!isfinite(value_of(type, span->data, i))) set_value(type, span->data, i, 1);
+    }
+}
+
+static double exact_norm(const model *m)
+{
+    long double sum = 0;
+    for (int64_t i = 0; i < m->list.count; i++) {
+        const fl_span *span = &m->list.spans[i];
+        for (int64_t at = 0; at < span->count; at++) {
+            long double x = value_of(span->type, span->data, at);
+            sum += x * x;
+        }
+    }
+    return (double)sqrtl(sum);
+}
+
+/* The bound that docs/cuda.md derives, and what a double adds to it. */
+static void check_exact(model *m, bool is_fp64_slow)
+{
+    const double bound = is_fp64_slow ? 1.5 / (1 << 24) + 1e-12 : 4 * DBL_EPSILON;
+    fl_cuda_queue queue = open_queue(&m->list, NULL);
+    queue.processors = 2;
+    queue.is_fp64_slow = is_fp64_slow;
+    double norm = norm_of(m, &queue, FL_NORM_2), exact = exact_norm(m);
+    CHECK(isfinite(norm) && fabs(norm - exact) <= bound * exact);
+    if (norm < FLT_MAX && norm > FLT_MIN)
+        CHECK(fabs((double)(float)norm - exact) <= 4 * ldexp(FLT_EPSILON, ilogb(exact)));
+    close_queue(&queue);
+}
+
+static void test_norms_are_near_the_exact_one(void)
+{
+    const int32_t types[] = {FL_F32, FL_F16, FL_BF16};
+    uint64_t random = 11;
+    for (int i = 0; i < 3; i++)
+        for (int mix = 0; mix < MIXES; mix++)
+            for (int64_t count = 1; count < 3 * FL_CHUNK; count = 5 * count + 2) {
+                shape shapes[] = {{count, types[i], count % 3}};
+                model m = make_model(shapes, 1, TAME, 1);
+                fill_sizes(types[i], &m.list.spans[0], mix, &random);
+                check_exact(&m, false);
+                check_exact(&m, true);
+                free_model(&m);
+            }
+}
+
+/* Every element the same, so that all roundings go the same way; sums around the limits of what is
+ * formed anew. */
+static void test_norms_of_equal_elements(void)
+{
+    for (int exponent = -149; exponent < 128; exponent += exponent < -75 || exponent > 55 ? 1 : 7)
+        for (int digits = 0; digits < 3; digits++) {
+            model m = make_model(&(shape){4100, FL_F32, exponent & 1}, 1, TAME, 1);
+            double x = ldexp(digits == 0 ? 1 : digits == 1 ? 1 + ldexp(1, -12) : 1.99, exponent);
+            for (int64_t i = 0; i < 4100; i++)
+                set_value(FL_F32, m.list.spans[0].data, i, (double)(float)x);
+            check_exact(&m, true);
+            free_model(&m);
+        }
+}
+
+/* 1 + 2^-12, whose square a float does not hold. */
+static model make_unround(int32_t second_type)
+{
+    model m = make_model((shape[]){{1000, FL_F32, 0}, {1, second_type, 0}}, 2, TAME, 1);
+    for (int64_t i = 0; i < 1000; i++)
+        set_value(FL_F32, m.list.spans[0].data, i, 1 + ldexp(1, -12));
+    set_value(second_type, m.list.spans[1].data, 0, 0);
+    return m;
+}
+
+static void test_the_device_says_how_squares_are_summed(void)
+{
+    const int ratios[] = {2, 4, 32, 64};
+    for (int i = 0; i < 4; i++)
+        for (int32_t type = 0; type < 2; type++) {
+            model m = make_unround(type);
+            fl_cuda_queue queue = open_queue(&m.list, NULL);
+            fake_set_fp64_ratio(ratios[i]);
+            bool is_exact = norm_of(&m, &queue, FL_NORM_2) == exact_norm(&m);
+            CHECK(is_exact == (ratios[i] <= 4 || type == FL_F64));
+            fake_set_fp64_ratio(2); /* asked once */
+            CHECK((norm_of(&m, &queue, FL_NORM_2) == exact_norm(&m)) == is_exact);
+            close_queue(&queue);
+            free_model(&m);
+        }
 }
 
 /* ---- scale, unscale */
@@ -176,6 +325,22 @@ static void test_unscale(void)
         fl_list_close(&mirror);
         free_model(&m);
     }
+}
+
+static void test_scale_at_every_start(void)
+{
+    for (int32_t type = 0; type < FL_FLOATS; type++)
+        for (int64_t shift = 0; shift < 16 / fl_float_bytes(type); shift++) {
+            model m = make_shifted(type, shift);
+            fl_list mirror = list_of_copy(&m);
+            fl_cuda_queue queue = open_queue(&m.list, NULL);
+            CHECK_INT(cuda->scale(&(fl_pass){&m.list, &queue}, &(double){1.0 / 3}), FL_OK);
+            cpu->scale(&(fl_pass){&mirror, NULL}, &(double){1.0 / 3});
+            check_model(&m);
+            close_queue(&queue);
+            fl_list_close(&mirror);
+            free_model(&m);
+        }
 }
 
 /* With a factor of 1, memory that cannot be written does. */
@@ -258,6 +423,31 @@ static void test_combine(void)
         }
 }
 
+/* Each list at each start, which may be another's. */
+static void test_combine_at_every_start(void)
+{
+    for (int32_t a = 0; a < FL_FLOATS; a++)
+        for (int32_t b = 0; b < FL_FLOATS; b++)
+            for (int64_t i = 0; cuda->can_combine(a, b) && i < 16 / fl_float_bytes(a); i++)
+                for (int64_t j = i % SAMPLE; j < 16 / fl_float_bytes(b); j += SAMPLE) {
+                    model into = make_model(&(shape){FL_CHUNK + 3, a, i}, 1, TAME, 1);
+                    model from = make_model(&(shape){FL_CHUNK + 3, b, j}, 1, TAME, 2);
+                    fl_list mirror = list_of_copy(&into);
+                    fl_cuda_queue queue = open_queue(&into.list, &from.list);
+                    CHECK_INT(cuda->combine(&(fl_pass){&into.list, &queue}, &from.list, 0.1, NULL,
+                                            (double)(j % 2), NULL),
+                              FL_OK);
+                    cpu->combine(&(fl_pass){&mirror, NULL}, &from.list, 0.1, NULL, (double)(j % 2),
+                                 NULL);
+                    check_model(&into);
+                    check_model(&from);
+                    close_queue(&queue);
+                    fl_list_close(&mirror);
+                    free_model(&into);
+                    free_model(&from);
+                }
+}
+
 /* 4 GiB of halves, pages of zeros that take no memory. */
 static void test_more_than_two_billion_elements(void)
 {
@@ -287,10 +477,16 @@ int main(void)
     RUN(test_norm_of_nothing);
     RUN(test_finite_is_said_of_elements);
     RUN(test_norms_have_the_same_bits);
+    RUN(test_norms_at_every_start_have_the_same_bits);
+    RUN(test_norms_are_near_the_exact_one);
+    RUN(test_norms_of_equal_elements);
+    RUN(test_the_device_says_how_squares_are_summed);
     RUN(test_scale);
+    RUN(test_scale_at_every_start);
     RUN(test_unscale);
     RUN(test_a_factor_of_one_writes_nothing);
     RUN(test_combine);
+    RUN(test_combine_at_every_start);
     if (!IS_SANITIZED) RUN(test_more_than_two_billion_elements);
     return 0;
 }

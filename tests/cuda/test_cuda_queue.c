@@ -49,10 +49,9 @@ static void test_passes_in_a_row(void)
     fl_cuda_queue queue = open_queue(&large.list, NULL);
     for (int i = 0; i < 4; i++) {
         queue.is_listed = false;
-        fake_set_devices(1 + i % 3, true);
+        queue.processors = 1 + i % 3;
         check_norm(i % 2 ? &small : &large, &queue, FL_NORM_1, (fl_divisor){NULL, 1}, 0);
     }
-    fake_set_devices(2, true);
     close_queue(&queue);
     free_model(&small);
     free_model(&large);
@@ -152,10 +151,10 @@ static void test_calls_that_fail(void)
 {
     one_pass *const lists[] = {norm_pass, scale_pass, unscale_pass, combine_pass};
     one_pass *const numbers[] = {clip_pass, invert_pass, update_pass};
-    for (int i = 0; i < 4; i++) check_refused_calls(lists[i], 3, 4);
+    for (int i = 0; i < 4; i++) check_refused_calls(lists[i], 3, 5);
     for (int i = 0; i < 3; i++) check_refused_calls(numbers[i], 3, 3);
-    check_refused_calls(scale_pass, FL_CUDA_ROWS + 1, 6); /* two that write the table */
-    check_refused_calls(combine_pass, FL_CUDA_ROWS / 2 + 1, 6);
+    check_refused_calls(scale_pass, FL_CUDA_ROWS + 1, 7); /* two that write the table */
+    check_refused_calls(combine_pass, FL_CUDA_ROWS / 2 + 1, 7);
 }
 
 static void test_check(void)

@@ -14,6 +14,15 @@ LISTS = {
     "by value, large": [129] * 500,
     "in device memory": [1 + k % 7 for k in range(5000)],
 }
+# Of the 2-norm, where doubles are slow: docs/cuda.md. Elsewhere only the order of additions differs.
+HAS_FAST_DOUBLES = torch.cuda.is_available() and torch.cuda.get_device_capability(CUDA) in (
+    (6, 0),
+    (7, 0),
+    (8, 0),
+    (9, 0),
+    (10, 0),
+)
+GROUPED = 1.5 * 2.0**-24 * 1.001
 SPECIAL = [0.0, -0.0, 1e-40, 6e-8, 65504.0, 3e38, 1e-310, 1.5]
 
 
@@ -76,7 +85,9 @@ def test_norm_check(name: str, dtype: torch.dtype, offset: int, bad: float | Non
             ]
         assert norms[2].device == CUDA and norms[2].dtype is torch.float64
         assert norms[2].view(torch.int64).equal(norms[3].view(torch.int64))  # in every run
-        torch.testing.assert_close(norms[2].cpu(), norms[0], rtol=1e-13, atol=0, equal_nan=True)
+        is_exact = HAS_FAST_DOUBLES or norm_type != 2.0 or dtype is torch.float64
+        rtol = 1e-13 if is_exact else GROUPED
+        torch.testing.assert_close(norms[2].cpu(), norms[0], rtol=rtol, atol=0, equal_nan=True)
         assert flags[0].item() == flags[1].item() == float(bad is not None)
 
 
@@ -132,7 +143,7 @@ def test_lists_that_change() -> None:
                 norm = grads.collect(tensors).norm_check(new_flag(CUDA))
                 grads.scale_(torch.tensor(2.0, dtype=torch.float64, device=CUDA))
             stream.synchronize()
-            assert norm.item() == pytest.approx((7 * n) ** 0.5, rel=1e-14)
+            assert norm.item() == pytest.approx((7 * n) ** 0.5, rel=1e-14)  # 1s: exact in float
             assert all(t.eq(2).all() for t in tensors[:: max(1, n // 9)])
 
 

@@ -23,6 +23,7 @@ static cudaError_t fail_error, sticky_error;
 static bool fails_for_good, refuses_pins, is_capturing;
 static int64_t launches;
 static int processors = 2;
+static int fp64_ratio = 2;
 static bool has_code = true;
 static struct {
     const char *name;
@@ -109,6 +110,13 @@ void fake_set_devices(int processor_count, bool has_code_for_them)
     pthread_mutex_lock(&fake_mutex);
     processors = processor_count;
     has_code = has_code_for_them;
+    pthread_mutex_unlock(&fake_mutex);
+}
+
+void fake_set_fp64_ratio(int ratio)
+{
+    pthread_mutex_lock(&fake_mutex);
+    fp64_ratio = ratio;
     pthread_mutex_unlock(&fake_mutex);
 }
 
@@ -213,9 +221,10 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 {
     cudaError_t error = enter();
     if (device < 0 || device >= FAKE_DEVICES) return leave(cudaErrorInvalidDevice);
-    *value = attribute == cudaDevAttrMultiProcessorCount      ? processors
-             : attribute == cudaDevAttrComputeCapabilityMajor ? 6
-                                                              : 1;
+    *value = attribute == cudaDevAttrMultiProcessorCount                ? processors
+             : attribute == cudaDevAttrSingleToDoublePrecisionPerfRatio ? fp64_ratio
+             : attribute == cudaDevAttrComputeCapabilityMajor           ? 6
+                                                                        : 1;
     return leave(error);
 }
 

@@ -54,6 +54,9 @@ int64_t fake_calls(void); /* counted since then; takes no lock */
 /* Of each device, and whether the kernels have been built for it. 2 and true to begin with. */
 void fake_set_devices(int processor_count, bool has_code_for_them);
 
+/* How much faster arithmetic in float is than in double; 2 to begin with. */
+void fake_set_fp64_ratio(int ratio);
+
 /* While true, no memory can be pinned. */
 void fake_refuse_pins(bool is_refused);
 
