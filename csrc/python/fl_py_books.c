@@ -129,23 +129,18 @@ static bool is_sane(const fl_shm_reply *reply, const fl_py_booking *booked)
 static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, fl_py_booking *booked)
 {
     fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
-    fl_py_parcel *parcel = PyObject_GC_New(fl_py_parcel, state->parcel_type);
+    fl_py_parcel *parcel = (fl_py_parcel *)state->parcel_type->tp_alloc(state->parcel_type, 0);
     if (parcel == NULL) return NULL;
     parcel->hub = Py_NewRef((PyObject *)self);
     parcel->door = self->door;
     Py_INCREF(parcel->door.tensor_type);
-    parcel->is_open = parcel->is_lent = parcel->is_landing = false;
     parcel->reply = *reply;
     parcel->slot = booked->slot;
     parcel->errand = booked->errand;
-    parcel->berth = (fl_berth){0};
-    parcel->head = NULL;
-    parcel->block = NULL;
-    booked->errand = NULL;
     parcel->limit = booked->is_counted ? reply->used : 0;
     booked->slot = NULL;
+    booked->errand = NULL;
     fl_py_booking_settle(self, booked, booked->limit - parcel->limit);
-    PyObject_GC_Track(parcel);
     return (PyObject *)parcel;
 }
 
