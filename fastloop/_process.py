@@ -112,6 +112,14 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         return self._landing is not None and self._landing.is_on_device
 
     def _next_data(self) -> Any:
+        try:
+            return self._take_next()
+        except RuntimeError:
+            if self._hub.is_overwritten:
+                self._shutdown_workers()  # nothing that they share can be relied on
+            raise
+
+    def _take_next(self) -> Any:
         landing = self._landing
         if landing is None:
             return super()._next_data()  # type: ignore[no-untyped-call]
@@ -181,6 +189,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         try:
             return unpack(parcel)
         except Exception:
+            if self._hub.is_overwritten:
+                raise
             # An error of a class that this process does not have, say.
             return ExceptionWrapper(  # type: ignore[no-untyped-call]
                 where="while reading what a DataLoader worker process has sent"
