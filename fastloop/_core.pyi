@@ -67,7 +67,15 @@ class Collate:
 @final
 class Port:
     def __new__(
-        cls, tensor_type: type, fd: int, bytes: int, offset: int, base: int, worker: int
+        cls,
+        tensor_type: type,
+        fd: int,
+        bytes: int,
+        offset: int,
+        workers: int,
+        depth: int,
+        base: int,
+        worker: int,
     ) -> Port: ...
     def receive(self, timeout: float, /) -> bytes | int | None: ...
     def number(self) -> int: ...
@@ -91,6 +99,7 @@ class Parcel:
 @final
 class Hub:
     unanswered: int
+    is_overwritten: bool
     room: int
     lands: bool
     def __new__(
@@ -114,7 +123,7 @@ class Hub:
     def end(self, worker: int, /) -> None: ...
     def close(self) -> None: ...
     def is_closed(self) -> bool: ...
-    def address(self) -> tuple[int, int, int, int]: ...
+    def address(self) -> tuple[int, int, int, int, int, int]: ...
     def count(self) -> tuple[tuple[tuple[int, int, int], ...], dict[str, int]]: ...
 
 class Finalized:

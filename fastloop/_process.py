@@ -122,6 +122,14 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
 
     def _next_data(self) -> Any:
         self._check_process()
+        try:
+            return self._take_next()
+        except RuntimeError:
+            if self._hub.is_overwritten:
+                self._shutdown_workers()  # nothing that they share can be relied on
+            raise
+
+    def _take_next(self) -> Any:
         landing = self._landing
         if landing is None:
             return super()._next_data()  # type: ignore[no-untyped-call]
@@ -192,6 +200,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         try:
             return unpack(parcel)
         except Exception:
+            if self._hub.is_overwritten:
+                raise
             # An error of a class that this process does not have, say.
             return ExceptionWrapper(  # type: ignore[no-untyped-call]
                 where="while reading what a DataLoader worker process has sent"

@@ -17,7 +17,8 @@ from typing import Any
 _LARGE = 1 << 20  # arrays of so many bytes go beside the pickle
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
-Address = tuple[int, int, int, int]  # of Hub.address: descriptor, bytes, offset, mapped at
+# Of Hub.address: descriptor, bytes, offset, workers, depth, mapped at.
+Address = tuple[int, int, int, int, int, int]
 
 
 class Cargo:
@@ -79,7 +80,7 @@ class Shipment:
         return self._contents
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments, (fd, size, offset, _), worker = self._contents
+        arguments, (fd, *rest, _), worker = self._contents
         places: list[tuple[int, int]] = []
 
         def put_beside(buffer: pickle.PickleBuffer) -> bool:
@@ -92,7 +93,7 @@ class Shipment:
         reduction.ForkingPickler(file, 5, True, put_beside).dump(arguments)
         pickled = self._cargo.write(file.getbuffer())
         descriptors = reduction.DupFd(fd), reduction.DupFd(self._cargo.fd())
-        return _ArrivedShipment, (descriptors, (size, offset), worker, pickled, places)
+        return _ArrivedShipment, (descriptors, tuple(rest), worker, pickled, places)
 
 
 class _ArrivedShipment:
@@ -101,7 +102,7 @@ class _ArrivedShipment:
     def __init__(
         self,
         descriptors: tuple[Any, Any],
-        rest: tuple[int, int],
+        rest: tuple[int, int, int, int],
         worker: int,
         pickled: tuple[int, int],
         places: list[tuple[int, int]],

@@ -206,6 +206,16 @@ def test_file_names_are_unique() -> None:
     assert [name for name, times in count.items() if times > 1] == []
 
 
+def test_objects_come_zeroed_from_tp_alloc() -> None:
+    """PyObject_New and PyObject_GC_New leave the fields of an object as they find the memory."""
+    wrong = []
+    for path in c_files(".c", ".h"):
+        for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1):
+            if found := re.search(r"\bPyObject_(?:GC_)?New(?:Var)?\b", line):
+                wrong.append(say(path, number, f"{found[0]}: tp_alloc zeroes all fields"))
+    assert wrong == []
+
+
 def test_no_flags_that_change_arithmetic() -> None:
     names = ("setup.py", "setup_cuda.py", "pyproject.toml", "Makefile", ".ci/run")
     wrong = [

@@ -414,8 +414,8 @@ def test_a_reply_that_changes_after_it_was_carried_is_an_error() -> None:
     """A worker may write anywhere; here it says afterwards that its batch needs more memory."""
     size, slots = 100_000, _core.Slots(0, is_shared=True)
     hub = _core.Hub(slots, torch.Tensor, 1, 4, 1 << 30, True)
-    fd, mapped, offset, base = hub.address()
-    port = _core.Port(torch.Tensor, fd, mapped, offset, base, 0)
+    *_, offset, _, _, base = hub.address()
+    port = _core.Port(torch.Tensor, *hub.address(), 0)
 
     def build(turn: int) -> None:
         assert hub.send(0, b"x", (turn, None), True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,8 @@ from helpers import assert_same
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from fastloop import DataLoader
+from fastloop import DataLoader, _core
+from fastloop._pack import PLAIN, WRITTEN, unpack
 
 TINY = 1000  # a budget that holds one small batch
 
@@ -170,3 +172,111 @@ def test_a_list_of_views_costs_what_they_look_at() -> None:
     stats = loader.stats()
     assert stats.bytes is not None
     assert stats.bytes < 2 * 1000 * 4000 * 8
+
+
+# ---- what is shared is overwritten
+
+OVERWRITTEN = "worker 0 has overwritten the memory it shares with this process"
+TASK = b"a task that is found by its text"
+
+
+class Ring:
+    """A hub and the port of worker 0 in one process."""
+
+    def __init__(self, workers: int = 1, lands: bool = False) -> None:
+        slots = _core.Slots(0, is_shared=True)
+        self.hub = _core.Hub(slots, torch.Tensor, workers, 4, 1 << 20, lands)
+        self.port = _core.Port(torch.Tensor, *self.hub.address(), 0)
+
+    def send(self) -> None:
+        assert self.hub.send(0, TASK, (0, None), True)
+
+    def answer(self, head: bytes, kind: int = PLAIN) -> None:
+        self.send()
+        assert self.port.receive(1.0) == TASK
+        source = torch.ones(100)
+        self.port.copy(source.data_ptr(), 400)
+        assert self.port.answer(head, kind, False)
+
+    def change(self, text: bytes) -> None:
+        """Writes over the middle of it, wherever it lies."""
+        base = self.hub.address()[-1]
+        at = ctypes.string_at(base, 2 << 20).find(text)
+        assert at > 0
+        ctypes.memset(base + at + len(text) // 2, 0x6A, 2)
+
+
+def test_a_task_that_was_overwritten_is_not_unpickled() -> None:
+    ring = Ring()
+    ring.send()
+    ring.change(TASK)
+    with pytest.raises(RuntimeError, match="worker 0 shares with its parent process has been over"):
+        ring.port.receive(1.0)
+    with pytest.raises(RuntimeError, match=f"^{OVERWRITTEN}; look for writes out of bounds in"):
+        ring.hub.take(0)
+    assert ring.hub.is_overwritten
+
+
+@pytest.mark.parametrize("kind", [PLAIN, WRITTEN])
+def test_a_batch_that_was_overwritten_is_not_read(kind: int) -> None:
+    head = b"s" + (11).to_bytes(8, "little") + b"some string"
+    ring = Ring(workers=3)
+    ring.answer(head, kind)
+    _, parcel = ring.hub.take(1.0)
+    assert not ring.hub.is_overwritten
+    ring.change(head)
+    with pytest.raises(RuntimeError, match=f"^{OVERWRITTEN}, unless another of the 3 workers has;"):
+        unpack(parcel)
+    assert ring.hub.is_overwritten
+
+
+def test_a_batch_that_was_overwritten_does_not_land() -> None:
+    ring = Ring(lands=True)
+    ring.answer(b"what was pickled")
+    _, parcel = ring.hub.take(1.0)
+    ring.change(b"what was pickled")
+    with pytest.raises(RuntimeError, match=OVERWRITTEN):
+        parcel.land(lambda size: torch.empty(size, dtype=torch.uint8))
+
+
+def test_what_was_opened_may_change() -> None:
+    """A batch is read from a copy, which the worker cannot reach."""
+    ring = Ring(lands=True)
+    ring.answer(b"what was pickled")
+    _, parcel = ring.hub.take(1.0)
+    parcel.land(lambda size: torch.empty(size, dtype=torch.uint8))
+    ring.change(b"what was pickled")
+    assert parcel.open() == b"what was pickled"
+
+
+def test_places_outside_of_a_batch() -> None:
+    ring = Ring()
+    ring.answer(b"")
+    _, parcel = ring.hub.take(1.0)
+    parcel.open()
+    code, most = 2 * 256 + 32, (1 << 63) - 1
+    assert torch.equal(parcel.tensor((0, code, 10, 10)), torch.ones(10, 10))
+    assert parcel.tensor((400, code, 0, 7)).shape == (0, 7)
+    for place in (
+        (0, code, 101 * 16),
+        (448, code, 1),
+        (-4, code, 1),
+        (most, code, 1),
+        (most - 3, code, 1),
+        (0, code, most),
+        (0, code, 1 << 32, 1 << 32),
+        (0, code, 0, 1 << 62, 1 << 62),
+        (0, code, 1 << 62, 1 << 62, 0),
+        (0, code, -1),
+        (0, code, -1, -1),
+    ):
+        with pytest.raises(ValueError, match="no such tensor in a batch of"):
+            parcel.tensor(place)
+
+
+def test_a_port_needs_a_ring_that_can_be() -> None:
+    """It does not believe what is written in the ring itself."""
+    fd, size, offset, _, _, base = Ring().hub.address()
+    for workers, depth, worker in ((1, 4, 1), (1, 4, -1), (0, 4, 0), (1, 3, 0), (1, 0, 0)):
+        with pytest.raises(ValueError, match=f"no port for worker {worker} of {workers}"):
+            _core.Port(torch.Tensor, fd, size, offset, workers, depth, base, worker)

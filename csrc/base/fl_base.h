@@ -21,8 +21,9 @@ enum {
     FL_EINVAL = -7,   /* sizes that do not fit together or overflow int64 */
     FL_EFORK = -8,    /* made in a parent process, used in its child */
     FL_ETHREAD = -9,  /* a thread could not be started */
-    FL_EDEVICE = -10  /* a call of the device's runtime failed: value is its error number; with 0,
+    FL_EDEVICE = -10, /* a call of the device's runtime failed: value is its error number; with 0,
                          there is no such device, or no code for it */
+    FL_EDAMAGE = -11  /* what other processes share with this one has been overwritten */
 };
 
 /* What went wrong. Plain data: copied by assignment, owns nothing. */

@@ -26,8 +26,8 @@ struct fl_errand {
     fl_errand *next; /* in courier.arrived */
     fl_slot *slot;   /* borrowed */
     int64_t number, turn;
-    int64_t bytes;    /* of the batch, once it has arrived */
-    uint32_t arrival; /* and when, as its reply has it */
+    int64_t bytes;   /* of the batch, once it has arrived */
+    int64_t arrival; /* and when, as its reply has it */
     int32_t worker;
     errand_state state;
     fl_berth berth; /* RUNNING, CARRIED */
@@ -45,7 +45,7 @@ struct fl_courier {
     /* With the mutex. */
     fl_errand **sent;   /* owned; the errands are the consumer's: of each worker's requests that are
                            not answered, at number % depth */
-    uint32_t *cursors;  /* owned: in each worker's replies */
+    int64_t *cursors;   /* owned: in each worker's replies */
     fl_errand *arrived; /* the consumer's, in the order of arrival */
     fl_berth spare[FL_COURIER_AHEAD];
     int32_t spares, used; /* used: RUNNING and CARRIED */
@@ -116,7 +116,7 @@ static int32_t find_spare_locked(const fl_courier *courier, int64_t bytes)
 
 static inline bool is_before(const fl_courier *courier, const fl_errand *a, const fl_errand *b)
 {
-    return courier->first < 0 ? (int32_t)(a->arrival - b->arrival) < 0 : a->turn < b->turn;
+    return courier->first < 0 ? a->arrival < b->arrival : a->turn < b->turn;
 }
 
 /* The errand to be run first, of those that there is a berth for: that of the next turn, or the
@@ -277,13 +277,13 @@ int fl_courier_send(fl_courier *courier, int32_t worker, fl_shm_request *request
     return is_sent ? FL_OK : fl_fail(err, FL_ETIMEOUT, "the worker's queue is full");
 }
 
-bool fl_courier_take(fl_courier *courier, fl_shm_reply *out)
+int fl_courier_take(fl_courier *courier, fl_shm_reply *out)
 {
     pthread_mutex_lock(&courier->mutex);
-    bool is_there = fl_shm_take(courier->shm, out);
-    if (is_there) note_locked(courier, out);
+    int status = fl_shm_take(courier->shm, out);
+    if (status == FL_OK) note_locked(courier, out);
     pthread_mutex_unlock(&courier->mutex);
-    return is_there;
+    return status;
 }
 
 void fl_courier_expect(fl_courier *courier, int64_t first)

@@ -53,7 +53,7 @@ int fl_courier_send(fl_courier *courier, int32_t worker, fl_shm_request *request
                     int64_t turn, fl_errand **out, fl_err *err);
 
 /* As fl_shm_take. */
-bool fl_courier_take(fl_courier *courier, fl_shm_reply *out);
+int fl_courier_take(fl_courier *courier, fl_shm_reply *out);
 
 /* From now on batches from the `first` turn to FL_COURIER_AHEAD - 1 later are carried when they are
  * there; with -1 those that are there first. */

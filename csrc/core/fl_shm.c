@@ -1,214 +1,331 @@
 /* fl_shm: see fl_shm.h.
  *
- * Every counter of a queue has one writer. A sleeper counts itself and looks once more; who
- * publishes looks at the count afterwards: both sides are sequentially consistent, so one of the
- * two sees the other. If a process dies between publishing and waking, the sleeper finds the
+ * Every word of a queue has one writer, who keeps its value in an `own` as well: what it reads back
+ * can be compared. A sleeper says so and looks once more; who publishes looks at that afterwards:
+ * both sides are sequentially consistent, so one of the two sees the other. If a process dies
+ * between publishing and waking, or the word that says so is overwritten, the sleeper finds the
  * message at its next deadline. */
 #include "fl_shm.h"
 
+#include "fl_hash.h"
 #include "fl_thread.h"
 
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
 
+enum { AT_WORK, ENDED, CLOSED }; /* states of a link */
+
+/* Shared. */
 typedef struct link {
-    _Alignas(64) _Atomic uint32_t events;  /* parent: counts all it does; the worker's futex */
-    _Atomic uint32_t sent;                 /* parent: requests published */
-    _Atomic uint32_t is_ended;             /* parent */
-    int64_t next_number;                   /* parent only */
-    int64_t answered;                      /* parent only: all requests below are */
-    uint32_t taken;                        /* parent only: replies */
-    _Alignas(64) _Atomic uint32_t replied; /* worker: replies published */
-    _Atomic uint32_t sleepers;             /* worker */
-    uint32_t received;                     /* worker only: requests */
+    _Alignas(64) _Atomic uint32_t events; /* parent: counts all it does; the worker's futex */
+    _Atomic uint32_t state;               /* parent */
+    _Atomic int64_t sent;                 /* parent: requests published */
+    _Alignas(64) _Atomic int64_t replied; /* worker: replies published */
+    _Atomic uint32_t is_asleep;           /* worker */
+    _Atomic uint32_t is_damaged;          /* worker: what it has read cannot be */
 } link;
 
-struct fl_shm {
-    int32_t workers, depth;                  /* set at init */
-    _Alignas(64) _Atomic uint32_t tickets;   /* workers: replies begun, for their order */
-    _Atomic uint32_t events;                 /* workers: replies published; the parent's futex */
-    _Atomic uint32_t sleepers;               /* parent's threads */
-    _Alignas(64) _Atomic uint32_t is_closed; /* parent */
+/* Shared. No harm comes of any value here: arrivals are no more than an order, and who waits for
+ * events looks again at his deadline. */
+typedef struct board {
+    _Alignas(64) _Atomic int64_t tickets;     /* workers: replies begun, for their order */
+    _Atomic uint32_t events;                  /* workers: replies published; the parent's futex */
+    _Alignas(64) _Atomic uint32_t is_waiting; /* parent: in fl_shm_wait */
+    _Atomic uint32_t is_watching;             /* parent: in fl_shm_watch */
     link links[];
+} board;
+
+/* Private: what a process knows of a link because it has done it. */
+typedef struct own {
+    _Alignas(64) int64_t sent;     /* parent: requests */
+    int64_t answered;              /* parent: all requests below are */
+    int64_t taken;                 /* parent: replies */
+    uint32_t events, state;        /* parent: as in the link */
+    _Alignas(64) int64_t received; /* worker: requests */
+    int64_t replied;               /* worker */
+} own;
+
+struct fl_shm {
+    board *board; /* borrowed; like the next two set at open */
+    int32_t workers, depth;
+    own own[];
 };
 
-static inline fl_shm_request *requests_of(fl_shm *shm, int32_t worker)
+_Static_assert(offsetof(fl_shm_request, check) == 6 * 8, "padding would be hashed");
+_Static_assert(offsetof(fl_shm_reply, check) == 10 * 8 + FL_SHM_REASONS * 4,
+               "padding would be hashed");
+
+static inline fl_shm_request *request_at(const fl_shm *shm, int32_t worker, int64_t count)
 {
-    fl_shm_request *all = (fl_shm_request *)(void *)(shm->links + shm->workers);
-    return all + (int64_t)worker * shm->depth;
+    fl_shm_request *all = (fl_shm_request *)(void *)(shm->board->links + shm->workers);
+    return all + (int64_t)worker * shm->depth + (count & (shm->depth - 1));
 }
 
-static inline fl_shm_reply *replies_of(fl_shm *shm, int32_t worker)
+static inline fl_shm_reply *reply_at(const fl_shm *shm, int32_t worker, int64_t count)
 {
-    fl_shm_reply *all = (fl_shm_reply *)(void *)requests_of(shm, shm->workers);
-    return all + (int64_t)worker * shm->depth;
+    fl_shm_reply *all = (fl_shm_reply *)(void *)request_at(shm, shm->workers, 0);
+    return all + (int64_t)worker * shm->depth + (count & (shm->depth - 1));
 }
 
-static inline uint32_t place(const fl_shm *shm, uint32_t count)
+static inline uint64_t check_request(const fl_shm_request *request)
 {
-    return count & (uint32_t)(shm->depth - 1);
+    return fl_hash(request, offsetof(fl_shm_request, check));
 }
+
+static inline uint64_t check_reply(const fl_shm_reply *reply)
+{
+    return fl_hash(reply, offsetof(fl_shm_reply, check));
+}
+
+/* From shared memory, which is not looked at again for the same: it may change. */
+static inline void copy_once(void *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+/* ---- both ends */
 
 int64_t fl_shm_bytes(int32_t workers, int32_t depth)
 {
     int64_t each =
         (int64_t)sizeof(link) + depth * (int64_t)(sizeof(fl_shm_request) + sizeof(fl_shm_reply));
-    return (int64_t)sizeof(fl_shm) + workers * each;
+    return (int64_t)sizeof(board) + workers * each;
 }
 
-fl_shm *fl_shm_init(void *memory, int32_t workers, int32_t depth)
+int fl_shm_attach(void *memory, int32_t workers, int32_t depth, fl_shm **out, fl_err *err)
 {
     assert(workers > 0 && depth > 0 && (depth & (depth - 1)) == 0);
-    fl_shm *shm = memory;
-    memset(memory, 0, (size_t)fl_shm_bytes(workers, depth));
+    fl_shm *shm = fl_alloc((int64_t)sizeof *shm + workers * (int64_t)sizeof *shm->own);
+    *out = shm;
+    if (shm == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for %d workers", (int)workers);
+    shm->board = memory;
     shm->workers = workers;
     shm->depth = depth;
-    return shm;
+    return FL_OK;
 }
 
-/* After something was published for whoever watches `events`. */
-static void tell(_Atomic uint32_t *events, _Atomic uint32_t *sleepers)
+int fl_shm_open(void *memory, int32_t workers, int32_t depth, fl_shm **out, fl_err *err)
 {
-    atomic_fetch_add(events, 1);
-    if (atomic_load(sleepers) != 0) fl_futex_wake(events);
+    memset(memory, 0, (size_t)fl_shm_bytes(workers, depth));
+    return fl_shm_attach(memory, workers, depth, out, err);
 }
+
+void fl_shm_free(fl_shm *shm) { fl_free(shm); }
+
+/* ---- sleeping */
 
 /* Sleeps a while if *events is still `seen`; false after a signal handler. Only the sleeper takes
- * itself off the count: someone who is late with the news of an event seen long ago must not make
+ * back that it sleeps: someone who is late with the news of an event seen long ago must not make
  * this sleep look like none. */
 static bool
-sleep_on(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *sleepers, int64_t deadline_ns)
+sleep_on(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *is_asleep, int64_t deadline_ns)
 {
-    atomic_fetch_add(sleepers, 1);
+    atomic_store(is_asleep, 1);
     bool is_quiet = atomic_load(events) != seen || fl_futex_wait(events, seen, deadline_ns);
-    atomic_fetch_sub(sleepers, 1);
+    atomic_store(is_asleep, 0);
     return is_quiet;
 }
 
 /* True when *events is no longer `seen`; false at the deadline or after a signal handler. */
-static bool await_event(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *sleepers,
+static bool await_event(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *is_asleep,
                         int64_t deadline_ns)
 {
     while (atomic_load_explicit(events, memory_order_acquire) == seen) {
         if (fl_now_ns() >= deadline_ns) return false;
-        if (!sleep_on(events, seen, sleepers, deadline_ns)) return false;
+        if (!sleep_on(events, seen, is_asleep, deadline_ns)) return false;
     }
     return true;
 }
+
+/* After something was published for the parent. */
+static void tell_parent(const fl_shm *shm)
+{
+    board *all = shm->board;
+    atomic_fetch_add(&all->events, 1);
+    if (atomic_load(&all->is_waiting) != 0 || atomic_load(&all->is_watching) != 0)
+        fl_futex_wake(&all->events);
+}
+
+/* After something was published for the worker. */
+static void tell_worker(fl_shm *shm, int32_t worker)
+{
+    link *to = &shm->board->links[worker];
+    shm->own[worker].events++;
+    atomic_fetch_add(&to->events, 1);
+    if (atomic_load(&to->is_asleep) != 0) fl_futex_wake(&to->events);
+}
+
+/* ---- the parent */
 
 bool fl_shm_send(fl_shm *shm, int32_t worker, fl_shm_request *request)
 {
-    link *self = &shm->links[worker];
-    if (self->next_number - self->answered >= shm->depth) return false;
-    uint32_t sent = atomic_load_explicit(&self->sent, memory_order_relaxed);
-    request->number = self->next_number++;
-    requests_of(shm, worker)[place(shm, sent)] = *request;
-    atomic_store_explicit(&self->sent, sent + 1, memory_order_release);
-    tell(&self->events, &self->sleepers);
+    own *self = &shm->own[worker];
+    if (self->sent - self->answered >= shm->depth) return false;
+    request->number = self->sent;
+    request->check = check_request(request);
+    *request_at(shm, worker, self->sent++) = *request;
+    atomic_store_explicit(&shm->board->links[worker].sent, self->sent, memory_order_release);
+    tell_worker(shm, worker);
     return true;
 }
 
-static bool has_reply(fl_shm *shm, int32_t worker)
+/* Replies that wait; -1 where the link says that there are more than there can be, or fewer. */
+static int64_t count_replies(const fl_shm *shm, int32_t worker)
 {
-    link *self = &shm->links[worker];
-    return atomic_load_explicit(&self->replied, memory_order_acquire) != self->taken;
+    const own *self = &shm->own[worker];
+    int64_t replied =
+        atomic_load_explicit(&shm->board->links[worker].replied, memory_order_acquire);
+    if (replied < self->taken || replied - self->taken > self->sent - self->answered) return -1;
+    return replied - self->taken;
 }
 
-static fl_shm_reply *first_reply(fl_shm *shm, int32_t worker)
+/* Whether the link has what the parent wrote there, and its worker has not complained. */
+static bool is_intact(const fl_shm *shm, int32_t worker)
 {
-    return replies_of(shm, worker) + place(shm, shm->links[worker].taken);
+    const own *self = &shm->own[worker];
+    link *from = &shm->board->links[worker];
+    return atomic_load_explicit(&from->events, memory_order_relaxed) == self->events &&
+           atomic_load_explicit(&from->state, memory_order_relaxed) == self->state &&
+           atomic_load_explicit(&from->sent, memory_order_relaxed) == self->sent &&
+           atomic_load_explicit(&from->is_damaged, memory_order_relaxed) == 0;
 }
 
-bool fl_shm_take(fl_shm *shm, fl_shm_reply *out)
+/* Copies one of those that wait; false when it answers nothing that has been asked. */
+static bool copy_reply(const fl_shm *shm, int32_t worker, int64_t count, fl_shm_reply *out)
+{
+    const own *self = &shm->own[worker];
+    copy_once(out, reply_at(shm, worker, count), sizeof *out);
+    return out->check == check_reply(out) && out->worker == worker &&
+           out->number >= self->answered && out->number < self->sent;
+}
+
+int fl_shm_take(fl_shm *shm, fl_shm_reply *out)
 {
     int32_t first = -1;
+    int64_t arrival = 0;
     for (int32_t w = 0; w < shm->workers; w++) {
-        if (!has_reply(shm, w)) continue;
-        /* Arrivals wrap around; two that wait are never 2^31 apart. */
-        if (first < 0 ||
-            (int32_t)(first_reply(shm, w)->arrival - first_reply(shm, first)->arrival) < 0)
-            first = w;
+        int64_t waiting = count_replies(shm, w);
+        out->worker = w;
+        if (waiting < 0 || !is_intact(shm, w)) return FL_EDAMAGE;
+        if (waiting == 0) continue;
+        int64_t its = reply_at(shm, w, shm->own[w].taken)->arrival;
+        if (first >= 0 && its >= arrival) continue;
+        first = w;
+        arrival = its;
     }
-    if (first < 0) return false;
-    link *self = &shm->links[first];
-    *out = *first_reply(shm, first);
+    if (first < 0) return FL_ETIMEOUT;
+    own *self = &shm->own[first];
+    bool is_good = copy_reply(shm, first, self->taken, out);
     out->worker = first;
+    if (!is_good) return FL_EDAMAGE;
     self->taken++;
     self->answered = out->number + 1;
-    return true;
+    return FL_OK;
 }
 
 bool fl_shm_wait(fl_shm *shm, int64_t deadline_ns)
 {
-    uint32_t seen = atomic_load_explicit(&shm->events, memory_order_acquire);
+    board *all = shm->board;
+    uint32_t seen = atomic_load_explicit(&all->events, memory_order_acquire);
     for (int32_t w = 0; w < shm->workers; w++)
-        if (has_reply(shm, w)) return true;
-    return await_event(&shm->events, seen, &shm->sleepers, deadline_ns);
+        if (count_replies(shm, w) != 0) return true;
+    return await_event(&all->events, seen, &all->is_waiting, deadline_ns);
 }
 
-bool fl_shm_peek(fl_shm *shm, int32_t worker, uint32_t *cursor, fl_shm_reply *out)
+bool fl_shm_peek(fl_shm *shm, int32_t worker, int64_t *cursor, fl_shm_reply *out)
 {
-    link *self = &shm->links[worker];
-    uint32_t replied = atomic_load_explicit(&self->replied, memory_order_acquire);
-    uint32_t waiting = replied - self->taken;
-    /* The cursor is behind where replies were taken unseen; a worker may write what it likes. */
-    if (replied - *cursor > waiting) *cursor = self->taken;
-    if (*cursor == replied || waiting > (uint32_t)shm->depth) return false;
-    *out = replies_of(shm, worker)[place(shm, (*cursor)++)];
-    out->worker = worker;
+    int64_t taken = shm->own[worker].taken, waiting = count_replies(shm, worker);
+    /* The cursor is behind where replies were taken unseen. */
+    if (*cursor < taken || *cursor > taken + waiting) *cursor = taken;
+    if (waiting <= 0 || *cursor == taken + waiting) return false;
+    if (!copy_reply(shm, worker, *cursor, out)) return false;
+    ++*cursor;
     return true;
 }
 
 bool fl_shm_watch(fl_shm *shm, uint32_t *seen, int64_t deadline_ns)
 {
-    bool is_new = await_event(&shm->events, *seen, &shm->sleepers, deadline_ns);
-    *seen = atomic_load_explicit(&shm->events, memory_order_acquire);
+    board *all = shm->board;
+    bool is_new = await_event(&all->events, *seen, &all->is_watching, deadline_ns);
+    *seen = atomic_load_explicit(&all->events, memory_order_acquire);
     return is_new;
 }
 
-void fl_shm_nudge(fl_shm *shm) { tell(&shm->events, &shm->sleepers); }
+void fl_shm_nudge(fl_shm *shm) { tell_parent(shm); }
+
+static void change_state(fl_shm *shm, int32_t worker, uint32_t state)
+{
+    shm->own[worker].state = state;
+    atomic_store(&shm->board->links[worker].state, state);
+    tell_worker(shm, worker);
+}
 
 void fl_shm_end(fl_shm *shm, int32_t worker)
 {
-    atomic_store(&shm->links[worker].is_ended, 1);
-    tell(&shm->links[worker].events, &shm->links[worker].sleepers);
+    if (shm->own[worker].state == AT_WORK) change_state(shm, worker, ENDED);
 }
 
-void fl_shm_close(fl_shm *shm)
+void fl_shm_close(fl_shm *shm, int32_t worker) { change_state(shm, worker, CLOSED); }
+
+/* ---- a worker */
+
+bool fl_shm_is_closed(const fl_shm *shm, int32_t worker)
 {
-    atomic_store(&shm->is_closed, 1);
-    for (int32_t w = 0; w < shm->workers; w++) tell(&shm->links[w].events, &shm->links[w].sleepers);
+    link *self = &shm->board->links[worker];
+    return atomic_load_explicit(&self->state, memory_order_relaxed) == CLOSED;
 }
 
-bool fl_shm_is_closed(const fl_shm *shm)
+void fl_shm_complain(fl_shm *shm, int32_t worker)
 {
-    return atomic_load_explicit(&shm->is_closed, memory_order_relaxed) != 0;
+    atomic_store(&shm->board->links[worker].is_damaged, 1);
+    tell_parent(shm);
+}
+
+/* What fl_shm_receive finds without waiting: FL_ETIMEOUT for nothing. */
+static int look(const fl_shm *shm, int32_t worker)
+{
+    const own *self = &shm->own[worker];
+    link *from = &shm->board->links[worker];
+    /* Looked at before the queue: what was sent before the end is seen with it. */
+    uint32_t state = atomic_load_explicit(&from->state, memory_order_acquire);
+    if (state == CLOSED) return FL_EEND;
+    int64_t sent = atomic_load_explicit(&from->sent, memory_order_acquire);
+    bool is_intact = atomic_load_explicit(&from->replied, memory_order_relaxed) == self->replied;
+    if (state > CLOSED || sent < self->received || sent - self->received > shm->depth || !is_intact)
+        return FL_EDAMAGE;
+    if (sent > self->received) return FL_OK;
+    return state == ENDED ? FL_EEND : FL_ETIMEOUT;
 }
 
 int fl_shm_receive(fl_shm *shm, int32_t worker, fl_shm_request *out, int64_t deadline_ns)
 {
-    link *self = &shm->links[worker];
-    for (;;) {
-        uint32_t seen = atomic_load_explicit(&self->events, memory_order_acquire);
-        if (fl_shm_is_closed(shm)) return FL_EEND;
-        /* Looked at before the queue: what was sent before the end is seen with it. */
-        bool is_ended = atomic_load_explicit(&self->is_ended, memory_order_acquire) != 0;
-        if (atomic_load_explicit(&self->sent, memory_order_acquire) != self->received) break;
-        if (is_ended) return FL_EEND;
-        if (!await_event(&self->events, seen, &self->sleepers, deadline_ns)) return FL_ETIMEOUT;
+    own *self = &shm->own[worker];
+    link *from = &shm->board->links[worker];
+    uint32_t seen;
+    int status;
+    do {
+        seen = atomic_load_explicit(&from->events, memory_order_acquire);
+        status = look(shm, worker);
+    } while (status == FL_ETIMEOUT &&
+             await_event(&from->events, seen, &from->is_asleep, deadline_ns));
+    if (status == FL_OK) {
+        copy_once(out, request_at(shm, worker, self->received), sizeof *out);
+        if (out->check != check_request(out) || out->number != self->received) status = FL_EDAMAGE;
     }
-    *out = requests_of(shm, worker)[place(shm, self->received++)];
-    return FL_OK;
+    if (status == FL_OK) self->received++;
+    if (status == FL_EDAMAGE) fl_shm_complain(shm, worker);
+    return status;
 }
 
 void fl_shm_answer(fl_shm *shm, int32_t worker, fl_shm_reply *reply)
 {
-    link *self = &shm->links[worker];
-    uint32_t replied = atomic_load_explicit(&self->replied, memory_order_relaxed);
+    own *self = &shm->own[worker];
     reply->worker = worker;
-    reply->arrival = atomic_fetch_add_explicit(&shm->tickets, 1, memory_order_relaxed);
-    replies_of(shm, worker)[place(shm, replied)] = *reply;
-    atomic_store_explicit(&self->replied, replied + 1, memory_order_release);
-    tell(&shm->events, &shm->sleepers);
+    reply->arrival = atomic_fetch_add_explicit(&shm->board->tickets, 1, memory_order_relaxed);
+    reply->check = check_reply(reply);
+    *reply_at(shm, worker, self->replied++) = *reply;
+    atomic_store_explicit(&shm->board->links[worker].replied, self->replied, memory_order_release);
+    tell_parent(shm);
 }

@@ -5,13 +5,17 @@
  * instruction leaves the others a queue that is either with his last message or without it. A
  * request names the slot that its batch is to be built in, so memory is handed out by the parent
  * alone. A worker answers its requests in order, each at most once; docs/processes.md draws the
- * states. */
+ * states.
+ *
+ * A worker may write anywhere in that memory by mistake. Each process therefore keeps what it knows
+ * itself in memory of its own, an fl_shm; the block holds copies for the others. What is read there
+ * is copied once and then checked, and what cannot be is FL_EDAMAGE. */
 #ifndef FL_SHM_H
 #define FL_SHM_H
 
 #include "fl_base.h"
 
-typedef struct fl_shm fl_shm; /* lies in the shared memory */
+typedef struct fl_shm fl_shm; /* one process's end */
 
 enum { FL_SHM_REASONS = 8 }; /* kinds of fallbacks that are counted */
 
@@ -21,33 +25,45 @@ typedef struct fl_shm_request {
     int64_t limit;  /* bytes of it that may be used */
     int64_t bytes;  /* of the pickled task at its start */
     int64_t again;  /* -1, or the number of the request whose batch needed more than its limit */
+    uint64_t task;  /* fl_hash of the pickled task */
+    uint64_t check; /* of all the above; set by fl_shm_send, looked at by fl_shm_receive */
 } fl_shm_request;
 
 typedef struct fl_shm_reply {
     int64_t number; /* of the request answered */
     int32_t worker; /* set by fl_shm_answer */
     int32_t kind; /* > 0 a batch, 0 something else, < 0 the batch needs `used` bytes: send again */
-    uint32_t arrival; /* set by fl_shm_answer: order among all workers' replies */
-    int64_t used;     /* bytes from the start of the slot that hold the answer */
-    int64_t head;     /* where, from the slot's start, its pickled part begins */
+    int64_t arrival; /* set by fl_shm_answer: order among all workers' replies */
+    int64_t used;    /* bytes from the start of the slot that hold the answer */
+    int64_t head;    /* where, from the slot's start, its pickled part begins */
     int64_t head_bytes;
-    int64_t upload; /* bytes from the slot's start that a device may have; 0: nothing for it */
+    uint64_t head_check;               /* fl_hash of the pickled part */
+    int64_t upload;                    /* bytes from the slot's start that a device may have */
     int64_t busy_ns, wait_ns;          /* since the reply before: at work, waiting for requests */
     int32_t fallbacks[FL_SHM_REASONS]; /* since the reply before */
+    uint64_t check; /* of all the above; set by fl_shm_answer, looked at by take and peek */
 } fl_shm_reply;
 
-/* Bytes of shared memory for so many workers with `depth` (a power of two) unanswered requests
- * each, and its preparation, before any other process knows of it. */
+/* Bytes of shared memory, aligned to 64, for so many workers with `depth` (a power of two)
+ * unanswered requests each. */
 int64_t fl_shm_bytes(int32_t workers, int32_t depth);
-fl_shm *fl_shm_init(void *memory, int32_t workers, int32_t depth);
+
+/* The parent's end of a new ring, before any other process knows of it; a worker's end of that ring
+ * in its own process. FL_OK, FL_ENOMEM. The memory stays mapped until the end is freed. */
+int fl_shm_open(void *memory, int32_t workers, int32_t depth, fl_shm **out, fl_err *err);
+int fl_shm_attach(void *memory, int32_t workers, int32_t depth, fl_shm **out, fl_err *err);
+
+/* The ring stays as it is for the others. NULL is fine. */
+void fl_shm_free(fl_shm *shm);
 
 /* ---- the parent, one thread at a time */
 
 /* Queues a request and sets its number; false when `depth` are unanswered. Never blocks. */
 bool fl_shm_send(fl_shm *shm, int32_t worker, fl_shm_request *request);
 
-/* The reply that arrived first; false when there is none. Never blocks. */
-bool fl_shm_take(fl_shm *shm, fl_shm_reply *out);
+/* The reply that arrived first. Never blocks. FL_OK; FL_ETIMEOUT: there is none; FL_EDAMAGE: what
+ * is shared with out->worker has been overwritten, and will be found so again. */
+int fl_shm_take(fl_shm *shm, fl_shm_reply *out);
 
 /* Blocks until a reply may be there (true), or until the deadline or a signal handler (false). */
 bool fl_shm_wait(fl_shm *shm, int64_t deadline_ns);
@@ -55,14 +71,15 @@ bool fl_shm_wait(fl_shm *shm, int64_t deadline_ns);
 /* No more requests for this worker: fl_shm_receive says so once it has them all. */
 void fl_shm_end(fl_shm *shm, int32_t worker);
 
-/* No more work for anyone, at once. */
-void fl_shm_close(fl_shm *shm);
+/* No more work for this worker, at once. Its own process may say so as well, from any thread. */
+void fl_shm_close(fl_shm *shm, int32_t worker);
 
 /* ---- another thread of the parent, one at a time */
 
-/* The reply at the worker's *cursor (0 at first), which moves on; false when none is there. Those
- * taken meanwhile are passed over. Not at the same time as fl_shm_take, and never blocks. */
-bool fl_shm_peek(fl_shm *shm, int32_t worker, uint32_t *cursor, fl_shm_reply *out);
+/* The reply at the worker's *cursor (0 at first), which moves on; false when none is there, or none
+ * that can be. Those taken meanwhile are passed over. Not at the same time as fl_shm_send and
+ * fl_shm_take, and never blocks. */
+bool fl_shm_peek(fl_shm *shm, int32_t worker, int64_t *cursor, fl_shm_reply *out);
 
 /* Blocks until there is news since *seen (0 at first), which it moves on: true; or until the
  * deadline or a signal handler: false. */
@@ -71,15 +88,16 @@ bool fl_shm_watch(fl_shm *shm, uint32_t *seen, int64_t deadline_ns);
 /* Makes news for fl_shm_watch. Any thread of the parent. */
 void fl_shm_nudge(fl_shm *shm);
 
-/* ---- anyone */
-
-bool fl_shm_is_closed(const fl_shm *shm);
-
 /* ---- a worker, one thread at a time */
 
+bool fl_shm_is_closed(const fl_shm *shm, int32_t worker);
+
 /* FL_OK; FL_EEND after fl_shm_end or fl_shm_close; FL_ETIMEOUT at the deadline or after a signal
- * handler ran. */
+ * handler ran; FL_EDAMAGE: what is shared has been overwritten, as the parent is told. */
 int fl_shm_receive(fl_shm *shm, int32_t worker, fl_shm_request *out, int64_t deadline_ns);
+
+/* What a request names has been overwritten: the parent's fl_shm_take says FL_EDAMAGE. */
+void fl_shm_complain(fl_shm *shm, int32_t worker);
 
 /* Answers a request received; never blocks. */
 void fl_shm_answer(fl_shm *shm, int32_t worker, fl_shm_reply *reply);

@@ -221,7 +221,7 @@ typedef struct fl_py_parcel {
     fl_shm_reply reply;
     fl_errand *errand; /* owned; NULL unless a courier has it */
     fl_berth berth;    /* where it is carried, if there is an owner */
-    char *head;        /* owned, once it has landed: what was pickled */
+    char *head;        /* owned, once it has been read here: what was pickled */
     PyObject *block;   /* owned: where it has landed; NULL until then. With is_elsewhere */
 } fl_py_parcel;
 
@@ -248,14 +248,14 @@ typedef struct fl_py_writer {
 typedef struct fl_py_reader {
     const fl_py_parcel *parcel; /* borrowed, open */
     PyObject *make;             /* borrowed: makes a tensor of its place; NULL: the parcel does */
-    const char *data;           /* borrowed from the parcel */
+    const char *data;           /* borrowed from the parcel: nobody writes there */
     int64_t bytes, at;
 } fl_py_reader;
 
 /* False when there is something in the batch that is not covered; no exception is set. */
 bool fl_py_write_batch(fl_py_writer *out, PyObject *batch);
 
-/* New reference. */
+/* New reference. NULL without an exception where no batch was written. */
 PyObject *fl_py_read_batch(fl_py_reader *in);
 
 #endif

@@ -2,6 +2,8 @@
  * request, and how much memory is under way. */
 #include "fl_py_hub.h"
 
+#include "fl_hash.h"
+
 #include <string.h>
 
 enum { LEAST_LIMIT = 64 << 10, MOST_FIRST = 64 << 20 };
@@ -69,7 +71,8 @@ int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bo
     fl_shm_request request = {.offset = fl_slot_data(slot) - fl_arena_base(self->slots->arena),
                               .limit = limit,
                               .bytes = payload->len,
-                              .again = again};
+                              .again = again,
+                              .task = fl_hash(payload->buf, payload->len)};
     int status = send_request(self, worker, &request, slot, key, &errand, &err);
     if (status != FL_OK) {
         fl_slot_return(slot);
@@ -107,12 +110,19 @@ static void count_reply(fl_py_hub *self, const fl_shm_reply *reply)
     self->largest = fl_max(self->largest - self->largest / 64, reply->used);
 }
 
-void fl_py_hub_blame(int32_t worker)
+PyObject *fl_py_hub_blame(fl_py_hub *self, int32_t worker)
 {
-    PyErr_Format(PyExc_RuntimeError,
-                 "worker %d has overwritten the memory it shares with this process; look for "
-                 "writes out of bounds in native code of the dataset",
-                 (int)worker);
+    static const char advice[] = "look for writes out of bounds in native code of the dataset";
+    self->is_overwritten = true;
+    if (self->workers == 1)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "worker %d has overwritten the memory it shares with this process; %s",
+                            (int)worker, advice);
+    /* All workers can write to all of it. */
+    return PyErr_Format(PyExc_RuntimeError,
+                        "worker %d has overwritten the memory it shares with this process, unless "
+                        "another of the %d workers has; %s",
+                        (int)worker, (int)self->workers, advice);
 }
 
 static bool is_sane(const fl_shm_reply *reply, const fl_py_booking *booked)
@@ -129,23 +139,18 @@ static bool is_sane(const fl_shm_reply *reply, const fl_py_booking *booked)
 static PyObject *make_parcel(fl_py_hub *self, const fl_shm_reply *reply, fl_py_booking *booked)
 {
     fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
-    fl_py_parcel *parcel = PyObject_GC_New(fl_py_parcel, state->parcel_type);
+    fl_py_parcel *parcel = (fl_py_parcel *)state->parcel_type->tp_alloc(state->parcel_type, 0);
     if (parcel == NULL) return NULL;
     parcel->hub = Py_NewRef((PyObject *)self);
     parcel->door = self->door;
     Py_INCREF(parcel->door.tensor_type);
-    parcel->is_open = parcel->is_lent = parcel->is_landing = false;
     parcel->reply = *reply;
     parcel->slot = booked->slot;
     parcel->errand = booked->errand;
-    parcel->berth = (fl_berth){0};
-    parcel->head = NULL;
-    parcel->block = NULL;
-    booked->errand = NULL;
     parcel->limit = booked->is_counted ? reply->used : 0;
     booked->slot = NULL;
+    booked->errand = NULL;
     fl_py_booking_settle(self, booked, booked->limit - parcel->limit);
-    PyObject_GC_Track(parcel);
     return (PyObject *)parcel;
 }
 
@@ -156,8 +161,7 @@ PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply)
     if (booked->key == NULL || booked->number != reply->number) Py_RETURN_NONE;
     if (!is_sane(reply, booked)) {
         fl_py_booking_settle(self, booked, booked->limit);
-        fl_py_hub_blame(reply->worker);
-        return NULL;
+        return fl_py_hub_blame(self, reply->worker);
     }
     count_reply(self, reply);
     if (reply->kind >= 0) {
@@ -173,8 +177,7 @@ PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply)
     booked->errand = NULL;
     if (fl_py_lift_end(self, errand, booked->slot)) { /* it was carried as a whole batch is */
         booked->slot = NULL;
-        fl_py_hub_blame(reply->worker);
-        return NULL;
+        return fl_py_hub_blame(self, reply->worker);
     }
     booked->before = booked->slot;
     booked->slot = NULL;

@@ -15,7 +15,7 @@ static int open_shm(fl_py_hub *self, fl_err *err)
 {
     int64_t bytes = fl_shm_bytes(self->workers, self->depth);
     FL_TRY(fl_arena_get(self->slots->arena, bytes, &self->control, err));
-    self->shm = fl_shm_init(fl_region_data(self->control), self->workers, self->depth);
+    FL_TRY(fl_shm_open(fl_region_data(self->control), self->workers, self->depth, &self->shm, err));
     self->bookings =
         fl_alloc((int64_t)self->workers * self->depth * (int64_t)sizeof(fl_py_booking));
     self->counts = fl_alloc(self->workers * (int64_t)sizeof(fl_py_worker));
@@ -86,6 +86,7 @@ static void hub_dealloc(fl_py_hub *self)
     PyObject_GC_UnTrack(self);
     fl_py_lift_close(self);
     (void)hub_clear(self);
+    fl_shm_free(self->shm);
     fl_free(self->bookings);
     fl_free(self->counts);
     if (self->is_released)
@@ -154,9 +155,10 @@ PyDoc_STRVAR(take_doc,
              "take(timeout, /)\n--\n\n"
              "The next reply as (key, parcel), in the order of arrival; where a batch needs more\n"
              "memory, (key, worker, number, bytes). None after `timeout` seconds or a signal.\n"
+             "RuntimeError where a worker has overwritten what is shared.\n"
              "Waits without the interpreter lock.");
 
-static bool take_reply(fl_py_hub *self, fl_shm_reply *out)
+static int take_reply(fl_py_hub *self, fl_shm_reply *out)
 {
     return self->courier != NULL ? fl_courier_take(self->courier, out)
                                  : fl_shm_take(self->shm, out);
@@ -168,17 +170,18 @@ static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
     if (seconds == -1 && PyErr_Occurred()) return NULL;
     if (!check_worker(self, 0)) return NULL;
     fl_shm_reply reply;
-    bool is_there = take_reply(self, &reply);
-    if (!is_there && seconds > 0) {
+    int status = take_reply(self, &reply);
+    if (status == FL_ETIMEOUT && seconds > 0) {
         int64_t deadline_ns = fl_now_ns() + (int64_t)(seconds * 1e9);
         self->slots->waits++;
-        Py_BEGIN_ALLOW_THREADS
-        is_there = fl_shm_wait(self->shm, deadline_ns);
+        Py_BEGIN_ALLOW_THREADS(void)
+        fl_shm_wait(self->shm, deadline_ns);
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals() != 0) return NULL;
-        is_there = take_reply(self, &reply);
+        status = take_reply(self, &reply);
     }
-    if (is_there) return fl_py_hub_deliver(self, &reply);
+    if (status == FL_OK) return fl_py_hub_deliver(self, &reply);
+    if (status == FL_EDAMAGE) return fl_py_hub_blame(self, reply.worker);
     Py_RETURN_NONE;
 }
 
@@ -240,7 +243,9 @@ PyDoc_STRVAR(close_doc, "close()\n--\n\nTell all workers to stop.");
 
 static PyObject *hub_close(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
 {
-    if (!is_foreign(self)) fl_shm_close(self->shm);
+    if (is_foreign(self)) Py_RETURN_NONE;
+    for (int32_t w = 0; w < self->workers; w++) fl_shm_close(self->shm, w);
+    self->is_closed = true;
     Py_RETURN_NONE;
 }
 
@@ -248,19 +253,20 @@ PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\nWhether close() was called.");
 
 static PyObject *hub_is_closed(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
 {
-    return PyBool_FromLong(is_foreign(self) || fl_shm_is_closed(self->shm));
+    return PyBool_FromLong(is_foreign(self) || self->is_closed);
 }
 
 PyDoc_STRVAR(address_doc, "address()\n--\n\n"
-                          "Where a worker finds it: (file descriptor, bytes, offset, and for a\n"
-                          "forked one the address of the parent's mapping).");
+                          "What a worker makes its Port of: (file descriptor, bytes, offset,\n"
+                          "workers, depth, and for a forked one the address of the parent's\n"
+                          "mapping).");
 
 static PyObject *hub_address(fl_py_hub *self, PyObject *Py_UNUSED(ignored))
 {
     const fl_arena *arena = self->slots->arena;
-    return Py_BuildValue("iLLK", fl_arena_fd(arena), (long long)fl_arena_bytes(arena),
-                         (long long)fl_region_offset(self->control),
-                         (unsigned long long)(uintptr_t)fl_arena_base(arena));
+    return Py_BuildValue("iLLiiK", fl_arena_fd(arena), (long long)fl_arena_bytes(arena),
+                         (long long)fl_region_offset(self->control), (int)self->workers,
+                         (int)self->depth, (unsigned long long)(uintptr_t)fl_arena_base(arena));
 }
 
 PyDoc_STRVAR(count_doc, "count()\n--\n\n"
@@ -324,6 +330,13 @@ static PyObject *get_unanswered(fl_py_hub *self, void *Py_UNUSED(closure))
     return PyLong_FromLongLong(self->unanswered);
 }
 
+PyDoc_STRVAR(is_overwritten_doc, "whether a worker was found to have overwritten what it shares");
+
+static PyObject *get_is_overwritten(fl_py_hub *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(self->is_overwritten);
+}
+
 PyDoc_STRVAR(room_doc, "how many bytes batches of late need where they land");
 
 static PyObject *get_room(fl_py_hub *self, void *Py_UNUSED(closure))
@@ -340,6 +353,7 @@ static PyObject *get_lands(fl_py_hub *self, void *Py_UNUSED(closure))
 
 static PyGetSetDef hub_getset[] = {
     {"unanswered", (getter)get_unanswered, NULL, unanswered_doc, NULL},
+    {"is_overwritten", (getter)get_is_overwritten, NULL, is_overwritten_doc, NULL},
     {"room", (getter)get_room, NULL, room_doc, NULL},
     {"lands", (getter)get_lands, NULL, lands_doc, NULL},
     {NULL, NULL, NULL, NULL, NULL}};

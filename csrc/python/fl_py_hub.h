@@ -25,7 +25,7 @@ typedef struct fl_py_hub {
     fl_py_door door;
     fl_py_slots *slots;  /* owned */
     fl_region *control;  /* owned: where shm lies */
-    fl_shm *shm;         /* borrowed from control */
+    fl_shm *shm;         /* owned, over control */
     uint32_t generation; /* of the process that made it */
     int32_t workers, depth;
     fl_py_booking *bookings; /* owned: depth for each worker, at number % depth */
@@ -35,6 +35,8 @@ typedef struct fl_py_hub {
     int64_t largest;      /* bytes that batches so far needed */
     int64_t under_way;    /* bytes of requests and of replies not opened */
     int64_t unanswered;   /* requests that workers have */
+    bool is_closed;       /* workers were told to stop */
+    bool is_overwritten;  /* fl_py_hub_blame was called */
     bool is_released;     /* all workers have ended */
     fl_cuda_stage *stage; /* owned; NULL unless they land on a device */
     fl_courier *courier;  /* owned; NULL unless they land */
@@ -63,8 +65,8 @@ int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bo
  * more. New reference. */
 PyObject *fl_py_hub_deliver(fl_py_hub *self, const fl_shm_reply *reply);
 
-/* RuntimeError for a worker whose replies cannot be. */
-void fl_py_hub_blame(int32_t worker);
+/* RuntimeError for a worker with which memory is shared that holds what it cannot; NULL. */
+PyObject *fl_py_hub_blame(fl_py_hub *self, int32_t worker);
 
 /* ---- fl_py_lift.c: for hubs with a courier */
 

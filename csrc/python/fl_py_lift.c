@@ -190,7 +190,7 @@ int fl_py_lift_land(fl_py_parcel *parcel, PyObject *new_block)
     if (errand != NULL) (void)fl_courier_claim(self->courier, errand, &parcel->berth);
     Py_END_ALLOW_THREADS
     if (parcel->berth.owner != NULL && parcel->berth.carried != parcel->reply.upload) {
-        fl_py_hub_blame(parcel->reply.worker);
+        (void)fl_py_hub_blame(self, parcel->reply.worker);
         return -1;
     }
     if (parcel->berth.owner == NULL &&

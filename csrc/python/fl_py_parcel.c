@@ -4,6 +4,7 @@
  * Until it is opened its memory counts towards the budget of the ring. */
 #include "fl_py_hub.h"
 
+#include "fl_hash.h"
 #include "fl_thread.h"
 
 #include <string.h>
@@ -59,15 +60,38 @@ PyDoc_STRVAR(open_doc, "open()\n--\n\n"
                        "Take the batch out of the ring: its pickled part. Tensors that tensor()\n"
                        "makes share its memory, which is free again when the last of them dies.");
 
-static const char *head_of(const fl_py_parcel *self)
+/* Copies the pickled part to `to`, because its worker may go on writing. */
+static int copy_head(fl_py_parcel *self, char *to)
 {
-    return self->head != NULL ? self->head : fl_slot_data(self->slot) + self->reply.head;
+    size_t bytes = (size_t)self->reply.head_bytes;
+    const char *from = self->head;
+    if (from == NULL) from = fl_slot_data(self->slot) + self->reply.head;
+    memcpy(to, from, bytes);
+    if (fl_hash(to, self->reply.head_bytes) == self->reply.head_check) return 0;
+    fl_py_hub_blame((fl_py_hub *)self->hub, self->reply.worker);
+    return -1;
+}
+
+/* Has a copy in self->head. */
+static int keep_head(fl_py_parcel *self)
+{
+    if (self->head != NULL) return 0;
+    char *head = fl_alloc(fl_max(self->reply.head_bytes, 1));
+    if (head == NULL) PyErr_NoMemory();
+    if (head != NULL && copy_head(self, head) != 0) {
+        fl_free(head);
+        head = NULL;
+    }
+    self->head = head;
+    return head != NULL ? 0 : -1;
 }
 
 static PyObject *parcel_open(fl_py_parcel *self, PyObject *Py_UNUSED(ignored))
 {
     open_parcel(self);
-    return PyBytes_FromStringAndSize(head_of(self), (Py_ssize_t)self->reply.head_bytes);
+    PyObject *head = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)self->reply.head_bytes);
+    if (head != NULL && copy_head(self, PyBytes_AS_STRING(head)) != 0) Py_CLEAR(head);
+    return head;
 }
 
 PyDoc_STRVAR(land_doc,
@@ -91,9 +115,7 @@ static PyObject *parcel_land(fl_py_parcel *self, PyObject *new_block)
     if (self->is_open || self->is_landing || self->reply.upload == 0 || hub->courier == NULL)
         return PyErr_Format(PyExc_ValueError, "it cannot land: it is open, landing or to stay");
     /* Before the slot goes. */
-    if (self->head == NULL) self->head = fl_alloc(fl_max(self->reply.head_bytes, 1));
-    if (self->head == NULL) return PyErr_NoMemory();
-    memcpy(self->head, fl_slot_data(self->slot) + self->reply.head, (size_t)self->reply.head_bytes);
+    if (keep_head(self) != 0) return NULL;
     self->is_landing = true; /* the interpreter lock is let go of, and Python code is called */
     int is_elsewhere = fl_py_lift_land(self, new_block);
     self->is_landing = false;
@@ -116,12 +138,19 @@ static bool parse_shape(PyObject *args, int32_t ndim, int64_t *shape)
     return true;
 }
 
+/* Strides overflow where a size of 0 hides that the others do. */
+static bool is_shape(int32_t ndim, const int64_t *shape)
+{
+    int64_t count = 1;
+    for (int32_t d = 0; d < ndim; d++)
+        if (shape[d] < 0 || !fl_mul(count, fl_max(shape[d], 1), &count)) return false;
+    return ndim >= 0;
+}
+
 PyObject *fl_py_parcel_tensor(const fl_py_parcel *self, int64_t offset, fl_dtype dtype,
                               int32_t ndim, const int64_t *shape)
 {
-    int64_t bytes = ndim >= 0 ? fl_tensor_bytes(dtype, ndim, shape) : -1;
-    for (int32_t d = 0; d < ndim; d++)
-        if (shape[d] < 0) bytes = -1;
+    int64_t bytes = is_shape(ndim, shape) ? fl_tensor_bytes(dtype, ndim, shape) : -1;
     if (bytes < 0 || offset < 0 || offset > self->reply.used - bytes || self->slot == NULL)
         return PyErr_Format(PyExc_ValueError, "no such tensor in a batch of %lld bytes",
                             (long long)self->reply.used);
@@ -162,11 +191,14 @@ PyDoc_STRVAR(load_doc, "load(make, /)\n--\n\n"
 static PyObject *parcel_load(fl_py_parcel *self, PyObject *make)
 {
     open_parcel(self);
+    if (keep_head(self) != 0) return NULL;
     fl_py_reader reader = {.parcel = self,
                            .make = make != Py_None ? make : NULL,
-                           .data = head_of(self),
+                           .data = self->head,
                            .bytes = self->reply.head_bytes};
-    return fl_py_read_batch(&reader);
+    PyObject *batch = fl_py_read_batch(&reader);
+    if (batch != NULL || PyErr_Occurred()) return batch;
+    return fl_py_hub_blame((fl_py_hub *)self->hub, self->reply.worker);
 }
 
 PyDoc_STRVAR(kind_doc, "what its pickled part is, as given to Port.answer()");

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "fl_py.h"
 
+#include "fl_hash.h"
 #include "fl_pages.h"
 #include "fl_thread.h"
 
@@ -31,9 +32,10 @@ typedef struct known_slot {
 struct fl_py_port {
     PyObject_HEAD
     fl_py_door door;
-    char *base;     /* the arena */
-    int64_t mapped; /* bytes from base that are this port's own mapping; 0: the inherited one */
-    fl_shm *shm;    /* borrowed from the mapping */
+    char *base; /* the arena, of so many */
+    int64_t bytes;
+    bool is_mapped; /* here; false: inherited */
+    fl_shm *shm;    /* owned, over the mapping */
     int32_t worker;
     fl_shm_request request;
     int64_t used;       /* of the slot; beyond its limit when the batch is too large */
@@ -46,14 +48,18 @@ struct fl_py_port {
 
 static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"tensor_type", "fd", "bytes", "offset", "base", "worker", NULL};
+    static char *keywords[] = {"tensor_type", "fd",   "bytes",  "offset", "workers",
+                               "depth",       "base", "worker", NULL};
     PyObject *tensor_type;
-    int fd, worker;
+    int fd, workers, depth, worker;
     long long bytes, offset;
     unsigned long long base;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiLLKi:Port", keywords, &tensor_type, &fd,
-                                     &bytes, &offset, &base, &worker))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiLLiiKi:Port", keywords, &tensor_type, &fd,
+                                     &bytes, &offset, &workers, &depth, &base, &worker))
         return NULL;
+    if (worker < 0 || worker >= workers || depth < 1 || (depth & (depth - 1)) != 0)
+        return PyErr_Format(PyExc_ValueError, "no port for worker %d of %d with depth %d", worker,
+                            workers, depth);
     fl_py_port *self = (fl_py_port *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     fl_err err;
@@ -62,22 +68,22 @@ static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->base = (char *)(uintptr_t)base;
-    if (base == 0) {
-        if (fl_arena_attach(fd, bytes, &self->base, &err) != FL_OK) {
-            Py_DECREF(self);
-            return fl_py_raise(&err, NULL);
-        }
-        self->mapped = bytes;
-    }
-    self->shm = (fl_shm *)(void *)(self->base + offset);
+    self->bytes = bytes;
     self->worker = worker;
-    return (PyObject *)self;
+    int status = base == 0 ? fl_arena_attach(fd, bytes, &self->base, &err) : FL_OK;
+    self->is_mapped = base == 0 && status == FL_OK;
+    if (status == FL_OK)
+        status = fl_shm_attach(self->base + offset, workers, depth, &self->shm, &err);
+    if (status == FL_OK) return (PyObject *)self;
+    Py_DECREF(self);
+    return fl_py_raise(&err, NULL);
 }
 
 static void port_dealloc(fl_py_port *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    if (self->mapped > 0) munmap(self->base, (size_t)self->mapped);
+    fl_shm_free(self->shm);
+    if (self->is_mapped) munmap(self->base, (size_t)self->bytes);
     fl_free(self->writer.data);
     fl_py_door_close(&self->door);
     type->tp_free(self);
@@ -125,11 +131,43 @@ fl_py_port_tensor(fl_py_port *self, fl_dtype dtype, int32_t ndim, const int64_t 
 
 void fl_py_port_fell_back(fl_py_port *self, int32_t kind) { self->reply.fallbacks[kind]++; }
 
+/* The slot lies in the arena, the task in the slot. */
+static bool is_sane(const fl_py_port *self)
+{
+    const fl_shm_request *request = &self->request;
+    return request->offset >= 0 && request->limit >= 0 &&
+           request->offset <= self->bytes - request->limit && request->bytes >= 0 &&
+           request->bytes <= request->limit;
+}
+
+static PyObject *fail_damaged(fl_py_port *self)
+{
+    fl_shm_complain(self->shm, self->worker);
+    return PyErr_Format(PyExc_RuntimeError,
+                        "the memory that worker %d shares with its parent process has been "
+                        "overwritten; look for writes out of bounds in native code of the dataset",
+                        (int)self->worker);
+}
+
+/* A copy, which is checked: the slot may go on changing. */
+static PyObject *copy_task(fl_py_port *self)
+{
+    const fl_shm_request *request = &self->request;
+    if (!is_sane(self)) return fail_damaged(self);
+    if (request->again >= 0) return PyLong_FromLongLong(request->again);
+    PyObject *task = PyBytes_FromStringAndSize(slot_data(self), (Py_ssize_t)request->bytes);
+    if (task == NULL || fl_hash(PyBytes_AS_STRING(task), request->bytes) == request->task)
+        return task;
+    Py_DECREF(task);
+    return fail_damaged(self);
+}
+
 PyDoc_STRVAR(receive_doc,
              "receive(timeout, /)\n--\n\n"
              "The next request: its payload, or, where a batch is to be sent again with more\n"
              "memory, the number of the request it belongs to. None when there will be no more;\n"
-             "False after `timeout` seconds or a signal. Waits without the interpreter lock.");
+             "False after `timeout` seconds or a signal. RuntimeError, which the parent is told\n"
+             "of, where what is shared has been overwritten. Waits without the interpreter lock.");
 
 static PyObject *port_receive(fl_py_port *self, PyObject *timeout)
 {
@@ -147,8 +185,7 @@ static PyObject *port_receive(fl_py_port *self, PyObject *timeout)
     if (PyErr_CheckSignals() != 0) return NULL;
     if (status == FL_EEND) Py_RETURN_NONE;
     if (status == FL_ETIMEOUT) Py_RETURN_FALSE;
-    if (self->request.again >= 0) return PyLong_FromLongLong(self->request.again);
-    return PyBytes_FromStringAndSize(slot_data(self), (Py_ssize_t)self->request.bytes);
+    return status == FL_OK ? copy_task(self) : fail_damaged(self);
 }
 
 PyDoc_STRVAR(number_doc, "number()\n--\n\nThe number of the request being worked on.");
@@ -234,6 +271,7 @@ static bool send_answer(fl_py_port *self, const char *head, int64_t bytes, int k
     self->reply.used = self->used;
     self->reply.head = offset;
     self->reply.head_bytes = bytes;
+    self->reply.head_check = fl_hash(head, bytes);
     self->reply.busy_ns = fl_now_ns() - self->begin_ns;
     fl_shm_answer(self->shm, self->worker, &self->reply);
     self->reply = (fl_shm_reply){0};
@@ -275,13 +313,14 @@ PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\nWhether the parent wants no more
 
 static PyObject *port_is_closed(fl_py_port *self, PyObject *Py_UNUSED(ignored))
 {
-    return PyBool_FromLong(fl_shm_is_closed(self->shm));
+    return PyBool_FromLong(fl_shm_is_closed(self->shm, self->worker));
 }
 
 /* ---- the watch on the parent */
 
 typedef struct watch {
-    fl_shm *shm; /* borrowed from a mapping that lives as long as the process */
+    fl_shm *shm; /* borrowed from a port that lives as long as the process */
+    int32_t worker;
     pid_t parent;
     int pidfd; /* owned; -1 on kernels without */
 } watch;
@@ -299,7 +338,7 @@ static void *watch_parent(void *arg)
 {
     watch *self = arg;
     while (!has_died(self)) continue;
-    fl_shm_close(self->shm);
+    fl_shm_close(self->shm, self->worker);
     (void)sleep(GRACE_S);
     _exit(1);
 }
@@ -315,7 +354,8 @@ static PyObject *port_watch(fl_py_port *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "i:watch", &pid)) return NULL;
     watch *started = fl_alloc(sizeof *started); /* the thread's, for ever */
     if (started == NULL) return PyErr_NoMemory();
-    *started = (watch){.shm = self->shm, .parent = pid, .pidfd = fl_pidfd_open(pid)};
+    *started = (watch){
+        .shm = self->shm, .worker = self->worker, .parent = pid, .pidfd = fl_pidfd_open(pid)};
     pthread_t thread;
     fl_err err;
     Py_INCREF(self); /* the thread's, for ever */
@@ -340,7 +380,7 @@ static PyMethodDef port_methods[] = {
     {"watch", (PyCFunction)port_watch, METH_VARARGS, watch_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(port_doc, "Port(tensor_type, fd, bytes, offset, base, worker)\n--\n\n"
+PyDoc_STRVAR(port_doc, "Port(tensor_type, fd, bytes, offset, workers, depth, base, worker)\n--\n\n"
                        "A worker's end of the memory at Hub.address(). `base` is 0 in a process\n"
                        "that has not inherited the parent's mapping.");
 

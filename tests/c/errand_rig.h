@@ -189,7 +189,9 @@ static inline void serve(yard *y, const job *j)
 static inline bool receive(yard *y)
 {
     fl_shm_reply reply;
-    if (!fl_courier_take(y->courier, &reply)) return false;
+    int status = fl_courier_take(y->courier, &reply);
+    if (status == FL_ETIMEOUT) return false;
+    CHECK_INT(status, FL_OK);
     for (job *j = y->jobs; j < y->jobs + MOST_JOBS; j++) {
         if (j->slot == NULL || j->is_answered) continue;
         if (j->worker != reply.worker || j->number != reply.number) continue;
@@ -284,7 +286,7 @@ static inline void close_yard(yard *y)
         drop_jobs(y);
         (void)take_back_all(y);
         CHECK_INT(fl_courier_wants(y->courier), FL_COURIER_AHEAD);
-        fl_shm_close(y->ring.shm);
+        close_all(&y->ring);
         for (int32_t w = 0; w < y->workers && y->has_threads; w++)
             CHECK(pthread_join(y->threads[w], NULL) == 0);
     }

@@ -10,12 +10,11 @@
 enum { DEPTH = 4, /* of a worker's queue */ TOO_MUCH = 1 << 20 };
 
 typedef enum sort {
-    BATCH,      /* to be carried */
-    OTHER,      /* something else */
-    NOTHING,    /* a batch of which nothing is to be carried */
-    AT_HOME,    /* one without a turn */
-    TOO_LONG,   /* its worker says it is longer than its slot */
-    MISNUMBERED /* its worker first answers a request that there is not, then with NOTHING */
+    BATCH,   /* to be carried */
+    OTHER,   /* something else */
+    NOTHING, /* a batch of which nothing is to be carried */
+    AT_HOME, /* one without a turn */
+    TOO_LONG /* its worker says it is longer than its slot */
 } sort;
 
 /* Tags from 1000 on say their sort outright: 1000 * sort + turn. */
@@ -66,13 +65,8 @@ static inline int serve_request(const servant *s, int64_t deadline_ns)
         return FL_OK;
     }
     for (int64_t i = 0; i < count_words(tag); i++) words[i] = batch_word(tag, i);
-    if (kind == MISNUMBERED) {
-        reply.number += DEPTH;
-        fl_shm_answer(s->shm, s->worker, &reply);
-        reply.number = request.number;
-    }
     if (kind == OTHER) reply.kind = 0;
-    if (kind == NOTHING || kind == MISNUMBERED) reply.upload = 0;
+    if (kind == NOTHING) reply.upload = 0;
     if (kind == TOO_LONG) reply.upload = TOO_MUCH;
     fl_shm_answer(s->shm, s->worker, &reply);
     return FL_OK;

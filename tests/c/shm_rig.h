@@ -14,9 +14,18 @@
 typedef struct shm_rig {
     char *mapping; /* owned */
     int64_t mapped_bytes, bytes;
-    fl_shm *shm;
+    char *memory; /* in the mapping: what is shared */
+    fl_shm *shm;  /* owned: the end of all, each part used by one process or thread */
     int32_t workers, depth;
 } shm_rig;
+
+/* A refusal is tested elsewhere. */
+static inline fl_shm *open_end(void *memory, int32_t workers, int32_t depth)
+{
+    fl_shm *shm;
+    while (fl_shm_open(memory, workers, depth, &shm, NULL) != FL_OK) continue;
+    return shm;
+}
 
 /* Shared with children forked later; behind its last byte is a page that nobody may touch. */
 static inline shm_rig open_shm_rig(int32_t workers, int32_t depth)
@@ -29,14 +38,20 @@ static inline shm_rig open_shm_rig(int32_t workers, int32_t depth)
     CHECK(r.mapping != MAP_FAILED && mprotect(r.mapping + whole, (size_t)page, PROT_NONE) == 0);
     int64_t start = (whole - bytes) / 64 * 64;
     memset(r.mapping, 0xEE, (size_t)whole); /* what init finds is not zero */
-    r.shm = fl_shm_init(r.mapping + start, workers, depth);
-    CHECK((char *)r.shm == r.mapping + start);
+    r.memory = r.mapping + start;
+    r.shm = open_end(r.memory, workers, depth);
     return r;
 }
 
 static inline void close_shm_rig(shm_rig *r)
 {
+    fl_shm_free(r->shm);
     CHECK(munmap(r->mapping, (size_t)r->mapped_bytes) == 0);
+}
+
+static inline void close_all(const shm_rig *r)
+{
+    for (int32_t w = 0; w < r->workers; w++) fl_shm_close(r->shm, w);
 }
 
 static inline int64_t mix(int64_t number, int64_t worker, int64_t field)
@@ -109,7 +124,9 @@ static inline bool send_next(fl_shm *shm, int32_t worker, books *b)
 static inline int32_t take_next(fl_shm *shm, books *all)
 {
     fl_shm_reply reply;
-    if (!fl_shm_take(shm, &reply)) return -1;
+    int status = fl_shm_take(shm, &reply);
+    if (status == FL_ETIMEOUT) return -1;
+    CHECK_INT(status, FL_OK);
     check_reply(&reply);
     books *b = &all[reply.worker];
     CHECK_INT(reply.number, b->answered);

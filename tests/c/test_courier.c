@@ -200,8 +200,8 @@ static void leave_alone(int64_t tag, bool is_in_order)
 
 static void test_what_is_not_to_be_carried_is_left_alone(void)
 {
-    static const sort sorts[] = {OTHER, NOTHING, AT_HOME, TOO_LONG, MISNUMBERED};
-    for (int i = 0; i < 5; i++)
+    static const sort sorts[] = {OTHER, NOTHING, AT_HOME, TOO_LONG};
+    for (int i = 0; i < 4; i++)
         for (int in_order = 0; in_order < 2; in_order++)
             leave_alone(1000 * sorts[i] + 1, in_order == 1);
 }
@@ -324,7 +324,7 @@ static void test_a_claim_waits_for_a_refusal_too(void)
 /* The reply where it lies in the shared memory. */
 static fl_shm_reply *find_reply(const yard *y, const job *j)
 {
-    char *start = (char *)y->ring.shm, *end = start + y->ring.bytes;
+    char *start = y->ring.memory, *end = start + y->ring.bytes;
     fl_shm_reply reply, *found = NULL;
     for (char *at = start; at + sizeof reply <= end; at += 8) {
         memcpy(&reply, at, sizeof reply);
@@ -337,19 +337,22 @@ static fl_shm_reply *find_reply(const yard *y, const job *j)
     return found;
 }
 
-static void test_what_was_carried_is_told_whatever_the_reply_says_later(void)
+static void test_a_reply_that_changes_after_its_batch_was_carried_is_damage(void)
 {
     static const int64_t lies[] = {8, SLOT_BYTES, INT64_MAX, 0, -1};
     for (int i = 0; i < 5; i++) {
         yard y;
+        fl_shm_reply reply;
         open_yard(&y);
         job *j = send(&y, 1);
         serve(&y, j);
         await_ended(&y, 1);
-        find_reply(&y, j)->upload = lies[i];
-        receive_all(&y);
-        CHECK_INT(j->reply.upload, lies[i]);
-        CHECK(claim(&y, j)); /* and so carried is what it was */
+        int64_t *upload = &find_reply(&y, j)->upload, truth = *upload;
+        *upload = lies[i];
+        CHECK_INT(fl_courier_take(y.courier, &reply), FL_EDAMAGE);
+        CHECK_INT(reply.worker, j->worker);
+        CHECK(claim(&y, j)); /* what was carried was right */
+        *upload = truth;
         close_yard(&y);
     }
 }
@@ -441,7 +444,7 @@ int main(void)
     RUN(test_a_berth_that_is_too_small_is_passed_over_and_recalled);
     RUN(test_what_is_refused_is_left_to_the_consumer);
     RUN(test_a_claim_waits_for_a_refusal_too);
-    RUN(test_what_was_carried_is_told_whatever_the_reply_says_later);
+    RUN(test_a_reply_that_changes_after_its_batch_was_carried_is_damage);
     RUN(test_a_batch_is_dropped_in_each_state);
     RUN(test_a_forked_child_is_inert);
     return 0;

@@ -95,7 +95,7 @@ static void check_dead(crew *c, int32_t worker)
 static void dismiss_crew(crew *c)
 {
     int status;
-    fl_shm_close(c->r.shm);
+    close_all(&c->r);
     for (int32_t w = 0; w < WORKERS; w++) {
         if (c->is_gone[w]) continue;
         CHECK(waitpid(c->pids[w], &status, 0) == c->pids[w]);

@@ -151,7 +151,7 @@ static void test_end_and_close_wake_who_sleeps(void)
             CHECK_INT(fl_thread_start(&threads[w], run_worker, &sides[w], NULL), FL_OK);
         }
         pause_up_to(&seed, 150000);
-        if (round % 2 == 0) fl_shm_close(r.shm);
+        if (round % 2 == 0) close_all(&r);
         for (int32_t w = 0; w < 3 && round % 2 == 1; w++) fl_shm_end(r.shm, w);
         for (int32_t w = 0; w < 3; w++) pthread_join(threads[w], NULL);
         close_shm_rig(&r);

@@ -9,7 +9,7 @@
 enum { WORKERS = 3, DEPTH = 4 };
 
 /* Peeks at all there is; each is the next one that was not taken before. */
-static void peek_all(fl_shm *shm, int32_t worker, uint32_t *cursor, int64_t *seen, const books *b,
+static void peek_all(fl_shm *shm, int32_t worker, int64_t *cursor, int64_t *seen, const books *b,
                      int64_t served)
 {
     fl_shm_reply reply;
@@ -21,12 +21,12 @@ static void peek_all(fl_shm *shm, int32_t worker, uint32_t *cursor, int64_t *see
     CHECK_INT(*seen, served);
 }
 
-static void run_random(uint64_t state, uint32_t cursor_start)
+static void run_random(uint64_t state, int64_t cursor_start)
 {
     shm_rig r = open_shm_rig(WORKERS, DEPTH);
     books b[WORKERS] = {{0}};
     int64_t served[WORKERS] = {0}, seen[WORKERS] = {0};
-    uint32_t cursors[WORKERS] = {cursor_start};
+    int64_t cursors[WORKERS] = {cursor_start};
     for (int i = 0; i < 4000; i++) {
         int32_t w = (int32_t)(next_random(&state) % WORKERS);
         switch (next_random(&state) % 4) {
@@ -54,7 +54,10 @@ static void test_each_reply_is_seen_once_unless_it_was_taken(void)
 /* A cursor that stands nowhere is led to the first that was not taken. */
 static void test_a_lost_cursor_finds_its_way(void)
 {
-    for (uint32_t away = 1; away < 6; away++) run_random(away, 0u - away);
+    for (int64_t away = 1; away < 6; away++) {
+        run_random((uint64_t)away, -away);
+        run_random((uint64_t)away, INT64_MAX - away);
+    }
 }
 
 /* ---- sleeping */

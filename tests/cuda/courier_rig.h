@@ -210,7 +210,9 @@ static inline void claim_job(loop *l, job *j)
 static inline bool receive(loop *l)
 {
     fl_shm_reply reply;
-    if (!fl_courier_take(l->courier, &reply)) return false;
+    int status = fl_courier_take(l->courier, &reply);
+    if (status == FL_ETIMEOUT) return false;
+    CHECK_INT(status, FL_OK);
     job *j = find_job(l, reply.worker, reply.number);
     if (j == NULL) return true;
     j->reply = reply;
@@ -368,7 +370,7 @@ static inline void close_engine(loop *l)
     if (l->courier != NULL) {
         leave_loop(l);
         recall_blocks(l, INT64_MAX);
-        fl_shm_close(l->ring.shm);
+        close_all(&l->ring);
         for (int32_t w = 0; w < l->shape.workers && l->shape.has_threads; w++)
             CHECK(pthread_join(l->threads[w], NULL) == 0);
     }

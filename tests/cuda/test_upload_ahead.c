@@ -147,9 +147,9 @@ static void leave_alone(int64_t tag, bool is_in_order)
 
 static void test_what_is_not_for_the_device_is_left_alone(void)
 {
-    static const sort sorts[] = {OTHER, NOTHING, AT_HOME, TOO_LONG, MISNUMBERED};
+    static const sort sorts[] = {OTHER, NOTHING, AT_HOME, TOO_LONG};
     fake_set_order(FAKE_EAGER, 0);
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 4; i++)
         for (int in_order = 0; in_order < 2; in_order++)
             leave_alone(1000 * sorts[i] + 1, in_order == 1);
     CHECK(fake_is_clean());
