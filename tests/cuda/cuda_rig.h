@@ -40,6 +40,9 @@ static inline void close_queue(fl_cuda_queue *queue)
     free(queue->scratch);
 }
 
+/* Device 0 is where the thread wants to be. */
+static inline void choose_device_0(void) { CHECK_INT(cudaSetDevice(0), cudaSuccess); }
+
 /* Nothing of a call is left with the thread. */
 static inline void check_thread(void)
 {

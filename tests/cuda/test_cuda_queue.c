@@ -173,9 +173,36 @@ static void test_check(void)
     check_thread();
 }
 
+static int run_each_pass(void *arg)
+{
+    one_pass *const passes[] = {norm_pass, scale_pass,  unscale_pass, combine_pass,
+                                clip_pass, invert_pass, update_pass};
+    model m = make_many(3), from = make_many(3);
+    fl_cuda_queue queue = open_queue(&m.list, &from.list);
+    bool is_capturing;
+    (void)arg;
+    CHECK_INT(fl_cuda_check(DEVICE, NULL), FL_OK);
+    CHECK_INT(fl_cuda_is_capturing(&queue, &is_capturing, NULL), FL_OK);
+    for (int i = 0; i < 7; i++)
+        CHECK_INT(passes[i](&(fl_pass){&m.list, &queue}, &from.list), FL_OK);
+    CHECK(fake_has_context(DEVICE) && !fake_has_context(0));
+    close_queue(&queue);
+    free_model(&m);
+    free_model(&from);
+    return 0;
+}
+
+/* Its thread has chosen none, so it is on device 0. */
+static void test_no_context_on_a_device_that_nobody_chose(void)
+{
+    CHECK_INT(run_child(run_each_pass, NULL), 0);
+}
+
 int main(void)
 {
     start_tests();
+    RUN(test_no_context_on_a_device_that_nobody_chose); /* first: contexts stay */
+    choose_device_0();
     RUN(test_one_launch_for_any_number_of_tensors);
     RUN(test_passes_in_a_row);
     RUN(test_calls_that_fail);

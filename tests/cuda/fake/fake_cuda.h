@@ -47,12 +47,24 @@ void fake_synchronize(cudaStream_t stream);
 
 /* The n-th call from now (n >= 1; 0: none) fails with this error. What releases something or waits
  * does so all the same. A sticky error is that of every later call too, and no queued work runs any
- * more. What reads or names errors is not counted. */
+ * more. What reads or names errors is not counted, nor is what exchanges the mode for captures. */
 void fake_fail_at(int64_t n, cudaError_t error, bool is_sticky);
 int64_t fake_calls(void); /* counted since then; takes no lock */
 
+/* The same for cudaThreadExchangeStreamCaptureMode alone, which is not among those calls. */
+void fake_fail_exchange(int64_t n);
+int64_t fake_exchanges(void);
+
 /* Of each device, and whether the kernels have been built for it. 2 and true to begin with. */
 void fake_set_devices(int processor_count, bool has_code_for_them);
+
+/* Each thread is on device 0 until it chooses another, and most calls make the context of their
+ * thread's device. One that makes it where the thread has not chosen to be ends the process; true
+ * says that device 0 is what the program wants. False to begin with. */
+void fake_choose_default(bool is_right);
+
+/* Whether some call has made the device's primary context. */
+bool fake_has_context(int device);
 
 /* While true, no memory can be pinned. */
 void fake_refuse_pins(bool is_refused);

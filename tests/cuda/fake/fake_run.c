@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "fake_run.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,9 +40,13 @@ static block *blocks;
 static fake_order order = FAKE_EAGER;
 static uint64_t state;
 
-_Noreturn void fake_violation(const char *text)
+_Noreturn void fake_violation(const char *format, ...)
 {
-    fprintf(stderr, "\nfake CUDA: %s\n", text);
+    va_list values;
+    va_start(values, format);
+    fprintf(stderr, "\nfake CUDA: ");
+    vfprintf(stderr, format, values);
+    fprintf(stderr, "\n");
     _exit(1);
 }
 

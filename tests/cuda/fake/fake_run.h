@@ -41,7 +41,7 @@ struct CUstream_st {
 };
 
 /* Ends the process with the sentence. */
-_Noreturn void fake_violation(const char *text);
+_Noreturn void fake_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 struct CUstream_st *fake_open_stream(int device);
 void fake_close_stream(struct CUstream_st *stream); /* violation if work is left */
