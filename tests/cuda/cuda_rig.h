@@ -8,6 +8,7 @@
 #include "fl_cpu.h"
 #include "fl_cuda.h"
 #include "fake_cuda.h"
+#include "stream_rig.h"
 
 #include <float.h>
 

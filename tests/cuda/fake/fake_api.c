@@ -17,22 +17,13 @@ typedef struct range {
 /* Under the mutex. */
 static range ranges[MOST_RANGES];
 static int64_t event_count, stream_count;
-static bool refuses_pins, is_capturing;
+static bool refuses_pins;
 static int64_t launches;
 static struct {
     const char *name;
     const void *address;
 } sites[MOST_SITES];
 static int site_count, ignored_site = -1;
-
-static _Thread_local enum cudaStreamCaptureMode capture_mode;
-
-/* For calls that spoil a graph which another thread is capturing. */
-static void check_capture(void)
-{
-    if (is_capturing && capture_mode != cudaStreamCaptureModeRelaxed)
-        fake_violation("a call that spoils the capture of another thread");
-}
 
 /* Whether this call is to be left out: it comes from the site that is ignored. */
 static bool is_ignored(const char *name, const void *address)
@@ -54,13 +45,6 @@ void fake_refuse_pins(bool is_refused)
 {
     pthread_mutex_lock(&fake_mutex);
     refuses_pins = is_refused;
-    pthread_mutex_unlock(&fake_mutex);
-}
-
-void fake_capture(bool is_begun)
-{
-    pthread_mutex_lock(&fake_mutex);
-    is_capturing = is_begun;
     pthread_mutex_unlock(&fake_mutex);
 }
 
@@ -106,9 +90,10 @@ bool fake_is_clean(void)
 void fake_launch(cudaStream_t stream, void (*kernel)(void *), void *arg)
 {
     pthread_mutex_lock(&fake_mutex);
+    struct CUstream_st *into = fake_stream_of(stream);
+    if (fake_use_stream(into) != cudaSuccess) fake_violation("a launch that a capture forbids");
     if (!fake_has_failed())
-        fake_queue(fake_stream_of(stream),
-                   (fake_op){.kind = FAKE_CALL, .kernel = kernel, .arg = arg});
+        fake_submit(into, (fake_op){.kind = FAKE_CALL, .kernel = kernel, .arg = arg});
     fake_run_some();
     pthread_mutex_unlock(&fake_mutex);
 }
@@ -116,10 +101,13 @@ void fake_launch(cudaStream_t stream, void (*kernel)(void *), void *arg)
 cudaError_t fake_try_launch(cudaStream_t stream, void (*kernel)(void *), void *arg)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
+    struct CUstream_st *into = fake_stream_of(stream);
+    if (error == cudaSuccess && into->device != fake_current_device())
+        error = cudaErrorInvalidResourceHandle;
+    if (error == cudaSuccess) error = fake_use_stream(into);
     if (error == cudaSuccess) {
         launches++;
-        fake_queue(fake_stream_of(stream),
-                   (fake_op){.kind = FAKE_CALL, .kernel = kernel, .arg = arg});
+        fake_submit(into, (fake_op){.kind = FAKE_CALL, .kernel = kernel, .arg = arg});
         fake_run_some();
     }
     return fake_leave(error);
@@ -137,7 +125,7 @@ void fake_synchronize(cudaStream_t stream)
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
-    check_capture();
+    if (error == cudaSuccess) error = fake_be_unsafe();
     if (flags != cudaStreamNonBlocking) fake_violation("a stream that waits for the NULL stream");
     if (error != cudaSuccess) return fake_leave(error);
     *stream = fake_open_stream(fake_current_device());
@@ -145,9 +133,20 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)
     return fake_leave(cudaSuccess);
 }
 
+cudaStream_t fake_open_blocking_stream(void)
+{
+    pthread_mutex_lock(&fake_mutex);
+    struct CUstream_st *stream = fake_open_stream(fake_current_device());
+    stream->is_blocking = true;
+    stream_count++;
+    pthread_mutex_unlock(&fake_mutex);
+    return stream;
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
+    if (stream->capture != NULL) fake_violation("a stream is destroyed that is being captured");
     fake_close_stream(stream);
     stream_count--;
     return fake_leave(error);
@@ -156,8 +155,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
-    check_capture();
-    if (!IS_IGNORED()) fake_run_stream(fake_stream_of(stream));
+    struct CUstream_st *asked = fake_stream_of(stream);
+    cudaError_t forbidden = fake_query_stream(asked);
+    if (forbidden != cudaSuccess) return fake_leave(forbidden);
+    if (!IS_IGNORED()) fake_run_stream(asked);
     return fake_leave(error);
 }
 
@@ -165,27 +166,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     if (flags != 0) fake_violation("a wait with flags");
-    if (error == cudaSuccess && !IS_IGNORED())
-        fake_queue(fake_stream_of(stream), (fake_op){.kind = FAKE_WAIT, .mark = event->mark});
+    if (error == cudaSuccess && !IS_IGNORED()) error = fake_await(fake_stream_of(stream), event);
     return fake_leave(error);
-}
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
-{
-    cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
-    (void)stream;
-    *status = cudaStreamCaptureStatusNone;
-    return fake_leave(error);
-}
-
-cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
-{
-    cudaError_t error = FAKE_ENTER(FAKE_EXCHANGE);
-    enum cudaStreamCaptureMode before = capture_mode;
-    if (error != cudaSuccess) return fake_leave(error);
-    capture_mode = *mode;
-    *mode = before;
-    return fake_leave(cudaSuccess);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
@@ -213,17 +195,15 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     struct CUstream_st *into = fake_stream_of(stream);
     if (into->device != event->device) return fake_leave(cudaErrorInvalidResourceHandle);
-    if (error == cudaSuccess && !IS_IGNORED()) {
-        event->mark = fake_new_mark(into);
-        fake_queue(into, (fake_op){.kind = FAKE_REACH, .mark = event->mark});
-    }
+    if (error == cudaSuccess) error = fake_use_stream(into);
+    if (error == cudaSuccess && !IS_IGNORED()) fake_record(event, into);
     return fake_leave(error);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
-    check_capture();
+    if (error == cudaSuccess) error = fake_query_event(event);
     bool is_over = IS_IGNORED() || event->mark == NULL || event->mark->is_reached;
     return fake_leave(error == cudaSuccess && !is_over ? cudaErrorNotReady : error);
 }
@@ -256,7 +236,7 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned int flags)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     if ((flags & cudaHostRegisterPortable) == 0) fake_violation("pinned for one context alone");
-    check_capture();
+    if (error == cudaSuccess) error = fake_be_unsafe();
     if (find_range(memory, bytes) != NULL) fake_violation("memory is pinned twice");
     check_populated(memory, bytes);
     if (error == cudaSuccess && refuses_pins) error = cudaErrorMemoryAllocation;
@@ -270,7 +250,8 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned int flags)
 cudaError_t cudaHostUnregister(void *memory)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
-    check_capture();
+    cudaError_t forbidden = fake_be_unsafe();
+    if (forbidden != cudaSuccess) return fake_leave(forbidden);
     range *found = find_range(memory, 1);
     if (found == NULL || found->memory != memory) fake_violation("what is unpinned is not pinned");
     if (fake_is_read(found->memory, found->bytes))
@@ -291,6 +272,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
         fake_violation("an asynchronous copy from memory that is not pinned");
     fake_op copy = {.kind = FAKE_COPY, .from = from, .bytes = bytes};
     copy.to = fake_find_view(to, bytes, into->device);
-    if (error == cudaSuccess && !IS_IGNORED()) fake_queue(into, copy);
+    if (error == cudaSuccess) error = fake_use_stream(into);
+    if (error == cudaSuccess && !IS_IGNORED()) fake_submit(into, copy);
     return fake_leave(error);
 }

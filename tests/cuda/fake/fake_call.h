@@ -24,6 +24,23 @@ cudaError_t fake_leave(cudaError_t error);
 bool fake_has_failed(void); /* for good */
 int fake_current_device(void);
 
+/* ---- captures of graphs, in fake_capture.c: what a call has to fail with, if anything. Then the
+ * captures concerned are spoiled, as CUDA has it. */
+
+/* A call that CUDA calls potentially unsafe: it may wait for work, or queue some on the NULL
+ * stream. */
+cudaError_t fake_be_unsafe(void);
+
+/* A call that uses the stream; one that asks whether it is over. */
+cudaError_t fake_use_stream(struct CUstream_st *stream);
+cudaError_t fake_query_stream(struct CUstream_st *stream);
+cudaError_t fake_query_event(cudaEvent_t event);
+
+/* Queues on the stream, or captures. */
+void fake_submit(struct CUstream_st *stream, fake_op work);
+void fake_record(cudaEvent_t event, struct CUstream_st *stream);
+cudaError_t fake_await(struct CUstream_st *stream, cudaEvent_t event);
+
 /* The stream of a handle: NULL is the current device's own. */
 struct CUstream_st *fake_stream_of(cudaStream_t stream);
 

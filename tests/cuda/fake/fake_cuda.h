@@ -69,8 +69,12 @@ bool fake_has_context(int device);
 /* While true, no memory can be pinned. */
 void fake_refuse_pins(bool is_refused);
 
-/* While true, a graph is being captured on some thread, which what others call may spoil. */
-void fake_capture(bool is_begun);
+/* What a graph holds, and to launch it: once, since kernels own what they are called with. */
+int64_t fake_count_nodes(cudaGraph_t graph);
+void fake_launch_graph(cudaGraph_t graph, cudaStream_t stream);
+
+/* A stream of the current device that waits for the NULL stream, as streams do by default. */
+cudaStream_t fake_open_blocking_stream(void);
 
 /* Places that call the runtime to order work, numbered from 0 as they are first met since
  * fake_forget_sites: the name of the function called there, NULL behind the last. Calls from the

@@ -14,7 +14,8 @@ static _Atomic int64_t calls; /* read without it */
 static int64_t fail_at, exchanges, fail_exchange_at;
 static cudaError_t fail_error, sticky_error;
 static bool fails_for_good;
-static bool is_default_chosen, is_started;
+static bool is_default_chosen;
+static _Atomic bool is_started; /* read without it */
 static bool has_context[FAKE_DEVICES];
 static int processors = 2;
 static bool has_code = true;
@@ -203,6 +204,12 @@ static const struct {
 } names[] = {
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
 };
 
 const char *cudaGetErrorName(cudaError_t error)

@@ -202,7 +202,7 @@ void fake_queue(struct CUstream_st *stream, fake_op work)
 }
 
 /* The i-th stream: those of the devices, then the others; NULL behind the last. */
-static struct CUstream_st *stream_at(uint64_t i)
+struct CUstream_st *fake_stream_at(uint64_t i)
 {
     if (i < FAKE_DEVICES) return &own_streams[i];
     struct CUstream_st *stream = streams;
@@ -230,9 +230,9 @@ static void run_first(struct CUstream_st *stream)
 static struct CUstream_st *find_runnable(uint64_t from)
 {
     uint64_t count = 0;
-    while (stream_at(count) != NULL) count++;
+    while (fake_stream_at(count) != NULL) count++;
     for (uint64_t i = 0; i < count; i++) {
-        struct CUstream_st *stream = stream_at((from + i) % count);
+        struct CUstream_st *stream = fake_stream_at((from + i) % count);
         if (can_run(stream)) return stream;
     }
     return NULL;
@@ -262,8 +262,8 @@ void fake_run_stream(struct CUstream_st *stream)
 
 void fake_drop_work(void)
 {
-    for (uint64_t i = 0; stream_at(i) != NULL; i++) {
-        struct CUstream_st *stream = stream_at(i);
+    for (uint64_t i = 0; fake_stream_at(i) != NULL; i++) {
+        struct CUstream_st *stream = fake_stream_at(i);
         while (stream->first != NULL) {
             fake_op *op = stream->first;
             stream->first = op->next;
@@ -274,8 +274,8 @@ void fake_drop_work(void)
 
 bool fake_is_read(const char *from, size_t bytes)
 {
-    for (uint64_t i = 0; stream_at(i) != NULL; i++)
-        for (const fake_op *op = stream_at(i)->first; op != NULL; op = op->next)
+    for (uint64_t i = 0; fake_stream_at(i) != NULL; i++)
+        for (const fake_op *op = fake_stream_at(i)->first; op != NULL; op = op->next)
             if (op->kind == FAKE_COPY && op->from < from + bytes && from < op->from + op->bytes)
                 return true;
     return false;
