@@ -27,7 +27,7 @@ struct fl_cuda_stage {
     uint32_t generation; /* likewise */
     cudaStream_t stream; /* owned; likewise */
     pthread_mutex_t mutex;
-    bool is_halted;               /* mutex */
+    bool is_halted;               /* mutex, for whoever queues; the consumer writes it */
     fl_cuda_upload *free;         /* owned; consumer only */
     fl_cuda_upload *taken, *last; /* owned; consumer only: oldest and newest */
 };
@@ -131,6 +131,8 @@ int fl_cuda_stage_open(int32_t device, fl_cuda_stage **out, fl_err *err)
     return status;
 }
 
+/* Not where nothing changes: whoever queues a copy, with the mutex, may be blocked until the device
+ * has room for it. */
 static void set_halted(fl_cuda_stage *stage, bool is_halted)
 {
     pthread_mutex_lock(&stage->mutex);
@@ -228,7 +230,7 @@ int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out
     }
     atomic_store_explicit(&upload->parts, parts, memory_order_relaxed);
     upload->is_aimed = upload->is_queued = false;
-    set_halted(stage, false);
+    if (stage->is_halted) set_halted(stage, false);
     *out = upload;
     return FL_OK;
 }

@@ -108,8 +108,9 @@ void fake_record(cudaEvent_t event, struct CUstream_st *stream)
     event->captured = stream->captured;
     event->mark = NULL;
     if (stream->capture != NULL) return;
-    event->mark = fake_new_mark(stream);
-    fake_queue(stream, (fake_op){.kind = FAKE_REACH, .mark = event->mark});
+    fake_mark *mark = fake_new_mark(stream);
+    fake_queue(stream, (fake_op){.kind = FAKE_REACH, .mark = mark});
+    event->mark = mark;
 }
 
 /* A wait for captured work: the stream becomes part of that capture. */

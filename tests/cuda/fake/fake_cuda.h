@@ -69,6 +69,13 @@ bool fake_has_context(int device);
 /* While true, no memory can be pinned. */
 void fake_refuse_pins(bool is_refused);
 
+/* A stream takes so many launches, copies, records and waits. Then the call blocks until the device
+ * has run some; where nothing ever would, as in FAKE_LAZY, that is a violation, unless `may_block`:
+ * then it waits for another thread to synchronise. FAKE_MOST_QUEUED and false to begin with. */
+enum { FAKE_MOST_QUEUED = 1024 };
+void fake_bound_queues(int64_t most, bool may_block);
+int64_t fake_count_blocked(void); /* threads, at this moment */
+
 /* What a graph holds, and to launch it: once, since kernels own what they are called with. */
 int64_t fake_count_nodes(cudaGraph_t graph);
 void fake_launch_graph(cudaGraph_t graph, cudaStream_t stream);

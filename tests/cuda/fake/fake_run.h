@@ -44,6 +44,7 @@ struct CUstream_st {
     int device;
     bool is_blocking; /* waits for the NULL stream: not done here, but captures know of it */
     fake_op *first, *last;
+    int64_t queued;
     fake_capture *capture; /* that what is queued becomes part of, or NULL */
     int64_t captured;      /* so much has */
     bool is_unjoined;      /* nothing in the stream that the capture began in waits for it */
