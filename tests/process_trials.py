@@ -23,6 +23,7 @@ from upload_device import (
     core,
     expect,
     fake,
+    on_another_thread,
 )
 
 from fastloop import DataLoader
@@ -56,6 +57,28 @@ def a_loader_from_end_to_end() -> None:
         del loader, loop
         device.close()
     assert fake.fake_compared() > 250
+
+
+def no_context_on_a_device_that_nobody_chose() -> None:
+    """The consumer and the courier begin on device 0, where they have no business."""
+    for workers, seed in each_way(2):
+        device = Device(1)
+        device.use(device.new_stream())
+
+        def consume(workers: int = workers, device: Device = device, reach: int = 2 + seed) -> None:
+            loader: Any = DataLoader(Images(), 4, num_workers=workers)
+            loop = Loop(loader, device)
+            iterator = loop.begin()
+            for indices in split(list(range(LENGTH)), 4)[:reach]:
+                loop.check(next(iterator), indices)
+            del iterator
+            device.synchronize()
+            loader.close()
+
+        on_another_thread(consume)
+        consume()
+        device.close()
+    assert fake.fake_has_context(1) and not fake.fake_has_context(0)
 
 
 def batches_of_every_kind() -> None:

@@ -27,6 +27,7 @@ TRIALS = {
     "upload_trials": [
         "batches_and_singles_lists_and_dicts",
         "the_current_stream_may_change",
+        "no_context_on_a_device_that_nobody_chose",
         "a_loop_is_left_early",
         "a_loader_from_end_to_end",
         "memory_comes_back",
@@ -40,6 +41,7 @@ TRIALS = {
     ],
     "process_trials": [
         "a_loader_from_end_to_end",
+        "no_context_on_a_device_that_nobody_chose",
         "batches_of_every_kind",
         "a_batch_comes_in_the_middle_of_a_step",
         "the_current_stream_may_change",

@@ -10,10 +10,11 @@ import ctypes
 import gc
 import importlib.util
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ fake.fake_synchronize.argtypes = [ctypes.c_void_p]
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
 fake.fake_refuse_pins.argtypes = [ctypes.c_bool]
 fake.fake_calls.restype = ctypes.c_int64
+fake.fake_choose_default.argtypes = [ctypes.c_bool]
+fake.fake_has_context.restype = ctypes.c_bool
 fake.fake_is_clean.restype = ctypes.c_bool
 fake.fake_exchange_table.argtypes = [ctypes.c_void_p]
 fake.fake_exchange_table.restype = ctypes.c_void_p
@@ -84,7 +87,12 @@ NAMES = ("a", "b", "c")
 
 
 class Device:
-    """Blocks as torch's allocator gives them: one that is freed serves the same stream at once."""
+    """Blocks as torch's allocator gives them: one that is freed serves the same stream at once.
+
+    One of device 0 makes it the program's choice. Before that no thread has a device, and none may
+    make a context where no ``Device`` has been."""
+
+    used: ClassVar[set[int]] = set()
 
     def __init__(self, device: int = 0) -> None:
         self.device = device
@@ -95,6 +103,10 @@ class Device:
         self.left = 1 << 30  # blocks that there is memory for
         self.hook: Callable[[], None] = lambda: None
         self.elsewhere = 0
+        Device.used.add(device)
+        fake.fake_choose_default(device == 0)
+        if device == 0:
+            fake.cudaSetDevice(0)
         self.use(None)
 
     def use(self, stream: int | None) -> None:
@@ -166,6 +178,7 @@ class Device:
         for address in self.all:
             fake.fake_free(address)
         assert fake.fake_is_clean()
+        assert {number for number in (0, 1) if fake.fake_has_context(number)} <= Device.used
         assert fake.fake_mismatches() == 0
 
 
@@ -207,6 +220,23 @@ def check_errors(met: list[Exception], error: int) -> None:
     for one in met:
         assert type(one) is expected and f"(CUDA error {error}, " in str(one), repr(one)
         assert getattr(one, "error_code", None) == (None if is_memory else error)
+
+
+def on_another_thread(work: Callable[[], None]) -> None:
+    """Raises what ``work`` raises."""
+    met: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            met.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if met:
+        raise met[0]
 
 
 def expect(

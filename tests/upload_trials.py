@@ -25,6 +25,7 @@ from upload_device import (
     core,
     expect,
     fake,
+    on_another_thread,
 )
 
 
@@ -89,6 +90,28 @@ def the_current_stream_may_change() -> None:
             device.synchronize()
             del feed
             device.close()
+
+
+def no_context_on_a_device_that_nobody_chose() -> None:
+    """The consumer and the threads that fill begin on device 0, where they have no business."""
+    for workers, seed in each_way():
+        device = Device(1)
+        device.use(device.new_stream())
+        todo = batches(seed)
+
+        def consume(
+            workers: int = workers, device: Device = device, todo: Any = todo, reach: int = seed + 9
+        ) -> None:
+            feed = make_feed(device, workers)
+            feed.restart(iter(todo), 1, None)
+            for rows in todo[:reach]:
+                device.compare(next(feed), rows)
+            device.synchronize()
+
+        on_another_thread(consume)
+        consume()
+        device.close()
+    assert fake.fake_has_context(1) and not fake.fake_has_context(0)
 
 
 def a_loop_is_left_early() -> None:

@@ -23,14 +23,15 @@ int fl_cuda_fail(fl_err *err, cudaError_t error, const char *call)
 
 int fl_cuda_enter(int32_t device, int32_t *before, fl_err *err)
 {
-    *before = device;
     FL_CUDA_TRY(cudaGetDevice(before), err);
     if (*before != device) FL_CUDA_TRY(cudaSetDevice(device), err);
     return FL_OK;
 }
 
 /* A thread that has not chosen a device is on device 0, but to put it back there would make a
- * context, of hundreds of megabytes, where nothing may want one. */
+ * context, of hundreds of megabytes, where nothing may want one. torch's own guards leave such a
+ * thread where it is, too. The driver is asked, because every call of the runtime's that could tell
+ * would make that context. */
 static bool has_context(int32_t device)
 {
     int (*get_state)(int, unsigned *, int *) = NULL;
@@ -47,9 +48,10 @@ static bool has_context(int32_t device)
 void fl_cuda_leave(int32_t before)
 {
     int now;
-    bool is_known = cudaGetDevice(&now) == cudaSuccess;
-    if (is_known && (now == before || !has_context(before))) return;
-    if (cudaSetDevice(before) != cudaSuccess || !is_known) (void)cudaGetLastError();
+    bool has_failed = cudaGetDevice(&now) != cudaSuccess;
+    if (!has_failed && now == before) return;
+    if (has_context(before)) has_failed |= cudaSetDevice(before) != cudaSuccess;
+    if (has_failed) (void)cudaGetLastError();
 }
 
 /* Of the current device, which is `device`. */

@@ -20,8 +20,10 @@ static inline int fl_cuda_status(cudaError_t error, const char *call, fl_err *er
 #define FL_CUDA_TRY(call, err) FL_TRY(FL_CUDA_STATUS(call, err))
 
 /* Makes `device` this thread's current one and tells which was, for fl_cuda_leave. After a failure
- * nothing has changed, and fl_cuda_leave may follow all the same. */
+ * nothing has changed. */
 int fl_cuda_enter(int32_t device, int32_t *before, fl_err *err);
+
+/* Puts it back, unless that device has no context: to choose it would make one there. */
 void fl_cuda_leave(int32_t before);
 
 #endif

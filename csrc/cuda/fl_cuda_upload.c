@@ -27,7 +27,7 @@ struct fl_cuda_stage {
     uint32_t generation; /* likewise */
     cudaStream_t stream; /* owned; likewise */
     pthread_mutex_t mutex;
-    bool is_halted;               /* mutex */
+    bool is_halted;               /* mutex, for whoever queues; the consumer writes it */
     fl_cuda_upload *free;         /* owned; consumer only */
     fl_cuda_upload *taken, *last; /* owned; consumer only: oldest and newest */
 };
@@ -46,32 +46,40 @@ static int refuse_foreign(fl_err *err)
  * other thread is capturing. In the relaxed mode not at all; otherwise registering memory or asking
  * for an event would spoil that graph. */
 typedef struct visit {
+    bool is_inside;
     int32_t before;
     enum cudaStreamCaptureMode mode;
 } visit;
 
-static void change_mode(visit *self)
+static int change_mode(visit *self, fl_err *err)
 {
-    (void)FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&self->mode), NULL);
+    return FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&self->mode), err);
 }
 
-/* After a failure nothing has changed, and leave may follow all the same. */
+/* The device comes first: to exchange the mode makes a context on the thread's device, which is
+ * device 0 where it has chosen none. After a failure nothing has changed. */
 static int enter(int32_t device, visit *self, fl_err *err)
 {
-    self->mode = cudaStreamCaptureModeRelaxed;
-    change_mode(self);
-    int status = fl_cuda_enter(device, &self->before, err);
-    if (status == FL_OK) return FL_OK;
-    enum cudaStreamCaptureMode mode = self->mode;
-    change_mode(self);
-    self->mode = mode;
+    *self = (visit){.mode = cudaStreamCaptureModeRelaxed};
+    FL_TRY(fl_cuda_enter(device, &self->before, err));
+    int status = change_mode(self, err);
+    self->is_inside = status == FL_OK;
+    if (!self->is_inside) fl_cuda_leave(self->before);
     return status;
+}
+
+/* For what must not be left out, even if it cannot be entered. That fails twice only where the
+ * device has failed: then no call works on it, and none makes a context. */
+static void enter_surely(int32_t device, visit *self)
+{
+    if (enter(device, self, NULL) != FL_OK) (void)enter(device, self, NULL);
 }
 
 static void leave(visit *self)
 {
+    if (!self->is_inside) return;
+    (void)change_mode(self, NULL);
     fl_cuda_leave(self->before);
-    change_mode(self);
 }
 
 int fl_cuda_pin(int32_t device, char *data, int64_t bytes, fl_err *err)
@@ -87,7 +95,7 @@ int fl_cuda_pin(int32_t device, char *data, int64_t bytes, fl_err *err)
 void fl_cuda_unpin(int32_t device, char *data)
 {
     visit here;
-    (void)enter(device, &here, NULL);
+    enter_surely(device, &here);
     (void)FL_CUDA_STATUS(cudaHostUnregister(data), NULL); /* fails only with the device */
     leave(&here);
 }
@@ -123,6 +131,8 @@ int fl_cuda_stage_open(int32_t device, fl_cuda_stage **out, fl_err *err)
     return status;
 }
 
+/* Not where nothing changes: whoever queues a copy, with the mutex, may be blocked until the device
+ * has room for it. */
 static void set_halted(fl_cuda_stage *stage, bool is_halted)
 {
     pthread_mutex_lock(&stage->mutex);
@@ -149,7 +159,7 @@ void fl_cuda_stage_await(fl_cuda_stage *stage)
 {
     if (is_foreign(stage)) return;
     visit here;
-    (void)enter(stage->device, &here, NULL);
+    enter_surely(stage->device, &here);
     /* Fails with the device, which then copies no more. */
     (void)FL_CUDA_STATUS(cudaStreamSynchronize(stage->stream), NULL);
     leave(&here);
@@ -166,7 +176,7 @@ void fl_cuda_stage_halt(fl_cuda_stage *stage)
 static void destroy_handles(fl_cuda_stage *stage)
 {
     visit here;
-    (void)enter(stage->device, &here, NULL);
+    enter_surely(stage->device, &here);
     for (fl_cuda_upload *upload = stage->free; upload != NULL; upload = upload->next)
         if (upload->event != NULL) (void)FL_CUDA_STATUS(cudaEventDestroy(upload->event), NULL);
     (void)FL_CUDA_STATUS(cudaStreamDestroy(stage->stream), NULL);
@@ -220,7 +230,7 @@ int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out
     }
     atomic_store_explicit(&upload->parts, parts, memory_order_relaxed);
     upload->is_aimed = upload->is_queued = false;
-    set_halted(stage, false);
+    if (stage->is_halted) set_halted(stage, false);
     *out = upload;
     return FL_OK;
 }

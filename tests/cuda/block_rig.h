@@ -6,6 +6,7 @@
 #include "check.h"
 
 #include "fake_cuda.h"
+#include "stream_rig.h"
 
 enum { MOST_BLOCKS = 256, MOST_LOOKS = 256 };
 
@@ -15,16 +16,6 @@ enum { SAMPLE = 3 };
 #else
 enum { SAMPLE = 1 };
 #endif
-
-/* A stream of device 1. Device 0 is current afterwards. */
-static inline cudaStream_t open_stream_of_device_1(void)
-{
-    cudaStream_t stream;
-    CHECK_INT(cudaSetDevice(1), cudaSuccess);
-    CHECK_INT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    CHECK_INT(cudaSetDevice(0), cudaSuccess);
-    return stream;
-}
 
 /* What a kernel reads, and what it must find. */
 typedef struct look {

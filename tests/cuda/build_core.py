@@ -47,7 +47,9 @@ def find_sources(half: str) -> list[Path]:
     sources = [path for floor in FLOORS for path in floor.iterdir() if path.suffix in (".c", ".cu")]
     without = {"fl_cuda_stub.c"}
     if half == "kernels":
-        more = [HERE / "shim_grid.c", HERE / "fake/fake_api.c", HERE / "fake/fake_run.c"]
+        uploads_only = {"fake_kernels.c", "fake_torch.c"}
+        fake = [path for path in (HERE / "fake").glob("*.c") if path.name not in uploads_only]
+        more = [HERE / "shim_grid.c", *fake]
     else:
         more = list((HERE / "fake").glob("*.c"))
         without |= {"fl_cuda_grad.c", "fl_cuda_kernels.cu"}

@@ -126,6 +126,7 @@ static inline void start_workers(loop *l)
 static inline int try_open_loop(loop *l, shape s)
 {
     memset(l, 0, sizeof *l);
+    if (s.device == 0) fake_choose_default(true);
     l->shape = s;
     l->stream = s.stream;
     l->heap.device = s.device;

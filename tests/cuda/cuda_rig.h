@@ -8,6 +8,7 @@
 #include "fl_cpu.h"
 #include "fl_cuda.h"
 #include "fake_cuda.h"
+#include "stream_rig.h"
 
 #include <float.h>
 
@@ -39,6 +40,9 @@ static inline void close_queue(fl_cuda_queue *queue)
     CHECK(memcmp(queue->scratch, ticket, sizeof ticket) == 0);
     free(queue->scratch);
 }
+
+/* Device 0 is where the thread wants to be. */
+static inline void choose_device_0(void) { CHECK_INT(cudaSetDevice(0), cudaSuccess); }
 
 /* Nothing of a call is left with the thread. */
 static inline void check_thread(void)

@@ -473,6 +473,7 @@ static void test_more_than_two_billion_elements(void)
 int main(void)
 {
     start_tests();
+    choose_device_0();
     RUN(test_norm_check);
     RUN(test_norm_of_nothing);
     RUN(test_finite_is_said_of_elements);

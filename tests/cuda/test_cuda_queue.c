@@ -157,6 +157,77 @@ static void test_calls_that_fail(void)
     check_refused_calls(combine_pass, FL_CUDA_ROWS / 2 + 1, 7);
 }
 
+/* ---- captures */
+
+static bool is_capturing(const fl_cuda_queue *queue)
+{
+    bool out;
+    CHECK_INT(fl_cuda_is_capturing(queue, &out, NULL), FL_OK);
+    return out;
+}
+
+/* A pass of a list that travels with its launch, or whose table is written first. */
+static void capture_pass(int64_t count, int64_t launches)
+{
+    model m = make_many(count);
+    fl_list mirror = list_of_copy(&m);
+    cudaGraph_t graph;
+    double third = 1.0 / 3;
+    fl_cuda_queue queue = open_queue(&m.list, NULL);
+    queue.stream = open_stream_of_device_1();
+    CHECK(!is_capturing(&queue));
+    CHECK_INT(cudaStreamBeginCapture(queue.stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    CHECK(is_capturing(&queue));
+    CHECK_INT(cuda->scale(&(fl_pass){&m.list, &queue}, &third), FL_OK);
+    CHECK_INT(cudaStreamEndCapture(queue.stream, &graph), cudaSuccess);
+    CHECK_INT(fake_count_nodes(graph), launches);
+    check_model(&m); /* nothing has run */
+    cpu->scale(&(fl_pass){&mirror, NULL}, &third);
+    fake_launch_graph(graph, queue.stream);
+    fake_synchronize(queue.stream);
+    check_model(&m);
+    CHECK_INT(cudaGraphDestroy(graph), cudaSuccess);
+    CHECK_INT(cudaStreamDestroy(queue.stream), cudaSuccess);
+    close_queue(&queue);
+    fl_list_close(&mirror);
+    free_model(&m);
+}
+
+static void test_a_captured_pass(void)
+{
+    capture_pass(3, 1);
+    capture_pass(FL_CUDA_ROWS + 1, 3);
+}
+
+/* What is in no state for a pass is an error that says so. */
+static void test_a_capture_that_is_broken(void)
+{
+    model m = make_many(3);
+    cudaGraph_t graph;
+    bool out;
+    fl_cuda_queue queue = open_queue(&m.list, NULL), null = {.device = DEVICE};
+    queue.stream = open_stream_of_device_1();
+    CHECK_INT(cudaStreamBeginCapture(queue.stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
+    CHECK_INT(cudaStreamSynchronize(queue.stream), cudaErrorStreamCaptureUnsupported);
+    CHECK(is_capturing(&queue));
+    CHECK_INT(cuda->scale(&(fl_pass){&m.list, &queue}, &(double){0.5}), FL_EDEVICE);
+    CHECK(strstr(queue.err.text, "cudaErrorStreamCaptureInvalidated") != NULL);
+    CHECK_INT(cudaStreamEndCapture(queue.stream, &graph), cudaErrorStreamCaptureInvalidated);
+    CHECK_INT(cudaStreamDestroy(queue.stream), cudaSuccess);
+    CHECK_INT(cudaSetDevice(DEVICE), cudaSuccess);
+    queue.stream = fake_open_blocking_stream();
+    CHECK_INT(cudaStreamBeginCapture(queue.stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
+    CHECK_INT(fl_cuda_is_capturing(&null, &out, NULL), FL_EDEVICE);
+    CHECK_INT(cudaStreamEndCapture(queue.stream, &graph), cudaSuccess);
+    CHECK_INT(cudaGraphDestroy(graph), cudaSuccess);
+    CHECK_INT(cudaStreamDestroy(queue.stream), cudaSuccess);
+    CHECK_INT(cudaSetDevice(0), cudaSuccess);
+    check_thread();
+    check_model(&m);
+    close_queue(&queue);
+    free_model(&m);
+}
+
 static void test_check(void)
 {
     fl_err err;
@@ -172,12 +243,41 @@ static void test_check(void)
     check_thread();
 }
 
+static int run_each_pass(void *arg)
+{
+    one_pass *const passes[] = {norm_pass, scale_pass,  unscale_pass, combine_pass,
+                                clip_pass, invert_pass, update_pass};
+    model m = make_many(3), from = make_many(3);
+    fl_cuda_queue queue = open_queue(&m.list, &from.list);
+    bool is_capturing;
+    (void)arg;
+    CHECK_INT(fl_cuda_check(DEVICE, NULL), FL_OK);
+    CHECK_INT(fl_cuda_is_capturing(&queue, &is_capturing, NULL), FL_OK);
+    for (int i = 0; i < 7; i++)
+        CHECK_INT(passes[i](&(fl_pass){&m.list, &queue}, &from.list), FL_OK);
+    CHECK(fake_has_context(DEVICE) && !fake_has_context(0));
+    close_queue(&queue);
+    free_model(&m);
+    free_model(&from);
+    return 0;
+}
+
+/* Its thread has chosen none, so it is on device 0. */
+static void test_no_context_on_a_device_that_nobody_chose(void)
+{
+    CHECK_INT(run_child(run_each_pass, NULL), 0);
+}
+
 int main(void)
 {
     start_tests();
+    RUN(test_no_context_on_a_device_that_nobody_chose); /* first: contexts stay */
+    choose_device_0();
     RUN(test_one_launch_for_any_number_of_tensors);
     RUN(test_passes_in_a_row);
     RUN(test_calls_that_fail);
+    RUN(test_a_captured_pass);
+    RUN(test_a_capture_that_is_broken);
     RUN(test_check);
     return 0;
 }

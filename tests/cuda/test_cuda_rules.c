@@ -6,6 +6,7 @@ int main(void)
 {
     fl_cuda_queue on = {.device = DEVICE};
     start_tests();
+    choose_device_0();
     run_rules(&fl_cuda_backend, &on);
     return 0;
 }

@@ -126,6 +126,28 @@ static void use_two_devices(shape s)
 
 static void test_two_devices(void) { each_way(use_two_devices); }
 
+static int train_on_device_1_alone(void *arg)
+{
+    shape s;
+    cudaStream_t stream = open_stream_from_another_thread();
+    (void)arg;
+    for (int i = 0; next_shape(i, &s); i++) {
+        s.device = 1;
+        s.stream = stream;
+        fake_set_order(FAKE_RANDOM, (uint64_t)i);
+        train_once(s);
+    }
+    CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
+    CHECK(fake_has_context(1) && !fake_has_context(0));
+    return 0;
+}
+
+/* No thread has chosen device 0, where each of them is to begin with. */
+static void test_no_context_on_a_device_that_nobody_chose(void)
+{
+    CHECK_INT(run_child(train_on_device_1_alone, NULL), 0);
+}
+
 /* ---- batches that are dropped */
 
 /* Sent, arrived, queued: whatever it has come to when the consumer leaves. */
@@ -155,6 +177,7 @@ static void test_leaving_early(void) { each_way(leave_early); }
 int main(void)
 {
     start_tests();
+    RUN(test_no_context_on_a_device_that_nobody_chose); /* first: contexts stay */
     RUN(test_every_kernel_sees_its_batch);
     RUN(test_the_current_stream_may_change);
     RUN(test_a_batch_waits_for_memory);

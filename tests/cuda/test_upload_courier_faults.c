@@ -86,6 +86,7 @@ static void fail_each_call(cudaError_t error, bool is_sticky)
 {
     cudaStream_t stream;
     stream = open_stream_of_device_1();
+    fake_choose_default(false);
     for (int i = 0; i < 4; i++) {
         failure f = {
             .work = i < 2 ? train_through : leave_through, .error = error, .is_sticky = is_sticky};
@@ -289,6 +290,7 @@ static int run_without_a_site(void *arg)
 {
     fake_ignore_site(*(int *)arg);
     if (*(int *)arg >= 0) CHECK(freopen("/dev/null", "w", stderr) != NULL);
+    CHECK_INT(cudaSetDevice(0), cudaSuccess);
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         shape s;
         CHECK(next_shape((int)seed % 6, &s));
@@ -318,8 +320,6 @@ static void test_no_call_can_be_left_out(void)
 int main(void)
 {
     start_tests();
-    /* First: it forks, and under ThreadSanitizer every search for the driver's library, which the
-     * others make by the thousand, leaves address space behind, until a process cannot fork. */
     RUN(test_no_call_can_be_left_out);
     RUN(test_each_call_may_fail);
     RUN(test_each_call_may_want_memory);

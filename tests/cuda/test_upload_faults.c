@@ -55,8 +55,8 @@ fail_call(fl_ring_config shape, cudaStream_t stream, int64_t n, cudaError_t erro
     bool is_over = fake_calls() < n;
     fake_fail_at(0, cudaSuccess, false);
     CHECK(cudaGetDevice(&device) == cudaSuccess);
-    CHECK(device == 0 || !is_over);
-    CHECK_INT(cudaSetDevice(0), cudaSuccess);
+    CHECK(device == 0 || !is_over || !fake_has_context(0));
+    if (fake_has_context(0)) CHECK_INT(cudaSetDevice(0), cudaSuccess);
     return !is_over;
 }
 
@@ -65,6 +65,7 @@ static void fail_each_call(cudaError_t error, bool is_sticky)
     fl_ring_config shape;
     cudaStream_t stream;
     stream = open_stream_of_device_1();
+    fake_choose_default(false);
     for (int i = 0; next_shape(i, &shape); i += 3) {
         int64_t n = 1 + i / 3 % SAMPLE;
         fake_set_order(i == 0 ? FAKE_LAZY : FAKE_RANDOM, (uint64_t)i);
@@ -77,6 +78,49 @@ static void fail_each_call(cudaError_t error, bool is_sticky)
 
 static void test_each_call_may_fail(void) { fail_each_call(cudaErrorLaunchFailure, false); }
 
+static void *close_loop_there(void *l)
+{
+    close_loop(l);
+    return NULL;
+}
+
+/* The n-th call fails of a thread that has not been on the device. */
+static void close_from_another_thread(cudaStream_t stream, int64_t n)
+{
+    loop l;
+    pthread_t thread;
+    open_loop(&l, (fl_ring_config){.depth = 3, .is_in_order = true}, 1);
+    l.stream = stream;
+    post_upload(&l, 0, 1);
+    take_tag(&l, 0);
+    fake_synchronize(stream);
+    fake_fail_at(n, cudaErrorLaunchFailure, false);
+    CHECK(pthread_create(&thread, NULL, close_loop_there, &l) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    fake_fail_at(0, cudaSuccess, false);
+}
+
+static int fail_each_call_elsewhere(void *arg)
+{
+    fl_ring_config shape;
+    cudaStream_t stream = open_stream_from_another_thread();
+    (void)arg;
+    for (int i = 0; next_shape(i, &shape); i += 3) {
+        int64_t n = 1;
+        fake_set_order(FAKE_RANDOM, (uint64_t)i);
+        while (fail_call(shape, stream, n, cudaErrorLaunchFailure, false)) n += SAMPLE;
+    }
+    for (int64_t n = 1; n < 6; n++) close_from_another_thread(stream, n);
+    CHECK(!fake_has_context(0));
+    return 0;
+}
+
+/* Also what is undone after a call has failed. */
+static void test_no_failure_makes_a_context_elsewhere(void)
+{
+    CHECK_INT(run_child(fail_each_call_elsewhere, NULL), 0);
+}
+
 static void test_each_call_may_want_memory(void)
 {
     fail_each_call(cudaErrorMemoryAllocation, false);
@@ -85,6 +129,49 @@ static void test_each_call_may_want_memory(void)
 static void test_an_error_that_stays_is_met_by_every_take(void)
 {
     fail_each_call(cudaErrorLaunchFailure, true);
+}
+
+static enum cudaStreamCaptureMode take_mode(void)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    CHECK_INT(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+    return mode;
+}
+
+/* With exchange n of the mode for captures failing; false when there were fewer. */
+static bool fail_exchange(fl_ring_config shape, cudaStream_t stream, int64_t n)
+{
+    loop l;
+    fake_fail_exchange(n);
+    int status = try_open_loop(&l, shape, 1);
+    l.stream = stream;
+    if (status == FL_OK) status = train_through(&l);
+    CHECK(status == FL_OK || status == FL_EDEVICE);
+    if (status != FL_OK) CHECK(strstr(l.err.text, "cudaThreadExchangeStreamCaptureMode") != NULL);
+    fake_synchronize(stream);
+    close_loop(&l);
+    bool was_met = fake_exchanges() >= n;
+    fake_fail_exchange(0);
+    (void)take_mode(); /* left behind where it was the one that puts it back that failed */
+    return was_met;
+}
+
+static void test_each_exchange_of_the_mode_may_fail(void)
+{
+    fl_ring_config shape;
+    cudaStream_t stream = open_stream_of_device_1();
+    (void)take_mode();
+    fake_fail_exchange(1);
+    CHECK_INT(fl_cuda_pin(1, NULL, 0, NULL), FL_EDEVICE); /* memory that would be a violation */
+    CHECK_INT(take_mode(), cudaStreamCaptureModeGlobal);
+    for (int i = 0; next_shape(i, &shape); i += 3) {
+        int64_t n = 1;
+        fake_set_order(FAKE_RANDOM, (uint64_t)i);
+        while (fail_exchange(shape, stream, n)) n += SAMPLE;
+        CHECK(n > 50);
+    }
+    CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
+    CHECK(fake_is_clean());
 }
 
 /* A failed batch comes again, and nothing is lost or twice. */
@@ -153,6 +240,7 @@ static int run_without_a_site(void *arg)
 {
     fake_ignore_site(*(int *)arg);
     if (*(int *)arg >= 0) CHECK(freopen("/dev/null", "w", stderr) != NULL);
+    CHECK_INT(cudaSetDevice(0), cudaSuccess);
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         fl_ring_config shape;
         cudaStream_t stream;
@@ -315,9 +403,11 @@ static void test_a_slot_of_an_arena_that_cannot_be_pinned(void)
 int main(void)
 {
     start_tests();
+    RUN(test_no_failure_makes_a_context_elsewhere); /* first: contexts stay */
     RUN(test_each_call_may_fail);
     RUN(test_each_call_may_want_memory);
     RUN(test_an_error_that_stays_is_met_by_every_take);
+    RUN(test_each_exchange_of_the_mode_may_fail);
     RUN(test_a_batch_that_could_not_be_copied_comes_again);
     RUN(test_every_refused_resource);
     RUN(test_no_call_can_be_left_out);

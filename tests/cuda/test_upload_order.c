@@ -201,6 +201,34 @@ static void use_two_devices(fl_ring_config shape)
 
 static void test_two_devices(void) { each_way(use_two_devices); }
 
+static int train_on_device_1_alone(void *arg)
+{
+    fl_ring_config shape;
+    cudaStream_t stream = open_stream_from_another_thread();
+    (void)arg;
+    for (int i = 0; next_shape(i, &shape); i++) {
+        loop l;
+        fake_set_order(FAKE_RANDOM, (uint64_t)i);
+        open_loop(&l, shape, 1);
+        l.stream = stream;
+        train(&l, 0, BATCHES);
+        for (int64_t tag = BATCHES; tag < BATCHES + 3; tag++) post_upload(&l, tag, 2);
+        reset_loop(&l);
+        train(&l, 0, BATCHES);
+        fake_synchronize(stream);
+        close_loop(&l);
+    }
+    CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
+    CHECK(fake_has_context(1) && !fake_has_context(0));
+    return 0;
+}
+
+/* No thread has chosen device 0, where each of them is to begin with. */
+static void test_no_context_on_a_device_that_nobody_chose(void)
+{
+    CHECK_INT(run_child(train_on_device_1_alone, NULL), 0);
+}
+
 /* NULL is the stream of the upload's device, whatever the thread's current one is. */
 static void test_the_null_stream_is_the_devices(void)
 {
@@ -261,6 +289,7 @@ static void test_a_forked_child_is_inert(void)
 int main(void)
 {
     start_tests();
+    RUN(test_no_context_on_a_device_that_nobody_chose); /* first: contexts stay */
     RUN(test_every_kernel_sees_its_batch);
     RUN(test_leaving_early);
     RUN(test_a_batch_is_copied_as_soon_as_it_is_filled);

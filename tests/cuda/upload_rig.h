@@ -42,6 +42,7 @@ static inline int fill_and_upload(void *context, const fl_batch *batch, int32_t 
 static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
 {
     memset(l, 0, sizeof *l);
+    if (device == 0) fake_choose_default(true);
     l->r.stuck_tag = l->r.failing_tag = NONE;
     l->heap.device = device;
     CHECK(sem_init(&l->r.arrived, 0, 0) == 0 && sem_init(&l->r.gate, 0, 0) == 0);

@@ -47,9 +47,13 @@ void fake_synchronize(cudaStream_t stream);
 
 /* The n-th call from now (n >= 1; 0: none) fails with this error. What releases something or waits
  * does so all the same. A sticky error is that of every later call too, and no queued work runs any
- * more. What reads or names errors is not counted. */
+ * more. What reads or names errors is not counted, nor is what exchanges the mode for captures. */
 void fake_fail_at(int64_t n, cudaError_t error, bool is_sticky);
 int64_t fake_calls(void); /* counted since then; takes no lock */
+
+/* The same for cudaThreadExchangeStreamCaptureMode alone, which is not among those calls. */
+void fake_fail_exchange(int64_t n);
+int64_t fake_exchanges(void);
 
 /* Of each device, and whether the kernels have been built for it. 2 and true to begin with. */
 void fake_set_devices(int processor_count, bool has_code_for_them);
@@ -57,11 +61,30 @@ void fake_set_devices(int processor_count, bool has_code_for_them);
 /* How much faster arithmetic in float is than in double; 2 to begin with. */
 void fake_set_fp64_ratio(int ratio);
 
+/* Each thread is on device 0 until it chooses another, and most calls make the context of their
+ * thread's device. One that makes it where the thread has not chosen to be ends the process; true
+ * says that device 0 is what the program wants. False to begin with. */
+void fake_choose_default(bool is_right);
+
+/* Whether some call has made the device's primary context. */
+bool fake_has_context(int device);
+
 /* While true, no memory can be pinned. */
 void fake_refuse_pins(bool is_refused);
 
-/* While true, a graph is being captured on some thread, which what others call may spoil. */
-void fake_capture(bool is_begun);
+/* A stream takes so many launches, copies, records and waits. Then the call blocks until the device
+ * has run some; where nothing ever would, as in FAKE_LAZY, that is a violation, unless `may_block`:
+ * then it waits for another thread to synchronise. FAKE_MOST_QUEUED and false to begin with. */
+enum { FAKE_MOST_QUEUED = 1024 };
+void fake_bound_queues(int64_t most, bool may_block);
+int64_t fake_count_blocked(void); /* threads, at this moment */
+
+/* What a graph holds, and to launch it: once, since kernels own what they are called with. */
+int64_t fake_count_nodes(cudaGraph_t graph);
+void fake_launch_graph(cudaGraph_t graph, cudaStream_t stream);
+
+/* A stream of the current device that waits for the NULL stream, as streams do by default. */
+cudaStream_t fake_open_blocking_stream(void);
 
 /* Places that call the runtime to order work, numbered from 0 as they are first met since
  * fake_forget_sites: the name of the function called there, NULL behind the last. Calls from the

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "fake_run.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,10 +39,17 @@ static mark_list *marks; /* kept until the process ends: events and waits refer 
 static block *blocks;
 static fake_order order = FAKE_EAGER;
 static uint64_t state;
+static int64_t most_queued = FAKE_MOST_QUEUED, blocked;
+static bool may_block;
+static pthread_cond_t has_room = PTHREAD_COND_INITIALIZER;
 
-_Noreturn void fake_violation(const char *text)
+_Noreturn void fake_violation(const char *format, ...)
 {
-    fprintf(stderr, "\nfake CUDA: %s\n", text);
+    va_list values;
+    va_start(values, format);
+    fprintf(stderr, "\nfake CUDA: ");
+    vfprintf(stderr, format, values);
+    fprintf(stderr, "\n");
     _exit(1);
 }
 
@@ -182,9 +190,66 @@ fake_mark *fake_new_mark(struct CUstream_st *stream)
     return &made->mark;
 }
 
+static void run_first(struct CUstream_st *stream)
+{
+    fake_op *op = stream->first;
+    stream->first = op->next;
+    stream->queued--;
+    pthread_cond_broadcast(&has_room);
+    if (op->kind == FAKE_COPY) memcpy(op->to, op->from, op->bytes);
+    if (op->kind == FAKE_REACH) op->mark->is_reached = true;
+    if (op->kind == FAKE_CALL) op->kernel(op->arg);
+    free(op);
+}
+
+/* Runs what comes first in the stream, after what that waits for. Waits refer to records that were
+ * made before them, so this ends. */
+static void run_next(struct CUstream_st *stream)
+{
+    const fake_op *op = stream->first;
+    if (op->kind == FAKE_WAIT)
+        while (!op->mark->is_reached) run_next(op->mark->stream);
+    run_first(stream);
+}
+
+void fake_bound_queues(int64_t most, bool may)
+{
+    pthread_mutex_lock(&fake_mutex);
+    most_queued = most;
+    may_block = may;
+    pthread_cond_broadcast(&has_room);
+    pthread_mutex_unlock(&fake_mutex);
+}
+
+int64_t fake_count_blocked(void)
+{
+    pthread_mutex_lock(&fake_mutex);
+    int64_t count = blocked;
+    pthread_mutex_unlock(&fake_mutex);
+    return count;
+}
+
+/* The host blocks until there is. */
+static void await_room(const struct CUstream_st *stream)
+{
+    blocked++;
+    while (stream->queued >= most_queued) {
+        if (!may_block)
+            fake_violation("the host blocks here: %lld launches wait in a stream, and none runs",
+                           (long long)stream->queued);
+        pthread_cond_wait(&has_room, &fake_mutex);
+    }
+    blocked--;
+}
+
 void fake_queue(struct CUstream_st *stream, fake_op work)
 {
     if (work.kind == FAKE_WAIT && work.mark == NULL) return;
+    if (order == FAKE_LAZY)
+        await_room(stream);
+    else
+        while (stream->queued >= most_queued) run_next(stream);
+    stream->queued++;
     fake_op *op = malloc(sizeof *op);
     if (op == NULL) fake_violation("no memory for work");
     *op = work;
@@ -197,7 +262,7 @@ void fake_queue(struct CUstream_st *stream, fake_op work)
 }
 
 /* The i-th stream: those of the devices, then the others; NULL behind the last. */
-static struct CUstream_st *stream_at(uint64_t i)
+struct CUstream_st *fake_stream_at(uint64_t i)
 {
     if (i < FAKE_DEVICES) return &own_streams[i];
     struct CUstream_st *stream = streams;
@@ -211,23 +276,13 @@ static bool can_run(const struct CUstream_st *stream)
     return op != NULL && (op->kind != FAKE_WAIT || op->mark->is_reached);
 }
 
-static void run_first(struct CUstream_st *stream)
-{
-    fake_op *op = stream->first;
-    stream->first = op->next;
-    if (op->kind == FAKE_COPY) memcpy(op->to, op->from, op->bytes);
-    if (op->kind == FAKE_REACH) op->mark->is_reached = true;
-    if (op->kind == FAKE_CALL) op->kernel(op->arg);
-    free(op);
-}
-
 /* From the stream that `from` falls on, the next one that can go on. */
 static struct CUstream_st *find_runnable(uint64_t from)
 {
     uint64_t count = 0;
-    while (stream_at(count) != NULL) count++;
+    while (fake_stream_at(count) != NULL) count++;
     for (uint64_t i = 0; i < count; i++) {
-        struct CUstream_st *stream = stream_at((from + i) % count);
+        struct CUstream_st *stream = fake_stream_at((from + i) % count);
         if (can_run(stream)) return stream;
     }
     return NULL;
@@ -240,16 +295,6 @@ void fake_run_some(void)
     for (; most > 0 && (stream = find_runnable(draw() >> 8)) != NULL; most--) run_first(stream);
 }
 
-/* Runs what comes first in the stream, after what that waits for. Waits refer to records that were
- * made before them, so this ends. */
-static void run_next(struct CUstream_st *stream)
-{
-    const fake_op *op = stream->first;
-    if (op->kind == FAKE_WAIT)
-        while (!op->mark->is_reached) run_next(op->mark->stream);
-    run_first(stream);
-}
-
 void fake_run_stream(struct CUstream_st *stream)
 {
     while (stream->first != NULL) run_next(stream);
@@ -257,11 +302,12 @@ void fake_run_stream(struct CUstream_st *stream)
 
 void fake_drop_work(void)
 {
-    for (uint64_t i = 0; stream_at(i) != NULL; i++) {
-        struct CUstream_st *stream = stream_at(i);
+    for (uint64_t i = 0; fake_stream_at(i) != NULL; i++) {
+        struct CUstream_st *stream = fake_stream_at(i);
         while (stream->first != NULL) {
             fake_op *op = stream->first;
             stream->first = op->next;
+            stream->queued--;
             free(op);
         }
     }
@@ -269,8 +315,8 @@ void fake_drop_work(void)
 
 bool fake_is_read(const char *from, size_t bytes)
 {
-    for (uint64_t i = 0; stream_at(i) != NULL; i++)
-        for (const fake_op *op = stream_at(i)->first; op != NULL; op = op->next)
+    for (uint64_t i = 0; fake_stream_at(i) != NULL; i++)
+        for (const fake_op *op = fake_stream_at(i)->first; op != NULL; op = op->next)
             if (op->kind == FAKE_COPY && op->from < from + bytes && from < op->from + op->bytes)
                 return true;
     return false;

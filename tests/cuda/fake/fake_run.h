@@ -16,9 +16,15 @@ typedef struct fake_mark {
     bool is_reached;
 } fake_mark;
 
+typedef struct fake_capture fake_capture; /* of fake_capture.c */
+
+/* A record in a capture is a place there, and no mark. */
 struct CUevent_st {
     int device;
-    fake_mark *mark; /* the latest record; NULL: none yet */
+    fake_mark *mark;           /* the latest record; NULL: none yet */
+    fake_capture *capture;     /* that the latest record is part of, or NULL */
+    struct CUstream_st *place; /* then: where, behind so much of it */
+    int64_t captured;
 };
 
 typedef enum fake_kind { FAKE_COPY, FAKE_REACH, FAKE_WAIT, FAKE_CALL } fake_kind;
@@ -36,14 +42,20 @@ typedef struct fake_op {
 
 struct CUstream_st {
     int device;
+    bool is_blocking; /* waits for the NULL stream: not done here, but captures know of it */
     fake_op *first, *last;
+    int64_t queued;
+    fake_capture *capture; /* that what is queued becomes part of, or NULL */
+    int64_t captured;      /* so much has */
+    bool is_unjoined;      /* nothing in the stream that the capture began in waits for it */
     struct CUstream_st *next;
 };
 
 /* Ends the process with the sentence. */
-_Noreturn void fake_violation(const char *text);
+_Noreturn void fake_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 struct CUstream_st *fake_open_stream(int device);
+struct CUstream_st *fake_stream_at(uint64_t i);     /* the i-th; NULL behind the last */
 void fake_close_stream(struct CUstream_st *stream); /* violation if work is left */
 struct CUstream_st *fake_own_stream(int device);    /* the NULL stream of the device */
 

@@ -54,7 +54,7 @@ cudaStream_t fake_new_stream(int device)
     (void)cudaGetDevice(&before);
     (void)cudaSetDevice(device);
     (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    (void)cudaSetDevice(before);
+    if (fake_has_context(before)) (void)cudaSetDevice(before);
     return stream;
 }
 

@@ -10,7 +10,7 @@ const void *fake_exchange_table(const void *torchs);
 
 void fake_set_current_stream(int device, cudaStream_t stream);
 
-/* A new stream of the device. */
+/* A new stream of the device. The thread is put back as torch puts it: where there is a context. */
 cudaStream_t fake_new_stream(int device);
 
 /* Queues a kernel that compares device memory with the bytes as they are now. */

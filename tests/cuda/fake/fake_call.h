@@ -1,0 +1,47 @@
+/* fake_call.h: what every call of the fake runtime begins and ends with: the lock, the errors that
+ * a test asks for, and the context that the call makes. For the files of the fake. */
+#ifndef FAKE_CALL_H
+#define FAKE_CALL_H
+
+#include "fake_run.h"
+
+/* What CUDA's documentation says of a call. */
+typedef enum fake_need {
+    FAKE_NO_CONTEXT, /* asks about devices and errors alone */
+    FAKE_CONTEXT,    /* makes the primary context of the thread's current device */
+    FAKE_EXCHANGE    /* does so, and is counted apart */
+} fake_need;
+
+/* Locks; what the call is to fail with. A context on a device that the thread has not chosen is a
+ * violation. */
+cudaError_t fake_enter(const char *call, fake_need need);
+
+/* Unlocks; `error`, which the thread remembers. */
+cudaError_t fake_leave(cudaError_t error);
+
+/* Between the two. */
+#define FAKE_ENTER(need) fake_enter(__func__, need)
+bool fake_has_failed(void); /* for good */
+int fake_current_device(void);
+
+/* ---- captures of graphs, in fake_capture.c: what a call has to fail with, if anything. Then the
+ * captures concerned are spoiled, as CUDA has it. */
+
+/* A call that CUDA calls potentially unsafe: it may wait for work, or queue some on the NULL
+ * stream. */
+cudaError_t fake_be_unsafe(void);
+
+/* A call that uses the stream; one that asks whether it is over. */
+cudaError_t fake_use_stream(struct CUstream_st *stream);
+cudaError_t fake_query_stream(struct CUstream_st *stream);
+cudaError_t fake_query_event(cudaEvent_t event);
+
+/* Queues on the stream, or captures. */
+void fake_submit(struct CUstream_st *stream, fake_op work);
+void fake_record(cudaEvent_t event, struct CUstream_st *stream);
+cudaError_t fake_await(struct CUstream_st *stream, cudaEvent_t event);
+
+/* The stream of a handle: NULL is the current device's own. */
+struct CUstream_st *fake_stream_of(cudaStream_t stream);
+
+#endif
