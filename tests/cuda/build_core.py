@@ -47,7 +47,8 @@ def find_sources(half: str) -> list[Path]:
     sources = [path for floor in FLOORS for path in floor.iterdir() if path.suffix in (".c", ".cu")]
     without = {"fl_cuda_stub.c"}
     if half == "kernels":
-        more = [HERE / "shim_grid.c", HERE / "fake/fake_api.c", HERE / "fake/fake_run.c"]
+        fake = ("fake_api.c", "fake_pins.c", "fake_run.c")
+        more = [HERE / "shim_grid.c", *(HERE / "fake" / name for name in fake)]
     else:
         more = list((HERE / "fake").glob("*.c"))
         without |= {"fl_cuda_grad.c", "fl_cuda_kernels.cu"}

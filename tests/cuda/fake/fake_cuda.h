@@ -51,11 +51,29 @@ void fake_synchronize(cudaStream_t stream);
 void fake_fail_at(int64_t n, cudaError_t error, bool is_sticky);
 int64_t fake_calls(void); /* counted since then; takes no lock */
 
+/* Copies that have been queued so far, since the last fake_forget_copies. */
+int64_t fake_copies(void);
+void fake_forget_copies(void);
+
 /* Of each device, and whether the kernels have been built for it. 2 and true to begin with. */
 void fake_set_devices(int processor_count, bool has_code_for_them);
 
 /* While true, no memory can be pinned. */
 void fake_refuse_pins(bool is_refused);
+
+/* What registering memory has cost so far. The driver takes time for every byte it registers, one
+ * caller after another, and for unregistering it waits until the device is idle. */
+typedef struct fake_pin_costs {
+    int64_t registered, unregistered; /* calls that have done it */
+    int64_t bytes;                    /* registered so far: the clock of these costs */
+    int64_t held;                     /* calls of both kinds made under a lock: see below */
+} fake_pin_costs;
+
+fake_pin_costs fake_count_pins(void);
+
+/* Asked at each such call, on the thread that makes it: whether that holds a lock which others wait
+ * for meanwhile. NULL: nobody is asked. */
+void fake_watch_lock(int (*is_held)(void));
 
 /* While true, a graph is being captured on some thread, which what others call may spoil. */
 void fake_capture(bool is_begun);
