@@ -27,6 +27,7 @@ from fastloop._collate import is_default_collate, make_collate
 from fastloop._device import Link
 from fastloop._indices import find_blocks
 from fastloop._landing import on_device, on_the_way, pinned
+from fastloop._memory import default_budget
 from fastloop._process import ProcessIter
 from fastloop._resume import Epoch, Position, Resumable, rest_of_blocks
 from fastloop._route import NotCoveredError, Source, find_route, find_source
@@ -201,7 +202,14 @@ class _ArrayIter(Resumable):
             timeout=self._timeout,
             new_block=blocks.new if blocks else None,
             split=blocks.split if blocks else None,
+            **self._budget(loader),
         )
+
+    def _budget(self, loader: DataLoader[Any]) -> dict[str, int]:
+        """Of pinned memory. What is not pinned is gathered when it is wanted, or soon before."""
+        if self._blocks is None or self._num_workers == 0:
+            return {}
+        return {"budget": getattr(loader, "memory_budget", None) or default_budget()}
 
     def _restart(self) -> None:
         if self._blocks is not None:

@@ -69,9 +69,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     ``share_memory_()`` copy. ``stats()`` says which path runs and why.
     """
 
-    #: Bytes that batches of worker processes may take before the user has them. None: a quarter
-    #: of the memory available at ``iter()``, within the limits of the cgroup. A single batch may
-    #: always be larger, and what the user holds is not counted.
+    #: Bytes that batches of worker processes, and those of array data in pinned memory, may take
+    #: before the user has them. None: a quarter of the memory available at ``iter()``, within the
+    #: limits of the cgroup. A single batch may always be larger, and what the user holds is not
+    #: counted.
     memory_budget: int | None = None
 
     # For subclasses whose __init__ does not call ours.

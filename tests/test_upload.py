@@ -39,6 +39,18 @@ TRIALS = {
         "a_cycle_is_collected",
         "arguments_are_checked",
     ],
+    "pinning_trials": [
+        "blocks_are_for_the_next_batches_alone",
+        "blocks_of_large_batches_are_fewer",
+        "batches_without_a_block_wait_filled",
+        "the_budget_bounds_what_is_posted",
+        "the_budget_of_a_loader_is_that",
+        "the_first_batch_is_registered_first",
+        "epochs_keep_what_is_registered",
+        "growing_batches_are_registered_a_few_times",
+        "batches_of_workers_keep_what_is_registered",
+        "growing_batches_of_workers",
+    ],
     "process_trials": [
         "a_loader_from_end_to_end",
         "no_context_on_a_device_that_nobody_chose",

@@ -38,8 +38,12 @@ fake.fake_synchronize.argtypes = [ctypes.c_void_p]
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
 fake.fake_refuse_pins.argtypes = [ctypes.c_bool]
 fake.fake_calls.restype = ctypes.c_int64
+<<<<<<< HEAD
 fake.fake_choose_default.argtypes = [ctypes.c_bool]
 fake.fake_has_context.restype = ctypes.c_bool
+=======
+fake.fake_copies.restype = ctypes.c_int64
+>>>>>>> wt-pinned
 fake.fake_is_clean.restype = ctypes.c_bool
 fake.fake_exchange_table.argtypes = [ctypes.c_void_p]
 fake.fake_exchange_table.restype = ctypes.c_void_p
@@ -60,6 +64,18 @@ fake.fake_launch_fill.argtypes = [
 fake.fake_compared.restype = ctypes.c_int64
 fake.fake_mismatches.restype = ctypes.c_int64
 fake.cudaStreamDestroy.argtypes = [ctypes.c_void_p]
+
+
+class PinCosts(ctypes.Structure):
+    """fake_pin_costs."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("registered", "unregistered", "bytes", "held")]
+
+
+fake.fake_count_pins.restype = PinCosts
+fake.fake_watch_lock.argtypes = [ctypes.c_void_p]
+# Registering memory takes long: not with the interpreter lock.
+fake.fake_watch_lock(ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p))
 
 
 def replace_exchange_table() -> None:
@@ -101,6 +117,7 @@ class Device:
         self.free: list[tuple[int, int | None]] = []
         self.all: list[int] = []
         self.left = 1 << 30  # blocks that there is memory for
+        self.out = self.most_out = 0  # blocks in use, now and at most
         self.hook: Callable[[], None] = lambda: None
         self.elsewhere = 0
         Device.used.add(device)
@@ -127,15 +144,18 @@ class Device:
             self.free.remove(found[-1])
             address = found[-1][0]
         else:
-            address = fake.fake_alloc(self.device, MOST_BYTES)
+            address = fake.fake_alloc(self.device, max(count, MOST_BYTES))
             self.all.append(address)
         memory = (ctypes.c_uint8 * count).from_address(address)
         self.left -= 1
+        self.out += 1
+        self.most_out = max(self.most_out, self.out)
         weakref.finalize(memory, self._freed, address, self.stream, self.elsewhere)
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def _freed(self, address: int, stream: int | None, elsewhere: int) -> None:
         self.left += 1
+        self.out -= 1
         if self.elsewhere == elsewhere:  # else record_stream may have been for it
             self.free.append((address, stream))
 
@@ -180,6 +200,7 @@ class Device:
         assert fake.fake_is_clean()
         assert {number for number in (0, 1) if fake.fake_has_context(number)} <= Device.used
         assert fake.fake_mismatches() == 0
+        assert fake.fake_count_pins().held == 0
 
 
 class DeviceLink:

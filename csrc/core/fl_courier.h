@@ -15,8 +15,17 @@
 #include "fl_shm.h"
 #include "fl_slot.h"
 
-/* Batches that are carried ahead of the consumer. */
-enum { FL_COURIER_AHEAD = 2 };
+/* Batches that are carried ahead of the consumer, here and where threads fill them: the copy of one
+ * runs during the consumer's step, that of the other is queued behind it. No more of them than take
+ * so many bytes, but always one. */
+enum { FL_COURIER_AHEAD = 2, FL_COURIER_AHEAD_BYTES = 512 << 20 };
+
+/* How many batches of so many bytes that is. */
+static inline int32_t fl_courier_ahead(int64_t bytes)
+{
+    int64_t fitting = FL_COURIER_AHEAD_BYTES / fl_max(bytes, 1);
+    return (int32_t)fl_min(FL_COURIER_AHEAD, fl_max(fitting, 1));
+}
 
 typedef struct fl_courier fl_courier;
 typedef struct fl_errand fl_errand; /* a request, and then its batch */

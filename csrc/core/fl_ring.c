@@ -21,7 +21,8 @@ typedef struct fl_entry {
     fl_batch batch;
     struct fl_entry *next; /* ring.mutex */
     int32_t front, back;   /* ring.mutex: parts from front to back are not handed out yet */
-    int32_t filled;        /* ring.mutex: parts done; == batch.parts: the batch is ready */
+    int32_t parts;         /* ring.mutex: those of the batch, and one if it was added */
+    int32_t filled;        /* ring.mutex: parts done; == parts: the batch is ready */
     int status;            /* ring.mutex: first failure of a part, or of a mark */
     fl_err error;          /* ring.mutex: goes with status */
 } fl_entry;
@@ -57,7 +58,7 @@ static inline bool is_foreign(const fl_ring *ring)
     return ring->generation != fl_fork_generation();
 }
 
-static inline bool is_ready(const fl_entry *entry) { return entry->filled == entry->batch.parts; }
+static inline bool is_ready(const fl_entry *entry) { return entry->filled == entry->parts; }
 
 static inline bool has_unclaimed(const fl_entry *entry) { return entry->front < entry->back; }
 
@@ -81,7 +82,7 @@ static void populate_part(const fl_batch *batch, int32_t part)
     int64_t share = batch->bytes / batch->parts;
     int64_t to = part + 1 == batch->parts ? batch->bytes : share * (part + 1);
     int64_t from = fl_max(share * part, fl_slot_used(batch->slot));
-    if (batch->bytes >= FL_PAGES_MAPPED_FROM && to > from)
+    if (part < batch->parts && batch->bytes >= FL_PAGES_MAPPED_FROM && to > from)
         (void)fl_pages_populate(fl_slot_data(batch->slot) + from, to - from);
 }
 
@@ -255,7 +256,7 @@ static void append(fl_ring *ring)
     ring->free = entry->next;
     entry->next = NULL;
     entry->front = entry->filled = 0;
-    entry->back = entry->batch.parts;
+    entry->parts = entry->back = entry->batch.parts;
     entry->batch.number = ring->next_number++;
     pthread_mutex_lock(&ring->mutex);
     if (ring->newest != NULL)
@@ -392,6 +393,35 @@ bool fl_ring_is_ready(fl_ring *ring)
         ring->is_stopped || ring->posted_count == 0 || look_ready_locked(ring, &before) != NULL;
     pthread_mutex_unlock(&ring->mutex);
     return is_certain;
+}
+
+static fl_entry *posted_at(const fl_ring *ring, int64_t place)
+{
+    /* The consumer alone changes the list. */
+    fl_entry *entry = ring->oldest;
+    while (entry != NULL && place-- > 0) entry = entry->next;
+    return entry;
+}
+
+const fl_batch *fl_ring_posted(const fl_ring *ring, int64_t place)
+{
+    const fl_entry *entry = is_foreign(ring) ? NULL : posted_at(ring, place);
+    return entry != NULL ? &entry->batch : NULL;
+}
+
+void fl_ring_add_part(fl_ring *ring, int64_t place)
+{
+    if (is_foreign(ring)) return;
+    fl_entry *entry = posted_at(ring, place);
+    pthread_mutex_lock(&ring->mutex);
+    assert(!has_unclaimed(entry) && entry->parts == entry->batch.parts);
+    entry->front = entry->batch.parts;
+    entry->back = entry->parts = entry->batch.parts + 1;
+    ring->unfilled++;
+    ring->work = find_work(ring->oldest);
+    atomic_fetch_add_explicit(&ring->posted, 1, memory_order_relaxed);
+    if (ring->idle_threads > 0) pthread_cond_signal(&ring->has_work);
+    pthread_mutex_unlock(&ring->mutex);
 }
 
 int64_t fl_ring_pending(const fl_ring *ring) { return ring->posted_count; }

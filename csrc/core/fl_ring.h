@@ -4,8 +4,8 @@
  * ring that does not run ahead the consumer himself, copy their parts in between. Hides threads,
  * order, wake-ups, errors and shutdown. docs/threads.md draws the states and who waits for whom.
  *
- * rows, post, post_mark, take, reset and pending belong to one consumer thread at a time; stop
- * may come from any thread. In a forked child every call is inert or FL_EFORK. */
+ * rows, post, post_mark, take, posted, add_part, reset and pending belong to one consumer thread at
+ * a time; stop may come from any thread. In a forked child every call is inert or FL_EFORK. */
 #ifndef FL_RING_H
 #define FL_RING_H
 
@@ -25,7 +25,8 @@ typedef struct fl_batch {
 } fl_batch;
 
 /* Fills part `part` of batch->parts into fl_slot_data(batch->slot). Called from ring threads and
- * the consumer, parts in any order and at once. */
+ * the consumer, parts in any order and at once; part batch->parts is the one that
+ * fl_ring_add_part added. */
 typedef int fl_fill(void *context, const fl_batch *batch, int32_t part, fl_err *err);
 
 typedef struct fl_ring_config {
@@ -67,6 +68,13 @@ void fl_ring_post_mark(fl_ring *ring, int status, const fl_err *error, int64_t t
 int fl_ring_take(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err);
 
 bool fl_ring_is_ready(fl_ring *ring); /* take would return a batch, or FL_EEND, at once */
+
+/* The batch in this place of those posted, in order of number; NULL: there are not so many. */
+const fl_batch *fl_ring_posted(const fl_ring *ring, int64_t place);
+
+/* All parts of that batch have been handed out, and begun to be filled: it gets one part more, and
+ * is ready when that is filled, too. Once for a batch. Does not block. */
+void fl_ring_add_part(fl_ring *ring, int64_t place);
 
 int64_t fl_ring_pending(const fl_ring *ring); /* posted and not taken */
 

@@ -21,6 +21,7 @@ struct fl_slot {
     fl_region *region;      /* owned, where the pool has an arena: what pages describes */
     int64_t used, before;   /* holder: high-water mark of bytes asked for, and its last value */
     int64_t pinned;         /* holder: bytes from the start */
+    fl_slot *outgrown;      /* owned: the pinned slot that was too small; until fl_slot_pin */
     int64_t lent_at;        /* whoever lends it: fl_fork_count then */
     int64_t given_at;       /* whoever gives the last share: fl_fork_count then */
     _Atomic int32_t shares; /* > 0: LENT */
@@ -42,7 +43,7 @@ struct fl_pool {
     _Atomic int64_t empty;       /* slots in spare and returned; a bound while one is on its way */
     _Atomic int64_t empty_bytes; /* of these */
     _Atomic int64_t reserve, limit; /* slots and bytes EMPTY that are kept */
-    _Atomic int64_t slot_bytes;     /* the largest size had */
+    _Atomic int64_t slot_bytes;     /* the largest size had; of pinned slots, what new ones have */
     _Atomic int64_t lent, made, replaced;
 };
 
@@ -82,29 +83,20 @@ static void drop_reference(fl_pool *pool)
     fl_free(pool);
 }
 
-static int open_pinned(const fl_pinner *pinner, int64_t bytes, fl_slot *slot, fl_err *err)
-{
-    fl_pages *pages = &slot->pages;
-    FL_TRY(fl_pages_map(bytes, pages, err));
-    (void)fl_pages_populate(pages->data, pages->capacity); /* pinning would, page by page */
-    slot->used = pages->capacity;
-    int status = pinner->pin(pinner->device, pages->data, pages->capacity, err);
-    if (status != FL_OK) {
-        fl_pages_close(pages);
-        return status;
-    }
-    slot->pinned = pages->capacity;
-    fl_pages_withhold(pages); /* fork would copy pinned pages, or leave the device the child's */
-    return FL_OK;
-}
+static inline bool is_pinning(const fl_pool *pool) { return pool->pinner.pin != NULL; }
 
 static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
 {
-    if (pool->arena == NULL && pool->pinner.pin != NULL)
-        return open_pinned(&pool->pinner, bytes, slot, err);
-    if (pool->arena == NULL) return fl_pages_open(bytes, &slot->pages, err);
+    fl_pages *pages = &slot->pages;
+    if (pool->arena == NULL && is_pinning(pool)) {
+        FL_TRY(fl_pages_map(bytes, pages, err));
+        fl_pages_withhold(
+            pages); /* fork would copy pinned pages, or leave the device the child's */
+        return FL_OK;
+    }
+    if (pool->arena == NULL) return fl_pages_open(bytes, pages, err);
     FL_TRY(fl_arena_get(pool->arena, bytes, &slot->region, err));
-    slot->pages =
+    *pages =
         (fl_pages){.data = fl_region_data(slot->region), .capacity = fl_region_bytes(slot->region)};
     return FL_OK;
 }
@@ -119,6 +111,7 @@ static void unpin(fl_slot *slot)
 static void free_slot(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
+    if (slot->outgrown != NULL) free_slot(slot->outgrown); /* which has none itself */
     unpin(slot);
     if (slot->region != NULL)
         fl_region_give(slot->region);
@@ -136,20 +129,31 @@ static void abandon_slot(fl_slot *slot)
     drop_reference(pool);
 }
 
-/* One slot more or less is EMPTY; true if so many were within the reserve before. */
+/* One slot more or less is EMPTY; true if so many were within the reserve before. Pinned slots are
+ * all kept: unpinning one waits for the device, and the next epoch would pin it again. */
 static bool count_empty(fl_pool *pool, int64_t slots, int64_t bytes)
 {
     int64_t empty = atomic_fetch_add_explicit(&pool->empty, slots, memory_order_relaxed);
     int64_t before = atomic_fetch_add_explicit(&pool->empty_bytes, bytes, memory_order_relaxed);
-    return empty < atomic_load_explicit(&pool->reserve, memory_order_relaxed) &&
-           bytes <= atomic_load_explicit(&pool->limit, memory_order_relaxed) - before;
+    bool is_wanted =
+        is_pinning(pool) || empty < atomic_load_explicit(&pool->reserve, memory_order_relaxed);
+    return is_wanted && bytes <= atomic_load_explicit(&pool->limit, memory_order_relaxed) - before;
+}
+
+/* What an EMPTY slot takes of the limit. Of a region that is pinned as far as it is used, no more.
+ */
+static int64_t memory_of(const fl_slot *slot)
+{
+    int64_t capacity = slot->pages.capacity;
+    if (slot->region == NULL || !is_pinning(slot->pool)) return capacity;
+    return fl_min(capacity, fl_max(slot->pinned, slot->used));
 }
 
 static void free_list(fl_pool *pool, fl_slot *slot)
 {
     while (slot != NULL) {
         fl_slot *next = slot->next;
-        count_empty(pool, -1, -slot->pages.capacity);
+        count_empty(pool, -1, -memory_of(slot));
         free_slot(slot);
         slot = next;
     }
@@ -174,7 +178,7 @@ static bool push(_Atomic(fl_slot *) *stack, fl_slot *slot)
 static void recycle(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
-    int64_t bytes = slot->pages.capacity;
+    int64_t bytes = memory_of(slot);
     if (count_empty(pool, 1, bytes) && push(&pool->returned, slot)) return;
     count_empty(pool, -1, -bytes);
     free_slot(slot);
@@ -284,8 +288,24 @@ static fl_slot *pop_empty_locked(fl_pool *pool)
     fl_slot *slot = pool->spare;
     if (slot == NULL) return NULL;
     pool->spare = slot->next;
-    count_empty(pool, -1, -slot->pages.capacity);
+    count_empty(pool, -1, -memory_of(slot));
     return slot;
+}
+
+/* Of the EMPTY slots one that is pinned and large enough, or NULL. */
+static fl_slot *pop_pinned_locked(fl_pool *pool, int64_t bytes)
+{
+    fl_slot **place = &pool->spare;
+    while (*place != NULL) place = &(*place)->next;
+    *place = atomic_exchange_explicit(&pool->returned, NULL, memory_order_acquire);
+    place = &pool->spare;
+    while (*place != NULL && ((*place)->pinned == 0 || (*place)->pages.capacity < bytes))
+        place = &(*place)->next;
+    fl_slot *found = *place;
+    if (found == NULL) return NULL;
+    *place = found->next;
+    count_empty(pool, -1, -memory_of(found));
+    return found;
 }
 
 static int make_slot(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
@@ -306,24 +326,62 @@ static int make_slot(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
     return FL_OK;
 }
 
+/* How large a new slot is made. An arena makes regions of like sizes fit one another; otherwise it
+ * is as large as any before, so that it serves all. Pinned slots grow to twice the size at least:
+ * batches that grow and grow are pinned anew as often as they double. */
+static int64_t find_size(fl_pool *pool, const fl_slot *outgrown, int64_t bytes)
+{
+    int64_t largest = atomic_load_explicit(&pool->slot_bytes, memory_order_relaxed);
+    bool is_small = bytes <= INT64_MAX / 4;
+    if (pool->arena != NULL) return outgrown != NULL && is_small ? 2 * bytes : bytes;
+    if (is_pinning(pool) && largest > 0 && bytes > largest && is_small)
+        return fl_max(bytes, 2 * largest);
+    return fl_max(bytes, largest);
+}
+
+/* The slot is too small. What is pinned of it is left to fl_slot_pin, because unpinning waits for
+ * the device: the slot itself, or the one that it took the place of; or NULL. */
+static fl_slot *outgrow(fl_slot *slot)
+{
+    if (slot->pinned > 0) return slot;
+    fl_slot *before = slot->outgrown;
+    slot->outgrown = NULL;
+    free_slot(slot);
+    return before;
+}
+
+/* With the slot that it takes the place of, or NULL; after a failure that is back in the pool. */
+static int replace_slot(fl_pool *pool, fl_slot *outgrown, int64_t bytes, fl_slot **out, fl_err *err)
+{
+    int64_t size = find_size(pool, outgrown, bytes);
+    int status = FL_OK;
+    /* Where so much cannot be had, as asked for. */
+    if (size == bytes || make_slot(pool, size, out, NULL) != FL_OK)
+        status = make_slot(pool, bytes, out, err);
+    else
+        raise_to(&pool->slot_bytes, size);
+    if (status == FL_OK)
+        (*out)->outgrown = outgrown;
+    else if (outgrown != NULL)
+        recycle(outgrown);
+    return status;
+}
+
 int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
 {
     *out = NULL;
     if (is_foreign(pool)) return fl_fail(err, FL_EFORK, "this pool belongs to a parent process");
     recycle_unseen(pool);
     pthread_mutex_lock(&pool->mutex);
-    fl_slot *slot = pop_empty_locked(pool);
+    fl_slot *slot = is_pinning(pool) ? pop_pinned_locked(pool, bytes) : NULL;
+    if (slot == NULL) slot = pop_empty_locked(pool);
     pthread_mutex_unlock(&pool->mutex);
-    int64_t largest = bytes; /* an arena makes regions of like sizes fit one another */
-    if (pool->arena == NULL)
-        largest = fl_max(bytes, atomic_load_explicit(&pool->slot_bytes, memory_order_relaxed));
+    fl_slot *outgrown = NULL;
     if (slot != NULL && slot->pages.capacity < bytes) {
-        free_slot(slot);
+        outgrown = outgrow(slot);
         slot = NULL;
     }
-    /* As large as any before, so that it serves all; where that is too much, as asked for. */
-    if (slot == NULL && (largest == bytes || make_slot(pool, largest, &slot, NULL) != FL_OK))
-        FL_TRY(make_slot(pool, bytes, &slot, err));
+    if (slot == NULL) FL_TRY(replace_slot(pool, outgrown, bytes, &slot, err));
     raise_to(&pool->slot_bytes, bytes);
     slot->before = slot->used;
     slot->used = fl_max(slot->used, bytes);
@@ -331,17 +389,33 @@ int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
     return FL_OK;
 }
 
+bool fl_slot_is_pinned(const fl_slot *slot, int64_t bytes) { return bytes <= slot->pinned; }
+
+/* How much of it to pin, where `bytes` are wanted. A region is sparse, and pinning populates, so it
+ * is no more than that at first, and what has to be pinned anew at least doubles. */
+static int64_t find_pinned_size(const fl_slot *slot, int64_t bytes)
+{
+    int64_t capacity = slot->pages.capacity;
+    if (slot->region == NULL) return capacity;
+    int64_t before = slot->outgrown != NULL ? slot->outgrown->pinned : slot->pinned;
+    int64_t least = bytes > before ? 2 * before : before;
+    return fl_min(capacity, fl_max(fl_pages_whole(bytes), least));
+}
+
 /* Anew and whole when more is wanted: a copy must not cross from one pinned range to another. */
 int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err)
 {
     const fl_pinner *pinner = &slot->pool->pinner;
-    assert(slot->region != NULL && bytes <= slot->pages.capacity);
-    if (bytes <= slot->pinned) return FL_OK;
-    int64_t whole = fl_pages_whole(bytes);
+    assert(is_pinning(slot->pool) && bytes <= slot->pages.capacity);
+    if (fl_slot_is_pinned(slot, bytes)) return FL_OK;
+    int64_t whole = find_pinned_size(slot, bytes);
     unpin(slot);
-    (void)fl_pages_populate(slot->pages.data, whole);
+    if (slot->outgrown != NULL) free_slot(slot->outgrown);
+    slot->outgrown = NULL;
+    (void)fl_pages_populate(slot->pages.data, whole); /* pinning would, page by page */
     FL_TRY(pinner->pin(pinner->device, slot->pages.data, whole, err));
     slot->pinned = whole;
+    slot->used = fl_max(slot->used, whole);
     return FL_OK;
 }
 

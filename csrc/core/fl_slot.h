@@ -25,15 +25,19 @@ typedef struct fl_pinner {
     int32_t device;
 } fl_pinner;
 
-/* Slots are pinned from now on, and unpinned before they go back to the system: those of an arena
- * by fl_slot_pin; the others are whole pages, populated and pinned when made, and fl_pool_get fails
- * as pin does. Before the first fl_pool_get. Such slots are not to be lent: a holder would unpin on
- * any thread. */
+/* Slots of this pool may be pinned from now on, and are unpinned before they go back to the system.
+ * They are whole pages; all that come back are kept, up to the pool's limit. Before the first
+ * fl_pool_get. Such slots are not to be lent: a holder would unpin on any thread. */
 void fl_pool_pin(fl_pool *pool, fl_pinner pinner);
 
-/* The first `bytes` of an arena's slot are populated and pinned, the pages they lie on whole. The
- * holder of a slot that no copy reads; fails as pin does, and then nothing of it is pinned. */
+/* At least the first `bytes` of the slot are populated and pinned: of a region so much, and when it
+ * has to be pinned anew, twice as much as before; otherwise all of it, once. Takes long, and waits
+ * for the device where a smaller one has to be unpinned first. The holder of a slot that no copy
+ * reads; fails as pin does, and then nothing of it is pinned. */
 int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err);
+
+/* Whether that would be over at once. */
+bool fl_slot_is_pinned(const fl_slot *slot, int64_t bytes);
 
 /* Frees what is EMPTY and lets the lent slots free themselves. NULL is fine. No slot may be
  * FILLING or READY. */

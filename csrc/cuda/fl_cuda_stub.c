@@ -60,11 +60,19 @@ int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out
     return fl_cuda_check(0, err);
 }
 
-int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, fl_err *err)
+int64_t fl_cuda_stage_collect(fl_cuda_stage *stage)
+{
+    (void)stage;
+    return 0;
+}
+
+int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, bool *is_filled,
+                       fl_err *err)
 {
     (void)upload;
     (void)block;
     (void)stream;
+    *is_filled = false;
     return fl_cuda_check(0, err);
 }
 
@@ -72,6 +80,19 @@ bool fl_cuda_upload_is_aimed(const fl_cuda_upload *upload)
 {
     (void)upload;
     return false;
+}
+
+bool fl_cuda_upload_is_queued(const fl_cuda_upload *upload)
+{
+    (void)upload;
+    return false;
+}
+
+int fl_cuda_upload_send(fl_cuda_upload *upload, const fl_batch *batch, fl_err *err)
+{
+    (void)upload;
+    (void)batch;
+    return fl_cuda_check(0, err);
 }
 
 void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch)

@@ -16,10 +16,11 @@ struct fl_cuda_upload {
     fl_slot *slot;        /* owned, once taken */
     cudaEvent_t event; /* owned; NULL before the first aim. Recorded on the consumer's stream when
                           the block may be written, on the stage's when it is. */
-    void *block;       /* borrowed */
-    _Atomic int32_t parts; /* to be filled */
-    bool is_aimed;         /* consumer, and read-only while parts are filled */
-    bool is_queued;        /* whoever fills the last part, then the consumer */
+    void *block;       /* borrowed; set before the aim is counted */
+    int64_t bytes;     /* consumer only: of the batch, once taken */
+    _Atomic int32_t parts; /* to be filled, and one for the aim: whoever is last sends the batch */
+    bool is_aimed;         /* consumer only */
+    bool is_queued;        /* whoever sends, then the consumer */
 };
 
 struct fl_cuda_stage {
@@ -30,6 +31,7 @@ struct fl_cuda_stage {
     bool is_halted;               /* mutex, for whoever queues; the consumer writes it */
     fl_cuda_upload *free;         /* owned; consumer only */
     fl_cuda_upload *taken, *last; /* owned; consumer only: oldest and newest */
+    int64_t taken_bytes;          /* consumer only */
 };
 
 static inline bool is_foreign(const fl_cuda_stage *stage)
@@ -151,6 +153,7 @@ static void return_oldest(fl_cuda_stage *stage)
 {
     fl_cuda_upload *upload = stage->taken;
     stage->taken = upload->next;
+    stage->taken_bytes -= upload->bytes;
     fl_slot_return(upload->slot);
     put_free(upload);
 }
@@ -215,6 +218,12 @@ static void return_copied(fl_cuda_stage *stage)
     leave(&here);
 }
 
+int64_t fl_cuda_stage_collect(fl_cuda_stage *stage)
+{
+    if (!is_foreign(stage)) return_copied(stage);
+    return stage->taken_bytes;
+}
+
 int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out, fl_err *err)
 {
     *out = NULL;
@@ -228,7 +237,7 @@ int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out
         if (upload == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for an upload");
         upload->stage = stage;
     }
-    atomic_store_explicit(&upload->parts, parts, memory_order_relaxed);
+    atomic_store_explicit(&upload->parts, parts + 1, memory_order_relaxed);
     upload->is_aimed = upload->is_queued = false;
     if (stage->is_halted) set_halted(stage, false);
     *out = upload;
@@ -243,19 +252,31 @@ static int record_start(fl_cuda_upload *upload, cudaStream_t stream, fl_err *err
     return FL_OK;
 }
 
-int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, fl_err *err)
+/* acq_rel: whoever sends the batch reads what all the others have written, the block included. */
+static inline bool is_last(fl_cuda_upload *upload)
+{
+    return atomic_fetch_sub_explicit(&upload->parts, 1, memory_order_acq_rel) == 1;
+}
+
+int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, bool *is_filled,
+                       fl_err *err)
 {
     visit here;
+    *is_filled = false;
     if (is_foreign(upload->stage)) return refuse_foreign(err);
     FL_TRY(enter(upload->stage->device, &here, err));
     int status = record_start(upload, stream, err);
     leave(&here);
+    if (status != FL_OK) return status;
     upload->block = block;
-    upload->is_aimed = status == FL_OK;
-    return status;
+    upload->is_aimed = true;
+    *is_filled = is_last(upload);
+    return FL_OK;
 }
 
 bool fl_cuda_upload_is_aimed(const fl_cuda_upload *upload) { return upload->is_aimed; }
+
+bool fl_cuda_upload_is_queued(const fl_cuda_upload *upload) { return upload->is_queued; }
 
 static int queue_copy_locked(fl_cuda_upload *upload, const fl_batch *batch, fl_err *err)
 {
@@ -284,11 +305,15 @@ static int queue_copy(fl_cuda_upload *upload, const fl_batch *batch, fl_err *err
     return status;
 }
 
+int fl_cuda_upload_send(fl_cuda_upload *upload, const fl_batch *batch, fl_err *err)
+{
+    if (batch->bytes > 0) FL_TRY(fl_slot_pin(batch->slot, batch->bytes, err));
+    return queue_copy(upload, batch, err);
+}
+
 void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch)
 {
-    /* acq_rel: the copy reads what all the others have written. */
-    if (atomic_fetch_sub_explicit(&upload->parts, 1, memory_order_acq_rel) == 1 && upload->is_aimed)
-        (void)queue_copy(upload, batch, NULL);
+    if (is_last(upload)) (void)fl_cuda_upload_send(upload, batch, NULL);
 }
 
 int fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes, fl_err *err)
@@ -305,12 +330,14 @@ int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *str
     visit here;
     if (is_foreign(stage)) return refuse_foreign(err);
     assert(upload->is_aimed && atomic_load(&upload->parts) == 0);
-    if (!upload->is_queued) FL_TRY(queue_copy(upload, batch, err));
+    if (!upload->is_queued) FL_TRY(fl_cuda_upload_send(upload, batch, err));
     FL_TRY(enter(stage->device, &here, err));
     int status = FL_CUDA_STATUS(cudaStreamWaitEvent(stream, upload->event, 0), err);
     leave(&here);
     if (status != FL_OK) return status;
     upload->slot = batch->slot;
+    upload->bytes = batch->bytes;
+    stage->taken_bytes += upload->bytes;
     upload->next = NULL;
     if (stage->taken == NULL)
         stage->taken = upload;

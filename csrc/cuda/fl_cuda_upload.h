@@ -4,9 +4,9 @@
  * it was filled in to a block of device memory that the caller provides. docs/cuda.md draws the
  * states and who waits for whom.
  *
- * get, aim, take, abandon, drop, halt and close belong to one consumer thread at a time; parts are
- * reported by the threads that fill, or by a courier. In a forked child every call is inert or
- * FL_EFORK. */
+ * get, aim, take, abandon, drop, collect, halt and close belong to one consumer thread at a time;
+ * parts are reported by the threads that fill, or by a courier. In a forked child every call is
+ * inert or FL_EFORK. */
 #ifndef FL_CUDA_UPLOAD_H
 #define FL_CUDA_UPLOAD_H
 
@@ -33,27 +33,41 @@ void fl_cuda_stage_halt(fl_cuda_stage *stage);
 /* SYNC: halts. Every upload has been taken or dropped. NULL is fine. */
 void fl_cuda_stage_close(fl_cuda_stage *stage);
 
+/* Slots of taken uploads whose copies are over go back to their pool. How many bytes the others
+ * still read. */
+int64_t fl_cuda_stage_collect(fl_cuda_stage *stage);
+
 /* An upload for a batch of `parts` parts, the caller's until it is taken or dropped; FL_ENOMEM.
- * Before that, slots of taken uploads whose copies are over go back to their pool. */
+ * Collects first. */
 int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out, fl_err *err);
 
 /* Where the batch goes: `block`, borrowed until the upload is dropped or `stream` waits for the
  * copy, which begins after what is queued on `stream` now. A device's stream may be NULL.
- * FL_ENOMEM, FL_EDEVICE: nothing has changed. */
-int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, fl_err *err);
+ * *is_filled: all parts have been reported before, so the caller is to send the batch, or have it
+ * sent. FL_ENOMEM, FL_EDEVICE: nothing has changed. */
+int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, bool *is_filled,
+                       fl_err *err);
 
 bool fl_cuda_upload_is_aimed(const fl_cuda_upload *upload);
 
-/* One more part of the batch is filled. The last one queues the copy if the upload is aimed; what
+/* Whether its copy is queued; of a batch taken from its ring. */
+bool fl_cuda_upload_is_queued(const fl_cuda_upload *upload);
+
+/* One more part of the batch is filled. The last one sends the batch if the upload is aimed; what
  * fails is left to fl_cuda_upload_take. The filling threads. */
 void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch);
+
+/* Pins the slot of a filled batch, which may take long (fl_slot_pin), and queues the copy. Whoever
+ * was last: a filling thread, or the one that aimed. After FL_ENOMEM, FL_EDEVICE, FL_ECLOSED the
+ * batch may be sent again. */
+int fl_cuda_upload_send(fl_cuda_upload *upload, const fl_batch *batch, fl_err *err);
 
 /* The same for a courier: of a batch of one part, in a slot of an arena, which is pinned first; as
  * fl_slot_pin. The berth's target is an aimed upload. */
 int fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes, fl_err *err);
 
-/* Makes `stream` wait for the copy of the batch, which is filled and whose upload is aimed; queues
- * the copy first if it is not. The upload and the batch's slot are then the stage's. After
+/* Makes `stream` wait for the copy of the batch, which is filled and whose upload is aimed; sends
+ * it first if its copy is not queued. The upload and the batch's slot are then the stage's. After
  * FL_ENOMEM, FL_EDEVICE, or FL_ECLOSED if it was halted, they are still the caller's, who may try
  * again. */
 int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *stream, fl_err *err);

@@ -150,10 +150,12 @@ typedef struct fl_py_slots {
     PyObject_HEAD
     fl_pool *pool;                                   /* owned */
     fl_arena *arena;                                 /* owned; NULL unless shared with workers */
+    fl_slot *probe;                                  /* owned; NULL unless it is pinned, too */
     uint32_t generation;                             /* of the process that made it */
     int32_t fields;                                  /* room for so many tensors with every slot */
     int32_t device;                                  /* for copies to it; -1: for use on the CPU */
     int64_t batches, samples, bytes, waits, wait_ns; /* interpreter lock */
+    int64_t largest; /* interpreter lock: bytes that batches of workers needed of late */
 } fl_py_slots;
 
 extern PyType_Spec fl_py_slots_spec;

@@ -58,8 +58,7 @@ int fl_py_hub_send(fl_py_hub *self, int worker, PyObject *key, int64_t limit, bo
                    const Py_buffer *payload, int64_t again, fl_slot *before)
 {
     if (again < 0) limit = fl_max(next_limit(self), payload->len);
-    bool fits = limit <= self->budget - self->under_way;
-    if (!fits && !is_forced) return 0;
+    if (!is_forced && !fl_py_lift_fits(self, limit)) return 0;
     fl_err err;
     fl_slot *slot;
     fl_errand *errand;
@@ -108,6 +107,7 @@ static void count_reply(fl_py_hub *self, const fl_shm_reply *reply)
     for (int i = 0; i < FL_SHM_REASONS; i++) self->fallbacks[i] += reply->fallbacks[i];
     /* One outlier must not make all that follow wait for as much memory. */
     self->largest = fl_max(self->largest - self->largest / 64, reply->used);
+    self->slots->largest = self->largest;
 }
 
 PyObject *fl_py_hub_blame(fl_py_hub *self, int32_t worker)

@@ -90,9 +90,10 @@ static PyObject *feed_next(fl_py_feed *self)
 static int fill_part(void *context, const fl_batch *batch, int32_t part, fl_err *err)
 {
     const fl_py_feed *self = context;
-    FL_TRY(fl_table_gather(self->table->table, &batch->rows, part, batch->parts,
-                           fl_py_upload_target(self, batch), err));
-    if (self->stage != NULL) fl_py_upload_filled(self, batch);
+    if (part < batch->parts)
+        FL_TRY(fl_table_gather(self->table->table, &batch->rows, part, batch->parts,
+                               fl_py_upload_target(self, batch), err));
+    if (self->stage != NULL) fl_py_upload_filled(self, batch, part);
     return FL_OK;
 }
 
@@ -126,16 +127,16 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"table",     "slots",    "fetch",    "keys",       "maps",
                                "workers",   "prefetch", "in_order", "persistent", "timeout",
-                               "new_block", "split",    NULL};
+                               "new_block", "split",    "budget",   NULL};
     fl_py_state *state = PyType_GetModuleState(type);
     PyObject *table, *slots, *fetch, *keys, *maps, *timeout;
     PyObject *new_block = Py_None, *split = Py_None;
     int workers, in_order, persistent;
-    long long prefetch;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLppO|OO:Feed", keywords,
+    long long prefetch, budget = INT64_MAX;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLppO|OOL:Feed", keywords,
                                      state->table_type, &table, state->slots_type, &slots, &fetch,
                                      &keys, &PyTuple_Type, &maps, &workers, &prefetch, &in_order,
-                                     &persistent, &timeout, &new_block, &split))
+                                     &persistent, &timeout, &new_block, &split, &budget))
         return NULL;
     bool has_blocks = new_block != Py_None;
     if ((split != Py_None) != has_blocks || (((fl_py_slots *)slots)->device >= 0 && !has_blocks))
@@ -163,6 +164,7 @@ static PyObject *feed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->is_persistent = persistent;
     self->runs_ahead = workers > 0;
     self->depth = depth;
+    self->budget = budget;
     self->fills_itself = !fl_table_is_volatile(self->table->table);
     if (seconds > 0) self->timeout_ns = seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX / 2;
     self->generation = fl_fork_generation();
@@ -338,13 +340,15 @@ static PyMethodDef feed_methods[] = {
     {"close", (PyCFunction)feed_close, METH_NOARGS, close_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(feed_doc,
-             "Feed(table, slots, fetch, keys, maps, workers, prefetch, in_order, persistent,\n"
-             "     timeout, new_block=None, split=None)\n--\n\n"
-             "Iterator over batches of `table`; begins with restart().\n\n"
-             "fetch: called with an item of the source that holds no plain integers.\n"
-             "keys: tuple of dict keys, or None for lists. maps: int64 vectors of nested subsets,\n"
-             "innermost first. timeout: seconds or 0.");
+PyDoc_STRVAR(
+    feed_doc,
+    "Feed(table, slots, fetch, keys, maps, workers, prefetch, in_order, persistent,\n"
+    "     timeout, new_block=None, split=None, budget=2**63 - 1)\n--\n\n"
+    "Iterator over batches of `table`; begins with restart().\n\n"
+    "fetch: called with an item of the source that holds no plain integers.\n"
+    "keys: tuple of dict keys, or None for lists. maps: int64 vectors of nested subsets,\n"
+    "innermost first. timeout: seconds or 0. budget: bytes that batches may take in pinned\n"
+    "memory before they are handed out; one always may.");
 
 static PyType_Slot feed_slots[] = {
     {Py_tp_doc, (void *)feed_doc}, {Py_tp_new, feed_new},         {Py_tp_traverse, feed_traverse},

@@ -28,8 +28,10 @@ enum { FL_PY_TAG_BATCH, FL_PY_TAG_SINGLE, FL_PY_TAG_MARK, FL_PY_TAGS };
 /* A posted batch that is to be in a block: copied to a device, or gathered there. */
 typedef struct fl_py_ticket {
     bool is_used;
+    bool is_filled;         /* before it was aimed: see fl_cuda_upload_aim */
+    int64_t bytes;          /* of the batch */
     fl_cuda_upload *upload; /* owned; NULL unless for a device */
-    PyObject *block;        /* owned: a tensor; NULL: there was no memory yet, on a device */
+    PyObject *block;        /* owned: a tensor; NULL, on a device: none yet */
     char *data;             /* the block, unless it is on a device */
     void *stream;           /* of a device: the current one when the block was made */
 } fl_py_ticket;
@@ -45,7 +47,8 @@ typedef struct fl_py_feed {
     int64_t timeout_ns;
     PyObject *new_block; /* owned, like split; None: batches stay in slots */
     PyObject *split;
-    int64_t depth; /* batches in flight: workers * prefetch, or 1 */
+    int64_t depth;  /* batches in flight: workers * prefetch, or 1 */
+    int64_t budget; /* bytes that batches of feeds with tickets may take ahead */
     bool is_persistent, runs_ahead;
     uint32_t generation;
     PyThread_type_lock lock; /* owned: around next, restart, use and close */
@@ -72,7 +75,8 @@ typedef struct fl_py_feed {
     PyObject *refusal; /* owned: what new_block raised for it, in pinned memory; or NULL */
     fl_batch late;     /* taken from the ring and not delivered, its slot owned, if is_late */
     bool is_late;
-    bool fills_itself;  /* the consumer may copy instead of waiting: no disk is behind the table */
+    bool is_short;     /* in this epoch: no more memory could be pinned, one batch at a time goes */
+    bool fills_itself; /* the consumer may copy instead of waiting: no disk is behind the table */
     int64_t most_bytes; /* of a batch of this epoch */
     bool is_closed;     /* interpreter lock */
 } fl_py_feed;
@@ -104,15 +108,20 @@ void fl_py_feed_close_ring(fl_py_feed *self);
 
 int fl_py_upload_open(fl_py_feed *self);
 
-/* Gives the batch to be posted a ticket, which *tag then names. FL_ENOMEM: none. An interrupt may
- * have come: an exception is set then, and after FL_OK the batch is to be posted all the same. */
+/* Gives the batch to be posted a ticket, which *tag then names. FL_ENOMEM: none, for want of memory
+ * or because others are to be taken first. An interrupt may have come: an exception is set then,
+ * and after FL_OK the batch is to be posted all the same. */
 int fl_py_upload_post(fl_py_feed *self, int64_t bytes, int32_t parts, int64_t *tag, fl_err *err);
+
+/* The next batches get their blocks, as far as there is memory; on a device. -1: an interrupt has
+ * come. */
+int fl_py_upload_ahead(fl_py_feed *self);
 
 /* Where a batch is gathered to, in any feed. Any thread, without the interpreter lock. */
 char *fl_py_upload_target(const fl_py_feed *self, const fl_batch *batch);
 
-/* A part has been filled, of a feed with a stage. Likewise. */
-void fl_py_upload_filled(const fl_py_feed *self, const fl_batch *batch);
+/* A part has been filled, of a feed with a stage; or one was added, which sends it. Likewise. */
+void fl_py_upload_filled(const fl_py_feed *self, const fl_batch *batch, int32_t part);
 
 /* Takes back the ticket of a batch that is not delivered and was not copied, if it has one; and all
  * tickets, once the stage is halted. */

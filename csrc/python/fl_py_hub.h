@@ -81,6 +81,9 @@ void fl_py_lift_close(fl_py_hub *self);
  * whatever comes first. */
 int32_t fl_py_lift_expect(fl_py_hub *self, int64_t first);
 
+/* Whether the budget has room for so many bytes more: what copies still read is counted, too. */
+bool fl_py_lift_fits(fl_py_hub *self, int64_t bytes);
+
 /* Takes back those that are not in use. */
 void fl_py_lift_rest(fl_py_hub *self);
 

@@ -93,12 +93,13 @@ static int aim_on_device(fl_py_hub *self, PyObject *block, fl_berth *berth)
 {
     fl_err err;
     fl_cuda_upload *upload;
+    bool is_filled; /* not yet */
     int32_t device = self->slots->device;
     void *data = fl_py_block(&self->door, block, device, berth->bytes);
     if (data == NULL || fl_py_stream(&self->door, device, &berth->stream) != 0) return -1;
     int status = fl_cuda_upload_get(self->stage, 1, &upload, &err);
     if (status == FL_OK) {
-        status = fl_cuda_upload_aim(upload, data, berth->stream, &err);
+        status = fl_cuda_upload_aim(upload, data, berth->stream, &is_filled, &err);
         if (status != FL_OK) fl_cuda_upload_drop(upload);
     }
     berth->target = upload;
@@ -141,7 +142,15 @@ int32_t fl_py_lift_expect(fl_py_hub *self, int64_t first)
 {
     recall(self, self->room);
     fl_courier_expect(self->courier, first);
-    return self->room > 0 ? fl_courier_wants(self->courier) : 0;
+    int32_t lent = FL_COURIER_AHEAD - fl_courier_wants(self->courier);
+    return self->room > 0 ? (int32_t)fl_max(fl_courier_ahead(self->room) - lent, 0) : 0;
+}
+
+bool fl_py_lift_fits(fl_py_hub *self, int64_t bytes)
+{
+    int64_t left = self->budget - self->under_way;
+    if (bytes > left || self->stage == NULL) return bytes <= left;
+    return bytes <= left - fl_cuda_stage_collect(self->stage);
 }
 
 /* What the courier has not come to. */

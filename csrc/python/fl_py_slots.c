@@ -16,13 +16,15 @@
 /* Below so much address space there is no use in sharing memory. */
 static const int64_t LEAST_ARENA = 1 << 28;
 
-/* Memory of a shared file cannot be pinned everywhere. */
-static int try_pinning(fl_pool *pool, fl_err *err)
+/* Memory of a shared file cannot be pinned everywhere. The slot for this try is kept and serves for
+ * nothing else: to unpin it would wait for the device. */
+static int try_pinning(fl_py_slots *self, fl_err *err)
 {
-    fl_slot *slot;
-    FL_TRY(fl_pool_get(pool, 1, &slot, err));
-    int status = fl_slot_pin(slot, 1, err);
-    fl_slot_return(slot);
+    FL_TRY(fl_pool_get(self->pool, 1, &self->probe, err));
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_slot_pin(self->probe, 1, err);
+    Py_END_ALLOW_THREADS
     return status;
 }
 
@@ -47,16 +49,28 @@ static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (status == FL_OK) status = fl_pool_open(header_bytes, self->arena, &self->pool, &err);
     if (status == FL_OK && device >= 0)
         fl_pool_pin(self->pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
-    if (status == FL_OK && is_shared && device >= 0) status = try_pinning(self->pool, &err);
+    if (status == FL_OK && is_shared && device >= 0) status = try_pinning(self, &err);
     if (status == FL_OK) return (PyObject *)self;
     Py_DECREF(self);
     return fl_py_raise(&err, NULL);
 }
 
+/* Unpinning waits for the device. */
+static void close_pinned(fl_pool *pool)
+{
+    Py_BEGIN_ALLOW_THREADS
+    fl_pool_close(pool);
+    Py_END_ALLOW_THREADS
+}
+
 static void slots_dealloc(fl_py_slots *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    fl_pool_close(self->pool);
+    fl_slot_return(self->probe);
+    if (self->device >= 0)
+        close_pinned(self->pool);
+    else
+        fl_pool_close(self->pool);
     fl_arena_close(self->arena);
     type->tp_free(self);
     Py_DECREF(type);
@@ -80,7 +94,9 @@ PyDoc_STRVAR(trim_doc, "trim()\n--\n\nGive memory that waits for reuse back to t
 
 static PyObject *slots_trim(fl_py_slots *self, PyObject *Py_UNUSED(ignored))
 {
+    Py_BEGIN_ALLOW_THREADS
     fl_pool_trim(self->pool);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 

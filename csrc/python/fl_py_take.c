@@ -27,7 +27,8 @@ static int take_waiting(fl_py_feed *self, fl_batch *batch, fl_err *err)
 }
 
 /* Takes the next batch, counting the time the caller spends on it. One that is ready, or so small
- * that copying it costs no more than giving the interpreter lock away, is taken with the lock. */
+ * that copying it costs no more than giving the interpreter lock away, is taken with the lock; to
+ * a device also the first use of its slot costs. */
 static int take(fl_py_feed *self, fl_batch *batch, fl_err *err)
 {
     if (self->is_late) {
@@ -36,6 +37,7 @@ static int take(fl_py_feed *self, fl_batch *batch, fl_err *err)
     }
     bool is_ready = self->runs_ahead && fl_ring_is_ready(self->ring);
     bool is_small = self->most_bytes < FL_TABLE_SMALL_BYTES && self->fills_itself;
+    is_small = is_small && self->stage == NULL;
     int64_t begin_ns = is_ready ? 0 : fl_now_ns();
     int status = FL_ETIMEOUT;
     if (is_ready || is_small) status = fl_ring_take(self->ring, 0, batch, err);
@@ -104,14 +106,14 @@ static void finish(fl_py_feed *self)
     if (self->runs_ahead && !self->is_persistent) fl_py_feed_close_ring(self);
 }
 
-/* Posts the batch that follows the one just taken, as torch does before it returns or raises.
- * On an interrupt the one just taken is kept for the next call. */
+/* Posts the batch that follows the one just taken, as torch does before it returns or raises, and
+ * has the next ones uploaded. On an interrupt the one just taken is kept for the next call. */
 static int refill(fl_py_feed *self, PyObject *result)
 {
     if (!self->runs_ahead) return 0;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    if (fl_py_post_next(self) >= 0) {
+    if (fl_py_post_next(self) >= 0 && fl_py_upload_ahead(self) == 0) {
         PyErr_Restore(type, value, traceback);
         return 0;
     }

@@ -3,8 +3,9 @@
  * Runs on the consumer's thread with the feed's lock and the interpreter lock held, but for
  * fl_py_upload_target and _filled, which the threads that fill call. Blocks are torch tensors: in
  * pinned memory, where batches are gathered to them, or on a device; each posted batch has a ticket
- * for its block and its upload. For a device, what fails at the post is done at the take, and what
- * fails there leaves the batch with the feed, for the next call. */
+ * for its block and its upload. On a device the next batches alone have blocks; the others wait in
+ * their slots. What fails ahead of the take is done there, and what fails there leaves the batch
+ * with the feed, for the next call. */
 #include "fl_py_feed.h"
 
 int fl_py_upload_open(fl_py_feed *self)
@@ -32,7 +33,8 @@ static int aim(fl_py_feed *self, fl_py_ticket *ticket, PyObject *block, int64_t 
     int32_t device = self->slots->device;
     void *data = fl_py_block(&self->table->door, block, device, bytes);
     if (data == NULL || fl_py_stream(&self->table->door, device, &ticket->stream) != 0) return -1;
-    if (fl_cuda_upload_aim(ticket->upload, data, ticket->stream, &err) == FL_OK) return 0;
+    int status = fl_cuda_upload_aim(ticket->upload, data, ticket->stream, &ticket->is_filled, &err);
+    if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;
 }
@@ -69,23 +71,74 @@ static void keep_refusal(fl_py_feed *self)
     Py_XSETREF(self->refusal, value);
 }
 
+/* Makes the block of a batch that is not wanted yet: 1, or 0 where that is left to the take, and -1
+ * where an interrupt has come. */
+static int try_block(fl_py_feed *self, fl_py_ticket *ticket)
+{
+    if (make_block(self, ticket, ticket->bytes) == 0) return 1;
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+    if (self->stage == NULL) keep_refusal(self);
+    PyErr_Clear();
+    return 0;
+}
+
+/* Whether another batch may wait in pinned memory. One always may. */
+static bool is_within_budget(fl_py_feed *self, int64_t bytes)
+{
+    int64_t left = self->budget;
+    if (fl_ring_pending(self->ring) == 0) return true;
+    if (self->stage != NULL) left -= fl_cuda_stage_collect(self->stage);
+    for (int64_t number = 0; number < self->depth; number++) left -= self->tickets[number].bytes;
+    return bytes <= left;
+}
+
 int fl_py_upload_post(fl_py_feed *self, int64_t bytes, int32_t parts, int64_t *tag, fl_err *err)
 {
     int64_t number = 0;
     while (self->tickets[number].is_used) number++; /* the ring has room, so there is one */
     fl_py_ticket *ticket = &self->tickets[number];
+    if (!is_within_budget(self, bytes))
+        return fl_fail(err, FL_ENOMEM, "a batch of %lld bytes waits for memory_budget=%lld",
+                       (long long)bytes, (long long)self->budget);
     if (self->stage != NULL) FL_TRY(fl_cuda_upload_get(self->stage, parts, &ticket->upload, err));
-    bool is_made = make_block(self, ticket, bytes) == 0;
+    ticket->bytes = bytes;
+    bool is_next = fl_ring_pending(self->ring) == 0;
+    bool is_made = (is_next || self->stage == NULL) && try_block(self, ticket) == 1;
     if (is_made) Py_CLEAR(self->refusal);
-    bool is_error = !is_made && PyErr_ExceptionMatches(PyExc_Exception);
-    if (is_error && self->stage == NULL) keep_refusal(self);
-    if (is_error) PyErr_Clear();
-    if (!is_made && self->stage == NULL)
+    if (!is_made && self->stage == NULL) {
+        *ticket = (fl_py_ticket){0};
         return fl_fail(err, FL_ENOMEM, "no pinned memory for a batch of %lld bytes",
                        (long long)bytes);
+    }
     ticket->is_used = true;
     *tag += number * FL_PY_TAGS;
     return FL_OK;
+}
+
+/* Sends the batch in this place of those posted, which was filled before it had its block: here if
+ * that takes no time, else by a thread of the ring. */
+static void send(fl_py_feed *self, int64_t place, const fl_batch *batch)
+{
+    if (!fl_slot_is_pinned(batch->slot, batch->bytes))
+        fl_ring_add_part(self->ring, place);
+    else /* what fails is left to the take */
+        (void)fl_cuda_upload_send(ticket_of(self, batch->tag)->upload, batch, NULL);
+}
+
+int fl_py_upload_ahead(fl_py_feed *self)
+{
+    const fl_batch *batch;
+    int32_t ahead = fl_courier_ahead(self->most_bytes);
+    for (int32_t place = 0; self->stage != NULL && place < ahead; place++) {
+        if ((batch = fl_ring_posted(self->ring, place)) == NULL) break;
+        if (batch->tag % FL_PY_TAGS == FL_PY_TAG_MARK) continue;
+        fl_py_ticket *ticket = ticket_of(self, batch->tag);
+        if (ticket->block != NULL) continue;
+        int made = try_block(self, ticket);
+        if (made != 1) return made;
+        if (ticket->is_filled) send(self, place, batch);
+    }
+    return 0;
 }
 
 char *fl_py_upload_target(const fl_py_feed *self, const fl_batch *batch)
@@ -94,9 +147,13 @@ char *fl_py_upload_target(const fl_py_feed *self, const fl_batch *batch)
                                          : fl_slot_data(batch->slot);
 }
 
-void fl_py_upload_filled(const fl_py_feed *self, const fl_batch *batch)
+void fl_py_upload_filled(const fl_py_feed *self, const fl_batch *batch, int32_t part)
 {
-    fl_cuda_upload_part(ticket_of(self, batch->tag)->upload, batch);
+    fl_cuda_upload *upload = ticket_of(self, batch->tag)->upload;
+    if (part == batch->parts) /* what fails is left to the take */
+        (void)fl_cuda_upload_send(upload, batch, NULL);
+    else
+        fl_cuda_upload_part(upload, batch);
 }
 
 static void drop_ticket(fl_py_ticket *ticket)
@@ -166,15 +223,29 @@ make_fields(fl_py_feed *self, PyObject *block, const fl_batch *batch, bool is_el
     return named;
 }
 
+/* What was not done ahead. To pin the slot may take long. */
+static int send_now(fl_cuda_upload *upload, const fl_batch *batch)
+{
+    fl_err err;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_cuda_upload_send(upload, batch, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
 /* Makes the current stream wait for the copy; the slot is then the stage's. */
 static int take_upload(fl_py_feed *self, const fl_batch *batch, void **stream)
 {
     fl_err err;
     fl_py_ticket *ticket = ticket_of(self, batch->tag);
-    if (!fl_cuda_upload_is_aimed(ticket->upload) && make_block(self, ticket, batch->bytes) != 0)
-        return -1;
+    fl_cuda_upload *upload = ticket->upload;
+    if (!fl_cuda_upload_is_aimed(upload) && make_block(self, ticket, batch->bytes) != 0) return -1;
+    if (!fl_cuda_upload_is_queued(upload) && send_now(upload, batch) != 0) return -1;
     if (fl_py_stream(&self->table->door, self->slots->device, stream) != 0) return -1;
-    if (fl_cuda_upload_take(ticket->upload, batch, *stream, &err) == FL_OK) return 0;
+    if (fl_cuda_upload_take(upload, batch, *stream, &err) == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;
 }

@@ -431,9 +431,18 @@ static void test_a_forked_child_is_inert(void)
     close_yard(&y);
 }
 
+static void test_fewer_large_batches_are_ahead(void)
+{
+    CHECK_INT(fl_courier_ahead(0), FL_COURIER_AHEAD);
+    CHECK_INT(fl_courier_ahead(FL_COURIER_AHEAD_BYTES / FL_COURIER_AHEAD), FL_COURIER_AHEAD);
+    CHECK_INT(fl_courier_ahead(FL_COURIER_AHEAD_BYTES / FL_COURIER_AHEAD + 1), 1);
+    CHECK_INT(fl_courier_ahead(INT64_MAX), 1);
+}
+
 int main(void)
 {
     start_tests();
+    RUN(test_fewer_large_batches_are_ahead);
     RUN(test_a_batch_is_carried_while_the_consumer_does_nothing);
     RUN(test_its_claim_waits_for_a_carry_and_nobody_else_does);
     RUN(test_a_stop_waits_for_the_carry_and_there_is_no_other);

@@ -401,6 +401,71 @@ static void test_hold_batches(void)
     }
 }
 
+static int fill_or_add(void *context, const fl_batch *batch, int32_t part, fl_err *err)
+{
+    rig *r = context;
+    if (part < batch->parts) return fill_part(context, batch, part, err);
+    check_words(batch->slot, batch->tag); /* all others have been filled */
+    if (batch->tag == r->stuck_tag) sem_wait(&r->gate);
+    atomic_fetch_add(&r->calls[batch->tag][part], 1);
+    return FL_OK;
+}
+
+/* It is ready until then, and again behind the part. */
+static void test_a_part_can_be_added(void)
+{
+    fl_ring_config shape;
+    for (int i = 0; next_shape(i, &shape) && shape.runs_ahead; i++) {
+        rig r;
+        shape.fill = fill_or_add;
+        open_rig(&r, shape);
+        for (int64_t tag = 1; tag < 4; tag++) post_batch(&r, tag, 2);
+        await_done(&r, 6);
+        CHECK_INT(fl_ring_posted(r.ring, 0)->tag, 1);
+        CHECK_INT(fl_ring_posted(r.ring, 2)->tag, 3);
+        CHECK(fl_ring_posted(r.ring, 3) == NULL);
+        while (!fl_ring_is_ready(r.ring)) sleep_ms(1);
+        fl_ring_add_part(r.ring, 2);
+        while (atomic_load(&r.calls[3][2]) < 1) sleep_ms(1); /* nobody asks for it */
+        r.stuck_tag = 1;
+        fl_ring_add_part(r.ring, 0);
+        CHECK(!fl_ring_is_ready(r.ring));
+        CHECK_INT(take_status(&r, 0), FL_ETIMEOUT);
+        open_gate(&r, 1);
+        for (int64_t tag = 1; tag < 4; tag++) take_and_give(&r, tag);
+        CHECK_INT(r.calls[1][2] + r.calls[2][2] + r.calls[3][2], 2);
+        CHECK_INT(take_status(&r, 0), FL_EEND);
+        close_rig(&r);
+    }
+}
+
+/* Nor is a part run of a batch that cannot be filled, or that is dropped. */
+static void test_a_part_that_was_added_is_not_wanted(void)
+{
+    for (int is_failing = 0; is_failing < 2; is_failing++) {
+        rig r;
+        open_rig(&r, (fl_ring_config){.depth = 2,
+                                      .threads = 1,
+                                      .runs_ahead = true,
+                                      .is_in_order = true,
+                                      .fill = fill_or_add});
+        r.failing_tag = is_failing == 1 ? 2 : NONE;
+        r.failing_part = ALL;
+        post_batch(&r, 2, 1);
+        await_done(&r, 1);
+        r.stuck_tag = 5; /* keeps the thread busy */
+        post_batch(&r, 5, 1);
+        sem_wait(&r.arrived);
+        fl_ring_add_part(r.ring, 0);
+        open_gate(&r, 1);
+        if (is_failing == 1) CHECK_INT(take_status(&r, LONG_MS), FL_ESOURCE);
+        fl_ring_reset(r.ring);
+        CHECK(is_failing == 0 || r.calls[2][1] == 0);
+        CHECK_INT(fl_ring_pending(r.ring), 0);
+        close_rig(&r);
+    }
+}
+
 int main(void)
 {
     start_tests();
@@ -424,5 +489,7 @@ int main(void)
     RUN(test_a_mark_waits_for_the_batch_before_it);
     RUN(test_out_of_order_lets_others_pass);
     RUN(test_hold_batches);
+    RUN(test_a_part_can_be_added);
+    RUN(test_a_part_that_was_added_is_not_wanted);
     return 0;
 }

@@ -82,10 +82,11 @@ static inline int carry_and_count(const fl_berth *berth, fl_slot *slot, int64_t 
 static inline int ready_block(loop *l, int64_t bytes, fl_berth *out)
 {
     fl_cuda_upload *upload;
+    bool is_filled;
     if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
     FL_TRY(fl_cuda_upload_get(l->stage, 1, &upload, &l->err));
     block *found = get_block(&l->heap, bytes, l->stream);
-    int status = fl_cuda_upload_aim(upload, found->memory, l->stream, &l->err);
+    int status = fl_cuda_upload_aim(upload, found->memory, l->stream, &is_filled, &l->err);
     if (status != FL_OK) {
         fl_cuda_upload_drop(upload);
         drop_block(found);

@@ -216,10 +216,11 @@ static void test_every_refused_resource(void)
 /* ---- calls that are left out */
 
 /* Everything that orders work is called here, from every place in the code. */
-static void train_every_way(fl_ring_config shape, cudaStream_t stream)
+static void train_every_way(fl_ring_config shape, cudaStream_t stream, bool has_window)
 {
     loop l;
     open_loop(&l, shape, 0);
+    l.has_window = has_window;
     l.stream = stream;
     for (int64_t tag = 0, posted = 0; tag < 2 * BATCHES; tag++) {
         for (; posted < tag + 3; posted++) {
@@ -247,7 +248,7 @@ static int run_without_a_site(void *arg)
         CHECK(next_shape((int)seed % 8, &shape));
         fake_set_order(seed == 0 ? FAKE_LAZY : FAKE_RANDOM, seed);
         CHECK_INT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-        train_every_way(shape, stream);
+        train_every_way(shape, stream, seed % 3 == 0);
         CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
     }
     return 0;
@@ -270,27 +271,59 @@ static void test_no_call_can_be_left_out(void)
 
 /* ---- pinned slots */
 
+/* Not when they are made: their pages are there once they have been filled. */
 static void test_slots_are_pinned_until_they_go(void)
 {
     fl_pool *pool = open_pool(2);
-    fl_slot *slots[2];
+    fl_slot *slots[4];
     fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, 0});
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         slots[i] = get_slot(pool, 100);
         CHECK(is_aligned(fl_slot_data(slots[i]), 4096) && fl_slot_bytes(slots[i]) % 4096 == 0);
-        CHECK_INT(fl_slot_used(slots[i]), fl_slot_bytes(slots[i])); /* its pages are there */
+        CHECK(fake_is_clean() == (i == 0));
+        CHECK_INT(fl_slot_pin(slots[i], 100, NULL), FL_OK);
+        CHECK(fl_slot_is_pinned(slots[i], fl_slot_bytes(slots[i]))); /* all of it */
     }
-    for (int i = 0; i < 2; i++) fl_slot_return(slots[i]);
-    CHECK(!fake_is_clean());
-    fl_slot_return(get_slot(pool, 5000000)); /* instead of one that is too small */
-    check_counts(pool, 0, 3, 0, 2);
+    for (int i = 0; i < 4; i++) fl_slot_return(slots[i]);
+    check_counts(pool, 0, 4, 2, 4); /* more than the reserve */
+    slots[0] = get_slot(pool, 100);
+    CHECK_INT(fl_slot_used(slots[0]), fl_slot_bytes(slots[0])); /* its pages are there */
+    fl_slot_return(slots[0]);
     fl_pool_trim(pool);
     CHECK(fake_is_clean());
     slots[0] = get_slot(pool, 10);
+    CHECK_INT(fl_slot_pin(slots[0], 10, NULL), FL_OK);
     fl_pool_close(pool);
     CHECK(!fake_is_clean());
     fl_slot_return(slots[0]); /* behind the pool */
     CHECK(fake_is_clean());
+}
+
+/* Batches that grow are pinned anew as often as they double, and what they outgrow is unpinned when
+ * they are pinned, not when the slot is asked for. */
+static void test_a_slot_that_is_too_small(void)
+{
+    int64_t page = sysconf(_SC_PAGESIZE);
+    for (int64_t step = 1; step < 4; step++) {
+        fl_pool *pool = open_pool(2);
+        fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, 0});
+        fake_pin_costs begin = fake_count_pins();
+        for (int64_t pages = 1; pages <= 64; pages += step) {
+            fake_pin_costs before = fake_count_pins();
+            fl_slot *slot = get_slot(pool, pages * page);
+            CHECK_INT(fake_count_pins().unregistered, before.unregistered);
+            if (pages == 33) fl_slot_return(slot); /* it never came to be pinned */
+            if (pages == 33) slot = get_slot(pool, 100 * page);
+            CHECK_INT(fl_slot_pin(slot, pages * page, NULL), FL_OK);
+            fake_pin_costs now = fake_count_pins();
+            CHECK_INT(now.registered - begin.registered, 1 + now.unregistered - begin.unregistered);
+            fl_slot_return(slot);
+        }
+        CHECK(fake_count_pins().registered - begin.registered <= 1 + 6);
+        CHECK(fake_count_pins().registered - begin.registered >= 6);
+        fl_pool_close(pool);
+        CHECK(fake_is_clean());
+    }
 }
 
 static void test_a_slot_that_cannot_be_pinned(void)
@@ -301,10 +334,12 @@ static void test_a_slot_that_cannot_be_pinned(void)
     fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, FAKE_DEVICES});
     int64_t before = count_address_space();
     for (int i = 0; i < 20; i++) {
-        CHECK_INT(fl_pool_get(pool, 64 * MIB, &slot, &err), FL_EDEVICE);
-        CHECK(slot == NULL && strstr(err.text, "cudaSetDevice") != NULL);
+        CHECK_INT(fl_pool_get(pool, 8 * MIB, &slot, &err), FL_OK);
+        CHECK_INT(fl_slot_pin(slot, 8 * MIB, &err), FL_EDEVICE);
+        CHECK(strstr(err.text, "cudaSetDevice") != NULL && !fl_slot_is_pinned(slot, 1));
+        fl_slot_return(slot);
     }
-    CHECK(count_address_space() < before + 256 * MIB);
+    CHECK(count_address_space() < before + 64 * MIB);
     CHECK_INT(cudaGetLastError(), cudaSuccess);
     fl_pool_close(pool);
     CHECK(fake_is_clean());
@@ -321,7 +356,7 @@ static fl_pool *open_arena_pool(fl_arena *arena, int32_t device)
     return pool;
 }
 
-/* Whole pages, and none behind them; anew when more is wanted, and not when less is. */
+/* Whole pages, and none behind them; anew when more is wanted, and then twice as many at least. */
 static void test_a_slot_of_an_arena_is_pinned_as_far_as_it_is_used(void)
 {
     fl_arena *arena = open_arena(MIB);
@@ -334,7 +369,8 @@ static void test_a_slot_of_an_arena_is_pinned_as_far_as_it_is_used(void)
         int64_t calls = fake_calls();
         bool is_larger = sizes[i] > pinned, is_first = pinned == 0;
         CHECK_INT(fl_slot_pin(slot, sizes[i], NULL), FL_OK);
-        if (is_larger) pinned = (sizes[i] + page - 1) / page * page;
+        int64_t whole = (sizes[i] + page - 1) / page * page;
+        if (is_larger) pinned = fl_max(whole, 2 * pinned);
         CHECK_INT(held_bytes(arena), pinned);
         /* Unpinned and pinned; before and after each, which device the thread is on. */
         CHECK_INT(fake_calls(), calls + 3 * (is_larger ? 2 - is_first : 0));
@@ -346,6 +382,29 @@ static void test_a_slot_of_an_arena_is_pinned_as_far_as_it_is_used(void)
     CHECK(fake_is_clean());
     CHECK_INT(held_bytes(arena), 0);
     fl_pool_close(pool);
+    fl_arena_close(arena);
+}
+
+/* It is never more than the region. */
+static void test_a_slot_of_an_arena_grows(void)
+{
+    fl_arena *arena = open_arena(64 * MIB);
+    fl_pool *pool = open_arena_pool(arena, 0);
+    fake_pin_costs begin = fake_count_pins();
+    for (int64_t bytes = 1000; bytes < 4 * MIB; bytes += bytes / 50) {
+        fake_pin_costs before = fake_count_pins();
+        fl_slot *slot = get_slot(pool, bytes + bytes / 4);
+        CHECK_INT(fake_count_pins().unregistered, before.unregistered);
+        CHECK_INT(fl_slot_pin(slot, bytes, NULL), FL_OK);
+        CHECK(held_bytes(arena) <= fl_slot_bytes(slot) && held_bytes(arena) <= 2 * bytes + 4096);
+        fl_slot_return(slot);
+    }
+    fake_pin_costs end = fake_count_pins();
+    /* From a page to 4 MiB; each time that doubles, and each time the region does. */
+    CHECK(end.registered - begin.registered <= 1 + 2 * 10);
+    CHECK_INT(end.registered - begin.registered, 1 + end.unregistered - begin.unregistered);
+    fl_pool_close(pool);
+    CHECK(fake_is_clean());
     fl_arena_close(arena);
 }
 
@@ -412,8 +471,10 @@ int main(void)
     RUN(test_every_refused_resource);
     RUN(test_no_call_can_be_left_out);
     RUN(test_slots_are_pinned_until_they_go);
+    RUN(test_a_slot_that_is_too_small);
     RUN(test_a_slot_that_cannot_be_pinned);
     RUN(test_a_slot_of_an_arena_is_pinned_as_far_as_it_is_used);
+    RUN(test_a_slot_of_an_arena_grows);
     RUN(test_a_slot_is_unpinned_before_its_memory_goes);
     RUN(test_a_slot_of_an_arena_that_cannot_be_pinned);
     return 0;

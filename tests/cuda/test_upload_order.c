@@ -32,13 +32,16 @@ static void train(loop *l, int64_t from, int64_t to)
 
 static void train_once(fl_ring_config shape)
 {
-    loop l;
-    open_loop(&l, shape, 0);
-    train(&l, 0, BATCHES);
-    int64_t tag;
-    CHECK_INT(take_upload(&l, &tag), FL_EEND);
-    fake_synchronize(NULL);
-    close_loop(&l);
+    for (int has_window = 0; has_window < 2; has_window++) {
+        loop l;
+        open_loop(&l, shape, 0);
+        l.has_window = has_window == 1;
+        train(&l, 0, BATCHES);
+        int64_t tag;
+        CHECK_INT(take_upload(&l, &tag), FL_EEND);
+        fake_synchronize(NULL);
+        close_loop(&l);
+    }
 }
 
 static void test_every_kernel_sees_its_batch(void) { each_way(train_once); }
@@ -46,9 +49,10 @@ static void test_every_kernel_sees_its_batch(void) { each_way(train_once); }
 /* Kernels still wait to run while batches are dropped; the next epoch uses the same memory. */
 static void leave_early(fl_ring_config shape)
 {
-    for (int64_t taken = 0; taken < 4; taken++) {
+    for (int64_t taken = 0; taken < 8; taken++) {
         loop l;
         open_loop(&l, shape, 0);
+        l.has_window = taken >= 4;
         train(&l, 0, taken);
         for (int64_t tag = taken; tag < taken + 3; tag++) post_upload(&l, tag, 2);
         reset_loop(&l);
@@ -84,6 +88,49 @@ static void test_a_batch_is_copied_as_soon_as_it_is_filled(void)
     CHECK(fake_is_clean());
 }
 
+static void await_ready(loop *l, int64_t place)
+{
+    while (atomic_load(&l->r.done) < 2 * (place + 1)) sleep_ms(1);
+}
+
+/* Filled without a block, and then it has one: the copy does not wait for the take either, and its
+ * slot is pinned only then, by the ring's thread, once. */
+static void test_a_batch_that_waited_for_its_block_is_copied_at_once(void)
+{
+    for (int threads = 1; threads < 4; threads++) {
+        loop l;
+        int device;
+        fake_set_order(FAKE_EAGER, 0);
+        open_loop(&l,
+                  (fl_ring_config){
+                      .depth = 3, .is_in_order = true, .runs_ahead = true, .threads = threads},
+                  0);
+        l.has_window = true;
+        int64_t pins = fake_count_pins().registered;
+        for (int round = 0; round < 2; round++) {
+            fake_forget_copies();
+            for (int64_t tag = 0; tag < 3; tag++) post_upload(&l, tag, 2);
+            await_ready(&l, 3 * round + 2);
+            while (fake_copies() < 1) sleep_ms(1);
+            CHECK_INT(fake_copies(), 1);
+            if (round == 0) CHECK_INT(fake_count_pins().registered, pins + 1);
+            take_tag(&l, 0);
+            while (fake_copies() < 3) sleep_ms(1);
+            CHECK_INT(cudaGetDeviceCount(&device), cudaSuccess); /* any call lets work run */
+            for (int64_t tag = 1; tag < 3; tag++) {
+                CHECK(ticket_of(&l, tag)->is_filled);
+                check_device_words(fake_host_view(ticket_of(&l, tag)->block->memory), tag);
+                take_tag(&l, tag);
+            }
+            CHECK_INT(fake_copies(), 3);
+            CHECK_INT(fake_count_pins().registered, pins + 3);
+        }
+        fake_synchronize(NULL);
+        close_loop(&l);
+    }
+    CHECK(fake_is_clean());
+}
+
 /* The host goes on although nothing has been copied, and no slot serves twice. */
 static void test_nobody_waits_for_a_copy(void)
 {
@@ -97,7 +144,8 @@ static void test_nobody_waits_for_a_copy(void)
     fake_synchronize(NULL);
     post_upload(&l, BATCHES, 1);
     fl_pool_count(l.r.pool, &stats);
-    CHECK(stats.made == BATCHES && stats.empty == 2); /* and one is in use: the reserve */
+    /* And one is in use: all are kept, because what is unpinned is to be pinned again. */
+    CHECK(stats.made == BATCHES && stats.empty == BATCHES - 1);
     close_loop(&l);
     CHECK(fake_is_clean());
 }
@@ -128,6 +176,7 @@ static void run_short(fl_ring_config shape)
     loop l;
     int64_t tag;
     open_loop(&l, shape, 0);
+    l.has_window = shape.threads % 2 == 1;
     l.is_short = true;
     for (int64_t n = 0; n < 3; n++) post_upload(&l, n, 2);
     CHECK_INT(take_upload(&l, &tag), FL_ENOMEM);
@@ -258,11 +307,12 @@ static int use_the_parents_loop(void *arg)
     fl_batch batch = {0};
     fl_err err = {0};
     fl_cuda_upload *upload;
+    bool is_filled;
     int64_t before = fake_calls();
     CHECK_INT(fl_cuda_upload_get(l->stage, 1, &upload, &err), FL_EFORK);
     CHECK(err.text[0] != '\0');
     upload = ticket_of(l, 5)->upload;
-    CHECK_INT(fl_cuda_upload_aim(upload, NULL, NULL, NULL), FL_EFORK);
+    CHECK_INT(fl_cuda_upload_aim(upload, NULL, NULL, &is_filled, NULL), FL_EFORK);
     CHECK_INT(fl_cuda_upload_take(upload, &batch, NULL, NULL), FL_EFORK);
     close_engine(l);
     CHECK_INT(fake_calls(), before);
@@ -293,6 +343,7 @@ int main(void)
     RUN(test_every_kernel_sees_its_batch);
     RUN(test_leaving_early);
     RUN(test_a_batch_is_copied_as_soon_as_it_is_filled);
+    RUN(test_a_batch_that_waited_for_its_block_is_copied_at_once);
     RUN(test_nobody_waits_for_a_copy);
     RUN(test_the_current_stream_may_change);
     RUN(test_a_batch_waits_for_memory);

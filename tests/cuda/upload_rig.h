@@ -13,6 +13,7 @@ enum { MOST_POSTED = 8, BLOCK_BYTES = 4096 };
 typedef struct ticket {
     fl_cuda_upload *upload; /* NULL: free */
     block *block;           /* NULL: memory was short */
+    bool is_filled;         /* before it was aimed */
 } ticket;
 
 typedef struct loop {
@@ -23,8 +24,9 @@ typedef struct loop {
     block_heap heap;
     look looks[MOST_LOOKS];
     int64_t launched;
-    bool is_short; /* there is no device memory */
-    bool is_late;  /* `late` was taken from the ring, and could not be handed out */
+    bool has_window; /* batches that are not next have no block at the post: see look_ahead */
+    bool is_short;   /* there is no device memory */
+    bool is_late;    /* `late` was taken from the ring, and could not be handed out */
     fl_batch late;
     fl_err err; /* of the last failure */
 } loop;
@@ -33,8 +35,13 @@ static inline ticket *ticket_of(loop *l, int64_t tag) { return &l->tickets[tag %
 
 static inline int fill_and_upload(void *context, const fl_batch *batch, int32_t part, fl_err *err)
 {
+    fl_cuda_upload *upload = ticket_of(context, batch->tag)->upload;
+    if (part == batch->parts) {
+        (void)fl_cuda_upload_send(upload, batch, NULL);
+        return FL_OK;
+    }
     FL_TRY(fill_part(context, batch, part, err));
-    fl_cuda_upload_part(ticket_of(context, batch->tag)->upload, batch);
+    fl_cuda_upload_part(upload, batch);
     return FL_OK;
 }
 
@@ -106,7 +113,7 @@ static inline int aim(loop *l, ticket *t)
     fl_err err;
     if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
     block *found = get_block(&l->heap, BLOCK_BYTES, l->stream);
-    int status = fl_cuda_upload_aim(t->upload, found->memory, l->stream, &err);
+    int status = fl_cuda_upload_aim(t->upload, found->memory, l->stream, &t->is_filled, &err);
     if (status == FL_OK)
         t->block = found;
     else
@@ -122,7 +129,8 @@ static inline void post_upload(loop *l, int64_t tag, int32_t parts)
     CHECK(t->upload == NULL && BLOCK_BYTES >= 8 * rows_of(tag));
     fl_err err = {0};
     int status = fl_cuda_upload_get(l->stage, parts, &t->upload, &err);
-    if (status == FL_OK) (void)aim(l, t);
+    bool is_next = fl_ring_pending(l->r.ring) == 0;
+    if (status == FL_OK && (is_next || !l->has_window)) (void)aim(l, t);
     if (status == FL_OK) status = add_rows(rows, tag, &err);
     if (status == FL_OK) status = fl_ring_post(l->r.ring, 8 * rows_of(tag), parts, tag, &err);
     if (status == FL_OK) return;
@@ -150,6 +158,24 @@ static inline void launch_look(loop *l, const void *memory, int64_t tag)
     fake_launch(l->stream, look_at_batch, next);
 }
 
+/* The next batches get their blocks. What was filled before is sent: by the ring, if its slot is
+ * still to be pinned. */
+static inline void look_ahead(loop *l)
+{
+    const fl_batch *batch;
+    for (int64_t place = 0; place < FL_COURIER_AHEAD; place++) {
+        if ((batch = fl_ring_posted(l->r.ring, place)) == NULL) return;
+        ticket *t = ticket_of(l, batch->tag);
+        if (t->upload == NULL || t->block != NULL) continue;
+        if (aim(l, t) != FL_OK) return;
+        if (!t->is_filled) continue;
+        if (fl_slot_is_pinned(batch->slot, batch->bytes))
+            (void)fl_cuda_upload_send(t->upload, batch, NULL);
+        else
+            fl_ring_add_part(l->r.ring, place);
+    }
+}
+
 /* Takes the next batch, queues a kernel that reads it and lets go of it. A batch that could not be
  * handed out comes again. *tag: which it is. */
 static inline int take_upload(loop *l, int64_t *tag)
@@ -173,6 +199,7 @@ static inline int take_upload(loop *l, int64_t *tag)
     launch_look(l, t->block->memory, batch.tag);
     drop_block(t->block);
     *t = (ticket){0};
+    if (l->has_window) look_ahead(l);
     return FL_OK;
 }
 

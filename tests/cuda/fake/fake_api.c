@@ -4,21 +4,23 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-enum { MOST_SITES = 64, MOST_RANGES = 256 };
-
-typedef struct range {
-    char *memory; /* NULL: free */
-    size_t bytes;
-} range;
+enum { MOST_SITES = 64 };
 
 /* Under the mutex. */
-static range ranges[MOST_RANGES];
 static int64_t event_count, stream_count;
+<<<<<<< HEAD
 static bool refuses_pins;
 static int64_t launches;
+=======
+static _Atomic int64_t calls; /* read without it */
+static int64_t fail_at;
+static cudaError_t fail_error, sticky_error;
+static bool fails_for_good, refuses_pins, is_capturing;
+static int64_t launches, copies;
+static int processors = 2;
+static bool has_code = true;
+>>>>>>> wt-pinned
 static struct {
     const char *name;
     const void *address;
@@ -56,6 +58,21 @@ int64_t fake_launches(void)
     return count;
 }
 
+int64_t fake_copies(void)
+{
+    pthread_mutex_lock(&fake_mutex);
+    int64_t count = copies;
+    pthread_mutex_unlock(&fake_mutex);
+    return count;
+}
+
+void fake_forget_copies(void)
+{
+    pthread_mutex_lock(&fake_mutex);
+    copies = 0;
+    pthread_mutex_unlock(&fake_mutex);
+}
+
 void fake_forget_sites(void)
 {
     pthread_mutex_lock(&fake_mutex);
@@ -81,8 +98,7 @@ void fake_ignore_site(int number)
 bool fake_is_clean(void)
 {
     pthread_mutex_lock(&fake_mutex);
-    bool is_clean = event_count == 0 && stream_count == 0 && !fake_has_memory();
-    for (int i = 0; i < MOST_RANGES; i++) is_clean = is_clean && ranges[i].memory == NULL;
+    bool is_clean = event_count == 0 && stream_count == 0 && !fake_has_memory() && !fake_has_pins();
     pthread_mutex_unlock(&fake_mutex);
     return is_clean;
 }
@@ -210,32 +226,11 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 /* ---- pinned memory */
 
-/* The range that overlaps these bytes, or NULL. */
-static range *find_range(const char *memory, size_t bytes)
-{
-    for (int i = 0; i < MOST_RANGES; i++)
-        if (ranges[i].memory != NULL && ranges[i].memory < memory + bytes &&
-            memory < ranges[i].memory + ranges[i].bytes)
-            return &ranges[i];
-    return NULL;
-}
-
-static void check_populated(char *memory, size_t bytes)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    if ((size_t)memory % page != 0 || bytes % page != 0)
-        fake_violation("pages are pinned that hold something else");
-    for (size_t at = 0; at < bytes; at += page) {
-        unsigned char is_there;
-        if (mincore(memory + at, page, &is_there) != 0 || !(is_there & 1))
-            fake_violation("memory is pinned that is not populated");
-    }
-}
-
 cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned int flags)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     if ((flags & cudaHostRegisterPortable) == 0) fake_violation("pinned for one context alone");
+<<<<<<< HEAD
     if (error == cudaSuccess) error = fake_be_unsafe();
     if (find_range(memory, bytes) != NULL) fake_violation("memory is pinned twice");
     check_populated(memory, bytes);
@@ -245,10 +240,17 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned int flags)
     if (i == MOST_RANGES) fake_violation("too many ranges");
     if (error == cudaSuccess) ranges[i] = (range){memory, bytes};
     return fake_leave(error);
+=======
+    check_capture();
+    if (error == cudaSuccess && refuses_pins) error = cudaErrorMemoryAllocation;
+    fake_pin(memory, bytes, error == cudaSuccess);
+    return leave(error);
+>>>>>>> wt-pinned
 }
 
 cudaError_t cudaHostUnregister(void *memory)
 {
+<<<<<<< HEAD
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     cudaError_t forbidden = fake_be_unsafe();
     if (forbidden != cudaSuccess) return fake_leave(forbidden);
@@ -258,21 +260,37 @@ cudaError_t cudaHostUnregister(void *memory)
         fake_violation("memory is unpinned under a copy");
     found->memory = NULL;
     return fake_leave(error);
+=======
+    cudaError_t error = enter();
+    check_capture();
+    fake_unpin(memory, current_device);
+    return leave(error);
+>>>>>>> wt-pinned
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream)
 {
+<<<<<<< HEAD
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     struct CUstream_st *into = fake_stream_of(stream);
     const range *found = find_range(from, bytes);
+=======
+    cudaError_t error = enter();
+    struct CUstream_st *into = stream_of(stream);
+>>>>>>> wt-pinned
     if (kind != cudaMemcpyHostToDevice) fake_violation("a copy of another kind");
-    if (found == NULL || (const char *)from + bytes > found->memory + found->bytes ||
-        (const char *)from < found->memory)
+    if (!fake_is_pinned(from, bytes))
         fake_violation("an asynchronous copy from memory that is not pinned");
     fake_op copy = {.kind = FAKE_COPY, .from = from, .bytes = bytes};
     copy.to = fake_find_view(to, bytes, into->device);
+<<<<<<< HEAD
     if (error == cudaSuccess) error = fake_use_stream(into);
     if (error == cudaSuccess && !IS_IGNORED()) fake_submit(into, copy);
     return fake_leave(error);
+=======
+    copies += error == cudaSuccess;
+    if (error == cudaSuccess && !IS_IGNORED()) fake_queue(into, copy);
+    return leave(error);
+>>>>>>> wt-pinned
 }

@@ -300,6 +300,12 @@ void fake_run_stream(struct CUstream_st *stream)
     while (stream->first != NULL) run_next(stream);
 }
 
+void fake_run_device(int device)
+{
+    for (uint64_t i = 0; stream_at(i) != NULL; i++)
+        if (stream_at(i)->device == device) fake_run_stream(stream_at(i));
+}
+
 void fake_drop_work(void)
 {
     for (uint64_t i = 0; fake_stream_at(i) != NULL; i++) {

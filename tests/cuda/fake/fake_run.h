@@ -65,6 +65,7 @@ fake_mark *fake_new_mark(struct CUstream_st *stream);
 
 void fake_run_some(void);                         /* as the order says */
 void fake_run_stream(struct CUstream_st *stream); /* all of it, and what it waits for */
+void fake_run_device(int device);                 /* all its streams */
 void fake_drop_work(void);
 
 bool fake_is_read(const char *from, size_t bytes); /* a queued copy reads there */
@@ -72,5 +73,17 @@ bool fake_is_read(const char *from, size_t bytes); /* a queued copy reads there 
 /* The host's view of bytes that must lie in memory of the device. */
 char *fake_find_view(const void *memory, size_t bytes, int device);
 bool fake_has_memory(void);
+
+/* ---- fake_pins.c: registered memory, and what registering costs */
+
+/* Registers the range, which overlaps no other and whose pages are there; fails if !is_done. */
+void fake_pin(char *memory, size_t bytes, bool is_done);
+
+/* Unregisters what was registered at `memory`, which no queued copy reads, once all work of the
+ * device is over. */
+void fake_unpin(const char *memory, int device);
+
+bool fake_is_pinned(const char *memory, size_t bytes); /* all of it, by one registration */
+bool fake_has_pins(void);
 
 #endif
