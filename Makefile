@@ -102,13 +102,8 @@ LANE_TESTS := $(patsubst tests/c/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/c/tes
 # through tests/cuda/shim, which runs them on fibers.
 CUDA_FLAGS := -Icsrc/cuda -Icsrc/vendor -Itests/cuda -Itests/cuda/fake -Itests/cuda/shim -DFL_CUDA_ARCHS='"75 80"'
 CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda_grad \
-<<<<<<< HEAD
 	csrc/cuda/fl_cuda_kernels tests/cuda/shim_grid) $(patsubst %.c,$(LANE_DIR)/%.o,\
 	$(filter-out %/fake_kernels.c %/fake_torch.c,$(wildcard tests/cuda/fake/*.c)))
-=======
-	csrc/cuda/fl_cuda_kernels tests/cuda/shim_grid tests/cuda/fake/fake_api tests/cuda/fake/fake_pins \
-	tests/cuda/fake/fake_run)
->>>>>>> wt-pinned
 UPLOAD_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_upload.c \
 	$(wildcard tests/cuda/fake/*.c))
 LANE_TESTS += $(patsubst tests/cuda/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/cuda/test_*.c)))

@@ -38,12 +38,9 @@ fake.fake_synchronize.argtypes = [ctypes.c_void_p]
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
 fake.fake_refuse_pins.argtypes = [ctypes.c_bool]
 fake.fake_calls.restype = ctypes.c_int64
-<<<<<<< HEAD
 fake.fake_choose_default.argtypes = [ctypes.c_bool]
 fake.fake_has_context.restype = ctypes.c_bool
-=======
 fake.fake_copies.restype = ctypes.c_int64
->>>>>>> wt-pinned
 fake.fake_is_clean.restype = ctypes.c_bool
 fake.fake_exchange_table.argtypes = [ctypes.c_void_p]
 fake.fake_exchange_table.restype = ctypes.c_void_p

@@ -47,14 +47,9 @@ def find_sources(half: str) -> list[Path]:
     sources = [path for floor in FLOORS for path in floor.iterdir() if path.suffix in (".c", ".cu")]
     without = {"fl_cuda_stub.c"}
     if half == "kernels":
-<<<<<<< HEAD
         uploads_only = {"fake_kernels.c", "fake_torch.c"}
         fake = [path for path in (HERE / "fake").glob("*.c") if path.name not in uploads_only]
         more = [HERE / "shim_grid.c", *fake]
-=======
-        fake = ("fake_api.c", "fake_pins.c", "fake_run.c")
-        more = [HERE / "shim_grid.c", *(HERE / "fake" / name for name in fake)]
->>>>>>> wt-pinned
     else:
         more = list((HERE / "fake").glob("*.c"))
         without |= {"fl_cuda_grad.c", "fl_cuda_kernels.cu"}

@@ -9,18 +9,8 @@ enum { MOST_SITES = 64 };
 
 /* Under the mutex. */
 static int64_t event_count, stream_count;
-<<<<<<< HEAD
 static bool refuses_pins;
-static int64_t launches;
-=======
-static _Atomic int64_t calls; /* read without it */
-static int64_t fail_at;
-static cudaError_t fail_error, sticky_error;
-static bool fails_for_good, refuses_pins, is_capturing;
 static int64_t launches, copies;
-static int processors = 2;
-static bool has_code = true;
->>>>>>> wt-pinned
 static struct {
     const char *name;
     const void *address;
@@ -230,67 +220,33 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned int flags)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     if ((flags & cudaHostRegisterPortable) == 0) fake_violation("pinned for one context alone");
-<<<<<<< HEAD
     if (error == cudaSuccess) error = fake_be_unsafe();
-    if (find_range(memory, bytes) != NULL) fake_violation("memory is pinned twice");
-    check_populated(memory, bytes);
-    if (error == cudaSuccess && refuses_pins) error = cudaErrorMemoryAllocation;
-    int i = 0;
-    while (i < MOST_RANGES && ranges[i].memory != NULL) i++;
-    if (i == MOST_RANGES) fake_violation("too many ranges");
-    if (error == cudaSuccess) ranges[i] = (range){memory, bytes};
-    return fake_leave(error);
-=======
-    check_capture();
     if (error == cudaSuccess && refuses_pins) error = cudaErrorMemoryAllocation;
     fake_pin(memory, bytes, error == cudaSuccess);
-    return leave(error);
->>>>>>> wt-pinned
+    return fake_leave(error);
 }
 
 cudaError_t cudaHostUnregister(void *memory)
 {
-<<<<<<< HEAD
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     cudaError_t forbidden = fake_be_unsafe();
     if (forbidden != cudaSuccess) return fake_leave(forbidden);
-    range *found = find_range(memory, 1);
-    if (found == NULL || found->memory != memory) fake_violation("what is unpinned is not pinned");
-    if (fake_is_read(found->memory, found->bytes))
-        fake_violation("memory is unpinned under a copy");
-    found->memory = NULL;
+    fake_unpin(memory, fake_current_device());
     return fake_leave(error);
-=======
-    cudaError_t error = enter();
-    check_capture();
-    fake_unpin(memory, current_device);
-    return leave(error);
->>>>>>> wt-pinned
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream)
 {
-<<<<<<< HEAD
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     struct CUstream_st *into = fake_stream_of(stream);
-    const range *found = find_range(from, bytes);
-=======
-    cudaError_t error = enter();
-    struct CUstream_st *into = stream_of(stream);
->>>>>>> wt-pinned
     if (kind != cudaMemcpyHostToDevice) fake_violation("a copy of another kind");
     if (!fake_is_pinned(from, bytes))
         fake_violation("an asynchronous copy from memory that is not pinned");
     fake_op copy = {.kind = FAKE_COPY, .from = from, .bytes = bytes};
     copy.to = fake_find_view(to, bytes, into->device);
-<<<<<<< HEAD
     if (error == cudaSuccess) error = fake_use_stream(into);
+    copies += error == cudaSuccess;
     if (error == cudaSuccess && !IS_IGNORED()) fake_submit(into, copy);
     return fake_leave(error);
-=======
-    copies += error == cudaSuccess;
-    if (error == cudaSuccess && !IS_IGNORED()) fake_queue(into, copy);
-    return leave(error);
->>>>>>> wt-pinned
 }

@@ -51,15 +51,13 @@ void fake_synchronize(cudaStream_t stream);
 void fake_fail_at(int64_t n, cudaError_t error, bool is_sticky);
 int64_t fake_calls(void); /* counted since then; takes no lock */
 
-<<<<<<< HEAD
 /* The same for cudaThreadExchangeStreamCaptureMode alone, which is not among those calls. */
 void fake_fail_exchange(int64_t n);
 int64_t fake_exchanges(void);
-=======
+
 /* Copies that have been queued so far, since the last fake_forget_copies. */
 int64_t fake_copies(void);
 void fake_forget_copies(void);
->>>>>>> wt-pinned
 
 /* Of each device, and whether the kernels have been built for it. 2 and true to begin with. */
 void fake_set_devices(int processor_count, bool has_code_for_them);
@@ -78,7 +76,6 @@ bool fake_has_context(int device);
 /* While true, no memory can be pinned. */
 void fake_refuse_pins(bool is_refused);
 
-<<<<<<< HEAD
 /* A stream takes so many launches, copies, records and waits. Then the call blocks until the device
  * has run some; where nothing ever would, as in FAKE_LAZY, that is a violation, unless `may_block`:
  * then it waits for another thread to synchronise. FAKE_MOST_QUEUED and false to begin with. */
@@ -92,7 +89,7 @@ void fake_launch_graph(cudaGraph_t graph, cudaStream_t stream);
 
 /* A stream of the current device that waits for the NULL stream, as streams do by default. */
 cudaStream_t fake_open_blocking_stream(void);
-=======
+
 /* What registering memory has cost so far. The driver takes time for every byte it registers, one
  * caller after another, and for unregistering it waits until the device is idle. */
 typedef struct fake_pin_costs {
@@ -106,10 +103,6 @@ fake_pin_costs fake_count_pins(void);
 /* Asked at each such call, on the thread that makes it: whether that holds a lock which others wait
  * for meanwhile. NULL: nobody is asked. */
 void fake_watch_lock(int (*is_held)(void));
-
-/* While true, a graph is being captured on some thread, which what others call may spoil. */
-void fake_capture(bool is_begun);
->>>>>>> wt-pinned
 
 /* Places that call the runtime to order work, numbered from 0 as they are first met since
  * fake_forget_sites: the name of the function called there, NULL behind the last. Calls from the

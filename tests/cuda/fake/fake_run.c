@@ -302,8 +302,8 @@ void fake_run_stream(struct CUstream_st *stream)
 
 void fake_run_device(int device)
 {
-    for (uint64_t i = 0; stream_at(i) != NULL; i++)
-        if (stream_at(i)->device == device) fake_run_stream(stream_at(i));
+    for (uint64_t i = 0; fake_stream_at(i) != NULL; i++)
+        if (fake_stream_at(i)->device == device) fake_run_stream(fake_stream_at(i));
 }
 
 void fake_drop_work(void)
