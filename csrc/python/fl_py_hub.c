@@ -153,8 +153,8 @@ static PyObject *hub_send_again(fl_py_hub *self, PyObject *args)
 PyDoc_STRVAR(take_doc,
              "take(timeout, /)\n--\n\n"
              "The next reply as (key, parcel), in the order of arrival; where a batch needs more\n"
-             "memory, (key, worker, number, bytes). None after `timeout` seconds or a signal.\n"
-             "Waits without the interpreter lock.");
+             "memory, (key, worker, number, bytes). None if there is none, after `timeout` seconds\n"
+             "or a signal. Waits without the interpreter lock.");
 
 static bool take_reply(fl_py_hub *self, fl_shm_reply *out)
 {
@@ -162,24 +162,34 @@ static bool take_reply(fl_py_hub *self, fl_shm_reply *out)
                                  : fl_shm_take(self->shm, out);
 }
 
+/* The first reply that is wanted, of those that are there: what take() returns. */
+static PyObject *take_wanted(fl_py_hub *self)
+{
+    fl_shm_reply reply;
+    PyObject *result = Py_NewRef(Py_None);
+    while (result == Py_None && take_reply(self, &reply)) {
+        Py_DECREF(result);
+        result = fl_py_hub_deliver(self, &reply);
+    }
+    return result;
+}
+
 static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
 {
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1 && PyErr_Occurred()) return NULL;
     if (!check_worker(self, 0)) return NULL;
-    fl_shm_reply reply;
-    bool is_there = take_reply(self, &reply);
-    if (!is_there && seconds > 0) {
+    PyObject *result = take_wanted(self);
+    if (result == Py_None && seconds > 0) {
+        Py_DECREF(result);
         int64_t deadline_ns = fl_now_ns() + (int64_t)(seconds * 1e9);
         self->slots->waits++;
         Py_BEGIN_ALLOW_THREADS
-        is_there = fl_shm_wait(self->shm, deadline_ns);
+        (void)fl_shm_wait(self->shm, deadline_ns);
         Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals() != 0) return NULL;
-        is_there = take_reply(self, &reply);
+        result = PyErr_CheckSignals() == 0 ? take_wanted(self) : NULL;
     }
-    if (is_there) return fl_py_hub_deliver(self, &reply);
-    Py_RETURN_NONE;
+    return result;
 }
 
 PyDoc_STRVAR(cancel_doc, "cancel(worker, is_gone, /)\n--\n\nThe worker answers no request sent so "
