@@ -115,13 +115,7 @@ for in_order in (True, False):
     )
 
 
-def test_death_at_every_step_after_publishing(tmp_path: Path) -> None:
-    """The worker's: after each line of Python that follows its reply. The parent's: it learns of
-    reply and death at each line of its wait."""
-    run_script(
-        tmp_path,
-        HEAD
-        + """
+DYING = """
 from torch._utils import ExceptionWrapper
 
 exits = torch.zeros(1, dtype=torch.int64).share_memory_()
@@ -156,6 +150,17 @@ def count_and_die(results, item):
     count(results, item)
 
 _worker._Results.put = count_and_die
+"""
+
+
+def test_death_at_every_step_after_publishing(tmp_path: Path) -> None:
+    """The worker's: after each line of Python that follows its reply. The parent's: it learns of
+    reply and death at each line of its wait."""
+    run_script(
+        tmp_path,
+        HEAD
+        + DYING
+        + """
 deaths = 0
 for number in range(20):
     exits[0] = 2 * number
