@@ -31,6 +31,7 @@ from fastloop._memory import default_budget
 from fastloop._process import ProcessIter
 from fastloop._resume import Epoch, Position, Resumable, rest_of_blocks
 from fastloop._route import NotCoveredError, Source, find_route, find_source
+from fastloop._turns import Turns
 
 _BLOCKS, _BATCHES, _SINGLES = 0, 1, 2
 
@@ -277,8 +278,8 @@ class _ArrayIter(Resumable):
         self.close()
 
 
-class _Counted(_BaseDataLoaderIter):
-    """Over one of torch's iterators: counts what it gives, and can be closed."""
+class _Counted(Turns, _BaseDataLoaderIter):
+    """Over one of torch's iterators: counts what it gives, can be shared by threads and closed."""
 
     _epoch: Epoch
     _always_waits = True
@@ -289,8 +290,17 @@ class _Counted(_BaseDataLoaderIter):
         super().__init__(loader, *more)
 
     def _next_data(self) -> Any:
+        self._turns = {}
         if self._is_closed:
             raise RuntimeError("the loader of this iterator was closed; call iter() on it again")
+    def __next__(self) -> Any:
+        with self._turn():
+            return super().__next__()
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        with self._turn():
+            super()._reset(loader, first_iter)
+
         begin_ns = perf_counter_ns()
         try:
             next_data: Callable[[], Any] = super()._next_data
@@ -311,17 +321,18 @@ class _CountedSingle(_Counted, _SingleProcessDataLoaderIter, Resumable):
     pass
 
 
-class _Unprofiled(_BaseDataLoaderIter):
+class _Unprofiled(Turns, _BaseDataLoaderIter):
     """Without a profiler torch's __next__ does no more than this; its record_function is a third
     of what a batch from workers costs this process."""
 
     def __next__(self) -> Any:
         if profiler._is_profiler_enabled or self._dataset_kind != _DatasetKind.Map:
             return super().__next__()
-        next_data: Callable[[], Any] = self._next_data
-        data = next_data()
-        self._num_yielded += 1
-        return data
+        with self._turn():
+            next_data: Callable[[], Any] = self._next_data
+            data = next_data()
+            self._num_yielded += 1
+            return data
 
 
 class _SyncIter(_Unprofiled, _CountedSingle):

@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fastloop import _core
 from fastloop._device import Link, open_link
 from fastloop._interrupt import interrupt_later
+from fastloop._turns import Turns
 from fastloop._upload import Arrived, FixedBatch, Sent, Transform, Uploader
 
 
@@ -27,7 +28,7 @@ class _Entry:
         self.batch = None
 
 
-class Prefetcher(_core.Finalized):
+class Prefetcher(Turns, _core.Finalized):
     """Pulls batches from an iterator until `depth` are under way, then hands out the oldest."""
 
     def __init__(
@@ -45,6 +46,7 @@ class Prefetcher(_core.Finalized):
         self._fixed = FixedBatch(link) if is_static else None
         self._ahead: deque[_Entry] = deque()
         self._held: list[Exception] = []  # at most one, met while reading ahead
+        self._turns = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -56,16 +58,17 @@ class Prefetcher(_core.Finalized):
 
     def __next__(self) -> Any:
         self._link.check()
-        self._fill()
-        if not self._ahead:
-            raise self._held.pop()
-        sent = self._ahead[0].sent
-        assert sent is not None
-        batch = self._uploader.hand_out(sent)
-        if self._fixed is not None:
-            batch = self._fixed.fill(batch)
-        self._ahead.popleft()
-        return batch
+        with self._turn():
+            self._fill()
+            if not self._ahead:
+                raise self._held.pop()
+            sent = self._ahead[0].sent
+            assert sent is not None
+            batch = self._uploader.hand_out(sent)
+            if self._fixed is not None:
+                batch = self._fixed.fill(batch)
+            self._ahead.popleft()
+            return batch
 
     def _fill(self) -> None:
         while True:

@@ -143,39 +143,65 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
                     raise
             return landing.take(self._rcvd_idx if self._in_order else -1)
 
-    def _try_get_data(self, timeout: float = 0) -> tuple[bool, Any]:
-        self._check_process()
-        result: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
-        return result
-
     def _get_data(self) -> tuple[Any, Any]:
-        self._check_process()
         try:
-            return self._await_data()
+            data: tuple[Any, Any] = super()._get_data()  # type: ignore[no-untyped-call]
+            return data
         except KeyboardInterrupt:
             self._follow_interrupted_workers()
             raise
 
-    def _await_data(self) -> tuple[Any, Any]:
-        deadline = monotonic() + self._timeout if self._timeout > 0 else None
+    def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        self._check_process()
+        deadline = monotonic() + timeout
+        rest = timeout
+        while True:
+            received = self._look(max(min(rest, LOOK_S), 0))
+            if received is None:
+                received = self._look_for_dead()
+            if received is not None:
+                return True, received
+            rest = deadline - monotonic()
+            if rest <= 0:
+                return False, None
+
+    def _look(self, timeout: float) -> tuple[Any, Any] | None:
+        """What a worker has sent for this epoch; None once nothing of it is there."""
         while True:
             for end in self._ended:
                 if not self._transport.owes(end[1].worker_id):
                     self._ended.remove(end)
                     return self._finish(*end)
-            rest = LOOK_S if deadline is None else min(deadline - monotonic(), LOOK_S)
-            reply = self._transport.take(max(rest, 0))
+            reply = self._transport.take(timeout)
             if reply is None:
-                dead = self._dead()
-                # What they have sent before is there to be seen now.
-                reply = self._transport.take(0) if dead else None
-                if reply is None and dead:
-                    self._raise_for(dead)
-                if reply is None and rest <= 0:
-                    raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
-            received = self._receive(*reply) if reply is not None else None
+                return None
+            received = self._receive(*reply)
             if received is not None:
                 return received
+            timeout = 0
+
+    def _look_for_dead(self) -> tuple[Any, Any] | None:
+        """After a wait in which nothing came: raises if nothing will."""
+        if self._hub.is_closed():
+            raise RuntimeError("the loader of this iterator was closed; call iter() on it again")
+        dead = self._dead()
+        # What they have sent before is there to be seen now.
+        received = self._look(0) if dead else None
+        if received is None and dead and not self._is_in_turn(dead):
+            self._raise_for(dead)
+        if received is None and self._transport.is_idle():
+            raise RuntimeError(
+                "this iterator waits for a batch that was taken meanwhile: next() was called on it "
+                "from inside next(), by a signal handler or a sampler"
+            )
+        return received
+
+    def _is_in_turn(self, dead: list[int]) -> bool:
+        """Whether a batch of one that is dead waits for its turn, which others can bring about."""
+        first = self._task_info.get(self._rcvd_idx, (-1,))[0]
+        return first not in dead and any(
+            len(info) == 2 and info[0] in dead for info in self._task_info.values()
+        )
 
     def _receive(self, task: Any, parcel: _core.Parcel) -> tuple[Any, Any] | None:
         if not isinstance(task, tuple):

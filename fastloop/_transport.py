@@ -95,25 +95,31 @@ class Transport:
             is_forced = False
 
     def take(self, timeout: float) -> tuple[Any, _core.Parcel] | None:
-        """The next reply and its task, or None after ``timeout`` seconds or a signal."""
-        if self._waiting or self._again:
-            self._send(is_forced=False)
-            if self.hub.unanswered == 0:
-                self._send(is_forced=True)  # nothing comes back that could make room
-        reply: Any = self.hub.take(timeout)
-        if reply is None:
-            return None
-        number = reply[0][0] if isinstance(reply[0], tuple) else -1
-        if len(reply) == 2:
-            if self._owed:
-                self._owed.pop(number, None)
-            return reply  # type: ignore[no-any-return]
-        if not self._is_between:
-            _, worker, request, size = reply
-            self._owed[number] = worker
-            # Packed once more, it may take a little more.
-            heapq.heappush(self._again, (number, worker, request, size + size // 8 + 4096))
-        return None
+        """The next reply and its task. None if there is none, after ``timeout`` seconds or a
+        signal; then all that workers have sent before this call has been taken."""
+        while True:
+            if self._waiting or self._again:
+                self._send(is_forced=False)
+                if self.hub.unanswered == 0:
+                    self._send(is_forced=True)  # nothing comes back that could make room
+            reply: Any = self.hub.take(timeout)
+            if reply is None:
+                return None
+            number = reply[0][0] if isinstance(reply[0], tuple) else -1
+            if len(reply) == 2:
+                if self._owed:
+                    self._owed.pop(number, None)
+                return reply  # type: ignore[no-any-return]
+            if not self._is_between:
+                _, worker, request, size = reply
+                self._owed[number] = worker
+                # Packed once more, it may take a little more.
+                heapq.heappush(self._again, (number, worker, request, size + size // 8 + 4096))
+            timeout = 0  # the others that are there; this one is to be sent again
+
+    def is_idle(self) -> bool:
+        """Whether no worker is asked for anything."""
+        return not (self._waiting or self._again or self.hub.unanswered)
 
     def owes(self, worker: int) -> bool:
         """Whether a batch the worker was to make is still to be sent again."""

@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import N, Yields, in_fives, labels, loader_of, outcome, slow_array
-from torch.utils.data import TensorDataset
+from helpers import N, Yields, in_fives, labels, loader_of, outcome, run_script, slow_array
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, TensorDataset
 
-from fastloop import ArrayDataset, DataLoader
+from fastloop import ArrayDataset, DataLoader, prefetch
 
 both = pytest.mark.parametrize("workers", [0, 2])
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """A forked worker must not find OpenMP's threads missing."""
+    torch.set_num_threads(1)
 
 
 def run_threads(work: Callable[[], None], count: int = 4) -> None:
@@ -52,6 +59,231 @@ def test_threads_that_share_an_iterator_get_each_batch_once(workers: int, in_ord
 
             run_threads(take)
             assert sorted(torch.cat(got).tolist()) == list(range(n))
+
+
+class Alone:
+    """An iterator of indices that must not be asked by two threads at once."""
+
+    def __init__(self, n: int) -> None:
+        self.items, self.inside = iter(range(n)), 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        self.inside += 1
+        for _ in range(3):
+            time.sleep(0)  # lets others run
+            assert self.inside == 1
+        self.inside -= 1
+        return next(self.items)
+
+
+@pytest.mark.parametrize(
+    ("path", "workers", "kwargs"),
+    [
+        ("sync", 0, {}),
+        ("process", 2, {}),
+        ("process", 2, {"in_order": False}),
+        ("process", 1, {"persistent_workers": True}),
+        ("torch", 0, {}),
+        ("torch", 1, {}),
+    ],
+)
+def test_threads_share_iterators_of_every_path(path: str, workers: int, kwargs: Any) -> None:
+    n = 240
+    data = [torch.full((100,), i) for i in range(n)]
+    for _ in range(2):
+        loader = DataLoader(data, 3, sampler=Alone(n), num_workers=workers, path=path, **kwargs)
+        iterator, got = iter(loader), []
+
+        def take(iterator: Any = iterator, got: list[Any] = got) -> None:
+            for batch in iterator:
+                assert torch.equal(batch, batch[:, :1].expand(-1, 100))
+                got.append(batch[:, 0])
+
+        run_threads(take)
+        assert sorted(torch.cat(got).tolist()) == list(range(n))
+        assert loader.stats().batches == iterator._num_yielded == n // 3
+        loader.close()
+
+
+def test_threads_share_what_is_read_ahead() -> None:
+    got: list[torch.Tensor] = []
+    batches = prefetch((torch.full((3,), i) for i in range(300)), "cpu", depth=3)
+    run_threads(lambda: got.extend(batches))
+    assert sorted(int(batch[0]) for batch in got) == list(range(300))
+
+
+class Calls(Dataset[torch.Tensor]):
+    """Item i is i; before item 3 it calls `hook`."""
+
+    def __init__(self, hook: Callable[[], object]) -> None:
+        self.hook = hook
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if i == 3:
+            self.hook()
+        return torch.tensor(i)
+
+
+@pytest.mark.parametrize("path", ["sync", "torch"])
+def test_a_dataset_may_take_from_the_iterator_it_is_read_by(path: str) -> None:
+    traces = []
+    for kind, kwargs in ((DataLoader, {"path": path}), (TorchLoader, {})):
+        trace: list[Any] = []
+        own: list[Any] = []  # the iterator
+        data = Calls(lambda trace=trace, own=own: trace.append(next(own[0]).tolist()))
+        own.append(iter(kind(data, 2, **kwargs)))  # type: ignore[operator]
+        trace += [batch.tolist() for batch in own[0]]
+        traces.append(trace)
+    assert traces[0] == traces[1]
+    assert sorted(i for batch in traces[0] for i in batch) == list(range(12))
+
+
+IN_NEXT = """
+import os, signal, sys, threading
+import torch
+torch.set_num_threads(1)
+from fastloop import DataLoader
+from helpers import outcome
+from workers import *
+
+def wait(event):
+    assert event.wait(30)
+"""
+
+
+def test_a_child_that_was_forked_while_another_thread_is_in_next(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        IN_NEXT
+        + """
+inside, end = threading.Event(), threading.Event()
+
+class Holds(Items):
+    def __getitem__(self, i):
+        if i == 0:
+            inside.set()
+            wait(end)
+        return super().__getitem__(i)
+
+for path in ("sync", "torch"):
+    inside.clear(), end.clear()
+    got = []
+    iterator = iter(DataLoader(Holds(8), 2, path=path))
+    thread = threading.Thread(target=lambda: got.append(next(iterator)))
+    thread.start()
+    wait(inside)
+    child = os.fork()
+    if child == 0:
+        os._exit(next(iterator)[:, 0].tolist() != [2, 3])
+    assert os.waitpid(child, 0)[1] == 0
+    end.set()
+    thread.join()
+    assert got[0][:, 0].tolist() == [0, 1] and next(iterator)[:, 0].tolist() == [2, 3]
+""",
+        timeout=60,
+    )
+
+
+def test_a_signal_handler_takes_the_batch_that_is_waited_for(tmp_path: Path) -> None:
+    """As in torch, the call that it has interrupted gets the next one. Where there is none, it ends
+    with an error that says why."""
+    run_script(
+        tmp_path,
+        IN_NEXT
+        + """
+inner = []
+
+class Held(Items):
+    def __getitem__(self, i):
+        while not released:
+            time.sleep(0.001)
+        return super().__getitem__(i)
+
+def handle(*_):
+    released.fill_(1)
+    inner.append(int(next(iterator)[0, 0]))
+
+signal.signal(signal.SIGUSR1, handle)
+for n in (2, 1):
+    inner.clear()
+    released = torch.zeros(1).share_memory_()
+    iterator = iter(DataLoader(Held(n), 1, num_workers=1))
+
+    def send():
+        wait_until(lambda: is_in("_try_get_data"))
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    result = outcome(lambda: int(next(iterator)[0, 0]))
+    thread.join()
+    assert inner == [0], inner
+    assert result == 1 if n == 2 else "was taken meanwhile" in result[2], result
+""",
+        timeout=60,
+    )
+
+
+def test_ctrl_c_while_another_thread_has_its_turn(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        IN_NEXT
+        + """
+inside, end = threading.Event(), threading.Event()
+
+class Holds(Items):
+    def __getitem__(self, i):
+        if i == 0:
+            inside.set()
+            wait(end)
+        return super().__getitem__(i)
+
+iterator = iter(DataLoader(Holds(8), 2, path="sync"))
+got = []
+thread = threading.Thread(target=lambda: got.append(next(iterator)))
+thread.start()
+wait(inside)
+interrupt = Interrupt(when=lambda: is_in("__next__"))
+fails(lambda: next(iterator), KeyboardInterrupt)
+end.set()
+thread.join()
+got += iterator
+assert [batch[:, 0].tolist() for batch in got] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+""",
+        timeout=60,
+    )
+
+
+def test_close_ends_the_wait_for_a_worker(tmp_path: Path) -> None:
+    """Of one thread for a batch, and of another for its turn."""
+    run_script(
+        tmp_path,
+        IN_NEXT
+        + """
+for persistent in (False, True):
+    hook = SleepAt(0)
+    loader = DataLoader(Items(8, hook), 2, num_workers=1, persistent_workers=persistent)
+    iterator, results = iter(loader), []
+    threads = [threading.Thread(target=lambda: results.append(outcome(lambda: next(iterator))))
+               for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: bool(hook.is_there))
+    loader.close()
+    for thread in threads:
+        thread.join(30)
+    assert [kind for _, kind, _ in results] == [RuntimeError] * 2, results
+    assert all("closed; call iter()" in text for _, _, text in results), results
+    assert not children()
+""",
+        timeout=60,
+    )
 
 
 @both

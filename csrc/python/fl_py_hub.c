@@ -155,9 +155,9 @@ static PyObject *hub_send_again(fl_py_hub *self, PyObject *args)
 PyDoc_STRVAR(take_doc,
              "take(timeout, /)\n--\n\n"
              "The next reply as (key, parcel), in the order of arrival; where a batch needs more\n"
-             "memory, (key, worker, number, bytes). None after `timeout` seconds or a signal.\n"
-             "RuntimeError where a worker has overwritten what is shared.\n"
-             "Waits without the interpreter lock.");
+             "memory, (key, worker, number, bytes). None if there is none, after `timeout` seconds\n"
+             "or a signal. RuntimeError where a worker has overwritten what is shared. Waits\n"
+             "without the interpreter lock.");
 
 static int take_reply(fl_py_hub *self, fl_shm_reply *out)
 {
@@ -165,25 +165,37 @@ static int take_reply(fl_py_hub *self, fl_shm_reply *out)
                                  : fl_shm_take(self->shm, out);
 }
 
+/* The first reply that is wanted, of those that are there: what take() returns. */
+static PyObject *take_wanted(fl_py_hub *self)
+{
+    fl_shm_reply reply;
+    PyObject *result = Py_NewRef(Py_None);
+    int status = FL_OK;
+    while (result == Py_None && (status = take_reply(self, &reply)) == FL_OK) {
+        Py_DECREF(result);
+        result = fl_py_hub_deliver(self, &reply);
+    }
+    if (status != FL_EDAMAGE) return result;
+    Py_DECREF(result);
+    return fl_py_hub_blame(self, reply.worker);
+}
+
 static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
 {
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1 && PyErr_Occurred()) return NULL;
     if (!check_worker(self, 0)) return NULL;
-    fl_shm_reply reply;
-    int status = take_reply(self, &reply);
-    if (status == FL_ETIMEOUT && seconds > 0) {
+    PyObject *result = take_wanted(self);
+    if (result == Py_None && seconds > 0) {
+        Py_DECREF(result);
         int64_t deadline_ns = fl_now_ns() + (int64_t)(seconds * 1e9);
         self->slots->waits++;
-        Py_BEGIN_ALLOW_THREADS(void)
-        fl_shm_wait(self->shm, deadline_ns);
+        Py_BEGIN_ALLOW_THREADS
+        (void)fl_shm_wait(self->shm, deadline_ns);
         Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals() != 0) return NULL;
-        status = take_reply(self, &reply);
+        result = PyErr_CheckSignals() == 0 ? take_wanted(self) : NULL;
     }
-    if (status == FL_OK) return fl_py_hub_deliver(self, &reply);
-    if (status == FL_EDAMAGE) return fl_py_hub_blame(self, reply.worker);
-    Py_RETURN_NONE;
+    return result;
 }
 
 PyDoc_STRVAR(cancel_doc, "cancel(worker, is_gone, /)\n--\n\nThe worker answers no request sent so "

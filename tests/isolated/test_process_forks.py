@@ -152,7 +152,7 @@ assert made[-1] <= 12, made
 
 
 def test_an_iterator_of_the_parents_gives_a_child_nothing(tmp_path: Path) -> None:
-    """Neither batches that had arrived nor others, by any of torch's methods; the parent goes on."""
+    """Neither what had arrived nor other batches, by any of torch's methods; the parent goes on."""
     run_script(
         tmp_path,
         HEAD

@@ -309,7 +309,8 @@ def interrupt_at(line):
     def trace(frame, event, arg):
         nonlocal lines
         lines += 1
-        if lines < line or frame.f_code.co_name == "opening":  # a generator that is being closed
+        # Not in a generator that is being closed: ours, or torch's BatchSampler.
+        if lines < line or frame.f_code.co_name in ("opening", "__iter__"):
             return trace
         sys.settrace(None)
         os.kill(os.getpid(), signal.SIGINT)
