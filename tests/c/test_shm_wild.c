@@ -2,7 +2,7 @@
  * was not written, nobody goes on for ever, and what is not found out does no harm. */
 #include "shm_rig.h"
 
-enum { WORKERS = 2, DEPTH = 2, MORE = 6, ROUNDS = 2 * MORE };
+enum { WORKERS = 2, DEPTH = 2, VALUES = 9, MORE = 6, ROUNDS = 2 * MORE };
 
 /* Of the values that a word may get, so many apart. */
 enum { STRIDE = LANE_SLOWNESS == 1 ? 1 : 5 };
@@ -57,7 +57,7 @@ static void peek_all(scene *s, int32_t w)
     }
 }
 
-/* Sends what is left of `MORE` to each, and takes what is there. */
+/* Sends what is left to be sent, and takes what is there. */
 static void act_as_parent(scene *s, const int64_t *aims)
 {
     fl_shm_reply reply;
@@ -85,12 +85,12 @@ static void act_as_parent(scene *s, const int64_t *aims)
     CHECK_INT(reply.worker, s->culprit);
 }
 
-/* Goes on after `words` were overwritten: true where the parent finds out. What it does not find
- * out, nor a worker, has done no harm. */
-static bool go_on(scene *s)
+/* Goes on with `more` requests after words were overwritten: true where the parent finds out. What
+ * it does not find out, nor a worker, has done no harm. */
+static bool go_on(scene *s, int more)
 {
     int64_t aims[WORKERS];
-    for (int32_t w = 0; w < WORKERS; w++) aims[w] = s->b[w].sent + MORE;
+    for (int32_t w = 0; w < WORKERS; w++) aims[w] = s->b[w].sent + more;
     for (int round = 0; round < ROUNDS && !s->is_found; round++) {
         for (int32_t w = 0; w < WORKERS; w++) act_as_worker(s, w);
         act_as_parent(s, aims);
@@ -119,13 +119,17 @@ static void overwrite_each_word(int asked, int answered, int64_t *found, int64_t
     uint64_t seed = (uint64_t)(asked * 10 + answered);
     int64_t words = fl_shm_bytes(WORKERS, DEPTH) / 4;
     for (int64_t at = 0; at < words; at++)
-        for (int which = (int)(at % STRIDE); which < 10; which += STRIDE) {
-            scene s = set_scene(asked, answered);
-            uint32_t *word = (uint32_t *)(void *)s.r.memory + at;
-            *word = choose_value(which, *word, &seed);
-            *found += go_on(&s);
-            ++*written;
-            close_shm_rig(&s.r);
+        for (int which = (int)(at % STRIDE); which < VALUES; which += STRIDE) {
+            uint64_t same = seed;
+            for (int more = 0; more <= MORE; more += MORE) {
+                scene s = set_scene(asked, answered);
+                uint32_t *word = (uint32_t *)(void *)s.r.memory + at;
+                seed = same;
+                *word = choose_value(which, *word, &seed);
+                *found += go_on(&s, more);
+                ++*written;
+                close_shm_rig(&s.r);
+            }
         }
 }
 
@@ -151,12 +155,40 @@ static void test_many_words_are_overwritten(void)
         bool is_run = run % 2 == 0;
         for (int64_t left = 1 + random_below(&seed, is_run ? most - begin : 4); left > 0; left--) {
             int64_t at = is_run ? begin++ : random_below(&seed, most);
-            words[at] = choose_value((int)random_below(&seed, 10), words[at], &seed);
+            words[at] = choose_value((int)random_below(&seed, VALUES), words[at], &seed);
         }
-        found += go_on(&s);
+        found += go_on(&s, run % 3 == 0 ? 0 : MORE);
         close_shm_rig(&s.r);
     }
     CHECK(found > runs / 4);
+}
+
+/* Whether the worker minds them or not. */
+static void test_the_words_that_the_parent_writes_are_compared(void)
+{
+    const int64_t messages = sizeof(fl_shm_request) + sizeof(fl_shm_reply);
+    for (int32_t w = 0; w < WORKERS; w++) {
+        scene s = set_scene(1, 0);
+        fl_shm_reply reply;
+        uint32_t before[1024], *words = (uint32_t *)(void *)s.r.memory;
+        int64_t compared = 0, most = (s.r.bytes - WORKERS * DEPTH * messages) / 4;
+        CHECK(most <= 1024);
+        memcpy(before, words, (size_t)most * 4);
+        CHECK(send_next(s.r.shm, w, &s.b[w]));
+        fl_shm_end(s.r.shm, w);
+        CHECK_INT(fl_shm_take(s.r.shm, &reply), FL_ETIMEOUT);
+        for (int64_t at = 0; at < most; at++) {
+            if (words[at] == before[at]) continue;
+            words[at] ^= 1u << (at % 32);
+            CHECK_INT(fl_shm_take(s.r.shm, &reply), FL_EDAMAGE);
+            CHECK_INT(reply.worker, w);
+            words[at] ^= 1u << (at % 32);
+            compared++;
+        }
+        CHECK_INT(compared, 3); /* its events, its requests, its state */
+        CHECK_INT(fl_shm_take(s.r.shm, &reply), FL_ETIMEOUT);
+        close_shm_rig(&s.r);
+    }
 }
 
 /* A worker that ends for no reason is gone before the parent looks. */
@@ -173,7 +205,7 @@ static void test_a_false_end_is_found(void)
         ((uint32_t *)(void *)untold.r.memory)[at] = state;
         act_as_worker(&untold, 1);
         CHECK(untold.is_gone[1] != untold.has_found[1]);
-        CHECK(go_on(&untold));
+        CHECK(go_on(&untold, 0));
         CHECK_INT(untold.culprit, 1);
         close_shm_rig(&untold.r);
         close_shm_rig(&s.r);
@@ -185,6 +217,7 @@ int main(void)
     start_tests();
     RUN(test_each_word_is_overwritten_with_each_value);
     RUN(test_many_words_are_overwritten);
+    RUN(test_the_words_that_the_parent_writes_are_compared);
     RUN(test_a_false_end_is_found);
     return 0;
 }
