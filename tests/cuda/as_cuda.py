@@ -14,6 +14,7 @@ NAME = b"dlpack_exchange_api"
 _library = ctypes.CDLL(str(FOLDER / "libas_cuda.so"))
 _library.as_cuda.restype = ctypes.c_void_p
 _library.as_cuda.argtypes = [ctypes.c_void_p]
+ctypes.CDLL(fastloop._core.__file__).fake_choose_default(True)
 _api = ctypes.pythonapi
 _api.PyCapsule_GetPointer.restype = ctypes.c_void_p
 _api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]

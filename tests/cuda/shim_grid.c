@@ -9,6 +9,7 @@
 
 #include "fake_cuda.h"
 
+#include <link.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,7 +17,12 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-enum { WORKERS = 3, MOST_THREADS = 256, WARP = 32, STACK_BYTES = 1 << 17 };
+enum {
+    WORKERS = 3,
+    MOST_THREADS = 256 /* THREADS of the kernels */,
+    WARP = 32,
+    STACK_BYTES = 1 << 17
+};
 enum { DONE, READY, AT_BARRIER, AT_SHUFFLE };
 
 typedef struct worker worker;
@@ -182,11 +188,10 @@ static bool run_ready(worker *w, unsigned count)
 
 static void run_block(worker *w, unsigned block)
 {
-    unsigned count = w->launch.threads;
-    if (count > MOST_THREADS) abort();
+    unsigned count = w->launch.threads.x;
     for (unsigned i = 0; i < count; i++) {
         fiber *f = &w->fibers[i];
-        f->place = (shim_place){{i}, {block}, {w->launch.blocks}};
+        f->place = (shim_place){{i}, {block}, {w->launch.blocks.x}};
         f->state = READY;
         f->is_fenced = false;
         f->last_atomic = NULL;
@@ -213,7 +218,7 @@ static void *work(void *memory)
     for (unsigned i = 0; i < MOST_THREADS; i++) make_fiber(w, i);
     pthread_mutex_lock(&pool.mutex);
     for (;;) {
-        while (pool.next == pool.launch.blocks) pthread_cond_wait(&pool.changed, &pool.mutex);
+        while (pool.next == pool.launch.blocks.x) pthread_cond_wait(&pool.changed, &pool.mutex);
         unsigned block = pool.next++;
         w->launch = pool.launch;
         pthread_mutex_unlock(&pool.mutex);
@@ -245,7 +250,7 @@ static void run(void *arg)
     pthread_mutex_lock(&pool.mutex);
     pool.launch = launch;
     pool.next = 0;
-    pool.left = launch.blocks;
+    pool.left = launch.blocks.x;
     pthread_cond_broadcast(&pool.changed);
     while (pool.left > 0) pthread_cond_wait(&pool.changed, &pool.mutex);
     pthread_mutex_unlock(&pool.mutex);
@@ -254,12 +259,76 @@ static void run(void *arg)
     free(arg);
 }
 
+/* ---- limits */
+
+/* Of compute capability 7.0 and later, with a driver that knows CUDA 12.1. More than 48 KB of
+ * shared memory would have to be asked for. 64 registers are what tests/test_cuda_build.py has
+ * ptxas confirm. */
+const shim_limits shim_usual_limits = {
+    .parameter_bytes = 32764,
+    .shared_bytes = 48 << 10,
+    .registers = 65536,
+    .thread_registers = 64,
+    .blocks = {INT32_MAX, 65535, 65535},
+    .threads = {1024, 1024, 64},
+    .block_threads = 1024,
+    .launch_bound = MOST_THREADS,
+};
+
+static const shim_limits *most = &shim_usual_limits; /* of the thread that tests */
+
+void shim_set_limits(const shim_limits *limits) { most = limits; }
+
+/* The __shared__ variables of all kernels, which here are thread-local ones, and what else there is
+ * of these in the program or module: more than any kernel has. */
+static int add_static_bytes(struct dl_phdr_info *info, size_t size, void *out)
+{
+    size_t tls_bytes = 0;
+    bool is_ours = false;
+    (void)size;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        uintptr_t from = info->dlpi_addr + part->p_vaddr, here = (uintptr_t)&shim_usual_limits;
+        if (part->p_type == PT_TLS) tls_bytes = part->p_memsz;
+        is_ours |= part->p_type == PT_LOAD && from <= here && here < from + part->p_memsz;
+    }
+    if (is_ours) *(size_t *)out = tls_bytes;
+    return is_ours;
+}
+
+static bool is_within(shim_extent extent, shim_extent limit)
+{
+    return extent.x >= 1 && extent.y >= 1 && extent.z >= 1 && extent.x <= limit.x &&
+           extent.y <= limit.y && extent.z <= limit.z;
+}
+
+static cudaError_t check_limits(const shim_launch *launch)
+{
+    uint64_t threads = (uint64_t)launch->threads.x * launch->threads.y * launch->threads.z;
+    uint64_t warps = (threads + WARP - 1) / WARP;
+    size_t static_bytes = 0;
+    (void)dl_iterate_phdr(add_static_bytes, &static_bytes);
+    if (!is_within(launch->blocks, most->blocks) || !is_within(launch->threads, most->threads) ||
+        threads > most->block_threads)
+        return cudaErrorInvalidConfiguration;
+    if (static_bytes + launch->shared_bytes > most->shared_bytes) return cudaErrorInvalidValue;
+    if (threads > most->launch_bound || launch->parameter_bytes > most->parameter_bytes ||
+        warps * WARP * most->thread_registers > most->registers)
+        return cudaErrorLaunchOutOfResources;
+    if (launch->blocks.y != 1 || launch->blocks.z != 1 || threads != launch->threads.x) abort();
+    return cudaSuccess;
+}
+
 cudaError_t shim_queue(cudaStream_t stream, shim_launch launch)
 {
     shim_launch *copy = malloc(sizeof *copy);
     if (copy == NULL) abort();
     *copy = launch;
-    cudaError_t error = fake_try_launch(stream, run, copy);
+    cudaError_t error = check_limits(&launch);
+    if (error == cudaSuccess)
+        error = fake_try_launch(stream, run, copy);
+    else
+        error = fake_refuse_launch(error);
     if (error == cudaSuccess) return error;
     free(launch.args);
     free(copy);

@@ -9,15 +9,34 @@
 extern "C" {
 #endif
 
+typedef struct shim_extent {
+    unsigned x, y, z;
+} shim_extent;
+
 /* A launch whose arguments have been copied. */
 typedef struct shim_launch {
-    void (*run)(void *args); /* what each thread of the grid calls */
-    void *args;              /* owned: of malloc */
-    unsigned blocks, threads;
+    void (*run)(void *args);     /* what each thread of the grid calls */
+    void *args;                  /* owned: of malloc */
+    shim_extent blocks, threads; /* y and z are 1 in what can be run here */
+    size_t parameter_bytes, shared_bytes;
 } shim_launch;
 
-/* Queues it; frees the arguments when it has run, or failed. */
+/* Queues it; frees the arguments when it has run, or failed. Beyond a limit it fails as in CUDA. */
 cudaError_t shim_queue(cudaStream_t stream, shim_launch launch);
+
+/* What a device and its driver take. */
+typedef struct shim_limits {
+    size_t parameter_bytes;
+    size_t shared_bytes;         /* of a block, static and dynamic */
+    unsigned registers;          /* of a block */
+    unsigned thread_registers;   /* of each thread of any kernel */
+    shim_extent blocks, threads; /* in each direction */
+    unsigned block_threads;      /* of a block in all */
+    unsigned launch_bound;       /* of each kernel, in __launch_bounds__ */
+} shim_limits;
+
+extern const shim_limits shim_usual_limits;
+void shim_set_limits(const shim_limits *limits); /* borrowed */
 
 /* ---- what a kernel calls */
 

@@ -119,6 +119,12 @@ cudaError_t fake_try_launch(cudaStream_t stream, void (*kernel)(void *), void *a
     return fake_leave(error);
 }
 
+cudaError_t fake_refuse_launch(cudaError_t refusal)
+{
+    cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
+    return fake_leave(error == cudaSuccess ? refusal : error);
+}
+
 void fake_synchronize(cudaStream_t stream)
 {
     pthread_mutex_lock(&fake_mutex);

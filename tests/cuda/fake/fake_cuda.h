@@ -40,7 +40,8 @@ void fake_launch(cudaStream_t stream, void (*kernel)(void *), void *arg);
 
 /* The same for the code under test: a call that may fail, and then nothing is queued. */
 cudaError_t fake_try_launch(cudaStream_t stream, void (*kernel)(void *), void *arg);
-int64_t fake_launches(void); /* so far, of those that did not fail */
+cudaError_t fake_refuse_launch(cudaError_t error); /* one that is beyond a limit */
+int64_t fake_launches(void);                       /* so far, of those that did not fail */
 
 /* Runs all that is queued there, and what that waits for. */
 void fake_synchronize(cudaStream_t stream);

@@ -183,10 +183,16 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 {
     cudaError_t error = FAKE_ENTER(FAKE_NO_CONTEXT);
     if (device < 0 || device >= FAKE_DEVICES) return fake_leave(cudaErrorInvalidDevice);
+<<<<<<< ours
     *value = attribute == cudaDevAttrMultiProcessorCount                ? processors
              : attribute == cudaDevAttrSingleToDoublePrecisionPerfRatio ? fp64_ratio
              : attribute == cudaDevAttrComputeCapabilityMajor           ? 6
                                                                         : 1;
+=======
+    *value = attribute == cudaDevAttrMultiProcessorCount      ? processors
+             : attribute == cudaDevAttrComputeCapabilityMajor ? (has_code ? 8 : 6)
+                                                              : (has_code ? 0 : 1);
+>>>>>>> theirs
     return fake_leave(error);
 }
 
@@ -212,6 +218,11 @@ static const struct {
     const char *name, *text;
 } names[] = {
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration",
+     "invalid configuration argument"},
+    {cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources",
+     "too many resources requested for launch"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},

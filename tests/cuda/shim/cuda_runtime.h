@@ -26,8 +26,8 @@
 #define __isGlobal(address) ((address) != nullptr)
 
 struct dim3 {
-    unsigned x;
-    explicit dim3(unsigned n) : x(n) {}
+    unsigned x, y, z;
+    explicit dim3(unsigned n, unsigned m = 1, unsigned k = 1) : x(n), y(m), z(k) {}
 };
 
 static inline void __syncthreads() { (void)shim_barrier(false); }
@@ -80,12 +80,26 @@ shim_call<Params...> *shim_copy(void (*kernel)(Params...), void **args, std::ind
         shim_call<Params...>{kernel, {*static_cast<const std::decay_t<Params> *>(args[I])...}};
 }
 
+/* Parameters lie behind each other, each at a multiple of its alignment. */
+template <class... Params> constexpr size_t shim_parameter_bytes()
+{
+    size_t bytes = 0;
+    ((bytes = (bytes + alignof(Params) - 1) / alignof(Params) * alignof(Params) + sizeof(Params)),
+     ...);
+    return bytes;
+}
+
 template <class... Params>
 cudaError_t cudaLaunchKernel(void (*kernel)(Params...), dim3 blocks, dim3 threads, void **args,
-                             size_t, cudaStream_t stream)
+                             size_t shared, cudaStream_t stream)
 {
     auto *call = shim_copy(kernel, args, std::index_sequence_for<Params...>());
-    return shim_queue(stream, {shim_call<Params...>::run, call, blocks.x, threads.x});
+    return shim_queue(stream, {shim_call<Params...>::run,
+                               call,
+                               {blocks.x, blocks.y, blocks.z},
+                               {threads.x, threads.y, threads.z},
+                               shim_parameter_bytes<std::decay_t<Params>...>(),
+                               shared});
 }
 
 #endif
