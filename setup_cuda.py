@@ -143,10 +143,13 @@ def find_toolkit() -> Toolkit:
 
 
 def compile_kernels(toolkit: Toolkit, ext: Extension, folder: str) -> list[str]:
-    """The objects of all .cu files: code for each architecture, and PTX of the newest."""
+    """The objects of all .cu files: code for each architecture, and PTX of the oldest, for devices
+    between them that none of it is for, and of the newest, for what comes later."""
     codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in toolkit.archs]
-    newest = f"compute_{toolkit.archs[-1]}"
-    codes.append(f"-gencode=arch={newest},code={newest}")
+    codes += [
+        f"-gencode=arch=compute_{arch},code=compute_{arch}"
+        for arch in sorted({toolkit.archs[0], toolkit.archs[-1]})
+    ]
     # Uncompressed, the same kernels for seven architectures are ten times as large.
     flags = ["-O3", "-std=c++17", "-Xfatbin=-compress-all", f"-Xcompiler={','.join(HOST_FLAGS)}"]
     flags += ["--threads=0", *(f"-I{path}" for path in ext.include_dirs)]

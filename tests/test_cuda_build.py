@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 import pytest
 
+import fastloop
+from fastloop import _core
+
 ROOT = Path(__file__).resolve().parents[1]
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
 MAX_REGISTERS = 64  # four blocks of 256 threads share the 65 536 of a multiprocessor
@@ -122,6 +125,16 @@ def cuobjdump(*arguments: str | Path) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@pytest.mark.skipif(not fastloop.build_info()["cuda"], reason="it is built without CUDA")
+def test_the_module_has_ptx_of_the_oldest_and_of_the_newest() -> None:
+    """So that a device of an architecture that is not listed (11.0, say) finds code."""
+    assert _core.__file__ is not None
+    archs = str(fastloop.build_info()["cuda_archs"]).split()
+    listed = cuobjdump("--list-ptx", "--list-elf", _core.__file__)
+    assert set(re.findall(r"\.sm_(\d+)\.ptx", listed)) == {archs[0], archs[-1]}
+    assert sorted(re.findall(r"\.sm_(\d+)\.cubin", listed), key=int) == archs
 
 
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")

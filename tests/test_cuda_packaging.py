@@ -20,7 +20,7 @@ import fastloop
 from fastloop import _core
 
 ROOT = Path(__file__).resolve().parents[1]
-MAX_BYTES = 2_000_000
+MAX_BYTES = 2_300_000  # 1 MB of it is the CUDA runtime, 0.6 MB are kernels
 VERSION = "Cuda compilation tools, release 13.0, V13.0.88"
 KNOWN = "sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120"
 
@@ -157,7 +157,8 @@ def test_a_cuda_build_takes_all_but_the_stub(
     assert macro(ext, "FL_CUDA_REASON") == '""'
     codes = re.findall(r"-gencode=arch=compute_(\d+),code=(\w+)_(\d+)", asked(root))
     assert [code[2] for code in codes if code[1] == "sm"] == "75 80 86 89 90 100 120".split()
-    assert [code for code in codes if code[1] == "compute"] == [("120", "compute", "120")]
+    ptx = [code for code in codes if code[1] == "compute"]
+    assert ptx == [("75", "compute", "75"), ("120", "compute", "120")]
 
 
 def test_fastloop_cuda_0_never_looks(
@@ -259,7 +260,7 @@ def test_architectures_may_be_separated_by_anything(
     monkeypatch.setenv("FASTLOOP_CUDA_ARCHS", text)
     assert macro(added(build, tmp_path), "FL_CUDA_ARCHS") == '"80 90"'
     log = asked(tmp_path / "cuda")
-    assert "code=compute_90" in log and "sm_75" not in log
+    assert "code=compute_80" in log and "code=compute_90" in log and "_75" not in log
 
 
 @pytest.mark.parametrize("mode", ["auto", "1"])

@@ -202,13 +202,13 @@ template <int NORM, class T> struct norm_work {
     {
         if constexpr (IS_GROUPED) {
             sums[0] += group_squares(x[slot]);
-            return;
-        }
+        } else {
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            scalar value = real(x[slot].at[i]);
-            sums[i % PARTS] = add<NORM, scalar>(sums[i % PARTS], value);
-            if (sizeof(T) == 8 && !isfinite(value)) is_bad = true;
+            for (int i = 0; i < N; i++) {
+                scalar value = real(x[slot].at[i]);
+                sums[i % PARTS] = add<NORM, scalar>(sums[i % PARTS], value);
+                if (sizeof(T) == 8 && !isfinite(value)) is_bad = true;
+            }
         }
     }
 };

@@ -14,7 +14,7 @@ LISTS = {
     "by value, large": [129] * 500,
     "in device memory": [1 + k % 7 for k in range(5000)],
 }
-# Of the 2-norm, where doubles are slow: docs/cuda.md. Elsewhere only the order of additions differs.
+# Where doubles are slow, 2-norms are less exact: docs/cuda.md.
 HAS_FAST_DOUBLES = torch.cuda.is_available() and torch.cuda.get_device_capability(CUDA) in (
     (6, 0),
     (7, 0),
