@@ -152,12 +152,13 @@ static PyObject *hub_send_again(fl_py_hub *self, PyObject *args)
     return sent < 0 ? NULL : PyBool_FromLong(sent);
 }
 
-PyDoc_STRVAR(take_doc,
-             "take(timeout, /)\n--\n\n"
-             "The next reply as (key, parcel), in the order of arrival; where a batch needs more\n"
-             "memory, (key, worker, number, bytes). None if there is none, after `timeout` seconds\n"
-             "or a signal. RuntimeError where a worker has overwritten what is shared. Waits\n"
-             "without the interpreter lock.");
+PyDoc_STRVAR(
+    take_doc,
+    "take(timeout, /)\n--\n\n"
+    "The next reply as (key, parcel), in the order of arrival; where a batch needs more\n"
+    "memory, (key, worker, number, bytes). None if there is none, after `timeout` seconds\n"
+    "or a signal. RuntimeError where a worker has overwritten what is shared. Waits\n"
+    "without the interpreter lock.");
 
 static int take_reply(fl_py_hub *self, fl_shm_reply *out)
 {
@@ -191,7 +192,7 @@ static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
         int64_t deadline_ns = fl_now_ns() + (int64_t)(seconds * 1e9);
         self->slots->waits++;
         Py_BEGIN_ALLOW_THREADS
-        (void)fl_shm_wait(self->shm, deadline_ns);
+        fl_shm_wait(self->shm, deadline_ns);
         Py_END_ALLOW_THREADS
         result = PyErr_CheckSignals() == 0 ? take_wanted(self) : NULL;
     }

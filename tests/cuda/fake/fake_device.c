@@ -183,16 +183,10 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 {
     cudaError_t error = FAKE_ENTER(FAKE_NO_CONTEXT);
     if (device < 0 || device >= FAKE_DEVICES) return fake_leave(cudaErrorInvalidDevice);
-<<<<<<< ours
     *value = attribute == cudaDevAttrMultiProcessorCount                ? processors
              : attribute == cudaDevAttrSingleToDoublePrecisionPerfRatio ? fp64_ratio
-             : attribute == cudaDevAttrComputeCapabilityMajor           ? 6
-                                                                        : 1;
-=======
-    *value = attribute == cudaDevAttrMultiProcessorCount      ? processors
-             : attribute == cudaDevAttrComputeCapabilityMajor ? (has_code ? 8 : 6)
-                                                              : (has_code ? 0 : 1);
->>>>>>> theirs
+             : attribute == cudaDevAttrComputeCapabilityMajor           ? (has_code ? 8 : 6)
+                                                                        : (has_code ? 0 : 1);
     return fake_leave(error);
 }
 
