@@ -36,6 +36,7 @@ typedef struct fl_py_hub {
     int64_t under_way;    /* bytes of requests and of replies not opened */
     int64_t unanswered;   /* requests that workers have */
     bool is_released;     /* all workers have ended */
+    bool has_waited;      /* since the last reply */
     fl_cuda_stage *stage; /* owned; NULL unless they land on a device */
     fl_courier *courier;  /* owned; NULL unless they land */
     int64_t room;         /* bytes that batches of late need where they land */
