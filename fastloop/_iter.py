@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from torch.autograd import profiler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils import pin_memory
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import (
@@ -99,6 +99,10 @@ class Shared:
         pools = [slots for slots in (self.slots, self.worker_slots) if slots is not None]
         counts = [self.past, *(slots.count() for slots in pools)]
         return {name: sum(count.get(name, 0) for count in counts) for name in COUNTS}
+
+    def count_wait(self, wait_ns: int) -> None:
+        self.waits += 1
+        self.wait_ns += wait_ns
 
     def count_workers(self) -> tuple[Workers, dict[str, int]]:
         """(batches, ns at work, ns waiting) of each worker, and fallbacks by reason."""
@@ -282,17 +286,13 @@ class _Counted(Turns, _BaseDataLoaderIter):
     """Over one of torch's iterators: counts what it gives, can be shared by threads and closed."""
 
     _epoch: Epoch
-    _always_waits = True
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, *more: Any) -> None:
         self._shared = shared
         self._is_closed = False
+        self._turns = {}
         super().__init__(loader, *more)
 
-    def _next_data(self) -> Any:
-        self._turns = {}
-        if self._is_closed:
-            raise RuntimeError("the loader of this iterator was closed; call iter() on it again")
     def __next__(self) -> Any:
         with self._turn():
             return super().__next__()
@@ -301,16 +301,16 @@ class _Counted(Turns, _BaseDataLoaderIter):
         with self._turn():
             super()._reset(loader, first_iter)
 
-        begin_ns = perf_counter_ns()
+    def _next_data(self) -> Any:
+        if self._is_closed:
+            raise RuntimeError("the loader of this iterator was closed; call iter() on it again")
         try:
             next_data: Callable[[], Any] = super()._next_data
             data = next_data()
         except StopIteration:
             self._epoch.is_over = True
             raise
-        self._shared.wait_ns += perf_counter_ns() - begin_ns
         self._shared.batches += 1
-        self._shared.waits += self._always_waits
         return data
 
     def close(self) -> None:
@@ -318,7 +318,11 @@ class _Counted(Turns, _BaseDataLoaderIter):
 
 
 class _CountedSingle(_Counted, _SingleProcessDataLoaderIter, Resumable):
-    pass
+    def _next_data(self) -> Any:
+        begin_ns = perf_counter_ns()
+        data = super()._next_data()
+        self._shared.count_wait(perf_counter_ns() - begin_ns)
+        return data
 
 
 class _Unprofiled(Turns, _BaseDataLoaderIter):
@@ -366,9 +370,30 @@ class _CountedMulti(_Counted, _MultiProcessingDataLoaderIter, Resumable):
     __del__ = _core.Finalized.__del__  # torch's own stands before ours
 
 
-class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
-    _always_waits = False  # the hub counts
+class _TorchMulti(_CountedMulti):
+    """Over torch's own transport."""
 
+    _waited_ns = 0  # since the last batch came
+
+    def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        # Of torch's queue what arrives is read and unpickled by get(), which is no wait.
+        reader = getattr(self._data_queue, "_reader", None)
+        begin_ns = perf_counter_ns()
+        is_there = not self._data_queue.empty()
+        if not is_there and reader is not None:
+            reader.poll(timeout)
+            timeout = max(timeout - (perf_counter_ns() - begin_ns) / 1e9, 0)
+            self._waited_ns += perf_counter_ns() - begin_ns
+        result: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
+        if not is_there and reader is None:
+            self._waited_ns += perf_counter_ns() - begin_ns
+        if result[0] and self._waited_ns > 0:
+            self._shared.count_wait(self._waited_ns)
+            self._waited_ns = 0
+        return result
+
+
+class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
     def _finalize(self) -> None:
         Resumable._finalize(self)
         self._end()
@@ -405,12 +430,12 @@ class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
 _SyncIter.__name__ = _SingleProcessDataLoaderIter.__name__
 _ProcessIter.__name__ = _MultiProcessingDataLoaderIter.__name__
 _CountedSingle.__name__ = _SingleProcessDataLoaderIter.__name__
-_CountedMulti.__name__ = _MultiProcessingDataLoaderIter.__name__
+_TorchMulti.__name__ = _MultiProcessingDataLoaderIter.__name__
 
 
 _ITERATORS: dict[tuple[str, bool], Callable[..., _BaseDataLoaderIter]] = {
     ("sync", False): _SyncIter,
-    ("torch", True): _CountedMulti,
+    ("torch", True): _TorchMulti,
     ("torch", False): _CountedSingle,
 }
 

@@ -31,11 +31,18 @@ class LoaderStats:
         batches: batches given to the user, or uploaded ahead for the loop.
         samples: samples in them; None where they are not counted: all paths but ``"array"``.
         bytes: bytes of their memory, alignment included; None on the sync and torch paths.
-        waits: how often ``next()`` had to block, or to make the batch itself (num_workers=0).
-        seconds_waited: seconds spent so.
+        waits: how many batches ``next()`` had to wait for. Without workers that is every one; on
+            the process path replies of persistent workers to ``iter()`` count as well, and a
+            batch that came out of order counts by itself.
+        seconds_waited: seconds blocked in that, and no others. With workers (threads on the array
+            path, which also makes what it would wait for): until the batch has arrived. It
+            leaves out what is done with a batch that is there: opening, unpickling, pinning,
+            uploading. Without workers: all of the making of the batch, sampler, dataset and
+            collate included, but on the array path only the gathering.
         slots_lent: blocks of batch memory whose tensors are alive now.
         slots_replaced: blocks made because more than usual were held by the user.
-        workers: on the process path, of each worker of the latest iterator.
+        workers: on the process path, of each worker of the latest iterator, as far as its replies
+            have been taken.
         fallbacks: leaves of batches that torch's own functions collated, by reason, by the latest
             iterator.
     """

@@ -181,6 +181,18 @@ static PyObject *take_wanted(fl_py_hub *self)
     return fl_py_hub_blame(self, reply.worker);
 }
 
+/* Counts the time without the wait for the interpreter lock afterwards. */
+static void await_reply(fl_py_hub *self, double seconds)
+{
+    int64_t begin_ns = fl_now_ns(), end_ns;
+    Py_BEGIN_ALLOW_THREADS
+    fl_shm_wait(self->shm, begin_ns + (int64_t)(seconds * 1e9));
+    end_ns = fl_now_ns();
+    Py_END_ALLOW_THREADS
+    self->slots->wait_ns += end_ns - begin_ns;
+    self->has_waited = true;
+}
+
 static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
 {
     double seconds = PyFloat_AsDouble(timeout);
@@ -189,12 +201,12 @@ static PyObject *hub_take(fl_py_hub *self, PyObject *timeout)
     PyObject *result = take_wanted(self);
     if (result == Py_None && seconds > 0) {
         Py_DECREF(result);
-        int64_t deadline_ns = fl_now_ns() + (int64_t)(seconds * 1e9);
-        self->slots->waits++;
-        Py_BEGIN_ALLOW_THREADS
-        fl_shm_wait(self->shm, deadline_ns);
-        Py_END_ALLOW_THREADS
+        await_reply(self, seconds);
         result = PyErr_CheckSignals() == 0 ? take_wanted(self) : NULL;
+    }
+    if (result != Py_None && result != NULL) {
+        self->slots->waits += self->has_waited;
+        self->has_waited = false;
     }
     return result;
 }

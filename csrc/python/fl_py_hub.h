@@ -38,6 +38,7 @@ typedef struct fl_py_hub {
     bool is_closed;       /* workers were told to stop */
     bool is_overwritten;  /* fl_py_hub_blame was called */
     bool is_released;     /* all workers have ended */
+    bool has_waited;      /* since the last reply */
     fl_cuda_stage *stage; /* owned; NULL unless they land on a device */
     fl_courier *courier;  /* owned; NULL unless they land */
     int64_t room;         /* bytes that batches of late need where they land */
