@@ -163,7 +163,7 @@ print(f"{last - first} loaders, {errors} errors, at most {slowest:.1f} s and {mo
 
 
 def test_the_first_bytes_of_the_memory_are_overwritten(tmp_path: Path) -> None:
-    """The worker finds it out itself, and says so; the parent says whose memory it was."""
+    """A worker that finds it out itself says so; the parent says whose memory it was."""
     run_script(
         tmp_path,
         HEAD
@@ -186,8 +186,9 @@ for value in (0, 1, 0xFF):
     data = Wild(value)
     loader = DataLoader(data, 2, num_workers=1)
     iterator = iter(loader)
-    iterator._workers[0].join(30)
-    assert iterator._workers[0].exitcode == 1
+    if value != 0:  # which is good for a worker that has nothing to do
+        iterator._workers[0].join(60)
+        assert iterator._workers[0].exitcode == 1
     try:
         next(iterator)
     except RuntimeError as error:
