@@ -43,6 +43,7 @@ FLOOR_HEADERS = {
         "cuda_runtime.h",
         "cuda_fp16.h",
         "cuda_bf16.h",
+        "type_traits",
     ),
 }
 NUMPY_FILE = "fl_py_tensor.c"
