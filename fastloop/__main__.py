@@ -7,6 +7,7 @@ import sys
 
 from fastloop import build_info
 from fastloop._core import check_cuda
+from fastloop._fallbacks import explain_error
 from fastloop._torch import kernels_are_disabled, require_torch
 
 
@@ -38,7 +39,7 @@ def _device() -> str:
     try:
         check_cuda(0)
     except RuntimeError as error:
-        return f"{built}; not usable here, {error}"
+        return f"{built}; not usable here, {explain_error(error)}"
     return f"{built}; device 0 is ready"
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-from fastloop import _core
 from fastloop._array import torch_dtype
 from fastloop._device import Link, pinned_bytes
+from fastloop._fallbacks import find_fault
 from fastloop._route import Source
 from fastloop._torch import kernels_are_disabled
 
@@ -112,8 +112,9 @@ def has_uploads(link: Link) -> bool:
     """Whether C can upload to the device: fastloop's CUDA half runs on it."""
     if link.device.type != "cuda" or kernels_are_disabled():
         return False
-    try:
-        _core.check_cuda(link.device.index)
-    except RuntimeError:
-        return False
-    return True
+    return not find_upload_fault(link)
+
+
+def find_upload_fault(link: Link) -> str:
+    """Why C cannot upload to a device that it was meant for, which the user is told once."""
+    return find_fault(link.device, "uploads batches")

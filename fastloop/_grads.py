@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fastloop._core import Grads, Team
+from fastloop._fallbacks import find_fault
 from fastloop._threads import openmp
 from fastloop._torch import kernels_are_disabled
 
@@ -115,6 +116,7 @@ class GradList:
         tensors = list(tensors)
         self.is_plain = self._core.walk_tensors(tensors)
         self.tensors = tensors
+        self._tell_of_fallback()
         return self
 
     def _hold(self, is_plain: bool, parameters: Iterable[Tensor]) -> GradList:
@@ -123,7 +125,12 @@ class GradList:
             self.tensors = self._core.tensors
         else:
             self.tensors = [p.grad for p in parameters if p.grad is not None]
+        self._tell_of_fallback()
         return self
+
+    def _tell_of_fallback(self) -> None:
+        if not self.is_plain and self.tensors:
+            find_fault(self.device, "runs the passes over gradients")
 
     def release(self) -> None:
         self.tensors = []

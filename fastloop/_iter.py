@@ -22,9 +22,10 @@ from torch.utils.data.dataloader import (
 )
 
 from fastloop import _core
-from fastloop._blocks import Blocks, DeviceBlocks, PinnedBlocks, has_uploads
+from fastloop._blocks import Blocks, DeviceBlocks, PinnedBlocks, find_upload_fault, has_uploads
 from fastloop._collate import is_default_collate, make_collate
 from fastloop._device import Link
+from fastloop._fallbacks import warn_once
 from fastloop._indices import find_blocks
 from fastloop._landing import on_device, on_the_way, pinned
 from fastloop._memory import default_budget
@@ -51,6 +52,7 @@ class Shared:
         self.slots: _core.Slots | None = None  # the array path's
         self.worker_slots: _core.Slots | None = None  # the process path's
         self.unpinned_device = -1  # one whose copies cannot be from there
+        self.fault = ""  # why C does not upload, where it was meant to
         self.past: dict[str, int] = {}
         self.batches = 0  # of paths that run torch's iterators
         self.waits = 0
@@ -87,10 +89,17 @@ class Shared:
             self._retire(slots)
             try:
                 slots = _core.Slots(0, is_shared=True, device=device)
-            except RuntimeError:
+            except RuntimeError as error:
                 if device < 0:
                     raise
                 self.unpinned_device = device
+                self.fault = (
+                    f"memory that worker processes share cannot be pinned for it ({error}); "
+                    "containers may need --ulimit memlock=-1"
+                )
+                warn_once(
+                    f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}"
+                )
                 slots = _core.Slots(0, is_shared=True)
             self.worker_slots = slots
         return slots
@@ -178,7 +187,10 @@ class _ArrayIter(Resumable):
 
     def _has_uploads(self, link: Link) -> bool:
         # Without workers such a copy would wait for all that the loop has queued.
-        return self._num_workers > 0 and has_uploads(link)
+        if self._num_workers == 0:
+            return False
+        self._shared.fault = find_upload_fault(link)
+        return has_uploads(link)
 
     @property
     def is_on_device(self) -> bool:
@@ -400,7 +412,11 @@ class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, link: Link | None = None) -> None:
         budget = getattr(loader, "memory_budget", None)
-        index = link.device.index if link is not None and has_uploads(link) else -1
+        index = -1
+        if link is not None and has_uploads(link):
+            index = link.device.index
+        elif link is not None:
+            shared.fault = find_upload_fault(link)
         slots = shared.slots_for_workers(index)
         if link is None:
             place = pinned(loader)

@@ -229,7 +229,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         workers, fallbacks = shared.count_workers()
         return LoaderStats(
             path=route.path,
-            why=route.why,
+            why=f"{route.why}; torch uploads: {shared.fault}" if shared.fault else route.why,
             batches=count["batches"] + shared.batches,
             samples=count["samples"] if route.path == "array" else None,
             bytes=count["bytes"] if route.path in ("array", "process") else None,

@@ -27,7 +27,8 @@ class LoaderStats:
     Attributes:
         path: how batches are made now: ``"array"`` (C, no Python per sample), ``"process"``
             (worker processes over shared memory), ``"sync"`` (in this process) or ``"torch"``.
-        why: why that path.
+        why: why that path; and why torch uploads batches to a CUDA device, where it does so
+            because fastloop's own uploads do not work there.
         batches: batches given to the user, or uploaded ahead for the loop.
         samples: samples in them; None where they are not counted: all paths but ``"array"``.
         bytes: bytes of their memory, alignment included; None on the sync and torch paths.

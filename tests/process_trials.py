@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -240,12 +241,19 @@ def memory_cannot_be_pinned() -> None:
     loader: Any = DataLoader(Images(), 4, num_workers=1)
     loop = Loop(loader, device)
     fake.fake_refuse_pins(True)
-    iterator = loop.begin(is_on_device=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        iterator = loop.begin(is_on_device=False)
+    assert [w.category for w in caught] == [RuntimeWarning]
+    assert "torch uploads batches in place of fastloop on cuda:0" in str(caught[0].message)
+    assert "cannot be pinned for it (cudaHostRegister" in loader.stats().why
     slots = loader._shared.worker_slots
     assert slots.device == -1
     assert next(iterator)["label"].tolist() == [0, 1, 2, 3]
     fake.fake_refuse_pins(False)
-    iterator = loop.begin(is_on_device=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # told once
+        iterator = loop.begin(is_on_device=False)
     assert loader._shared.worker_slots is slots  # nor is it tried again
     loop.loader = loader = DataLoader(Images(), 4, num_workers=1)
     iterator = loop.begin()
