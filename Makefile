@@ -6,8 +6,8 @@
 #                        (they take g++ too: CUDA's kernels are compiled as C++)
 #   make lint            clang-format, ruff, mypy, and the house rules (-k: go on after the first)
 #   make bench           the benchmarks
-#   make gpu             what needs a CUDA device: tests, compute-sanitizer, a soak of SOAK_S=300
-#                        seconds beside them; then the benchmark
+#   make gpu             what needs a CUDA device, in stages (tests/gpu/run.py); STAGE=passes runs
+#                        one alone
 #   make sdist clean distclean
 #
 # TORCH=torch==2.12.0 chooses another torch, PYTHON=python3.12 the Python that makes .venv (after
@@ -45,13 +45,14 @@ bench: install
 	$(VENV)/bin/python benchmarks/bench_python_dataset.py
 	$(VENV)/bin/python benchmarks/bench_step.py
 
-# ---- on a machine with a GPU; GPU_PYTHON=python3 is for one where fastloop is installed already
+# ---- on a machine with a GPU; GPU_PYTHON=python3 is for one that has torch, NumPy and setuptools,
+# GPU_WHEELS=FOLDER for one that has no pytest or psutil, but wheels of them in that folder
 
 GPU_PYTHON ?= $(VENV)/bin/python
-SOAK_S ?= 300
+STAGE ?=
 
-gpu: $(if $(filter $(VENV)/%,$(GPU_PYTHON)),install)
-	exec env GPU_PYTHON='$(GPU_PYTHON)' SOAK_S='$(SOAK_S)' sh tests/gpu/run.sh $(PYTEST_ARGS)
+gpu: $(if $(filter $(VENV)/%,$(GPU_PYTHON)),$(STAMPS)/requirements)
+	GPU_PYTHON='$(GPU_PYTHON)' $(GPU_PYTHON) tests/gpu/run.py $(STAGE)
 
 # ---- set-up: each step leaves a stamp and runs again when what it depends on is newer
 

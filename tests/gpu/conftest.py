@@ -6,12 +6,39 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 import torch
 
+import fastloop
+from fastloop import _core, _grads
+from fastloop._device import open_link
+from fastloop._iter import fast_iterator
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.path.parts:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def assert_ours_runs() -> None:
+    """Kernels run the passes and C uploads batches; otherwise the tests here would test torch."""
+    info = fastloop.build_info()
+    assert info["cuda"], f"built without CUDA: {info['cuda_reason']}"
+    _core.check_cuda(0)
+    grads = _grads.GradList().collect([torch.full((3,), 2.0, device="cuda")])
+    assert grads.is_plain, "torch runs the passes over gradients"
+    assert grads.norm_check(_grads.new_flag(grads.device)).item() == 12**0.5
+    data = fastloop.ArrayDataset(torch.arange(8))
+    for path in ("array", "process"):
+        with fastloop.DataLoader(data, 4, num_workers=1, path=path, device="cuda") as loader:
+            iterator = fast_iterator(loader, path, loader._shared, open_link("cuda"))
+            assert iterator.is_on_device, f"torch uploads: {loader.stats().why}"
+            del iterator
+            assert [batch[0].item() for batch in loader] == [0, 4]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ours_runs() -> None:
+    assert_ours_runs()
 
 
 @contextmanager

@@ -6,13 +6,23 @@ import torch
 from fastloop._grads import GradList, new_flag, update_scale
 
 CUDA = torch.device("cuda", 0)
-LISTS = ([1], [16385, 3, 40_000], [9] * 200, [5] * 1200)
+# The last two lie in tables on the device: a launch carries 1 360 rows.
+LISTS = ([1], [16385, 3, 40_000], [9] * 200, [5] * 1200, [3] * 1500)
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def make(sizes: list[int], dtype: torch.dtype, offset: int) -> GradList:
-    memory = [torch.ones(n + offset, dtype=dtype, device=CUDA) for n in sizes]
-    grads = GradList().collect([t[offset:] for t in memory])
+    """Slices of one buffer, each `offset` elements behind a multiple of 16 bytes; what lies between
+    them nobody has written, which initcheck would see read."""
+    unit = 16 // dtype.itemsize
+    begins = [0]
+    for n in sizes:
+        begins.append(begins[-1] + -(-(n + offset + 1) // unit) * unit)
+    memory = torch.empty(begins[-1], dtype=dtype, device=CUDA)
+    slices = [memory[at + offset :][:n] for at, n in zip(begins, sizes, strict=False)]
+    for t in slices if len(sizes) < 10 else [memory]:
+        t.fill_(1)
+    grads = GradList().collect(slices)
     assert grads.is_plain
     return grads
 
