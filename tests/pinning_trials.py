@@ -151,6 +151,36 @@ def the_budget_bounds_what_is_posted() -> None:
             device.close()
 
 
+def what_copies_still_read_counts_in_the_budget() -> None:
+    """Nothing is read ahead while it is used up."""
+    fake.fake_set_order(LAZY, 0)
+    device = Device()
+    slots = core.Slots(3, device=0)
+    feed = make_feed(device, 1, 8, slots=slots, budget=3 * bytes_of(60))
+    todo = [[k, 39 - k] * 30 for k in range(20)]
+    feed.restart(iter(todo), 1, None)
+    for k, rows in enumerate(todo[:10], 1):
+        device.compare(next(feed), rows)
+        assert slots.count()["made"] <= max(3, k + 1)
+    device.synchronize()
+    del feed, slots
+    device.close()
+    device = Device()
+    order = [*range(40)] * 2
+    loader: Any = DataLoader(Images(), 4, sampler=order, num_workers=1, prefetch_factor=8)
+    loader.memory_budget = 2 * 4 * (64 << 10)  # half of it for requests, and none smaller
+    loop = Loop(loader, device)
+    iterator = loop.begin()
+    for k in range(14):
+        loop.check(next(iterator), order[4 * k : 4 * k + 4])
+    made = loader._shared.worker_slots.count()["made"]
+    assert made <= 14 + 3, (
+        made
+    )  # one is sent, one there, and one tries whether memory can be pinned
+    del iterator, loader
+    loop.close()
+
+
 def the_budget_of_a_loader_is_that() -> None:
     """Of one on a device, and where batches are gathered to pinned memory."""
     fake.fake_set_order(EAGER, 0)
@@ -219,6 +249,7 @@ def the_first_batch_is_registered_first() -> None:
 
 
 def epochs_keep_what_is_registered() -> None:
+    """However many slots an epoch has used."""
     for workers in each_way():
         for persistent in (False, True):
             device = Device()
@@ -227,7 +258,7 @@ def epochs_keep_what_is_registered() -> None:
             feed: Any = None
             for _ in range(3):
                 if feed is None or not persistent:
-                    feed = make_feed(device, workers, 4, slots=slots, persistent=persistent)
+                    feed = make_feed(device, workers, 2, slots=slots, persistent=persistent)
                 todo = [[k, 39 - k, 3] * 20 for k in range(20)]
                 feed.restart(iter(todo), 1, None)
                 for rows in todo:
@@ -264,6 +295,7 @@ def growing_batches_are_registered_a_few_times() -> None:
 
 
 def batches_of_workers_keep_what_is_registered() -> None:
+    """Whatever there is in memory when an epoch begins."""
     for workers in each_way():
         for persistent in (False, True):
             device = Device()
@@ -273,7 +305,8 @@ def batches_of_workers_keep_what_is_registered() -> None:
             loop = Loop(loader, device)
             before = fake.fake_count_pins()
             iterator: Any = None
-            for _ in range(3):
+            for epoch in range(3):
+                loader.memory_budget = 32 << 20 << epoch
                 if iterator is None or not persistent:
                     iterator = loop.begin()
                 else:

@@ -44,6 +44,7 @@ TRIALS = {
         "blocks_of_large_batches_are_fewer",
         "batches_without_a_block_wait_filled",
         "the_budget_bounds_what_is_posted",
+        "what_copies_still_read_counts_in_the_budget",
         "the_budget_of_a_loader_is_that",
         "the_first_batch_is_registered_first",
         "epochs_keep_what_is_registered",

@@ -129,31 +129,23 @@ static void abandon_slot(fl_slot *slot)
     drop_reference(pool);
 }
 
-/* One slot more or less is EMPTY; true if so many were within the reserve before. Pinned slots are
- * all kept: unpinning one waits for the device, and the next epoch would pin it again. */
+/* One slot more or less is EMPTY; true if so many were within the reserve and the limit before.
+ * Pinned slots are all kept: unpinning one waits for the device, on whatever thread brings it back,
+ * and the next epoch would pin it again. */
 static bool count_empty(fl_pool *pool, int64_t slots, int64_t bytes)
 {
     int64_t empty = atomic_fetch_add_explicit(&pool->empty, slots, memory_order_relaxed);
     int64_t before = atomic_fetch_add_explicit(&pool->empty_bytes, bytes, memory_order_relaxed);
-    bool is_wanted =
-        is_pinning(pool) || empty < atomic_load_explicit(&pool->reserve, memory_order_relaxed);
-    return is_wanted && bytes <= atomic_load_explicit(&pool->limit, memory_order_relaxed) - before;
-}
-
-/* What an EMPTY slot takes of the limit. Of a region that is pinned as far as it is used, no more.
- */
-static int64_t memory_of(const fl_slot *slot)
-{
-    int64_t capacity = slot->pages.capacity;
-    if (slot->region == NULL || !is_pinning(slot->pool)) return capacity;
-    return fl_min(capacity, fl_max(slot->pinned, slot->used));
+    return is_pinning(pool) ||
+           (empty < atomic_load_explicit(&pool->reserve, memory_order_relaxed) &&
+            bytes <= atomic_load_explicit(&pool->limit, memory_order_relaxed) - before);
 }
 
 static void free_list(fl_pool *pool, fl_slot *slot)
 {
     while (slot != NULL) {
         fl_slot *next = slot->next;
-        count_empty(pool, -1, -memory_of(slot));
+        count_empty(pool, -1, -slot->pages.capacity);
         free_slot(slot);
         slot = next;
     }
@@ -178,7 +170,7 @@ static bool push(_Atomic(fl_slot *) *stack, fl_slot *slot)
 static void recycle(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
-    int64_t bytes = memory_of(slot);
+    int64_t bytes = slot->pages.capacity;
     if (count_empty(pool, 1, bytes) && push(&pool->returned, slot)) return;
     count_empty(pool, -1, -bytes);
     free_slot(slot);
@@ -288,7 +280,7 @@ static fl_slot *pop_empty_locked(fl_pool *pool)
     fl_slot *slot = pool->spare;
     if (slot == NULL) return NULL;
     pool->spare = slot->next;
-    count_empty(pool, -1, -memory_of(slot));
+    count_empty(pool, -1, -slot->pages.capacity);
     return slot;
 }
 
@@ -304,7 +296,7 @@ static fl_slot *pop_pinned_locked(fl_pool *pool, int64_t bytes)
     fl_slot *found = *place;
     if (found == NULL) return NULL;
     *place = found->next;
-    count_empty(pool, -1, -memory_of(found));
+    count_empty(pool, -1, -found->pages.capacity);
     return found;
 }
 

@@ -26,8 +26,8 @@ typedef struct fl_pinner {
 } fl_pinner;
 
 /* Slots of this pool may be pinned from now on, and are unpinned before they go back to the system.
- * They are whole pages; all that come back are kept, up to the pool's limit. Before the first
- * fl_pool_get. Such slots are not to be lent: a holder would unpin on any thread. */
+ * They are whole pages, and all that come back are kept, whatever reserve and limit say. Before the
+ * first fl_pool_get. Such slots are not to be lent: a holder would unpin on any thread. */
 void fl_pool_pin(fl_pool *pool, fl_pinner pinner);
 
 /* At least the first `bytes` of the slot are populated and pinned: of a region so much, and when it
