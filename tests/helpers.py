@@ -1,7 +1,6 @@
 """What the Python tests share: comparison with torch's loader bit for bit, samplers of every
 kind, a source that is slow to read, and scripts run in a process of their own."""
 
-import functools
 import os
 import random
 import socket
@@ -274,9 +273,15 @@ class Fails(Sampler[int]):
 QUIET = "ignore:This DataLoader will create"
 
 
-@functools.cache
-def _server(paths: str) -> tuple[str, Any]:
-    return warm.start_server({**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET})
+_servers: dict[str, tuple[str, Any]] = {}
+
+
+def _server(paths: str) -> str:
+    """The address of one that lives: if it was killed, only the scripts it had are lost."""
+    if paths not in _servers or _servers[paths][1].poll() is not None:
+        env = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET}
+        _servers[paths] = warm.start_server(env)
+    return _servers[paths][0]
 
 
 def run_script(
@@ -300,7 +305,7 @@ def run_script(
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET}
     command = [sys.executable, *warm.FLAGS]
     if not is_fresh:
-        env[warm.ADDRESS] = _server(paths)[0]
+        env[warm.ADDRESS] = _server(paths)
         command = [sys.executable, "-S", str(here / "warm.py")]
     done = subprocess.run(
         [*command, script, *map(str, args)],

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from types import CodeType
 
 ADDRESS = "FASTLOOP_TESTS_SERVER"  # the variable that holds the name of the server's socket
@@ -70,7 +71,12 @@ def serve(fileno: int) -> CodeType:
         if 0 in ready:
             os._exit(0)
         connection, _ = listener.accept()
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError:  # no memory or no processes left: one script fails, and not all that follow
+            traceback.print_exc()
+            pid = -1
+        if pid == 0:
             listener.close()
             return _fork_script(connection)
         connection.close()
