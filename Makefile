@@ -43,6 +43,7 @@ pytest: install
 bench: install
 	$(VENV)/bin/python benchmarks/bench_array.py
 	$(VENV)/bin/python benchmarks/bench_python_dataset.py
+	$(VENV)/bin/python benchmarks/bench_fresh.py
 	$(VENV)/bin/python benchmarks/bench_step.py
 
 # ---- on a machine with a GPU; GPU_PYTHON=python3 is for one that has torch, NumPy and setuptools,

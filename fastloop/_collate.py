@@ -28,11 +28,12 @@ def is_default_collate(collate_fn: object) -> bool:
     return collate_fn is default_collate and collate.default_collate_fn_map == _DEFAULTS
 
 
-def make_collate(port: _core.Port | None = None) -> _core.Collate:
+def make_collate(port: _core.Port | None = None, team: _core.Team | None = None) -> _core.Collate:
     """A function that gives what ``default_collate`` gives.
 
     Args:
         port: in a worker process, where batches are built.
+        team: threads that share long copies; None: the caller's alone.
     """
 
     def stack_leaf(batch: Any, *, collate_fn_map: Any = None) -> Any:
@@ -50,5 +51,6 @@ def make_collate(port: _core.Port | None = None) -> _core.Collate:
         others=walk_container,
         fallback=default_collate,
         port=port,
+        team=team,
     )
     return fast

@@ -11,33 +11,22 @@ so that no pass waits for it; Python floats are what the host knows."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache, lru_cache
-from os import getpid
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fastloop._core import Grads, Team
+from fastloop._core import Grads
 from fastloop._fallbacks import find_fault
-from fastloop._threads import openmp
+from fastloop._threads import team
 from fastloop._torch import kernels_are_disabled
 
 Source = Optimizer | Iterable[Tensor]
 
 _NORMS = {2.0: 0, 1.0: 1, float("inf"): 2}
 _TYPES = {1: torch.float64, 2: torch.float32, 4: torch.float16, 8: torch.bfloat16}
-
-
-@lru_cache(maxsize=1)
-def _make_team(threads: int, _process: int) -> Team:
-    return Team(threads, uses_openmp=openmp() is not None)
-
-
-def _team() -> Team:
-    """As many threads as torch's own operations use, shared by all passes of this process."""
-    return _make_team(torch.get_num_threads(), getpid())
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
@@ -172,7 +161,7 @@ class GradList:
         scale = _here(scale, device)
         if self.is_plain and norm_type in _NORMS:
             norm = _new_number(device)
-            self._core.norm_check(_team(), _NORMS[norm_type], scale, divisor, found_inf, norm)
+            self._core.norm_check(team(), _NORMS[norm_type], scale, divisor, found_inf, norm)
             return norm
         return _norm_check(self.tensors, found_inf, scale, divisor, norm_type, device)
 
@@ -206,7 +195,7 @@ class GradList:
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
         if self.is_plain:
-            self._core.scale(_team(), factor)
+            self._core.scale(team(), factor)
             return
         with torch.no_grad():
             for t in map(_values, self.tensors):
@@ -215,7 +204,7 @@ class GradList:
     def unscale_(self, inv_scale: Tensor, found_inf: Tensor) -> None:
         """One read and write: multiply by a 0-d float32, bit for bit as torch's unscale_ does, and
         check the elements as they were; by 1 nothing is written. For plain lists."""
-        self._core.unscale(_team(), inv_scale, found_inf)
+        self._core.unscale(team(), inv_scale, found_inf)
 
     def unscale_by_(self, scale: Tensor, found_inf: Tensor) -> None:
         """The same, by 1 / scale."""
@@ -224,7 +213,7 @@ class GradList:
             # Always anew on a device, where it may be for a graph that is being captured.
             inverse = self._inverse = torch.empty((), dtype=torch.float32, device=scale.device)
         self._core.invert(scale, inverse)
-        self._core.unscale(_team(), inverse, found_inf)
+        self._core.unscale(team(), inverse, found_inf)
 
     def combine_(
         self,
@@ -239,7 +228,7 @@ class GradList:
         does not read self."""
         if source.is_plain and self.is_plain:
             host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-            if self._core.combine(_team(), source._core, host, device, beta, found_inf):
+            if self._core.combine(team(), source._core, host, device, beta, found_inf):
                 return
         _combine(self.tensors, source.tensors, found_inf, alpha, beta)
 

@@ -32,6 +32,7 @@ from fastloop._memory import default_budget
 from fastloop._process import ProcessIter
 from fastloop._resume import Epoch, Position, Resumable, rest_of_blocks
 from fastloop._route import NotCoveredError, Source, find_route, find_source
+from fastloop._threads import team
 from fastloop._turns import Turns
 
 _BLOCKS, _BATCHES, _SINGLES = 0, 1, 2
@@ -51,6 +52,7 @@ class Shared:
         self.open: list[weakref.ref[Any]] = []  # iterators that close() ends
         self.slots: _core.Slots | None = None  # the array path's
         self.worker_slots: _core.Slots | None = None  # the process path's
+        self.collate: tuple[_core.Team, _core.Collate] | None = None  # the sync path's
         self.unpinned_device = -1  # one whose copies cannot be from there
         self.fault = ""  # why C does not upload, where it was meant to
         self.past: dict[str, int] = {}
@@ -104,6 +106,14 @@ class Shared:
             self.worker_slots = slots
         return slots
 
+    def collate_here(self) -> _core.Collate:
+        """The collate of iterators without workers. It stays for the next epoch, because its batch
+        memory does: new memory costs more than what is copied into it."""
+        threads = team()  # another one in a forked child, where the memory is not to be used again
+        if self.collate is None or self.collate[0] is not threads:
+            self.collate = threads, make_collate(team=threads)
+        return self.collate[1]
+
     def count(self) -> dict[str, int]:
         pools = [slots for slots in (self.slots, self.worker_slots) if slots is not None]
         counts = [self.past, *(slots.count() for slots in pools)]
@@ -121,6 +131,7 @@ class Shared:
         return self.last_count
 
     def trim(self) -> None:
+        self.collate = None
         for slots in (self.slots, self.worker_slots):
             if slots is not None and slots.is_own():
                 slots.trim()
@@ -357,12 +368,14 @@ class _SyncIter(_Unprofiled, _CountedSingle):
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         super().__init__(loader, shared)
         if self._auto_collation and is_default_collate(self._collate_fn):
-            collate = make_collate()
-            self._dataset_fetcher.collate_fn = self._collate = collate
+            self._dataset_fetcher.collate_fn = self._collate = shared.collate_here()
+            self._begun = self._collate.fallbacks()
             shared.latest = weakref.ref(self)
 
     def count(self) -> tuple[Workers, dict[str, int]]:
-        return (), self._collate.fallbacks()
+        counts = self._collate.fallbacks().items()
+        news = {reason: count - self._begun.get(reason, 0) for reason, count in counts}
+        return (), {reason: count for reason, count in news.items() if count > 0}
 
     def _finalize(self) -> None:
         if hasattr(self, "_collate"):

@@ -1,14 +1,17 @@
-"""The threads of OpenMP that torch's operations run on."""
+"""The threads of OpenMP that torch's operations run on, and our own work on them."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
+from os import getpid
 from typing import Any
 
 import torch
+
+from fastloop._core import Team
 
 
 @contextmanager
@@ -42,3 +45,13 @@ def openmp() -> Any:
     except (AttributeError, OSError):
         return None
     return library if is_torchs else None
+
+
+@lru_cache(maxsize=1)
+def make_team(threads: int, _process: int) -> Team:
+    return Team(threads, uses_openmp=openmp() is not None)
+
+
+def team() -> Team:
+    """As many threads as torch's own operations use, shared by all work of this process."""
+    return make_team(torch.get_num_threads(), getpid())

@@ -15,7 +15,8 @@ import torch
 from passes import Forced
 from torch import Tensor
 
-from fastloop._grads import GradList, _make_team, new_flag
+from fastloop._grads import GradList, new_flag
+from fastloop._threads import make_team
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SIZES = [1, 2, 31, 32, 33, 1000, 16383, 16384, 16385, 300_000]
@@ -169,7 +170,7 @@ def test_tensors_are_held_until_release() -> None:
     grads.release()
     assert watch() is None
     with pytest.raises(RuntimeError, match="no walk"):
-        grads._core.scale(_make_team(1, os.getpid()), torch.ones((), dtype=torch.float64))
+        grads._core.scale(make_team(1, os.getpid()), torch.ones((), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -9,6 +9,7 @@
 
 #include "fl_cpu.h"
 #include "fl_py_collate.h"
+#include "fl_team.h"
 #include "fl_thread.h"
 
 #include <string.h>
@@ -16,7 +17,9 @@
 enum {
     LARGE_BATCH = 1 << 20, /* from here on past the caches */
     LONG_COPY = 256 << 10, /* from here on without the interpreter lock */
-    SMALL_LEAF = 4096      /* up to here not worth a pool */
+    SMALL_LEAF = 4096,     /* up to here not worth a pool */
+    KEPT_SLOTS = 16,       /* that a pool keeps for loops that hold some batches, */
+    KEPT_BYTES = 128 << 20 /* if these are no more bytes, or there are two */
 };
 
 static const char *const reasons[FL_SHM_REASONS] = {
@@ -69,7 +72,10 @@ make_in_pool(fl_py_collate *self, fl_dtype dtype, int32_t ndim, const int64_t *s
     fl_slot *slot = NULL;
     if (bytes > SMALL_LEAF && leaf < FL_PY_POOLS) {
         fl_pool **pool = &self->pools[leaf];
-        if (*pool == NULL && fl_pool_open(0, NULL, pool, NULL) == FL_OK) fl_pool_reserve(*pool, 2);
+        if (*pool == NULL && fl_pool_open(0, NULL, pool, NULL) == FL_OK)
+            fl_pool_reserve(*pool, KEPT_SLOTS);
+        if (*pool != NULL && bytes <= INT64_MAX / 2)
+            fl_pool_limit(*pool, fl_max(KEPT_BYTES, 2 * bytes));
         /* None without memory or in a forked child: then as for any leaf beyond the pools. */
         if (*pool != NULL) (void)fl_pool_get(*pool, bytes, &slot, NULL);
     }
@@ -88,13 +94,30 @@ PyObject *fl_py_collate_tensor(fl_py_collate *self, fl_dtype dtype, int32_t ndim
     return fl_py_port_tensor((fl_py_port *)self->port, dtype, ndim, shape, data);
 }
 
-void fl_py_copy_items(char *to, const char *const *from, int64_t bytes, Py_ssize_t count)
+typedef struct copy_job {
+    char *to;                /* borrowed for the time of the job, as all here */
+    const char *const *from; /* one address for each item */
+    int64_t bytes;           /* of one */
+    bool is_streamed;
+} copy_job;
+
+static void copy_some(void *context, int64_t first, int64_t end)
+{
+    const copy_job *job = context;
+    for (int64_t i = first; i < end; i++)
+        fl_cpu_backend.copy_rows(job->to + i * job->bytes, job->from[i], job->bytes, job->bytes, 0,
+                                 1, job->is_streamed);
+}
+
+void fl_py_copy_items(fl_py_collate *self, char *to, const char *const *from, int64_t bytes,
+                      Py_ssize_t count)
 {
     bool is_large = bytes * count >= LARGE_BATCH;
     if (bytes == 0) return;
+    copy_job job = {.to = to, .from = from, .bytes = bytes, .is_streamed = is_large};
+    fl_team *team = is_large && self->team != NULL ? ((fl_py_team *)self->team)->team : NULL;
     PyThreadState *saved = bytes * count >= LONG_COPY ? PyEval_SaveThread() : NULL;
-    for (Py_ssize_t i = 0; i < count; i++, to += bytes)
-        fl_cpu_backend.copy_rows(to, from[i], bytes, bytes, 0, 1, is_large);
+    fl_team_run(team, copy_some, &job, count, fl_max(1, LONG_COPY / bytes));
     if (saved != NULL) PyEval_RestoreThread(saved);
 }
 
@@ -353,12 +376,14 @@ static int find_in_torch(fl_py_collate *self, PyObject *torch, PyObject *tensor_
 static PyObject *collate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"torch",    "memmap_type", "registry", "others",
-                               "fallback", "port",        NULL};
-    PyObject *torch, *memmap, *registry, *others, *fallback, *port = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!OO|O:Collate", keywords, &torch, &memmap,
-                                     &PyDict_Type, &registry, &others, &fallback, &port))
+                               "fallback", "port",        "team",     NULL};
+    PyObject *torch, *memmap, *registry, *others, *fallback, *port = Py_None, *team = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!OO|OO:Collate", keywords, &torch, &memmap,
+                                     &PyDict_Type, &registry, &others, &fallback, &port, &team))
         return NULL;
     fl_py_state *state = PyType_GetModuleState(type);
+    if (team != Py_None && !Py_IS_TYPE(team, state->team_type))
+        return PyErr_Format(PyExc_TypeError, "team must be a Team or None, got %R", team);
     if (port != Py_None && !Py_IS_TYPE(port, state->port_type))
         return PyErr_Format(PyExc_TypeError, "port must be a Port or None, got %R", port);
     fl_py_collate *self = (fl_py_collate *)type->tp_alloc(type, 0);
@@ -369,6 +394,7 @@ static PyObject *collate_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->others = Py_NewRef(others);
     self->fallback = Py_NewRef(fallback);
     self->port = port != Py_None ? Py_NewRef(port) : NULL;
+    self->team = team != Py_None ? Py_NewRef(team) : NULL;
     self->expected = snapshot(registry);
     self->zero = PyLong_FromLong(0);
     self->out_name = Py_BuildValue("(s)", "out");
@@ -408,6 +434,7 @@ static void collate_dealloc(fl_py_collate *self)
     (void)collate_clear(self);
     Py_XDECREF(self->registry);
     Py_XDECREF(self->port);
+    Py_XDECREF(self->team);
     for (int i = 0; i < FL_PY_POOLS; i++) fl_pool_close(self->pools[i]);
     Py_XDECREF(self->memmap_type);
     Py_XDECREF(self->expected);
@@ -432,7 +459,7 @@ static PyMethodDef collate_methods[] = {
 
 PyDoc_STRVAR(
     collate_doc,
-    "Collate(torch, memmap_type, registry, others, fallback, port=None)\n--\n\n"
+    "Collate(torch, memmap_type, registry, others, fallback, port=None, team=None)\n--\n\n"
     "torch's default_collate in C. `registry` is default_collate_fn_map, `others` collates\n"
     "containers that are not plain and calls leaf() for what is in them, `fallback` is\n"
     "torch's own function. With a Port batches are built in a worker's slot.");

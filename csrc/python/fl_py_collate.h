@@ -17,6 +17,7 @@ typedef struct fl_py_collate {
     PyObject *expected;                   /* owned: its keys and values in turn, as they were */
     PyObject *others, *fallback;          /* owned */
     PyObject *port;                       /* owned; NULL outside of workers */
+    PyObject *team;                       /* owned; NULL: long copies are the caller's alone */
     PyObject *is_neg, *stack, *as_tensor; /* owned: torch's */
     PyObject *zero, *out_name;            /* owned: arguments of stack: 0 and ("out",) */
     PyObject *int8, *uint8;               /* owned: torch's */
@@ -48,8 +49,9 @@ PyObject *fl_py_items_object(const batch_items *batch);
 PyObject *fl_py_collate_tensor(fl_py_collate *self, fl_dtype dtype, int32_t ndim,
                                const int64_t *shape, char **data);
 
-/* Copies `count` pieces of `bytes` each one after another, without the interpreter lock if that
- * takes long. */
-void fl_py_copy_items(char *to, const char *const *from, int64_t bytes, Py_ssize_t count);
+/* Copies `count` pieces of `bytes` each one after another; if that takes long, with the team's
+ * threads and without the interpreter lock. */
+void fl_py_copy_items(fl_py_collate *self, char *to, const char *const *from, int64_t bytes,
+                      Py_ssize_t count);
 
 #endif

@@ -143,7 +143,8 @@ static PyObject *copy_all(fl_py_collate *self, const batch_items *batch, const f
     char *data;
     PyObject *tensor = make_stacked(self, batch, one, &data);
     if (tensor == NULL) return NULL;
-    fl_py_copy_items(data, from, fl_tensor_bytes(one->dtype, one->ndim, one->shape), batch->count);
+    fl_py_copy_items(self, data, from, fl_tensor_bytes(one->dtype, one->ndim, one->shape),
+                     batch->count);
     return tensor;
 }
 
@@ -173,6 +174,8 @@ stack_here(fl_py_collate *self, const batch_items *batch, const fl_tensor *first
     int look = FL_PY_STRIDED;
     if (bytes >= LARGE_STACK / batch->count) look = look_at_all(self, batch, &view, from);
     if (look < 0) return NULL;
+    /* torch would share each tensor among its threads, and wait for them once for every one. */
+    if (look == FL_PY_FINE && bytes >= LONG_TENSOR) return copy_all(self, batch, &view, from);
     PyObject *tensors = fl_py_items_object(batch), *result = NULL;
     if (tensors != NULL && look == FL_PY_FINE)
         result = stack_into(self, tensors, batch, &view);
