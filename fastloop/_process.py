@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any
@@ -184,6 +185,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         """After a wait in which nothing came: raises if nothing will."""
         if self._hub.is_closed():
             raise RuntimeError("the loader of this iterator was closed; call iter() on it again")
+        if _is_exiting() and threading.current_thread().daemon:
+            return None  # multiprocessing ends the workers, and the interpreter soon this thread
         dead = self._dead()
         # What they have sent before is there to be seen now.
         received = self._look(0) if dead else None

@@ -177,6 +177,43 @@ wait_until(lambda: shmem_bytes() < shmem + (32 << 20), 20)
     )
 
 
+def test_a_daemon_thread_that_waits_at_exit_is_told_of_no_death(tmp_path: Path) -> None:
+    """At exit multiprocessing ends workers while such threads still run."""
+    run_script(
+        tmp_path,
+        """
+import atexit, multiprocessing.util, threading
+import torch
+torch.set_num_threads(1)
+from fastloop import DataLoader, _process
+from torch.utils.data._utils import _set_python_exit_flag
+from workers import *
+from workers import Items, wait_until
+
+looks = []
+
+def look(iterator, look=_process.ProcessIter._look_for_dead):
+    if not iterator._workers[0].is_alive():
+        looks.append(1)
+    return look(iterator)
+
+def end():  # in the order in which the interpreter does it
+    _set_python_exit_flag()
+    multiprocessing.util._exit_function()
+    wait_until(lambda: len(looks) > 2 or not thread.is_alive())
+
+_process.ProcessIter._look_for_dead = look
+hook = SleepAt(0)
+iterator = iter(DataLoader(Items(8, hook), 4, num_workers=1))
+thread = threading.Thread(target=lambda: next(iterator), daemon=True)
+thread.start()
+wait_until(lambda: bool(hook.is_there))
+atexit.register(end)
+""",
+        timeout=60,
+    )
+
+
 def test_a_spawned_worker_outlives_nobody(tmp_path: Path) -> None:
     """Nor does one whose main process dies while it is being started."""
     (tmp_path / "inner.py").write_text(
