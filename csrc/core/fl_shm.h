@@ -71,7 +71,8 @@ bool fl_shm_wait(fl_shm *shm, int64_t deadline_ns);
 /* No more requests for this worker: fl_shm_receive says so once it has them all. */
 void fl_shm_end(fl_shm *shm, int32_t worker);
 
-/* No more work for this worker, at once. Its own process may say so as well, from any thread. */
+/* No more work for this worker, at once. Its own process may say so as well, from any thread, once
+ * the parent is dead: a parent that lives would take it for damage. */
 void fl_shm_close(fl_shm *shm, int32_t worker);
 
 /* ---- another thread of the parent, one at a time */

@@ -75,8 +75,7 @@ typedef struct fl_py_feed {
     PyObject *refusal; /* owned: what new_block raised for it, in pinned memory; or NULL */
     fl_batch late;     /* taken from the ring and not delivered, its slot owned, if is_late */
     bool is_late;
-    bool is_short;     /* in this epoch: no more memory could be pinned, one batch at a time goes */
-    bool fills_itself; /* the consumer may copy instead of waiting: no disk is behind the table */
+    bool fills_itself;  /* the consumer may copy instead of waiting: no disk is behind the table */
     int64_t most_bytes; /* of a batch of this epoch */
     bool is_closed;     /* interpreter lock */
 } fl_py_feed;

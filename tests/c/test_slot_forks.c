@@ -224,6 +224,47 @@ static void test_children_of_a_worker_last(void)
     close_all();
 }
 
+static int tells_of_itself_and_forks(void *number)
+{
+    fl_fork_end(*(int64_t *)number);
+    return forks_and_leaves(NULL);
+}
+
+static void test_an_end_told_in_the_worker_itself_changes_nothing(void)
+{
+    open_shared_pool();
+    fl_slot *lent = lend_filled(7);
+    char *data = fl_slot_data(lent);
+    int64_t number;
+    CHECK_INT(fl_fork_expect(&number, NULL), FL_OK);
+    CHECK_INT(run_child(tells_of_itself_and_forks, &number), 0);
+    fl_fork_expected();
+    fl_slot_give(lent);
+    fl_fork_end(number); /* it has forked, and that is known */
+    cycle_without(data);
+    CHECK(holds_only(data, 7, BYTES));
+    close_all();
+}
+
+/* As where the start of one makes a second process: the second sees what was lent since the first.
+ */
+static void test_all_forks_of_a_worker_count(void)
+{
+    open_shared_pool();
+    int64_t number;
+    CHECK_INT(fl_fork_expect(&number, NULL), FL_OK);
+    CHECK_INT(run_child(sees_nothing, NULL), 0);
+    fl_slot *lent = lend_filled(7);
+    char *data = fl_slot_data(lent);
+    CHECK_INT(run_child(sees_nothing, NULL), 0);
+    fl_fork_expected();
+    fl_slot_give(lent);
+    cycle_without(data);
+    fl_fork_end(number);
+    check_comes_back(data);
+    close_all();
+}
+
 /* ---- the end of the pool */
 
 static void test_what_is_seen_outlives_the_pool(void)
@@ -415,6 +456,8 @@ int main(void)
     RUN(test_memory_stays_bounded_over_many_starts);
     RUN(test_a_fork_of_the_programs_lasts);
     RUN(test_children_of_a_worker_last);
+    RUN(test_an_end_told_in_the_worker_itself_changes_nothing);
+    RUN(test_all_forks_of_a_worker_count);
     RUN(test_what_is_seen_outlives_the_pool);
     RUN(test_what_was_seen_is_freed_with_the_pool);
     RUN(test_every_refused_resource);
