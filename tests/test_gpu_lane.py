@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from time import monotonic, sleep
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,3 +184,21 @@ def test_gpu_tests_refuse_passes_of_torchs(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module.torch, "full", lambda *args, **kwargs: full(*args).to_sparse())
     with pytest.raises(AssertionError, match="torch runs the passes"):
         module.assert_ours_runs()
+
+
+def test_gpu_tests_begin_where_ours_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the fixture asks, of the CPU."""
+    module = gpu_conftest()
+    monkeypatch.setattr(module, "DEVICE", "cpu")
+    monkeypatch.setattr(module.fastloop, "build_info", lambda: {"cuda": "13.0"})
+    monkeypatch.setattr(module._core, "check_cuda", lambda index: None)
+    make, paths = module.fast_iterator, []
+
+    def make_on_device(loader: Any, path: str, *more: Any) -> Any:
+        paths.append(path)
+        make(loader, path, *more)
+        return SimpleNamespace(is_on_device=True)
+
+    monkeypatch.setattr(module, "fast_iterator", make_on_device)
+    module.assert_ours_runs()
+    assert paths == ["array", "process"]
