@@ -86,7 +86,9 @@ def test_all_stages_run_in_turn_and_leave_a_line_each(lane: Lane) -> None:
     tool = '#!/bin/sh\necho "tool $*" >> "$FAKE_LOG"\n'
     tool += 'while [ "${1#--}" != "$1" ]; do shift 2; done\nexec "$@"\n'
     program(lane.folder / "bin/compute-sanitizer", tool)
-    done = lane.run(GPU_WHEELS=str(lane.folder))
+    for name in ("psutil-7-abi3.whl", "pytest-9-any.whl"):
+        program(lane.folder / "wheels" / name, "")
+    done = lane.run(GPU_WHEELS=str(lane.folder / "wheels"))
     assert done.returncode == 0, done.stdout + done.stderr
     skipped = {"devices": "skipped"}
     assert lane.statuses() == dict.fromkeys(STAGES, "passed") | skipped
@@ -96,10 +98,9 @@ def test_all_stages_run_in_turn_and_leave_a_line_each(lane: Lane) -> None:
         assert line["seconds"] >= 0 and line["why"]
         assert [line["stage"], line["status"]] in table
     log = lane.log.read_text()
-    assert (
-        f"--no-index --target {lane.folder}/place/site --find-links {lane.folder} pytest psutil"
-        in log
-    )
+    wheels = f"{lane.folder}/wheels/psutil-7-abi3.whl {lane.folder}/wheels/pytest-9-any.whl"
+    # What pytest needs in turn may be in the Python already.
+    assert f"--no-index --target {lane.folder}/place/site --no-deps {wheels}" in log
     assert f"90 {lane.folder}/place/site: -m pip install" in log  # for this device alone
     assert "--no-deps --no-build-isolation" in log
     assert all(line.endswith("(120)") for line in log.splitlines() if "-m pytest" in line)
@@ -107,6 +108,11 @@ def test_all_stages_run_in_turn_and_leave_a_line_each(lane: Lane) -> None:
     assert len(runs) == 4 and all("kernels.py" in run for run in runs)
     # torch asks the driver what it answers with errors; kernels.py raises what fails of ours.
     assert ["--report-api-errors no" in run for run in runs] == [True, False, False, False]
+
+
+def test_a_folder_without_wheels_is_an_error(lane: Lane) -> None:
+    done = lane.run("build", GPU_WHEELS="/nowhere")
+    assert done.returncode == 1 and "GPU_WHEELS=/nowhere holds no wheel" in done.stdout
 
 
 def test_a_stage_can_run_alone(lane: Lane) -> None:

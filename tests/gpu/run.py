@@ -4,7 +4,7 @@ minutes, none of which needs the network.
     python tests/gpu/run.py [STAGE...]
 
 build        fastloop from this tree into build/gpu/site, for this device alone unless
-             FASTLOOP_CUDA_ARCHS says otherwise; with GPU_WHEELS=FOLDER pytest and psutil from there
+             FASTLOOP_CUDA_ARCHS says otherwise; with GPU_WHEELS=FOLDER the wheels there beside it
 correctness  scaler, clipping, Stepper, graphs
 passes       the kernels against the CPU's passes
 uploads      loaders and prefetch
@@ -141,13 +141,17 @@ def build(stage: Stage) -> str:
     # setuptools would pack modules that no longer exist.
     for folder in (SITE, *ROOT.glob("build/lib*"), *ROOT.glob("build/bdist.*")):
         shutil.rmtree(folder, ignore_errors=True)
-    pip = [PYTHON, "-m", "pip", "install", "-q", "--no-index", "--target", SITE]
-    wheels = os.environ.get("GPU_WHEELS")
-    if wheels:
-        stage.run(*pip, "--find-links", Path(wheels).resolve(), "pytest", "psutil")
+    # What wheels need in turn is among them, or this Python has it: pip would not look there.
+    pip = [PYTHON, "-m", "pip", "install", "-q", "--no-index", "--target", SITE, "--no-deps"]
+    folder = os.environ.get("GPU_WHEELS")
+    if folder:
+        wheels = sorted(Path(folder).resolve().glob("*.whl"))
+        if not wheels:
+            raise FailedError(f"GPU_WHEELS={folder} holds no wheel")
+        stage.run(*pip, *wheels)
     archs = os.environ.get("FASTLOOP_CUDA_ARCHS") or machine["arch"]
     stage.run(
-        *(*pip, "--no-deps", "--no-build-isolation", ROOT),
+        *(*pip, "--no-build-isolation", ROOT),
         FASTLOOP_CUDA="1",
         FASTLOOP_CUDA_ARCHS=archs,
     )
