@@ -47,7 +47,7 @@ bench: install
 	$(VENV)/bin/python benchmarks/bench_step.py
 
 # ---- on a machine with a GPU; GPU_PYTHON=python3 is for one that has torch, NumPy and setuptools,
-# GPU_WHEELS=FOLDER for one that has no pytest or psutil, but wheels of them in that folder
+# GPU_WHEELS=FOLDER for one that has no pytest or psutil: all wheels in that folder are installed
 
 GPU_PYTHON ?= $(VENV)/bin/python
 STAGE ?=

@@ -269,8 +269,9 @@ class Fails(Sampler[int]):
 # ---- processes of their own
 
 
-# torch's, where there are fewer CPUs than workers.
-QUIET = "ignore:This DataLoader will create"
+# torch's, where there are fewer CPUs than workers; Python's from 3.12 on, where a process of
+# several threads forks, as all do that use CUDA.
+QUIET = "ignore:This DataLoader will create,ignore:This process (pid="
 
 
 _servers: dict[str, tuple[str, Any]] = {}

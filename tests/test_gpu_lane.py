@@ -5,11 +5,12 @@ import ast
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from time import monotonic, sleep
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ STAGES = "build correctness passes uploads devices sanitizer soak bench".split()
 
 # Answers as Python with torch on a GPU would; FAKE_* say what goes wrong.
 PYTHON = """#!/bin/sh
-echo "$FASTLOOP_CUDA_ARCHS $PYTHONPATH: $@" >> "$FAKE_LOG"
+echo "$FASTLOOP_CUDA_ARCHS $PYTHONPATH: $@ ($TEST_HANGS_S)" >> "$FAKE_LOG"
 case "$*" in
 *is_available*) test -z "$FAKE_NO_GPU" || FAKE_DEVICES=0
     echo '{"device": "Fake", "devices": '${FAKE_DEVICES:-1}', "arch": "90", "torch": "2.11"}' ;;
@@ -48,7 +49,7 @@ class Lane:
         self.python = program(folder / "python", PYTHON)
         self.results = folder / "results/gpu.jsonl"
 
-    def run(self, *stages: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def start(self, *stages: str, **variables: str) -> subprocess.Popen[str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("FASTLOOP", "GPU_"))}
         env = {
             **kept,
@@ -61,7 +62,13 @@ class Lane:
             **variables,
         }
         command = [sys.executable, str(GPU / "run.py"), *stages]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
+
+    def run(self, *stages: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        with self.start(*stages, **variables) as run:
+            out, err = run.communicate(timeout=60)
+        return subprocess.CompletedProcess(run.args, run.returncode, out, err)
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.results.read_text().splitlines()]
@@ -76,9 +83,12 @@ def lane(tmp_path: Path) -> Lane:
 
 
 def test_all_stages_run_in_turn_and_leave_a_line_each(lane: Lane) -> None:
-    tool = '#!/bin/sh\nshift 4\nexec "$@"\n'
+    tool = '#!/bin/sh\necho "tool $*" >> "$FAKE_LOG"\n'
+    tool += 'while [ "${1#--}" != "$1" ]; do shift 2; done\nexec "$@"\n'
     program(lane.folder / "bin/compute-sanitizer", tool)
-    done = lane.run(GPU_WHEELS=str(lane.folder))
+    for name in ("psutil-7-abi3.whl", "pytest-9-any.whl"):
+        program(lane.folder / "wheels" / name, "")
+    done = lane.run(GPU_WHEELS=str(lane.folder / "wheels"))
     assert done.returncode == 0, done.stdout + done.stderr
     skipped = {"devices": "skipped"}
     assert lane.statuses() == dict.fromkeys(STAGES, "passed") | skipped
@@ -88,13 +98,21 @@ def test_all_stages_run_in_turn_and_leave_a_line_each(lane: Lane) -> None:
         assert line["seconds"] >= 0 and line["why"]
         assert [line["stage"], line["status"]] in table
     log = lane.log.read_text()
-    assert (
-        f"--no-index --target {lane.folder}/place/site --find-links {lane.folder} pytest psutil"
-        in log
-    )
+    wheels = f"{lane.folder}/wheels/psutil-7-abi3.whl {lane.folder}/wheels/pytest-9-any.whl"
+    # What pytest needs in turn may be in the Python already.
+    assert f"--no-index --target {lane.folder}/place/site --no-deps {wheels}" in log
     assert f"90 {lane.folder}/place/site: -m pip install" in log  # for this device alone
     assert "--no-deps --no-build-isolation" in log
-    assert log.count("kernels.py") == 4
+    assert all(line.endswith("(120)") for line in log.splitlines() if "-m pytest" in line)
+    runs = [line for line in log.splitlines() if line.startswith("tool ")]
+    assert len(runs) == 4 and all("kernels.py" in run for run in runs)
+    # torch asks the driver what it answers with errors; kernels.py raises what fails of ours.
+    assert ["--report-api-errors no" in run for run in runs] == [True, False, False, False]
+
+
+def test_a_folder_without_wheels_is_an_error(lane: Lane) -> None:
+    done = lane.run("build", GPU_WHEELS="/nowhere")
+    assert done.returncode == 1 and "GPU_WHEELS=/nowhere holds no wheel" in done.stdout
 
 
 def test_a_stage_can_run_alone(lane: Lane) -> None:
@@ -120,7 +138,22 @@ def test_a_failure_ends_no_other_stage_but_the_builds(lane: Lane) -> None:
 def test_a_stage_ends_at_its_limit_with_all_that_it_started(lane: Lane) -> None:
     done = lane.run("soak", FAKE_HANG="1", GPU_STAGE_S="1")
     assert done.returncode == 1 and "took more than 1 s" in done.stdout
-    stat = Path("/proc", lane.log.read_text().strip(), "stat")
+    assert_ended(lane.log.read_text())
+
+
+def test_whoever_ends_the_run_ends_all_that_it_started(lane: Lane) -> None:
+    run = lane.start("soak", FAKE_HANG="1")
+    deadline = monotonic() + 30
+    while not (lane.log.exists() and lane.log.read_text().strip().isdigit()):
+        assert monotonic() < deadline
+        sleep(0.01)
+    run.terminate()
+    assert run.wait(30) == 128 + signal.SIGTERM
+    assert_ended(lane.log.read_text())
+
+
+def assert_ended(pid: str) -> None:
+    stat = Path("/proc", pid.strip(), "stat")
     deadline = monotonic() + 30
     while stat.exists() and " Z " not in stat.read_text() and monotonic() < deadline:
         sleep(0.01)
@@ -184,3 +217,21 @@ def test_gpu_tests_refuse_passes_of_torchs(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module.torch, "full", lambda *args, **kwargs: full(*args).to_sparse())
     with pytest.raises(AssertionError, match="torch runs the passes"):
         module.assert_ours_runs()
+
+
+def test_gpu_tests_begin_where_ours_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the fixture asks, of the CPU."""
+    module = gpu_conftest()
+    monkeypatch.setattr(module, "DEVICE", "cpu")
+    monkeypatch.setattr(module.fastloop, "build_info", lambda: {"cuda": "13.0"})
+    monkeypatch.setattr(module._core, "check_cuda", lambda index: None)
+    make, paths = module.fast_iterator, []
+
+    def make_on_device(loader: Any, path: str, *more: Any) -> Any:
+        paths.append(path)
+        make(loader, path, *more)
+        return SimpleNamespace(is_on_device=True)
+
+    monkeypatch.setattr(module, "fast_iterator", make_on_device)
+    module.assert_ours_runs()
+    assert paths == ["array", "process"]

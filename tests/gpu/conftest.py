@@ -11,6 +11,8 @@ from fastloop import _core, _grads
 from fastloop._device import open_link
 from fastloop._iter import fast_iterator
 
+DEVICE = "cuda"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
@@ -24,16 +26,16 @@ def assert_ours_runs() -> None:
     info = fastloop.build_info()
     assert info["cuda"], f"built without CUDA: {info['cuda_reason']}"
     _core.check_cuda(0)
-    grads = _grads.GradList().collect([torch.full((3,), 2.0, device="cuda")])
+    grads = _grads.GradList().collect([torch.full((3,), 2.0, device=DEVICE)])
     assert grads.is_plain, "torch runs the passes over gradients"
     assert grads.norm_check(_grads.new_flag(grads.device)).item() == 12**0.5
     data = fastloop.ArrayDataset(torch.arange(8))
     for path in ("array", "process"):
-        with fastloop.DataLoader(data, 4, num_workers=1, path=path, device="cuda") as loader:
-            iterator = fast_iterator(loader, path, loader._shared, open_link("cuda"))
+        with fastloop.DataLoader(data, 4, num_workers=1, path=path, device=DEVICE) as loader:
+            iterator = fast_iterator(loader, path, loader._shared, open_link(DEVICE))
             assert iterator.is_on_device, f"torch uploads: {loader.stats().why}"
             del iterator
-            assert [batch[0].item() for batch in loader] == [0, 4]
+            assert [first[0].item() for (first,) in loader] == [0, 4]
 
 
 @pytest.fixture(scope="session", autouse=True)

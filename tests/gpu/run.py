@@ -4,7 +4,7 @@ minutes, none of which needs the network.
     python tests/gpu/run.py [STAGE...]
 
 build        fastloop from this tree into build/gpu/site, for this device alone unless
-             FASTLOOP_CUDA_ARCHS says otherwise; with GPU_WHEELS=FOLDER pytest and psutil from there
+             FASTLOOP_CUDA_ARCHS says otherwise; with GPU_WHEELS=FOLDER the wheels there beside it
 correctness  scaler, clipping, Stepper, graphs
 passes       the kernels against the CPU's passes
 uploads      loaders and prefetch
@@ -37,7 +37,14 @@ SITE, NOWHERE = PLACE / "site", PLACE / "nowhere"
 RESULTS = Path(os.environ.get("GPU_RESULTS") or PLACE / "results.jsonl")
 PYTHON = os.environ.get("GPU_PYTHON") or sys.executable
 LIMIT_S = float(os.environ.get("GPU_STAGE_S") or 600)
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# torch asks the driver what it answers with errors; what fails of ours kernels.py raises.
+TOOLS = {
+    "memcheck": ("--report-api-errors", "no"),
+    "racecheck": (),
+    "initcheck": (),
+    "synccheck": (),
+}
+HANGS_S = "120"  # a test that takes longer shows where it hangs, and ends the stage
 TAIL = 30  # lines of a log that are shown of a stage that failed
 MACHINE = """
 import json, platform, torch
@@ -79,6 +86,7 @@ class Stage:
         words = [str(word) for word in command]
         before = self.log.stat().st_size
         with self.log.open("a") as log:
+            block_end(True)  # until there is something to end
             child = subprocess.Popen(
                 words,
                 stdout=log,
@@ -86,8 +94,10 @@ class Stage:
                 cwd=NOWHERE,
                 env={**os.environ, "PYTHONPATH": path, **variables},
                 start_new_session=True,
+                preexec_fn=lambda: block_end(False),
             )
             try:
+                block_end(False)
                 status = child.wait(max(1, self.end - monotonic()))
             except subprocess.TimeoutExpired:
                 raise FailedError(f"took more than {LIMIT_S:.0f} s") from None
@@ -100,11 +110,17 @@ class Stage:
 
     def pytest(self, name: str, *options: str) -> str:
         where = ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT, "-p", "no:cacheprovider"]
-        said = self.run(PYTHON, "-m", "pytest", *where, ROOT / "tests/gpu" / name, *options)
+        command = [PYTHON, "-m", "pytest", *where, ROOT / "tests/gpu" / name, *options]
+        said = self.run(*command, TEST_HANGS_S=HANGS_S)
         found = re.findall(r"\d+ passed.*", said)
         if not found:
             raise FailedError("no test has passed")  # all skipped, say
         return str(found[-1]).strip("= ")
+
+
+def block_end(is_blocked: bool) -> None:
+    how = signal.SIG_BLOCK if is_blocked else signal.SIG_UNBLOCK
+    signal.pthread_sigmask(how, [signal.SIGTERM])
 
 
 def end_group(child: "subprocess.Popen[bytes]") -> None:
@@ -125,13 +141,17 @@ def build(stage: Stage) -> str:
     # setuptools would pack modules that no longer exist.
     for folder in (SITE, *ROOT.glob("build/lib*"), *ROOT.glob("build/bdist.*")):
         shutil.rmtree(folder, ignore_errors=True)
-    pip = [PYTHON, "-m", "pip", "install", "-q", "--no-index", "--target", SITE]
-    wheels = os.environ.get("GPU_WHEELS")
-    if wheels:
-        stage.run(*pip, "--find-links", Path(wheels).resolve(), "pytest", "psutil")
+    # What wheels need in turn is among them, or this Python has it: pip would not look there.
+    pip = [PYTHON, "-m", "pip", "install", "-q", "--no-index", "--target", SITE, "--no-deps"]
+    folder = os.environ.get("GPU_WHEELS")
+    if folder:
+        wheels = sorted(Path(folder).resolve().glob("*.whl"))
+        if not wheels:
+            raise FailedError(f"GPU_WHEELS={folder} holds no wheel")
+        stage.run(*pip, *wheels)
     archs = os.environ.get("FASTLOOP_CUDA_ARCHS") or machine["arch"]
     stage.run(
-        *(*pip, "--no-deps", "--no-build-isolation", ROOT),
+        *(*pip, "--no-build-isolation", ROOT),
         FASTLOOP_CUDA="1",
         FASTLOOP_CUDA_ARCHS=archs,
     )
@@ -151,13 +171,13 @@ def devices(stage: Stage) -> str:
 
 def sanitizer(stage: Stage) -> str:
     home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    path = os.pathsep.join([os.environ["PATH"], f"{home}/bin"])
+    path = os.pathsep.join([os.environ["PATH"], f"{home}/bin", f"{home}/compute-sanitizer"])
     program = shutil.which("compute-sanitizer", path=path)
     if program is None:
         raise SkippedError("there is no compute-sanitizer")
     kernels = [PYTHON, ROOT / "tests/gpu/kernels.py"]
-    for tool in TOOLS:
-        options = ["--tool", tool, "--error-exitcode", "1"]
+    for tool, more in TOOLS.items():
+        options = ["--tool", tool, "--error-exitcode", "1", *more]
         stage.run(program, *options, *kernels, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     return ", ".join(TOOLS)
 
@@ -213,6 +233,8 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"there is no stage {unknown[0]!r}; they are {', '.join(STAGES)}", file=sys.stderr)
         return 2
+    # What a stage has started is of a session of its own, and ends with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     NOWHERE.mkdir(parents=True, exist_ok=True)
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     outcomes = []
