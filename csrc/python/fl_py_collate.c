@@ -136,6 +136,14 @@ static void drop_items(PyObject **items, Py_ssize_t count)
     PyMem_Free(items);
 }
 
+/* As dict does it: PyErr_SetObject would take None for no argument, and a tuple for several. */
+static void set_key_error(PyObject *key)
+{
+    PyObject *args = PyTuple_Pack(1, key);
+    if (args != NULL) PyErr_SetObject(PyExc_KeyError, args);
+    Py_XDECREF(args);
+}
+
 /* [sample[key] for sample in batch] */
 static bool pick_key(const batch_items *batch, PyObject *key, PyObject **items)
 {
@@ -143,7 +151,7 @@ static bool pick_key(const batch_items *batch, PyObject *key, PyObject **items)
         PyObject *sample = batch->items[i], *item;
         if (PyDict_CheckExact(sample)) {
             item = PyDict_GetItemWithError(sample, key);
-            if (item == NULL && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, key);
+            if (item == NULL && !PyErr_Occurred()) set_key_error(key);
             Py_XINCREF(item);
         } else {
             item = PyObject_GetItem(sample, key);
