@@ -28,6 +28,14 @@ def is_default_collate(collate_fn: object) -> bool:
     return collate_fn is default_collate and collate.default_collate_fn_map == _DEFAULTS
 
 
+def _walk_container(fast: _core.Collate, batch: Any) -> Any:
+    def stack_leaf(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return fast.leaf(batch)
+
+    leaves: dict[Any, Callable[..., Any]] = dict.fromkeys(_DEFAULTS, stack_leaf)
+    return collate.collate(batch, collate_fn_map=leaves)
+
+
 def make_collate(port: _core.Port | None = None, team: _core.Team | None = None) -> _core.Collate:
     """A function that gives what ``default_collate`` gives.
 
@@ -35,22 +43,12 @@ def make_collate(port: _core.Port | None = None, team: _core.Team | None = None)
         port: in a worker process, where batches are built.
         team: threads that share long copies; None: the caller's alone.
     """
-
-    def stack_leaf(batch: Any, *, collate_fn_map: Any = None) -> Any:
-        return fast.leaf(batch)
-
-    leaves: dict[Any, Callable[..., Any]] = dict.fromkeys(_DEFAULTS, stack_leaf)
-
-    def walk_container(batch: Any) -> Any:
-        return collate.collate(batch, collate_fn_map=leaves)
-
-    fast = _core.Collate(
+    return _core.Collate(
         torch=torch,
         memmap_type=np.memmap,
         registry=collate.default_collate_fn_map,
-        others=walk_container,
+        others=_walk_container,
         fallback=default_collate,
         port=port,
         team=team,
     )
-    return fast

@@ -57,7 +57,7 @@ class Collate:
         torch: Any,
         memmap_type: type,
         registry: dict[Any, Any],
-        others: Callable[[Any], Any],
+        others: Callable[[Collate, Any], Any],
         fallback: Callable[[Any], Any],
         port: Port | None = None,
         team: Team | None = None,

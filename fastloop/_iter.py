@@ -36,6 +36,7 @@ from fastloop._threads import team
 from fastloop._turns import Turns
 
 _BLOCKS, _BATCHES, _SINGLES = 0, 1, 2
+_CLOSED = "the loader of this iterator was closed; call iter() on it again"
 
 
 COUNTS = ("batches", "samples", "bytes", "waits", "wait_ns", "lent", "replaced")
@@ -326,7 +327,7 @@ class _Counted(Turns, _BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         if self._is_closed:
-            raise RuntimeError("the loader of this iterator was closed; call iter() on it again")
+            raise RuntimeError(_CLOSED)
         try:
             next_data: Callable[[], Any] = super()._next_data
             data = next_data()
@@ -401,6 +402,8 @@ class _TorchMulti(_CountedMulti):
     _waited_ns = 0  # since the last batch came
 
     def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        if self._is_closed:  # by another thread, and nothing comes any more
+            raise RuntimeError(_CLOSED)
         # Of torch's queue what arrives is read and unpickled by get(), which is no wait.
         reader = getattr(self._data_queue, "_reader", None)
         begin_ns = perf_counter_ns()

@@ -165,6 +165,11 @@ def test_random_samples(one: Make, other: Make, size: int, odd: int, is_tuple: b
     assert_collates_alike(make)
 
 
+@pytest.mark.parametrize("key", [None, (), (1, 2), "a"], ids=repr)
+def test_the_error_of_a_missing_key_names_it(key: Any) -> None:
+    assert_collates_alike(lambda: [{key: 0}, {"b": 0}])
+
+
 # ---- what is no list of samples
 
 ODD_BATCHES: dict[str, Make] = {

@@ -266,9 +266,11 @@ def test_close_ends_the_wait_for_a_worker(tmp_path: Path) -> None:
         tmp_path,
         IN_NEXT
         + """
-for persistent in (False, True):
+for path, persistent in (("process", False), ("process", True), ("torch", False)):
     hook = SleepAt(0)
-    loader = DataLoader(Items(8, hook), 2, num_workers=1, persistent_workers=persistent)
+    loader = DataLoader(
+        Items(8, hook), 2, num_workers=1, persistent_workers=persistent, path=path
+    )
     iterator, results = iter(loader), []
     threads = [threading.Thread(target=lambda: results.append(outcome(lambda: next(iterator))))
                for _ in range(2)]

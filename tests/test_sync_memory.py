@@ -1,6 +1,7 @@
 """Large batches of the path without workers: whose memory they lie in, and who copies them. Speed
 is benchmarks/bench_fresh.py's; here is what it rests on."""
 
+import gc
 import resource
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ from helpers import TorchLoader, assert_same, run_script
 from torch.utils.data import Dataset
 
 from fastloop import DataLoader
+from fastloop._core import Collate
 
 IMAGE = (3, 224, 224)  # u8: 147 KiB, 9.2 MiB in a batch of 64
 BATCHES = 4
@@ -52,6 +54,10 @@ def faults_of_an_epoch(loader: Any, held: int = 0) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
+def count_collates() -> int:
+    return sum(type(thing) is Collate for thing in gc.get_objects())
+
+
 @pytest.mark.parametrize("held", [0, 8])
 def test_the_memory_of_an_epoch_serves_the_next(held: int) -> None:
     """One fresh slot would be 300 faults with huge pages, 2 300 without."""
@@ -66,6 +72,22 @@ def test_close_gives_the_memory_back() -> None:
     faults_of_an_epoch(loader)
     loader.close()
     assert faults_of_an_epoch(loader) > 150
+
+
+def test_a_loader_gives_its_memory_back_when_it_is_dropped() -> None:
+    """At once: Python's collector counts objects and not their bytes, so it would come late."""
+    images = Images()
+    gc.disable()
+    try:
+        alive = count_collates()
+        faults_of_an_epoch(DataLoader(images, 64))
+        assert count_collates() == alive
+        iterator = iter(DataLoader(images, 64))
+        next(iterator)
+        del iterator
+        assert count_collates() == alive
+    finally:
+        gc.enable()
 
 
 def test_batches_that_are_kept_are_not_written_again() -> None:

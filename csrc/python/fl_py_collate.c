@@ -30,11 +30,16 @@ static const char *const reasons[FL_SHM_REASONS] = {
     [FL_PY_MODE] = "a default device or another mode of torch is active",
 };
 
-static PyObject *call_with_items(PyObject *function, const batch_items *batch)
+/* `collate` goes before the batch, unless it is NULL. */
+static PyObject *call_with_items(PyObject *function, PyObject *collate, const batch_items *batch)
 {
     PyObject *items = function != NULL ? fl_py_items_object(batch) : NULL;
     if (function == NULL) PyErr_SetString(PyExc_ReferenceError, "this collate is being destroyed");
-    PyObject *result = items != NULL ? PyObject_CallOneArg(function, items) : NULL;
+    PyObject *args[] = {collate, items};
+    PyObject *const *given = collate != NULL ? args : args + 1;
+    PyObject *result = NULL;
+    if (items != NULL)
+        result = PyObject_Vectorcall(function, given, (size_t)(args + 2 - given), NULL);
     Py_XDECREF(items);
     return result;
 }
@@ -45,7 +50,7 @@ PyObject *fl_py_fall_back(fl_py_collate *self, const batch_items *batch, int rea
         fl_py_port_fell_back((fl_py_port *)self->port, reason);
     else
         self->fallbacks[reason]++;
-    return call_with_items(self->fallback, batch);
+    return call_with_items(self->fallback, NULL, batch);
 }
 
 PyObject *fl_py_items_object(const batch_items *batch)
@@ -131,6 +136,14 @@ static void drop_items(PyObject **items, Py_ssize_t count)
     PyMem_Free(items);
 }
 
+/* As dict does it: PyErr_SetObject would take None for no argument, and a tuple for several. */
+static void set_key_error(PyObject *key)
+{
+    PyObject *args = PyTuple_Pack(1, key);
+    if (args != NULL) PyErr_SetObject(PyExc_KeyError, args);
+    Py_XDECREF(args);
+}
+
 /* [sample[key] for sample in batch] */
 static bool pick_key(const batch_items *batch, PyObject *key, PyObject **items)
 {
@@ -138,7 +151,7 @@ static bool pick_key(const batch_items *batch, PyObject *key, PyObject **items)
         PyObject *sample = batch->items[i], *item;
         if (PyDict_CheckExact(sample)) {
             item = PyDict_GetItemWithError(sample, key);
-            if (item == NULL && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, key);
+            if (item == NULL && !PyErr_Occurred()) set_key_error(key);
             Py_XINCREF(item);
         } else {
             item = PyObject_GetItem(sample, key);
@@ -232,7 +245,7 @@ static PyObject *collate_known(fl_py_collate *self, const batch_items *batch)
     PyObject *result = fl_py_collate_leaf(self, batch);
     if (result != Py_NotImplemented) return result;
     Py_DECREF(result);
-    return call_with_items(self->others, batch);
+    return call_with_items(self->others, (PyObject *)self, batch);
 }
 
 static PyObject *collate_items(fl_py_collate *self, const batch_items *batch)
@@ -419,7 +432,8 @@ static int collate_traverse(fl_py_collate *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* These two and the collate refer to one another. */
+/* Those of the user may refer to the collate. Ours must not: batch memory would wait for a run of
+ * Python's collector, which does not know how large it is. */
 static int collate_clear(fl_py_collate *self)
 {
     Py_CLEAR(self->others);
@@ -461,8 +475,8 @@ PyDoc_STRVAR(
     collate_doc,
     "Collate(torch, memmap_type, registry, others, fallback, port=None, team=None)\n--\n\n"
     "torch's default_collate in C. `registry` is default_collate_fn_map, `others` collates\n"
-    "containers that are not plain and calls leaf() for what is in them, `fallback` is\n"
-    "torch's own function. With a Port batches are built in a worker's slot.");
+    "containers that are not plain, given this and a batch, and calls leaf() for what is in\n"
+    "them, `fallback` is torch's own function. With a Port batches are built in a worker's slot.");
 
 static PyType_Slot collate_slots[] = {
     {Py_tp_doc, (void *)collate_doc}, {Py_tp_new, collate_new},
