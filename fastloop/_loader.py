@@ -66,7 +66,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     collate) ``num_workers`` counts C threads in this process instead of processes; the data must
     not be changed while they read ahead. Batches are ordinary tensors that own their memory.
     They cannot be resized and do not start out in shared memory; pickling and
-    ``share_memory_()`` copy. ``stats()`` says which path runs and why.
+    ``share_memory_()`` copy. ``stats()`` says which path runs and why. Tensors of batches from
+    worker processes, and large ones made without workers, cannot be resized either.
     """
 
     #: Bytes that batches of worker processes, and those of array data in pinned memory, may take
