@@ -141,5 +141,5 @@ def test_a_thread_may_close_while_another_iterates() -> None:
     while loader.stats().batches < 10:
         pass
     loader.close()
-    thread.join(10)
+    thread.join(60)
     assert "closed" in str(outcome[0])

@@ -154,7 +154,7 @@ def is_running(pid: int) -> bool:
     return state(pid) not in ("", "Z", "X")
 
 
-def wait_until(check: Callable[[], object], seconds: float = 20) -> float:
+def wait_until(check: Callable[[], object], seconds: float = 60) -> float:
     """Seconds until `check()` holds."""
     begin = time.monotonic()
     while not check():

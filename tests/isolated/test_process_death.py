@@ -38,7 +38,7 @@ def timed(iterator, kill=lambda: None):
 
 def check_clean():
     gc.collect()
-    wait_until(lambda: held() == before, 10)
+    wait_until(lambda: held() == before, 60)
 
 
 if __name__ == "__main__":
@@ -65,7 +65,7 @@ for end in ENDS:
         seconds = time.monotonic() - begin
         assert check_batches(got) == loader.stats().slots_lent <= 5
         check_text(text, end, 5, [20, 21, 22, 23])
-        assert seconds < 10, seconds
+        assert seconds < 60, seconds
         del iterator, loader, got
         check_clean()
         print(f"{end!r} {workers} workers: {seconds * 1e3:.0f} ms")
@@ -92,7 +92,7 @@ for end in ENDS[:4]:
     check_text(text, end)
     assert f"(pid {victim})" in text, text
     assert re.search("batch [0-9]+ .indices .[0-9, ]+.[)]", text), text
-    assert seconds < 10, seconds
+    assert seconds < 60, seconds
     del iterator, loader, first
     check_clean()
     print(f"{end!r}: {seconds * 1e3:.0f} ms")
@@ -224,7 +224,7 @@ def main():
             check_text(fails(lambda: list(loader)), end, 5, None if data is Stream
                        else [20, 21, 22, 23])
             print(f"{method} {data.__name__} {end!r}: {time.monotonic() - begin:.1f} s")
-    wait_until(lambda: len(children()) <= 2, 10)  # forkserver and resource tracker
+    wait_until(lambda: len(children()) <= 2, 60)  # forkserver and resource tracker
 
 if __name__ == "__main__":
     main()

@@ -91,12 +91,12 @@ for use in (whole, left, left_slow, error_in_body, error_in_worker, dropped, dro
         except (KeyError, ZeroDivisionError, RuntimeError):
             pass
         gc.collect()
-        wait_until(lambda: held() == before, 10)
+        wait_until(lambda: held() == before, 60)
         slowest = max(slowest, time.monotonic() - begin)
         assert not arenas() and ring_bytes() == 0
     print(f"{use.__name__}: {time.monotonic() - begin:.3f} s")
-assert slowest < 10, slowest
-wait_until(lambda: shmem_bytes() < shmem + (32 << 20), 20)
+assert slowest < 60, slowest
+wait_until(lambda: shmem_bytes() < shmem + (32 << 20), 60)
 """
 
 
@@ -161,16 +161,16 @@ for inner, (name, (_, expected, words)) in zip(inners, exits.items(), strict=Tru
     assert len(pids) == 4, inner.stderr.read()
     begin = time.monotonic()
     print(file=inner.stdin, flush=True)
-    code = inner.wait(30)
-    wait_until(lambda: not any(is_running(pid) for pid in pids), 20)
+    code = inner.wait(60)
+    wait_until(lambda: not any(is_running(pid) for pid in pids), 60)
     seconds = time.monotonic() - begin
     text = inner.stderr.read()
     assert code == expected, (name, code, text)
     assert words in text if words else not text, (name, text)
     assert "gnored" not in text, (name, text)
-    assert seconds < 10, (name, seconds)
+    assert seconds < 60, (name, seconds)
     print(f"{name}: {seconds:.2f} s")
-wait_until(lambda: shmem_bytes() < shmem + (32 << 20), 20)
+wait_until(lambda: shmem_bytes() < shmem + (32 << 20), 60)
 """,
             repr(EXITS),
         )
@@ -246,7 +246,7 @@ for method in ("spawn", "forkserver"):
         inner = subprocess.Popen([*PROGRAM, "inner.py", method, moment],
                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         pids = [int(pid) for pid in inner.stdout.readline().split()]
-        assert len(pids) >= 2 and inner.wait(30) == -9
+        assert len(pids) >= 2 and inner.wait(60) == -9
         pids += [child for pid in pids for child in (children(pid) if is_running(pid) else [])]
         took = wait_until(lambda: not any(is_running(pid) for pid in pids), 60)
         print(f"{method} {moment}: {took:.2f} s")

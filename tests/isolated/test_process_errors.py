@@ -238,7 +238,7 @@ for persistent in (False, True):
             traces.append(trace)
             del loader, first, second, third, fourth
             gc.collect()
-            wait_until(lambda: not children(), 20)
+            wait_until(lambda: not children(), 60)
         assert traces[0] == traces[1], traces
 """,
     )

@@ -61,7 +61,7 @@ for name, work in (("in next()", wait), ("in the body", body), ("elsewhere", idl
     when = sleep.is_waited_for if work is wait else lambda: is_in("rest")
     late = interrupted(work, Interrupt(0.05, to == "group", 1, when, to == "another thread"))
     gc.collect()
-    took = wait_until(lambda: not children(), 20)
+    took = wait_until(lambda: not children(), 60)
     assert late < 10, late
     print(f"{name}: {late * 1e3:.0f} ms, all gone after {took * 1e3:.0f} ms")
     assert check_batches(quick) == 16
@@ -109,7 +109,7 @@ for round in range(12):
         assert check_batches(loader) == 8
 del loader
 gc.collect()
-wait_until(lambda: not children(), 20)
+wait_until(lambda: not children(), 60)
 assert max(late) < 10, late
 print(f"the latest after {max(late) * 1e3:.0f} ms")
 """,
@@ -146,13 +146,13 @@ for round in range(3):
             sender.wait()
         except KeyboardInterrupt:
             pass  # the second one, at the prompt
-        wait_until(lambda: not zombies(), 10)
+        wait_until(lambda: not zombies(), 60)
         cell("print(check_batches(good))")
         assert not zombies()
 del iterator
 sys.last_traceback = sys.last_value = None
 gc.collect()
-wait_until(lambda: not children(), 20)
+wait_until(lambda: not children(), 60)
 """,
     )
     assert "ignored" not in out
@@ -223,7 +223,7 @@ for round in range(4):
         assert check_batches(loader) == 16
     assert not set(workers) & set(children())
 del loader, batch
-wait_until(lambda: not children(), 10)
+wait_until(lambda: not children(), 60)
 """,
     )
 
@@ -253,7 +253,7 @@ sleep = SleepAt(20)
 Interrupt(when=sleep.is_waited_for)
 assert fails(lambda: list(DataLoader(Items(64, sleep), 4, num_workers=2)), ValueError) == "stop"
 gc.collect()
-wait_until(lambda: not children(), 10)
+wait_until(lambda: not children(), 60)
 assert check_batches(DataLoader(Items(), 4, num_workers=2)) == 16
 """,
     )
@@ -280,7 +280,7 @@ def main():
             except KeyboardInterrupt:
                 pass
             gc.collect()
-            wait_until(lambda: len(children()) <= 2 * (method != "fork"), 20)
+            wait_until(lambda: len(children()) <= 2 * (method != "fork"), 60)
     # A fork server that was started here must not block SIGINT in what it makes for others.
     queue = multiprocessing.get_context("forkserver").SimpleQueue()
     process = multiprocessing.get_context("forkserver").Process(target=tell, args=(queue,))

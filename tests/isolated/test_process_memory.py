@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 def settle(most):
     gc.collect()
-    wait_until(lambda: ring_bytes() <= most, 10)
+    wait_until(lambda: ring_bytes() <= most, 60)
 """
 
 
