@@ -3,6 +3,7 @@ the run if a test hangs."""
 
 import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ TERMINAL = os.dup(2)  # what pytest captures does not show when the process ends
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell has its jobs in the background ignore Ctrl-C, and so would all that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # torch's warning where there are fewer CPUs than workers.
     config.addinivalue_line("filterwarnings", "ignore:This DataLoader will create")
 
