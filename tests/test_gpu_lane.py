@@ -162,7 +162,7 @@ def assert_ended(pid: str) -> None:
 
 @pytest.mark.parametrize("stage", ["", "passes"])
 def test_make_asks_for_a_stage_and_installs_nothing(stage: str) -> None:
-    command = ["make", "-n", "gpu", "GPU_PYTHON=python3", f"STAGE={stage}"]
+    command = ["make", "-n", "--no-print-directory", "gpu", "GPU_PYTHON=python3", f"STAGE={stage}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
