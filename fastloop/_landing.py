@@ -6,7 +6,6 @@ What has no place in that (a batch whose tensors hide in objects, say) is moved 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -150,7 +149,8 @@ def _is_shortage(error: Exception) -> bool:
 
 
 class Landing:
-    """Where the parcels of one iterator land. Missing memory may be there at the next call."""
+    """Where the parcels of one iterator land. Missing memory may be there at the next call. One
+    thread at a time, as the iterator's next() sees to (_turns.py)."""
 
     def __init__(self, hub: _core.Hub, place: Harbour) -> None:
         self._hub = hub
@@ -160,7 +160,6 @@ class Landing:
         self._pause = 0  # batches for which there is no look-ahead
         self.is_on_device = isinstance(place, _OnDevice)
         self.check = place.check  # raises where no batch can be taken
-        self.lock = threading.RLock()  # around put and take: land() lets other threads run
 
     @property
     def is_behind(self) -> bool:

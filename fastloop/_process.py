@@ -135,14 +135,13 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         if landing is None:
             return super()._next_data()  # type: ignore[no-untyped-call]
         landing.check()
-        with landing.lock:
-            if not landing.is_behind:
-                try:
-                    landing.put(super()._next_data())  # type: ignore[no-untyped-call]
-                except StopIteration:
-                    landing.rest()
-                    raise
-            return landing.take(self._rcvd_idx if self._in_order else -1)
+        if not landing.is_behind:
+            try:
+                landing.put(super()._next_data())  # type: ignore[no-untyped-call]
+            except StopIteration:
+                landing.rest()
+                raise
+        return landing.take(self._rcvd_idx if self._in_order else -1)
 
     def _get_data(self) -> tuple[Any, Any]:
         try:
