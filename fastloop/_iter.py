@@ -29,14 +29,13 @@ from fastloop._fallbacks import warn_once
 from fastloop._indices import find_blocks
 from fastloop._landing import on_device, on_the_way, pinned
 from fastloop._memory import default_budget
-from fastloop._process import ProcessIter
+from fastloop._process import CLOSED, ProcessIter
 from fastloop._resume import Epoch, Position, Resumable, rest_of_blocks
 from fastloop._route import NotCoveredError, Source, find_route, find_source
 from fastloop._threads import team
 from fastloop._turns import Turns
 
 _BLOCKS, _BATCHES, _SINGLES = 0, 1, 2
-_CLOSED = "the loader of this iterator was closed; call iter() on it again"
 
 
 COUNTS = ("batches", "samples", "bytes", "waits", "wait_ns", "lent", "replaced")
@@ -327,7 +326,7 @@ class _Counted(Turns, _BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         if self._is_closed:
-            raise RuntimeError(_CLOSED)
+            raise RuntimeError(CLOSED)
         try:
             next_data: Callable[[], Any] = super()._next_data
             data = next_data()
@@ -403,7 +402,7 @@ class _TorchMulti(_CountedMulti):
 
     def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         if self._is_closed:  # by another thread, and nothing comes any more
-            raise RuntimeError(_CLOSED)
+            raise RuntimeError(CLOSED)
         # Of torch's queue what arrives is read and unpickled by get(), which is no wait.
         reader = getattr(self._data_queue, "_reader", None)
         begin_ns = perf_counter_ns()

@@ -31,6 +31,8 @@ from fastloop._transport import LOOK_S, Context, Transport
 # From the wish to stop: so long workers may end by themselves, then so long after SIGTERM.
 _POLITE_S, _FIRM_S = 2.5, 1.0
 
+CLOSED = "the loader of this iterator was closed; call iter() on it again"
+
 
 def _is_exiting() -> bool:
     return _utils is None or _utils.python_exit_status is not False  # type: ignore[redundant-expr]
@@ -183,7 +185,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
     def _look_for_dead(self) -> tuple[Any, Any] | None:
         """After a wait in which nothing came: raises if nothing will."""
         if self._hub.is_closed():
-            raise RuntimeError("the loader of this iterator was closed; call iter() on it again")
+            raise RuntimeError(CLOSED)
         if _is_exiting() and threading.current_thread().daemon:
             return None  # multiprocessing ends the workers, and the interpreter soon this thread
         dead = self._dead()
