@@ -28,7 +28,7 @@ from fastloop._device import Link
 from fastloop._fallbacks import warn_once
 from fastloop._indices import find_blocks
 from fastloop._landing import on_device, on_the_way, pinned
-from fastloop._memory import default_budget
+from fastloop._memory import budget_of
 from fastloop._process import CLOSED, ProcessIter
 from fastloop._resume import Epoch, Position, Resumable, rest_of_blocks
 from fastloop._route import NotCoveredError, Source, find_route, find_source
@@ -237,7 +237,7 @@ class _ArrayIter(Resumable):
         """Of pinned memory. What is not pinned is gathered when it is wanted, or soon before."""
         if self._blocks is None or self._num_workers == 0:
             return {}
-        return {"budget": getattr(loader, "memory_budget", None) or default_budget()}
+        return {"budget": budget_of(loader)}
 
     def _restart(self) -> None:
         if self._blocks is not None:
@@ -426,7 +426,6 @@ class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
         self._end()
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, link: Link | None = None) -> None:
-        budget = getattr(loader, "memory_budget", None)
         index = -1
         if link is not None and has_uploads(link):
             index = link.device.index
@@ -440,7 +439,7 @@ class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
         else:
             place = on_the_way(link)
         try:
-            super().__init__(loader, shared, slots, budget, place)
+            super().__init__(loader, shared, slots, place)
             shared.latest = weakref.ref(self)
         except BaseException:
             # Ctrl-C, say, or an error of the sampler: a traceback that is kept must not keep the

@@ -65,6 +65,7 @@ def describe_memory() -> str:
     return text
 
 
-def default_budget() -> int:
-    """A quarter of the available memory, at least 64 MiB."""
-    return max(64 << 20, available_bytes() // 4)
+def budget_of(loader: object) -> int:
+    """Its memory_budget in bytes; by default a quarter of the available memory, at least 64 MiB."""
+    wanted: int | None = getattr(loader, "memory_budget", None)  # a torch loader has none
+    return wanted or max(64 << 20, available_bytes() // 4)

@@ -24,7 +24,7 @@ from fastloop._interrupt import (
     is_interrupted,
 )
 from fastloop._landing import Harbour, Landing
-from fastloop._memory import default_budget, describe_memory
+from fastloop._memory import budget_of, describe_memory
 from fastloop._pack import OBJECT, unpack
 from fastloop._transport import LOOK_S, Context, Transport
 
@@ -67,15 +67,11 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
 
     _pid = -1
 
-    def __init__(
-        self, loader: DataLoader[Any], slots: _core.Slots, budget: int | None, place: Harbour | None
-    ) -> None:
-        budget = budget or default_budget()
+    def __init__(self, loader: DataLoader[Any], slots: _core.Slots, place: Harbour | None) -> None:
         workers, lands = loader.num_workers, place is not None
         # Half may be under way, as much again may wait for reuse.
-        self._hub = _core.Hub(
-            slots, torch.Tensor, workers, _depth(loader), max(1, budget // 2), lands
-        )
+        budget = max(1, budget_of(loader) // 2)
+        self._hub = _core.Hub(slots, torch.Tensor, workers, _depth(loader), budget, lands)
         self._transport = Transport(self._hub)
         self._landing = Landing(self._hub, place) if place is not None else None
         self._pid = os.getpid()
