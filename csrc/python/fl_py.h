@@ -257,7 +257,8 @@ typedef struct fl_py_reader {
 /* False when there is something in the batch that is not covered; no exception is set. */
 bool fl_py_write_batch(fl_py_writer *out, PyObject *batch);
 
-/* New reference. NULL without an exception where no batch was written. */
+/* The batch, or what comes next in it. New reference; NULL without an exception where neither was
+ * written. */
 PyObject *fl_py_read_batch(fl_py_reader *in);
 
 #endif

@@ -136,14 +136,12 @@ static PyObject *get_tensor(fl_py_reader *in, int64_t ndim)
     return fl_py_parcel_tensor(in->parcel, head[0], dtype, (int32_t)ndim, shape);
 }
 
-static PyObject *get_object(fl_py_reader *in);
-
 static PyObject *get_dict(fl_py_reader *in, int64_t count)
 {
     PyObject *dict = PyDict_New();
     for (int64_t i = 0; dict != NULL && i < count; i++) {
-        PyObject *key = get_object(in);
-        PyObject *value = key != NULL ? get_object(in) : NULL;
+        PyObject *key = fl_py_read_batch(in);
+        PyObject *value = key != NULL ? fl_py_read_batch(in) : NULL;
         if (value == NULL || PyDict_SetItem(dict, key, value) != 0) Py_CLEAR(dict);
         Py_XDECREF(key);
         Py_XDECREF(value);
@@ -156,7 +154,7 @@ static PyObject *get_sequence(fl_py_reader *in, bool is_list, int64_t count)
     if (count < 0 || count > in->bytes - in->at) return NULL; /* an item takes a byte at least */
     PyObject *sequence = is_list ? PyList_New(count) : PyTuple_New(count);
     for (int64_t i = 0; sequence != NULL && i < count; i++) {
-        PyObject *item = get_object(in);
+        PyObject *item = fl_py_read_batch(in);
         if (item == NULL)
             Py_CLEAR(sequence);
         else if (is_list)
@@ -176,7 +174,7 @@ static PyObject *get_text(fl_py_reader *in, bool is_string, int64_t count)
                      : PyBytes_FromStringAndSize(text, count);
 }
 
-static PyObject *get_object(fl_py_reader *in)
+PyObject *fl_py_read_batch(fl_py_reader *in)
 {
     char tag;
     int64_t value;
@@ -198,5 +196,3 @@ static PyObject *get_object(fl_py_reader *in)
         return NULL;
     }
 }
-
-PyObject *fl_py_read_batch(fl_py_reader *in) { return get_object(in); }
