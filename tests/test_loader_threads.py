@@ -156,12 +156,9 @@ def wait(event):
     assert event.wait(30)
 """
 
-
-def test_a_child_that_was_forked_while_another_thread_is_in_next(tmp_path: Path) -> None:
-    run_script(
-        tmp_path,
-        IN_NEXT
-        + """
+HELD_IN_NEXT = (
+    IN_NEXT
+    + """
 inside, end = threading.Event(), threading.Event()
 
 class Holds(Items):
@@ -170,7 +167,15 @@ class Holds(Items):
             inside.set()
             wait(end)
         return super().__getitem__(i)
+"""
+)
 
+
+def test_a_child_that_was_forked_while_another_thread_is_in_next(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        HELD_IN_NEXT
+        + """
 for path in ("sync", "torch"):
     inside.clear(), end.clear()
     got = []
@@ -233,17 +238,8 @@ for n in (2, 1):
 def test_ctrl_c_while_another_thread_has_its_turn(tmp_path: Path) -> None:
     run_script(
         tmp_path,
-        IN_NEXT
+        HELD_IN_NEXT
         + """
-inside, end = threading.Event(), threading.Event()
-
-class Holds(Items):
-    def __getitem__(self, i):
-        if i == 0:
-            inside.set()
-            wait(end)
-        return super().__getitem__(i)
-
 iterator = iter(DataLoader(Holds(8), 2, path="sync"))
 got = []
 thread = threading.Thread(target=lambda: got.append(next(iterator)))
