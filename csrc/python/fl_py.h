@@ -155,7 +155,8 @@ typedef struct fl_py_slots {
     int32_t fields;                                  /* room for so many tensors with every slot */
     int32_t device;                                  /* for copies to it; -1: for use on the CPU */
     int64_t batches, samples, bytes, waits, wait_ns; /* interpreter lock */
-    int64_t largest; /* interpreter lock: bytes that batches of workers needed of late */
+    int64_t largest; /* interpreter lock: bytes that batches of workers needed of late, also in
+                        epochs before, so that their slots serve the next */
 } fl_py_slots;
 
 extern PyType_Spec fl_py_slots_spec;

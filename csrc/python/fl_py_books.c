@@ -29,10 +29,11 @@ void fl_py_booking_forget(fl_py_hub *self, fl_py_booking *booked)
 /* What batches so far needed, and a quarter more; a share of the budget while none has come. */
 static int64_t next_limit(const fl_py_hub *self)
 {
-    if (self->largest == 0)
+    int64_t largest = self->slots->largest;
+    if (largest == 0)
         return fl_max(LEAST_LIMIT,
                       fl_min(MOST_FIRST, self->budget / self->workers / self->depth * 4));
-    return fl_max(LEAST_LIMIT, self->largest + self->largest / 4);
+    return fl_max(LEAST_LIMIT, largest + largest / 4);
 }
 
 /* Of (number, indices), the number; -1 for what is no batch. */
@@ -106,8 +107,8 @@ static void count_reply(fl_py_hub *self, const fl_shm_reply *reply)
     }
     for (int i = 0; i < FL_SHM_REASONS; i++) self->fallbacks[i] += reply->fallbacks[i];
     /* One outlier must not make all that follow wait for as much memory. */
-    self->largest = fl_max(self->largest - self->largest / 64, reply->used);
-    self->slots->largest = self->largest;
+    int64_t *largest = &self->slots->largest;
+    *largest = fl_max(*largest - *largest / 64, reply->used);
 }
 
 PyObject *fl_py_hub_blame(fl_py_hub *self, int32_t worker)

@@ -50,7 +50,6 @@ static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->workers = workers;
     self->depth = depth;
     self->budget = budget;
-    self->largest = self->slots->largest; /* so that the slots of the epoch before serve this one */
     if (fl_py_door_open(tensor_type, &self->door) != 0) {
         Py_DECREF(self);
         return NULL;

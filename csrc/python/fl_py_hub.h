@@ -32,7 +32,6 @@ typedef struct fl_py_hub {
     fl_py_worker *counts;    /* owned: one for each worker */
     int64_t fallbacks[FL_SHM_REASONS];
     int64_t budget;       /* bytes that may be under way */
-    int64_t largest;      /* bytes that batches so far needed */
     int64_t under_way;    /* bytes of requests and of replies not opened */
     int64_t unanswered;   /* requests that workers have */
     bool is_closed;       /* workers were told to stop */
