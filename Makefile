@@ -106,7 +106,7 @@ CUDA_FLAGS := -Icsrc/cuda -Icsrc/vendor -Itests/cuda -Itests/cuda/fake -Itests/c
 CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda_grad \
 	csrc/cuda/fl_cuda_kernels tests/cuda/shim_grid) $(patsubst %.c,$(LANE_DIR)/%.o,\
 	$(filter-out %/fake_kernels.c %/fake_torch.c,$(wildcard tests/cuda/fake/*.c)))
-UPLOAD_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_upload.c \
+UPLOAD_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_transfer.c \
 	$(wildcard tests/cuda/fake/*.c))
 LANE_TESTS += $(patsubst tests/cuda/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/cuda/test_*.c)))
 
@@ -182,7 +182,7 @@ lint-types: $(STAMPS)/requirements
 	$(VENV)/bin/mypy --strict fastloop/
 
 lint-house: install
-	$(PYTEST) $(CURDIR)/tests/test_house.py
+	$(PYTEST) $(CURDIR)/tests/house/test_house.py
 
 # ---- the rest
 

@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import setup_cuda
 
-FLOORS = ["csrc/base", "csrc/core", "csrc/cpu", "csrc/cuda", "csrc/python"]
+FLOORS = ["csrc/base", "csrc/core", "csrc/cpu", "csrc/cuda", "csrc/python", *glob("csrc/python/*/")]
 FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
 FLAGS += ["-Wmissing-prototypes", "-Wconversion"]
 # Sums have the same bits whatever the instruction set: no fused operations but those written.
@@ -56,7 +56,7 @@ class BuildCore(build_ext):
 core = Extension(
     "fastloop._core",
     # setup_cuda adds those of csrc/cuda.
-    sources=sorted({*glob("csrc/*/*.c")} - {*glob("csrc/cuda/*.c")}),
+    sources=sorted({*glob("csrc/**/*.c", recursive=True)} - {*glob("csrc/cuda/*.c")}),
     include_dirs=list(FLOORS),
     define_macros=[
         ("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION"),

@@ -32,7 +32,7 @@ from _work_step import MODELS
 from torch import Tensor, nn
 
 import fastloop
-from fastloop._grads import GradList, new_flag
+from fastloop.step.grad_list import GradList, new_flag
 
 Call = Callable[[], object]
 CUDA = torch.device("cuda", 0)

@@ -29,7 +29,7 @@ from _harness import Goal, Report, Times, build_library, parse_arguments
 from _work_step import MODELS, Model
 
 import fastloop
-from fastloop._grads import GradList, new_flag
+from fastloop.step.grad_list import GradList, new_flag
 
 Call = Callable[[], object]
 SCALE = 1024.0

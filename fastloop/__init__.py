@@ -12,13 +12,13 @@ from fastloop._core import build_info as _core_build_info
 from fastloop._core import version as _core_version
 
 if TYPE_CHECKING:
-    from fastloop._array import ArrayDataset
-    from fastloop._clip import clip_grad_norm_
-    from fastloop._loader import DataLoader
-    from fastloop._prefetch import prefetch
-    from fastloop._scaler import GradScaler
-    from fastloop._stats import LoaderStats, WorkerStats
-    from fastloop._stepper import Stepper
+    from fastloop.data.arrays import ArrayDataset
+    from fastloop.device.prefetch import prefetch
+    from fastloop.loader.dataloader import DataLoader
+    from fastloop.loader.stats import LoaderStats, WorkerStats
+    from fastloop.step.clip import clip_grad_norm_
+    from fastloop.step.scaler import GradScaler
+    from fastloop.step.stepper import Stepper
 
 __all__ = [
     "ArrayDataset",
@@ -33,14 +33,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ArrayDataset": "fastloop._array",
-    "DataLoader": "fastloop._loader",
-    "GradScaler": "fastloop._scaler",
-    "LoaderStats": "fastloop._stats",
-    "Stepper": "fastloop._stepper",
-    "WorkerStats": "fastloop._stats",
-    "clip_grad_norm_": "fastloop._clip",
-    "prefetch": "fastloop._prefetch",
+    "ArrayDataset": "fastloop.data.arrays",
+    "DataLoader": "fastloop.loader.dataloader",
+    "GradScaler": "fastloop.step.scaler",
+    "LoaderStats": "fastloop.loader.stats",
+    "Stepper": "fastloop.step.stepper",
+    "WorkerStats": "fastloop.loader.stats",
+    "clip_grad_norm_": "fastloop.step.clip",
+    "prefetch": "fastloop.device.prefetch",
 }
 
 
@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fastloop' has no attribute {name!r}")
     from importlib import import_module
 
-    from fastloop._torch import require_torch
+    from fastloop.base.requirements import require_torch
 
     require_torch(f"fastloop.{name}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -7,8 +7,8 @@ import sys
 
 from fastloop import build_info
 from fastloop._core import check_cuda
-from fastloop._fallbacks import explain_error
-from fastloop._torch import kernels_are_disabled, require_torch
+from fastloop.base.requirements import kernels_are_disabled, require_torch
+from fastloop.device.availability import explain_error
 
 
 def _torch_line() -> str:
@@ -24,7 +24,7 @@ def _torch_line() -> str:
 def _threads() -> str:
     if "torch" not in sys.modules:
         return "threads of its own (torch is missing)"
-    from fastloop._threads import openmp
+    from fastloop.base.openmp import openmp
 
     return "threads of its own" if openmp() is None else "the threads of torch's OpenMP"
 

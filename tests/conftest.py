@@ -1,4 +1,4 @@
-"""Puts helpers.py on the path: pytest's importlib mode does not, and spawned workers need it. Ends
+"""Puts support/ on the path: pytest's importlib mode does not, and spawned workers need it. Ends
 the run if a test hangs."""
 
 import faulthandler
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent / "support"))
 
 HANGS_S = float(os.environ.get("TEST_HANGS_S") or 600)  # far more than any test takes
 TERMINAL = os.dup(2)  # what pytest captures does not show when the process ends

@@ -4,15 +4,15 @@
 #ifndef FL_BACKEND_H
 #define FL_BACKEND_H
 
-#include "fl_list.h"
+#include "fl_tensor_list.h"
 
 enum { FL_NORM_2, FL_NORM_1, FL_NORM_MAX, FL_NORMS };
 
-/* A list for a pass, and where the pass runs: on CUDA an fl_cuda_queue, on the CPU an fl_team (or
- * NULL: the caller's thread alone). */
+/* A list for a pass, and where the pass runs: on CUDA an fl_cuda_queue, on the CPU an
+ * fl_thread_pool (or NULL: the caller's thread alone). */
 typedef struct fl_pass {
-    fl_list *list; /* borrowed, unchanged until the pass is over */
-    void *queue;   /* borrowed */
+    fl_tensor_list *list; /* borrowed, unchanged until the pass is over */
+    void *queue;          /* borrowed */
 } fl_pass;
 
 /* What gradients are divided by: *scale, which the device knows, times what the host knows. */
@@ -68,8 +68,8 @@ typedef struct fl_backend {
     /* into = beta * into + alpha * *factor * from, span by span (as many, of equal counts), in
      * float (double for doubles), rounded once; factor NULL: 1. With beta 0 does not read into.
      * Checks the elements of `from` unless found_inf is NULL. See can_combine. */
-    int (*combine)(const fl_pass *into, const fl_list *from, double alpha, const double *factor,
-                   double beta, float *found_inf);
+    int (*combine)(const fl_pass *into, const fl_tensor_list *from, double alpha,
+                   const double *factor, double beta, float *found_inf);
     bool (*can_combine)(int32_t into_type, int32_t from_type);
 
     /* The scale after a step: torch's _amp_update_scale_, within growth's bounds and never infinite

@@ -272,7 +272,7 @@ static void append(fl_ring *ring)
     pthread_mutex_unlock(&ring->mutex);
 }
 
-int fl_ring_post(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_err *err)
+int fl_ring_submit(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_err *err)
 {
     if (is_foreign(ring)) return fl_fail(err, FL_EFORK, "this ring belongs to a parent process");
     assert(ring->free != NULL && parts >= 1);
@@ -288,7 +288,7 @@ int fl_ring_post(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_er
     return FL_OK;
 }
 
-void fl_ring_post_mark(fl_ring *ring, int status, const fl_err *error, int64_t tag)
+void fl_ring_submit_sentinel(fl_ring *ring, int status, const fl_err *error, int64_t tag)
 {
     if (is_foreign(ring)) return;
     assert(ring->free != NULL);
@@ -368,7 +368,7 @@ static int take_entry(fl_ring *ring, int64_t wait_ms, fl_entry **out)
     return status;
 }
 
-int fl_ring_take(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err)
+int fl_ring_receive(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err)
 {
     if (is_foreign(ring)) return fl_fail(err, FL_EFORK, "this ring belongs to a parent process");
     fl_entry *entry;
@@ -403,7 +403,7 @@ static fl_entry *posted_at(const fl_ring *ring, int64_t place)
     return entry;
 }
 
-const fl_batch *fl_ring_posted(const fl_ring *ring, int64_t place)
+const fl_batch *fl_ring_submitted(const fl_ring *ring, int64_t place)
 {
     const fl_entry *entry = is_foreign(ring) ? NULL : posted_at(ring, place);
     return entry != NULL ? &entry->batch : NULL;

@@ -10,13 +10,13 @@
 #define FL_RING_H
 
 #include "fl_plan.h"
-#include "fl_slot.h"
+#include "fl_pool.h"
 
 typedef struct fl_ring fl_ring;
 
 /* A batch on its way. Between post and take its fields are read-only. */
 typedef struct fl_batch {
-    fl_slot *slot;  /* NULL for a mark; else owned by the ring until fl_ring_take returns it */
+    fl_slot *slot;  /* NULL for a mark; else owned by the ring until fl_ring_receive returns it */
     fl_rows rows;   /* owned by the ring */
     int64_t bytes;  /* how much of the slot is asked for */
     int64_t number; /* counted from 0 at open and at reset */
@@ -53,11 +53,11 @@ fl_rows *fl_ring_rows(fl_ring *ring);
 
 /* Posts it: fill will be called `parts` >= 1 times with a slot of at least `bytes`. On failure
  * (that of fl_pool_get) nothing is posted. Does not block. */
-int fl_ring_post(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_err *err);
+int fl_ring_submit(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_err *err);
 
 /* Posts a batch with nothing to fill, to be met in its place: without a slot if status is FL_OK,
  * else as a failed batch with *error. Never fails, does not block. */
-void fl_ring_post_mark(fl_ring *ring, int status, const fl_err *error, int64_t tag);
+void fl_ring_submit_sentinel(fl_ring *ring, int status, const fl_err *error, int64_t tag);
 
 /* Takes the next batch: its slot, READY, is then the caller's, its row list stands until the next
  * fl_ring_rows. If it is not
@@ -65,12 +65,12 @@ void fl_ring_post_mark(fl_ring *ring, int status, const fl_err *error, int64_t t
  * nobody else has begun and does not wait. FL_OK; FL_EEND: nothing is posted; FL_ETIMEOUT:
  * not yet; FL_ECLOSED: stopped; FL_EFORK; otherwise the batch's own error, and the batch, which
  * *out names without a slot, is used up. */
-int fl_ring_take(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err);
+int fl_ring_receive(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err);
 
 bool fl_ring_is_ready(fl_ring *ring); /* take would return a batch, or FL_EEND, at once */
 
 /* The batch in this place of those posted, in order of number; NULL: there are not so many. */
-const fl_batch *fl_ring_posted(const fl_ring *ring, int64_t place);
+const fl_batch *fl_ring_submitted(const fl_ring *ring, int64_t place);
 
 /* All parts of that batch have been handed out, and begun to be filled: it gets one part more, and
  * is ready when that is filled, too. Once for a batch. Does not block. */

@@ -4,14 +4,14 @@
  * bytes. Most rows are one run, and then the backend's loops copy them. */
 #include "fl_table.h"
 
-#include "fl_guard.h"
+#include "fl_safe_read.h"
 
 #include <string.h>
 
 enum {
     ALIGNMENT = 64,             /* of each field in the block */
     PART_BYTES = 64 * 1024,     /* a part is at least this, about 6 us of copying; */
-    GUARDED_BYTES = 512 * 1024, /* through fl_guard this, so that a call takes several rows */
+    GUARDED_BYTES = 512 * 1024, /* through fl_safe_read this, so that a call takes several rows */
     MAX_PARTS = 4096
 };
 
@@ -179,19 +179,19 @@ static void copy_strided(const fl_backend *backend, const fl_field *field, const
     }
 }
 
-/* Through fl_guard. Bytes copied before the first unreadable one, or FL_ENOMEM. */
+/* Through fl_safe_read. Bytes copied before the first unreadable one, or FL_ENOMEM. */
 static int64_t
 copy_guarded(const fl_field *field, const fl_rows *rows, int64_t from, int64_t to, char *dst)
 {
     fl_walk walk = {.field = field, .rows = rows, .next = from, .end = to};
-    struct iovec pieces[FL_GUARD_MAX];
+    struct iovec pieces[FL_SAFE_READ_MAX];
     int64_t done = 0;
     while (walk.next < walk.end) {
         int count = 0;
-        while (count < FL_GUARD_MAX && walk.next < walk.end)
+        while (count < FL_SAFE_READ_MAX && walk.next < walk.end)
             pieces[count++] = (struct iovec){.iov_base = (void *)(uintptr_t)next_piece(&walk),
                                              .iov_len = (size_t)field->run_bytes};
-        int64_t got = fl_guard_copy(dst + done, pieces, count);
+        int64_t got = fl_safe_read_copy(dst + done, pieces, count);
         if (got < 0) return got;
         done += got;
         if (got < count * field->run_bytes) break;

@@ -1,8 +1,9 @@
 /* fl_table: fields of equal length, and batches of their rows copied into one block of memory.
  *
  * Floor 1. Hides strides of any sign, rows that are not contiguous, and sources that may vanish
- * (mapped files), which are read through fl_guard. Read-only once open, so any number of threads
- * may gather from one table; each batch is cut into parts that different threads can copy. */
+ * (mapped files), which are read through fl_safe_read. Read-only once open, so any number of
+ * threads may gather from one table; each batch is cut into parts that different threads can copy.
+ */
 #ifndef FL_TABLE_H
 #define FL_TABLE_H
 
@@ -18,7 +19,7 @@ enum { FL_TABLE_SMALL_BYTES = 256 * 1024 };
 /* One field as the caller describes it: view.shape[0] is the number of rows. */
 typedef struct fl_column {
     fl_tensor view;   /* its memory is kept alive by the caller until fl_table_close */
-    bool is_volatile; /* a mapped file: reads go through fl_guard */
+    bool is_volatile; /* a mapped file: reads go through fl_safe_read */
 } fl_column;
 
 /* At least one column, each of ndim >= 1, all of the same length, else FL_EINVAL. Copies the

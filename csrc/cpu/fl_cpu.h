@@ -20,8 +20,8 @@ int fl_cpu_clip_factor(void *queue, const double *norm, double max_norm, const f
 int fl_cpu_invert(void *queue, const float *scale, float *inverse);
 int fl_cpu_scale(const fl_pass *pass, const double *factor);
 int fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf);
-int fl_cpu_combine(const fl_pass *into, const fl_list *from, double alpha, const double *factor,
-                   double beta, float *found_inf);
+int fl_cpu_combine(const fl_pass *into, const fl_tensor_list *from, double alpha,
+                   const double *factor, double beta, float *found_inf);
 bool fl_cpu_can_combine(int32_t into_type, int32_t from_type);
 int fl_cpu_update_scale(void *queue, const fl_growth *growth, const float *found_inf, float *scale,
                         int32_t *tracker, int32_t *misses);

@@ -4,7 +4,7 @@
  * and is added in order at the end, so the result does not depend on who did what. */
 #include "fl_cpu.h"
 #include "fl_cpu_lanes.h"
-#include "fl_team.h"
+#include "fl_thread_pool.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -21,8 +21,8 @@ typedef void chunk_work(job *self, const fl_span *span, int64_t first, int64_t c
 struct job {
     const fl_cpu_lanes *lanes;
     chunk_work *work;
-    fl_list *list;       /* borrowed */
-    const fl_list *from; /* borrowed; of a combine */
+    fl_tensor_list *list;       /* borrowed */
+    const fl_tensor_list *from; /* borrowed; of a combine */
     int32_t norm_type;
     double factor, beta;
     _Atomic bool is_nonfinite; /* relaxed: read when the job is over */
@@ -85,8 +85,8 @@ static void combine_chunk(job *self, const fl_span *span, int64_t first, int64_t
 static void run_chunks(void *context, int64_t chunk, int64_t end)
 {
     job *self = context;
-    fl_list *list = self->list;
-    const fl_span *span = &list->spans[fl_list_find(list, chunk)];
+    fl_tensor_list *list = self->list;
+    const fl_span *span = &list->spans[fl_tensor_list_find(list, chunk)];
     const fl_span *last = list->spans + list->count;
     int64_t first = (chunk - span->chunk) * FL_CHUNK;
     for (; chunk < end; chunk++) {
@@ -102,17 +102,17 @@ static void run_chunks(void *context, int64_t chunk, int64_t end)
 
 static void run_job(const fl_pass *pass, job *self)
 {
-    fl_list *list = pass->list;
+    fl_tensor_list *list = pass->list;
     if (list->chunks == 0) return;
     self->lanes = fl_cpu_lanes_find();
     self->list = list;
-    fl_team_run(list->bytes < SMALL_BYTES ? NULL : pass->queue, run_chunks, self, list->chunks,
-                GRAIN);
+    fl_thread_pool_run(list->bytes < SMALL_BYTES ? NULL : pass->queue, run_chunks, self,
+                       list->chunks, GRAIN);
 }
 
 static double join_sums(const job *self)
 {
-    const fl_list *list = self->list;
+    const fl_tensor_list *list = self->list;
     double joined = 0;
     for (int64_t i = 0; list != NULL && i < list->chunks; i++) {
         double sum = list->sums[i];
@@ -176,8 +176,8 @@ int fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf
     return FL_OK;
 }
 
-int fl_cpu_combine(const fl_pass *into, const fl_list *from, double alpha, const double *factor,
-                   double beta, float *found_inf)
+int fl_cpu_combine(const fl_pass *into, const fl_tensor_list *from, double alpha,
+                   const double *factor, double beta, float *found_inf)
 {
     double product = factor != NULL ? alpha * *factor : alpha;
     job self = {.work = combine_chunk, .from = from, .factor = product, .beta = beta};

@@ -40,7 +40,7 @@ typedef struct fl_cuda_queue {
 
 enum { FL_CUDA_TICKET_BYTES = 16 };
 
-int64_t fl_cuda_scratch_bytes(const fl_list *list);
+int64_t fl_cuda_scratch_bytes(const fl_tensor_list *list);
 
 /* Whether a graph is being captured from the stream, which scratch must then be part of. */
 int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err);

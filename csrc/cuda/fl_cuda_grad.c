@@ -11,7 +11,7 @@ static double *sums_of(const fl_cuda_queue *queue)
     return (double *)(void *)((char *)queue->scratch + FL_CUDA_TICKET_BYTES);
 }
 
-int64_t fl_cuda_scratch_bytes(const fl_list *list)
+int64_t fl_cuda_scratch_bytes(const fl_tensor_list *list)
 {
     return FL_CUDA_TICKET_BYTES + list->chunks * (int64_t)sizeof(double) +
            2 * list->count * (int64_t)sizeof(fl_cuda_row);
@@ -36,7 +36,8 @@ static cudaError_t ask_device(fl_cuda_queue *queue)
     return cudaSuccess;
 }
 
-static cudaError_t write_rows(const fl_cuda_queue *queue, const fl_list *list, fl_cuda_row *to)
+static cudaError_t
+write_rows(const fl_cuda_queue *queue, const fl_tensor_list *list, fl_cuda_row *to)
 {
     for (int64_t first = 0; first < list->count; first += FL_CUDA_ROWS) {
         cudaError_t error = fl_cuda_write_rows(queue->stream, list, first, to + first);
@@ -46,8 +47,8 @@ static cudaError_t write_rows(const fl_cuda_queue *queue, const fl_list *list, f
 }
 
 /* Fills *table, and what of it must lie on the device. */
-static cudaError_t
-lay_table(fl_cuda_queue *queue, const fl_list *list, const fl_list *from, fl_cuda_table *table)
+static cudaError_t lay_table(fl_cuda_queue *queue, const fl_tensor_list *list,
+                             const fl_tensor_list *from, fl_cuda_table *table)
 {
     fl_cuda_row *rows = (fl_cuda_row *)(void *)(sums_of(queue) + list->chunks);
     cudaError_t error = ask_device(queue);
@@ -70,7 +71,7 @@ static int leave(fl_cuda_queue *queue, int32_t before, cudaError_t error, const 
     return status;
 }
 
-static bool has_doubles(const fl_list *list)
+static bool has_doubles(const fl_tensor_list *list)
 {
     for (int64_t i = 0; i < list->count; i++)
         if (list->spans[i].type == FL_F64) return true;
@@ -117,8 +118,8 @@ static int unscale(const fl_pass *pass, const float *inv_scale, float *found_inf
     return scale_by(pass, NULL, inv_scale, found_inf, "unscale");
 }
 
-static int combine(const fl_pass *into, const fl_list *from, double alpha, const double *factor,
-                   double beta, float *found_inf)
+static int combine(const fl_pass *into, const fl_tensor_list *from, double alpha,
+                   const double *factor, double beta, float *found_inf)
 {
     fl_cuda_queue *queue = into->queue;
     fl_cuda_table table;

@@ -243,7 +243,7 @@ static cudaError_t launch(void (*kernel)(Params...), int64_t blocks, int threads
                             (void **)pointers, 0, (cudaStream_t)stream);
 }
 
-static void fill_rows(fl_cuda_row *rows, const fl_list *list, int64_t first, int64_t count)
+static void fill_rows(fl_cuda_row *rows, const fl_tensor_list *list, int64_t first, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         const fl_span &span = list->spans[first + i];
@@ -253,7 +253,7 @@ static void fill_rows(fl_cuda_row *rows, const fl_list *list, int64_t first, int
 
 template <int N> static rows<N> carry(const fl_cuda_table *table, bool is_carried)
 {
-    const fl_list *list = table->list, *from = table->from;
+    const fl_tensor_list *list = table->list, *from = table->from;
     rows<N> out;
     out.spans = list->count;
     out.chunks = list->chunks;
@@ -294,7 +294,8 @@ cudaError_t fl_cuda_combine(void *stream, const fl_cuda_table *table, double alp
                        found_inf);
 }
 
-cudaError_t fl_cuda_write_rows(void *stream, const fl_list *list, int64_t first, fl_cuda_row *to)
+cudaError_t
+fl_cuda_write_rows(void *stream, const fl_tensor_list *list, int64_t first, fl_cuda_row *to)
 {
     int64_t count = fl_min(list->count - first, FL_CUDA_ROWS);
     int words = (int)count * ROW_WORDS;

@@ -26,9 +26,9 @@ enum {
 
 /* The table of a pass: a row for each span of `list`, then one for each of `from`. */
 typedef struct fl_cuda_table {
-    const fl_list *list, *from; /* from: NULL but for a combine */
-    const fl_cuda_row *rows;    /* on the device; read if there are more than FL_CUDA_ROWS */
-    int32_t blocks;             /* of the grid, > 0; no result depends on it */
+    const fl_tensor_list *list, *from; /* from: NULL but for a combine */
+    const fl_cuda_row *rows;           /* on the device; read if there are more than FL_CUDA_ROWS */
+    int32_t blocks;                    /* of the grid, > 0; no result depends on it */
 } fl_cuda_table;
 
 /* What norm_check is asked; pointers are to memory of the device. */
@@ -44,7 +44,8 @@ typedef struct fl_cuda_norm {
     double *norm;
 } fl_cuda_norm;
 
-cudaError_t fl_cuda_write_rows(void *stream, const fl_list *list, int64_t first, fl_cuda_row *to);
+cudaError_t
+fl_cuda_write_rows(void *stream, const fl_tensor_list *list, int64_t first, fl_cuda_row *to);
 
 cudaError_t fl_cuda_norm_check(void *stream, const fl_cuda_table *table, const fl_cuda_norm *norm);
 

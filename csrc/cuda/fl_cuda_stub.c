@@ -1,7 +1,7 @@
 /* fl_cuda_stub: the names of the headers of csrc/cuda in a build without nvcc. Nothing is
  * available, so no stage exists that the rest could be called with. */
 #include "fl_cuda.h"
-#include "fl_cuda_upload.h"
+#include "fl_cuda_transfer.h"
 
 const char *const fl_cuda_archs = "";
 const int fl_cuda_version = 0;
@@ -15,7 +15,7 @@ int fl_cuda_check(int32_t device, fl_err *err)
 
 const fl_backend fl_cuda_backend = {0};
 
-int64_t fl_cuda_scratch_bytes(const fl_list *list)
+int64_t fl_cuda_scratch_bytes(const fl_tensor_list *list)
 {
     (void)list;
     return 0;
@@ -40,19 +40,20 @@ void fl_cuda_unpin(int32_t device, char *data)
     (void)data;
 }
 
-int fl_cuda_stage_open(int32_t device, fl_cuda_stage **out, fl_err *err)
+int fl_cuda_copy_stream_open(int32_t device, fl_cuda_copy_stream **out, fl_err *err)
 {
     *out = NULL;
     return fl_cuda_check(device, err);
 }
 
-void fl_cuda_stage_await(fl_cuda_stage *stage) { (void)stage; }
+void fl_cuda_copy_stream_await(fl_cuda_copy_stream *stage) { (void)stage; }
 
-void fl_cuda_stage_halt(fl_cuda_stage *stage) { (void)stage; }
+void fl_cuda_copy_stream_halt(fl_cuda_copy_stream *stage) { (void)stage; }
 
-void fl_cuda_stage_close(fl_cuda_stage *stage) { (void)stage; }
+void fl_cuda_copy_stream_close(fl_cuda_copy_stream *stage) { (void)stage; }
 
-int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out, fl_err *err)
+int fl_cuda_transfer_get(fl_cuda_copy_stream *stage, int32_t parts, fl_cuda_transfer **out,
+                         fl_err *err)
 {
     (void)stage;
     (void)parts;
@@ -60,14 +61,14 @@ int fl_cuda_upload_get(fl_cuda_stage *stage, int32_t parts, fl_cuda_upload **out
     return fl_cuda_check(0, err);
 }
 
-int64_t fl_cuda_stage_collect(fl_cuda_stage *stage)
+int64_t fl_cuda_copy_stream_collect(fl_cuda_copy_stream *stage)
 {
     (void)stage;
     return 0;
 }
 
-int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, bool *is_filled,
-                       fl_err *err)
+int fl_cuda_transfer_aim(fl_cuda_transfer *upload, void *block, void *stream, bool *is_filled,
+                         fl_err *err)
 {
     (void)upload;
     (void)block;
@@ -76,32 +77,33 @@ int fl_cuda_upload_aim(fl_cuda_upload *upload, void *block, void *stream, bool *
     return fl_cuda_check(0, err);
 }
 
-bool fl_cuda_upload_is_aimed(const fl_cuda_upload *upload)
+bool fl_cuda_transfer_is_aimed(const fl_cuda_transfer *upload)
 {
     (void)upload;
     return false;
 }
 
-bool fl_cuda_upload_is_queued(const fl_cuda_upload *upload)
+bool fl_cuda_transfer_is_queued(const fl_cuda_transfer *upload)
 {
     (void)upload;
     return false;
 }
 
-int fl_cuda_upload_send(fl_cuda_upload *upload, const fl_batch *batch, fl_err *err)
+int fl_cuda_transfer_send(fl_cuda_transfer *upload, const fl_batch *batch, fl_err *err)
 {
     (void)upload;
     (void)batch;
     return fl_cuda_check(0, err);
 }
 
-void fl_cuda_upload_part(fl_cuda_upload *upload, const fl_batch *batch)
+void fl_cuda_transfer_part(fl_cuda_transfer *upload, const fl_batch *batch)
 {
     (void)upload;
     (void)batch;
 }
 
-int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *stream, fl_err *err)
+int fl_cuda_transfer_take(fl_cuda_transfer *upload, const fl_batch *batch, void *stream,
+                          fl_err *err)
 {
     (void)upload;
     (void)batch;
@@ -109,7 +111,7 @@ int fl_cuda_upload_take(fl_cuda_upload *upload, const fl_batch *batch, void *str
     return fl_cuda_check(0, err);
 }
 
-int fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes, fl_err *err)
+int fl_cuda_transfer_carry(const fl_dest_buffer *berth, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     (void)berth;
     (void)slot;
@@ -117,11 +119,11 @@ int fl_cuda_upload_carry(const fl_berth *berth, fl_slot *slot, int64_t bytes, fl
     return fl_cuda_check(0, err);
 }
 
-void fl_cuda_upload_abandon(fl_cuda_upload *upload, const fl_batch *batch, void *stream)
+void fl_cuda_transfer_abandon(fl_cuda_transfer *upload, const fl_batch *batch, void *stream)
 {
     (void)upload;
     (void)batch;
     (void)stream;
 }
 
-void fl_cuda_upload_drop(fl_cuda_upload *upload) { (void)upload; }
+void fl_cuda_transfer_drop(fl_cuda_transfer *upload) { (void)upload; }

@@ -9,26 +9,26 @@
 #include <Python.h>
 
 #include "dlpack/dlpack.h"
-#include "fl_courier.h"
+#include "fl_copier.h"
 #include "fl_ring.h"
-#include "fl_shm.h"
-#include "fl_slot.h"
+#include "fl_shm_queue.h"
+#include "fl_pool.h"
 #include "fl_table.h"
-#include "fl_team.h"
+#include "fl_thread_pool.h"
 
 /* ---- fl_py_module.c ---- */
 
 typedef struct fl_py_state {
-    PyTypeObject *table_type;     /* owned */
-    PyTypeObject *slots_type;     /* owned */
-    PyTypeObject *feed_type;      /* owned */
-    PyTypeObject *collate_type;   /* owned */
-    PyTypeObject *port_type;      /* owned */
-    PyTypeObject *hub_type;       /* owned */
-    PyTypeObject *parcel_type;    /* owned */
-    PyTypeObject *team_type;      /* owned */
-    PyTypeObject *grads_type;     /* owned */
-    PyTypeObject *finalized_type; /* owned */
+    PyTypeObject *table_type;        /* owned */
+    PyTypeObject *batch_pool_type;   /* owned */
+    PyTypeObject *array_loader_type; /* owned */
+    PyTypeObject *collate_type;      /* owned */
+    PyTypeObject *worker_end_type;   /* owned */
+    PyTypeObject *parent_end_type;   /* owned */
+    PyTypeObject *reply_type;        /* owned */
+    PyTypeObject *thread_pool_type;  /* owned */
+    PyTypeObject *grad_list_type;    /* owned */
+    PyTypeObject *finalizer_type;    /* owned */
 } fl_py_state;
 
 extern struct PyModuleDef fl_py_module;
@@ -37,26 +37,26 @@ extern struct PyModuleDef fl_py_module;
  * NULL, gives names to fields. The one place that does. */
 PyObject *fl_py_raise(const fl_err *err, PyObject *table);
 
-/* ---- fl_py_tensor.c: doors between NumPy, torch and views ---- */
+/* ---- fl_py_dlpack.c: doors between NumPy, torch and views ---- */
 
 /* torch's exchange table, found through the tensor type. */
-typedef struct fl_py_door {
+typedef struct fl_py_dlpack {
     PyTypeObject *tensor_type;    /* owned */
     const DLPackExchangeAPI *api; /* borrowed from torch, lives as long as the process */
-} fl_py_door;
+} fl_py_dlpack;
 
 int fl_py_numpy_import(void);
 
 /* Opens the door of torch.Tensor (given as the type). RuntimeError if there is none. */
-int fl_py_door_open(PyObject *tensor_type, fl_py_door *door);
-void fl_py_door_close(fl_py_door *door);
+int fl_py_dlpack_open(PyObject *tensor_type, fl_py_dlpack *door);
+void fl_py_dlpack_close(fl_py_dlpack *door);
 
 /* Describes a torch tensor of exactly the door's type or an ndarray. The view borrows from
  * `object`. TypeError or ValueError for what has no plain CPU memory. */
-int fl_py_view(const fl_py_door *door, PyObject *object, fl_tensor *out);
+int fl_py_view(const fl_py_dlpack *door, PyObject *object, fl_tensor *out);
 
 /* The same for a contiguous int64 vector; TypeError for anything else. */
-int fl_py_index_vector(const fl_py_door *door, PyObject *object, fl_tensor *out);
+int fl_py_index_vector(const fl_py_dlpack *door, PyObject *object, fl_tensor *out);
 
 /* Elements that a pass may run over. */
 typedef struct fl_py_floats {
@@ -71,35 +71,36 @@ enum { FL_PY_CPU = -1, FL_PY_ANYWHERE = -2 };
 
 /* Whether `object` is exactly of the door's type, on the CPU or a CUDA device, real floating and
  * dense. No exception is set. A lazily negated tensor looks like any other. */
-bool fl_py_float_tensor(const fl_py_door *door, PyObject *object, fl_py_floats *out);
+bool fl_py_float_tensor(const fl_py_dlpack *door, PyObject *object, fl_py_floats *out);
 
 /* The address of the one number in a tensor of DLPack's dtype (code, bits), which must be on
  * *device; *device becomes the tensor's if it is FL_PY_ANYWHERE. TypeError or ValueError. */
-void *
-fl_py_number(const fl_py_door *door, PyObject *object, uint8_t code, uint8_t bits, int32_t *device);
+void *fl_py_scalar_address(const fl_py_dlpack *door, PyObject *object, uint8_t code, uint8_t bits,
+                           int32_t *device);
 
 /* The address of a vector of exactly `bytes` > 0 bytes on a CUDA device, or on the CPU; ValueError.
  */
-void *fl_py_block(const fl_py_door *door, PyObject *object, int32_t device, int64_t bytes);
+void *
+fl_py_buffer_address(const fl_py_dlpack *door, PyObject *object, int32_t device, int64_t bytes);
 
 /* torch's current stream of a CUDA device (cudaStream_t): 0 done, -1 exception. */
-int fl_py_stream(const fl_py_door *door, int32_t device, void **out);
+int fl_py_stream(const fl_py_dlpack *door, int32_t device, void **out);
 
 /* A tensor over slot memory: takes one share of the (lent) slot, which the tensor's deleter
  * gives back from whatever thread. `managed` lives in the slot's header; shape and stride are
  * copied. On failure the share has been given back, so the caller must hold another. New
  * reference. */
 PyObject *
-fl_py_tensor_over(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dtype, int32_t ndim,
+fl_py_tensor_over(const fl_py_dlpack *door, fl_slot *slot, char *data, fl_dtype dtype, int32_t ndim,
                   int64_t *shape, int64_t *stride, DLManagedTensorVersioned *managed);
 
 /* A contiguous tensor over memory that outlives it, or over memory of a slot of which it takes one
  * more share (the caller holds one). New reference. */
-PyObject *fl_py_tensor_at(const fl_py_door *door, fl_slot *slot, char *data, fl_dtype dtype,
+PyObject *fl_py_tensor_at(const fl_py_dlpack *door, fl_slot *slot, char *data, fl_dtype dtype,
                           int32_t ndim, const int64_t *shape);
 
 /* A contiguous tensor with memory of its own, at *data. New reference. */
-PyObject *fl_py_tensor_new(const fl_py_door *door, fl_dtype dtype, int32_t ndim,
+PyObject *fl_py_tensor_new(const fl_py_dlpack *door, fl_dtype dtype, int32_t ndim,
                            const int64_t *shape, char **data);
 
 /* Exactly an ndarray; whether an array is read-only. */
@@ -112,20 +113,20 @@ void fl_py_scalar_value(PyObject *scalar, char *out);
 
 /* Adds the indices in a tensor, array or iterable of integers to `rows`: 1 done; 0 something in
  * it is not a plain integer, nothing was added; -1 exception. For *item see fl_py_rows_add. */
-int fl_py_rows_add(const fl_py_door *door, PyObject *item, fl_rows *rows);
+int fl_py_rows_add(const fl_py_dlpack *door, PyObject *item, fl_rows *rows);
 
 /* One index: 1 done, -1 exception, 0 neither an int or NumPy integer nor a 0-d tensor of signed
  * ones, or too large for int64. */
-int fl_py_index(const fl_py_door *door, PyObject *item, int64_t *out);
+int fl_py_index(const fl_py_dlpack *door, PyObject *item, int64_t *out);
 
 /* A new int64 ndarray of the plain integers in a list or tuple; None if something else is in it. */
-PyObject *fl_py_int64_array(const fl_py_door *door, PyObject *sequence);
+PyObject *fl_py_int64_array(const fl_py_dlpack *door, PyObject *sequence);
 
 /* ---- fl_py_table.c: a table over the user's arrays ---- */
 
 typedef struct fl_py_table {
     PyObject_HEAD
-    fl_py_door door;
+    fl_py_dlpack door;
     PyObject *sources;  /* owned: tuple of tensors and ndarrays, alive while views are */
     PyObject *names;    /* owned: tuple of str, for errors */
     PyObject *files;    /* owned: tuple of None or (path, address of its first byte, size) */
@@ -144,9 +145,9 @@ int fl_py_table_refresh(fl_py_table *self);
  * too short meanwhile. */
 int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows);
 
-/* ---- fl_py_slots.c: the pool a loader's iterators share, and what they count ---- */
+/* ---- fl_py_batch_pool.c: the pool a loader's iterators share, and what they count ---- */
 
-typedef struct fl_py_slots {
+typedef struct fl_py_batch_pool {
     PyObject_HEAD
     fl_pool *pool;                                   /* owned */
     fl_arena *arena;                                 /* owned; NULL unless shared with workers */
@@ -157,9 +158,9 @@ typedef struct fl_py_slots {
     int64_t batches, samples, bytes, waits, wait_ns; /* interpreter lock */
     int64_t largest; /* interpreter lock: bytes that batches of workers needed of late, also in
                         epochs before, so that their slots serve the next */
-} fl_py_slots;
+} fl_py_batch_pool;
 
-extern PyType_Spec fl_py_slots_spec;
+extern PyType_Spec fl_py_batch_pool_spec;
 
 /* ---- fl_py_batch.c: filled slots as containers of tensors ---- */
 
@@ -168,36 +169,37 @@ extern PyType_Spec fl_py_slots_spec;
 PyObject *
 fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, bool is_single);
 
-/* ---- fl_py_feed.c: the engine of an iterator ---- */
+/* ---- fl_py_array_loader.c: the engine of an iterator ---- */
 
-extern PyType_Spec fl_py_feed_spec;
+extern PyType_Spec fl_py_array_loader_spec;
 
-/* ---- fl_py_team.c, fl_py_grads.c: passes over gradients ---- */
+/* ---- fl_py_thread_pool.c, fl_py_grad_list.c: passes over gradients ---- */
 
-typedef struct fl_py_team {
+typedef struct fl_py_thread_pool {
     PyObject_HEAD
-    fl_team *team; /* owned */
-} fl_py_team;
+    fl_thread_pool *team; /* owned */
+} fl_py_thread_pool;
 
-extern PyType_Spec fl_py_team_spec;
-extern PyType_Spec fl_py_grads_spec;
+extern PyType_Spec fl_py_thread_pool_spec;
+extern PyType_Spec fl_py_grad_list_spec;
 
-/* ---- fl_py_port.c: a worker process's end of the shared memory ---- */
+/* ---- fl_py_worker_end.c: a worker process's end of the shared memory ---- */
 
-typedef struct fl_py_port fl_py_port;
-extern PyType_Spec fl_py_port_spec;
+typedef struct fl_py_worker_end fl_py_worker_end;
+extern PyType_Spec fl_py_worker_end_spec;
 
 /* Memory for a tensor in the batch being built, or of its own once the slot is full. New
  * reference; *data is where its elements go. */
-PyObject *fl_py_port_tensor(fl_py_port *port, fl_dtype dtype, int32_t ndim, const int64_t *shape,
-                            char **data);
+PyObject *fl_py_worker_end_tensor(fl_py_worker_end *port, fl_dtype dtype, int32_t ndim,
+                                  const int64_t *shape, char **data);
 
 /* Whether a tensor lies in the current request's slot: its view and offset there. No exception is
  * set. */
-bool fl_py_port_place(const fl_py_port *port, PyObject *object, fl_tensor *view, int64_t *offset);
+bool fl_py_worker_end_place(const fl_py_worker_end *port, PyObject *object, fl_tensor *view,
+                            int64_t *offset);
 
-/* Counts one fallback of the kind (< FL_SHM_REASONS) for the parent's statistics. */
-void fl_py_port_fell_back(fl_py_port *port, int32_t kind);
+/* Counts one fallback of the kind (< FL_FALLBACK_REASONS) for the parent's statistics. */
+void fl_py_worker_end_fell_back(fl_py_worker_end *port, int32_t kind);
 
 /* ---- fl_py_collate.c: samples stacked into batches ---- */
 
@@ -206,52 +208,52 @@ extern PyType_Spec fl_py_collate_spec;
 /* Fallbacks to torch's own functions, counted by kind, as a new dict by reason. */
 PyObject *fl_py_count_reasons(const int64_t *counts);
 
-/* ---- fl_py_finalized.c: what every iterator ends with ---- */
+/* ---- fl_py_finalizer.c: what every iterator ends with ---- */
 
-extern PyType_Spec fl_py_finalized_spec;
+extern PyType_Spec fl_py_finalizer_spec;
 
-/* ---- fl_py_hub.c, fl_py_parcel.c: the parent's end ---- */
+/* ---- fl_py_parent_end.c, fl_py_reply.c: the parent's end ---- */
 
 /* What a worker sent and the user has not taken yet: a slot, READY. Where a courier carries batches
  * it lands: then the batch is in a block, and only what was pickled is here. */
-typedef struct fl_py_parcel {
+typedef struct fl_py_reply {
     PyObject_HEAD
     PyObject *hub; /* owned: whose budget counts it until it is opened */
-    fl_py_door door;
+    fl_py_dlpack door;
     fl_slot *slot; /* owned; one share of it if it is lent; NULL once the batch has landed */
     bool is_open, is_lent, is_landing, is_elsewhere;
     int64_t limit; /* what the budget counts */
-    fl_shm_reply reply;
-    fl_errand *errand; /* owned; NULL unless a courier has it */
-    fl_berth berth;    /* where it is carried, if there is an owner */
-    char *head;        /* owned, once it has been read here: what was pickled */
-    PyObject *block;   /* owned: where it has landed; NULL until then. With is_elsewhere */
-} fl_py_parcel;
+    fl_reply reply;
+    fl_transfer *errand;  /* owned; NULL unless a courier has it */
+    fl_dest_buffer berth; /* where it is carried, if there is an owner */
+    char *head;           /* owned, once it has been read here: what was pickled */
+    PyObject *block;      /* owned: where it has landed; NULL until then. With is_elsewhere */
+} fl_py_reply;
 
-extern PyType_Spec fl_py_hub_spec;
-extern PyType_Spec fl_py_parcel_spec;
+extern PyType_Spec fl_py_parent_end_spec;
+extern PyType_Spec fl_py_reply_spec;
 
 /* A tensor at a place in an opened parcel: over its memory, or a copy if it is a small part of it
  * or the slot is not lent. ValueError if it does not lie inside. New reference. */
-PyObject *fl_py_parcel_tensor(const fl_py_parcel *self, int64_t offset, fl_dtype dtype,
-                              int32_t ndim, const int64_t *shape);
+PyObject *fl_py_reply_tensor(const fl_py_reply *self, int64_t offset, fl_dtype dtype, int32_t ndim,
+                             const int64_t *shape);
 
 /* The parcel's memory is the user's from now on, or free. */
-void fl_py_hub_release(PyObject *hub, int64_t limit);
+void fl_py_parent_end_release(PyObject *hub, int64_t limit);
 
-/* ---- fl_py_codec.c: batches of plain containers as bytes ---- */
+/* ---- fl_py_batch_codec.c: batches of plain containers as bytes ---- */
 
 typedef struct fl_py_writer {
-    const fl_py_port *port; /* borrowed: whose slot holds the tensors */
-    char *data;             /* owned, by fl_free; used again from batch to batch */
+    const fl_py_worker_end *port; /* borrowed: whose slot holds the tensors */
+    char *data;                   /* owned, by fl_free; used again from batch to batch */
     int64_t used, capacity;
     int64_t end; /* of the last tensor written: those that come later lie behind it */
 } fl_py_writer;
 
 typedef struct fl_py_reader {
-    const fl_py_parcel *parcel; /* borrowed, open */
-    PyObject *make;             /* borrowed: makes a tensor of its place; NULL: the parcel does */
-    const char *data;           /* borrowed from the parcel: nobody writes there */
+    const fl_py_reply *parcel; /* borrowed, open */
+    PyObject *make;            /* borrowed: makes a tensor of its place; NULL: the parcel does */
+    const char *data;          /* borrowed from the parcel: nobody writes there */
     int64_t bytes, at;
 } fl_py_reader;
 

@@ -4,7 +4,7 @@
 
 #include "fl_cpu_lanes.h"
 #include "fl_cuda.h"
-#include "fl_guard.h"
+#include "fl_safe_read.h"
 #include "fl_pages.h"
 #include "fl_thread.h"
 
@@ -105,14 +105,14 @@ PyDoc_STRVAR(int64_array_doc,
 static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *sequence, *tensor_type;
-    fl_py_door door;
+    fl_py_dlpack door;
     if (!PyArg_ParseTuple(args, "OO:int64_array", &sequence, &tensor_type)) return NULL;
     if (!PyList_Check(sequence) && !PyTuple_Check(sequence))
         return PyErr_Format(PyExc_TypeError, "int64_array needs a list or tuple, got %.100s",
                             Py_TYPE(sequence)->tp_name);
-    if (fl_py_door_open(tensor_type, &door) != 0) return NULL;
+    if (fl_py_dlpack_open(tensor_type, &door) != 0) return NULL;
     PyObject *array = fl_py_int64_array(&door, sequence);
-    fl_py_door_close(&door);
+    fl_py_dlpack_close(&door);
     return array;
 }
 
@@ -147,7 +147,7 @@ static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNU
                          "compiler", __VERSION__, "dlpack",
                          Py_STRINGIFY(DLPACK_MAJOR_VERSION) "." Py_STRINGIFY(DLPACK_MINOR_VERSION),
                          "cpus", (int)fl_cpu_count(), "instructions", fl_cpu_lanes_find()->name,
-                         "guarded_reads", fl_guard_method(), "populates_pages",
+                         "guarded_reads", fl_safe_read_method(), "populates_pages",
                          can_populate() ? Py_True : Py_False, "watches_processes",
                          can_watch() ? Py_True : Py_False, "cuda", cuda_version(), "cuda_archs",
                          fl_cuda_archs, "cuda_reason", FL_CUDA_REASON);
@@ -224,30 +224,30 @@ static int module_exec(PyObject *module)
     if (fl_py_numpy_import() != 0) return -1;
     if (PyModule_AddStringConstant(module, "version", FL_VERSION) != 0) return -1;
     if (add_type(module, &fl_py_table_spec, &state->table_type) != 0) return -1;
-    if (add_type(module, &fl_py_slots_spec, &state->slots_type) != 0) return -1;
-    if (add_type(module, &fl_py_feed_spec, &state->feed_type) != 0) return -1;
+    if (add_type(module, &fl_py_batch_pool_spec, &state->batch_pool_type) != 0) return -1;
+    if (add_type(module, &fl_py_array_loader_spec, &state->array_loader_type) != 0) return -1;
     if (add_type(module, &fl_py_collate_spec, &state->collate_type) != 0) return -1;
-    if (add_type(module, &fl_py_port_spec, &state->port_type) != 0) return -1;
-    if (add_type(module, &fl_py_parcel_spec, &state->parcel_type) != 0) return -1;
-    if (add_type(module, &fl_py_hub_spec, &state->hub_type) != 0) return -1;
-    if (add_type(module, &fl_py_team_spec, &state->team_type) != 0) return -1;
-    if (add_type(module, &fl_py_grads_spec, &state->grads_type) != 0) return -1;
-    return add_type(module, &fl_py_finalized_spec, &state->finalized_type);
+    if (add_type(module, &fl_py_worker_end_spec, &state->worker_end_type) != 0) return -1;
+    if (add_type(module, &fl_py_reply_spec, &state->reply_type) != 0) return -1;
+    if (add_type(module, &fl_py_parent_end_spec, &state->parent_end_type) != 0) return -1;
+    if (add_type(module, &fl_py_thread_pool_spec, &state->thread_pool_type) != 0) return -1;
+    if (add_type(module, &fl_py_grad_list_spec, &state->grad_list_type) != 0) return -1;
+    return add_type(module, &fl_py_finalizer_spec, &state->finalizer_type);
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     fl_py_state *state = PyModule_GetState(module);
     Py_VISIT(state->table_type);
-    Py_VISIT(state->slots_type);
-    Py_VISIT(state->feed_type);
+    Py_VISIT(state->batch_pool_type);
+    Py_VISIT(state->array_loader_type);
     Py_VISIT(state->collate_type);
-    Py_VISIT(state->port_type);
-    Py_VISIT(state->parcel_type);
-    Py_VISIT(state->hub_type);
-    Py_VISIT(state->team_type);
-    Py_VISIT(state->grads_type);
-    Py_VISIT(state->finalized_type);
+    Py_VISIT(state->worker_end_type);
+    Py_VISIT(state->reply_type);
+    Py_VISIT(state->parent_end_type);
+    Py_VISIT(state->thread_pool_type);
+    Py_VISIT(state->grad_list_type);
+    Py_VISIT(state->finalizer_type);
     return 0;
 }
 
@@ -255,15 +255,15 @@ static int module_clear(PyObject *module)
 {
     fl_py_state *state = PyModule_GetState(module);
     Py_CLEAR(state->table_type);
-    Py_CLEAR(state->slots_type);
-    Py_CLEAR(state->feed_type);
+    Py_CLEAR(state->batch_pool_type);
+    Py_CLEAR(state->array_loader_type);
     Py_CLEAR(state->collate_type);
-    Py_CLEAR(state->port_type);
-    Py_CLEAR(state->parcel_type);
-    Py_CLEAR(state->hub_type);
-    Py_CLEAR(state->team_type);
-    Py_CLEAR(state->grads_type);
-    Py_CLEAR(state->finalized_type);
+    Py_CLEAR(state->worker_end_type);
+    Py_CLEAR(state->reply_type);
+    Py_CLEAR(state->parent_end_type);
+    Py_CLEAR(state->thread_pool_type);
+    Py_CLEAR(state->grad_list_type);
+    Py_CLEAR(state->finalizer_type);
     return 0;
 }
 

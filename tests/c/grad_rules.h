@@ -3,7 +3,7 @@
 #ifndef GRAD_RULES_H
 #define GRAD_RULES_H
 
-#include "grad_rig.h"
+#include "grad_fixture.h"
 
 #include <float.h>
 

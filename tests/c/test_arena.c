@@ -1,7 +1,7 @@
 /* Tests of fl_arena: what regions are, how they come back, and who may hold them. */
 #include "check.h"
 
-#include "arena_rig.h"
+#include "arena_fixture.h"
 
 #include <sched.h>
 #include <stdatomic.h>

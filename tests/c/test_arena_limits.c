@@ -1,7 +1,7 @@
 /* Tests of fl_arena: refused resources, limits of the process, forked children, attaching. */
 #include "check.h"
 
-#include "arena_rig.h"
+#include "arena_fixture.h"
 
 #include <errno.h>
 #include <sys/resource.h>

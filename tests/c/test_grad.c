@@ -1,15 +1,15 @@
 /* Tests of the passes over gradients on the CPU: lists of many shapes, teams of several sizes,
  * against arithmetic on single elements. */
-#include "model_rig.h"
+#include "ring_model.h"
 
-#include "fl_team.h"
+#include "fl_thread_pool.h"
 
 #include <float.h>
 
 enum { TINY = 5000, TEAMS = 5 };
 
 static const fl_backend *const cpu = &fl_cpu_backend;
-static fl_team *teams[TEAMS]; /* of no, 1, 2, 3 and 8 threads */
+static fl_thread_pool *teams[TEAMS]; /* of no, 1, 2, 3 and 8 threads */
 
 /* ---- the lists that passes are tried on */
 
@@ -50,8 +50,8 @@ static void test_the_lists_are_worth_a_team(void)
     CHECK(large >= 3);
 }
 
-static void check_norm(model *m, fl_team *team, int32_t norm_type, fl_divisor divisor, double norm,
-                       bool is_finite)
+static void check_norm(model *m, fl_thread_pool *team, int32_t norm_type, fl_divisor divisor,
+                       double norm, bool is_finite)
 {
     static const float was[] = {0, 1};
     float before = was[norm_type % 2], found = before;
@@ -151,10 +151,10 @@ static void test_a_factor_of_one_writes_nothing(void)
         memset(memory, 0, 8000);
         fill_elements(type, memory, 1000, FINITE, &state);
         CHECK(mprotect(memory, BYTES, PROT_READ) == 0);
-        fl_list list = {0};
-        fl_list_begin(&list);
-        CHECK_INT(fl_list_add(&list, memory, count, type, NULL), FL_OK);
-        CHECK_INT(fl_list_end(&list, NULL), FL_OK);
+        fl_tensor_list list = {0};
+        fl_tensor_list_begin(&list);
+        CHECK_INT(fl_tensor_list_add(&list, memory, count, type, NULL), FL_OK);
+        CHECK_INT(fl_tensor_list_end(&list, NULL), FL_OK);
         for (int t = 0; t < TEAMS; t++) {
             fl_pass pass = {&list, teams[t]};
             float found = 0;
@@ -162,7 +162,7 @@ static void test_a_factor_of_one_writes_nothing(void)
             cpu->unscale(&pass, &(float){1}, &found);
             CHECK(found == 0);
         }
-        fl_list_close(&list);
+        fl_tensor_list_close(&list);
     }
     CHECK(munmap(memory, BYTES) == 0);
 }
@@ -250,17 +250,17 @@ static void test_more_than_two_billion_elements(void)
     (void)madvise(memory, (size_t)bytes, MADV_HUGEPAGE);
     set_value(FL_F16, memory, count - 1, -3);
     set_value(FL_F16, memory, 1, 4);
-    fl_list list = {0};
-    fl_list_begin(&list);
-    CHECK_INT(fl_list_add(&list, memory, count, FL_F16, NULL), FL_OK);
-    CHECK_INT(fl_list_end(&list, NULL), FL_OK);
+    fl_tensor_list list = {0};
+    fl_tensor_list_begin(&list);
+    CHECK_INT(fl_tensor_list_add(&list, memory, count, FL_F16, NULL), FL_OK);
+    CHECK_INT(fl_tensor_list_end(&list, NULL), FL_OK);
     fl_pass pass = {&list, teams[2]};
     float found = 0;
     double norm;
     cpu->norm_check(&pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &norm);
     check_double(norm, 5);
     CHECK(found == 0);
-    fl_list_close(&list);
+    fl_tensor_list_close(&list);
     CHECK(munmap(memory, (size_t)bytes) == 0);
 }
 #endif
@@ -272,7 +272,7 @@ int main(void)
         tiny_shapes[i] = (shape){1 + i * 7 % 130, (int32_t)(i % FL_FLOATS), 0};
     const int32_t threads[TEAMS] = {0, 1, 2, 3, 8};
     for (int t = 1; t < TEAMS; t++)
-        CHECK_INT(fl_team_open(threads[t], NULL, &teams[t], NULL), FL_OK);
+        CHECK_INT(fl_thread_pool_open(threads[t], NULL, &teams[t], NULL), FL_OK);
     RUN(test_the_lists_are_worth_a_team);
     RUN(test_norm_check);
     RUN(test_finite_is_said_of_elements);
@@ -284,6 +284,6 @@ int main(void)
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     RUN(test_more_than_two_billion_elements);
 #endif
-    for (int t = 1; t < TEAMS; t++) fl_team_close(teams[t]);
+    for (int t = 1; t < TEAMS; t++) fl_thread_pool_close(teams[t]);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* Tests of fl_cpu_lanes: each instruction set this machine has, against arithmetic on single
  * elements, for all lengths, starts and kinds of numbers. */
-#include "grad_rig.h"
+#include "grad_fixture.h"
 
 #include <float.h>
 

@@ -1,7 +1,7 @@
-/* Tests of fl_pages (memory for batches) and fl_guard (copies from memory that may vanish). */
+/* Tests of fl_pages (memory for batches) and fl_safe_read (copies from memory that may vanish). */
 #include "check.h"
 
-#include "fl_guard.h"
+#include "fl_safe_read.h"
 #include "fl_pages.h"
 
 #include <dirent.h>
@@ -139,7 +139,7 @@ static void test_populate_is_only_advice(void)
 
 typedef int64_t guard_fn(char *dst, const struct iovec *pieces, int count);
 
-static guard_fn *const guards[] = {fl_guard_copy, fl_guard_copy_memfd};
+static guard_fn *const guards[] = {fl_safe_read_copy, fl_safe_read_copy_memfd};
 enum { GUARDS = sizeof guards / sizeof *guards };
 
 static int64_t sum_lengths(const struct iovec *pieces, int count)
@@ -158,7 +158,7 @@ static void check_whole_copy(guard_fn *guard, const struct iovec *pieces, int co
     memset(dst, FENCE_BYTE, (size_t)bytes + FENCE);
     errno = MARK_ERRNO;
     CHECK_INT(guard(dst, pieces, count), bytes);
-    if (guard == fl_guard_copy) CHECK_INT(errno, MARK_ERRNO);
+    if (guard == fl_safe_read_copy) CHECK_INT(errno, MARK_ERRNO);
     for (int i = 0; i < count; i++) {
         CHECK(memcmp(dst + at, pieces[i].iov_base, pieces[i].iov_len) == 0);
         at += (int64_t)pieces[i].iov_len;
@@ -173,9 +173,9 @@ static void *copy_something(void *arg)
     memset(from, 1, sizeof from);
     memset(to, 0, sizeof to);
     struct iovec piece = {.iov_base = from, .iov_len = sizeof from};
-    CHECK_INT(fl_guard_copy(to, &piece, 1), sizeof from);
+    CHECK_INT(fl_safe_read_copy(to, &piece, 1), sizeof from);
     CHECK(memcmp(from, to, sizeof from) == 0);
-    *(const char **)arg = fl_guard_method();
+    *(const char **)arg = fl_safe_read_method();
     return NULL;
 }
 
@@ -193,7 +193,7 @@ static void test_guard_threads_find_one_method(void)
 
 static void test_guard_copies_every_count_and_length(void)
 {
-    const int counts[] = {1, 2, 3, 17, 255, FL_GUARD_MAX};
+    const int counts[] = {1, 2, 3, 17, 255, FL_SAFE_READ_MAX};
     const int64_t lengths[] = {0, 1, 3, 64, 4095, 4096, 4097, 65535, 65536, 300000};
     uint64_t seed = 1;
     char *source = malloc(MIB);
@@ -202,7 +202,7 @@ static void test_guard_copies_every_count_and_length(void)
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
         for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
             if (counts[c] * lengths[l] > 8 * MIB) continue;
-            struct iovec pieces[FL_GUARD_MAX];
+            struct iovec pieces[FL_SAFE_READ_MAX];
             for (int i = 0; i < counts[c]; i++)
                 pieces[i] = (struct iovec){source + random_below(&seed, MIB - lengths[l] + 1),
                                            (size_t)lengths[l]};
@@ -219,7 +219,7 @@ static void test_guard_copies_mixed_lengths(void)
     CHECK(source != NULL);
     fill_random(&seed, source, MIB);
     for (int round = 0; round < 40; round++) {
-        struct iovec pieces[FL_GUARD_MAX];
+        struct iovec pieces[FL_SAFE_READ_MAX];
         int count = 1 + (int)random_below(&seed, 40);
         int64_t longest = (int64_t)1 << random_below(&seed, 19);
         for (int i = 0; i < count; i++) {
@@ -238,19 +238,19 @@ static void check_cut_file(guard_fn *guard, int flags, int64_t pages, int64_t ke
                            int64_t length)
 {
     uint64_t seed = (uint64_t)(kept + length);
-    int64_t bytes = pages * PAGE, count = fl_min(FL_GUARD_MAX, (bytes - start) / length);
+    int64_t bytes = pages * PAGE, count = fl_min(FL_SAFE_READ_MAX, (bytes - start) / length);
     char *content = malloc((size_t)bytes), *dst = malloc((size_t)bytes);
     CHECK(content != NULL && dst != NULL);
     fill_random(&seed, content, bytes);
     mapped_file file = map_file(content, bytes, flags);
     CHECK(file.data[0] == content[0] && ftruncate(file.fd, kept * PAGE) == 0);
 
-    struct iovec pieces[FL_GUARD_MAX];
+    struct iovec pieces[FL_SAFE_READ_MAX];
     for (int64_t i = 0; i < count; i++)
         pieces[i] = (struct iovec){file.data + start + i * length, (size_t)length};
     errno = MARK_ERRNO;
     int64_t got = guard(dst, pieces, (int)count);
-    if (guard == fl_guard_copy) CHECK_INT(errno, MARK_ERRNO);
+    if (guard == fl_safe_read_copy) CHECK_INT(errno, MARK_ERRNO);
     int64_t readable = fl_max(0, kept * PAGE - start);
     CHECK(got >= 0 && got < count * length && got <= readable);
     CHECK_INT(got / length, readable / length);
@@ -315,10 +315,10 @@ static void test_guard_memfd_refused(void)
     char from[10] = "123456789", to[10] = {0};
     struct iovec piece = {from, sizeof from};
     fl_fault_arm(1);
-    CHECK_INT(fl_guard_copy_memfd(to, &piece, 1), FL_ENOMEM);
+    CHECK_INT(fl_safe_read_copy_memfd(to, &piece, 1), FL_ENOMEM);
     fl_fault_arm(0);
     CHECK(to[0] == 0);
-    CHECK_INT(fl_guard_copy_memfd(to, &piece, 1), sizeof from);
+    CHECK_INT(fl_safe_read_copy_memfd(to, &piece, 1), sizeof from);
 }
 
 static void test_guard_leaves_nothing_open(void)
@@ -356,10 +356,10 @@ static int copy_in_a_sandbox(void *arg)
     if (!enter_sandbox()) return NO_SANDBOX;
     char from[10] = "123456789", to[10] = {0};
     struct iovec piece = {from, sizeof from};
-    CHECK(strcmp(fl_guard_method(), "memfd") == 0);
+    CHECK(strcmp(fl_safe_read_method(), "memfd") == 0);
     fl_fault_arm(1);
     errno = MARK_ERRNO;
-    CHECK_INT(fl_guard_copy(to, &piece, 1), FL_ENOMEM);
+    CHECK_INT(fl_safe_read_copy(to, &piece, 1), FL_ENOMEM);
     fl_fault_arm(0);
     CHECK_INT(errno, MARK_ERRNO);
     test_guard_copies_mixed_lengths();

@@ -1,5 +1,5 @@
 /* Tests of fl_ring: order, waiting, running ahead, parts, errors, marks, lending. */
-#include "ring_rig.h"
+#include "ring_fixture.h"
 
 #include "fl_pages.h"
 
@@ -45,10 +45,10 @@ static void test_numbers_count_from_zero(void)
     for (int64_t n = 0; n < 5; n++) {
         fl_batch batch;
         if (n == 2)
-            fl_ring_post_mark(r.ring, FL_OK, NULL, 40); /* marks count too */
+            fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 40); /* marks count too */
         else
             post_batch(&r, 10 + n, 2);
-        CHECK_INT(fl_ring_take(r.ring, LONG_MS, &batch, NULL), FL_OK);
+        CHECK_INT(fl_ring_receive(r.ring, LONG_MS, &batch, NULL), FL_OK);
         CHECK_INT(batch.number, n);
         CHECK_INT(batch.parts, n == 2 ? 0 : 2);
         fl_slot_return(batch.slot);
@@ -80,7 +80,7 @@ static void test_the_row_list_stands_while_a_batch_is_taken(void)
     post_batch(&r, 5, 1);
     CHECK_INT(add_rows(fl_ring_rows(r.ring), 7, NULL), FL_OK);
     take_and_give(&r, 5);
-    CHECK_INT(fl_ring_post(r.ring, 8 * rows_of(7), 1, 7, NULL), FL_OK);
+    CHECK_INT(fl_ring_submit(r.ring, 8 * rows_of(7), 1, 7, NULL), FL_OK);
     take_and_give(&r, 7);
     close_rig(&r);
 }
@@ -165,7 +165,7 @@ static void test_a_ring_that_does_not_run_ahead(void)
         for (int64_t tag = 0; tag < 3; tag++) {
             CHECK_INT(r.fills, tag); /* read at the moment of the take, not before */
             fl_batch batch;
-            CHECK_INT(fl_ring_take(r.ring, 0, &batch, NULL), FL_OK); /* it has no need to wait */
+            CHECK_INT(fl_ring_receive(r.ring, 0, &batch, NULL), FL_OK); /* it has no need to wait */
             check_words(batch.slot, tag);
             fl_slot_return(batch.slot);
         }
@@ -230,7 +230,7 @@ static void check_taken_error(rig *r, int64_t tag, int32_t part)
     fl_batch batch;
     fl_err err = {0};
     int64_t pending = fl_ring_pending(r->ring);
-    CHECK_INT(fl_ring_take(r->ring, LONG_MS, &batch, &err), FL_ESOURCE);
+    CHECK_INT(fl_ring_receive(r->ring, LONG_MS, &batch, &err), FL_ESOURCE);
     CHECK_INT(err.code, FL_ESOURCE);
     CHECK_INT(err.value, tag);
     if (part != ALL) CHECK_INT(err.field, part);
@@ -304,20 +304,20 @@ static void test_marks_are_met_in_their_place(void)
         shape.depth = 5;
         open_rig(&r, shape);
         post_batch(&r, 1, 2);
-        fl_ring_post_mark(r.ring, FL_OK, NULL, 50);
+        fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 50);
         post_batch(&r, 2, 1);
-        fl_ring_post_mark(r.ring, FL_EINDEX, &cause, 51);
-        fl_ring_post_mark(r.ring, FL_ECLOSED, NULL, 52);
+        fl_ring_submit_sentinel(r.ring, FL_EINDEX, &cause, 51);
+        fl_ring_submit_sentinel(r.ring, FL_ECLOSED, NULL, 52);
         CHECK(fl_ring_rows(r.ring) == NULL && fl_ring_pending(r.ring) == 5);
         take_and_give(&r, 1);
-        CHECK_INT(fl_ring_take(r.ring, 0, &batch, &err), FL_OK);
+        CHECK_INT(fl_ring_receive(r.ring, 0, &batch, &err), FL_OK);
         CHECK(batch.slot == NULL && batch.tag == 50 && batch.parts == 0);
         take_and_give(&r, 2);
-        CHECK_INT(fl_ring_take(r.ring, 0, &batch, &err), FL_EINDEX);
+        CHECK_INT(fl_ring_receive(r.ring, 0, &batch, &err), FL_EINDEX);
         CHECK(err.code == FL_EINDEX && err.position == 3 && err.value == 11 && err.length == 10);
-        CHECK_INT(fl_ring_take(r.ring, 0, &batch, &err), FL_ECLOSED);
+        CHECK_INT(fl_ring_receive(r.ring, 0, &batch, &err), FL_ECLOSED);
         CHECK_INT(err.code, FL_ECLOSED);
-        CHECK_INT(fl_ring_take(r.ring, 0, &batch, &err), FL_EEND);
+        CHECK_INT(fl_ring_receive(r.ring, 0, &batch, &err), FL_EEND);
         close_rig(&r);
     }
 }
@@ -329,7 +329,7 @@ static void test_a_mark_waits_for_the_batch_before_it(void)
              (fl_ring_config){.depth = 3, .threads = 2, .runs_ahead = true, .is_in_order = true});
     r.stuck_tag = 8;
     post_batch(&r, 8, 1);
-    fl_ring_post_mark(r.ring, FL_OK, NULL, 50);
+    fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 50);
     post_batch(&r, 9, 1);
     await_done(&r, 1);
     CHECK_INT(take_status(&r, 10), FL_ETIMEOUT);
@@ -356,13 +356,13 @@ static void test_out_of_order_lets_others_pass(void)
     CHECK_INT(take_status(&r, 0), FL_ETIMEOUT);
     CHECK_INT(fl_ring_pending(r.ring), 1);
     post_batch(&r, 20, 1);
-    fl_ring_post_mark(r.ring, FL_OK, NULL, 50);
+    fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 50);
     await_done(&r, 10 * 2 + 3 + 1);
     open_gate(&r, 1);
     int64_t sum = 0;
     for (int n = 0; n < 3; n++) {
         fl_batch batch;
-        CHECK_INT(fl_ring_take(r.ring, LONG_MS, &batch, NULL), FL_OK);
+        CHECK_INT(fl_ring_receive(r.ring, LONG_MS, &batch, NULL), FL_OK);
         if (batch.slot != NULL) check_words(batch.slot, batch.tag);
         fl_slot_return(batch.slot);
         sum += batch.tag;
@@ -421,9 +421,9 @@ static void test_a_part_can_be_added(void)
         open_rig(&r, shape);
         for (int64_t tag = 1; tag < 4; tag++) post_batch(&r, tag, 2);
         await_done(&r, 6);
-        CHECK_INT(fl_ring_posted(r.ring, 0)->tag, 1);
-        CHECK_INT(fl_ring_posted(r.ring, 2)->tag, 3);
-        CHECK(fl_ring_posted(r.ring, 3) == NULL);
+        CHECK_INT(fl_ring_submitted(r.ring, 0)->tag, 1);
+        CHECK_INT(fl_ring_submitted(r.ring, 2)->tag, 3);
+        CHECK(fl_ring_submitted(r.ring, 3) == NULL);
         while (!fl_ring_is_ready(r.ring)) sleep_ms(1);
         fl_ring_add_part(r.ring, 2);
         while (atomic_load(&r.calls[3][2]) < 1) sleep_ms(1); /* nobody asks for it */

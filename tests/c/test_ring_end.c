@@ -1,5 +1,5 @@
 /* Tests of fl_ring: stop, reset, close in every state, forks, refused resources. */
-#include "ring_rig.h"
+#include "ring_fixture.h"
 
 static void start(pthread_t *thread, void *(*run)(void *), void *arg)
 {
@@ -77,8 +77,8 @@ static void test_stop_while_the_consumer_fills(void)
     fl_batch batch;
     CHECK_INT(fl_ring_open(&config, &ring, NULL), FL_OK);
     CHECK_INT(fl_rows_add_range(fl_ring_rows(ring), 0, 1, NULL), FL_OK);
-    CHECK_INT(fl_ring_post(ring, 8, 1, 0, NULL), FL_OK);
-    CHECK_INT(fl_ring_take(ring, 0, &batch, NULL), FL_ECLOSED);
+    CHECK_INT(fl_ring_submit(ring, 8, 1, 0, NULL), FL_OK);
+    CHECK_INT(fl_ring_receive(ring, 0, &batch, NULL), FL_ECLOSED);
     fl_ring_close(ring);
     fl_pool_close(pool);
 }
@@ -99,7 +99,7 @@ static void test_reset_starts_again_at_zero(void)
             CHECK_INT(take_status(&r, 0), FL_EEND);
             fl_batch batch;
             post_batch(&r, 7, 1);
-            CHECK_INT(fl_ring_take(r.ring, LONG_MS, &batch, NULL), FL_OK);
+            CHECK_INT(fl_ring_receive(r.ring, LONG_MS, &batch, NULL), FL_OK);
             CHECK(batch.number == 0 && batch.tag == 7);
             fl_slot_return(batch.slot);
         }
@@ -121,7 +121,7 @@ static void test_reset_waits_for_parts_in_flight(void)
         sem_wait(&r.arrived);
         sem_wait(&r.arrived);
         for (int64_t tag = 2; tag < 5; tag++) post_batch(&r, tag, 1);
-        fl_ring_post_mark(r.ring, FL_ECLOSED, NULL, 50);
+        fl_ring_submit_sentinel(r.ring, FL_ECLOSED, NULL, 50);
         start(&thread, open_gate_soon, &r);
         fl_ring_reset(r.ring);
         CHECK(r.done >= 2); /* both parts that were being copied are over */
@@ -150,7 +150,7 @@ static void test_close_with_posted_and_filled_batches(void)
                 if (shape.runs_ahead && taken == 0) await_done(&r, posted); /* some are filled */
                 for (int64_t n = 0; n < taken; n++) {
                     fl_batch batch = {0};
-                    int status = fl_ring_take(r.ring, LONG_MS, &batch, NULL);
+                    int status = fl_ring_receive(r.ring, LONG_MS, &batch, NULL);
                     CHECK_INT(status, n == 2 ? FL_ESOURCE : FL_OK);
                     fl_slot_return(batch.slot);
                 }
@@ -170,7 +170,7 @@ static void test_close_while_parts_are_copied(void)
         post_batch(&r, 1, 3);
         post_batch(&r, 2, 1);
         for (int32_t n = 0; n < threads; n++) sem_wait(&r.arrived);
-        fl_ring_post_mark(r.ring, FL_OK, NULL, 50);
+        fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 50);
         if (threads == 2) fl_ring_stop(r.ring);
         start(&thread, open_gate_soon, &r);
         fl_ring_close(r.ring);
@@ -212,12 +212,12 @@ static int use_the_parents_ring(void *arg)
     rig *r = arg;
     fl_batch batch;
     fl_err err = {0};
-    CHECK_INT(fl_ring_take(r->ring, LONG_MS, &batch, &err), FL_EFORK);
+    CHECK_INT(fl_ring_receive(r->ring, LONG_MS, &batch, &err), FL_EFORK);
     CHECK(err.code == FL_EFORK && err.text[0] != '\0');
     CHECK_INT(take_status(r, 0), FL_EFORK);
-    CHECK_INT(fl_ring_post(r->ring, 8, 1, 0, &err), FL_EFORK);
+    CHECK_INT(fl_ring_submit(r->ring, 8, 1, 0, &err), FL_EFORK);
     CHECK(fl_ring_rows(r->ring) == NULL);
-    fl_ring_post_mark(r->ring, FL_OK, NULL, 0);
+    fl_ring_submit_sentinel(r->ring, FL_OK, NULL, 0);
     fl_ring_reset(r->ring);
     fl_ring_stop(r->ring);
     fl_ring_close(r->ring);
@@ -273,14 +273,14 @@ static int post_and_take(rig *r)
     for (int64_t tag = 41; tag < 44; tag++) {
         fl_err err = {0};
         int status = add_rows(fl_ring_rows(r->ring), tag, &err);
-        if (status == FL_OK) status = fl_ring_post(r->ring, 8 * rows_of(tag), 4, tag, &err);
+        if (status == FL_OK) status = fl_ring_submit(r->ring, 8 * rows_of(tag), 4, tag, &err);
         CHECK_INT(err.code, status);
-        if (status != FL_OK) fl_ring_post_mark(r->ring, status, &err, tag);
+        if (status != FL_OK) fl_ring_submit_sentinel(r->ring, status, &err, tag);
     }
     for (int n = 0; n < 3; n++) {
         fl_batch batch;
         fl_err err;
-        int status = fl_ring_take(r->ring, LONG_MS, &batch, &err);
+        int status = fl_ring_receive(r->ring, LONG_MS, &batch, &err);
         if (status == FL_OK) {
             check_words(batch.slot, 41 + n);
             fl_slot_return(batch.slot);
@@ -333,10 +333,10 @@ static void test_a_refused_post_can_be_repeated(void)
         post_batch(&r, 1, 1);
         CHECK_INT(add_rows(fl_ring_rows(r.ring), 33, NULL), FL_OK);
         fl_fault_arm(1);
-        CHECK_INT(fl_ring_post(r.ring, 8 * rows_of(33), 2, 33, &err), FL_ENOMEM);
+        CHECK_INT(fl_ring_submit(r.ring, 8 * rows_of(33), 2, 33, &err), FL_ENOMEM);
         fl_fault_arm(0);
         CHECK(err.code == FL_ENOMEM && fl_ring_pending(r.ring) == 1);
-        CHECK_INT(fl_ring_post(r.ring, 8 * rows_of(33), 2, 33, &err), FL_OK);
+        CHECK_INT(fl_ring_submit(r.ring, 8 * rows_of(33), 2, 33, &err), FL_OK);
         take_and_give(&r, 1);
         take_and_give(&r, 33);
         close_rig(&r);

@@ -1,6 +1,6 @@
 /* Long random runs of fl_ring against a model: what was posted must come, filled rightly, in its
  * order, once, whatever is posted, taken, kept, given back, timed out and reset around it. */
-#include "ring_rig.h"
+#include "ring_fixture.h"
 
 enum { DEPTH = 5, MOST_HELD = DEPTH + 3, STEPS = 1500 };
 
@@ -35,7 +35,7 @@ static void post_some(model *m)
     fl_err err;
     (void)fl_fail(&err, FL_ESOURCE, "%lld", (long long)tag);
     if (is_mark(tag))
-        fl_ring_post_mark(m->r.ring, is_failing(tag) ? FL_ESOURCE : FL_OK, &err, tag);
+        fl_ring_submit_sentinel(m->r.ring, is_failing(tag) ? FL_ESOURCE : FL_OK, &err, tag);
     else
         post_batch(&m->r, tag, 1 + (int32_t)random_below(&m->seed, 5));
     m->tags[m->posted] = tag;
@@ -81,7 +81,7 @@ static void take_some(model *m)
     int64_t waits[] = {0, 0, 1, LONG_MS}, wait_ms = waits[random_below(&m->seed, 4)];
     int64_t numbers[DEPTH];
     memcpy(numbers, m->numbers, sizeof numbers);
-    int status = fl_ring_take(m->r.ring, wait_ms, &batch, &err);
+    int status = fl_ring_receive(m->r.ring, wait_ms, &batch, &err);
     if (m->posted == 0) {
         CHECK_INT(status, FL_EEND);
     } else if (status == FL_ETIMEOUT) {

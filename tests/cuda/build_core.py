@@ -18,7 +18,7 @@ import numpy
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC, HERE = ROOT / "csrc", Path(__file__).parent
-FLOORS = [CSRC / floor for floor in ("base", "core", "cpu", "cuda", "python")]
+FLOORS = [path for path in sorted(CSRC.rglob("*")) if path.is_dir() and "vendor" not in path.parts]
 FLAGS = ["-O1", "-g", "-fPIC", "-pthread", "-ffp-contract=off"]
 DEFINES = [
     '-DFL_VERSION="0"',

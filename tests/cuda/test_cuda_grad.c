@@ -1,6 +1,6 @@
 /* Tests of the kernels over lists of many shapes, compiled as C++: against the CPU's passes, bit
  * for bit but for norms. */
-#include "cuda_rig.h"
+#include "cuda_fixture.h"
 
 enum { SIZES = 601, STARTS = 22 }; /* starts: 2 of doubles, 4 of floats, 8 of each kind of half */
 
@@ -296,13 +296,13 @@ static void test_scale(void)
     const double factors[] = {1.0 / 3, -2, 0, INFINITY, 1 + 1e-12, 3e38};
     for (int which = 0; which < LISTS; which++) {
         model m = make_list(which, SAMPLE);
-        fl_list mirror = list_of_copy(&m);
+        fl_tensor_list mirror = list_of_copy(&m);
         fl_cuda_queue queue = open_queue(&m.list, NULL);
         CHECK_INT(cuda->scale(&(fl_pass){&m.list, &queue}, &factors[which]), FL_OK);
         cpu->scale(&(fl_pass){&mirror, NULL}, &factors[which]);
         check_model(&m);
         close_queue(&queue);
-        fl_list_close(&mirror);
+        fl_tensor_list_close(&mirror);
         free_model(&m);
     }
 }
@@ -312,7 +312,7 @@ static void test_unscale(void)
     const float inverses[] = {1.0F / 3, -0.5F, 1.0F / 65536, 0.1F, 1, 3e38F};
     for (int which = 0; which < LISTS; which++) {
         model m = make_list(which, 3 * SAMPLE);
-        fl_list mirror = list_of_copy(&m);
+        fl_tensor_list mirror = list_of_copy(&m);
         fl_cuda_queue queue = open_queue(&m.list, NULL);
         for (int was = 0; was < 2; was++) {
             float found = (float)was, expected = found;
@@ -322,7 +322,7 @@ static void test_unscale(void)
             check_model(&m);
         }
         close_queue(&queue);
-        fl_list_close(&mirror);
+        fl_tensor_list_close(&mirror);
         free_model(&m);
     }
 }
@@ -332,13 +332,13 @@ static void test_scale_at_every_start(void)
     for (int32_t type = 0; type < FL_FLOATS; type++)
         for (int64_t shift = 0; shift < 16 / fl_float_bytes(type); shift++) {
             model m = make_shifted(type, shift);
-            fl_list mirror = list_of_copy(&m);
+            fl_tensor_list mirror = list_of_copy(&m);
             fl_cuda_queue queue = open_queue(&m.list, NULL);
             CHECK_INT(cuda->scale(&(fl_pass){&m.list, &queue}, &(double){1.0 / 3}), FL_OK);
             cpu->scale(&(fl_pass){&mirror, NULL}, &(double){1.0 / 3});
             check_model(&m);
             close_queue(&queue);
-            fl_list_close(&mirror);
+            fl_tensor_list_close(&mirror);
             free_model(&m);
         }
 }
@@ -350,17 +350,18 @@ static void test_a_factor_of_one_writes_nothing(void)
     char *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED && mprotect(memory, BYTES, PROT_READ) == 0);
     for (int32_t type = 0; type < FL_FLOATS; type++) {
-        fl_list list = {0};
+        fl_tensor_list list = {0};
         float found = 0;
-        fl_list_begin(&list);
-        CHECK_INT(fl_list_add(&list, memory, BYTES / fl_float_bytes(type), type, NULL), FL_OK);
-        CHECK_INT(fl_list_end(&list, NULL), FL_OK);
+        fl_tensor_list_begin(&list);
+        CHECK_INT(fl_tensor_list_add(&list, memory, BYTES / fl_float_bytes(type), type, NULL),
+                  FL_OK);
+        CHECK_INT(fl_tensor_list_end(&list, NULL), FL_OK);
         fl_cuda_queue queue = open_queue(&list, NULL);
         CHECK_INT(cuda->scale(&(fl_pass){&list, &queue}, &(double){1}), FL_OK);
         CHECK_INT(cuda->unscale(&(fl_pass){&list, &queue}, &(float){1}, &found), FL_OK);
         CHECK(found == 0);
         close_queue(&queue);
-        fl_list_close(&list);
+        fl_tensor_list_close(&list);
     }
     CHECK(munmap(memory, BYTES) == 0);
 }
@@ -382,7 +383,7 @@ static model make_pair(int32_t type, int64_t shift, int mix)
 
 static void check_combine(model *into, model *from, double alpha, const double *factor, double beta)
 {
-    fl_list mirror = list_of_copy(into);
+    fl_tensor_list mirror = list_of_copy(into);
     fl_cuda_queue queue = open_queue(&into->list, &from->list);
     for (int was = 0; was < 3; was++) {
         float found = (float)(was % 2), expected = found;
@@ -402,7 +403,7 @@ static void check_combine(model *into, model *from, double alpha, const double *
         check_model(from);
     }
     close_queue(&queue);
-    fl_list_close(&mirror);
+    fl_tensor_list_close(&mirror);
 }
 
 static void test_combine(void)
@@ -432,7 +433,7 @@ static void test_combine_at_every_start(void)
                 for (int64_t j = i % SAMPLE; j < 16 / fl_float_bytes(b); j += SAMPLE) {
                     model into = make_model(&(shape){FL_CHUNK + 3, a, i}, 1, TAME, 1);
                     model from = make_model(&(shape){FL_CHUNK + 3, b, j}, 1, TAME, 2);
-                    fl_list mirror = list_of_copy(&into);
+                    fl_tensor_list mirror = list_of_copy(&into);
                     fl_cuda_queue queue = open_queue(&into.list, &from.list);
                     CHECK_INT(cuda->combine(&(fl_pass){&into.list, &queue}, &from.list, 0.1, NULL,
                                             (double)(j % 2), NULL),
@@ -442,7 +443,7 @@ static void test_combine_at_every_start(void)
                     check_model(&into);
                     check_model(&from);
                     close_queue(&queue);
-                    fl_list_close(&mirror);
+                    fl_tensor_list_close(&mirror);
                     free_model(&into);
                     free_model(&from);
                 }
@@ -454,19 +455,19 @@ static void test_more_than_two_billion_elements(void)
     const int64_t count = ((int64_t)1 << 31) + 3 * FL_CHUNK + 5;
     char *memory = mmap(NULL, (size_t)(2 * count), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    fl_list list = {0};
+    fl_tensor_list list = {0};
     float found = 0;
     CHECK(memory != MAP_FAILED);
     (void)madvise(memory, (size_t)(2 * count), MADV_HUGEPAGE);
     set_value(FL_BF16, memory, count - 1, (double)INFINITY);
-    fl_list_begin(&list);
-    CHECK_INT(fl_list_add(&list, memory, count, FL_BF16, NULL), FL_OK);
-    CHECK_INT(fl_list_end(&list, NULL), FL_OK);
+    fl_tensor_list_begin(&list);
+    CHECK_INT(fl_tensor_list_add(&list, memory, count, FL_BF16, NULL), FL_OK);
+    CHECK_INT(fl_tensor_list_end(&list, NULL), FL_OK);
     fl_cuda_queue queue = open_queue(&list, NULL);
     CHECK_INT(cuda->unscale(&(fl_pass){&list, &queue}, &(float){1}, &found), FL_OK);
     CHECK(found == 1);
     close_queue(&queue);
-    fl_list_close(&list);
+    fl_tensor_list_close(&list);
     CHECK(munmap(memory, (size_t)(2 * count)) == 0);
 }
 

@@ -1,5 +1,5 @@
 /* Launches beyond what a device and its driver take: refused as in CUDA, and passes stay within. */
-#include "cuda_rig.h"
+#include "cuda_fixture.h"
 
 #include "fl_cuda_kernels.h"
 #include "shim_grid.h"
@@ -49,14 +49,14 @@ static void check_scale(int64_t count, bool is_refused)
 {
     model m = make_many(count);
     fl_cuda_queue queue = open_queue(&m.list, NULL);
-    fl_list mirror = list_of_copy(&m);
+    fl_tensor_list mirror = list_of_copy(&m);
     int status = cuda->scale(&(fl_pass){&m.list, &queue}, &(double){0.5});
     CHECK_INT(status, is_refused ? FL_EDEVICE : FL_OK);
     if (is_refused) CHECK(strstr(queue.err.text, "cudaErrorLaunchOutOfResources") != NULL);
     if (!is_refused) cpu->scale(&(fl_pass){&mirror, NULL}, &(double){0.5});
     check_model(&m);
     check_thread();
-    fl_list_close(&mirror);
+    fl_tensor_list_close(&mirror);
     close_queue(&queue);
     free_model(&m);
 }

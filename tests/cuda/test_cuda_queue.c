@@ -1,5 +1,5 @@
 /* Tests of what the CUDA backend queues: tables of all sizes, passes in a row, calls that fail. */
-#include "cuda_rig.h"
+#include "cuda_fixture.h"
 
 #include "fl_cuda_kernels.h"
 
@@ -8,7 +8,7 @@
 static void check_passes_over(int64_t count)
 {
     model m = make_many(count), from = make_many(count);
-    fl_list mirror = list_of_copy(&m);
+    fl_tensor_list mirror = list_of_copy(&m);
     fl_cuda_queue queue = open_queue(&m.list, &from.list);
     fl_pass pass = {&m.list, &queue}, same = {&mirror, NULL};
     const int64_t all = (count - 1) / FL_CUDA_ROWS + 1;
@@ -29,7 +29,7 @@ static void check_passes_over(int64_t count)
         check_model(&m);
     }
     close_queue(&queue);
-    fl_list_close(&mirror);
+    fl_tensor_list_close(&mirror);
     free_model(&m);
     free_model(&from);
 }
@@ -59,9 +59,9 @@ static void test_passes_in_a_row(void)
 
 /* ---- what fails */
 
-typedef int one_pass(fl_pass *pass, const fl_list *from);
+typedef int one_pass(fl_pass *pass, const fl_tensor_list *from);
 
-static int norm_pass(fl_pass *pass, const fl_list *from)
+static int norm_pass(fl_pass *pass, const fl_tensor_list *from)
 {
     float found = 0;
     double norm;
@@ -69,39 +69,39 @@ static int norm_pass(fl_pass *pass, const fl_list *from)
     return cuda->norm_check(pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &norm);
 }
 
-static int scale_pass(fl_pass *pass, const fl_list *from)
+static int scale_pass(fl_pass *pass, const fl_tensor_list *from)
 {
     (void)from;
     return cuda->scale(pass, &(double){0.5});
 }
 
-static int unscale_pass(fl_pass *pass, const fl_list *from)
+static int unscale_pass(fl_pass *pass, const fl_tensor_list *from)
 {
     float found = 0;
     (void)from;
     return cuda->unscale(pass, &(float){0.5F}, &found);
 }
 
-static int combine_pass(fl_pass *pass, const fl_list *from)
+static int combine_pass(fl_pass *pass, const fl_tensor_list *from)
 {
     return cuda->combine(pass, from, 0.5, NULL, 0.5, NULL);
 }
 
-static int clip_pass(fl_pass *pass, const fl_list *from)
+static int clip_pass(fl_pass *pass, const fl_tensor_list *from)
 {
     double norm = 1, factor;
     (void)from;
     return cuda->clip_factor(pass->queue, &norm, 1, NULL, (fl_divisor){NULL, 1}, &factor);
 }
 
-static int invert_pass(fl_pass *pass, const fl_list *from)
+static int invert_pass(fl_pass *pass, const fl_tensor_list *from)
 {
     float scale = 2, inverse;
     (void)from;
     return cuda->invert(pass->queue, &scale, &inverse);
 }
 
-static int update_pass(fl_pass *pass, const fl_list *from)
+static int update_pass(fl_pass *pass, const fl_tensor_list *from)
 {
     float found = 0, scale = 2;
     int32_t tracker = 0;
@@ -111,7 +111,7 @@ static int update_pass(fl_pass *pass, const fl_list *from)
 }
 
 /* Refuses the n-th call of the runtime and tries again. */
-static void refuse_call(int64_t n, one_pass *work, model *m, const fl_list *from)
+static void refuse_call(int64_t n, one_pass *work, model *m, const fl_tensor_list *from)
 {
     fl_cuda_queue queue = open_queue(&m->list, from);
     fl_pass pass = {&m->list, &queue};
@@ -170,7 +170,7 @@ static bool is_capturing(const fl_cuda_queue *queue)
 static void capture_pass(int64_t count, int64_t launches)
 {
     model m = make_many(count);
-    fl_list mirror = list_of_copy(&m);
+    fl_tensor_list mirror = list_of_copy(&m);
     cudaGraph_t graph;
     double third = 1.0 / 3;
     fl_cuda_queue queue = open_queue(&m.list, NULL);
@@ -189,7 +189,7 @@ static void capture_pass(int64_t count, int64_t launches)
     CHECK_INT(cudaGraphDestroy(graph), cudaSuccess);
     CHECK_INT(cudaStreamDestroy(queue.stream), cudaSuccess);
     close_queue(&queue);
-    fl_list_close(&mirror);
+    fl_tensor_list_close(&mirror);
     free_model(&m);
 }
 

@@ -1,5 +1,5 @@
 /* Tests of the passes' rules on single numbers, with the kernels of the CUDA backend. */
-#include "cuda_rig.h"
+#include "cuda_fixture.h"
 #include "grad_rules.h"
 
 int main(void)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import fastloop
-from fastloop import _core, _grads
-from fastloop._device import open_link
-from fastloop._iter import fast_iterator
+from fastloop import _core
+from fastloop.device.accelerator import open_accelerator
+from fastloop.loader.iterators import fast_iterator
+from fastloop.step import grad_list
 
 DEVICE = "cuda"
 
@@ -26,13 +27,13 @@ def assert_ours_runs() -> None:
     info = fastloop.build_info()
     assert info["cuda"], f"built without CUDA: {info['cuda_reason']}"
     _core.check_cuda(0)
-    grads = _grads.GradList().collect([torch.full((3,), 2.0, device=DEVICE)])
+    grads = grad_list.GradList().collect([torch.full((3,), 2.0, device=DEVICE)])
     assert grads.is_plain, "torch runs the passes over gradients"
-    assert grads.norm_check(_grads.new_flag(grads.device)).item() == 12**0.5
+    assert grads.norm_check(grad_list.new_flag(grads.device)).item() == 12**0.5
     data = fastloop.ArrayDataset(torch.arange(8))
     for path in ("array", "process"):
         with fastloop.DataLoader(data, 4, num_workers=1, path=path, device=DEVICE) as loader:
-            iterator = fast_iterator(loader, path, loader._shared, open_link(DEVICE))
+            iterator = fast_iterator(loader, path, loader._shared, open_accelerator(DEVICE))
             assert iterator.is_on_device, f"torch uploads: {loader.stats().why}"
             del iterator
             assert [first[0].item() for (first,) in loader] == [0, 4]

@@ -3,7 +3,7 @@ a hundredfold. No results are looked at here, test_passes.py does."""
 
 import torch
 
-from fastloop._grads import GradList, new_flag, update_scale
+from fastloop.step.grad_list import GradList, new_flag, update_scale
 
 CUDA = torch.device("cuda", 0)
 # The last two lie in tables on the device: a launch carries 1 360 rows.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastloop._grads import GradList, new_flag, update_scale
+from fastloop.step.grad_list import GradList, new_flag, update_scale
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -10,18 +10,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = (
-    "test_grads.py test_clip.py test_scaler.py test_scaler_bounds.py test_scaler_parity.py "
+    "test_grad_list.py test_clip.py test_scaler.py test_scaler_bounds.py test_scaler_parity.py "
     "test_stepper.py test_stepper_exact.py"
 ).split()
 OTHERWISE = {
     # Only the device knows that a factor is 1: autograd is told of a write.
-    "test_grads.py::test_unscaling_by_1_only_reads",
-    "test_grads.py::test_scale[",
+    "test_grad_list.py::test_unscaling_by_1_only_reads",
+    "test_grad_list.py::test_scale[",
     "test_scaler.py::test_fused_optimizer_is_told_and_counted[engine]",
     # A list without tensors is on the CPU, and so would its numbers be.
-    "test_grads.py::test_a_walk_sees_what_has_changed",
-    "test_grads.py::test_a_default_device_does_not_matter[GradList]",
-    "test_grads.py::test_an_empty_list",
+    "test_grad_list.py::test_a_walk_sees_what_has_changed",
+    "test_grad_list.py::test_a_default_device_does_not_matter[GradList]",
+    "test_grad_list.py::test_an_empty_list",
     # Loads with fastloop's loader, whose data would be on the device.
     "test_stepper_exact.py::test_the_loader_may_be_ours",
     # Take long, and ask the kernels for nothing that others do not.
@@ -56,7 +56,7 @@ def path_to(core: Path) -> str:
 
 SEEN = """
 import as_cuda, torch
-from fastloop._grads import GradList
+from fastloop.step.grad_list import GradList
 print(GradList().collect([torch.ones(3)]).is_plain)
 """
 
@@ -70,7 +70,7 @@ def test_tensors_are_seen_on_a_device(core: Path, disabled: str) -> None:
 
 SCRATCH = """
 import as_cuda, torch
-import fastloop._grads as grads
+import fastloop.step.grad_list as grads
 
 made, is_full = [], False
 def new_scratch(like, size, make=grads._new_scratch):
@@ -105,7 +105,7 @@ def test_scratch_that_could_not_be_had_is_asked_for_again(core: Path) -> None:
 FAILURES = """
 import as_cuda, ctypes, torch
 import fastloop._core as core
-from fastloop._grads import GradList
+from fastloop.step.grad_list import GradList
 
 fake = ctypes.CDLL(core.__file__)
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
@@ -132,8 +132,8 @@ def test_a_pass_that_cannot_be_queued_raises_torchs_error(core: Path) -> None:
 
 def test_the_same_over_kernels(core: Path, tmp_path: Path) -> None:
     options = ["-q", "-x", "-p", "as_cuda", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
-    without = [f"--deselect=tests/{name}" for name in OTHERWISE]
-    files = [ROOT / "tests" / name for name in FILES]
+    without = [f"--deselect=tests/step/{name}" for name in OTHERWISE]
+    files = [ROOT / "tests/step" / name for name in FILES]
     options += [f"--basetemp={tmp_path}/base", "-o", f"cache_dir={tmp_path}/cache"]
     out = run("-m", "pytest", *options, *without, *files, PYTHONPATH=path_to(core))
     assert " passed" in out and "deselected" in out

@@ -185,14 +185,15 @@ def test_a_daemon_thread_that_waits_at_exit_is_told_of_no_death(tmp_path: Path) 
 import atexit, multiprocessing.util, threading
 import torch
 torch.set_num_threads(1)
-from fastloop import DataLoader, _process
+from fastloop import DataLoader
+from fastloop.loader import process_iter
 from torch.utils.data._utils import _set_python_exit_flag
 from workers import *
 from workers import Items, wait_until
 
 looks = []
 
-def look(iterator, look=_process.ProcessIter._look_for_dead):
+def look(iterator, look=process_iter.ProcessIter._look_for_dead):
     if not iterator._workers[0].is_alive():
         looks.append(1)
     return look(iterator)
@@ -202,7 +203,7 @@ def end():  # in the order in which the interpreter does it
     multiprocessing.util._exit_function()
     wait_until(lambda: len(looks) > 2 or not thread.is_alive())
 
-_process.ProcessIter._look_for_dead = look
+process_iter.ProcessIter._look_for_dead = look
 hook = SleepAt(0)
 iterator = iter(DataLoader(Items(8, hook), 4, num_workers=1))
 thread = threading.Thread(target=lambda: next(iterator), daemon=True)

@@ -346,7 +346,7 @@ def test_ctrl_c_at_the_end_of_a_block_that_holds_it_back(tmp_path: Path) -> None
         HEAD
         + """
 import types
-from fastloop import _interrupt
+from fastloop.base import interrupts
 
 def set_and_send(number, handler):
     signal.signal(number, handler)
@@ -354,18 +354,18 @@ def set_and_send(number, handler):
         os.kill(os.getpid(), number)
 
 def hold(send):
-    with _interrupt.interrupts_held():
-        assert not _interrupt.is_interrupted()
+    with interrupts.interrupts_held():
+        assert not interrupts.is_interrupted()
         if send:
             os.kill(os.getpid(), signal.SIGINT)
-            assert _interrupt.is_interrupted()
+            assert interrupts.is_interrupted()
         reached.append(send)
 
 for send in (False, True):
     reached = []
-    _interrupt.signal = types.SimpleNamespace(**{**vars(signal), "signal": set_and_send})
+    interrupts.signal = types.SimpleNamespace(**{**vars(signal), "signal": set_and_send})
     fails(lambda: hold(send), KeyboardInterrupt)
-    _interrupt.signal = signal
+    interrupts.signal = signal
     fails(lambda: hold(True), KeyboardInterrupt)
     hold(False)
     assert reached == [send, True, False]

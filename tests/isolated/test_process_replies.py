@@ -9,21 +9,23 @@ HEAD = """
 import os, signal, sys, threading
 import torch
 torch.set_num_threads(1)
-from fastloop import DataLoader, _process, _worker
+from fastloop import DataLoader
+from fastloop.loader import process_iter
+from fastloop.workers import worker_main
 from helpers import outcome
 from workers import *
 from workers import Items, wait_until
 
 published = torch.zeros(8, dtype=torch.int64).share_memory_()  # replies of each worker
 released = torch.zeros(64, dtype=torch.int64).share_memory_()  # items that may be made
-put = _worker._Results.put
+put = worker_main._Results.put
 
 
 def count(results, item):
     put(results, item)
     published[torch.utils.data.get_worker_info().id] += 1
 
-_worker._Results.put = count
+worker_main._Results.put = count
 
 
 class Script(torch.utils.data.Dataset):
@@ -90,13 +92,13 @@ released.fill_(1)
 
 # Batch 0 is made when the parent has met both of the dead three times.
 seen = []
-def find_dead(iterator, dead=_process.ProcessIter._dead):
+def find_dead(iterator, dead=process_iter.ProcessIter._dead):
     found = dead(iterator)
     seen.extend(found)
     if len(seen) >= 6:
         released.fill_(1)
     return found
-_process.ProcessIter._dead = find_dead
+process_iter.ProcessIter._dead = find_dead
 
 for in_order in (True, False):
     seen.clear()
@@ -149,7 +151,7 @@ def count_and_die(results, item):
         results._port = Dying(results._port)
     count(results, item)
 
-_worker._Results.put = count_and_die
+worker_main._Results.put = count_and_die
 """
 
 
@@ -171,7 +173,8 @@ for number in range(20):
         return not iterator._workers[1].is_alive() or published[1] == 2
 
     def look(frame, event, arg):
-        if not frame.f_code.co_filename.endswith(("_process.py", "_transport.py")):
+        ours = ("loader/process_iter.py", "workers/mp_context.py")
+        if not frame.f_code.co_filename.endswith(ours):
             return None
         lines[0] += event == "line"
         if lines[0] == 2 * number + 1 and not ends:

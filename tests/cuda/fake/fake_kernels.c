@@ -6,7 +6,7 @@ cudaError_t fl_cuda_find_code(void) { return cudaSuccess; }
 
 const fl_backend fl_cuda_backend = {0};
 
-int64_t fl_cuda_scratch_bytes(const fl_list *list)
+int64_t fl_cuda_scratch_bytes(const fl_tensor_list *list)
 {
     (void)list;
     return 0;

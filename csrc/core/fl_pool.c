@@ -1,0 +1,462 @@
+/* fl_pool: see fl_pool.h.
+ *
+ * Slots come back over a lock-free stack that many push to and only a holder of the pool's mutex
+ * empties, whole, by one exchange: nothing is ever popped singly, so there is no ABA. Closing
+ * replaces the head by CLOSED; whoever brings a slot back after that frees it himself. The pool's
+ * own memory goes with the last slot. A slot that forked workers may still see is RETIRED: it
+ * comes back over a second such stack, and is looked at then and whenever a worker has ended. */
+#include "fl_pool.h"
+
+#include "fl_fork.h"
+#include "fl_pages.h"
+#include "fl_thread.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+
+struct fl_slot {
+    fl_pool *pool;          /* owned: one reference */
+    fl_slot *next;          /* whoever holds the list it is in */
+    fl_pages pages;         /* owned unless a region is; written by the holder of a FILLING slot */
+    fl_region *region;      /* owned, where the pool has an arena: what pages describes */
+    int64_t used, before;   /* holder: high-water mark of bytes asked for, and its last value */
+    int64_t pinned;         /* holder: bytes from the start */
+    fl_slot *outgrown;      /* owned: the pinned slot that was too small; until fl_slot_pin */
+    int64_t lent_at;        /* whoever lends it: fl_fork_count then */
+    int64_t given_at;       /* whoever gives the last share: fl_fork_count then */
+    _Atomic int32_t shares; /* > 0: LENT */
+    _Alignas(64) char header[];
+};
+
+struct fl_pool {
+    pthread_mutex_t mutex;
+    fl_slot *spare;              /* owned, EMPTY; mutex */
+    fl_arena *arena;             /* borrowed while there are slots to make; set at open */
+    int64_t header_bytes;        /* set at open */
+    fl_pinner pinner;            /* set before the first slot; pin NULL: slots are not pinned */
+    uint32_t generation;         /* set at open */
+    _Atomic(fl_slot *) returned; /* owned, EMPTY: the stack, or CLOSED */
+    _Atomic(fl_slot *) retired;  /* owned, RETIRED and not looked at: the stack, or CLOSED */
+    fl_slot *seen;               /* owned, RETIRED: workers see them; mutex */
+    _Atomic int64_t looked_at;   /* fl_fork_ends when `seen` was looked through; mutex to write */
+    _Atomic int64_t references;  /* one for the opener, one for each slot */
+    _Atomic int64_t empty;       /* slots in spare and returned; a bound while one is on its way */
+    _Atomic int64_t empty_bytes; /* of these */
+    _Atomic int64_t reserve, limit; /* slots and bytes EMPTY that are kept */
+    _Atomic int64_t slot_bytes;     /* the largest size had; of pinned slots, what new ones have */
+    _Atomic int64_t lent, made, replaced;
+};
+
+#define CLOSED ((fl_slot *)(uintptr_t)1)
+
+static inline bool is_foreign(const fl_pool *pool)
+{
+    return pool->generation != fl_fork_generation();
+}
+
+int fl_pool_open(int64_t header_bytes, fl_arena *arena, fl_pool **out, fl_err *err)
+{
+    *out = NULL;
+    fl_pool *pool = fl_alloc(sizeof *pool);
+    if (pool == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a pool");
+    int status = fl_mutex_open(&pool->mutex, err);
+    if (status != FL_OK) {
+        fl_free(pool);
+        return status;
+    }
+    pool->arena = arena;
+    pool->header_bytes = header_bytes;
+    pool->generation = fl_fork_generation();
+    atomic_init(&pool->references, 1);
+    atomic_init(&pool->limit, INT64_MAX);
+    *out = pool;
+    return FL_OK;
+}
+
+void fl_pool_pin(fl_pool *pool, fl_pinner pinner) { pool->pinner = pinner; }
+
+static void drop_reference(fl_pool *pool)
+{
+    /* acq_rel: whoever frees sees all that the others did before they let go. */
+    if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) return;
+    pthread_mutex_destroy(&pool->mutex);
+    fl_free(pool);
+}
+
+static inline bool is_pinning(const fl_pool *pool) { return pool->pinner.pin != NULL; }
+
+static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
+{
+    fl_pages *pages = &slot->pages;
+    if (pool->arena == NULL && is_pinning(pool)) {
+        FL_TRY(fl_pages_map(bytes, pages, err));
+        fl_pages_withhold(
+            pages); /* fork would copy pinned pages, or leave the device the child's */
+        return FL_OK;
+    }
+    if (pool->arena == NULL) return fl_pages_open(bytes, pages, err);
+    FL_TRY(fl_arena_get(pool->arena, bytes, &slot->region, err));
+    *pages =
+        (fl_pages){.data = fl_region_data(slot->region), .capacity = fl_region_bytes(slot->region)};
+    return FL_OK;
+}
+
+static void unpin(fl_slot *slot)
+{
+    const fl_pinner *pinner = &slot->pool->pinner;
+    if (slot->pinned > 0) pinner->unpin(pinner->device, slot->pages.data);
+    slot->pinned = 0;
+}
+
+static void free_slot(fl_slot *slot)
+{
+    fl_pool *pool = slot->pool;
+    if (slot->outgrown != NULL) free_slot(slot->outgrown); /* which has none itself */
+    unpin(slot);
+    if (slot->region != NULL)
+        fl_region_give(slot->region);
+    else
+        fl_pages_close(&slot->pages);
+    fl_free(slot);
+    drop_reference(pool);
+}
+
+static void abandon_slot(fl_slot *slot)
+{
+    fl_pool *pool = slot->pool;
+    fl_region_abandon(slot->region);
+    fl_free(slot);
+    drop_reference(pool);
+}
+
+/* One slot more or less is EMPTY; true if so many were within the reserve and the limit before.
+ * Pinned slots are all kept: unpinning one waits for the device, on whatever thread brings it back,
+ * and the next epoch would pin it again. */
+static bool count_empty(fl_pool *pool, int64_t slots, int64_t bytes)
+{
+    int64_t empty = atomic_fetch_add_explicit(&pool->empty, slots, memory_order_relaxed);
+    int64_t before = atomic_fetch_add_explicit(&pool->empty_bytes, bytes, memory_order_relaxed);
+    return is_pinning(pool) ||
+           (empty < atomic_load_explicit(&pool->reserve, memory_order_relaxed) &&
+            bytes <= atomic_load_explicit(&pool->limit, memory_order_relaxed) - before);
+}
+
+static void free_list(fl_pool *pool, fl_slot *slot)
+{
+    while (slot != NULL) {
+        fl_slot *next = slot->next;
+        count_empty(pool, -1, -slot->pages.capacity);
+        free_slot(slot);
+        slot = next;
+    }
+}
+
+/* The slot is the caller's until it is on the stack, and so is its reference to the pool; false if
+ * the stack is CLOSED. */
+static bool push(_Atomic(fl_slot *) *stack, fl_slot *slot)
+{
+    fl_slot *head = atomic_load_explicit(stack, memory_order_relaxed);
+    while (head != CLOSED) {
+        slot->next = head;
+        /* release: the taker sees what was done with the slot. */
+        if (atomic_compare_exchange_weak_explicit(stack, &head, slot, memory_order_release,
+                                                  memory_order_relaxed))
+            return true;
+    }
+    return false;
+}
+
+/* EMPTY: to the pool if it keeps so many, else to the system. */
+static void recycle(fl_slot *slot)
+{
+    fl_pool *pool = slot->pool;
+    int64_t bytes = slot->pages.capacity;
+    if (count_empty(pool, 1, bytes) && push(&pool->returned, slot)) return;
+    count_empty(pool, -1, -bytes);
+    free_slot(slot);
+}
+
+/* ---- slots that were lent during a fork: the child has their tensors, and in an arena the memory
+ * is one */
+
+/* RETIRED; left alone where the child is not a worker, whose end is told, or nobody would look. */
+static void retire(fl_slot *slot)
+{
+    if (fl_fork_is_seen_for_good(slot->lent_at) || !push(&slot->pool->retired, slot))
+        abandon_slot(slot);
+}
+
+/* Puts what nobody sees any more onto the list `*unseen`, all else onto pool->seen. */
+static void sort_locked(fl_pool *pool, fl_slot *slot, fl_slot **unseen)
+{
+    while (slot != NULL) {
+        fl_slot *next = slot->next;
+        bool is_seen = fl_fork_is_seen(slot->lent_at, slot->given_at);
+        fl_slot **list = is_seen ? &pool->seen : unseen;
+        slot->next = *list;
+        *list = slot;
+        slot = next;
+    }
+}
+
+static fl_slot *take_unseen_locked(fl_pool *pool, fl_slot *retired)
+{
+    fl_slot *seen = pool->seen, *unseen = NULL;
+    atomic_store(&pool->looked_at, fl_fork_ends());
+    pool->seen = NULL;
+    sort_locked(pool, seen, &unseen);
+    sort_locked(pool, retired, &unseen);
+    return unseen;
+}
+
+static void recycle_list(fl_slot *slot)
+{
+    while (slot != NULL) {
+        fl_slot *next = slot->next;
+        recycle(slot);
+        slot = next;
+    }
+}
+
+static void recycle_unseen(fl_pool *pool)
+{
+    if (atomic_load(&pool->retired) == NULL && atomic_load(&pool->looked_at) == fl_fork_ends())
+        return;
+    pthread_mutex_lock(&pool->mutex);
+    fl_slot *unseen = take_unseen_locked(pool, atomic_exchange(&pool->retired, NULL));
+    pthread_mutex_unlock(&pool->mutex);
+    recycle_list(unseen);
+}
+
+void fl_pool_close(fl_pool *pool)
+{
+    if (pool == NULL || is_foreign(pool)) return;
+    fl_slot *returned = atomic_exchange_explicit(&pool->returned, CLOSED, memory_order_acquire);
+    free_list(pool, pool->spare);
+    free_list(pool, returned);
+    pthread_mutex_lock(&pool->mutex);
+    fl_slot *unseen = take_unseen_locked(pool, atomic_exchange(&pool->retired, CLOSED));
+    fl_slot *seen = pool->seen;
+    pthread_mutex_unlock(&pool->mutex);
+    recycle_list(unseen);
+    while (seen != NULL) {
+        fl_slot *next = seen->next;
+        abandon_slot(seen);
+        seen = next;
+    }
+    drop_reference(pool);
+}
+
+static void raise_to(_Atomic int64_t *value, int64_t least)
+{
+    int64_t now = atomic_load_explicit(value, memory_order_relaxed);
+    while (now < least && !atomic_compare_exchange_weak(value, &now, least)) continue;
+}
+
+void fl_pool_reserve(fl_pool *pool, int64_t slots) { raise_to(&pool->reserve, slots); }
+
+void fl_pool_limit(fl_pool *pool, int64_t bytes)
+{
+    atomic_store_explicit(&pool->limit, bytes, memory_order_relaxed);
+}
+
+void fl_pool_trim(fl_pool *pool)
+{
+    if (is_foreign(pool)) return;
+    recycle_unseen(pool);
+    pthread_mutex_lock(&pool->mutex);
+    fl_slot *spare = pool->spare;
+    fl_slot *returned = atomic_exchange_explicit(&pool->returned, NULL, memory_order_acquire);
+    pool->spare = NULL;
+    pthread_mutex_unlock(&pool->mutex);
+    free_list(pool, spare);
+    free_list(pool, returned);
+}
+
+static fl_slot *pop_empty_locked(fl_pool *pool)
+{
+    if (pool->spare == NULL)
+        pool->spare = atomic_exchange_explicit(&pool->returned, NULL, memory_order_acquire);
+    fl_slot *slot = pool->spare;
+    if (slot == NULL) return NULL;
+    pool->spare = slot->next;
+    count_empty(pool, -1, -slot->pages.capacity);
+    return slot;
+}
+
+/* Of the EMPTY slots one that is pinned and large enough, or NULL. */
+static fl_slot *pop_pinned_locked(fl_pool *pool, int64_t bytes)
+{
+    fl_slot **place = &pool->spare;
+    while (*place != NULL) place = &(*place)->next;
+    *place = atomic_exchange_explicit(&pool->returned, NULL, memory_order_acquire);
+    place = &pool->spare;
+    while (*place != NULL && ((*place)->pinned == 0 || (*place)->pages.capacity < bytes))
+        place = &(*place)->next;
+    fl_slot *found = *place;
+    if (found == NULL) return NULL;
+    *place = found->next;
+    count_empty(pool, -1, -found->pages.capacity);
+    return found;
+}
+
+static int make_slot(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
+{
+    fl_slot *slot = fl_alloc((int64_t)sizeof *slot + pool->header_bytes);
+    if (slot == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a batch slot");
+    int status = open_memory(pool, slot, bytes, err);
+    if (status != FL_OK) {
+        fl_free(slot);
+        return status;
+    }
+    slot->pool = pool;
+    atomic_fetch_add_explicit(&pool->made, 1, memory_order_relaxed);
+    int64_t others = atomic_fetch_add_explicit(&pool->references, 1, memory_order_relaxed) - 1;
+    if (others >= atomic_load_explicit(&pool->reserve, memory_order_relaxed))
+        atomic_fetch_add_explicit(&pool->replaced, 1, memory_order_relaxed);
+    *out = slot;
+    return FL_OK;
+}
+
+/* How large a new slot is made. An arena makes regions of like sizes fit one another; otherwise it
+ * is as large as any before, so that it serves all. Pinned slots grow to twice the size at least:
+ * batches that grow and grow are pinned anew as often as they double. */
+static int64_t find_size(fl_pool *pool, const fl_slot *outgrown, int64_t bytes)
+{
+    int64_t largest = atomic_load_explicit(&pool->slot_bytes, memory_order_relaxed);
+    bool is_small = bytes <= INT64_MAX / 4;
+    if (pool->arena != NULL) return outgrown != NULL && is_small ? 2 * bytes : bytes;
+    if (is_pinning(pool) && largest > 0 && bytes > largest && is_small)
+        return fl_max(bytes, 2 * largest);
+    return fl_max(bytes, largest);
+}
+
+/* The slot is too small. What is pinned of it is left to fl_slot_pin, because unpinning waits for
+ * the device: the slot itself, or the one that it took the place of; or NULL. */
+static fl_slot *outgrow(fl_slot *slot)
+{
+    if (slot->pinned > 0) return slot;
+    fl_slot *before = slot->outgrown;
+    slot->outgrown = NULL;
+    free_slot(slot);
+    return before;
+}
+
+/* With the slot that it takes the place of, or NULL; after a failure that is back in the pool. */
+static int replace_slot(fl_pool *pool, fl_slot *outgrown, int64_t bytes, fl_slot **out, fl_err *err)
+{
+    int64_t size = find_size(pool, outgrown, bytes);
+    int status = FL_OK;
+    /* Where so much cannot be had, as asked for. */
+    if (size == bytes || make_slot(pool, size, out, NULL) != FL_OK)
+        status = make_slot(pool, bytes, out, err);
+    else
+        raise_to(&pool->slot_bytes, size);
+    if (status == FL_OK)
+        (*out)->outgrown = outgrown;
+    else if (outgrown != NULL)
+        recycle(outgrown);
+    return status;
+}
+
+int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
+{
+    *out = NULL;
+    if (is_foreign(pool)) return fl_fail(err, FL_EFORK, "this pool belongs to a parent process");
+    recycle_unseen(pool);
+    pthread_mutex_lock(&pool->mutex);
+    fl_slot *slot = is_pinning(pool) ? pop_pinned_locked(pool, bytes) : NULL;
+    if (slot == NULL) slot = pop_empty_locked(pool);
+    pthread_mutex_unlock(&pool->mutex);
+    fl_slot *outgrown = NULL;
+    if (slot != NULL && slot->pages.capacity < bytes) {
+        outgrown = outgrow(slot);
+        slot = NULL;
+    }
+    if (slot == NULL) FL_TRY(replace_slot(pool, outgrown, bytes, &slot, err));
+    raise_to(&pool->slot_bytes, bytes);
+    slot->before = slot->used;
+    slot->used = fl_max(slot->used, bytes);
+    *out = slot;
+    return FL_OK;
+}
+
+bool fl_slot_is_pinned(const fl_slot *slot, int64_t bytes) { return bytes <= slot->pinned; }
+
+/* How much of it to pin, where `bytes` are wanted. A region is sparse, and pinning populates, so it
+ * is no more than that at first, and what has to be pinned anew at least doubles. */
+static int64_t find_pinned_size(const fl_slot *slot, int64_t bytes)
+{
+    int64_t capacity = slot->pages.capacity;
+    if (slot->region == NULL) return capacity;
+    int64_t before = slot->outgrown != NULL ? slot->outgrown->pinned : slot->pinned;
+    int64_t least = bytes > before ? 2 * before : before;
+    return fl_min(capacity, fl_max(fl_pages_whole(bytes), least));
+}
+
+/* Anew and whole when more is wanted: a copy must not cross from one pinned range to another. */
+int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err)
+{
+    const fl_pinner *pinner = &slot->pool->pinner;
+    assert(is_pinning(slot->pool) && bytes <= slot->pages.capacity);
+    if (fl_slot_is_pinned(slot, bytes)) return FL_OK;
+    int64_t whole = find_pinned_size(slot, bytes);
+    unpin(slot);
+    if (slot->outgrown != NULL) free_slot(slot->outgrown);
+    slot->outgrown = NULL;
+    (void)fl_pages_populate(slot->pages.data, whole); /* pinning would, page by page */
+    FL_TRY(pinner->pin(pinner->device, slot->pages.data, whole, err));
+    slot->pinned = whole;
+    slot->used = fl_max(slot->used, whole);
+    return FL_OK;
+}
+
+void fl_slot_return(fl_slot *slot)
+{
+    if (slot == NULL || is_foreign(slot->pool)) return;
+    assert(atomic_load(&slot->shares) == 0);
+    recycle(slot);
+}
+
+void fl_slot_lend(fl_slot *slot, int32_t shares)
+{
+    assert(shares >= 1 && atomic_load(&slot->shares) == 0 && slot->pool->pinner.pin == NULL);
+    atomic_fetch_add_explicit(&slot->pool->lent, 1, memory_order_relaxed);
+    slot->lent_at = fl_fork_count();
+    atomic_store_explicit(&slot->shares, shares, memory_order_release);
+}
+
+void fl_slot_share(fl_slot *slot)
+{
+    atomic_fetch_add_explicit(&slot->shares, 1, memory_order_relaxed);
+}
+
+void fl_slot_give(fl_slot *slot)
+{
+    if (is_foreign(slot->pool)) return;
+    /* acq_rel: all uses of the memory by the other shares' holders come before its reuse. */
+    if (atomic_fetch_sub_explicit(&slot->shares, 1, memory_order_acq_rel) != 1) return;
+    atomic_fetch_sub_explicit(&slot->pool->lent, 1, memory_order_relaxed);
+    slot->given_at = fl_fork_count();
+    if (slot->region != NULL && slot->given_at != slot->lent_at)
+        retire(slot);
+    else
+        recycle(slot);
+}
+
+char *fl_slot_data(const fl_slot *slot) { return slot->pages.data; }
+
+int64_t fl_slot_bytes(const fl_slot *slot) { return slot->pages.capacity; }
+
+void *fl_slot_header(fl_slot *slot) { return slot->header; }
+
+int64_t fl_slot_used(const fl_slot *slot) { return slot->before; }
+
+void fl_pool_count(const fl_pool *pool, fl_pool_stats *out)
+{
+    int64_t empty = atomic_load_explicit(&pool->empty, memory_order_relaxed);
+    *out = (fl_pool_stats){.lent = atomic_load_explicit(&pool->lent, memory_order_relaxed),
+                           .made = atomic_load_explicit(&pool->made, memory_order_relaxed),
+                           .replaced = atomic_load_explicit(&pool->replaced, memory_order_relaxed),
+                           .empty = empty};
+}

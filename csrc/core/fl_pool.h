@@ -1,0 +1,91 @@
+/* fl_pool: a pool of memory blocks that are built in, lent out, and used again.
+ *
+ * Floor 1. A slot is EMPTY in the pool, FILLING or READY with whoever took it, or LENT in shares:
+ * one for each tensor over its memory. Lent means lent: the memory is not written again until
+ * the last share comes back, which may be long after the pool is closed. A slot of an arena that
+ * was lent during a fork is RETIRED then, until the child has ended (fl_fork.h). When all slots are
+ * away a fresh one is made, so nobody ever waits for one. In a forked child every call is inert.
+ * docs/threads.md draws the states. */
+#ifndef FL_POOL_H
+#define FL_POOL_H
+
+#include "fl_arena.h"
+
+typedef struct fl_pool fl_pool;
+typedef struct fl_slot fl_slot;
+
+/* header_bytes: memory of the caller's own with every slot (fl_slot_header), zeroed once.
+ * arena: where the slots lie; NULL for memory of this process alone. */
+int fl_pool_open(int64_t header_bytes, fl_arena *arena, fl_pool **out, fl_err *err);
+
+/* How slots are pinned for a device. unpin undoes pin and cannot fail. */
+typedef struct fl_pinner {
+    int (*pin)(int32_t device, char *data, int64_t bytes, fl_err *err);
+    void (*unpin)(int32_t device, char *data);
+    int32_t device;
+} fl_pinner;
+
+/* Slots of this pool may be pinned from now on, and are unpinned before they go back to the system.
+ * They are whole pages, and all that come back are kept, whatever reserve and limit say. Before the
+ * first fl_pool_get. Such slots are not to be lent: a holder would unpin on any thread. */
+void fl_pool_pin(fl_pool *pool, fl_pinner pinner);
+
+/* At least the first `bytes` of the slot are populated and pinned: of a region so much, and when it
+ * has to be pinned anew, twice as much as before; otherwise all of it, once. Takes long, and waits
+ * for the device where a smaller one has to be unpinned first. The holder of a slot that no copy
+ * reads; fails as pin does, and then nothing of it is pinned. */
+int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err);
+
+/* Whether that would be over at once. */
+bool fl_slot_is_pinned(const fl_slot *slot, int64_t bytes);
+
+/* Frees what is EMPTY and lets the lent slots free themselves. NULL is fine. No slot may be
+ * FILLING or READY. */
+void fl_pool_close(fl_pool *pool);
+
+/* From now on at least `slots` EMPTY slots are kept for reuse; what comes back beyond that is
+ * given to the system. Any thread. */
+void fl_pool_reserve(fl_pool *pool, int64_t slots);
+
+/* From now on a slot that comes back is kept only if the EMPTY ones then have at most `bytes`. Any
+ * thread. */
+void fl_pool_limit(fl_pool *pool, int64_t bytes);
+
+/* Gives every EMPTY slot to the system now, and RETIRED ones that nobody sees any more. Any thread.
+ */
+void fl_pool_trim(fl_pool *pool);
+
+/* An EMPTY slot of at least `bytes`, now FILLING and the caller's. Any thread; does not wait for
+ * other slots. FL_ENOMEM, FL_EINVAL (no such size), FL_EFORK. */
+int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err);
+
+/* FILLING or READY -> EMPTY, never lent. NULL is fine. Any thread. */
+void fl_slot_return(fl_slot *slot);
+
+/* READY -> LENT in `shares` >= 1 shares. */
+void fl_slot_lend(fl_slot *slot, int32_t shares);
+
+/* One more share of a slot in which the caller holds one. Any thread. */
+void fl_slot_share(fl_slot *slot);
+
+/* Gives one share back. Any thread, any time, with or without the pool: takes no lock, waits for
+ * nothing, calls nothing but free, munmap and madvise. Does nothing in a forked child. */
+void fl_slot_give(fl_slot *slot);
+
+char *fl_slot_data(const fl_slot *slot);
+int64_t fl_slot_bytes(const fl_slot *slot);
+void *fl_slot_header(fl_slot *slot);
+
+/* Bytes from the start that were handed out before this fl_pool_get: beyond, pages may be new. */
+int64_t fl_slot_used(const fl_slot *slot);
+
+typedef struct fl_pool_stats {
+    int64_t lent;     /* slots held by users now */
+    int64_t made;     /* slots made so far */
+    int64_t replaced; /* of these, because more than the reserve were away */
+    int64_t empty;    /* slots waiting for reuse; approximate while others give back */
+} fl_pool_stats;
+
+void fl_pool_count(const fl_pool *pool, fl_pool_stats *out);
+
+#endif

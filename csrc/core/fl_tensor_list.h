@@ -1,0 +1,54 @@
+/* fl_tensor_list: the tensors that a pass runs over, cut into chunks.
+ *
+ * Floor 1. A walk adds every tensor anew; where pointer, size and type are what the last walk
+ * found, nothing is rebuilt. Chunks are cut by size alone, so whoever works on them, sums that are
+ * kept by chunk and added in order are the same. One thread at a time. */
+#ifndef FL_TENSOR_LIST_H
+#define FL_TENSOR_LIST_H
+
+#include "fl_base.h"
+
+enum { FL_F64, FL_F32, FL_F16, FL_BF16, FL_FLOATS }; /* element types */
+
+enum { FL_CHUNK = 16384 }; /* elements; a tensor's last chunk may have fewer */
+
+typedef struct fl_span {
+    char *data; /* borrowed from whoever walks; contiguous */
+    int64_t count;
+    int64_t chunk; /* number of its first chunk in the list */
+    int32_t type;  /* FL_F64, ... */
+} fl_span;
+
+typedef struct fl_range fl_range;
+
+typedef struct fl_tensor_list {
+    fl_span *spans; /* owned; none is empty */
+    int64_t count, capacity;
+    int64_t chunks, bytes; /* of all spans */
+    double *sums;          /* owned: one for each chunk, for a backend to use */
+    fl_range *ranges;      /* owned: room to sort spans by address, twice */
+    int64_t sums_capacity, ranges_capacity;
+    int64_t walked;  /* spans of the last walk; 0 once one was replaced, and after a failure */
+    bool is_changed; /* this walk has found something else than the last */
+} fl_tensor_list;
+
+void fl_tensor_list_close(fl_tensor_list *list); /* of a list that began as {0}; leaves it so */
+
+void fl_tensor_list_begin(fl_tensor_list *list);
+
+/* The next tensor; one without elements adds nothing. FL_OK; FL_ENOMEM: the list is empty. */
+int fl_tensor_list_add(fl_tensor_list *list, char *data, int64_t count, int32_t type, fl_err *err);
+
+/* FL_OK; FL_EINVAL if two tensors share memory (threads would write it at once); FL_ENOMEM. After a
+ * failure the list is empty. */
+int fl_tensor_list_end(fl_tensor_list *list, fl_err *err);
+
+static inline int64_t fl_float_bytes(int32_t type)
+{
+    return type == FL_F64 ? 8 : type == FL_F32 ? 4 : 2;
+}
+
+/* Which span has a chunk; 0 <= chunk < list->chunks. */
+int64_t fl_tensor_list_find(const fl_tensor_list *list, int64_t chunk);
+
+#endif

@@ -1,0 +1,260 @@
+/* fl_py_table: the heap type _core.Table, a core table over tensors and arrays of the user's.
+ *
+ * Keeps the sources alive while views into them exist. Not for subclassing, made by Python only. */
+#include "fl_py.h"
+
+#include "fl_cpu.h"
+
+static int look_at_sources(fl_py_table *self, fl_column *columns)
+{
+    for (int32_t f = 0; f < self->count; f++) {
+        columns[f].is_volatile = PyTuple_GET_ITEM(self->files, f) != Py_None;
+        PyObject *source = PyTuple_GET_ITEM(self->sources, f);
+        if (fl_py_view(&self->door, source, &columns[f].view) != 0) return -1;
+    }
+    return 0;
+}
+
+/* Makes `columns`, which it takes over, the table's; nothing changes on failure. */
+static int adopt_columns(fl_py_table *self, fl_column *columns)
+{
+    fl_err err;
+    fl_table *table;
+    if (fl_table_open(columns, self->count, &fl_cpu_backend, &table, &err) != FL_OK) {
+        fl_free(columns);
+        fl_py_raise(&err, (PyObject *)self);
+        return -1;
+    }
+    fl_table_close(self->table);
+    fl_free(self->columns);
+    self->table = table;
+    self->columns = columns;
+    return 0;
+}
+
+static int rebuild(fl_py_table *self)
+{
+    fl_column *columns = fl_alloc(self->count * (int64_t)sizeof *columns);
+    if (columns == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (look_at_sources(self, columns) != 0) {
+        fl_free(columns);
+        return -1;
+    }
+    return adopt_columns(self, columns);
+}
+
+static bool is_same_view(const fl_tensor *a, const fl_tensor *b)
+{
+    if (a->data != b->data || a->ndim != b->ndim || a->dtype.code != b->dtype.code ||
+        a->dtype.bits != b->dtype.bits)
+        return false;
+    for (int32_t d = 0; d < a->ndim; d++)
+        if (a->shape[d] != b->shape[d] || a->stride[d] != b->stride[d]) return false;
+    return true;
+}
+
+int fl_py_table_refresh(fl_py_table *self)
+{
+    for (int32_t f = 0; f < self->count; f++) {
+        fl_tensor now;
+        if (fl_py_view(&self->door, PyTuple_GET_ITEM(self->sources, f), &now) != 0) return -1;
+        if (!is_same_view(&now, &self->columns[f].view)) return rebuild(self);
+    }
+    return 0;
+}
+
+/* The size of a mapped file now; -1 if nobody knows, -2 exception. */
+static int64_t size_now(PyObject *file)
+{
+    PyObject *function = PyTuple_GET_ITEM(file, 2);
+    if (function == Py_None) return -1;
+    PyObject *size = PyObject_CallNoArgs(function);
+    if (size == NULL) return -2;
+    int64_t bytes = PyLong_AsLongLong(size);
+    Py_DECREF(size);
+    return bytes == -1 && PyErr_Occurred() ? -2 : bytes;
+}
+
+int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows)
+{
+    for (int32_t f = 0; f < self->count; f++) {
+        PyObject *file = PyTuple_GET_ITEM(self->files, f);
+        int64_t size = file != Py_None ? size_now(file) : -1;
+        if (size == -2) return -1;
+        if (size < 0) continue;
+        const char *begin = PyLong_AsVoidPtr(PyTuple_GET_ITEM(file, 1));
+        int64_t row = fl_table_row_behind(self->table, f, rows, begin + size);
+        if (row < 0) continue;
+        fl_err err = {.code = FL_ESOURCE, .field = f, .value = row};
+        fl_py_raise(&err, (PyObject *)self);
+        return -1;
+    }
+    return 0;
+}
+
+static int check_files(PyObject *files)
+{
+    for (Py_ssize_t f = 0; f < PyTuple_GET_SIZE(files); f++) {
+        PyObject *file = PyTuple_GET_ITEM(files, f);
+        if (file == Py_None) continue;
+        if (!PyTuple_Check(file) || PyTuple_GET_SIZE(file) != 3) {
+            PyErr_SetString(PyExc_TypeError, "Table: a file is (path, address, size) or None");
+            return -1;
+        }
+        if (PyLong_AsVoidPtr(PyTuple_GET_ITEM(file, 1)) == NULL && PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
+static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"sources", "tensor_type", "names", "files", NULL};
+    PyObject *sources, *tensor_type, *names, *files;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!O!:Table", keywords, &PyTuple_Type,
+                                     &sources, &tensor_type, &PyTuple_Type, &names, &PyTuple_Type,
+                                     &files))
+        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(sources);
+    if (PyTuple_GET_SIZE(names) != count || PyTuple_GET_SIZE(files) != count || count > INT32_MAX)
+        return PyErr_Format(PyExc_ValueError,
+                            "Table needs a name and a file (or None) for each of %zd sources",
+                            count);
+    if (check_files(files) != 0) return NULL;
+    fl_py_table *self = (fl_py_table *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    Py_INCREF(sources);
+    Py_INCREF(names);
+    Py_INCREF(files);
+    self->sources = sources;
+    self->names = names;
+    self->files = files;
+    self->count = (int32_t)count;
+    if (fl_py_dlpack_open(tensor_type, &self->door) != 0 || rebuild(self) != 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int table_traverse(fl_py_table *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->door.tensor_type);
+    Py_VISIT(self->sources);
+    Py_VISIT(self->names);
+    Py_VISIT(self->files);
+    return 0;
+}
+
+/* No tp_clear: sources are tensors and arrays, and a reader may still be copying from them; a
+ * cycle through a table is broken at the Feed, which stops its readers first. */
+
+static void table_dealloc(fl_py_table *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    fl_table_close(self->table);
+    fl_free(self->columns);
+    fl_py_dlpack_close(&self->door);
+    Py_XDECREF(self->sources);
+    Py_XDECREF(self->names);
+    Py_XDECREF(self->files);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* Where row data is written: the tensors in `outs`, contiguous, one for each field. */
+static int check_outs(fl_py_table *self, PyObject *outs)
+{
+    if (PyTuple_GET_SIZE(outs) == self->count) return 0;
+    PyErr_Format(PyExc_ValueError, "read_row needs %d tensors, got %zd", self->count,
+                 PyTuple_GET_SIZE(outs));
+    return -1;
+}
+
+static int copy_out(fl_py_table *self, PyObject *out, int32_t f, const char *from)
+{
+    fl_tensor view;
+    if (fl_py_view(&self->door, out, &view) != 0) return -1;
+    const fl_tensor *column = &self->columns[f].view;
+    int64_t bytes = fl_dtype_bytes(column->dtype), given = fl_dtype_bytes(view.dtype);
+    for (int32_t d = 1; d < column->ndim; d++) bytes *= column->shape[d];
+    for (int32_t d = 0; d < view.ndim; d++) given *= view.shape[d];
+    if (bytes != given) {
+        PyErr_SetString(PyExc_ValueError, "read_row: a tensor does not have the size of the row");
+        return -1;
+    }
+    if (bytes > 0) memcpy((char *)(uintptr_t)view.data, from, (size_t)bytes);
+    return 0;
+}
+
+static int copy_outs(fl_py_table *self, PyObject *outs, const char *block)
+{
+    for (int32_t f = 0; f < self->count; f++) {
+        if (copy_out(self, PyTuple_GET_ITEM(outs, f), f, block) != 0) return -1;
+        block += fl_table_field_bytes(self->table, f, 1);
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(read_row_doc,
+             "read_row(row, outs)\n--\n\n"
+             "Copy one row of every field into the contiguous tensors `outs`.\n\n"
+             "Reads mapped files safely: OSError names field and row if the file shrank.");
+
+static PyObject *table_read_row(fl_py_table *self, PyObject *args)
+{
+    Py_ssize_t row;
+    PyObject *outs;
+    if (!PyArg_ParseTuple(args, "nO!:read_row", &row, &PyTuple_Type, &outs)) return NULL;
+    if (check_outs(self, outs) != 0) return NULL;
+    fl_err err = {0};
+    int64_t length = fl_table_length(self->table);
+    if (row < 0 || row >= length) {
+        err = (fl_err){.code = FL_EINDEX, .value = row, .length = length};
+        return fl_py_raise(&err, (PyObject *)self);
+    }
+    int64_t index = row, bytes;
+    fl_rows rows = {.count = 1, .index = &index};
+    int status = fl_table_bytes(self->table, 1, &bytes, &err);
+    char *block = status == FL_OK ? fl_alloc(bytes) : NULL;
+    if (status == FL_OK && block == NULL)
+        status = fl_fail(&err, FL_ENOMEM, "out of memory for a row");
+    if (status == FL_OK) {
+        Py_BEGIN_ALLOW_THREADS
+        status = fl_table_gather(self->table, &rows, 0, 1, block, &err);
+        Py_END_ALLOW_THREADS
+    }
+    if (status != FL_OK) fl_py_raise(&err, (PyObject *)self);
+    if (status == FL_OK) status = fl_py_table_check_files(self, &rows);
+    if (status == FL_OK) status = copy_outs(self, outs, block);
+    fl_free(block);
+    if (status != FL_OK) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef table_methods[] = {
+    {"read_row", (PyCFunction)table_read_row, METH_VARARGS, read_row_doc}, {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(
+    table_doc,
+    "Table(sources, tensor_type, names, files)\n--\n\n"
+    "Fields of equal length as the core reads them.\n\n"
+    "sources: tuple of CPU tensors (exactly tensor_type) and ndarrays, at least 1-d.\n"
+    "names: how errors call each field. files: None, or for a mapped field, whose memory is\n"
+    "then read safely, (path, address at which byte 0 of the file would be mapped,\n"
+    "function that returns its size now, or None).");
+
+static PyType_Slot table_slots[] = {
+    {Py_tp_doc, (void *)table_doc},   {Py_tp_new, table_new},
+    {Py_tp_traverse, table_traverse}, {Py_tp_dealloc, table_dealloc},
+    {Py_tp_methods, table_methods},   {0, NULL}};
+
+PyType_Spec fl_py_table_spec = {.name = "fastloop._core.Table",
+                                .basicsize = sizeof(fl_py_table),
+                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
+                                         Py_TPFLAGS_IMMUTABLETYPE,
+                                .slots = table_slots};

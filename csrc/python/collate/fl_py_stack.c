@@ -1,0 +1,328 @@
+/* fl_py_stack: the half of the collate that stacks leaves: tensors, ndarrays, numbers.
+ *
+ * Arrays and numbers are stacked here if all are of one exact type, dtype and shape; what is mixed
+ * follows rules of promotion that are torch's. Small tensors are stacked by torch.stack, which
+ * looks into them faster than we can, into memory of ours. Enters with the interpreter lock. */
+#include "fl_py.h"
+
+#include "fl_py_collate.h"
+
+#include <string.h>
+
+/* Why a leaf is not stacked here, as FL_PY_* and: */
+enum { FL_PY_FINE = FL_FALLBACK_REASONS };
+
+enum {
+    LONG_TENSOR = 16 << 10, /* tensors of so many bytes are copied here: past the caches; */
+    LARGE_STACK = 1 << 20   /* and without workers, stacks of so many bytes get warm memory */
+};
+
+static bool is_alike(const fl_tensor *a, const fl_tensor *b)
+{
+    if (a->ndim != b->ndim || memcmp(&a->dtype, &b->dtype, sizeof a->dtype) != 0) return false;
+    return memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
+
+/* 1 yes, 0 no, -1 exception. */
+static int is_true(PyObject *owned)
+{
+    int answer = owned != NULL ? PyObject_IsTrue(owned) : -1;
+    Py_XDECREF(owned);
+    return answer;
+}
+
+/* What the exchange table does not tell: 0 plain, 1 not, -1 exception. */
+static int has_strings_attached(const fl_py_collate *self, PyObject *tensor)
+{
+    int answer = is_true(PyObject_GetAttrString(tensor, "requires_grad"));
+    if (answer != 0) return answer;
+    return is_true(PyObject_CallOneArg(self->is_neg, tensor));
+}
+
+/* The table calls torch.int4 and its like bytes, and pairs of float4 vectors; 1 yes, 0 no, -1
+ * exception. */
+static int has_odd_dtype(const fl_py_collate *self, PyObject *tensor, const fl_tensor *view)
+{
+    bool is_byte =
+        view->dtype.bits == 8 && (view->dtype.code == kDLInt || view->dtype.code == kDLUInt);
+    if (view->dtype.lanes != 1) return 1;
+    if (!is_byte) return 0;
+    PyObject *dtype = PyObject_GetAttrString(tensor, "dtype");
+    if (dtype == NULL) return -1;
+    Py_DECREF(dtype); /* torch's dtypes live for ever */
+    return dtype != self->int8 && dtype != self->uint8;
+}
+
+/* Looks at one value: FL_PY_FINE, a reason, or -1 and an exception. */
+static int look_at_tensor(fl_py_collate *self, PyObject *item, fl_tensor *view)
+{
+    int attached = has_strings_attached(self, item);
+    if (attached != 0) return attached < 0 ? -1 : FL_PY_NOT_PLAIN;
+    if (fl_py_view(&self->door, item, view) != 0) {
+        PyErr_Clear();
+        return FL_PY_NOT_PLAIN;
+    }
+    /* A conjugate view looks like any other. */
+    if (view->dtype.code == kDLComplex) return FL_PY_NOT_PLAIN;
+    int odd = has_odd_dtype(self, item, view);
+    if (odd != 0) return odd < 0 ? -1 : FL_PY_NOT_PLAIN;
+    return FL_PY_FINE;
+}
+
+/* NumPy makes arrays of strides that torch refuses. */
+static bool has_odd_stride(const fl_tensor *view)
+{
+    int64_t bytes = fl_dtype_bytes(view->dtype);
+    for (int32_t d = 0; d < view->ndim; d++)
+        if (view->stride[d] < 0 || view->stride[d] % bytes != 0) return true;
+    return false;
+}
+
+static int look_at_array(fl_py_collate *self, PyObject *item, fl_tensor *view)
+{
+    if (fl_py_view(&self->door, item, view) != 0) {
+        PyErr_Clear();
+        return FL_PY_NOT_PLAIN;
+    }
+    if (has_odd_stride(view)) return FL_PY_NOT_PLAIN;
+    if (!self->has_warned && fl_py_is_read_only(item)) {
+        self->has_warned = true; /* torch warns once per process, of the first it sees */
+        PyObject *tensor = PyObject_CallOneArg(self->as_tensor, item);
+        if (tensor == NULL) return -1;
+        Py_DECREF(tensor);
+    }
+    return FL_PY_FINE;
+}
+
+/* Whether all are alike and contiguous: as of look_at_*. Their addresses go to `from`. */
+static int
+look_at_all(fl_py_collate *self, const batch_items *batch, fl_tensor *first, const char **from)
+{
+    PyTypeObject *type = Py_TYPE(batch->items[0]);
+    bool is_tensor = type == self->door.tensor_type;
+    fl_tensor other;
+    for (Py_ssize_t i = 0; i < batch->count; i++) {
+        fl_tensor *view = i == 0 ? first : &other;
+        if (Py_TYPE(batch->items[i]) != type) return FL_PY_MIXED;
+        int look = is_tensor ? look_at_tensor(self, batch->items[i], view)
+                             : look_at_array(self, batch->items[i], view);
+        if (look != FL_PY_FINE) return look;
+        if (i > 0 && !is_alike(first, view)) return FL_PY_MIXED;
+        if (!fl_tensor_is_contiguous(view)) return FL_PY_STRIDED;
+        from[i] = view->data;
+    }
+    return first->ndim < FL_MAX_NDIM ? FL_PY_FINE : FL_PY_NOT_PLAIN;
+}
+
+static PyObject *
+make_stacked(fl_py_collate *self, const batch_items *batch, const fl_tensor *one, char **data)
+{
+    int64_t shape[FL_MAX_NDIM + 1];
+    shape[0] = batch->count;
+    memcpy(shape + 1, one->shape, (size_t)one->ndim * sizeof *shape);
+    return fl_py_collate_tensor(self, one->dtype, one->ndim + 1, shape, data);
+}
+
+/* torch.stack(tensors, 0, out=out): what torch does in a worker, with memory of ours. */
+static PyObject *
+stack_into(fl_py_collate *self, PyObject *tensors, const batch_items *batch, const fl_tensor *one)
+{
+    char *data;
+    PyObject *out = make_stacked(self, batch, one, &data), *result = NULL;
+    if (out != NULL && tensors != NULL) {
+        PyObject *args[] = {tensors, self->zero, out};
+        result = PyObject_Vectorcall(self->stack, args, 2, self->out_name);
+    }
+    Py_XDECREF(out);
+    return result;
+}
+
+static PyObject *copy_all(fl_py_collate *self, const batch_items *batch, const fl_tensor *one,
+                          const char *const *from)
+{
+    char *data;
+    PyObject *tensor = make_stacked(self, batch, one, &data);
+    if (tensor == NULL) return NULL;
+    fl_py_copy_items(self, data, from, fl_tensor_bytes(one->dtype, one->ndim, one->shape),
+                     batch->count);
+    return tensor;
+}
+
+static PyObject *stack_in_worker(fl_py_collate *self, const batch_items *batch,
+                                 const fl_tensor *first, const char **from)
+{
+    fl_tensor view;
+    if (fl_tensor_bytes(first->dtype, first->ndim, first->shape) >= LONG_TENSOR) {
+        int look = look_at_all(self, batch, &view, from);
+        if (look < 0) return NULL;
+        if (look == FL_PY_FINE) return copy_all(self, batch, &view, from);
+    }
+    PyObject *tensors = fl_py_items_object(batch);
+    PyObject *result = stack_into(self, tensors, batch, first);
+    Py_XDECREF(tensors);
+    if (result != NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
+    PyErr_Clear(); /* what torch refuses, it refuses in words of its own */
+    return fl_py_fall_back(self, batch, FL_PY_MIXED);
+}
+
+/* torch's own stack may choose dtype and layout, and is fast for small tensors. */
+static PyObject *
+stack_here(fl_py_collate *self, const batch_items *batch, const fl_tensor *first, const char **from)
+{
+    fl_tensor view;
+    int64_t bytes = fl_tensor_bytes(first->dtype, first->ndim, first->shape);
+    int look = FL_PY_STRIDED;
+    if (bytes >= LARGE_STACK / batch->count) look = look_at_all(self, batch, &view, from);
+    if (look < 0) return NULL;
+    /* torch would share each tensor among its threads, and wait for them once for every one. */
+    if (look == FL_PY_FINE && bytes >= LONG_TENSOR) return copy_all(self, batch, &view, from);
+    PyObject *tensors = fl_py_items_object(batch), *result = NULL;
+    if (tensors != NULL && look == FL_PY_FINE)
+        result = stack_into(self, tensors, batch, &view);
+    else if (tensors != NULL)
+        result = PyObject_CallOneArg(self->fallback, tensors);
+    Py_XDECREF(tensors);
+    return result;
+}
+
+static PyObject *stack_tensors(fl_py_collate *self, const batch_items *batch)
+{
+    fl_tensor first;
+    if (fl_py_view(&self->door, batch->items[0], &first) != 0 || first.ndim >= FL_MAX_NDIM) {
+        PyErr_Clear();
+        return fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
+    }
+    int odd = has_odd_dtype(self, batch->items[0], &first);
+    /* In a worker torch cannot stack after a conjugate or negative view. */
+    if (odd == 0) odd = is_true(PyObject_CallOneArg(self->is_neg, batch->items[0]));
+    if (odd < 0) return NULL;
+    if (odd > 0 || first.dtype.code == kDLComplex)
+        return fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
+    const char **from = PyMem_New(const char *, (size_t)batch->count);
+    if (from == NULL) return PyErr_NoMemory();
+    PyObject *result = self->port != NULL ? stack_in_worker(self, batch, &first, from)
+                                          : stack_here(self, batch, &first, from);
+    PyMem_Free(from);
+    return result;
+}
+
+static PyObject *tensors_of(fl_py_collate *self, const batch_items *batch)
+{
+    PyObject *tensors = PyTuple_New(batch->count);
+    for (Py_ssize_t i = 0; tensors != NULL && i < batch->count; i++) {
+        PyObject *tensor = PyObject_CallOneArg(self->as_tensor, batch->items[i]);
+        if (tensor == NULL)
+            Py_CLEAR(tensors);
+        else
+            PyTuple_SET_ITEM(tensors, i, tensor);
+    }
+    return tensors;
+}
+
+static PyObject *stack_arrays(fl_py_collate *self, const batch_items *batch)
+{
+    fl_tensor first;
+    const char **from = PyMem_New(const char *, (size_t)batch->count);
+    if (from == NULL) return PyErr_NoMemory();
+    int look = look_at_all(self, batch, &first, from);
+    PyObject *result = NULL;
+    if (look == FL_PY_FINE) {
+        result = copy_all(self, batch, &first, from);
+    } else if (look == FL_PY_STRIDED && self->port != NULL && first.ndim < FL_MAX_NDIM) {
+        PyObject *tensors = tensors_of(self, batch);
+        result = tensors != NULL ? stack_into(self, tensors, batch, &first) : NULL;
+        Py_XDECREF(tensors);
+    } else if (look >= 0) {
+        result = fl_py_fall_back(self, batch, look);
+    }
+    PyMem_Free(from);
+    return result;
+}
+
+/* ---- numbers */
+
+static PyObject *
+make_vector(fl_py_collate *self, const batch_items *batch, fl_dtype dtype, char **data)
+{
+    int64_t shape = batch->count;
+    return fl_py_collate_tensor(self, dtype, 1, &shape, data);
+}
+
+static bool are_of_type(const batch_items *batch, PyTypeObject *type)
+{
+    for (Py_ssize_t i = 0; i < batch->count; i++)
+        if (!Py_IS_TYPE(batch->items[i], type)) return false;
+    return true;
+}
+
+static PyObject *stack_floats(fl_py_collate *self, const batch_items *batch)
+{
+    char *data;
+    if (!are_of_type(batch, &PyFloat_Type)) return fl_py_fall_back(self, batch, FL_PY_MIXED);
+    PyObject *vector = make_vector(self, batch, (fl_dtype){kDLFloat, 64, 1}, &data);
+    if (vector == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < batch->count; i++)
+        ((double *)(void *)data)[i] = PyFloat_AS_DOUBLE(batch->items[i]);
+    return vector;
+}
+
+static bool are_int64(const batch_items *batch)
+{
+    for (Py_ssize_t i = 0; i < batch->count; i++) {
+        int overflow;
+        (void)PyLong_AsLongLongAndOverflow(batch->items[i], &overflow);
+        if (overflow != 0) return false;
+    }
+    return true;
+}
+
+static PyObject *stack_ints(fl_py_collate *self, const batch_items *batch)
+{
+    char *data;
+    if (!are_of_type(batch, &PyLong_Type) || !are_int64(batch))
+        return fl_py_fall_back(self, batch, FL_PY_MIXED);
+    PyObject *vector = make_vector(self, batch, (fl_dtype){kDLInt, 64, 1}, &data);
+    if (vector == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < batch->count; i++)
+        ((int64_t *)(void *)data)[i] = PyLong_AsLongLong(batch->items[i]);
+    return vector;
+}
+
+static PyObject *stack_bools(fl_py_collate *self, const batch_items *batch)
+{
+    char *data;
+    if (!are_of_type(batch, &PyBool_Type)) return fl_py_fall_back(self, batch, FL_PY_MIXED);
+    PyObject *vector = make_vector(self, batch, (fl_dtype){kDLBool, 8, 1}, &data);
+    if (vector == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < batch->count; i++) data[i] = batch->items[i] == Py_True;
+    return vector;
+}
+
+static PyObject *stack_scalars(fl_py_collate *self, const batch_items *batch, fl_dtype dtype)
+{
+    char *data;
+    int64_t bytes = fl_dtype_bytes(dtype);
+    if (!are_of_type(batch, Py_TYPE(batch->items[0])))
+        return fl_py_fall_back(self, batch, FL_PY_MIXED);
+    PyObject *vector = make_vector(self, batch, dtype, &data);
+    if (vector == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < batch->count; i++)
+        fl_py_scalar_value(batch->items[i], data + i * bytes);
+    return vector;
+}
+
+PyObject *fl_py_collate_stack(fl_py_collate *self, const batch_items *batch)
+{
+    PyObject *first = batch->items[0];
+    PyTypeObject *type = Py_TYPE(first);
+    fl_dtype dtype;
+    if (type == self->door.tensor_type) return stack_tensors(self, batch);
+    if (fl_py_is_array(first) || (PyObject *)type == self->memmap_type)
+        return stack_arrays(self, batch);
+    if (type == &PyFloat_Type) return stack_floats(self, batch);
+    if (type == &PyLong_Type) return stack_ints(self, batch);
+    if (type == &PyBool_Type) return stack_bools(self, batch);
+    if (type == &PyUnicode_Type || type == &PyBytes_Type) return fl_py_items_object(batch);
+    if (fl_py_scalar_dtype(first, &dtype)) return stack_scalars(self, batch, dtype);
+    return Py_NewRef(Py_NotImplemented);
+}

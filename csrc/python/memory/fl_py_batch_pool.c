@@ -1,0 +1,136 @@
+/* fl_py_batch_pool: the heap type _core.BatchPool, the batch memory that all iterators of a loader
+ * share.
+ *
+ * Outlives iterators, so that the next epoch finds warm memory; lent batches outlive it. */
+#include "fl_py.h"
+
+#include "fl_cuda.h"
+#include "fl_cuda_transfer.h"
+#include "fl_thread.h"
+
+#if PY_VERSION_HEX < 0x030C0000
+#include <structmember.h>
+#define Py_T_INT T_INT
+#define Py_READONLY READONLY
+#endif
+
+/* Below so much address space there is no use in sharing memory. */
+static const int64_t LEAST_ARENA = 1 << 28;
+
+/* Memory of a shared file cannot be pinned everywhere. The slot for this try is kept and serves for
+ * nothing else: to unpin it would wait for the device. */
+static int try_pinning(fl_py_batch_pool *self, fl_err *err)
+{
+    FL_TRY(fl_pool_get(self->pool, 1, &self->probe, err));
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_slot_pin(self->probe, 1, err);
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"fields", "is_shared", "device", NULL};
+    int fields, is_shared = 0, device = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|pi:BatchPool", keywords, &fields, &is_shared,
+                                     &device))
+        return NULL;
+    if (fields < 0)
+        return PyErr_Format(PyExc_ValueError, "BatchPool needs a number of fields, got %d", fields);
+    fl_py_batch_pool *self = (fl_py_batch_pool *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    fl_err err;
+    self->fields = fields;
+    self->device = device;
+    self->generation = fl_fork_generation();
+    int64_t header_bytes = fields * (int64_t)sizeof(DLManagedTensorVersioned);
+    int status = device >= 0 ? fl_cuda_check(device, &err) : FL_OK;
+    if (status == FL_OK && is_shared) status = fl_arena_open(LEAST_ARENA, &self->arena, &err);
+    if (status == FL_OK) status = fl_pool_open(header_bytes, self->arena, &self->pool, &err);
+    if (status == FL_OK && device >= 0)
+        fl_pool_pin(self->pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
+    if (status == FL_OK && is_shared && device >= 0) status = try_pinning(self, &err);
+    if (status == FL_OK) return (PyObject *)self;
+    Py_DECREF(self);
+    return fl_py_raise(&err, NULL);
+}
+
+/* Unpinning waits for the device. */
+static void close_pinned(fl_pool *pool)
+{
+    Py_BEGIN_ALLOW_THREADS
+    fl_pool_close(pool);
+    Py_END_ALLOW_THREADS
+}
+
+static void slots_dealloc(fl_py_batch_pool *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    fl_slot_return(self->probe);
+    if (self->device >= 0)
+        close_pinned(self->pool);
+    else
+        fl_pool_close(self->pool);
+    fl_arena_close(self->arena);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(count_doc, "count()\n--\n\nEverything counted so far, as a dict of integers.");
+
+static PyObject *slots_count(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
+{
+    fl_pool_stats stats;
+    fl_pool_count(self->pool, &stats);
+    return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "batches",
+                         (long long)self->batches, "samples", (long long)self->samples, "bytes",
+                         (long long)self->bytes, "waits", (long long)self->waits, "wait_ns",
+                         (long long)self->wait_ns, "lent", (long long)stats.lent, "made",
+                         (long long)stats.made, "replaced", (long long)stats.replaced, "empty",
+                         (long long)stats.empty);
+}
+
+PyDoc_STRVAR(trim_doc, "trim()\n--\n\nGive memory that waits for reuse back to the system.");
+
+static PyObject *slots_trim(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
+{
+    Py_BEGIN_ALLOW_THREADS
+    fl_pool_trim(self->pool);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(is_own_doc,
+             "is_own()\n--\n\nFalse in a forked child, where the slots of the parent are inert.");
+
+static PyObject *slots_is_own(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyBool_FromLong(self->generation == fl_fork_generation());
+}
+
+static PyMemberDef slots_members[] = {{"fields", Py_T_INT, offsetof(fl_py_batch_pool, fields),
+                                       Py_READONLY, "how many tensors a batch has"},
+                                      {"device", Py_T_INT, offsetof(fl_py_batch_pool, device),
+                                       Py_READONLY, "to which batches go, or -1"},
+                                      {NULL, 0, 0, 0, NULL}};
+
+static PyMethodDef slots_methods[] = {
+    {"count", (PyCFunction)slots_count, METH_NOARGS, count_doc},
+    {"trim", (PyCFunction)slots_trim, METH_NOARGS, trim_doc},
+    {"is_own", (PyCFunction)slots_is_own, METH_NOARGS, is_own_doc},
+    {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(slots_doc,
+             "BatchPool(fields, is_shared=False, device=-1)\n--\n\n"
+             "A pool of batch memory with room for `fields` tensors a batch: shared with worker\n"
+             "processes, pinned for copies to a CUDA device, both or neither.");
+
+static PyType_Slot slots_slots[] = {{Py_tp_doc, (void *)slots_doc}, {Py_tp_new, slots_new},
+                                    {Py_tp_dealloc, slots_dealloc}, {Py_tp_methods, slots_methods},
+                                    {Py_tp_members, slots_members}, {0, NULL}};
+
+PyType_Spec fl_py_batch_pool_spec = {.name = "fastloop._core.BatchPool",
+                                     .basicsize = sizeof(fl_py_batch_pool),
+                                     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                                     .slots = slots_slots};

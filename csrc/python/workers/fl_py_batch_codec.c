@@ -1,0 +1,199 @@
+/* fl_py_batch_codec: batches as the C collate makes them, written to bytes and read back.
+ *
+ * Lists, tuples, dicts, strings, numbers, and tensors by their place in the slot: what takes the
+ * pickle module several objects and calls to set up is a few bytes here. Whatever else is in a
+ * batch makes the writer give up, and the batch is pickled. Sizes are the machine's own: both
+ * sides run on it. */
+#include "fl_py.h"
+
+#include <string.h>
+
+enum { DEEPEST = 64 };
+
+/* ---- writing */
+
+static bool put_bytes(fl_py_writer *out, const void *bytes, int64_t count)
+{
+    void *items = out->data;
+    if (fl_grow(&items, &out->capacity, out->used + count, 1, NULL) != FL_OK) return false;
+    out->data = items;
+    memcpy(out->data + out->used, bytes, (size_t)count);
+    out->used += count;
+    return true;
+}
+
+static bool put_tag(fl_py_writer *out, char tag, int64_t value)
+{
+    char bytes[1 + sizeof value];
+    bytes[0] = tag;
+    memcpy(bytes + 1, &value, sizeof value);
+    return put_bytes(out, bytes, sizeof bytes);
+}
+
+static bool put_string(fl_py_writer *out, PyObject *string)
+{
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(string, &size);
+    if (text == NULL) PyErr_Clear(); /* surrogates */
+    return text != NULL && put_tag(out, 's', size) && put_bytes(out, text, size);
+}
+
+static bool put_tensor(fl_py_writer *out, const fl_tensor *view, int64_t offset)
+{
+    /* A view, or one that may share memory with another. */
+    if (offset < out->end || !fl_tensor_is_contiguous(view)) return false;
+    out->end = offset + fl_tensor_bytes(view->dtype, view->ndim, view->shape);
+    int64_t head[] = {offset, view->dtype.code * 256 + view->dtype.bits};
+    return put_tag(out, 't', view->ndim) && put_bytes(out, head, sizeof head) &&
+           put_bytes(out, view->shape, view->ndim * (int64_t)sizeof *view->shape);
+}
+
+static bool put_object(fl_py_writer *out, PyObject *object, int depth);
+
+static bool put_dict(fl_py_writer *out, PyObject *dict, int depth)
+{
+    Py_ssize_t at = 0;
+    PyObject *key, *value;
+    if (!put_tag(out, 'd', PyDict_GET_SIZE(dict))) return false;
+    while (PyDict_Next(dict, &at, &key, &value))
+        if (!put_object(out, key, depth) || !put_object(out, value, depth)) return false;
+    return true;
+}
+
+static bool put_sequence(fl_py_writer *out, char tag, PyObject *sequence, int depth)
+{
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
+    if (!put_tag(out, tag, count)) return false;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!put_object(out, PySequence_Fast_GET_ITEM(sequence, i), depth)) return false;
+    return true;
+}
+
+static bool put_int(fl_py_writer *out, PyObject *number)
+{
+    int overflow;
+    long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return overflow == 0 && put_tag(out, 'i', value);
+}
+
+/* No Python code runs here, so nothing changes under the loops. */
+static bool put_object(fl_py_writer *out, PyObject *object, int depth)
+{
+    fl_tensor view;
+    int64_t offset;
+    if (depth == DEEPEST) return false;
+    if (fl_py_worker_end_place(out->port, object, &view, &offset))
+        return put_tensor(out, &view, offset);
+    if (PyUnicode_CheckExact(object)) return put_string(out, object);
+    if (PyDict_CheckExact(object)) return put_dict(out, object, depth + 1);
+    if (PyList_CheckExact(object)) return put_sequence(out, 'l', object, depth + 1);
+    if (PyTuple_CheckExact(object)) return put_sequence(out, 'u', object, depth + 1);
+    if (PyLong_CheckExact(object)) return put_int(out, object);
+    if (PyBytes_CheckExact(object))
+        return put_tag(out, 'b', PyBytes_GET_SIZE(object)) &&
+               put_bytes(out, PyBytes_AS_STRING(object), PyBytes_GET_SIZE(object));
+    return false;
+}
+
+bool fl_py_write_batch(fl_py_writer *out, PyObject *batch)
+{
+    out->used = out->end = 0;
+    return put_object(out, batch, 0);
+}
+
+/* ---- reading */
+
+static bool get_bytes(fl_py_reader *in, void *to, int64_t count)
+{
+    if (count < 0 || count > in->bytes - in->at) return false;
+    memcpy(to, in->data + in->at, (size_t)count);
+    in->at += count;
+    return true;
+}
+
+static PyObject *
+make_elsewhere(PyObject *make, const int64_t *head, int32_t ndim, const int64_t *shape)
+{
+    PyObject *place = PyTuple_New(2 + ndim);
+    for (int32_t i = 0; place != NULL && i < 2 + ndim; i++) {
+        PyObject *number = PyLong_FromLongLong(i < 2 ? head[i] : shape[i - 2]);
+        if (number == NULL)
+            Py_CLEAR(place);
+        else
+            PyTuple_SET_ITEM(place, i, number);
+    }
+    PyObject *tensor = place != NULL ? PyObject_CallOneArg(make, place) : NULL;
+    Py_XDECREF(place);
+    return tensor;
+}
+
+static PyObject *get_tensor(fl_py_reader *in, int64_t ndim)
+{
+    int64_t head[2], shape[FL_MAX_NDIM];
+    if (ndim < 0 || ndim > FL_MAX_NDIM || !get_bytes(in, head, sizeof head)) return NULL;
+    if (!get_bytes(in, shape, ndim * (int64_t)sizeof *shape)) return NULL;
+    if (in->make != NULL) return make_elsewhere(in->make, head, (int32_t)ndim, shape);
+    fl_dtype dtype = {(uint8_t)(head[1] >> 8), (uint8_t)head[1], 1};
+    return fl_py_reply_tensor(in->parcel, head[0], dtype, (int32_t)ndim, shape);
+}
+
+static PyObject *get_dict(fl_py_reader *in, int64_t count)
+{
+    PyObject *dict = PyDict_New();
+    for (int64_t i = 0; dict != NULL && i < count; i++) {
+        PyObject *key = fl_py_read_batch(in);
+        PyObject *value = key != NULL ? fl_py_read_batch(in) : NULL;
+        if (value == NULL || PyDict_SetItem(dict, key, value) != 0) Py_CLEAR(dict);
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+    }
+    return dict;
+}
+
+static PyObject *get_sequence(fl_py_reader *in, bool is_list, int64_t count)
+{
+    if (count < 0 || count > in->bytes - in->at) return NULL; /* an item takes a byte at least */
+    PyObject *sequence = is_list ? PyList_New(count) : PyTuple_New(count);
+    for (int64_t i = 0; sequence != NULL && i < count; i++) {
+        PyObject *item = fl_py_read_batch(in);
+        if (item == NULL)
+            Py_CLEAR(sequence);
+        else if (is_list)
+            PyList_SET_ITEM(sequence, i, item);
+        else
+            PyTuple_SET_ITEM(sequence, i, item);
+    }
+    return sequence;
+}
+
+static PyObject *get_text(fl_py_reader *in, bool is_string, int64_t count)
+{
+    if (count < 0 || count > in->bytes - in->at) return NULL;
+    const char *text = in->data + in->at;
+    in->at += count;
+    return is_string ? PyUnicode_FromStringAndSize(text, count)
+                     : PyBytes_FromStringAndSize(text, count);
+}
+
+PyObject *fl_py_read_batch(fl_py_reader *in)
+{
+    char tag;
+    int64_t value;
+    if (!get_bytes(in, &tag, 1) || !get_bytes(in, &value, sizeof value)) return NULL;
+    switch (tag) {
+    case 't':
+        return get_tensor(in, value);
+    case 'd':
+        return get_dict(in, value);
+    case 'l':
+    case 'u':
+        return get_sequence(in, tag == 'l', value);
+    case 's':
+    case 'b':
+        return get_text(in, tag == 's', value);
+    case 'i':
+        return PyLong_FromLongLong(value);
+    default:
+        return NULL;
+    }
+}

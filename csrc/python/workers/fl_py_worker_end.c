@@ -1,0 +1,405 @@
+/* fl_py_worker_end: the heap type _core.WorkerEnd, a worker process's end of the memory shared with
+ * its parent.
+ *
+ * Holds the request being worked on and the slot its batch is built in. What does not fit is
+ * counted on, so that the parent learns how much the batch needs. Used by the worker's main thread;
+ * a second thread, in C alone, watches the parent and ends this process soon after it. */
+#define _GNU_SOURCE
+#include "fl_py.h"
+
+#include "fl_hash.h"
+#include "fl_pages.h"
+#include "fl_thread.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum {
+    ALIGNMENT = 64,
+    POPULATE_FROM = 16 << 10, /* smaller pieces fault in on their own */
+    KNOWN_SLOTS = 64,         /* so many slots are remembered as populated: 6 bits of a hash */
+    GRACE_S = 1               /* from the parent's death until this process is ended */
+};
+
+typedef struct known_slot {
+    int64_t offset, bytes;
+} known_slot;
+
+struct fl_py_worker_end {
+    PyObject_HEAD
+    fl_py_dlpack door;
+    char *base; /* the arena, of so many */
+    int64_t bytes;
+    bool is_mapped;    /* here; false: inherited */
+    fl_shm_queue *shm; /* owned, over the mapping */
+    int32_t worker;
+    fl_request request;
+    int64_t used;     /* of the slot; beyond its limit when the batch is too large */
+    int64_t found;    /* where the last tensor ends that find() gave the place of */
+    int64_t begin_ns; /* of the work at the request */
+    fl_reply reply;   /* its counts, collected since the last reply */
+    known_slot populated[KNOWN_SLOTS]; /* by a hash of the offset */
+    fl_py_writer writer;               /* its memory is used again */
+};
+
+static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"tensor_type", "fd",   "bytes",  "offset", "workers",
+                               "depth",       "base", "worker", NULL};
+    PyObject *tensor_type;
+    int fd, workers, depth, worker;
+    long long bytes, offset;
+    unsigned long long base;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiLLiiKi:WorkerEnd", keywords, &tensor_type,
+                                     &fd, &bytes, &offset, &workers, &depth, &base, &worker))
+        return NULL;
+    if (worker < 0 || worker >= workers || depth < 1 || (depth & (depth - 1)) != 0)
+        return PyErr_Format(PyExc_ValueError, "no port for worker %d of %d with depth %d", worker,
+                            workers, depth);
+    fl_py_worker_end *self = (fl_py_worker_end *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    fl_err err;
+    if (fl_py_dlpack_open(tensor_type, &self->door) != 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->base = (char *)(uintptr_t)base;
+    self->bytes = bytes;
+    self->worker = worker;
+    int status = base == 0 ? fl_arena_attach(fd, bytes, &self->base, &err) : FL_OK;
+    self->is_mapped = base == 0 && status == FL_OK;
+    if (status == FL_OK)
+        status = fl_shm_queue_attach(self->base + offset, workers, depth, &self->shm, &err);
+    if (status == FL_OK) return (PyObject *)self;
+    Py_DECREF(self);
+    return fl_py_raise(&err, NULL);
+}
+
+static void port_dealloc(fl_py_worker_end *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    fl_shm_queue_free(self->shm);
+    if (self->is_mapped) munmap(self->base, (size_t)self->bytes);
+    fl_free(self->writer.data);
+    fl_py_dlpack_close(&self->door);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static inline char *slot_data(const fl_py_worker_end *self)
+{
+    return self->base + self->request.offset;
+}
+
+/* Faults pages in, in one call, the first time this process writes to them. */
+static void populate(fl_py_worker_end *self, int64_t from, int64_t bytes)
+{
+    uint64_t hash = (uint64_t)self->request.offset * 0x9E3779B97F4A7C15u;
+    known_slot *known = &self->populated[hash >> 58];
+    if (known->offset != self->request.offset)
+        *known = (known_slot){.offset = self->request.offset};
+    int64_t begin = fl_max(from, known->bytes), end = from + bytes;
+    if (end - begin < POPULATE_FROM) return;
+    (void)fl_pages_populate(slot_data(self) + begin, end - begin);
+    known->bytes = end;
+}
+
+/* Room in the slot: its offset; the memory there is *data, NULL if the slot is too small. */
+static int64_t reserve(fl_py_worker_end *self, int64_t bytes, char **data)
+{
+    int64_t begin = (self->used + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    self->used = bytes < INT64_MAX / 2 - begin ? begin + bytes : INT64_MAX / 2;
+    *data = NULL;
+    if (self->used <= self->request.limit) {
+        populate(self, begin, bytes);
+        *data = slot_data(self) + begin;
+    }
+    return begin;
+}
+
+PyObject *fl_py_worker_end_tensor(fl_py_worker_end *self, fl_dtype dtype, int32_t ndim,
+                                  const int64_t *shape, char **data)
+{
+    int64_t bytes = fl_tensor_bytes(dtype, ndim, shape), before = self->used;
+    if (bytes < 0) return PyErr_NoMemory();
+    reserve(self, bytes, data);
+    if (*data != NULL) return fl_py_tensor_at(&self->door, NULL, *data, dtype, ndim, shape);
+    self->used = before; /* counted when it is packed */
+    return fl_py_tensor_new(&self->door, dtype, ndim, shape, data);
+}
+
+void fl_py_worker_end_fell_back(fl_py_worker_end *self, int32_t kind)
+{
+    self->reply.fallbacks[kind]++;
+}
+
+/* The slot lies in the arena, the task in the slot. */
+static bool is_sane(const fl_py_worker_end *self)
+{
+    const fl_request *request = &self->request;
+    return request->offset >= 0 && request->limit >= 0 &&
+           request->offset <= self->bytes - request->limit && request->bytes >= 0 &&
+           request->bytes <= request->limit;
+}
+
+static PyObject *fail_damaged(fl_py_worker_end *self)
+{
+    fl_shm_queue_report_damage(self->shm, self->worker);
+    return PyErr_Format(PyExc_RuntimeError,
+                        "the memory that worker %d shares with its parent process has been "
+                        "overwritten; look for writes out of bounds in native code of the dataset",
+                        (int)self->worker);
+}
+
+/* A copy, which is checked: the slot may go on changing. */
+static PyObject *copy_task(fl_py_worker_end *self)
+{
+    const fl_request *request = &self->request;
+    if (!is_sane(self)) return fail_damaged(self);
+    if (request->again >= 0) return PyLong_FromLongLong(request->again);
+    PyObject *task = PyBytes_FromStringAndSize(slot_data(self), (Py_ssize_t)request->bytes);
+    if (task == NULL || fl_hash(PyBytes_AS_STRING(task), request->bytes) == request->task)
+        return task;
+    Py_DECREF(task);
+    return fail_damaged(self);
+}
+
+PyDoc_STRVAR(receive_doc,
+             "receive(timeout, /)\n--\n\n"
+             "The next request: its payload, or, where a batch is to be sent again with more\n"
+             "memory, the number of the request it belongs to. None when there will be no more;\n"
+             "False after `timeout` seconds or a signal. RuntimeError, which the parent is told\n"
+             "of, where what is shared has been overwritten. Waits without the interpreter lock.");
+
+static PyObject *port_receive(fl_py_worker_end *self, PyObject *timeout)
+{
+    double seconds = PyFloat_AsDouble(timeout);
+    if (seconds == -1 && PyErr_Occurred()) return NULL;
+    int64_t begin_ns = fl_now_ns();
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_shm_queue_receive_request(self->shm, self->worker, &self->request,
+                                          begin_ns + (int64_t)(seconds * 1e9));
+    Py_END_ALLOW_THREADS
+    self->begin_ns = fl_now_ns();
+    self->reply.wait_ns += self->begin_ns - begin_ns;
+    self->used = self->found = 0;
+    if (PyErr_CheckSignals() != 0) return NULL;
+    if (status == FL_EEND) Py_RETURN_NONE;
+    if (status == FL_ETIMEOUT) Py_RETURN_FALSE;
+    return status == FL_OK ? copy_task(self) : fail_damaged(self);
+}
+
+PyDoc_STRVAR(number_doc, "number()\n--\n\nThe number of the request being worked on.");
+
+static PyObject *port_number(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyLong_FromLongLong(self->request.number);
+}
+
+bool fl_py_worker_end_place(const fl_py_worker_end *self, PyObject *object, fl_tensor *view,
+                            int64_t *offset)
+{
+    if (Py_TYPE(object) != self->door.tensor_type) return false;
+    if (fl_py_view(&self->door, object, view) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    *offset = view->data - slot_data(self);
+    int64_t bytes = fl_tensor_bytes(view->dtype, view->ndim, view->shape);
+    return view->data != NULL && *offset >= 0 && bytes <= self->used - *offset &&
+           self->used <= self->request.limit;
+}
+
+static PyObject *make_place(int64_t offset, const fl_tensor *view)
+{
+    PyObject *place = PyTuple_New(2 + view->ndim);
+    if (place == NULL) return NULL;
+    PyTuple_SET_ITEM(place, 0, PyLong_FromLongLong(offset));
+    PyTuple_SET_ITEM(place, 1, PyLong_FromLong(view->dtype.code * 256 + view->dtype.bits));
+    for (int32_t d = 0; d < view->ndim; d++)
+        PyTuple_SET_ITEM(place, 2 + d, PyLong_FromLongLong(view->shape[d]));
+    if (!PyErr_Occurred()) return place;
+    Py_DECREF(place);
+    return NULL;
+}
+
+PyDoc_STRVAR(find_doc,
+             "find(object, /)\n--\n\n"
+             "Where in the batch a tensor that was built there lies, as Reply.tensor takes it.\n"
+             "None for anything else; False for what may share memory with one found before.\n"
+             "Tensors are looked for in the order they were built in.");
+
+static PyObject *port_find(fl_py_worker_end *self, PyObject *object)
+{
+    fl_tensor view;
+    int64_t offset;
+    if (!fl_py_worker_end_place(self, object, &view, &offset)) Py_RETURN_NONE;
+    if (offset < self->found || !fl_tensor_is_contiguous(&view)) Py_RETURN_FALSE;
+    self->found = offset + fl_tensor_bytes(view.dtype, view.ndim, view.shape);
+    return make_place(offset, &view);
+}
+
+PyDoc_STRVAR(copy_doc, "copy(address, bytes, /)\n--\n\n"
+                       "Copy memory into the batch, as far as it fits; its offset there.");
+
+static PyObject *port_copy(fl_py_worker_end *self, PyObject *args)
+{
+    unsigned long long address;
+    long long bytes;
+    char *data;
+    if (!PyArg_ParseTuple(args, "KL:copy", &address, &bytes)) return NULL;
+    int64_t offset = reserve(self, bytes, &data);
+    if (data != NULL && bytes > 0) memcpy(data, (const void *)(uintptr_t)address, (size_t)bytes);
+    return PyLong_FromLongLong(offset);
+}
+
+PyDoc_STRVAR(rewind_doc, "rewind()\n--\n\nGive up what was built of the batch.");
+
+static PyObject *port_rewind(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
+{
+    self->used = self->found = 0;
+    Py_RETURN_NONE;
+}
+
+static bool
+send_answer(fl_py_worker_end *self, const char *head, int64_t bytes, int kind, bool stays)
+{
+    char *data;
+    self->reply.upload = stays ? 0 : self->used;
+    int64_t offset = reserve(self, bytes, &data);
+    bool fits = data != NULL;
+    if (fits) memcpy(data, head, (size_t)bytes);
+    self->reply.number = self->request.number;
+    self->reply.kind = fits ? kind : -1;
+    self->reply.used = self->used;
+    self->reply.head = offset;
+    self->reply.head_bytes = bytes;
+    self->reply.head_check = fl_hash(head, bytes);
+    self->reply.busy_ns = fl_now_ns() - self->begin_ns;
+    fl_shm_queue_send_reply(self->shm, self->worker, &self->reply);
+    self->reply = (fl_reply){0};
+    return fits;
+}
+
+PyDoc_STRVAR(answer_doc,
+             "answer(head, kind, stays, /)\n--\n\n"
+             "Answer the request with the batch built and its pickled part; False if that is more\n"
+             "than the request allows, which the parent is told instead. stays: there are\n"
+             "tensors in it that are not to land.");
+
+static PyObject *port_answer(fl_py_worker_end *self, PyObject *args)
+{
+    Py_buffer head;
+    int kind, stays;
+    if (!PyArg_ParseTuple(args, "y*ip:answer", &head, &kind, &stays)) return NULL;
+    bool fits = send_answer(self, head.buf, head.len, kind, stays);
+    PyBuffer_Release(&head);
+    return PyBool_FromLong(fits);
+}
+
+PyDoc_STRVAR(write_doc,
+             "write(batch, kind, /)\n--\n\n"
+             "The same for a batch of plain containers whose tensors were all built in the slot;\n"
+             "None if there is anything else in it.");
+
+static PyObject *port_write(fl_py_worker_end *self, PyObject *args)
+{
+    PyObject *batch;
+    int kind;
+    if (!PyArg_ParseTuple(args, "Oi:write", &batch, &kind)) return NULL;
+    self->writer.port = self;
+    if (!fl_py_write_batch(&self->writer, batch)) Py_RETURN_NONE;
+    return PyBool_FromLong(send_answer(self, self->writer.data, self->writer.used, kind, false));
+}
+
+PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\nWhether the parent wants no more work.");
+
+static PyObject *port_is_closed(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyBool_FromLong(fl_shm_queue_is_closed(self->shm, self->worker));
+}
+
+/* ---- the watch on the parent */
+
+typedef struct watch {
+    fl_shm_queue *shm; /* borrowed from a port that lives as long as the process */
+    int32_t worker;
+    pid_t parent;
+    int pidfd; /* owned; -1 on kernels without */
+} watch;
+
+static bool has_died(const watch *self)
+{
+    struct pollfd event = {.fd = self->pidfd, .events = POLLIN};
+    /* Where the program has closed the descriptor, by looking twice a second. */
+    if (self->pidfd >= 0 && poll(&event, 1, -1) == 1 && event.revents == POLLIN) return true;
+    (void)poll(NULL, 0, 500);
+    return kill(self->parent, 0) != 0 && errno == ESRCH;
+}
+
+static void *watch_parent(void *arg)
+{
+    watch *self = arg;
+    while (!has_died(self)) continue;
+    fl_shm_queue_close(self->shm, self->worker);
+    (void)sleep(GRACE_S);
+    _exit(1);
+}
+
+PyDoc_STRVAR(watch_doc,
+             "watch(pid, /)\n--\n\n"
+             "From now on, when the process `pid` dies, requests end, and a moment later this\n"
+             "process does, whatever it is doing. The port must live as long as the process.");
+
+static PyObject *port_watch(fl_py_worker_end *self, PyObject *args)
+{
+    int pid;
+    if (!PyArg_ParseTuple(args, "i:watch", &pid)) return NULL;
+    watch *started = fl_alloc(sizeof *started); /* the thread's, for ever */
+    if (started == NULL) return PyErr_NoMemory();
+    *started = (watch){
+        .shm = self->shm, .worker = self->worker, .parent = pid, .pidfd = fl_pidfd_open(pid)};
+    pthread_t thread;
+    fl_err err;
+    Py_INCREF(self); /* the thread's, for ever */
+    if (fl_thread_start(&thread, watch_parent, started, &err) != FL_OK) {
+        fl_free(started);
+        Py_DECREF(self);
+        return fl_py_raise(&err, NULL);
+    }
+    pthread_detach(thread);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef port_methods[] = {
+    {"receive", (PyCFunction)port_receive, METH_O, receive_doc},
+    {"number", (PyCFunction)port_number, METH_NOARGS, number_doc},
+    {"find", (PyCFunction)port_find, METH_O, find_doc},
+    {"copy", (PyCFunction)port_copy, METH_VARARGS, copy_doc},
+    {"write", (PyCFunction)port_write, METH_VARARGS, write_doc},
+    {"rewind", (PyCFunction)port_rewind, METH_NOARGS, rewind_doc},
+    {"answer", (PyCFunction)port_answer, METH_VARARGS, answer_doc},
+    {"is_closed", (PyCFunction)port_is_closed, METH_NOARGS, is_closed_doc},
+    {"watch", (PyCFunction)port_watch, METH_VARARGS, watch_doc},
+    {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(port_doc,
+             "WorkerEnd(tensor_type, fd, bytes, offset, workers, depth, base, worker)\n--\n\n"
+             "A worker's end of the memory at ParentEnd.address(). `base` is 0 in a process\n"
+             "that has not inherited the parent's mapping.");
+
+static PyType_Slot port_slots[] = {{Py_tp_doc, (void *)port_doc},
+                                   {Py_tp_new, port_new},
+                                   {Py_tp_dealloc, port_dealloc},
+                                   {Py_tp_methods, port_methods},
+                                   {0, NULL}};
+
+PyType_Spec fl_py_worker_end_spec = {.name = "fastloop._core.WorkerEnd",
+                                     .basicsize = sizeof(fl_py_worker_end),
+                                     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                                     .slots = port_slots};

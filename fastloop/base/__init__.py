@@ -1,0 +1,1 @@
+"""Helpers that know nothing of loaders or steps: nested containers, interrupts, memory, threads."""

@@ -1,0 +1,57 @@
+"""The threads of OpenMP that torch's operations run on, and our own work on them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from os import getpid
+from typing import Any
+
+import torch
+
+from fastloop._core import ThreadPool
+
+
+@contextmanager
+def on_this_thread() -> Iterator[None]:
+    """torch's operations in the body use the calling thread alone.
+
+    Threads of OpenMP spin for milliseconds after their last work, on the cores that whoever comes
+    next needs. Other threads of the program keep their number of threads: OpenMP counts for each
+    thread by itself, unlike `torch.set_num_threads`. Where torch has no OpenMP, nothing changes."""
+    threads, library = torch.get_num_threads(), openmp()
+    if library is None or threads == 1:
+        yield
+        return
+    library.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        library.omp_set_num_threads(threads)
+
+
+@cache
+def openmp() -> Any:
+    """The library that has omp_set_num_threads, if it is the one that torch uses."""
+    torch.get_num_threads()  # sets OpenMP's number when it is asked for the first time
+    try:
+        library = ctypes.CDLL(None)
+        threads = library.omp_get_max_threads()
+        library.omp_set_num_threads(threads + 1)
+        is_torchs = torch.get_num_threads() == threads + 1
+        library.omp_set_num_threads(threads)
+    except (AttributeError, OSError):
+        return None
+    return library if is_torchs else None
+
+
+@lru_cache(maxsize=1)
+def make_team(threads: int, _process: int) -> ThreadPool:
+    return ThreadPool(threads, uses_openmp=openmp() is not None)
+
+
+def team() -> ThreadPool:
+    """As many threads as torch's own operations use, shared by all work of this process."""
+    return make_team(torch.get_num_threads(), getpid())

@@ -1,0 +1,1 @@
+"""Datasets of arrays, and torch's collate in C."""

@@ -1,0 +1,1 @@
+"""Batches on a device: the accelerator, destinations of batches, uploads, prefetching."""

@@ -1,0 +1,64 @@
+"""Why fastloop's CUDA half does not run on a device where it was meant to, told once a process
+and cause. torch does the work then, with the same results.
+
+FASTLOOP_DISABLE_CUDA is a choice, of which nobody is told.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import TYPE_CHECKING
+
+from fastloop import _core
+from fastloop.base.requirements import kernels_are_disabled
+
+if TYPE_CHECKING:
+    import torch
+
+# What a runtime of this major version needs.
+_DRIVERS = {12: "525", 13: "580"}
+
+
+def explain_error(error: RuntimeError) -> str:
+    """What check_cuda said, and what can be done about it."""
+    text, info = str(error), _core.build_info()
+    version = str(info["cuda"])
+    major = int(version.partition(".")[0] or 0)
+    if "CUDA error 35," in text and major in _DRIVERS:
+        return (
+            f"{text}; the CUDA {version} that fastloop was built with needs an NVIDIA driver "
+            f"{_DRIVERS[major]} or newer: update the driver, or build fastloop with an nvcc of "
+            "the driver's CUDA (CUDA_HOME says which)"
+        )
+    if "compute capability" in text:
+        return f"{text}; build it with FASTLOOP_CUDA_ARCHS set to that, without the dot"
+    if not info["cuda"]:
+        reason = str(info["cuda_reason"]).partition("\n")[0]
+        return f"{text} (it was built so because {reason})"
+    return text
+
+
+@cache
+def _check(index: int) -> None:
+    """Only what works is kept: a failure may pass."""
+    _core.check_cuda(index)
+
+
+@cache
+def warn_once(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def find_fault(device: torch.device, what: str) -> str:
+    """Why nothing of ours runs on a CUDA device, which is told as the reason for torch doing
+    `what`; nothing if it does, or is not to."""
+    if device.type != "cuda" or kernels_are_disabled():
+        return ""
+    try:
+        _check(device.index or 0)
+    except RuntimeError as error:
+        fault = explain_error(error)
+        warn_once(f"torch {what} in place of fastloop on {device}: {fault}")
+        return fault
+    return ""

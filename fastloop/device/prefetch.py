@@ -1,0 +1,200 @@
+"""Batches uploaded ahead of their turn: ``prefetch`` for iterables, ``DeviceIter`` for loaders."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from fastloop import _core
+from fastloop.base.interrupts import interrupt_later
+from fastloop.base.next_lock import NextLock
+from fastloop.device.accelerator import Accelerator, open_accelerator
+from fastloop.device.uploader import NoUpload, Sent, StaticBatch, Transform, Uploader
+
+
+class _Entry:
+    """A batch that was pulled, and soon sent."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self.sent: Sent | None = None
+
+    def send(self, uploader: Uploader | NoUpload) -> None:
+        self.sent = uploader.send(self.batch)
+        self.batch = None
+
+
+class Prefetcher(NextLock, _core.FinalizerBase):
+    """Pulls batches from an iterator until `depth` are under way, then hands out the oldest."""
+
+    def __init__(
+        self,
+        source: Iterator[Any],
+        link: Accelerator,
+        depth: int,
+        uploader: Uploader | NoUpload,
+        is_static: bool,
+    ) -> None:
+        self._source: Any = source
+        self._link = link
+        self._depth = depth
+        self._uploader = uploader
+        self._fixed = StaticBatch(link) if is_static else None
+        self._ahead: deque[_Entry] = deque()
+        self._held: list[Exception] = []  # at most one, met while reading ahead
+        self._turns = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._link.check()
+        self._uploader.begin()
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        self._link.check()
+        with self._turn():
+            self._fill()
+            if not self._ahead:
+                raise self._held.pop()
+            sent = self._ahead[0].sent
+            assert sent is not None
+            batch = self._uploader.hand_out(sent)
+            if self._fixed is not None:
+                batch = self._fixed.fill(batch)
+            self._ahead.popleft()
+            return batch
+
+    def _fill(self) -> None:
+        while True:
+            if self._ahead and self._ahead[-1].sent is None:
+                try:
+                    self._ahead[-1].send(self._uploader)
+                except Exception:
+                    if len(self._ahead) == 1:
+                        raise
+                    return  # tried again when it is this batch's turn: memory may be free then
+            if self._held or len(self._ahead) == self._depth:
+                return
+            self._pull()
+
+    def _pull(self) -> None:
+        try:
+            self._ahead.append(_Entry(next(self._source)))
+        except StopIteration:
+            # Another one: the frames of a traceback would keep this iterator, and its workers,
+            # where a loop is left after the last batch.
+            self._held.append(StopIteration())
+        except Exception as error:
+            self._held.append(error)
+
+    def _drop(self) -> None:
+        """Lets go of all that was read ahead."""
+        self._ahead.clear()
+        self._held.clear()
+        self._uploader.finish()
+
+    def close(self) -> None:
+        """End here: what was read ahead is dropped, and the iterable is let go of."""
+        self._drop()
+        self._source = iter(())
+
+    def _finalize(self) -> None:
+        if hasattr(self, "_held"):
+            self._drop()
+
+    _interrupt_later = staticmethod(interrupt_later)
+
+
+class DeviceIter(Prefetcher, _BaseDataLoaderIter):
+    """Over an iterator of a loader: seeds, samplers, workers and state are that one's. What is on
+    the device already is only transformed, or put at its fixed addresses."""
+
+    def __init__(
+        self,
+        source: _BaseDataLoaderIter,
+        link: Accelerator,
+        transform: Transform | None,
+        is_static: bool,
+    ) -> None:
+        is_there = getattr(source, "is_on_device", False)
+        # Without workers the dataset is read in the loop's own time, and draws its numbers there.
+        depth = 2 if source._num_workers > 0 and not is_there else 1
+        uploader = NoUpload(transform) if is_there else Uploader(link, transform)
+        super().__init__(source, link, depth, uploader, is_static)
+        # torch's thread pins for it: then batches are uploaded from where they are.
+        if not hasattr(source, "_pin_memory_thread"):
+            source._pin_memory = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_source":
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+    @property
+    def _num_yielded(self) -> int:  # type: ignore[override]
+        """To the user."""
+        return int(self._source._num_yielded) - len(self._ahead)
+
+    def _pull(self) -> None:
+        super()._pull()
+        if self._held:
+            self._source._epoch.is_over = False  # not before the user has met it
+
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except StopIteration:
+            self._source._epoch.is_over = True
+            raise
+
+    def _drop(self) -> None:
+        self._source._num_yielded = self._num_yielded
+        self._source._keep_count()
+        super()._drop()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._drop()
+        self._source._reset(loader, first_iter)
+        self._begin()
+
+    def close(self) -> None:
+        self._drop()
+        self._source.close()
+
+
+def prefetch(
+    iterable: Iterable[Any],
+    device: torch.device | str | int,
+    depth: int = 2,
+    *,
+    device_transform: Transform | None = None,
+    static_buffers: bool = False,
+) -> Prefetcher:
+    """An iterator over the batches of any iterable, on a device, uploaded while the user computes.
+
+    Args:
+        iterable: of tensors, or of dicts, lists, tuples and dataclasses of them, nested. Tensors
+            arrive with their dtype, shape and strides; what is on the device already is passed
+            on, and what has no tensors is left as it is.
+        device: as torch takes it.
+        depth: batches under way when one is handed out, that one included. 1 reads nothing ahead.
+        device_transform: is given each batch on the device, on the stream that copies, and
+            returns the batch to be handed out. Tensors it uses besides must be there before.
+        static_buffers: the tensors have the same addresses in every batch, for CUDA graphs, and
+            are valid until the next batch is taken. All batches must be alike.
+
+    The current stream waits for a batch when it is handed out, the host never does. Errors of
+    ``iterable`` come in their turn. If an upload raises (``torch.OutOfMemoryError``), the next
+    ``next()`` tries the same batch again. ``close()`` drops what was read ahead.
+    """
+    if depth < 1:
+        raise ValueError(f"depth={depth} must be at least 1: the batch that is handed out")
+    link = open_accelerator(device)
+    uploader = Uploader(link, device_transform)
+    return Prefetcher(iter(iterable), link, depth, uploader, static_buffers)

@@ -1,0 +1,1 @@
+"""DataLoader: the routes, their iterators, and where an epoch stands."""

@@ -1,0 +1,348 @@
+"""How an epoch of an iterator goes on from a loaded state; ``checkpoint.py`` has the state itself.
+
+An iterator notes the states of the generators its sampler draws from, twice: before the sampler
+is asked for an iterator, and before that is asked for its first item. A resumed epoch draws again
+from these states and passes over what was yielded; no sample is loaded for it. Everything here
+runs once an epoch, on the thread that iterates.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.distributed import DistributedSampler
+
+from fastloop import _core
+from fastloop.base.interrupts import interrupt_later
+from fastloop.loader.index_blocks import Block, find_blocks
+
+TORCHS = "torch"  # the name of torch's own generator, which belongs to the user
+GENERATORS = (TORCHS, "loader", "batch_sampler", "sampler")  # where an order may be drawn from
+_SEEDLESS = (SequentialSampler, DistributedSampler)
+_SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+# Their iter() draws nothing; they draw when asked for the first item.
+_LAZY = (BatchSampler, SequentialSampler, *_SEEDED)
+
+State = dict[str, Any]
+Generators = dict[str, torch.Generator]
+_Rest = Callable[["Epoch", Iterator[Any]], Iterator[Any]]
+
+
+# ---- what a loader draws from
+
+
+def samplers_of(loader: DataLoader[Any]) -> tuple[Any, Any]:
+    """What yields batches (or, with batch_size=None, samples), and what that takes indices from."""
+    outer = loader._index_sampler
+    return outer, getattr(outer, "sampler", None)
+
+
+def _draws_from_torch(outer: Any, inner: Any) -> bool:
+    sampler: Any = inner if type(outer) is BatchSampler else outer
+    if type(sampler) in _SEEDED:
+        return sampler.generator is None or sampler.generator is torch.default_generator
+    return type(sampler) not in _SEEDLESS
+
+
+def find_generators(loader: DataLoader[Any]) -> Generators:
+    """The generators an epoch's order may depend on, each once, by where they were found."""
+    found: Generators = {}
+    if loader._dataset_kind != 0:  # of an IterableDataset
+        return found
+    outer, inner = samplers_of(loader)
+    if _draws_from_torch(outer, inner):
+        found[TORCHS] = torch.default_generator
+    known = [torch.default_generator]
+    for name, owner in zip(GENERATORS[1:], (loader, outer, inner), strict=True):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not g for g in known):
+            known.append(generator)
+            found[name] = generator
+    return found
+
+
+def explicit(generators: Generators) -> Generators:
+    return {name: g for name, g in generators.items() if name != TORCHS}
+
+
+def read_states(generators: Generators) -> dict[str, torch.Tensor]:
+    return {name: generator.get_state() for name, generator in generators.items()}
+
+
+def from_hex(texts: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """The states of the generators that have one: an empty text stands for none."""
+    return {
+        name: torch.from_numpy(np.frombuffer(bytes.fromhex(text), np.uint8).copy())
+        for name, text in texts.items()
+        if text
+    }
+
+
+@contextmanager
+def _kept(*generators: torch.Generator) -> Iterator[None]:
+    """What is drawn inside leaves no trace in these."""
+    before = [generator.get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+def sampler_with_epoch(loader: DataLoader[Any]) -> Any:
+    """The sampler that has set_epoch(), as DistributedSampler does, or None."""
+    for sampler in samplers_of(loader):
+        has_setter = callable(getattr(sampler, "set_epoch", None))
+        if has_setter and type(getattr(sampler, "epoch", None)) is int:
+            return sampler
+    return None
+
+
+# ---- what is left of an epoch
+
+
+def _rest_of_block(block: Block, rows: int) -> Block:
+    if isinstance(block, tuple):
+        first, count = block
+        return first + rows, count - rows
+    return block[rows:]
+
+
+def _skip_rows(blocks: Iterator[Block], rows: int) -> Iterator[Block]:
+    """Draws what holds the first `rows` rows now, and returns the rest."""
+    for block in blocks:
+        count = block[1] if isinstance(block, tuple) else len(block)
+        if rows < count:
+            return chain((_rest_of_block(block, rows),), blocks)
+        rows -= count
+        if rows == 0:
+            return blocks
+    return blocks
+
+
+def rest_of_blocks(epoch: Epoch, blocks: Iterator[Block]) -> Iterator[Block]:
+    return _skip_rows(blocks, epoch.skipped * epoch.sampler.batch_size)
+
+
+def _as_ints(block: Block) -> range | list[int]:
+    if isinstance(block, tuple):
+        return range(block[0], block[0] + block[1])
+    return block.tolist()
+
+
+def rest_of_items(epoch: Epoch, items: Iterator[Any]) -> Iterator[Any]:
+    sampler = epoch.sampler
+    blocks = find_blocks(sampler) if epoch.skipped > 0 else None
+    # A SubsetRandomSampler yields its own objects, which need not be ints.
+    if blocks is not None and type(sampler.sampler) is not SubsetRandomSampler:
+        rows = chain.from_iterable(map(_as_ints, rest_of_blocks(epoch, blocks)))
+        return iter(BatchSampler(rows, sampler.batch_size, sampler.drop_last))
+    passed = sum(1 for _ in islice(items, epoch.skipped))
+    if passed < epoch.skipped:
+        raise ValueError(
+            f"the state counts {epoch.skipped} batches, but the sampler "
+            f"({type(sampler).__name__}) ended after {passed}; bring it into the state it had "
+            "when the epoch began, or iterate without load_state_dict()"
+        )
+    return items
+
+
+class Epoch:
+    """One pass of an iterator over the sampler: what it began with, how far it came."""
+
+    def __init__(self, loader: DataLoader[Any], position: Position) -> None:
+        pending = position.pending
+        self.number = position.number if pending is None else pending["epoch"]
+        self.sampler: Any = loader._index_sampler
+        self.batch_size = getattr(self.sampler, "batch_size", None)
+        self.with_epoch = sampler_with_epoch(loader)
+        self.generators = find_generators(loader)
+        self.skipped = 0
+        self.yielded = 0
+        self.is_over = False
+        self.iterator: Callable[[], Any] = lambda: None  # that the user has
+        self.at_iter: dict[str, torch.Tensor] = {}
+        self.at_next: dict[str, torch.Tensor] = {}
+        self.sampler_epoch: int | None = None
+        self.is_resumed = pending is not None and pending["begun"]
+        self.is_spent = position.is_spent  # nothing is left, whatever was yielded
+        # None: as the iterator does by itself.
+        self.draws_seed: bool | None = None
+        if pending is not None and self.is_resumed:
+            self._go_on_from(pending)
+        elif pending is not None:
+            self.draws_seed = pending["draws_base_seed"]
+
+    def _go_on_from(self, state: State) -> None:
+        self.skipped = self.yielded = state["yielded"]
+        self.at_iter = from_hex(state["generators"]["iter"])
+        self.at_next = from_hex(state["generators"]["next"])
+        if state["sampler_epoch"] >= 0:
+            self.sampler_epoch = state["sampler_epoch"]
+
+    def _set_sampler_epoch(self) -> None:
+        """What began in one epoch of a sampler goes on in it, whatever set_epoch() said since."""
+        if self.with_epoch is not None and self.with_epoch.epoch != self.sampler_epoch:
+            self.with_epoch.set_epoch(self.sampler_epoch)
+
+    def _write(self, states: Mapping[str, torch.Tensor]) -> None:
+        for name, state in states.items():
+            self.generators[name].set_state(state)
+
+    def _is_lazy(self) -> bool:
+        return type(self.sampler) in _LAZY
+
+    def _note_sampler_epoch(self) -> None:
+        if self.with_epoch is not None:
+            self.sampler_epoch = self.with_epoch.epoch
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Around iter(sampler); also around the draw of a base seed."""
+        if self.is_resumed:
+            self._set_sampler_epoch()
+            # The draws of a spent epoch are over: loading has set the states they ended in.
+            over = explicit(self.generators) if self.is_spent else {}
+            with _kept(torch.default_generator, *over.values()):
+                if not self.is_spent:
+                    self._write(self.at_iter)
+                yield
+            return
+        self._note_sampler_epoch()
+        if not self._is_lazy():
+            self.at_iter = read_states(self.generators)
+        yield
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Around all that torch draws to make an iterator."""
+        kept: tuple[torch.Generator, ...] = ()
+        if self.draws_seed is False:
+            kept = (torch.default_generator, *explicit(self.generators).values())
+        with _kept(*kept), self.asking():
+            yield
+
+    def opening(self, source: Iterator[Any], rest: _Rest) -> Iterator[Iterator[Any]]:
+        """The parts of what is left of `source`; runs when the first item is asked for."""
+        if self.is_spent:
+            return
+        if not self.is_resumed:
+            if self._is_lazy():
+                self._note_sampler_epoch()
+            self.at_next = read_states(self.generators)
+            yield source
+            return
+        # A state saved before the first item was drawn has none of torch's own generator: the
+        # draw is then still to come, from the user's numbers.
+        kept = (torch.default_generator,) if TORCHS in self.at_next else ()
+        self._set_sampler_epoch()
+        with _kept(*kept):
+            self.at_next = {**read_states(self.generators), **self.at_next}
+            self._write(self.at_next)
+            source = rest(self, source)
+            first = list(islice(source, 1)) if self.skipped == 0 else []
+        yield iter(first)
+        yield source
+
+    def count(self) -> int:
+        """Batches yielded so far."""
+        iterator = self.iterator()
+        if iterator is not None and iterator._epoch is self:
+            self.yielded = iterator._num_yielded
+        return self.yielded
+
+
+class Resumable(_core.FinalizerBase, _BaseDataLoaderIter):
+    """Goes between torch's base iterator and a class over it, and makes that resumable.
+
+    In the list of bases it comes after torch's iterator: what the sampler yields is replaced
+    before torch asks for the first index. `_shared` must be set before `__init__`.
+    """
+
+    _num_yielded = 0
+    _shared: Any
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._epoch = Epoch(loader, self._shared.position)
+        with self._epoch.making():
+            super().__init__(loader)
+        if self._epoch.draws_seed is False and self._num_workers == 0:
+            self._sampler_iter = iter(self._index_sampler)  # with what the seed was drawn from
+        self._open()
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        if not first_iter:
+            self._keep_count()
+            self._epoch = Epoch(loader, self._shared.position)
+            if self._epoch.draws_seed:
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        with self._epoch.asking():
+            super()._reset(loader, first_iter)
+        self._open()
+
+    def _open(self) -> None:
+        self._sampler_iter = self._from_here(self._sampler_iter, rest_of_items)
+        self._num_yielded = self._epoch.skipped
+
+    def _from_here(self, source: Iterator[Any], rest: _Rest) -> Iterator[Any]:
+        return chain.from_iterable(self._epoch.opening(source, rest))
+
+    def _keep_count(self) -> None:
+        epoch = self.__dict__.get("_epoch")
+        if epoch is not None:
+            epoch.yielded = self._num_yielded
+
+    def _finalize(self) -> None:
+        self._keep_count()
+
+    _interrupt_later = staticmethod(interrupt_later)
+
+
+class Position:
+    """Where a loader stands: its latest epoch, or a loaded state that waits for iter()."""
+
+    def __init__(
+        self, number: int = 0, pending: State | None = None, is_spent: bool = False
+    ) -> None:
+        self.number = number  # of the next epoch
+        self.pending = pending
+        self.is_spent = is_spent  # the pending state's epoch has no batch left
+        self.current: Epoch | None = None
+
+    def begin(self, iterator: _BaseDataLoaderIter) -> None:
+        """iter() has given this."""
+        epoch = getattr(iterator, "_epoch", None)
+        if epoch is None:
+            return
+        self.current = epoch
+        epoch.iterator = weakref.ref(iterator)
+        self.number = epoch.number + 1
+        self.pending, self.is_spent = None, False
+
+    def load(self, state: State, is_spent: bool = False) -> None:
+        """The next iter() goes on from `state`."""
+        self.pending, self.is_spent = state, is_spent
+
+    def restart(self, number: int) -> None:
+        """The next iter() begins the epoch of this number."""
+        self.number = number
+        self.pending, self.is_spent, self.current = None, False, None
+
+    def copy(self) -> Position:
+        """For a copy of the loader, which has no iterator."""
+        return Position(self.number, self.pending, self.is_spent)

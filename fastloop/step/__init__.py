@@ -1,0 +1,1 @@
+"""The step: gradients, clipping, loss scaling, accumulation."""

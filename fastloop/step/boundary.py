@@ -1,0 +1,188 @@
+"""One optimizer step at a window's boundary: divide, check, clip, step, and tell the scaler.
+
+Four kinds of optimizer and scaler meet here: steps that divide by themselves (torch's fused=True)
+or not, under fastloop's scaler, torch's or none. The gradients come as `.grad` or as buffers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
+from fastloop.step.grad_list import GradList, new_flag, parameters_of
+from fastloop.step.window import Buffers
+
+
+class LossScale:
+    """Scales losses; a window's must all have the same scale, or they would not add up."""
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self._scaler = scaler
+        self._seen: tuple[Tensor, int] | None = None  # the window's scale and its version
+        self.loaded: float | None = None  # the scale of a window that load_state_dict() brought
+
+    def forget(self) -> None:
+        """A window begins."""
+        self._seen = self.loaded = None
+
+    def __call__(self, loss: Tensor) -> Tensor:
+        scaled = self._scaler.scale(loss)
+        scale = self._scaler._scale
+        assert scale is not None
+        if self._seen is None:
+            self._check_loaded()
+            self._seen = (scale, scale._version)
+        elif self._seen[0] is not scale or self._seen[1] != scale._version:
+            raise RuntimeError(
+                "the scaler's scale has changed inside a window; leave its step() and update() to "
+                "the Stepper"
+            )
+        return scaled
+
+    def _check_loaded(self) -> None:
+        if self.loaded is not None and self.loaded != self._scaler.get_scale():
+            raise RuntimeError(
+                f"the loaded window was begun with the scale {self.loaded}, and the scaler's is "
+                f"{self._scaler.get_scale()}; load the scaler's state_dict() too"
+            )
+
+
+class Outcome(NamedTuple):
+    norm: Tensor | None  # 0-d float64, before clipping; None where no pass needed to read
+    found_inf: Tensor | bool  # whether the step was skipped; a tensor where the host did not ask
+
+
+class Step:
+    """How gradients become a step of one optimizer."""
+
+    def __init__(
+        self, optimizer: Optimizer, scaler: Any, max_norm: float | None, checks: bool
+    ) -> None:
+        self._optimizer = optimizer
+        self._scaler = scaler  # enabled, or None
+        self._max_norm = max_norm
+        self._checks = checks  # whether a gradient that is not finite skips the step
+        self._is_fused = takes_grad_scale(optimizer)
+        # A subclass's own unscaling is not passed over.
+        self._is_ours = hasattr(scaler, "_step_checked") and scaler._owns_unscaling()
+        self._grads = GradList()
+
+    def __call__(self, divisor: float, buffers: Buffers | None, has_dropped: bool) -> Outcome:
+        """Take the step for gradients / (scale * divisor), then update the scaler.
+
+        SYNC for optimizers that are not fused, if gradients are checked."""
+        try:
+            if self._scaler is not None and not self._is_ours and buffers is None:
+                return self._as_torch_does(divisor)
+            return self._checked(divisor, buffers, has_dropped)
+        except BaseException:
+            if self._scaler is not None:
+                self._scaler._per_optimizer_states.pop(id(self._optimizer), None)
+            raise
+        finally:
+            self._grads.release()
+
+    def back_off(self) -> None:
+        """No step, but the scaler hears of a gradient that was not finite."""
+        if self._scaler is not None:
+            device = parameters_of(self._optimizer)[0].device
+            self._record(torch.ones_like(self._scale(device)))
+            self._scaler.update()
+
+    def _checked(self, divisor: float, buffers: Buffers | None, has_dropped: bool) -> Outcome:
+        reads = self._checks or self._max_norm is not None
+        is_one = self._scaler is None and self._max_norm is None and divisor == 1
+        if is_one and not reads and buffers is None:
+            self._optimizer.step()
+            return Outcome(None, False)
+        grads = self._grads.collect_grads(self._optimizer) if buffers is None else buffers.sums
+        scale = None if self._scaler is None else self._scale(grads.device)
+        found_inf = new_flag(grads.device)
+        norm = grads.norm_check(found_inf, scale=scale, divisor=divisor) if reads else None
+        factor: Tensor | float = 1.0
+        if not is_one:
+            factor = grads.clip_factor(norm, self._max_norm, scale=scale, divisor=divisor)
+        found: Tensor | bool = found_inf if self._checks else False
+        if self._checks and (not self._is_fused or found_inf.device.type == "cpu"):
+            found = bool(found_inf)
+        grad_scale = None
+        if buffers is not None:
+            if found is not True:
+                buffers.write(factor, self._grads)
+        elif self._is_fused and self._folds():
+            grad_scale = factor.reciprocal().float() if isinstance(factor, Tensor) else None
+        elif isinstance(factor, Tensor) and found is not True:
+            grads.scale_(factor)
+        self._step(found, found_inf, grad_scale, has_dropped)
+        return Outcome(norm, found)
+
+    def _step(
+        self,
+        found: Tensor | bool,
+        found_inf: Tensor,
+        grad_scale: Tensor | None,
+        has_dropped: bool,
+    ) -> None:
+        optimizer, scaler = self._optimizer, self._scaler
+        if scaler is None:
+            if found is not True:
+                planted: dict[str, Tensor] = {}
+                if grad_scale is not None:
+                    planted["grad_scale"] = times_of_user(optimizer, grad_scale)
+                if self._is_fused and found is not False:
+                    planted["found_inf"] = found_inf
+                with FusedAttributes(optimizer, gives_back=True, **planted):
+                    optimizer.step()
+            return
+        with FusedAttributes(
+            optimizer, gives_back=True
+        ):  # a scaler's step deletes what the user had
+            if self._is_ours:
+                scaler._step_checked(optimizer, found_inf, grad_scale)
+            else:
+                self._record(found_inf, OptState.UNSCALED)
+                scaler.step(optimizer)
+        if has_dropped:
+            self._record(torch.ones_like(found_inf))
+        scaler.update()
+
+    def _as_torch_does(self, divisor: float) -> Outcome:
+        """torch's own scaler, by its public methods: subclasses may override them."""
+        scaler, optimizer = self._scaler, self._optimizer
+        scaler.unscale_(optimizer)
+        grads = self._grads.collect_grads(optimizer)
+        flags = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+        norm = None
+        if self._max_norm is not None:
+            norm = grads.norm_check(new_flag(grads.device), divisor=divisor)
+        if divisor != 1 or norm is not None:
+            grads.scale_(grads.clip_factor(norm, self._max_norm, divisor=divisor))
+        with FusedAttributes(optimizer, gives_back=True):
+            scaler.step(optimizer)
+        found_inf = sum(flag.to(grads.device) for flag in flags)
+        scaler.update()
+        if isinstance(found_inf, Tensor) and (not self._is_fused or not found_inf.is_cuda):
+            found_inf = bool(found_inf)
+        return Outcome(norm, found_inf)
+
+    def _scale(self, device: torch.device) -> Tensor:
+        """The scaler's; made here on a rank that joins the others' window without a loss."""
+        if self._scaler._scale is None:
+            self._scaler._lazy_init_scale_growth_tracker(device)
+        scale: Tensor = self._scaler._scale
+        return scale
+
+    def _record(self, found_inf: Tensor, stage: OptState | None = None) -> None:
+        """What the scaler's update() is to know of this optimizer."""
+        state = self._scaler._per_optimizer_states[id(self._optimizer)]
+        state["found_inf_per_device"] = {found_inf.device: found_inf}
+        if stage is not None:
+            state["stage"] = stage
+
+    def _folds(self) -> bool:
+        """grad_scale is float32, which is too coarse for gradients of doubles."""
+        return self._grads.dtypes.isdisjoint((torch.float64, torch.complex128))

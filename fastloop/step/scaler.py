@@ -1,0 +1,365 @@
+"""GradScaler: torch's, whose passes over the gradients are the engine's (fastloop.step.grad_list).
+
+State machine, messages, private fields and pickling are torch's, inherited. Ours is what it calls:
+`_unscale_grads_` (the pass), `_check_inf_per_device` (that of optimizers which unscale by
+themselves), `_maybe_opt_step` (whether a step is skipped); the branch of `step` for fused
+optimizers; and the bounds of `update`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from fastloop.step.clip import ClipPass, clip_grad_norm_
+from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
+from fastloop.step.grad_list import GradList, new_flag, parameters_of
+from fastloop.step.scale_rule import BoundedScaler, Flags, as_one_flag
+
+Pass = Callable[[GradList, Tensor, Tensor], None]  # takes scale and found_inf
+
+_MAX_GRAD_LISTS = 16
+
+
+class GradScaler(BoundedScaler):
+    """``torch.amp.GradScaler`` with fewer passes over the gradients.
+
+    Args:
+        device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: torch's.
+        min_scale: the scale never falls below it. None: it may fall to 0, as torch's does.
+        max_scale: the scale never rises above it. None: it stops before infinity.
+        hysteresis: how many steps in a row must meet a gradient that is not finite before the scale
+            backs off (it then does at each, until a step without one starts the count anew), as
+            ``update_scale_hysteresis`` of NVIDIA's apex. 1: at the first, as torch.
+
+    Where every gradient is an ordinary tensor on the CPU, or all are on one CUDA device, passes run
+    in C or as one kernel each; elsewhere torch's own run. The state dict holds torch's five keys,
+    so that torch's scaler loads it, and ours.
+
+    Raises:
+        ValueError: init_scale is not finite or not within the bounds; min_scale or max_scale is not
+            a positive number, or min_scale is larger; hysteresis is less than 1.
+        AssertionError: torch's own, for growth_factor and backoff_factor.
+    """
+
+    # Defaults are the class's: an instance unpickled from an older version has them all.
+    last_norm: Tensor | None = None  # what unscale_and_clip_ last returned; None in copies
+    _skipped_steps: int = 0  # those the host knows of
+    _skipped_unread: Tensor | None = None  # and those it has not asked the device for, 0-d there
+    _last_skipped: Tensor | bool = False
+    _grad_lists: dict[int, GradList] | None = None  # by id of the optimizer: caches, no more
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
+        hysteresis: int = 1,
+    ) -> None:
+        if device == "cuda" and enabled and not _has_cuda():
+            # Warned of here, one frame from the user's line.
+            warnings.warn(
+                "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling.",
+                stacklevel=2,
+            )
+            enabled = False
+        super().__init__(
+            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+        )
+        self._set_bounds(min_scale, max_scale, hysteresis)
+
+    # ---- the passes
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the optimizer's gradients by the scale: torch's, errors included. No SYNC.
+
+        Raises:
+            RuntimeError: called twice, or after `step`, without `update` between.
+            ValueError: a gradient is float16.
+        """
+        if not self._enabled or not self._run_pass(optimizer, GradList.unscale_by_):
+            super().unscale_(optimizer)
+
+    def _run_pass(self, optimizer: Optimizer, run: Pass) -> bool:
+        """What torch's unscale_ does where nothing speaks against it and the engine covers the
+        gradients, with `run` for the pass and without small operations of torch's, of which the
+        first after a backward takes as long as a walk over hundreds of tensors."""
+        scale = self._scale
+        if not self._owns_unscaling() or scale is None or not _is_plain_scale(scale):
+            return False
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is not OptState.READY:
+            return False
+        grads = self._grads_of(optimizer)
+        try:
+            if not _covers(grads, allow_fp16=False) or grads.device != scale.device:
+                return False
+            found_inf = new_flag(scale.device)
+            run(grads, scale, found_inf)
+        finally:
+            grads.release()
+        state["found_inf_per_device"] = {scale.device: found_inf}
+        state["stage"] = OptState.UNSCALED
+        return True
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> Flags:
+        grads = self._grads_of(optimizer)
+        try:
+            is_here = grads.device == inv_scale.device == found_inf.device
+            if is_here and found_inf.ndim == 0 and _covers(grads, allow_fp16):
+                grads.unscale_(inv_scale, found_inf)
+                return {grads.device: found_inf}
+        finally:
+            grads.release()
+        flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        return flags if len(flags) < 2 else as_one_flag(flags.values(), inv_scale.device)
+
+    def _grads_of(self, optimizer: Optimizer) -> GradList:
+        lists = self._grad_lists
+        if lists is None:
+            lists = self._grad_lists = {}
+        grads = lists.get(id(optimizer))
+        if grads is None:
+            if len(lists) >= _MAX_GRAD_LISTS:
+                lists.clear()
+            grads = lists[id(optimizer)] = GradList()
+        return grads.collect_grads(optimizer)
+
+    def _owns_unscaling(self) -> bool:
+        """Whether neither a subclass nor the user has put something else in our methods' place."""
+        return _is_method(self.unscale_, GradScaler.unscale_) and _is_method(
+            self._unscale_grads_, GradScaler._unscale_grads_
+        )
+
+    def _check_inf_per_device(self, optimizer: Optimizer) -> dict[str, Any]:
+        flags = super()._check_inf_per_device(optimizer)
+        if not flags or _is_method(self._unscale_grads_, GradScaler._unscale_grads_):
+            return flags
+        return self._merge_flags(self._per_optimizer_states[id(optimizer)])
+
+    def _merge_flags(self, state: dict[str, Any]) -> Flags:
+        scale, _ = self._check_scale_growth_tracker("step")
+        flags = as_one_flag(state["found_inf_per_device"].values(), scale.device)
+        state["found_inf_per_device"] = flags
+        return flags
+
+    def unscale_and_clip_(
+        self,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor:
+        """`unscale_(optimizer)` and `clip_grad_norm_` of all its parameters, in one or two passes.
+
+        Args:
+            optimizer: whose gradients; `step` is then called as after `unscale_`.
+            max_norm, norm_type, error_if_nonfinite: as `torch.nn.utils.clip_grad_norm_`.
+
+        Returns:
+            The total norm of the unscaled gradients before they were clipped, a 0-d tensor of the
+            dtype and on the device that torch's function gives; also kept as `last_norm`.
+
+        Gradients are read once, then multiplied once by min(1, max_norm / (norm + 1e-6)) / scale,
+        and not written where that is 1. If one is not finite, `step` will skip; until then they are
+        unscaled but not clipped, so that one can see which it was (where torch's functions run they
+        hold what torch's clipping leaves: zeros and NaN). A disabled scaler only clips.
+
+        Does not wait for the device, unless error_if_nonfinite (SYNC, as in torch).
+
+        Raises:
+            RuntimeError: called twice, or after `step`, without `update` between; with
+                error_if_nonfinite, the total norm is not finite (the gradients are unscaled then).
+            ValueError: a gradient is float16, as in `unscale_`.
+        """
+        scale = self._scale if self._enabled else None
+        clip = ClipPass(scale, float(max_norm), float(norm_type), error_if_nonfinite)
+        if not self._enabled or not self._run_pass(optimizer, clip.unscale):
+            self.unscale_(optimizer)
+        norm = clip.total_norm
+        if norm is None or clip.is_error():
+            params = parameters_of(optimizer)
+            norm = clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
+        self.last_norm = norm
+        return norm
+
+    # ---- the step
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        """Unscale the gradients unless that is done, then `optimizer.step(*args, **kwargs)` unless
+        one of them is not finite: torch's, errors and warnings included.
+
+        Fused optimizers skip by themselves, on the device; for others the host reads one flag
+        (SYNC, as in torch). What torch sets on a fused optimizer is gone when its step raises.
+
+        Returns:
+            What `optimizer.step` returns, None where it is not called."""
+        is_fused = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
+        if not is_fused or "closure" in kwargs:
+            return super().step(optimizer, *args, **kwargs)
+        self._check_scale_growth_tracker("step")
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.STEPPED or not takes_grad_scale(optimizer):
+            result = super().step(optimizer, *args, **kwargs)
+        else:
+            result = self._step_fused(optimizer, state, *args, **kwargs)
+        self._note_step(next(iter(state["found_inf_per_device"].values()), False))
+        return result
+
+    def _step_fused(
+        self, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        """This one branch of torch's `step` is ours: torch's asks inspect.signature at every step,
+        and leaves its two tensors on the optimizer if that raises."""
+        is_unscaled = state["stage"] is OptState.UNSCALED
+        if not is_unscaled:
+            self._check_inf_per_device(optimizer)
+        elif not self._owns_unscaling():
+            self._merge_flags(state)  # they may be sums over ranks
+        scale = self._get_scale_async()
+        assert scale is not None
+        flags = [f.to(scale.device) for f in state["found_inf_per_device"].values()]
+        of_user = getattr(optimizer, "grad_scale", None)
+        grad_scale = of_user if is_unscaled else times_of_user(optimizer, scale)
+        found_inf = flags[0] if len(flags) == 1 else sum(flags)
+        with FusedAttributes(optimizer, grad_scale=grad_scale, found_inf=found_inf):
+            result: float | None = optimizer.step(*args, **kwargs)
+        state["stage"] = OptState.STEPPED
+        return result
+
+    def _maybe_opt_step(
+        self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        flags = optimizer_state["found_inf_per_device"].values()
+        is_skipped = sum(flag.item() for flag in flags) != 0
+        self._note_step(is_skipped)
+        result: float | None = None if is_skipped else optimizer.step(*args, **kwargs)
+        return result
+
+    def _step_checked(
+        self,
+        optimizer: Optimizer,
+        found_inf: Tensor,
+        grad_scale: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> float | None:
+        """`step` for a caller who has collected and checked this optimizer's gradients in this
+        step, and unscaled them unless grad_scale is given. Disabled, it steps whatever found_inf.
+
+        Args:
+            found_inf: 0-d float32, exactly 0.0 or 1.0; kept for `update` and not changed.
+            grad_scale: 0-d float32 by which the optimizer has to divide the gradients (scale and
+                clip in one), or None. Only for optimizers of which `takes_grad_scale` is true.
+
+        Raises:
+            RuntimeError: the user has called `unscale_` or `step` for it since the last `update`.
+        """
+        if not self._enabled:
+            return self.step(optimizer, *args, **kwargs)
+        self._check_scale_growth_tracker("step")
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.UNSCALED:
+            super().unscale_(optimizer)  # raises
+        if state["stage"] is OptState.STEPPED or "closure" in kwargs:
+            return self.step(optimizer, *args, **kwargs)  # raises
+        state["found_inf_per_device"] = {found_inf.device: found_inf}
+        state["stage"] = OptState.UNSCALED
+        if grad_scale is None:
+            return self.step(optimizer, *args, **kwargs)
+        try:
+            with FusedAttributes(optimizer, grad_scale=times_of_user(optimizer, grad_scale)):
+                return self.step(optimizer, *args, **kwargs)
+        except BaseException:
+            state["stage"] = OptState.READY  # the gradients are scaled as before
+            raise
+
+    # ---- what happened
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        super()._lazy_init_scale_growth_tracker(dev)
+        if dev.type != "cpu":
+            self._skipped_unread = torch.zeros((), dtype=torch.float32, device=dev)
+
+    def _note_step(self, flag: Tensor | bool) -> None:
+        if isinstance(flag, bool) or flag.device.type == "cpu":
+            self._last_skipped = flag if isinstance(flag, bool) else flag.item() != 0
+            self._skipped_steps += self._last_skipped
+            return
+        self._last_skipped = flag
+        if self._skipped_unread is None:
+            self._skipped_unread = torch.zeros_like(flag)
+        self._skipped_unread.add_(flag.to(self._skipped_unread.device, non_blocking=True))
+
+    def last_step_skipped(self) -> bool:
+        """Whether the last `step`, of whichever optimizer, was skipped. SYNC on CUDA."""
+        return bool(self._last_skipped)
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many optimizer steps were skipped. SYNC on CUDA."""
+        if self._skipped_unread is not None:
+            self._skipped_steps += int(self._skipped_unread.item())
+            self._skipped_unread.zero_()  # in place: a captured graph may go on adding to it
+        return self._skipped_steps
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's five entries and min_scale, max_scale, hysteresis, skipped_steps, _bad_steps, all
+        numbers or None; {} where disabled. SYNC on CUDA."""
+        state = super().state_dict()
+        if self._enabled:
+            state["skipped_steps"] = self.skipped_steps
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of ours or of torch's scaler, which leaves what torch's lacks as it is.
+
+        Raises:
+            RuntimeError: it is empty, being that of a disabled scaler.
+            ValueError: its scale is not finite.
+        """
+        super().load_state_dict(state_dict)
+        if self._enabled:
+            counted = self.skipped_steps  # reads the device's count and so ends it
+            self._skipped_steps = state_dict.get("skipped_steps", counted)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        for name in ("_grad_lists", "_skipped_unread", "last_norm"):
+            state.pop(name, None)
+        state["_skipped_steps"] = self.skipped_steps
+        state["_last_skipped"] = self.last_step_skipped()
+        return state
+
+
+def _has_cuda() -> bool:
+    return not torch.cuda.amp.common.amp_definitely_not_available()  # type: ignore[no-untyped-call]
+
+
+def _covers(grads: GradList, allow_fp16: bool) -> bool:
+    is_covered = grads.is_plain and len(grads.tensors) > 0
+    return is_covered and (allow_fp16 or torch.float16 not in grads.dtypes)
+
+
+def _is_plain_scale(scale: Tensor) -> bool:
+    is_covered = scale.device.type in ("cpu", "cuda")
+    return is_covered and scale.dtype is torch.float32 and scale.ndim == 0
+
+
+def _is_method(method: object, function: object) -> bool:
+    return getattr(method, "__func__", None) is function

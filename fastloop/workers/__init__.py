@@ -1,0 +1,1 @@
+"""Worker processes: requests and replies over shared memory, and what runs in a worker."""

@@ -1,0 +1,119 @@
+"""How a worker process gets its dataset.
+
+A forked worker inherits it. A spawned one is sent a pickle, in shared memory and with the large
+arrays beside it: they are written there once for all workers and mapped by each, privately and
+writable, instead of being copied through a pipe for every worker.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+from multiprocessing import reduction
+from typing import Any
+
+_LARGE = 1 << 20  # arrays of so many bytes go beside the pickle
+_PAGE = mmap.ALLOCATIONGRANULARITY
+
+# Of ParentEnd.address: descriptor, bytes, offset, workers, depth, mapped at.
+Address = tuple[int, int, int, int, int, int]
+
+
+class SharedFile:
+    """A file in memory for what spawned workers share; closed when all of them have started."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._end = 0
+        self._places: dict[tuple[int, int], int] = {}
+        self._alive: list[pickle.PickleBuffer] = []
+
+    def fd(self) -> int:
+        if self._fd < 0:
+            self._fd = os.memfd_create("fastloop", os.MFD_CLOEXEC)
+        return self._fd
+
+    def write(self, data: Any) -> tuple[int, int]:
+        view = memoryview(data).cast("B")
+        offset, done = self._end, 0
+        while done < len(view):
+            done += os.pwrite(self.fd(), view[done:], offset + done)
+        self._end += -(-len(view) // _PAGE) * _PAGE
+        return offset, len(view)
+
+    def write_once(self, buffer: pickle.PickleBuffer) -> tuple[int, int]:
+        import numpy as np
+
+        view = buffer.raw()
+        address = np.frombuffer(view, np.uint8).ctypes.data
+        key = address, view.nbytes
+        if key not in self._places:
+            self._alive.append(buffer)
+            self._places[key], _ = self.write(view)
+        return self._places[key], view.nbytes
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def _map_privately(fd: int, offset: int, size: int) -> memoryview:
+    if size == 0:
+        return memoryview(b"")
+    prot = mmap.PROT_READ | mmap.PROT_WRITE
+    return memoryview(mmap.mmap(fd, size, mmap.MAP_PRIVATE, prot, offset=offset))
+
+
+class DatasetTransfer:
+    """The arguments of a worker, sent along with its process object."""
+
+    def __init__(
+        self, arguments: dict[str, Any], address: Address, worker: int, cargo: SharedFile
+    ) -> None:
+        self._contents = arguments, address, worker
+        self._cargo = cargo
+
+    def unload(self) -> tuple[dict[str, Any], Address, int]:
+        return self._contents
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments, (fd, *rest, _), worker = self._contents
+        places: list[tuple[int, int]] = []
+
+        def put_beside(buffer: pickle.PickleBuffer) -> bool:
+            if buffer.raw().nbytes < _LARGE:
+                return True
+            places.append(self._cargo.write_once(buffer))
+            return False
+
+        file = io.BytesIO()
+        reduction.ForkingPickler(file, 5, True, put_beside).dump(arguments)
+        pickled = self._cargo.write(file.getbuffer())
+        descriptors = reduction.DupFd(fd), reduction.DupFd(self._cargo.fd())
+        return _ReceivedDataset, (descriptors, tuple(rest), worker, pickled, places)
+
+
+class _ReceivedDataset:
+    """A shipment in the process it was sent to."""
+
+    def __init__(
+        self,
+        descriptors: tuple[Any, Any],
+        rest: tuple[int, int, int, int],
+        worker: int,
+        pickled: tuple[int, int],
+        places: list[tuple[int, int]],
+    ) -> None:
+        self._fd, self._cargo = (descriptor.detach() for descriptor in descriptors)
+        self._rest, self._worker = rest, worker
+        self._pickled, self._places = pickled, places
+
+    def unload(self) -> tuple[dict[str, Any], Address, int]:
+        buffers = [_map_privately(self._cargo, *place) for place in self._places]
+        arguments = pickle.loads(_map_privately(self._cargo, *self._pickled), buffers=buffers)
+        os.close(self._cargo)
+        os.set_inheritable(self._fd, False)  # which a spawned process's descriptors are not
+        return arguments, (self._fd, *self._rest, 0), self._worker

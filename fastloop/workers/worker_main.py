@@ -1,0 +1,132 @@
+"""What runs in a worker process: torch's own loop, over queues of ours."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils.worker import (
+    _IterableDatasetStopIteration,
+    _ResumeIteration,
+    _worker_loop,
+)
+
+from fastloop import _core
+from fastloop.base.interrupts import end_quietly, release_in_child
+from fastloop.data.collate import is_default_collate, make_collate
+from fastloop.workers.batch_pickle import OBJECT, WRITTEN, pack
+from fastloop.workers.dataset_transfer import DatasetTransfer
+
+
+class _Results:
+    """The worker's end of the result queue."""
+
+    def __init__(self, port: _core.WorkerEnd, worker: int, lands: bool) -> None:
+        self._port = port
+        self._lands = lands
+        self._where = f"in DataLoader worker process {worker}"
+        self.is_collated = False  # batches come from the C collate: fresh, plain, without cycles
+        self.too_large: dict[int, Any] = {}  # batches that wait for more memory, by request
+
+    def put(self, item: tuple[Any, Any]) -> None:
+        _, data = item
+        number = self._port.number()
+        fits = self._port.write(data, WRITTEN) if self.is_collated else None
+        if fits is None:
+            fits = self._port.answer(*self._pack(data))
+        if not fits:
+            self.too_large[number] = item
+
+    def _pack(self, data: Any) -> tuple[bytes, int, bool]:
+        try:
+            head, kind, stays = pack(self._port, data, self._lands)
+        except Exception:
+            return self._pack(self._explain(data))
+        if data is None or isinstance(data, ExceptionWrapper | _IterableDatasetStopIteration):
+            kind = OBJECT
+        return head, kind, stays
+
+    def _explain(self, data: Any) -> ExceptionWrapper:
+        """Why it could not be pickled, as an error that can be."""
+        self._port.rewind()
+        if not isinstance(data, ExceptionWrapper):
+            return ExceptionWrapper(where=self._where)  # type: ignore[no-untyped-call]
+        name = data.exc_type.__qualname__
+        data.exc_msg = f"{name}, an exception that cannot be pickled\n{data.exc_msg}"
+        data.exc_type = RuntimeError
+        return data
+
+    def cancel_join_thread(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Requests:
+    """The worker's end of its index queue."""
+
+    def __init__(self, port: _core.WorkerEnd, results: _Results) -> None:
+        self._port = port
+        self._results = results
+
+    def get(self, timeout: float) -> Any:
+        while True:
+            request = self._port.receive(timeout)
+            if request is None:
+                return None
+            if request is False:
+                raise queue.Empty
+            if not isinstance(request, int):
+                break
+            self._results.put((None, self._results.too_large.pop(request)[1]))
+        task = pickle.loads(request)
+        if isinstance(task, _ResumeIteration):
+            self._results.too_large.clear()
+        return task
+
+
+class _Done:
+    """The worker's view of the event that ends all work."""
+
+    def __init__(self, port: _core.WorkerEnd) -> None:
+        self.is_set = port.is_closed
+
+
+def run_worker(shipment: DatasetTransfer, parent: int, is_interruptible: bool, lands: bool) -> None:
+    """The target of a worker process.
+
+    Args:
+        shipment: torch's arguments of the loop, and the way to the shared memory.
+        parent: the process to serve; this one ends soon after it.
+        is_interruptible: whether Ctrl-C reaches the parent's main thread; it is held back here
+            until this function can end quietly.
+        lands: batches are to land elsewhere, on a device say.
+    """
+    try:
+        release_in_child()
+        arguments, address, worker = shipment.unload()
+        port = _core.WorkerEnd(torch.Tensor, *address, worker)
+        port.watch(parent)
+        results = _Results(port, worker, lands)
+        collate_fn: Callable[[Any], Any] = arguments["collate_fn"]
+        if arguments["auto_collation"] and is_default_collate(collate_fn):
+            collate_fn = make_collate(port)
+            results.is_collated = True
+        arguments.update(
+            index_queue=_Requests(port, results),
+            data_queue=results,
+            done_event=_Done(port),
+            collate_fn=collate_fn,
+        )
+        if is_interruptible:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        _worker_loop(**arguments)
+    except KeyboardInterrupt:
+        pass
+    end_quietly()

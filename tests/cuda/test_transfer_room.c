@@ -1,0 +1,91 @@
+/* Streams take so much and no more: then the host blocks in the call until the device has run some
+ * of it. What uploads need, and who may be held up by a thread that is blocked. */
+#include "transfer_fixture.h"
+
+enum { COPY_OPS = 3 }; /* wait, copy, record */
+
+static void do_nothing(void *arg) { (void)arg; }
+
+static int launch_too_many(void *arg)
+{
+    CHECK(freopen("/dev/null", "w", stderr) != NULL);
+    for (int64_t n = 0; n < *(int64_t *)arg; n++) fake_launch(NULL, do_nothing, NULL);
+    return 0;
+}
+
+static void test_the_fake_says_that_the_host_blocks(void)
+{
+    int64_t most = FAKE_MOST_QUEUED, more = most + 1;
+    fake_set_order(FAKE_LAZY, 0);
+    CHECK_INT(run_child(launch_too_many, &most), 0);
+    CHECK(run_child(launch_too_many, &more) != 0);
+    fake_set_order(FAKE_RANDOM, 0); /* the device gets on */
+    CHECK_INT(run_child(launch_too_many, &more), 0);
+}
+
+/* Under the stage's mutex a batch is three launches on the stream for copies, whatever the device
+ * does; on the consumer's it is one at the post, and one at the take. */
+static void test_a_batch_needs_so_much_room(void)
+{
+    fl_ring_config shape;
+    fake_set_order(FAKE_LAZY, 0);
+    for (int i = 0; next_shape(i, &shape); i++) {
+        loop l;
+        fl_batch batches[MOST_POSTED];
+        open_loop(&l, shape, 0);
+        fake_bound_queues(COPY_OPS * shape.depth, false);
+        for (int64_t tag = 0; tag < shape.depth; tag++) post_upload(&l, tag, 2);
+        for (int64_t tag = 0; tag < shape.depth; tag++) {
+            CHECK_INT(fl_ring_receive(l.r.ring, LONG_MS, &batches[tag], NULL), FL_OK);
+            ticket *t = ticket_of(&l, batches[tag].tag);
+            CHECK_INT(fl_cuda_transfer_take(t->upload, &batches[tag], NULL, NULL), FL_OK);
+            drop_block(t->block);
+            *t = (ticket){0};
+        }
+        fake_bound_queues(FAKE_MOST_QUEUED, false);
+        close_loop(&l);
+        fake_synchronize(NULL);
+    }
+    CHECK(fake_is_clean());
+}
+
+static void await_blocked(int64_t count)
+{
+    int64_t deadline_ns = fl_now_ns() + (int64_t)LONG_MS * 1000000;
+    while (fake_count_blocked() != count && fl_now_ns() < deadline_ns) sleep_ms(1);
+    CHECK_INT(fake_count_blocked(), count);
+}
+
+/* A thread of the ring is in the middle of the copy of batch 2, with the stage's mutex. */
+static void test_a_thread_that_is_blocked_holds_up_no_post_and_no_take(void)
+{
+    loop l;
+    cudaStream_t stream;
+    fake_set_order(FAKE_LAZY, 0);
+    CHECK_INT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    open_loop(
+        &l, (fl_ring_config){.depth = 5, .threads = 1, .is_in_order = true, .runs_ahead = true}, 0);
+    l.stream = stream;
+    fake_bound_queues(2 * COPY_OPS + 1, true);
+    for (int64_t tag = 0; tag < 3; tag++) post_upload(&l, tag, 1);
+    await_blocked(1);
+    post_upload(&l, 3, 1);
+    take_tag(&l, 0);
+    fake_bound_queues(FAKE_MOST_QUEUED, true);
+    for (int64_t tag = 1; tag < 4; tag++) take_tag(&l, tag);
+    fake_bound_queues(FAKE_MOST_QUEUED, false);
+    fake_synchronize(stream);
+    close_loop(&l);
+    CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
+    CHECK(fake_is_clean());
+}
+
+int main(void)
+{
+    start_tests();
+    CHECK_INT(cudaSetDevice(0), cudaSuccess);
+    RUN(test_the_fake_says_that_the_host_blocks);
+    RUN(test_a_batch_needs_so_much_room);
+    RUN(test_a_thread_that_is_blocked_holds_up_no_post_and_no_take);
+    return 0;
+}

@@ -1,0 +1,454 @@
+/* transfer_copier_fixture.h: a loop that trains on a device with batches of workers: slots in an
+ * arena, a ring across processes, a courier, and kernels that check what they read, when they run.
+ *
+ * Threads stand for the worker processes; a loop without them has the test answer for its workers.
+ */
+#ifndef COURIER_RIG_H
+#define COURIER_RIG_H
+
+#include "arena_fixture.h"
+#include "destination_fixture.h"
+#include "fake_worker.h"
+
+#include "fl_cuda_transfer.h"
+
+enum {
+    MOST_WORKERS = 3,
+    MOST_JOBS = 16,
+    FIRST_LIMIT = 8192, /* bytes that a batch is given at first */
+    FIRST_BLOCK = 4096,
+    /* Of the runtime: register; wait, copy, record; before and after, which device the thread is
+       on. */
+    PIN_CALLS = 3,
+    COPY_CALLS = 5
+};
+
+/* ---- the loop */
+
+typedef struct job {
+    fl_transfer *errand;  /* NULL: not sent yet, or claimed */
+    fl_slot *slot;        /* NULL: not sent yet */
+    fl_dest_buffer berth; /* owner NULL: none yet */
+    fl_reply reply;
+    int64_t tag, number, limit;
+    int64_t arrival; /* > 0: its answer is there */
+    int32_t worker;
+    bool is_there; /* false: a free place */
+} job;
+
+typedef struct shape {
+    int32_t workers, device;
+    bool is_in_order;
+    bool has_threads;
+    cudaStream_t stream;
+} shape;
+
+typedef struct loop {
+    shape shape;
+    shm_rig ring;
+    fl_arena *arena;
+    fl_pool *pool;
+    fl_cuda_copy_stream *stage;
+    fl_copier *courier;
+    block_heap heap;
+    cudaStream_t stream; /* the consumer's current one */
+    servant servants[MOST_WORKERS];
+    pthread_t threads[MOST_WORKERS];
+    job jobs[MOST_JOBS];
+    int64_t pending, arrivals;
+    int64_t next;        /* turn, if they are taken in order */
+    int64_t block_bytes; /* the largest batch so far */
+    look looks[MOST_LOOKS];
+    int64_t launched;
+    bool is_short; /* there is no device memory */
+    fl_err err;    /* of the last failure */
+} loop;
+
+/* ---- what the courier's thread does */
+
+static _Atomic int64_t carries; /* so far, by the threads of all couriers */
+
+static inline int
+carry_and_count(const fl_dest_buffer *berth, fl_slot *slot, int64_t bytes, fl_err *err)
+{
+    CHECK(berth->carried == bytes && bytes <= berth->bytes);
+    int status = fl_cuda_transfer_carry(berth, slot, bytes, err);
+    atomic_fetch_add(&carries, 1);
+    return status;
+}
+
+/* ---- blocks */
+
+/* A block for a batch of so many bytes, aimed. */
+static inline int ready_block(loop *l, int64_t bytes, fl_dest_buffer *out)
+{
+    fl_cuda_transfer *upload;
+    bool is_filled;
+    if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
+    FL_TRY(fl_cuda_transfer_get(l->stage, 1, &upload, &l->err));
+    block *found = get_block(&l->heap, bytes, l->stream);
+    int status = fl_cuda_transfer_aim(upload, found->memory, l->stream, &is_filled, &l->err);
+    if (status != FL_OK) {
+        fl_cuda_transfer_drop(upload);
+        drop_block(found);
+        return status;
+    }
+    *out = (fl_dest_buffer){
+        .target = upload, .owner = found, .stream = l->stream, .bytes = found->bytes};
+    return FL_OK;
+}
+
+static inline void recall_blocks(loop *l, int64_t bytes)
+{
+    fl_dest_buffer spare;
+    while (fl_copier_reclaim_buffer(l->courier, bytes, &spare)) {
+        fl_cuda_transfer_drop(spare.target);
+        drop_block(spare.owner);
+    }
+}
+
+/* What fails here is met when a batch needs it. */
+static inline void supply_blocks(loop *l)
+{
+    fl_dest_buffer spare;
+    recall_blocks(l, l->block_bytes);
+    while (fl_copier_buffers_needed(l->courier) > 0 &&
+           ready_block(l, l->block_bytes, &spare) == FL_OK)
+        fl_copier_add_buffer(l->courier, &spare);
+}
+
+static inline void start_workers(loop *l)
+{
+    for (int32_t w = 0; w < l->shape.workers; w++) {
+        l->servants[w] = (servant){l->ring.shm, fl_arena_base(l->arena), w, w % 2 == 0};
+        if (l->shape.has_threads) /* not one of the resources that are refused */
+            CHECK(pthread_create(&l->threads[w], NULL, serve_all, &l->servants[w]) == 0);
+    }
+}
+
+/* Opens what `s` says; the status of what cannot be had. */
+static inline int try_open_loop(loop *l, shape s)
+{
+    memset(l, 0, sizeof *l);
+    if (s.device == 0) fake_choose_default(true);
+    l->shape = s;
+    l->stream = s.stream;
+    l->heap.device = s.device;
+    l->block_bytes = FIRST_BLOCK;
+    CHECK(s.workers <= MOST_WORKERS && (s.device == 0 || s.stream != NULL));
+    l->ring = open_shm_rig(s.workers, DEPTH);
+    FL_TRY(fl_arena_open(64 * MIB, &l->arena, &l->err));
+    FL_TRY(fl_pool_open(0, l->arena, &l->pool, &l->err));
+    fl_pool_reserve(l->pool, 4);
+    fl_pool_pin(l->pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, s.device});
+    FL_TRY(fl_cuda_copy_stream_open(s.device, &l->stage, &l->err));
+    FL_TRY(fl_copier_open(l->ring.shm, s.workers, DEPTH, carry_and_count, &l->courier, &l->err));
+    start_workers(l);
+    fl_copier_set_window(l->courier, s.is_in_order ? 0 : -1);
+    supply_blocks(l);
+    return FL_OK;
+}
+
+static inline void open_loop(loop *l, shape s) { CHECK_INT(try_open_loop(l, s), FL_OK); }
+
+/* ---- requests and replies */
+
+static inline job *post(loop *l, int64_t tag)
+{
+    job *j = l->jobs;
+    while (j->is_there) CHECK(++j < l->jobs + MOST_JOBS);
+    *j = (job){.tag = tag, .limit = FIRST_LIMIT, .is_there = true};
+    j->worker = (int32_t)(tag % 1000 % l->shape.workers);
+    l->pending++;
+    return j;
+}
+
+/* FL_ETIMEOUT: later. */
+static inline int send_job(loop *l, job *j)
+{
+    fl_slot *slot;
+    FL_TRY(fl_pool_get(l->pool, j->limit, &slot, &l->err));
+    memcpy(fl_slot_data(slot), &j->tag, sizeof j->tag);
+    fl_request request = {.offset = fl_slot_data(slot) - fl_arena_base(l->arena),
+                          .limit = j->limit,
+                          .bytes = sizeof j->tag,
+                          .again = j->limit == FIRST_LIMIT ? -1 : j->number};
+    int status = fl_copier_submit(l->courier, j->worker, &request, slot, turn_of(j->tag),
+                                  &j->errand, &l->err);
+    if (status != FL_OK) {
+        fl_slot_return(slot);
+        return status;
+    }
+    j->slot = slot;
+    j->number = request.number;
+    return FL_OK;
+}
+
+static inline int send_missing(loop *l)
+{
+    for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++) {
+        if (!j->is_there || j->slot != NULL) continue;
+        fl_err before = l->err;
+        int status = send_job(l, j);
+        if (status != FL_OK && status != FL_ETIMEOUT) return status;
+        if (status == FL_ETIMEOUT) l->err = before;
+    }
+    return FL_OK;
+}
+
+static inline job *find_job(loop *l, int32_t worker, int64_t number)
+{
+    for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++)
+        if (j->slot != NULL && j->arrival == 0 && j->worker == worker && j->number == number)
+            return j;
+    return NULL;
+}
+
+static inline void claim_job(loop *l, job *j)
+{
+    if (j->errand != NULL && !fl_copier_finish(l->courier, j->errand, &j->berth))
+        CHECK(j->berth.owner == NULL);
+    j->errand = NULL;
+}
+
+/* Takes a reply if there is one. */
+static inline bool receive(loop *l)
+{
+    fl_reply reply;
+    int status = fl_copier_receive(l->courier, &reply);
+    if (status == FL_ETIMEOUT) return false;
+    CHECK_INT(status, FL_OK);
+    job *j = find_job(l, reply.worker, reply.number);
+    if (j == NULL) return true;
+    j->reply = reply;
+    if (reply.kind >= 0) {
+        j->arrival = ++l->arrivals;
+        return true;
+    }
+    claim_job(l, j);
+    CHECK(j->berth.owner == NULL && reply.used > j->limit);
+    fl_slot_return(j->slot);
+    j->slot = NULL;
+    j->limit = reply.used;
+    return true;
+}
+
+/* The job whose turn it is, if its answer is there. */
+static inline job *find_next(loop *l)
+{
+    job *found = NULL;
+    for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++) {
+        if (!j->is_there || j->arrival == 0) continue;
+        if (l->shape.is_in_order && j->tag % 1000 != l->next) continue;
+        if (found == NULL || j->arrival < found->arrival) found = j;
+    }
+    return found;
+}
+
+/* ---- batches are taken */
+
+static inline void look_at_batch(void *arg)
+{
+    const look *l = arg;
+    check_words(l->view, l->tag);
+}
+
+static inline void launch_look(loop *l, const void *memory, int64_t tag)
+{
+    look *next = &l->looks[l->launched++ % MOST_LOOKS];
+    *next = (look){.view = fake_host_view(memory), .tag = tag};
+    fake_launch(l->stream, look_at_batch, next);
+}
+
+static inline void forget_job(loop *l, job *j)
+{
+    *j = (job){0};
+    l->pending--;
+}
+
+/* Does what the courier has not come to. */
+static inline int upload_job(loop *l, job *j, const fl_batch *batch)
+{
+    if (j->berth.owner != NULL) return FL_OK;
+    FL_TRY(fl_slot_pin(j->slot, batch->bytes, &l->err));
+    FL_TRY(ready_block(l, batch->bytes, &j->berth));
+    j->berth.carried = batch->bytes;
+    CHECK_INT(fl_cuda_transfer_carry(&j->berth, j->slot, batch->bytes, NULL), FL_OK);
+    return FL_OK;
+}
+
+/* Hands the batch to a kernel and lets go of it; after a failure it is still there. */
+static inline int hand_out(loop *l, job *j)
+{
+    claim_job(l, j);
+    fl_batch batch = {.slot = j->slot, .bytes = j->reply.upload};
+    if (sort_of(j->tag) != BATCH) {
+        CHECK(j->berth.owner == NULL);
+        check_words(fl_slot_data(j->slot), j->tag);
+        fl_slot_return(j->slot);
+        forget_job(l, j);
+        return FL_OK;
+    }
+    FL_TRY(upload_job(l, j, &batch));
+    CHECK(j->berth.bytes >= batch.bytes && j->berth.carried == batch.bytes);
+    FL_TRY(fl_cuda_transfer_take(j->berth.target, &batch, l->stream, &l->err));
+    block *taken = j->berth.owner;
+    if (taken->stream != l->stream) taken->is_kept = true;
+    launch_look(l, taken->memory, j->tag);
+    drop_block(taken);
+    l->block_bytes = fl_max(l->block_bytes, batch.bytes);
+    forget_job(l, j);
+    return FL_OK;
+}
+
+/* Waits until the answer of the next one is there. */
+static inline int await_next(loop *l, job **out)
+{
+    for (;;) {
+        FL_TRY(send_missing(l));
+        while (receive(l)) continue;
+        *out = find_next(l);
+        if (*out != NULL) return FL_OK;
+        FL_TRY(send_missing(l));
+        CHECK(fl_shm_queue_wait(l->ring.shm, fl_now_ns() + LONG_NS));
+    }
+}
+
+static inline void pass_on(loop *l)
+{
+    l->next++;
+    fl_copier_set_window(l->courier, l->shape.is_in_order ? l->next : -1);
+    supply_blocks(l);
+}
+
+/* The next batch; *tag: which it is, -1: it could not even be sent for. */
+static inline int take_batch(loop *l, int64_t *tag)
+{
+    job *j;
+    *tag = -1;
+    FL_TRY(await_next(l, &j));
+    *tag = j->tag;
+    FL_TRY(hand_out(l, j));
+    pass_on(l);
+    return FL_OK;
+}
+
+/* ---- the end */
+
+static inline bool has_sent(const loop *l)
+{
+    for (const job *j = l->jobs; j < l->jobs + MOST_JOBS; j++)
+        if (j->slot != NULL && j->arrival == 0) return true;
+    return false;
+}
+
+/* The batch is not wanted any more; its worker has answered. */
+static inline void drop_job(loop *l, job *j)
+{
+    claim_job(l, j);
+    fl_batch batch = {.slot = j->slot, .bytes = j->reply.upload};
+    if (j->berth.owner != NULL) {
+        fl_cuda_transfer_abandon(j->berth.target, &batch, j->berth.stream);
+        drop_block(j->berth.owner);
+    } else {
+        fl_slot_return(j->slot);
+    }
+    forget_job(l, j);
+}
+
+/* Drops all batches, whatever their state. */
+static inline void leave_loop(loop *l)
+{
+    for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++) claim_job(l, j);
+    for (int32_t w = 0; w < l->shape.workers && !l->shape.has_threads && l->courier != NULL; w++)
+        while (serve_request(&l->servants[w], INT64_MIN) == FL_OK) continue;
+    while (has_sent(l))
+        if (!receive(l)) CHECK(fl_shm_queue_wait(l->ring.shm, fl_now_ns() + LONG_NS));
+    for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++)
+        if (j->is_there) drop_job(l, j);
+    CHECK_INT(l->pending, 0);
+}
+
+/* The courier first: nothing is queued any more. */
+static inline void close_engine(loop *l)
+{
+    if (l->courier != NULL) {
+        leave_loop(l);
+        recall_blocks(l, INT64_MAX);
+        close_all(&l->ring);
+        for (int32_t w = 0; w < l->shape.workers && l->shape.has_threads; w++)
+            CHECK(pthread_join(l->threads[w], NULL) == 0);
+    }
+    fl_copier_close(l->courier);
+    fl_cuda_copy_stream_close(l->stage);
+    fl_pool_close(l->pool);
+}
+
+/* Kernels that read blocks must have been waited for. */
+static inline void close_memory(loop *l)
+{
+    free_blocks(&l->heap);
+    if (l->arena != NULL) CHECK_INT(held_bytes(l->arena), 0);
+    fl_arena_close(l->arena);
+    close_shm_rig(&l->ring);
+}
+
+static inline void close_loop(loop *l)
+{
+    close_engine(l);
+    fake_synchronize(l->stream);
+    close_memory(l);
+}
+
+/* ---- what many tests do */
+
+/* false: there are no more shapes. */
+static inline bool next_shape(int i, shape *out)
+{
+    *out = (shape){.workers = 1 + i / 2, .is_in_order = i % 2 == 0, .has_threads = true};
+    return out->workers <= MOST_WORKERS;
+}
+
+/* Takes batches of `from` to `to` - 1; later ones are posted meanwhile. */
+static inline void train(loop *l, int64_t from, int64_t to)
+{
+    int64_t posted = from, tag;
+    bool is_taken[MOST_JOBS * 4] = {false};
+    l->next = from;
+    fl_copier_set_window(l->courier, l->shape.is_in_order ? from : -1);
+    for (int64_t n = from; n < to; n++) {
+        for (; posted < to && l->pending < 3 * l->shape.workers; posted++) post(l, posted);
+        CHECK_INT(take_batch(l, &tag), FL_OK);
+        CHECK(!is_taken[tag] && (tag == n || !l->shape.is_in_order));
+        is_taken[tag] = true;
+    }
+}
+
+/* ---- a loop without threads */
+
+static const shape BY_HAND = {.workers = 3, .is_in_order = true};
+
+static inline void send_tags(loop *l, const int64_t *tags, int count)
+{
+    for (int i = 0; i < count; i++) {
+        post(l, tags[i]);
+        CHECK_INT(send_missing(l), FL_OK);
+    }
+}
+
+static inline void serve(loop *l, int32_t worker, int times)
+{
+    for (int i = 0; i < times; i++)
+        CHECK_INT(serve_request(&l->servants[worker], INT64_MIN), FL_OK);
+}
+
+/* Waits until the thread has carried so many, or failed to. What it chooses to do next is settled
+ * once such an errand is claimed. */
+static inline void await_carries(int64_t count)
+{
+    int64_t deadline_ns = fl_now_ns() + LONG_NS;
+    while (atomic_load(&carries) < count && fl_now_ns() < deadline_ns) sleep_ms(1);
+    CHECK_INT(atomic_load(&carries), count);
+}
+
+#endif

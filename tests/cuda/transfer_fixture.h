@@ -1,0 +1,213 @@
+/* transfer_fixture.h: a loop that trains on a device: a ring over pinned slots, uploads, and
+ * kernels that check what they read, when they run. */
+#ifndef UPLOAD_RIG_H
+#define UPLOAD_RIG_H
+
+#include "ring_fixture.h"
+
+#include "destination_fixture.h"
+#include "fl_cuda_transfer.h"
+
+enum { MOST_POSTED = 8, BLOCK_BYTES = 4096 };
+
+typedef struct ticket {
+    fl_cuda_transfer *upload; /* NULL: free */
+    block *block;             /* NULL: memory was short */
+    bool is_filled;           /* before it was aimed */
+} ticket;
+
+typedef struct loop {
+    rig r; /* first: the fill's context */
+    fl_cuda_copy_stream *stage;
+    cudaStream_t stream; /* the consumer's current one */
+    ticket tickets[MOST_POSTED];
+    block_heap heap;
+    look looks[MOST_LOOKS];
+    int64_t launched;
+    bool has_window; /* batches that are not next have no block at the post: see look_ahead */
+    bool is_short;   /* there is no device memory */
+    bool is_late;    /* `late` was taken from the ring, and could not be handed out */
+    fl_batch late;
+    fl_err err; /* of the last failure */
+} loop;
+
+static inline ticket *ticket_of(loop *l, int64_t tag) { return &l->tickets[tag % MOST_POSTED]; }
+
+static inline int fill_and_upload(void *context, const fl_batch *batch, int32_t part, fl_err *err)
+{
+    fl_cuda_transfer *upload = ticket_of(context, batch->tag)->upload;
+    if (part == batch->parts) {
+        (void)fl_cuda_transfer_send(upload, batch, NULL);
+        return FL_OK;
+    }
+    FL_TRY(fill_part(context, batch, part, err));
+    fl_cuda_transfer_part(upload, batch);
+    return FL_OK;
+}
+
+/* Opens what `shape` says; the status of what cannot be had. */
+static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
+{
+    memset(l, 0, sizeof *l);
+    if (device == 0) fake_choose_default(true);
+    l->r.stuck_tag = l->r.failing_tag = NONE;
+    l->heap.device = device;
+    CHECK(sem_init(&l->r.arrived, 0, 0) == 0 && sem_init(&l->r.gate, 0, 0) == 0);
+    CHECK(shape.depth < MOST_POSTED);
+    FL_TRY(fl_pool_open(0, NULL, &l->r.pool, &l->err));
+    fl_pool_reserve(l->r.pool, shape.depth);
+    fl_pool_pin(l->r.pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
+    FL_TRY(fl_cuda_copy_stream_open(device, &l->stage, &l->err));
+    shape.fill = fill_and_upload;
+    shape.context = l;
+    shape.pool = l->r.pool;
+    return fl_ring_open(&shape, &l->r.ring, &l->err);
+}
+
+static inline void open_loop(loop *l, fl_ring_config shape, int32_t device)
+{
+    CHECK_INT(try_open_loop(l, shape, device), FL_OK);
+}
+
+static inline void drop_ticket(ticket *t)
+{
+    if (t->upload != NULL) fl_cuda_transfer_drop(t->upload);
+    drop_block(t->block);
+    *t = (ticket){0};
+}
+
+static inline void drop_tickets(loop *l)
+{
+    if (l->is_late) fl_slot_return(l->late.slot);
+    l->is_late = false;
+    for (int i = 0; i < MOST_POSTED; i++) drop_ticket(&l->tickets[i]);
+}
+
+static inline void reset_loop(loop *l)
+{
+    fl_cuda_copy_stream_halt(l->stage);
+    fl_ring_reset(l->r.ring);
+    drop_tickets(l);
+}
+
+static inline void close_engine(loop *l)
+{
+    if (l->stage != NULL) fl_cuda_copy_stream_halt(l->stage);
+    fl_ring_close(l->r.ring);
+    drop_tickets(l);
+    fl_cuda_copy_stream_close(l->stage);
+    fl_pool_close(l->r.pool);
+}
+
+/* Kernels that read blocks must have been waited for. */
+static inline void close_loop(loop *l)
+{
+    close_engine(l);
+    free_blocks(&l->heap);
+    sem_destroy(&l->r.arrived);
+    sem_destroy(&l->r.gate);
+}
+
+static inline int aim(loop *l, ticket *t)
+{
+    fl_err err;
+    if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
+    block *found = get_block(&l->heap, BLOCK_BYTES, l->stream);
+    int status = fl_cuda_transfer_aim(t->upload, found->memory, l->stream, &t->is_filled, &err);
+    if (status == FL_OK)
+        t->block = found;
+    else
+        drop_block(found);
+    if (status != FL_OK) l->err = err;
+    return status;
+}
+
+static inline void post_upload(loop *l, int64_t tag, int32_t parts)
+{
+    ticket *t = ticket_of(l, tag);
+    fl_rows *rows = fl_ring_rows(l->r.ring);
+    CHECK(t->upload == NULL && BLOCK_BYTES >= 8 * rows_of(tag));
+    fl_err err = {0};
+    int status = fl_cuda_transfer_get(l->stage, parts, &t->upload, &err);
+    bool is_next = fl_ring_pending(l->r.ring) == 0;
+    if (status == FL_OK && (is_next || !l->has_window)) (void)aim(l, t);
+    if (status == FL_OK) status = add_rows(rows, tag, &err);
+    if (status == FL_OK) status = fl_ring_submit(l->r.ring, 8 * rows_of(tag), parts, tag, &err);
+    if (status == FL_OK) return;
+    CHECK_INT(err.code, status);
+    drop_ticket(t);
+    fl_ring_submit_sentinel(l->r.ring, status, &err, tag);
+}
+
+static inline void check_device_words(const char *view, int64_t tag)
+{
+    const int64_t *words = (const int64_t *)(const void *)view;
+    for (int64_t i = 0; i < rows_of(tag); i++) CHECK_INT(words[i], word_of(tag, row_of(tag, i)));
+}
+
+static inline void look_at_batch(void *arg)
+{
+    const look *l = arg;
+    check_device_words(l->view, l->tag);
+}
+
+static inline void launch_look(loop *l, const void *memory, int64_t tag)
+{
+    look *next = &l->looks[l->launched++ % MOST_LOOKS];
+    *next = (look){.view = fake_host_view(memory), .tag = tag};
+    fake_launch(l->stream, look_at_batch, next);
+}
+
+/* The next batches get their blocks. What was filled before is sent: by the ring, if its slot is
+ * still to be pinned. */
+static inline void look_ahead(loop *l)
+{
+    const fl_batch *batch;
+    for (int64_t place = 0; place < FL_COPY_AHEAD; place++) {
+        if ((batch = fl_ring_submitted(l->r.ring, place)) == NULL) return;
+        ticket *t = ticket_of(l, batch->tag);
+        if (t->upload == NULL || t->block != NULL) continue;
+        if (aim(l, t) != FL_OK) return;
+        if (!t->is_filled) continue;
+        if (fl_slot_is_pinned(batch->slot, batch->bytes))
+            (void)fl_cuda_transfer_send(t->upload, batch, NULL);
+        else
+            fl_ring_add_part(l->r.ring, place);
+    }
+}
+
+/* Takes the next batch, queues a kernel that reads it and lets go of it. A batch that could not be
+ * handed out comes again. *tag: which it is. */
+static inline int take_upload(loop *l, int64_t *tag)
+{
+    int status = FL_OK;
+    fl_batch batch = l->late;
+    if (!l->is_late) status = fl_ring_receive(l->r.ring, LONG_MS, &batch, &l->err);
+    if (status == FL_EEND) return status;
+    *tag = batch.tag;
+    ticket *t = ticket_of(l, batch.tag);
+    if (status != FL_OK) {
+        drop_ticket(t);
+        return status;
+    }
+    if (!fl_cuda_transfer_is_aimed(t->upload)) status = aim(l, t);
+    if (status == FL_OK) status = fl_cuda_transfer_take(t->upload, &batch, l->stream, &l->err);
+    l->is_late = status != FL_OK;
+    l->late = batch;
+    if (l->is_late) return status;
+    if (t->block->stream != l->stream) t->block->is_kept = true;
+    launch_look(l, t->block->memory, batch.tag);
+    drop_block(t->block);
+    *t = (ticket){0};
+    if (l->has_window) look_ahead(l);
+    return FL_OK;
+}
+
+static inline void take_tag(loop *l, int64_t tag)
+{
+    int64_t taken;
+    CHECK_INT(take_upload(l, &taken), FL_OK);
+    CHECK_INT(taken, tag);
+}
+
+#endif

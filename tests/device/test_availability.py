@@ -1,0 +1,143 @@
+"""What the user is told where fastloop's CUDA half does not run: once, with the reason and what to
+do about it, in a warning, in stats() and by the doctor."""
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import fastloop
+from fastloop.device import availability
+from fastloop.device.accelerator import HostAccelerator
+from fastloop.device.array_destinations import find_upload_fault, has_uploads
+from fastloop.loader.iterators import fast_iterator
+from fastloop.step.grad_list import GradList
+
+CUDA = torch.device("cuda", 0)
+OLD_DRIVER = (
+    "cudaGetDeviceCount: CUDA driver version is insufficient for CUDA runtime version (CUDA error "
+    "35, cudaErrorInsufficientDriver)"
+)
+OTHER_ARCH = "CUDA device 0 has compute capability 7.0; this fastloop was built for 75 80"
+STUB = "this fastloop was built without CUDA; install nvcc and build it anew"
+FAULTS = {
+    "old driver": (OLD_DRIVER, "13.0", "CUDA 13.0 .* needs an NVIDIA driver 580 or newer"),
+    "old driver of 12": (OLD_DRIVER, "12.8", "needs an NVIDIA driver 525 or newer"),
+    "architecture": (OTHER_ARCH, "13.0", "capability 7.0; .*FASTLOOP_CUDA_ARCHS"),
+    "stub": (STUB, "", "built without CUDA.*because there is no nvcc"),
+    "something else": ("cudaGetDeviceCount: broken (CUDA error 999)", "13.0", "broken"),
+}
+
+
+class Accelerator(HostAccelerator):
+    """To a device that torch can copy to, and we cannot."""
+
+    def __init__(self) -> None:
+        self.device = CUDA
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+
+class OnDevice(torch.Tensor):
+    device = property(lambda self: CUDA)  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def process() -> Iterator[None]:
+    """What has been told and found so far is forgotten."""
+    caches = (availability.warn_once, availability._check)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+def break_cuda(monkeypatch: pytest.MonkeyPatch, text: str, version: str) -> None:
+    def check_cuda(index: int) -> None:
+        raise RuntimeError(text)
+
+    info = {"cuda": version, "cuda_reason": "" if version else "there is no nvcc\nanywhere"}
+    core = SimpleNamespace(check_cuda=check_cuda, build_info=lambda: info)
+    monkeypatch.setattr(availability, "_core", core)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_user_is_told_once_why_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    text, version, told = FAULTS[fault]
+    break_cuda(monkeypatch, text, version)
+    with pytest.warns(RuntimeWarning, match=f"(?s)torch uploads batches .* on cuda:0: .*{told}"):
+        assert not has_uploads(Accelerator())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not has_uploads(Accelerator())
+
+
+def test_stats_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_cuda(monkeypatch, OLD_DRIVER, "13.0")
+    data = fastloop.ArrayDataset(torch.arange(8))
+    for path in ("array", "process"):
+        loader: Any = fastloop.DataLoader(data, 4, num_workers=1, path=path)
+        assert "torch uploads" not in loader.stats().why
+        availability.warn_once.cache_clear()
+        with pytest.warns(RuntimeWarning, match="torch uploads batches"):
+            iterator = fast_iterator(loader, path, loader._shared, Accelerator())
+        del iterator
+        assert "; torch uploads: cudaGetDeviceCount" in loader.stats().why
+        assert "driver 580" in loader.stats().why
+        loader.close()
+
+
+def test_passes_tell_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_cuda(monkeypatch, OTHER_ARCH, "13.0")
+    grad = torch.ones(3).as_subclass(OnDevice)
+    with pytest.warns(RuntimeWarning, match="torch runs the passes over gradients in place of"):
+        GradList().collect([grad])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GradList().collect([grad])
+        GradList().collect([torch.ones(3).to_sparse()])  # the CPU's need no reason
+
+
+def test_what_was_switched_off_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_cuda(monkeypatch, OLD_DRIVER, "13.0")
+    monkeypatch.setenv("FASTLOOP_DISABLE_CUDA", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not has_uploads(Accelerator())
+        assert find_upload_fault(Accelerator()) == ""
+        GradList().collect([torch.ones(3).as_subclass(OnDevice)])
+
+
+def test_the_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fastloop.__main__ as doctor
+
+    def check_cuda(index: int) -> None:
+        raise RuntimeError(OLD_DRIVER)
+
+    info = {"cuda": "13.0", "cuda_archs": "75 80", "cuda_reason": ""}
+    monkeypatch.setattr(doctor, "build_info", lambda: info)
+    monkeypatch.setattr(doctor, "check_cuda", check_cuda)
+    monkeypatch.setattr(availability._core, "build_info", lambda: info)
+    assert "needs an NVIDIA driver 580 or newer: update the driver, or build" in doctor._device()
+
+
+def test_the_doctor_runs_without_torch() -> None:
+    code = """import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("no torch", name="torch")
+sys.meta_path.insert(0, NoTorch())
+import fastloop.__main__ as m
+m.main(["doctor"])"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "torch is missing" in done.stdout, done.stderr

@@ -1,0 +1,104 @@
+"""Batches for a device, from the sampler to the user's kernels: the module is compiled anew over a
+fake of the CUDA runtime, and each trial runs in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+TRIAL_S = 240
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The module, over the fake."""
+    folder = tmp_path_factory.mktemp("core")
+    build = [sys.executable, str(TESTS / "cuda/build_core.py"), str(folder), "uploads"]
+    subprocess.run(build, check=True, timeout=TRIAL_S)
+    (path,) = (folder / "fastloop").glob("_core*.so")
+    return path
+
+
+TRIALS = {
+    "upload_trials": [
+        "batches_and_singles_lists_and_dicts",
+        "the_current_stream_may_change",
+        "no_context_on_a_device_that_nobody_chose",
+        "a_loop_is_left_early",
+        "a_loader_from_end_to_end",
+        "memory_comes_back",
+        "an_interrupt_loses_no_batch",
+        "a_batch_cannot_be_filled",
+        "slots_cannot_be_pinned",
+        "each_call_may_fail",
+        "a_child_is_inert",
+        "a_cycle_is_collected",
+        "arguments_are_checked",
+    ],
+    "pinning_trials": [
+        "blocks_are_for_the_next_batches_alone",
+        "blocks_of_large_batches_are_fewer",
+        "batches_without_a_block_wait_filled",
+        "the_budget_bounds_what_is_posted",
+        "what_copies_still_read_counts_in_the_budget",
+        "the_budget_of_a_loader_is_that",
+        "the_first_batch_is_registered_first",
+        "epochs_keep_what_is_registered",
+        "growing_batches_are_registered_a_few_times",
+        "batches_of_workers_keep_what_is_registered",
+        "growing_batches_of_workers",
+    ],
+    "process_trials": [
+        "a_loader_from_end_to_end",
+        "no_context_on_a_device_that_nobody_chose",
+        "batches_of_every_kind",
+        "a_batch_comes_in_the_middle_of_a_step",
+        "the_current_stream_may_change",
+        "order_is_torchs",
+        "a_loop_is_left_early",
+        "memory_comes_back",
+        "memory_cannot_be_pinned",
+        "each_call_may_fail",
+        "a_child_is_inert",
+        "a_worker_dies",
+        "what_hides_tensors_goes_another_way",
+        "a_transform_runs_on_what_has_arrived",
+        "arguments_are_checked",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "trial"), [(script, trial) for script, names in TRIALS.items() for trial in names]
+)
+def test_upload(core: Path, script: str, trial: str) -> None:
+    command = [sys.executable, str(TESTS / f"support/{script}.py"), str(core), trial]
+    subprocess.run(command, check=True, timeout=TRIAL_S, cwd=core.parent)
+
+
+WITHOUT_TORCH = """
+import ctypes, sys
+import fastloop._core as core
+
+fake = ctypes.CDLL(core.__file__)
+fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
+for number, code in ((2, None), (719, 719)):
+    fake.fake_fail_at(1, number, False)
+    try:
+        core.check_cuda(0)
+        raise AssertionError("nothing failed")
+    except Exception as error:
+        assert type(error) is RuntimeError and f"(CUDA error {number}, " in str(error), repr(error)
+        assert getattr(error, "error_code", None) == code
+assert "torch" not in sys.modules
+"""
+
+
+def test_an_error_of_the_device_needs_no_torch(core: Path) -> None:
+    """Nor loads it: who has not imported torch does not wait for that to read a sentence."""
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    subprocess.run(command, check=True, timeout=TRIAL_S, cwd=core.parent.parent)

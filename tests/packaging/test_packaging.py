@@ -1,0 +1,153 @@
+"""What a user installs: the sdist is complete, builds without torch, and imports without it."""
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+
+import fastloop
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_SOURCES = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", ".*_cache")
+
+
+def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs to the end and returns the output, in a user's environment: without our variables."""
+    ours = ("PYTHON", "FASTLOOP")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return subprocess.run(
+        command, cwd=cwd, env={**kept, **variables}, capture_output=True, text=True, timeout=600
+    )
+
+
+def run_well(*command: str | Path, cwd: Path, **variables: str) -> str:
+    done = run(*command, cwd=cwd, **variables)
+    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive, built in a copy: a build writes into the folder it builds from."""
+    place = tmp_path_factory.mktemp("sdist")
+    shutil.copytree(ROOT, place / "tree", ignore=NOT_SOURCES)
+    command = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", place)
+    run_well(*command, cwd=place / "tree")
+    (archive,) = place.glob("*.tar.gz")
+    return archive
+
+
+def lend(package: str, site: Path) -> None:
+    """Links an installed distribution into another environment's site-packages."""
+    files = importlib.metadata.files(package)
+    assert files is not None
+    for top in {file.parts[0] for file in files if file.parts[0] not in ("..", "__pycache__")}:
+        source = Path(str(importlib.metadata.distribution(package).locate_file(top)))
+        if not (site / top).exists():
+            (site / top).symlink_to(source)
+
+
+@pytest.fixture(scope="module")
+def installed(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a new environment with NumPy and fastloop, built there from the sdist."""
+    place = tmp_path_factory.mktemp("install")
+    venv.create(place / "env", symlinks=True)
+    (site,) = (place / "env").glob("lib/python*/site-packages")
+    for package in ("pip", "setuptools", "numpy"):
+        lend(package, site)
+    python = place / "env" / "bin" / "python"
+    flags = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+    run_well(python, "-m", "pip", "install", *flags, sdist, cwd=place)
+    assert run(python, "-c", "import torch", cwd=place).returncode != 0
+    return python
+
+
+def fake_torch(folder: Path, version: str) -> str:
+    """A torch that has a version and nothing else; the folder goes into PYTHONPATH."""
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text(f"__version__ = '{version}'\n")
+    (folder / "torch" / "version.py").write_text(f"__version__ = '{version}'\n")
+    info = folder / f"torch-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    return str(folder)
+
+
+def test_the_tests_run_against_the_installed_package() -> None:
+    assert ROOT / "fastloop" not in Path(fastloop.__file__).resolve().parents, (
+        "start pytest through `make test` or .venv/bin/pytest, not `python -m pytest`"
+    )
+
+
+def test_metadata_asks_for_numpy_alone() -> None:
+    wanted = importlib.metadata.requires("fastloop") or []
+    assert [line for line in wanted if "extra ==" not in line] == ["numpy>=1.26"]
+    assert [line for line in wanted if "torch" in line] == ['torch>=2.10; extra == "torch"']
+
+
+@pytest.mark.slow
+def test_sdist_holds_all_that_is_needed(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        inside = {str(Path(*Path(name).parts[1:])) for name in archive.getnames()}
+    endings = (".c", ".h", ".cu", ".cuh")
+    sources = {p for p in ROOT.glob("csrc/**/*") if p.suffix in endings}
+    for folder in ("fastloop", "tests", "benchmarks", "examples"):
+        sources |= {p for p in (ROOT / folder).rglob("*") if p.suffix in (*endings, ".py", ".pyi")}
+    wanted = {str(p.relative_to(ROOT)) for p in sources}
+    wanted |= {"Makefile", "LICENSE", "README.md", "setup.py", "pyproject.toml", ".clang-format"}
+    wanted |= {"setup_cuda.py", "fastloop/py.typed", "requirements-dev.txt", ".ci/run"}
+    assert sorted(wanted - inside) == []
+    assert [name for name in inside if name.endswith((".so", ".o", ".pyc"))] == []
+
+
+@pytest.mark.slow
+def test_install_holds_the_package_and_its_types_alone(installed: Path, tmp_path: Path) -> None:
+    code = "import importlib.metadata as m; print(*m.files('fastloop'), sep='\\n')"
+    names = set(run_well(installed, "-c", code, cwd=tmp_path).split())
+    assert {"fastloop/__init__.py", "fastloop/py.typed", "fastloop/_core.pyi"} <= names
+    others = {n for n in names if not n.startswith("fastloop/") and ".dist-info/" not in n}
+    assert others == set()
+    assert [n for n in names if n.endswith((".c", ".h"))] == []
+
+
+@pytest.mark.slow
+def test_import_works_without_torch(installed: Path, tmp_path: Path) -> None:
+    code = "import fastloop; print(fastloop.build_info())"
+    assert "0.1.0" in run_well(installed, "-c", code, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_dataloader_without_torch_says_what_to_run(installed: Path, tmp_path: Path) -> None:
+    done = run(installed, "-c", "import fastloop; fastloop.DataLoader", cwd=tmp_path)
+    assert "ImportError" in done.stderr and "pip install" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_dataloader_with_an_old_torch_names_both_versions(installed: Path, tmp_path: Path) -> None:
+    path = fake_torch(tmp_path, "2.9.1")
+    code = "import fastloop; fastloop.DataLoader"
+    done = run(installed, "-c", code, cwd=tmp_path, PYTHONPATH=path)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError") and "2.9.1" in last and "2.10" in last, done.stderr
+
+
+def test_import_brings_in_nothing_heavy(tmp_path: Path) -> None:
+    code = "import fastloop, sys; print({name.partition('.')[0] for name in sys.modules})"
+    names = run_well(sys.executable, "-c", code, cwd=tmp_path)
+    heavy = ("torch", "scipy", "sklearn", "pandas", "multiprocessing", "asyncio")
+    assert [name for name in heavy if f"'{name}'" in names] == []
+
+
+def test_the_module_needs_libc_alone(tmp_path: Path) -> None:
+    code = "import fastloop._core as c; print(c.__file__)"
+    core = run_well(sys.executable, "-c", code, cwd=tmp_path).strip()
+    lines = run_well("readelf", "-d", core, cwd=tmp_path, LC_ALL="C").splitlines()
+    needed = {line.split("[")[1].rstrip("]") for line in lines if "(NEEDED)" in line}
+    allowed = ("libc.", "libpthread.", "libm.", "libdl.", "librt.", "ld-linux")
+    assert needed and all(name.startswith(allowed) for name in needed), needed

@@ -1,0 +1,434 @@
+"""Trials of uploads in a process of their own: `python upload_trials.py core.so trial`."""
+
+import gc
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from upload_device import (
+    EAGER,
+    FAULTS,
+    LAZY,
+    NAMES,
+    RANDOM,
+    SOURCES,
+    Device,
+    DeviceLink,
+    check_errors,
+    core,
+    expect,
+    fake,
+    on_another_thread,
+)
+
+
+def make_feed(device: Device, workers: int = 2, keys: Any = None, **more: Any) -> Any:
+    return core.ArrayLoader(
+        table=core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3),
+        slots=more.pop("slots", None) or core.BatchPool(3, device=device.device),
+        fetch=lambda item: item,
+        keys=keys,
+        maps=more.pop("maps", ()),
+        workers=workers,
+        prefetch=2,
+        in_order=True,
+        persistent=more.pop("persistent", False),
+        timeout=0,
+        **{"new_block": device.new_block, "split": device.split, **more},
+    )
+
+
+def batches(seed: int, count: int = 12) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [draw.choices(range(40), k=draw.randrange(1, 9)) for _ in range(count)]
+
+
+def each_way() -> Iterator[tuple[int, int]]:
+    """Workers and a seed, with each order set."""
+    for workers in (0, 1, 3):
+        for order, seed in ((EAGER, 0), (LAZY, 0), *((RANDOM, seed) for seed in range(2))):
+            fake.fake_set_order(order, seed)
+            yield workers, seed
+
+
+def batches_and_singles_lists_and_dicts() -> None:
+    for workers, seed in each_way():
+        device = Device()
+        for kind, keys in ((1, None), (1, NAMES), (2, None), (2, NAMES)):
+            todo: list[Any] = batches(seed) if kind == 1 else [0, 39, [3, 4], 17, [5]]
+            feed = make_feed(device, workers, keys)
+            feed.restart(iter(todo), kind, None)
+            for rows in todo:
+                device.compare(next(feed), rows)
+            assert next(feed, None) is None
+        device.synchronize()
+        del feed
+        device.close()
+    assert fake.fake_compared() > 1000
+
+
+def the_current_stream_may_change() -> None:
+    for workers, seed in each_way():
+        for number in (0, 1):
+            device = Device(number)
+            streams = [device.new_stream() for _ in range(3)]
+            feed = make_feed(device, workers)
+            device.use(streams[0])
+            todo = batches(seed, 20)
+            feed.restart(iter(todo), 1, None)
+            for k, rows in enumerate(todo):
+                device.use(streams[k // 4 % 3])
+                device.compare(next(feed), rows)
+            assert device.elsewhere == 0 if workers == 0 else device.elsewhere > 0
+            device.synchronize()
+            del feed
+            device.close()
+
+
+def no_context_on_a_device_that_nobody_chose() -> None:
+    """The consumer and the threads that fill begin on device 0, where they have no business."""
+    for workers, seed in each_way():
+        device = Device(1)
+        device.use(device.new_stream())
+        todo = batches(seed)
+
+        def consume(
+            workers: int = workers, device: Device = device, todo: Any = todo, reach: int = seed + 9
+        ) -> None:
+            feed = make_feed(device, workers)
+            feed.restart(iter(todo), 1, None)
+            for rows in todo[:reach]:
+                device.compare(next(feed), rows)
+            device.synchronize()
+
+        on_another_thread(consume)
+        consume()
+        device.close()
+    assert fake.fake_has_context(1) and not fake.fake_has_context(0)
+
+
+def a_loop_is_left_early() -> None:
+    for workers, seed in each_way():
+        device = Device()
+        feed = make_feed(device, workers, persistent=True)
+        for taken in (0, 2, 5):
+            todo = batches(seed + taken)
+            feed.restart(iter(todo), 1, None)
+            for rows in todo[:taken]:
+                device.compare(next(feed), rows)
+        feed.restart(iter([]), 1, None)
+        own = device.new_block(4096)  # a block that was dropped is somebody else's now
+        fake.fake_launch_fill(None, own.data_ptr(), 7, 4096)
+        device.synchronize()
+        feed.close()
+        fake.fake_launch_compare(None, own.data_ptr(), b"\7" * 4096, 4096)
+        device.synchronize()
+        del feed, own
+        device.close()
+
+
+def a_loader_from_end_to_end() -> None:
+    """Every epoch of a loader, its state, and the pool that the next one finds."""
+    from fastloop import ArrayDataset, DataLoader
+    from fastloop.device.array_destinations import has_uploads
+    from fastloop.loader.iterators import fast_iterator
+
+    data = ArrayDataset(*SOURCES)
+    for workers, seed in each_way():
+        if workers == 0:
+            continue
+        device = Device(1)
+        device.use(device.new_stream())
+        link: Any = DeviceLink(device)
+        loader: Any = DataLoader(data, 7, shuffle=True, num_workers=workers, pin_memory=True)
+        loader.generator = torch.Generator().manual_seed(seed)
+        expected: Any = DataLoader(data, 7, sampler=loader.sampler, path="torch")
+        for epoch in range(3):
+            state = loader.generator.get_state()
+            loader.sampler.generator = torch.Generator()
+            loader.sampler.generator.set_state(state)
+            rows = [batch[1] // 7 for batch in expected]
+            loader.sampler.generator.set_state(state)
+            iterator: Any = fast_iterator(loader, "auto", loader._shared, link)
+            loader._shared.position.begin(iterator)
+            assert iterator.is_on_device
+            for k, picked in enumerate(rows[: 2 + epoch * 2]):
+                device.compare(next(iterator), picked)
+                assert loader.state_dict()["yielded"] == k + 1
+                link.is_capturing = True
+                expect(RuntimeError, "capture", lambda iterator=iterator: next(iterator))
+                link.is_capturing = False
+            if epoch == 2:
+                assert next(iterator, None) is None
+            device.synchronize()
+            del iterator
+        assert loader._shared.slots.device == 1
+        loader.close()
+        del loader, expected
+        device.close()
+    os.environ["FASTLOOP_DISABLE_CUDA"] = "1"
+    assert not has_uploads(link)
+    link.device = torch.device("cpu")
+    assert not has_uploads(link)
+
+
+def memory_comes_back() -> None:
+    for workers, seed in each_way():
+        device = Device()
+        todo = batches(seed)
+        feed = make_feed(device, workers)
+        device.left = 0
+        feed.restart(iter(todo), 1, None)
+        for k, rows in enumerate(todo):
+            if k % 3 == 0:
+                device.left = 0
+                for _ in range(2):
+                    device.synchronize()
+                    try:
+                        batch = next(feed)
+                        break  # it had its block already
+                    except torch.OutOfMemoryError:
+                        device.left = 100
+                        batch = next(feed)
+                        break
+            else:
+                batch = next(feed)
+            device.compare(batch, rows)
+            del batch
+        device.left = 0
+        assert next(feed, None) is None
+        device.synchronize()
+        del feed
+        device.close()
+
+
+def an_interrupt_loses_no_batch() -> None:
+    for workers, seed in each_way():
+        device = Device()
+        todo = batches(seed)
+        feed = make_feed(device, workers)
+        feed.restart(iter(todo), 1, None)
+        done = interrupts = met = 0
+
+        def interrupt() -> None:
+            nonlocal interrupts
+            interrupts += 1
+            if interrupts % 3 == 0:
+                raise KeyboardInterrupt
+
+        device.hook = interrupt
+        while done < len(todo):
+            try:
+                batch = next(feed)
+            except KeyboardInterrupt:
+                met += 1
+                done += workers == 0  # without workers it is dropped, as by torch
+                continue
+            device.compare(batch, todo[done])
+            done += 1
+        device.hook = lambda: None
+        assert met == interrupts // 3 > 0
+        device.synchronize()
+        del feed, batch
+        device.close()
+
+
+def slots_cannot_be_pinned() -> None:
+    """An error in the batch's place, and the same batch again; what is pinned still serves."""
+    todo = [[k, 3 * k] for k in range(12)]
+    for workers, _ in each_way():
+        device = Device()
+        feed = make_feed(device, workers)
+        fake.fake_refuse_pins(True)
+        feed.restart(iter(todo), 1, None)
+        refused = 0
+        for rows in todo:
+            fake.fake_refuse_pins(True)
+            before = fake.fake_count_pins().registered
+            try:
+                batch = next(feed)
+                assert fake.fake_count_pins().registered == before
+            except torch.OutOfMemoryError:
+                expect(torch.OutOfMemoryError, "cudaHostRegister", lambda feed=feed: next(feed))
+                fake.fake_refuse_pins(False)
+                batch = next(feed)
+                refused += 1
+            device.compare(batch, rows)
+            device.synchronize()
+        assert next(feed, None) is None
+        assert 1 <= refused <= 2 * workers + 2, refused
+        fake.fake_refuse_pins(False)
+        device.synchronize()
+        del feed, batch
+        device.close()
+
+
+def fail_call(n: int, workers: int, error: int, is_sticky: bool) -> bool:
+    """With call n failing; false when there were fewer."""
+    device = Device(1)
+    stream = device.new_stream()
+    device.use(stream)
+    fake.fake_fail_at(n, error, is_sticky)
+    errors: list[Exception] = []
+    todo = [list(range(1 + k)) for k in range(6)]
+    feed = batch = None
+    done = lost = 0
+    try:
+        feed = make_feed(device, workers, maps=(np.arange(39, -1, -1),))
+        feed.restart(iter(todo), 1, None)
+        while done < len(todo) and len(errors) < 3:
+            try:
+                batch = next(feed)
+            except RuntimeError as met:
+                errors.append(met)
+                if n % 2 == 0 and not is_sticky:
+                    feed.restart(iter(todo), 1, None)
+                    done = 0
+                continue
+            while len(batch[0]) != len(todo[done]):
+                done, lost = done + 1, lost + 1
+            device.compare(batch, [39 - row for row in todo[done]])
+            done += 1
+    except RuntimeError as met:
+        errors.append(met)
+    check_errors(errors, error)
+    assert lost == 0 and (len(errors) <= 1 or is_sticky), (lost, errors)
+    if not is_sticky:
+        device.synchronize()
+    del feed, batch
+    errors.clear()
+    gc.collect()
+    was_met: bool = fake.fake_calls() >= n
+    fake.fake_fail_at(0, 0, False)
+    device.close()
+    return was_met
+
+
+def each_call_may_fail() -> None:
+    for workers in (0, 2):
+        for error, is_sticky in FAULTS:
+            fake.fake_set_order(RANDOM, 1)
+            n = 1
+            while fail_call(n, workers, error, is_sticky):
+                n += 1
+            assert n > 40, n
+
+
+def a_child_is_inert() -> None:
+    for workers, seed in each_way():
+        device = Device()
+        todo = batches(seed)
+        feed = make_feed(device, workers)
+        feed.restart(iter(todo), 1, None)
+        device.compare(next(feed), todo[0])
+        device.synchronize()
+        calls = -1
+        while calls != fake.fake_calls():  # until all that is read ahead has been queued
+            calls = fake.fake_calls()
+            time.sleep(0.05)
+        child = os.fork()
+        if child == 0:
+            try:
+                next(feed)
+            except RuntimeError as error:
+                assert "parent" in str(error)
+                feed.close()
+                del feed
+                gc.collect()
+                os._exit(fake.fake_calls() != calls)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        for rows in todo[1:]:
+            device.compare(next(feed), rows)
+        device.synchronize()
+        del feed
+        device.close()
+
+
+def a_batch_cannot_be_filled() -> None:
+    rows, width = 64, 512
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.npy"
+        for workers, _ in each_way():
+            array = np.lib.format.open_memmap(path, "w+", np.uint8, (rows, width))
+            array[:] = np.arange(rows, dtype=np.uint8)[:, None]
+            address = array.__array_interface__["data"][0] - array.offset
+            size = array.offset + 58 * width  # in the middle of a page
+            device = Device()
+            feed = core.ArrayLoader(
+                table=core.Table(
+                    (array,),
+                    torch.Tensor,
+                    ("a",),
+                    ((str(path), address, lambda: path.stat().st_size),),
+                ),
+                slots=core.BatchPool(1, device=0),
+                fetch=None,
+                keys=None,
+                maps=(),
+                workers=workers,
+                prefetch=2,
+                in_order=True,
+                persistent=False,
+                timeout=0,
+                new_block=device.new_block,
+                split=lambda block, offsets, lead, is_elsewhere: [block.view(*lead, width)],
+            )
+            os.truncate(path, size)
+            # Row 60 lies in the last page, which reads as zeros, row 63 reaches beyond it.
+            todo = [[k % 8, (60, 9, 63, 10)[k % 4]] for k in range(12)]
+            feed.restart(iter(todo), 1, None)
+            for k, picked in enumerate(todo):
+                if k % 2 == 0:
+                    expect(OSError, f"row {picked[1]}", lambda feed=feed: next(feed))
+                    continue
+                (tensor,) = next(feed)
+                data = b"".join(bytes([row]) * width for row in picked)
+                fake.fake_launch_compare(None, tensor.data_ptr(), data, len(data))
+                del tensor
+            device.synchronize()
+            del feed, array
+            device.close()
+
+
+def arguments_are_checked() -> None:
+    device = Device()
+    for device_number, more in ((0, {}), (0, {"split": device.split}), (-1, {"split": print})):
+        slots = core.BatchPool(3, device=device_number)
+        table = core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3)
+        arguments = (table, slots, None, None, (), 0, 1, True, False, 0)
+        expect(
+            ValueError, "slots of a device", lambda a=arguments, m=more: core.ArrayLoader(*a, **m)
+        )
+        del table, slots, arguments
+    for block in (torch.zeros(16, dtype=torch.uint8), None, device.new_block(3)):
+        feed = make_feed(device, new_block=lambda count, block=block: block)
+        feed.restart(iter([[1, 2]]), 1, None)
+        for _ in range(2):
+            expect(ValueError, "on CUDA device 0", lambda feed=feed: next(feed))
+        del feed
+    del block
+    expect(RuntimeError, "no CUDA device 2", lambda: core.BatchPool(3, device=2), is_exact=True)
+    expect(TypeError, "int64", lambda: make_feed(device, maps=(np.zeros(3),)))
+    device.close()
+
+
+def a_cycle_is_collected() -> None:
+    device = Device()
+    holder: list[Any] = []
+    feed = make_feed(device, new_block=lambda count, holder=holder: device.new_block(count))
+    feed.restart(iter([[1, 2], [3]]), 1, None)
+    holder.append(feed)
+    del feed, holder
+    device.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[2]]()
