@@ -106,7 +106,7 @@ CUDA_FLAGS := -Icsrc/cuda -Icsrc/vendor -Itests/cuda -Itests/cuda/fake -Itests/c
 CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda_grad \
 	csrc/cuda/fl_cuda_kernels tests/cuda/shim_grid) $(patsubst %.c,$(LANE_DIR)/%.o,\
 	$(filter-out %/fake_kernels.c %/fake_torch.c,$(wildcard tests/cuda/fake/*.c)))
-UPLOAD_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_transfer.c \
+TRANSFER_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_transfer.c \
 	$(wildcard tests/cuda/fake/*.c))
 LANE_TESTS += $(patsubst tests/cuda/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/cuda/test_*.c)))
 
@@ -145,7 +145,7 @@ $(LANE_DIR)/test_%: $(LANE_DIR)/tests/c/test_%.o $(LANE_OBJECTS)
 $(LANE_DIR)/test_cuda_%: $(LANE_DIR)/tests/cuda/test_cuda_%.o $(CUDA_OBJECTS) $(LANE_OBJECTS)
 	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
 
-$(LANE_DIR)/test_upload_%: $(LANE_DIR)/tests/cuda/test_upload_%.o $(UPLOAD_OBJECTS) $(LANE_OBJECTS)
+$(LANE_DIR)/test_transfer_%: $(LANE_DIR)/tests/cuda/test_transfer_%.o $(TRANSFER_OBJECTS) $(LANE_OBJECTS)
 	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
 
 .PHONY: run-lane
