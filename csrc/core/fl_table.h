@@ -7,8 +7,8 @@
 #ifndef FL_TABLE_H
 #define FL_TABLE_H
 
-#include "fl_backend.h"
 #include "fl_plan.h"
+#include "fl_row_ops.h"
 #include "fl_tensor.h"
 
 typedef struct fl_table fl_table;
@@ -24,7 +24,7 @@ typedef struct fl_column {
 
 /* At least one column, each of ndim >= 1, all of the same length, else FL_EINVAL. Copies the
  * descriptions. The caller owns *out. */
-int fl_table_open(const fl_column *columns, int32_t count, const fl_backend *backend,
+int fl_table_open(const fl_column *columns, int32_t count, const fl_row_ops *row_ops,
                   fl_table **out, fl_err *err);
 void fl_table_close(fl_table *table);
 

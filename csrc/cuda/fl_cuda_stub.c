@@ -13,7 +13,7 @@ int fl_cuda_check(int32_t device, fl_err *err)
                    "this fastloop was built without CUDA; install nvcc and build it anew");
 }
 
-const fl_backend fl_cuda_backend = {0};
+const fl_grad_ops fl_cuda_grad_ops = {0}; /* never called: fl_cuda_check fails */
 
 int64_t fl_cuda_scratch_bytes(const fl_tensor_list *list)
 {

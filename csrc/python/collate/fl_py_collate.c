@@ -7,7 +7,7 @@
  * each leaf, so that the user who keeps one tensor keeps no other. */
 #include "fl_py.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_rows.h"
 #include "fl_py_collate.h"
 #include "fl_thread_pool.h"
 #include "fl_thread.h"
@@ -110,7 +110,7 @@ static void copy_some(void *context, int64_t first, int64_t end)
 {
     const copy_job *job = context;
     for (int64_t i = first; i < end; i++)
-        fl_cpu_backend.copy_rows(job->to + i * job->bytes, job->from[i], job->bytes, job->bytes, 0,
+        fl_cpu_row_ops.copy_rows(job->to + i * job->bytes, job->from[i], job->bytes, job->bytes, 0,
                                  1, job->is_streamed);
 }
 

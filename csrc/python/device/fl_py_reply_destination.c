@@ -5,12 +5,12 @@
  * come to is done when the batch is wanted. With the interpreter lock. */
 #include "fl_py_parent_end.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_rows.h"
 
 static int carry_on_host(const fl_dest_buffer *berth, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     (void)err;
-    fl_cpu_copy_rows(berth->target, fl_slot_data(slot), bytes, bytes, 0, 1, true);
+    fl_cpu_row_ops.copy_rows(berth->target, fl_slot_data(slot), bytes, bytes, 0, 1, true);
     return FL_OK;
 }
 

@@ -132,7 +132,7 @@ static PyObject *grads_clear_tensors(fl_py_grad_list *self, PyObject *Py_UNUSED(
 
 /* ---- passes */
 
-static int enter_pass(fl_py_grad_list *self, fl_py_thread_pool *team, fl_pass *pass)
+static int enter_pass(fl_py_grad_list *self, fl_py_thread_pool *team, fl_grad_pass *pass)
 {
     if (fl_py_grad_list_enter(self) != 0) return -1;
     if (!self->is_plain)
@@ -152,7 +152,7 @@ static int announce(fl_py_grad_list *self)
     return answer != NULL ? 0 : -1;
 }
 
-static int enter_writing(fl_py_grad_list *self, fl_py_thread_pool *team, fl_pass *pass)
+static int enter_writing(fl_py_grad_list *self, fl_py_thread_pool *team, fl_grad_pass *pass)
 {
     if (enter_pass(self, team, pass) != 0) return -1;
     if (announce(self) == 0) return 0;
@@ -194,7 +194,7 @@ static PyObject *grads_norm_check(fl_py_grad_list *self, PyObject *args)
     double divisor;
     void *scale_at, *found_at, *norm_at;
     int32_t device = self->device;
-    fl_pass pass;
+    fl_grad_pass pass;
     int status;
     if (!PyArg_ParseTuple(args, "O!iOdOO:norm_check", team_type_of(self), &team, &norm_type, &scale,
                           &divisor, &found_inf, &norm))
@@ -206,9 +206,9 @@ static PyObject *grads_norm_check(fl_py_grad_list *self, PyObject *args)
     norm_at =
         found_at != NULL ? fl_py_scalar_address(&self->door, norm, kDLFloat, 64, &device) : NULL;
     if (norm_at == NULL || enter_pass(self, team, &pass) != 0) return NULL;
-    fl_divisor by = {.scale = scale_at, .rest = divisor};
+    fl_divisor by = {.scale = scale_at, .constant = divisor};
     RUN_PASS(self, status,
-             fl_py_backend(device)->norm_check(&pass, norm_type, by, found_at, norm_at));
+             fl_py_grad_ops(device)->norm_check(&pass, norm_type, by, found_at, norm_at));
     return fl_py_close_pass(status, pass.queue);
 }
 
@@ -219,14 +219,14 @@ static PyObject *grads_scale(fl_py_grad_list *self, PyObject *args)
     fl_py_thread_pool *team;
     PyObject *factor;
     int32_t device = self->device;
-    fl_pass pass;
+    fl_grad_pass pass;
     int status;
     if (!PyArg_ParseTuple(args, "O!O:scale", team_type_of(self), &team, &factor)) return NULL;
     const double *factor_at = fl_py_scalar_address(&self->door, factor, kDLFloat, 64, &device);
     if (factor_at == NULL) return NULL;
     if (self->is_plain && device == FL_PY_CPU && *factor_at == 1) Py_RETURN_NONE;
     if (enter_writing(self, team, &pass) != 0) return NULL;
-    RUN_PASS(self, status, fl_py_backend(device)->scale(&pass, factor_at));
+    RUN_PASS(self, status, fl_py_grad_ops(device)->scale(&pass, factor_at));
     return fl_py_close_pass(status, pass.queue);
 }
 
@@ -242,7 +242,7 @@ static PyObject *grads_unscale(fl_py_grad_list *self, PyObject *args)
     const float *inv_at;
     float *found_at;
     int32_t device = self->device;
-    fl_pass pass;
+    fl_grad_pass pass;
     int status;
     if (!PyArg_ParseTuple(args, "O!OO:unscale", team_type_of(self), &team, &inv_scale, &found_inf))
         return NULL;
@@ -253,7 +253,7 @@ static PyObject *grads_unscale(fl_py_grad_list *self, PyObject *args)
     bool is_writing = !(device == FL_PY_CPU && *inv_at == 1); /* else the device alone knows */
     status = is_writing ? enter_writing(self, team, &pass) : enter_pass(self, team, &pass);
     if (status != 0) return NULL;
-    RUN_PASS(self, status, fl_py_backend(device)->unscale(&pass, inv_at, found_at));
+    RUN_PASS(self, status, fl_py_grad_ops(device)->unscale(&pass, inv_at, found_at));
     return fl_py_close_pass(status, pass.queue);
 }
 
@@ -270,14 +270,14 @@ static int has_negated(fl_py_grad_list *self)
     return 0;
 }
 
-/* Whether spans match one by one and the backend offers all their types. */
+/* Whether spans match one by one and the device offers all their types. */
 static bool matches(const fl_py_grad_list *self, const fl_py_grad_list *from)
 {
     if (self->list.count != from->list.count || self->device != from->device) return false;
     for (int64_t i = 0; i < self->list.count; i++) {
         const fl_span *to = &self->list.spans[i], *of = &from->list.spans[i];
         if (to->count != of->count || self->layouts[i] != from->layouts[i]) return false;
-        if (!fl_py_backend(self->device)->can_combine(to->type, of->type)) return false;
+        if (!fl_py_grad_ops(self->device)->can_combine(to->type, of->type)) return false;
     }
     return true;
 }
@@ -306,7 +306,7 @@ static PyObject *grads_combine(fl_py_grad_list *self, PyObject *args)
     double alpha, beta;
     void *factor_at, *found_at;
     int32_t device = self->device;
-    fl_pass pass;
+    fl_grad_pass pass;
     if (!PyArg_ParseTuple(args, "O!O!dOdO:combine", team_type_of(self), &team, Py_TYPE(self), &from,
                           &alpha, &factor, &beta, &found_inf))
         return NULL;
@@ -323,7 +323,7 @@ static PyObject *grads_combine(fl_py_grad_list *self, PyObject *args)
     if (is_done == 1)
         RUN_PASS(
             self, status,
-            fl_py_backend(device)->combine(&pass, &from->list, alpha, factor_at, beta, found_at));
+            fl_py_grad_ops(device)->combine(&pass, &from->list, alpha, factor_at, beta, found_at));
     self->is_busy = from->is_busy = false;
     if (status != FL_OK) return fl_py_close_pass(status, pass.queue);
     return is_done >= 0 ? PyBool_FromLong(is_done) : NULL;

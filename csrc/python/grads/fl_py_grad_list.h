@@ -46,14 +46,14 @@ fl_py_add fl_py_add_tensor;   /* the tensor itself */
 
 /* ---- fl_py_launch.c: where passes run */
 
-const fl_backend *fl_py_backend(int32_t device);
+const fl_grad_ops *fl_py_grad_ops(int32_t device);
 
 /* Whether passes run on the device here. */
 bool fl_py_can_run(fl_py_grad_list *self, int32_t device);
 
 /* Where a pass of self, which this thread has entered, runs now: 0, or -1 exception. May call
  * Python. */
-int fl_py_open_pass(fl_py_grad_list *self, fl_py_thread_pool *team, fl_pass *out);
+int fl_py_open_pass(fl_py_grad_list *self, fl_py_thread_pool *team, fl_grad_pass *out);
 
 /* Where an operation on numbers runs: *out is NULL on the CPU, otherwise `room`. 0, -1 exception.
  */

@@ -2,11 +2,11 @@
  * device; see fl_py_grad_list.h. */
 #include "fl_py_grad_list.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_grad.h"
 
-const fl_backend *fl_py_backend(int32_t device)
+const fl_grad_ops *fl_py_grad_ops(int32_t device)
 {
-    return device == FL_PY_CPU ? &fl_cpu_backend : &fl_cuda_backend;
+    return device == FL_PY_CPU ? &fl_cpu_grad_ops : &fl_cuda_grad_ops;
 }
 
 bool fl_py_can_run(fl_py_grad_list *self, int32_t device)
@@ -71,9 +71,9 @@ static int open_stream(fl_py_grad_list *self)
     return is_usable ? 0 : replace_scratch(self, bytes);
 }
 
-int fl_py_open_pass(fl_py_grad_list *self, fl_py_thread_pool *team, fl_pass *out)
+int fl_py_open_pass(fl_py_grad_list *self, fl_py_thread_pool *team, fl_grad_pass *out)
 {
-    *out = (fl_pass){.list = &self->list, .queue = team->team};
+    *out = (fl_grad_pass){.list = &self->list, .queue = team->team};
     if (self->device == FL_PY_CPU) return 0;
     out->queue = &self->queue;
     return open_stream(self);

@@ -26,9 +26,9 @@ PyObject *fl_py_clip_factor(fl_py_grad_list *self, PyObject *args)
     if (fl_py_find_scalar(self, scale, 32, &device, &scale_at) != 0) return NULL;
     factor_at = fl_py_scalar_address(&self->door, factor, kDLFloat, 64, &device);
     if (factor_at == NULL || fl_py_open_scalars(self, device, &room, &queue) != 0) return NULL;
-    fl_divisor by = {.scale = scale_at, .rest = divisor};
+    fl_divisor by = {.scale = scale_at, .constant = divisor};
     return fl_py_close_pass(
-        fl_py_backend(device)->clip_factor(queue, norm_at, max_norm, found_at, by, factor_at),
+        fl_py_grad_ops(device)->clip_factor(queue, norm_at, max_norm, found_at, by, factor_at),
         queue);
 }
 
@@ -43,19 +43,19 @@ PyObject *fl_py_invert(fl_py_grad_list *self, PyObject *args)
     if (scale_at == NULL) return NULL;
     float *inverse_at = fl_py_scalar_address(&self->door, inverse, kDLFloat, 32, &device);
     if (inverse_at == NULL || fl_py_open_scalars(self, device, &room, &queue) != 0) return NULL;
-    return fl_py_close_pass(fl_py_backend(device)->invert(queue, scale_at, inverse_at), queue);
+    return fl_py_close_pass(fl_py_grad_ops(device)->invert(queue, scale_at, inverse_at), queue);
 }
 
 PyObject *fl_py_update_scale(fl_py_grad_list *self, PyObject *args)
 {
     PyObject *found_inf, *scale, *tracker, *misses;
-    fl_growth growth;
+    fl_scale_rule rule;
     void *found_at, *scale_at, *tracker_at, *misses_at, *queue;
     int32_t device = FL_PY_ANYWHERE;
     fl_cuda_queue room;
-    if (!PyArg_ParseTuple(args, "O(ddiiff)OOO:update_scale", &found_inf, &growth.growth,
-                          &growth.backoff, &growth.interval, &growth.hysteresis, &growth.least,
-                          &growth.most, &scale, &tracker, &misses))
+    if (!PyArg_ParseTuple(args, "O(ddiiff)OOO:update_scale", &found_inf, &rule.growth,
+                          &rule.backoff, &rule.interval, &rule.hysteresis, &rule.least, &rule.most,
+                          &scale, &tracker, &misses))
         return NULL;
     const fl_py_dlpack *door = &self->door;
     if ((found_at = fl_py_scalar_address(door, found_inf, kDLFloat, 32, &device)) == NULL)
@@ -68,7 +68,7 @@ PyObject *fl_py_update_scale(fl_py_grad_list *self, PyObject *args)
     PyObject *told = PyObject_CallFunction(self->written, "((OO))", scale, tracker);
     if (told == NULL) return NULL;
     Py_DECREF(told);
-    return fl_py_close_pass(fl_py_backend(device)->update_scale(queue, &growth, found_at, scale_at,
-                                                                tracker_at, misses_at),
+    return fl_py_close_pass(fl_py_grad_ops(device)->update_scale(queue, &rule, found_at, scale_at,
+                                                                 tracker_at, misses_at),
                             queue);
 }
