@@ -43,7 +43,7 @@ def _device() -> str:
     return f"{built}; device 0 is ready"
 
 
-def _doctor() -> None:
+def main() -> None:
     info = build_info()
     guarded = {
         "process_vm": "process_vm_readv/writev",
@@ -66,15 +66,3 @@ def _doctor() -> None:
     width = max(map(len, lines))
     for name, value in lines.items():
         print(f"{name:<{width}}  {value}")
-
-
-def main(args: list[str]) -> int:
-    if args != ["doctor"]:
-        print("usage: python -m fastloop doctor", file=sys.stderr)
-        return 2
-    _doctor()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
