@@ -14,7 +14,6 @@
 #include "fl_shm_queue.h"
 #include "fl_pool.h"
 #include "fl_table.h"
-#include "fl_thread_pool.h"
 
 /* ---- fl_py_module.c ---- */
 
@@ -172,16 +171,6 @@ fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, boo
 /* ---- fl_py_array_loader.c: the engine of an iterator ---- */
 
 extern PyType_Spec fl_py_array_loader_spec;
-
-/* ---- fl_py_thread_pool.c, fl_py_grad_list.c: passes over gradients ---- */
-
-typedef struct fl_py_thread_pool {
-    PyObject_HEAD
-    fl_thread_pool *team; /* owned */
-} fl_py_thread_pool;
-
-extern PyType_Spec fl_py_thread_pool_spec;
-extern PyType_Spec fl_py_grad_list_spec;
 
 /* ---- fl_py_worker_end.c: a worker process's end of the shared memory ---- */
 
