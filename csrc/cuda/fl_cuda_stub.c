@@ -89,17 +89,19 @@ bool fl_cuda_transfer_is_queued(const fl_cuda_transfer *upload)
     return false;
 }
 
-int fl_cuda_transfer_send(fl_cuda_transfer *upload, const fl_batch *batch, fl_err *err)
+int fl_cuda_transfer_send(void *upload, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     (void)upload;
-    (void)batch;
+    (void)slot;
+    (void)bytes;
     return fl_cuda_check(0, err);
 }
 
-void fl_cuda_transfer_part(fl_cuda_transfer *upload, const fl_batch *batch)
+void fl_cuda_transfer_part(void *upload, fl_slot *slot, int64_t bytes)
 {
     (void)upload;
-    (void)batch;
+    (void)slot;
+    (void)bytes;
 }
 
 int fl_cuda_transfer_take(fl_cuda_transfer *upload, const fl_batch *batch, void *stream,

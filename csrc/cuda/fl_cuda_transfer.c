@@ -279,49 +279,48 @@ bool fl_cuda_transfer_is_aimed(const fl_cuda_transfer *upload) { return upload->
 
 bool fl_cuda_transfer_is_queued(const fl_cuda_transfer *upload) { return upload->is_queued; }
 
-static int queue_copy_locked(fl_cuda_transfer *upload, const fl_batch *batch, fl_err *err)
+static int queue_copy_locked(fl_cuda_transfer *upload, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     cudaStream_t stream = upload->stage->stream;
-    const char *data = fl_slot_data(batch->slot);
+    const char *data = fl_slot_data(slot);
     if (upload->stage->is_halted) return fl_fail(err, FL_ECLOSED, "the upload was halted");
     FL_CUDA_TRY(cudaStreamWaitEvent(stream, upload->event, 0), err);
-    if (batch->bytes > 0)
-        FL_CUDA_TRY(cudaMemcpyAsync(upload->block, data, (size_t)batch->bytes,
-                                    cudaMemcpyHostToDevice, stream),
-                    err);
+    if (bytes > 0)
+        FL_CUDA_TRY(
+            cudaMemcpyAsync(upload->block, data, (size_t)bytes, cudaMemcpyHostToDevice, stream),
+            err);
     FL_CUDA_TRY(cudaEventRecord(upload->event, stream), err);
     return FL_OK;
 }
 
-static int queue_copy(fl_cuda_transfer *upload, const fl_batch *batch, fl_err *err)
+static int queue_copy(fl_cuda_transfer *upload, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     fl_cuda_copy_stream *stage = upload->stage;
     visit here;
     FL_TRY(enter(stage->device, &here, err));
     pthread_mutex_lock(&stage->mutex);
-    int status = queue_copy_locked(upload, batch, err);
+    int status = queue_copy_locked(upload, slot, bytes, err);
     pthread_mutex_unlock(&stage->mutex);
     leave(&here);
     upload->is_queued = status == FL_OK;
     return status;
 }
 
-int fl_cuda_transfer_send(fl_cuda_transfer *upload, const fl_batch *batch, fl_err *err)
+int fl_cuda_transfer_send(void *upload, fl_slot *slot, int64_t bytes, fl_err *err)
 {
-    if (batch->bytes > 0) FL_TRY(fl_slot_pin(batch->slot, batch->bytes, err));
-    return queue_copy(upload, batch, err);
+    if (bytes > 0) FL_TRY(fl_slot_pin(slot, bytes, err));
+    return queue_copy(upload, slot, bytes, err);
 }
 
-void fl_cuda_transfer_part(fl_cuda_transfer *upload, const fl_batch *batch)
+void fl_cuda_transfer_part(void *upload, fl_slot *slot, int64_t bytes)
 {
-    if (is_last(upload)) (void)fl_cuda_transfer_send(upload, batch, NULL);
+    if (is_last(upload)) (void)fl_cuda_transfer_send(upload, slot, bytes, NULL);
 }
 
 int fl_cuda_transfer_carry(const fl_dest_buffer *berth, fl_slot *slot, int64_t bytes, fl_err *err)
 {
-    fl_batch batch = {.slot = slot, .bytes = bytes};
     FL_TRY(fl_slot_pin(slot, bytes, err));
-    fl_cuda_transfer_part(berth->target, &batch);
+    fl_cuda_transfer_part(berth->target, slot, bytes);
     return FL_OK;
 }
 
@@ -332,7 +331,7 @@ int fl_cuda_transfer_take(fl_cuda_transfer *upload, const fl_batch *batch, void 
     visit here;
     if (is_foreign(stage)) return refuse_foreign(err);
     assert(upload->is_aimed && atomic_load(&upload->parts) == 0);
-    if (!upload->is_queued) FL_TRY(fl_cuda_transfer_send(upload, batch, err));
+    if (!upload->is_queued) FL_TRY(fl_cuda_transfer_send(upload, batch->slot, batch->bytes, err));
     FL_TRY(enter(stage->device, &here, err));
     int status = FL_CUDA_STATUS(cudaStreamWaitEvent(stream, upload->event, 0), err);
     leave(&here);

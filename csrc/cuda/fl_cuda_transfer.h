@@ -56,12 +56,12 @@ bool fl_cuda_transfer_is_queued(const fl_cuda_transfer *upload);
 
 /* One more part of the batch is filled. The last one sends the batch if the upload is aimed; what
  * fails is left to fl_cuda_transfer_take. The filling threads. */
-void fl_cuda_transfer_part(fl_cuda_transfer *upload, const fl_batch *batch);
+void fl_cuda_transfer_part(void *upload, fl_slot *slot, int64_t bytes);
 
 /* Pins the slot of a filled batch, which may take long (fl_slot_pin), and queues the copy. Whoever
  * was last: a filling thread, or the one that aimed. After FL_ENOMEM, FL_EDEVICE, FL_ECLOSED the
  * batch may be sent again. */
-int fl_cuda_transfer_send(fl_cuda_transfer *upload, const fl_batch *batch, fl_err *err);
+int fl_cuda_transfer_send(void *upload, fl_slot *slot, int64_t bytes, fl_err *err);
 
 /* The same for a courier: of a batch of one part, in a slot of an arena, which is pinned first; as
  * fl_slot_pin. The berth's target is an aimed upload. */
