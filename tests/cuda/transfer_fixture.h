@@ -6,19 +6,19 @@
 #include "ring_fixture.h"
 
 #include "destination_fixture.h"
-#include "fl_cuda_transfer.h"
+#include "fl_copier.h"
 
 enum { MOST_POSTED = 8, BLOCK_BYTES = 4096 };
 
 typedef struct ticket {
-    fl_cuda_transfer *upload; /* NULL: free */
-    block *block;             /* NULL: memory was short */
-    bool is_filled;           /* before it was aimed */
+    void *upload;   /* NULL: free */
+    block *block;   /* NULL: memory was short */
+    bool is_filled; /* before it was aimed */
 } ticket;
 
 typedef struct loop {
     rig r;
-    fl_cuda_copy_stream *stage;
+    void *copy_stream;
     cudaStream_t stream; /* the consumer's current one */
     ticket tickets[MOST_POSTED];
     block_heap heap;
@@ -44,11 +44,10 @@ static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
     CHECK(shape.depth < MOST_POSTED);
     FL_TRY(fl_pool_open(0, NULL, &l->r.pool, &l->err));
     fl_pool_reserve(l->r.pool, shape.depth);
-    fl_pool_pin(l->r.pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
-    FL_TRY(fl_cuda_copy_stream_open(device, &l->stage, &l->err));
+    fl_pool_pin(l->r.pool, (fl_pinner){ops->pin, ops->unpin, device});
+    FL_TRY(ops->open(device, &l->copy_stream, &l->err));
     shape.fill = fill_part;
-    shape.part_filled = fl_cuda_transfer_part;
-    shape.start_transfer = fl_cuda_transfer_send;
+    shape.transfers = ops;
     shape.pool = l->r.pool;
     return fl_ring_open(&shape, &l->r.ring, &l->err);
 }
@@ -60,7 +59,7 @@ static inline void open_loop(loop *l, fl_ring_config shape, int32_t device)
 
 static inline void drop_ticket(ticket *t)
 {
-    if (t->upload != NULL) fl_cuda_transfer_drop(t->upload);
+    if (t->upload != NULL) ops->cancel(t->upload);
     drop_block(t->block);
     *t = (ticket){0};
 }
@@ -74,17 +73,17 @@ static inline void drop_tickets(loop *l)
 
 static inline void reset_loop(loop *l)
 {
-    fl_cuda_copy_stream_halt(l->stage);
+    ops->halt(l->copy_stream);
     fl_ring_reset(l->r.ring);
     drop_tickets(l);
 }
 
 static inline void close_engine(loop *l)
 {
-    if (l->stage != NULL) fl_cuda_copy_stream_halt(l->stage);
+    if (l->copy_stream != NULL) ops->halt(l->copy_stream);
     fl_ring_close(l->r.ring);
     drop_tickets(l);
-    fl_cuda_copy_stream_close(l->stage);
+    ops->close(l->copy_stream);
     fl_pool_close(l->r.pool);
 }
 
@@ -102,7 +101,7 @@ static inline int aim(loop *l, ticket *t)
     fl_err err;
     if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
     block *found = get_block(&l->heap, BLOCK_BYTES, l->stream);
-    int status = fl_cuda_transfer_aim(t->upload, found->memory, l->stream, &t->is_filled, &err);
+    int status = ops->set_buffer(t->upload, found->memory, l->stream, &t->is_filled, &err);
     if (status == FL_OK)
         t->block = found;
     else
@@ -116,7 +115,7 @@ static inline void post_upload(loop *l, int64_t tag, int32_t parts)
     ticket *t = ticket_of(l, tag);
     CHECK(t->upload == NULL && BLOCK_BYTES >= 8 * rows_of(tag));
     fl_err err = {0};
-    int status = fl_cuda_transfer_get(l->stage, parts, &t->upload, &err);
+    int status = ops->get(l->copy_stream, parts, &t->upload, &err);
     bool is_next = fl_ring_pending(l->r.ring) == 0;
     if (status == FL_OK && (is_next || !l->has_window)) (void)aim(l, t);
     if (status == FL_OK) {
@@ -161,7 +160,7 @@ static inline void look_ahead(loop *l)
         if (aim(l, t) != FL_OK) return;
         if (!t->is_filled) continue;
         if (fl_slot_is_pinned(batch->slot, batch->bytes))
-            (void)fl_cuda_transfer_send(t->upload, batch->slot, batch->bytes, NULL);
+            (void)ops->start(t->upload, batch->slot, batch->bytes, NULL);
         else
             fl_ring_add_part(l->r.ring, place);
     }
@@ -181,8 +180,9 @@ static inline int take_upload(loop *l, int64_t *tag)
         drop_ticket(t);
         return status;
     }
-    if (!fl_cuda_transfer_is_aimed(t->upload)) status = aim(l, t);
-    if (status == FL_OK) status = fl_cuda_transfer_take(t->upload, &batch, l->stream, &l->err);
+    if (t->block == NULL) status = aim(l, t);
+    if (status == FL_OK)
+        status = ops->finish(t->upload, batch.slot, batch.bytes, l->stream, &l->err);
     l->is_late = status != FL_OK;
     l->late = batch;
     if (l->is_late) return status;

@@ -28,12 +28,12 @@ enum { FL_PY_TAG_BATCH, FL_PY_TAG_SINGLE, FL_PY_TAG_MARK, FL_PY_TAGS };
 /* A posted batch that is to be in a block: copied to a device, or gathered there. */
 typedef struct fl_py_ticket {
     bool is_used;
-    bool is_filled;           /* before it was aimed: see fl_cuda_transfer_aim */
-    int64_t bytes;            /* of the batch */
-    fl_cuda_transfer *upload; /* owned; NULL unless for a device */
-    PyObject *block;          /* owned: a tensor; NULL, on a device: none yet */
-    char *data;               /* the block, unless it is on a device */
-    void *stream;             /* of a device: the current one when the block was made */
+    bool is_filled;  /* before it was aimed: see fl_cuda_transfer_aim */
+    int64_t bytes;   /* of the batch */
+    void *upload;    /* owned; NULL unless for a device */
+    PyObject *block; /* owned: a tensor; NULL, on a device: none yet */
+    char *data;      /* the block, unless it is on a device */
+    void *stream;    /* of a device: the current one when the block was made */
 } fl_py_ticket;
 
 typedef struct fl_py_array_loader {
@@ -66,8 +66,8 @@ typedef struct fl_py_array_loader {
     PyObject *marks;         /* owned: {tag: exception or (item,)} */
     PyObject *held;          /* owned: a batch taken when an interrupt came, for the next call */
     int64_t next_mark;
-    fl_cuda_copy_stream *stage; /* owned; NULL: batches stay on the CPU, or closed */
-    fl_py_ticket *tickets;      /* owned: `depth` of them; NULL: batches stay in slots */
+    void *stage;           /* owned; NULL: batches stay on the CPU, or closed */
+    fl_py_ticket *tickets; /* owned: `depth` of them; NULL: batches stay in slots */
     fl_batch *unposted; /* borrowed from the ring: a batch of resolved rows that could not be posted
                            yet, NULL if there is none */
     fl_err unposted_err;

@@ -16,7 +16,7 @@ int fl_py_array_destination_open(fl_py_array_loader *self)
     if (fl_mul(self->depth, sizeof *self->tickets, &bytes)) self->tickets = fl_alloc(bytes);
     if (self->tickets == NULL) status = fl_fail(&err, FL_ENOMEM, "out of memory for uploads");
     if (status == FL_OK && self->slots->device >= 0)
-        status = fl_cuda_copy_stream_open(self->slots->device, &self->stage, &err);
+        status = fl_cuda_transfer_ops.open(self->slots->device, &self->stage, &err);
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;
@@ -33,8 +33,8 @@ static int aim(fl_py_array_loader *self, fl_py_ticket *ticket, PyObject *block, 
     int32_t device = self->slots->device;
     void *data = fl_py_buffer_address(&self->table->door, block, device, bytes);
     if (data == NULL || fl_py_stream(&self->table->door, device, &ticket->stream) != 0) return -1;
-    int status =
-        fl_cuda_transfer_aim(ticket->upload, data, ticket->stream, &ticket->is_filled, &err);
+    int status = fl_cuda_transfer_ops.set_buffer(ticket->upload, data, ticket->stream,
+                                                 &ticket->is_filled, &err);
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;
@@ -88,7 +88,7 @@ static bool is_within_budget(fl_py_array_loader *self, int64_t bytes)
 {
     int64_t left = self->budget;
     if (fl_ring_pending(self->ring) == 0) return true;
-    if (self->stage != NULL) left -= fl_cuda_copy_stream_collect(self->stage);
+    if (self->stage != NULL) left -= fl_cuda_transfer_ops.collect(self->stage);
     for (int64_t number = 0; number < self->depth; number++) left -= self->tickets[number].bytes;
     return bytes <= left;
 }
@@ -103,7 +103,7 @@ int fl_py_array_destination_post(fl_py_array_loader *self, fl_batch *batch, fl_e
         return fl_fail(err, FL_ENOMEM, "a batch of %lld bytes waits for memory_budget=%lld",
                        (long long)bytes, (long long)self->budget);
     if (self->stage != NULL)
-        FL_TRY(fl_cuda_transfer_get(self->stage, batch->parts, &ticket->upload, err));
+        FL_TRY(fl_cuda_transfer_ops.get(self->stage, batch->parts, &ticket->upload, err));
     ticket->bytes = bytes;
     bool is_next = fl_ring_pending(self->ring) == 0;
     bool is_made = (is_next || self->stage == NULL) && try_block(self, ticket) == 1;
@@ -127,7 +127,7 @@ static void send(fl_py_array_loader *self, int64_t place, const fl_batch *batch)
     if (!fl_slot_is_pinned(batch->slot, batch->bytes))
         fl_ring_add_part(self->ring, place);
     else /* what fails is left to the take */
-        (void)fl_cuda_transfer_send(batch->transfer, batch->slot, batch->bytes, NULL);
+        (void)fl_cuda_transfer_ops.start(batch->transfer, batch->slot, batch->bytes, NULL);
 }
 
 int fl_py_array_destination_ahead(fl_py_array_loader *self)
@@ -149,7 +149,7 @@ int fl_py_array_destination_ahead(fl_py_array_loader *self)
 static void drop_ticket(fl_py_ticket *ticket)
 {
     PyObject *block = ticket->block;
-    if (ticket->upload != NULL) fl_cuda_transfer_drop(ticket->upload);
+    if (ticket->upload != NULL) fl_cuda_transfer_ops.cancel(ticket->upload);
     *ticket = (fl_py_ticket){0};
     Py_XDECREF(block);
 }
@@ -214,12 +214,12 @@ make_fields(fl_py_array_loader *self, PyObject *block, const fl_batch *batch, bo
 }
 
 /* What was not done ahead. To pin the slot may take long. */
-static int send_now(fl_cuda_transfer *upload, const fl_batch *batch)
+static int send_now(void *upload, const fl_batch *batch)
 {
     fl_err err;
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = fl_cuda_transfer_send(upload, batch->slot, batch->bytes, &err);
+    status = fl_cuda_transfer_ops.start(upload, batch->slot, batch->bytes, &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
@@ -231,12 +231,12 @@ static int take_upload(fl_py_array_loader *self, const fl_batch *batch, void **s
 {
     fl_err err;
     fl_py_ticket *ticket = ticket_of(self, batch->tag);
-    fl_cuda_transfer *upload = ticket->upload;
-    if (!fl_cuda_transfer_is_aimed(upload) && make_block(self, ticket, batch->bytes) != 0)
-        return -1;
-    if (!fl_cuda_transfer_is_queued(upload) && send_now(upload, batch) != 0) return -1;
+    void *upload = ticket->upload;
+    if (ticket->block == NULL && make_block(self, ticket, batch->bytes) != 0) return -1;
+    if (!fl_cuda_transfer_ops.is_started(upload) && send_now(upload, batch) != 0) return -1;
     if (fl_py_stream(&self->table->door, self->slots->device, stream) != 0) return -1;
-    if (fl_cuda_transfer_take(upload, batch, *stream, &err) == FL_OK) return 0;
+    if (fl_cuda_transfer_ops.finish(upload, batch->slot, batch->bytes, *stream, &err) == FL_OK)
+        return 0;
     fl_py_raise(&err, NULL);
     return -1;
 }
