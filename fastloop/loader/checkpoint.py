@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from fastloop.base.schema import Schema
 from fastloop.loader.epoch import (
     GENERATORS,
     TORCHS,
@@ -33,7 +34,8 @@ from fastloop.loader.lightning_resume import Rest, rest_for_caller
 
 VERSION = 2
 
-_KINDS = {
+_UNCHANGED = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
+_FIELDS = {
     "version": int,
     "epoch": int,
     "yielded": int,
@@ -44,6 +46,7 @@ _KINDS = {
     "fits": dict,
     "generators": dict,
 }
+_SCHEMA = Schema(_FIELDS, _UNCHANGED)
 # What must be the same in the loader that resumes, as text; "": the loader has no such thing.
 _SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last")
 _FACTS = (
@@ -58,7 +61,6 @@ _FACTS = (
 )
 # When generators are read: at saving, before iter(sampler), before its first item.
 _MOMENTS = ("now", "iter", "next")
-_UNCHANGED = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
 
 
 def _length(sized: Any) -> int | None:
@@ -172,12 +174,9 @@ def _check_texts(name: str, texts: Any, keys: tuple[str, ...]) -> None:
 
 
 def _check_parts(state: State) -> None:
-    for key, kind in _KINDS.items():
-        if key not in state:
-            raise ValueError(f"state has no {key!r}; {_UNCHANGED}")
-        if type(state[key]) is not kind:
-            raise TypeError(f"state[{key!r}] is {state[key]!r}, not {kind.__name__}; {_UNCHANGED}")
-        if kind is int and state[key] < (-1 if key == "sampler_epoch" else 0):
+    """What a schema does not say."""
+    for key, lowest in (("epoch", 0), ("yielded", 0), ("sampler_epoch", -1)):
+        if state[key] < lowest:
             raise ValueError(f"state[{key!r}] is {state[key]}, but cannot be negative")
     if state["yielded"] > 0 and not state["begun"]:
         raise ValueError(f"state yields {state['yielded']} batches of no epoch; {_UNCHANGED}")
@@ -203,8 +202,8 @@ def _checked(state: object) -> State:
             f"state['version'] is {version!r}, and this version of fastloop reads {VERSION} and "
             f"before; {_UNCHANGED}"
         )
-    _check_parts(state)
-    return {key: deepcopy(state[key]) for key in _KINDS}
+    _check_parts(_SCHEMA.check(state, "state"))
+    return {key: deepcopy(state[key]) for key in _FIELDS}
 
 
 def _find_differences(loader: DataLoader[Any], state: State) -> list[str]:
