@@ -1,7 +1,7 @@
 /* fl_table: see fl_table.h.
  *
  * A row is reduced once, at open, to `runs`: nested loops over an innermost contiguous run of
- * bytes. Most rows are one run, and then the backend's loops copy them. */
+ * bytes. Most rows are one run, and then the row_ops's loops copy them. */
 #include "fl_table.h"
 
 #include "fl_safe_read.h"
@@ -26,7 +26,7 @@ typedef struct fl_field {
 } fl_field;
 
 struct fl_table {
-    const fl_backend *backend; /* borrowed from floor 3, static */
+    const fl_row_ops *row_ops; /* borrowed from floor 3, static */
     int64_t length;
     bool is_volatile;
     int32_t count;
@@ -81,14 +81,14 @@ static int check_columns(const fl_column *columns, int32_t count, fl_err *err)
     return FL_OK;
 }
 
-int fl_table_open(const fl_column *columns, int32_t count, const fl_backend *backend,
+int fl_table_open(const fl_column *columns, int32_t count, const fl_row_ops *row_ops,
                   fl_table **out, fl_err *err)
 {
     *out = NULL;
     FL_TRY(check_columns(columns, count, err));
     fl_table *table = fl_alloc((int64_t)sizeof *table + (int64_t)count * (int64_t)sizeof(fl_field));
     if (table == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a table");
-    table->backend = backend;
+    table->row_ops = row_ops;
     table->length = columns[0].view.shape[0];
     table->count = count;
     for (int32_t f = 0; f < count; f++) {
@@ -168,12 +168,12 @@ static const char *next_piece(fl_walk *walk)
     return piece;
 }
 
-static void copy_strided(const fl_backend *backend, const fl_field *field, const fl_rows *rows,
+static void copy_strided(const fl_row_ops *row_ops, const fl_field *field, const fl_rows *rows,
                          int64_t from, int64_t to, char *dst)
 {
     fl_walk walk = {.field = field, .rows = rows, .next = from, .end = to, .inner = 1};
     while (walk.next < walk.end) {
-        backend->copy_rows(dst, next_piece(&walk), field->loop_stride[0], field->run_bytes, 0,
+        row_ops->copy_rows(dst, next_piece(&walk), field->loop_stride[0], field->run_bytes, 0,
                            field->loop_count[0], false);
         dst += field->run_bytes * field->loop_count[0];
     }
@@ -212,17 +212,17 @@ static int gather_volatile(const fl_table *table, int32_t f, const fl_rows *rows
     return FL_ESOURCE;
 }
 
-static void gather_field(const fl_backend *backend, const fl_field *field, const fl_rows *rows,
+static void gather_field(const fl_row_ops *row_ops, const fl_field *field, const fl_rows *rows,
                          int64_t from, int64_t to, char *dst)
 {
     bool is_large = rows->count * field->row_bytes >= FL_TABLE_SMALL_BYTES;
     if (field->loops > 0)
-        copy_strided(backend, field, rows, from, to, dst);
+        copy_strided(row_ops, field, rows, from, to, dst);
     else if (rows->is_range)
-        backend->copy_rows(dst, field->data, field->row_stride, field->row_bytes,
+        row_ops->copy_rows(dst, field->data, field->row_stride, field->row_bytes,
                            rows->first + from, to - from, is_large);
     else
-        backend->gather_rows(dst, field->data, field->row_stride, field->row_bytes,
+        row_ops->gather_rows(dst, field->data, field->row_stride, field->row_bytes,
                              rows->index + from, to - from, is_large);
 }
 
@@ -237,10 +237,15 @@ int fl_table_gather(const fl_table *table, const fl_rows *rows, int32_t part, in
         if (field->row_bytes > 0 && field->is_volatile)
             FL_TRY(gather_volatile(table, f, rows, from, to, dst, err));
         else if (field->row_bytes > 0)
-            gather_field(table->backend, field, rows, from, to, dst);
+            gather_field(table->row_ops, field, rows, from, to, dst);
         block += fl_table_field_bytes(table, f, rows->count);
     }
     return FL_OK;
+}
+
+int fl_table_fill(const fl_batch *batch, int32_t part, fl_err *err)
+{
+    return fl_table_gather(batch->source, &batch->rows, part, batch->parts, batch->data, err);
 }
 
 int64_t

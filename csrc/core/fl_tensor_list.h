@@ -25,7 +25,7 @@ typedef struct fl_tensor_list {
     fl_span *spans; /* owned; none is empty */
     int64_t count, capacity;
     int64_t chunks, bytes; /* of all spans */
-    double *sums;          /* owned: one for each chunk, for a backend to use */
+    double *sums;          /* owned: one for each chunk, for the passes of a device */
     fl_range *ranges;      /* owned: room to sort spans by address, twice */
     int64_t sums_capacity, ranges_capacity;
     int64_t walked;  /* spans of the last walk; 0 once one was replaced, and after a failure */

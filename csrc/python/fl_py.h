@@ -14,7 +14,6 @@
 #include "fl_shm_queue.h"
 #include "fl_pool.h"
 #include "fl_table.h"
-#include "fl_thread_pool.h"
 
 /* ---- fl_py_module.c ---- */
 
@@ -173,16 +172,6 @@ fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, boo
 
 extern PyType_Spec fl_py_array_loader_spec;
 
-/* ---- fl_py_thread_pool.c, fl_py_grad_list.c: passes over gradients ---- */
-
-typedef struct fl_py_thread_pool {
-    PyObject_HEAD
-    fl_thread_pool *team; /* owned */
-} fl_py_thread_pool;
-
-extern PyType_Spec fl_py_thread_pool_spec;
-extern PyType_Spec fl_py_grad_list_spec;
-
 /* ---- fl_py_worker_end.c: a worker process's end of the shared memory ---- */
 
 typedef struct fl_py_worker_end fl_py_worker_end;
@@ -223,7 +212,7 @@ typedef struct fl_py_reply {
     fl_slot *slot; /* owned; one share of it if it is lent; NULL once the batch has landed */
     bool is_open, is_lent, is_landing, is_elsewhere;
     int64_t limit; /* what the budget counts */
-    fl_reply reply;
+    fl_reply_message reply;
     fl_transfer *errand;  /* owned; NULL unless a courier has it */
     fl_dest_buffer berth; /* where it is carried, if there is an owner */
     char *head;           /* owned, once it has been read here: what was pickled */

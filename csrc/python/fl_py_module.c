@@ -2,6 +2,9 @@
  * the lower floors becomes an exception. */
 #include "fl_py.h"
 
+#include "fl_py_grad_list.h"
+#include "fl_py_thread_pool.h"
+
 #include "fl_cpu_lanes.h"
 #include "fl_cuda.h"
 #include "fl_safe_read.h"

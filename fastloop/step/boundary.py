@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
 from fastloop.step.grad_list import GradList, new_flag, parameters_of
+from fastloop.step.scaler import GradScaler
 from fastloop.step.window import Buffers
 
 
@@ -51,6 +52,39 @@ class LossScale:
             )
 
 
+def step_checked(
+    scaler: GradScaler, optimizer: Optimizer, found_inf: Tensor, grad_scale: Tensor | None
+) -> float | None:
+    """`scaler.step(optimizer)` where this optimizer's gradients have been collected and checked in
+    this step, and unscaled unless grad_scale is given. A disabled scaler steps whatever found_inf.
+
+    Args:
+        found_inf: 0-d float32, exactly 0.0 or 1.0; kept for `update` and not changed.
+        grad_scale: 0-d float32 by which the optimizer has to divide the gradients (scale and clip
+            in one), or None. Only for optimizers of which `takes_grad_scale` is true.
+
+    Raises:
+        RuntimeError: the user has called `unscale_` or `step` for it since the last `update`.
+    """
+    if not scaler.is_enabled():
+        return scaler.step(optimizer)
+    scaler._check_scale_growth_tracker("step")
+    state = scaler._per_optimizer_states[id(optimizer)]
+    if state["stage"] is OptState.UNSCALED:
+        scaler.unscale_(optimizer)  # raises
+    if state["stage"] is OptState.STEPPED:
+        return scaler.step(optimizer)  # raises
+    state.update(found_inf_per_device={found_inf.device: found_inf}, stage=OptState.UNSCALED)
+    if grad_scale is None:
+        return scaler.step(optimizer)
+    try:
+        with FusedAttributes(optimizer, grad_scale=times_of_user(optimizer, grad_scale)):
+            return scaler.step(optimizer)
+    except BaseException:
+        state["stage"] = OptState.READY  # the gradients are scaled as before
+        raise
+
+
 class Outcome(NamedTuple):
     norm: Tensor | None  # 0-d float64, before clipping; None where no pass needed to read
     found_inf: Tensor | bool  # whether the step was skipped; a tensor where the host did not ask
@@ -68,7 +102,7 @@ class Step:
         self._checks = checks  # whether a gradient that is not finite skips the step
         self._is_fused = takes_grad_scale(optimizer)
         # A subclass's own unscaling is not passed over.
-        self._is_ours = hasattr(scaler, "_step_checked") and scaler._owns_unscaling()
+        self._is_ours = isinstance(scaler, GradScaler) and scaler._owns_unscaling()
         self._grads = GradList()
 
     def __call__(self, divisor: float, buffers: Buffers | None, has_dropped: bool) -> Outcome:
@@ -142,7 +176,7 @@ class Step:
             optimizer, gives_back=True
         ):  # a scaler's step deletes what the user had
             if self._is_ours:
-                scaler._step_checked(optimizer, found_inf, grad_scale)
+                step_checked(scaler, optimizer, found_inf, grad_scale)
             else:
                 self._record(found_inf, OptState.UNSCALED)
                 scaler.step(optimizer)

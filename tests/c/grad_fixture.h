@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_grad.h"
 #include "fl_cpu_lanes.h"
 
 #include <math.h>

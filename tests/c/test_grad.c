@@ -8,7 +8,7 @@
 
 enum { TINY = 5000, TEAMS = 5 };
 
-static const fl_backend *const cpu = &fl_cpu_backend;
+static const fl_grad_ops *const cpu = &fl_cpu_grad_ops;
 static fl_thread_pool *teams[TEAMS]; /* of no, 1, 2, 3 and 8 threads */
 
 /* ---- the lists that passes are tried on */
@@ -56,7 +56,7 @@ static void check_norm(model *m, fl_thread_pool *team, int32_t norm_type, fl_div
     static const float was[] = {0, 1};
     float before = was[norm_type % 2], found = before;
     double actual = -1;
-    fl_pass pass = {&m->list, team};
+    fl_grad_pass pass = {&m->list, team};
     cpu->norm_check(&pass, norm_type, divisor, &found, &actual);
     check_double(actual, norm);
     CHECK(found == (is_finite ? before : 1));
@@ -73,7 +73,7 @@ static void test_norm_check(void)
             CHECK_INT(is_finite, which != 1);
             for (int t = 0; t < TEAMS; t++) {
                 fl_divisor divisor = {t % 2 ? &scales[t] : NULL, t > 2 ? -0.3 : 1};
-                double by = fabs((t % 2 ? (double)scales[t] : 1) * divisor.rest);
+                double by = fabs((t % 2 ? (double)scales[t] : 1) * divisor.constant);
                 check_norm(&m, teams[t], norm_type, divisor, norm / by, is_finite);
             }
         }
@@ -89,7 +89,7 @@ static void test_finite_is_said_of_elements(void)
     model m = make_model(shapes, 2, TAME, 5);
     float found = 0;
     double norm;
-    fl_pass pass = {&m.list, teams[2]};
+    fl_grad_pass pass = {&m.list, teams[2]};
     ((double *)(void *)m.list.spans[0].data)[19999] = 1e200;
     ((float *)(void *)m.list.spans[1].data)[250000] = FLT_MAX;
     cpu->norm_check(&pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &norm);
@@ -110,7 +110,7 @@ static void test_scale(void)
     for (int which = 0; which < RECIPES; which++) {
         model m = cook(which);
         for (int t = which % 2; t < TEAMS; t += 2) {
-            fl_pass pass = {&m.list, teams[t]};
+            fl_grad_pass pass = {&m.list, teams[t]};
             cpu->scale(&pass, &factors[t]);
             ref_model_scale(&m, factors[t]);
             check_model(&m);
@@ -125,7 +125,7 @@ static void test_unscale(void)
     for (int which = 0; which < RECIPES; which++) {
         model m = cook(which);
         for (int t = which % 2; t < TEAMS; t += 2) {
-            fl_pass pass = {&m.list, teams[t]};
+            fl_grad_pass pass = {&m.list, teams[t]};
             float before = (float)(t % 2), found = before;
             bool is_finite;
             (void)ref_model_norm(&m, FL_NORM_2, &is_finite);
@@ -156,7 +156,7 @@ static void test_a_factor_of_one_writes_nothing(void)
         CHECK_INT(fl_tensor_list_add(&list, memory, count, type, NULL), FL_OK);
         CHECK_INT(fl_tensor_list_end(&list, NULL), FL_OK);
         for (int t = 0; t < TEAMS; t++) {
-            fl_pass pass = {&list, teams[t]};
+            fl_grad_pass pass = {&list, teams[t]};
             float found = 0;
             cpu->scale(&pass, &(double){1});
             cpu->unscale(&pass, &(float){1}, &found);
@@ -192,7 +192,7 @@ static void check_combine(int32_t shift, int mix, double alpha, const double *fa
     for (int t = 0; t < TEAMS; t++) {
         float was = (float)(t % 2), found = was;
         memcpy(into.memory, before, (size_t)into.bytes);
-        fl_pass pass = {&into.list, teams[t]};
+        fl_grad_pass pass = {&into.list, teams[t]};
         cpu->combine(&pass, &from.list, alpha, factor, beta, t == 2 ? NULL : &found);
         CHECK(found == (is_finite || t == 2 ? was : 1));
         check_model(&into);
@@ -213,7 +213,7 @@ static void test_combine(void)
         for (int32_t from = 0; from < FL_FLOATS; from++)
             CHECK_INT(cpu->can_combine(into, from), is_offered(into, from));
     model empty = cook(3);
-    fl_pass pass = {&empty.list, teams[2]};
+    fl_grad_pass pass = {&empty.list, teams[2]};
     float found = 0;
     cpu->combine(&pass, &empty.list, 1, NULL, 0, &found);
     CHECK(found == 0);
@@ -254,7 +254,7 @@ static void test_more_than_two_billion_elements(void)
     fl_tensor_list_begin(&list);
     CHECK_INT(fl_tensor_list_add(&list, memory, count, FL_F16, NULL), FL_OK);
     CHECK_INT(fl_tensor_list_end(&list, NULL), FL_OK);
-    fl_pass pass = {&list, teams[2]};
+    fl_grad_pass pass = {&list, teams[2]};
     float found = 0;
     double norm;
     cpu->norm_check(&pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &norm);

@@ -204,7 +204,7 @@ static void drop_each_state(fake_order order, uint64_t seed)
     leave_loop(&l);
     CHECK(use_free_blocks(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
     fake_synchronize(NULL);
-    fl_cuda_copy_stream_halt(l.stage); /* no copy is late any more */
+    ops->halt(l.copy_stream); /* no copy is late any more */
     (void)use_free_blocks(&l.heap, NULL, checks, true);
     l.is_short = false;
     supply_blocks(&l);
@@ -247,14 +247,13 @@ static int use_the_parents_loop(void *arg)
 {
     loop *l = arg;
     fl_dest_buffer spare;
-    fl_batch batch = {0};
     int64_t before = fake_calls();
     CHECK(!fl_copier_reclaim_buffer(l->courier, INT64_MAX, &spare));
     for (job *j = l->jobs; j < l->jobs + 3; j++)
         CHECK(!fl_copier_finish(l->courier, j->errand, &spare));
-    fl_cuda_transfer_abandon(l->jobs[3].berth.target, &batch, NULL);
+    ops->abandon(l->jobs[3].berth.target, NULL, NULL);
     fl_copier_close(l->courier);
-    fl_cuda_copy_stream_close(l->stage);
+    ops->close(l->copy_stream);
     fl_pool_close(l->pool);
     CHECK_INT(fake_calls(), before);
     return 0;
@@ -274,7 +273,7 @@ static void test_a_forked_child_is_inert(void)
     CHECK_INT(ready_block(&l, FIRST_BLOCK, &l.jobs[3].berth), FL_OK);
     serve(&l, 1, 1);
     CHECK_INT(run_child(use_the_parents_loop, &l), 0);
-    fl_cuda_transfer_drop(l.jobs[3].berth.target);
+    ops->cancel(l.jobs[3].berth.target);
     drop_block(l.jobs[3].berth.owner);
     l.jobs[3] = (job){0};
     serve(&l, 2, 1);

@@ -134,7 +134,7 @@ static void fail_step(int64_t n, void (*then)(loop *))
     recall_blocks(&l, INT64_MAX);
     CHECK(use_free_blocks(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
     fake_synchronize(NULL);
-    fl_cuda_copy_stream_halt(l.stage); /* no copy is late any more */
+    ops->halt(l.copy_stream); /* no copy is late any more */
     (void)use_free_blocks(&l.heap, NULL, checks, true);
     close_loop(&l);
 }

@@ -10,7 +10,7 @@
 #include "destination_fixture.h"
 #include "fake_worker.h"
 
-#include "fl_cuda_transfer.h"
+#include "fl_copier.h"
 
 enum {
     MOST_WORKERS = 3,
@@ -29,7 +29,7 @@ typedef struct job {
     fl_transfer *errand;  /* NULL: not sent yet, or claimed */
     fl_slot *slot;        /* NULL: not sent yet */
     fl_dest_buffer berth; /* owner NULL: none yet */
-    fl_reply reply;
+    fl_reply_message reply;
     int64_t tag, number, limit;
     int64_t arrival; /* > 0: its answer is there */
     int32_t worker;
@@ -45,10 +45,10 @@ typedef struct shape {
 
 typedef struct loop {
     shape shape;
-    shm_rig ring;
+    shm_fixture ring;
     fl_arena *arena;
     fl_pool *pool;
-    fl_cuda_copy_stream *stage;
+    void *copy_stream;
     fl_copier *courier;
     block_heap heap;
     cudaStream_t stream; /* the consumer's current one */
@@ -72,7 +72,7 @@ static inline int
 carry_and_count(const fl_dest_buffer *berth, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     CHECK(berth->carried == bytes && bytes <= berth->bytes);
-    int status = fl_cuda_transfer_carry(berth, slot, bytes, err);
+    int status = ops->copy(berth->target, slot, bytes, err);
     atomic_fetch_add(&carries, 1);
     return status;
 }
@@ -82,14 +82,14 @@ carry_and_count(const fl_dest_buffer *berth, fl_slot *slot, int64_t bytes, fl_er
 /* A block for a batch of so many bytes, aimed. */
 static inline int ready_block(loop *l, int64_t bytes, fl_dest_buffer *out)
 {
-    fl_cuda_transfer *upload;
+    void *upload;
     bool is_filled;
     if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
-    FL_TRY(fl_cuda_transfer_get(l->stage, 1, &upload, &l->err));
+    FL_TRY(ops->get(l->copy_stream, 1, &upload, &l->err));
     block *found = get_block(&l->heap, bytes, l->stream);
-    int status = fl_cuda_transfer_aim(upload, found->memory, l->stream, &is_filled, &l->err);
+    int status = ops->set_buffer(upload, found->memory, l->stream, &is_filled, &l->err);
     if (status != FL_OK) {
-        fl_cuda_transfer_drop(upload);
+        ops->cancel(upload);
         drop_block(found);
         return status;
     }
@@ -102,7 +102,7 @@ static inline void recall_blocks(loop *l, int64_t bytes)
 {
     fl_dest_buffer spare;
     while (fl_copier_reclaim_buffer(l->courier, bytes, &spare)) {
-        fl_cuda_transfer_drop(spare.target);
+        ops->cancel(spare.target);
         drop_block(spare.owner);
     }
 }
@@ -136,12 +136,12 @@ static inline int try_open_loop(loop *l, shape s)
     l->heap.device = s.device;
     l->block_bytes = FIRST_BLOCK;
     CHECK(s.workers <= MOST_WORKERS && (s.device == 0 || s.stream != NULL));
-    l->ring = open_shm_rig(s.workers, DEPTH);
+    l->ring = open_shm_fixture(s.workers, DEPTH);
     FL_TRY(fl_arena_open(64 * MIB, &l->arena, &l->err));
     FL_TRY(fl_pool_open(0, l->arena, &l->pool, &l->err));
     fl_pool_reserve(l->pool, 4);
-    fl_pool_pin(l->pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, s.device});
-    FL_TRY(fl_cuda_copy_stream_open(s.device, &l->stage, &l->err));
+    fl_pool_pin(l->pool, (fl_pinner){ops->pin, ops->unpin, s.device});
+    FL_TRY(ops->open(s.device, &l->copy_stream, &l->err));
     FL_TRY(fl_copier_open(l->ring.shm, s.workers, DEPTH, carry_and_count, &l->courier, &l->err));
     start_workers(l);
     fl_copier_set_window(l->courier, s.is_in_order ? 0 : -1);
@@ -169,10 +169,10 @@ static inline int send_job(loop *l, job *j)
     fl_slot *slot;
     FL_TRY(fl_pool_get(l->pool, j->limit, &slot, &l->err));
     memcpy(fl_slot_data(slot), &j->tag, sizeof j->tag);
-    fl_request request = {.offset = fl_slot_data(slot) - fl_arena_base(l->arena),
-                          .limit = j->limit,
-                          .bytes = sizeof j->tag,
-                          .again = j->limit == FIRST_LIMIT ? -1 : j->number};
+    fl_request_message request = {.offset = fl_slot_data(slot) - fl_arena_base(l->arena),
+                                  .limit = j->limit,
+                                  .bytes = sizeof j->tag,
+                                  .repeat_of = j->limit == FIRST_LIMIT ? -1 : j->number};
     int status = fl_copier_submit(l->courier, j->worker, &request, slot, turn_of(j->tag),
                                   &j->errand, &l->err);
     if (status != FL_OK) {
@@ -214,7 +214,7 @@ static inline void claim_job(loop *l, job *j)
 /* Takes a reply if there is one. */
 static inline bool receive(loop *l)
 {
-    fl_reply reply;
+    fl_reply_message reply;
     int status = fl_copier_receive(l->courier, &reply);
     if (status == FL_ETIMEOUT) return false;
     CHECK_INT(status, FL_OK);
@@ -267,13 +267,13 @@ static inline void forget_job(loop *l, job *j)
 }
 
 /* Does what the courier has not come to. */
-static inline int upload_job(loop *l, job *j, const fl_batch *batch)
+static inline int upload_job(loop *l, job *j, int64_t bytes)
 {
     if (j->berth.owner != NULL) return FL_OK;
-    FL_TRY(fl_slot_pin(j->slot, batch->bytes, &l->err));
-    FL_TRY(ready_block(l, batch->bytes, &j->berth));
-    j->berth.carried = batch->bytes;
-    CHECK_INT(fl_cuda_transfer_carry(&j->berth, j->slot, batch->bytes, NULL), FL_OK);
+    FL_TRY(fl_slot_pin(j->slot, bytes, &l->err));
+    FL_TRY(ready_block(l, bytes, &j->berth));
+    j->berth.carried = bytes;
+    CHECK_INT(ops->copy(j->berth.target, j->slot, bytes, NULL), FL_OK);
     return FL_OK;
 }
 
@@ -281,7 +281,7 @@ static inline int upload_job(loop *l, job *j, const fl_batch *batch)
 static inline int hand_out(loop *l, job *j)
 {
     claim_job(l, j);
-    fl_batch batch = {.slot = j->slot, .bytes = j->reply.upload};
+    int64_t bytes = j->reply.upload;
     if (sort_of(j->tag) != BATCH) {
         CHECK(j->berth.owner == NULL);
         check_words(fl_slot_data(j->slot), j->tag);
@@ -289,14 +289,14 @@ static inline int hand_out(loop *l, job *j)
         forget_job(l, j);
         return FL_OK;
     }
-    FL_TRY(upload_job(l, j, &batch));
-    CHECK(j->berth.bytes >= batch.bytes && j->berth.carried == batch.bytes);
-    FL_TRY(fl_cuda_transfer_take(j->berth.target, &batch, l->stream, &l->err));
+    FL_TRY(upload_job(l, j, bytes));
+    CHECK(j->berth.bytes >= bytes && j->berth.carried == bytes);
+    FL_TRY(ops->finish(j->berth.target, j->slot, bytes, l->stream, &l->err));
     block *taken = j->berth.owner;
     if (taken->stream != l->stream) taken->is_kept = true;
     launch_look(l, taken->memory, j->tag);
     drop_block(taken);
-    l->block_bytes = fl_max(l->block_bytes, batch.bytes);
+    l->block_bytes = fl_max(l->block_bytes, bytes);
     forget_job(l, j);
     return FL_OK;
 }
@@ -346,9 +346,8 @@ static inline bool has_sent(const loop *l)
 static inline void drop_job(loop *l, job *j)
 {
     claim_job(l, j);
-    fl_batch batch = {.slot = j->slot, .bytes = j->reply.upload};
     if (j->berth.owner != NULL) {
-        fl_cuda_transfer_abandon(j->berth.target, &batch, j->berth.stream);
+        ops->abandon(j->berth.target, j->slot, j->berth.stream);
         drop_block(j->berth.owner);
     } else {
         fl_slot_return(j->slot);
@@ -380,7 +379,7 @@ static inline void close_engine(loop *l)
             CHECK(pthread_join(l->threads[w], NULL) == 0);
     }
     fl_copier_close(l->courier);
-    fl_cuda_copy_stream_close(l->stage);
+    ops->close(l->copy_stream);
     fl_pool_close(l->pool);
 }
 
@@ -390,7 +389,7 @@ static inline void close_memory(loop *l)
     free_blocks(&l->heap);
     if (l->arena != NULL) CHECK_INT(held_bytes(l->arena), 0);
     fl_arena_close(l->arena);
-    close_shm_rig(&l->ring);
+    close_shm_fixture(&l->ring);
 }
 
 static inline void close_loop(loop *l)

@@ -59,7 +59,7 @@ static void leave(fl_py_array_loader *self)
 void fl_py_array_loader_reset_ring(fl_py_array_loader *self)
 {
     Py_BEGIN_ALLOW_THREADS
-    if (self->stage != NULL) fl_cuda_copy_stream_halt(self->stage);
+    if (self->stage != NULL) fl_cuda_transfer_ops.halt(self->stage);
     fl_ring_reset(self->ring);
     Py_END_ALLOW_THREADS
     fl_py_array_destination_forget(self);
@@ -71,11 +71,12 @@ void fl_py_array_loader_close_ring(fl_py_array_loader *self)
     self->ring = NULL;
     if (ring == NULL) return;
     Py_BEGIN_ALLOW_THREADS
-    if (self->stage != NULL) fl_cuda_copy_stream_halt(self->stage);
+    if (self->stage != NULL) fl_cuda_transfer_ops.halt(self->stage);
     fl_ring_close(ring);
     Py_END_ALLOW_THREADS
     fl_py_array_destination_forget(self);
-    fl_cuda_copy_stream_close(self->stage); /* halted: nothing to wait for */
+    if (self->stage != NULL)
+        fl_cuda_transfer_ops.close(self->stage); /* halted: nothing to wait for */
     self->stage = NULL;
 }
 
@@ -87,21 +88,11 @@ static PyObject *feed_next(fl_py_array_loader *self)
     return result;
 }
 
-static int fill_part(void *context, const fl_batch *batch, int32_t part, fl_err *err)
-{
-    const fl_py_array_loader *self = context;
-    if (part < batch->parts)
-        FL_TRY(fl_table_gather(self->table->table, &batch->rows, part, batch->parts,
-                               fl_py_array_destination_target(self, batch), err));
-    if (self->stage != NULL) fl_py_array_destination_filled(self, batch, part);
-    return FL_OK;
-}
-
 static int open_ring(fl_py_array_loader *self, int32_t threads, bool is_in_order)
 {
     fl_err err;
-    fl_ring_config config = {.fill = fill_part,
-                             .context = self,
+    fl_ring_config config = {.fill = fl_table_fill,
+                             .transfers = &fl_cuda_transfer_ops,
                              .pool = self->slots->pool,
                              .depth = self->depth,
                              .threads = threads,
@@ -232,7 +223,8 @@ static void feed_dealloc(fl_py_array_loader *self)
     PyObject_GC_UnTrack(self);
     feed_clear(self);
     fl_plan_close(self->plan);
-    fl_cuda_copy_stream_close(self->stage); /* of a feed that could not be opened */
+    if (self->stage != NULL)
+        fl_cuda_transfer_ops.close(self->stage); /* of a feed that could not be opened */
     fl_free(self->tickets);
     if (self->lock != NULL) PyThread_free_lock(self->lock);
     Py_XDECREF(self->marks);

@@ -3,7 +3,7 @@
  * Keeps the sources alive while views into them exist. Not for subclassing, made by Python only. */
 #include "fl_py.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_rows.h"
 
 static int look_at_sources(fl_py_table *self, fl_column *columns)
 {
@@ -20,7 +20,7 @@ static int adopt_columns(fl_py_table *self, fl_column *columns)
 {
     fl_err err;
     fl_table *table;
-    if (fl_table_open(columns, self->count, &fl_cpu_backend, &table, &err) != FL_OK) {
+    if (fl_table_open(columns, self->count, &fl_cpu_row_ops, &table, &err) != FL_OK) {
         fl_free(columns);
         fl_py_raise(&err, (PyObject *)self);
         return -1;

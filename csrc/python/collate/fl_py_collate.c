@@ -7,9 +7,9 @@
  * each leaf, so that the user who keeps one tensor keeps no other. */
 #include "fl_py.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_rows.h"
 #include "fl_py_collate.h"
-#include "fl_thread_pool.h"
+#include "fl_py_thread_pool.h"
 #include "fl_thread.h"
 
 #include <string.h>
@@ -110,7 +110,7 @@ static void copy_some(void *context, int64_t first, int64_t end)
 {
     const copy_job *job = context;
     for (int64_t i = first; i < end; i++)
-        fl_cpu_backend.copy_rows(job->to + i * job->bytes, job->from[i], job->bytes, job->bytes, 0,
+        fl_cpu_row_ops.copy_rows(job->to + i * job->bytes, job->from[i], job->bytes, job->bytes, 0,
                                  1, job->is_streamed);
 }
 
@@ -121,7 +121,7 @@ void fl_py_copy_items(fl_py_collate *self, char *to, const char *const *from, in
     if (bytes == 0) return;
     copy_job job = {.to = to, .from = from, .bytes = bytes, .is_streamed = is_large};
     fl_thread_pool *team =
-        is_large && self->team != NULL ? ((fl_py_thread_pool *)self->team)->team : NULL;
+        is_large && self->team != NULL ? ((fl_py_thread_pool *)self->team)->pool : NULL;
     PyThreadState *saved = bytes * count >= LONG_COPY ? PyEval_SaveThread() : NULL;
     fl_thread_pool_run(team, copy_some, &job, count, fl_max(1, LONG_COPY / bytes));
     if (saved != NULL) PyEval_RestoreThread(saved);

@@ -1,11 +1,10 @@
 /* fl_py_array_destination: the part of the feed that batches pass through which are not to stay in
  * slots.
  *
- * Runs on the consumer's thread with the feed's lock and the interpreter lock held, but for
- * fl_py_array_destination_target and _filled, which the threads that fill call. Blocks are torch
- * tensors: in pinned memory, where batches are gathered to them, or on a device; each posted batch
- * has a ticket for its block and its upload. On a device the next batches alone have blocks; the
- * others wait in their slots. What fails ahead of the take is done there, and what fails there
+ * Runs on the consumer's thread with the feed's lock and the interpreter lock held. Blocks are
+ * torch tensors: in pinned memory, where batches are gathered to them, or on a device; each posted
+ * batch has a ticket for its block and its upload. On a device the next batches alone have blocks;
+ * the others wait in their slots. What fails ahead of the take is done there, and what fails there
  * leaves the batch with the feed, for the next call. */
 #include "fl_py_array_loader.h"
 
@@ -17,7 +16,7 @@ int fl_py_array_destination_open(fl_py_array_loader *self)
     if (fl_mul(self->depth, sizeof *self->tickets, &bytes)) self->tickets = fl_alloc(bytes);
     if (self->tickets == NULL) status = fl_fail(&err, FL_ENOMEM, "out of memory for uploads");
     if (status == FL_OK && self->slots->device >= 0)
-        status = fl_cuda_copy_stream_open(self->slots->device, &self->stage, &err);
+        status = fl_cuda_transfer_ops.open(self->slots->device, &self->stage, &err);
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;
@@ -34,8 +33,8 @@ static int aim(fl_py_array_loader *self, fl_py_ticket *ticket, PyObject *block, 
     int32_t device = self->slots->device;
     void *data = fl_py_buffer_address(&self->table->door, block, device, bytes);
     if (data == NULL || fl_py_stream(&self->table->door, device, &ticket->stream) != 0) return -1;
-    int status =
-        fl_cuda_transfer_aim(ticket->upload, data, ticket->stream, &ticket->is_filled, &err);
+    int status = fl_cuda_transfer_ops.set_buffer(ticket->upload, data, ticket->stream,
+                                                 &ticket->is_filled, &err);
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;
@@ -89,21 +88,22 @@ static bool is_within_budget(fl_py_array_loader *self, int64_t bytes)
 {
     int64_t left = self->budget;
     if (fl_ring_pending(self->ring) == 0) return true;
-    if (self->stage != NULL) left -= fl_cuda_copy_stream_collect(self->stage);
+    if (self->stage != NULL) left -= fl_cuda_transfer_ops.collect(self->stage);
     for (int64_t number = 0; number < self->depth; number++) left -= self->tickets[number].bytes;
     return bytes <= left;
 }
 
-int fl_py_array_destination_post(fl_py_array_loader *self, int64_t bytes, int32_t parts,
-                                 int64_t *tag, fl_err *err)
+int fl_py_array_destination_post(fl_py_array_loader *self, fl_batch *batch, fl_err *err)
 {
+    int64_t bytes = batch->bytes;
     int64_t number = 0;
     while (self->tickets[number].is_used) number++; /* the ring has room, so there is one */
     fl_py_ticket *ticket = &self->tickets[number];
     if (!is_within_budget(self, bytes))
         return fl_fail(err, FL_ENOMEM, "a batch of %lld bytes waits for memory_budget=%lld",
                        (long long)bytes, (long long)self->budget);
-    if (self->stage != NULL) FL_TRY(fl_cuda_transfer_get(self->stage, parts, &ticket->upload, err));
+    if (self->stage != NULL)
+        FL_TRY(fl_cuda_transfer_ops.get(self->stage, batch->parts, &ticket->upload, err));
     ticket->bytes = bytes;
     bool is_next = fl_ring_pending(self->ring) == 0;
     bool is_made = (is_next || self->stage == NULL) && try_block(self, ticket) == 1;
@@ -114,7 +114,9 @@ int fl_py_array_destination_post(fl_py_array_loader *self, int64_t bytes, int32_
                        (long long)bytes);
     }
     ticket->is_used = true;
-    *tag += number * FL_PY_TAGS;
+    batch->tag += number * FL_PY_TAGS;
+    batch->data = ticket->data;
+    batch->transfer = ticket->upload;
     return FL_OK;
 }
 
@@ -125,7 +127,7 @@ static void send(fl_py_array_loader *self, int64_t place, const fl_batch *batch)
     if (!fl_slot_is_pinned(batch->slot, batch->bytes))
         fl_ring_add_part(self->ring, place);
     else /* what fails is left to the take */
-        (void)fl_cuda_transfer_send(ticket_of(self, batch->tag)->upload, batch, NULL);
+        (void)fl_cuda_transfer_ops.start(batch->transfer, batch->slot, batch->bytes, NULL);
 }
 
 int fl_py_array_destination_ahead(fl_py_array_loader *self)
@@ -144,26 +146,10 @@ int fl_py_array_destination_ahead(fl_py_array_loader *self)
     return 0;
 }
 
-char *fl_py_array_destination_target(const fl_py_array_loader *self, const fl_batch *batch)
-{
-    return fl_py_gathers_to_blocks(self) ? ticket_of(self, batch->tag)->data
-                                         : fl_slot_data(batch->slot);
-}
-
-void fl_py_array_destination_filled(const fl_py_array_loader *self, const fl_batch *batch,
-                                    int32_t part)
-{
-    fl_cuda_transfer *upload = ticket_of(self, batch->tag)->upload;
-    if (part == batch->parts) /* what fails is left to the take */
-        (void)fl_cuda_transfer_send(upload, batch, NULL);
-    else
-        fl_cuda_transfer_part(upload, batch);
-}
-
 static void drop_ticket(fl_py_ticket *ticket)
 {
     PyObject *block = ticket->block;
-    if (ticket->upload != NULL) fl_cuda_transfer_drop(ticket->upload);
+    if (ticket->upload != NULL) fl_cuda_transfer_ops.cancel(ticket->upload);
     *ticket = (fl_py_ticket){0};
     Py_XDECREF(block);
 }
@@ -228,12 +214,12 @@ make_fields(fl_py_array_loader *self, PyObject *block, const fl_batch *batch, bo
 }
 
 /* What was not done ahead. To pin the slot may take long. */
-static int send_now(fl_cuda_transfer *upload, const fl_batch *batch)
+static int send_now(void *upload, const fl_batch *batch)
 {
     fl_err err;
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = fl_cuda_transfer_send(upload, batch, &err);
+    status = fl_cuda_transfer_ops.start(upload, batch->slot, batch->bytes, &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
@@ -245,12 +231,12 @@ static int take_upload(fl_py_array_loader *self, const fl_batch *batch, void **s
 {
     fl_err err;
     fl_py_ticket *ticket = ticket_of(self, batch->tag);
-    fl_cuda_transfer *upload = ticket->upload;
-    if (!fl_cuda_transfer_is_aimed(upload) && make_block(self, ticket, batch->bytes) != 0)
-        return -1;
-    if (!fl_cuda_transfer_is_queued(upload) && send_now(upload, batch) != 0) return -1;
+    void *upload = ticket->upload;
+    if (ticket->block == NULL && make_block(self, ticket, batch->bytes) != 0) return -1;
+    if (!fl_cuda_transfer_ops.is_started(upload) && send_now(upload, batch) != 0) return -1;
     if (fl_py_stream(&self->table->door, self->slots->device, stream) != 0) return -1;
-    if (fl_cuda_transfer_take(upload, batch, *stream, &err) == FL_OK) return 0;
+    if (fl_cuda_transfer_ops.finish(upload, batch->slot, batch->bytes, *stream, &err) == FL_OK)
+        return 0;
     fl_py_raise(&err, NULL);
     return -1;
 }
@@ -261,7 +247,6 @@ PyObject *fl_py_array_destination_deliver(fl_py_array_loader *self, const fl_bat
     self->is_late = self->stage != NULL && take_upload(self, batch, &stream) != 0;
     self->late = *batch;
     if (self->is_late) return NULL;
-    if (self->stage == NULL) fl_slot_return(batch->slot);
     fl_py_ticket *ticket = ticket_of(self, batch->tag);
     PyObject *block = ticket->block;
     bool is_elsewhere = stream != ticket->stream;

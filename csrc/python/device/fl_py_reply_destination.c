@@ -5,24 +5,29 @@
  * come to is done when the batch is wanted. With the interpreter lock. */
 #include "fl_py_parent_end.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_rows.h"
 
 static int carry_on_host(const fl_dest_buffer *berth, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     (void)err;
-    fl_cpu_copy_rows(berth->target, fl_slot_data(slot), bytes, bytes, 0, 1, true);
+    fl_cpu_row_ops.copy_rows(berth->target, fl_slot_data(slot), bytes, bytes, 0, 1, true);
     return FL_OK;
+}
+
+static int carry_on_device(const fl_dest_buffer *berth, fl_slot *slot, int64_t bytes, fl_err *err)
+{
+    return fl_cuda_transfer_ops.copy(berth->target, slot, bytes, err);
 }
 
 static inline fl_copy_fn *carry_of(const fl_py_parent_end *self)
 {
-    return self->stage != NULL ? fl_cuda_transfer_carry : carry_on_host;
+    return self->stage != NULL ? carry_on_device : carry_on_host;
 }
 
 int fl_py_reply_destination_open(fl_py_parent_end *self, fl_err *err)
 {
     int32_t device = self->slots->device;
-    if (device >= 0) FL_TRY(fl_cuda_copy_stream_open(device, &self->stage, err));
+    if (device >= 0) FL_TRY(fl_cuda_transfer_ops.open(device, &self->stage, err));
     return fl_copier_open(self->shm, self->workers, self->depth, carry_of(self), &self->courier,
                           err);
 }
@@ -36,16 +41,15 @@ static void drop_owner(const fl_dest_buffer *berth)
 /* One that nothing was carried to. */
 static void drop_berth(fl_py_parent_end *self, const fl_dest_buffer *berth)
 {
-    if (self->stage != NULL) fl_cuda_transfer_drop(berth->target);
+    if (self->stage != NULL) fl_cuda_transfer_ops.cancel(berth->target);
     drop_owner(berth);
 }
 
 void fl_py_reply_destination_abandon(fl_py_parent_end *self, const fl_dest_buffer *berth,
                                      fl_slot *slot)
 {
-    fl_batch batch = {.slot = slot};
     if (self->stage != NULL)
-        fl_cuda_transfer_abandon(berth->target, &batch, berth->stream);
+        fl_cuda_transfer_ops.abandon(berth->target, slot, berth->stream);
     else
         fl_slot_return(slot);
     drop_owner(berth);
@@ -72,10 +76,10 @@ void fl_py_reply_destination_stop(fl_py_parent_end *self)
     if (self->courier == NULL) return;
     Py_BEGIN_ALLOW_THREADS
     fl_copier_stop(self->courier);
-    if (self->stage != NULL) fl_cuda_copy_stream_await(self->stage);
+    if (self->stage != NULL) fl_cuda_transfer_ops.await(self->stage);
     Py_END_ALLOW_THREADS
     if (self->stage != NULL)
-        fl_cuda_copy_stream_halt(self->stage); /* nothing is left to wait for */
+        fl_cuda_transfer_ops.halt(self->stage); /* nothing is left to wait for */
     fl_py_reply_destination_rest(self);
 }
 
@@ -88,21 +92,23 @@ void fl_py_reply_destination_close(fl_py_parent_end *self)
         booked->errand = NULL;
     }
     fl_copier_close(self->courier);
-    fl_cuda_copy_stream_close(self->stage); /* halted: only what was dropped since is waited for */
+    if (self->stage != NULL)
+        fl_cuda_transfer_ops.close(
+            self->stage); /* halted: only what was dropped since is waited for */
 }
 
 static int aim_on_device(fl_py_parent_end *self, PyObject *block, fl_dest_buffer *berth)
 {
     fl_err err;
-    fl_cuda_transfer *upload;
+    void *upload;
     bool is_filled; /* not yet */
     int32_t device = self->slots->device;
     void *data = fl_py_buffer_address(&self->door, block, device, berth->bytes);
     if (data == NULL || fl_py_stream(&self->door, device, &berth->stream) != 0) return -1;
-    int status = fl_cuda_transfer_get(self->stage, 1, &upload, &err);
+    int status = fl_cuda_transfer_ops.get(self->stage, 1, &upload, &err);
     if (status == FL_OK) {
-        status = fl_cuda_transfer_aim(upload, data, berth->stream, &is_filled, &err);
-        if (status != FL_OK) fl_cuda_transfer_drop(upload);
+        status = fl_cuda_transfer_ops.set_buffer(upload, data, berth->stream, &is_filled, &err);
+        if (status != FL_OK) fl_cuda_transfer_ops.cancel(upload);
     }
     berth->target = upload;
     if (status == FL_OK) return 0;
@@ -152,7 +158,7 @@ bool fl_py_reply_destination_fits(fl_py_parent_end *self, int64_t bytes)
 {
     int64_t left = self->budget - self->under_way;
     if (bytes > left || self->stage == NULL) return bytes <= left;
-    return bytes <= left - fl_cuda_copy_stream_collect(self->stage);
+    return bytes <= left - fl_cuda_transfer_ops.collect(self->stage);
 }
 
 /* What the courier has not come to. */
@@ -184,9 +190,9 @@ static int await_on_device(fl_py_parent_end *self, const fl_py_reply *parcel)
     fl_err err;
     void *stream;
     const fl_dest_buffer *berth = &parcel->berth;
-    fl_batch batch = {.slot = parcel->slot, .bytes = parcel->reply.upload};
     if (fl_py_stream(&self->door, self->slots->device, &stream) != 0) return -1;
-    if (fl_cuda_transfer_take(berth->target, &batch, stream, &err) == FL_OK)
+    if (fl_cuda_transfer_ops.finish(berth->target, parcel->slot, parcel->reply.upload, stream,
+                                    &err) == FL_OK)
         return stream != berth->stream;
     fl_py_raise(&err, NULL);
     return -1;

@@ -3,6 +3,8 @@
  * The only file that includes NumPy, and the only one that calls torch's exchange table. */
 #include "fl_py.h"
 
+#include "fl_tensor_list.h"
+
 #include <numpy/arrayobject.h>
 
 int fl_py_numpy_import(void) { return _import_array(); }

@@ -49,7 +49,8 @@ static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (status == FL_OK && is_shared) status = fl_arena_open(LEAST_ARENA, &self->arena, &err);
     if (status == FL_OK) status = fl_pool_open(header_bytes, self->arena, &self->pool, &err);
     if (status == FL_OK && device >= 0)
-        fl_pool_pin(self->pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
+        fl_pool_pin(self->pool,
+                    (fl_pinner){fl_cuda_transfer_ops.pin, fl_cuda_transfer_ops.unpin, device});
     if (status == FL_OK && is_shared && device >= 0) status = try_pinning(self, &err);
     if (status == FL_OK) return (PyObject *)self;
     Py_DECREF(self);

@@ -32,16 +32,16 @@ typedef struct fl_py_parent_end {
     fl_py_request *bookings; /* owned: depth for each worker, at number % depth */
     fl_py_worker *counts;    /* owned: one for each worker */
     int64_t fallbacks[FL_FALLBACK_REASONS];
-    int64_t budget;             /* bytes that may be under way */
-    int64_t under_way;          /* bytes of requests and of replies not opened */
-    int64_t unanswered;         /* requests that workers have */
-    bool is_closed;             /* workers were told to stop */
-    bool is_overwritten;        /* fl_py_parent_end_blame was called */
-    bool is_released;           /* all workers have ended */
-    bool has_waited;            /* since the last reply */
-    fl_cuda_copy_stream *stage; /* owned; NULL unless they land on a device */
-    fl_copier *courier;         /* owned; NULL unless they land */
-    int64_t room;               /* bytes that batches of late need where they land */
+    int64_t budget;      /* bytes that may be under way */
+    int64_t under_way;   /* bytes of requests and of replies not opened */
+    int64_t unanswered;  /* requests that workers have */
+    bool is_closed;      /* workers were told to stop */
+    bool is_overwritten; /* fl_py_parent_end_blame was called */
+    bool is_released;    /* all workers have ended */
+    bool has_waited;     /* since the last reply */
+    void *stage;         /* owned; NULL unless they land on a device */
+    fl_copier *courier;  /* owned; NULL unless they land */
+    int64_t room;        /* bytes that batches of late need where they land */
 } fl_py_parent_end;
 
 /* The booking of a request, or of one `depth` before or after it. */
@@ -65,7 +65,7 @@ int fl_py_parent_end_send(fl_py_parent_end *self, int worker, PyObject *key, int
 
 /* What came: (key, parcel), or (key, worker, number, bytes needed); None for what nobody wants any
  * more. New reference. */
-PyObject *fl_py_parent_end_deliver(fl_py_parent_end *self, const fl_reply *reply);
+PyObject *fl_py_parent_end_deliver(fl_py_parent_end *self, const fl_reply_message *reply);
 
 /* RuntimeError for a worker with which memory is shared that holds what it cannot; NULL. */
 PyObject *fl_py_parent_end_blame(fl_py_parent_end *self, int32_t worker);
