@@ -161,6 +161,7 @@ ROOMS = {
     "workers": {"base", "data", "device", "distributed"},
     "loader": BELOW_LOADER,
     "step": {"base", "device", "distributed"},
+    "see": {*BELOW_LOADER, "loader", "step"},
 }
 IMPORTED_FROM_BELOW: set[str] = {
     "fastloop.device.array_destinations -> fastloop.data.arrays",
