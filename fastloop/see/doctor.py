@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 
-from fastloop import build_info
-from fastloop._core import check_cuda
+from fastloop._core import build_info, check_cuda
 from fastloop.base.requirements import kernels_are_disabled, require_torch
 from fastloop.device.availability import explain_error
 
