@@ -311,7 +311,24 @@ def test_a_list_cannot_change_while_it_is_combined(monkeypatch: pytest.MonkeyPat
     assert not into.tensors[0].any()
 
 
-def test_combine_pairs_elements_by_place_not_by_memory() -> None:
+def test_a_list_cannot_change_while_it_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter, grads = torch.nn.Parameter(torch.ones(8)), GradList()
+    parameter.grad = torch.ones(8)
+    monkeypatch.setattr(Tensor, "isfinite", lambda _: grads.release())
+    with pytest.raises(RuntimeError, match="being worked on"):
+        grads.clip_parameters(thread_pool(), [parameter], 0.1, 2.0, True)
+    assert parameter.grad.tolist() == [1.0] * 8 and not grads.tensors
+
+
+def test_only_lists_are_combined() -> None:
+    grads = GradList().collect([torch.zeros(8)])
+    with pytest.raises(TypeError, match="GradListBase"):
+        grads.run_combine(thread_pool(), object(), 1.0, None, 1.0, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ThreadPool"):
+        grads.run_scale(grads, torch.ones((), dtype=torch.float64))  # type: ignore[arg-type]
+
+
+def test_combine_pairs_elements_by_position_not_by_memory() -> None:
     into, source = torch.zeros(3, 4), torch.arange(12.0).view(4, 3).t()
     GradList().collect([into]).combine_(GradList().collect([source]), beta=0.0)
     assert torch.equal(into, source)
