@@ -48,10 +48,10 @@ def openmp() -> Any:
 
 
 @lru_cache(maxsize=1)
-def make_team(threads: int, _process: int) -> ThreadPool:
+def make_thread_pool(threads: int, _process: int) -> ThreadPool:
     return ThreadPool(threads, uses_openmp=openmp() is not None)
 
 
-def team() -> ThreadPool:
+def threads() -> ThreadPool:
     """As many threads as torch's own operations use, shared by all work of this process."""
-    return make_team(torch.get_num_threads(), getpid())
+    return make_thread_pool(torch.get_num_threads(), getpid())
