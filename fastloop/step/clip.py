@@ -59,15 +59,12 @@ def clip_grad_norm_(
             )
     limits = float(max_norm), float(norm_type)
     grads = _idle.pop() if _idle else GradList()
-    try:
-        norm: Tensor | None = grads.clip_parameters(
-            threads(), parameters, *limits, error_if_nonfinite
-        )
-        if norm is not None:
-            return norm
+    norm: Tensor | None = grads.clip_parameters(threads(), parameters, *limits, error_if_nonfinite)
+    if norm is None:
         grads.warn_of_fallback()
-    finally:
         grads.release()
-        _idle[:] = [grads]
+    _idle[:] = [grads]
+    if norm is not None:
+        return norm
     # Bound at import: users put this function in place of torch's public name.
     return torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)

@@ -172,6 +172,9 @@ static PyObject *clip_collected(fl_py_grads *self, fl_thread_pool *pool, const f
 PyObject *fl_py_clip_parameters(fl_py_grads *self, fl_thread_pool *pool, PyObject *parameters,
                                 const fl_py_clip *clip)
 {
-    if (fl_py_grads_collect(self, parameters, FL_PY_PARAMETERS) != 0) return NULL;
-    return can_clip(self, clip) ? clip_collected(self, pool, clip) : Py_NewRef(Py_None);
+    PyObject *norm = NULL;
+    if (fl_py_grads_collect(self, parameters, FL_PY_PARAMETERS) == 0)
+        norm = can_clip(self, clip) ? clip_collected(self, pool, clip) : Py_NewRef(Py_None);
+    if (norm != Py_None && fl_py_grads_release(self) != 0) Py_CLEAR(norm);
+    return norm;
 }

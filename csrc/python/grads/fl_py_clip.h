@@ -26,8 +26,8 @@ PyObject *fl_py_unscale_and_clip(fl_py_grads *self, fl_thread_pool *pool, PyObje
                                  PyObject *scale, PyObject *found_inf, const fl_py_clip *clip);
 
 /* Clips the gradients of parameters. New reference to their norm before clipping, a tensor of their
- * dtype; or None: torch's function has to run, or to raise. The gradients stay collected. SYNC with
- * error_if_nonfinite. */
+ * dtype; or None: torch's function has to run, or to raise, and the gradients stay collected. SYNC
+ * with error_if_nonfinite. */
 PyObject *fl_py_clip_parameters(fl_py_grads *self, fl_thread_pool *pool, PyObject *parameters,
                                 const fl_py_clip *clip);
 

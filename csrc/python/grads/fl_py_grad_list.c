@@ -337,11 +337,13 @@ static PyObject *list_unscale_and_clip(grad_list *self, PyObject *args)
     return answer;
 }
 
-PyDoc_STRVAR(clip_parameters_doc,
-             "clip_parameters(pool, parameters, max_norm, norm_type, error_if_nonfinite, /)\n--\n\n"
-             "Clip the gradients of an iterable of parameters, which stay collected.\n\n"
-             "Returns their norm before clipping, of their dtype; None, and nothing is written,\n"
-             "where torch's function has to run or to raise. SYNC with error_if_nonfinite.");
+PyDoc_STRVAR(
+    clip_parameters_doc,
+    "clip_parameters(pool, parameters, max_norm, norm_type, error_if_nonfinite, /)\n--\n\n"
+    "Clip the gradients of an iterable of parameters. The list is empty then.\n\n"
+    "Returns their norm before clipping, of their dtype; None, and the gradients are\n"
+    "unchanged and stay collected, where torch's function has to run or to raise. SYNC with\n"
+    "error_if_nonfinite.");
 
 static PyObject *list_clip_parameters(grad_list *self, PyObject *args)
 {
