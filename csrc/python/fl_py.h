@@ -12,7 +12,6 @@
 #include "fl_py_dlpack.h"
 #include "fl_py_error.h"
 #include "fl_shm_queue.h"
-#include "fl_thread_pool.h"
 
 /* The heap types of the module, for code that makes or checks objects of another file's type. */
 typedef struct fl_py_state {
@@ -28,15 +27,6 @@ typedef struct fl_py_state {
     PyTypeObject *finalizer_type;    /* owned */
 } fl_py_state;
 
-/* ---- fl_py_thread_pool.c, fl_py_grad_list.c: passes over gradients ---- */
-
-typedef struct fl_py_thread_pool {
-    PyObject_HEAD
-    fl_thread_pool *team; /* owned */
-} fl_py_thread_pool;
-
-extern PyType_Spec fl_py_thread_pool_spec;
-extern PyType_Spec fl_py_grad_list_spec;
 
 /* ---- fl_py_worker_end.c: a worker process's end of the shared memory ---- */
 

@@ -1,6 +1,9 @@
 /* fl_py_module: the module _core, with its types and functions. */
 #include "fl_py.h"
 
+#include "fl_py_grad_list.h"
+#include "fl_py_thread_pool.h"
+
 #include "fl_cpu_lanes.h"
 #include "fl_cuda.h"
 #include "fl_pages.h"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch.autograd import profiler
@@ -19,7 +20,7 @@ from fastloop.device.array_destinations import (
     find_upload_fault,
     has_uploads,
 )
-from fastloop.loader.epoch import ResumableIter, rest_of_blocks
+from fastloop.loader.epoch import ResumableIter, skip_blocks
 from fastloop.loader.index_blocks import find_blocks
 from fastloop.loader.route import NotCoveredError, Source, find_source
 from fastloop.loader.shared import Shared
@@ -94,6 +95,8 @@ class ArrayIter(ResumableIter):
         )
         if self._num_workers == 0:
             self._dataset_fetcher = fetcher  # by torch's name, for others
+        # The budget is one of pinned memory; without workers no batch is made ahead of its use.
+        is_ahead = destination is not None and self._num_workers > 0
         self._is_closed = False
         self._array_loader = _core.ArrayLoader(
             table=source.table,
@@ -111,14 +114,8 @@ class ArrayIter(ResumableIter):
             timeout=self._timeout,
             allocate=destination.new if destination else None,
             split=destination.split if destination else None,
-            **self._budget(loader),
+            budget=budget_of(loader) if is_ahead else sys.maxsize,
         )
-
-    def _budget(self, loader: DataLoader[Any]) -> dict[str, int]:
-        """Of pinned memory. What is not pinned is gathered when it is wanted, or soon before."""
-        if self._destination is None or self._num_workers == 0:
-            return {}
-        return {"budget": budget_of(loader)}
 
     def _restart(self) -> None:
         if self._destination is not None:
@@ -127,7 +124,7 @@ class ArrayIter(ResumableIter):
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = _InBlocks()
-            self._array_loader.restart(self._from_here(blocks, rest_of_blocks), _BLOCKS, sampler)
+            self._array_loader.restart(self._remaining(blocks, skip_blocks), _BLOCKS, sampler)
         else:
             kind = _BATCHES if self._auto_collation else _SINGLES
             self._array_loader.restart(self._sampler_iter, kind, None)

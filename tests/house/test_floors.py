@@ -101,9 +101,6 @@ DECLARED_ELSEWHERE: set[str] = {
     "fl_py.h for fl_py_reply.c",
     "fl_py.h for fl_py_worker_end.c",
     "fl_py_collate.h for fl_py_stack.c",
-    "fl_py_grad_list.h for fl_py_collect.c",
-    "fl_py_grad_list.h for fl_py_launch.c",
-    "fl_py_grad_list.h for fl_py_scalars.c",
     "fl_py_parent_end.h for fl_py_reply_destination.c",
     "fl_py_parent_end.h for fl_py_requests.c",
 }
@@ -153,6 +150,7 @@ ROOMS = {
     "workers": {"base", "data", "device", "distributed"},
     "loader": BELOW_LOADER,
     "step": {"base", "device", "distributed"},
+    "see": {*BELOW_LOADER, "loader", "step"},
 }
 IMPORTED_FROM_BELOW: set[str] = {
     "fastloop.device.array_destinations -> fastloop.data.arrays",

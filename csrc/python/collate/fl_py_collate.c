@@ -9,7 +9,7 @@
 
 #include "fl_cpu_rows.h"
 #include "fl_py_collate.h"
-#include "fl_thread_pool.h"
+#include "fl_py_thread_pool.h"
 #include "fl_thread.h"
 
 #include <string.h>
@@ -121,7 +121,7 @@ void fl_py_copy_items(fl_py_collate *self, char *to, const char *const *from, in
     if (bytes == 0) return;
     copy_job job = {.to = to, .from = from, .bytes = bytes, .is_streamed = is_large};
     fl_thread_pool *team =
-        is_large && self->team != NULL ? ((fl_py_thread_pool *)self->team)->team : NULL;
+        is_large && self->team != NULL ? ((fl_py_thread_pool *)self->team)->pool : NULL;
     PyThreadState *saved = bytes * count >= LONG_COPY ? PyEval_SaveThread() : NULL;
     fl_thread_pool_run(team, copy_some, &job, count, fl_max(1, LONG_COPY / bytes));
     if (saved != NULL) PyEval_RestoreThread(saved);
