@@ -31,7 +31,7 @@ class ArrayLoader:
     def __new__(
         cls,
         table: Table,
-        slots: BatchPool,
+        pool: BatchPool,
         fetch: Any,
         keys: tuple[str, ...] | None,
         maps: tuple[Any, ...],
@@ -40,7 +40,7 @@ class ArrayLoader:
         in_order: bool,
         persistent: bool,
         timeout: float,
-        new_block: Callable[[int], Any] | None = None,
+        allocate: Callable[[int], Any] | None = None,
         split: Callable[[Any, tuple[int, ...], tuple[int, ...], bool], list[Any]] | None = None,
         budget: int = 9223372036854775807,
     ) -> ArrayLoader: ...

@@ -100,7 +100,7 @@ class ArrayIter(ResumableIter):
         self._is_closed = False
         self._array_loader = _core.ArrayLoader(
             table=source.table,
-            slots=self._shared.memory_for_arrays(
+            pool=self._shared.memory_for_arrays(
                 len(source.columns), destination.index if destination else -1
             ),
             fetch=fetcher.fetch,
@@ -112,7 +112,7 @@ class ArrayIter(ResumableIter):
             in_order=loader.in_order or self._num_workers == 1,
             persistent=self._persistent_workers,
             timeout=self._timeout,
-            new_block=destination.new if destination else None,
+            allocate=destination.new if destination else None,
             split=destination.split if destination else None,
             budget=budget_of(loader) if is_ahead else sys.maxsize,
         )

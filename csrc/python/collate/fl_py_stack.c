@@ -4,6 +4,7 @@
  * follows rules of promotion that are torch's. Small tensors are stacked by torch.stack, which
  * looks into them faster than we can, into memory of ours. Enters with the interpreter lock. */
 #include "fl_py.h"
+#include "fl_py_numpy.h"
 
 #include "fl_py_collate.h"
 

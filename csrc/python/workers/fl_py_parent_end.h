@@ -6,6 +6,7 @@
 #include "fl_py.h"
 
 #include "fl_cuda_transfer.h"
+#include "fl_py_batch_pool.h"
 
 typedef struct fl_py_request {
     fl_slot *slot;       /* owned, FILLING; NULL when the request is answered */
