@@ -182,7 +182,7 @@ lint-types: $(STAMPS)/requirements
 	$(VENV)/bin/mypy --strict fastloop/
 
 lint-house: install
-	$(PYTEST) $(CURDIR)/tests/house/test_house.py
+	$(PYTEST) $(CURDIR)/tests/house
 
 # ---- the rest
 

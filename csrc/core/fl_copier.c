@@ -87,7 +87,7 @@ static void remove_locked(fl_copier *courier, const fl_transfer *errand)
 }
 
 /* A worker may have written anything into its reply. */
-static void note_locked(fl_copier *courier, const fl_reply *reply)
+static void note_locked(fl_copier *courier, const fl_reply_message *reply)
 {
     fl_transfer **place = place_of(courier, reply->worker, reply->number);
     fl_transfer *errand = *place;
@@ -163,7 +163,7 @@ static bool run_next_locked(fl_copier *courier)
 
 static void look_locked(fl_copier *courier)
 {
-    fl_reply reply;
+    fl_reply_message reply;
     for (int32_t w = 0; w < courier->workers; w++)
         while (fl_shm_queue_peek(courier->shm, w, &courier->cursors[w], &reply))
             note_locked(courier, &reply);
@@ -258,7 +258,7 @@ void fl_copier_close(fl_copier *courier)
 
 /* ---- the consumer */
 
-int fl_copier_submit(fl_copier *courier, int32_t worker, fl_request *request, fl_slot *slot,
+int fl_copier_submit(fl_copier *courier, int32_t worker, fl_request_message *request, fl_slot *slot,
                      int64_t turn, fl_transfer **out, fl_err *err)
 {
     *out = NULL;
@@ -277,7 +277,7 @@ int fl_copier_submit(fl_copier *courier, int32_t worker, fl_request *request, fl
     return is_sent ? FL_OK : fl_fail(err, FL_ETIMEOUT, "the worker's queue is full");
 }
 
-int fl_copier_receive(fl_copier *courier, fl_reply *out)
+int fl_copier_receive(fl_copier *courier, fl_reply_message *out)
 {
     pthread_mutex_lock(&courier->mutex);
     int status = fl_shm_queue_receive_reply(courier->shm, out);

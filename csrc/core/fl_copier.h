@@ -58,11 +58,11 @@ void fl_copier_close(fl_copier *courier);
 /* As fl_shm_queue_send_request, for a batch that is built in `slot` and is the `turn`-th to be
  * taken; -1: not to be carried. The slot is borrowed until the errand is claimed. FL_OK;
  * FL_ETIMEOUT: no room in the queue now; FL_ENOMEM. */
-int fl_copier_submit(fl_copier *courier, int32_t worker, fl_request *request, fl_slot *slot,
+int fl_copier_submit(fl_copier *courier, int32_t worker, fl_request_message *request, fl_slot *slot,
                      int64_t turn, fl_transfer **out, fl_err *err);
 
 /* As fl_shm_queue_receive_reply. */
-int fl_copier_receive(fl_copier *courier, fl_reply *out);
+int fl_copier_receive(fl_copier *courier, fl_reply_message *out);
 
 /* From now on batches from the `first` turn to FL_COPY_AHEAD - 1 later are carried when they are
  * there; with -1 those that are there first. */

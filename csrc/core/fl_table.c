@@ -243,6 +243,11 @@ int fl_table_gather(const fl_table *table, const fl_rows *rows, int32_t part, in
     return FL_OK;
 }
 
+int fl_table_fill(const fl_batch *batch, int32_t part, fl_err *err)
+{
+    return fl_table_gather(batch->source, &batch->rows, part, batch->parts, batch->data, err);
+}
+
 int64_t
 fl_table_row_behind(const fl_table *table, int32_t f, const fl_rows *rows, const char *limit)
 {

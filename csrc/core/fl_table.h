@@ -7,7 +7,7 @@
 #ifndef FL_TABLE_H
 #define FL_TABLE_H
 
-#include "fl_plan.h"
+#include "fl_batch.h"
 #include "fl_row_ops.h"
 #include "fl_tensor.h"
 
@@ -47,6 +47,11 @@ int32_t fl_table_parts(const fl_table *table, int64_t rows);
  * field and row of a source that vanished; FL_ENOMEM. Blocks for disk only where volatile. */
 int fl_table_gather(const fl_table *table, const fl_rows *rows, int32_t part, int32_t parts,
                     char *block, fl_err *err);
+
+/* The fl_fill of a ring whose batches have an fl_table as source: gathers the part into
+ * batch->data.
+ */
+int fl_table_fill(const fl_batch *batch, int32_t part, fl_err *err);
 
 /* The first of `rows` (resolved) of which field f has a byte at or behind the address `limit`;
  * -1 if there is none. For a mapped file that has become shorter: the kernel reads zeros between

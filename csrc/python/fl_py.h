@@ -223,7 +223,7 @@ typedef struct fl_py_reply {
     fl_slot *slot; /* owned; one share of it if it is lent; NULL once the batch has landed */
     bool is_open, is_lent, is_landing, is_elsewhere;
     int64_t limit; /* what the budget counts */
-    fl_reply reply;
+    fl_reply_message reply;
     fl_transfer *errand;  /* owned; NULL unless a courier has it */
     fl_dest_buffer berth; /* where it is carried, if there is an owner */
     char *head;           /* owned, once it has been read here: what was pickled */

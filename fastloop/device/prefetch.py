@@ -28,7 +28,7 @@ class _Entry:
         self.batch = None
 
 
-class Prefetcher(NextLock, _core.FinalizerBase):
+class Prefetcher(_core.FinalizerBase):
     """Pulls batches from an iterator until `depth` are under way, then hands out the oldest."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Prefetcher(NextLock, _core.FinalizerBase):
         self._fixed = StaticBatch(link) if is_static else None
         self._ahead: deque[_Entry] = deque()
         self._held: list[Exception] = []  # at most one, met while reading ahead
-        self._turns = {}
+        self._next_lock = NextLock()
         self._begin()
 
     def _begin(self) -> None:
@@ -58,7 +58,7 @@ class Prefetcher(NextLock, _core.FinalizerBase):
 
     def __next__(self) -> Any:
         self._link.check()
-        with self._turn():
+        with self._next_lock.of_process():
             self._fill()
             if not self._ahead:
                 raise self._held.pop()

@@ -24,7 +24,11 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
@@ -37,6 +41,12 @@ _SEEDLESS = (SequentialSampler, DistributedSampler)
 _SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Their iter() draws nothing; they draw when asked for the first item.
 _LAZY = (BatchSampler, SequentialSampler, *_SEEDED)
+
+# What profiles call a batch of torch's loader, without and with workers.
+_PROFILE_NAMES = tuple(
+    f"enumerate(DataLoader)#{kind.__name__}.__next__"
+    for kind in (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
+)
 
 State = dict[str, Any]
 Generators = dict[str, torch.Generator]
@@ -267,7 +277,7 @@ class Epoch:
         return self.yielded
 
 
-class Resumable(_core.FinalizerBase, _BaseDataLoaderIter):
+class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
     """Goes between torch's base iterator and a class over it, and makes that resumable.
 
     In the list of bases it comes after torch's iterator: what the sampler yields is replaced
@@ -281,6 +291,12 @@ class Resumable(_core.FinalizerBase, _BaseDataLoaderIter):
         self._epoch = Epoch(loader, self._shared.position)
         with self._epoch.making():
             super().__init__(loader)
+        kind = (
+            _MultiProcessingDataLoaderIter
+            if self._num_workers > 0
+            else _SingleProcessDataLoaderIter
+        )
+        self._profile_name = f"enumerate(DataLoader)#{kind.__name__}.__next__"
         if self._epoch.draws_seed is False and self._num_workers == 0:
             self._sampler_iter = iter(self._index_sampler)  # with what the seed was drawn from
         self._open()

@@ -7,22 +7,14 @@ touches nothing else. Here all of them are one block of shared memory (``_core.P
 from __future__ import annotations
 
 import collections
-import functools
 import heapq
 import inspect
 import io
-import multiprocessing
 import os
 import pickle
 import queue
 import signal
-import threading
-import weakref
-from multiprocessing import forkserver
-from multiprocessing import process as processes
-from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -30,13 +22,10 @@ import torch.multiprocessing
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastloop import _core
-from fastloop.base.interrupts import interrupts_held
 from fastloop.workers import worker_main
 from fastloop.workers.batch_pickle import is_plain
 from fastloop.workers.dataset_transfer import DatasetTransfer, SharedFile
-
-# So long at most a dead worker goes unnoticed by a parent that waits.
-LOOK_S = 0.05
+from fastloop.workers.lifecycle import WorkerPool, WorkerProcess
 
 
 class _TaskPickler(pickle.Pickler):
@@ -185,80 +174,6 @@ class _Event:
         self.is_set = hub.is_closed
 
 
-_all_workers: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _disown_workers() -> None:
-    for process in list(_all_workers):
-        processes._children.discard(process)  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _watch_forks() -> None:
-    """At the exit of a process that the program forks, multiprocessing would end the workers of
-    its parent."""
-    os.register_at_fork(after_in_child=_disown_workers)
-
-
-class WorkerProcess:
-    """A process of the user's context that is started without Ctrl-C reaching it too early."""
-
-    def __init__(self, process: Any) -> None:
-        _watch_forks()
-        _all_workers.add(process)
-        self._process = process
-        self._forked = 0  # what _core knows it by
-        process.daemon = True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._process, name)
-
-    def start(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            self._start()
-            return
-        method = getattr(self._process, "_start_method", None) or multiprocessing.get_start_method()
-        if method == "forkserver":
-            forkserver.ensure_running()  # it must not inherit what is blocked here
-        with interrupts_held():
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                self._start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def _start(self) -> None:
-        self._forked = _core.expect_fork()
-        try:
-            self._process.start()
-        finally:
-            _core.fork_expected()
-
-    def forget(self) -> None:
-        """It has ended: memory of batches that it had inherited may be used again."""
-        _core.fork_ended(self._forked)
-
-    def is_alive(self) -> bool:
-        if not self._process.is_alive():
-            return False
-        try:
-            os.kill(self._process.pid, 0)
-        except ProcessLookupError:  # something else in this program has waited for it
-            return False
-        return True
-
-    def join(self, timeout: float) -> None:
-        """Waits for the end of the process itself.
-
-        multiprocessing waits for the worker's end of a pipe, which a worker can close long before
-        that, and which processes it has started can hold open long after.
-        """
-        deadline = monotonic() + timeout
-        while self.is_alive() and (rest := deadline - monotonic()) > 0:
-            if wait([self._process.sentinel], min(rest, LOOK_S)):
-                sleep(min(rest, 0.001))
-
-
 def _is_sigint_blocked() -> bool:
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
@@ -266,12 +181,12 @@ def _is_sigint_blocked() -> bool:
 class Context:
     """A multiprocessing context around the user's, for one iterator."""
 
-    def __init__(self, inner: BaseContext | None, transport: Transport) -> None:
+    def __init__(self, inner: BaseContext | None, transport: Transport, pool: WorkerPool) -> None:
         self._inner: Any = inner if inner is not None else torch.multiprocessing
         self._transport = transport
+        self._pool = pool
         self._cargo = SharedFile()
         self._queues = 0
-        self.workers: list[WorkerProcess] = []
 
     def Queue(self) -> _ResultQueue:  # noqa: N802
         self._queues += 1
@@ -293,8 +208,7 @@ class Context:
             target=worker_main.run_worker,
             args=(shipment, os.getpid(), not _is_sigint_blocked(), lands),
         )
-        self.workers.append(WorkerProcess(process))
-        return self.workers[-1]
+        return self._pool.add(process)
 
     def close(self) -> None:
         """All workers have started."""

@@ -27,7 +27,7 @@ typedef struct job {
     int64_t tag, number;
     int32_t worker;
     bool is_answered;
-    fl_reply reply; /* once it is */
+    fl_reply_message reply; /* once it is */
 } job;
 
 typedef struct yard yard;
@@ -40,7 +40,7 @@ typedef struct shelf {
 } shelf;
 
 struct yard {
-    shm_rig ring;
+    shm_fixture ring;
     fl_arena *arena;
     fl_pool *pool;
     fl_copier *courier;
@@ -122,7 +122,7 @@ static inline int try_open_yard(yard *y, int32_t workers, bool has_threads)
 {
     memset(y, 0, sizeof *y);
     CHECK(workers <= WORKERS && sem_init(&y->gate, 0, 0) == 0);
-    y->ring = open_shm_rig(workers, DEPTH);
+    y->ring = open_shm_fixture(workers, DEPTH);
     for (int i = 0; i < SHELVES; i++) y->shelves[i].yard = y;
     FL_TRY(fl_arena_open(16 * MIB, &y->arena, &y->err));
     FL_TRY(fl_pool_open(0, y->arena, &y->pool, &y->err));
@@ -156,10 +156,10 @@ static inline int try_send(yard *y, int64_t tag, job **out)
     FL_TRY(fl_pool_get(y->pool, SLOT_BYTES, &j->slot, &y->err));
     CHECK(fl_slot_bytes(j->slot) <= SHELF_BYTES);
     memcpy(fl_slot_data(j->slot), &tag, sizeof tag);
-    fl_request request = {.offset = fl_slot_data(j->slot) - fl_arena_base(y->arena),
-                          .limit = SLOT_BYTES,
-                          .bytes = sizeof tag,
-                          .again = -1};
+    fl_request_message request = {.offset = fl_slot_data(j->slot) - fl_arena_base(y->arena),
+                                  .limit = SLOT_BYTES,
+                                  .bytes = sizeof tag,
+                                  .repeat_of = -1};
     int status = fl_copier_submit(y->courier, j->worker, &request, j->slot, turn_of(tag),
                                   &j->errand, &y->err);
     j->number = request.number;
@@ -189,7 +189,7 @@ static inline void serve(yard *y, const job *j)
 /* Takes a reply if there is one. */
 static inline bool receive(yard *y)
 {
-    fl_reply reply;
+    fl_reply_message reply;
     int status = fl_copier_receive(y->courier, &reply);
     if (status == FL_ETIMEOUT) return false;
     CHECK_INT(status, FL_OK);
@@ -300,7 +300,7 @@ static inline void close_yard(yard *y)
     fl_pool_close(y->pool);
     if (y->arena != NULL) CHECK_INT(held_bytes(y->arena), 0);
     fl_arena_close(y->arena);
-    close_shm_rig(&y->ring);
+    close_shm_fixture(&y->ring);
     CHECK(sem_destroy(&y->gate) == 0);
 }
 

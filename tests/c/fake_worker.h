@@ -50,7 +50,7 @@ typedef struct servant {
 /* Receives one request and answers it, or what fl_shm_queue_receive_request says. */
 static inline int serve_request(const servant *s, int64_t deadline_ns)
 {
-    fl_request request;
+    fl_request_message request;
     int64_t tag;
     FL_TRY(fl_shm_queue_receive_request(s->shm, s->worker, &request, deadline_ns));
     int64_t *words = (int64_t *)(void *)(s->base + request.offset);
@@ -58,7 +58,7 @@ static inline int serve_request(const servant *s, int64_t deadline_ns)
     sort kind = sort_of(tag);
     int64_t bytes = 8 * count_words(tag);
     if (s->is_slow && tag % 3 == 0) sleep_ms(1);
-    fl_reply reply = {.number = request.number, .used = bytes, .upload = bytes, .kind = 1};
+    fl_reply_message reply = {.number = request.number, .used = bytes, .upload = bytes, .kind = 1};
     if (bytes > request.limit) {
         reply.kind = -1;
         fl_shm_queue_send_reply(s->shm, s->worker, &reply);

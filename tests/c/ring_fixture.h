@@ -45,15 +45,13 @@ static inline int64_t row_in(const fl_rows *rows, int64_t i)
     return rows->is_range ? rows->first + i : rows->index[i];
 }
 
-static inline int64_t *words_in(const fl_slot *slot)
-{
-    return (int64_t *)(void *)fl_slot_data(slot);
-}
+static inline int64_t *words_at(char *data) { return (int64_t *)(void *)data; }
 
-static inline int fill_part(void *context, const fl_batch *batch, int32_t part, fl_err *err)
+static inline int fill_part(const fl_batch *batch, int32_t part, fl_err *err)
 {
-    rig *r = context;
-    CHECK(part >= 0 && part < batch->parts && batch->slot != NULL);
+    rig *r = (rig *)(uintptr_t)batch->source;
+    CHECK(part >= 0 && part < batch->parts);
+    CHECK(batch->slot == NULL || batch->data == fl_slot_data(batch->slot));
     CHECK_INT(batch->rows.count, rows_of(batch->tag));
     CHECK_INT(batch->bytes, 8 * batch->rows.count);
     atomic_fetch_add(&r->fills, 1);
@@ -66,7 +64,7 @@ static inline int fill_part(void *context, const fl_batch *batch, int32_t part, 
     int64_t from = batch->rows.count * part / batch->parts;
     int64_t to = batch->rows.count * (part + 1) / batch->parts;
     for (int64_t i = from; i < to; i++)
-        words_in(batch->slot)[i] = word_of(batch->tag, row_in(&batch->rows, i));
+        words_at(batch->data)[i] = word_of(batch->tag, row_in(&batch->rows, i));
     atomic_fetch_add(&r->done, 1);
     bool fails = batch->tag == r->failing_tag;
     if (!fails || (r->failing_part != ALL && r->failing_part != part)) return FL_OK;
@@ -82,7 +80,6 @@ static inline void open_rig(rig *r, fl_ring_config shape)
     CHECK(sem_init(&r->arrived, 0, 0) == 0 && sem_init(&r->gate, 0, 0) == 0);
     r->pool = open_pool(shape.depth);
     if (shape.fill == NULL) shape.fill = fill_part;
-    shape.context = r;
     shape.pool = r->pool;
     CHECK_INT(fl_ring_open(&shape, &r->ring, NULL), FL_OK);
 }
@@ -101,7 +98,7 @@ static inline void close_rig(rig *r)
 
 static inline int add_rows(fl_rows *rows, int64_t tag, fl_err *err)
 {
-    CHECK(rows != NULL && rows->count == 0);
+    CHECK_INT(rows->count, 0);
     if (tag % 2 == 0) return fl_rows_add_range(rows, tag, rows_of(tag), err);
     for (int64_t i = 0; i < rows_of(tag); i++) {
         int64_t row = row_of(tag, i);
@@ -110,18 +107,41 @@ static inline int add_rows(fl_rows *rows, int64_t tag, fl_err *err)
     return FL_OK;
 }
 
-static inline void post_batch(rig *r, int64_t tag, int32_t parts)
+/* The batch of this tag as the next to be submitted; NULL if there are no rows for want of memory.
+ */
+static inline fl_batch *prepare_batch(rig *r, int64_t tag, int32_t parts, fl_err *err)
+{
+    fl_batch *batch = fl_ring_prepare(r->ring);
+    CHECK(batch->data == NULL && batch->transfer == NULL && batch->slot == NULL);
+    batch->source = r;
+    batch->bytes = 8 * rows_of(tag);
+    batch->parts = parts;
+    batch->tag = tag;
+    return add_rows(&batch->rows, tag, err) == FL_OK ? batch : NULL;
+}
+
+static inline void submit_prepared(rig *r)
 {
     int64_t pending = fl_ring_pending(r->ring);
-    CHECK_INT(add_rows(fl_ring_rows(r->ring), tag, NULL), FL_OK);
-    CHECK_INT(fl_ring_submit(r->ring, 8 * rows_of(tag), parts, tag, NULL), FL_OK);
+    CHECK_INT(fl_ring_submit(r->ring, NULL), FL_OK);
     CHECK_INT(fl_ring_pending(r->ring), pending + 1);
+}
+
+static inline void submit_batch(rig *r, int64_t tag, int32_t parts)
+{
+    CHECK(prepare_batch(r, tag, parts, NULL) != NULL);
+    submit_prepared(r);
+}
+
+static inline void check_memory(char *data, int64_t tag)
+{
+    for (int64_t i = 0; i < rows_of(tag); i++)
+        CHECK_INT(words_at(data)[i], word_of(tag, row_of(tag, i)));
 }
 
 static inline void check_words(const fl_slot *slot, int64_t tag)
 {
-    for (int64_t i = 0; i < rows_of(tag); i++)
-        CHECK_INT(words_in(slot)[i], word_of(tag, row_of(tag, i)));
+    check_memory(fl_slot_data(slot), tag);
 }
 
 /* Takes the next batch, which must be this one, and leaves its slot READY with the caller. */

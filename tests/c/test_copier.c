@@ -211,7 +211,7 @@ static void test_what_is_not_to_be_carried_is_left_alone(void)
 static bool carry_reply(int32_t kind, int64_t upload, int64_t beyond)
 {
     yard y;
-    fl_request request;
+    fl_request_message request;
     fl_dest_buffer berth;
     open_empty_yard(&y);
     job *j = send(&y, 0), *good = send(&y, 1);
@@ -221,7 +221,7 @@ static bool carry_reply(int32_t kind, int64_t upload, int64_t beyond)
     serve(&y, good);
     await_begun(&y, 1);
     CHECK_INT(fl_shm_queue_receive_request(y.ring.shm, 0, &request, INT64_MIN), FL_OK);
-    fl_reply reply = {.number = request.number, .kind = kind, .upload = upload};
+    fl_reply_message reply = {.number = request.number, .kind = kind, .upload = upload};
     fl_shm_queue_send_reply(y.ring.shm, 0, &reply);
     receive_all(&y);
     release(&y);
@@ -322,16 +322,16 @@ static void test_a_claim_waits_for_a_refusal_too(void)
 /* ---- a worker that writes where it has no business any more */
 
 /* The reply where it lies in the shared memory. */
-static fl_reply *find_reply(const yard *y, const job *j)
+static fl_reply_message *find_reply(const yard *y, const job *j)
 {
     char *start = y->ring.memory, *end = start + y->ring.bytes;
-    fl_reply reply, *found = NULL;
+    fl_reply_message reply, *found = NULL;
     for (char *at = start; at + sizeof reply <= end; at += 8) {
         memcpy(&reply, at, sizeof reply);
         if (reply.number != j->number || reply.worker != j->worker || reply.kind != 1) continue;
         if (reply.upload != 8 * count_words(j->tag) || reply.used != reply.upload) continue;
         CHECK(found == NULL);
-        found = (fl_reply *)(void *)at;
+        found = (fl_reply_message *)(void *)at;
     }
     CHECK(found != NULL);
     return found;
@@ -342,7 +342,7 @@ static void test_a_reply_that_changes_after_its_batch_was_carried_is_damage(void
     static const int64_t lies[] = {8, SLOT_BYTES, INT64_MAX, 0, -1};
     for (int i = 0; i < 5; i++) {
         yard y;
-        fl_reply reply;
+        fl_reply_message reply;
         open_yard(&y);
         job *j = send(&y, 1);
         serve(&y, j);

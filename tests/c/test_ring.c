@@ -27,7 +27,7 @@ static void test_batches_come_in_order(void)
         open_rig(&r, shape);
         for (int64_t tag = 0; tag < 60; tag++) {
             if (fl_ring_pending(r.ring) == shape.depth) take_and_give(&r, tag - shape.depth);
-            post_batch(&r, tag, 1 + (int32_t)tag % 5);
+            submit_batch(&r, tag, 1 + (int32_t)tag % 5);
         }
         for (int64_t tag = 60 - shape.depth; tag < 60; tag++) take_and_give(&r, tag);
         CHECK_INT(take_status(&r, 0), FL_EEND);
@@ -47,7 +47,7 @@ static void test_numbers_count_from_zero(void)
         if (n == 2)
             fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 40); /* marks count too */
         else
-            post_batch(&r, 10 + n, 2);
+            submit_batch(&r, 10 + n, 2);
         CHECK_INT(fl_ring_receive(r.ring, LONG_MS, &batch, NULL), FL_OK);
         CHECK_INT(batch.number, n);
         CHECK_INT(batch.parts, n == 2 ? 0 : 2);
@@ -63,12 +63,12 @@ static void test_no_row_list_when_depth_batches_are_posted(void)
         rig r;
         open_rig(&r, shape);
         for (int64_t tag = 0; tag < shape.depth; tag++) {
-            CHECK(fl_ring_rows(r.ring) != NULL);
-            post_batch(&r, tag, 1);
+            CHECK(fl_ring_prepare(r.ring) != NULL);
+            submit_batch(&r, tag, 1);
         }
-        CHECK(fl_ring_rows(r.ring) == NULL);
+        CHECK(fl_ring_prepare(r.ring) == NULL);
         take_and_give(&r, 0);
-        CHECK(fl_ring_rows(r.ring) != NULL);
+        CHECK(fl_ring_prepare(r.ring) != NULL);
         close_rig(&r);
     }
 }
@@ -77,10 +77,10 @@ static void test_the_row_list_stands_while_a_batch_is_taken(void)
 {
     rig r;
     open_rig(&r, (fl_ring_config){.depth = 3, .threads = 1, .runs_ahead = true});
-    post_batch(&r, 5, 1);
-    CHECK_INT(add_rows(fl_ring_rows(r.ring), 7, NULL), FL_OK);
+    submit_batch(&r, 5, 1);
+    CHECK(prepare_batch(&r, 7, 1, NULL) != NULL);
     take_and_give(&r, 5);
-    CHECK_INT(fl_ring_submit(r.ring, 8 * rows_of(7), 1, 7, NULL), FL_OK);
+    submit_prepared(&r);
     take_and_give(&r, 7);
     close_rig(&r);
 }
@@ -92,8 +92,8 @@ static void test_take_waits_for_a_slow_fill(void)
              (fl_ring_config){.depth = 2, .threads = 2, .runs_ahead = true, .is_in_order = true});
     r.slow_ms = 20;
     int64_t before = fl_now_ns();
-    post_batch(&r, 1, 2);
-    post_batch(&r, 2, 1);
+    submit_batch(&r, 1, 2);
+    submit_batch(&r, 2, 1);
     take_and_give(&r, 1);
     CHECK(fl_now_ns() - before >= 20 * 1000000);
     take_and_give(&r, 2);
@@ -108,7 +108,7 @@ static void test_take_times_out_and_later_succeeds(void)
         shape.is_in_order = in_order;
         open_rig(&r, shape);
         r.stuck_tag = 3;
-        post_batch(&r, 3, 1);
+        submit_batch(&r, 3, 1);
         CHECK_INT(take_status(&r, 0), FL_ETIMEOUT);
         int64_t before = fl_now_ns();
         CHECK_INT(take_status(&r, 15), FL_ETIMEOUT);
@@ -129,7 +129,7 @@ static void test_a_ring_runs_ahead(void)
                          .depth = 5, .threads = threads, .runs_ahead = true, .is_in_order = true});
         for (int round = 0; round < 3; round++) {
             atomic_store(&r.done, 0);
-            for (int64_t tag = 0; tag < 5; tag++) post_batch(&r, tag, 1 + (int32_t)tag % 3);
+            for (int64_t tag = 0; tag < 5; tag++) submit_batch(&r, tag, 1 + (int32_t)tag % 3);
             await_done(&r, 1 + 2 + 3 + 1 + 2); /* with no take at all */
             for (int64_t tag = 0; tag < 5; tag++) take_and_give(&r, tag);
         }
@@ -145,7 +145,7 @@ static void test_all_threads_fill_at_once(void)
             int64_t batches = threads / parts; /* as many parts as threads, in one or in many */
             open_rig(&r, (fl_ring_config){.depth = 4, .threads = threads, .runs_ahead = true});
             r.stuck_tag = 6;
-            for (int64_t n = 0; n < batches; n++) post_batch(&r, 6, parts);
+            for (int64_t n = 0; n < batches; n++) submit_batch(&r, 6, parts);
             for (int32_t n = 0; n < threads; n++) sem_wait(&r.arrived);
             CHECK_INT(take_status(&r, 0), FL_ETIMEOUT);
             open_gate(&r, threads);
@@ -160,7 +160,7 @@ static void test_a_ring_that_does_not_run_ahead(void)
     for (int32_t threads = 0; threads <= 3; threads++) {
         rig r;
         open_rig(&r, (fl_ring_config){.depth = 3, .threads = threads, .is_in_order = true});
-        for (int64_t tag = 0; tag < 3; tag++) post_batch(&r, tag, 1);
+        for (int64_t tag = 0; tag < 3; tag++) submit_batch(&r, tag, 1);
         sleep_ms(10);
         for (int64_t tag = 0; tag < 3; tag++) {
             CHECK_INT(r.fills, tag); /* read at the moment of the take, not before */
@@ -179,7 +179,7 @@ static void test_helpers_copy_parts(void)
     open_rig(&r, (fl_ring_config){.depth = 1, .threads = 3, .is_in_order = true});
     r.stuck_tag = 9;
     for (int round = 0; round < 5; round++) {
-        post_batch(&r, 9, 8);
+        submit_batch(&r, 9, 8);
         for (int helper = 0; helper < 3; helper++) sem_wait(&r.arrived); /* the consumer is here */
         open_gate(&r, 8);
         take_and_give(&r, 9);
@@ -195,8 +195,8 @@ static void test_take_fills_no_longer_than_it_may_wait(void)
     rig r;
     open_rig(&r, (fl_ring_config){.depth = 2, .is_in_order = true});
     r.slow_ms = 10;
-    post_batch(&r, 9, 8);
-    post_batch(&r, 10, 1);
+    submit_batch(&r, 9, 8);
+    submit_batch(&r, 10, 1);
     CHECK_INT(take_status(&r, 5), FL_ETIMEOUT);
     CHECK_INT(r.fills, 1);
     CHECK_INT(take_status(&r, 15), FL_ETIMEOUT);
@@ -217,7 +217,7 @@ static void test_a_batch_may_be_larger_than_any_before(void)
         open_rig(&r, shape);
         for (int n = 0; n < 10; n++) {
             if (fl_ring_pending(r.ring) == 3) take_and_give(&r, tags[n - 3]);
-            post_batch(&r, tags[n], 1 + n % 4);
+            submit_batch(&r, tags[n], 1 + n % 4);
         }
         for (int n = 7; n < 10; n++) take_and_give(&r, tags[n]);
         close_rig(&r);
@@ -246,7 +246,7 @@ static void test_take_after_error_goes_on(void)
             open_rig(&r, shape);
             r.failing_tag = k;
             for (int64_t tag = 0; tag < 8; tag++) {
-                if (tag < 5) post_batch(&r, tag, 1);
+                if (tag < 5) submit_batch(&r, tag, 1);
                 if (tag < 2) continue;
                 if (tag - 2 == k)
                     check_taken_error(&r, k, 0);
@@ -269,9 +269,9 @@ static void test_an_error_in_one_of_many_parts(void)
         for (int32_t part = ALL; part < 8; part++) {
             r.failing_part = part;
             if (part == NONE) continue;
-            post_batch(&r, 20, 8);
-            post_batch(&r, 21, 8);
-            post_batch(&r, 22, 8);
+            submit_batch(&r, 20, 8);
+            submit_batch(&r, 21, 8);
+            submit_batch(&r, 22, 8);
             take_and_give(&r, 20);
             check_taken_error(&r, 21, part);
             take_and_give(&r, 22);
@@ -286,7 +286,7 @@ static void test_a_failed_batch_returns_its_slot(void)
     open_rig(&r, (fl_ring_config){.depth = 1, .threads = 2, .runs_ahead = true});
     r.failing_tag = 4;
     for (int round = 0; round < 20; round++) {
-        post_batch(&r, 4, 2);
+        submit_batch(&r, 4, 2);
         CHECK_INT(take_status(&r, LONG_MS), FL_ESOURCE); /* without an err to fill */
     }
     check_counts(r.pool, 0, 1, 0, 1);
@@ -303,12 +303,12 @@ static void test_marks_are_met_in_their_place(void)
         fl_err err;
         shape.depth = 5;
         open_rig(&r, shape);
-        post_batch(&r, 1, 2);
+        submit_batch(&r, 1, 2);
         fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 50);
-        post_batch(&r, 2, 1);
+        submit_batch(&r, 2, 1);
         fl_ring_submit_sentinel(r.ring, FL_EINDEX, &cause, 51);
         fl_ring_submit_sentinel(r.ring, FL_ECLOSED, NULL, 52);
-        CHECK(fl_ring_rows(r.ring) == NULL && fl_ring_pending(r.ring) == 5);
+        CHECK(fl_ring_prepare(r.ring) == NULL && fl_ring_pending(r.ring) == 5);
         take_and_give(&r, 1);
         CHECK_INT(fl_ring_receive(r.ring, 0, &batch, &err), FL_OK);
         CHECK(batch.slot == NULL && batch.tag == 50 && batch.parts == 0);
@@ -328,9 +328,9 @@ static void test_a_mark_waits_for_the_batch_before_it(void)
     open_rig(&r,
              (fl_ring_config){.depth = 3, .threads = 2, .runs_ahead = true, .is_in_order = true});
     r.stuck_tag = 8;
-    post_batch(&r, 8, 1);
+    submit_batch(&r, 8, 1);
     fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 50);
-    post_batch(&r, 9, 1);
+    submit_batch(&r, 9, 1);
     await_done(&r, 1);
     CHECK_INT(take_status(&r, 10), FL_ETIMEOUT);
     open_gate(&r, 1);
@@ -345,17 +345,17 @@ static void test_out_of_order_lets_others_pass(void)
     rig r;
     open_rig(&r, (fl_ring_config){.depth = 4, .threads = 2, .runs_ahead = true});
     r.stuck_tag = 1;
-    post_batch(&r, 1, 1);
+    submit_batch(&r, 1, 1);
     sem_wait(&r.arrived);
     for (int64_t tag = 2; tag < 12; tag++) {
-        post_batch(&r, tag, 2);
+        submit_batch(&r, tag, 2);
         take_and_give(&r, tag);
     }
-    for (int64_t tag = 12; tag < 15; tag++) post_batch(&r, tag, 1);
+    for (int64_t tag = 12; tag < 15; tag++) submit_batch(&r, tag, 1);
     for (int64_t tag = 12; tag < 15; tag++) take_and_give(&r, tag); /* oldest first */
     CHECK_INT(take_status(&r, 0), FL_ETIMEOUT);
     CHECK_INT(fl_ring_pending(r.ring), 1);
-    post_batch(&r, 20, 1);
+    submit_batch(&r, 20, 1);
     fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 50);
     await_done(&r, 10 * 2 + 3 + 1);
     open_gate(&r, 1);
@@ -382,7 +382,7 @@ static void test_hold_batches(void)
             fl_slot *held[BATCHES + MOST] = {NULL};
             open_rig(&r, shape);
             for (int64_t tag = 0; tag < BATCHES; tag++) {
-                post_batch(&r, tag, 1 + (int32_t)tag % 2);
+                submit_batch(&r, tag, 1 + (int32_t)tag % 2);
                 held[tag] = take_batch(&r, tag);
                 fl_slot_lend(held[tag], 1);
                 if (tag < hold) continue;
@@ -398,71 +398,6 @@ static void test_hold_batches(void)
             }
             close_rig(&r);
         }
-    }
-}
-
-static int fill_or_add(void *context, const fl_batch *batch, int32_t part, fl_err *err)
-{
-    rig *r = context;
-    if (part < batch->parts) return fill_part(context, batch, part, err);
-    check_words(batch->slot, batch->tag); /* all others have been filled */
-    if (batch->tag == r->stuck_tag) sem_wait(&r->gate);
-    atomic_fetch_add(&r->calls[batch->tag][part], 1);
-    return FL_OK;
-}
-
-/* It is ready until then, and again behind the part. */
-static void test_a_part_can_be_added(void)
-{
-    fl_ring_config shape;
-    for (int i = 0; next_shape(i, &shape) && shape.runs_ahead; i++) {
-        rig r;
-        shape.fill = fill_or_add;
-        open_rig(&r, shape);
-        for (int64_t tag = 1; tag < 4; tag++) post_batch(&r, tag, 2);
-        await_done(&r, 6);
-        CHECK_INT(fl_ring_submitted(r.ring, 0)->tag, 1);
-        CHECK_INT(fl_ring_submitted(r.ring, 2)->tag, 3);
-        CHECK(fl_ring_submitted(r.ring, 3) == NULL);
-        while (!fl_ring_is_ready(r.ring)) sleep_ms(1);
-        fl_ring_add_part(r.ring, 2);
-        while (atomic_load(&r.calls[3][2]) < 1) sleep_ms(1); /* nobody asks for it */
-        r.stuck_tag = 1;
-        fl_ring_add_part(r.ring, 0);
-        CHECK(!fl_ring_is_ready(r.ring));
-        CHECK_INT(take_status(&r, 0), FL_ETIMEOUT);
-        open_gate(&r, 1);
-        for (int64_t tag = 1; tag < 4; tag++) take_and_give(&r, tag);
-        CHECK_INT(r.calls[1][2] + r.calls[2][2] + r.calls[3][2], 2);
-        CHECK_INT(take_status(&r, 0), FL_EEND);
-        close_rig(&r);
-    }
-}
-
-/* Nor is a part run of a batch that cannot be filled, or that is dropped. */
-static void test_a_part_that_was_added_is_not_wanted(void)
-{
-    for (int is_failing = 0; is_failing < 2; is_failing++) {
-        rig r;
-        open_rig(&r, (fl_ring_config){.depth = 2,
-                                      .threads = 1,
-                                      .runs_ahead = true,
-                                      .is_in_order = true,
-                                      .fill = fill_or_add});
-        r.failing_tag = is_failing == 1 ? 2 : NONE;
-        r.failing_part = ALL;
-        post_batch(&r, 2, 1);
-        await_done(&r, 1);
-        r.stuck_tag = 5; /* keeps the thread busy */
-        post_batch(&r, 5, 1);
-        sem_wait(&r.arrived);
-        fl_ring_add_part(r.ring, 0);
-        open_gate(&r, 1);
-        if (is_failing == 1) CHECK_INT(take_status(&r, LONG_MS), FL_ESOURCE);
-        fl_ring_reset(r.ring);
-        CHECK(is_failing == 0 || r.calls[2][1] == 0);
-        CHECK_INT(fl_ring_pending(r.ring), 0);
-        close_rig(&r);
     }
 }
 
@@ -489,7 +424,5 @@ int main(void)
     RUN(test_a_mark_waits_for_the_batch_before_it);
     RUN(test_out_of_order_lets_others_pass);
     RUN(test_hold_batches);
-    RUN(test_a_part_can_be_added);
-    RUN(test_a_part_that_was_added_is_not_wanted);
     return 0;
 }

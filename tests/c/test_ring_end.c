@@ -30,7 +30,7 @@ static void test_stop_ends_a_take_that_waits(void)
         open_rig(&r, (fl_ring_config){
                          .depth = 2, .threads = 1, .runs_ahead = true, .is_in_order = in_order});
         r.stuck_tag = 1;
-        post_batch(&r, 1, 1);
+        submit_batch(&r, 1, 1);
         start(&thread, stop_soon, r.ring);
         CHECK_INT(take_status(&r, LONG_MS), FL_ECLOSED);
         pthread_join(thread, NULL);
@@ -48,20 +48,19 @@ static void test_stop_before_take(void)
     for (int i = 0; next_shape(i, &shape); i++) {
         rig r;
         open_rig(&r, shape);
-        if (i % 2) post_batch(&r, 1, 2);
+        if (i % 2) submit_batch(&r, 1, 2);
         fl_ring_stop(r.ring);
         fl_ring_stop(r.ring);
         CHECK_INT(take_status(&r, LONG_MS), FL_ECLOSED);
-        post_batch(&r, 2, 1); /* harmless */
+        submit_batch(&r, 2, 1); /* harmless */
         CHECK_INT(take_status(&r, 0), FL_ECLOSED);
         close_rig(&r);
     }
 }
 
-static int stop_while_filling(void *context, const fl_batch *batch, int32_t part, fl_err *err)
+static int stop_while_filling(const fl_batch *batch, int32_t part, fl_err *err)
 {
-    fl_ring **ring = context;
-    (void)batch;
+    fl_ring *const *ring = batch->source;
     (void)part;
     (void)err;
     fl_ring_stop(*ring);
@@ -72,12 +71,15 @@ static void test_stop_while_the_consumer_fills(void)
 {
     fl_ring *ring;
     fl_pool *pool = open_pool(1);
-    fl_ring_config config = {
-        .fill = stop_while_filling, .context = &ring, .pool = pool, .depth = 1};
+    fl_ring_config config = {.fill = stop_while_filling, .pool = pool, .depth = 1};
     fl_batch batch;
     CHECK_INT(fl_ring_open(&config, &ring, NULL), FL_OK);
-    CHECK_INT(fl_rows_add_range(fl_ring_rows(ring), 0, 1, NULL), FL_OK);
-    CHECK_INT(fl_ring_submit(ring, 8, 1, 0, NULL), FL_OK);
+    fl_batch *next = fl_ring_prepare(ring);
+    CHECK_INT(fl_rows_add_range(&next->rows, 0, 1, NULL), FL_OK);
+    next->source = &ring;
+    next->bytes = 8;
+    next->parts = 1;
+    CHECK_INT(fl_ring_submit(ring, NULL), FL_OK);
     CHECK_INT(fl_ring_receive(ring, 0, &batch, NULL), FL_ECLOSED);
     fl_ring_close(ring);
     fl_pool_close(pool);
@@ -92,13 +94,13 @@ static void test_reset_starts_again_at_zero(void)
         rig r;
         open_rig(&r, shape);
         for (int64_t epoch = 0; epoch < 12; epoch++) {
-            for (int64_t tag = 0; tag < 3; tag++) post_batch(&r, 3 * epoch + tag, 1 + i % 3);
+            for (int64_t tag = 0; tag < 3; tag++) submit_batch(&r, 3 * epoch + tag, 1 + i % 3);
             for (int64_t tag = 0; tag < epoch % 4; tag++) take_and_give(&r, 3 * epoch + tag);
             fl_ring_reset(r.ring);
             CHECK_INT(fl_ring_pending(r.ring), 0);
             CHECK_INT(take_status(&r, 0), FL_EEND);
             fl_batch batch;
-            post_batch(&r, 7, 1);
+            submit_batch(&r, 7, 1);
             CHECK_INT(fl_ring_receive(r.ring, LONG_MS, &batch, NULL), FL_OK);
             CHECK(batch.number == 0 && batch.tag == 7);
             fl_slot_return(batch.slot);
@@ -117,10 +119,10 @@ static void test_reset_waits_for_parts_in_flight(void)
                          .depth = 6, .threads = 2, .runs_ahead = true, .is_in_order = in_order});
         r.stuck_tag = 1;
         r.failing_tag = 3;
-        post_batch(&r, 1, 4);
+        submit_batch(&r, 1, 4);
         sem_wait(&r.arrived);
         sem_wait(&r.arrived);
-        for (int64_t tag = 2; tag < 5; tag++) post_batch(&r, tag, 1);
+        for (int64_t tag = 2; tag < 5; tag++) submit_batch(&r, tag, 1);
         fl_ring_submit_sentinel(r.ring, FL_ECLOSED, NULL, 50);
         start(&thread, open_gate_soon, &r);
         fl_ring_reset(r.ring);
@@ -129,7 +131,7 @@ static void test_reset_waits_for_parts_in_flight(void)
         CHECK_INT(take_status(&r, 0), FL_EEND);
         pthread_join(thread, NULL);
         r.stuck_tag = r.failing_tag = NONE;
-        for (int64_t tag = 10; tag < 16; tag++) post_batch(&r, tag, 2);
+        for (int64_t tag = 10; tag < 16; tag++) submit_batch(&r, tag, 2);
         for (int64_t tag = 10; in_order && tag < 16; tag++) take_and_give(&r, tag);
         close_rig(&r);
     }
@@ -146,7 +148,7 @@ static void test_close_with_posted_and_filled_batches(void)
                 rig r;
                 open_rig(&r, shape);
                 r.failing_tag = 2;
-                for (int64_t tag = 0; tag < posted; tag++) post_batch(&r, tag, 2);
+                for (int64_t tag = 0; tag < posted; tag++) submit_batch(&r, tag, 2);
                 if (shape.runs_ahead && taken == 0) await_done(&r, posted); /* some are filled */
                 for (int64_t n = 0; n < taken; n++) {
                     fl_batch batch = {0};
@@ -167,8 +169,8 @@ static void test_close_while_parts_are_copied(void)
         pthread_t thread;
         open_rig(&r, (fl_ring_config){.depth = 3, .threads = threads, .runs_ahead = true});
         r.stuck_tag = 1;
-        post_batch(&r, 1, 3);
-        post_batch(&r, 2, 1);
+        submit_batch(&r, 1, 3);
+        submit_batch(&r, 2, 1);
         for (int32_t n = 0; n < threads; n++) sem_wait(&r.arrived);
         fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 50);
         if (threads == 2) fl_ring_stop(r.ring);
@@ -189,9 +191,9 @@ static void test_close_while_batches_are_lent(void)
         rig r;
         fl_slot *lent[3];
         open_rig(&r, shape);
-        for (int64_t tag = 0; tag < 3; tag++) post_batch(&r, tag, 2);
+        for (int64_t tag = 0; tag < 3; tag++) submit_batch(&r, tag, 2);
         for (int64_t tag = 0; tag < 3; tag++) fl_slot_lend(lent[tag] = take_batch(&r, tag), 2);
-        for (int64_t tag = 5; tag < 8; tag++) post_batch(&r, tag, 1);
+        for (int64_t tag = 5; tag < 8; tag++) submit_batch(&r, tag, 1);
         fl_slot_give(lent[1]);
         fl_ring_close(r.ring);
         fl_slot_give(lent[1]);
@@ -215,8 +217,8 @@ static int use_the_parents_ring(void *arg)
     CHECK_INT(fl_ring_receive(r->ring, LONG_MS, &batch, &err), FL_EFORK);
     CHECK(err.code == FL_EFORK && err.text[0] != '\0');
     CHECK_INT(take_status(r, 0), FL_EFORK);
-    CHECK_INT(fl_ring_submit(r->ring, 8, 1, 0, &err), FL_EFORK);
-    CHECK(fl_ring_rows(r->ring) == NULL);
+    CHECK_INT(fl_ring_submit(r->ring, &err), FL_EFORK);
+    CHECK(fl_ring_prepare(r->ring) == NULL);
     fl_ring_submit_sentinel(r->ring, FL_OK, NULL, 0);
     fl_ring_reset(r->ring);
     fl_ring_stop(r->ring);
@@ -233,8 +235,8 @@ static void test_fork_with_an_open_ring(void)
         open_rig(&r, shape);
         CHECK_INT(run_child(use_the_parents_ring, &r), 0);
         r.stuck_tag = shape.runs_ahead ? 2 : NONE;
-        post_batch(&r, 1, 2);
-        post_batch(&r, 2, 1);
+        submit_batch(&r, 1, 2);
+        submit_batch(&r, 2, 1);
         fl_slot *lent = take_batch(&r, 1);
         fl_slot_lend(lent, 1);
         if (shape.runs_ahead) sem_wait(&r.arrived); /* one thread is in the middle of a fill */
@@ -242,7 +244,7 @@ static void test_fork_with_an_open_ring(void)
         CHECK_INT(fl_ring_pending(r.ring), 1);
         open_gate(&r, 1);
         take_and_give(&r, 2); /* the parent goes on */
-        post_batch(&r, 3, 2);
+        submit_batch(&r, 3, 2);
         take_and_give(&r, 3);
         check_words(lent, 1);
         fl_slot_give(lent);
@@ -257,7 +259,7 @@ static void test_fork_at_any_moment(void)
     open_rig(&r,
              (fl_ring_config){.depth = 3, .threads = 2, .runs_ahead = true, .is_in_order = true});
     for (int64_t tag = 0; tag < 30; tag++) {
-        for (int64_t n = 0; n < 3; n++) post_batch(&r, tag + n, 16);
+        for (int64_t n = 0; n < 3; n++) submit_batch(&r, tag + n, 16);
         CHECK_INT(run_child(use_the_parents_ring, &r), 0);
         for (int64_t n = 0; n < 3; n++) take_and_give(&r, tag + n);
     }
@@ -272,8 +274,8 @@ static int post_and_take(rig *r)
     int first = FL_OK;
     for (int64_t tag = 41; tag < 44; tag++) {
         fl_err err = {0};
-        int status = add_rows(fl_ring_rows(r->ring), tag, &err);
-        if (status == FL_OK) status = fl_ring_submit(r->ring, 8 * rows_of(tag), 4, tag, &err);
+        bool has_rows = prepare_batch(r, tag, 4, &err) != NULL;
+        int status = has_rows ? fl_ring_submit(r->ring, &err) : err.code;
         CHECK_INT(err.code, status);
         if (status != FL_OK) fl_ring_submit_sentinel(r->ring, status, &err, tag);
     }
@@ -301,7 +303,6 @@ static int open_post_and_take(void *arg)
     r.stuck_tag = r.failing_tag = NONE;
     FL_TRY(fl_pool_open(0, NULL, &r.pool, NULL));
     shape.fill = fill_part;
-    shape.context = &r;
     shape.pool = r.pool;
     fl_err err = {0};
     int status = fl_ring_open(&shape, &r.ring, &err);
@@ -330,13 +331,13 @@ static void test_a_refused_post_can_be_repeated(void)
         rig r;
         fl_err err = {0};
         open_rig(&r, shape);
-        post_batch(&r, 1, 1);
-        CHECK_INT(add_rows(fl_ring_rows(r.ring), 33, NULL), FL_OK);
+        submit_batch(&r, 1, 1);
+        CHECK(prepare_batch(&r, 33, 2, NULL) != NULL);
         fl_fault_arm(1);
-        CHECK_INT(fl_ring_submit(r.ring, 8 * rows_of(33), 2, 33, &err), FL_ENOMEM);
+        CHECK_INT(fl_ring_submit(r.ring, &err), FL_ENOMEM);
         fl_fault_arm(0);
         CHECK(err.code == FL_ENOMEM && fl_ring_pending(r.ring) == 1);
-        CHECK_INT(fl_ring_submit(r.ring, 8 * rows_of(33), 2, 33, &err), FL_OK);
+        CHECK_INT(fl_ring_submit(r.ring, &err), FL_OK);
         take_and_give(&r, 1);
         take_and_give(&r, 33);
         close_rig(&r);

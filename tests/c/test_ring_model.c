@@ -18,9 +18,9 @@ typedef struct model {
     int64_t held_tags[MOST_HELD], held_count;
 } model;
 
-static int fill_or_fail(void *context, const fl_batch *batch, int32_t part, fl_err *err)
+static int fill_or_fail(const fl_batch *batch, int32_t part, fl_err *err)
 {
-    FL_TRY(fill_part(context, batch, part, err));
+    FL_TRY(fill_part(batch, part, err));
     bool fails = is_failing(batch->tag) && part == batch->tag % batch->parts;
     return fails ? fl_fail(err, FL_ESOURCE, "%lld", (long long)batch->tag) : FL_OK;
 }
@@ -28,7 +28,7 @@ static int fill_or_fail(void *context, const fl_batch *batch, int32_t part, fl_e
 static void post_some(model *m)
 {
     if (m->posted == DEPTH) {
-        CHECK(fl_ring_rows(m->r.ring) == NULL);
+        CHECK(fl_ring_prepare(m->r.ring) == NULL);
         return;
     }
     int64_t tag = MAX_TAGS + m->next_tag++ % 900;
@@ -37,7 +37,7 @@ static void post_some(model *m)
     if (is_mark(tag))
         fl_ring_submit_sentinel(m->r.ring, is_failing(tag) ? FL_ESOURCE : FL_OK, &err, tag);
     else
-        post_batch(&m->r, tag, 1 + (int32_t)random_below(&m->seed, 5));
+        submit_batch(&m->r, tag, 1 + (int32_t)random_below(&m->seed, 5));
     m->tags[m->posted] = tag;
     m->numbers[m->posted++] = m->next_number++;
 }

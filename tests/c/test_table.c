@@ -257,6 +257,27 @@ static void test_parts_write_disjoint_memory(void)
     free(b.memory);
 }
 
+/* What a ring's threads call is the gather, to where the batch says. */
+static void test_a_batch_is_filled_from_its_table(void)
+{
+    uint64_t seed = 12;
+    source a = make_source(&seed, PLAIN, 4, 2, (int64_t[]){30, 5});
+    fl_table *table;
+    CHECK_INT(fl_table_open(&a.column, 1, &fl_cpu_row_ops, &table, NULL), FL_OK);
+    char filled[1024] = {0}, gathered[1024] = {0};
+    fl_batch batch = {.rows = {.is_range = true, .count = 29, .first = 1},
+                      .source = table,
+                      .data = filled,
+                      .parts = 3};
+    for (int32_t part = 0; part < 3; part++) {
+        CHECK_INT(fl_table_fill(&batch, part, NULL), FL_OK);
+        CHECK_INT(fl_table_gather(table, &batch.rows, part, 3, gathered, NULL), FL_OK);
+        CHECK(memcmp(filled, gathered, sizeof filled) == 0);
+    }
+    fl_table_close(table);
+    free(a.memory);
+}
+
 /* ---- refused resources */
 
 static int open_and_gather(void *arg)
@@ -374,6 +395,7 @@ int main(void)
     RUN(test_strides_of_every_kind);
     RUN(test_several_fields);
     RUN(test_parts_write_disjoint_memory);
+    RUN(test_a_batch_is_filled_from_its_table);
     RUN(test_every_refused_resource);
     RUN(test_cut_file_names_field_and_row);
     return 0;

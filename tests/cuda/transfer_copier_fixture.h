@@ -29,7 +29,7 @@ typedef struct job {
     fl_transfer *errand;  /* NULL: not sent yet, or claimed */
     fl_slot *slot;        /* NULL: not sent yet */
     fl_dest_buffer berth; /* owner NULL: none yet */
-    fl_reply reply;
+    fl_reply_message reply;
     int64_t tag, number, limit;
     int64_t arrival; /* > 0: its answer is there */
     int32_t worker;
@@ -45,7 +45,7 @@ typedef struct shape {
 
 typedef struct loop {
     shape shape;
-    shm_rig ring;
+    shm_fixture ring;
     fl_arena *arena;
     fl_pool *pool;
     void *copy_stream;
@@ -136,7 +136,7 @@ static inline int try_open_loop(loop *l, shape s)
     l->heap.device = s.device;
     l->block_bytes = FIRST_BLOCK;
     CHECK(s.workers <= MOST_WORKERS && (s.device == 0 || s.stream != NULL));
-    l->ring = open_shm_rig(s.workers, DEPTH);
+    l->ring = open_shm_fixture(s.workers, DEPTH);
     FL_TRY(fl_arena_open(64 * MIB, &l->arena, &l->err));
     FL_TRY(fl_pool_open(0, l->arena, &l->pool, &l->err));
     fl_pool_reserve(l->pool, 4);
@@ -169,10 +169,10 @@ static inline int send_job(loop *l, job *j)
     fl_slot *slot;
     FL_TRY(fl_pool_get(l->pool, j->limit, &slot, &l->err));
     memcpy(fl_slot_data(slot), &j->tag, sizeof j->tag);
-    fl_request request = {.offset = fl_slot_data(slot) - fl_arena_base(l->arena),
-                          .limit = j->limit,
-                          .bytes = sizeof j->tag,
-                          .again = j->limit == FIRST_LIMIT ? -1 : j->number};
+    fl_request_message request = {.offset = fl_slot_data(slot) - fl_arena_base(l->arena),
+                                  .limit = j->limit,
+                                  .bytes = sizeof j->tag,
+                                  .repeat_of = j->limit == FIRST_LIMIT ? -1 : j->number};
     int status = fl_copier_submit(l->courier, j->worker, &request, slot, turn_of(j->tag),
                                   &j->errand, &l->err);
     if (status != FL_OK) {
@@ -214,7 +214,7 @@ static inline void claim_job(loop *l, job *j)
 /* Takes a reply if there is one. */
 static inline bool receive(loop *l)
 {
-    fl_reply reply;
+    fl_reply_message reply;
     int status = fl_copier_receive(l->courier, &reply);
     if (status == FL_ETIMEOUT) return false;
     CHECK_INT(status, FL_OK);
@@ -389,7 +389,7 @@ static inline void close_memory(loop *l)
     free_blocks(&l->heap);
     if (l->arena != NULL) CHECK_INT(held_bytes(l->arena), 0);
     fl_arena_close(l->arena);
-    close_shm_rig(&l->ring);
+    close_shm_fixture(&l->ring);
 }
 
 static inline void close_loop(loop *l)

@@ -17,7 +17,7 @@ typedef struct ticket {
 } ticket;
 
 typedef struct loop {
-    rig r; /* first: the fill's context */
+    rig r;
     void *copy_stream;
     cudaStream_t stream; /* the consumer's current one */
     ticket tickets[MOST_POSTED];
@@ -33,18 +33,6 @@ typedef struct loop {
 
 static inline ticket *ticket_of(loop *l, int64_t tag) { return &l->tickets[tag % MOST_POSTED]; }
 
-static inline int fill_and_upload(void *context, const fl_batch *batch, int32_t part, fl_err *err)
-{
-    void *upload = ticket_of(context, batch->tag)->upload;
-    if (part == batch->parts) {
-        (void)ops->start(upload, batch->slot, batch->bytes, NULL);
-        return FL_OK;
-    }
-    FL_TRY(fill_part(context, batch, part, err));
-    ops->part_filled(upload, batch->slot, batch->bytes);
-    return FL_OK;
-}
-
 /* Opens what `shape` says; the status of what cannot be had. */
 static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
 {
@@ -58,8 +46,9 @@ static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
     fl_pool_reserve(l->r.pool, shape.depth);
     fl_pool_pin(l->r.pool, (fl_pinner){ops->pin, ops->unpin, device});
     FL_TRY(ops->open(device, &l->copy_stream, &l->err));
-    shape.fill = fill_and_upload;
-    shape.context = l;
+    shape.fill = fill_part;
+    shape.part_filled = ops->part_filled;
+    shape.start_transfer = ops->start;
     shape.pool = l->r.pool;
     return fl_ring_open(&shape, &l->r.ring, &l->err);
 }
@@ -125,14 +114,16 @@ static inline int aim(loop *l, ticket *t)
 static inline void post_upload(loop *l, int64_t tag, int32_t parts)
 {
     ticket *t = ticket_of(l, tag);
-    fl_rows *rows = fl_ring_rows(l->r.ring);
     CHECK(t->upload == NULL && BLOCK_BYTES >= 8 * rows_of(tag));
     fl_err err = {0};
     int status = ops->get(l->copy_stream, parts, &t->upload, &err);
     bool is_next = fl_ring_pending(l->r.ring) == 0;
     if (status == FL_OK && (is_next || !l->has_window)) (void)aim(l, t);
-    if (status == FL_OK) status = add_rows(rows, tag, &err);
-    if (status == FL_OK) status = fl_ring_submit(l->r.ring, 8 * rows_of(tag), parts, tag, &err);
+    if (status == FL_OK) {
+        fl_batch *batch = prepare_batch(&l->r, tag, parts, &err);
+        if (batch != NULL) batch->transfer = t->upload;
+        status = batch != NULL ? fl_ring_submit(l->r.ring, &err) : err.code;
+    }
     if (status == FL_OK) return;
     CHECK_INT(err.code, status);
     drop_ticket(t);

@@ -41,7 +41,7 @@ def replay(kind, loader, **kwargs):
 
 
 def slots(loader):
-    return loader._shared.worker_slots.count()
+    return loader._shared.worker_memory.count()
 """
 
 

@@ -10,8 +10,7 @@ import os, signal, sys, threading
 import torch
 torch.set_num_threads(1)
 from fastloop import DataLoader
-from fastloop.loader import process_iter
-from fastloop.workers import worker_main
+from fastloop.workers import lifecycle, worker_main
 from helpers import outcome
 from workers import *
 from workers import Items, wait_until
@@ -92,13 +91,13 @@ released.fill_(1)
 
 # Batch 0 is made when the parent has met both of the dead three times.
 seen = []
-def find_dead(iterator, dead=process_iter.ProcessIter._dead):
-    found = dead(iterator)
+def find_dead(pool, is_active, find=lifecycle.WorkerPool.find_dead):
+    found = find(pool, is_active)
     seen.extend(found)
     if len(seen) >= 6:
         released.fill_(1)
     return found
-process_iter.ProcessIter._dead = find_dead
+lifecycle.WorkerPool.find_dead = find_dead
 
 for in_order in (True, False):
     seen.clear()
@@ -173,7 +172,7 @@ for number in range(20):
         return not iterator._workers[1].is_alive() or published[1] == 2
 
     def look(frame, event, arg):
-        ours = ("loader/process_iter.py", "workers/mp_context.py")
+        ours = ("loader/process_iter.py", "workers/lifecycle.py", "workers/mp_context.py")
         if not frame.f_code.co_filename.endswith(ours):
             return None
         lines[0] += event == "line"

@@ -32,7 +32,7 @@ def start_server(env: dict[str, str]) -> tuple[str, subprocess.Popen[bytes]]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen(64)
-        command = f"import warm; exec(fork_server.serve({listener.fileno()}))"
+        command = f"import fork_server; exec(fork_server.serve({listener.fileno()}))"
         server = subprocess.Popen(
             [sys.executable, *FLAGS, "-c", command],
             pass_fds=[listener.fileno()],
@@ -128,7 +128,7 @@ def _become(argv: list[str], folder: str, env: dict[str, str]) -> CodeType:
     sys.argv[:] = argv
     sys.path[0] = os.path.dirname(script)
     sys.modules["__main__"].__dict__.update(__file__=script)
-    del sys.modules["__main__"].__dict__["warm"]
+    del sys.modules["__main__"].__dict__["fork_server"]
     with open(script, encoding="utf-8") as text:
         return compile(text.read(), script, "exec")
 

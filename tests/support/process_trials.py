@@ -52,7 +52,7 @@ def a_loader_from_end_to_end() -> None:
                 assert next(iterator, None) is None
             del iterator
         device.synchronize()
-        assert loader._shared.worker_slots.device == 1
+        assert loader._shared.worker_memory.device == 1
         assert loader.stats().slots_lent == 0
         loader.close()
         del loader, loop
@@ -247,14 +247,14 @@ def memory_cannot_be_pinned() -> None:
     assert [w.category for w in caught] == [RuntimeWarning]
     assert "torch uploads batches in place of fastloop on cuda:0" in str(caught[0].message)
     assert "cannot be pinned for it (cudaHostRegister" in loader.stats().why
-    slots = loader._shared.worker_slots
+    slots = loader._shared.worker_memory
     assert slots.device == -1
     assert next(iterator)["label"].tolist() == [0, 1, 2, 3]
     fake.fake_refuse_pins(False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # told once
         iterator = loop.begin(is_on_device=False)
-    assert loader._shared.worker_slots is slots  # nor is it tried again
+    assert loader._shared.worker_memory is slots  # nor is it tried again
     loop.loader = loader = DataLoader(Images(), 4, num_workers=1)
     iterator = loop.begin()
     fake.fake_refuse_pins(True)

@@ -169,7 +169,7 @@ def a_loader_from_end_to_end() -> None:
                 assert next(iterator, None) is None
             device.synchronize()
             del iterator
-        assert loader._shared.slots.device == 1
+        assert loader._shared.array_memory.device == 1
         loader.close()
         del loader, expected
         device.close()

@@ -88,21 +88,12 @@ static PyObject *feed_next(fl_py_array_loader *self)
     return result;
 }
 
-static int fill_part(void *context, const fl_batch *batch, int32_t part, fl_err *err)
-{
-    const fl_py_array_loader *self = context;
-    if (part < batch->parts)
-        FL_TRY(fl_table_gather(self->table->table, &batch->rows, part, batch->parts,
-                               fl_py_array_destination_target(self, batch), err));
-    if (self->stage != NULL) fl_py_array_destination_filled(self, batch, part);
-    return FL_OK;
-}
-
 static int open_ring(fl_py_array_loader *self, int32_t threads, bool is_in_order)
 {
     fl_err err;
-    fl_ring_config config = {.fill = fill_part,
-                             .context = self,
+    fl_ring_config config = {.fill = fl_table_fill,
+                             .part_filled = fl_cuda_transfer_ops.part_filled,
+                             .start_transfer = fl_cuda_transfer_ops.start,
                              .pool = self->slots->pool,
                              .depth = self->depth,
                              .threads = threads,

@@ -68,9 +68,8 @@ typedef struct fl_py_array_loader {
     int64_t next_mark;
     void *stage;           /* owned; NULL: batches stay on the CPU, or closed */
     fl_py_ticket *tickets; /* owned: `depth` of them; NULL: batches stay in slots */
-    fl_rows *unposted; /* borrowed from the ring: resolved rows of a batch that could not be posted
-                          yet, NULL if there is none; with its tag, and why */
-    int64_t unposted_tag;
+    fl_batch *unposted; /* borrowed from the ring: a batch of resolved rows that could not be posted
+                           yet, NULL if there is none */
     fl_err unposted_err;
     PyObject *refusal; /* owned: what new_block raised for it, in pinned memory; or NULL */
     fl_batch late;     /* taken from the ring and not delivered, its slot owned, if is_late */
@@ -79,12 +78,6 @@ typedef struct fl_py_array_loader {
     int64_t most_bytes; /* of a batch of this epoch */
     bool is_closed;     /* interpreter lock */
 } fl_py_array_loader;
-
-/* Whether batches are gathered to their blocks, and slots stay empty. */
-static inline bool fl_py_gathers_to_blocks(const fl_py_array_loader *self)
-{
-    return self->tickets != NULL && self->stage == NULL;
-}
 
 /* Posts the next batch of the source, or a mark in its place: 1 posted, 0 the source is used up or
  * there was no memory for the batch (unposted), -1 exception. The lock is held and the ring has
@@ -107,22 +100,14 @@ void fl_py_array_loader_close_ring(fl_py_array_loader *self);
 
 int fl_py_array_destination_open(fl_py_array_loader *self);
 
-/* Gives the batch to be posted a ticket, which *tag then names. FL_ENOMEM: none, for want of memory
- * or because others are to be taken first. An interrupt may have come: an exception is set then,
- * and after FL_OK the batch is to be posted all the same. */
-int fl_py_array_destination_post(fl_py_array_loader *self, int64_t bytes, int32_t parts,
-                                 int64_t *tag, fl_err *err);
+/* Gives the batch to be posted a ticket, which its tag then names, and its memory or transfer.
+ * FL_ENOMEM: none, for want of memory or because others are to be taken first. An interrupt may
+ * have come: an exception is set then, and after FL_OK the batch is to be posted all the same. */
+int fl_py_array_destination_post(fl_py_array_loader *self, fl_batch *batch, fl_err *err);
 
 /* The next batches get their blocks, as far as there is memory; on a device. -1: an interrupt has
  * come. */
 int fl_py_array_destination_ahead(fl_py_array_loader *self);
-
-/* Where a batch is gathered to, in any feed. Any thread, without the interpreter lock. */
-char *fl_py_array_destination_target(const fl_py_array_loader *self, const fl_batch *batch);
-
-/* A part has been filled, of a feed with a stage; or one was added, which sends it. Likewise. */
-void fl_py_array_destination_filled(const fl_py_array_loader *self, const fl_batch *batch,
-                                    int32_t part);
 
 /* Takes back the ticket of a batch that is not delivered and was not copied, if it has one; and all
  * tickets, once the stage is halted. */

@@ -75,14 +75,6 @@ static PyObject *deliver_on_cpu(fl_py_array_loader *self, const fl_batch *batch)
     return NULL;
 }
 
-static int64_t batch_bytes(const fl_py_array_loader *self, const fl_batch *batch)
-{
-    int64_t bytes = batch->bytes;
-    if (fl_py_gathers_to_blocks(self))
-        (void)fl_table_bytes(self->table->table, batch->rows.count, &bytes, NULL);
-    return bytes;
-}
-
 static PyObject *deliver(fl_py_array_loader *self, const fl_batch *batch)
 {
     fl_py_batch_pool *slots = self->slots;
@@ -96,7 +88,7 @@ static PyObject *deliver(fl_py_array_loader *self, const fl_batch *batch)
     if (result == NULL) return NULL;
     slots->batches++;
     slots->samples += batch->rows.count;
-    slots->bytes += batch_bytes(self, batch);
+    slots->bytes += batch->bytes;
     return result;
 }
 

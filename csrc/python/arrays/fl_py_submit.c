@@ -135,20 +135,25 @@ static int post_exception(fl_py_array_loader *self)
     return post_object(self, value);
 }
 
-/* Posts resolved rows. On failure nothing is posted and the rows stand. */
-static int post_resolved(fl_py_array_loader *self, const fl_rows *rows, int64_t tag, fl_err *err)
+/* Posts a batch of resolved rows. On failure nothing is posted and the batch stays prepared. */
+static int post_resolved(fl_py_array_loader *self, fl_batch *batch, fl_err *err)
 {
-    int64_t bytes;
     const fl_table *table = self->table->table;
-    FL_TRY(fl_table_bytes(table, rows->count, &bytes, err));
-    int32_t parts = fl_table_parts(table, rows->count);
-    self->most_bytes = fl_max(self->most_bytes, bytes);
+    FL_TRY(fl_table_bytes(table, batch->rows.count, &batch->bytes, err));
+    batch->source = table;
+    batch->parts = fl_table_parts(table, batch->rows.count);
+    self->most_bytes = fl_max(self->most_bytes, batch->bytes);
     int64_t spare = fl_min(SPARE_SLOTS, SPARE_BYTES / (self->most_bytes + 1));
     fl_pool_reserve(self->slots->pool, self->depth + (self->runs_ahead ? 2 : 1) + spare);
-    if (self->tickets != NULL) FL_TRY(fl_py_array_destination_post(self, bytes, parts, &tag, err));
-    int64_t in_slot = fl_py_gathers_to_blocks(self) ? 0 : bytes;
-    int status = fl_ring_submit(self->ring, in_slot, parts, tag, err);
-    if (status != FL_OK) fl_py_array_destination_drop(self, tag);
+    if (self->tickets == NULL) return fl_ring_submit(self->ring, err);
+    int64_t kind = batch->tag;
+    FL_TRY(fl_py_array_destination_post(self, batch, err));
+    int status = fl_ring_submit(self->ring, err);
+    if (status == FL_OK) return FL_OK;
+    fl_py_array_destination_drop(self, batch->tag);
+    batch->tag = kind;
+    batch->data = NULL;
+    batch->transfer = NULL;
     return status;
 }
 
@@ -158,15 +163,15 @@ static inline bool may_come_later(const fl_py_array_loader *self, int status)
     return self->tickets != NULL && (status == FL_ENOMEM || status == FL_EDEVICE);
 }
 
-static int post_rows(fl_py_array_loader *self, fl_rows *rows, int64_t tag)
+static int post_batch(fl_py_array_loader *self, fl_batch *batch)
 {
     fl_err err;
-    int status = rows == self->unposted ? FL_OK : fl_plan_resolve(self->plan, rows, &err);
-    if (status == FL_OK) status = post_resolved(self, rows, tag, &err);
+    bool is_resolved = batch == self->unposted;
+    int status = is_resolved ? FL_OK : fl_plan_resolve(self->plan, &batch->rows, &err);
+    if (status == FL_OK) status = post_resolved(self, batch, &err);
     self->unposted = NULL;
     if (may_come_later(self, status)) {
-        self->unposted = rows;
-        self->unposted_tag = tag;
+        self->unposted = batch;
         self->unposted_err = err;
     } else if (status != FL_OK) {
         fl_ring_submit_sentinel(self->ring, status, &err, FL_PY_TAG_MARK);
@@ -185,15 +190,15 @@ static int look_at_data(fl_py_array_loader *self)
 
 int fl_py_submit_next(fl_py_array_loader *self)
 {
-    if (self->unposted != NULL) return post_rows(self, self->unposted, self->unposted_tag);
-    fl_rows *rows = fl_ring_rows(self->ring);
-    if (rows == NULL) { /* the sampler has forked, and this is the child */
+    if (self->unposted != NULL) return post_batch(self, self->unposted);
+    fl_batch *batch = fl_ring_prepare(self->ring);
+    if (batch == NULL) { /* the sampler has forked, and this is the child */
         PyErr_SetString(PyExc_RuntimeError, "this iterator belongs to the parent process");
         return -1;
     }
-    int64_t tag = FL_PY_TAG_BATCH;
     PyObject *item = NULL;
-    int got = read_rows(self, rows, &tag, &item);
+    batch->tag = FL_PY_TAG_BATCH;
+    int got = read_rows(self, &batch->rows, &batch->tag, &item);
     if (got == 2) {
         PyObject *what = PyTuple_Pack(1, item);
         Py_DECREF(item);
@@ -202,5 +207,5 @@ int fl_py_submit_next(fl_py_array_loader *self)
     if (got < 0) return post_exception(self);
     if (got == 0) return 0;
     if (!self->runs_ahead && look_at_data(self) != 0) return -1;
-    return post_rows(self, rows, tag);
+    return post_batch(self, batch);
 }

@@ -1,11 +1,10 @@
 /* fl_py_array_destination: the part of the feed that batches pass through which are not to stay in
  * slots.
  *
- * Runs on the consumer's thread with the feed's lock and the interpreter lock held, but for
- * fl_py_array_destination_target and _filled, which the threads that fill call. Blocks are torch
- * tensors: in pinned memory, where batches are gathered to them, or on a device; each posted batch
- * has a ticket for its block and its upload. On a device the next batches alone have blocks; the
- * others wait in their slots. What fails ahead of the take is done there, and what fails there
+ * Runs on the consumer's thread with the feed's lock and the interpreter lock held. Blocks are
+ * torch tensors: in pinned memory, where batches are gathered to them, or on a device; each posted
+ * batch has a ticket for its block and its upload. On a device the next batches alone have blocks;
+ * the others wait in their slots. What fails ahead of the take is done there, and what fails there
  * leaves the batch with the feed, for the next call. */
 #include "fl_py_array_loader.h"
 
@@ -94,9 +93,9 @@ static bool is_within_budget(fl_py_array_loader *self, int64_t bytes)
     return bytes <= left;
 }
 
-int fl_py_array_destination_post(fl_py_array_loader *self, int64_t bytes, int32_t parts,
-                                 int64_t *tag, fl_err *err)
+int fl_py_array_destination_post(fl_py_array_loader *self, fl_batch *batch, fl_err *err)
 {
+    int64_t bytes = batch->bytes;
     int64_t number = 0;
     while (self->tickets[number].is_used) number++; /* the ring has room, so there is one */
     fl_py_ticket *ticket = &self->tickets[number];
@@ -104,7 +103,7 @@ int fl_py_array_destination_post(fl_py_array_loader *self, int64_t bytes, int32_
         return fl_fail(err, FL_ENOMEM, "a batch of %lld bytes waits for memory_budget=%lld",
                        (long long)bytes, (long long)self->budget);
     if (self->stage != NULL)
-        FL_TRY(fl_cuda_transfer_ops.get(self->stage, parts, &ticket->upload, err));
+        FL_TRY(fl_cuda_transfer_ops.get(self->stage, batch->parts, &ticket->upload, err));
     ticket->bytes = bytes;
     bool is_next = fl_ring_pending(self->ring) == 0;
     bool is_made = (is_next || self->stage == NULL) && try_block(self, ticket) == 1;
@@ -115,7 +114,9 @@ int fl_py_array_destination_post(fl_py_array_loader *self, int64_t bytes, int32_
                        (long long)bytes);
     }
     ticket->is_used = true;
-    *tag += number * FL_PY_TAGS;
+    batch->tag += number * FL_PY_TAGS;
+    batch->data = ticket->data;
+    batch->transfer = ticket->upload;
     return FL_OK;
 }
 
@@ -126,8 +127,7 @@ static void send(fl_py_array_loader *self, int64_t place, const fl_batch *batch)
     if (!fl_slot_is_pinned(batch->slot, batch->bytes))
         fl_ring_add_part(self->ring, place);
     else /* what fails is left to the take */
-        (void)fl_cuda_transfer_ops.start(ticket_of(self, batch->tag)->upload, batch->slot,
-                                         batch->bytes, NULL);
+        (void)fl_cuda_transfer_ops.start(batch->transfer, batch->slot, batch->bytes, NULL);
 }
 
 int fl_py_array_destination_ahead(fl_py_array_loader *self)
@@ -144,22 +144,6 @@ int fl_py_array_destination_ahead(fl_py_array_loader *self)
         if (ticket->is_filled) send(self, place, batch);
     }
     return 0;
-}
-
-char *fl_py_array_destination_target(const fl_py_array_loader *self, const fl_batch *batch)
-{
-    return fl_py_gathers_to_blocks(self) ? ticket_of(self, batch->tag)->data
-                                         : fl_slot_data(batch->slot);
-}
-
-void fl_py_array_destination_filled(const fl_py_array_loader *self, const fl_batch *batch,
-                                    int32_t part)
-{
-    void *upload = ticket_of(self, batch->tag)->upload;
-    if (part == batch->parts) /* what fails is left to the take */
-        (void)fl_cuda_transfer_ops.start(upload, batch->slot, batch->bytes, NULL);
-    else
-        fl_cuda_transfer_ops.part_filled(upload, batch->slot, batch->bytes);
 }
 
 static void drop_ticket(fl_py_ticket *ticket)
@@ -263,7 +247,6 @@ PyObject *fl_py_array_destination_deliver(fl_py_array_loader *self, const fl_bat
     self->is_late = self->stage != NULL && take_upload(self, batch, &stream) != 0;
     self->late = *batch;
     if (self->is_late) return NULL;
-    if (self->stage == NULL) fl_slot_return(batch->slot);
     fl_py_ticket *ticket = ticket_of(self, batch->tag);
     PyObject *block = ticket->block;
     bool is_elsewhere = stream != ticket->stream;

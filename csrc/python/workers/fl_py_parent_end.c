@@ -165,7 +165,7 @@ PyDoc_STRVAR(
     "or a signal. RuntimeError where a worker has overwritten what is shared. Waits\n"
     "without the interpreter lock.");
 
-static int take_reply(fl_py_parent_end *self, fl_reply *out)
+static int take_reply(fl_py_parent_end *self, fl_reply_message *out)
 {
     return self->courier != NULL ? fl_copier_receive(self->courier, out)
                                  : fl_shm_queue_receive_reply(self->shm, out);
@@ -174,7 +174,7 @@ static int take_reply(fl_py_parent_end *self, fl_reply *out)
 /* The first reply that is wanted, of those that are there: what take() returns. */
 static PyObject *take_wanted(fl_py_parent_end *self)
 {
-    fl_reply reply;
+    fl_reply_message reply;
     PyObject *result = Py_NewRef(Py_None);
     int status = FL_OK;
     while (result == Py_None && (status = take_reply(self, &reply)) == FL_OK) {

@@ -65,7 +65,7 @@ int fl_py_parent_end_send(fl_py_parent_end *self, int worker, PyObject *key, int
 
 /* What came: (key, parcel), or (key, worker, number, bytes needed); None for what nobody wants any
  * more. New reference. */
-PyObject *fl_py_parent_end_deliver(fl_py_parent_end *self, const fl_reply *reply);
+PyObject *fl_py_parent_end_deliver(fl_py_parent_end *self, const fl_reply_message *reply);
 
 /* RuntimeError for a worker with which memory is shared that holds what it cannot; NULL. */
 PyObject *fl_py_parent_end_blame(fl_py_parent_end *self, int32_t worker);

@@ -47,8 +47,8 @@ static int64_t turn_of(PyObject *key)
 }
 
 /* FL_ETIMEOUT: the queue is full. */
-static int send_request(fl_py_parent_end *self, int worker, fl_request *request, fl_slot *slot,
-                        PyObject *key, fl_transfer **errand, fl_err *err)
+static int send_request(fl_py_parent_end *self, int worker, fl_request_message *request,
+                        fl_slot *slot, PyObject *key, fl_transfer **errand, fl_err *err)
 {
     *errand = NULL;
     if (self->courier != NULL)
@@ -69,11 +69,11 @@ int fl_py_parent_end_send(fl_py_parent_end *self, int worker, PyObject *key, int
         return -1;
     }
     if (payload->len > 0) memcpy(fl_slot_data(slot), payload->buf, (size_t)payload->len);
-    fl_request request = {.offset = fl_slot_data(slot) - fl_arena_base(self->slots->arena),
-                          .limit = limit,
-                          .bytes = payload->len,
-                          .again = again,
-                          .task = fl_hash(payload->buf, payload->len)};
+    fl_request_message request = {.offset = fl_slot_data(slot) - fl_arena_base(self->slots->arena),
+                                  .limit = limit,
+                                  .bytes = payload->len,
+                                  .repeat_of = again,
+                                  .task_check = fl_hash(payload->buf, payload->len)};
     int status = send_request(self, worker, &request, slot, key, &errand, &err);
     if (status != FL_OK) {
         fl_slot_return(slot);
@@ -96,7 +96,7 @@ int fl_py_parent_end_send(fl_py_parent_end *self, int worker, PyObject *key, int
     return 1;
 }
 
-static void count_reply(fl_py_parent_end *self, const fl_reply *reply)
+static void count_reply(fl_py_parent_end *self, const fl_reply_message *reply)
 {
     fl_py_worker *count = &self->counts[reply->worker];
     count->busy_ns += reply->busy_ns;
@@ -127,7 +127,7 @@ PyObject *fl_py_parent_end_blame(fl_py_parent_end *self, int32_t worker)
                         (int)worker, (int)self->workers, advice);
 }
 
-static bool is_sane(const fl_reply *reply, const fl_py_request *booked)
+static bool is_sane(const fl_reply_message *reply, const fl_py_request *booked)
 {
     if (booked->slot == NULL || reply->busy_ns < 0 || reply->wait_ns < 0) return false;
     for (int i = 0; i < FL_FALLBACK_REASONS; i++)
@@ -138,7 +138,8 @@ static bool is_sane(const fl_reply *reply, const fl_py_request *booked)
            reply->upload >= 0 && reply->upload <= reply->head;
 }
 
-static PyObject *make_parcel(fl_py_parent_end *self, const fl_reply *reply, fl_py_request *booked)
+static PyObject *
+make_parcel(fl_py_parent_end *self, const fl_reply_message *reply, fl_py_request *booked)
 {
     fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
     fl_py_reply *parcel = (fl_py_reply *)state->reply_type->tp_alloc(state->reply_type, 0);
@@ -157,7 +158,7 @@ static PyObject *make_parcel(fl_py_parent_end *self, const fl_reply *reply, fl_p
 }
 
 /* (key, parcel), or (key, worker, number, bytes needed). */
-PyObject *fl_py_parent_end_deliver(fl_py_parent_end *self, const fl_reply *reply)
+PyObject *fl_py_parent_end_deliver(fl_py_parent_end *self, const fl_reply_message *reply)
 {
     fl_py_request *booked = fl_py_request_of(self, reply->worker, reply->number);
     if (booked->key == NULL || booked->number != reply->number) Py_RETURN_NONE;

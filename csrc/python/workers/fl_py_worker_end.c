@@ -37,11 +37,11 @@ struct fl_py_worker_end {
     bool is_mapped;    /* here; false: inherited */
     fl_shm_queue *shm; /* owned, over the mapping */
     int32_t worker;
-    fl_request request;
-    int64_t used;     /* of the slot; beyond its limit when the batch is too large */
-    int64_t found;    /* where the last tensor ends that find() gave the place of */
-    int64_t begin_ns; /* of the work at the request */
-    fl_reply reply;   /* its counts, collected since the last reply */
+    fl_request_message request;
+    int64_t used;           /* of the slot; beyond its limit when the batch is too large */
+    int64_t found;          /* where the last tensor ends that find() gave the place of */
+    int64_t begin_ns;       /* of the work at the request */
+    fl_reply_message reply; /* its counts, collected since the last reply */
     known_slot populated[KNOWN_SLOTS]; /* by a hash of the offset */
     fl_py_writer writer;               /* its memory is used again */
 };
@@ -140,7 +140,7 @@ void fl_py_worker_end_fell_back(fl_py_worker_end *self, int32_t kind)
 /* The slot lies in the arena, the task in the slot. */
 static bool is_sane(const fl_py_worker_end *self)
 {
-    const fl_request *request = &self->request;
+    const fl_request_message *request = &self->request;
     return request->offset >= 0 && request->limit >= 0 &&
            request->offset <= self->bytes - request->limit && request->bytes >= 0 &&
            request->bytes <= request->limit;
@@ -158,11 +158,11 @@ static PyObject *fail_damaged(fl_py_worker_end *self)
 /* A copy, which is checked: the slot may go on changing. */
 static PyObject *copy_task(fl_py_worker_end *self)
 {
-    const fl_request *request = &self->request;
+    const fl_request_message *request = &self->request;
     if (!is_sane(self)) return fail_damaged(self);
-    if (request->again >= 0) return PyLong_FromLongLong(request->again);
+    if (request->repeat_of >= 0) return PyLong_FromLongLong(request->repeat_of);
     PyObject *task = PyBytes_FromStringAndSize(slot_data(self), (Py_ssize_t)request->bytes);
-    if (task == NULL || fl_hash(PyBytes_AS_STRING(task), request->bytes) == request->task)
+    if (task == NULL || fl_hash(PyBytes_AS_STRING(task), request->bytes) == request->task_check)
         return task;
     Py_DECREF(task);
     return fail_damaged(self);
@@ -282,7 +282,7 @@ send_answer(fl_py_worker_end *self, const char *head, int64_t bytes, int kind, b
     self->reply.head_check = fl_hash(head, bytes);
     self->reply.busy_ns = fl_now_ns() - self->begin_ns;
     fl_shm_queue_send_reply(self->shm, self->worker, &self->reply);
-    self->reply = (fl_reply){0};
+    self->reply = (fl_reply_message){0};
     return fits;
 }
 

@@ -1,0 +1,138 @@
+"""docs/ describes the code that is there: its tables name every module once, and the page that
+follows a batch through the code names functions that exist."""
+
+import re
+from collections import Counter
+
+import pytest
+from sources import (
+    CSRC,
+    PACKAGE,
+    ROOT,
+    c_files,
+    compare_with_known,
+    functions,
+    own_files,
+    python_modules,
+    qualified_names,
+)
+
+DOCS = ROOT / "docs"
+ONE_BATCH = DOCS / "one-batch.md"
+
+# ---- tables of modules
+
+
+def module_names() -> set[str]:
+    """As the tables name them: "fl_ring" for fl_ring.c and .h, "loader/route.py" in the package."""
+    modules = {path.relative_to(PACKAGE).as_posix() for path in python_modules().values()}
+    return modules | {path.stem for path in c_files()}
+
+
+def named_in_tables(text: str) -> list[str]:
+    """The names in backticks in the first cells of those tables whose first column is "file"."""
+    names, is_table = [], False
+    for line in text.splitlines():
+        cell = line.split("|")[1].strip() if line.startswith("|") else None
+        if cell == "file":
+            is_table = True
+        elif cell is None:
+            is_table = False
+        elif is_table:
+            names += re.findall(r"`([^`]+)`", cell)
+    return names
+
+
+def test_names_are_read_from_tables_of_files_alone() -> None:
+    text = "| file | hides |\n|---|---|\n| `a`, `b/c.py` | `d` |\n\n| who | what |\n| `e` | x |\n"
+    assert named_in_tables(text) == ["a", "b/c.py"]
+
+
+MISSING = set(
+    "__init__.py __main__.py base/interrupts.py base/memory.py base/next_lock.py base/openmp.py "
+    "base/requirements.py data/arrays.py data/collate.py device/availability.py "
+    "distributed/ranks.py fl_cpu fl_cpu_lanes fl_cpu_lanes_avx2 fl_cpu_lanes_avx512 "
+    "fl_cpu_lanes_body fl_cpu_lanes_plain fl_cuda fl_cuda_kernels fl_cuda_lanes fl_cuda_runtime "
+    "fl_cuda_stub fl_cuda_transfer fl_py fl_py_batch fl_py_deliver fl_py_module fl_py_requests "
+    "fl_py_scalars fl_py_submit loader/dataloader.py loader/stats.py step/accumulator.py "
+    "step/arguments.py step/boundary.py step/fused_optimizer.py step/lookahead.py "
+    "step/outcomes.py step/scale_rule.py step/stepper_checkpoint.py step/window.py".split()
+)
+REPEATED = set(
+    "fl_arena fl_backend fl_cpu_grad fl_cpu_lanes_* fl_hash fl_pool fl_py_batch_codec "
+    "fl_py_collate fl_py_grad_list fl_py_parent_end fl_py_reply fl_py_reply_destination "
+    "fl_py_stack fl_py_worker_end fl_shm_queue fl_tensor_list fl_thread_pool".split()
+)
+UNKNOWN = set(
+    "csrc/core/fl_copier.c csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_grad.c "
+    "csrc/cuda/fl_cuda_kernels.cu csrc/cuda/fl_cuda_lanes.cuh csrc/cuda/fl_cuda_stub.c "
+    "csrc/cuda/fl_cuda_transfer.c fl_cpu_lanes_*".split()
+)
+
+
+def test_every_module_is_in_one_table() -> None:
+    count = Counter(
+        name for page in DOCS.rglob("*.md") for name in named_in_tables(page.read_text())
+    )
+    modules = module_names()
+    compare_with_known(modules - count.keys(), MISSING)
+    compare_with_known((name for name, times in count.items() if times > 1), REPEATED)
+    others = {p.relative_to(ROOT).as_posix() for p in own_files() if CSRC not in p.parents}
+    compare_with_known(count.keys() - modules - others, UNKNOWN)
+
+
+# ---- the way of a batch: `file:function` in the steps of docs/one-batch.md
+
+
+def step_names(text: str) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The steps of a page, its numbered lines, each with the (file, function) that it names."""
+    steps: list[str] = []
+    for line in text.splitlines():
+        if re.match(r"\d+\. ", line):
+            steps.append(line)
+        elif steps and line.startswith("   "):
+            steps[-1] += line
+    named = r"`([\w/]+\.(?:c|h|cu|cuh|py)):([\w.]+)`"
+    return [(step, re.findall(named, step)) for step in steps]
+
+
+def defined_names(file: str) -> set[str]:
+    """What a file of csrc, by its name alone, or of the package, by its path in it, defines."""
+    if file.endswith(".py"):
+        path = PACKAGE / file
+        return qualified_names(path) if path.exists() else set()
+    paths = [path for path in c_files() if path.name == file]
+    return {function.name for path in paths for function in functions(path.read_text())}
+
+
+def step_faults(text: str) -> list[str]:
+    faults = []
+    for step, names in step_names(text):
+        if not names:
+            faults.append(f"no `file:function` in: {step}")
+        faults += [f"there is no {f}:{name}" for f, name in names if name not in defined_names(f)]
+    return faults
+
+
+def test_the_way_of_a_batch_names_functions_that_exist() -> None:
+    text = ONE_BATCH.read_text()
+    assert step_names(text)
+    assert not (faults := step_faults(text)), "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("step", "fault"),
+    [
+        ("1. `fl_ring.c:fl_ring_submit` takes it.", None),
+        ("1. `loader/route.py:find_route`,\n   then `fl_ring.c:fl_ring_submit`.", None),
+        ("1. `fl_ring.c:fl_ring_lost` takes it.", "fl_ring_lost"),
+        ("1. `fl_lost.c:fl_ring_submit` takes it.", "fl_lost.c"),
+        ("1. `loader/dataloader.py:DataLoader.lost` is called.", "DataLoader.lost"),
+        ("1. `loader/lost.py:DataLoader` is called.", "loader/lost.py"),
+        ("1. Somebody takes it.", "no `file:function`"),
+        ("1. `fl_ring.c:fl_ring_submit` and\n   `fl_ring.c:fl_ring_lost`.", "fl_ring_lost"),
+    ],
+)
+def test_a_step_that_names_nothing_is_seen(step: str, fault: str | None) -> None:
+    faults = step_faults(step)
+    assert faults == [] if fault is None else len(faults) == 1 and fault in faults[0], faults

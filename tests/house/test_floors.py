@@ -1,0 +1,228 @@
+"""Arrows point down: which folder may include or import which, in C and in Python, and no circle
+between modules."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sources import (
+    CSRC,
+    PACKAGE,
+    ROOT,
+    Function,
+    c_files,
+    circular_edges,
+    compare_with_known,
+    declared_functions,
+    functions,
+    imported_modules,
+    imported_names,
+    includes,
+    python_modules,
+    say,
+)
+
+# ---- C
+
+# Which floors a floor may include; None: everything. A new folder needs a line here.
+FLOORS = {
+    "base": {"base"},
+    "core": {"base", "core"},
+    "cpu": {"base", "core", "cpu"},
+    "cuda": {"base", "core", "cuda"},
+    "python": None,
+}
+# What the floors below Python may include of the system: C11, POSIX, Linux.
+SYSTEM_HEADERS = set(
+    "assert.h errno.h fcntl.h fenv.h float.h inttypes.h limits.h math.h poll.h pthread.h sched.h "
+    "signal.h stdalign.h stdarg.h stdatomic.h stdbool.h stddef.h stdint.h stdio.h stdlib.h "
+    "stdnoreturn.h string.h time.h unistd.h".split()
+)
+SYSTEM_FOLDERS = ("sys/", "linux/")
+FLOOR_HEADERS = {
+    "cpu": ("immintrin.h", "emmintrin.h", "arm_neon.h"),
+    "cuda": (
+        "dlfcn.h",
+        "cuda.h",
+        "cuda_runtime_api.h",
+        "cuda_runtime.h",
+        "cuda_fp16.h",
+        "cuda_bf16.h",
+        "type_traits",
+    ),
+}
+NUMPY_FILE = "fl_py_dlpack.c"
+
+
+def test_floors_include_only_what_is_below_them() -> None:
+    home = {p.name: p.relative_to(CSRC).parts[0] for p in c_files()}
+    wrong = []
+    for path in c_files():
+        floor = path.relative_to(CSRC).parts[0]
+        assert floor in FLOORS, f"csrc/{floor} is on no floor: add it to FLOORS"
+        allowed = FLOORS[floor]
+        for line, quote, name in includes(path):
+            if "numpy" in name and path.name != NUMPY_FILE:
+                wrong.append(say(path, line, f"only {NUMPY_FILE} may include {name}"))
+            if allowed is None:
+                continue
+            if quote == '"':
+                is_fine = home.get(name) in allowed
+            else:
+                is_fine = name in SYSTEM_HEADERS or name.startswith(SYSTEM_FOLDERS)
+                is_fine = is_fine or name in FLOOR_HEADERS.get(floor, ())
+            if not is_fine:
+                wrong.append(say(path, line, f"floor {floor} may not include {name}"))
+    assert not wrong, "\n".join(wrong)
+
+
+C_CIRCLES: set[str] = set()
+
+
+def test_c_modules_include_each_other_in_no_circle() -> None:
+    """A module is a stem: x.c and x.h are one."""
+    stems = {p.name: p.stem for p in c_files()}
+    edges = {
+        (p.stem, stems[name]) for p in c_files() for _, _, name in includes(p) if name in stems
+    }
+    circles = circular_edges((a, b) for a, b in edges if a != b)
+    compare_with_known((f"{a} -> {b}" for a, b in circles), C_CIRCLES)
+
+
+# The stub defines what several headers declare; Python finds the module's init function by itself.
+STUBS = ("fl_cuda_stub.c",)
+ENTRY = "PyInit__core"
+DECLARED_ELSEWHERE: set[str] = {
+    "fl_cpu_lanes.h for fl_cpu_grad.c",
+    "fl_cuda_runtime.h for fl_cuda.c",
+    "fl_py.h for fl_py_batch.c",
+    "fl_py.h for fl_py_batch_codec.c",
+    "fl_py.h for fl_py_collate.c",
+    "fl_py.h for fl_py_dlpack.c",
+    "fl_py.h for fl_py_module.c",
+    "fl_py.h for fl_py_parent_end.c",
+    "fl_py.h for fl_py_reply.c",
+    "fl_py.h for fl_py_table.c",
+    "fl_py.h for fl_py_worker_end.c",
+    "fl_py_array_loader.h for fl_py_array_destination.c",
+    "fl_py_array_loader.h for fl_py_deliver.c",
+    "fl_py_array_loader.h for fl_py_submit.c",
+    "fl_py_collate.h for fl_py_stack.c",
+    "fl_py_grad_list.h for fl_py_collect.c",
+    "fl_py_grad_list.h for fl_py_launch.c",
+    "fl_py_grad_list.h for fl_py_scalars.c",
+    "fl_py_parent_end.h for fl_py_reply_destination.c",
+    "fl_py_parent_end.h for fl_py_requests.c",
+}
+
+
+def is_header_of(header: Path, source: Path) -> bool:
+    """In csrc/python each file has a header of its own name; below, a header may be that of several
+    files whose names begin with its own."""
+    if "python" in source.parts:
+        return header.stem == source.stem
+    return f"{source.stem}_".startswith(f"{header.stem}_")
+
+
+def declaration_faults() -> Iterator[str]:
+    headers = c_files(".h", ".cuh")
+    declared = {name: p for p in headers for name in declared_functions(p.read_text())}
+    sources = [p for p in c_files(".c", ".cu") if p.name not in STUBS]
+    defined = {f.name: p for p in sources for f in functions(p.read_text()) if is_for_others(f)}
+    for name in declared.keys() - defined.keys():
+        yield f"{name} of {declared[name].name} is defined nowhere"
+    for name, path in defined.items():
+        if name not in declared:
+            yield f"{name} of {path.name} is declared nowhere"
+        elif not is_header_of(declared[name], path):
+            yield f"{declared[name].name} for {path.name}"
+
+
+def is_for_others(function: Function) -> bool:
+    is_kernel = "__global__" in function.signature
+    return not function.is_static and not is_kernel and function.name != ENTRY
+
+
+def test_a_header_declares_what_the_file_of_its_name_defines() -> None:
+    compare_with_known(declaration_faults(), DECLARED_ELSEWHERE)
+
+
+# ---- Python
+
+# Which rooms of the package a room may import beside itself; what lies on top may import all. The
+# compiled core is below every room. A new folder needs a line here.
+BELOW_LOADER = {"base", "data", "device", "distributed", "workers"}
+ROOMS = {
+    "base": set[str](),
+    "data": {"base"},
+    "device": {"base"},
+    "distributed": {"base"},
+    "workers": {"base", "data", "device", "distributed"},
+    "loader": BELOW_LOADER,
+    "step": {"base", "device", "distributed"},
+}
+IMPORTED_FROM_BELOW: set[str] = {
+    "fastloop.device.array_destinations -> fastloop.data.arrays",
+    "fastloop.device.array_destinations -> fastloop.loader.route",
+    "fastloop.device.reply_destinations -> fastloop.workers.batch_pickle",
+}
+
+
+def room_of(module: str) -> str:
+    """The folder of a dotted name, or "" on top."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 2 or (PACKAGE / parts[-1]).is_dir() else ""
+
+
+def test_rooms_import_only_what_is_below_them() -> None:
+    modules = python_modules()
+    found = set()
+    for name, path in modules.items():
+        room = room_of(name)
+        if not room:
+            continue
+        assert room in ROOMS, f"fastloop/{room} is no known room: add it to ROOMS"
+        for _, imported in imported_modules(path, modules):
+            if imported != "fastloop._core" and room_of(imported) not in {room, *ROOMS[room]}:
+                found.add(f"{name} -> {imported}")
+    compare_with_known(found, IMPORTED_FROM_BELOW)
+
+
+PYTHON_CIRCLES: set[str] = set()
+
+
+def test_python_modules_import_each_other_in_no_circle() -> None:
+    modules = python_modules()
+    edges = {(name, m) for name, p in modules.items() for _, m in imported_modules(p, modules)}
+    circles = circular_edges(edges)
+    compare_with_known((f"{a} -> {b}" for a, b in circles), PYTHON_CIRCLES)
+
+
+# ---- tests
+
+TESTS = ROOT / "tests"
+
+
+def imported_files(path: Path) -> set[str]:
+    """First words of the modules that a file imports: tests import each other by bare names."""
+    return {name.split(".")[0] for _, name in imported_names(path)}
+
+
+def test_tests_import_no_test() -> None:
+    tests = {path.stem for path in TESTS.rglob("test_*.py")}
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for name in sorted(imported_files(path) & tests)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", sorted((TESTS / "support").glob("*.py")), ids=lambda p: p.stem)
+def test_support_modules_are_used_and_say_what_they_are_for(path: Path) -> None:
+    """A module is imported, or run as a script by its name."""
+    named = re.compile(rf'["\'/]{path.stem}(\.py)?["\']')
+    users = [p for p in TESTS.rglob("*.py") if p != path]
+    assert any(path.stem in imported_files(p) or named.search(p.read_text()) for p in users)
+    assert path.read_text().startswith('"""')
