@@ -12,10 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from fastloop.base.requirements import kernels_are_disabled
 from fastloop.data.arrays import torch_dtype
 from fastloop.device.accelerator import Accelerator, pinned_bytes
-from fastloop.device.availability import find_fault
 from fastloop.loader.route import Source
 
 # A field so small that is so small a part of its batch gets pinned memory of its own.
@@ -106,15 +104,3 @@ class DeviceBlocks(Blocks):
 
     def _lend(self, block: torch.Tensor) -> None:
         self._link.lend(block)
-
-
-def has_uploads(link: Accelerator) -> bool:
-    """Whether C can upload to the device: fastloop's CUDA half runs on it."""
-    if link.device.type != "cuda" or kernels_are_disabled():
-        return False
-    return not find_upload_fault(link)
-
-
-def find_upload_fault(link: Accelerator) -> str:
-    """Why C cannot upload to a device that it was meant for, which the user is told once."""
-    return find_fault(link.device, "uploads batches")

@@ -15,33 +15,15 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import pin_memory
 
 from fastloop import _core
+from fastloop.base.tensors import DTYPES, extent
 from fastloop.device.accelerator import Accelerator, pinned_bytes
 from fastloop.device.array_destinations import fix_size, is_small_part
 from fastloop.device.uploader import Uploader
-from fastloop.workers.batch_pickle import Place, TensorTarget, extent, unpack
+from fastloop.workers.batch_pickle import Place, TensorTarget, unpack
 
 # So many batches no memory is asked for ahead of them after there was none: torch's allocators
 # give all back that they keep before they say so.
 _PAUSE = 32
-
-# By DLPack's code and bits.
-_DTYPES = {
-    code * 256 + dtype.itemsize * 8: dtype
-    for code, dtypes in {
-        0: (torch.int8, torch.int16, torch.int32, torch.int64),
-        1: (torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        2: (torch.float16, torch.float32, torch.float64),
-        4: (torch.bfloat16,),
-        5: (torch.complex32, torch.complex64, torch.complex128),
-        6: (torch.bool,),
-        10: (torch.float8_e4m3fn,),
-        11: (torch.float8_e4m3fnuz,),
-        12: (torch.float8_e5m2,),
-        13: (torch.float8_e5m2fnuz,),
-        14: (torch.float8_e8m0fnu,),
-    }.items()
-    for dtype in dtypes
-}
 
 
 class _Block:
@@ -54,7 +36,7 @@ class _Block:
     def tensor(self, place: Place) -> torch.Tensor:
         """With a version of its own: writing to one spoils no graph that saved another."""
         offset, code, *shape = place
-        dtype = _DTYPES[code]
+        dtype = DTYPES[code]
         tensor = torch.empty(0, dtype=dtype, device=self._device)
         begin = offset // dtype.itemsize
         tensor.set_(self._storage, begin, shape)  # type: ignore[call-overload]

@@ -12,13 +12,8 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from fastloop import _core
 from fastloop.base.memory import budget_of
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.array_destinations import (
-    Blocks,
-    DeviceBlocks,
-    PinnedBlocks,
-    find_upload_fault,
-    has_uploads,
-)
+from fastloop.device.array_destinations import Blocks, DeviceBlocks, PinnedBlocks
+from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.loader.epoch import ResumableIter, rest_of_blocks
 from fastloop.loader.index_blocks import find_blocks
 from fastloop.loader.route import NotCoveredError, Source, find_source

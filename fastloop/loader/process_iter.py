@@ -25,7 +25,7 @@ from fastloop import _core
 from fastloop.base.interrupts import interrupt_later, interrupts_held
 from fastloop.base.memory import budget_of
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.array_destinations import find_upload_fault, has_uploads
+from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.reply_destinations import Destination, Landing, on_device, on_the_way, pinned
 from fastloop.loader.shared import CLOSED, LockedIter, Shared, WorkerCounts
 from fastloop.workers.batch_pickle import OBJECT, unpack

@@ -21,6 +21,7 @@ import torch
 
 from fastloop import _core
 from fastloop.base.nested import list_leaves
+from fastloop.base.tensors import extent, is_plain
 
 # What the head of a reply is: an object that is no batch; a pickled batch; the same with a table
 # of views; a batch of plain containers that WorkerEnd.write has written.
@@ -46,30 +47,6 @@ class TensorTarget(NamedTuple):
     is_one: bool = True  # a tensor that is there twice stays one
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    return not (
-        tensor.device.type != "cpu"
-        or tensor.layout is not torch.strided
-        or tensor.requires_grad
-        or tensor.is_quantized
-        or tensor.is_nested
-        or tensor.is_neg()
-        or tensor.is_conj()
-        or getattr(tensor, "has_names", bool)()  # gone in torch 2.13
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )
-
-
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes of the storage from the tensor's first to its last element."""
-    size, begin = tensor.element_size(), int(tensor.storage_offset())
-    if tensor.numel() == 0:
-        return 0, 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    end = begin + sum((int(length) - 1) * int(stride) for length, stride in steps) + 1
-    return begin * size, end * size
-
-
 class _SharedError(Exception):
     """Tensors that the C collate built share memory: a container of the user's made views."""
 
@@ -88,7 +65,7 @@ class _Packer(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            pid = self._find(obj) or (self._view(obj) if is_plain(obj) else None)
+            pid = self._find(obj) or self._view(obj)
             if pid is not None:
                 self.packed.add(id(obj))
             return pid
@@ -105,7 +82,9 @@ class _Packer(ForkingPickler):
             raise _SharedError
         return place
 
-    def _view(self, tensor: torch.Tensor) -> tuple[str, int]:
+    def _view(self, tensor: torch.Tensor) -> tuple[str, int] | None:
+        if tensor.device.type != "cpu" or not is_plain(tensor):
+            return None
         number = self._tensors.get(id(tensor))
         if number is None:
             number = self._tensors[id(tensor)] = len(self._views)

@@ -22,8 +22,8 @@ import torch.multiprocessing
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastloop import _core
+from fastloop.base.tensors import is_plain
 from fastloop.workers import worker_main
-from fastloop.workers.batch_pickle import is_plain
 from fastloop.workers.dataset_transfer import DatasetTransfer, SharedFile
 from fastloop.workers.lifecycle import WorkerPool, WorkerProcess
 
@@ -33,7 +33,7 @@ class _TaskPickler(pickle.Pickler):
     samplers yield elements of large tensors."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not torch.Tensor or not is_plain(obj):
+        if type(obj) is not torch.Tensor or obj.device.type != "cpu" or not is_plain(obj):
             return NotImplemented
         try:
             return torch.from_numpy, (obj.numpy(),)

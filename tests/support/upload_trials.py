@@ -137,7 +137,7 @@ def a_loop_is_left_early() -> None:
 def a_loader_from_end_to_end() -> None:
     """Every epoch of a loader, its state, and the pool that the next one finds."""
     from fastloop import ArrayDataset, DataLoader
-    from fastloop.device.array_destinations import has_uploads
+    from fastloop.device.availability import has_uploads
     from fastloop.loader.iterators import fast_iterator
 
     data = ArrayDataset(*SOURCES)
