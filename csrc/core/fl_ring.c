@@ -92,12 +92,13 @@ static void populate_part(const fl_batch *batch, int32_t part)
 static int fill_part(const fl_ring_config *config, const fl_batch *batch, int32_t part, fl_err *err)
 {
     if (part == batch->parts) {
-        (void)config->start_transfer(batch->transfer, batch->slot, batch->bytes, NULL);
+        (void)config->transfers->start(batch->transfer, batch->slot, batch->bytes, NULL);
         return FL_OK;
     }
     populate_part(batch, part);
     FL_TRY(config->fill(batch, part, err));
-    if (batch->transfer != NULL) config->part_filled(batch->transfer, batch->slot, batch->bytes);
+    if (batch->transfer != NULL)
+        config->transfers->part_filled(batch->transfer, batch->slot, batch->bytes);
     return FL_OK;
 }
 

@@ -11,16 +11,16 @@
 #define FL_RING_H
 
 #include "fl_batch.h"
+#include "fl_transfer_ops.h"
 
 typedef struct fl_ring fl_ring;
 
 typedef struct fl_ring_config {
     fl_fill *fill;
-    /* Of batches with a transfer, else NULL. Called as fill is, with batch->transfer, ->slot and
-     * ->bytes: after each part that was filled, and for the part that fl_ring_add_part adds. A
-     * failure of start_transfer is not the batch's: whoever receives the batch tries again. */
-    void (*part_filled)(void *transfer, fl_slot *slot, int64_t bytes);
-    int (*start_transfer)(void *transfer, fl_slot *slot, int64_t bytes, fl_err *err);
+    /* Of batches with a transfer, else NULL: the ring calls part_filled after each part that was
+     * filled, and start for the part that fl_ring_add_part adds. A failure of start is not the
+     * batch's: whoever receives the batch tries again. */
+    const fl_transfer_ops *transfers;
     fl_pool *pool;       /* borrowed until close */
     int64_t depth;       /* most batches submitted and not yet received, >= 1 */
     int32_t threads;     /* >= 0 */
@@ -64,7 +64,7 @@ bool fl_ring_is_ready(fl_ring *ring);
 const fl_batch *fl_ring_submitted(const fl_ring *ring, int64_t position);
 
 /* Adds a part to that batch, which has a transfer and whose other parts have all been begun: the
- * part calls start_transfer, and the batch is ready when that is over, too. Once for a batch. Does
+ * part starts the transfer, and the batch is ready when that is over, too. Once for a batch. Does
  * not block. */
 void fl_ring_add_part(fl_ring *ring, int64_t position);
 

@@ -35,10 +35,11 @@ static int start_transfer(void *context, fl_slot *slot, int64_t bytes, fl_err *e
     return fl_fail(err, FL_EDEVICE, "whoever receives the batch tries again");
 }
 
+static const fl_transfer_ops ops = {.part_filled = part_filled, .start = start_transfer};
+
 static void open_transfer_rig(rig *r, fl_ring_config shape)
 {
-    shape.part_filled = part_filled;
-    shape.start_transfer = start_transfer;
+    shape.transfers = &ops;
     open_rig(r, shape);
 }
 

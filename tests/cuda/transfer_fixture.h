@@ -47,8 +47,7 @@ static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
     fl_pool_pin(l->r.pool, (fl_pinner){ops->pin, ops->unpin, device});
     FL_TRY(ops->open(device, &l->copy_stream, &l->err));
     shape.fill = fill_part;
-    shape.part_filled = ops->part_filled;
-    shape.start_transfer = ops->start;
+    shape.transfers = ops;
     shape.pool = l->r.pool;
     return fl_ring_open(&shape, &l->r.ring, &l->err);
 }

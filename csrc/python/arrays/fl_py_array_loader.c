@@ -92,8 +92,7 @@ static int open_ring(fl_py_array_loader *self, int32_t threads, bool is_in_order
 {
     fl_err err;
     fl_ring_config config = {.fill = fl_table_fill,
-                             .part_filled = fl_cuda_transfer_ops.part_filled,
-                             .start_transfer = fl_cuda_transfer_ops.start,
+                             .transfers = &fl_cuda_transfer_ops,
                              .pool = self->slots->pool,
                              .depth = self->depth,
                              .threads = threads,
