@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from fastloop.data.arrays import torch_dtype
-from fastloop.device.accelerator import Accelerator, pinned_bytes
+from fastloop.device.accelerator import Accelerator, allocate_pinned
 from fastloop.loader.route import Source
 
 # A field so small that is so small a part of its batch gets pinned memory of its own.
@@ -82,7 +82,7 @@ class PinnedBlocks(Blocks):
     """Pinned memory that the user gets."""
 
     def __init__(self, source: Source) -> None:
-        super().__init__(source, lambda size: fix_size(pinned_bytes(size)))
+        super().__init__(source, lambda size: fix_size(allocate_pinned(size)))
 
     def _give(self, field: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
         if not is_small_part(field, block):
@@ -95,7 +95,7 @@ class DeviceBlocks(Blocks):
     """Memory on the device at the other end of a link."""
 
     def __init__(self, source: Source, link: Accelerator) -> None:
-        super().__init__(source, link.empty)
+        super().__init__(source, link.allocate)
         self.index = link.device.index
         self._link = link
 
@@ -103,4 +103,4 @@ class DeviceBlocks(Blocks):
         self._link.check()
 
     def _lend(self, block: torch.Tensor) -> None:
-        self._link.lend(block)
+        self._link.record_stream(block)

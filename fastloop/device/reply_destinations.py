@@ -16,7 +16,7 @@ from torch.utils.data._utils import pin_memory
 
 from fastloop import _core
 from fastloop.base.tensors import DTYPES, extent
-from fastloop.device.accelerator import Accelerator, pinned_bytes
+from fastloop.device.accelerator import Accelerator, allocate_pinned
 from fastloop.device.array_destinations import fix_size, is_small_part
 from fastloop.device.uploader import Uploader
 from fastloop.workers.batch_pickle import Place, TensorTarget, unpack
@@ -48,7 +48,7 @@ class _OnDevice:
 
     def __init__(self, link: Accelerator) -> None:
         self._uploader = Uploader(link, None)
-        self.check, self.new, self.lend = link.check, link.empty, link.lend
+        self.check, self.new, self.lend = link.check, link.allocate, link.record_stream
 
     def open(self, parcel: _core.Reply, memory: torch.Tensor) -> Any:
         return unpack(parcel, TensorTarget(_Block(memory).tensor, torch.clone, is_dense=True))
@@ -96,7 +96,7 @@ class _Pinned(_Staged):
     """In memory of torch's caching host allocator, as torch's own loader pins."""
 
     def __init__(self, device: str) -> None:
-        super().__init__(lambda size: fix_size(pinned_bytes(size)))
+        super().__init__(lambda size: fix_size(allocate_pinned(size)))
         self._device = device
 
     def open(self, parcel: _core.Reply, memory: torch.Tensor) -> Any:
@@ -228,4 +228,4 @@ def pinned(loader: DataLoader[Any]) -> Destination | None:
 
 def on_the_way(link: Accelerator) -> Destination | None:
     """For batches that go on to a link, None where memory needs no pinning for that."""
-    return _Staged(link.pinned) if link.device.type != "cpu" else None
+    return _Staged(link.allocate_pinned) if link.device.type != "cpu" else None

@@ -41,15 +41,15 @@ class StaticBatch:
         accelerator = self._accelerator
         tensors = {path: leaf for path, leaf in list_leaves(batch) if self._takes(path, leaf)}
         places = {path: place_of(tensor) for path, tensor in tensors.items()}
-        stream = accelerator.stream()
+        stream = accelerator.current_stream()
         if self._places is None:
             self._open(places)
             self._stream = stream
         elif places != self._places:
             raise ValueError(self._explain(self._places, places))
         if stream != self._stream:
-            accelerator.wait(accelerator.mark(self._stream))
-            accelerator.lend(self._buffer)
+            accelerator.wait_event(accelerator.record_event(self._stream))
+            accelerator.record_stream(self._buffer)
             self._stream = stream
         for path, tensor in tensors.items():
             accelerator.copy(self._tensors[path], tensor)
@@ -58,14 +58,14 @@ class StaticBatch:
     @outside_inference_mode
     def _open(self, places: dict[Path, Place]) -> None:
         laid_out, size = lay_out([*places.values()])
-        self._buffer = self._accelerator.empty(size)
+        self._buffer = self._accelerator.allocate(size)
         fixed = split_buffer(self._buffer, laid_out)
         self._tensors = dict(zip(places, fixed, strict=True))
         self._places = places
 
     def _takes(self, path: Path, leaf: Any) -> bool:
         is_tensor = isinstance(leaf, torch.Tensor)
-        if is_tensor and is_plain(leaf) and self._accelerator.has(leaf):
+        if is_tensor and is_plain(leaf) and self._accelerator.holds(leaf):
             return True
         if is_tensor or can_move(leaf):
             what = f"{leaf.layout} on {leaf.device}" if is_tensor else "an object of its own"

@@ -74,7 +74,7 @@ def can_move(value: Any) -> bool:
     return callable(getattr(value, "to", None))
 
 
-def _can_be_lent(value: Any) -> bool:
+def _has_record_stream(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or callable(getattr(value, "record_stream", None))
 
 
@@ -93,7 +93,7 @@ class _Leaves:
 
     def _sort(self, _: Path, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            if self._accelerator.has(leaf):
+            if self._accelerator.holds(leaf):
                 group = self.on_device
             elif leaf.device.type != "cpu" or not is_plain(leaf):
                 group = self.others
@@ -116,7 +116,7 @@ class Sent(NamedTuple):
 
     batch: Any
     event: Any  # when it has arrived
-    lent: list[Any]  # what the stream that uses the batch must be noted for
+    to_record: list[Any]  # with the stream that uses the batch
 
 
 class Uploader:
@@ -131,9 +131,9 @@ class Uploader:
     def begin(self) -> None:
         """The transform may use what has been queued on the current stream up to now."""
         if self._transform is not None:
-            event = self._accelerator.mark()
-            with self._accelerator.copying():
-                self._accelerator.wait(event)
+            event = self._accelerator.record_event()
+            with self._accelerator.copy_stream():
+                self._accelerator.wait_event(event)
 
     def send(self, batch: Any) -> Sent:
         """Queues the upload and what the transform does, and does not wait for it.
@@ -141,38 +141,38 @@ class Uploader:
         If this raises, nothing has been taken of the batch, which may be sent again.
         """
         accelerator = self._accelerator
-        while self._reading and accelerator.is_over(self._reading[0][0]):
+        while self._reading and accelerator.is_done(self._reading[0][0]):
             self._reading.popleft()
         leaves = _Leaves(accelerator, batch)
         moved = {**leaves.on_device}
-        # What cannot be lent to another stream is moved on the user's own.
+        # What cannot be recorded for another stream is moved on the user's own.
         for key, value in leaves.others.items():
-            if not _can_be_lent(value):
+            if not _has_record_stream(value):
                 moved[key] = accelerator.move(value)
         is_shared = self._transform is not None and (leaves.on_device or leaves.others)
-        begin = accelerator.mark() if is_shared else None
-        with accelerator.copying():
+        begin = accelerator.record_event() if is_shared else None
+        with accelerator.copy_stream():
             if begin is not None:
-                accelerator.wait(begin)
-            lent = self._copy(leaves, moved)
+                accelerator.wait_event(begin)
+            to_record = self._copy(leaves, moved)
             for key, value in leaves.others.items():
                 if key not in moved:
                     moved[key] = accelerator.move(value)
-                    lent.append(moved[key])
+                    to_record.append(moved[key])
             if begin is not None:
-                for value in [*leaves.on_device.values(), *lent]:
-                    accelerator.lend(value)
+                for value in [*leaves.on_device.values(), *to_record]:
+                    accelerator.record_stream(value)
             batch = map_leaves(leaves.batch, lambda _, leaf: moved.get(id(leaf), leaf))
             if self._transform is not None:
                 batch = self._transform(batch)
-                lent = [leaf for _, leaf in list_leaves(batch) if _can_be_lent(leaf)]
-            return Sent(batch, accelerator.mark(), lent)
+                to_record = [leaf for _, leaf in list_leaves(batch) if _has_record_stream(leaf)]
+            return Sent(batch, accelerator.record_event(), to_record)
 
     def hand_out(self, sent: Sent) -> Any:
         """The batch, for the current stream, which waits for it."""
-        self._accelerator.wait(sent.event)
-        for value in sent.lent:
-            self._accelerator.lend(value)
+        self._accelerator.wait_event(sent.event)
+        for value in sent.to_record:
+            self._accelerator.record_stream(value)
         return sent.batch
 
     @outside_inference_mode
@@ -186,7 +186,7 @@ class Uploader:
         if not runs:
             return []
         *begins, size = accumulate((pad(run.source.nbytes) for run in runs), initial=0)
-        buffer = accelerator.empty(size)
+        buffer = accelerator.allocate(size)
         tensors, places = [], []
         for run, begin in zip(runs, begins, strict=True):
             if run.source.nbytes > 0:
@@ -195,14 +195,14 @@ class Uploader:
                 tensors.append(tensor)
                 places.append(place_of(tensor)._replace(offset=begin + offset))
         if sources:
-            self._reading.append((accelerator.mark(), sources))
+            self._reading.append((accelerator.record_event(), sources))
         moved.update(zip(map(id, tensors), split_buffer(buffer, places), strict=True))
         return [buffer]
 
     def _pack(self, tensors: list[torch.Tensor]) -> _Run:
         """Copies of the tensors in pinned memory, where they stand for them."""
         places, size = lay_out([place_of(tensor) for tensor in tensors])
-        packed = self._accelerator.pinned(size)
+        packed = self._accelerator.allocate_pinned(size)
         for part, tensor in zip(split_buffer(packed, places), tensors, strict=True):
             part.copy_(tensor)
         return _Run(packed, tensors, [place.offset for place in places])
@@ -210,7 +210,7 @@ class Uploader:
     def finish(self) -> None:
         """SYNC: if copies may still read pinned memory of the user's, waits for them."""
         if self._reading:
-            self._accelerator.finish(self._reading[-1][0])
+            self._accelerator.synchronize(self._reading[-1][0])
             self._reading.clear()
 
 

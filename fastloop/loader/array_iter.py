@@ -75,7 +75,7 @@ class ArrayIter(ResumableIter):
                 return DeviceBlocks(self._source, accelerator)
         if accelerator.device.type == "cpu":
             return None
-        return Blocks(self._source, accelerator.pinned)
+        return Blocks(self._source, accelerator.allocate_pinned)
 
     @property
     def is_on_device(self) -> bool:

@@ -40,7 +40,7 @@ class Accelerator(HostAccelerator):
     def __init__(self) -> None:
         self.device = CUDA
 
-    def pinned(self, size: int) -> torch.Tensor:
+    def allocate_pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
 

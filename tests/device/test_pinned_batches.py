@@ -76,8 +76,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostAllocator]:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, _=None: allocator.pin(tensor))
-    monkeypatch.setattr(reply_destinations, "pinned_bytes", allocator.new)
-    monkeypatch.setattr(array_destinations, "pinned_bytes", allocator.new)
+    monkeypatch.setattr(reply_destinations, "allocate_pinned", allocator.new)
+    monkeypatch.setattr(array_destinations, "allocate_pinned", allocator.new)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # for forks
     yield allocator

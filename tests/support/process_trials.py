@@ -45,9 +45,9 @@ def a_loader_from_end_to_end() -> None:
             for k, indices in enumerate(split(order, 7)[: 2 + 2 * epoch]):
                 loop.check(next(iterator), indices)
                 assert loader.state_dict()["yielded"] == k + 1
-                loop.link.is_capturing = True
+                loop.accelerator.is_capturing = True
                 expect(RuntimeError, "capture", lambda iterator=iterator: next(iterator))
-                loop.link.is_capturing = False
+                loop.accelerator.is_capturing = False
             if epoch == 2:
                 assert next(iterator, None) is None
             del iterator
@@ -140,7 +140,7 @@ def the_current_stream_may_change() -> None:
             device.use(streams[k % 3])
             loop.check(next(iterator), indices)
             time.sleep(0.002)  # the next one may come meanwhile
-        lent += len(loop.link.lent)
+        lent += len(loop.accelerator.recorded)
         del iterator, loader
         loop.close()
     assert lent > 0
@@ -437,7 +437,7 @@ def a_transform_runs_on_what_has_arrived() -> None:
                 raise OSError("not now")
             return batch["label"], batch["image"]
 
-        iterator: Any = DeviceIter(loop.begin(), loop.link, transform, False)
+        iterator: Any = DeviceIter(loop.begin(), loop.accelerator, transform, False)
         for k, indices in enumerate(split(list(range(LENGTH)), 4)):
             if k == 2:
                 expect(OSError, "not now", lambda iterator=iterator: next(iterator))
