@@ -117,7 +117,7 @@ class Shared:
         memory does: new memory costs more than what is copied into it."""
         threads = team()  # another one in a forked child, where the memory is not to be used again
         if self.collate is None or self.collate[0] is not threads:
-            self.collate = threads, make_collate(team=threads)
+            self.collate = threads, make_collate(thread_pool=threads)
         return self.collate[1]
 
     def count(self) -> dict[str, int]:
@@ -456,11 +456,11 @@ class _ProcessIter(_Unprofiled, _CountedMulti, ProcessIter):
             raise
 
     def count(self) -> tuple[Workers, dict[str, int]]:
-        return self._hub.count()
+        return self._parent_end.count()
 
     def _shutdown_workers(self) -> None:
         super()._shutdown_workers()
-        if hasattr(self, "_hub"):
+        if hasattr(self, "_parent_end"):
             self._shared.last_count = self.count()
 
 

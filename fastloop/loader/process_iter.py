@@ -1,4 +1,4 @@
-"""The iterator over worker processes: torch's own, over a transport of ours."""
+"""The iterator over worker processes: torch's own, over shared memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fastloop.base.interrupts import (
 from fastloop.base.memory import budget_of, describe_memory
 from fastloop.device.reply_destinations import Destination, Landing
 from fastloop.workers.batch_pickle import OBJECT, unpack
-from fastloop.workers.mp_context import LOOK_S, Context, Transport
+from fastloop.workers.mp_context import LOOK_S, Context
 
 # From the wish to stop: so long workers may end by themselves, then so long after SIGTERM.
 _POLITE_S, _FIRM_S = 2.5, 1.0
@@ -73,11 +73,12 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         workers, lands = loader.num_workers, place is not None
         # Half may be under way, as much again may wait for reuse.
         budget = max(1, budget_of(loader) // 2)
-        self._hub = _core.ParentEnd(slots, torch.Tensor, workers, _depth(loader), budget, lands)
-        self._transport = Transport(self._hub)
-        self._landing = Landing(self._hub, place) if place is not None else None
+        self._parent_end = _core.ParentEnd(
+            slots, torch.Tensor, workers, _depth(loader), budget, lands
+        )
+        self._landing = Landing(self._parent_end, place) if place is not None else None
         self._pid = os.getpid()
-        context = Context(loader.multiprocessing_context, self._transport)
+        context = Context(loader.multiprocessing_context, self._parent_end)
         self._started = context.workers
         try:
             super().__init__(_LoaderProxy(loader, context))
@@ -108,7 +109,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             # torch's handler of SIGCHLD would raise a text of its own for these.
             torch._C._remove_worker_pids(id(self))
             self._worker_pids_set = False
-        self._transport.forget()
+        self._parent_end.start_epoch()
         self._ended: list[tuple[Any, Any]] = []  # the end of a worker that owes a batch
         self._is_whole = False
         if self._landing is not None:
@@ -126,7 +127,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         try:
             return self._take_next()
         except RuntimeError:
-            if self._hub.is_overwritten:
+            if self._parent_end.is_overwritten:
                 self._shutdown_workers()  # nothing that they share can be relied on
             raise
 
@@ -169,10 +170,10 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         """What a worker has sent for this epoch; None once nothing of it is there."""
         while True:
             for end in self._ended:
-                if not self._transport.owes(end[1].worker_id):
+                if not self._parent_end.owes(end[1].worker_id):
                     self._ended.remove(end)
                     return self._finish(*end)
-            reply = self._transport.take(timeout)
+            reply = self._parent_end.receive(timeout)
             if reply is None:
                 return None
             received = self._receive(*reply)
@@ -182,7 +183,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
 
     def _look_for_dead(self) -> tuple[Any, Any] | None:
         """After a wait in which nothing came: raises if nothing will."""
-        if self._hub.is_closed():
+        if self._parent_end.is_closed():
             raise RuntimeError(CLOSED)
         if _is_exiting() and threading.current_thread().daemon:
             return None  # multiprocessing ends the workers, and the interpreter soon this thread
@@ -191,7 +192,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         received = self._look(0) if dead else None
         if received is None and dead and not self._is_in_turn(dead):
             self._raise_for(dead)
-        if received is None and self._transport.is_idle():
+        if received is None and self._parent_end.is_idle():
             raise RuntimeError(
                 "this iterator waits for a batch that was taken meanwhile: next() was called on it "
                 "from inside next(), by a signal handler or a sampler"
@@ -218,7 +219,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             where = f"batch {number} (indices {_quote(indices)})"
             data.exc_msg = f"{data.exc_msg.rstrip()}\nThis happened in {where}."
         if isinstance(data, _IterableDatasetStopIteration):
-            if self._transport.owes(data.worker_id):
+            if self._parent_end.owes(data.worker_id):
                 self._ended.append((number, data))
                 return None
             return self._finish(number, data)
@@ -228,7 +229,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         try:
             return unpack(parcel)
         except Exception:
-            if self._hub.is_overwritten:
+            if self._parent_end.is_overwritten:
                 raise
             # An error of a class that this process does not have, say.
             return ExceptionWrapper(  # type: ignore[no-untyped-call]
@@ -236,7 +237,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             )
 
     def _finish(self, number: int, end: _IterableDatasetStopIteration) -> tuple[Any, Any]:
-        self._transport.cancel(end.worker_id, is_gone=False)
+        self._parent_end.cancel(end.worker_id, is_gone=False)
         return number, end
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
@@ -280,7 +281,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         text = "\n".join(self._explain_death(number) for number in dead)
         for number in dead:
             self._mark_worker_as_unavailable(number)
-            self._transport.cancel(number, is_gone=True)
+            self._parent_end.cancel(number, is_gone=True)
         raise RuntimeError(text)
 
     def _explain_death(self, number: int) -> str:
@@ -295,8 +296,9 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             text += f"exited unexpectedly with exit code {code}"
         else:
             text += "exited unexpectedly; something else in this program has taken its exit code"
-        for batch, indices in self._transport.under_way(number)[:1]:
-            text += f"; it was to make batch {batch} (indices {_quote(indices)})"
+        task = self._parent_end.first_task(number)
+        if task is not None:
+            text += f"; it was to make batch {task[0]} (indices {_quote(task[1])})"
         text += ". "
         if code == -signal.SIGKILL:
             text += f"Most likely the system was out of memory: {describe_memory()}. "
@@ -318,12 +320,12 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             finally:
                 with interrupts_held():
                     super()._shutdown_workers()
-                    self._transport.forget()
+                    self._parent_end.start_epoch()
                     self._task_info = {}
                     if self._landing is not None:
                         self._landing.drop()
                     if not self._living():
-                        self._hub.release()
+                        self._parent_end.release()
                         for worker in self._started:
                             worker.forget()
 
@@ -336,7 +338,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
 
     def _stop_workers(self) -> None:
         """Ends all workers within some seconds, whatever they are doing."""
-        self._hub.close()
+        self._parent_end.close()
         try:
             self._join_workers(_POLITE_S)
             for worker in self._living():
