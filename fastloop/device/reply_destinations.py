@@ -134,8 +134,8 @@ class Landing:
     """Where the parcels of one iterator land. Missing memory may be there at the next call. One
     thread at a time, as the iterator's next() sees to (base/next_lock.py)."""
 
-    def __init__(self, hub: _core.ParentEnd, place: Destination) -> None:
-        self._hub = hub
+    def __init__(self, parent_end: _core.ParentEnd, place: Destination) -> None:
+        self._parent_end = parent_end
         self._place = place
         self._late: Any = None  # what the iterator gave and has not landed yet
         self._landed: list[Any] = []  # at most one, kept through what may interrupt
@@ -165,7 +165,7 @@ class Landing:
         if type(late) is not _core.Reply or late.upload == 0:
             return self._move(late)
         with torch.inference_mode(False):  # tensors of that mode could not be used outside of it
-            memory, is_elsewhere = late.land(self._place.new)
+            memory, is_elsewhere = late.deliver(self._place.new)
             try:
                 if is_elsewhere:
                     self._place.lend(memory)
@@ -192,17 +192,17 @@ class Landing:
 
     def rest(self) -> None:
         """There are no more batches in this epoch."""
-        self._hub.rest()
+        self._parent_end.release_buffers()
 
     @torch.inference_mode(False)
     def _look_ahead(self, first: int) -> None:
-        wanted = self._hub.expect(first)
+        wanted = self._parent_end.set_window(first)
         if self._pause > 0:
             self._pause -= 1
             return
         try:
             for _ in range(wanted):
-                self._hub.supply(self._place.new(self._hub.room))
+                self._parent_end.add_buffer(self._place.new(self._parent_end.expected_bytes))
         except Exception:  # what is wrong is raised when a batch cannot do without
             self._pause = _PAUSE
 

@@ -92,7 +92,7 @@ class Shared:
         memory does: new memory costs more than what is copied into it."""
         threads = team()  # another one in a forked child, where the memory is not to be used again
         if self.collate is None or self.collate[0] is not threads:
-            self.collate = threads, make_collate(team=threads)
+            self.collate = threads, make_collate(thread_pool=threads)
         return self.collate[1]
 
     def count(self) -> dict[str, int]:

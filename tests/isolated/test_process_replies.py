@@ -123,13 +123,13 @@ exits = torch.zeros(1, dtype=torch.int64).share_memory_()
 
 
 class Dying:
-    # A port; the process ends so many steps after an answer.
-    def __init__(self, port):
-        self.port = port
+    # A worker end; the process ends so many steps after an answer.
+    def __init__(self, worker_end):
+        self.worker_end = worker_end
     def __getattr__(self, name):
-        return getattr(self.port, name)
+        return getattr(self.worker_end, name)
     def answer(self, *args):
-        fits = self.port.answer(*args)
+        fits = self.worker_end.answer(*args)
         left = int(exits)
         def step(frame, event, arg):
             nonlocal left

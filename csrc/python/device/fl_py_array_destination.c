@@ -6,6 +6,7 @@
  * batch has a ticket for its block and its upload. On a device the next batches alone have blocks;
  * the others wait in their slots. What fails ahead of the take is done there, and what fails there
  * leaves the batch with the feed, for the next call. */
+#include "fl_copier.h"
 #include "fl_py_array_loader.h"
 
 int fl_py_array_destination_open(fl_py_array_loader *self)
