@@ -2,6 +2,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
+from typing_extensions import Self
 
 version: str
 
@@ -30,7 +31,7 @@ class ArrayLoader:
     def __new__(
         cls,
         table: Table,
-        slots: BatchPool,
+        pool: BatchPool,
         fetch: Any,
         keys: tuple[str, ...] | None,
         maps: tuple[Any, ...],
@@ -39,7 +40,7 @@ class ArrayLoader:
         in_order: bool,
         persistent: bool,
         timeout: float,
-        new_block: Callable[[int], Any] | None = None,
+        allocate: Callable[[int], Any] | None = None,
         split: Callable[[Any, tuple[int, ...], tuple[int, ...], bool], list[Any]] | None = None,
         budget: int = 9223372036854775807,
     ) -> ArrayLoader: ...
@@ -136,41 +137,34 @@ class FinalizerBase:
 class ThreadPool:
     def __new__(cls, threads: int, uses_openmp: bool = False) -> ThreadPool: ...
 
-@final
-class GradList:
+class GradListBase:
     tensors: list[Any]
-    types: int
-    empty: int
+    is_plain: bool
+    @property
+    def dtypes(self) -> set[Any]: ...
     def __new__(
         cls,
         tensor_type: type,
         written: Callable[[list[Any]], None],
+        new_number: Callable[[Any], Any],
         new_scratch: Callable[[Any, int], Any] | None = None,
-    ) -> GradList: ...
-    def walk_groups(self, param_groups: list[dict[str, Any]], /) -> bool: ...
-    def walk_parameters(self, parameters: Sequence[Any], /) -> bool: ...
-    def walk_tensors(self, tensors: Sequence[Any], /) -> bool: ...
-    def clear(self) -> None: ...
-    def norm_check(
+    ) -> Self: ...
+    def collect_groups(self, param_groups: Iterable[Any], /) -> bool: ...
+    def collect_parameters(self, parameters: Iterable[Any], /) -> bool: ...
+    def collect_tensors(self, tensors: Iterable[Any], /) -> bool: ...
+    def release(self) -> None: ...
+    def run_norm_check(
+        self, pool: ThreadPool, norm_type: float, scale: Any, divisor: float, found_inf: Any, /
+    ) -> Any: ...
+    def find_clip_factor(
+        self, norm: Any, max_norm: float, found_inf: Any, scale: Any, divisor: float, /
+    ) -> Any: ...
+    def run_scale(self, pool: ThreadPool, factor: Any, /) -> None: ...
+    def run_unscale(self, pool: ThreadPool, inv_scale: Any, found_inf: Any, /) -> None: ...
+    def run_combine(
         self,
-        team: ThreadPool,
-        norm_type: int,
-        scale: Any,
-        divisor: float,
-        found_inf: Any,
-        norm: Any,
-        /,
-    ) -> None: ...
-    def clip_factor(
-        self, norm: Any, max_norm: float, found_inf: Any, scale: Any, divisor: float, factor: Any, /
-    ) -> None: ...
-    def invert(self, scale: Any, inverse: Any, /) -> None: ...
-    def scale(self, team: ThreadPool, factor: Any, /) -> None: ...
-    def unscale(self, team: ThreadPool, inv_scale: Any, found_inf: Any, /) -> None: ...
-    def combine(
-        self,
-        team: ThreadPool,
-        source: GradList,
+        pool: ThreadPool,
+        source: GradListBase,
         alpha: float,
         factor: Any,
         beta: float,
@@ -180,12 +174,30 @@ class GradList:
     def update_scale(
         self,
         found_inf: Any,
-        growth: tuple[float, float, int, int, float, float],
+        rule: tuple[float, float, int, int, float, float],
         scale: Any,
         tracker: Any,
         misses: Any,
         /,
     ) -> None: ...
+    def unscale_and_clip(
+        self,
+        pool: ThreadPool,
+        param_groups: Iterable[Any],
+        scale: Any,
+        found_inf: Any,
+        clip: tuple[float, float, bool] | None,
+        /,
+    ) -> Any: ...
+    def clip_parameters(
+        self,
+        pool: ThreadPool,
+        parameters: Iterable[Any],
+        max_norm: float,
+        norm_type: float,
+        error_if_nonfinite: bool,
+        /,
+    ) -> Any: ...
 
 def int64_array(
     sequence: Sequence[Any], tensor_type: type, /

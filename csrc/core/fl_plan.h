@@ -37,10 +37,10 @@ void fl_plan_set_length(fl_plan *plan, int64_t length);
  * borrowed until fl_plan_close. Call innermost first. */
 int fl_plan_map(fl_plan *plan, const int64_t *index, int64_t length, fl_err *err);
 
-/* Hands over the next block; it is borrowed until fl_plan_wants says true again. */
-void fl_plan_feed(fl_plan *plan, const int64_t *index, int64_t count);
-void fl_plan_feed_range(fl_plan *plan, int64_t first, int64_t count);
-bool fl_plan_wants(const fl_plan *plan); /* the last block is used up */
+/* Hands over the next block; it is borrowed until fl_plan_needs_block says true again. */
+void fl_plan_set_block(fl_plan *plan, const int64_t *index, int64_t count);
+void fl_plan_set_range(fl_plan *plan, int64_t first, int64_t count);
+bool fl_plan_needs_block(const fl_plan *plan); /* the last block is used up */
 
 /* Forgets what is left of the block. */
 void fl_plan_restart(fl_plan *plan);

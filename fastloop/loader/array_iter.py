@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch.autograd import profiler
@@ -14,7 +15,7 @@ from fastloop.base.memory import budget_of
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.array_destinations import Blocks, DeviceBlocks, PinnedBlocks
 from fastloop.device.availability import find_upload_fault, has_uploads
-from fastloop.loader.epoch import ResumableIter, rest_of_blocks
+from fastloop.loader.epoch import ResumableIter, skip_blocks
 from fastloop.loader.index_blocks import find_blocks
 from fastloop.loader.route import NotCoveredError, Source, find_source
 from fastloop.loader.shared import Shared
@@ -89,10 +90,12 @@ class ArrayIter(ResumableIter):
         )
         if self._num_workers == 0:
             self._dataset_fetcher = fetcher  # by torch's name, for others
+        # The budget is one of pinned memory; without workers no batch is made ahead of its use.
+        is_ahead = destination is not None and self._num_workers > 0
         self._is_closed = False
         self._array_loader = _core.ArrayLoader(
             table=source.table,
-            slots=self._shared.memory_for_arrays(
+            pool=self._shared.memory_for_arrays(
                 len(source.columns), destination.index if destination else -1
             ),
             fetch=fetcher.fetch,
@@ -104,16 +107,10 @@ class ArrayIter(ResumableIter):
             in_order=loader.in_order or self._num_workers == 1,
             persistent=self._persistent_workers,
             timeout=self._timeout,
-            new_block=destination.new if destination else None,
+            allocate=destination.new if destination else None,
             split=destination.split if destination else None,
-            **self._budget(loader),
+            budget=budget_of(loader) if is_ahead else sys.maxsize,
         )
-
-    def _budget(self, loader: DataLoader[Any]) -> dict[str, int]:
-        """Of pinned memory. What is not pinned is gathered when it is wanted, or soon before."""
-        if self._destination is None or self._num_workers == 0:
-            return {}
-        return {"budget": budget_of(loader)}
 
     def _restart(self) -> None:
         if self._destination is not None:
@@ -122,7 +119,7 @@ class ArrayIter(ResumableIter):
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = _InBlocks()
-            self._array_loader.restart(self._from_here(blocks, rest_of_blocks), _BLOCKS, sampler)
+            self._array_loader.restart(self._remaining(blocks, skip_blocks), _BLOCKS, sampler)
         else:
             kind = _BATCHES if self._auto_collation else _SINGLES
             self._array_loader.restart(self._sampler_iter, kind, None)

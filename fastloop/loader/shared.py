@@ -1,11 +1,12 @@
-"""What the iterators of a loader share: ``Shared`` is one loader's batch memory, counts and place,
-``LockedIter`` is the ``next()`` of all iterators that are torch's own below."""
+"""What the iterators of a loader share: ``Shared`` is one loader's batch memory and counts,
+``LockedIter`` the ``next()`` of the iterators that run torch's own code."""
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch.autograd import profiler
 from torch.utils.data import DataLoader
@@ -13,33 +14,30 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from fastloop import _core
 from fastloop.base.next_lock import NextLock
-from fastloop.base.openmp import team
+from fastloop.base.openmp import threads
 from fastloop.data.collate import make_collate
 from fastloop.device.availability import warn_once
 from fastloop.loader.epoch import Position, ResumableIter
 
 CLOSED = "the loader of this iterator was closed; call iter() on it again"
 
-COUNTS = ("batches", "samples", "bytes", "waits", "wait_ns", "lent", "replaced")
 # (batches, ns at work, ns waiting) of each worker, and fallbacks by reason.
 WorkerCounts = tuple[tuple[tuple[int, int, int], ...], dict[str, int]]
 
 
 class Shared:
-    """What the iterators of one loader share: batch memory, counts, and where they stand."""
+    """One loader's batch memory and counts, and where the loader stands."""
 
     def __init__(self, position: Position | None = None) -> None:
         self.position = position or Position()
         self.open: list[weakref.ref[Any]] = []  # iterators that close() ends
-        self.array_memory: _core.BatchPool | None = None  # the array path's
-        self.worker_memory: _core.BatchPool | None = None  # the process path's
-        self.collate: tuple[_core.ThreadPool, _core.Collate] | None = None  # the sync path's
-        self.unpinned_device = -1  # one whose copies cannot be from there
+        self.array_memory: _core.BatchPool | None = None
+        self.worker_memory: _core.BatchPool | None = None
+        self.collate: tuple[_core.ThreadPool, _core.Collate] | None = None  # of the sync path
+        self.unpinnable_device = -1  # for copies to it, shared memory cannot be pinned
         self.fault = ""  # why C does not upload, where it was meant to
-        self.past: dict[str, int] = {}  # counts of pools that were replaced
-        self.batches = 0  # of paths that run torch's iterators
-        self.waits = 0
-        self.wait_ns = 0
+        # Of paths that run torch's iterators, and of pools that were replaced.
+        self.counts: Counter[str] = Counter()
         self.latest: Callable[[], Any] = lambda: None  # the iterator that counts its workers
         self.last_count: WorkerCounts = (), {}
 
@@ -47,35 +45,28 @@ class Shared:
         # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
         self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
 
-    def _retire(self, pool: _core.BatchPool | None) -> None:
-        if pool is not None:
-            for name, value in pool.count().items():
-                if name in COUNTS and name != "lent":
-                    self.past[name] = self.past.get(name, 0) + value
-
     def memory_for_arrays(self, fields: int, device: int = -1) -> _core.BatchPool:
-        """The array path's: a new pool in a forked child, for more fields than the last
-        one took, and for uploads to another device."""
-        pool = self.array_memory
-        is_usable = pool is not None and pool.is_own() and pool.device == device
-        if pool is None or not is_usable or pool.fields < fields:
-            self._retire(pool)
-            self.array_memory = pool = _core.BatchPool(fields, device=device)
-        return pool
+        """A new pool in a forked child, for more fields than the last one took, and for uploads to
+        another device."""
+        memory = self.array_memory
+        if not _is_usable(memory, device) or memory.fields < fields:
+            self._keep_counts_of(memory)
+            self.array_memory = memory = _core.BatchPool(fields, device=device)
+        return memory
 
     def memory_for_workers(self, device: int = -1) -> _core.BatchPool:
-        """For batches of workers. If they go on to a device, it is memory for copies to
-        it, unless memory that is shared cannot be pinned here."""
-        pool = self.worker_memory
-        device = -1 if device == self.unpinned_device else device
-        if pool is None or not pool.is_own() or pool.device != device:
-            self._retire(pool)
+        """Memory that worker processes share. If their batches go on to a device, copies can be
+        made from it, unless shared memory cannot be pinned here."""
+        memory = self.worker_memory
+        device = -1 if device == self.unpinnable_device else device
+        if not _is_usable(memory, device):
+            self._keep_counts_of(memory)
             try:
-                pool = _core.BatchPool(0, is_shared=True, device=device)
+                memory = _core.BatchPool(0, is_shared=True, device=device)
             except RuntimeError as error:
                 if device < 0:
                     raise
-                self.unpinned_device = device
+                self.unpinnable_device = device
                 self.fault = (
                     f"memory that worker processes share cannot be pinned for it ({error}); "
                     "containers may need --ulimit memlock=-1"
@@ -83,26 +74,32 @@ class Shared:
                 warn_once(
                     f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}"
                 )
-                pool = _core.BatchPool(0, is_shared=True)
-            self.worker_memory = pool
-        return pool
+                memory = _core.BatchPool(0, is_shared=True)
+            self.worker_memory = memory
+        return memory
 
     def collate_here(self) -> _core.Collate:
         """The collate of iterators without workers. It stays for the next epoch, because its batch
         memory does: new memory costs more than what is copied into it."""
-        threads = team()  # another one in a forked child, where the memory is not to be used again
-        if self.collate is None or self.collate[0] is not threads:
-            self.collate = threads, make_collate(thread_pool=threads)
+        pool = threads()  # another one in a forked child, where the memory is not to be used again
+        if self.collate is None or self.collate[0] is not pool:
+            self.collate = pool, make_collate(thread_pool=pool)
         return self.collate[1]
 
-    def count(self) -> dict[str, int]:
-        pools = [pool for pool in (self.array_memory, self.worker_memory) if pool is not None]
-        counts = [self.past, *(pool.count() for pool in pools)]
-        return {name: sum(count.get(name, 0) for count in counts) for name in COUNTS}
+    def _keep_counts_of(self, memory: _core.BatchPool | None) -> None:
+        if memory is not None:
+            self.counts.update(memory.count())
+            del self.counts["lent"]
+
+    def count(self) -> Counter[str]:
+        total = Counter(self.counts)
+        for memory in (self.array_memory, self.worker_memory):
+            total.update(memory.count() if memory is not None else {})
+        return total
 
     def count_wait(self, wait_ns: int) -> None:
-        self.waits += 1
-        self.wait_ns += wait_ns
+        self.counts["waits"] += 1
+        self.counts["wait_ns"] += wait_ns
 
     def count_workers(self) -> WorkerCounts:
         latest = self.latest()
@@ -111,10 +108,15 @@ class Shared:
         return self.last_count
 
     def trim(self) -> None:
+        """Gives memory back that no batch lies in."""
         self.collate = None
-        for pool in (self.array_memory, self.worker_memory):
-            if pool is not None and pool.is_own():
-                pool.trim()
+        for memory in (self.array_memory, self.worker_memory):
+            if memory is not None and memory.is_own():
+                memory.trim()
+
+
+def _is_usable(memory: _core.BatchPool | None, device: int) -> TypeGuard[_core.BatchPool]:
+    return memory is not None and memory.is_own() and memory.device == device
 
 
 class LockedIter(ResumableIter):
@@ -142,7 +144,7 @@ class LockedIter(ResumableIter):
             except StopIteration:
                 self._epoch.is_over = True
                 raise
-            self._shared.batches += 1
+            self._shared.counts["batches"] += 1
             return data
 
     def close(self) -> None:

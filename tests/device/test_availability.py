@@ -118,7 +118,7 @@ def test_what_was_switched_off_is_not_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import fastloop.__main__ as doctor
+    from fastloop.see import doctor
 
     def check_cuda(index: int) -> None:
         raise RuntimeError(OLD_DRIVER)

@@ -18,8 +18,8 @@ OTHERWISE = {
     "test_grad_list.py::test_unscaling_by_1_only_reads",
     "test_grad_list.py::test_scale[",
     "test_scaler.py::test_fused_optimizer_is_told_and_counted[engine]",
-    # A list without tensors is on the CPU, and so would its numbers be.
-    "test_grad_list.py::test_a_walk_sees_what_has_changed",
+    # A list without tensors is on the CPU, and so are its numbers.
+    "test_grad_list.py::test_collecting_sees_what_has_changed",
     "test_grad_list.py::test_a_default_device_does_not_matter[GradList]",
     "test_grad_list.py::test_an_empty_list",
     # Loads with fastloop's loader, whose data would be on the device.

@@ -67,7 +67,7 @@ def take(iterator):
 
 
 def test_a_reply_wins_over_the_death_of_its_writer(tmp_path: Path) -> None:
-    """Behind replies that ask for more memory, and before the turn of its batch has come."""
+    """Its reply comes after replies that ask for more memory, and before its batch is due."""
     run_script(
         tmp_path,
         HEAD
@@ -123,7 +123,7 @@ exits = torch.zeros(1, dtype=torch.int64).share_memory_()
 
 
 class Dying:
-    # A worker end; the process ends so many steps after an answer.
+    # A worker end whose process ends so many steps after an answer.
     def __init__(self, worker_end):
         self.worker_end = worker_end
     def __getattr__(self, name):

@@ -208,7 +208,11 @@ def test_resumes_in_the_middle_of_a_window(kwargs: Any) -> None:
     def parts(run: Run, loader: Any) -> list[Any]:
         scheduler = run.stepper._outcomes._schedulers[0]
         found = [run.model, run.optimizer, scheduler, run.stepper, loader]
-        return found if run.stepper._scaler is None else [*found, run.stepper._scaler]
+        return (
+            found
+            if run.stepper._boundary._scaler is None
+            else [*found, run.stepper._boundary._scaler]
+        )
 
     def save(run: Run, loader: Any) -> Any:
         return pickle.dumps([part.state_dict() for part in parts(run, loader)])

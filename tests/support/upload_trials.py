@@ -32,7 +32,7 @@ from upload_device import (
 def make_feed(device: Device, workers: int = 2, keys: Any = None, **more: Any) -> Any:
     return core.ArrayLoader(
         table=core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3),
-        slots=more.pop("slots", None) or core.BatchPool(3, device=device.device),
+        pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
         fetch=lambda item: item,
         keys=keys,
         maps=more.pop("maps", ()),
@@ -41,7 +41,7 @@ def make_feed(device: Device, workers: int = 2, keys: Any = None, **more: Any) -
         in_order=True,
         persistent=more.pop("persistent", False),
         timeout=0,
-        **{"new_block": device.new_block, "split": device.split, **more},
+        **{"allocate": device.new_block, "split": device.split, **more},
     )
 
 
@@ -369,7 +369,7 @@ def a_batch_cannot_be_filled() -> None:
                     ("a",),
                     ((str(path), address, lambda: path.stat().st_size),),
                 ),
-                slots=core.BatchPool(1, device=0),
+                pool=core.BatchPool(1, device=0),
                 fetch=None,
                 keys=None,
                 maps=(),
@@ -378,7 +378,7 @@ def a_batch_cannot_be_filled() -> None:
                 in_order=True,
                 persistent=False,
                 timeout=0,
-                new_block=device.new_block,
+                allocate=device.new_block,
                 split=lambda block, offsets, lead, is_elsewhere: [block.view(*lead, width)],
             )
             os.truncate(path, size)
@@ -409,7 +409,7 @@ def arguments_are_checked() -> None:
         )
         del table, slots, arguments
     for block in (torch.zeros(16, dtype=torch.uint8), None, device.new_block(3)):
-        feed = make_feed(device, new_block=lambda count, block=block: block)
+        feed = make_feed(device, allocate=lambda count, block=block: block)
         feed.restart(iter([[1, 2]]), 1, None)
         for _ in range(2):
             expect(ValueError, "on CUDA device 0", lambda feed=feed: next(feed))
@@ -423,7 +423,7 @@ def arguments_are_checked() -> None:
 def a_cycle_is_collected() -> None:
     device = Device()
     holder: list[Any] = []
-    feed = make_feed(device, new_block=lambda count, holder=holder: device.new_block(count))
+    feed = make_feed(device, allocate=lambda count, holder=holder: device.new_block(count))
     feed.restart(iter([[1, 2], [3]]), 1, None)
     holder.append(feed)
     del feed, holder

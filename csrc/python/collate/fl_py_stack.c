@@ -6,6 +6,7 @@
 #include "fl_py_stack.h"
 
 #include "fl_cpu_rows.h"
+#include "fl_py_numpy.h"
 #include "fl_thread_pool.h"
 
 #include <string.h>
@@ -89,7 +90,7 @@ copy_items(fl_py_stacker *self, char *to, const char *const *from, int64_t bytes
     if (bytes == 0) return;
     copy_job job = {.to = to, .from = from, .bytes = bytes, .is_streamed = is_large};
     fl_thread_pool *threads =
-        is_large && self->thread_pool != NULL ? self->thread_pool->team : NULL;
+        is_large && self->thread_pool != NULL ? self->thread_pool->pool : NULL;
     PyThreadState *saved = bytes * count >= LONG_COPY ? PyEval_SaveThread() : NULL;
     fl_thread_pool_run(threads, copy_some, &job, count, fl_max(1, LONG_COPY / bytes));
     if (saved != NULL) PyEval_RestoreThread(saved);

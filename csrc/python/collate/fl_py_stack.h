@@ -4,6 +4,7 @@
 
 #include "fl_py_fallbacks.h"
 #include "fl_py_items.h"
+#include "fl_py_thread_pool.h"
 #include "fl_py_worker_end.h"
 
 enum { FL_PY_POOLS = 64 };

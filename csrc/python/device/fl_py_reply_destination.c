@@ -6,6 +6,7 @@
 #include "fl_py_reply_destination.h"
 
 #include "fl_cpu_rows.h"
+#include "fl_py_error.h"
 
 static int copy_on_host(const fl_dest_buffer *buffer, fl_slot *slot, int64_t bytes, fl_err *err)
 {

@@ -6,7 +6,8 @@
 #include "fl_copier.h"
 #include "fl_cuda_transfer.h"
 #include "fl_fork.h"
-#include "fl_py.h"
+#include "fl_py_batch_pool.h"
+#include "fl_py_dlpack.h"
 
 typedef struct fl_py_parent_end {
     PyObject_HEAD
