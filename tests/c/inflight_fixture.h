@@ -3,8 +3,8 @@
 #ifndef INFLIGHT_FIXTURE_H
 #define INFLIGHT_FIXTURE_H
 
-#define WORDS_SCALE 8 /* some batches of fake workers are larger than what requests get at first \
-                       */
+/* Some batches of fake workers are larger than what requests get at first. */
+#define WORDS_SCALE 8
 
 #include "arena_fixture.h"
 #include "fake_worker.h"

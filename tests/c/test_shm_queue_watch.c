@@ -64,7 +64,7 @@ static void test_a_lost_cursor_finds_its_way(void)
 
 typedef struct sleeper {
     fl_shm_queue *shm;
-    _Atomic int64_t woken; /* how often there was news */
+    _Atomic int64_t woken; /* how often there was an event */
     _Atomic bool is_over;
 } sleeper;
 

@@ -38,7 +38,7 @@ static void drop_owner(const fl_dest_buffer *buffer)
     Py_DECREF(owner);
 }
 
-/* One that nothing was carried to. */
+/* One that nothing was copied to. */
 static void drop_buffer(fl_py_parent_end *self, const fl_dest_buffer *buffer)
 {
     if (self->copy_stream != NULL) fl_cuda_transfer_ops.cancel(buffer->target);
@@ -138,7 +138,7 @@ int64_t fl_py_reply_destination_count(fl_py_parent_end *self)
     return self->copy_stream != NULL ? fl_cuda_transfer_ops.collect(self->copy_stream) : 0;
 }
 
-/* What the courier has not come to. */
+/* What the copier has not begun. */
 static int copy_now(fl_py_parent_end *self, PyObject *allocate, fl_slot *slot, int64_t bytes,
                     fl_dest_buffer *out)
 {
@@ -184,7 +184,7 @@ int fl_py_reply_destination_deliver(fl_py_reply *reply, PyObject *allocate)
         (void)fl_inflight_finish(self->inflight, reply->request, &reply->buffer);
     Py_END_ALLOW_THREADS
     if (reply->buffer.owner != NULL && reply->buffer.copied != reply->request->reply.upload) {
-        (void)fl_py_parent_end_report(self, reply->request->reply.worker);
+        (void)fl_py_report_corruption(self, reply->request->reply.worker);
         return -1;
     }
     if (reply->buffer.owner == NULL && copy_now(self, allocate, reply->request->slot,

@@ -85,7 +85,7 @@ static int copy_head(fl_py_reply *self, char *to)
     if (from == NULL) from = fl_slot_data(self->request->slot) + reply->head;
     memcpy(to, from, (size_t)reply->head_bytes);
     if (fl_hash(to, reply->head_bytes) == reply->head_check) return 0;
-    fl_py_parent_end_report(self->parent_end, reply->worker);
+    fl_py_report_corruption(self->parent_end, reply->worker);
     return -1;
 }
 
@@ -240,7 +240,7 @@ static PyObject *reply_load(fl_py_reply *self, PyObject *make)
                            .context = make != Py_None ? (void *)make : self};
     PyObject *batch = fl_py_read_batch(&reader);
     if (batch != NULL || PyErr_Occurred()) return batch;
-    return fl_py_parent_end_report(self->parent_end, self->request->reply.worker);
+    return fl_py_report_corruption(self->parent_end, self->request->reply.worker);
 }
 
 PyDoc_STRVAR(kind_doc, "what its pickled part is, as given to WorkerEnd.answer()");
