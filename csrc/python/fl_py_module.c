@@ -6,6 +6,9 @@
 
 #include "fl_cpu_lanes.h"
 #include "fl_cuda.h"
+#include "fl_py_collate.h"
+#include "fl_py_reply.h"
+#include "fl_py_worker_end.h"
 #include "fl_pages.h"
 #include "fl_py_array_loader.h"
 #include "fl_py_batch_pool.h"

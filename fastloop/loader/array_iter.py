@@ -13,13 +13,8 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from fastloop import _core
 from fastloop.base.memory import budget_of
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.array_destinations import (
-    Blocks,
-    DeviceBlocks,
-    PinnedBlocks,
-    find_upload_fault,
-    has_uploads,
-)
+from fastloop.device.array_destinations import Blocks, DeviceBlocks, PinnedBlocks
+from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.loader.epoch import ResumableIter, skip_blocks
 from fastloop.loader.index_blocks import find_blocks
 from fastloop.loader.route import NotCoveredError, Source, find_source
@@ -81,7 +76,7 @@ class ArrayIter(ResumableIter):
                 return DeviceBlocks(self._source, accelerator)
         if accelerator.device.type == "cpu":
             return None
-        return Blocks(self._source, accelerator.pinned)
+        return Blocks(self._source, accelerator.allocate_pinned)
 
     @property
     def is_on_device(self) -> bool:

@@ -84,7 +84,7 @@ class Shared:
         # A forked child gets another pool, and may not use the memory again.
         pool = thread_pool()
         if self.collate is None or self.collate[0] is not pool:
-            self.collate = pool, make_collate(team=pool)
+            self.collate = pool, make_collate(thread_pool=pool)
         return self.collate[1]
 
     def _keep_counts_of(self, memory: _core.BatchPool | None) -> None:

@@ -20,7 +20,7 @@ from upload_device import (
     RANDOM,
     SOURCES,
     Device,
-    DeviceLink,
+    FakeAccelerator,
     check_errors,
     core,
     expect,
@@ -137,7 +137,7 @@ def a_loop_is_left_early() -> None:
 def a_loader_from_end_to_end() -> None:
     """Every epoch of a loader, its state, and the pool that the next one finds."""
     from fastloop import ArrayDataset, DataLoader
-    from fastloop.device.array_destinations import has_uploads
+    from fastloop.device.availability import has_uploads
     from fastloop.loader.iterators import fast_iterator
 
     data = ArrayDataset(*SOURCES)
@@ -146,7 +146,7 @@ def a_loader_from_end_to_end() -> None:
             continue
         device = Device(1)
         device.use(device.new_stream())
-        link: Any = DeviceLink(device)
+        accelerator: Any = FakeAccelerator(device)
         loader: Any = DataLoader(data, 7, shuffle=True, num_workers=workers, pin_memory=True)
         loader.generator = torch.Generator().manual_seed(seed)
         expected: Any = DataLoader(data, 7, sampler=loader.sampler, path="torch")
@@ -156,15 +156,15 @@ def a_loader_from_end_to_end() -> None:
             loader.sampler.generator.set_state(state)
             rows = [batch[1] // 7 for batch in expected]
             loader.sampler.generator.set_state(state)
-            iterator: Any = fast_iterator(loader, "auto", loader._shared, link)
+            iterator: Any = fast_iterator(loader, "auto", loader._shared, accelerator)
             loader._shared.position.begin(iterator)
             assert iterator.is_on_device
             for k, picked in enumerate(rows[: 2 + epoch * 2]):
                 device.compare(next(iterator), picked)
                 assert loader.state_dict()["yielded"] == k + 1
-                link.is_capturing = True
+                accelerator.is_capturing = True
                 expect(RuntimeError, "capture", lambda iterator=iterator: next(iterator))
-                link.is_capturing = False
+                accelerator.is_capturing = False
             if epoch == 2:
                 assert next(iterator, None) is None
             device.synchronize()
@@ -174,9 +174,9 @@ def a_loader_from_end_to_end() -> None:
         del loader, expected
         device.close()
     os.environ["FASTLOOP_DISABLE_CUDA"] = "1"
-    assert not has_uploads(link)
-    link.device = torch.device("cpu")
-    assert not has_uploads(link)
+    assert not has_uploads(accelerator)
+    accelerator.device = torch.device("cpu")
+    assert not has_uploads(accelerator)
 
 
 def memory_comes_back() -> None:
