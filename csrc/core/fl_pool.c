@@ -347,7 +347,8 @@ static fl_slot *outgrow(fl_slot *slot)
     return before;
 }
 
-/* `outgrown`: the slot that the new one replaces, or NULL; after a failure it is back in the pool. */
+/* `outgrown`: the slot that the new one replaces, or NULL; after a failure it is back in the pool.
+ */
 static int replace_slot(fl_pool *pool, fl_slot *outgrown, int64_t bytes, fl_slot **out, fl_err *err)
 {
     int64_t size = find_size(pool, outgrown, bytes);

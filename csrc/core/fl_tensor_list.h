@@ -30,7 +30,7 @@ typedef struct fl_tensor_list {
     fl_range *ranges;      /* owned: room to sort spans by address, twice */
     int64_t sums_capacity, ranges_capacity;
     int64_t collected; /* spans of the last collection; 0 once one was replaced, or it failed */
-    bool is_changed; /* this collection differs from the last */
+    bool is_changed;   /* this collection differs from the last */
 } fl_tensor_list;
 
 void fl_tensor_list_close(fl_tensor_list *list); /* of a list that began as {0}; leaves it so */
