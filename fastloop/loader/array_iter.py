@@ -13,13 +13,8 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from fastloop import _core
 from fastloop.base.memory import budget_of
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.array_destinations import (
-    Blocks,
-    DeviceBlocks,
-    PinnedBlocks,
-    find_upload_fault,
-    has_uploads,
-)
+from fastloop.device.array_destinations import Blocks, DeviceBlocks, PinnedBlocks
+from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.loader.epoch import ResumableIter, skip_blocks
 from fastloop.loader.index_blocks import find_blocks
 from fastloop.loader.route import NotCoveredError, Source, find_source
@@ -81,7 +76,7 @@ class ArrayIter(ResumableIter):
                 return DeviceBlocks(self._source, accelerator)
         if accelerator.device.type == "cpu":
             return None
-        return Blocks(self._source, accelerator.pinned)
+        return Blocks(self._source, accelerator.allocate_pinned)
 
     @property
     def is_on_device(self) -> bool:
@@ -100,7 +95,7 @@ class ArrayIter(ResumableIter):
         self._is_closed = False
         self._array_loader = _core.ArrayLoader(
             table=source.table,
-            slots=self._shared.memory_for_arrays(
+            pool=self._shared.memory_for_arrays(
                 len(source.columns), destination.index if destination else -1
             ),
             fetch=fetcher.fetch,
@@ -112,7 +107,7 @@ class ArrayIter(ResumableIter):
             in_order=loader.in_order or self._num_workers == 1,
             persistent=self._persistent_workers,
             timeout=self._timeout,
-            new_block=destination.new if destination else None,
+            allocate=destination.new if destination else None,
             split=destination.split if destination else None,
             budget=budget_of(loader) if is_ahead else sys.maxsize,
         )

@@ -25,12 +25,12 @@ from fastloop import _core
 from fastloop.base.interrupts import interrupt_later, interrupts_held
 from fastloop.base.memory import budget_of
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.array_destinations import find_upload_fault, has_uploads
+from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.reply_destinations import Destination, Landing, on_device, on_the_way, pinned
 from fastloop.loader.shared import CLOSED, LockedIter, Shared, WorkerCounts
 from fastloop.workers.batch_pickle import OBJECT, unpack
 from fastloop.workers.lifecycle import CHECK_S, WorkerPool, is_exiting
-from fastloop.workers.mp_context import Context, Transport
+from fastloop.workers.mp_context import Context
 
 
 class _LoaderProxy:
@@ -90,10 +90,9 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
             budget,
             destination is not None,
         )
-        self._channel = Transport(self._parent_end)
         self._delivery = Landing(self._parent_end, destination) if destination else None
         self._pool = WorkerPool()
-        context = Context(loader.multiprocessing_context, self._channel, self._pool)
+        context = Context(loader.multiprocessing_context, self._parent_end, self._pool)
         try:
             super().__init__(_LoaderProxy(loader, context))
             shared.latest = weakref.ref(self)
@@ -138,7 +137,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
                 # torch's handler of SIGCHLD would raise a text of its own for these.
                 torch._C._remove_worker_pids(id(self))
                 self._worker_pids_set = False
-            self._channel.forget()
+            self._parent_end.start_epoch()
             self._ends: list[tuple[Any, Any]] = []  # of workers that owe a batch
             self._is_whole = False
             if self._delivery is not None:
@@ -205,10 +204,10 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
         """What a worker has sent for this epoch; None once nothing of it is there."""
         while True:
             for end in self._ends:
-                if not self._channel.owes(end[1].worker_id):
+                if not self._parent_end.owes(end[1].worker_id):
                     self._ends.remove(end)
                     return self._finish(*end)
-            reply = self._channel.take(timeout)
+            reply = self._parent_end.receive(timeout)
             if reply is None:
                 return None
             received = self._read(*reply)
@@ -230,7 +229,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
             where = f"batch {number} (indices {_quote(indices)})"
             data.exc_msg = f"{data.exc_msg.rstrip()}\nThis happened in {where}."
         if isinstance(data, _IterableDatasetStopIteration):
-            if self._channel.owes(data.worker_id):
+            if self._parent_end.owes(data.worker_id):
                 self._ends.append((number, data))
                 return None
             return self._finish(number, data)
@@ -248,7 +247,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
             )
 
     def _finish(self, number: int, end: _IterableDatasetStopIteration) -> tuple[Any, Any]:
-        self._channel.cancel(end.worker_id, is_gone=False)
+        self._parent_end.cancel(end.worker_id, is_gone=False)
         return number, end
 
     # ---- workers that die
@@ -274,7 +273,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
         received = self._receive(0) if dead else None
         if received is None and dead and not self._awaits_others(dead):
             self._raise_for(dead)
-        if received is None and self._channel.is_idle():
+        if received is None and self._parent_end.is_idle():
             raise RuntimeError(
                 "this iterator waits for a batch that was taken meanwhile: next() was called on it "
                 "from inside next(), by a signal handler or a sampler"
@@ -292,13 +291,14 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
         text = "\n".join(self._explain_death(number) for number in dead)
         for number in dead:
             self._mark_worker_as_unavailable(number)
-            self._channel.cancel(number, is_gone=True)
+            self._parent_end.cancel(number, is_gone=True)
         raise RuntimeError(text)
 
     def _explain_death(self, number: int) -> str:
         task = ""
-        for batch, indices in self._channel.under_way(number)[:1]:
-            task = f"; it was to make batch {batch} (indices {_quote(indices)})"
+        first = self._parent_end.first_task(number)
+        if first is not None:
+            task = f"; it was to make batch {first[0]} (indices {_quote(first[1])})"
         return self._pool.explain_death(number, task)
 
     # ---- the end
@@ -317,7 +317,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
         finally:
             with interrupts_held():
                 super()._shutdown_workers()
-                self._channel.forget()
+                self._parent_end.start_epoch()
                 self._task_info = {}
                 if self._delivery is not None:
                     self._delivery.drop()

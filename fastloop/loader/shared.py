@@ -81,11 +81,10 @@ class Shared:
     def collate_here(self) -> _core.Collate:
         """The collate of iterators without workers. It stays for the next epoch, because its batch
         memory does: new memory costs more than what is copied into it."""
-        threads = (
-            thread_pool()
-        )  # another one in a forked child, where the memory is not to be used again
-        if self.collate is None or self.collate[0] is not threads:
-            self.collate = threads, make_collate(team=threads)
+        # A forked child gets another pool, and may not use the memory again.
+        pool = thread_pool()
+        if self.collate is None or self.collate[0] is not pool:
+            self.collate = pool, make_collate(thread_pool=pool)
         return self.collate[1]
 
     def _keep_counts_of(self, memory: _core.BatchPool | None) -> None:

@@ -14,7 +14,7 @@ import torch
 import fastloop
 from fastloop.device import availability
 from fastloop.device.accelerator import HostAccelerator
-from fastloop.device.array_destinations import find_upload_fault, has_uploads
+from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.loader.iterators import fast_iterator
 from fastloop.step.grad_list import GradList
 
@@ -40,7 +40,7 @@ class Accelerator(HostAccelerator):
     def __init__(self) -> None:
         self.device = CUDA
 
-    def pinned(self, size: int) -> torch.Tensor:
+    def allocate_pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
 

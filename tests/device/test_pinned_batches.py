@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from collate_results import MAKES, RESULTS, UNMOVED
-from compare import BOTH, Calls, Raised, assert_twins, made_by, results
-from helpers import KINDS, N, TorchLoader, assert_same, small_dataset
+from compare import LOADERS, FunctionDataset, Raised, assert_identical, collating_loader, results
+from helpers import SAMPLERS, N, TorchLoader, assert_same, small_dataset
 from torch.utils.data import Dataset
 from torch.utils.data._utils import pin_memory
 
@@ -76,8 +76,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostAllocator]:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, _=None: allocator.pin(tensor))
-    monkeypatch.setattr(reply_destinations, "pinned_bytes", allocator.new)
-    monkeypatch.setattr(array_destinations, "pinned_bytes", allocator.new)
+    monkeypatch.setattr(reply_destinations, "allocate_pinned", allocator.new)
+    monkeypatch.setattr(array_destinations, "allocate_pinned", allocator.new)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # for forks
     yield allocator
@@ -85,7 +85,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostAllocator]:
 
 
 def loader_of(cls: Any, path: str, workers: int, **kwargs: Any) -> Any:
-    arguments = {"batch_size": 7, **KINDS["shuffle-generator"](N, torch.Generator()), **kwargs}
+    arguments = {"batch_size": 7, **SAMPLERS["shuffle-generator"](N, torch.Generator()), **kwargs}
     if cls is DataLoader:
         arguments.update(path=path, pin_memory=True)
     return cls(small_dataset(), num_workers=workers, **arguments)
@@ -115,8 +115,8 @@ def test_tensors_have_versions_of_their_own(host: HostAllocator, path: str) -> N
 
 
 def test_results_of_every_kind_are_pinned_as_by_torch(host: HostAllocator) -> None:
-    made = made_by(DataLoader, lambda k: MAKES[k](), len(MAKES), 1, pin_memory=True)
-    theirs = results(made_by(BOTH[1], lambda k: MAKES[k](), len(MAKES), 1))
+    made = collating_loader(DataLoader, lambda k: MAKES[k](), len(MAKES), 1, pin_memory=True)
+    theirs = results(collating_loader(LOADERS[1], lambda k: MAKES[k](), len(MAKES), 1))
     differ = set()
     for name, ours, batch in zip(RESULTS, results(made), theirs, strict=True):
         if any(name.startswith(f"{dtype}") for dtype in UNMOVED):
@@ -129,7 +129,7 @@ def test_results_of_every_kind_are_pinned_as_by_torch(host: HostAllocator) -> No
             if not (expected is Raised and isinstance(ours, Raised)):
                 differ.add(name)
         else:
-            assert_twins(ours, expected, name)
+            assert_identical(ours, expected, name)
     assert differ <= {"expanded", "overlapping"}  # more than torch can pin
 
 
@@ -162,15 +162,15 @@ def test_torchs_own_function_has_the_last_word(host: HostAllocator) -> None:
         lambda: Unset(x),
         lambda: looped(x).x,
     ):
-        (ours,) = made_by(DataLoader, lambda _, make=make: make(), 1, 1, pin_memory=True)
-        assert_twins(ours, pin_memory.pin_memory(make(), "cuda"))  # type: ignore[no-untyped-call]
-    (ours,) = made_by(DataLoader, lambda _: [looped(x), x], 1, 1, pin_memory=True)
+        (ours,) = collating_loader(DataLoader, lambda _, make=make: make(), 1, 1, pin_memory=True)
+        assert_identical(ours, pin_memory.pin_memory(make(), "cuda"))  # type: ignore[no-untyped-call]
+    (ours,) = collating_loader(DataLoader, lambda _: [looped(x), x], 1, 1, pin_memory=True)
     assert ours[0].y is ours[0]
 
 
 def test_a_tensor_that_is_there_twice_is_pinned_twice(host: HostAllocator) -> None:
     x = torch.ones(4)
-    (ours,) = made_by(DataLoader, lambda _: [x, x], 1, 1, pin_memory=True)
+    (ours,) = collating_loader(DataLoader, lambda _: [x, x], 1, 1, pin_memory=True)
     ours[0].add_(1)
     assert ours[1].tolist() == [1, 1, 1, 1]
     assert all(host.holds(tensor) for tensor in ours)
@@ -183,7 +183,9 @@ def test_an_error_of_pinning_has_torchs_text(
         raise ValueError("cannot pin that")
 
     monkeypatch.setattr(pin_memory, "pin_memory", refuse)
-    iterator = iter(made_by(DataLoader, lambda k: torch.ones(k + 1), 2, 1, pin_memory=True))
+    iterator = iter(
+        collating_loader(DataLoader, lambda k: torch.ones(k + 1), 2, 1, pin_memory=True)
+    )
     for _ in range(2):
         with pytest.raises(ValueError, match="Caught ValueError in pin memory thread for device 0"):
             next(iterator)
@@ -313,7 +315,7 @@ def test_a_batch_is_kept_when_memory_ends_anywhere(
 
     host.hook = refuse
     monkeypatch.setattr(pin_memory, "pin_memory", pin)
-    iterator = iter(made_by(DataLoader, make, 5, 1, pin_memory=True))
+    iterator = iter(collating_loader(DataLoader, make, 5, 1, pin_memory=True))
     seen = []
     while len(seen) < 5:
         with contextlib.suppress(MemoryError):
@@ -336,7 +338,9 @@ def test_an_interrupt_behind_the_landing_loses_nothing(
         return batch_pickle.unpack(*args)
 
     monkeypatch.setattr(reply_destinations, "unpack", unpack)
-    iterator = iter(made_by(DataLoader, lambda k: torch.full((99_999,), k), 9, 1, pin_memory=True))
+    iterator = iter(
+        collating_loader(DataLoader, lambda k: torch.full((99_999,), k), 9, 1, pin_memory=True)
+    )
     seen: list[int] = []
     while len(seen) < 9:
         with contextlib.suppress(KeyboardInterrupt):
@@ -346,7 +350,9 @@ def test_an_interrupt_behind_the_landing_loses_nothing(
 
 
 def test_threads_share_an_iterator(host: HostAllocator) -> None:
-    iterator = iter(made_by(DataLoader, lambda k: torch.full((99_999,), k), 60, 2, pin_memory=True))
+    iterator = iter(
+        collating_loader(DataLoader, lambda k: torch.full((99_999,), k), 60, 2, pin_memory=True)
+    )
     seen: list[int] = []
 
     def take() -> None:
@@ -380,7 +386,7 @@ def test_who_keeps_labels_keeps_no_images(host: HostAllocator, path: str) -> Non
 
 def test_one_large_batch_makes_no_others_large(host: HostAllocator) -> None:
     sizes = [2_000_000 if k == 5 else 1000 for k in range(60)]
-    kept = [*made_by(DataLoader, lambda k: torch.ones(sizes[k]), 60, 1, pin_memory=True)]
+    kept = [*collating_loader(DataLoader, lambda k: torch.ones(sizes[k]), 60, 1, pin_memory=True)]
     assert [len(batch) for batch in kept] == sizes
     assert host.held_bytes() < 4 * 2_000_000 + 60 * 140_000
 
@@ -405,40 +411,47 @@ def test_what_torch_fetches_is_pinned_too(host: HostAllocator) -> None:
 
 
 def test_nothing_lands_where_there_is_nothing_to_land(host: HostAllocator) -> None:
-    texts: Any = DataLoader(Calls(length=3), 1, num_workers=1, collate_fn=str, pin_memory=True)
+    texts: Any = DataLoader(
+        FunctionDataset(length=3), 1, num_workers=1, collate_fn=str, pin_memory=True
+    )
     assert [*texts] == ["[0]", "[1]", "[2]"]
     assert host.made == 0
 
 
 def test_a_reply_that_changes_after_it_was_carried_is_an_error() -> None:
     """A worker may write anywhere; here it says afterwards that its batch needs more memory."""
-    size, slots = 100_000, _core.BatchPool(0, is_shared=True)
-    hub = _core.ParentEnd(slots, torch.Tensor, 1, 4, 1 << 30, True)
-    *_, offset, _, _, base = hub.address()
-    port = _core.WorkerEnd(torch.Tensor, *hub.address(), 0)
+    size, pool = 100_000, _core.BatchPool(0, is_shared=True)
+    parent_end = _core.ParentEnd(pool, torch.Tensor, 1, 4, 1 << 30, True)
+    *_, offset, _, _, base = parent_end.address()
+    worker_end = _core.WorkerEnd(torch.Tensor, *parent_end.address(), 0)
 
     def build(turn: int) -> None:
-        assert hub.send(0, b"x", (turn, None), True)
-        port.receive(1.0)
+        parent_end.submit(0, b"x", (turn, None))
+        worker_end.receive(1.0)
         source = torch.full((size,), turn, dtype=torch.uint8)
-        port.copy(source.data_ptr(), size)
-        assert port.answer(b"head", 1, False)
+        worker_end.copy(source.data_ptr(), size)
+        assert worker_end.answer(b"head", 1, False)
+
+    def receive() -> _core.Reply:
+        received = parent_end.receive(1.0)
+        assert received is not None
+        return received[1]
 
     build(0)
-    hub.take(1.0)[1].land(lambda size: torch.empty(size, dtype=torch.uint8))
-    block = torch.zeros(hub.room, dtype=torch.uint8)
-    assert hub.expect(1) > 0
-    hub.supply(block)
+    receive().deliver(lambda size: torch.empty(size, dtype=torch.uint8))
+    buffer = torch.zeros(parent_end.expected_bytes, dtype=torch.uint8)
+    assert parent_end.set_window(1) > 0
+    parent_end.add_buffer(buffer)
     build(1)
     deadline = time.monotonic() + 30
-    while block[-1] == 0 and time.monotonic() < deadline:
+    while buffer[-1] == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     words = np.ctypeslib.as_array((ctypes.c_int32 * 8192).from_address(base + offset))
     (at,) = [i for i in range(0, 8192, 2) if tuple(words[i : i + 4]) == (1, 0, 0, 1)]
     words[at + 3] = -1  # its kind
     words[at + 6] = 1 << 28  # what it needs
     with pytest.raises(RuntimeError, match="worker 0 has overwritten"):
-        hub.take(1.0)
-    hub.release()
-    counts = slots.count()
+        parent_end.receive(1.0)
+    parent_end.release()
+    counts = pool.count()
     assert counts["empty"] == counts["made"]

@@ -50,8 +50,7 @@ def test_names_are_read_from_tables_of_files_alone() -> None:
 
 MISSING = set(
     "fl_cpu_transfer fl_cuda fl_cuda_kernels fl_cuda_lanes fl_cuda_runtime fl_cuda_stub "
-    "fl_cuda_transfer fl_py fl_py_array_destination fl_py_batch fl_py_deliver fl_py_module "
-    "fl_py_requests fl_py_submit fl_transfer_ops".split()
+    "fl_cuda_transfer fl_py_array_destination fl_py_requests fl_transfer_ops".split()
 )
 REPEATED = {"fl_hash", "fl_pool"}
 UNKNOWN = set(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Shuffles, bits, small_dataset
+from helpers import ShufflingSampler, bits, small_dataset
 from stepper_runs import INF, Run, scalers
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 from tqdm import tqdm
@@ -80,7 +80,7 @@ def test_sized_loaders_are_not_read_ahead() -> None:
     for i in run.stepper.iterate(Sized()):
         assert taken == list(range(i + 1))
         run.micro()
-    loader = DataLoader(small_dataset(6), batch_size=2, sampler=Shuffles(6))
+    loader = DataLoader(small_dataset(6), batch_size=2, sampler=ShufflingSampler(6))
     torch.manual_seed(1)
     ours = [
         (batch[1].tolist(), bits(torch.get_rng_state())) for batch in run.stepper.iterate(loader)

@@ -176,6 +176,7 @@ def test_bfloat16_is_as_good_as_torch(tokens: bool) -> None:
         assert totals[1] <= 1.05 * limit, window
 
 
+@pytest.mark.slow
 def test_buffers_equal_one_big_batch() -> None:
     for window in WINDOWS:
         for n in (1, 6, 15):

@@ -24,7 +24,7 @@ def make_feed(device: Device, workers: int, prefetch: int, **more: Any) -> Any:
     table = core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3)
     return core.ArrayLoader(
         table=more.pop("table", table),
-        slots=more.pop("slots", None) or core.BatchPool(3, device=device.device),
+        pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
         fetch=None,
         keys=None,
         maps=(),
@@ -33,7 +33,7 @@ def make_feed(device: Device, workers: int, prefetch: int, **more: Any) -> Any:
         in_order=more.pop("in_order", True),
         persistent=more.pop("persistent", False),
         timeout=0,
-        **{"new_block": device.new_block, "split": device.split, "budget": 1 << 40, **more},
+        **{"allocate": device.new_block, "split": device.split, "budget": 1 << 40, **more},
     )
 
 
@@ -204,7 +204,7 @@ def the_budget_of_a_loader_is_that() -> None:
             return torch.empty(size, dtype=torch.uint8)
 
         feed = make_feed(
-            device, 2, 4, slots=core.BatchPool(3), new_block=allocate,
+            device, 2, 4, slots=core.BatchPool(3), allocate=allocate,
             **({"budget": budget} if budget else {}),
         )  # fmt: skip
         feed.restart(iter([list(range(10))] * 20), 1, None)
