@@ -343,7 +343,7 @@ def growing_batches_of_workers() -> None:
         before = fake.fake_count_pins()
         iterator = loop.begin()
         for k in range(40):
-            loop.look(next(iterator), torch.full((k + 1, 5000), float(k)))
+            loop.check_tensor(next(iterator), torch.full((k + 1, 5000), float(k)))
             device.synchronize()
         now = fake.fake_count_pins()
         in_use = 2 * workers + 3
