@@ -6,10 +6,12 @@ NumPy but not torch; torch is imported when a name that needs it is first used.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from fastloop._core import build_info as _core_build_info
 from fastloop._core import version as _core_version
+from fastloop.saved_by_0_1 import PickleFinder as _PickleFinder
 
 if TYPE_CHECKING:
     from fastloop.data.arrays import ArrayDataset
@@ -51,6 +53,9 @@ def build_info() -> dict[str, str | int]:
 
 
 __version__ = _core_version
+
+if _PickleFinder not in sys.meta_path:
+    sys.meta_path.append(_PickleFinder)
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ enum {
     FL_EINDEX = -2,   /* an index is out of bounds: position, value, length are set */
     FL_ESOURCE = -3,  /* source memory vanished under a copy: field, row are set */
     FL_ETIMEOUT = -4, /* the wait is over and nothing came */
-    FL_EEND = -5,     /* nothing is left to take */
+    FL_EEND = -5,     /* nothing is left to receive */
     FL_ECLOSED = -6,  /* closed or stopped while in use */
     FL_EINVAL = -7,   /* sizes that do not fit together or overflow int64 */
     FL_EFORK = -8,    /* made in a parent process, used in its child */
@@ -32,7 +32,7 @@ typedef struct fl_err {
     int32_t field;    /* FL_ESOURCE: which field of the table */
     int64_t position; /* FL_EINDEX: place in the batch */
     int64_t value;    /* FL_EINDEX: the index; FL_ESOURCE: the row; FL_EDEVICE, and FL_ENOMEM of the
-                         device's runtime: its error number */
+                         device's runtime: its error number; FL_EDAMAGE: the worker */
     int64_t length;   /* FL_EINDEX: how many rows there are */
     char text[160];   /* one sentence, for the other codes */
 } fl_err;

@@ -12,7 +12,7 @@ struct fl_plan {
     int64_t length; /* rows of the table */
     fl_map *maps;   /* owned; innermost first */
     int64_t map_count, map_capacity;
-    const int64_t *block;          /* borrowed from the caller of fl_plan_feed; NULL for a range */
+    const int64_t *block; /* borrowed from the caller of fl_plan_set_block; NULL for a range */
     int64_t block_next, block_end; /* positions in block, or the range itself */
 };
 
@@ -36,7 +36,7 @@ static int reserve(fl_rows *rows, int64_t more, fl_err *err)
     return fl_grow((void **)&rows->index, &rows->capacity, count, sizeof *rows->index, err);
 }
 
-/* Writes a range out as indices, so that something else can follow it. */
+/* Turns a range into single indices, so that others can follow it. */
 static int spell_out(fl_rows *rows, fl_err *err)
 {
     FL_TRY(fl_grow((void **)&rows->index, &rows->capacity, rows->count, sizeof *rows->index, err));
@@ -99,21 +99,21 @@ int fl_plan_map(fl_plan *plan, const int64_t *index, int64_t length, fl_err *err
     return FL_OK;
 }
 
-void fl_plan_feed(fl_plan *plan, const int64_t *index, int64_t count)
+void fl_plan_set_block(fl_plan *plan, const int64_t *index, int64_t count)
 {
     plan->block = index;
     plan->block_next = 0;
     plan->block_end = count;
 }
 
-void fl_plan_feed_range(fl_plan *plan, int64_t first, int64_t count)
+void fl_plan_set_range(fl_plan *plan, int64_t first, int64_t count)
 {
     plan->block = NULL;
     plan->block_next = first;
     plan->block_end = first + count;
 }
 
-bool fl_plan_wants(const fl_plan *plan) { return plan->block_next == plan->block_end; }
+bool fl_plan_needs_block(const fl_plan *plan) { return plan->block_next == plan->block_end; }
 
 void fl_plan_restart(fl_plan *plan) { plan->block_next = plan->block_end; }
 

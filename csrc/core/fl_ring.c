@@ -1,8 +1,8 @@
 /* fl_ring: see fl_ring.h.
  *
- * One mutex guards everything; it is held for a few list operations, never while copying. Batches
- * live in `depth` entries that move between two lists: free, and posted in order of number. Work
- * is handed out part by part from the oldest batch on. */
+ * One mutex guards the state; it is held for a few list operations, never while a part is filled.
+ * Batches live in `depth` entries that move between two lists: free, and submitted in order of
+ * number. Threads claim parts from the oldest batch on. */
 #include "fl_ring.h"
 
 #include "fl_pages.h"
@@ -12,18 +12,18 @@
 #include <stdatomic.h>
 
 enum {
-    CONSUMER_SPIN_NS = 10000, /* watching for a part to be done: being woken takes longer; */
-    MAX_SPINS = 2,            /* so often in one take */
-    THREAD_SPIN_NS = 30000    /* watching for work: being woken keeps the waker for 10 us */
+    CONSUMER_SPIN_NS = 10000, /* the consumer polls so long before it sleeps: waking takes longer */
+    MAX_SPINS = 2,            /* so often in one receive */
+    THREAD_SPIN_NS = 30000    /* a thread polls so long for work: waking it costs the waker 10 us */
 };
 
 typedef struct fl_entry {
     fl_batch batch;
-    struct fl_entry *next; /* ring.mutex */
-    int32_t front, back;   /* ring.mutex: parts from front to back are not handed out yet */
+    struct fl_entry *next; /* ring.mutex; in the free list: consumer only */
+    int32_t front, back;   /* ring.mutex: parts front <= part < back are unclaimed */
     int32_t parts;         /* ring.mutex: those of the batch, and one if it was added */
     int32_t filled;        /* ring.mutex: parts done; == parts: the batch is ready */
-    int status;            /* ring.mutex: first failure of a part, or of a mark */
+    int status;            /* ring.mutex: the first failure of a part, or a sentinel's status */
     fl_err error;          /* ring.mutex: goes with status */
 } fl_entry;
 
@@ -31,23 +31,25 @@ struct fl_ring {
     fl_ring_config config; /* set at open, then read-only */
     uint32_t generation;   /* likewise */
     pthread_mutex_t mutex;
-    pthread_cond_t has_work;   /* ring threads wait here for parts to copy */
-    pthread_cond_t has_ready;  /* the consumer waits here for parts others copy */
+    pthread_cond_t has_work;   /* ring threads wait here for parts to fill */
+    pthread_cond_t has_ready;  /* the consumer waits here for parts that others fill */
     fl_entry *entries;         /* owned: config.depth of them */
     fl_entry *free;            /* consumer only */
-    fl_entry *oldest, *newest; /* mutex: posted */
-    fl_entry *work;            /* mutex: first posted entry with unclaimed parts, or NULL */
-    int64_t unfilled;          /* mutex: posted entries with unclaimed parts */
-    int64_t posted_count;      /* written by the consumer under the mutex */
+    fl_entry *oldest, *newest; /* mutex: submitted. The consumer alone changes the list */
+    fl_entry *work;            /* mutex: first submitted entry with unclaimed parts, or NULL */
+    int64_t unclaimed;         /* mutex: submitted entries with unclaimed parts */
+    int64_t pending;           /* entries submitted; the consumer writes it under the mutex */
     int64_t next_number;       /* consumer only */
     int32_t idle_threads;      /* mutex: in has_work */
-    int32_t busy_parts;        /* mutex: parts being copied */
+    int32_t busy_parts;        /* mutex: parts being filled */
     bool consumer_waits;       /* mutex: in has_ready for a batch to be ready */
     bool consumer_drains;      /* mutex: in has_ready for busy_parts to be 0 */
     bool is_closing;           /* mutex */
-    _Atomic int64_t finished;  /* parts so far, and batches so far: changed under the mutex, */
-    _Atomic int64_t posted;    /* watched for change without it */
-    bool is_alone;             /* set at open: one CPU, spinning only keeps others from working */
+    /* Written under the mutex, polled without it: relaxed, because whoever sees a change takes the
+     * mutex before it reads anything else. */
+    _Atomic int64_t finished;  /* parts so far */
+    _Atomic int64_t submitted; /* batches and added parts so far */
+    bool is_alone;             /* set at open: one CPU, where polling keeps others from working */
     bool is_stopped;           /* mutex */
     pthread_t *threads;        /* owned; consumer only */
     int32_t thread_count;      /* consumer only: started */
@@ -68,7 +70,7 @@ static fl_entry *find_work(fl_entry *entry)
     return entry;
 }
 
-/* Behind the first, whose row list may be in the making. */
+/* Behind the first entry, whose batch may be prepared. */
 static void put_free(fl_ring *ring, fl_entry *entry)
 {
     fl_entry **place = ring->free != NULL ? &ring->free->next : &ring->free;
@@ -76,36 +78,46 @@ static void put_free(fl_ring *ring, fl_entry *entry)
     *place = entry;
 }
 
-/* Makes the pages of this part present in one call where they may be new. */
+/* Makes the pages of this part of a slot present in one call where they may be new. */
 static void populate_part(const fl_batch *batch, int32_t part)
 {
+    if (batch->slot == NULL || batch->bytes < FL_PAGES_MAPPED_FROM) return;
     int64_t share = batch->bytes / batch->parts;
     int64_t to = part + 1 == batch->parts ? batch->bytes : share * (part + 1);
     int64_t from = fl_max(share * part, fl_slot_used(batch->slot));
-    if (part < batch->parts && batch->bytes >= FL_PAGES_MAPPED_FROM && to > from)
-        (void)fl_pages_populate(fl_slot_data(batch->slot) + from, to - from);
+    if (to > from) (void)fl_pages_populate(batch->data + from, to - from);
 }
 
-/* Copies one part of ring->work. Enters and leaves with the mutex held, not while copying. The
- * consumer takes parts from the front and the threads from the back, so that each finds much of
- * a reused slot in its own cache. */
+/* The part behind batch->parts is the one that fl_ring_add_part adds. */
+static int fill_part(const fl_ring_config *config, const fl_batch *batch, int32_t part, fl_err *err)
+{
+    if (part == batch->parts) {
+        (void)config->transfers->start(batch->transfer, batch->slot, batch->bytes, NULL);
+        return FL_OK;
+    }
+    populate_part(batch, part);
+    FL_TRY(config->fill(batch, part, err));
+    if (batch->transfer != NULL)
+        config->transfers->part_filled(batch->transfer, batch->slot, batch->bytes);
+    return FL_OK;
+}
+
+/* Claims and fills one part of ring->work. The mutex is not held while it is filled. The consumer
+ * claims parts from the front and the threads from the back, so that each finds much of a reused
+ * slot in its own cache. */
 static void run_part_locked(fl_ring *ring, bool is_consumer)
 {
     fl_entry *entry = ring->work;
     assert(has_unclaimed(entry));
     int32_t part = is_consumer ? entry->front++ : --entry->back;
-    ring->unfilled -= !has_unclaimed(entry);
+    ring->unclaimed -= !has_unclaimed(entry);
     ring->work = find_work(entry);
     ring->busy_parts++;
-    bool is_spoilt = entry->status != FL_OK;
+    bool has_failed = entry->status != FL_OK;
     pthread_mutex_unlock(&ring->mutex);
 
     fl_err error = {0};
-    int status = FL_OK;
-    if (!is_spoilt) {
-        populate_part(&entry->batch, part);
-        status = ring->config.fill(ring->config.context, &entry->batch, part, &error);
-    }
+    int status = has_failed ? FL_OK : fill_part(&ring->config, &entry->batch, part, &error);
 
     pthread_mutex_lock(&ring->mutex);
     ring->busy_parts--;
@@ -121,7 +133,7 @@ static void run_part_locked(fl_ring *ring, bool is_consumer)
         pthread_cond_signal(&ring->has_ready);
 }
 
-/* Watches for a change of `events`, without the mutex, for a moment. */
+/* Polls for a change of `events` for spin_ns, without the mutex. */
 static void spin_locked(fl_ring *ring, _Atomic int64_t *events, int64_t spin_ns)
 {
     if (ring->is_alone) return;
@@ -143,7 +155,7 @@ static void *run_thread(void *arg)
             run_part_locked(ring, false);
             has_spun = false;
         } else if (!has_spun) {
-            spin_locked(ring, &ring->posted, THREAD_SPIN_NS);
+            spin_locked(ring, &ring->submitted, THREAD_SPIN_NS);
             has_spun = true;
         } else {
             ring->idle_threads++;
@@ -227,18 +239,19 @@ int fl_ring_open(const fl_ring_config *config, fl_ring **out, fl_err *err)
     return FL_OK;
 }
 
-fl_rows *fl_ring_rows(fl_ring *ring)
+fl_batch *fl_ring_prepare(fl_ring *ring)
 {
-    /* The consumer alone takes entries from the free list and puts them there. */
     if (is_foreign(ring) || ring->free == NULL) return NULL;
-    fl_rows_clear(&ring->free->batch.rows);
-    return &ring->free->batch.rows;
+    fl_batch *batch = &ring->free->batch;
+    *batch = (fl_batch){.rows = batch->rows};
+    fl_rows_clear(&batch->rows);
+    return batch;
 }
 
 static inline bool is_worth_waking_locked(const fl_ring *ring, const fl_batch *batch)
 {
     return batch->bytes >= ring->config.lazy_bytes ||
-           ring->unfilled >= ring->config.depth - ring->config.depth / 4;
+           ring->unclaimed >= ring->config.depth - ring->config.depth / 4;
 }
 
 static void wake_threads_locked(fl_ring *ring, const fl_batch *batch)
@@ -249,7 +262,7 @@ static void wake_threads_locked(fl_ring *ring, const fl_batch *batch)
         pthread_cond_signal(&ring->has_work);
 }
 
-/* Moves the first free entry, its batch and status set, to the end of the posted ones. */
+/* Moves the first free entry, its batch and status set, to the end of the submitted ones. */
 static void append(fl_ring *ring)
 {
     fl_entry *entry = ring->free;
@@ -264,26 +277,27 @@ static void append(fl_ring *ring)
     else
         ring->oldest = entry;
     ring->newest = entry;
-    ring->posted_count++;
-    atomic_fetch_add_explicit(&ring->posted, 1, memory_order_relaxed);
+    ring->pending++;
+    atomic_fetch_add_explicit(&ring->submitted, 1, memory_order_relaxed);
     if (ring->work == NULL) ring->work = find_work(entry);
-    ring->unfilled += has_unclaimed(entry);
+    ring->unclaimed += has_unclaimed(entry);
     wake_threads_locked(ring, &entry->batch);
     pthread_mutex_unlock(&ring->mutex);
 }
 
-int fl_ring_submit(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_err *err)
+int fl_ring_submit(fl_ring *ring, fl_err *err)
 {
     if (is_foreign(ring)) return fl_fail(err, FL_EFORK, "this ring belongs to a parent process");
-    assert(ring->free != NULL && parts >= 1);
+    assert(ring->free != NULL);
     fl_batch *batch = &ring->free->batch;
-    FL_TRY(fl_pool_get(ring->config.pool, bytes, &batch->slot, err));
-    batch->bytes = bytes;
-    batch->parts = parts;
-    batch->tag = tag;
+    assert(batch->parts >= 1 && (batch->transfer == NULL || batch->data == NULL));
+    if (batch->data == NULL) {
+        FL_TRY(fl_pool_get(ring->config.pool, batch->bytes, &batch->slot, err));
+        batch->data = fl_slot_data(batch->slot);
+    }
     ring->free->status = FL_OK;
     /* Helpers that cannot be started only leave more to the consumer. */
-    if (!ring->config.runs_ahead && parts > 1) (void)start_threads(ring, NULL);
+    if (!ring->config.runs_ahead && batch->parts > 1) (void)start_threads(ring, NULL);
     append(ring);
     return FL_OK;
 }
@@ -291,18 +305,15 @@ int fl_ring_submit(fl_ring *ring, int64_t bytes, int32_t parts, int64_t tag, fl_
 void fl_ring_submit_sentinel(fl_ring *ring, int status, const fl_err *error, int64_t tag)
 {
     if (is_foreign(ring)) return;
-    assert(ring->free != NULL);
-    fl_entry *entry = ring->free;
-    entry->batch.slot = NULL;
-    entry->batch.bytes = 0;
-    entry->batch.parts = 0;
-    entry->batch.tag = tag;
-    entry->status = status;
-    entry->error = error != NULL ? *error : (fl_err){.code = status};
+    fl_batch *batch = fl_ring_prepare(ring);
+    assert(batch != NULL);
+    batch->tag = tag;
+    ring->free->status = status;
+    ring->free->error = error != NULL ? *error : (fl_err){.code = status};
     append(ring);
 }
 
-/* The posted entry that is ready for the consumer, or NULL; *before is the one before it. */
+/* The submitted entry that is ready for the consumer, or NULL; *before is the one before it. */
 static fl_entry *look_ready_locked(const fl_ring *ring, fl_entry **before)
 {
     fl_entry *entry = ring->oldest;
@@ -323,7 +334,7 @@ static fl_entry *pop_ready_locked(fl_ring *ring)
     else
         ring->oldest = entry->next;
     if (ring->newest == entry) ring->newest = before;
-    ring->posted_count--;
+    ring->pending--;
     return entry;
 }
 
@@ -338,7 +349,7 @@ static void wait_ready_locked(fl_ring *ring, int64_t deadline_ns)
 static int find_ready_locked(fl_ring *ring, fl_entry **out)
 {
     if (ring->is_stopped) return FL_ECLOSED;
-    if (ring->posted_count == 0) return FL_EEND;
+    if (ring->pending == 0) return FL_EEND;
     *out = pop_ready_locked(ring);
     return *out != NULL ? FL_OK : FL_ETIMEOUT;
 }
@@ -348,7 +359,7 @@ static inline bool can_fill_locked(const fl_ring *ring)
     return ring->work != NULL && (ring->config.consumer_fills || !ring->config.runs_ahead);
 }
 
-static int take_entry(fl_ring *ring, int64_t wait_ms, fl_entry **out)
+static int receive_entry(fl_ring *ring, int64_t wait_ms, fl_entry **out)
 {
     int64_t deadline_ns = wait_ms > 0 ? fl_now_ns() + wait_ms * 1000000 : INT64_MAX;
     int spins = 0, status;
@@ -372,7 +383,7 @@ int fl_ring_receive(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err)
 {
     if (is_foreign(ring)) return fl_fail(err, FL_EFORK, "this ring belongs to a parent process");
     fl_entry *entry;
-    FL_TRY(take_entry(ring, wait_ms, &entry));
+    FL_TRY(receive_entry(ring, wait_ms, &entry));
     *out = entry->batch;
     int status = entry->status;
     if (status != FL_OK) {
@@ -390,47 +401,47 @@ bool fl_ring_is_ready(fl_ring *ring)
     pthread_mutex_lock(&ring->mutex);
     fl_entry *before;
     bool is_certain =
-        ring->is_stopped || ring->posted_count == 0 || look_ready_locked(ring, &before) != NULL;
+        ring->is_stopped || ring->pending == 0 || look_ready_locked(ring, &before) != NULL;
     pthread_mutex_unlock(&ring->mutex);
     return is_certain;
 }
 
-static fl_entry *posted_at(const fl_ring *ring, int64_t place)
+static fl_entry *submitted_at(const fl_ring *ring, int64_t position)
 {
-    /* The consumer alone changes the list. */
     fl_entry *entry = ring->oldest;
-    while (entry != NULL && place-- > 0) entry = entry->next;
+    while (entry != NULL && position-- > 0) entry = entry->next;
     return entry;
 }
 
-const fl_batch *fl_ring_submitted(const fl_ring *ring, int64_t place)
+const fl_batch *fl_ring_submitted(const fl_ring *ring, int64_t position)
 {
-    const fl_entry *entry = is_foreign(ring) ? NULL : posted_at(ring, place);
+    const fl_entry *entry = is_foreign(ring) ? NULL : submitted_at(ring, position);
     return entry != NULL ? &entry->batch : NULL;
 }
 
-void fl_ring_add_part(fl_ring *ring, int64_t place)
+void fl_ring_add_part(fl_ring *ring, int64_t position)
 {
     if (is_foreign(ring)) return;
-    fl_entry *entry = posted_at(ring, place);
+    fl_entry *entry = submitted_at(ring, position);
     pthread_mutex_lock(&ring->mutex);
     assert(!has_unclaimed(entry) && entry->parts == entry->batch.parts);
+    assert(entry->batch.transfer != NULL);
     entry->front = entry->batch.parts;
     entry->back = entry->parts = entry->batch.parts + 1;
-    ring->unfilled++;
+    ring->unclaimed++;
     ring->work = find_work(ring->oldest);
-    atomic_fetch_add_explicit(&ring->posted, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&ring->submitted, 1, memory_order_relaxed);
     if (ring->idle_threads > 0) pthread_cond_signal(&ring->has_work);
     pthread_mutex_unlock(&ring->mutex);
 }
 
-int64_t fl_ring_pending(const fl_ring *ring) { return ring->posted_count; }
+int64_t fl_ring_pending(const fl_ring *ring) { return ring->pending; }
 
-/* Empties the posted list once no part is being copied. */
-static void drop_posted_locked(fl_ring *ring)
+/* Empties the list of submitted entries once no part is being filled. */
+static void drop_submitted_locked(fl_ring *ring)
 {
     ring->work = NULL;
-    ring->unfilled = 0;
+    ring->unclaimed = 0;
     ring->consumer_drains = true;
     while (ring->busy_parts > 0) pthread_cond_wait(&ring->has_ready, &ring->mutex);
     ring->consumer_drains = false;
@@ -441,14 +452,14 @@ static void drop_posted_locked(fl_ring *ring)
         put_free(ring, entry);
     }
     ring->newest = NULL;
-    ring->posted_count = 0;
+    ring->pending = 0;
 }
 
 void fl_ring_reset(fl_ring *ring)
 {
     if (is_foreign(ring)) return;
     pthread_mutex_lock(&ring->mutex);
-    drop_posted_locked(ring);
+    drop_submitted_locked(ring);
     pthread_mutex_unlock(&ring->mutex);
     ring->next_number = 0;
 }
@@ -467,8 +478,8 @@ void fl_ring_close(fl_ring *ring)
     if (ring == NULL || is_foreign(ring)) return;
     pthread_mutex_lock(&ring->mutex);
     ring->is_closing = true;
-    drop_posted_locked(ring);
-    atomic_fetch_add_explicit(&ring->posted, 1, memory_order_relaxed);
+    drop_submitted_locked(ring);
+    atomic_fetch_add_explicit(&ring->submitted, 1, memory_order_relaxed);
     pthread_cond_broadcast(&ring->has_work);
     pthread_mutex_unlock(&ring->mutex);
     for (int32_t i = 0; i < ring->thread_count; i++) pthread_join(ring->threads[i], NULL);

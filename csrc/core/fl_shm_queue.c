@@ -1,10 +1,11 @@
 /* fl_shm_queue: see fl_shm_queue.h.
  *
- * Every word of a queue has one writer, who keeps its value in an `own` as well: what it reads back
- * can be compared. A sleeper says so and looks once more; who publishes looks at that afterwards:
- * both sides are sequentially consistent, so one of the two sees the other. If a process dies
- * between publishing and waking, or the word that says so is overwritten, the sleeper finds the
- * message at its next deadline. */
+ * Every shared word has one writer. The writer keeps the value in private memory, too, and
+ * compares: a difference means that somebody has overwritten the word. A sleeper sets is_asleep and
+ * looks at the event count once more; a publisher counts an event and then reads is_asleep. Both
+ * sides are sequentially consistent, so one of the two sees the other. If a process dies between
+ * publishing and waking, or is_asleep is overwritten, the sleeper finds the message at its next
+ * deadline. */
 #include "fl_shm_queue.h"
 
 #include "fl_hash.h"
@@ -14,71 +15,72 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { AT_WORK, ENDED, CLOSED }; /* states of a link */
+enum { AT_WORK, ENDED, CLOSED }; /* what the parent wants of a worker */
 
-/* Shared. */
-typedef struct link {
-    _Alignas(64) _Atomic uint32_t events; /* parent: counts all it does; the worker's futex */
-    _Atomic uint32_t state;               /* parent */
-    _Atomic int64_t sent;                 /* parent: requests published */
-    _Alignas(64) _Atomic int64_t replied; /* worker: replies published */
-    _Atomic uint32_t is_asleep;           /* worker */
-    _Atomic uint32_t is_damaged;          /* worker: what it has read cannot be */
-} link;
+/* Shared: the words of one worker's two queues. */
+typedef struct worker_words {
+    _Alignas(
+        64) _Atomic uint32_t events; /* parent writes: counts all it does; the worker's futex */
+    _Atomic uint32_t state;          /* parent writes */
+    _Atomic int64_t sent;            /* parent writes: requests published */
+    _Alignas(64) _Atomic int64_t replied; /* worker writes: replies published */
+    _Atomic uint32_t is_asleep;           /* worker writes */
+    _Atomic uint32_t is_damaged;          /* worker writes: it has found a message overwritten */
+} worker_words;
 
-/* Shared. No harm comes of any value here: arrivals are no more than an order, and who waits for
- * events looks again at his deadline. */
-typedef struct board {
-    _Alignas(64) _Atomic int64_t tickets;     /* workers: replies begun, for their order */
-    _Atomic uint32_t events;                  /* workers: replies published; the parent's futex */
-    _Alignas(64) _Atomic uint32_t is_waiting; /* parent: in fl_shm_queue_wait */
-    _Atomic uint32_t is_watching;             /* parent: in fl_shm_queue_watch */
-    link links[];
-} board;
+/* Shared: the words of all. Whatever is written here by mistake does no harm: tickets only order
+ * replies, and a process that waits for events looks again at its deadline. */
+typedef struct shared_words {
+    _Alignas(64) _Atomic int64_t tickets; /* workers write: replies begun, for their order */
+    _Atomic uint32_t events;              /* workers write: replies published; the parent's futex */
+    _Alignas(64) _Atomic uint32_t is_waiting; /* parent writes: in fl_shm_queue_wait */
+    _Atomic uint32_t is_watching;             /* parent writes: in fl_shm_queue_watch */
+    worker_words workers[];
+} shared_words;
 
-/* Private: what a process knows of a link because it has done it. */
-typedef struct own {
+/* Private: what this process knows of one worker's queues because it did it itself. */
+typedef struct worker_state {
     _Alignas(64) int64_t sent;     /* parent: requests */
-    int64_t answered;              /* parent: all requests below are */
+    int64_t answered;              /* parent: all requests below this number are answered */
     int64_t taken;                 /* parent: replies */
-    uint32_t events, state;        /* parent: as in the link */
+    uint32_t events, state;        /* parent: what it wrote to the shared words */
     _Alignas(64) int64_t received; /* worker: requests */
     int64_t replied;               /* worker */
-} own;
+} worker_state;
 
 struct fl_shm_queue {
-    board *board; /* borrowed; like the next two set at open */
+    shared_words *shared; /* borrowed; this and the next two are set at open, then read-only */
     int32_t workers, depth;
-    own own[];
+    worker_state states[];
 };
 
-_Static_assert(offsetof(fl_request, check) == 6 * 8, "padding would be hashed");
-_Static_assert(offsetof(fl_reply, check) == 10 * 8 + FL_FALLBACK_REASONS * 4,
+_Static_assert(offsetof(fl_request_message, check) == 6 * 8, "padding would be hashed");
+_Static_assert(offsetof(fl_reply_message, check) == 10 * 8 + FL_FALLBACK_REASONS * 4,
                "padding would be hashed");
 
-static inline fl_request *request_at(const fl_shm_queue *shm, int32_t worker, int64_t count)
+static inline fl_request_message *request_at(const fl_shm_queue *shm, int32_t worker, int64_t count)
 {
-    fl_request *all = (fl_request *)(void *)(shm->board->links + shm->workers);
+    fl_request_message *all = (fl_request_message *)(void *)(shm->shared->workers + shm->workers);
     return all + (int64_t)worker * shm->depth + (count & (shm->depth - 1));
 }
 
-static inline fl_reply *reply_at(const fl_shm_queue *shm, int32_t worker, int64_t count)
+static inline fl_reply_message *reply_at(const fl_shm_queue *shm, int32_t worker, int64_t count)
 {
-    fl_reply *all = (fl_reply *)(void *)request_at(shm, shm->workers, 0);
+    fl_reply_message *all = (fl_reply_message *)(void *)request_at(shm, shm->workers, 0);
     return all + (int64_t)worker * shm->depth + (count & (shm->depth - 1));
 }
 
-static inline uint64_t check_request(const fl_request *request)
+static inline uint64_t check_request(const fl_request_message *request)
 {
-    return fl_hash(request, offsetof(fl_request, check));
+    return fl_hash(request, offsetof(fl_request_message, check));
 }
 
-static inline uint64_t check_reply(const fl_reply *reply)
+static inline uint64_t check_reply(const fl_reply_message *reply)
 {
-    return fl_hash(reply, offsetof(fl_reply, check));
+    return fl_hash(reply, offsetof(fl_reply_message, check));
 }
 
-/* From shared memory, which is not looked at again for the same: it may change. */
+/* Copies from shared memory, which may change at any time: only the copy is looked at. */
 static inline void copy_once(void *to, const void *from, size_t bytes)
 {
     memcpy(to, from, bytes);
@@ -89,18 +91,19 @@ static inline void copy_once(void *to, const void *from, size_t bytes)
 
 int64_t fl_shm_queue_bytes(int32_t workers, int32_t depth)
 {
-    int64_t each = (int64_t)sizeof(link) + depth * (int64_t)(sizeof(fl_request) + sizeof(fl_reply));
-    return (int64_t)sizeof(board) + workers * each;
+    int64_t each = (int64_t)sizeof(worker_words) +
+                   depth * (int64_t)(sizeof(fl_request_message) + sizeof(fl_reply_message));
+    return (int64_t)sizeof(shared_words) + workers * each;
 }
 
 int fl_shm_queue_attach(void *memory, int32_t workers, int32_t depth, fl_shm_queue **out,
                         fl_err *err)
 {
     assert(workers > 0 && depth > 0 && (depth & (depth - 1)) == 0);
-    fl_shm_queue *shm = fl_alloc((int64_t)sizeof *shm + workers * (int64_t)sizeof *shm->own);
+    fl_shm_queue *shm = fl_alloc((int64_t)sizeof *shm + workers * (int64_t)sizeof *shm->states);
     *out = shm;
     if (shm == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for %d workers", (int)workers);
-    shm->board = memory;
+    shm->shared = memory;
     shm->workers = workers;
     shm->depth = depth;
     return FL_OK;
@@ -117,8 +120,8 @@ void fl_shm_queue_free(fl_shm_queue *shm) { fl_free(shm); }
 /* ---- sleeping */
 
 /* Sleeps a while if *events is still `seen`; false after a signal handler. Only the sleeper takes
- * back that it sleeps: someone who is late with the news of an event seen long ago must not make
- * this sleep look like none. */
+ * is_asleep back: a publisher that is late with an event seen long ago must not clear it for
+ * this sleep. */
 static bool
 sleep_on(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *is_asleep, int64_t deadline_ns)
 {
@@ -142,66 +145,67 @@ static bool await_event(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_
 /* After something was published for the parent. */
 static void tell_parent(const fl_shm_queue *shm)
 {
-    board *all = shm->board;
-    atomic_fetch_add(&all->events, 1);
-    if (atomic_load(&all->is_waiting) != 0 || atomic_load(&all->is_watching) != 0)
-        fl_futex_wake(&all->events);
+    shared_words *shared = shm->shared;
+    atomic_fetch_add(&shared->events, 1);
+    if (atomic_load(&shared->is_waiting) != 0 || atomic_load(&shared->is_watching) != 0)
+        fl_futex_wake(&shared->events);
 }
 
 /* After something was published for the worker. */
 static void tell_worker(fl_shm_queue *shm, int32_t worker)
 {
-    link *to = &shm->board->links[worker];
-    shm->own[worker].events++;
+    worker_words *to = &shm->shared->workers[worker];
+    shm->states[worker].events++;
     atomic_fetch_add(&to->events, 1);
     if (atomic_load(&to->is_asleep) != 0) fl_futex_wake(&to->events);
 }
 
 /* ---- the parent */
 
-bool fl_shm_queue_send_request(fl_shm_queue *shm, int32_t worker, fl_request *request)
+bool fl_shm_queue_send_request(fl_shm_queue *shm, int32_t worker, fl_request_message *request)
 {
-    own *self = &shm->own[worker];
+    worker_state *self = &shm->states[worker];
     if (self->sent - self->answered >= shm->depth) return false;
     request->number = self->sent;
     request->check = check_request(request);
     *request_at(shm, worker, self->sent++) = *request;
-    atomic_store_explicit(&shm->board->links[worker].sent, self->sent, memory_order_release);
+    atomic_store_explicit(&shm->shared->workers[worker].sent, self->sent, memory_order_release);
     tell_worker(shm, worker);
     return true;
 }
 
-/* Replies that wait; -1 where the link says that there are more than there can be, or fewer. */
+/* How many replies wait; -1 where the shared count is one that it cannot be. */
 static int64_t count_replies(const fl_shm_queue *shm, int32_t worker)
 {
-    const own *self = &shm->own[worker];
+    const worker_state *self = &shm->states[worker];
     int64_t replied =
-        atomic_load_explicit(&shm->board->links[worker].replied, memory_order_acquire);
+        atomic_load_explicit(&shm->shared->workers[worker].replied, memory_order_acquire);
     if (replied < self->taken || replied - self->taken > self->sent - self->answered) return -1;
     return replied - self->taken;
 }
 
-/* Whether the link has what the parent wrote there, and its worker has not complained. */
+/* Whether the words that the parent wrote are unchanged, and the worker has reported no damage. */
 static bool is_intact(const fl_shm_queue *shm, int32_t worker)
 {
-    const own *self = &shm->own[worker];
-    link *from = &shm->board->links[worker];
+    const worker_state *self = &shm->states[worker];
+    worker_words *from = &shm->shared->workers[worker];
     return atomic_load_explicit(&from->events, memory_order_relaxed) == self->events &&
            atomic_load_explicit(&from->state, memory_order_relaxed) == self->state &&
            atomic_load_explicit(&from->sent, memory_order_relaxed) == self->sent &&
            atomic_load_explicit(&from->is_damaged, memory_order_relaxed) == 0;
 }
 
-/* Copies one of those that wait; false when it answers nothing that has been asked. */
-static bool copy_reply(const fl_shm_queue *shm, int32_t worker, int64_t count, fl_reply *out)
+/* Copies one reply that waits; false when it answers no request that is open. */
+static bool
+copy_reply(const fl_shm_queue *shm, int32_t worker, int64_t count, fl_reply_message *out)
 {
-    const own *self = &shm->own[worker];
+    const worker_state *self = &shm->states[worker];
     copy_once(out, reply_at(shm, worker, count), sizeof *out);
     return out->check == check_reply(out) && out->worker == worker &&
            out->number >= self->answered && out->number < self->sent;
 }
 
-int fl_shm_queue_receive_reply(fl_shm_queue *shm, fl_reply *out)
+int fl_shm_queue_receive_reply(fl_shm_queue *shm, fl_reply_message *out)
 {
     int32_t first = -1;
     int64_t arrival = 0;
@@ -210,13 +214,13 @@ int fl_shm_queue_receive_reply(fl_shm_queue *shm, fl_reply *out)
         out->worker = w;
         if (waiting < 0 || !is_intact(shm, w)) return FL_EDAMAGE;
         if (waiting == 0) continue;
-        int64_t its = reply_at(shm, w, shm->own[w].taken)->arrival;
+        int64_t its = reply_at(shm, w, shm->states[w].taken)->arrival;
         if (first >= 0 && its >= arrival) continue;
         first = w;
         arrival = its;
     }
     if (first < 0) return FL_ETIMEOUT;
-    own *self = &shm->own[first];
+    worker_state *self = &shm->states[first];
     bool is_good = copy_reply(shm, first, self->taken, out);
     out->worker = first;
     if (!is_good) return FL_EDAMAGE;
@@ -227,16 +231,16 @@ int fl_shm_queue_receive_reply(fl_shm_queue *shm, fl_reply *out)
 
 bool fl_shm_queue_wait(fl_shm_queue *shm, int64_t deadline_ns)
 {
-    board *all = shm->board;
-    uint32_t seen = atomic_load_explicit(&all->events, memory_order_acquire);
+    shared_words *shared = shm->shared;
+    uint32_t seen = atomic_load_explicit(&shared->events, memory_order_acquire);
     for (int32_t w = 0; w < shm->workers; w++)
         if (count_replies(shm, w) != 0) return true;
-    return await_event(&all->events, seen, &all->is_waiting, deadline_ns);
+    return await_event(&shared->events, seen, &shared->is_waiting, deadline_ns);
 }
 
-bool fl_shm_queue_peek(fl_shm_queue *shm, int32_t worker, int64_t *cursor, fl_reply *out)
+bool fl_shm_queue_peek(fl_shm_queue *shm, int32_t worker, int64_t *cursor, fl_reply_message *out)
 {
-    int64_t taken = shm->own[worker].taken, waiting = count_replies(shm, worker);
+    int64_t taken = shm->states[worker].taken, waiting = count_replies(shm, worker);
     /* The cursor is behind where replies were taken unseen. */
     if (*cursor < taken || *cursor > taken + waiting) *cursor = taken;
     if (waiting <= 0 || *cursor == taken + waiting) return false;
@@ -247,9 +251,9 @@ bool fl_shm_queue_peek(fl_shm_queue *shm, int32_t worker, int64_t *cursor, fl_re
 
 bool fl_shm_queue_watch(fl_shm_queue *shm, uint32_t *seen, int64_t deadline_ns)
 {
-    board *all = shm->board;
-    bool is_new = await_event(&all->events, *seen, &all->is_watching, deadline_ns);
-    *seen = atomic_load_explicit(&all->events, memory_order_acquire);
+    shared_words *shared = shm->shared;
+    bool is_new = await_event(&shared->events, *seen, &shared->is_watching, deadline_ns);
+    *seen = atomic_load_explicit(&shared->events, memory_order_acquire);
     return is_new;
 }
 
@@ -257,14 +261,14 @@ void fl_shm_queue_wake(fl_shm_queue *shm) { tell_parent(shm); }
 
 static void change_state(fl_shm_queue *shm, int32_t worker, uint32_t state)
 {
-    shm->own[worker].state = state;
-    atomic_store(&shm->board->links[worker].state, state);
+    shm->states[worker].state = state;
+    atomic_store(&shm->shared->workers[worker].state, state);
     tell_worker(shm, worker);
 }
 
 void fl_shm_queue_end(fl_shm_queue *shm, int32_t worker)
 {
-    if (shm->own[worker].state == AT_WORK) change_state(shm, worker, ENDED);
+    if (shm->states[worker].state == AT_WORK) change_state(shm, worker, ENDED);
 }
 
 void fl_shm_queue_close(fl_shm_queue *shm, int32_t worker) { change_state(shm, worker, CLOSED); }
@@ -273,21 +277,21 @@ void fl_shm_queue_close(fl_shm_queue *shm, int32_t worker) { change_state(shm, w
 
 bool fl_shm_queue_is_closed(const fl_shm_queue *shm, int32_t worker)
 {
-    link *self = &shm->board->links[worker];
+    worker_words *self = &shm->shared->workers[worker];
     return atomic_load_explicit(&self->state, memory_order_relaxed) == CLOSED;
 }
 
 void fl_shm_queue_report_damage(fl_shm_queue *shm, int32_t worker)
 {
-    atomic_store(&shm->board->links[worker].is_damaged, 1);
+    atomic_store(&shm->shared->workers[worker].is_damaged, 1);
     tell_parent(shm);
 }
 
 /* What fl_shm_queue_receive_request finds without waiting: FL_ETIMEOUT for nothing. */
 static int look(const fl_shm_queue *shm, int32_t worker)
 {
-    const own *self = &shm->own[worker];
-    link *from = &shm->board->links[worker];
+    const worker_state *self = &shm->states[worker];
+    worker_words *from = &shm->shared->workers[worker];
     /* Looked at before the queue: what was sent before the end is seen with it. */
     uint32_t state = atomic_load_explicit(&from->state, memory_order_acquire);
     if (state == CLOSED) return FL_EEND;
@@ -298,11 +302,11 @@ static int look(const fl_shm_queue *shm, int32_t worker)
     return state == ENDED ? FL_EEND : FL_ETIMEOUT;
 }
 
-int fl_shm_queue_receive_request(fl_shm_queue *shm, int32_t worker, fl_request *out,
+int fl_shm_queue_receive_request(fl_shm_queue *shm, int32_t worker, fl_request_message *out,
                                  int64_t deadline_ns)
 {
-    own *self = &shm->own[worker];
-    link *from = &shm->board->links[worker];
+    worker_state *self = &shm->states[worker];
+    worker_words *from = &shm->shared->workers[worker];
     uint32_t seen;
     int status;
     do {
@@ -319,13 +323,14 @@ int fl_shm_queue_receive_request(fl_shm_queue *shm, int32_t worker, fl_request *
     return status;
 }
 
-void fl_shm_queue_send_reply(fl_shm_queue *shm, int32_t worker, fl_reply *reply)
+void fl_shm_queue_send_reply(fl_shm_queue *shm, int32_t worker, fl_reply_message *reply)
 {
-    own *self = &shm->own[worker];
+    worker_state *self = &shm->states[worker];
     reply->worker = worker;
-    reply->arrival = atomic_fetch_add_explicit(&shm->board->tickets, 1, memory_order_relaxed);
+    reply->arrival = atomic_fetch_add_explicit(&shm->shared->tickets, 1, memory_order_relaxed);
     reply->check = check_reply(reply);
     *reply_at(shm, worker, self->replied++) = *reply;
-    atomic_store_explicit(&shm->board->links[worker].replied, self->replied, memory_order_release);
+    atomic_store_explicit(&shm->shared->workers[worker].replied, self->replied,
+                          memory_order_release);
     tell_parent(shm);
 }

@@ -1,8 +1,9 @@
 /* fl_cpu_grad: the passes over gradients on the CPU.
  *
- * Chunks of a list are handed to the threads of a team; what a chunk sums up lies in its own place
+ * Chunks of a list are handed to the threads of a pool; what a chunk sums up lies in its own place
  * and is added in order at the end, so the result does not depend on who did what. */
-#include "fl_cpu.h"
+#include "fl_cpu_grad.h"
+
 #include "fl_cpu_lanes.h"
 #include "fl_thread_pool.h"
 
@@ -27,19 +28,6 @@ struct job {
     double factor, beta;
     _Atomic bool is_nonfinite; /* relaxed: read when the job is over */
 };
-
-const fl_cpu_lanes *fl_cpu_lanes_find(void)
-{
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq"))
-        return &fl_cpu_lanes_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
-        return &fl_cpu_lanes_avx2;
-#endif
-    return &fl_cpu_lanes_plain;
-}
 
 static inline char *element(const fl_span *span, int64_t at)
 {
@@ -100,7 +88,7 @@ static void run_chunks(void *context, int64_t chunk, int64_t end)
     }
 }
 
-static void run_job(const fl_pass *pass, job *self)
+static void run_job(const fl_grad_pass *pass, job *self)
 {
     fl_tensor_list *list = pass->list;
     if (list->chunks == 0) return;
@@ -131,11 +119,11 @@ static bool is_nonfinite(const job *self)
 
 static double divisor_value(fl_divisor divisor)
 {
-    return divisor.scale != NULL ? *divisor.scale * divisor.rest : divisor.rest;
+    return divisor.scale != NULL ? *divisor.scale * divisor.constant : divisor.constant;
 }
 
-int fl_cpu_norm_check(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,
-                      double *norm)
+static int norm_check(const fl_grad_pass *pass, int32_t norm_type, fl_divisor divisor,
+                      float *found_inf, double *norm)
 {
     job self = {.work = norm_chunk, .norm_type = norm_type};
     run_job(pass, &self);
@@ -144,7 +132,7 @@ int fl_cpu_norm_check(const fl_pass *pass, int32_t norm_type, fl_divisor divisor
     return FL_OK;
 }
 
-int fl_cpu_clip_factor(void *queue, const double *norm, double max_norm, const float *found_inf,
+static int clip_factor(void *queue, const double *norm, double max_norm, const float *found_inf,
                        fl_divisor divisor, double *factor)
 {
     (void)queue;
@@ -154,21 +142,21 @@ int fl_cpu_clip_factor(void *queue, const double *norm, double max_norm, const f
     return FL_OK;
 }
 
-int fl_cpu_invert(void *queue, const float *scale, float *inverse)
+static int invert(void *queue, const float *scale, float *inverse)
 {
     (void)queue;
     *inverse = (float)(1 / (double)*scale);
     return FL_OK;
 }
 
-int fl_cpu_scale(const fl_pass *pass, const double *factor)
+static int scale(const fl_grad_pass *pass, const double *factor)
 {
     job self = {.work = scale_chunk, .factor = *factor};
     if (self.factor != 1) run_job(pass, &self);
     return FL_OK;
 }
 
-int fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf)
+static int unscale(const fl_grad_pass *pass, const float *inv_scale, float *found_inf)
 {
     job self = {.work = *inv_scale == 1 ? norm_chunk : unscale_chunk, .factor = *inv_scale};
     run_job(pass, &self);
@@ -176,7 +164,7 @@ int fl_cpu_unscale(const fl_pass *pass, const float *inv_scale, float *found_inf
     return FL_OK;
 }
 
-int fl_cpu_combine(const fl_pass *into, const fl_tensor_list *from, double alpha,
+static int combine(const fl_grad_pass *into, const fl_tensor_list *from, double alpha,
                    const double *factor, double beta, float *found_inf)
 {
     double product = factor != NULL ? alpha * *factor : alpha;
@@ -186,28 +174,37 @@ int fl_cpu_combine(const fl_pass *into, const fl_tensor_list *from, double alpha
     return FL_OK;
 }
 
-bool fl_cpu_can_combine(int32_t into_type, int32_t from_type)
+static bool can_combine(int32_t into_type, int32_t from_type)
 {
     return fl_cpu_lanes_plain.combine[into_type][from_type] != NULL;
 }
 
-int fl_cpu_update_scale(void *queue, const fl_growth *growth, const float *found_inf, float *scale,
-                        int32_t *tracker, int32_t *misses)
+static int update_scale(void *queue, const fl_scale_rule *rule, const float *found_inf,
+                        float *scale, int32_t *tracker, int32_t *misses)
 {
     (void)queue;
     bool is_bad = *found_inf != 0;
-    if (growth->hysteresis > 1) *misses = is_bad ? *misses + 1 : 0;
+    if (rule->hysteresis > 1) *misses = is_bad ? *misses + 1 : 0;
     float next = *scale;
     if (is_bad) {
         *tracker = 0;
-        if (growth->hysteresis > 1 && *misses < growth->hysteresis) return FL_OK;
-        next = (float)(next * growth->backoff);
-    } else if (++*tracker == growth->interval) {
+        if (rule->hysteresis > 1 && *misses < rule->hysteresis) return FL_OK;
+        next = (float)(next * rule->backoff);
+    } else if (++*tracker == rule->interval) {
         *tracker = 0;
-        next = (float)(next * growth->growth);
+        next = (float)(next * rule->growth);
     }
-    if (next < growth->least) next = growth->least;
-    if (next > growth->most) next = growth->most;
+    if (next < rule->least) next = rule->least;
+    if (next > rule->most) next = rule->most;
     if (isfinite(next)) *scale = next;
     return FL_OK;
 }
+
+const fl_grad_ops fl_cpu_grad_ops = {.norm_check = norm_check,
+                                     .clip_factor = clip_factor,
+                                     .invert = invert,
+                                     .scale = scale,
+                                     .unscale = unscale,
+                                     .combine = combine,
+                                     .can_combine = can_combine,
+                                     .update_scale = update_scale};

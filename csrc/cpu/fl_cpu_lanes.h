@@ -7,7 +7,7 @@
 #ifndef FL_CPU_LANES_H
 #define FL_CPU_LANES_H
 
-#include "fl_backend.h"
+#include "fl_grad_ops.h"
 
 typedef struct fl_cpu_lanes {
     const char *name;

@@ -1,11 +1,11 @@
-/* fl_cpu_rows: row copies for the CPU backend.
+/* fl_cpu_rows: copying rows on the CPU.
  *
  * Short rows are copied by overlapping fixed-size moves, chosen once per call, because a libc
  * memcpy call costs more than the row; random rows are prefetched a few ahead, because their
  * cache misses, not the copying, are the time. Long rows are written past the caches where the
  * machine can: batches of them are larger than what a core keeps, and a plain store would first
  * read the line it overwrites (docs/design.md has the figures). */
-#include "fl_cpu.h"
+#include "fl_cpu_rows.h"
 
 #include <string.h>
 
@@ -129,7 +129,7 @@ copy_with(copy_fn *copy, char *dst, const char *src, int64_t stride, int64_t row
             loop(copy_1, __VA_ARGS__);         \
     } while (0)
 
-void fl_cpu_gather_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes,
+static void gather_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes,
                         const int64_t *index, int64_t count, bool is_large)
 {
     if (!is_large || !can_stream(row_bytes)) {
@@ -144,7 +144,7 @@ void fl_cpu_gather_rows(char *dst, const char *src, int64_t stride, int64_t row_
     end_streaming();
 }
 
-void fl_cpu_copy_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes, int64_t first,
+static void copy_rows(char *dst, const char *src, int64_t stride, int64_t row_bytes, int64_t first,
                       int64_t count, bool is_large)
 {
     src += first * stride;
@@ -158,3 +158,5 @@ void fl_cpu_copy_rows(char *dst, const char *src, int64_t stride, int64_t row_by
         WITH_COPY(row_bytes, copy_with, dst, src, stride, row_bytes, count);
     }
 }
+
+const fl_row_ops fl_cpu_row_ops = {.copy_rows = copy_rows, .gather_rows = gather_rows};

@@ -1,4 +1,5 @@
-/* fl_cuda: the backend for CUDA devices, and the part of the CUDA runtime that it stands on.
+/* fl_cuda: the passes over gradients on CUDA devices, and the part of the CUDA runtime that it
+ * stands on.
  *
  * Floor 2. Nothing happens before the first call: a module that contains this is imported on a
  * machine without device or driver. fl_cuda_stub.c stands in where there was no nvcc: nothing is
@@ -8,7 +9,7 @@
 #ifndef FL_CUDA_H
 #define FL_CUDA_H
 
-#include "fl_backend.h"
+#include "fl_grad_ops.h"
 
 /* How it was built: architectures such as "75 80 90", the runtime's version (13000 for 13.0). */
 extern const char *const fl_cuda_archs; /* "" in a build without CUDA */
@@ -18,9 +19,9 @@ extern const int fl_cuda_version;       /* 0 */
  * code for its architecture; FL_EDEVICE otherwise. */
 int fl_cuda_check(int32_t device, fl_err *err);
 
-/* ---- passes over gradients: the table, contracts in fl_backend.h */
+/* ---- passes over gradients: the table, contracts in fl_grad_ops.h */
 
-extern const fl_backend fl_cuda_backend;
+extern const fl_grad_ops fl_cuda_grad_ops;
 
 /* Where a pass is queued. Streams of several threads are independent; a queue is used by one thread
  * at a time, and its scratch by the passes of one stream alone, in their order. */

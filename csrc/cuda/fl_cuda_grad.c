@@ -1,5 +1,5 @@
 /* fl_cuda_grad: the passes over gradients on a CUDA device: a list as a kernel's table, and the
- * backend's functions, each of which queues one kernel. */
+ * functions of fl_cuda_grad_ops, each of which queues one kernel. */
 #include "fl_cuda.h"
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_runtime.h"
@@ -78,8 +78,8 @@ static bool has_doubles(const fl_tensor_list *list)
     return false;
 }
 
-static int norm_check(const fl_pass *pass, int32_t norm_type, fl_divisor divisor, float *found_inf,
-                      double *norm)
+static int norm_check(const fl_grad_pass *pass, int32_t norm_type, fl_divisor divisor,
+                      float *found_inf, double *norm)
 {
     fl_cuda_queue *queue = pass->queue;
     fl_cuda_norm asked = {queue->scratch, sums_of(queue), norm_type, false,
@@ -94,7 +94,7 @@ static int norm_check(const fl_pass *pass, int32_t norm_type, fl_divisor divisor
     return leave(queue, before, error, "norm_check");
 }
 
-static int scale_by(const fl_pass *pass, const double *factor, const float *inverse,
+static int scale_by(const fl_grad_pass *pass, const double *factor, const float *inverse,
                     float *found_inf, const char *name)
 {
     fl_cuda_queue *queue = pass->queue;
@@ -108,17 +108,17 @@ static int scale_by(const fl_pass *pass, const double *factor, const float *inve
     return leave(queue, before, error, name);
 }
 
-static int scale(const fl_pass *pass, const double *factor)
+static int scale(const fl_grad_pass *pass, const double *factor)
 {
     return scale_by(pass, factor, NULL, NULL, "scale");
 }
 
-static int unscale(const fl_pass *pass, const float *inv_scale, float *found_inf)
+static int unscale(const fl_grad_pass *pass, const float *inv_scale, float *found_inf)
 {
     return scale_by(pass, NULL, inv_scale, found_inf, "unscale");
 }
 
-static int combine(const fl_pass *into, const fl_tensor_list *from, double alpha,
+static int combine(const fl_grad_pass *into, const fl_tensor_list *from, double alpha,
                    const double *factor, double beta, float *found_inf)
 {
     fl_cuda_queue *queue = into->queue;
@@ -158,22 +158,22 @@ static int invert(void *on, const float *of, float *inverse)
     return leave(queue, before, fl_cuda_invert(queue->stream, of, inverse), "invert");
 }
 
-static int update_scale(void *on, const fl_growth *growth, const float *found_inf, float *value,
+static int update_scale(void *on, const fl_scale_rule *rule, const float *found_inf, float *value,
                         int32_t *tracker, int32_t *misses)
 {
     fl_cuda_queue *queue = on;
     int32_t before;
     FL_TRY(fl_cuda_enter(queue->device, &before, &queue->err));
     cudaError_t error =
-        fl_cuda_update_scale(queue->stream, growth, found_inf, value, tracker, misses);
+        fl_cuda_update_scale(queue->stream, rule, found_inf, value, tracker, misses);
     return leave(queue, before, error, "update_scale");
 }
 
-const fl_backend fl_cuda_backend = {.norm_check = norm_check,
-                                    .clip_factor = clip_factor,
-                                    .invert = invert,
-                                    .scale = scale,
-                                    .unscale = unscale,
-                                    .combine = combine,
-                                    .can_combine = can_combine,
-                                    .update_scale = update_scale};
+const fl_grad_ops fl_cuda_grad_ops = {.norm_check = norm_check,
+                                      .clip_factor = clip_factor,
+                                      .invert = invert,
+                                      .scale = scale,
+                                      .unscale = unscale,
+                                      .combine = combine,
+                                      .can_combine = can_combine,
+                                      .update_scale = update_scale};

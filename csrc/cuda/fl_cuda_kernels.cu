@@ -103,7 +103,7 @@ template <int NORM> static __device__ double join_threads(double sum, double *la
 
 static __device__ double value_of(const fl_divisor &divisor)
 {
-    return divisor.scale != nullptr ? *divisor.scale * divisor.rest : divisor.rest;
+    return divisor.scale != nullptr ? *divisor.scale * divisor.constant : divisor.constant;
 }
 
 template <int NORM, class Rows>
@@ -187,7 +187,7 @@ static __global__ void __launch_bounds__(THREADS, FL_CUDA_BLOCKS_PER_SM)
     note(is_bad && found_inf != nullptr, found_inf);
 }
 
-/* ---- kernels of one thread; what they compute is said in fl_backend.h */
+/* ---- kernels of one thread; what they compute is said in fl_grad_ops.h */
 
 static __global__ void k_clip_factor(const double *norm, double max_norm, const float *found_inf,
                                      fl_divisor divisor, double *factor)
@@ -202,22 +202,22 @@ static __global__ void k_invert(const float *scale, float *inverse)
     *inverse = (float)(1 / (double)*scale);
 }
 
-static __global__ void k_update_scale(fl_growth growth, const float *found_inf, float *scale,
+static __global__ void k_update_scale(fl_scale_rule rule, const float *found_inf, float *scale,
                                       int32_t *tracker, int32_t *misses)
 {
     bool is_bad = *found_inf != 0;
-    if (growth.hysteresis > 1) *misses = is_bad ? *misses + 1 : 0;
+    if (rule.hysteresis > 1) *misses = is_bad ? *misses + 1 : 0;
     float next = *scale;
     if (is_bad) {
         *tracker = 0;
-        if (growth.hysteresis > 1 && *misses < growth.hysteresis) return;
-        next = (float)(next * growth.backoff);
-    } else if (++*tracker == growth.interval) {
+        if (rule.hysteresis > 1 && *misses < rule.hysteresis) return;
+        next = (float)(next * rule.backoff);
+    } else if (++*tracker == rule.interval) {
         *tracker = 0;
-        next = (float)(next * growth.growth);
+        next = (float)(next * rule.growth);
     }
-    if (next < growth.least) next = growth.least;
-    if (next > growth.most) next = growth.most;
+    if (next < rule.least) next = rule.least;
+    if (next > rule.most) next = rule.most;
     if (isfinite(next)) *scale = next;
 }
 
@@ -315,10 +315,10 @@ cudaError_t fl_cuda_invert(void *stream, const float *scale, float *inverse)
     return launch(k_invert, 1, 1, stream, scale, inverse);
 }
 
-cudaError_t fl_cuda_update_scale(void *stream, const fl_growth *growth, const float *found_inf,
+cudaError_t fl_cuda_update_scale(void *stream, const fl_scale_rule *rule, const float *found_inf,
                                  float *scale, int32_t *tracker, int32_t *misses)
 {
-    return launch(k_update_scale, 1, 1, stream, *growth, found_inf, scale, tracker, misses);
+    return launch(k_update_scale, 1, 1, stream, *rule, found_inf, scale, tracker, misses);
 }
 
 cudaError_t fl_cuda_find_code(void)

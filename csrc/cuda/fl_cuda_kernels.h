@@ -4,7 +4,7 @@
 #ifndef FL_CUDA_KERNELS_H
 #define FL_CUDA_KERNELS_H
 
-#include "fl_backend.h"
+#include "fl_grad_ops.h"
 
 #include <cuda_runtime_api.h>
 
@@ -59,7 +59,7 @@ cudaError_t fl_cuda_combine(void *stream, const fl_cuda_table *table, double alp
 cudaError_t fl_cuda_clip_factor(void *stream, const double *norm, double max_norm,
                                 const float *found_inf, fl_divisor divisor, double *factor);
 cudaError_t fl_cuda_invert(void *stream, const float *scale, float *inverse);
-cudaError_t fl_cuda_update_scale(void *stream, const fl_growth *growth, const float *found_inf,
+cudaError_t fl_cuda_update_scale(void *stream, const fl_scale_rule *rule, const float *found_inf,
                                  float *scale, int32_t *tracker, int32_t *misses);
 
 /* Whether there is code for the current device in this module. */

@@ -8,7 +8,7 @@
 #ifndef FL_CUDA_LANES_CUH
 #define FL_CUDA_LANES_CUH
 
-#include "fl_backend.h"
+#include "fl_grad_ops.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

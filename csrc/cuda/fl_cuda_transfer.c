@@ -1,7 +1,8 @@
 /* fl_cuda_transfer: see fl_cuda_transfer.h.
  *
- * The ring hands an upload from the consumer to the threads that fill, and back; its mutex orders
- * what they write to it. The stage's own mutex lets halt come between two copies, not into one. */
+ * The ring passes a transfer from the consumer to the threads that fill, and back; the ring's mutex
+ * orders what they write to it. The mutex of the copy stream keeps halt from coming in the middle
+ * of starting a copy. */
 #include "fl_cuda_transfer.h"
 
 #include "fl_cuda_runtime.h"
@@ -10,33 +11,35 @@
 #include <assert.h>
 #include <stdatomic.h>
 
-struct fl_cuda_transfer {
-    fl_cuda_copy_stream *stage; /* borrowed */
-    fl_cuda_transfer *next;     /* consumer only: in the list it is in */
-    fl_slot *slot;              /* owned, once taken */
-    cudaEvent_t event; /* owned; NULL before the first aim. Recorded on the consumer's stream when
-                          the block may be written, on the stage's when it is. */
-    void *block;       /* borrowed; set before the aim is counted */
-    int64_t bytes;     /* consumer only: of the batch, once taken */
-    _Atomic int32_t parts; /* to be filled, and one for the aim: whoever is last sends the batch */
-    bool is_aimed;         /* consumer only */
-    bool is_queued;        /* whoever sends, then the consumer */
-};
+typedef struct cuda_copy_stream cuda_copy_stream;
 
-struct fl_cuda_copy_stream {
+typedef struct cuda_transfer {
+    cuda_copy_stream *copies;   /* borrowed */
+    struct cuda_transfer *next; /* consumer only: in the list it is in */
+    fl_slot *slot;              /* owned, once finished */
+    cudaEvent_t event; /* owned; NULL before the first set_buffer. Recorded on the consumer's stream
+                          when the buffer may be written, on the copy stream when it is. */
+    void *buffer;      /* borrowed; NULL: not set yet. Written before its part is counted */
+    int64_t bytes;     /* consumer only: of the batch, once finished */
+    _Atomic int32_t
+        parts;       /* to be filled, and one for the buffer: whoever is last starts the copy */
+    bool is_started; /* whoever starts the copy, then the consumer */
+} cuda_transfer;
+
+struct cuda_copy_stream {
     int32_t device;      /* set at open, then read-only */
     uint32_t generation; /* likewise */
     cudaStream_t stream; /* owned; likewise */
     pthread_mutex_t mutex;
-    bool is_halted;                 /* mutex, for whoever queues; the consumer writes it */
-    fl_cuda_transfer *free;         /* owned; consumer only */
-    fl_cuda_transfer *taken, *last; /* owned; consumer only: oldest and newest */
-    int64_t taken_bytes;            /* consumer only */
+    bool is_halted;                 /* mutex, for whoever starts a copy; the consumer writes it */
+    cuda_transfer *free;            /* owned; consumer only */
+    cuda_transfer *finished, *last; /* owned; consumer only: oldest and newest */
+    int64_t finished_bytes;         /* consumer only: of these batches */
 };
 
-static inline bool is_foreign(const fl_cuda_copy_stream *stage)
+static inline bool is_foreign(const cuda_copy_stream *self)
 {
-    return stage->generation != fl_fork_generation();
+    return self->generation != fl_fork_generation();
 }
 
 static int refuse_foreign(fl_err *err)
@@ -45,321 +48,356 @@ static int refuse_foreign(fl_err *err)
 }
 
 /* What a call here changes of its thread: the device, and how its calls affect a graph that some
- * other thread is capturing. In the relaxed mode not at all; otherwise registering memory or asking
- * for an event would spoil that graph. */
-typedef struct visit {
+ * other thread is capturing. In the relaxed mode they do not affect it; otherwise registering
+ * memory or asking for an event would spoil that graph. */
+typedef struct device_scope {
     bool is_inside;
     int32_t before;
     enum cudaStreamCaptureMode mode;
-} visit;
+} device_scope;
 
-static int change_mode(visit *self, fl_err *err)
+static int change_mode(device_scope *scope, fl_err *err)
 {
-    return FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&self->mode), err);
+    return FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&scope->mode), err);
 }
 
 /* The device comes first: to exchange the mode makes a context on the thread's device, which is
  * device 0 where it has chosen none. After a failure nothing has changed. */
-static int enter(int32_t device, visit *self, fl_err *err)
+static int enter(int32_t device, device_scope *scope, fl_err *err)
 {
-    *self = (visit){.mode = cudaStreamCaptureModeRelaxed};
-    FL_TRY(fl_cuda_enter(device, &self->before, err));
-    int status = change_mode(self, err);
-    self->is_inside = status == FL_OK;
-    if (!self->is_inside) fl_cuda_leave(self->before);
+    *scope = (device_scope){.mode = cudaStreamCaptureModeRelaxed};
+    FL_TRY(fl_cuda_enter(device, &scope->before, err));
+    int status = change_mode(scope, err);
+    scope->is_inside = status == FL_OK;
+    if (!scope->is_inside) fl_cuda_leave(scope->before);
     return status;
 }
 
 /* For what must not be left out, even if it cannot be entered. That fails twice only where the
  * device has failed: then no call works on it, and none makes a context. */
-static void enter_surely(int32_t device, visit *self)
+static void enter_surely(int32_t device, device_scope *scope)
 {
-    if (enter(device, self, NULL) != FL_OK) (void)enter(device, self, NULL);
+    if (enter(device, scope, NULL) != FL_OK) (void)enter(device, scope, NULL);
 }
 
-static void leave(visit *self)
+static void leave(device_scope *scope)
 {
-    if (!self->is_inside) return;
-    (void)change_mode(self, NULL);
-    fl_cuda_leave(self->before);
+    if (!scope->is_inside) return;
+    (void)change_mode(scope, NULL);
+    fl_cuda_leave(scope->before);
 }
 
-int fl_cuda_pin(int32_t device, char *data, int64_t bytes, fl_err *err)
+static int pin(int32_t device, char *data, int64_t bytes, fl_err *err)
 {
-    visit here;
-    FL_TRY(enter(device, &here, err));
+    device_scope scope;
+    FL_TRY(enter(device, &scope, err));
     int status =
         FL_CUDA_STATUS(cudaHostRegister(data, (size_t)bytes, cudaHostRegisterPortable), err);
-    leave(&here);
+    leave(&scope);
     return status;
 }
 
-void fl_cuda_unpin(int32_t device, char *data)
+static void unpin(int32_t device, char *data)
 {
-    visit here;
-    enter_surely(device, &here);
+    device_scope scope;
+    enter_surely(device, &scope);
     (void)FL_CUDA_STATUS(cudaHostUnregister(data), NULL); /* fails only with the device */
-    leave(&here);
+    leave(&scope);
 }
 
-/* ---- the stage */
+/* ---- a copy stream */
 
-static int open_stream(fl_cuda_copy_stream *stage, fl_err *err)
+static int create_stream(cuda_copy_stream *self, fl_err *err)
 {
-    visit here;
-    FL_TRY(enter(stage->device, &here, err));
+    device_scope scope;
+    FL_TRY(enter(self->device, &scope, err));
     int status =
-        FL_CUDA_STATUS(cudaStreamCreateWithFlags(&stage->stream, cudaStreamNonBlocking), err);
-    leave(&here);
+        FL_CUDA_STATUS(cudaStreamCreateWithFlags(&self->stream, cudaStreamNonBlocking), err);
+    leave(&scope);
     return status;
 }
 
-int fl_cuda_copy_stream_open(int32_t device, fl_cuda_copy_stream **out, fl_err *err)
+static int open_copy_stream(int32_t device, void **out, fl_err *err)
 {
     *out = NULL;
-    fl_cuda_copy_stream *stage = fl_alloc(sizeof *stage);
-    if (stage == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for uploads");
-    stage->device = device;
-    stage->generation = fl_fork_generation();
-    int status = fl_mutex_open(&stage->mutex, err);
+    cuda_copy_stream *self = fl_alloc(sizeof *self);
+    if (self == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for uploads");
+    self->device = device;
+    self->generation = fl_fork_generation();
+    int status = fl_mutex_open(&self->mutex, err);
     if (status == FL_OK) {
-        status = open_stream(stage, err);
-        if (status != FL_OK) pthread_mutex_destroy(&stage->mutex);
+        status = create_stream(self, err);
+        if (status != FL_OK) pthread_mutex_destroy(&self->mutex);
     }
     if (status == FL_OK)
-        *out = stage;
+        *out = self;
     else
-        fl_free(stage);
+        fl_free(self);
     return status;
 }
 
-/* Not where nothing changes: whoever queues a copy, with the mutex, may be blocked until the device
- * has room for it. */
-static void set_halted(fl_cuda_copy_stream *stage, bool is_halted)
+/* Only called where the flag changes: a thread that starts a copy holds the mutex, and may be
+ * blocked until the device has room for the copy. */
+static void set_halted(cuda_copy_stream *self, bool is_halted)
 {
-    pthread_mutex_lock(&stage->mutex);
-    stage->is_halted = is_halted;
-    pthread_mutex_unlock(&stage->mutex);
+    pthread_mutex_lock(&self->mutex);
+    self->is_halted = is_halted;
+    pthread_mutex_unlock(&self->mutex);
 }
 
-static void put_free(fl_cuda_transfer *upload)
+static void put_free(cuda_transfer *transfer)
 {
-    upload->next = upload->stage->free;
-    upload->stage->free = upload;
+    transfer->next = transfer->copies->free;
+    transfer->copies->free = transfer;
 }
 
-/* The copy of the oldest taken upload is over. */
-static void return_oldest(fl_cuda_copy_stream *stage)
+/* The copy of the oldest finished transfer is over. */
+static void return_oldest(cuda_copy_stream *self)
 {
-    fl_cuda_transfer *upload = stage->taken;
-    stage->taken = upload->next;
-    stage->taken_bytes -= upload->bytes;
-    fl_slot_return(upload->slot);
-    put_free(upload);
+    cuda_transfer *oldest = self->finished;
+    self->finished = oldest->next;
+    self->finished_bytes -= oldest->bytes;
+    fl_slot_return(oldest->slot);
+    put_free(oldest);
 }
 
-void fl_cuda_copy_stream_await(fl_cuda_copy_stream *stage)
+static void await_copies(void *copy_stream)
 {
-    if (is_foreign(stage)) return;
-    visit here;
-    enter_surely(stage->device, &here);
+    cuda_copy_stream *self = copy_stream;
+    if (is_foreign(self)) return;
+    device_scope scope;
+    enter_surely(self->device, &scope);
     /* Fails with the device, which then copies no more. */
-    (void)FL_CUDA_STATUS(cudaStreamSynchronize(stage->stream), NULL);
-    leave(&here);
+    (void)FL_CUDA_STATUS(cudaStreamSynchronize(self->stream), NULL);
+    leave(&scope);
 }
 
-void fl_cuda_copy_stream_halt(fl_cuda_copy_stream *stage)
+static void halt(void *copy_stream)
 {
-    if (is_foreign(stage)) return;
-    set_halted(stage, true);
-    fl_cuda_copy_stream_await(stage);
-    while (stage->taken != NULL) return_oldest(stage);
+    cuda_copy_stream *self = copy_stream;
+    if (is_foreign(self)) return;
+    set_halted(self, true);
+    await_copies(self);
+    while (self->finished != NULL) return_oldest(self);
 }
 
-static void destroy_handles(fl_cuda_copy_stream *stage)
+static void destroy_handles(cuda_copy_stream *self)
 {
-    visit here;
-    enter_surely(stage->device, &here);
-    for (fl_cuda_transfer *upload = stage->free; upload != NULL; upload = upload->next)
-        if (upload->event != NULL) (void)FL_CUDA_STATUS(cudaEventDestroy(upload->event), NULL);
-    (void)FL_CUDA_STATUS(cudaStreamDestroy(stage->stream), NULL);
-    leave(&here);
+    device_scope scope;
+    enter_surely(self->device, &scope);
+    for (cuda_transfer *transfer = self->free; transfer != NULL; transfer = transfer->next)
+        if (transfer->event != NULL) (void)FL_CUDA_STATUS(cudaEventDestroy(transfer->event), NULL);
+    (void)FL_CUDA_STATUS(cudaStreamDestroy(self->stream), NULL);
+    leave(&scope);
 }
 
-void fl_cuda_copy_stream_close(fl_cuda_copy_stream *stage)
+static void close_copy_stream(void *copy_stream)
 {
-    if (stage == NULL || is_foreign(stage)) return;
-    fl_cuda_copy_stream_halt(stage);
-    destroy_handles(stage);
-    while (stage->free != NULL) {
-        fl_cuda_transfer *upload = stage->free;
-        stage->free = upload->next;
-        fl_free(upload);
+    cuda_copy_stream *self = copy_stream;
+    if (self == NULL || is_foreign(self)) return;
+    halt(self);
+    destroy_handles(self);
+    while (self->free != NULL) {
+        cuda_transfer *transfer = self->free;
+        self->free = transfer->next;
+        fl_free(transfer);
     }
-    pthread_mutex_destroy(&stage->mutex);
-    fl_free(stage);
+    pthread_mutex_destroy(&self->mutex);
+    fl_free(self);
 }
 
-/* ---- an upload */
-
-static inline bool is_copied(const fl_cuda_transfer *upload)
+static inline bool is_copied(const cuda_transfer *transfer)
 {
-    cudaError_t error = cudaEventQuery(upload->event);
+    cudaError_t error = cudaEventQuery(transfer->event);
     if (error != cudaSuccess) (void)cudaGetLastError();
     return error == cudaSuccess;
 }
 
-/* Copies end in the order in which they were queued, which is about that of the takes. */
-static void return_copied(fl_cuda_copy_stream *stage)
+/* Copies end in the order in which they were started, which is about that of the finishes. */
+static void return_copied(cuda_copy_stream *self)
 {
-    visit here;
-    if (stage->taken == NULL || enter(stage->device, &here, NULL) != FL_OK) return;
-    while (stage->taken != NULL && is_copied(stage->taken)) return_oldest(stage);
-    leave(&here);
+    device_scope scope;
+    if (self->finished == NULL || enter(self->device, &scope, NULL) != FL_OK) return;
+    while (self->finished != NULL && is_copied(self->finished)) return_oldest(self);
+    leave(&scope);
 }
 
-int64_t fl_cuda_copy_stream_collect(fl_cuda_copy_stream *stage)
+static int64_t collect(void *copy_stream)
 {
-    if (!is_foreign(stage)) return_copied(stage);
-    return stage->taken_bytes;
+    cuda_copy_stream *self = copy_stream;
+    if (!is_foreign(self)) return_copied(self);
+    return self->finished_bytes;
 }
 
-int fl_cuda_transfer_get(fl_cuda_copy_stream *stage, int32_t parts, fl_cuda_transfer **out,
-                         fl_err *err)
+/* ---- a transfer */
+
+static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *err)
 {
+    cuda_copy_stream *self = copy_stream;
     *out = NULL;
-    if (is_foreign(stage)) return refuse_foreign(err);
-    return_copied(stage);
-    fl_cuda_transfer *upload = stage->free;
-    if (upload != NULL) {
-        stage->free = upload->next;
+    if (is_foreign(self)) return refuse_foreign(err);
+    return_copied(self);
+    cuda_transfer *transfer = self->free;
+    if (transfer != NULL) {
+        self->free = transfer->next;
     } else {
-        upload = fl_alloc(sizeof *upload);
-        if (upload == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for an upload");
-        upload->stage = stage;
+        transfer = fl_alloc(sizeof *transfer);
+        if (transfer == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for an upload");
+        transfer->copies = self;
     }
-    atomic_store_explicit(&upload->parts, parts + 1, memory_order_relaxed);
-    upload->is_aimed = upload->is_queued = false;
-    if (stage->is_halted) set_halted(stage, false);
-    *out = upload;
+    atomic_store_explicit(&transfer->parts, parts + 1, memory_order_relaxed);
+    transfer->buffer = NULL;
+    transfer->is_started = false;
+    if (self->is_halted) set_halted(self, false);
+    *out = transfer;
     return FL_OK;
 }
 
-static int record_start(fl_cuda_transfer *upload, cudaStream_t stream, fl_err *err)
+static int record_begin(cuda_transfer *transfer, cudaStream_t stream, fl_err *err)
 {
-    if (upload->event == NULL)
-        FL_CUDA_TRY(cudaEventCreateWithFlags(&upload->event, cudaEventDisableTiming), err);
-    FL_CUDA_TRY(cudaEventRecord(upload->event, stream), err);
+    if (transfer->event == NULL)
+        FL_CUDA_TRY(cudaEventCreateWithFlags(&transfer->event, cudaEventDisableTiming), err);
+    FL_CUDA_TRY(cudaEventRecord(transfer->event, stream), err);
     return FL_OK;
 }
 
-/* acq_rel: whoever sends the batch reads what all the others have written, the block included. */
-static inline bool is_last(fl_cuda_transfer *upload)
+/* acq_rel: whoever starts the copy reads what all the others have written, the buffer included. */
+static inline bool is_last(cuda_transfer *transfer)
 {
-    return atomic_fetch_sub_explicit(&upload->parts, 1, memory_order_acq_rel) == 1;
+    return atomic_fetch_sub_explicit(&transfer->parts, 1, memory_order_acq_rel) == 1;
 }
 
-int fl_cuda_transfer_aim(fl_cuda_transfer *upload, void *block, void *stream, bool *is_filled,
-                         fl_err *err)
+static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, fl_err *err)
 {
-    visit here;
+    cuda_transfer *transfer = self;
+    device_scope scope;
     *is_filled = false;
-    if (is_foreign(upload->stage)) return refuse_foreign(err);
-    FL_TRY(enter(upload->stage->device, &here, err));
-    int status = record_start(upload, stream, err);
-    leave(&here);
+    if (is_foreign(transfer->copies)) return refuse_foreign(err);
+    FL_TRY(enter(transfer->copies->device, &scope, err));
+    int status = record_begin(transfer, stream, err);
+    leave(&scope);
     if (status != FL_OK) return status;
-    upload->block = block;
-    upload->is_aimed = true;
-    *is_filled = is_last(upload);
+    transfer->buffer = buffer;
+    *is_filled = is_last(transfer);
     return FL_OK;
 }
 
-bool fl_cuda_transfer_is_aimed(const fl_cuda_transfer *upload) { return upload->is_aimed; }
+static bool is_started(const void *self) { return ((const cuda_transfer *)self)->is_started; }
 
-bool fl_cuda_transfer_is_queued(const fl_cuda_transfer *upload) { return upload->is_queued; }
-
-static int queue_copy_locked(fl_cuda_transfer *upload, const fl_batch *batch, fl_err *err)
+static int
+queue_copy_locked(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, fl_err *err)
 {
-    cudaStream_t stream = upload->stage->stream;
-    const char *data = fl_slot_data(batch->slot);
-    if (upload->stage->is_halted) return fl_fail(err, FL_ECLOSED, "the upload was halted");
-    FL_CUDA_TRY(cudaStreamWaitEvent(stream, upload->event, 0), err);
-    if (batch->bytes > 0)
-        FL_CUDA_TRY(cudaMemcpyAsync(upload->block, data, (size_t)batch->bytes,
+    cudaStream_t stream = transfer->copies->stream;
+    if (transfer->copies->is_halted) return fl_fail(err, FL_ECLOSED, "the upload was halted");
+    FL_CUDA_TRY(cudaStreamWaitEvent(stream, transfer->event, 0), err);
+    if (bytes > 0)
+        FL_CUDA_TRY(cudaMemcpyAsync(transfer->buffer, fl_slot_data(slot), (size_t)bytes,
                                     cudaMemcpyHostToDevice, stream),
                     err);
-    FL_CUDA_TRY(cudaEventRecord(upload->event, stream), err);
+    FL_CUDA_TRY(cudaEventRecord(transfer->event, stream), err);
     return FL_OK;
 }
 
-static int queue_copy(fl_cuda_transfer *upload, const fl_batch *batch, fl_err *err)
+static int queue_copy(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, fl_err *err)
 {
-    fl_cuda_copy_stream *stage = upload->stage;
-    visit here;
-    FL_TRY(enter(stage->device, &here, err));
-    pthread_mutex_lock(&stage->mutex);
-    int status = queue_copy_locked(upload, batch, err);
-    pthread_mutex_unlock(&stage->mutex);
-    leave(&here);
-    upload->is_queued = status == FL_OK;
+    cuda_copy_stream *copies = transfer->copies;
+    device_scope scope;
+    FL_TRY(enter(copies->device, &scope, err));
+    pthread_mutex_lock(&copies->mutex);
+    int status = queue_copy_locked(transfer, slot, bytes, err);
+    pthread_mutex_unlock(&copies->mutex);
+    leave(&scope);
+    transfer->is_started = status == FL_OK;
     return status;
 }
 
-int fl_cuda_transfer_send(fl_cuda_transfer *upload, const fl_batch *batch, fl_err *err)
+static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
 {
-    if (batch->bytes > 0) FL_TRY(fl_slot_pin(batch->slot, batch->bytes, err));
-    return queue_copy(upload, batch, err);
+    if (bytes > 0) FL_TRY(fl_slot_pin(slot, bytes, err));
+    return queue_copy(self, slot, bytes, err);
 }
 
-void fl_cuda_transfer_part(fl_cuda_transfer *upload, const fl_batch *batch)
+static void part_filled(void *self, fl_slot *slot, int64_t bytes)
 {
-    if (is_last(upload)) (void)fl_cuda_transfer_send(upload, batch, NULL);
+    if (is_last(self)) (void)start(self, slot, bytes, NULL);
 }
 
-int fl_cuda_transfer_carry(const fl_dest_buffer *berth, fl_slot *slot, int64_t bytes, fl_err *err)
+static int copy(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
 {
-    fl_batch batch = {.slot = slot, .bytes = bytes};
     FL_TRY(fl_slot_pin(slot, bytes, err));
-    fl_cuda_transfer_part(berth->target, &batch);
+    part_filled(self, slot, bytes);
     return FL_OK;
 }
 
-int fl_cuda_transfer_take(fl_cuda_transfer *upload, const fl_batch *batch, void *stream,
-                          fl_err *err)
+static int await_copy_on(const cuda_transfer *transfer, cudaStream_t stream, fl_err *err)
 {
-    fl_cuda_copy_stream *stage = upload->stage;
-    visit here;
-    if (is_foreign(stage)) return refuse_foreign(err);
-    assert(upload->is_aimed && atomic_load(&upload->parts) == 0);
-    if (!upload->is_queued) FL_TRY(fl_cuda_transfer_send(upload, batch, err));
-    FL_TRY(enter(stage->device, &here, err));
-    int status = FL_CUDA_STATUS(cudaStreamWaitEvent(stream, upload->event, 0), err);
-    leave(&here);
-    if (status != FL_OK) return status;
-    upload->slot = batch->slot;
-    upload->bytes = batch->bytes;
-    stage->taken_bytes += upload->bytes;
-    upload->next = NULL;
-    if (stage->taken == NULL)
-        stage->taken = upload;
+    device_scope scope;
+    FL_TRY(enter(transfer->copies->device, &scope, err));
+    int status = FL_CUDA_STATUS(cudaStreamWaitEvent(stream, transfer->event, 0), err);
+    leave(&scope);
+    return status;
+}
+
+/* Keeps the slot until the copy has read it. */
+static void keep_slot(cuda_transfer *transfer, fl_slot *slot, int64_t bytes)
+{
+    cuda_copy_stream *copies = transfer->copies;
+    transfer->slot = slot;
+    transfer->bytes = bytes;
+    copies->finished_bytes += bytes;
+    transfer->next = NULL;
+    if (copies->finished == NULL)
+        copies->finished = transfer;
     else
-        stage->last->next = upload;
-    stage->last = upload;
+        copies->last->next = transfer;
+    copies->last = transfer;
+}
+
+static int finish(void *self, fl_slot *slot, int64_t bytes, void *stream, fl_err *err)
+{
+    cuda_transfer *transfer = self;
+    if (is_foreign(transfer->copies)) return refuse_foreign(err);
+    assert(transfer->buffer != NULL && atomic_load(&transfer->parts) == 0);
+    if (!transfer->is_started) FL_TRY(start(transfer, slot, bytes, err));
+    FL_TRY(await_copy_on(transfer, stream, err));
+    keep_slot(transfer, slot, bytes);
     return FL_OK;
 }
 
-void fl_cuda_transfer_abandon(fl_cuda_transfer *upload, const fl_batch *batch, void *stream)
+static void abandon(void *self, fl_slot *slot, void *stream)
 {
-    if (is_foreign(upload->stage)) return;
-    if (upload->is_queued && fl_cuda_transfer_take(upload, batch, stream, NULL) == FL_OK) return;
-    /* Where it could not be queued whole, a part of it may be. */
-    fl_cuda_copy_stream_await(upload->stage);
-    fl_slot_return(batch->slot);
-    put_free(upload);
+    cuda_transfer *transfer = self;
+    if (is_foreign(transfer->copies)) return;
+    if (transfer->is_started && await_copy_on(transfer, stream, NULL) == FL_OK) {
+        keep_slot(transfer, slot, 0);
+        return;
+    }
+    /* Where the copy could not be started, a part of what it takes may be queued. */
+    await_copies(transfer->copies);
+    fl_slot_return(slot);
+    put_free(transfer);
 }
 
-void fl_cuda_transfer_drop(fl_cuda_transfer *upload)
+static void cancel(void *self)
 {
-    if (!is_foreign(upload->stage)) put_free(upload);
+    if (!is_foreign(((cuda_transfer *)self)->copies)) put_free(self);
 }
+
+const fl_transfer_ops fl_cuda_transfer_ops = {
+    .pin = pin,
+    .unpin = unpin,
+    .open = open_copy_stream,
+    .await = await_copies,
+    .halt = halt,
+    .close = close_copy_stream,
+    .collect = collect,
+    .get = get_transfer,
+    .set_buffer = set_buffer,
+    .is_started = is_started,
+    .part_filled = part_filled,
+    .start = start,
+    .copy = copy,
+    .finish = finish,
+    .abandon = abandon,
+    .cancel = cancel,
+};

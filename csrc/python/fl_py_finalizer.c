@@ -1,10 +1,11 @@
-/* fl_py_finalizer: the heap type _core.FinalizerBase, a base class whose finalizer Ctrl-C cannot
- * cut short. A __del__ in Python checks for signals before its first line, where nothing can catch.
- */
-#include "fl_py.h"
+/* fl_py_finalizer: see fl_py_finalizer.h. A __del__ in Python checks for signals before its first
+ * line, where nothing can catch KeyboardInterrupt. */
+#include "fl_py_finalizer.h"
 
-/* Calls `self.name()` until Ctrl-C lets it return, a few times at most. Returns whether it came. */
-static int call(PyObject *self, const char *name)
+#include <stdbool.h>
+
+/* Calls `self.name()` again while Ctrl-C interrupts it, 8 times at most. Returns whether it did. */
+static bool call(PyObject *self, const char *name)
 {
     int interrupts = 0;
     PyObject *done = NULL;
@@ -26,16 +27,16 @@ static void finalize(PyObject *self)
     PyErr_Restore(type, value, traceback);
 }
 
-PyDoc_STRVAR(finalized_doc,
+PyDoc_STRVAR(finalizer_doc,
              "FinalizerBase()\n--\n\n"
              "The finalizer calls self._finalize(), again if Ctrl-C has stopped it, and then\n"
              "self._interrupt_later().");
 
-static PyType_Slot finalized_slots[] = {
-    {Py_tp_doc, (void *)finalized_doc}, {Py_tp_finalize, finalize}, {0, NULL}};
+static PyType_Slot finalizer_slots[] = {
+    {Py_tp_doc, (void *)finalizer_doc}, {Py_tp_finalize, finalize}, {0, NULL}};
 
 PyType_Spec fl_py_finalizer_spec = {.name = "fastloop._core.FinalizerBase",
                                     .basicsize = sizeof(PyObject),
                                     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE |
                                              Py_TPFLAGS_IMMUTABLETYPE,
-                                    .slots = finalized_slots};
+                                    .slots = finalizer_slots};

@@ -1,101 +1,25 @@
-/* fl_py_module: the module _core: its types and functions, and the one place where a status of
- * the lower floors becomes an exception. */
+/* fl_py_module: the module _core, with its types and functions. */
 #include "fl_py.h"
+
+#include "fl_py_grad_list.h"
+#include "fl_py_thread_pool.h"
 
 #include "fl_cpu_lanes.h"
 #include "fl_cuda.h"
-#include "fl_safe_read.h"
+#include "fl_py_collate.h"
+#include "fl_py_reply.h"
+#include "fl_py_worker_end.h"
 #include "fl_pages.h"
+#include "fl_py_array_loader.h"
+#include "fl_py_batch_pool.h"
+#include "fl_py_finalizer.h"
+#include "fl_py_indices.h"
+#include "fl_py_numpy.h"
+#include "fl_py_table.h"
+#include "fl_safe_read.h"
 #include "fl_thread.h"
 
-#include <errno.h>
 #include <unistd.h>
-
-static PyObject *raise_index(const fl_err *err)
-{
-    if (err->length == 0)
-        return PyErr_Format(
-            PyExc_IndexError,
-            "index %lld at position %lld of the batch is out of bounds: the dataset "
-            "has length 0",
-            (long long)err->value, (long long)err->position);
-    return PyErr_Format(PyExc_IndexError,
-                        "index %lld at position %lld of the batch is out of bounds for a dataset "
-                        "of length %lld; samplers and the indices of a Subset must lie between "
-                        "%lld and %lld",
-                        (long long)err->value, (long long)err->position, (long long)err->length,
-                        (long long)-err->length, (long long)err->length - 1);
-}
-
-static PyObject *raise_source(const fl_err *err, fl_py_table *table)
-{
-    PyObject *path = PyTuple_GET_ITEM(PyTuple_GET_ITEM(table->files, err->field), 0);
-    PyObject *text = PyUnicode_FromFormat(
-        "%U, row %lld can no longer be read: the mapped file has become shorter than the array; "
-        "restore the file and open the dataset again",
-        PyTuple_GET_ITEM(table->names, err->field), (long long)err->value);
-    PyObject *error =
-        text != NULL ? PyObject_CallFunction(PyExc_OSError, "iOO", EIO, text, path) : NULL;
-    if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_XDECREF(error);
-    Py_XDECREF(text);
-    return NULL;
-}
-
-/* A class of torch's; RuntimeError, of which it is a kind, where torch is not loaded or has none by
- * this name. A new reference. */
-static PyObject *find_device_error(const char *name)
-{
-    PyObject *key = PyUnicode_FromString("torch");
-    PyObject *torch = key != NULL ? PyImport_GetModule(key) : NULL;
-    PyObject *type = torch != NULL ? PyObject_GetAttrString(torch, name) : NULL;
-    Py_XDECREF(torch);
-    Py_XDECREF(key);
-    if (type != NULL) return type;
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_AttributeError)) return NULL;
-    PyErr_Clear();
-    return Py_NewRef(PyExc_RuntimeError);
-}
-
-/* What the device's runtime said, as torch raises what its own calls are told. */
-static PyObject *raise_device(const fl_err *err)
-{
-    bool is_memory = err->code == FL_ENOMEM;
-    PyObject *type = find_device_error(is_memory ? "OutOfMemoryError" : "AcceleratorError");
-    PyObject *error = type != NULL ? PyObject_CallFunction(type, "s", err->text) : NULL;
-    PyObject *number = error != NULL ? PyLong_FromLongLong(err->value) : NULL;
-    if (number != NULL && (is_memory || PyObject_SetAttrString(error, "error_code", number) == 0))
-        PyErr_SetObject(type, error);
-    Py_XDECREF(number);
-    Py_XDECREF(error);
-    Py_XDECREF(type);
-    return NULL;
-}
-
-PyObject *fl_py_raise(const fl_err *err, PyObject *table)
-{
-    PyObject *type = PyExc_RuntimeError;
-    switch (err->code) {
-    case FL_EINDEX:
-        return raise_index(err);
-    case FL_ESOURCE:
-        return raise_source(err, (fl_py_table *)table);
-    case FL_EDEVICE:
-        if (err->value != 0) return raise_device(err);
-        break;
-    case FL_ENOMEM:
-        if (err->value != 0) return raise_device(err);
-        type = PyExc_MemoryError;
-        break;
-    case FL_EINVAL:
-        type = PyExc_ValueError;
-        break;
-    default:
-        break;
-    }
-    PyErr_SetString(type, err->text);
-    return NULL;
-}
 
 PyDoc_STRVAR(int64_array_doc,
              "int64_array(sequence, tensor_type)\n--\n\n"
@@ -105,14 +29,14 @@ PyDoc_STRVAR(int64_array_doc,
 static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *sequence, *tensor_type;
-    fl_py_dlpack door;
+    fl_py_dlpack dlpack;
     if (!PyArg_ParseTuple(args, "OO:int64_array", &sequence, &tensor_type)) return NULL;
     if (!PyList_Check(sequence) && !PyTuple_Check(sequence))
         return PyErr_Format(PyExc_TypeError, "int64_array needs a list or tuple, got %.100s",
                             Py_TYPE(sequence)->tp_name);
-    if (fl_py_dlpack_open(tensor_type, &door) != 0) return NULL;
-    PyObject *array = fl_py_int64_array(&door, sequence);
-    fl_py_dlpack_close(&door);
+    if (fl_py_dlpack_open(tensor_type, &dlpack) != 0) return NULL;
+    PyObject *array = fl_py_int64_array(&dlpack, sequence);
+    fl_py_dlpack_close(&dlpack);
     return array;
 }
 
@@ -269,15 +193,15 @@ static int module_clear(PyObject *module)
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
 
-struct PyModuleDef fl_py_module = {.m_base = PyModuleDef_HEAD_INIT,
-                                   .m_name = "fastloop._core",
-                                   .m_doc = "The C core of fastloop; private, use fastloop.",
-                                   .m_size = sizeof(fl_py_state),
-                                   .m_methods = module_methods,
-                                   .m_slots = module_slots,
-                                   .m_traverse = module_traverse,
-                                   .m_clear = module_clear};
+static struct PyModuleDef core_module = {.m_base = PyModuleDef_HEAD_INIT,
+                                         .m_name = "fastloop._core",
+                                         .m_doc = "The C core of fastloop; private, use fastloop.",
+                                         .m_size = sizeof(fl_py_state),
+                                         .m_methods = module_methods,
+                                         .m_slots = module_slots,
+                                         .m_traverse = module_traverse,
+                                         .m_clear = module_clear};
 
 PyMODINIT_FUNC PyInit__core(void);
 
-PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&fl_py_module); }
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&core_module); }

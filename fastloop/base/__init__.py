@@ -1,1 +1,1 @@
-"""Helpers that know nothing of loaders or steps: nested containers, interrupts, memory, threads."""
+"""What knows nothing of loaders or steps: nested batches, interrupts, memory, threads, schemas."""

@@ -1,4 +1,4 @@
-"""What the machine has in memory, and what this process may have of it."""
+"""How much memory the machine has, and how much of it this process may use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ def _read(path: str | Path) -> str:
         return ""
 
 
-def _meminfo() -> dict[str, int]:
-    """/proc/meminfo in bytes."""
-    lines = (line.split() for line in _read("/proc/meminfo").splitlines())
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1}
+def _read_table(path: str | Path) -> dict[str, int]:
+    """The first number of each line, by the line's first word."""
+    lines = (line.split() for line in _read(path).splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
+
+
+def _meminfo(name: str, default: int) -> int:
+    """A line of /proc/meminfo, in bytes."""
+    return _read_table("/proc/meminfo").get(name, default >> 10) << 10
 
 
 def _cgroup_folder() -> Path | None:
-    """The folder of this process's group, cgroup version 2."""
+    """The folder of this process's cgroup, version 2."""
     for line in _read("/proc/self/cgroup").splitlines():
         if line.startswith("0::"):
             return Path("/sys/fs/cgroup") / line[3:].strip().lstrip("/")
@@ -27,15 +32,14 @@ def _cgroup_folder() -> Path | None:
 
 
 def _file_cache(folder: Path) -> int:
-    """Bytes of files that the group's use counts and the kernel drops when memory is short."""
-    words = (line.split() for line in _read(folder / "memory.stat").splitlines())
-    found = dict(pair for pair in words if len(pair) == 2)
+    """Bytes of cached files: the group's use counts them, and the kernel drops them if need be."""
+    found = _read_table(folder / "memory.stat")
     names = ("inactive_file", "active_file")
-    return sum(int(found.get(f"total_{name}", found.get(name, 0))) for name in names)
+    return sum(found.get(f"total_{name}", found.get(name, 0)) for name in names)
 
 
 def _cgroup_limits() -> list[tuple[int, int]]:
-    """(limit, used) in bytes, of the group and all above it that have a limit."""
+    """(limit, used) in bytes, of this process's group and of those above it that have a limit."""
     found = []
     folder = _cgroup_folder()
     folders = [folder, *folder.parents] if folder is not None else []
@@ -50,15 +54,14 @@ def _cgroup_limits() -> list[tuple[int, int]]:
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping and within the limits of the cgroup."""
-    available = _meminfo().get("MemAvailable", 1 << 30)
+    """Memory that this process can have without swapping, within the limits of its cgroups."""
+    available = _meminfo("MemAvailable", 1 << 30)
     return max(0, min([available, *(limit - used for limit, used in _cgroup_limits())]))
 
 
 def describe_memory() -> str:
     """One sentence with figures, for errors."""
-    info = _meminfo()
-    available, total = (info.get(name, 0) / 2**30 for name in ("MemAvailable", "MemTotal"))
+    available, total = (_meminfo(name, 0) / 2**30 for name in ("MemAvailable", "MemTotal"))
     text = f"{available:.1f} of {total:.1f} GiB of memory are available now"
     for limit, used in _cgroup_limits()[:1]:
         text += f", and its cgroup uses {used / 2**30:.1f} of {limit / 2**30:.1f} GiB"

@@ -1,4 +1,5 @@
-"""Walks over nested batches: the containers that torch's pin_memory looks into, and dataclasses."""
+"""The leaves of nested batches. Containers are those that torch's pin_memory looks into, and
+dataclasses."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Leaf = Callable[[Path, Any], Any]
 
 
 def _is_leaf(value: Any) -> bool:
-    # What has pin_memory() moves itself, as far as torch's loader is concerned.
+    # An object with a pin_memory() is moved by its own methods, as in torch's loader.
     return isinstance(value, (torch.Tensor, str, bytes)) or hasattr(value, "pin_memory")
 
 

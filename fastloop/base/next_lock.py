@@ -1,4 +1,5 @@
-"""One thread at a time inside ``next()`` of an iterator, where torch's own lose batches or hang."""
+"""The lock of an iterator's ``next()``. Where two threads call it at once, torch's own iterators
+lose batches or hang."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ from typing import Any
 
 
 class NextLock:
-    """Base of iterators whose ``__next__`` runs in ``with self._turn():``.
+    """One thread at a time in ``with lock.of_process():``.
 
     A thread may enter again, as when a dataset or a signal handler calls ``next()`` on the iterator
     it is called by: then all is as in torch.
     """
 
-    # By process: in a forked child a thread that does not exist there may hold the parent's.
-    _turns: dict[int, AbstractContextManager[Any]]
+    def __init__(self) -> None:
+        # By process: in a forked child a thread that does not exist there may hold the parent's.
+        self._locks: dict[int, AbstractContextManager[Any]] = {}
 
-    def _turn(self) -> AbstractContextManager[Any]:
-        turns, pid = self._turns, os.getpid()
-        return turns.get(pid) or turns.setdefault(pid, threading.RLock())
+    def of_process(self) -> AbstractContextManager[Any]:
+        locks, pid = self._locks, os.getpid()
+        return locks.get(pid) or locks.setdefault(pid, threading.RLock())

@@ -1,4 +1,4 @@
-"""The threads of OpenMP that torch's operations run on, and our own work on them."""
+"""The OpenMP threads that torch's operations run on, and our own work on them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fastloop._core import ThreadPool
 def on_this_thread() -> Iterator[None]:
     """torch's operations in the body use the calling thread alone.
 
-    Threads of OpenMP spin for milliseconds after their last work, on the cores that whoever comes
-    next needs. Other threads of the program keep their number of threads: OpenMP counts for each
-    thread by itself, unlike `torch.set_num_threads`. Where torch has no OpenMP, nothing changes."""
+    OpenMP threads spin for milliseconds after their last work, on cores that the next work needs.
+    Other threads of the program keep their number of OpenMP threads, which is one of each thread,
+    unlike that of `torch.set_num_threads`. Where torch has no OpenMP, nothing changes."""
     threads, library = torch.get_num_threads(), openmp()
     if library is None or threads == 1:
         yield
@@ -34,7 +34,7 @@ def on_this_thread() -> Iterator[None]:
 
 @cache
 def openmp() -> Any:
-    """The library that has omp_set_num_threads, if it is the one that torch uses."""
+    """The OpenMP library that torch uses; None if there is none, or it cannot be found."""
     torch.get_num_threads()  # sets OpenMP's number when it is asked for the first time
     try:
         library = ctypes.CDLL(None)
@@ -48,10 +48,10 @@ def openmp() -> Any:
 
 
 @lru_cache(maxsize=1)
-def make_team(threads: int, _process: int) -> ThreadPool:
+def make_thread_pool(threads: int, _process: int) -> ThreadPool:
     return ThreadPool(threads, uses_openmp=openmp() is not None)
 
 
-def team() -> ThreadPool:
+def thread_pool() -> ThreadPool:
     """As many threads as torch's own operations use, shared by all work of this process."""
-    return make_team(torch.get_num_threads(), getpid())
+    return make_thread_pool(torch.get_num_threads(), getpid())

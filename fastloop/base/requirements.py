@@ -1,5 +1,5 @@
-"""What the environment has and allows: the check that a usable torch is installed, made when a
-name that needs it is used, and the switch that leaves CUDA to torch."""
+"""What the environment has and allows: whether a usable torch is installed, which is checked when a
+name that needs it is used, and whether FASTLOOP_DISABLE_CUDA leaves CUDA to torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ArrayDataset: arrays of equal length as a map-style dataset."""
+"""ArrayDataset: arrays of equal length as a map-style dataset, and the checks of its fields."""
 
 from __future__ import annotations
 
@@ -31,17 +31,14 @@ _REMEDIES = {
     "M": "pass a.view('int64')",
     "m": "pass a.view('int64')",
 }
-
-
-_KINDS = (
+_SPECIAL_FILES = (
     (stat.S_ISFIFO, "FIFO"),
     (stat.S_ISSOCK, "socket"),
     (stat.S_ISCHR, "character device"),
     (stat.S_ISBLK, "block device"),
 )
 
-
-# Its path, the address at which its first byte would be mapped, and its size now.
+# Its path, the address at which its first byte would be mapped, and a function that tells its size.
 MappedFile = tuple[str, int, Callable[[], int] | None]
 
 
@@ -55,7 +52,7 @@ def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
 
 
 def _find_file(array: Array) -> MappedFile | None:
-    """The mapped file an array lies in, or None if no part of its base chain is a mapping."""
+    """The mapped file an array lies in. None if neither the array nor its bases are a mapping."""
     path, root = "a mapped file", None
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
@@ -64,7 +61,7 @@ def _find_file(array: Array) -> MappedFile | None:
         base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
     if base is None:
         return None
-    if root is None:  # mapped by hand: nobody knows at which place in the file
+    if root is None:  # an mmap of the user's: its place in the file is not known
         return path, 0, None
     return path, root.__array_interface__["data"][0] - root.offset, base.size
 
@@ -72,7 +69,7 @@ def _find_file(array: Array) -> MappedFile | None:
 def _check_kind(name: str, path: str, mode: int) -> None:
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # open() has an error for the latter
         return
-    kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "special file")
+    kind = next((kind for is_kind, kind in _SPECIAL_FILES if is_kind(mode)), "special file")
     raise ValueError(
         f"{name}: {path!r} is a {kind}, not a regular file; save the data as a .npy file, or pass "
         "an array"
@@ -84,7 +81,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _map_npy(file: BinaryIO) -> Array:
-    """As numpy.lib.format.open_memmap, which takes a path alone and opens that twice."""
+    """As numpy.lib.format.open_memmap, which takes a path only, and opens it twice."""
     npy = np.lib.format
     version = npy.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
@@ -100,8 +97,8 @@ def _map_npy(file: BinaryIO) -> Array:
 
 def _open_npy(name: str, path: str) -> Array:
     try:
-        # Opening a FIFO or a device may have effects, so it is not tried; what lies there may have
-        # become one a moment later, so what is mapped is what was opened and looked at.
+        # Opening a FIFO or a device may have effects, so the kind is checked before. Something else
+        # may lie there a moment later, so what was opened is checked again, and that is mapped.
         _check_kind(name, path, os.stat(path).st_mode)
         with open(path, "rb", opener=_open_at_once) as file:
             _check_kind(name, path, os.fstat(file.fileno()).st_mode)
@@ -125,7 +122,7 @@ def torch_dtype(source: torch.Tensor | Array) -> torch.dtype:
 
 
 class _Field:
-    """One column: its memory, what errors call it, and how to take a row as torch would."""
+    """One column: its memory, its name in errors, and how a row is taken as torch would."""
 
     def __init__(self, name: str, value: object) -> None:
         self.name = name
@@ -146,8 +143,7 @@ class _Field:
                 "a torch CPU tensor or the path of a .npy file"
             )
         _check_dtype(name, value.dtype)
-        if value.ndim == 0:
-            raise ValueError(f"{name} is 0-dimensional; its first dimension must count samples")
+        self._check_dimensions(value.ndim)
         # np.ulonglong is a uint64 that torch does not know by that name.
         self.source = np.asarray(value).view(np.dtype(value.dtype.name))
         self.file = _find_file(value)
@@ -159,7 +155,10 @@ class _Field:
                 f"{self.name} is a {tensor.layout} tensor on {tensor.device}; "
                 "pass a dense CPU tensor (t.cpu(), t.to_dense())"
             )
-        if tensor.ndim == 0:
+        self._check_dimensions(tensor.ndim)
+
+    def _check_dimensions(self, count: int) -> None:
+        if count == 0:
             raise ValueError(
                 f"{self.name} is 0-dimensional; its first dimension must count samples"
             )
@@ -183,7 +182,7 @@ class _Field:
         return self._read_mapped(array, index)
 
     def _read_mapped(self, array: Array, index: Any) -> torch.Tensor:
-        """Rows of a mapped file, read so that a file that shrank is an OSError, not a crash."""
+        """Rows of a mapped file. If the file has become shorter, this is an OSError, no crash."""
         if self._table is None:
             self._table = _core.Table((array,), torch.Tensor, (self.name,), (self.file,))
         dtype = torch_dtype(array)
@@ -198,11 +197,10 @@ class _Field:
         return out.view((*rows.shape, *array.shape[1:]))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        if self.opened is not None:
-            return _Field, (self.name, self.opened)
-        if isinstance(self.source, np.ndarray):
-            return _Field, (self.name, np.array(self.source))
-        return _Field, (self.name, self.source)
+        source: object = self.opened
+        if source is None:  # a view pickles no more than it shows
+            source = np.array(self.source) if isinstance(self.source, np.ndarray) else self.source
+        return _Field, (self.name, source)
 
     def __repr__(self) -> str:
         source = self.source

@@ -29,21 +29,21 @@ def is_default_collate(collate_fn: object) -> bool:
 
 
 def _walk_container(fast: _core.Collate, batch: Any) -> Any:
-    def stack_leaf(batch: Any, *, collate_fn_map: Any = None) -> Any:
-        return fast.leaf(batch)
+    def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return fast.stack(batch)
 
-    leaves: dict[Any, Callable[..., Any]] = dict.fromkeys(_DEFAULTS, stack_leaf)
+    leaves: dict[Any, Callable[..., Any]] = dict.fromkeys(_DEFAULTS, stack)
     return collate.collate(batch, collate_fn_map=leaves)
 
 
 def make_collate(
-    port: _core.WorkerEnd | None = None, team: _core.ThreadPool | None = None
+    worker_end: _core.WorkerEnd | None = None, thread_pool: _core.ThreadPool | None = None
 ) -> _core.Collate:
     """A function that gives what ``default_collate`` gives.
 
     Args:
-        port: in a worker process, where batches are built.
-        team: threads that share long copies; None: the caller's alone.
+        worker_end: in a worker process, where batches are built.
+        thread_pool: threads that share long copies; None: the caller's alone.
     """
     return _core.Collate(
         torch=torch,
@@ -51,6 +51,6 @@ def make_collate(
         registry=collate.default_collate_fn_map,
         others=_walk_container,
         fallback=default_collate,
-        port=port,
-        team=team,
+        worker_end=worker_end,
+        thread_pool=thread_pool,
     )

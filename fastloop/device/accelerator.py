@@ -1,8 +1,8 @@
-"""What a device is to an upload: a stream for copies, events, pinned memory and device memory.
+"""A device as an upload needs it: a stream for copies, events, pinned memory and device memory.
 
 ``Accelerator`` is the one place that touches torch's streams. Its calls act on the stream that is
-current, as torch's do: on the user's, and inside ``copying()`` on the stream for copies. None
-makes the host wait, except ``finish()``. It is used from the thread that iterates.
+current, as torch's do: on the user's, and inside ``copy_stream()`` on the stream for copies. None
+makes the host wait, except ``synchronize()``. It is used from the thread that iterates.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def _parts(tensor: Any) -> list[torch.Tensor]:
 
 @functools.cache
 def _find_stream(device: torch.device) -> tuple[int, int, int]:
-    """The one stream for copies to a device. Blocks of torch's allocators belong to streams: on
+    """The one stream for copies to a device. Memory of torch's allocators belongs to a stream: on
     another stream an epoch would not find the memory of the epoch before."""
     stream = torch.Stream(device)
     return stream.stream_id, stream.device_index, stream.device_type
 
 
-def pinned_bytes(size: int) -> torch.Tensor:
+def allocate_pinned(size: int) -> torch.Tensor:
     """Memory of torch's caching host allocator, for copies to the current accelerator."""
     return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
@@ -52,40 +52,40 @@ class Accelerator:
         self._copies = torch.Stream(*_find_stream(device))
         self._pid = os.getpid()
 
-    def copying(self) -> AbstractContextManager[Any]:
-        """In this block the stream for copies, and its device, are current."""
+    def copy_stream(self) -> AbstractContextManager[Any]:
+        """A context in which the stream for copies, and its device, are current."""
         return self._copies
 
-    def stream(self) -> torch.Stream:
+    def current_stream(self) -> torch.Stream:
         return torch.accelerator.current_stream(self.device)
 
-    def mark(self, stream: torch.Stream | None = None) -> torch.Event:
+    def record_event(self, stream: torch.Stream | None = None) -> torch.Event:
         """An event after all that is queued on a stream; on the current one by default."""
-        return (stream or self.stream()).record_event()
+        return (stream or self.current_stream()).record_event()
 
-    def wait(self, event: torch.Event) -> None:
-        """What is queued on the current stream from now on comes after the event."""
-        self.stream().wait_event(event)
+    def wait_event(self, event: torch.Event) -> None:
+        """Work queued on the current stream from now on begins after the event."""
+        self.current_stream().wait_event(event)
 
-    def is_over(self, event: torch.Event) -> bool:
+    def is_done(self, event: torch.Event) -> bool:
         return event.query()
 
-    def finish(self, event: torch.Event) -> None:
+    def synchronize(self, event: torch.Event) -> None:
         """SYNC: the host waits for the event."""
         if self._pid == os.getpid():
             event.synchronize()
 
-    def has(self, tensor: torch.Tensor) -> bool:
+    def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.is_pinned()
 
-    def pinned(self, size: int) -> torch.Tensor:
+    def allocate_pinned(self, size: int) -> torch.Tensor:
         """Bytes that are not reused before copies have read them."""
-        return pinned_bytes(size)
+        return allocate_pinned(size)
 
-    def empty(self, size: int) -> torch.Tensor:
+    def allocate(self, size: int) -> torch.Tensor:
         """Bytes on the device that belong to the current stream."""
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
@@ -93,17 +93,17 @@ class Accelerator:
         target.copy_(source, non_blocking=True)
 
     def move(self, value: Any) -> Any:
-        """By the means of its own type."""
+        """Moves a value by its own ``to()``."""
         if isinstance(value, torch.Tensor):
             return value.to(self.device, non_blocking=True)
         if hasattr(value, "pin_memory"):
             return value.pin_memory().to(self.device, non_blocking=True)
         return value.to(self.device)
 
-    def lend(self, value: Any) -> None:
-        """The memory of ``value`` is not reused before what is queued on the current stream, up
-        to its end, is over."""
-        stream = self.stream()
+    def record_stream(self, value: Any) -> None:
+        """The memory of ``value`` is not reused before work is over that the current stream has
+        when the value dies."""
+        stream = self.current_stream()
         if not isinstance(value, torch.Tensor):
             value.record_stream(stream)
             return
@@ -125,27 +125,27 @@ class Accelerator:
 
 
 class HostAccelerator(Accelerator):
-    """The CPU as a device: whatever is called is over when it returns."""
+    """The CPU as a device: a copy is over when the call returns."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def copying(self) -> AbstractContextManager[Any]:
+    def copy_stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def stream(self) -> Any:
+    def current_stream(self) -> Any:
         return None
 
-    def mark(self, stream: Any = None) -> Any:
+    def record_event(self, stream: Any = None) -> Any:
         return None
 
-    def wait(self, event: Any) -> None:
+    def wait_event(self, event: Any) -> None:
         pass
 
     def move(self, value: Any) -> Any:
         return value.to(self.device)
 
-    def lend(self, value: Any) -> None:
+    def record_stream(self, value: Any) -> None:
         pass
 
     def check(self) -> None:
@@ -153,7 +153,7 @@ class HostAccelerator(Accelerator):
 
 
 def open_accelerator(device: torch.device | str | int) -> Accelerator:
-    """The link to a device. Raises torch's own error if there is no such device.
+    """The accelerator of a device. Raises torch's own error if there is no such device.
 
     Args:
         device: as torch takes it; without an index, the current one.

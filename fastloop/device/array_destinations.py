@@ -12,10 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from fastloop.base.requirements import kernels_are_disabled
 from fastloop.data.arrays import torch_dtype
-from fastloop.device.accelerator import Accelerator, pinned_bytes
-from fastloop.device.availability import find_fault
+from fastloop.device.accelerator import Accelerator, allocate_pinned
 from fastloop.loader.route import Source
 
 # A field so small that is so small a part of its batch gets pinned memory of its own.
@@ -84,7 +82,7 @@ class PinnedBlocks(Blocks):
     """Pinned memory that the user gets."""
 
     def __init__(self, source: Source) -> None:
-        super().__init__(source, lambda size: fix_size(pinned_bytes(size)))
+        super().__init__(source, lambda size: fix_size(allocate_pinned(size)))
 
     def _give(self, field: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
         if not is_small_part(field, block):
@@ -97,7 +95,7 @@ class DeviceBlocks(Blocks):
     """Memory on the device at the other end of a link."""
 
     def __init__(self, source: Source, link: Accelerator) -> None:
-        super().__init__(source, link.empty)
+        super().__init__(source, link.allocate)
         self.index = link.device.index
         self._link = link
 
@@ -105,16 +103,4 @@ class DeviceBlocks(Blocks):
         self._link.check()
 
     def _lend(self, block: torch.Tensor) -> None:
-        self._link.lend(block)
-
-
-def has_uploads(link: Accelerator) -> bool:
-    """Whether C can upload to the device: fastloop's CUDA half runs on it."""
-    if link.device.type != "cuda" or kernels_are_disabled():
-        return False
-    return not find_upload_fault(link)
-
-
-def find_upload_fault(link: Accelerator) -> str:
-    """Why C cannot upload to a device that it was meant for, which the user is told once."""
-    return find_fault(link.device, "uploads batches")
+        self._link.record_stream(block)

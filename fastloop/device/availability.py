@@ -16,6 +16,8 @@ from fastloop.base.requirements import kernels_are_disabled
 if TYPE_CHECKING:
     import torch
 
+    from fastloop.device.accelerator import Accelerator
+
 # What a runtime of this major version needs.
 _DRIVERS = {12: "525", 13: "580"}
 
@@ -62,3 +64,14 @@ def find_fault(device: torch.device, what: str) -> str:
         warn_once(f"torch {what} in place of fastloop on {device}: {fault}")
         return fault
     return ""
+
+
+def find_upload_fault(accelerator: Accelerator) -> str:
+    """Why C cannot copy batches to a device that it was meant for, which the user is told once."""
+    return find_fault(accelerator.device, "uploads batches")
+
+
+def has_uploads(accelerator: Accelerator) -> bool:
+    """Whether C copies batches to the device: fastloop's CUDA half runs on it."""
+    is_meant = accelerator.device.type == "cuda" and not kernels_are_disabled()
+    return is_meant and not find_upload_fault(accelerator)

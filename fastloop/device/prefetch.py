@@ -13,7 +13,8 @@ from fastloop import _core
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.next_lock import NextLock
 from fastloop.device.accelerator import Accelerator, open_accelerator
-from fastloop.device.uploader import NoUpload, Sent, StaticBatch, Transform, Uploader
+from fastloop.device.static_batch import StaticBatch
+from fastloop.device.uploader import NoUpload, Sent, Transform, Uploader
 
 
 class _Entry:
@@ -28,37 +29,37 @@ class _Entry:
         self.batch = None
 
 
-class Prefetcher(NextLock, _core.FinalizerBase):
+class Prefetcher(_core.FinalizerBase):
     """Pulls batches from an iterator until `depth` are under way, then hands out the oldest."""
 
     def __init__(
         self,
         source: Iterator[Any],
-        link: Accelerator,
+        accelerator: Accelerator,
         depth: int,
         uploader: Uploader | NoUpload,
         is_static: bool,
     ) -> None:
         self._source: Any = source
-        self._link = link
+        self._accelerator = accelerator
         self._depth = depth
         self._uploader = uploader
-        self._fixed = StaticBatch(link) if is_static else None
+        self._fixed = StaticBatch(accelerator) if is_static else None
         self._ahead: deque[_Entry] = deque()
         self._held: list[Exception] = []  # at most one, met while reading ahead
-        self._turns = {}
+        self._next_lock = NextLock()
         self._begin()
 
     def _begin(self) -> None:
-        self._link.check()
+        self._accelerator.check()
         self._uploader.begin()
 
     def __iter__(self) -> Any:
         return self
 
     def __next__(self) -> Any:
-        self._link.check()
-        with self._turn():
+        self._accelerator.check()
+        with self._next_lock.of_process():
             self._fill()
             if not self._ahead:
                 raise self._held.pop()
@@ -118,15 +119,15 @@ class DeviceIter(Prefetcher, _BaseDataLoaderIter):
     def __init__(
         self,
         source: _BaseDataLoaderIter,
-        link: Accelerator,
+        accelerator: Accelerator,
         transform: Transform | None,
         is_static: bool,
     ) -> None:
         is_there = getattr(source, "is_on_device", False)
         # Without workers the dataset is read in the loop's own time, and draws its numbers there.
         depth = 2 if source._num_workers > 0 and not is_there else 1
-        uploader = NoUpload(transform) if is_there else Uploader(link, transform)
-        super().__init__(source, link, depth, uploader, is_static)
+        uploader = NoUpload(transform) if is_there else Uploader(accelerator, transform)
+        super().__init__(source, accelerator, depth, uploader, is_static)
         # torch's thread pins for it: then batches are uploaded from where they are.
         if not hasattr(source, "_pin_memory_thread"):
             source._pin_memory = False
@@ -195,6 +196,6 @@ def prefetch(
     """
     if depth < 1:
         raise ValueError(f"depth={depth} must be at least 1: the batch that is handed out")
-    link = open_accelerator(device)
-    uploader = Uploader(link, device_transform)
-    return Prefetcher(iter(iterable), link, depth, uploader, static_buffers)
+    accelerator = open_accelerator(device)
+    uploader = Uploader(accelerator, device_transform)
+    return Prefetcher(iter(iterable), accelerator, depth, uploader, static_buffers)

@@ -15,33 +15,15 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import pin_memory
 
 from fastloop import _core
-from fastloop.device.accelerator import Accelerator, pinned_bytes
+from fastloop.base.tensors import DTYPES, extent
+from fastloop.device.accelerator import Accelerator, allocate_pinned
 from fastloop.device.array_destinations import fix_size, is_small_part
 from fastloop.device.uploader import Uploader
-from fastloop.workers.batch_pickle import Place, TensorTarget, extent, unpack
+from fastloop.workers.batch_pickle import Place, TensorTarget, unpack
 
 # So many batches no memory is asked for ahead of them after there was none: torch's allocators
 # give all back that they keep before they say so.
 _PAUSE = 32
-
-# By DLPack's code and bits.
-_DTYPES = {
-    code * 256 + dtype.itemsize * 8: dtype
-    for code, dtypes in {
-        0: (torch.int8, torch.int16, torch.int32, torch.int64),
-        1: (torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        2: (torch.float16, torch.float32, torch.float64),
-        4: (torch.bfloat16,),
-        5: (torch.complex32, torch.complex64, torch.complex128),
-        6: (torch.bool,),
-        10: (torch.float8_e4m3fn,),
-        11: (torch.float8_e4m3fnuz,),
-        12: (torch.float8_e5m2,),
-        13: (torch.float8_e5m2fnuz,),
-        14: (torch.float8_e8m0fnu,),
-    }.items()
-    for dtype in dtypes
-}
 
 
 class _Block:
@@ -54,7 +36,7 @@ class _Block:
     def tensor(self, place: Place) -> torch.Tensor:
         """With a version of its own: writing to one spoils no graph that saved another."""
         offset, code, *shape = place
-        dtype = _DTYPES[code]
+        dtype = DTYPES[code]
         tensor = torch.empty(0, dtype=dtype, device=self._device)
         begin = offset // dtype.itemsize
         tensor.set_(self._storage, begin, shape)  # type: ignore[call-overload]
@@ -66,7 +48,7 @@ class _OnDevice:
 
     def __init__(self, link: Accelerator) -> None:
         self._uploader = Uploader(link, None)
-        self.check, self.new, self.lend = link.check, link.empty, link.lend
+        self.check, self.new, self.lend = link.check, link.allocate, link.record_stream
 
     def open(self, parcel: _core.Reply, memory: torch.Tensor) -> Any:
         return unpack(parcel, TensorTarget(_Block(memory).tensor, torch.clone, is_dense=True))
@@ -114,7 +96,7 @@ class _Pinned(_Staged):
     """In memory of torch's caching host allocator, as torch's own loader pins."""
 
     def __init__(self, device: str) -> None:
-        super().__init__(lambda size: fix_size(pinned_bytes(size)))
+        super().__init__(lambda size: fix_size(allocate_pinned(size)))
         self._device = device
 
     def open(self, parcel: _core.Reply, memory: torch.Tensor) -> Any:
@@ -152,8 +134,8 @@ class Landing:
     """Where the parcels of one iterator land. Missing memory may be there at the next call. One
     thread at a time, as the iterator's next() sees to (base/next_lock.py)."""
 
-    def __init__(self, hub: _core.ParentEnd, place: Destination) -> None:
-        self._hub = hub
+    def __init__(self, parent_end: _core.ParentEnd, place: Destination) -> None:
+        self._parent_end = parent_end
         self._place = place
         self._late: Any = None  # what the iterator gave and has not landed yet
         self._landed: list[Any] = []  # at most one, kept through what may interrupt
@@ -183,7 +165,7 @@ class Landing:
         if type(late) is not _core.Reply or late.upload == 0:
             return self._move(late)
         with torch.inference_mode(False):  # tensors of that mode could not be used outside of it
-            memory, is_elsewhere = late.land(self._place.new)
+            memory, is_elsewhere = late.deliver(self._place.new)
             try:
                 if is_elsewhere:
                     self._place.lend(memory)
@@ -210,17 +192,17 @@ class Landing:
 
     def rest(self) -> None:
         """There are no more batches in this epoch."""
-        self._hub.rest()
+        self._parent_end.release_buffers()
 
     @torch.inference_mode(False)
     def _look_ahead(self, first: int) -> None:
-        wanted = self._hub.expect(first)
+        wanted = self._parent_end.set_window(first)
         if self._pause > 0:
             self._pause -= 1
             return
         try:
             for _ in range(wanted):
-                self._hub.supply(self._place.new(self._hub.room))
+                self._parent_end.add_buffer(self._place.new(self._parent_end.expected_bytes))
         except Exception:  # what is wrong is raised when a batch cannot do without
             self._pause = _PAUSE
 
@@ -246,4 +228,4 @@ def pinned(loader: DataLoader[Any]) -> Destination | None:
 
 def on_the_way(link: Accelerator) -> Destination | None:
     """For batches that go on to a link, None where memory needs no pinning for that."""
-    return _Staged(link.pinned) if link.device.type != "cpu" else None
+    return _Staged(link.allocate_pinned) if link.device.type != "cpu" else None

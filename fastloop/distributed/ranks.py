@@ -1,14 +1,15 @@
-"""The other processes of a DDP or FSDP job: when gradients travel, and what ranks tell each other.
+"""The other processes of a DDP or FSDP job: when gradients are reduced, and what ranks tell each
+other.
 
-Every message is one all-reduce of the same small vector, whatever it is about: ranks that are at
-different places still understand each other, and all raise the same error instead of waiting.
+Every message is one all-reduce of the same small vector, whatever it is about. So ranks that are at
+different points still understand each other, and all raise the same error instead of waiting.
 Called by the stepper on the thread that trains. docs/stepper.md says what is sent when."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from enum import IntEnum
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -18,63 +19,59 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 
-class Place(IntEnum):
-    """Where in its loop a rank is when it sends a message."""
+class SyncPoint(Enum):
+    """The point of its loop at which a rank sends a message."""
 
-    BEGIN = 0
-    FIRST_WEIGHT = 1
-    BOUNDARY = 2
-    FLUSH = 3
-    LEFT = 4
-
-
-_PLACES = {
-    Place.BEGIN: "at the beginning of iterate()",
-    Place.FIRST_WEIGHT: "in their first micro-batch",
-    Place.BOUNDARY: "at the end of a window",
-    Place.FLUSH: "in flush()",
-    Place.LEFT: "out of the loop, which they left before its end",
-}
+    BEGIN = "at the beginning of iterate()"
+    FIRST_WEIGHT = "in their first micro-batch"
+    BOUNDARY = "at the end of a window"
+    FLUSH = "in flush()"
+    LEFT = "out of the loop, which they left before its end"
 
 
-class Reduced(NamedTuple):
-    """Sums over all ranks."""
+class Totals(NamedTuple):
+    """What one rank sends, and the sums over all ranks."""
 
-    weight: float
-    counted: float  # micro-batches with a weight above 0
-    has_more: float  # ranks whose loop has another batch
-    has_dropped: float  # ranks that left out a micro-batch
+    weight: float = 0.0  # of the window's micro-batches
+    counted: float = 0.0  # micro-batches with a weight above 0
+    has_more: float = 0.0  # whether the loop has another batch
+    has_dropped: float = 0.0  # whether a micro-batch was left out
 
 
 class Ranks:
-    """The process group behind a model's parallel modules."""
+    """The process group behind a model's parallel modules. Without such a module it is one rank,
+    and every method is free."""
 
     def __init__(self, replicated: list[Module], sharded: list[Module]) -> None:
         self._replicated = replicated  # DDP, FSDP1: borrowed from the user's model
-        self._sharded = sharded  # FSDP2
-        self._is_synced = True  # what the sharded modules were told last
-        self._contexts: list[AbstractContextManager[Any]] = []
-        self._farewell: tuple[Any, Tensor] | None = None
+        self._sharded = sharded  # FSDP2: likewise
+        self.is_parallel = bool(replicated or sharded)
+        self._is_synced = True  # whether the sharded modules were told to reduce
+        self._contexts: list[AbstractContextManager[Any]] = []  # no_sync() of the micro-batch
+        self._leave_notice: tuple[Any, Tensor] | None = None  # sent, not waited for
         self._ddp: list[Any] = [m for m in replicated if isinstance(m, DistributedDataParallel)]
-        # Whether DDP has yet to see its static graph, in a backward that reduces.
+        # Whether DDP has yet to record its static graph, in a backward that reduces.
         self._is_static = any(module.static_graph for module in self._ddp)
         self.can_reduce_alone = len(self._ddp) == len(replicated) and not sharded
         self.has_shards = bool(sharded) or any(map(_is_fsdp1, replicated))
-        self.group: Any = getattr((replicated or sharded)[0], "process_group", None)
-        self.size = dist.get_world_size(self.group) if _is_running() else 1
-        for module in replicated[1:]:
-            group = getattr(module, "process_group", None)
-            if _is_running() and dist.get_world_size(group) != self.size:
-                raise ValueError(
-                    f"the modules of model= have process groups of {self.size} and "
-                    f"{dist.get_world_size(group)} ranks; make one Stepper for each group"
-                )
+        with_groups = replicated or sharded[:1]
+        groups: list[Any] = [getattr(m, "process_group", None) for m in with_groups] or [None]
+        self.group = groups[0]
+        self.size = 1
+        if self.is_parallel and _is_running():
+            self.size, *others = map(dist.get_world_size, groups)
+            for size in others:
+                if size != self.size:
+                    raise ValueError(
+                        f"the modules of model= have process groups of {self.size} and {size} "
+                        "ranks; make one Stepper for each group"
+                    )
         self._device = _message_device(self.group) if self.size > 1 else torch.device("cpu")
 
     # ---- when gradients travel
 
-    def enter(self, sync: bool) -> None:
-        """Before a micro-batch's forward: whether its backward reduces gradients."""
+    def enter_micro(self, sync: bool) -> None:
+        """Before a micro-batch's forward, whose backward reduces gradients if `sync`."""
         if self._sharded and sync != self._is_synced:
             self._set_shards(sync)
         if not sync:
@@ -89,14 +86,14 @@ class Ranks:
                 context.__enter__()
                 self._contexts.append(context)
 
-    def leave(self) -> None:
-        """After it."""
+    def leave_micro(self) -> None:
+        """After its backward."""
         while self._contexts:
             self._contexts.pop().__exit__(None, None, None)
 
     def drop_window(self) -> None:
         """Forget gradients that FSDP2 keeps unreduced, and let the next backward reduce."""
-        self.leave()
+        self.leave_micro()
         if not self._is_synced:
             self._set_shards(True)
             for param in _sharded_params(self._sharded):
@@ -138,52 +135,38 @@ class Ranks:
 
     # ---- messages
 
-    def tell(
-        self,
-        place: Place,
-        *,
-        weight: float = 0.0,
-        counted: int = 0,
-        has_more: bool = False,
-        has_dropped: bool = False,
-    ) -> Reduced:
-        """What all ranks say together. Waits until each has sent its message (SYNC).
+    def exchange(self, point: SyncPoint, own: Totals) -> Totals:
+        """The sums over all ranks. Waits until each has sent its message (SYNC).
 
-        Raises RuntimeError on every rank if they are not all at the same place."""
-        self._settle_farewell()
-        facts = Reduced(weight, counted, has_more, has_dropped)
+        Raises RuntimeError on every rank if they are not all at the same point."""
+        if self._leave_notice is not None:
+            (work, message), self._leave_notice = self._leave_notice, None
+            work.wait()
+            self._check_points(SyncPoint.LEFT, message.tolist())
         if self.size == 1:
-            return facts
-        message = self._message(place, facts)
+            return own
+        message = self._message(point, own)
         dist.all_reduce(message, group=self.group)
         sums = message.tolist()
-        self._check_places(place, sums)
-        return Reduced(*sums[len(Place) :])
+        self._check_points(point, sums)
+        return Totals(*sums[len(SyncPoint) :])
 
-    def say_left(self) -> None:
+    def send_leave_notice(self) -> None:
         """Tell the others, without waiting, that this rank has left its loop."""
-        if self.size == 1 or not _is_running():
-            return
-        message = self._message(Place.LEFT, Reduced(0, 0, 0, 0))
-        work = dist.all_reduce(message, group=self.group, async_op=True)
-        self._farewell = (work, message)
+        if self.size > 1 and _is_running():
+            message = self._message(SyncPoint.LEFT, Totals())
+            work = dist.all_reduce(message, group=self.group, async_op=True)
+            self._leave_notice = (work, message)
 
-    def _settle_farewell(self) -> None:
-        if self._farewell is None:
-            return
-        (work, message), self._farewell = self._farewell, None
-        work.wait()
-        self._check_places(Place.LEFT, message.tolist())
+    def _message(self, point: SyncPoint, own: Totals) -> Tensor:
+        points = [float(each is point) for each in SyncPoint]
+        return torch.tensor([*points, *own], dtype=torch.float64, device=self._device)
 
-    def _message(self, place: Place, facts: Reduced) -> Tensor:
-        places = [0.0] * len(Place)
-        places[place] = 1.0
-        return torch.tensor([*places, *facts], dtype=torch.float64, device=self._device)
-
-    def _check_places(self, place: Place, sums: list[float]) -> None:
-        if sums[place] == self.size:
+    def _check_points(self, point: SyncPoint, sums: list[float]) -> None:
+        ranks_at = {p: int(n) for p, n in zip(SyncPoint, sums, strict=False) if n}
+        if ranks_at.get(point) == self.size:
             return
-        where = [f"{int(sums[p])} of {self.size} ranks are {_PLACES[p]}" for p in Place if sums[p]]
+        where = [f"{n} of {self.size} ranks are {p.value}" for p, n in ranks_at.items()]
         raise RuntimeError(
             f"the ranks are at different places: {'; '.join(where)}. Each rank must run the same "
             "number of windows, and all must leave a loop, or call flush(), at the same one"
@@ -195,11 +178,16 @@ class Ranks:
             dist.all_reduce(tensor, group=self.group)
 
 
-def find_ranks(model: Module | Iterable[Module] | None) -> Ranks | None:
-    """The ranks that a model's DDP or FSDP modules train with; None if it has no such module."""
+def find_ranks(model: Module | Iterable[Module] | None) -> Ranks:
+    """The ranks that a model's DDP or FSDP modules train with."""
     if model is None:
-        return None
-    models = [model] if isinstance(model, Module) else _as_list(model)
+        return Ranks([], [])
+    if not isinstance(model, Iterable | Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}; pass the torch.nn.Module that the loop calls, or "
+            "a list of modules"
+        )
+    models = [model] if isinstance(model, Module) else list(model)
     for part in models:
         if not isinstance(part, Module):
             raise TypeError(
@@ -208,17 +196,7 @@ def find_ranks(model: Module | Iterable[Module] | None) -> Ranks | None:
             )
     parts = [part for whole in models for part in whole.modules()]
     sharded = [part for part in parts if hasattr(type(part), "set_requires_gradient_sync")]
-    replicated = [part for part in parts if hasattr(type(part), "no_sync")]
-    return Ranks(replicated, sharded) if replicated or sharded else None
-
-
-def _as_list(model: object) -> list[Any]:
-    if isinstance(model, Iterable):
-        return list(model)
-    raise TypeError(
-        f"model is a {type(model).__name__}; pass the torch.nn.Module that the loop calls, or a "
-        "list of modules"
-    )
+    return Ranks([part for part in parts if hasattr(type(part), "no_sync")], sharded)
 
 
 def _is_running() -> bool:

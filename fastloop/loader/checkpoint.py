@@ -1,8 +1,8 @@
-"""The dict that says where a loader stands: made, checked against a loader, and taken over.
+"""The dict that says where a loader stands: how it is made, checked, and loaded.
 
-It holds numbers, strings and dicts only, has the same keys and types for every loader at all
-times (torch.distributed.checkpoint loads into a state that is there), and its size depends on
-nothing but the number of generators: their states are its bulk, about 10 KB of hex digits each.
+It holds numbers, strings and dicts only. Its keys and types are the same for every loader at all
+times, because torch.distributed.checkpoint loads into a state that is there. Its size depends on
+the number of generators alone: the state of each takes about 10 KB of hex digits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from fastloop.base.schema import Schema
 from fastloop.loader.epoch import (
     GENERATORS,
     TORCHS,
@@ -22,18 +23,19 @@ from fastloop.loader.epoch import (
     Generators,
     Position,
     State,
-    explicit,
     find_generators,
     from_hex,
     read_states,
     sampler_with_epoch,
     samplers_of,
+    without_torchs,
 )
 from fastloop.loader.lightning_resume import Rest, rest_for_caller
 
 VERSION = 2
 
-_KINDS = {
+_UNCHANGED = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
+_FIELDS = {
     "version": int,
     "epoch": int,
     "yielded": int,
@@ -44,6 +46,7 @@ _KINDS = {
     "fits": dict,
     "generators": dict,
 }
+_SCHEMA = Schema(_FIELDS, _UNCHANGED)
 # What must be the same in the loader that resumes, as text; "": the loader has no such thing.
 _SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last")
 _FACTS = (
@@ -58,7 +61,6 @@ _FACTS = (
 )
 # When generators are read: at saving, before iter(sampler), before its first item.
 _MOMENTS = ("now", "iter", "next")
-_UNCHANGED = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
 
 
 def _length(sized: Any) -> int | None:
@@ -116,7 +118,7 @@ def _as_hex(states: Mapping[str, torch.Tensor]) -> dict[str, str]:
 def save_state(loader: DataLoader[Any], position: Position) -> State:
     if position.pending is not None:
         return deepcopy(position.pending)
-    now = read_states(explicit(find_generators(loader)))
+    now = read_states(without_torchs(find_generators(loader)))
     sampler = sampler_with_epoch(loader)
     sampler_epoch = None if sampler is None else sampler.epoch
     number, yielded, why_not = position.number, 0, ""
@@ -146,7 +148,7 @@ def save_state(loader: DataLoader[Any], position: Position) -> State:
 
 
 def _upgraded(state: dict[str, Any]) -> dict[str, Any]:
-    """A state of version 1, which left out what was not there, in the shape of today."""
+    """A state of version 1, which left out what a loader does not have, as one of version 2."""
     fits, moments = state.get("fits"), state.get("generators")
     changed: dict[str, Any] = {"version": VERSION, "not_resumable": ""}
     changed["sampler_epoch"] = state.get("sampler_epoch", -1)
@@ -172,12 +174,9 @@ def _check_texts(name: str, texts: Any, keys: tuple[str, ...]) -> None:
 
 
 def _check_parts(state: State) -> None:
-    for key, kind in _KINDS.items():
-        if key not in state:
-            raise ValueError(f"state has no {key!r}; {_UNCHANGED}")
-        if type(state[key]) is not kind:
-            raise TypeError(f"state[{key!r}] is {state[key]!r}, not {kind.__name__}; {_UNCHANGED}")
-        if kind is int and state[key] < (-1 if key == "sampler_epoch" else 0):
+    """What a schema does not say."""
+    for key, lowest in (("epoch", 0), ("yielded", 0), ("sampler_epoch", -1)):
+        if state[key] < lowest:
             raise ValueError(f"state[{key!r}] is {state[key]}, but cannot be negative")
     if state["yielded"] > 0 and not state["begun"]:
         raise ValueError(f"state yields {state['yielded']} batches of no epoch; {_UNCHANGED}")
@@ -192,7 +191,7 @@ def _check_parts(state: State) -> None:
 
 
 def _checked(state: object) -> State:
-    """A copy of what is ours in the state: others (accelerate) put keys of theirs beside it."""
+    """A copy of our keys of the state. Others (accelerate) add keys of their own."""
     if not isinstance(state, dict):
         raise TypeError(f"state is a {type(state).__name__}, not a dict; {_UNCHANGED}")
     version = state.get("version")
@@ -203,8 +202,8 @@ def _checked(state: object) -> State:
             f"state['version'] is {version!r}, and this version of fastloop reads {VERSION} and "
             f"before; {_UNCHANGED}"
         )
-    _check_parts(state)
-    return {key: deepcopy(state[key]) for key in _KINDS}
+    _check_parts(_SCHEMA.check(state, "state"))
+    return {key: deepcopy(state[key]) for key in _FIELDS}
 
 
 def _find_differences(loader: DataLoader[Any], state: State) -> list[str]:
@@ -220,7 +219,7 @@ def _find_differences(loader: DataLoader[Any], state: State) -> list[str]:
     is_drawn_from = state["begun"] and state["yielded"] > 0
     known = ("iter", "next") if state["begun"] else ("now",)
     saved = {name for moment in known for name, text in moments[moment].items() if text}
-    given = set(generators if is_drawn_from else explicit(generators))
+    given = set(generators if is_drawn_from else without_torchs(generators))
     if not is_drawn_from:
         saved, given = saved - {TORCHS}, given - {TORCHS}
     if saved != given:
@@ -240,7 +239,7 @@ def _decode(generators: Generators, name: str, text: str) -> torch.Tensor:
 
 
 def _decode_moments(generators: Generators, state: State) -> dict[str, torch.Tensor]:
-    """The states read at saving; those of the other moments are only checked."""
+    """The states that generators had at saving. Those of other moments are only checked."""
     decoded = {
         moment: {name: _decode(generators, name, text) for name, text in texts.items() if text}
         for moment, texts in state["generators"].items()
@@ -261,7 +260,7 @@ def _start_anew(loader: DataLoader[Any], position: Position, state: State, what:
 
 
 def _as_caller_counts(state: State) -> tuple[State, bool]:
-    """The state as the caller means it, and whether its epoch has nothing left."""
+    """The state as the caller means it, and whether no batch of its epoch is left."""
     rest, untrained = rest_for_caller() if state["yielded"] > 0 else (Rest.AS_COUNTED, 0)
     if rest is Rest.NEXT_EPOCH:
         changed = {"epoch": state["epoch"] + 1, "yielded": 0, "begun": False, "not_resumable": ""}
@@ -271,7 +270,7 @@ def _as_caller_counts(state: State) -> tuple[State, bool]:
 
 
 def _from_its_start(state: State, strict: bool) -> State:
-    """A state that cannot be resumed where it was saved."""
+    """A state that cannot be resumed where it was saved, as one of the epoch's start."""
     what = (
         f"the state was saved after {state['yielded']} batches of an epoch, and cannot be resumed "
         f"there: {state['not_resumable']}"
@@ -310,7 +309,7 @@ def load_state(loader: DataLoader[Any], position: Position, state: Any, strict: 
 
 
 def warn_of_end(loader: DataLoader[Any], position: Position) -> None:
-    """Before iter(): a `for` loop would end without a batch and without a word."""
+    """Before iter(): without this warning a `for` loop would end silently, without a batch."""
     state = position.pending
     if state is None or position.is_spent or state["yielded"] == 0:
         return

@@ -11,8 +11,9 @@ import torch.utils.data
 from fastloop.device.accelerator import open_accelerator
 from fastloop.device.prefetch import DeviceIter
 from fastloop.loader.checkpoint import load_state, save_state, warn_of_end
-from fastloop.loader.iterators import Shared, fast_iterator
+from fastloop.loader.iterators import fast_iterator
 from fastloop.loader.route import PATHS, find_route
+from fastloop.loader.shared import Shared
 from fastloop.loader.stats import LoaderStats, WorkerStats
 
 if TYPE_CHECKING:
@@ -156,13 +157,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         is_plain = self.device_transform is None and not self.static_buffers
-        link = None
+        accelerator = None
         if self.device is not None and not (is_plain and torch.device(self.device).type == "cpu"):
-            link = open_accelerator(self.device)
+            accelerator = open_accelerator(self.device)
         shared = self._shared
-        iterator = fast_iterator(self, self.path, shared, link)
-        if link is not None and not (is_plain and getattr(iterator, "is_on_device", False)):
-            iterator = DeviceIter(iterator, link, self.device_transform, self.static_buffers)
+        iterator = fast_iterator(self, self.path, shared, accelerator)
+        if accelerator is not None and not (is_plain and getattr(iterator, "is_on_device", False)):
+            iterator = DeviceIter(iterator, accelerator, self.device_transform, self.static_buffers)
         shared.note_open(iterator)
         return iterator
 
@@ -231,11 +232,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return LoaderStats(
             path=route.path,
             why=f"{route.why}; torch uploads: {shared.fault}" if shared.fault else route.why,
-            batches=count["batches"] + shared.batches,
+            batches=count["batches"],
             samples=count["samples"] if route.path == "array" else None,
             bytes=count["bytes"] if route.path in ("array", "process") else None,
-            waits=count["waits"] + shared.waits,
-            seconds_waited=(count["wait_ns"] + shared.wait_ns) / 1e9,
+            waits=count["waits"],
+            seconds_waited=count["wait_ns"] / 1e9,
             slots_lent=count["lent"],
             slots_replaced=count["replaced"],
             workers=tuple(WorkerStats(n, busy / 1e9, wait / 1e9) for n, busy, wait in workers),

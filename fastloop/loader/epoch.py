@@ -1,9 +1,9 @@
 """How an epoch of an iterator goes on from a loaded state; ``checkpoint.py`` has the state itself.
 
-An iterator notes the states of the generators its sampler draws from, twice: before the sampler
-is asked for an iterator, and before that is asked for its first item. A resumed epoch draws again
-from these states and passes over what was yielded; no sample is loaded for it. Everything here
-runs once an epoch, on the thread that iterates.
+A sampler draws from generators. An epoch notes their states twice: before ``iter(sampler)``, and
+before the first item is asked for. A resumed epoch draws again from these states and skips what was
+yielded; no sample is loaded for that. Everything here runs once an epoch, on the thread that
+iterates.
 """
 
 from __future__ import annotations
@@ -24,23 +24,34 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
 from fastloop.base.interrupts import interrupt_later
 from fastloop.loader.index_blocks import Block, find_blocks
 
-TORCHS = "torch"  # the name of torch's own generator, which belongs to the user
+TORCHS = "torch"  # the name of torch's global generator, which belongs to the user
 GENERATORS = (TORCHS, "loader", "batch_sampler", "sampler")  # where an order may be drawn from
 _SEEDLESS = (SequentialSampler, DistributedSampler)
 _SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Their iter() draws nothing; they draw when asked for the first item.
 _LAZY = (BatchSampler, SequentialSampler, *_SEEDED)
 
+# What profiles call a batch of torch's loader, without and with workers.
+_PROFILE_NAMES = tuple(
+    f"enumerate(DataLoader)#{kind.__name__}.__next__"
+    for kind in (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
+)
+
 State = dict[str, Any]
 Generators = dict[str, torch.Generator]
-_Rest = Callable[["Epoch", Iterator[Any]], Iterator[Any]]
+# Leaves out of what a sampler yields what the epoch has yielded already.
+_Skip = Callable[["Epoch", Iterator[Any]], Iterator[Any]]
 
 
 # ---- what a loader draws from
@@ -76,7 +87,7 @@ def find_generators(loader: DataLoader[Any]) -> Generators:
     return found
 
 
-def explicit(generators: Generators) -> Generators:
+def without_torchs(generators: Generators) -> Generators:
     return {name: g for name, g in generators.items() if name != TORCHS}
 
 
@@ -94,8 +105,8 @@ def from_hex(texts: Mapping[str, str]) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def _kept(*generators: torch.Generator) -> Iterator[None]:
-    """What is drawn inside leaves no trace in these."""
+def _restored(*generators: torch.Generator) -> Iterator[None]:
+    """At the end of the block these have the states they had before it."""
     before = [generator.get_state() for generator in generators]
     try:
         yield
@@ -124,7 +135,7 @@ def _rest_of_block(block: Block, rows: int) -> Block:
 
 
 def _skip_rows(blocks: Iterator[Block], rows: int) -> Iterator[Block]:
-    """Draws what holds the first `rows` rows now, and returns the rest."""
+    """The blocks without the first `rows` rows. Draws the blocks that hold those now."""
     for block in blocks:
         count = block[1] if isinstance(block, tuple) else len(block)
         if rows < count:
@@ -135,7 +146,7 @@ def _skip_rows(blocks: Iterator[Block], rows: int) -> Iterator[Block]:
     return blocks
 
 
-def rest_of_blocks(epoch: Epoch, blocks: Iterator[Block]) -> Iterator[Block]:
+def skip_blocks(epoch: Epoch, blocks: Iterator[Block]) -> Iterator[Block]:
     return _skip_rows(blocks, epoch.skipped * epoch.sampler.batch_size)
 
 
@@ -145,12 +156,12 @@ def _as_ints(block: Block) -> range | list[int]:
     return block.tolist()
 
 
-def rest_of_items(epoch: Epoch, items: Iterator[Any]) -> Iterator[Any]:
+def skip_items(epoch: Epoch, items: Iterator[Any]) -> Iterator[Any]:
     sampler = epoch.sampler
     blocks = find_blocks(sampler) if epoch.skipped > 0 else None
     # A SubsetRandomSampler yields its own objects, which need not be ints.
     if blocks is not None and type(sampler.sampler) is not SubsetRandomSampler:
-        rows = chain.from_iterable(map(_as_ints, rest_of_blocks(epoch, blocks)))
+        rows = chain.from_iterable(map(_as_ints, skip_blocks(epoch, blocks)))
         return iter(BatchSampler(rows, sampler.batch_size, sampler.drop_last))
     passed = sum(1 for _ in islice(items, epoch.skipped))
     if passed < epoch.skipped:
@@ -163,7 +174,7 @@ def rest_of_items(epoch: Epoch, items: Iterator[Any]) -> Iterator[Any]:
 
 
 class Epoch:
-    """One pass of an iterator over the sampler: what it began with, how far it came."""
+    """One pass of an iterator over the sampler: what it began with, and what it has yielded."""
 
     def __init__(self, loader: DataLoader[Any], position: Position) -> None:
         pending = position.pending
@@ -180,15 +191,15 @@ class Epoch:
         self.at_next: dict[str, torch.Tensor] = {}
         self.sampler_epoch: int | None = None
         self.is_resumed = pending is not None and pending["begun"]
-        self.is_spent = position.is_spent  # nothing is left, whatever was yielded
-        # None: as the iterator does by itself.
+        self.is_spent = position.is_spent  # no batch is left, whatever was yielded
+        # Whether a base seed is drawn. None: as torch's iterator does by itself.
         self.draws_seed: bool | None = None
         if pending is not None and self.is_resumed:
-            self._go_on_from(pending)
+            self._resume(pending)
         elif pending is not None:
             self.draws_seed = pending["draws_base_seed"]
 
-    def _go_on_from(self, state: State) -> None:
+    def _resume(self, state: State) -> None:
         self.skipped = self.yielded = state["yielded"]
         self.at_iter = from_hex(state["generators"]["iter"])
         self.at_next = from_hex(state["generators"]["next"])
@@ -200,7 +211,7 @@ class Epoch:
         if self.with_epoch is not None and self.with_epoch.epoch != self.sampler_epoch:
             self.with_epoch.set_epoch(self.sampler_epoch)
 
-    def _write(self, states: Mapping[str, torch.Tensor]) -> None:
+    def _set_generators(self, states: Mapping[str, torch.Tensor]) -> None:
         for name, state in states.items():
             self.generators[name].set_state(state)
 
@@ -212,15 +223,15 @@ class Epoch:
             self.sampler_epoch = self.with_epoch.epoch
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Around iter(sampler); also around the draw of a base seed."""
+    def drawing_iter(self) -> Iterator[None]:
+        """Around ``iter(sampler)``; the draw of a base seed may be in it, too."""
         if self.is_resumed:
             self._set_sampler_epoch()
-            # The draws of a spent epoch are over: loading has set the states they ended in.
-            over = explicit(self.generators) if self.is_spent else {}
-            with _kept(torch.default_generator, *over.values()):
+            # An epoch of which nothing is left draws no more: loading has set the states after it.
+            over = without_torchs(self.generators) if self.is_spent else {}
+            with _restored(torch.default_generator, *over.values()):
                 if not self.is_spent:
-                    self._write(self.at_iter)
+                    self._set_generators(self.at_iter)
                 yield
             return
         self._note_sampler_epoch()
@@ -229,16 +240,16 @@ class Epoch:
         yield
 
     @contextmanager
-    def making(self) -> Iterator[None]:
+    def making_iterator(self) -> Iterator[None]:
         """Around all that torch draws to make an iterator."""
         kept: tuple[torch.Generator, ...] = ()
         if self.draws_seed is False:
-            kept = (torch.default_generator, *explicit(self.generators).values())
-        with _kept(*kept), self.asking():
+            kept = (torch.default_generator, *without_torchs(self.generators).values())
+        with _restored(*kept), self.drawing_iter():
             yield
 
-    def opening(self, source: Iterator[Any], rest: _Rest) -> Iterator[Iterator[Any]]:
-        """The parts of what is left of `source`; runs when the first item is asked for."""
+    def remaining(self, source: Iterator[Any], skip: _Skip) -> Iterator[Iterator[Any]]:
+        """What is left of `source`, in parts. Runs when the first item is asked for."""
         if self.is_spent:
             return
         if not self.is_resumed:
@@ -251,10 +262,10 @@ class Epoch:
         # draw is then still to come, from the user's numbers.
         kept = (torch.default_generator,) if TORCHS in self.at_next else ()
         self._set_sampler_epoch()
-        with _kept(*kept):
+        with _restored(*kept):
             self.at_next = {**read_states(self.generators), **self.at_next}
-            self._write(self.at_next)
-            source = rest(self, source)
+            self._set_generators(self.at_next)
+            source = skip(self, source)
             first = list(islice(source, 1)) if self.skipped == 0 else []
         yield iter(first)
         yield source
@@ -267,11 +278,12 @@ class Epoch:
         return self.yielded
 
 
-class Resumable(_core.FinalizerBase, _BaseDataLoaderIter):
-    """Goes between torch's base iterator and a class over it, and makes that resumable.
+class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
+    """A base that makes torch's iterators resumable.
 
-    In the list of bases it comes after torch's iterator: what the sampler yields is replaced
-    before torch asks for the first index. `_shared` must be set before `__init__`.
+    It stands after torch's iterator in the list of bases: so it replaces the sampler's iterator
+    after torch's base class has made it, and before torch's code asks for the first index.
+    ``_shared`` must be set before ``__init__``.
     """
 
     _num_yielded = 0
@@ -279,11 +291,17 @@ class Resumable(_core.FinalizerBase, _BaseDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._epoch = Epoch(loader, self._shared.position)
-        with self._epoch.making():
+        with self._epoch.making_iterator():
             super().__init__(loader)
+        kind = (
+            _MultiProcessingDataLoaderIter
+            if self._num_workers > 0
+            else _SingleProcessDataLoaderIter
+        )
+        self._profile_name = f"enumerate(DataLoader)#{kind.__name__}.__next__"
         if self._epoch.draws_seed is False and self._num_workers == 0:
             self._sampler_iter = iter(self._index_sampler)  # with what the seed was drawn from
-        self._open()
+        self._skip_yielded()
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         if not first_iter:
@@ -291,16 +309,16 @@ class Resumable(_core.FinalizerBase, _BaseDataLoaderIter):
             self._epoch = Epoch(loader, self._shared.position)
             if self._epoch.draws_seed:
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-        with self._epoch.asking():
+        with self._epoch.drawing_iter():
             super()._reset(loader, first_iter)
-        self._open()
+        self._skip_yielded()
 
-    def _open(self) -> None:
-        self._sampler_iter = self._from_here(self._sampler_iter, rest_of_items)
+    def _skip_yielded(self) -> None:
+        self._sampler_iter = self._remaining(self._sampler_iter, skip_items)
         self._num_yielded = self._epoch.skipped
 
-    def _from_here(self, source: Iterator[Any], rest: _Rest) -> Iterator[Any]:
-        return chain.from_iterable(self._epoch.opening(source, rest))
+    def _remaining(self, source: Iterator[Any], skip: _Skip) -> Iterator[Any]:
+        return chain.from_iterable(self._epoch.remaining(source, skip))
 
     def _keep_count(self) -> None:
         epoch = self.__dict__.get("_epoch")

@@ -1,7 +1,7 @@
-"""torch's own samplers as blocks of int64 indices: same numbers, drawn at the same moments.
+"""torch's own samplers as blocks of int64 indices: the same numbers, drawn at the same moments.
 
-A block is a tensor or, for consecutive indices, a pair (first, count). Blocks are drawn when the
-batch that needs them is, because torch's samplers are generators and draw then.
+A block is a tensor or, for consecutive indices, a pair (first, count). It is drawn when the first
+batch that needs it is asked for, because torch's samplers are generators and draw then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from fastloop.base.openmp import on_this_thread
 Block = torch.Tensor | tuple[int, int]
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 
-
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -38,7 +37,7 @@ def as_vector(indices: object) -> Vector | None:
         return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
     if type(indices) is torch.Tensor:
         if indices.dtype not in _SIGNED or indices.device.type != "cpu" or indices.is_neg():
-            return None  # bytes and bools in a tensor are masks
+            return None  # torch indexes with bytes and bools as with masks
         if indices.layout is not torch.strided or indices.requires_grad:
             return None
         indices = indices.numpy()

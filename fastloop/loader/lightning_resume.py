@@ -1,14 +1,14 @@
 """What Lightning expects of a loader whose state it loads.
 
-Its calls are those of a `for` loop: load_state_dict(), iter(), next(). They mean something else in
-two places, and no call tells which it is; only the progress does that Lightning loads beside the
-state, and which no argument brings here. So the stack is searched for the loop that holds it.
+Lightning makes the calls of a `for` loop: load_state_dict(), iter(), next(). In two places it means
+something else by them. The calls do not tell; the progress does that Lightning loads beside the
+state. No argument brings that here, so the stack is searched for the loop that holds it.
 
-- The last batch. A `for` loop whose body saved the state has yet to meet the end of that epoch: a
-  next() that gave a batch would train an epoch twice. Lightning counts batches and asks for no end.
-  If it saved in a hook of that batch, it counts the epoch as trained and takes the first iterator
-  for the next one: without a batch, an epoch would be lost. If it saved after those hooks (in or
-  after the validation that follows), it has no use for the first iterator.
+- The last batch. A `for` loop whose body saved the state has yet to meet the end of that epoch: if
+  next() gave a batch, an epoch would be trained twice. Lightning counts batches and never asks for
+  the end. If it saved in a hook of that batch, it counts the epoch as trained and takes the first
+  iterator for the next one: if that gave no batch, an epoch would be lost. If it saved after those
+  hooks (in or after the validation that follows), it does not use the first iterator.
 - A batch that was fetched and not trained: an exception, or a hook before the step. Lightning
   trains it again.
 """
@@ -45,7 +45,7 @@ def _find_fit_loop() -> Any:
 
 
 def rest_for_caller() -> tuple[Rest, int]:
-    """And how many of the batches that were yielded were not trained."""
+    """What the next iter() gives, and how many of the yielded batches were not trained."""
     try:
         progress = _find_fit_loop().epoch_loop.batch_progress
         total, is_last = progress.total, progress.is_last_batch

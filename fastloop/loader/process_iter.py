@@ -1,12 +1,17 @@
-"""The iterator over worker processes: torch's own, over a transport of ours."""
+"""The iterator over worker processes: torch's own, which holds a pool of workers and a channel.
+
+torch's code asks for batches in its order and counts what is under way. The channel carries its
+requests and the replies through shared memory (``fastloop/workers``); the pool is the workers' life
+(``workers/lifecycle.py``). This module turns what the channel gives into what torch's code expects,
+and says what happens when a worker dies, on Ctrl-C, and at the end.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
+import weakref
 from contextlib import suppress
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import numpy.random  # noqa: F401 - here, or every worker imports it again, and Ctrl-C meets it there
@@ -17,25 +22,15 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastloop import _core
-from fastloop.base.interrupts import (
-    has_met_interrupt,
-    interrupt_later,
-    interrupts_held,
-    is_interrupted,
-)
-from fastloop.base.memory import budget_of, describe_memory
-from fastloop.device.reply_destinations import Destination, Landing
+from fastloop.base.interrupts import interrupt_later, interrupts_held
+from fastloop.base.memory import budget_of
+from fastloop.device.accelerator import Accelerator
+from fastloop.device.availability import find_upload_fault, has_uploads
+from fastloop.device.reply_destinations import Destination, Landing, on_device, on_the_way, pinned
+from fastloop.loader.shared import CLOSED, LockedIter, Shared, WorkerCounts
 from fastloop.workers.batch_pickle import OBJECT, unpack
-from fastloop.workers.mp_context import LOOK_S, Context, Transport
-
-# From the wish to stop: so long workers may end by themselves, then so long after SIGTERM.
-_POLITE_S, _FIRM_S = 2.5, 1.0
-
-CLOSED = "the loader of this iterator was closed; call iter() on it again"
-
-
-def _is_exiting() -> bool:
-    return _utils is None or _utils.python_exit_status is not False  # type: ignore[redundant-expr]
+from fastloop.workers.lifecycle import CHECK_S, WorkerPool, is_exiting
+from fastloop.workers.mp_context import Context
 
 
 class _LoaderProxy:
@@ -49,8 +44,8 @@ class _LoaderProxy:
         return getattr(self._loader, name)
 
 
-def _depth(loader: DataLoader[Any]) -> int:
-    """Room for the tasks of two epochs in a worker's queue, as a power of two. If a worker gets
+def _find_depth(loader: DataLoader[Any]) -> int:
+    """Room for the requests of two epochs in a worker's queue, as a power of two. If a worker gets
     more than its share, as when others have ended, some wait in this process."""
     return 1 << (2 * (loader.prefetch_factor or 1) + 15).bit_length()
 
@@ -62,29 +57,54 @@ def _quote(indices: Any) -> str:
     return repr(indices)
 
 
-class ProcessIter(_MultiProcessingDataLoaderIter):
-    """Batches come through shared memory; all else is torch's."""
+def _find_destination(
+    loader: DataLoader[Any], pool: _core.BatchPool, accelerator: Accelerator | None
+) -> Destination | None:
+    """Where replies are copied to; None: batches stay in the shared memory."""
+    if accelerator is None:
+        return pinned(loader)
+    return on_device(accelerator) if pool.device >= 0 else on_the_way(accelerator)
 
-    _pid = -1
+
+class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
+    """torch's iterator over a pool of worker processes and a channel in shared memory."""
 
     def __init__(
-        self, loader: DataLoader[Any], slots: _core.BatchPool, place: Destination | None
+        self, loader: DataLoader[Any], shared: Shared, accelerator: Accelerator | None = None
     ) -> None:
-        workers, lands = loader.num_workers, place is not None
-        # Half may be under way, as much again may wait for reuse.
+        self._shared = shared
+        index = -1
+        if accelerator is not None and has_uploads(accelerator):
+            index = accelerator.device.index
+        elif accelerator is not None:
+            shared.fault = find_upload_fault(accelerator)
+        memory = shared.memory_for_workers(index)
+        destination = _find_destination(loader, memory, accelerator)
+        # Half of the budget may be under way, as much again may wait for reuse.
         budget = max(1, budget_of(loader) // 2)
-        self._hub = _core.ParentEnd(slots, torch.Tensor, workers, _depth(loader), budget, lands)
-        self._transport = Transport(self._hub)
-        self._landing = Landing(self._hub, place) if place is not None else None
-        self._pid = os.getpid()
-        context = Context(loader.multiprocessing_context, self._transport)
-        self._started = context.workers
+        self._parent_end = _core.ParentEnd(
+            memory,
+            torch.Tensor,
+            loader.num_workers,
+            _find_depth(loader),
+            budget,
+            destination is not None,
+        )
+        self._delivery = Landing(self._parent_end, destination) if destination else None
+        self._pool = WorkerPool()
+        context = Context(loader.multiprocessing_context, self._parent_end, self._pool)
         try:
             super().__init__(_LoaderProxy(loader, context))
+            shared.latest = weakref.ref(self)
+        except BaseException:
+            # Ctrl-C, say, or an error of the sampler: a traceback that is kept must not keep the
+            # workers that have started.
+            self._abandon()
+            raise
         finally:
             context.close()
 
-    # torch pins in a thread of its own, which this iterator has no use for: see Landing.
+    # torch pins in a thread of its own, which this iterator has no use for.
 
     @property
     def _pin_memory(self) -> bool:
@@ -94,61 +114,76 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
     def _pin_memory(self, wanted: bool) -> None:
         pass
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether batches are there when they are handed out."""
+        return self._delivery is not None and self._delivery.is_on_device
+
+    def count(self) -> WorkerCounts:
+        return self._parent_end.count()
+
     def _check_process(self) -> None:
         """In a forked child batches of the parent's would be over memory that it writes to."""
-        if self._pid != os.getpid():
+        if not self._pool.is_own():
             raise RuntimeError(
                 "the workers of this iterator belong to the parent process; call iter() on the "
                 "loader in the child"
             )
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._check_process()
-        if self._worker_pids_set:
-            # torch's handler of SIGCHLD would raise a text of its own for these.
-            torch._C._remove_worker_pids(id(self))
-            self._worker_pids_set = False
-        self._transport.forget()
-        self._ended: list[tuple[Any, Any]] = []  # the end of a worker that owes a batch
-        self._is_whole = False
-        if self._landing is not None:
-            self._landing.restart(0 if self._in_order else -1)
-        super()._reset(loader, first_iter)
-        self._is_whole = True
+        with self._next_lock.of_process():
+            self._check_process()
+            if self._worker_pids_set:
+                # torch's handler of SIGCHLD would raise a text of its own for these.
+                torch._C._remove_worker_pids(id(self))
+                self._worker_pids_set = False
+            self._parent_end.start_epoch()
+            self._ends: list[tuple[Any, Any]] = []  # of workers that owe a batch
+            self._is_whole = False
+            if self._delivery is not None:
+                self._delivery.restart(0 if self._in_order else -1)
+            super()._reset(loader, first_iter)
+            self._is_whole = True
 
-    @property
-    def is_on_device(self) -> bool:
-        """Whether batches are there when they are handed out."""
-        return self._landing is not None and self._landing.is_on_device
+    # ---- batches
 
     def _next_data(self) -> Any:
         self._check_process()
         try:
-            return self._take_next()
+            return self._deliver_next()
         except RuntimeError:
-            if self._hub.is_overwritten:
+            if self._parent_end.is_overwritten:
                 self._shutdown_workers()  # nothing that they share can be relied on
             raise
 
-    def _take_next(self) -> Any:
-        landing = self._landing
-        if landing is None:
+    def _deliver_next(self) -> Any:
+        delivery = self._delivery
+        if delivery is None:
             return super()._next_data()  # type: ignore[no-untyped-call]
-        landing.check()
-        if not landing.is_behind:
+        delivery.check()
+        if not delivery.is_behind:
             try:
-                landing.put(super()._next_data())  # type: ignore[no-untyped-call]
+                delivery.put(super()._next_data())  # type: ignore[no-untyped-call]
             except StopIteration:
-                landing.rest()
+                delivery.rest()
                 raise
-        return landing.take(self._rcvd_idx if self._in_order else -1)
+        return delivery.take(self._rcvd_idx if self._in_order else -1)
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
+        if self._delivery is None and type(data) is _core.Reply:
+            return unpack(data)
+        return data
 
     def _get_data(self) -> tuple[Any, Any]:
         try:
             data: tuple[Any, Any] = super()._get_data()  # type: ignore[no-untyped-call]
             return data
         except KeyboardInterrupt:
-            self._follow_interrupted_workers()
+            # A traceback that is kept must not keep what is left of the workers.
+            with interrupts_held():
+                if self._pool.await_interrupted(self._workers_status):
+                    self._shutdown_workers()
             raise
 
     def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
@@ -156,7 +191,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         deadline = monotonic() + timeout
         rest = timeout
         while True:
-            received = self._look(max(min(rest, LOOK_S), 0))
+            received = self._receive(max(min(rest, CHECK_S), 0))
             if received is None:
                 received = self._look_for_dead()
             if received is not None:
@@ -165,70 +200,46 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             if rest <= 0:
                 return False, None
 
-    def _look(self, timeout: float) -> tuple[Any, Any] | None:
+    def _receive(self, timeout: float) -> tuple[Any, Any] | None:
         """What a worker has sent for this epoch; None once nothing of it is there."""
         while True:
-            for end in self._ended:
-                if not self._transport.owes(end[1].worker_id):
-                    self._ended.remove(end)
+            for end in self._ends:
+                if not self._parent_end.owes(end[1].worker_id):
+                    self._ends.remove(end)
                     return self._finish(*end)
-            reply = self._transport.take(timeout)
+            reply = self._parent_end.receive(timeout)
             if reply is None:
                 return None
-            received = self._receive(*reply)
+            received = self._read(*reply)
             if received is not None:
                 return received
             timeout = 0
 
-    def _look_for_dead(self) -> tuple[Any, Any] | None:
-        """After a wait in which nothing came: raises if nothing will."""
-        if self._hub.is_closed():
-            raise RuntimeError(CLOSED)
-        if _is_exiting() and threading.current_thread().daemon:
-            return None  # multiprocessing ends the workers, and the interpreter soon this thread
-        dead = self._dead()
-        # What they have sent before is there to be seen now.
-        received = self._look(0) if dead else None
-        if received is None and dead and not self._is_in_turn(dead):
-            self._raise_for(dead)
-        if received is None and self._transport.is_idle():
-            raise RuntimeError(
-                "this iterator waits for a batch that was taken meanwhile: next() was called on it "
-                "from inside next(), by a signal handler or a sampler"
-            )
-        return received
-
-    def _is_in_turn(self, dead: list[int]) -> bool:
-        """Whether a batch of one that is dead waits for its turn, which others can bring about."""
-        first = self._task_info.get(self._rcvd_idx, (-1,))[0]
-        return first not in dead and any(
-            len(info) == 2 and info[0] in dead for info in self._task_info.values()
-        )
-
-    def _receive(self, task: Any, parcel: _core.Reply) -> tuple[Any, Any] | None:
+    def _read(self, task: Any, reply: _core.Reply) -> tuple[Any, Any] | None:
+        """What a reply is to torch's code: a task's number and its batch, error or end."""
         if not isinstance(task, tuple):
-            return task, unpack(parcel)  # a worker has resumed
+            return task, unpack(reply)  # a worker has resumed
         number, indices = task
         if number not in self._task_info:
             return None  # of the epoch before
-        if parcel.kind != OBJECT:
-            return number, parcel
-        data = self._unpack_object(parcel)
+        if reply.kind != OBJECT:
+            return number, reply
+        data = self._unpack_object(reply)
         if isinstance(data, ExceptionWrapper):
             where = f"batch {number} (indices {_quote(indices)})"
             data.exc_msg = f"{data.exc_msg.rstrip()}\nThis happened in {where}."
         if isinstance(data, _IterableDatasetStopIteration):
-            if self._transport.owes(data.worker_id):
-                self._ended.append((number, data))
+            if self._parent_end.owes(data.worker_id):
+                self._ends.append((number, data))
                 return None
             return self._finish(number, data)
         return number, data
 
-    def _unpack_object(self, parcel: _core.Reply) -> Any:
+    def _unpack_object(self, reply: _core.Reply) -> Any:
         try:
-            return unpack(parcel)
+            return unpack(reply)
         except Exception:
-            if self._hub.is_overwritten:
+            if self._parent_end.is_overwritten:
                 raise
             # An error of a class that this process does not have, say.
             return ExceptionWrapper(  # type: ignore[no-untyped-call]
@@ -236,14 +247,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
             )
 
     def _finish(self, number: int, end: _IterableDatasetStopIteration) -> tuple[Any, Any]:
-        self._transport.cancel(end.worker_id, is_gone=False)
+        self._parent_end.cancel(end.worker_id, is_gone=False)
         return number, end
-
-    def _process_data(self, data: Any, worker_idx: int) -> Any:
-        data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
-        if self._landing is None and type(data) is _core.Reply:
-            return unpack(data)
-        return data
 
     # ---- workers that die
 
@@ -251,119 +256,94 @@ class ProcessIter(_MultiProcessingDataLoaderIter):
         """Whether another epoch needs new workers: Ctrl-C, say, has ended some of these, or came
         while they were told of an epoch, or this process is a fork of theirs."""
         return (
-            self._pid != os.getpid()
+            not self._pool.is_own()
             or self._shutdown
             or not self._is_whole
-            or not all(worker.is_alive() for worker in self._workers)
+            or not self._pool.are_all_alive()
         )
 
-    def _follow_interrupted_workers(self) -> None:
-        """Ctrl-C at a terminal ends the workers, too. A traceback that is kept must not keep what
-        is left of them. Pressed again, it ends them in any case."""
-        begin = monotonic()
-        with interrupts_held():
-            while not self._dead() and not is_interrupted():
-                is_reached = any(has_met_interrupt(worker.pid) for worker in self._workers)
-                if monotonic() - begin > (_FIRM_S if is_reached else LOOK_S):
-                    return
-                sleep(0.002)
-            self._shutdown_workers()
+    def _look_for_dead(self) -> tuple[Any, Any] | None:
+        """After a wait in which nothing came: raises if nothing will."""
+        if self._parent_end.is_closed():
+            raise RuntimeError(CLOSED)
+        if is_exiting() and threading.current_thread().daemon:
+            return None  # multiprocessing ends the workers, and the interpreter soon this thread
+        dead = self._pool.find_dead(self._workers_status)
+        # What they have sent before is there to be seen now.
+        received = self._receive(0) if dead else None
+        if received is None and dead and not self._awaits_others(dead):
+            self._raise_for(dead)
+        if received is None and self._parent_end.is_idle():
+            raise RuntimeError(
+                "this iterator waits for a batch that was taken meanwhile: next() was called on it "
+                "from inside next(), by a signal handler or a sampler"
+            )
+        return received
 
-    def _dead(self) -> list[int]:
-        return [
-            number
-            for number, worker in enumerate(self._workers)
-            if self._workers_status[number] and not worker.is_alive()
-        ]
+    def _awaits_others(self, dead: list[int]) -> bool:
+        """Whether a batch of one that is dead is there, and waits for those of others before it."""
+        first = self._task_info.get(self._rcvd_idx, (-1,))[0]
+        return first not in dead and any(
+            len(info) == 2 and info[0] in dead for info in self._task_info.values()
+        )
 
     def _raise_for(self, dead: list[int]) -> None:
         text = "\n".join(self._explain_death(number) for number in dead)
         for number in dead:
             self._mark_worker_as_unavailable(number)
-            self._transport.cancel(number, is_gone=True)
+            self._parent_end.cancel(number, is_gone=True)
         raise RuntimeError(text)
 
     def _explain_death(self, number: int) -> str:
-        worker = self._workers[number]
-        text = f"DataLoader worker (pid {worker.pid}) "
-        worker.join(1)  # the server of forked processes may be about to tell the exit code
-        code = worker.exitcode
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
-            text += f"is killed by signal: {name} ({signal.strsignal(-code)})"
-        elif code is not None:
-            text += f"exited unexpectedly with exit code {code}"
-        else:
-            text += "exited unexpectedly; something else in this program has taken its exit code"
-        for batch, indices in self._transport.under_way(number)[:1]:
-            text += f"; it was to make batch {batch} (indices {_quote(indices)})"
-        text += ". "
-        if code == -signal.SIGKILL:
-            text += f"Most likely the system was out of memory: {describe_memory()}. "
-        elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
-            text += "Run with num_workers=0 under python -X faulthandler to see where. "
-        return text
+        task = ""
+        first = self._parent_end.first_task(number)
+        if first is not None:
+            task = f"; it was to make batch {first[0]} (indices {_quote(first[1])})"
+        return self._pool.explain_death(number, task)
 
     # ---- the end
 
     def _shutdown_workers(self) -> None:
-        # A forked child has no workers, and at exit multiprocessing ends them.
-        if _is_exiting() or self._pid != os.getpid():
+        if hasattr(self, "_parent_end"):
+            self._shared.last_count = self.count()
+        # At exit multiprocessing ends the workers, and a forked child has none.
+        if getattr(self, "_shutdown", True) or is_exiting() or not self._pool.is_own():
             return
-        if not getattr(self, "_shutdown", True):
-            if not hasattr(self, "_workers_status"):  # a worker could not be started
-                self._workers_status = [False] * len(self._workers)
-            try:
-                self._stop_workers()
-            finally:
-                with interrupts_held():
-                    super()._shutdown_workers()
-                    self._transport.forget()
-                    self._task_info = {}
-                    if self._landing is not None:
-                        self._landing.drop()
-                    if not self._living():
-                        self._hub.release()
-                        for worker in self._started:
-                            worker.forget()
+        if not hasattr(self, "_workers_status"):  # a worker could not be started
+            self._workers_status = [False] * len(self._workers)
+        try:
+            self._parent_end.close()
+            self._pool.stop()
+        finally:
+            with interrupts_held():
+                super()._shutdown_workers()
+                self._parent_end.start_epoch()
+                self._task_info = {}
+                if self._delivery is not None:
+                    self._delivery.drop()
+                if self._pool.forget_ended():
+                    self._parent_end.release()
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """What an __init__ that fails leaves behind, at whatever place."""
         with interrupts_held():
             self._shutdown_workers()
             with suppress(ValueError):  # or the next iterator at this address could not be made
                 torch._C._remove_worker_pids(id(self))
 
-    def _stop_workers(self) -> None:
-        """Ends all workers within some seconds, whatever they are doing."""
-        self._hub.close()
-        try:
-            self._join_workers(_POLITE_S)
-            for worker in self._living():
-                worker.terminate()
-            self._join_workers(_FIRM_S)
-        finally:
-            for worker in self._living():
-                worker.kill()
-            self._join_workers(_FIRM_S)
+    def close(self) -> None:
+        super().close()
+        self._shutdown_workers()
 
-    def _living(self) -> list[Any]:
-        return [worker for worker in self._started if worker.is_alive()]
-
-    def _join_workers(self, seconds: float) -> None:
-        deadline = monotonic() + seconds
-        for worker in self._living():
-            while worker.is_alive() and (rest := deadline - monotonic()) > 0:
-                if is_interrupted():
-                    return
-                worker.join(min(rest, LOOK_S))
-
-    def _end(self) -> None:
-        """What a finalizer does; again, if Ctrl-C came before it was held back."""
-        if not _is_exiting():
+    def _finalize(self) -> None:
+        """Again, if Ctrl-C came before it was held back."""
+        LockedIter._finalize(self)
+        if not is_exiting():
             with interrupts_held(interrupt_later):
                 self._shutdown_workers()
-                # multiprocessing runs Python when they die: here, where Ctrl-C is not lost.
-                fields = vars(self)
-                fields["_workers"] = []  # other finalizers may yet look for it
-                fields.get("_started", []).clear()
+                # Here, where Ctrl-C is not lost. Other finalizers may yet look for the list.
+                self._workers = []
+                if hasattr(self, "_pool"):
+                    self._pool.clear()
+
+    __del__ = _core.FinalizerBase.__del__  # torch's own stands before it

@@ -1,7 +1,7 @@
-"""Which path a loader takes, and why: the decision is made anew at every ``iter()``.
+"""Which path a loader takes, and why. It is decided anew at every ``iter()``.
 
-The array path takes exact types only: a subclass may override anything, and what is not covered
-runs torch's own code.
+The array path takes exact types only, because a subclass may override anything. What it does not
+take runs torch's own code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATHS = ("auto", "array", "process", "sync", "torch")
 
 
 class NotCoveredError(Exception):
-    """The array path does not take this loader; the text says why."""
+    """The array path does not take this loader. The text says why."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,10 @@ class Source:
     keys: tuple[str, ...] | None
     maps: tuple[Vector, ...]
     dataset: Any  # the innermost
-    tensors: object  # of a TensorDataset, whose attribute may be assigned to
+    tensors: object  # of a TensorDataset; users may assign others to its attribute
 
     def is_stale(self) -> bool:
+        """Whether they have."""
         return self.tensors is not None and self.tensors is not self.dataset.tensors
 
 
@@ -80,7 +81,7 @@ def _check_tensor(name: str, tensor: object) -> None:
 def _pin_storage(tensor: torch.Tensor) -> torch.Tensor:
     """An alias whose storage cannot be resized, so that threads may read it.
 
-    torch marks storage shared with NumPy as not resizable, for good.
+    torch marks a storage that it shares with NumPy as not resizable, for good.
     """
     storage = tensor.untyped_storage()
     if storage.resizable():
@@ -142,8 +143,8 @@ def _has_default_collate(loader: DataLoader[Any]) -> bool:
     return is_default_collate(loader.collate_fn)
 
 
-# What frameworks set as worker_init_fn: (module, function). These seed the random generators of a
-# worker process and do nothing else, and the array path has no Python in its workers.
+# What frameworks set as worker_init_fn: (module, function). They seed the random generators of a
+# worker process and do nothing else; no Python runs in the array path's workers.
 _SEEDERS = (
     ("lightning.fabric.utilities.seed", "pl_worker_init_function"),
     ("lightning_fabric.utilities.seed", "pl_worker_init_function"),
@@ -152,11 +153,11 @@ _SEEDERS = (
 
 
 def _find_seeder(init: Any) -> str | None:
-    """The name of a worker_init_fn, or of what it is a partial of, if it is one of those."""
+    """The name of a worker_init_fn that only seeds, or is a partial of one that does; or None."""
     function = init.func if type(init) is functools.partial else init
     for module, name in _SEEDERS:
-        # Not imported: whoever has the function has imported its module. One that was put there
-        # in its place has the name of another module.
+        # Nothing is imported: whoever has the function has imported its module. A function that was
+        # put into that module by others has another __module__.
         is_there = function is getattr(sys.modules.get(module), name, None)
         if is_there and getattr(function, "__module__", None) == module:
             return name
@@ -164,7 +165,7 @@ def _find_seeder(init: Any) -> str | None:
 
 
 def _has_worker_init(loader: DataLoader[Any]) -> bool:
-    """Without workers torch never calls it."""
+    """Whether a worker_init_fn is called: without workers torch never does."""
     return loader.num_workers > 0 and loader.worker_init_fn is not None
 
 
@@ -184,7 +185,7 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
     Args:
         loader: any torch DataLoader.
         path: as the argument of ``fastloop.DataLoader``.
-        pin: an iterator will be made of it; otherwise nothing is changed by asking.
+        pin: an iterator will be made, so storages may be marked; else nothing is changed.
 
     Raises:
         ValueError: ``path`` demands a path that does not take this loader.

@@ -1,4 +1,4 @@
-"""One optimizer step at a window's boundary: divide, check, clip, step, and tell the scaler.
+"""One optimizer step at a window's boundary: divide, check, clip, step, update the scaler.
 
 Four kinds of optimizer and scaler meet here: steps that divide by themselves (torch's fused=True)
 or not, under fastloop's scaler, torch's or none. The gradients come as `.grad` or as buffers."""
@@ -13,42 +13,42 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
+from fastloop.step.grad_buffers import GradBuffers
 from fastloop.step.grad_list import GradList, new_flag, parameters_of
-from fastloop.step.window import Buffers
+from fastloop.step.scaler import GradScaler
 
 
-class LossScale:
-    """Scales losses; a window's must all have the same scale, or they would not add up."""
+def step_checked(
+    scaler: GradScaler, optimizer: Optimizer, found_inf: Tensor, grad_scale: Tensor | None
+) -> float | None:
+    """`scaler.step(optimizer)` where this optimizer's gradients have been collected and checked in
+    this step, and unscaled unless grad_scale is given. A disabled scaler steps whatever found_inf.
 
-    def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        self._scaler = scaler
-        self._seen: tuple[Tensor, int] | None = None  # the window's scale and its version
-        self.loaded: float | None = None  # the scale of a window that load_state_dict() brought
+    Args:
+        found_inf: 0-d float32, exactly 0.0 or 1.0; kept for `update` and not changed.
+        grad_scale: 0-d float32 by which the optimizer has to divide the gradients (scale and clip
+            in one), or None. Only for optimizers of which `takes_grad_scale` is true.
 
-    def forget(self) -> None:
-        """A window begins."""
-        self._seen = self.loaded = None
-
-    def __call__(self, loss: Tensor) -> Tensor:
-        scaled = self._scaler.scale(loss)
-        scale = self._scaler._scale
-        assert scale is not None
-        if self._seen is None:
-            self._check_loaded()
-            self._seen = (scale, scale._version)
-        elif self._seen[0] is not scale or self._seen[1] != scale._version:
-            raise RuntimeError(
-                "the scaler's scale has changed inside a window; leave its step() and update() to "
-                "the Stepper"
-            )
-        return scaled
-
-    def _check_loaded(self) -> None:
-        if self.loaded is not None and self.loaded != self._scaler.get_scale():
-            raise RuntimeError(
-                f"the loaded window was begun with the scale {self.loaded}, and the scaler's is "
-                f"{self._scaler.get_scale()}; load the scaler's state_dict() too"
-            )
+    Raises:
+        RuntimeError: the user has called `unscale_` or `step` for it since the last `update`.
+    """
+    if not scaler.is_enabled():
+        return scaler.step(optimizer)
+    scaler._check_scale_growth_tracker("step")
+    state = scaler._per_optimizer_states[id(optimizer)]
+    if state["stage"] is OptState.UNSCALED:
+        scaler.unscale_(optimizer)  # raises
+    if state["stage"] is OptState.STEPPED:
+        return scaler.step(optimizer)  # raises
+    state.update(found_inf_per_device={found_inf.device: found_inf}, stage=OptState.UNSCALED)
+    if grad_scale is None:
+        return scaler.step(optimizer)
+    try:
+        with FusedAttributes(optimizer, grad_scale=times_of_user(optimizer, grad_scale)):
+            return scaler.step(optimizer)
+    except BaseException:
+        state["stage"] = OptState.READY  # the gradients are scaled as before
+        raise
 
 
 class Outcome(NamedTuple):
@@ -56,8 +56,8 @@ class Outcome(NamedTuple):
     found_inf: Tensor | bool  # whether the step was skipped; a tensor where the host did not ask
 
 
-class Step:
-    """How gradients become a step of one optimizer."""
+class Boundary:
+    """How the gradients of a window become a step of one optimizer."""
 
     def __init__(
         self, optimizer: Optimizer, scaler: Any, max_norm: float | None, checks: bool
@@ -68,17 +68,57 @@ class Step:
         self._checks = checks  # whether a gradient that is not finite skips the step
         self._is_fused = takes_grad_scale(optimizer)
         # A subclass's own unscaling is not passed over.
-        self._is_ours = hasattr(scaler, "_step_checked") and scaler._owns_unscaling()
+        self._is_ours = isinstance(scaler, GradScaler) and scaler._owns_unscaling()
         self._grads = GradList()
+        self._seen: tuple[Tensor, int] | None = None  # the window's scale and its version
+        self.loaded_scale: float | None = None  # that of a window which load_state_dict() brought
 
-    def __call__(self, divisor: float, buffers: Buffers | None, has_dropped: bool) -> Outcome:
+    # ---- the scale, which must not change inside a window, or its losses would not add up
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """The loss times the scaler's scale.
+
+        Raises RuntimeError if the window was begun with another scale."""
+        scaler = self._scaler
+        if scaler is None:
+            return loss
+        scaled: Tensor = scaler.scale(loss)
+        now = scaler._scale, scaler._scale._version
+        if self._seen is None:
+            self._check_loaded_scale()
+            self._seen = now
+        elif self._seen[0] is not now[0] or self._seen[1] != now[1]:
+            raise RuntimeError(
+                "the scaler's scale has changed inside a window; leave its step() and update() to "
+                "the Stepper"
+            )
+        return scaled
+
+    def _check_loaded_scale(self) -> None:
+        if self.loaded_scale is not None and self.loaded_scale != self._scaler.get_scale():
+            raise RuntimeError(
+                f"the loaded window was begun with the scale {self.loaded_scale}, and the scaler's "
+                f"is {self._scaler.get_scale()}; load the scaler's state_dict() too"
+            )
+
+    def forget_scale(self) -> None:
+        """The window is over."""
+        self._seen = self.loaded_scale = None
+
+    def saved_scale(self) -> float | None:
+        """The scale for a saved window (SYNC)."""
+        return None if self._scaler is None else self._scaler.get_scale()
+
+    # ---- the step
+
+    def step(self, divisor: float, buffers: GradBuffers | None, has_dropped: bool) -> Outcome:
         """Take the step for gradients / (scale * divisor), then update the scaler.
 
         SYNC for optimizers that are not fused, if gradients are checked."""
         try:
             if self._scaler is not None and not self._is_ours and buffers is None:
-                return self._as_torch_does(divisor)
-            return self._checked(divisor, buffers, has_dropped)
+                return self._step_as_torch(divisor)
+            return self._step(divisor, buffers, has_dropped)
         except BaseException:
             if self._scaler is not None:
                 self._scaler._per_optimizer_states.pop(id(self._optimizer), None)
@@ -87,20 +127,20 @@ class Step:
             self._grads.release()
 
     def back_off(self) -> None:
-        """No step, but the scaler hears of a gradient that was not finite."""
+        """Take no step, and let the scaler back off: no micro-batch had finite gradients."""
         if self._scaler is not None:
             device = parameters_of(self._optimizer)[0].device
-            self._record(torch.ones_like(self._scale(device)))
+            self._record(torch.ones_like(self._scale_on(device)))
             self._scaler.update()
 
-    def _checked(self, divisor: float, buffers: Buffers | None, has_dropped: bool) -> Outcome:
+    def _step(self, divisor: float, buffers: GradBuffers | None, has_dropped: bool) -> Outcome:
         reads = self._checks or self._max_norm is not None
         is_one = self._scaler is None and self._max_norm is None and divisor == 1
         if is_one and not reads and buffers is None:
             self._optimizer.step()
             return Outcome(None, False)
         grads = self._grads.collect_grads(self._optimizer) if buffers is None else buffers.sums
-        scale = None if self._scaler is None else self._scale(grads.device)
+        scale = None if self._scaler is None else self._scale_on(grads.device)
         found_inf = new_flag(grads.device)
         norm = grads.norm_check(found_inf, scale=scale, divisor=divisor) if reads else None
         factor: Tensor | float = 1.0
@@ -117,41 +157,42 @@ class Step:
             grad_scale = factor.reciprocal().float() if isinstance(factor, Tensor) else None
         elif isinstance(factor, Tensor) and found is not True:
             grads.scale_(factor)
-        self._step(found, found_inf, grad_scale, has_dropped)
+        if self._scaler is None:
+            self._step_optimizer(found, found_inf, grad_scale)
+        else:
+            self._step_scaler(found_inf, grad_scale, has_dropped)
         return Outcome(norm, found)
 
-    def _step(
-        self,
-        found: Tensor | bool,
-        found_inf: Tensor,
-        grad_scale: Tensor | None,
-        has_dropped: bool,
+    def _folds(self) -> bool:
+        """Whether the optimizer may divide: grad_scale is float32, too coarse for doubles."""
+        return self._grads.dtypes.isdisjoint((torch.float64, torch.complex128))
+
+    def _step_optimizer(
+        self, found: Tensor | bool, found_inf: Tensor, grad_scale: Tensor | None
     ) -> None:
+        attributes: dict[str, Tensor] = {}
+        if grad_scale is not None:
+            attributes["grad_scale"] = times_of_user(self._optimizer, grad_scale)
+        if self._is_fused and found is not False:
+            attributes["found_inf"] = found_inf
+        if found is not True:
+            with FusedAttributes(self._optimizer, gives_back=True, **attributes):
+                self._optimizer.step()
+
+    def _step_scaler(self, found_inf: Tensor, grad_scale: Tensor | None, has_dropped: bool) -> None:
         optimizer, scaler = self._optimizer, self._scaler
-        if scaler is None:
-            if found is not True:
-                planted: dict[str, Tensor] = {}
-                if grad_scale is not None:
-                    planted["grad_scale"] = times_of_user(optimizer, grad_scale)
-                if self._is_fused and found is not False:
-                    planted["found_inf"] = found_inf
-                with FusedAttributes(optimizer, gives_back=True, **planted):
-                    optimizer.step()
-            return
-        with FusedAttributes(
-            optimizer, gives_back=True
-        ):  # a scaler's step deletes what the user had
+        with FusedAttributes(optimizer, gives_back=True):  # or a scaler deletes the user's
             if self._is_ours:
-                scaler._step_checked(optimizer, found_inf, grad_scale)
+                step_checked(scaler, optimizer, found_inf, grad_scale)
             else:
-                self._record(found_inf, OptState.UNSCALED)
+                self._record(found_inf, stage=OptState.UNSCALED)
                 scaler.step(optimizer)
         if has_dropped:
             self._record(torch.ones_like(found_inf))
         scaler.update()
 
-    def _as_torch_does(self, divisor: float) -> Outcome:
-        """torch's own scaler, by its public methods: subclasses may override them."""
+    def _step_as_torch(self, divisor: float) -> Outcome:
+        """By the public methods of torch's own scaler: subclasses may override them."""
         scaler, optimizer = self._scaler, self._optimizer
         scaler.unscale_(optimizer)
         grads = self._grads.collect_grads(optimizer)
@@ -169,20 +210,14 @@ class Step:
             found_inf = bool(found_inf)
         return Outcome(norm, found_inf)
 
-    def _scale(self, device: torch.device) -> Tensor:
+    def _scale_on(self, device: torch.device) -> Tensor:
         """The scaler's; made here on a rank that joins the others' window without a loss."""
         if self._scaler._scale is None:
             self._scaler._lazy_init_scale_growth_tracker(device)
         scale: Tensor = self._scaler._scale
         return scale
 
-    def _record(self, found_inf: Tensor, stage: OptState | None = None) -> None:
+    def _record(self, found_inf: Tensor, **stage: OptState) -> None:
         """What the scaler's update() is to know of this optimizer."""
         state = self._scaler._per_optimizer_states[id(self._optimizer)]
-        state["found_inf_per_device"] = {found_inf.device: found_inf}
-        if stage is not None:
-            state["stage"] = stage
-
-    def _folds(self) -> bool:
-        """grad_scale is float32, which is too coarse for gradients of doubles."""
-        return self._grads.dtypes.isdisjoint((torch.float64, torch.complex128))
+        state.update(found_inf_per_device={found_inf.device: found_inf}, **stage)

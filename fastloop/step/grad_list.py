@@ -1,32 +1,30 @@
-"""All gradients of an optimizer as one thing, and the passes that run over them.
+"""All gradients of an optimizer as one list, and the passes that run over it.
 
-A pass is one call for any number of tensors. The C engine runs it where every tensor is plain (an
-exact `torch.Tensor`, dense, real floating, on the CPU or all on one CUDA device, sharing memory
-with no other in the list); torch's own functions run it otherwise, with the same meaning, and on
-CUDA always if the environment has FASTLOOP_DISABLE_CUDA=1.
+A pass is one call for any number of tensors. The C engine runs it over a *plain* list: every tensor
+is exactly a `torch.Tensor`, dense, of a real floating dtype, all are on the CPU or on one CUDA
+device, and no two share memory. torch's own functions run it over any other list, with the same
+meaning, and over every list on CUDA if the environment has FASTLOOP_DISABLE_CUDA=1.
 
-Scalars that a device computes (norm, factor, found_inf) stay 0-d tensors on the gradients' device,
+Numbers that a device computes (norm, factor, found_inf) stay 0-d tensors on the gradients' device,
 so that no pass waits for it; Python floats are what the host knows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from fastloop import _core
-from fastloop.base.openmp import team
+from fastloop.base.openmp import thread_pool
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.device.availability import find_fault
 
-Source = Optimizer | Iterable[Tensor]
-
-_NORMS = {2.0: 0, 1.0: 1, float("inf"): 2}
-_TYPES = {1: torch.float64, 2: torch.float32, 4: torch.float16, 8: torch.bfloat16}
+_NORM_TYPES = (1.0, 2.0, float("inf"))  # that the engine computes
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
@@ -38,112 +36,55 @@ def new_flag(device: torch.device) -> Tensor:
     return torch.zeros((), dtype=torch.float32, device=device)
 
 
-def _new_number(device: torch.device) -> Tensor:
+def _new_number(like: Tensor | None) -> Tensor:
+    device = torch.device("cpu") if like is None else like.device
     return torch.empty((), dtype=torch.float64, device=device)
 
 
-def _here(number: Tensor | None, device: torch.device) -> Tensor | None:
-    return number if number is None or number.device == device else number.to(device)
-
-
 def _new_scratch(like: Tensor, size: int) -> Tensor:
-    """What passes on a device need: `size` bytes, of which the first 16 are 0."""
+    """Memory that passes on a device need: `size` bytes, of which the first 16 are 0."""
     scratch = torch.empty(size // 8 + 2, dtype=torch.float64, device=like.device)
     scratch[:2].zero_()
     return scratch
 
 
-def _make_engine() -> _core.GradList:
-    new_scratch = None if kernels_are_disabled() else _new_scratch
-    return _core.GradList(Tensor, torch.autograd.graph.increment_version, new_scratch)
-
-
-_shared_engine = cache(_make_engine)  # for what needs no list
-
-
-def update_scale(
-    found_inf: Tensor,
-    growth: tuple[float, float, int, int, float, float],
-    scale: Tensor,
-    tracker: Tensor,
-    misses: Tensor,
-) -> None:
-    """A loss scale (0-d float32) after a step: torch._amp_update_scale_, within bounds. No SYNC.
-
-    growth: growth_factor, backoff_factor, interval, hysteresis, least and largest scale; tracker
-    and misses (int32) count good and bad steps in a row, misses only if hysteresis is above 1.
-    TypeError or ValueError, and nothing is done, for tensors that are something else, or not all
-    on the CPU or one CUDA device of the engine's."""
-    _shared_engine().update_scale(found_inf, growth, scale, tracker, misses)
-
-
-class GradList:
+class GradList(_core.GradListBase):
     """The tensors that passes run over, collected anew before the first pass of each step."""
 
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self.is_plain = False  # whether the engine runs the passes
-        self._core = _make_engine()
-        self._inverse: Tensor | None = None
+    def __new__(cls) -> GradList:
+        new_scratch = None if kernels_are_disabled() else _new_scratch
+        return super().__new__(cls, Tensor, increment_version, _new_number, new_scratch)
 
     def __reduce__(self) -> tuple[type[GradList], tuple[()]]:
         return GradList, ()  # copies and pickles begin empty
 
-    def collect_grads(self, source: Source) -> GradList:
+    def collect_grads(self, source: Optimizer | Iterable[Tensor]) -> GradList:
         """Hold the `.grad` of every parameter of an optimizer or iterable that has one.
 
         As in torch, whatever has param_groups is an optimizer."""
         groups = getattr(source, "param_groups", None)
         if groups is not None:
-            is_plain = self._core.walk_groups(groups)
-            return self._hold(is_plain, [] if is_plain else parameters_of(source))
-        parameters = list(cast(Iterable[Tensor], source))
-        return self._hold(self._core.walk_parameters(parameters), parameters)
+            self.collect_groups(groups)
+        else:
+            self.collect_parameters(source)  # type: ignore[arg-type]
+        self.warn_of_fallback()
+        return self
 
     def collect(self, tensors: Iterable[Tensor]) -> GradList:
         """Hold these tensors; until `release` they stay alive."""
-        tensors = list(tensors)
-        self.is_plain = self._core.walk_tensors(tensors)
-        self.tensors = tensors
-        self._tell_of_fallback()
+        self.collect_tensors(tensors)
+        self.warn_of_fallback()
         return self
 
-    def _hold(self, is_plain: bool, parameters: Iterable[Tensor]) -> GradList:
-        self.is_plain = is_plain
-        if is_plain:
-            self.tensors = self._core.tensors
-        else:
-            self.tensors = [p.grad for p in parameters if p.grad is not None]
-        self._tell_of_fallback()
-        return self
-
-    def _tell_of_fallback(self) -> None:
+    def warn_of_fallback(self) -> None:
+        """Warn, once a process, if torch runs the passes because CUDA kernels cannot."""
         if not self.is_plain and self.tensors:
             find_fault(self.device, "runs the passes over gradients")
-
-    def release(self) -> None:
-        self.tensors = []
-        self._core.clear()
 
     @property
     def device(self) -> torch.device:
         """Where norm and factor are: the first tensor's device, the CPU if there is none."""
         return self.tensors[0].device if self.tensors else torch.device("cpu")
-
-    @property
-    def dtypes(self) -> set[torch.dtype]:
-        """Of all tensors."""
-        if self.is_plain and not self._core.empty:
-            found = self._core.types
-            return {dtype for bit, dtype in _TYPES.items() if found & bit}
-        return {t.dtype for t in self.tensors}
-
-    @property
-    def has_empty(self) -> bool:
-        """Whether a tensor has no elements (torch refuses their maximum)."""
-        if self.is_plain:
-            return self._core.empty > 0
-        return any(t.numel() == 0 for t in self.tensors)
 
     def norm_check(
         self,
@@ -157,13 +98,12 @@ class GradList:
 
         The check is of every element as it lies in memory: norms too large for float32 are no
         false alarm."""
-        device = self.device
-        scale = _here(scale, device)
-        if self.is_plain and norm_type in _NORMS:
-            norm = _new_number(device)
-            self._core.norm_check(team(), _NORMS[norm_type], scale, divisor, found_inf, norm)
+        scale = self._beside(scale)
+        if self.is_plain and norm_type in _NORM_TYPES:
+            norm: Tensor = self.run_norm_check(thread_pool(), norm_type, scale, divisor, found_inf)
             return norm
-        return _norm_check(self.tensors, found_inf, scale, divisor, norm_type, device)
+        norm = _norm_check(self.tensors, found_inf, norm_type, self.device)
+        return norm.div_(divisor if scale is None else scale.double() * divisor)
 
     def clip_factor(
         self,
@@ -179,41 +119,31 @@ class GradList:
         where found_inf is set."""
         if max_norm is None:
             norm, max_norm = None, 0.0
-        device = self.device
-        scale = _here(scale, device)
+        scale = self._beside(scale)
         if self.is_plain:
-            factor = _new_number(device)
-            self._core.clip_factor(norm, max_norm, found_inf, scale, divisor, factor)
-            return factor
-        factor = torch.ones((), dtype=torch.float64, device=device)
+            found: Tensor = self.find_clip_factor(norm, max_norm, found_inf, scale, divisor)
+            return found
+        factor = torch.ones((), dtype=torch.float64, device=self.device)
         factor.div_(divisor if scale is None else scale.double() * divisor)
         if norm is None:
             return factor
         clipped = factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         return clipped if found_inf is None else torch.where(found_inf > 0, factor, clipped)
 
+    def _beside(self, number: Tensor | None) -> Tensor | None:
+        """A number on the device of the gradients."""
+        if number is None or number.device == self.device:
+            return number
+        return number.to(self.device)
+
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
         if self.is_plain:
-            self._core.scale(team(), factor)
+            self.run_scale(thread_pool(), factor)
             return
         with torch.no_grad():
             for t in map(_values, self.tensors):
                 t.mul_(factor.to(t.device))
-
-    def unscale_(self, inv_scale: Tensor, found_inf: Tensor) -> None:
-        """One read and write: multiply by a 0-d float32, bit for bit as torch's unscale_ does, and
-        check the elements as they were; by 1 nothing is written. For plain lists."""
-        self._core.unscale(team(), inv_scale, found_inf)
-
-    def unscale_by_(self, scale: Tensor, found_inf: Tensor) -> None:
-        """The same, by 1 / scale."""
-        inverse = self._inverse
-        if inverse is None or inverse.device.type != "cpu" or scale.device.type != "cpu":
-            # Always anew on a device, where it may be for a graph that is being captured.
-            inverse = self._inverse = torch.empty((), dtype=torch.float32, device=scale.device)
-        self._core.invert(scale, inverse)
-        self._core.unscale(team(), inverse, found_inf)
 
     def combine_(
         self,
@@ -228,9 +158,12 @@ class GradList:
         does not read self."""
         if source.is_plain and self.is_plain:
             host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-            if self._core.combine(team(), source._core, host, device, beta, found_inf):
+            if self.run_combine(thread_pool(), source, host, device, beta, found_inf):
                 return
         _combine(self.tensors, source.tensors, found_inf, alpha, beta)
+
+
+empty_list = cache(GradList)  # for what needs no tensors
 
 
 # ---- the same by torch's functions
@@ -238,12 +171,7 @@ class GradList:
 
 @torch.no_grad()
 def _norm_check(
-    tensors: list[Tensor],
-    found_inf: Tensor,
-    scale: Tensor | None,
-    divisor: float,
-    norm_type: float,
-    device: torch.device,
+    tensors: list[Tensor], found_inf: Tensor, norm_type: float, device: torch.device
 ) -> Tensor:
     _check_finite(tensors, found_inf)
     tensors = [t.coalesce() if t.is_sparse else t for t in tensors]  # repeated rows are sums
@@ -253,7 +181,7 @@ def _norm_check(
         return torch.zeros((), dtype=torch.float64, device="cpu")
     norms = [_whole(norm).to(device) for norm in norms]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    return norm.div_(divisor if scale is None else scale.double() * divisor)
+    return norm
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""A loader for somebody who must know, at each batch, whether it is the last.
+"""A loader of which one knows, at each batch, whether it is the last.
 
 Sized loaders are counted: reading ahead would change random numbers, the loader's state and the
 moment of its errors. Others are read one batch ahead."""
@@ -25,6 +25,11 @@ class Lookahead:
         self.left = None if total is None else total - begun  # batches to come; None: not known
         self._held: Any = _NOTHING  # read ahead
         self._error: BaseException | None = None  # met while reading ahead
+        # For ranks of a parallel job:
+        self.is_announced = False  # the others know that this loop has another window
+        self.unequal = (
+            ""  # what every rank's loop is to raise: they have unequal numbers of windows
+        )
 
     def has_more(self) -> bool:
         """Whether `take` gives a batch, or an error of the loader."""

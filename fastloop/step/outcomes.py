@@ -9,35 +9,59 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 
+class FlagCounter:
+    """Counts flags that are set. Those of a device are added up there until somebody asks."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count  # of those that the host has read
+        self._unread: Tensor | None = None  # 0-d, on the device: the sum of the others
+
+    def prepare(self, device: torch.device) -> None:
+        """Make what `add` adds to on a device: a graph that captures `add` goes on with it."""
+        if device.type != "cpu":
+            self._unread = torch.zeros((), dtype=torch.float32, device=device)
+
+    def add(self, flag: Tensor | bool) -> None:
+        """Count a flag that is False, True, 0.0 or 1.0. Does not wait for a device."""
+        if isinstance(flag, bool):
+            self.count += flag
+            return
+        if self._unread is None:
+            self._unread = torch.zeros_like(flag)
+        self._unread.add_(flag.to(self._unread.device, non_blocking=True))
+
+    def read(self) -> int:
+        """SYNC on a device."""
+        if self._unread is not None:
+            self.count += int(self._unread.item())
+            self._unread.zero_()  # in place, for graphs
+        return self.count
+
+
 class Outcomes:
-    """Counts boundaries. What a device alone knows is asked for when it is wanted; schedulers
-    follow at the next boundary, lag by one step, and wait only if the device is further behind."""
+    """Counts the boundaries of a Stepper and steps its schedulers after each step that was taken.
+
+    Where only a device knows whether a step was skipped, schedulers follow at the next boundary:
+    they lag by one step, and wait only if the device is further behind."""
 
     def __init__(self, schedulers: list[LRScheduler]) -> None:
         self.boundaries = 0
-        self._stepped = 0
-        self._skipped = 0
         self._schedulers = schedulers  # the user's
+        self._skips = FlagCounter()
         self._arriving: tuple[Tensor, Any] | None = None  # a found_inf on its way to a scheduler
-        self._unread: Tensor | None = None  # the sum of those that nobody waits for
-        self._unread_count = 0
 
     def add(self, found_inf: Tensor | bool) -> None:
-        """A boundary: its step was skipped if found_inf. Never waits; the last one is settled."""
+        """Count a boundary, whose step was skipped if found_inf. Does not wait for a device; the
+        boundary before it is settled."""
         assert self._arriving is None
         self.boundaries += 1
-        if not isinstance(found_inf, Tensor):
-            self._count(found_inf)
-        elif self._schedulers:
+        if isinstance(found_inf, Tensor) and self._schedulers:
             copy = torch.empty((), dtype=found_inf.dtype, device="cpu", pin_memory=True)
             copy.copy_(found_inf, non_blocking=True)
             stream = torch.accelerator.current_stream(found_inf.device)
             self._arriving = copy, stream.record_event()
         else:
-            if self._unread is None:
-                self._unread = torch.zeros_like(found_inf)
-            self._unread.add_(found_inf)
-            self._unread_count += 1
+            self._count(found_inf)
 
     def settle(self) -> None:
         """Let the schedulers follow the last boundary (SYNC if the device has not come to it)."""
@@ -46,31 +70,22 @@ class Outcomes:
             event.synchronize()
             self._count(bool(found_inf))
 
+    def _count(self, found_inf: Tensor | bool) -> None:
+        self._skips.add(found_inf)
+        if found_inf is False:
+            for scheduler in self._schedulers:
+                scheduler.step()
+
     def read(self) -> tuple[int, int]:
         """How many steps were taken, and how many skipped. SYNC on a device."""
         self.settle()
-        if self._unread is not None and self._unread_count > 0:
-            skipped = int(self._unread)
-            self._skipped += skipped
-            self._stepped += self._unread_count - skipped
-            self._unread.zero_()
-            self._unread_count = 0
-        return self._stepped, self._skipped
-
-    def _count(self, is_skipped: bool) -> None:
-        if is_skipped:
-            self._skipped += 1
-            return
-        self._stepped += 1
-        for scheduler in self._schedulers:
-            scheduler.step()
+        skipped = self._skips.read()
+        return self.boundaries - skipped, skipped
 
     def state_dict(self) -> dict[str, int]:
         stepped, skipped = self.read()
         return {"boundaries": self.boundaries, "stepped": stepped, "skipped": skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._arriving, self._unread, self._unread_count = None, None, 0
         self.boundaries = state["boundaries"]
-        self._stepped = state["stepped"]
-        self._skipped = state["skipped"]
+        self._arriving, self._skips = None, FlagCounter(state["skipped"])

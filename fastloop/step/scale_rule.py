@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.amp import grad_scaler
 from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
-from fastloop.step.grad_list import update_scale
+from fastloop.step.grad_list import empty_list
 
 TorchScaler = grad_scaler.GradScaler  # users may put ours in place of torch's public name
 Flags = dict[Any, Tensor]  # found_inf by device
@@ -54,30 +54,24 @@ class BoundedScaler(TorchScaler):
         """
         if not self._enabled:
             return
-        states = self._per_optimizer_states
         if new_scale is None and self._update_at_once():
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-            return
-        if len(states) > 1:  # torch adds all flags into the first, which is not ours to change
-            for state in states.values():
-                flags = state["found_inf_per_device"]
-                state["found_inf_per_device"] = {d: flag.clone() for d, flag in flags.items()}
-        is_bounded = self.min_scale or self.max_scale or self.hysteresis > 1
-        if is_bounded or new_scale is not None or not abs(self._backoff_factor) <= 1.0:
-            self._update_within_bounds(new_scale)
         else:
-            super().update()
+            self._update_by_torch(new_scale)
+
+    def _flags(self) -> list[Tensor]:
+        states = self._per_optimizer_states.values()
+        return [flag for state in states for flag in state["found_inf_per_device"].values()]
 
     def _update_at_once(self) -> bool:
         """What torch's operations do below, in one call, if the scale is a plain tensor."""
         scale, tracker = self._check_scale_growth_tracker("update")
-        states = self._per_optimizer_states.values()
-        flags = [flag for state in states for flag in state["found_inf_per_device"].values()]
+        flags = self._flags()
         is_covered = scale.device.type in ("cpu", "cuda") and type(self._growth_interval) is int
         if not flags or not is_covered:
             return False
         found = flags[0] if len(flags) == 1 else as_one_flag(flags, scale.device)[scale.device]
-        growth = (
+        rule = (
             self._growth_factor,
             self._backoff_factor,
             min(self._growth_interval, _INT_MAX),
@@ -87,7 +81,7 @@ class BoundedScaler(TorchScaler):
         )
         misses = self._bad_steps_on(scale.device) if self.hysteresis > 1 else tracker
         try:
-            update_scale(found, growth, scale, tracker, misses)
+            empty_list().update_scale(found, rule, scale, tracker, misses)
         except (TypeError, ValueError):
             return False  # a scale of another dtype, a flag on another device, no engine there
         return True
@@ -103,13 +97,17 @@ class BoundedScaler(TorchScaler):
             self._bad_steps = torch.full((), self._bad_steps, dtype=torch.int32, device=device)
         return self._bad_steps
 
-    def _update_within_bounds(self, new_scale: float | Tensor | None) -> None:
+    def _update_by_torch(self, new_scale: float | Tensor | None) -> None:
         scale, _ = self._check_scale_growth_tracker("update")
         if isinstance(new_scale, float):
             _check_finite("new_scale", new_scale)
         elif isinstance(new_scale, Tensor) and new_scale.device.type == "cpu":
             for value in new_scale.float().reshape(-1).tolist():
                 _check_finite("new_scale", value)
+        for state in self._per_optimizer_states.values():
+            # torch adds all flags into the first, which is not ours to change.
+            flags = state["found_inf_per_device"]
+            state["found_inf_per_device"] = {d: flag.clone() for d, flag in flags.items()}
         before = scale.clone()
         must_stay = self._count_bad_steps(scale) if new_scale is None else None
         super().update(new_scale)
@@ -121,8 +119,7 @@ class BoundedScaler(TorchScaler):
 
     def _count_bad_steps(self, scale: Tensor) -> Tensor | None:
         """Count this update; whether hysteresis keeps the scale from backing off."""
-        states = self._per_optimizer_states.values()
-        flags = [flag for state in states for flag in state["found_inf_per_device"].values()]
+        flags = self._flags()
         if self.hysteresis == 1 or not flags:
             return None
         bad = self._bad_steps_on(scale.device)

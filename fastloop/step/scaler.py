@@ -8,7 +8,6 @@ optimizers; and the bounds of `update`."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,12 +15,12 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from fastloop.step.clip import ClipPass, clip_grad_norm_
+from fastloop.base.openmp import thread_pool
+from fastloop.step.clip import clip_grad_norm_
 from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
 from fastloop.step.grad_list import GradList, new_flag, parameters_of
+from fastloop.step.outcomes import FlagCounter
 from fastloop.step.scale_rule import BoundedScaler, Flags, as_one_flag
-
-Pass = Callable[[GradList, Tensor, Tensor], None]  # takes scale and found_inf
 
 _MAX_GRAD_LISTS = 16
 
@@ -49,8 +48,6 @@ class GradScaler(BoundedScaler):
 
     # Defaults are the class's: an instance unpickled from an older version has them all.
     last_norm: Tensor | None = None  # what unscale_and_clip_ last returned; None in copies
-    _skipped_steps: int = 0  # those the host knows of
-    _skipped_unread: Tensor | None = None  # and those it has not asked the device for, 0-d there
     _last_skipped: Tensor | bool = False
     _grad_lists: dict[int, GradList] | None = None  # by id of the optimizer: caches, no more
 
@@ -78,6 +75,7 @@ class GradScaler(BoundedScaler):
             device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
         )
         self._set_bounds(min_scale, max_scale, hysteresis)
+        self._skips = FlagCounter()
 
     # ---- the passes
 
@@ -88,39 +86,37 @@ class GradScaler(BoundedScaler):
             RuntimeError: called twice, or after `step`, without `update` between.
             ValueError: a gradient is float16.
         """
-        if not self._enabled or not self._run_pass(optimizer, GradList.unscale_by_):
+        if not self._enabled or self._unscale_at_once(optimizer, None) is False:
             super().unscale_(optimizer)
 
-    def _run_pass(self, optimizer: Optimizer, run: Pass) -> bool:
-        """What torch's unscale_ does where nothing speaks against it and the engine covers the
-        gradients, with `run` for the pass and without small operations of torch's, of which the
-        first after a backward takes as long as a walk over hundreds of tensors."""
+    def _unscale_at_once(
+        self, optimizer: Optimizer, clip: tuple[float, float, bool] | None
+    ) -> Tensor | bool:
+        """What torch's unscale_ does, in one call of the engine, with the options of clipping in
+        the same pass. False, and nothing is done, where torch's has to run, or to raise; True where
+        the gradients are unscaled alone; else their norm before clipping."""
         scale = self._scale
         if not self._owns_unscaling() or scale is None or not _is_plain_scale(scale):
             return False
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is not OptState.READY:
             return False
+        found_inf, groups = new_flag(scale.device), optimizer.param_groups
         grads = self._grads_of(optimizer)
-        try:
-            if not _covers(grads, allow_fp16=False) or grads.device != scale.device:
-                return False
-            found_inf = new_flag(scale.device)
-            run(grads, scale, found_inf)
-        finally:
-            grads.release()
-        state["found_inf_per_device"] = {scale.device: found_inf}
-        state["stage"] = OptState.UNSCALED
-        return True
+        done: Tensor | bool = grads.unscale_and_clip(thread_pool(), groups, scale, found_inf, clip)
+        if done is not False:
+            state["found_inf_per_device"] = {scale.device: found_inf}
+            state["stage"] = OptState.UNSCALED
+        return done
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> Flags:
-        grads = self._grads_of(optimizer)
+        grads = self._grads_of(optimizer).collect_grads(optimizer)
         try:
             is_here = grads.device == inv_scale.device == found_inf.device
             if is_here and found_inf.ndim == 0 and _covers(grads, allow_fp16):
-                grads.unscale_(inv_scale, found_inf)
+                grads.run_unscale(thread_pool(), inv_scale, found_inf)
                 return {grads.device: found_inf}
         finally:
             grads.release()
@@ -136,7 +132,7 @@ class GradScaler(BoundedScaler):
             if len(lists) >= _MAX_GRAD_LISTS:
                 lists.clear()
             grads = lists[id(optimizer)] = GradList()
-        return grads.collect_grads(optimizer)
+        return grads
 
     def _owns_unscaling(self) -> bool:
         """Whether neither a subclass nor the user has put something else in our methods' place."""
@@ -185,12 +181,11 @@ class GradScaler(BoundedScaler):
                 error_if_nonfinite, the total norm is not finite (the gradients are unscaled then).
             ValueError: a gradient is float16, as in `unscale_`.
         """
-        scale = self._scale if self._enabled else None
-        clip = ClipPass(scale, float(max_norm), float(norm_type), error_if_nonfinite)
-        if not self._enabled or not self._run_pass(optimizer, clip.unscale):
+        clip = float(max_norm), float(norm_type), error_if_nonfinite
+        norm = self._enabled and self._unscale_at_once(optimizer, clip)
+        if norm is False:
             self.unscale_(optimizer)
-        norm = clip.total_norm
-        if norm is None or clip.is_error():
+        if isinstance(norm, bool) or (error_if_nonfinite and not norm.isfinite()):
             params = parameters_of(optimizer)
             norm = clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
         self.last_norm = norm
@@ -249,60 +244,16 @@ class GradScaler(BoundedScaler):
         result: float | None = None if is_skipped else optimizer.step(*args, **kwargs)
         return result
 
-    def _step_checked(
-        self,
-        optimizer: Optimizer,
-        found_inf: Tensor,
-        grad_scale: Tensor | None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> float | None:
-        """`step` for a caller who has collected and checked this optimizer's gradients in this
-        step, and unscaled them unless grad_scale is given. Disabled, it steps whatever found_inf.
-
-        Args:
-            found_inf: 0-d float32, exactly 0.0 or 1.0; kept for `update` and not changed.
-            grad_scale: 0-d float32 by which the optimizer has to divide the gradients (scale and
-                clip in one), or None. Only for optimizers of which `takes_grad_scale` is true.
-
-        Raises:
-            RuntimeError: the user has called `unscale_` or `step` for it since the last `update`.
-        """
-        if not self._enabled:
-            return self.step(optimizer, *args, **kwargs)
-        self._check_scale_growth_tracker("step")
-        state = self._per_optimizer_states[id(optimizer)]
-        if state["stage"] is OptState.UNSCALED:
-            super().unscale_(optimizer)  # raises
-        if state["stage"] is OptState.STEPPED or "closure" in kwargs:
-            return self.step(optimizer, *args, **kwargs)  # raises
-        state["found_inf_per_device"] = {found_inf.device: found_inf}
-        state["stage"] = OptState.UNSCALED
-        if grad_scale is None:
-            return self.step(optimizer, *args, **kwargs)
-        try:
-            with FusedAttributes(optimizer, grad_scale=times_of_user(optimizer, grad_scale)):
-                return self.step(optimizer, *args, **kwargs)
-        except BaseException:
-            state["stage"] = OptState.READY  # the gradients are scaled as before
-            raise
-
     # ---- what happened
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
-        if dev.type != "cpu":
-            self._skipped_unread = torch.zeros((), dtype=torch.float32, device=dev)
+        self._skips.prepare(dev)
 
     def _note_step(self, flag: Tensor | bool) -> None:
-        if isinstance(flag, bool) or flag.device.type == "cpu":
-            self._last_skipped = flag if isinstance(flag, bool) else flag.item() != 0
-            self._skipped_steps += self._last_skipped
-            return
-        self._last_skipped = flag
-        if self._skipped_unread is None:
-            self._skipped_unread = torch.zeros_like(flag)
-        self._skipped_unread.add_(flag.to(self._skipped_unread.device, non_blocking=True))
+        is_known = isinstance(flag, bool) or flag.device.type == "cpu"
+        self._last_skipped = bool(flag) if is_known else flag
+        self._skips.add(self._last_skipped)
 
     def last_step_skipped(self) -> bool:
         """Whether the last `step`, of whichever optimizer, was skipped. SYNC on CUDA."""
@@ -311,10 +262,7 @@ class GradScaler(BoundedScaler):
     @property
     def skipped_steps(self) -> int:
         """How many optimizer steps were skipped. SYNC on CUDA."""
-        if self._skipped_unread is not None:
-            self._skipped_steps += int(self._skipped_unread.item())
-            self._skipped_unread.zero_()  # in place: a captured graph may go on adding to it
-        return self._skipped_steps
+        return self._skips.read()
 
     # ---- checkpoints
 
@@ -335,16 +283,18 @@ class GradScaler(BoundedScaler):
         """
         super().load_state_dict(state_dict)
         if self._enabled:
-            counted = self.skipped_steps  # reads the device's count and so ends it
-            self._skipped_steps = state_dict.get("skipped_steps", counted)
+            self._skips.count = state_dict.get("skipped_steps", self.skipped_steps)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in ("_grad_lists", "_skipped_unread", "last_norm"):
+        for name in ("_grad_lists", "_skips", "last_norm"):
             state.pop(name, None)
-        state["_skipped_steps"] = self.skipped_steps
-        state["_last_skipped"] = self.last_step_skipped()
-        return state
+        read = {"_skipped_steps": self.skipped_steps, "_last_skipped": self.last_step_skipped()}
+        return {**state, **read}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({"_skipped_steps": 0, **state})
+        self._skips = FlagCounter(self.__dict__.pop("_skipped_steps"))
 
 
 def _has_cuda() -> bool:

@@ -1,12 +1,16 @@
 """Stepper: gradient accumulation with weights, clipping, loss scaling and a schedule.
 
-The public face, the loop and the saved state. What happens to a micro-batch and to a window is
-fastloop.step.accumulator's; docs/stepper.md has the whole."""
+A state machine over micro-batches and windows: what may follow what, which micro-batch closes a
+window, what an exception leaves behind. docs/stepper.md draws it and has the arithmetic. Below it
+stand the window's arithmetic (window.py), the sums in buffers (grad_buffers.py), the optimizer's
+step (boundary.py), the counts and schedulers (outcomes.py), and the other ranks
+(distributed/ranks.py). Called on the thread that trains."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
-from types import TracebackType
+from enum import Enum
 from typing import Any, TypeVar
 
 import torch
@@ -15,25 +19,40 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fastloop.distributed.ranks import Place, find_ranks
-from fastloop.step.accumulator import Accumulator, At
+from fastloop.distributed.ranks import SyncPoint, Totals, find_ranks
 from fastloop.step.arguments import (
     as_schedulers,
     check_accum_dtype,
+    check_loss,
     check_max_norm,
     check_on_nonfinite,
     check_size,
     check_weight,
     enabled_scaler,
 )
-from fastloop.step.boundary import LossScale, Step
+from fastloop.step.boundary import Boundary
+from fastloop.step.grad_buffers import GradBuffers
 from fastloop.step.grad_list import parameters_of
 from fastloop.step.lookahead import Lookahead
 from fastloop.step.outcomes import Outcomes
 from fastloop.step.stepper_checkpoint import VERSION, check_state
-from fastloop.step.window import Window
+from fastloop.step.window import WeightedBackward, Window
 
 Batch = TypeVar("Batch")
+
+_UNEQUAL = (
+    "{} of {} ranks have another window and the others have none. Give every rank the same number "
+    "of windows: DistributedSampler pads its parts to equal lengths, drop_last=True cuts them"
+)
+
+
+class State(Enum):
+    """Where a Stepper is, in or outside of a micro-batch."""
+
+    IDLE = 0  # outside
+    ENTERED = 1  # before backward()
+    BACKWARD = 2  # inside backward()
+    DONE = 3  # after it
 
 
 class Stepper:
@@ -89,26 +108,34 @@ class Stepper:
             raise TypeError(f"optimizer is a {type(optimizer).__name__}, not a torch Optimizer")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("LBFGS calls a closure several times a step; Stepper has one gradient")
+        scaler = enabled_scaler(scaler)
+        choice = check_on_nonfinite(on_nonfinite, scaler is not None)
         self._optimizer = optimizer
-        self._scaler = enabled_scaler(scaler)
-        choice = check_on_nonfinite(on_nonfinite, self._scaler is not None)
         self._outcomes = Outcomes(as_schedulers(scheduler))
-        ranks = find_ranks(model)
-        if ranks is not None and ranks.has_shards and (accum_dtype or choice == "micro"):
+        self._ranks = find_ranks(model)
+        if self._ranks.has_shards and (accum_dtype or choice == "micro"):
             raise ValueError(
                 "accum_dtype and on_nonfinite='micro' need whole gradients, which FSDP modules do "
                 "not have; leave them out, or use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
-        self._windows = Accumulator(
-            optimizer,
-            accumulate if callable(accumulate) else check_size(accumulate, "accumulate"),
-            Step(optimizer, self._scaler, check_max_norm(max_norm), choice != "ignore"),
-            None if self._scaler is None else LossScale(self._scaler),
-            self._outcomes,
-            ranks,
-            accum_dtype=check_accum_dtype(accum_dtype),
-            drops_micro=choice == "micro",
+        self._accumulate = (
+            accumulate if callable(accumulate) else check_size(accumulate, "accumulate")
         )
+        max_norm, accum_dtype = check_max_norm(max_norm), check_accum_dtype(accum_dtype)
+        self._boundary = Boundary(optimizer, scaler, max_norm, checks=choice != "ignore")
+        self._drops_micro = choice == "micro"
+        # Owned, kept between windows; None: gradients add up in `.grad`.
+        has_buffers = accum_dtype is not None or self._drops_micro
+        self._buffers = GradBuffers(optimizer, accum_dtype) if has_buffers else None
+        self._weighted_backward = WeightedBackward()
+        self._state = State.IDLE
+        self._loop: Lookahead | None = None  # of the iterate() that runs
+        self._window: Window | None = None  # None: none is open
+        self._weight = 0.0  # of the micro-batch that runs
+        self._totals: Totals | None = None  # of the window, exchanged before its last backward
+        self._mean_weight: float | None = None  # of the last window, over all ranks
+        self._is_boundary = False
+        self._last_norm: Tensor | None = None
 
     # ---- the loop
 
@@ -127,35 +154,41 @@ class Stepper:
         return _Batches(loader, self._batches(loader))
 
     def _batches(self, loader: Iterable[Batch]) -> Generator[Batch]:
-        windows = self._windows
-        if windows.at is not At.OPEN:
+        if self._state is not State.IDLE:
             raise RuntimeError("iterate() inside micro(): make micro() the loop's body")
-        feed = windows.feed = Lookahead(loader)
+        loop = self._loop = Lookahead(loader)
         is_over = False
         try:
-            if windows.ranks is not None:
-                windows.note_more(windows.tell(Place.BEGIN))
-            while windows.unequal is None:
+            if self._ranks.is_parallel:
+                self._note_more(self._exchange(SyncPoint.BEGIN, Totals()))
+            while not loop.unequal:
                 try:
-                    batch = [feed.take()]
+                    batch = [loop.take()]
                 except StopIteration:
                     break
                 yield batch.pop()  # not kept: its memory may be lent
-                if windows.feed is not feed:
+                if self._loop is not loop:
                     raise RuntimeError(
                         "another iterate() of this stepper has begun inside this loop; give the "
                         "inner loop a Stepper of its own, or none if it does not train"
                     )
-            if windows.unequal is not None:
-                raise RuntimeError(windows.unequal)
-            if windows.window is not None or windows.has_announced:
-                windows.flush()
+            if loop.unequal:
+                raise RuntimeError(loop.unequal)
+            if self._window is not None or loop.is_announced:
+                self._flush()
             is_over = True
         finally:
-            if windows.feed is feed:
-                windows.feed = windows.unequal = None
+            if self._loop is loop:
+                self._loop = None
                 if not is_over:
-                    windows.leave_loop()
+                    self._leave_loop(loop)
+
+    def _leave_loop(self, loop: Lookahead) -> None:
+        """The loop has ended before its loader."""
+        if loop.is_announced:
+            self._ranks.send_leave_notice()
+        if self._state is State.IDLE:
+            self._discard("the loop of iterate() was left early")
 
     # ---- a micro-batch
 
@@ -176,7 +209,36 @@ class Stepper:
             RuntimeError: on entering: inside another micro(), or the ranks of a DDP job are at
                 different places.
         """
-        return _Micro(self._windows, check_weight(weight))
+        return _Micro(self, check_weight(weight))
+
+    def _enter(self, weight: float) -> None:
+        if self._state is not State.IDLE:
+            raise RuntimeError("micro() inside micro(): leave the first before entering the next")
+        window = self._window or self._open()
+        is_full = window.count + 1 >= window.size
+        self._is_boundary = is_full or (self._loop is not None and not self._loop.has_more())
+        if self._ranks.is_parallel:
+            if window.expected is None:
+                own = Totals(weight, counted=weight > 0)
+                totals = self._exchange(SyncPoint.FIRST_WEIGHT, own)
+                window.expect(totals.weight / totals.counted if totals.counted else 1.0)
+            self._ranks.enter_micro(sync=self._is_boundary and self._buffers is None)
+        elif self._is_boundary and window.count == 0 and weight > 0:
+            window.expected = weight  # nothing to divide by
+        self._weight = weight
+        self._state = State.ENTERED
+
+    def _open(self) -> Window:
+        size = self._accumulate
+        if callable(size):
+            done = self._outcomes.boundaries
+            size = check_size(size(done), f"accumulate({done})")
+        left = None if self._loop is None else self._loop.left
+        if left is not None and not self._ranks.is_parallel:
+            size = max(1, min(size, left + 1))
+        mean = self._mean_weight
+        self._window = Window(size, None if mean is None else size * mean)
+        return self._window
 
     def backward(self, loss: Tensor) -> None:
         """Back-propagate a micro-batch's mean loss, scaled by its weight and the scaler's scale.
@@ -188,7 +250,57 @@ class Stepper:
             RuntimeError: outside micro(), or for the second time in one.
             TypeError, ValueError: loss is not a tensor of one real element.
         """
-        self._windows.backward(loss)
+        if self._state is State.IDLE:
+            raise RuntimeError("backward() outside micro(): call it inside `with stepper.micro():`")
+        if self._state is not State.ENTERED:
+            raise RuntimeError(
+                "backward() for the second time in one micro(): add the losses and call it once, "
+                "or give each its own micro()"
+            )
+        check_loss(loss)
+        self._state = State.BACKWARD
+        window, weight = self._window, self._weight
+        assert window is not None
+        reduces = self._ranks.is_parallel and self._is_boundary and self._buffers is None
+        if reduces:
+            own = Totals(window.weight + weight, window.counted + (weight > 0))
+            self._totals = self._exchange(SyncPoint.BOUNDARY, own)
+        if weight > 0:
+            self._accumulate_gradients(loss, window, window.share(weight))
+        elif reduces:
+            self._ranks.backward_of_nothing(loss)
+        self._state = State.DONE
+
+    def _accumulate_gradients(self, loss: Tensor, window: Window, share: float) -> None:
+        loss = self._boundary.scale_loss(loss)
+        buffers = self._buffers
+        if buffers is None:
+            self._weighted_backward(loss, share)
+            return
+        self._weighted_backward(loss, 1.0)
+        if not buffers.add(share, only_finite=self._drops_micro):
+            self._weight = 0.0
+            window.has_dropped = True
+        if not self._is_boundary:  # the boundary writes into them
+            self._optimizer.zero_grad(set_to_none=True)
+
+    def _leave(self, has_failed: bool) -> None:
+        state, self._state = self._state, State.IDLE
+        self._ranks.leave_micro()
+        if state is State.DONE and not has_failed:
+            assert self._window is not None
+            self._window.add(self._weight)
+            if self._is_boundary:
+                self._close(SyncPoint.BOUNDARY)
+            return
+        self._totals = None
+        if state is State.ENTERED:
+            reason = "an exception came before backward()" if has_failed else "without backward()"
+            warnings.warn(f"micro() was left, {reason}: not counted", stacklevel=3)
+        else:
+            self._discard(
+                "micro() was left by an exception after backward() had begun", has_begun=True
+            )
 
     # ---- the boundary
 
@@ -202,21 +314,110 @@ class Stepper:
             RuntimeError: inside micro(); ranks are at different places; an open window under FSDP.
         """
         self._refuse_inside_micro("flush")
-        self._windows.flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._ranks.has_shards and self._window is not None:
+            raise RuntimeError(
+                "flush() of an open window under FSDP: its gradients have not been reduced, and "
+                "only a backward can; use iterate(), which knows the last micro-batch"
+            )
+        if self._ranks.is_parallel and not self._ranks.has_shards and self._window is None:
+            self._open()  # to join the others
+        if self._window is not None:
+            self._close(SyncPoint.FLUSH)
+
+    def _close(self, point: SyncPoint) -> None:
+        self._outcomes.settle()
+        try:
+            self._step(point)
+        finally:
+            self._end_window()
+        self._ranks.finish_window()
+
+    def _step(self, point: SyncPoint) -> None:
+        window, buffers = self._window, self._buffers
+        assert window is not None
+        totals = Totals(window.weight, window.counted, has_dropped=window.has_dropped)
+        if self._ranks.is_parallel:
+            totals = self._totals or self._exchange(point, totals)
+            if self._loop is not None:
+                self._note_more(totals)
+            if totals.counted and (buffers is not None or point is SyncPoint.FLUSH):
+                buffers = self._reduce_gradients()
+        if totals.counted:
+            divisor = window.divisor(totals.weight, self._ranks.size)
+            outcome = self._boundary.step(divisor, buffers, totals.has_dropped > 0)
+            self._mean_weight = totals.weight / totals.counted
+            self._last_norm = outcome.norm
+            self._outcomes.add(outcome.found_inf)
+        elif totals.has_dropped:
+            self._boundary.back_off()
+            self._outcomes.add(True)
+
+    def _reduce_gradients(self) -> GradBuffers:
+        """The window's gradients, reduced by the stepper itself."""
+        buffers = self._buffers
+        if buffers is None:
+            buffers = GradBuffers(self._optimizer, None)
+            buffers.add(1.0)
+        buffers.reduce(self._ranks)
+        return buffers
+
+    def _end_window(self) -> None:
+        self._window = self._totals = None
+        self._boundary.forget_scale()
+        if self._buffers is not None:
+            self._buffers.clear()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _discard(self, reason: str, *, has_begun: bool = False) -> None:
+        self._ranks.drop_window()
+        window = self._window
+        if window is None:
+            return
+        self._end_window()
+        if window.count > 0 or has_begun:
+            warnings.warn(
+                f"{reason}: the open window is discarded ({window.count} complete "
+                "micro-batches), gradients are zeroed",
+                stacklevel=4,
+            )
+
+    # ---- the other ranks
+
+    def _exchange(self, point: SyncPoint, own: Totals) -> Totals:
+        has_more = self._loop is not None and self._loop.has_more()
+        try:
+            return self._ranks.exchange(point, own._replace(has_more=has_more))
+        except BaseException:
+            if self._loop is not None:
+                self._loop.is_announced = False  # the others raise too, and wait for nothing
+            self._discard("the ranks do not agree")
+            raise
+
+    def _note_more(self, totals: Totals) -> None:
+        """Which ranks' loops have another window."""
+        loop = self._loop
+        assert loop is not None
+        loop.is_announced = loop.has_more()
+        if totals.has_more not in (0, self._ranks.size):
+            loop.is_announced = False
+            loop.unequal = _UNEQUAL.format(int(totals.has_more), self._ranks.size)
 
     # ---- counts and states
 
     @property
     def is_boundary(self) -> bool:
         """Whether the micro-batch that runs, or ran last, closes its window."""
-        return self._windows.is_boundary
+        return self._is_boundary
 
     @property
     def last_norm(self) -> Tensor | None:
         """The gradients' 2-norm at the last boundary, unscaled and before clipping: 0-d float64.
 
         None before the first, and where nothing needed it (no max_norm, gradients not checked)."""
-        return self._windows.last_norm
+        return self._last_norm
 
     @property
     def stepped(self) -> int:
@@ -238,29 +439,27 @@ class Stepper:
             RuntimeError: inside micro(), or in the middle of a window under FSDP.
         """
         self._refuse_inside_micro("state_dict")
-        windows = self._windows
         return {
             "version": VERSION,
             **self._outcomes.state_dict(),
-            "mean_weight": windows.mean_weight,
-            "is_buffered": windows.is_buffered,
-            "window": None if windows.window is None else self._window_state(windows.window),
+            "mean_weight": self._mean_weight,
+            "is_buffered": self._buffers is not None,
+            "window": None if self._window is None else self._window_state(self._window),
         }
 
     def _window_state(self, window: Window) -> dict[str, Any]:
-        windows = self._windows
-        if windows.ranks is not None and windows.ranks.has_shards:
+        if self._ranks.has_shards:
             raise RuntimeError(
                 "state_dict() in the middle of a window under FSDP, which keeps the gradients so "
                 "far to itself; call it when stepper.is_boundary"
             )
-        if windows.is_buffered:
-            tensors = windows.own_buffers().tensors()
+        if self._buffers is not None:
+            tensors = self._buffers.tensors()
         else:
             tensors = [p.grad for p in parameters_of(self._optimizer)]
         return {
-            **window.state_dict(),
-            "scale": None if self._scaler is None else self._scaler.get_scale(),
+            **vars(window),
+            "scale": self._boundary.saved_scale(),
             "tensors": [t if t is None else t.detach().clone() for t in tensors],
         }
 
@@ -272,25 +471,23 @@ class Stepper:
             RuntimeError: inside micro().
         """
         self._refuse_inside_micro("load_state_dict")
-        windows = self._windows
         params = parameters_of(self._optimizer)
-        window = check_state(state_dict, params, windows.is_buffered)
-        windows.end_window()
+        window = check_state(state_dict, params, self._buffers is not None)
+        self._end_window()
         self._outcomes.load_state_dict(state_dict)
-        windows.mean_weight = state_dict["mean_weight"]
+        self._mean_weight = state_dict["mean_weight"]
         if window is None:
             return
-        windows.window = Window.from_state(window)
-        if windows.scale is not None:
-            windows.scale.loaded = window["scale"]
-        if windows.is_buffered:
-            windows.own_buffers().load(window["tensors"])
+        self._window = Window(**{name: window[name] for name in Window.__annotations__})
+        self._boundary.loaded_scale = window["scale"]
+        if self._buffers is not None:
+            self._buffers.load(window["tensors"])
             return
         for p, t in zip(params, window["tensors"], strict=True):
             p.grad = None if t is None else t.detach().to(p.device, p.dtype, copy=True)
 
     def _refuse_inside_micro(self, method: str) -> None:
-        if self._windows.at is not At.OPEN:
+        if self._state is not State.IDLE:
             raise RuntimeError(f"{method}() inside micro(): call it after micro() was left")
 
 
@@ -318,19 +515,14 @@ class _Batches(Iterator[Batch]):
 class _Micro:
     """What `with stepper.micro():` enters and leaves."""
 
-    __slots__ = ("_weight", "_windows")
+    __slots__ = ("_stepper", "_weight")
 
-    def __init__(self, windows: Accumulator, weight: float) -> None:
-        self._windows = windows
+    def __init__(self, stepper: Stepper, weight: float) -> None:
+        self._stepper = stepper
         self._weight = weight
 
     def __enter__(self) -> None:
-        self._windows.enter(self._weight)
+        self._stepper._enter(self._weight)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._windows.leave(kind is not None)
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._stepper._leave(kind is not None)

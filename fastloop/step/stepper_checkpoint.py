@@ -6,52 +6,51 @@ from typing import Any
 
 from torch import Tensor
 
+from fastloop.base.schema import Schema
+
 VERSION = 1
-_KINDS: dict[str, Any] = {
-    "version": int,
-    "boundaries": int,
-    "stepped": int,
-    "skipped": int,
-    "mean_weight": (float, type(None)),
-    "is_buffered": bool,
-    "window": (dict, type(None)),
-}
-_KINDS_OF_WINDOW: dict[str, Any] = {
-    "size": int,
-    "expected": (float, type(None)),
-    "count": int,
-    "counted": int,
-    "weight": float,
-    "has_dropped": bool,
-    "scale": (float, type(None)),
-    "tensors": list,
-}
-_UNCHANGED = "pass what state_dict() of a fastloop.Stepper returned, unchanged"
-
-
-def _check_kinds(state: object, kinds: dict[str, Any], name: str) -> None:
-    if not isinstance(state, dict):
-        raise TypeError(f"{name} is a {type(state).__name__}, not a dict; {_UNCHANGED}")
-    for key, kind in kinds.items():
-        if key not in state:
-            raise ValueError(f"{name} has no {key!r}; {_UNCHANGED}")
-        if not isinstance(state[key], kind):
-            raise TypeError(f"{name}[{key!r}] is {state[key]!r}; {_UNCHANGED}")
+_ADVICE = "pass what state_dict() of a fastloop.Stepper returned, unchanged"
+_NUMBER_OR_NONE = (float, type(None))
+_STATE = Schema(
+    {
+        "version": int,
+        "boundaries": int,
+        "stepped": int,
+        "skipped": int,
+        "mean_weight": _NUMBER_OR_NONE,
+        "is_buffered": bool,
+        "window": (dict, type(None)),
+    },
+    _ADVICE,
+    names_types=False,
+)
+_WINDOW = Schema(
+    {
+        "size": int,
+        "expected": _NUMBER_OR_NONE,
+        "count": int,
+        "counted": int,
+        "weight": float,
+        "has_dropped": bool,
+        "scale": _NUMBER_OR_NONE,
+        "tensors": list,
+    },
+    _ADVICE,
+    names_types=False,
+)
 
 
 def check_state(state: object, params: list[Tensor], is_buffered: bool) -> dict[str, Any] | None:
     """Returns the part about the open window; None if none was open."""
-    _check_kinds(state, _KINDS, "state")
-    assert isinstance(state, dict)
+    state = _STATE.check(state, "state")
     if state["version"] != VERSION:
         raise ValueError(
             f"state['version'] is {state['version']!r}, and this version of fastloop reads "
-            f"{VERSION}; {_UNCHANGED}"
+            f"{VERSION}; {_ADVICE}"
         )
-    window: dict[str, Any] | None = state["window"]
-    if window is None:
+    if state["window"] is None:
         return None
-    _check_kinds(window, _KINDS_OF_WINDOW, "state['window']")
+    window = _WINDOW.check(state["window"], "state['window']")
     if state["is_buffered"] != is_buffered:
         raise ValueError(
             f"the state holds {'buffers' if state['is_buffered'] else 'gradients'}, and this "

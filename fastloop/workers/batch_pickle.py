@@ -21,6 +21,7 @@ import torch
 
 from fastloop import _core
 from fastloop.base.nested import list_leaves
+from fastloop.base.tensors import extent, is_plain
 
 # What the head of a reply is: an object that is no batch; a pickled batch; the same with a table
 # of views; a batch of plain containers that WorkerEnd.write has written.
@@ -46,38 +47,16 @@ class TensorTarget(NamedTuple):
     is_one: bool = True  # a tensor that is there twice stays one
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    return not (
-        tensor.device.type != "cpu"
-        or tensor.layout is not torch.strided
-        or tensor.requires_grad
-        or tensor.is_quantized
-        or tensor.is_nested
-        or tensor.is_neg()
-        or tensor.is_conj()
-        or getattr(tensor, "has_names", bool)()  # gone in torch 2.13
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )
-
-
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes of the storage from the tensor's first to its last element."""
-    size, begin = tensor.element_size(), int(tensor.storage_offset())
-    if tensor.numel() == 0:
-        return 0, 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    end = begin + sum((int(length) - 1) * int(stride) for length, stride in steps) + 1
-    return begin * size, end * size
-
-
 class _SharedError(Exception):
     """Tensors that the C collate built share memory: a container of the user's made views."""
 
 
 class _Packer(ForkingPickler):
-    def __init__(self, file: io.BytesIO, port: _core.WorkerEnd, is_shared: bool = False) -> None:
+    def __init__(
+        self, file: io.BytesIO, worker_end: _core.WorkerEnd, is_shared: bool = False
+    ) -> None:
         super().__init__(file)  # torch's protocol: with 5 read-only arrays stay so
-        self._port = port
+        self._worker_end = worker_end
         self._is_shared = is_shared  # so the place in the slot does not say it all
         self._alive: list[Any] = []  # so that no id is used twice
         self._tensors: dict[int, int] = {}
@@ -88,7 +67,7 @@ class _Packer(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            pid = self._find(obj) or (self._view(obj) if is_plain(obj) else None)
+            pid = self._find(obj) or self._view(obj)
             if pid is not None:
                 self.packed.add(id(obj))
             return pid
@@ -100,12 +79,14 @@ class _Packer(ForkingPickler):
     def _find(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
         if self._is_shared:
             return None
-        place = self._port.find(tensor)
+        place = self._worker_end.find(tensor)
         if place is False:
             raise _SharedError
         return place
 
-    def _view(self, tensor: torch.Tensor) -> tuple[str, int]:
+    def _view(self, tensor: torch.Tensor) -> tuple[str, int] | None:
+        if tensor.device.type != "cpu" or not is_plain(tensor):
+            return None
         number = self._tensors.get(id(tensor))
         if number is None:
             number = self._tensors[id(tensor)] = len(self._views)
@@ -138,11 +119,12 @@ class _Packer(ForkingPickler):
             else:
                 parts.append([begin - begin % _GRAIN, end])
         address = ranges[0][2]
-        return [(a, self._port.copy(address + a, b - a), b - a) for a, b in parts]
+        return [(a, self._worker_end.copy(address + a, b - a), b - a) for a, b in parts]
 
 
 def _hides_something(data: Any, packed: set[int]) -> bool:
-    """Whether there is more to a batch that would move than containers and the packed tensors."""
+    """Whether more of a batch could go to a device than the packed tensors: what objects hold, or
+    containers that this code does not look into."""
     try:
         leaves = [leaf for _, leaf in list_leaves(data)]
         return not packed.issubset(map(id, leaves)) or any(
@@ -152,28 +134,30 @@ def _hides_something(data: Any, packed: set[int]) -> bool:
         return True
 
 
-def pack(port: _core.WorkerEnd, data: Any, lands: bool = False) -> tuple[bytes, int, bool]:
+def pack(
+    worker_end: _core.WorkerEnd, data: Any, has_destination: bool = False
+) -> tuple[bytes, int, bool]:
     """Puts the tensors of a batch into the slot of the current request.
 
     Args:
-        lands: the batch is to land on a device, say.
+        has_destination: the parent copies the batch elsewhere, to a device say.
 
     Returns:
-        the head for ``WorkerEnd.answer``, its kind, and whether it has to stay where it is.
+        the head for ``WorkerEnd.answer``, its kind, and whether it is not to be copied elsewhere.
     """
     file = io.BytesIO()
-    packer = _Packer(file, port)
+    packer = _Packer(file, worker_end)
     try:
         packer.dump(data)
     except _SharedError:
         file = io.BytesIO()
-        packer = _Packer(file, port, is_shared=True)
+        packer = _Packer(file, worker_end, is_shared=True)
         packer.dump(data)
-    stays = lands and (packer.has_storages or _hides_something(data, packer.packed))
+    host_only = has_destination and (packer.has_storages or _hides_something(data, packer.packed))
     if not packer._ranges:
-        return file.getvalue(), PLAIN, stays
+        return file.getvalue(), PLAIN, host_only
     head = pickle.dumps((packer.table(), file.getvalue()), pickle.HIGHEST_PROTOCOL)
-    return head, VIEWS, stays
+    return head, VIEWS, host_only
 
 
 class _Unpacker(pickle.Unpickler):

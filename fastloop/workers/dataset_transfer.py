@@ -22,7 +22,7 @@ Address = tuple[int, int, int, int, int, int]
 
 
 class SharedFile:
-    """A file in memory for what spawned workers share; closed when all of them have started."""
+    """A file in memory with what spawned workers share. Closed when all of them have started."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -71,10 +71,10 @@ class DatasetTransfer:
     """The arguments of a worker, sent along with its process object."""
 
     def __init__(
-        self, arguments: dict[str, Any], address: Address, worker: int, cargo: SharedFile
+        self, arguments: dict[str, Any], address: Address, worker: int, file: SharedFile
     ) -> None:
         self._contents = arguments, address, worker
-        self._cargo = cargo
+        self._file = file
 
     def unload(self) -> tuple[dict[str, Any], Address, int]:
         return self._contents
@@ -86,18 +86,18 @@ class DatasetTransfer:
         def put_beside(buffer: pickle.PickleBuffer) -> bool:
             if buffer.raw().nbytes < _LARGE:
                 return True
-            places.append(self._cargo.write_once(buffer))
+            places.append(self._file.write_once(buffer))
             return False
 
         file = io.BytesIO()
         reduction.ForkingPickler(file, 5, True, put_beside).dump(arguments)
-        pickled = self._cargo.write(file.getbuffer())
-        descriptors = reduction.DupFd(fd), reduction.DupFd(self._cargo.fd())
+        pickled = self._file.write(file.getbuffer())
+        descriptors = reduction.DupFd(fd), reduction.DupFd(self._file.fd())
         return _ReceivedDataset, (descriptors, tuple(rest), worker, pickled, places)
 
 
 class _ReceivedDataset:
-    """A shipment in the process it was sent to."""
+    """A transfer in the process it was sent to."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class _ReceivedDataset:
         pickled: tuple[int, int],
         places: list[tuple[int, int]],
     ) -> None:
-        self._fd, self._cargo = (descriptor.detach() for descriptor in descriptors)
+        self._fd, self._file = (descriptor.detach() for descriptor in descriptors)
         self._rest, self._worker = rest, worker
         self._pickled, self._places = pickled, places
 
     def unload(self) -> tuple[dict[str, Any], Address, int]:
-        buffers = [_map_privately(self._cargo, *place) for place in self._places]
-        arguments = pickle.loads(_map_privately(self._cargo, *self._pickled), buffers=buffers)
-        os.close(self._cargo)
+        buffers = [_map_privately(self._file, *place) for place in self._places]
+        arguments = pickle.loads(_map_privately(self._file, *self._pickled), buffers=buffers)
+        os.close(self._file)
         os.set_inheritable(self._fd, False)  # which a spawned process's descriptors are not
         return arguments, (self._fd, *self._rest, 0), self._worker

@@ -26,34 +26,34 @@ from fastloop.workers.dataset_transfer import DatasetTransfer
 class _Results:
     """The worker's end of the result queue."""
 
-    def __init__(self, port: _core.WorkerEnd, worker: int, lands: bool) -> None:
-        self._port = port
-        self._lands = lands
+    def __init__(self, worker_end: _core.WorkerEnd, worker: int, has_destination: bool) -> None:
+        self._worker_end = worker_end
+        self._has_destination = has_destination
         self._where = f"in DataLoader worker process {worker}"
         self.is_collated = False  # batches come from the C collate: fresh, plain, without cycles
         self.too_large: dict[int, Any] = {}  # batches that wait for more memory, by request
 
     def put(self, item: tuple[Any, Any]) -> None:
         _, data = item
-        number = self._port.number()
-        fits = self._port.write(data, WRITTEN) if self.is_collated else None
+        number = self._worker_end.number()
+        fits = self._worker_end.write(data, WRITTEN) if self.is_collated else None
         if fits is None:
-            fits = self._port.answer(*self._pack(data))
+            fits = self._worker_end.answer(*self._pack(data))
         if not fits:
             self.too_large[number] = item
 
     def _pack(self, data: Any) -> tuple[bytes, int, bool]:
         try:
-            head, kind, stays = pack(self._port, data, self._lands)
+            head, kind, host_only = pack(self._worker_end, data, self._has_destination)
         except Exception:
             return self._pack(self._explain(data))
         if data is None or isinstance(data, ExceptionWrapper | _IterableDatasetStopIteration):
             kind = OBJECT
-        return head, kind, stays
+        return head, kind, host_only
 
     def _explain(self, data: Any) -> ExceptionWrapper:
         """Why it could not be pickled, as an error that can be."""
-        self._port.rewind()
+        self._worker_end.rewind()
         if not isinstance(data, ExceptionWrapper):
             return ExceptionWrapper(where=self._where)  # type: ignore[no-untyped-call]
         name = data.exc_type.__qualname__
@@ -71,13 +71,13 @@ class _Results:
 class _Requests:
     """The worker's end of its index queue."""
 
-    def __init__(self, port: _core.WorkerEnd, results: _Results) -> None:
-        self._port = port
+    def __init__(self, worker_end: _core.WorkerEnd, results: _Results) -> None:
+        self._worker_end = worker_end
         self._results = results
 
     def get(self, timeout: float) -> Any:
         while True:
-            request = self._port.receive(timeout)
+            request = self._worker_end.receive(timeout)
             if request is None:
                 return None
             if request is False:
@@ -94,34 +94,36 @@ class _Requests:
 class _Done:
     """The worker's view of the event that ends all work."""
 
-    def __init__(self, port: _core.WorkerEnd) -> None:
-        self.is_set = port.is_closed
+    def __init__(self, worker_end: _core.WorkerEnd) -> None:
+        self.is_set = worker_end.is_closed
 
 
-def run_worker(shipment: DatasetTransfer, parent: int, is_interruptible: bool, lands: bool) -> None:
+def run_worker(
+    transfer: DatasetTransfer, parent: int, is_interruptible: bool, has_destination: bool
+) -> None:
     """The target of a worker process.
 
     Args:
-        shipment: torch's arguments of the loop, and the way to the shared memory.
+        transfer: torch's arguments of the loop, and where the shared memory is.
         parent: the process to serve; this one ends soon after it.
         is_interruptible: whether Ctrl-C reaches the parent's main thread; it is held back here
             until this function can end quietly.
-        lands: batches are to land elsewhere, on a device say.
+        has_destination: the parent copies batches elsewhere, to a device say.
     """
     try:
         release_in_child()
-        arguments, address, worker = shipment.unload()
-        port = _core.WorkerEnd(torch.Tensor, *address, worker)
-        port.watch(parent)
-        results = _Results(port, worker, lands)
+        arguments, address, worker = transfer.unload()
+        worker_end = _core.WorkerEnd(torch.Tensor, *address, worker)
+        worker_end.watch(parent)
+        results = _Results(worker_end, worker, has_destination)
         collate_fn: Callable[[Any], Any] = arguments["collate_fn"]
         if arguments["auto_collation"] and is_default_collate(collate_fn):
-            collate_fn = make_collate(port)
+            collate_fn = make_collate(worker_end)
             results.is_collated = True
         arguments.update(
-            index_queue=_Requests(port, results),
+            index_queue=_Requests(worker_end, results),
             data_queue=results,
-            done_event=_Done(port),
+            done_event=_Done(worker_end),
             collate_fn=collate_fn,
         )
         if is_interruptible:

@@ -1,10 +1,10 @@
 /* grad_fixture.h: elements of the four types, and what the passes must make of them, one by one. */
-#ifndef GRAD_RIG_H
-#define GRAD_RIG_H
+#ifndef GRAD_FIXTURE_H
+#define GRAD_FIXTURE_H
 
 #include "check.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_grad.h"
 #include "fl_cpu_lanes.h"
 
 #include <math.h>

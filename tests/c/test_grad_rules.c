@@ -4,6 +4,6 @@
 int main(void)
 {
     start_tests();
-    run_rules(&fl_cpu_backend, NULL);
+    run_rules(&fl_cpu_grad_ops, NULL);
     return 0;
 }

@@ -86,12 +86,12 @@ static void test_rows_of_an_absurd_count_fail(void)
 /* ---- blocks to batches */
 
 /* Feeds `stream` in blocks of changing size, every other one as a range where it is one. */
-typedef struct feeder {
+typedef struct block_source {
     const int64_t *stream;
     int64_t count, next, step;
-} feeder;
+} block_source;
 
-static bool feed_block(feeder *f, fl_plan *plan)
+static bool set_next_block(block_source *f, fl_plan *plan)
 {
     if (f->next == f->count) return false;
     f->step = f->step * 7 % 11; /* 7, 5, 2, 3, 10, 4, 6, 9, 8, 1 */
@@ -99,9 +99,9 @@ static bool feed_block(feeder *f, fl_plan *plan)
     bool is_range = true;
     for (int64_t i = 0; i < block; i++) is_range &= f->stream[f->next + i] == first + i;
     if (is_range && f->step % 2 == 0)
-        fl_plan_feed_range(plan, first, block);
+        fl_plan_set_range(plan, first, block);
     else
-        fl_plan_feed(plan, f->stream + f->next, block);
+        fl_plan_set_block(plan, f->stream + f->next, block);
     f->next += block;
     return true;
 }
@@ -111,20 +111,20 @@ static void check_batches(const int64_t *stream, int64_t count, int64_t size)
 {
     fl_plan *plan;
     fl_rows rows = {0};
-    feeder f = {.stream = stream, .count = count, .step = 1};
+    block_source f = {.stream = stream, .count = count, .step = 1};
     CHECK_INT(fl_plan_open(MAX_STREAM, &plan, NULL), FL_OK);
-    CHECK(fl_plan_wants(plan));
+    CHECK(fl_plan_needs_block(plan));
     for (int64_t at = 0; at < count; at += size) {
         fl_rows_clear(&rows);
         while (rows.count < size) {
-            if (fl_plan_wants(plan) && !feed_block(&f, plan)) break;
+            if (fl_plan_needs_block(plan) && !set_next_block(&f, plan)) break;
             CHECK_INT(fl_plan_fill(plan, &rows, size, NULL), FL_OK);
-            CHECK(rows.count == size || fl_plan_wants(plan));
+            CHECK(rows.count == size || fl_plan_needs_block(plan));
         }
         CHECK_INT(fl_plan_resolve(plan, &rows, NULL), FL_OK);
         check_rows(&rows, stream + at, fl_min(size, count - at));
     }
-    CHECK(fl_plan_wants(plan) && f.next == count);
+    CHECK(fl_plan_needs_block(plan) && f.next == count);
     fl_rows_close(&rows);
     fl_plan_close(plan);
 }
@@ -148,14 +148,14 @@ static void test_a_range_stays_a_range(void)
     fl_plan *plan;
     fl_rows rows = {0};
     CHECK_INT(fl_plan_open(1000, &plan, NULL), FL_OK);
-    fl_plan_feed_range(plan, 0, 1000);
+    fl_plan_set_range(plan, 0, 1000);
     for (int64_t at = 0; at < 1000; at += 64) {
         fl_rows_clear(&rows);
         CHECK_INT(fl_plan_fill(plan, &rows, 64, NULL), FL_OK);
         CHECK_INT(fl_plan_resolve(plan, &rows, NULL), FL_OK);
         CHECK(rows.is_range && rows.first == at && rows.count == fl_min(64, 1000 - at));
     }
-    CHECK(fl_plan_wants(plan) && rows.capacity == 0); /* no list was ever made */
+    CHECK(fl_plan_needs_block(plan) && rows.capacity == 0); /* no list was ever made */
     fl_plan_close(plan);
 }
 
@@ -166,22 +166,22 @@ static void test_restart_forgets_the_block(void)
     fl_rows rows = {0};
     CHECK_INT(fl_plan_open(10, &plan, NULL), FL_OK);
     fl_plan_restart(plan);
-    CHECK(fl_plan_wants(plan));
+    CHECK(fl_plan_needs_block(plan));
     for (int round = 0; round < 2; round++) {
         if (round == 0)
-            fl_plan_feed(plan, block, 4);
+            fl_plan_set_block(plan, block, 4);
         else
-            fl_plan_feed_range(plan, 1, 4);
+            fl_plan_set_range(plan, 1, 4);
         fl_rows_clear(&rows);
         CHECK_INT(fl_plan_fill(plan, &rows, 3, NULL), FL_OK);
         check_rows(&rows, block, 3);
-        CHECK(!fl_plan_wants(plan));
+        CHECK(!fl_plan_needs_block(plan));
         fl_plan_restart(plan);
-        CHECK(fl_plan_wants(plan));
+        CHECK(fl_plan_needs_block(plan));
         fl_rows_clear(&rows);
         CHECK_INT(fl_plan_fill(plan, &rows, 3, NULL), FL_OK);
         CHECK_INT(rows.count, 0);
-        fl_plan_feed(plan, next, 2);
+        fl_plan_set_block(plan, next, 2);
         CHECK_INT(fl_plan_fill(plan, &rows, 3, NULL), FL_OK);
         check_rows(&rows, next, 2);
     }
@@ -194,10 +194,10 @@ static void test_empty_blocks_and_batches(void)
     fl_plan *plan;
     fl_rows rows = {0};
     CHECK_INT(fl_plan_open(0, &plan, NULL), FL_OK);
-    fl_plan_feed_range(plan, 0, 0);
-    CHECK(fl_plan_wants(plan));
-    fl_plan_feed(plan, NULL, 0);
-    CHECK(fl_plan_wants(plan));
+    fl_plan_set_range(plan, 0, 0);
+    CHECK(fl_plan_needs_block(plan));
+    fl_plan_set_block(plan, NULL, 0);
+    CHECK(fl_plan_needs_block(plan));
     CHECK_INT(fl_plan_fill(plan, &rows, 5, NULL), FL_OK);
     CHECK_INT(fl_plan_resolve(plan, &rows, NULL), FL_OK);
     CHECK_INT(fl_plan_map(plan, NULL, 0, NULL), FL_OK);
@@ -213,7 +213,7 @@ static void test_empty_blocks_and_batches(void)
 static int resolve(fl_plan *plan, const int64_t *index, int64_t count, fl_rows *rows, fl_err *err)
 {
     fl_rows_clear(rows);
-    fl_plan_feed(plan, index, count);
+    fl_plan_set_block(plan, index, count);
     CHECK_INT(fl_plan_fill(plan, rows, count, NULL), FL_OK);
     return fl_plan_resolve(plan, rows, err);
 }
@@ -221,7 +221,7 @@ static int resolve(fl_plan *plan, const int64_t *index, int64_t count, fl_rows *
 static int resolve_range(fl_plan *plan, int64_t first, int64_t count, fl_rows *rows, fl_err *err)
 {
     fl_rows_clear(rows);
-    fl_plan_feed_range(plan, first, count);
+    fl_plan_set_range(plan, first, count);
     CHECK_INT(fl_plan_fill(plan, rows, count, NULL), FL_OK);
     return fl_plan_resolve(plan, rows, err);
 }
@@ -391,17 +391,17 @@ static int run_epoch(void *arg)
     FL_TRY(fl_plan_open(5, &plan, NULL));
     int status = fl_plan_map(plan, subset, 4, NULL);
     if (status != FL_OK) goto done;
-    fl_plan_feed_range(plan, 1, 2);
+    fl_plan_set_range(plan, 1, 2);
     if ((status = fl_plan_fill(plan, &rows, 8, NULL)) != FL_OK) goto done;
-    fl_plan_feed(plan, block, 6);
+    fl_plan_set_block(plan, block, 6);
     status = fl_plan_fill(plan, &rows, 8, NULL);
     if (status != FL_OK) CHECK_INT(fl_plan_fill(plan, &rows, 8, NULL), FL_OK);
-    CHECK(fl_plan_wants(plan));
+    CHECK(fl_plan_needs_block(plan));
     check_rows(&rows, (int64_t[]){1, 2, 3, 2, 1, 0, -1, -2}, 8);
     CHECK_INT(fl_plan_resolve(plan, &rows, NULL), FL_OK);
     check_rows(&rows, (int64_t[]){4, 2, 0, 2, 4, 4, 0, 2}, 8);
     fl_rows_close(&rows);
-    fl_plan_feed_range(plan, 0, 4);
+    fl_plan_set_range(plan, 0, 4);
     CHECK_INT(fl_plan_fill(plan, &rows, 4, NULL), FL_OK);
     if (status == FL_OK) status = fl_plan_resolve(plan, &rows, NULL);
 done:

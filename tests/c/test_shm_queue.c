@@ -8,10 +8,10 @@
 enum { MOST_WORKERS = 5, MOST_DEPTH = 16 };
 
 typedef struct model {
-    shm_rig r;
+    shm_fixture r;
     uint64_t seed;
     struct {
-        books b;
+        progress b;
         int64_t received;
         int64_t replies[MOST_DEPTH];  /* numbers, published, oldest first */
         int64_t arrivals[MOST_DEPTH]; /* of these */
@@ -25,14 +25,14 @@ typedef struct model {
 static void send_some(model *m, int32_t w)
 {
     if (m->workers[w].is_ended) return;
-    books *b = &m->workers[w].b;
+    progress *b = &m->workers[w].b;
     bool has_room = b->sent - b->answered < m->r.depth;
     CHECK_INT(send_next(m->r.shm, w, b), has_room);
 }
 
 static void receive_some(model *m, int32_t w)
 {
-    fl_request request = {0};
+    fl_request_message request = {0};
     int status = fl_shm_queue_receive_request(m->r.shm, w, &request, 0);
     if (m->is_closed)
         CHECK_INT(status, FL_EEND);
@@ -51,7 +51,7 @@ static void answer_some(model *m, int32_t w)
     int64_t number = m->workers[w].answered;
     if (random_below(&m->seed, 8) == 0)
         number += random_below(&m->seed, m->workers[w].received - number);
-    fl_reply reply = make_reply(w, number);
+    fl_reply_message reply = make_reply(w, number);
     fl_shm_queue_send_reply(m->r.shm, w, &reply);
     CHECK_INT(reply.worker, w);
     int64_t place = m->workers[w].published++;
@@ -73,7 +73,7 @@ static int32_t find_first(const model *m)
 static void take_some(model *m)
 {
     int32_t first = find_first(m);
-    fl_reply reply;
+    fl_reply_message reply;
     CHECK_INT(fl_shm_queue_wait(m->r.shm, 0), first >= 0);
     CHECK_INT(fl_shm_queue_receive_reply(m->r.shm, &reply), first >= 0 ? FL_OK : FL_ETIMEOUT);
     if (first < 0) return;
@@ -109,14 +109,14 @@ static void take_a_step(model *m)
 static void run_model(int32_t workers, int32_t depth, uint64_t seed)
 {
     static model m;
-    m = (model){.seed = seed, .r = open_shm_rig(workers, depth)};
+    m = (model){.seed = seed, .r = open_shm_fixture(workers, depth)};
     for (int step = 0; step < 5000; step++) take_a_step(&m);
     for (int32_t w = 0; w < workers; w++) CHECK(!fl_shm_queue_is_closed(m.r.shm, w));
     close_all(&m.r);
     m.is_closed = true;
     for (int32_t w = 0; w < workers; w++) CHECK(fl_shm_queue_is_closed(m.r.shm, w));
     for (int step = 0; step < 500; step++) take_a_step(&m);
-    close_shm_rig(&m.r);
+    close_shm_fixture(&m.r);
 }
 
 static void test_random_runs(void)
@@ -137,8 +137,8 @@ static void serve(fl_shm_queue *shm, int32_t worker, int64_t *expected)
 static void test_no_more_than_depth_unanswered(void)
 {
     for (int32_t depth = 1; depth <= 64; depth *= 2) {
-        shm_rig r = open_shm_rig(2, depth);
-        books b[2] = {{0}};
+        shm_fixture r = open_shm_fixture(2, depth);
+        progress b[2] = {{0}};
         int64_t served = 0;
         for (int round = 0; round < 3; round++) {
             while (send_next(r.shm, 0, &b[0])) continue;
@@ -151,15 +151,15 @@ static void test_no_more_than_depth_unanswered(void)
         while (served < b[0].sent) serve(r.shm, 0, &served);
         for (int64_t i = b[0].answered; i < b[0].sent; i++) CHECK_INT(take_next(r.shm, b), 0);
         CHECK_INT(take_next(r.shm, b), -1);
-        close_shm_rig(&r);
+        close_shm_fixture(&r);
     }
 }
 
 static void test_replies_come_in_the_order_of_their_arrival(void)
 {
     enum { WORKERS = 7, DEPTH = 32 };
-    shm_rig r = open_shm_rig(WORKERS, DEPTH);
-    books b[WORKERS] = {{0}};
+    shm_fixture r = open_shm_fixture(WORKERS, DEPTH);
+    progress b[WORKERS] = {{0}};
     int64_t served[WORKERS] = {0};
     int32_t order[WORKERS * DEPTH];
     uint64_t seed = 5;
@@ -176,13 +176,13 @@ static void test_replies_come_in_the_order_of_their_arrival(void)
         for (int64_t i = 0; i < count; i++) CHECK_INT(take_next(r.shm, b), order[i]);
         CHECK_INT(take_next(r.shm, b), -1);
     }
-    close_shm_rig(&r);
+    close_shm_fixture(&r);
 }
 
 static void test_end_lets_a_worker_have_what_was_sent(void)
 {
-    shm_rig r = open_shm_rig(2, 4);
-    books b[2] = {{0}};
+    shm_fixture r = open_shm_fixture(2, 4);
+    progress b[2] = {{0}};
     int64_t served[2] = {0};
     for (int i = 0; i < 3; i++) CHECK(send_next(r.shm, 0, &b[0]) && send_next(r.shm, 1, &b[1]));
     fl_shm_queue_end(r.shm, 0);
@@ -192,13 +192,13 @@ static void test_end_lets_a_worker_have_what_was_sent(void)
     for (int i = 0; i < 3; i++) serve(r.shm, 1, &served[1]); /* the other goes on */
     CHECK_INT(serve_one(r.shm, 1, &served[1], 0), FL_ETIMEOUT);
     for (int i = 0; i < 6; i++) CHECK_INT(take_next(r.shm, b), i / 3);
-    close_shm_rig(&r);
+    close_shm_fixture(&r);
 }
 
 static void test_close_is_for_all_at_once(void)
 {
-    shm_rig r = open_shm_rig(3, 4);
-    books b[3] = {{0}};
+    shm_fixture r = open_shm_fixture(3, 4);
+    progress b[3] = {{0}};
     int64_t served[3] = {0};
     for (int32_t w = 0; w < 3; w++) CHECK(send_next(r.shm, w, &b[w]) && send_next(r.shm, w, &b[w]));
     serve(r.shm, 1, &served[1]);
@@ -210,7 +210,7 @@ static void test_close_is_for_all_at_once(void)
     }
     CHECK(fl_shm_queue_wait(r.shm, INT64_MAX)); /* what was answered can be taken */
     CHECK_INT(take_next(r.shm, b), 1);
-    close_shm_rig(&r);
+    close_shm_fixture(&r);
 }
 
 /* ---- what is refused */
@@ -238,7 +238,7 @@ static void test_an_end_needs_memory_of_its_own(void)
 static void test_waits_end_at_their_deadline(void)
 {
     const int64_t waits_ns[] = {-SECONDS, -1, 0, 1, 5000, 30000, 2000000, 30000000};
-    shm_rig r = open_shm_rig(2, 4);
+    shm_fixture r = open_shm_fixture(2, 4);
     int64_t served = 0;
     for (size_t i = 0; i < sizeof waits_ns / sizeof *waits_ns; i++) {
         int64_t until_ns = fl_now_ns() + waits_ns[i];
@@ -250,11 +250,11 @@ static void test_waits_end_at_their_deadline(void)
     }
     CHECK(!fl_shm_queue_wait(r.shm, INT64_MIN));
     CHECK_INT(serve_one(r.shm, 0, &served, INT64_MIN), FL_ETIMEOUT);
-    books b = {0};
+    progress b = {0};
     CHECK(send_next(r.shm, 0, &b)); /* what is there is there, however late */
     CHECK_INT(serve_one(r.shm, 0, &served, INT64_MIN), FL_OK);
     CHECK(fl_shm_queue_wait(r.shm, INT64_MIN));
-    close_shm_rig(&r);
+    close_shm_fixture(&r);
 }
 
 int main(void)

@@ -14,9 +14,9 @@ enum { WORKERS = 3, DEPTH = 4 };
 enum { MORE = 30 }; /* replies of each of the others that prove that they go on */
 
 typedef struct crew {
-    shm_rig r;
+    shm_fixture r;
     pid_t pids[WORKERS];
-    books b[WORKERS];
+    progress b[WORKERS];
     bool is_gone[WORKERS]; /* killed, or stopped */
     uint64_t seed;
 } crew;
@@ -36,7 +36,7 @@ static void work(fl_shm_queue *shm, int32_t worker, pid_t parent)
 
 static void start_crew(crew *c, uint64_t seed)
 {
-    *c = (crew){.r = open_shm_rig(WORKERS, DEPTH), .seed = seed};
+    *c = (crew){.r = open_shm_fixture(WORKERS, DEPTH), .seed = seed};
     pid_t parent = getpid();
     for (int32_t w = 0; w < WORKERS; w++) {
         c->pids[w] = fork();
@@ -103,7 +103,7 @@ static void dismiss_crew(crew *c)
         CHECK(waitpid(c->pids[w], &status, 0) == c->pids[w]);
         CHECK_INT(status, 0);
     }
-    close_shm_rig(&c->r);
+    close_shm_fixture(&c->r);
 }
 
 static void test_a_worker_is_killed_at_a_random_instant(void)
@@ -163,7 +163,7 @@ static void test_a_worker_is_stopped_at_random_instants(void)
 /* The parent's process: gives work until it dies. */
 static void give_work(fl_shm_queue *shm, int exits, bool is_idle)
 {
-    books b[WORKERS] = {{0}};
+    progress b[WORKERS] = {{0}};
     pid_t parent = getpid();
     for (int32_t w = 0; w < WORKERS; w++) {
         pid_t child = fork();
@@ -186,7 +186,7 @@ static void test_the_parent_is_killed(void)
 {
     uint64_t seed = 9;
     for (int round = 0; round < 40 / LANE_SLOWNESS + 2; round++) {
-        shm_rig r = open_shm_rig(WORKERS, DEPTH);
+        shm_fixture r = open_shm_fixture(WORKERS, DEPTH);
         int pipes[2], status;
         char note;
         CHECK(pipe(pipes) == 0);
@@ -200,7 +200,7 @@ static void test_the_parent_is_killed(void)
         for (int32_t w = 0; w < WORKERS; w++) CHECK(read(pipes[0], &note, 1) == 1 && note == '-');
         CHECK(read(pipes[0], &note, 1) == 0);
         close(pipes[0]);
-        close_shm_rig(&r);
+        close_shm_fixture(&r);
     }
 }
 

@@ -16,8 +16,8 @@ enum { WORKERS = 3, DEPTH = 4, STRIDE = LANE_SLOWNESS == 1 ? 2 : 61 };
 /* ---- a death at every instruction: the survivors' part is played by another child each time */
 
 typedef struct scene {
-    shm_rig r;
-    books b[WORKERS];
+    shm_fixture r;
+    progress b[WORKERS];
     int64_t served[WORKERS];
     int64_t until_ns; /* all waits that must be ended by others */
 } scene;
@@ -25,7 +25,7 @@ typedef struct scene {
 /* Worker 0 has passed some messages and has a request, workers 1 and 2 have one each. */
 static scene set_scene(bool are_others_asleep)
 {
-    scene s = {.r = open_shm_rig(WORKERS, DEPTH), .until_ns = fl_now_ns() + LONG_NS};
+    scene s = {.r = open_shm_fixture(WORKERS, DEPTH), .until_ns = fl_now_ns() + LONG_NS};
     for (int i = 0; i < DEPTH + 1; i++) {
         CHECK(send_next(s.r.shm, 0, &s.b[0]));
         CHECK_INT(serve_one(s.r.shm, 0, &s.served[0], 0), FL_OK);
@@ -142,7 +142,7 @@ static void test_a_worker_dies_at_every_instruction(void)
     for (int i = 0; i < 2; i++) {
         scene s = set_scene(i == 1);
         step_through(act_as_worker, look_as_parent, &s);
-        close_shm_rig(&s.r);
+        close_shm_fixture(&s.r);
     }
 }
 
@@ -151,7 +151,7 @@ static void test_the_parent_dies_at_every_instruction(void)
     scene s = set_scene(false);
     CHECK_INT(serve_one(s.r.shm, 2, &s.served[2], 0), FL_OK);
     step_through(act_as_parent, look_as_worker, &s);
-    close_shm_rig(&s.r);
+    close_shm_fixture(&s.r);
 }
 
 /* ---- something happens at every instruction of one who looks, announces himself and sleeps */
@@ -210,7 +210,7 @@ static void happen_at_every_instruction(void (*sleeper)(scene *), void (*happen)
             is_stopped = go_on_to_stop(child, PTRACE_SINGLESTEP, &status);
         happen(&s);
         go_on_to_end(child, is_stopped);
-        close_shm_rig(&s.r);
+        close_shm_fixture(&s.r);
         CHECK(at < 100000 && (is_stopped || at > 50));
     }
 }
@@ -245,7 +245,7 @@ static void close_ring(scene *s) { close_all(&s->r); }
 
 static void answer_as_another(scene *s)
 {
-    fl_reply reply = make_reply(1, s->served[1] - 1);
+    fl_reply_message reply = make_reply(1, s->served[1] - 1);
     s->b[1].answered = reply.number;
     fl_shm_queue_send_reply(s->r.shm, 1, &reply);
 }
@@ -307,7 +307,7 @@ static bool tell_late(int64_t at)
     while (is_stopped) is_stopped = go_on_to_stop(sleeper, PTRACE_SYSCALL, &status);
     go_on_to_end(teller, true);
     go_on_to_end(sleeper, false);
-    close_shm_rig(&s.r);
+    close_shm_fixture(&s.r);
     return is_late;
 }
 

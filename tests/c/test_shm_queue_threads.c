@@ -48,9 +48,9 @@ static void *run_worker(void *arg)
 }
 
 /* Sends `count` requests to every worker and takes all replies. */
-static void drive(shm_rig *r, int64_t count, int64_t pause_ns)
+static void drive(shm_fixture *r, int64_t count, int64_t pause_ns)
 {
-    books b[MOST_WORKERS] = {{0}};
+    progress b[MOST_WORKERS] = {{0}};
     uint64_t seed = 1;
     for (int64_t left = count * r->workers; left > 0;) {
         for (int32_t w = 0; w < r->workers; w++)
@@ -67,7 +67,7 @@ static void drive(shm_rig *r, int64_t count, int64_t pause_ns)
 
 static void run_threads(int32_t workers, int32_t depth, int64_t count, int64_t pause_ns)
 {
-    shm_rig r = open_shm_rig(workers, depth);
+    shm_fixture r = open_shm_fixture(workers, depth);
     pthread_t threads[MOST_WORKERS];
     side sides[MOST_WORKERS];
     for (int32_t w = 0; w < workers; w++) {
@@ -79,12 +79,12 @@ static void run_threads(int32_t workers, int32_t depth, int64_t count, int64_t p
         pthread_join(threads[w], NULL);
         CHECK_INT(sides[w].served, count);
     }
-    close_shm_rig(&r);
+    close_shm_fixture(&r);
 }
 
 static void run_processes(int32_t workers, int32_t depth, int64_t count, int64_t pause_ns)
 {
-    shm_rig r = open_shm_rig(workers, depth);
+    shm_fixture r = open_shm_fixture(workers, depth);
     pid_t children[MOST_WORKERS];
     for (int32_t w = 0; w < workers; w++) {
         children[w] = fork();
@@ -101,7 +101,7 @@ static void run_processes(int32_t workers, int32_t depth, int64_t count, int64_t
         CHECK(waitpid(children[w], &status, 0) == children[w]);
         CHECK_INT(status, 0);
     }
-    close_shm_rig(&r);
+    close_shm_fixture(&r);
 }
 
 /* ---- as fast as they can */
@@ -143,7 +143,7 @@ static void test_end_and_close_wake_who_sleeps(void)
 {
     uint64_t seed = 3;
     for (int round = 0; round < 800 / LANE_SLOWNESS; round++) {
-        shm_rig r = open_shm_rig(3, 2);
+        shm_fixture r = open_shm_fixture(3, 2);
         pthread_t threads[3];
         side sides[3];
         for (int32_t w = 0; w < 3; w++) {
@@ -154,7 +154,7 @@ static void test_end_and_close_wake_who_sleeps(void)
         if (round % 2 == 0) close_all(&r);
         for (int32_t w = 0; w < 3 && round % 2 == 1; w++) fl_shm_queue_end(r.shm, w);
         for (int32_t w = 0; w < 3; w++) pthread_join(threads[w], NULL);
-        close_shm_rig(&r);
+        close_shm_fixture(&r);
     }
 }
 
@@ -163,8 +163,8 @@ static void test_end_overtakes_no_request(void)
 {
     uint64_t seed = 4;
     for (int round = 0; round < 2000 / LANE_SLOWNESS; round++) {
-        shm_rig r = open_shm_rig(1, 4);
-        books b = {0};
+        shm_fixture r = open_shm_fixture(1, 4);
+        progress b = {0};
         side s = {.shm = r.shm};
         pthread_t thread;
         CHECK_INT(fl_thread_start(&thread, run_worker, &s, NULL), FL_OK);
@@ -174,7 +174,7 @@ static void test_end_overtakes_no_request(void)
         fl_shm_queue_end(r.shm, 0);
         pthread_join(thread, NULL);
         CHECK_INT(s.served, count);
-        close_shm_rig(&r);
+        close_shm_fixture(&r);
     }
 }
 
@@ -205,7 +205,7 @@ static void test_a_signal_handler_ends_the_wait(void)
     for (int i = 0; i < 2; i++) {
         struct sigaction action = {.sa_handler = ignore_signal, .sa_flags = flags[i]};
         CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
-        shm_rig r = open_shm_rig(1, 2);
+        shm_fixture r = open_shm_fixture(1, 2);
         pest p = {.victim = pthread_self()};
         pthread_t thread;
         CHECK_INT(fl_thread_start(&thread, pester, &p, NULL), FL_OK);
@@ -219,7 +219,7 @@ static void test_a_signal_handler_ends_the_wait(void)
         }
         atomic_store(&p.is_over, true);
         pthread_join(thread, NULL);
-        close_shm_rig(&r);
+        close_shm_fixture(&r);
     }
 }
 

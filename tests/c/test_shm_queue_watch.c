@@ -10,9 +10,9 @@ enum { WORKERS = 3, DEPTH = 4 };
 
 /* Peeks at all there is; each is the next one that was not taken before. */
 static void peek_all(fl_shm_queue *shm, int32_t worker, int64_t *cursor, int64_t *seen,
-                     const books *b, int64_t served)
+                     const progress *b, int64_t served)
 {
-    fl_reply reply;
+    fl_reply_message reply;
     *seen = *seen > b->answered ? *seen : b->answered;
     while (fl_shm_queue_peek(shm, worker, cursor, &reply)) {
         check_reply(&reply);
@@ -23,8 +23,8 @@ static void peek_all(fl_shm_queue *shm, int32_t worker, int64_t *cursor, int64_t
 
 static void run_random(uint64_t state, int64_t cursor_start)
 {
-    shm_rig r = open_shm_rig(WORKERS, DEPTH);
-    books b[WORKERS] = {{0}};
+    shm_fixture r = open_shm_fixture(WORKERS, DEPTH);
+    progress b[WORKERS] = {{0}};
     int64_t served[WORKERS] = {0}, seen[WORKERS] = {0};
     int64_t cursors[WORKERS] = {cursor_start};
     for (int i = 0; i < 4000; i++) {
@@ -43,7 +43,7 @@ static void run_random(uint64_t state, int64_t cursor_start)
             peek_all(r.shm, w, &cursors[w], &seen[w], &b[w], served[w]);
         }
     }
-    close_shm_rig(&r);
+    close_shm_fixture(&r);
 }
 
 static void test_each_reply_is_seen_once_unless_it_was_taken(void)
@@ -64,7 +64,7 @@ static void test_a_lost_cursor_finds_its_way(void)
 
 typedef struct sleeper {
     fl_shm_queue *shm;
-    _Atomic int64_t woken; /* how often there was news */
+    _Atomic int64_t woken; /* how often there was an event */
     _Atomic bool is_over;
 } sleeper;
 
@@ -90,10 +90,10 @@ static void *serve_slowly(void *arg)
 /* The taker sleeps on the same word, and neither takes the other's place. */
 static void test_two_threads_sleep_and_both_are_woken(void)
 {
-    shm_rig r = open_shm_rig(1, DEPTH);
+    shm_fixture r = open_shm_fixture(1, DEPTH);
     sleeper s = {.shm = r.shm};
     pthread_t watcher, worker;
-    books b = {0};
+    progress b = {0};
     CHECK_INT(fl_thread_start(&watcher, watch_news, &s, NULL), FL_OK);
     CHECK_INT(fl_thread_start(&worker, serve_slowly, r.shm, NULL), FL_OK);
     for (int i = 0; i < 200; i++) {
@@ -109,18 +109,18 @@ static void test_two_threads_sleep_and_both_are_woken(void)
     fl_shm_queue_wake(r.shm);
     pthread_join(watcher, NULL);
     CHECK(fl_now_ns() < begin_ns + LONG_NS / 2);
-    close_shm_rig(&r);
+    close_shm_fixture(&r);
 }
 
 static void test_a_watch_ends_at_its_deadline_and_with_old_news(void)
 {
-    shm_rig r = open_shm_rig(1, DEPTH);
+    shm_fixture r = open_shm_fixture(1, DEPTH);
     uint32_t seen = 0;
     CHECK(!fl_shm_queue_watch(r.shm, &seen, fl_now_ns() + 1000000));
     fl_shm_queue_wake(r.shm);
     CHECK(fl_shm_queue_watch(r.shm, &seen, INT64_MIN));
     CHECK(!fl_shm_queue_watch(r.shm, &seen, INT64_MIN));
-    close_shm_rig(&r);
+    close_shm_fixture(&r);
 }
 
 int main(void)

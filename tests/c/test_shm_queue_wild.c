@@ -8,8 +8,8 @@ enum { WORKERS = 2, DEPTH = 2, VALUES = 9, MORE = 6, ROUNDS = 2 * MORE };
 enum { STRIDE = LANE_SLOWNESS == 1 ? 1 : 5 };
 
 typedef struct scene {
-    shm_rig r;
-    books b[WORKERS];
+    shm_fixture r;
+    progress b[WORKERS];
     int64_t served[WORKERS];
     int64_t cursors[WORKERS];
     bool is_gone[WORKERS];   /* the worker has been told the end */
@@ -21,7 +21,7 @@ typedef struct scene {
 /* Messages have passed; `asked` are unanswered, of which `answered` have replies that wait. */
 static scene set_scene(int asked, int answered)
 {
-    scene s = {.r = open_shm_rig(WORKERS, DEPTH), .culprit = -1};
+    scene s = {.r = open_shm_fixture(WORKERS, DEPTH), .culprit = -1};
     for (int32_t w = 0; w < WORKERS; w++)
         for (int i = 0; i < DEPTH + 1; i++) {
             CHECK(send_next(s.r.shm, w, &s.b[w]));
@@ -49,7 +49,7 @@ static void act_as_worker(scene *s, int32_t w)
 
 static void peek_all(scene *s, int32_t w)
 {
-    fl_reply reply;
+    fl_reply_message reply;
     for (int i = 0; fl_shm_queue_peek(s->r.shm, w, &s->cursors[w], &reply); i++) {
         CHECK(i < 2 * DEPTH && reply.worker == w);
         CHECK(reply.number >= s->b[w].answered && reply.number < s->b[w].sent);
@@ -60,7 +60,7 @@ static void peek_all(scene *s, int32_t w)
 /* Sends what is left to be sent, and takes what is there. */
 static void act_as_parent(scene *s, const int64_t *aims)
 {
-    fl_reply reply;
+    fl_reply_message reply;
     int status = FL_OK;
     for (int32_t w = 0; w < WORKERS; w++) {
         while (s->b[w].sent < aims[w] && send_next(s->r.shm, w, &s->b[w])) continue;
@@ -72,7 +72,7 @@ static void act_as_parent(scene *s, const int64_t *aims)
         CHECK(reply.worker >= 0 && reply.worker < WORKERS && i <= WORKERS * DEPTH);
         CHECK(is_there || status != FL_OK);
         if (status != FL_OK) break;
-        books *b = &s->b[reply.worker];
+        progress *b = &s->b[reply.worker];
         check_reply(&reply); /* what was written for this request, and no other */
         CHECK(reply.number == b->answered && b->answered < b->sent);
         b->answered++;
@@ -128,7 +128,7 @@ static void overwrite_each_word(int asked, int answered, int64_t *found, int64_t
                 *word = choose_value(which, *word, &seed);
                 *found += go_on(&s, more);
                 ++*written;
-                close_shm_rig(&s.r);
+                close_shm_fixture(&s.r);
             }
         }
 }
@@ -158,7 +158,7 @@ static void test_many_words_are_overwritten(void)
             words[at] = choose_value((int)random_below(&seed, VALUES), words[at], &seed);
         }
         found += go_on(&s, run % 3 == 0 ? 0 : MORE);
-        close_shm_rig(&s.r);
+        close_shm_fixture(&s.r);
     }
     CHECK(found > runs / 4);
 }
@@ -166,10 +166,10 @@ static void test_many_words_are_overwritten(void)
 /* Whether the worker minds them or not. */
 static void test_the_words_that_the_parent_writes_are_compared(void)
 {
-    const int64_t messages = sizeof(fl_request) + sizeof(fl_reply);
+    const int64_t messages = sizeof(fl_request_message) + sizeof(fl_reply_message);
     for (int32_t w = 0; w < WORKERS; w++) {
         scene s = set_scene(1, 0);
-        fl_reply reply;
+        fl_reply_message reply;
         uint32_t before[1024], *words = (uint32_t *)(void *)s.r.memory;
         int64_t compared = 0, most = (s.r.bytes - WORKERS * DEPTH * messages) / 4;
         CHECK(most <= 1024);
@@ -187,7 +187,7 @@ static void test_the_words_that_the_parent_writes_are_compared(void)
         }
         CHECK_INT(compared, 3); /* its events, its requests, its state */
         CHECK_INT(fl_shm_queue_receive_reply(s.r.shm, &reply), FL_ETIMEOUT);
-        close_shm_rig(&s.r);
+        close_shm_fixture(&s.r);
     }
 }
 
@@ -207,8 +207,8 @@ static void test_a_false_end_is_found(void)
         CHECK(untold.is_gone[1] != untold.has_found[1]);
         CHECK(go_on(&untold, 0));
         CHECK_INT(untold.culprit, 1);
-        close_shm_rig(&untold.r);
-        close_shm_rig(&s.r);
+        close_shm_fixture(&untold.r);
+        close_shm_fixture(&s.r);
     }
 }
 

@@ -1,8 +1,8 @@
-/* Tests of fl_table and the CPU backend: every gather is compared with a copy made element by
+/* Tests of fl_table and the CPU's row copies: every gather is compared with a copy made element by
  * element, straight from shape and strides. */
 #include "check.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_rows.h"
 #include "fl_table.h"
 
 enum { FENCE = 64, FENCE_BYTE = 0x3C, MAX_FIELDS = 4, PAGE = 4096 };
@@ -143,7 +143,7 @@ static void check_sources(source *sources, int32_t fields, int64_t count, uint64
     fl_column columns[MAX_FIELDS];
     fl_table *table;
     for (int32_t f = 0; f < fields; f++) columns[f] = sources[f].column;
-    CHECK_INT(fl_table_open(columns, fields, &fl_cpu_backend, &table, NULL), FL_OK);
+    CHECK_INT(fl_table_open(columns, fields, &fl_cpu_row_ops, &table, NULL), FL_OK);
     CHECK_INT(fl_table_length(table), columns[0].view.shape[0]);
     const int32_t parts[] = {1, 3, (int32_t)count, (int32_t)count + 2};
     for (int p = 0; p < 4; p++)
@@ -233,7 +233,7 @@ static void test_parts_write_disjoint_memory(void)
     source b = make_source(&seed, TRANSPOSED, 1, 3, (int64_t[]){30, 3, 7});
     fl_column columns[] = {a.column, b.column};
     fl_table *table;
-    CHECK_INT(fl_table_open(columns, 2, &fl_cpu_backend, &table, NULL), FL_OK);
+    CHECK_INT(fl_table_open(columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
     fl_rows rows = {.is_range = true, .count = 29, .first = 1};
     int64_t offsets[2], bytes = lay_out(table, 2, rows.count, offsets);
     char zeroes[4096], ones[4096];
@@ -257,6 +257,27 @@ static void test_parts_write_disjoint_memory(void)
     free(b.memory);
 }
 
+/* What a ring's threads call is the gather, to where the batch says. */
+static void test_a_batch_is_filled_from_its_table(void)
+{
+    uint64_t seed = 12;
+    source a = make_source(&seed, PLAIN, 4, 2, (int64_t[]){30, 5});
+    fl_table *table;
+    CHECK_INT(fl_table_open(&a.column, 1, &fl_cpu_row_ops, &table, NULL), FL_OK);
+    char filled[1024] = {0}, gathered[1024] = {0};
+    fl_batch batch = {.rows = {.is_range = true, .count = 29, .first = 1},
+                      .source = table,
+                      .data = filled,
+                      .parts = 3};
+    for (int32_t part = 0; part < 3; part++) {
+        CHECK_INT(fl_table_fill(&batch, part, NULL), FL_OK);
+        CHECK_INT(fl_table_gather(table, &batch.rows, part, 3, gathered, NULL), FL_OK);
+        CHECK(memcmp(filled, gathered, sizeof filled) == 0);
+    }
+    fl_table_close(table);
+    free(a.memory);
+}
+
 /* ---- refused resources */
 
 static int open_and_gather(void *arg)
@@ -266,7 +287,7 @@ static int open_and_gather(void *arg)
     fl_rows rows = {.is_range = true, .count = 20};
     fl_table *table;
     char block[4096];
-    FL_TRY(fl_table_open(columns, 2, &fl_cpu_backend, &table, NULL));
+    FL_TRY(fl_table_open(columns, 2, &fl_cpu_row_ops, &table, NULL));
     int status = fl_table_gather(table, &rows, 0, 1, block, NULL);
     fl_table_close(table);
     return status;
@@ -305,7 +326,7 @@ static void check_cut_table(fl_tensor view, int64_t kept, const fl_rows *rows, i
     view.data = file.data;
     fl_column columns[] = {label.column, {.view = view, .is_volatile = true}};
     fl_table *table;
-    CHECK_INT(fl_table_open(columns, 2, &fl_cpu_backend, &table, NULL), FL_OK);
+    CHECK_INT(fl_table_open(columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
     CHECK(fl_table_is_volatile(table));
     int64_t offsets[2], bytes = lay_out(table, 2, rows->count, offsets);
     columns[1].view.data = content; /* what could be read of the file */
@@ -374,6 +395,7 @@ int main(void)
     RUN(test_strides_of_every_kind);
     RUN(test_several_fields);
     RUN(test_parts_write_disjoint_memory);
+    RUN(test_a_batch_is_filled_from_its_table);
     RUN(test_every_refused_resource);
     RUN(test_cut_file_names_field_and_row);
     return 0;

@@ -3,9 +3,9 @@
 #ifndef CUDA_RIG_H
 #define CUDA_RIG_H
 
-#include "ring_model.h"
+#include "grad_model.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_grad.h"
 #include "fl_cuda.h"
 #include "fake_cuda.h"
 #include "stream_fixture.h"
@@ -20,7 +20,7 @@ enum { IS_SANITIZED = false, SAMPLE = 1 };
 
 enum { DEVICE = 1 };
 
-static const fl_backend *const cuda = &fl_cuda_backend, *const cpu = &fl_cpu_backend;
+static const fl_grad_ops *const cuda = &fl_cuda_grad_ops, *const cpu = &fl_cpu_grad_ops;
 
 /* With scratch of exactly as many bytes as the lists ask for. */
 static inline fl_cuda_queue open_queue(const fl_tensor_list *list, const fl_tensor_list *from)
@@ -95,9 +95,9 @@ check_norm(model *m, fl_cuda_queue *queue, int32_t norm_type, fl_divisor divisor
     fl_tensor_list mirror = list_of_copy(m);
     float found = was, expected_found = was;
     double norm = -1, expected = -2;
-    CHECK_INT(cuda->norm_check(&(fl_pass){&m->list, queue}, norm_type, divisor, &found, &norm),
+    CHECK_INT(cuda->norm_check(&(fl_grad_pass){&m->list, queue}, norm_type, divisor, &found, &norm),
               FL_OK);
-    cpu->norm_check(&(fl_pass){&mirror, NULL}, norm_type, divisor, &expected_found, &expected);
+    cpu->norm_check(&(fl_grad_pass){&mirror, NULL}, norm_type, divisor, &expected_found, &expected);
     check_near(norm, expected);
     CHECK(found == expected_found);
     fl_tensor_list_close(&mirror);

@@ -6,7 +6,10 @@
 #include "check.h"
 
 #include "fake_cuda.h"
+#include "fl_cuda_transfer.h"
 #include "stream_fixture.h"
+
+static const fl_transfer_ops *const ops = &fl_cuda_transfer_ops;
 
 enum { MOST_BLOCKS = 256, MOST_LOOKS = 256 };
 

@@ -262,8 +262,8 @@ static void run(void *arg)
 /* ---- limits */
 
 /* Of compute capability 7.0 and later, with a driver that knows CUDA 12.1. More than 48 KB of
- * shared memory would have to be asked for. 64 registers are what tests/packaging/test_cuda_build.py
- * has ptxas confirm. */
+ * shared memory would have to be asked for. 64 registers are what
+ * tests/packaging/test_cuda_build.py has ptxas confirm. */
 const shim_limits shim_usual_limits = {
     .parameter_bytes = 32764,
     .shared_bytes = 48 << 10,

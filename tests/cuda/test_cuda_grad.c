@@ -69,7 +69,7 @@ static void test_norm_of_nothing(void)
 
 static float found_by_each(model *m, fl_cuda_queue *queue, int32_t norm_type)
 {
-    fl_pass pass = {&m->list, queue};
+    fl_grad_pass pass = {&m->list, queue};
     float found[3] = {0};
     double norm;
     CHECK_INT(cuda->norm_check(&pass, norm_type, (fl_divisor){NULL, 1}, &found[0], &norm), FL_OK);
@@ -113,7 +113,7 @@ static double norm_of(model *m, fl_cuda_queue *queue, int32_t norm_type)
 {
     float found = 0;
     double norm;
-    CHECK_INT(cuda->norm_check(&(fl_pass){&m->list, queue}, norm_type, (fl_divisor){NULL, 1},
+    CHECK_INT(cuda->norm_check(&(fl_grad_pass){&m->list, queue}, norm_type, (fl_divisor){NULL, 1},
                                &found, &norm),
               FL_OK);
     return norm;
@@ -298,8 +298,8 @@ static void test_scale(void)
         model m = make_list(which, SAMPLE);
         fl_tensor_list mirror = list_of_copy(&m);
         fl_cuda_queue queue = open_queue(&m.list, NULL);
-        CHECK_INT(cuda->scale(&(fl_pass){&m.list, &queue}, &factors[which]), FL_OK);
-        cpu->scale(&(fl_pass){&mirror, NULL}, &factors[which]);
+        CHECK_INT(cuda->scale(&(fl_grad_pass){&m.list, &queue}, &factors[which]), FL_OK);
+        cpu->scale(&(fl_grad_pass){&mirror, NULL}, &factors[which]);
         check_model(&m);
         close_queue(&queue);
         fl_tensor_list_close(&mirror);
@@ -316,8 +316,9 @@ static void test_unscale(void)
         fl_cuda_queue queue = open_queue(&m.list, NULL);
         for (int was = 0; was < 2; was++) {
             float found = (float)was, expected = found;
-            CHECK_INT(cuda->unscale(&(fl_pass){&m.list, &queue}, &inverses[which], &found), FL_OK);
-            cpu->unscale(&(fl_pass){&mirror, NULL}, &inverses[which], &expected);
+            CHECK_INT(cuda->unscale(&(fl_grad_pass){&m.list, &queue}, &inverses[which], &found),
+                      FL_OK);
+            cpu->unscale(&(fl_grad_pass){&mirror, NULL}, &inverses[which], &expected);
             CHECK(found == expected);
             check_model(&m);
         }
@@ -334,8 +335,8 @@ static void test_scale_at_every_start(void)
             model m = make_shifted(type, shift);
             fl_tensor_list mirror = list_of_copy(&m);
             fl_cuda_queue queue = open_queue(&m.list, NULL);
-            CHECK_INT(cuda->scale(&(fl_pass){&m.list, &queue}, &(double){1.0 / 3}), FL_OK);
-            cpu->scale(&(fl_pass){&mirror, NULL}, &(double){1.0 / 3});
+            CHECK_INT(cuda->scale(&(fl_grad_pass){&m.list, &queue}, &(double){1.0 / 3}), FL_OK);
+            cpu->scale(&(fl_grad_pass){&mirror, NULL}, &(double){1.0 / 3});
             check_model(&m);
             close_queue(&queue);
             fl_tensor_list_close(&mirror);
@@ -357,8 +358,8 @@ static void test_a_factor_of_one_writes_nothing(void)
                   FL_OK);
         CHECK_INT(fl_tensor_list_end(&list, NULL), FL_OK);
         fl_cuda_queue queue = open_queue(&list, NULL);
-        CHECK_INT(cuda->scale(&(fl_pass){&list, &queue}, &(double){1}), FL_OK);
-        CHECK_INT(cuda->unscale(&(fl_pass){&list, &queue}, &(float){1}, &found), FL_OK);
+        CHECK_INT(cuda->scale(&(fl_grad_pass){&list, &queue}, &(double){1}), FL_OK);
+        CHECK_INT(cuda->unscale(&(fl_grad_pass){&list, &queue}, &(float){1}, &found), FL_OK);
         CHECK(found == 0);
         close_queue(&queue);
         fl_tensor_list_close(&list);
@@ -393,10 +394,10 @@ static void check_combine(model *into, model *from, double alpha, const double *
             memset(a->data, 0xff, (size_t)(a->count * fl_float_bytes(a->type)));
             memset(b->data, 0xff, (size_t)(b->count * fl_float_bytes(b->type)));
         }
-        CHECK_INT(cuda->combine(&(fl_pass){&into->list, &queue}, &from->list, alpha, factor, beta,
-                                is_checked ? &found : NULL),
+        CHECK_INT(cuda->combine(&(fl_grad_pass){&into->list, &queue}, &from->list, alpha, factor,
+                                beta, is_checked ? &found : NULL),
                   FL_OK);
-        cpu->combine(&(fl_pass){&mirror, NULL}, &from->list, alpha, factor, beta,
+        cpu->combine(&(fl_grad_pass){&mirror, NULL}, &from->list, alpha, factor, beta,
                      is_checked ? &expected : NULL);
         CHECK(found == expected);
         check_model(into);
@@ -435,11 +436,11 @@ static void test_combine_at_every_start(void)
                     model from = make_model(&(shape){FL_CHUNK + 3, b, j}, 1, TAME, 2);
                     fl_tensor_list mirror = list_of_copy(&into);
                     fl_cuda_queue queue = open_queue(&into.list, &from.list);
-                    CHECK_INT(cuda->combine(&(fl_pass){&into.list, &queue}, &from.list, 0.1, NULL,
-                                            (double)(j % 2), NULL),
+                    CHECK_INT(cuda->combine(&(fl_grad_pass){&into.list, &queue}, &from.list, 0.1,
+                                            NULL, (double)(j % 2), NULL),
                               FL_OK);
-                    cpu->combine(&(fl_pass){&mirror, NULL}, &from.list, 0.1, NULL, (double)(j % 2),
-                                 NULL);
+                    cpu->combine(&(fl_grad_pass){&mirror, NULL}, &from.list, 0.1, NULL,
+                                 (double)(j % 2), NULL);
                     check_model(&into);
                     check_model(&from);
                     close_queue(&queue);
@@ -464,7 +465,7 @@ static void test_more_than_two_billion_elements(void)
     CHECK_INT(fl_tensor_list_add(&list, memory, count, FL_BF16, NULL), FL_OK);
     CHECK_INT(fl_tensor_list_end(&list, NULL), FL_OK);
     fl_cuda_queue queue = open_queue(&list, NULL);
-    CHECK_INT(cuda->unscale(&(fl_pass){&list, &queue}, &(float){1}, &found), FL_OK);
+    CHECK_INT(cuda->unscale(&(fl_grad_pass){&list, &queue}, &(float){1}, &found), FL_OK);
     CHECK(found == 1);
     close_queue(&queue);
     fl_tensor_list_close(&list);

@@ -50,10 +50,10 @@ static void check_scale(int64_t count, bool is_refused)
     model m = make_many(count);
     fl_cuda_queue queue = open_queue(&m.list, NULL);
     fl_tensor_list mirror = list_of_copy(&m);
-    int status = cuda->scale(&(fl_pass){&m.list, &queue}, &(double){0.5});
+    int status = cuda->scale(&(fl_grad_pass){&m.list, &queue}, &(double){0.5});
     CHECK_INT(status, is_refused ? FL_EDEVICE : FL_OK);
     if (is_refused) CHECK(strstr(queue.err.text, "cudaErrorLaunchOutOfResources") != NULL);
-    if (!is_refused) cpu->scale(&(fl_pass){&mirror, NULL}, &(double){0.5});
+    if (!is_refused) cpu->scale(&(fl_grad_pass){&mirror, NULL}, &(double){0.5});
     check_model(&m);
     check_thread();
     fl_tensor_list_close(&mirror);

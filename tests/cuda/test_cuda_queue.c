@@ -10,7 +10,7 @@ static void check_passes_over(int64_t count)
     model m = make_many(count), from = make_many(count);
     fl_tensor_list mirror = list_of_copy(&m);
     fl_cuda_queue queue = open_queue(&m.list, &from.list);
-    fl_pass pass = {&m.list, &queue}, same = {&mirror, NULL};
+    fl_grad_pass pass = {&m.list, &queue}, same = {&mirror, NULL};
     const int64_t all = (count - 1) / FL_CUDA_ROWS + 1;
     const int64_t own = count > FL_CUDA_ROWS ? all : 0, pair = 2 * count > FL_CUDA_ROWS ? all : 0;
     double third = 1.0 / 3;
@@ -59,9 +59,9 @@ static void test_passes_in_a_row(void)
 
 /* ---- what fails */
 
-typedef int one_pass(fl_pass *pass, const fl_tensor_list *from);
+typedef int one_pass(fl_grad_pass *pass, const fl_tensor_list *from);
 
-static int norm_pass(fl_pass *pass, const fl_tensor_list *from)
+static int norm_pass(fl_grad_pass *pass, const fl_tensor_list *from)
 {
     float found = 0;
     double norm;
@@ -69,44 +69,44 @@ static int norm_pass(fl_pass *pass, const fl_tensor_list *from)
     return cuda->norm_check(pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &norm);
 }
 
-static int scale_pass(fl_pass *pass, const fl_tensor_list *from)
+static int scale_pass(fl_grad_pass *pass, const fl_tensor_list *from)
 {
     (void)from;
     return cuda->scale(pass, &(double){0.5});
 }
 
-static int unscale_pass(fl_pass *pass, const fl_tensor_list *from)
+static int unscale_pass(fl_grad_pass *pass, const fl_tensor_list *from)
 {
     float found = 0;
     (void)from;
     return cuda->unscale(pass, &(float){0.5F}, &found);
 }
 
-static int combine_pass(fl_pass *pass, const fl_tensor_list *from)
+static int combine_pass(fl_grad_pass *pass, const fl_tensor_list *from)
 {
     return cuda->combine(pass, from, 0.5, NULL, 0.5, NULL);
 }
 
-static int clip_pass(fl_pass *pass, const fl_tensor_list *from)
+static int clip_pass(fl_grad_pass *pass, const fl_tensor_list *from)
 {
     double norm = 1, factor;
     (void)from;
     return cuda->clip_factor(pass->queue, &norm, 1, NULL, (fl_divisor){NULL, 1}, &factor);
 }
 
-static int invert_pass(fl_pass *pass, const fl_tensor_list *from)
+static int invert_pass(fl_grad_pass *pass, const fl_tensor_list *from)
 {
     float scale = 2, inverse;
     (void)from;
     return cuda->invert(pass->queue, &scale, &inverse);
 }
 
-static int update_pass(fl_pass *pass, const fl_tensor_list *from)
+static int update_pass(fl_grad_pass *pass, const fl_tensor_list *from)
 {
     float found = 0, scale = 2;
     int32_t tracker = 0;
     (void)from;
-    return cuda->update_scale(pass->queue, &(fl_growth){2, 0.5, 1, 1, 0, 100}, &found, &scale,
+    return cuda->update_scale(pass->queue, &(fl_scale_rule){2, 0.5, 1, 1, 0, 100}, &found, &scale,
                               &tracker, NULL);
 }
 
@@ -114,7 +114,7 @@ static int update_pass(fl_pass *pass, const fl_tensor_list *from)
 static void refuse_call(int64_t n, one_pass *work, model *m, const fl_tensor_list *from)
 {
     fl_cuda_queue queue = open_queue(&m->list, from);
-    fl_pass pass = {&m->list, &queue};
+    fl_grad_pass pass = {&m->list, &queue};
     fake_fail_at(n, cudaErrorLaunchFailure, false);
     CHECK_INT(work(&pass, from), FL_EDEVICE);
     fake_fail_at(0, cudaSuccess, false);
@@ -134,7 +134,7 @@ static void check_refused_calls(one_pass *work, int64_t count, int64_t calls)
     for (int64_t n = 1; n <= calls; n++) {
         fl_cuda_queue queue = open_queue(&twin.list, &from.list);
         fake_fail_at(0, cudaSuccess, false);
-        CHECK_INT(work(&(fl_pass){&twin.list, &queue}, &from.list), FL_OK);
+        CHECK_INT(work(&(fl_grad_pass){&twin.list, &queue}, &from.list), FL_OK);
         CHECK_INT(fake_calls(), calls + 2);
         close_queue(&queue);
         keep(&m);
@@ -178,11 +178,11 @@ static void capture_pass(int64_t count, int64_t launches)
     CHECK(!is_capturing(&queue));
     CHECK_INT(cudaStreamBeginCapture(queue.stream, cudaStreamCaptureModeGlobal), cudaSuccess);
     CHECK(is_capturing(&queue));
-    CHECK_INT(cuda->scale(&(fl_pass){&m.list, &queue}, &third), FL_OK);
+    CHECK_INT(cuda->scale(&(fl_grad_pass){&m.list, &queue}, &third), FL_OK);
     CHECK_INT(cudaStreamEndCapture(queue.stream, &graph), cudaSuccess);
     CHECK_INT(fake_count_nodes(graph), launches);
     check_model(&m); /* nothing has run */
-    cpu->scale(&(fl_pass){&mirror, NULL}, &third);
+    cpu->scale(&(fl_grad_pass){&mirror, NULL}, &third);
     fake_launch_graph(graph, queue.stream);
     fake_synchronize(queue.stream);
     check_model(&m);
@@ -210,7 +210,7 @@ static void test_a_capture_that_is_broken(void)
     CHECK_INT(cudaStreamBeginCapture(queue.stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
     CHECK_INT(cudaStreamSynchronize(queue.stream), cudaErrorStreamCaptureUnsupported);
     CHECK(is_capturing(&queue));
-    CHECK_INT(cuda->scale(&(fl_pass){&m.list, &queue}, &(double){0.5}), FL_EDEVICE);
+    CHECK_INT(cuda->scale(&(fl_grad_pass){&m.list, &queue}, &(double){0.5}), FL_EDEVICE);
     CHECK(strstr(queue.err.text, "cudaErrorStreamCaptureInvalidated") != NULL);
     CHECK_INT(cudaStreamEndCapture(queue.stream, &graph), cudaErrorStreamCaptureInvalidated);
     CHECK_INT(cudaStreamDestroy(queue.stream), cudaSuccess);
@@ -254,7 +254,7 @@ static int run_each_pass(void *arg)
     CHECK_INT(fl_cuda_check(DEVICE, NULL), FL_OK);
     CHECK_INT(fl_cuda_is_capturing(&queue, &is_capturing, NULL), FL_OK);
     for (int i = 0; i < 7; i++)
-        CHECK_INT(passes[i](&(fl_pass){&m.list, &queue}, &from.list), FL_OK);
+        CHECK_INT(passes[i](&(fl_grad_pass){&m.list, &queue}, &from.list), FL_OK);
     CHECK(fake_has_context(DEVICE) && !fake_has_context(0));
     close_queue(&queue);
     free_model(&m);

@@ -7,6 +7,6 @@ int main(void)
     fl_cuda_queue on = {.device = DEVICE};
     start_tests();
     choose_device_0();
-    run_rules(&fl_cuda_backend, &on);
+    run_rules(&fl_cuda_grad_ops, &on);
     return 0;
 }

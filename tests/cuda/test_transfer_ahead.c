@@ -4,7 +4,7 @@
 
 enum { SEEDS = 40 };
 
-/* The batch is in a block that the courier had. */
+/* The batch is in a block that the copier had. */
 static void check_copied(const loop *l, int64_t tag)
 {
     int device, found = 0;
@@ -27,13 +27,13 @@ static void test_a_batch_is_copied_while_the_consumer_does_nothing(void)
         fake_set_order(FAKE_EAGER, 0);
         open_loop(&l, (shape){.workers = 1, .is_in_order = in_order == 1});
         send_tags(&l, (const int64_t[]){0, 1}, 2);
-        int64_t calls = fake_calls(), before = carries;
+        int64_t calls = fake_calls(), before = copies;
         serve(&l, 0, 1);
-        await_carries(before + 1);
+        await_copies(before + 1);
         CHECK_INT(fake_calls(), calls + PIN_CALLS + COPY_CALLS);
         check_copied(&l, 0);
         serve(&l, 0, 1);
-        await_carries(before + 2);
+        await_copies(before + 2);
         CHECK_INT(fake_calls(), calls + 2 * (PIN_CALLS + COPY_CALLS) + 1);
         check_copied(&l, 1);
         CHECK_INT(await_next(&l, &j), FL_OK);
@@ -53,25 +53,25 @@ static void test_no_more_than_the_window_is_copied_ahead(void)
     int64_t tag;
     fake_set_order(FAKE_EAGER, 0);
     open_loop(&l, BY_HAND);
-    l.block_bytes = FIRST_LIMIT;
+    l.block_bytes = 64 * KIB;
     supply_blocks(&l);
     send_tags(&l, (const int64_t[]){0, 1, 2, 3, 5, 8}, 6);
-    int64_t before = carries;
+    int64_t before = copies;
     serve(&l, 2, 3); /* 2, 5 and 8 */
     while (receive(&l)) continue;
     serve(&l, 1, 1);
-    await_carries(before + 1);
+    await_copies(before + 1);
     check_copied(&l, 1);
     serve(&l, 0, 2); /* 0 and 3 */
-    await_carries(before + 2);
+    await_copies(before + 2);
     check_copied(&l, 0);
     for (int64_t n = 0; n < 4; n++) {
         CHECK_INT(take_batch(&l, &tag), FL_OK);
         CHECK_INT(tag, n);
-        if (n < 2) await_carries(before + 3 + n); /* it has long been there */
+        if (n < 2) await_copies(before + 3 + n); /* it has long been there */
         if (n < 2) check_copied(&l, n + 2);
     }
-    CHECK_INT(carries, before + 4);
+    CHECK_INT(copies, before + 4);
     CHECK_INT(l.pending, 2);
     close_loop(&l);
     CHECK(fake_is_clean());
@@ -86,9 +86,9 @@ static void test_a_batch_is_copied_once_it_is_expected(void)
     send_tags(&l, (const int64_t[]){0, 1, 2}, 3);
     serve(&l, 2, 1);
     while (receive(&l)) continue;
-    int64_t before = carries;
-    fl_copier_set_window(l.courier, 1);
-    await_carries(before + 1);
+    int64_t before = copies;
+    fl_copier_set_window(l.copier, 1);
+    await_copies(before + 1);
     check_copied(&l, 2);
     l.next = 1;
     close_loop(&l);
@@ -106,15 +106,15 @@ static void test_the_only_block_is_for_the_next_turn(void)
         fake_set_order(FAKE_EAGER, 0);
         open_loop(&l, s);
         recall_blocks(&l, INT64_MAX);
-        CHECK_INT(fl_copier_buffers_needed(l.courier), FL_COPY_AHEAD);
+        CHECK_INT(fl_copier_buffers_needed(l.copier), FL_COPY_AHEAD);
         send_tags(&l, (const int64_t[]){0, 1}, 2);
         serve(&l, 1, 1);
         serve(&l, 0, 1);
         while (receive(&l)) continue;
         CHECK_INT(ready_block(&l, FIRST_BLOCK, &spare), FL_OK);
-        int64_t before = carries;
-        fl_copier_add_buffer(l.courier, &spare);
-        await_carries(before + 1);
+        int64_t before = copies;
+        fl_copier_add_buffer(l.copier, &spare);
+        await_copies(before + 1);
         check_copied(&l, in_order == 1 ? 0 : 1);
         close_loop(&l);
     }
@@ -132,51 +132,51 @@ static void leave_alone(int64_t tag, bool is_in_order)
     l.block_bytes = 64 * KIB;
     supply_blocks(&l);
     send_tags(&l, (const int64_t[]){0, tag}, 2);
-    int64_t calls = fake_calls(), before = carries;
+    int64_t calls = fake_calls(), before = copies;
     serve(&l, 1, 1);
     serve(&l, 0, 1);
-    await_carries(before + 1);
+    await_copies(before + 1);
     check_copied(&l, 0);
     while (receive(&l)) continue;
-    for (int i = 0; i < 2; i++) claim_job(&l, &l.jobs[i]);
-    CHECK(l.jobs[0].berth.owner != NULL && l.jobs[1].berth.owner == NULL);
-    CHECK_INT(carries, before + 1);
+    for (int i = 0; i < 2; i++) finish_job(&l, &l.jobs[i]);
+    CHECK(l.jobs[0].buffer.owner != NULL && l.jobs[1].buffer.owner == NULL);
+    CHECK_INT(copies, before + 1);
     CHECK_INT(fake_calls(), calls + PIN_CALLS + COPY_CALLS + 1);
     close_loop(&l);
 }
 
 static void test_what_is_not_for_the_device_is_left_alone(void)
 {
-    static const sort sorts[] = {OTHER, NOTHING, AT_HOME, TOO_LONG};
+    static const batch_kind kinds[] = {OTHER, NOTHING, NO_TURN, TOO_LONG};
     fake_set_order(FAKE_EAGER, 0);
     for (int i = 0; i < 4; i++)
         for (int in_order = 0; in_order < 2; in_order++)
-            leave_alone(1000 * sorts[i] + 1, in_order == 1);
+            leave_alone(1000 * kinds[i] + 1, in_order == 1);
     CHECK(fake_is_clean());
 }
 
 static void test_a_block_that_is_too_small_is_passed_over_and_recalled(void)
 {
     loop l;
-    int64_t tag, before = carries;
+    int64_t tag, before = copies;
     fl_dest_buffer spare;
     fake_set_order(FAKE_EAGER, 0);
     open_loop(&l, BY_HAND);
-    CHECK(8 * count_words(3) > FIRST_BLOCK && !fl_copier_reclaim_buffer(l.courier, 1, &spare));
+    CHECK(8 * count_words(3) > FIRST_BLOCK && !fl_copier_reclaim_buffer(l.copier, 1, &spare));
     send_tags(&l, (const int64_t[]){0, 3, 1}, 3);
     l.next = 1;
-    fl_copier_set_window(l.courier, 3);
+    fl_copier_set_window(l.copier, 3);
     serve(&l, 0, 2);
     l.next = 3;
     CHECK_INT(take_batch(&l, &tag), FL_OK);
-    CHECK_INT(carries, before);
+    CHECK_INT(copies, before);
     CHECK_INT(l.block_bytes, 8 * count_words(3));
-    CHECK(!fl_copier_reclaim_buffer(l.courier, l.block_bytes, &spare));
-    CHECK_INT(fl_copier_buffers_needed(l.courier), 0);
-    CHECK(fl_copier_reclaim_buffer(l.courier, INT64_MAX, &spare));
-    CHECK_INT(fl_copier_buffers_needed(l.courier), 1);
+    CHECK(!fl_copier_reclaim_buffer(l.copier, l.block_bytes, &spare));
+    CHECK_INT(fl_copier_buffers_needed(l.copier), 0);
+    CHECK(fl_copier_reclaim_buffer(l.copier, INT64_MAX, &spare));
+    CHECK_INT(fl_copier_buffers_needed(l.copier), 1);
     CHECK(spare.bytes >= l.block_bytes);
-    fl_copier_add_buffer(l.courier, &spare);
+    fl_copier_add_buffer(l.copier, &spare);
     close_loop(&l);
     CHECK(fake_is_clean());
 }
@@ -194,9 +194,9 @@ static void drop_each_state(fake_order order, uint64_t seed)
     send_tags(&l, (const int64_t[]){0, 1, 2, 3}, 4);
     serve(&l, 0, 1);
     CHECK_INT(take_batch(&l, &tag), FL_OK); /* the kernel that reads it may still be to run */
-    int64_t before = carries;
+    int64_t before = copies;
     serve(&l, 1, 1);
-    await_carries(before + 1); /* 1 is queued */
+    await_copies(before + 1); /* 1 is queued */
     l.is_short = true;
     recall_blocks(&l, INT64_MAX);
     serve(&l, 2, 1); /* 2 has arrived; 3 is sent */
@@ -204,7 +204,7 @@ static void drop_each_state(fake_order order, uint64_t seed)
     leave_loop(&l);
     CHECK(use_free_blocks(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
     fake_synchronize(NULL);
-    fl_cuda_copy_stream_halt(l.stage); /* no copy is late any more */
+    ops->halt(l.copy_stream); /* no copy is late any more */
     (void)use_free_blocks(&l.heap, NULL, checks, true);
     l.is_short = false;
     supply_blocks(&l);
@@ -220,7 +220,7 @@ static void test_a_batch_is_dropped_in_each_state(void)
 
 /* ---- graphs, and children */
 
-/* Neither by the courier, which pins slots, nor by the consumer. */
+/* Neither by the copier, which pins slots, nor by the consumer. */
 static void test_no_capture_is_spoiled(void)
 {
     loop l;
@@ -231,10 +231,10 @@ static void test_no_capture_is_spoiled(void)
     open_loop(&l, BY_HAND);
     CHECK_INT(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking), cudaSuccess);
     send_tags(&l, (const int64_t[]){0, 1, 2}, 3);
-    int64_t before = carries;
+    int64_t before = copies;
     CHECK_INT(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal), cudaSuccess);
     for (int32_t w = 0; w < 2; w++) serve(&l, w, 1);
-    await_carries(before + 2);
+    await_copies(before + 2);
     CHECK_INT(take_batch(&l, &tag), FL_OK);
     close_loop(&l);
     CHECK_INT(cudaStreamEndCapture(captured, &graph), cudaSuccess);
@@ -247,14 +247,14 @@ static int use_the_parents_loop(void *arg)
 {
     loop *l = arg;
     fl_dest_buffer spare;
-    fl_batch batch = {0};
     int64_t before = fake_calls();
-    CHECK(!fl_copier_reclaim_buffer(l->courier, INT64_MAX, &spare));
+    CHECK(!fl_copier_reclaim_buffer(l->copier, INT64_MAX, &spare));
     for (job *j = l->jobs; j < l->jobs + 3; j++)
-        CHECK(!fl_copier_finish(l->courier, j->errand, &spare));
-    fl_cuda_transfer_abandon(l->jobs[3].berth.target, &batch, NULL);
-    fl_copier_close(l->courier);
-    fl_cuda_copy_stream_close(l->stage);
+        CHECK(!fl_inflight_finish(l->table, j->request, &spare));
+    ops->abandon(l->jobs[3].buffer.target, NULL, NULL);
+    fl_copier_close(l->copier);
+    fl_inflight_close(l->table);
+    ops->close(l->copy_stream);
     fl_pool_close(l->pool);
     CHECK_INT(fake_calls(), before);
     return 0;
@@ -267,15 +267,15 @@ static void test_a_forked_child_is_inert(void)
     fake_set_order(FAKE_LAZY, 0);
     open_loop(&l, BY_HAND);
     send_tags(&l, (const int64_t[]){0, 1, 2}, 3); /* queued, arrived, sent */
-    int64_t before = carries;
+    int64_t before = copies;
     serve(&l, 0, 1);
-    await_carries(before + 1);
+    await_copies(before + 1);
     recall_blocks(&l, INT64_MAX);
-    CHECK_INT(ready_block(&l, FIRST_BLOCK, &l.jobs[3].berth), FL_OK);
+    CHECK_INT(ready_block(&l, FIRST_BLOCK, &l.jobs[3].buffer), FL_OK);
     serve(&l, 1, 1);
     CHECK_INT(run_child(use_the_parents_loop, &l), 0);
-    fl_cuda_transfer_drop(l.jobs[3].berth.target);
-    drop_block(l.jobs[3].berth.owner);
+    ops->cancel(l.jobs[3].buffer.target);
+    drop_block(l.jobs[3].buffer.owner);
     l.jobs[3] = (job){0};
     serve(&l, 2, 1);
     for (int64_t n = 0; n < 3; n++) {

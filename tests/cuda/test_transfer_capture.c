@@ -252,7 +252,7 @@ static void test_a_batch_that_is_dropped_in_a_capture(void)
     CHECK_INT(fl_ring_receive(l.r.ring, LONG_MS, &batch, NULL), FL_OK);
     ticket *t = ticket_of(&l, 1);
     begin(stream, RELAXED);
-    fl_cuda_transfer_abandon(t->upload, &batch, stream);
+    ops->abandon(t->upload, batch.slot, stream);
     end(stream, cudaErrorStreamCaptureInvalidated, 0);
     check_device_words(fake_host_view(t->block->memory), 1);
     drop_block(t->block);

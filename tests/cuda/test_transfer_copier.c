@@ -43,7 +43,7 @@ static void take_elsewhere(shape s)
     open_loop(&l, s);
     for (int64_t n = 0; n < BATCHES; n++) {
         post(&l, n);
-        CHECK_INT(send_missing(&l), FL_OK);
+        CHECK_INT(submit_missing(&l), FL_OK);
         l.stream = streams[n % 3];
         if (l.pending > 2) CHECK_INT(take_batch(&l, &tag), FL_OK);
     }
@@ -159,13 +159,13 @@ static void leave_early(shape s)
         open_loop(&l, s);
         train(&l, 0, taken);
         for (int64_t n = 0; n < 3 * s.workers; n++) post(&l, taken + n);
-        CHECK_INT(send_missing(&l), FL_OK);
+        CHECK_INT(submit_missing(&l), FL_OK);
         if (taken % 2 == 1) sleep_ms(1);
         leave_loop(&l);
         recall_blocks(&l, INT64_MAX);
         CHECK(use_free_blocks(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
         (void)use_free_blocks(&l.heap, NULL, checks, true);
-        CHECK_INT(send_missing(&l), FL_OK);
+        CHECK_INT(submit_missing(&l), FL_OK);
         supply_blocks(&l);
         train(&l, 20, 28);
         close_loop(&l);

@@ -162,7 +162,7 @@ static void test_each_exchange_of_the_mode_may_fail(void)
     cudaStream_t stream = open_stream_of_device_1();
     (void)take_mode();
     fake_fail_exchange(1);
-    CHECK_INT(fl_cuda_pin(1, NULL, 0, NULL), FL_EDEVICE); /* memory that would be a violation */
+    CHECK_INT(ops->pin(1, NULL, 0, NULL), FL_EDEVICE); /* memory that would be a violation */
     CHECK_INT(take_mode(), cudaStreamCaptureModeGlobal);
     for (int i = 0; next_shape(i, &shape); i += 3) {
         int64_t n = 1;
@@ -276,7 +276,7 @@ static void test_slots_are_pinned_until_they_go(void)
 {
     fl_pool *pool = open_pool(2);
     fl_slot *slots[4];
-    fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, 0});
+    fl_pool_pin(pool, (fl_pinner){ops->pin, ops->unpin, 0});
     for (int i = 0; i < 4; i++) {
         slots[i] = get_slot(pool, 100);
         CHECK(is_aligned(fl_slot_data(slots[i]), 4096) && fl_slot_bytes(slots[i]) % 4096 == 0);
@@ -306,7 +306,7 @@ static void test_a_slot_that_is_too_small(void)
     int64_t page = sysconf(_SC_PAGESIZE);
     for (int64_t step = 1; step < 4; step++) {
         fl_pool *pool = open_pool(2);
-        fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, 0});
+        fl_pool_pin(pool, (fl_pinner){ops->pin, ops->unpin, 0});
         fake_pin_costs begin = fake_count_pins();
         for (int64_t pages = 1; pages <= 64; pages += step) {
             fake_pin_costs before = fake_count_pins();
@@ -331,7 +331,7 @@ static void test_a_slot_that_cannot_be_pinned(void)
     fl_pool *pool = open_pool(2);
     fl_slot *slot;
     fl_err err;
-    fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, FAKE_DEVICES});
+    fl_pool_pin(pool, (fl_pinner){ops->pin, ops->unpin, FAKE_DEVICES});
     int64_t before = count_address_space();
     for (int i = 0; i < 20; i++) {
         CHECK_INT(fl_pool_get(pool, 8 * MIB, &slot, &err), FL_OK);
@@ -352,7 +352,7 @@ static fl_pool *open_arena_pool(fl_arena *arena, int32_t device)
     fl_pool *pool;
     CHECK_INT(fl_pool_open(0, arena, &pool, NULL), FL_OK);
     fl_pool_reserve(pool, 2);
-    fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
+    fl_pool_pin(pool, (fl_pinner){ops->pin, ops->unpin, device});
     return pool;
 }
 
@@ -413,7 +413,7 @@ static fl_arena *watched_arena;
 static void unpin_while_held(int32_t device, char *data)
 {
     CHECK(held_bytes(watched_arena) > 0);
-    fl_cuda_unpin(device, data);
+    ops->unpin(device, data);
 }
 
 /* Whoever is last to let go: the pool, or a slot behind it. */
@@ -422,7 +422,7 @@ static void test_a_slot_is_unpinned_before_its_memory_goes(void)
     for (int is_behind = 0; is_behind < 2; is_behind++) {
         watched_arena = open_arena(MIB);
         fl_pool *pool = open_arena_pool(watched_arena, 0);
-        fl_pool_pin(pool, (fl_pinner){fl_cuda_pin, unpin_while_held, 0});
+        fl_pool_pin(pool, (fl_pinner){ops->pin, unpin_while_held, 0});
         fl_slot *slot = get_slot(pool, 5000), *plain = get_slot(pool, 5000);
         CHECK_INT(fl_slot_pin(slot, 5000, NULL), FL_OK);
         fl_slot_return(plain); /* never pinned, so never unpinned */

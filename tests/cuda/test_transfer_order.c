@@ -290,7 +290,7 @@ static void test_the_null_stream_is_the_devices(void)
     fl_batch batch;
     CHECK_INT(fl_ring_receive(l.r.ring, LONG_MS, &batch, NULL), FL_OK);
     ticket *t = ticket_of(&l, 1);
-    CHECK_INT(fl_cuda_transfer_take(t->upload, &batch, NULL, NULL), FL_OK);
+    CHECK_INT(ops->finish(t->upload, batch.slot, batch.bytes, NULL, NULL), FL_OK);
     CHECK(cudaGetDevice(&device) == cudaSuccess && device == 0);
     CHECK_INT(cudaSetDevice(1), cudaSuccess);
     launch_look(&l, t->block->memory, 1);
@@ -306,14 +306,14 @@ static int use_the_parents_loop(void *arg)
     loop *l = arg;
     fl_batch batch = {0};
     fl_err err = {0};
-    fl_cuda_transfer *upload;
+    void *upload;
     bool is_filled;
     int64_t before = fake_calls();
-    CHECK_INT(fl_cuda_transfer_get(l->stage, 1, &upload, &err), FL_EFORK);
+    CHECK_INT(ops->get(l->copy_stream, 1, &upload, &err), FL_EFORK);
     CHECK(err.text[0] != '\0');
     upload = ticket_of(l, 5)->upload;
-    CHECK_INT(fl_cuda_transfer_aim(upload, NULL, NULL, &is_filled, NULL), FL_EFORK);
-    CHECK_INT(fl_cuda_transfer_take(upload, &batch, NULL, NULL), FL_EFORK);
+    CHECK_INT(ops->set_buffer(upload, NULL, NULL, &is_filled, NULL), FL_EFORK);
+    CHECK_INT(ops->finish(upload, batch.slot, batch.bytes, NULL, NULL), FL_EFORK);
     close_engine(l);
     CHECK_INT(fake_calls(), before);
     return 0;

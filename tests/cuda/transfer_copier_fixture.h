@@ -1,22 +1,23 @@
 /* transfer_copier_fixture.h: a loop that trains on a device with batches of workers: slots in an
- * arena, a ring across processes, a courier, and kernels that check what they read, when they run.
+ * arena, a table of requests, a copier, and kernels that check what they read, when they run.
  *
  * Threads stand for the worker processes; a loop without them has the test answer for its workers.
  */
-#ifndef COURIER_RIG_H
-#define COURIER_RIG_H
+#ifndef TRANSFER_COPIER_FIXTURE_H
+#define TRANSFER_COPIER_FIXTURE_H
+
+#define WORDS_SCALE 8 /* some are larger than what requests get at first */
 
 #include "arena_fixture.h"
 #include "destination_fixture.h"
 #include "fake_worker.h"
 
-#include "fl_cuda_transfer.h"
+#include "fl_copier.h"
 
 enum {
     MOST_WORKERS = 3,
     MOST_JOBS = 16,
-    FIRST_LIMIT = 8192, /* bytes that a batch is given at first */
-    FIRST_BLOCK = 4096,
+    FIRST_BLOCK = 32 * KIB,
     /* Of the runtime: register; wait, copy, record; before and after, which device the thread is
        on. */
     PIN_CALLS = 3,
@@ -26,11 +27,9 @@ enum {
 /* ---- the loop */
 
 typedef struct job {
-    fl_transfer *errand;  /* NULL: not sent yet, or claimed */
-    fl_slot *slot;        /* NULL: not sent yet */
-    fl_dest_buffer berth; /* owner NULL: none yet */
-    fl_reply reply;
-    int64_t tag, number, limit;
+    fl_request *request;   /* NULL: not submitted yet */
+    fl_dest_buffer buffer; /* owner NULL: none yet */
+    int64_t tag;
     int64_t arrival; /* > 0: its answer is there */
     int32_t worker;
     bool is_there; /* false: a free place */
@@ -45,17 +44,19 @@ typedef struct shape {
 
 typedef struct loop {
     shape shape;
-    shm_rig ring;
+    shm_fixture queue;
     fl_arena *arena;
     fl_pool *pool;
-    fl_cuda_copy_stream *stage;
-    fl_copier *courier;
+    void *copy_stream;
+    fl_inflight *table;
+    fl_copier *copier;
+    int64_t largest;
     block_heap heap;
     cudaStream_t stream; /* the consumer's current one */
-    servant servants[MOST_WORKERS];
+    fake_worker fakes[MOST_WORKERS];
     pthread_t threads[MOST_WORKERS];
     job jobs[MOST_JOBS];
-    int64_t pending, arrivals;
+    int64_t pending, arrivals, damages;
     int64_t next;        /* turn, if they are taken in order */
     int64_t block_bytes; /* the largest batch so far */
     look looks[MOST_LOOKS];
@@ -64,16 +65,16 @@ typedef struct loop {
     fl_err err;    /* of the last failure */
 } loop;
 
-/* ---- what the courier's thread does */
+/* ---- what the copier's thread does */
 
-static _Atomic int64_t carries; /* so far, by the threads of all couriers */
+static _Atomic int64_t copies; /* so far, by the threads of all couriers */
 
 static inline int
-carry_and_count(const fl_dest_buffer *berth, fl_slot *slot, int64_t bytes, fl_err *err)
+copy_and_count(const fl_dest_buffer *buffer, fl_slot *slot, int64_t bytes, fl_err *err)
 {
-    CHECK(berth->carried == bytes && bytes <= berth->bytes);
-    int status = fl_cuda_transfer_carry(berth, slot, bytes, err);
-    atomic_fetch_add(&carries, 1);
+    CHECK(buffer->copied == bytes && bytes <= buffer->bytes);
+    int status = ops->copy(buffer->target, slot, bytes, err);
+    atomic_fetch_add(&copies, 1);
     return status;
 }
 
@@ -82,14 +83,14 @@ carry_and_count(const fl_dest_buffer *berth, fl_slot *slot, int64_t bytes, fl_er
 /* A block for a batch of so many bytes, aimed. */
 static inline int ready_block(loop *l, int64_t bytes, fl_dest_buffer *out)
 {
-    fl_cuda_transfer *upload;
+    void *upload;
     bool is_filled;
     if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
-    FL_TRY(fl_cuda_transfer_get(l->stage, 1, &upload, &l->err));
+    FL_TRY(ops->get(l->copy_stream, 1, &upload, &l->err));
     block *found = get_block(&l->heap, bytes, l->stream);
-    int status = fl_cuda_transfer_aim(upload, found->memory, l->stream, &is_filled, &l->err);
+    int status = ops->set_buffer(upload, found->memory, l->stream, &is_filled, &l->err);
     if (status != FL_OK) {
-        fl_cuda_transfer_drop(upload);
+        ops->cancel(upload);
         drop_block(found);
         return status;
     }
@@ -101,8 +102,8 @@ static inline int ready_block(loop *l, int64_t bytes, fl_dest_buffer *out)
 static inline void recall_blocks(loop *l, int64_t bytes)
 {
     fl_dest_buffer spare;
-    while (fl_copier_reclaim_buffer(l->courier, bytes, &spare)) {
-        fl_cuda_transfer_drop(spare.target);
+    while (fl_copier_reclaim_buffer(l->copier, bytes, &spare)) {
+        ops->cancel(spare.target);
         drop_block(spare.owner);
     }
 }
@@ -112,18 +113,50 @@ static inline void supply_blocks(loop *l)
 {
     fl_dest_buffer spare;
     recall_blocks(l, l->block_bytes);
-    while (fl_copier_buffers_needed(l->courier) > 0 &&
+    while (fl_copier_buffers_needed(l->copier) > 0 &&
            ready_block(l, l->block_bytes, &spare) == FL_OK)
-        fl_copier_add_buffer(l->courier, &spare);
+        fl_copier_add_buffer(l->copier, &spare);
 }
 
 static inline void start_workers(loop *l)
 {
     for (int32_t w = 0; w < l->shape.workers; w++) {
-        l->servants[w] = (servant){l->ring.shm, fl_arena_base(l->arena), w, w % 2 == 0};
+        l->fakes[w] = (fake_worker){l->queue.shm, fl_arena_base(l->arena), w, w % 2 == 0, {0}};
         if (l->shape.has_threads) /* not one of the resources that are refused */
-            CHECK(pthread_create(&l->threads[w], NULL, serve_all, &l->servants[w]) == 0);
+            CHECK(pthread_create(&l->threads[w], NULL, serve_all, &l->fakes[w]) == 0);
     }
+}
+
+static inline void abandon_buffer(void *context, const fl_dest_buffer *buffer, fl_slot *slot)
+{
+    (void)context;
+    ops->abandon(buffer->target, slot, buffer->stream);
+    drop_block(buffer->owner);
+}
+
+static inline int64_t count_reading(void *context)
+{
+    return ops->collect(((loop *)context)->copy_stream);
+}
+
+static inline void drop_key(void *key) { ((job *)key)->request = NULL; }
+
+static inline int open_table(loop *l)
+{
+    l->largest = 1; /* known: requests get the least at first */
+    fl_inflight_config config = {.shm = l->queue.shm,
+                                 .workers = l->shape.workers,
+                                 .depth = DEPTH,
+                                 .pool = l->pool,
+                                 .base = fl_arena_base(l->arena),
+                                 .largest = &l->largest,
+                                 .budget = 1024 * MIB,
+                                 .has_destination = true,
+                                 .context = l,
+                                 .abandon = abandon_buffer,
+                                 .count_reading = count_reading,
+                                 .drop_key = drop_key};
+    return fl_inflight_open(&config, &l->table, &l->err);
 }
 
 /* Opens what `s` says; the status of what cannot be had. */
@@ -136,15 +169,16 @@ static inline int try_open_loop(loop *l, shape s)
     l->heap.device = s.device;
     l->block_bytes = FIRST_BLOCK;
     CHECK(s.workers <= MOST_WORKERS && (s.device == 0 || s.stream != NULL));
-    l->ring = open_shm_rig(s.workers, DEPTH);
+    l->queue = open_shm_fixture(s.workers, DEPTH);
     FL_TRY(fl_arena_open(64 * MIB, &l->arena, &l->err));
     FL_TRY(fl_pool_open(0, l->arena, &l->pool, &l->err));
     fl_pool_reserve(l->pool, 4);
-    fl_pool_pin(l->pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, s.device});
-    FL_TRY(fl_cuda_copy_stream_open(s.device, &l->stage, &l->err));
-    FL_TRY(fl_copier_open(l->ring.shm, s.workers, DEPTH, carry_and_count, &l->courier, &l->err));
+    fl_pool_pin(l->pool, (fl_pinner){ops->pin, ops->unpin, s.device});
+    FL_TRY(ops->open(s.device, &l->copy_stream, &l->err));
+    FL_TRY(open_table(l));
+    FL_TRY(fl_copier_open(l->table, copy_and_count, &l->copier, &l->err));
     start_workers(l);
-    fl_copier_set_window(l->courier, s.is_in_order ? 0 : -1);
+    fl_copier_set_window(l->copier, s.is_in_order ? 0 : -1);
     supply_blocks(l);
     return FL_OK;
 }
@@ -157,80 +191,54 @@ static inline job *post(loop *l, int64_t tag)
 {
     job *j = l->jobs;
     while (j->is_there) CHECK(++j < l->jobs + MOST_JOBS);
-    *j = (job){.tag = tag, .limit = FIRST_LIMIT, .is_there = true};
+    *j = (job){.tag = tag, .is_there = true};
     j->worker = (int32_t)(tag % 1000 % l->shape.workers);
     l->pending++;
     return j;
 }
 
-/* FL_ETIMEOUT: later. */
-static inline int send_job(loop *l, job *j)
+static inline int submit_job(loop *l, job *j)
 {
-    fl_slot *slot;
-    FL_TRY(fl_pool_get(l->pool, j->limit, &slot, &l->err));
-    memcpy(fl_slot_data(slot), &j->tag, sizeof j->tag);
-    fl_request request = {.offset = fl_slot_data(slot) - fl_arena_base(l->arena),
-                          .limit = j->limit,
-                          .bytes = sizeof j->tag,
-                          .again = j->limit == FIRST_LIMIT ? -1 : j->number};
-    int status = fl_copier_submit(l->courier, j->worker, &request, slot, turn_of(j->tag),
-                                  &j->errand, &l->err);
-    if (status != FL_OK) {
-        fl_slot_return(slot);
-        return status;
-    }
-    j->slot = slot;
-    j->number = request.number;
-    return FL_OK;
+    return fl_inflight_submit(l->table, j->worker, (const char *)&j->tag, sizeof j->tag, j,
+                              turn_of(j->tag), &j->request, &l->err);
 }
 
-static inline int send_missing(loop *l)
-{
-    for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++) {
-        if (!j->is_there || j->slot != NULL) continue;
-        fl_err before = l->err;
-        int status = send_job(l, j);
-        if (status != FL_OK && status != FL_ETIMEOUT) return status;
-        if (status == FL_ETIMEOUT) l->err = before;
-    }
-    return FL_OK;
-}
-
-static inline job *find_job(loop *l, int32_t worker, int64_t number)
+static inline int submit_missing(loop *l)
 {
     for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++)
-        if (j->slot != NULL && j->arrival == 0 && j->worker == worker && j->number == number)
-            return j;
-    return NULL;
+        if (j->is_there && j->request == NULL) FL_TRY(submit_job(l, j));
+    return FL_OK;
 }
 
-static inline void claim_job(loop *l, job *j)
+static inline void finish_job(loop *l, job *j)
 {
-    if (j->errand != NULL && !fl_copier_finish(l->courier, j->errand, &j->berth))
-        CHECK(j->berth.owner == NULL);
-    j->errand = NULL;
+    if (j->request == NULL || j->buffer.owner != NULL) return;
+    if (!fl_inflight_finish(l->table, j->request, &j->buffer)) CHECK(j->buffer.owner == NULL);
 }
 
-/* Takes a reply if there is one. */
+/* Takes a reply: FL_ETIMEOUT if there is none. */
+static inline int try_receive(loop *l)
+{
+    fl_request *request;
+    fl_err err;
+    int status = fl_inflight_receive(l->table, &request, &err);
+    if (status == FL_EDAMAGE) { /* a reply that nobody believes is no batch */
+        l->damages++;
+        return FL_OK;
+    }
+    if (status != FL_OK && status != FL_ETIMEOUT) l->err = err;
+    FL_TRY(status);
+    job *j = request->key;
+    CHECK(j->request == request && j->arrival == 0);
+    j->arrival = ++l->arrivals;
+    return FL_OK;
+}
+
 static inline bool receive(loop *l)
 {
-    fl_reply reply;
-    int status = fl_copier_receive(l->courier, &reply);
-    if (status == FL_ETIMEOUT) return false;
-    CHECK_INT(status, FL_OK);
-    job *j = find_job(l, reply.worker, reply.number);
-    if (j == NULL) return true;
-    j->reply = reply;
-    if (reply.kind >= 0) {
-        j->arrival = ++l->arrivals;
-        return true;
-    }
-    claim_job(l, j);
-    CHECK(j->berth.owner == NULL && reply.used > j->limit);
-    fl_slot_return(j->slot);
-    j->slot = NULL;
-    j->limit = reply.used;
-    return true;
+    int status = try_receive(l);
+    CHECK(status == FL_OK || status == FL_ETIMEOUT);
+    return status == FL_OK;
 }
 
 /* The job whose turn it is, if its answer is there. */
@@ -260,43 +268,46 @@ static inline void launch_look(loop *l, const void *memory, int64_t tag)
     fake_launch(l->stream, look_at_batch, next);
 }
 
+/* The slot is gone. */
 static inline void forget_job(loop *l, job *j)
 {
+    j->request->slot = NULL;
+    fl_inflight_drop(l->table, j->request);
     *j = (job){0};
     l->pending--;
 }
 
-/* Does what the courier has not come to. */
-static inline int upload_job(loop *l, job *j, const fl_batch *batch)
+/* Does what the copier has not come to. */
+static inline int upload_job(loop *l, job *j, int64_t bytes)
 {
-    if (j->berth.owner != NULL) return FL_OK;
-    FL_TRY(fl_slot_pin(j->slot, batch->bytes, &l->err));
-    FL_TRY(ready_block(l, batch->bytes, &j->berth));
-    j->berth.carried = batch->bytes;
-    CHECK_INT(fl_cuda_transfer_carry(&j->berth, j->slot, batch->bytes, NULL), FL_OK);
+    if (j->buffer.owner != NULL) return FL_OK;
+    FL_TRY(fl_slot_pin(j->request->slot, bytes, &l->err));
+    FL_TRY(ready_block(l, bytes, &j->buffer));
+    j->buffer.copied = bytes;
+    CHECK_INT(ops->copy(j->buffer.target, j->request->slot, bytes, NULL), FL_OK);
     return FL_OK;
 }
 
 /* Hands the batch to a kernel and lets go of it; after a failure it is still there. */
 static inline int hand_out(loop *l, job *j)
 {
-    claim_job(l, j);
-    fl_batch batch = {.slot = j->slot, .bytes = j->reply.upload};
-    if (sort_of(j->tag) != BATCH) {
-        CHECK(j->berth.owner == NULL);
-        check_words(fl_slot_data(j->slot), j->tag);
-        fl_slot_return(j->slot);
+    finish_job(l, j);
+    int64_t bytes = j->request->reply.upload;
+    if (kind_of(j->tag) != BATCH) {
+        CHECK(j->buffer.owner == NULL);
+        check_words(fl_slot_data(j->request->slot), j->tag);
+        fl_slot_return(j->request->slot);
         forget_job(l, j);
         return FL_OK;
     }
-    FL_TRY(upload_job(l, j, &batch));
-    CHECK(j->berth.bytes >= batch.bytes && j->berth.carried == batch.bytes);
-    FL_TRY(fl_cuda_transfer_take(j->berth.target, &batch, l->stream, &l->err));
-    block *taken = j->berth.owner;
+    FL_TRY(upload_job(l, j, bytes));
+    CHECK(j->buffer.bytes >= bytes && j->buffer.copied == bytes);
+    FL_TRY(ops->finish(j->buffer.target, j->request->slot, bytes, l->stream, &l->err));
+    block *taken = j->buffer.owner;
     if (taken->stream != l->stream) taken->is_kept = true;
     launch_look(l, taken->memory, j->tag);
     drop_block(taken);
-    l->block_bytes = fl_max(l->block_bytes, batch.bytes);
+    l->block_bytes = fl_max(l->block_bytes, bytes);
     forget_job(l, j);
     return FL_OK;
 }
@@ -305,19 +316,21 @@ static inline int hand_out(loop *l, job *j)
 static inline int await_next(loop *l, job **out)
 {
     for (;;) {
-        FL_TRY(send_missing(l));
-        while (receive(l)) continue;
+        FL_TRY(submit_missing(l));
+        int status;
+        while ((status = try_receive(l)) == FL_OK) continue;
+        if (status != FL_ETIMEOUT) return status;
         *out = find_next(l);
         if (*out != NULL) return FL_OK;
-        FL_TRY(send_missing(l));
-        CHECK(fl_shm_queue_wait(l->ring.shm, fl_now_ns() + LONG_NS));
+        FL_TRY(submit_missing(l));
+        CHECK(fl_shm_queue_wait(l->queue.shm, fl_now_ns() + LONG_NS));
     }
 }
 
 static inline void pass_on(loop *l)
 {
     l->next++;
-    fl_copier_set_window(l->courier, l->shape.is_in_order ? l->next : -1);
+    fl_copier_set_window(l->copier, l->shape.is_in_order ? l->next : -1);
     supply_blocks(l);
 }
 
@@ -335,52 +348,60 @@ static inline int take_batch(loop *l, int64_t *tag)
 
 /* ---- the end */
 
-static inline bool has_sent(const loop *l)
-{
-    for (const job *j = l->jobs; j < l->jobs + MOST_JOBS; j++)
-        if (j->slot != NULL && j->arrival == 0) return true;
-    return false;
-}
-
 /* The batch is not wanted any more; its worker has answered. */
 static inline void drop_job(loop *l, job *j)
 {
-    claim_job(l, j);
-    fl_batch batch = {.slot = j->slot, .bytes = j->reply.upload};
-    if (j->berth.owner != NULL) {
-        fl_cuda_transfer_abandon(j->berth.target, &batch, j->berth.stream);
-        drop_block(j->berth.owner);
+    finish_job(l, j);
+    if (j->buffer.owner != NULL) {
+        ops->abandon(j->buffer.target, j->request->slot, j->buffer.stream);
+        drop_block(j->buffer.owner);
     } else {
-        fl_slot_return(j->slot);
+        fl_slot_return(j->request->slot);
     }
     forget_job(l, j);
+}
+
+/* Until all workers have answered. */
+static inline void receive_rest(loop *l)
+{
+    for (;;) {
+        for (int32_t w = 0; w < l->shape.workers && !l->shape.has_threads; w++)
+            while (serve_request(&l->fakes[w], INT64_MIN) == FL_OK) continue;
+        while (receive(l)) continue;
+        if (fl_inflight_is_idle(l->table)) return;
+        if (l->shape.has_threads) CHECK(fl_shm_queue_wait(l->queue.shm, fl_now_ns() + LONG_NS));
+    }
 }
 
 /* Drops all batches, whatever their state. */
 static inline void leave_loop(loop *l)
 {
-    for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++) claim_job(l, j);
-    for (int32_t w = 0; w < l->shape.workers && !l->shape.has_threads && l->courier != NULL; w++)
-        while (serve_request(&l->servants[w], INT64_MIN) == FL_OK) continue;
-    while (has_sent(l))
-        if (!receive(l)) CHECK(fl_shm_queue_wait(l->ring.shm, fl_now_ns() + LONG_NS));
+    for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++) finish_job(l, j);
+    receive_rest(l);
     for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++)
-        if (j->is_there) drop_job(l, j);
+        if (j->arrival > 0) drop_job(l, j);
+    for (int32_t w = 0; w < l->shape.workers; w++) fl_inflight_cancel(l->table, w, true);
+    for (job *j = l->jobs; j < l->jobs + MOST_JOBS; j++) {
+        CHECK(j->request == NULL);
+        l->pending -= j->is_there;
+        *j = (job){0};
+    }
     CHECK_INT(l->pending, 0);
 }
 
-/* The courier first: nothing is queued any more. */
+/* The copier first: nothing is queued any more. */
 static inline void close_engine(loop *l)
 {
-    if (l->courier != NULL) {
+    if (l->copier != NULL) {
         leave_loop(l);
         recall_blocks(l, INT64_MAX);
-        close_all(&l->ring);
+        close_all(&l->queue);
         for (int32_t w = 0; w < l->shape.workers && l->shape.has_threads; w++)
             CHECK(pthread_join(l->threads[w], NULL) == 0);
     }
-    fl_copier_close(l->courier);
-    fl_cuda_copy_stream_close(l->stage);
+    fl_copier_close(l->copier);
+    fl_inflight_close(l->table);
+    ops->close(l->copy_stream);
     fl_pool_close(l->pool);
 }
 
@@ -390,7 +411,7 @@ static inline void close_memory(loop *l)
     free_blocks(&l->heap);
     if (l->arena != NULL) CHECK_INT(held_bytes(l->arena), 0);
     fl_arena_close(l->arena);
-    close_shm_rig(&l->ring);
+    close_shm_fixture(&l->queue);
 }
 
 static inline void close_loop(loop *l)
@@ -415,7 +436,7 @@ static inline void train(loop *l, int64_t from, int64_t to)
     int64_t posted = from, tag;
     bool is_taken[MOST_JOBS * 4] = {false};
     l->next = from;
-    fl_copier_set_window(l->courier, l->shape.is_in_order ? from : -1);
+    fl_copier_set_window(l->copier, l->shape.is_in_order ? from : -1);
     for (int64_t n = from; n < to; n++) {
         for (; posted < to && l->pending < 3 * l->shape.workers; posted++) post(l, posted);
         CHECK_INT(take_batch(l, &tag), FL_OK);
@@ -432,23 +453,22 @@ static inline void send_tags(loop *l, const int64_t *tags, int count)
 {
     for (int i = 0; i < count; i++) {
         post(l, tags[i]);
-        CHECK_INT(send_missing(l), FL_OK);
+        CHECK_INT(submit_missing(l), FL_OK);
     }
 }
 
 static inline void serve(loop *l, int32_t worker, int times)
 {
-    for (int i = 0; i < times; i++)
-        CHECK_INT(serve_request(&l->servants[worker], INT64_MIN), FL_OK);
+    for (int i = 0; i < times; i++) CHECK_INT(serve_request(&l->fakes[worker], INT64_MIN), FL_OK);
 }
 
-/* Waits until the thread has carried so many, or failed to. What it chooses to do next is settled
- * once such an errand is claimed. */
-static inline void await_carries(int64_t count)
+/* Waits until the thread has copied so many, or failed to. What it chooses to do next is settled
+ * once such a request is finished. */
+static inline void await_copies(int64_t count)
 {
     int64_t deadline_ns = fl_now_ns() + LONG_NS;
-    while (atomic_load(&carries) < count && fl_now_ns() < deadline_ns) sleep_ms(1);
-    CHECK_INT(atomic_load(&carries), count);
+    while (atomic_load(&copies) < count && fl_now_ns() < deadline_ns) sleep_ms(1);
+    CHECK_INT(atomic_load(&copies), count);
 }
 
 #endif

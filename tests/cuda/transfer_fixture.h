@@ -6,19 +6,19 @@
 #include "ring_fixture.h"
 
 #include "destination_fixture.h"
-#include "fl_cuda_transfer.h"
+#include "fl_copier.h"
 
 enum { MOST_POSTED = 8, BLOCK_BYTES = 4096 };
 
 typedef struct ticket {
-    fl_cuda_transfer *upload; /* NULL: free */
-    block *block;             /* NULL: memory was short */
-    bool is_filled;           /* before it was aimed */
+    void *upload;   /* NULL: free */
+    block *block;   /* NULL: memory was short */
+    bool is_filled; /* before it was aimed */
 } ticket;
 
 typedef struct loop {
-    rig r; /* first: the fill's context */
-    fl_cuda_copy_stream *stage;
+    ring_fixture r;
+    void *copy_stream;
     cudaStream_t stream; /* the consumer's current one */
     ticket tickets[MOST_POSTED];
     block_heap heap;
@@ -33,18 +33,6 @@ typedef struct loop {
 
 static inline ticket *ticket_of(loop *l, int64_t tag) { return &l->tickets[tag % MOST_POSTED]; }
 
-static inline int fill_and_upload(void *context, const fl_batch *batch, int32_t part, fl_err *err)
-{
-    fl_cuda_transfer *upload = ticket_of(context, batch->tag)->upload;
-    if (part == batch->parts) {
-        (void)fl_cuda_transfer_send(upload, batch, NULL);
-        return FL_OK;
-    }
-    FL_TRY(fill_part(context, batch, part, err));
-    fl_cuda_transfer_part(upload, batch);
-    return FL_OK;
-}
-
 /* Opens what `shape` says; the status of what cannot be had. */
 static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
 {
@@ -56,10 +44,10 @@ static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
     CHECK(shape.depth < MOST_POSTED);
     FL_TRY(fl_pool_open(0, NULL, &l->r.pool, &l->err));
     fl_pool_reserve(l->r.pool, shape.depth);
-    fl_pool_pin(l->r.pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
-    FL_TRY(fl_cuda_copy_stream_open(device, &l->stage, &l->err));
-    shape.fill = fill_and_upload;
-    shape.context = l;
+    fl_pool_pin(l->r.pool, (fl_pinner){ops->pin, ops->unpin, device});
+    FL_TRY(ops->open(device, &l->copy_stream, &l->err));
+    shape.fill = fill_part;
+    shape.transfers = ops;
     shape.pool = l->r.pool;
     return fl_ring_open(&shape, &l->r.ring, &l->err);
 }
@@ -71,7 +59,7 @@ static inline void open_loop(loop *l, fl_ring_config shape, int32_t device)
 
 static inline void drop_ticket(ticket *t)
 {
-    if (t->upload != NULL) fl_cuda_transfer_drop(t->upload);
+    if (t->upload != NULL) ops->cancel(t->upload);
     drop_block(t->block);
     *t = (ticket){0};
 }
@@ -85,17 +73,17 @@ static inline void drop_tickets(loop *l)
 
 static inline void reset_loop(loop *l)
 {
-    fl_cuda_copy_stream_halt(l->stage);
+    ops->halt(l->copy_stream);
     fl_ring_reset(l->r.ring);
     drop_tickets(l);
 }
 
 static inline void close_engine(loop *l)
 {
-    if (l->stage != NULL) fl_cuda_copy_stream_halt(l->stage);
+    if (l->copy_stream != NULL) ops->halt(l->copy_stream);
     fl_ring_close(l->r.ring);
     drop_tickets(l);
-    fl_cuda_copy_stream_close(l->stage);
+    ops->close(l->copy_stream);
     fl_pool_close(l->r.pool);
 }
 
@@ -113,7 +101,7 @@ static inline int aim(loop *l, ticket *t)
     fl_err err;
     if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
     block *found = get_block(&l->heap, BLOCK_BYTES, l->stream);
-    int status = fl_cuda_transfer_aim(t->upload, found->memory, l->stream, &t->is_filled, &err);
+    int status = ops->set_buffer(t->upload, found->memory, l->stream, &t->is_filled, &err);
     if (status == FL_OK)
         t->block = found;
     else
@@ -125,14 +113,16 @@ static inline int aim(loop *l, ticket *t)
 static inline void post_upload(loop *l, int64_t tag, int32_t parts)
 {
     ticket *t = ticket_of(l, tag);
-    fl_rows *rows = fl_ring_rows(l->r.ring);
     CHECK(t->upload == NULL && BLOCK_BYTES >= 8 * rows_of(tag));
     fl_err err = {0};
-    int status = fl_cuda_transfer_get(l->stage, parts, &t->upload, &err);
+    int status = ops->get(l->copy_stream, parts, &t->upload, &err);
     bool is_next = fl_ring_pending(l->r.ring) == 0;
     if (status == FL_OK && (is_next || !l->has_window)) (void)aim(l, t);
-    if (status == FL_OK) status = add_rows(rows, tag, &err);
-    if (status == FL_OK) status = fl_ring_submit(l->r.ring, 8 * rows_of(tag), parts, tag, &err);
+    if (status == FL_OK) {
+        fl_batch *batch = prepare_batch(&l->r, tag, parts, &err);
+        if (batch != NULL) batch->transfer = t->upload;
+        status = batch != NULL ? fl_ring_submit(l->r.ring, &err) : err.code;
+    }
     if (status == FL_OK) return;
     CHECK_INT(err.code, status);
     drop_ticket(t);
@@ -170,7 +160,7 @@ static inline void look_ahead(loop *l)
         if (aim(l, t) != FL_OK) return;
         if (!t->is_filled) continue;
         if (fl_slot_is_pinned(batch->slot, batch->bytes))
-            (void)fl_cuda_transfer_send(t->upload, batch, NULL);
+            (void)ops->start(t->upload, batch->slot, batch->bytes, NULL);
         else
             fl_ring_add_part(l->r.ring, place);
     }
@@ -190,8 +180,9 @@ static inline int take_upload(loop *l, int64_t *tag)
         drop_ticket(t);
         return status;
     }
-    if (!fl_cuda_transfer_is_aimed(t->upload)) status = aim(l, t);
-    if (status == FL_OK) status = fl_cuda_transfer_take(t->upload, &batch, l->stream, &l->err);
+    if (t->block == NULL) status = aim(l, t);
+    if (status == FL_OK)
+        status = ops->finish(t->upload, batch.slot, batch.bytes, l->stream, &l->err);
     l->is_late = status != FL_OK;
     l->late = batch;
     if (l->is_late) return status;

@@ -14,7 +14,7 @@ import torch
 import fastloop
 from fastloop.device import availability
 from fastloop.device.accelerator import HostAccelerator
-from fastloop.device.array_destinations import find_upload_fault, has_uploads
+from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.loader.iterators import fast_iterator
 from fastloop.step.grad_list import GradList
 
@@ -40,7 +40,7 @@ class Accelerator(HostAccelerator):
     def __init__(self) -> None:
         self.device = CUDA
 
-    def pinned(self, size: int) -> torch.Tensor:
+    def allocate_pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
 
@@ -118,7 +118,7 @@ def test_what_was_switched_off_is_not_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import fastloop.__main__ as doctor
+    from fastloop.see import doctor
 
     def check_cuda(index: int) -> None:
         raise RuntimeError(OLD_DRIVER)

@@ -24,7 +24,7 @@ from helpers import (
     small_dataset,
     trace,
 )
-from lazy_device import LateDevice, LateLink
+from lazy_device import LazyAccelerator, LazyDevice
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import pin_memory
 
@@ -36,9 +36,11 @@ every_path = pytest.mark.parametrize(("path", "workers"), PATHS)
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
-    device = LateDevice("copies-late")
-    monkeypatch.setattr(fastloop.loader.dataloader, "open_accelerator", lambda _: LateLink(device))
+def late(monkeypatch: pytest.MonkeyPatch) -> LazyDevice:
+    device = LazyDevice("copies-late")
+    monkeypatch.setattr(
+        fastloop.loader.dataloader, "open_accelerator", lambda _: LazyAccelerator(device)
+    )
     return device
 
 
@@ -57,7 +59,7 @@ def on_cpu(workers: int, kind: str = "shuffle", **kwargs: Any) -> Any:
 class NoUpload:
     """A loader whose batches are waited for."""
 
-    def __init__(self, late: LateDevice, loader: Any) -> None:
+    def __init__(self, late: LazyDevice, loader: Any) -> None:
         self.late, self.loader = late, loader
 
     def __iter__(self) -> Iterator[Any]:
@@ -75,7 +77,7 @@ class NoUpload:
 @every_path
 @pytest.mark.parametrize("kind", ["sequential", "shuffle", "replacement", "user", "distributed"])
 def test_batches_and_random_numbers_are_torchs(
-    late: LateDevice, path: str, workers: int, kind: str
+    late: LazyDevice, path: str, workers: int, kind: str
 ) -> None:
     ours = trace(NoUpload(late, on_device(path, workers, kind)), body=lambda: torch.rand(2))
     assert_same_trace(ours, trace(on_cpu(workers, kind), body=lambda: torch.rand(2)))
@@ -83,13 +85,13 @@ def test_batches_and_random_numbers_are_torchs(
 
 
 @pytest.mark.parametrize("path", ["array", "sync", "torch"])
-def test_nothing_is_read_ahead_without_workers(late: LateDevice, path: str) -> None:
+def test_nothing_is_read_ahead_without_workers(late: LazyDevice, path: str) -> None:
     ours = trace(NoUpload(late, on_device(path, 0, "user-drawing")), body=lambda: torch.rand(2))
     assert_same_trace(ours, trace(on_cpu(0, "user-drawing"), body=lambda: torch.rand(2)))
 
 
 @every_path
-def test_an_iterator_is_one_of_torchs(late: LateDevice, path: str, workers: int) -> None:
+def test_an_iterator_is_one_of_torchs(late: LazyDevice, path: str, workers: int) -> None:
     loader = on_device(path, workers)
     iterator = iter(loader)
     assert isinstance(iterator, torch.utils.data.dataloader._BaseDataLoaderIter)
@@ -106,7 +108,7 @@ def test_an_iterator_is_one_of_torchs(late: LateDevice, path: str, workers: int)
 @pytest.mark.parametrize("end", [0, 3, 8, None])
 @every_path
 def test_an_iterator_leaves_nothing_behind(
-    late: LateDevice, path: str, workers: int, end: int | None
+    late: LazyDevice, path: str, workers: int, end: int | None
 ) -> None:
     gc.disable()
     try:
@@ -128,14 +130,14 @@ persistent_paths = pytest.mark.parametrize("path", ["array", "process", "torch"]
 
 @persistent_paths
 @pytest.mark.parametrize("stop", [4, 8])
-def test_persistent_workers(late: LateDevice, path: str, stop: int) -> None:
+def test_persistent_workers(late: LazyDevice, path: str, stop: int) -> None:
     kwargs: dict[str, Any] = {"persistent_workers": True}
     ours = trace(NoUpload(late, on_device(path, 2, **kwargs)), epochs=3, stop=stop)
     assert_same_trace(ours, trace(on_cpu(2, **kwargs), epochs=3, stop=stop))
 
 
 @persistent_paths
-def test_a_transform_may_use_what_was_made_before_an_epoch(late: LateDevice, path: str) -> None:
+def test_a_transform_may_use_what_was_made_before_an_epoch(late: LazyDevice, path: str) -> None:
     factors = []
 
     def scale(batch: Any) -> Any:
@@ -161,14 +163,14 @@ class Counts(IterableDataset[int]):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_iterable_datasets(late: LateDevice, workers: int) -> None:
+def test_iterable_datasets(late: LazyDevice, workers: int) -> None:
     loader = DataLoader(Counts(), batch_size=4, num_workers=workers, device="cuda")
     batches = [x for x in loader if late.run() is None]
     assert [x.tolist() for x in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_stepper_counts_such_batches(late: LateDevice, workers: int) -> None:
+def test_stepper_counts_such_batches(late: LazyDevice, workers: int) -> None:
     w = torch.zeros(3, requires_grad=True)
     stepper = Stepper(torch.optim.SGD([w], lr=0.1), accumulate=4)
     state, _ = save_at(late, on_device("array", workers), 3, False)
@@ -186,7 +188,7 @@ def test_stepper_counts_such_batches(late: LateDevice, workers: int) -> None:
 # ---- where it stands
 
 
-def save_at(late: LateDevice, loader: Any, batches: int, is_held: bool) -> tuple[Any, list[Any]]:
+def save_at(late: LazyDevice, loader: Any, batches: int, is_held: bool) -> tuple[Any, list[Any]]:
     """The state after that many batches, of a loop that goes on or was left."""
     torch.manual_seed(5)
     arrived = NoUpload(late, loader)
@@ -202,7 +204,7 @@ def save_at(late: LateDevice, loader: Any, batches: int, is_held: bool) -> tuple
 @pytest.mark.parametrize("batches", [0, 1, 5, 7, 8])
 @pytest.mark.parametrize("kwargs", [{}, {"persistent_workers": True}], ids=["", "persistent"])
 def test_a_state_counts_what_the_user_has(
-    late: LateDevice, path: str, workers: int, batches: int, is_held: bool, kwargs: dict[str, Any]
+    late: LazyDevice, path: str, workers: int, batches: int, is_held: bool, kwargs: dict[str, Any]
 ) -> None:
     if kwargs and workers == 0:
         kwargs = {}
@@ -218,7 +220,7 @@ def test_a_state_counts_what_the_user_has(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_state_counts_so_where_an_iterator_dies_in_a_cycle(
-    late: LateDevice, workers: int
+    late: LazyDevice, workers: int
 ) -> None:
     loader = on_device("array", workers)
     iterator = iter(loader)
@@ -231,7 +233,7 @@ def test_a_state_counts_so_where_an_iterator_dies_in_a_cycle(
 
 @every_path
 def test_an_epoch_is_over_when_the_user_has_met_its_end(
-    late: LateDevice, path: str, workers: int
+    late: LazyDevice, path: str, workers: int
 ) -> None:
     loader = on_device(path, workers)
     iterator = iter(loader)
@@ -245,7 +247,7 @@ def test_an_epoch_is_over_when_the_user_has_met_its_end(
 
 @every_path
 def test_a_loop_that_was_left_in_an_epoch_resumed(
-    late: LateDevice, path: str, workers: int
+    late: LazyDevice, path: str, workers: int
 ) -> None:
     state, seen = save_at(late, on_device(path, workers), 3, False)
     again = on_device(path, workers)
@@ -263,7 +265,7 @@ def test_a_loop_that_was_left_in_an_epoch_resumed(
 # ---- transform, static buffers
 
 
-def test_transform_and_static_buffers_reach_the_stage(late: LateDevice) -> None:
+def test_transform_and_static_buffers_reach_the_stage(late: LazyDevice) -> None:
     def keep_first(batch: Any) -> Any:
         return batch[0]
 
@@ -325,7 +327,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(("path", "workers"), [p for p in PATHS if p != ("torch", 2)])
 def test_nothing_is_pinned_twice(
-    late: LateDevice, pinned: list[torch.Tensor], path: str, workers: int
+    late: LazyDevice, pinned: list[torch.Tensor], path: str, workers: int
 ) -> None:
     loader = on_device(path, workers, pin_memory=True)
     assert_same([*NoUpload(late, loader)][1][0].shape, torch.Size([7, 3]))
@@ -345,10 +347,10 @@ class Forked(Accelerator):
     def __init__(self):  # without a stream
         self.device, self._pid = torch.device("cuda"), os.getpid()
 
-link = Forked()
+accelerator = Forked()
 if os.fork() == 0:
     try:
-        link.check()
+        accelerator.check()
     except AssertionError as error:
         print(error, flush=True)
     os._exit(0)
@@ -361,7 +363,7 @@ def test_a_forked_child_gets_torchs_own_error(tmp_path: Any) -> None:
     assert "not compiled with CUDA" in run_script(tmp_path, FORKED)
 
 
-def test_workers_see_no_device(late: LateDevice) -> None:
+def test_workers_see_no_device(late: LazyDevice) -> None:
     loader = DataLoader([os.getpid()] * 4, num_workers=1, device="cuda", collate_fn=pids)
     for parent, own in loader:
         assert own != parent

@@ -76,8 +76,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostAllocator]:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, _=None: allocator.pin(tensor))
-    monkeypatch.setattr(reply_destinations, "pinned_bytes", allocator.new)
-    monkeypatch.setattr(array_destinations, "pinned_bytes", allocator.new)
+    monkeypatch.setattr(reply_destinations, "allocate_pinned", allocator.new)
+    monkeypatch.setattr(array_destinations, "allocate_pinned", allocator.new)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # for forks
     yield allocator
@@ -420,33 +420,38 @@ def test_nothing_lands_where_there_is_nothing_to_land(host: HostAllocator) -> No
 
 def test_a_reply_that_changes_after_it_was_carried_is_an_error() -> None:
     """A worker may write anywhere; here it says afterwards that its batch needs more memory."""
-    size, slots = 100_000, _core.BatchPool(0, is_shared=True)
-    hub = _core.ParentEnd(slots, torch.Tensor, 1, 4, 1 << 30, True)
-    *_, offset, _, _, base = hub.address()
-    port = _core.WorkerEnd(torch.Tensor, *hub.address(), 0)
+    size, pool = 100_000, _core.BatchPool(0, is_shared=True)
+    parent_end = _core.ParentEnd(pool, torch.Tensor, 1, 4, 1 << 30, True)
+    *_, offset, _, _, base = parent_end.address()
+    worker_end = _core.WorkerEnd(torch.Tensor, *parent_end.address(), 0)
 
     def build(turn: int) -> None:
-        assert hub.send(0, b"x", (turn, None), True)
-        port.receive(1.0)
+        parent_end.submit(0, b"x", (turn, None))
+        worker_end.receive(1.0)
         source = torch.full((size,), turn, dtype=torch.uint8)
-        port.copy(source.data_ptr(), size)
-        assert port.answer(b"head", 1, False)
+        worker_end.copy(source.data_ptr(), size)
+        assert worker_end.answer(b"head", 1, False)
+
+    def receive() -> _core.Reply:
+        received = parent_end.receive(1.0)
+        assert received is not None
+        return received[1]
 
     build(0)
-    hub.take(1.0)[1].land(lambda size: torch.empty(size, dtype=torch.uint8))
-    block = torch.zeros(hub.room, dtype=torch.uint8)
-    assert hub.expect(1) > 0
-    hub.supply(block)
+    receive().deliver(lambda size: torch.empty(size, dtype=torch.uint8))
+    buffer = torch.zeros(parent_end.expected_bytes, dtype=torch.uint8)
+    assert parent_end.set_window(1) > 0
+    parent_end.add_buffer(buffer)
     build(1)
     deadline = time.monotonic() + 30
-    while block[-1] == 0 and time.monotonic() < deadline:
+    while buffer[-1] == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     words = np.ctypeslib.as_array((ctypes.c_int32 * 8192).from_address(base + offset))
     (at,) = [i for i in range(0, 8192, 2) if tuple(words[i : i + 4]) == (1, 0, 0, 1)]
     words[at + 3] = -1  # its kind
     words[at + 6] = 1 << 28  # what it needs
     with pytest.raises(RuntimeError, match="worker 0 has overwritten"):
-        hub.take(1.0)
-    hub.release()
-    counts = slots.count()
+        parent_end.receive(1.0)
+    parent_end.release()
+    counts = pool.count()
     assert counts["empty"] == counts["made"]

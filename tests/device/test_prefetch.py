@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import outcome
-from lazy_device import SCHEDULES, LateDevice, LateLink, check, numbered, read
+from lazy_device import SCHEDULES, LazyAccelerator, LazyDevice, check, numbered, read
 
 import fastloop.device.prefetch
 from fastloop import prefetch
@@ -16,15 +16,17 @@ every_schedule = pytest.mark.parametrize("late", [*SCHEDULES, *range(20)], indir
 
 
 @pytest.fixture(params=["copies-late"])
-def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LateDevice:
-    device = LateDevice(request.param)
-    monkeypatch.setattr(fastloop.device.prefetch, "open_accelerator", lambda _: LateLink(device))
+def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LazyDevice:
+    device = LazyDevice(request.param)
+    monkeypatch.setattr(
+        fastloop.device.prefetch, "open_accelerator", lambda _: LazyAccelerator(device)
+    )
     return device
 
 
 @every_schedule
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_a_kernel_reads_its_own_batch_whenever_it_runs(late: LateDevice, depth: int) -> None:
+def test_a_kernel_reads_its_own_batch_whenever_it_runs(late: LazyDevice, depth: int) -> None:
     seen = [read(late, x) for x in prefetch(numbered(), "cuda", depth)]
     check(late, seen, [*map(float, range(12))])
     assert late.copies == ["copy"] * 12
@@ -32,13 +34,13 @@ def test_a_kernel_reads_its_own_batch_whenever_it_runs(late: LateDevice, depth: 
 
 
 @every_schedule
-def test_batches_may_be_kept(late: LateDevice) -> None:
+def test_batches_may_be_kept(late: LazyDevice) -> None:
     kept = list(prefetch(numbered(), "cuda"))
     check(late, [read(late, x) for x in kept], [*map(float, range(12))])
 
 
 @every_schedule
-def test_the_stream_may_change_between_batches(late: LateDevice) -> None:
+def test_the_stream_may_change_between_batches(late: LazyDevice) -> None:
     batches = prefetch(numbered(), "cuda")
     seen = []
     for i in range(12):
@@ -48,7 +50,7 @@ def test_the_stream_may_change_between_batches(late: LateDevice) -> None:
 
 
 @every_schedule
-def test_batches_that_nobody_takes_do_no_harm(late: LateDevice) -> None:
+def test_batches_that_nobody_takes_do_no_harm(late: LazyDevice) -> None:
     seen = []
     for _ in range(4):
         batches = prefetch(numbered(), "cuda", 3)
@@ -58,7 +60,7 @@ def test_batches_that_nobody_takes_do_no_harm(late: LateDevice) -> None:
     assert late.synchronized == 0
 
 
-def scaled(late: LateDevice, by: Callable[[], torch.Tensor]) -> Callable[[Any], Any]:
+def scaled(late: LazyDevice, by: Callable[[], torch.Tensor]) -> Callable[[Any], Any]:
     def transform(x: torch.Tensor) -> torch.Tensor:
         made = late.allocate(x.nbytes, late.current).view(x.dtype).view(x.shape)
         late.launch(lambda to, of, factor: to.copy_(of * factor), made, x, by())
@@ -68,14 +70,14 @@ def scaled(late: LateDevice, by: Callable[[], torch.Tensor]) -> Callable[[Any], 
 
 
 @every_schedule
-def test_a_transform_runs_after_the_copy_and_before_its_reader(late: LateDevice) -> None:
+def test_a_transform_runs_after_the_copy_and_before_its_reader(late: LazyDevice) -> None:
     factor = late.put(torch.full((4, 3), 10.0))  # still being made when the iteration begins
     batches = prefetch(numbered(), "cuda", device_transform=scaled(late, lambda: factor))
     check(late, [read(late, x) for x in batches], [10.0 * i for i in range(12)])
 
 
 @every_schedule
-def test_a_transform_may_read_what_was_on_the_device(late: LateDevice) -> None:
+def test_a_transform_may_read_what_was_on_the_device(late: LazyDevice) -> None:
     def made_here() -> Iterator[torch.Tensor]:
         for x in numbered():
             yield late.put(x)
@@ -86,14 +88,14 @@ def test_a_transform_may_read_what_was_on_the_device(late: LateDevice) -> None:
 
 
 @every_schedule
-def test_what_is_on_the_device_passes_through(late: LateDevice) -> None:
+def test_what_is_on_the_device_passes_through(late: LazyDevice) -> None:
     here = [late.put(x) for x in numbered(3)]
     there = list(prefetch(iter(here), "cuda"))
     assert all(a is b for a, b in zip(here, there, strict=True))
 
 
 @every_schedule
-def test_pinned_memory_of_the_users_is_read_before_it_is_let_go(late: LateDevice) -> None:
+def test_pinned_memory_of_the_users_is_read_before_it_is_let_go(late: LazyDevice) -> None:
     batches = prefetch(map(late.foreign, numbered()), "cuda")
     seen = [read(late, x) for x in batches]
     assert late.synchronized == 0
@@ -101,7 +103,7 @@ def test_pinned_memory_of_the_users_is_read_before_it_is_let_go(late: LateDevice
     assert not [b for b in late.blocks if b.stream is None and not b.is_foreign]
 
 
-def test_pinned_memory_of_the_users_is_let_go_once_it_was_read(late: LateDevice) -> None:
+def test_pinned_memory_of_the_users_is_let_go_once_it_was_read(late: LazyDevice) -> None:
     for _ in prefetch(map(late.foreign, numbered()), "cuda"):
         late.run()
         assert sum(b.is_foreign and not b.is_free for b in late.blocks) <= 3
@@ -110,7 +112,7 @@ def test_pinned_memory_of_the_users_is_let_go_once_it_was_read(late: LateDevice)
 @every_schedule
 @pytest.mark.parametrize("how", ["close", "del", "error"])
 def test_an_end_waits_for_copies_from_pinned_memory_of_the_users(
-    late: LateDevice, how: str
+    late: LazyDevice, how: str
 ) -> None:
     at: list[torch.Tensor] = []  # where a copy goes, kept by a kernel's author, say
 
@@ -134,7 +136,7 @@ def test_an_end_waits_for_copies_from_pinned_memory_of_the_users(
 
 
 @every_schedule
-def test_static_buffers_keep_their_addresses(late: LateDevice) -> None:
+def test_static_buffers_keep_their_addresses(late: LazyDevice) -> None:
     seen, addresses = [], set()
     batches = prefetch(
         ({"x": x, "i": i} for i, x in enumerate(numbered())), "cuda", static_buffers=True
@@ -152,7 +154,7 @@ def test_static_buffers_keep_their_addresses(late: LateDevice) -> None:
 
 @every_schedule
 def test_static_buffers_may_be_read_after_the_iterator_on_any_stream_it_was_taken_on(
-    late: LateDevice,
+    late: LazyDevice,
 ) -> None:
     batches = prefetch(numbered(2), "cuda", static_buffers=True)
     next(batches)
@@ -171,12 +173,12 @@ class Moves:
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
 
-    def to(self, link: Any) -> "Moves":
-        return Moves(link.late.put(self.x))
+    def to(self, accelerator: Any) -> "Moves":
+        return Moves(accelerator.late.put(self.x))
 
 
 @every_schedule
-def test_objects_move_themselves(late: LateDevice) -> None:
+def test_objects_move_themselves(late: LazyDevice) -> None:
     seen = [
         read(late, batch["o"].x)
         for batch in prefetch(({"o": Moves(x)} for x in numbered()), "cuda")
@@ -187,7 +189,7 @@ def test_objects_move_themselves(late: LateDevice) -> None:
 # ---- errors and ends
 
 
-def test_errors_come_in_their_turn(late: LateDevice) -> None:
+def test_errors_come_in_their_turn(late: LazyDevice) -> None:
     class Source:
         def __init__(self) -> None:
             self.i = -1
@@ -212,7 +214,7 @@ def test_errors_come_in_their_turn(late: LateDevice) -> None:
     assert met == [0.0, 1.0, "no 2", "no 3", 4.0, "", ""]
 
 
-def test_close_lets_go_of_everything(late: LateDevice) -> None:
+def test_close_lets_go_of_everything(late: LazyDevice) -> None:
     source = numbered()
     batches = prefetch(source, "cuda")
     next(batches)
@@ -224,7 +226,7 @@ def test_close_lets_go_of_everything(late: LateDevice) -> None:
     assert all(block.is_free for block in late.blocks if block.stream is not None)
 
 
-def test_ctrl_c_is_not_held(late: LateDevice) -> None:
+def test_ctrl_c_is_not_held(late: LazyDevice) -> None:
     def source() -> Iterator[torch.Tensor]:
         yield torch.zeros(1)
         raise KeyboardInterrupt
@@ -236,7 +238,7 @@ def test_ctrl_c_is_not_held(late: LateDevice) -> None:
     assert next(batches).tolist() == [0.0]
 
 
-def test_a_batch_for_which_there_was_no_memory_is_taken_again(late: LateDevice) -> None:
+def test_a_batch_for_which_there_was_no_memory_is_taken_again(late: LazyDevice) -> None:
     late.budget = 100
     batches = prefetch(numbered(3), "cuda", 2)
     first = next(batches)  # the second has no room yet
@@ -250,7 +252,7 @@ def test_a_batch_for_which_there_was_no_memory_is_taken_again(late: LateDevice) 
     check(late, seen, [0.0, 1.0, 2.0])
 
 
-def test_an_end_met_ahead_keeps_nothing_alive(late: LateDevice) -> None:
+def test_an_end_met_ahead_keeps_nothing_alive(late: LazyDevice) -> None:
     class Source:
         ended = 0
 
@@ -272,7 +274,7 @@ def test_an_end_met_ahead_keeps_nothing_alive(late: LateDevice) -> None:
     assert Source.ended == -1  # without the garbage collector
 
 
-def test_a_batch_may_not_be_taken_inside_a_capture(late: LateDevice) -> None:
+def test_a_batch_may_not_be_taken_inside_a_capture(late: LazyDevice) -> None:
     batches = prefetch(numbered(1), "cuda")
     late.is_capturing = True
     with pytest.raises(RuntimeError, match="capture"):
@@ -284,7 +286,7 @@ def test_a_batch_may_not_be_taken_inside_a_capture(late: LateDevice) -> None:
         prefetch(numbered(1), "cuda")
 
 
-def test_static_buffers_name_what_differs(late: LateDevice) -> None:
+def test_static_buffers_name_what_differs(late: LazyDevice) -> None:
     source = [{"x": torch.ones(4, 3)}, {"x": torch.ones(2, 3)}]
     batches = prefetch(iter(source), "cuda", static_buffers=True)
     next(batches)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_same
-from lazy_device import LateDevice, LateLink, numbered
+from lazy_device import LazyAccelerator, LazyDevice, numbered
 
 import fastloop.device.prefetch
 from fastloop import prefetch
@@ -25,13 +25,15 @@ class Record:
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
-    device = LateDevice("copies-late")
-    monkeypatch.setattr(fastloop.device.prefetch, "open_accelerator", lambda _: LateLink(device))
+def late(monkeypatch: pytest.MonkeyPatch) -> LazyDevice:
+    device = LazyDevice("copies-late")
+    monkeypatch.setattr(
+        fastloop.device.prefetch, "open_accelerator", lambda _: LazyAccelerator(device)
+    )
     return device
 
 
-def test_one_pinned_block_one_device_block_one_copy_a_batch(late: LateDevice) -> None:
+def test_one_pinned_block_one_device_block_one_copy_a_batch(late: LazyDevice) -> None:
     batch = {f"{i}": torch.arange(i * 7, dtype=torch.int16) for i in range(20)}
     there = next(prefetch([batch], "cuda"))
     assert late.copies == ["copy"]
@@ -81,16 +83,16 @@ def assert_alike(ours: Any, theirs: Any) -> None:
         assert ours is theirs
 
 
-def test_nested_batches_arrive_as_they_were(late: LateDevice) -> None:
+def test_nested_batches_arrive_as_they_were(late: LazyDevice) -> None:
     batch = nested()
     there = next(prefetch([batch], "cuda"))
     late.run()
     assert_alike(there, batch)
     assert there["default"].default_factory is list
-    assert not LateLink(late).has(batch["list"][0])
+    assert not LazyAccelerator(late).holds(batch["list"][0])
 
 
-def test_empty_tensors_of_pinned_memory(late: LateDevice) -> None:
+def test_empty_tensors_of_pinned_memory(late: LazyDevice) -> None:
     x = late.foreign(torch.arange(12.0).reshape(3, 4))
     batch = [x, x[:0], torch.empty(0, 4)]
     there = next(prefetch([batch], "cuda"))
@@ -98,7 +100,7 @@ def test_empty_tensors_of_pinned_memory(late: LateDevice) -> None:
     assert_alike(there, batch)
 
 
-def test_pinned_tensors_with_gaps_are_packed(late: LateDevice) -> None:
+def test_pinned_tensors_with_gaps_are_packed(late: LazyDevice) -> None:
     x = late.foreign(torch.arange(12.0).reshape(3, 4))
     batch = [x, x.t(), x[:, ::2]]
     there = next(prefetch([batch], "cuda"))
@@ -108,13 +110,13 @@ def test_pinned_tensors_with_gaps_are_packed(late: LateDevice) -> None:
     assert_alike(there, batch)
 
 
-def test_a_tensor_that_is_there_twice_is_sent_once(late: LateDevice) -> None:
+def test_a_tensor_that_is_there_twice_is_sent_once(late: LazyDevice) -> None:
     x = torch.ones(5)
     there = next(prefetch([[x, {"again": x}]], "cuda"))
     assert there[0] is there[1]["again"]
 
 
-def test_tensors_of_a_batch_have_versions_of_their_own(late: LateDevice) -> None:
+def test_tensors_of_a_batch_have_versions_of_their_own(late: LazyDevice) -> None:
     x, y = next(prefetch([[torch.ones(3), torch.ones(3)]], "cuda"))
     late.run()
     w = torch.ones(3, requires_grad=True)
@@ -145,11 +147,11 @@ class Packed(namedtuple("Packed", "data sizes")):
     def pin_memory(self) -> "Packed":
         return self
 
-    def to(self, link: Any) -> "Packed":
-        return Packed(link.late.put(self.data), self.sizes)
+    def to(self, accelerator: Any) -> "Packed":
+        return Packed(accelerator.late.put(self.data), self.sizes)
 
 
-def test_what_pins_itself_moves_itself(late: LateDevice) -> None:
+def test_what_pins_itself_moves_itself(late: LazyDevice) -> None:
     sizes = torch.ones(3)
     batch = next(prefetch([[Packed(torch.ones(3), sizes)]], "cuda"))
     assert type(batch[0]) is Packed
@@ -172,11 +174,11 @@ class MadeAnew(Mapping[str, torch.Tensor]):
         return 2
 
 
-def test_containers_that_cannot_be_rebuilt_become_plain_ones(late: LateDevice) -> None:
+def test_containers_that_cannot_be_rebuilt_become_plain_ones(late: LazyDevice) -> None:
     batch = next(prefetch([(MadeAnew(), range(3))], "cuda"))
     late.run()
     assert_alike(batch, ({"a": torch.full((3,), 7.0), "b": torch.full((3,), 7.0)}, [0, 1, 2]))
-    assert all(map(LateLink(late).has, batch[0].values()))
+    assert all(map(LazyAccelerator(late).holds, batch[0].values()))
 
 
 class Tagged(torch.Tensor):
@@ -207,19 +209,19 @@ def test_what_is_not_a_plain_tensor_is_torchs_to_move(kind: str) -> None:
     moved: list[Any] = []
 
     class Notes(HostAccelerator):
-        def has(self, tensor: torch.Tensor) -> bool:
+        def holds(self, tensor: torch.Tensor) -> bool:
             return False
 
         def move(self, value: Any) -> Any:
             moved.append(value)
             return value
 
-    link = Notes(torch.device("cpu"))
-    sent = Uploader(link, None).send([tensor])
+    accelerator = Notes(torch.device("cpu"))
+    sent = Uploader(accelerator, None).send([tensor])
     assert len(moved) == 1
     assert moved[0] is tensor
     assert sent.batch[0] is tensor
-    assert any(value is tensor for value in sent.lent)
+    assert any(value is tensor for value in sent.to_record)
     parts = _parts(tensor)
     assert all(type(part) is not torch.Tensor or part.layout is torch.strided for part in parts)
     assert len(parts) == {"sparse": 2, "csr": 3, "csc": 3}.get(kind, len(parts))

@@ -3,7 +3,8 @@ a hundredfold. No results are looked at here, test_passes.py does."""
 
 import torch
 
-from fastloop.step.grad_list import GradList, new_flag, update_scale
+from fastloop.base.openmp import thread_pool
+from fastloop.step.grad_list import GradList, new_flag
 
 CUDA = torch.device("cuda", 0)
 # The last two lie in tables on the device: a launch carries 1 360 rows.
@@ -35,11 +36,15 @@ for sizes in LISTS:
             for norm_type in (1.0, 2.0, float("inf")):
                 norm = grads.norm_check(flag, scale=scale, norm_type=norm_type)
             grads.scale_(grads.clip_factor(norm, 0.5, found_inf=flag, scale=scale))
-            grads.unscale_by_(scale, flag)
+            grads.run_unscale(thread_pool(), scale, flag)
             grads.combine_(make(sizes, dtype, 1 - offset), flag, beta=0.0)
             grads.combine_(make(sizes, dtype, offset), flag, alpha=norm)
     sums = make(sizes, torch.float32, 0)
     sums.combine_(make(sizes, torch.bfloat16, 1))
 counts = [torch.zeros((), dtype=torch.int32, device=CUDA) for _ in range(2)]
-update_scale(flag, (2.0, 0.5, 1, 2, 0.0, 1e30), scale, *counts)
+GradList().update_scale(flag, (2.0, 0.5, 1, 2, 0.0, 1e30), scale, *counts)
+weight = torch.nn.Parameter(torch.zeros(9, device=CUDA))
+weight.grad = torch.ones_like(weight)
+for clip in (None, (0.5, 2.0, False)):
+    GradList().unscale_and_clip(thread_pool(), [{"params": [weight]}], scale, flag, clip)
 torch.cuda.synchronize()

@@ -137,7 +137,7 @@ def test_uploads_run_while_the_consumer_computes() -> None:
     end = torch.cuda.Event()
     end.record()
     next(batches)  # uploads the third
-    batches._link._copies.synchronize()
+    batches._accelerator._copies.synchronize()
     assert not end.query()
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastloop.step.grad_list import GradList, new_flag, update_scale
+from fastloop.base.openmp import thread_pool
+from fastloop.step.grad_list import GradList, new_flag
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -100,7 +101,7 @@ def test_unscale_and_scale(name: str, dtype: torch.dtype, offset: int) -> None:
         flags = []
         for grads in (pair.cpu, pair.cuda):
             flags.append(new_flag(grads.device))
-            grads.unscale_(torch.tensor(factor, device=grads.device), flags[-1])
+            grads.run_unscale(thread_pool(), torch.tensor(factor, device=grads.device), flags[-1])
         pair.assert_same()
         assert flags[0].item() == flags[1].item()
         for grads in (pair.cpu, pair.cuda):
@@ -154,7 +155,7 @@ def test_more_than_two_billion_elements() -> None:
     grads, flag = GradList().collect([big]), new_flag(CUDA)
     assert grads.norm_check(flag).item() == pytest.approx(((1 << 31) + 5) ** 0.5, rel=1e-12)
     big[-1] = float("inf")
-    grads.unscale_(torch.tensor(0.5, device=CUDA), flag)
+    grads.run_unscale(thread_pool(), torch.tensor(0.5, device=CUDA), flag)
     assert flag.item() == 1 and big[-2].item() == 0.5 and big[-1].item() == float("inf")
 
 
@@ -172,5 +173,5 @@ def test_update_scale(hysteresis: int) -> None:
     for found in [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, *[0.0] * 30, *[1.0] * 30]:
         for scale, tracker, misses in states:
             flag = torch.tensor(found, device=scale.device)
-            update_scale(flag, growth, scale, tracker, misses)
+            GradList().update_scale(flag, growth, scale, tracker, misses)
         assert [t.item() for t in states[0]] == [t.item() for t in states[1]]

@@ -30,8 +30,8 @@ STATICS = {
     ("fl_safe_read.c", "method"),  # how this kernel copies: the same answer for every thread
     ("", "__cpu_model"),  # libgcc's, behind __builtin_cpu_supports
     ("", "__cpu_features2"),
-    ("fl_py_dlpack.c", "PyArray_API"),  # NumPy's own table, filled at import
-    ("fl_py_dlpack.c", "PyArray_RUNTIME_VERSION"),
+    ("fl_py_numpy.c", "PyArray_API"),  # NumPy's own table, filled at import
+    ("fl_py_numpy.c", "PyArray_RUNTIME_VERSION"),
 }
 # The CUDA runtime's own, and what nvcc writes for each kernel and each file of them.
 OF_CUDA = re.compile(r"^libcudart_static_|__device_stub__|__cudaFatCubinHandle$")

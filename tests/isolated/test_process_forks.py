@@ -40,8 +40,8 @@ def replay(kind, loader, **kwargs):
     return wanted, got
 
 
-def slots(loader):
-    return loader._shared.worker_slots.count()
+def count_slots(loader):
+    return loader._shared.worker_memory.count()
 """
 
 
@@ -117,13 +117,13 @@ for epoch in range(30):
         pass
     for other in persistent if epoch % 10 == 5 else ():
         pass
-    made.append(slots(train)["made"])
+    made.append(count_slots(train)["made"])
 assert made[-1] == made[15] <= 15, made
-assert slots(train)["lent"] == 1 and slots(persistent)["made"] <= 8
+assert count_slots(train)["lent"] == 1 and count_slots(persistent)["made"] <= 8
 del batch, other
 persistent.close()
 train.close()
-assert slots(train)["empty"] == slots(persistent)["empty"] == 0
+assert count_slots(train)["empty"] == count_slots(persistent)["empty"] == 0
 assert arena_bytes() == 0
 """,
     )
@@ -144,7 +144,7 @@ for epoch in range(12):
     if epoch % 2 == 0:
         os.kill(children()[0], signal.SIGKILL)
         error_text(lambda: [None for _ in iterator])
-    made.append(slots(loader)["made"])
+    made.append(count_slots(loader)["made"])
     del iterator
 assert made[-1] <= 12, made
 """,

@@ -10,8 +10,7 @@ import os, signal, sys, threading
 import torch
 torch.set_num_threads(1)
 from fastloop import DataLoader
-from fastloop.loader import process_iter
-from fastloop.workers import worker_main
+from fastloop.workers import lifecycle, worker_main
 from helpers import outcome
 from workers import *
 from workers import Items, wait_until
@@ -68,7 +67,7 @@ def take(iterator):
 
 
 def test_a_reply_wins_over_the_death_of_its_writer(tmp_path: Path) -> None:
-    """Behind replies that ask for more memory, and before the turn of its batch has come."""
+    """Its reply comes after replies that ask for more memory, and before its batch is due."""
     run_script(
         tmp_path,
         HEAD
@@ -92,13 +91,13 @@ released.fill_(1)
 
 # Batch 0 is made when the parent has met both of the dead three times.
 seen = []
-def find_dead(iterator, dead=process_iter.ProcessIter._dead):
-    found = dead(iterator)
+def find_dead(pool, is_active, find=lifecycle.WorkerPool.find_dead):
+    found = find(pool, is_active)
     seen.extend(found)
     if len(seen) >= 6:
         released.fill_(1)
     return found
-process_iter.ProcessIter._dead = find_dead
+lifecycle.WorkerPool.find_dead = find_dead
 
 for in_order in (True, False):
     seen.clear()
@@ -124,13 +123,13 @@ exits = torch.zeros(1, dtype=torch.int64).share_memory_()
 
 
 class Dying:
-    # A port; the process ends so many steps after an answer.
-    def __init__(self, port):
-        self.port = port
+    # A worker end whose process ends so many steps after an answer.
+    def __init__(self, worker_end):
+        self.worker_end = worker_end
     def __getattr__(self, name):
-        return getattr(self.port, name)
+        return getattr(self.worker_end, name)
     def answer(self, *args):
-        fits = self.port.answer(*args)
+        fits = self.worker_end.answer(*args)
         left = int(exits)
         def step(frame, event, arg):
             nonlocal left
@@ -148,7 +147,7 @@ class Dying:
 
 def count_and_die(results, item):
     if isinstance(item[1], ExceptionWrapper):
-        results._port = Dying(results._port)
+        results._worker_end = Dying(results._worker_end)
     count(results, item)
 
 worker_main._Results.put = count_and_die
@@ -173,7 +172,7 @@ for number in range(20):
         return not iterator._workers[1].is_alive() or published[1] == 2
 
     def look(frame, event, arg):
-        ours = ("loader/process_iter.py", "workers/mp_context.py")
+        ours = ("loader/process_iter.py", "workers/lifecycle.py", "workers/request_queue.py")
         if not frame.f_code.co_filename.endswith(ours):
             return None
         lines[0] += event == "line"

@@ -334,10 +334,10 @@ def test_copies_hold_the_same_rows(
     array = values(np.float32, (ROWS, 2))
     dataset = ArrayDataset(x=make(array, tmp_path))
     dataset[0]
-    twin = how(dataset)
-    assert repr(twin) == repr(dataset)
-    assert_loads(twin, array, lambda sample: sample["x"])
-    for batch in DataLoader(twin):
+    clone = how(dataset)
+    assert repr(clone) == repr(dataset)
+    assert_loads(clone, array, lambda sample: sample["x"])
+    for batch in DataLoader(clone):
         batch["x"].zero_()
     assert_loads(dataset, array, lambda sample: sample["x"])
 

@@ -191,13 +191,13 @@ def test_batches_may_be_dropped_by_any_thread(workers: int) -> None:
 def test_pickle_save_copy_and_share_work_by_copying(workers: int, tmp_path: Path) -> None:
     x, y = next(iter(DataLoader(small_dataset(), 20, num_workers=workers)))
     truth = [t[:20] for t in small_dataset().tensors]
-    twins = [pickle.loads(pickle.dumps([x, y])), copy.deepcopy([x, y]), [x.clone(), y.clone()]]
+    clones = [pickle.loads(pickle.dumps([x, y])), copy.deepcopy([x, y]), [x.clone(), y.clone()]]
     torch.save([x, y], tmp_path / "batch.pt")
     assert (tmp_path / "batch.pt").stat().st_size < 10_000
-    twins.append(torch.load(tmp_path / "batch.pt"))
-    for twin in twins:
-        assert_same(twin, truth)
-        assert twin[0].data_ptr() != x.data_ptr()
+    clones.append(torch.load(tmp_path / "batch.pt"))
+    for clone in clones:
+        assert_same(clone, truth)
+        assert clone[0].data_ptr() != x.data_ptr()
     assert not x.is_shared()
     assert x.share_memory_() is x
     assert x.is_shared()

@@ -297,21 +297,21 @@ def test_copies_of_a_loader_go_on_as_the_loader_does(how: Any, workers: int) -> 
     epoch(loader)
     held = iter(loader)
     next(held)
-    twin = how(loader)
-    assert type(twin) is DataLoader
-    assert twin.generator is not loader.generator
-    assert twin.stats().batches == 0
-    assert_same_trace(trace(twin, twin.generator), trace(loader, loader.generator))
+    clone = how(loader)
+    assert type(clone) is DataLoader
+    assert clone.generator is not loader.generator
+    assert clone.stats().batches == 0
+    assert_same_trace(trace(clone, clone.generator), trace(loader, loader.generator))
     assert len(list(held)) == len(loader) - 1
 
 
 def test_a_shallow_copy_shares_what_torchs_shares() -> None:
     loader = fresh_loader()
-    twin = copy.copy(loader)
-    assert twin.generator is loader.generator
-    assert twin.dataset is loader.dataset
-    assert len(list(twin)) == len(loader)
-    assert (twin.stats().batches, loader.stats().batches) == (len(loader), 0)
+    clone = copy.copy(loader)
+    assert clone.generator is loader.generator
+    assert clone.dataset is loader.dataset
+    assert len(list(clone)) == len(loader)
+    assert (clone.stats().batches, loader.stats().batches) == (len(loader), 0)
 
 
 def test_a_loader_with_a_live_persistent_iterator_copies_as_torchs() -> None:

@@ -46,9 +46,9 @@ def test_a_subclass_need_not_call_our_init(workers: int, collate: Any) -> None:
     iterator = iter(loader)
     next(iterator)
     state, rest = loader.state_dict(), list(iterator)
-    twin = Bare(*args, **kwargs)
-    twin.load_state_dict(state)
-    assert_same(list(twin), rest)
+    clone = Bare(*args, **kwargs)
+    clone.load_state_dict(state)
+    assert_same(list(clone), rest)
     assert (loader.device, loader.path) == (None, "auto")
     assert (loader.device_transform, loader.static_buffers) == (None, False)
 

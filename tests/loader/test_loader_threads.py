@@ -236,7 +236,7 @@ for n in (2, 1):
     )
 
 
-def test_ctrl_c_while_another_thread_has_its_turn(tmp_path: Path) -> None:
+def test_ctrl_c_while_another_thread_is_in_next(tmp_path: Path) -> None:
     run_script(
         tmp_path,
         HELD_IN_NEXT
@@ -258,7 +258,7 @@ assert [batch[:, 0].tolist() for batch in got] == [[0, 1], [2, 3], [4, 5], [6, 7
 
 
 def test_close_ends_the_wait_for_a_worker(tmp_path: Path) -> None:
-    """Of one thread for a batch, and of another for its turn."""
+    """One thread waits for a batch, another for the lock of next()."""
     run_script(
         tmp_path,
         IN_NEXT

@@ -414,10 +414,10 @@ def test_a_copy_of_a_loader_resumes_too(how: Any) -> None:
     iterator = iter(loader)
     take(iterator, 3)
     loader.load_state_dict(loader.state_dict())
-    twin = how(loader)
-    assert twin.state_dict() == loader.state_dict()
+    clone = how(loader)
+    assert clone.state_dict() == loader.state_dict()
     expected = list(iterator)
-    assert_same(list(twin), expected)
+    assert_same(list(clone), expected)
     assert loader.state_dict()["yielded"] == 3
     assert_same(list(loader), expected)
 

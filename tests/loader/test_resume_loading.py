@@ -199,8 +199,8 @@ def as_hex(state: torch.Tensor) -> str:
 def test_a_state_of_version_1_goes_on_in_the_middle() -> None:
     g = generator(8)
     moments = {"iter": {}, "next": {"loader": as_hex(g.get_state())}}
-    twin = loader_of(sampler=torch.utils.data.RandomSampler(range(N), generator=g))
-    expected = labels(twin)[2:]
+    clone = loader_of(sampler=torch.utils.data.RandomSampler(range(N), generator=g))
+    expected = labels(clone)[2:]
     loader = loader_of(shuffle=True, generator=generator())
     loader.load_state_dict({**VERSION_1, "generators": moments}, strict=True)
     assert loader.state_dict()["epoch"] == 3
@@ -222,9 +222,9 @@ def test_a_state_of_version_1_with_an_epoch_of_the_sampler() -> None:
     sampler = DistributedSampler(range(N), 3, 1)
     loader = loader_of(sampler=sampler)
     loader.load_state_dict({**state, "sampler_epoch": 6}, strict=True)
-    twin = DistributedSampler(range(N), 3, 1)
-    twin.set_epoch(6)
-    assert labels(loader) == labels(loader_of(sampler=twin))[2:]
+    clone = DistributedSampler(range(N), 3, 1)
+    clone.set_epoch(6)
+    assert labels(loader) == labels(loader_of(sampler=clone))[2:]
 
 
 @pytest.mark.parametrize("key", ["fits", "generators"])
@@ -279,9 +279,9 @@ def test_out_of_order_the_epoch_starts_anew(path: str) -> None:
     rest = list(iterator)
     other = loader_of(shuffle=True, generator=generator(9))
     loads_anew(other, state, "with in_order=False the number of batches does not say")
-    twin = loader_of(shuffle=True, generator=generator())
-    assert labels(other) == labels(twin)  # the same epoch, from its start
-    assert labels(other) == labels(twin)
+    clone = loader_of(shuffle=True, generator=generator())
+    assert labels(other) == labels(clone)  # the same epoch, from its start
+    assert labels(other) == labels(clone)
     assert len(rest) == 9
     assert state_of(loader_of(**{**given, "num_workers": 1}), 2)["not_resumable"] == ""
     assert state_of(loader_of(**given), 10)["not_resumable"] == ""  # all came
@@ -341,7 +341,7 @@ def test_the_epoch_starts_anew_in_a_loader_that_has_changed(
     saver = loader_of(**saves())
     list(saver)
     state = state_of(saver)
-    loader, twin = loader_of(**resumes()), loader_of(**resumes())
+    loader, clone = loader_of(**resumes()), loader_of(**resumes())
     with pytest.raises(ValueError, match=".*; ".join(says)):
         loader.load_state_dict(state, strict=True)
     with pytest.warns(UserWarning, match=".*; ".join(says) + ".*: epoch 1 starts anew") as caught:
@@ -349,12 +349,12 @@ def test_the_epoch_starts_anew_in_a_loader_that_has_changed(
     assert [warning.filename for warning in caught] == [__file__]
     now = loader.state_dict()
     assert (now["epoch"], now["yielded"], now["begun"]) == (1, 0, False)
-    assert now["fits"] == twin.state_dict()["fits"]
+    assert now["fits"] == clone.state_dict()["fits"]
     for _ in range(2):  # in the order of a loader without a state
         torch.manual_seed(3)
         ours = list(loader)
         torch.manual_seed(3)
-        assert_same(ours, list(twin))
+        assert_same(ours, list(clone))
     assert loader.state_dict()["epoch"] == 3
 
 

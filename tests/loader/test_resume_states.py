@@ -98,9 +98,9 @@ def test_a_state_that_does_not_fit(
     with pytest.raises(ValueError, match=says):
         loader.load_state_dict(state, strict=True)
     assert loader.state_dict() == before
-    twin = loader_of(**resumes())
+    clone = loader_of(**resumes())
     torch.manual_seed(3)
-    expected = list(twin)
+    expected = list(clone)
     torch.manual_seed(3)
     assert_same(list(loader), expected)
 

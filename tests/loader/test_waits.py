@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from workers import wait_until
 
 from fastloop import DataLoader
-from fastloop.loader import iterators
+from fastloop.loader import torch_iters
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,8 @@ class Slow:
 
 
 def made_slowly(i: int) -> Slow:
-    begin = iterators.perf_counter_ns()
-    while iterators.perf_counter_ns() - begin < 20_000_000:
+    begin = torch_iters.perf_counter_ns()
+    while torch_iters.perf_counter_ns() - begin < 20_000_000:
         pass
     return Slow(i)
 
@@ -85,13 +85,13 @@ def test_a_wait_is_one_however_often_the_parent_looks() -> None:
     assert next(iterator).i == 0
     looks = []
 
-    def look() -> list[int]:
+    def look(is_active: object) -> list[int]:
         looks.append(1)
         if len(looks) == 2:
             data.is_open.fill_(1)
         return []
 
-    iterator._dead = look
+    iterator._pool.find_dead = look
     assert next(iterator).i == 1
     assert len(looks) >= 2
     stats = loader.stats()
@@ -115,7 +115,7 @@ def test_without_workers_the_making_of_a_batch_is_a_wait(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(iterators, "perf_counter_ns", clock)
+    monkeypatch.setattr(torch_iters, "perf_counter_ns", clock)
 
     class Takes(Dataset[int]):
         def __len__(self) -> int:

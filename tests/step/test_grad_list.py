@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from passes import Forced
+from passes import ByTorch
 from torch import Tensor
 
-from fastloop.base.openmp import make_team
+from fastloop.base.openmp import make_thread_pool, thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -28,8 +28,8 @@ def make(dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> list[Tensor]:
     return [(torch.randn(n, generator=generator) * scale).to(dtype) for n in SIZES]
 
 
-def twins(dtype: torch.dtype, seed: int = 0) -> tuple[GradList, GradList]:
-    return GradList().collect(make(dtype, seed)), Forced().collect(make(dtype, seed))
+def both_paths(dtype: torch.dtype, seed: int = 0) -> tuple[GradList, GradList]:
+    return GradList().collect(make(dtype, seed)), ByTorch().collect(make(dtype, seed))
 
 
 def same(ours: GradList, theirs: GradList) -> None:
@@ -128,7 +128,7 @@ def test_gradients_are_collected_as_torch_does() -> None:
     assert not GradList().collect_grads(optimizer).is_plain
 
 
-def test_a_walk_sees_what_has_changed() -> None:
+def test_collecting_sees_what_has_changed() -> None:
     grads, found = GradList(), new_flag(CPU)
     first, second = torch.full((3,), 2.0), torch.full((4,), 3.0)
     for tensors in ([first], [first, second], [second, first], [second], [], [first[:2], second]):
@@ -138,17 +138,21 @@ def test_a_walk_sees_what_has_changed() -> None:
     assert float(grads.collect([first]).norm_check(found)) == pytest.approx(12**0.5)
 
 
-@pytest.mark.parametrize("path", [GradList, Forced])
+@pytest.mark.parametrize("path", [GradList, ByTorch])
 def test_a_default_device_does_not_matter(path: type[GradList]) -> None:
     found, scale, tensor = new_flag(CPU), torch.tensor(4.0), torch.full((3,), 2.0)
+    parameter = torch.nn.Parameter(tensor.clone())
+    parameter.grad = tensor
     with torch.device("meta"):
         assert float(path().collect([]).norm_check(found)) == 0
         grads = path().collect([tensor])
         norm = grads.norm_check(found, scale=scale)
         grads.scale_(grads.clip_factor(norm, 1.0, scale=scale))
         if path is GradList:
-            grads.unscale_by_(scale, found)
-    assert tensor.tolist() == [0.5 if path is Forced else 0.125] * 3
+            assert grads.unscale_and_clip(
+                thread_pool(), [{"params": [parameter]}], scale, found, None
+            )
+    assert tensor.tolist() == [0.5 if path is ByTorch else 0.125] * 3
 
 
 def test_the_norm_of_a_sparse_gradient_adds_up_its_repeated_rows() -> None:
@@ -169,14 +173,14 @@ def test_tensors_are_held_until_release() -> None:
     assert watch() is not None
     grads.release()
     assert watch() is None
-    with pytest.raises(RuntimeError, match="no walk"):
-        grads._core.scale(make_team(1, os.getpid()), torch.ones((), dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="no plain tensors"):
+        grads.run_scale(make_thread_pool(1, os.getpid()), torch.ones((), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, inf])
 def test_norms(dtype: torch.dtype, norm_type: float) -> None:
-    ours, theirs = twins(dtype)
+    ours, theirs = both_paths(dtype)
     found, scale = new_flag(CPU), torch.tensor(64.0)
     for options in ({}, {"scale": scale}, {"scale": scale, "divisor": 3.0}, {"divisor": -2.0}):
         norm = ours.norm_check(found, norm_type=norm_type, **options)
@@ -192,14 +196,14 @@ def test_norms(dtype: torch.dtype, norm_type: float) -> None:
 def test_what_is_not_finite_is_found(dtype: torch.dtype, value: float, place: int) -> None:
     for norm_type in (2.0, 1.0, inf):
         for at in (0, -1):
-            ours, _ = twins(dtype)
+            ours, _ = both_paths(dtype)
             ours.tensors[place][at] = value
             found = new_flag(CPU)
             norm = ours.norm_check(found, norm_type=norm_type)
             assert found == 1.0
             assert norm.isnan() if value != value else norm == inf
     found = new_flag(CPU)
-    ours.unscale_(torch.tensor(0.5), found)
+    ours.run_unscale(thread_pool(), torch.tensor(0.5), found)
     assert found == 1.0
 
 
@@ -225,15 +229,15 @@ def test_unscale_is_torchs_bit_for_bit(dtype: torch.dtype, inv_scale: float) -> 
         theirs = make(dtype, scale=magnitude)
         found, expected = new_flag(CPU), new_flag(CPU)
         by = torch.tensor(inv_scale)
-        ours.unscale_(by, found)
+        ours.run_unscale(thread_pool(), by, found)
         torch._amp_foreach_non_finite_check_and_unscale_(theirs, expected, by)
-        same(ours, Forced().collect(theirs))
+        same(ours, ByTorch().collect(theirs))
         assert found == expected == 0
 
 
 def test_unscaling_by_1_only_reads() -> None:
     grads, found = GradList().collect([torch.tensor([1.0, inf])]), new_flag(CPU)
-    grads.unscale_(torch.tensor(1.0), found)
+    grads.run_unscale(thread_pool(), torch.tensor(1.0), found)
     assert found == 1 and grads.tensors[0]._version == 0
     assert grads.tensors[0].tolist() == [1.0, inf]
 
@@ -241,7 +245,7 @@ def test_unscaling_by_1_only_reads() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scale(dtype: torch.dtype) -> None:
     for factor in (1.0, 0.5, 1 / 3, 0.0, -2.0, nan):
-        ours, theirs = twins(dtype)
+        ours, theirs = both_paths(dtype)
         by = torch.tensor(factor, dtype=torch.float64)
         versions = [t._version for t in ours.tensors]
         ours.scale_(by)
@@ -254,7 +258,7 @@ def test_scale(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("max_norm", [0.0, 1e-3, 1.0, 1e9, inf, -1.0, None])
 def test_clip_factor(max_norm: float | None) -> None:
-    ours, theirs = twins(torch.float32)
+    ours, theirs = both_paths(torch.float32)
     scale = torch.tensor(8.0)
     for value in (0.0, 1e-9, 0.9, 1.0, 1.1, 3e10, inf, nan):
         norm = torch.tensor(value, dtype=torch.float64)
@@ -275,7 +279,7 @@ def test_clip_factor(max_norm: float | None) -> None:
 def test_combine(into: torch.dtype, source: torch.dtype) -> None:
     for alpha in (1.0, 1 / 3, torch.tensor(0.7, dtype=torch.float64)):
         for beta in (0.0, 1.0, -0.5):
-            (a, b), (x, y) = twins(into, 1), twins(source, 2)
+            (a, b), (x, y) = both_paths(into, 1), both_paths(source, 2)
             if beta == 0:
                 for t in a.tensors:
                     t.fill_(nan)  # is not read
@@ -307,7 +311,24 @@ def test_a_list_cannot_change_while_it_is_combined(monkeypatch: pytest.MonkeyPat
     assert not into.tensors[0].any()
 
 
-def test_combine_pairs_elements_by_place_not_by_memory() -> None:
+def test_a_list_cannot_change_while_it_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter, grads = torch.nn.Parameter(torch.ones(8)), GradList()
+    parameter.grad = torch.ones(8)
+    monkeypatch.setattr(Tensor, "isfinite", lambda _: grads.release())
+    with pytest.raises(RuntimeError, match="being worked on"):
+        grads.clip_parameters(thread_pool(), [parameter], 0.1, 2.0, True)
+    assert parameter.grad.tolist() == [1.0] * 8 and not grads.tensors
+
+
+def test_only_lists_are_combined() -> None:
+    grads = GradList().collect([torch.zeros(8)])
+    with pytest.raises(TypeError, match="GradListBase"):
+        grads.run_combine(thread_pool(), object(), 1.0, None, 1.0, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ThreadPool"):
+        grads.run_scale(grads, torch.ones((), dtype=torch.float64))  # type: ignore[arg-type]
+
+
+def test_combine_pairs_elements_by_position_not_by_memory() -> None:
     into, source = torch.zeros(3, 4), torch.arange(12.0).view(4, 3).t()
     GradList().collect([into]).combine_(GradList().collect([source]), beta=0.0)
     assert torch.equal(into, source)

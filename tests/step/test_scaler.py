@@ -1,6 +1,6 @@
 """GradScaler where sequences of calls beside torch's (test_scaler_parity.py) do not reach: warnings
-and signatures, skipped steps counted, flags merged, nothing left on optimizers, the door for
-callers who have checked."""
+and signatures, skipped steps counted, flags merged, nothing left on optimizers, steps with
+gradients that the caller has checked."""
 
 import gc
 import inspect
@@ -18,6 +18,7 @@ import torch
 from helpers import assert_same
 
 from fastloop import GradScaler
+from fastloop.step.boundary import step_checked
 from fastloop.step.fused_optimizer import takes_grad_scale
 from fastloop.step.grad_list import GradList
 
@@ -114,7 +115,7 @@ def test_disabled_scaler_only_steps_and_clips() -> None:
     assert scaler.state_dict() == {} and scaler.get_scale() == 1.0
     assert (scaler.skipped_steps, scaler.last_step_skipped()) == (0, False)
     assert not pickle.loads(pickle.dumps(scaler)).is_enabled()
-    assert scaler._step_checked(optimizer, torch.ones(()), None) is None
+    assert step_checked(scaler, optimizer, torch.ones(()), None) is None
     assert len(optimizer.calls) == 2
 
 
@@ -162,15 +163,15 @@ def test_step_of_an_optimizer_is_not_called_when_a_gradient_is_not_finite(bad: f
         assert (scaler.skipped_steps, scaler.last_step_skipped()) == (skipped, value != 1.0)
 
 
-def test_fused_optimizer_is_told_and_counted(path: str) -> None:
+def test_fused_optimizer_gets_the_flag_and_is_counted(path: str) -> None:
     p = param(1.0)
     scaler, optimizer = ready(8.0), Recorder(p, fused=True)
     for value in (1.0, INF, INF, 2.0):
         p.grad = torch.tensor([value])
         scaler.step(optimizer)
-        told = optimizer.calls[-1]
-        assert_same(told["found_inf"], torch.tensor(float(value == INF)))
-        assert told["grad_scale"] == scaler.get_scale()
+        seen = optimizer.calls[-1]
+        assert_same(seen["found_inf"], torch.tensor(float(value == INF)))
+        assert seen["grad_scale"] == scaler.get_scale()
         assert scaler.last_step_skipped() == (value == INF)
         assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()
         assert p.grad == value
@@ -300,14 +301,14 @@ def test_update_leaves_flags_as_they_are() -> None:
     """torch adds all flags into the first."""
     first, second = Recorder(param(1.0)), Recorder(param(1.0))
     scaler, flag = ready(), torch.zeros(())
-    scaler._step_checked(first, flag, None)
-    scaler._step_checked(second, torch.ones(()), None)
+    step_checked(scaler, first, flag, None)
+    step_checked(scaler, second, torch.ones(()), None)
     scaler.update()
     assert flag.item() == 0.0 and scaler.get_scale() == 2.0**15
 
 
 def test_a_flag_that_is_not_0d_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GradList, "unscale_", fail)
+    monkeypatch.setattr(GradList, "run_unscale", fail)
     scaler, optimizer = ready(), Recorder(param(8.0, INF))
     ((device, flag),) = scaler._unscale_grads_(
         optimizer, torch.tensor([0.5]), torch.zeros(1), False
@@ -333,7 +334,7 @@ def test_nothing_stays_on_an_optimizer_whose_step_raises(
         optimizer.error = had["error"] = error
         try:
             if is_checked:
-                scaler._step_checked(optimizer, torch.zeros(()), torch.tensor(8.0))
+                step_checked(scaler, optimizer, torch.zeros(()), torch.tensor(8.0))
             else:
                 scaler.step(optimizer)
         except KeyError:
@@ -344,21 +345,21 @@ def test_nothing_stays_on_an_optimizer_whose_step_raises(
         assert optimizer.calls[-1]["grad_scale"] == 8.0 * (of_user or 1.0)
 
 
-# ---- the door for callers who have checked
+# ---- step_checked: gradients that the caller has checked
 
 
 def test_step_checked_steps_by_the_flag_alone() -> None:
     p = param(INF)
     scaler, plain = ready(4.0), Recorder(p)
     for value in (0.0, 1.0):
-        scaler._step_checked(plain, torch.tensor(value), None)
+        step_checked(scaler, plain, torch.tensor(value), None)
         scaler.update()
         assert scaler.last_step_skipped() == bool(value)
     assert (len(plain.calls), scaler.skipped_steps, scaler.get_scale()) == (1, 1, 2.0)
     fused = Recorder(p, fused=True)
     for value in (0.0, 1.0):
         flag = torch.tensor(value)
-        scaler._step_checked(fused, flag, None)
+        step_checked(scaler, fused, flag, None)
         assert_same(fused.calls[-1], {"grad_scale": None, "found_inf": flag})
         scaler.update()
     assert scaler.skipped_steps == 2 and not {"grad_scale", "found_inf"} & vars(fused).keys()
@@ -371,7 +372,7 @@ def test_step_checked_with_grad_scale_is_unscale_clip_step() -> None:
         p.grad = torch.tensor([3.0, 4.0, 12.0]) * 4
         scaler, optimizer = ready(4.0), torch.optim.AdamW([p], lr=0.1, fused=True)
         if is_checked:
-            scaler._step_checked(optimizer, torch.zeros(()), torch.tensor(4.0 * 13.0))
+            step_checked(scaler, optimizer, torch.zeros(()), torch.tensor(4.0 * 13.0))
         else:
             scaler.unscale_and_clip_(optimizer, 1.0)
             scaler.step(optimizer)
@@ -408,21 +409,17 @@ def test_step_checked_is_refused_as_unscale_and_step_are() -> None:
     zero = torch.zeros(())
     optimizer = Recorder(param(1.0), fused=True)
     scaler = GradScaler("cpu")
-    never = message(AssertionError, lambda: scaler._step_checked(optimizer, zero, None))
+    never = message(AssertionError, lambda: step_checked(scaler, optimizer, zero, None))
     assert never == message(AssertionError, lambda: scaler.step(optimizer))
     scaler.scale(zero)
     scaler.unscale_(optimizer)
-    twice = message(RuntimeError, lambda: scaler._step_checked(optimizer, zero, None))
+    twice = message(RuntimeError, lambda: step_checked(scaler, optimizer, zero, None))
     assert twice == message(RuntimeError, lambda: scaler.unscale_(optimizer))
     scaler.step(optimizer)
-    after = message(RuntimeError, lambda: scaler._step_checked(optimizer, zero, zero))
+    after = message(RuntimeError, lambda: step_checked(scaler, optimizer, zero, zero))
     assert after == message(RuntimeError, lambda: scaler.step(optimizer))
     assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()
     scaler.update()
-    closure = message(
-        RuntimeError, lambda: scaler._step_checked(optimizer, zero, None, closure=None)
-    )
-    assert closure == message(RuntimeError, lambda: scaler.step(optimizer, closure=None))
     scaler.step(optimizer)
     assert optimizer.calls[-1]["grad_scale"] == scaler.get_scale()  # as if nothing had happened
 

@@ -51,7 +51,7 @@ class Block:
         return self.bytes[self.begin : self.begin + self.size]
 
 
-class LateDevice:
+class LazyDevice:
     def __init__(self, schedule: str | int) -> None:
         self.queues: dict[str, deque[Any]] = {"compute": deque(), "side": deque(), "copy": deque()}
         self.current = "compute"
@@ -178,36 +178,36 @@ class LateDevice:
         return made
 
 
-class LateLink:
-    """The interface of fastloop.device.accelerator.Accelerator over a LateDevice."""
+class LazyAccelerator:
+    """The interface of fastloop.device.accelerator.Accelerator over a LazyDevice."""
 
     device = torch.device("cuda", 0)
 
-    def __init__(self, late: LateDevice) -> None:
+    def __init__(self, late: LazyDevice) -> None:
         self.late = late
 
-    def copying(self) -> Any:
+    def copy_stream(self) -> Any:
         return self.late.on("copy")
 
-    def stream(self) -> str:
+    def current_stream(self) -> str:
         return self.late.current
 
-    def mark(self, stream: str | None = None) -> Event:
+    def record_event(self, stream: str | None = None) -> Event:
         with self.late.on(stream or self.late.current):
             return self.late.mark()
 
-    def wait(self, event: Event) -> None:
+    def wait_event(self, event: Event) -> None:
         self.late.queues[self.late.current].append(event)
 
-    def is_over(self, event: Event) -> bool:
+    def is_done(self, event: Event) -> bool:
         return event.is_over
 
-    def finish(self, event: Event) -> None:
+    def synchronize(self, event: Event) -> None:
         self.late.synchronized += 1
         while not event.is_over:
             assert self.late.step(), "waits for ever"
 
-    def has(self, tensor: torch.Tensor) -> bool:
+    def holds(self, tensor: torch.Tensor) -> bool:
         block = self.late.find(tensor)
         return block is not None and block.stream is not None
 
@@ -217,10 +217,10 @@ class LateLink:
         block = self.late.find(storage)
         return block is not None and block.stream is None
 
-    def pinned(self, size: int) -> torch.Tensor:
+    def allocate_pinned(self, size: int) -> torch.Tensor:
         return self.late.allocate(size, None)
 
-    def empty(self, size: int) -> torch.Tensor:
+    def allocate(self, size: int) -> torch.Tensor:
         return self.late.allocate(size, self.late.current)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -237,7 +237,7 @@ class LateLink:
             return value.to(self)
         return self.late.put(value)
 
-    def lend(self, value: Any) -> None:
+    def record_stream(self, value: Any) -> None:
         block = self.late.find(value)
         assert block is not None and block.stream is not None
         block.noted.add(self.late.current)
@@ -253,13 +253,13 @@ def numbered(count: int = 12) -> Iterator[torch.Tensor]:
         yield torch.full((4, 3), float(i))
 
 
-def read(late: LateDevice, *tensors: torch.Tensor) -> list[Any]:
+def read(late: LazyDevice, *tensors: torch.Tensor) -> list[Any]:
     """A kernel that reads them; what it has read, once it has run."""
     seen: list[Any] = []
     late.launch(lambda *memory: seen.extend(m.clone() for m in memory), *tensors)
     return seen
 
 
-def check(late: LateDevice, seen: list[list[torch.Tensor]], wanted: list[float]) -> None:
+def check(late: LazyDevice, seen: list[list[torch.Tensor]], wanted: list[float]) -> None:
     late.run()
     assert [s[0].unique().tolist() for s in seen] == [[value] for value in wanted]

@@ -24,7 +24,7 @@ def make_feed(device: Device, workers: int, prefetch: int, **more: Any) -> Any:
     table = core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3)
     return core.ArrayLoader(
         table=more.pop("table", table),
-        slots=more.pop("slots", None) or core.BatchPool(3, device=device.device),
+        pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
         fetch=None,
         keys=None,
         maps=(),
@@ -33,7 +33,7 @@ def make_feed(device: Device, workers: int, prefetch: int, **more: Any) -> Any:
         in_order=more.pop("in_order", True),
         persistent=more.pop("persistent", False),
         timeout=0,
-        **{"new_block": device.new_block, "split": device.split, "budget": 1 << 40, **more},
+        **{"allocate": device.new_block, "split": device.split, "budget": 1 << 40, **more},
     )
 
 
@@ -173,7 +173,7 @@ def what_copies_still_read_counts_in_the_budget() -> None:
     iterator = loop.begin()
     for k in range(14):
         loop.check(next(iterator), order[4 * k : 4 * k + 4])
-    made = loader._shared.worker_slots.count()["made"]
+    made = loader._shared.worker_memory.count()["made"]
     assert made <= 14 + 3, (
         made
     )  # one is sent, one there, and one tries whether memory can be pinned
@@ -190,7 +190,7 @@ def the_budget_of_a_loader_is_that() -> None:
         loader.memory_budget = budget
         loop = CheckedLoop(loader, device)
         iterator = loop.begin()
-        assert loader._shared.slots.count()["made"] == min(most, 4)
+        assert loader._shared.array_memory.count()["made"] == min(most, 4)
         for k in range(4):
             device.compare(next(iterator), list(range(10 * k, 10 * k + 10)))
             device.synchronize()
@@ -204,7 +204,7 @@ def the_budget_of_a_loader_is_that() -> None:
             return torch.empty(size, dtype=torch.uint8)
 
         feed = make_feed(
-            device, 2, 4, slots=core.BatchPool(3), new_block=allocate,
+            device, 2, 4, slots=core.BatchPool(3), allocate=allocate,
             **({"budget": budget} if budget else {}),
         )  # fmt: skip
         feed.restart(iter([list(range(10))] * 20), 1, None)
@@ -319,7 +319,7 @@ def batches_of_workers_keep_what_is_registered() -> None:
                     loop.check(next(iterator), list(range(4 * k, 4 * k + 4)))
                 assert next(iterator, None) is None
                 now = fake.fake_count_pins()
-                made = loader._shared.worker_slots.count()["made"]
+                made = loader._shared.worker_memory.count()["made"]
                 assert now.unregistered == before.unregistered
                 assert now.registered - before.registered <= made
                 device.synchronize()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from upload_device import EAGER, LAZY, RANDOM, Device, DeviceLink, fake
+from upload_device import EAGER, LAZY, RANDOM, Device, FakeAccelerator, fake
 
 from fastloop.loader.iterators import fast_iterator
 
@@ -43,10 +43,10 @@ class CheckedLoop:
 
     def __init__(self, loader: Any, device: Device) -> None:
         self.loader, self.device = loader, device
-        self.link: Any = DeviceLink(device)
+        self.accelerator: Any = FakeAccelerator(device)
 
     def iterate(self) -> Any:
-        return fast_iterator(self.loader, "auto", self.loader._shared, self.link)
+        return fast_iterator(self.loader, "auto", self.loader._shared, self.accelerator)
 
     def begin(self, is_on_device: bool = True) -> Any:
         iterator = self.iterate()
@@ -59,7 +59,7 @@ class CheckedLoop:
         self.device.synchronize()
         self.loader.close()
         self.loader = None
-        self.link.lent.clear()
+        self.accelerator.recorded.clear()
         self.device.close()
 
     def check_tensor(self, tensor: torch.Tensor, expected: torch.Tensor) -> None:

@@ -54,14 +54,14 @@ def a_loader_from_end_to_end() -> None:
             for k, indices in enumerate(split(order, 7)[: 2 + 2 * epoch]):
                 loop.check(next(iterator), indices)
                 assert loader.state_dict()["yielded"] == k + 1
-                loop.link.is_capturing = True
+                loop.accelerator.is_capturing = True
                 expect(RuntimeError, "capture", lambda iterator=iterator: next(iterator))
-                loop.link.is_capturing = False
+                loop.accelerator.is_capturing = False
             if epoch == 2:
                 assert next(iterator, None) is None
             del iterator
         device.synchronize()
-        assert loader._shared.worker_slots.device == 1
+        assert loader._shared.worker_memory.device == 1
         assert loader.stats().slots_lent == 0
         loader.close()
         del loader, loop
@@ -149,7 +149,7 @@ def the_current_stream_may_change() -> None:
             device.use(streams[k % 3])
             loop.check(next(iterator), indices)
             time.sleep(0.002)  # the next one may come meanwhile
-        lent += len(loop.link.lent)
+        lent += len(loop.accelerator.recorded)
         del iterator, loader
         loop.close()
     assert lent > 0
@@ -256,14 +256,14 @@ def memory_cannot_be_pinned() -> None:
     assert [w.category for w in caught] == [RuntimeWarning]
     assert "torch uploads batches in place of fastloop on cuda:0" in str(caught[0].message)
     assert "cannot be pinned for it (cudaHostRegister" in loader.stats().why
-    slots = loader._shared.worker_slots
+    slots = loader._shared.worker_memory
     assert slots.device == -1
     assert next(iterator)["label"].tolist() == [0, 1, 2, 3]
     fake.fake_refuse_pins(False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # told once
         iterator = loop.begin(is_on_device=False)
-    assert loader._shared.worker_slots is slots  # nor is it tried again
+    assert loader._shared.worker_memory is slots  # nor is it tried again
     loop.loader = loader = DataLoader(ImageDataset(), 4, num_workers=1)
     iterator = loop.begin()
     fake.fake_refuse_pins(True)
@@ -447,7 +447,7 @@ def a_transform_runs_on_what_has_arrived() -> None:
                 raise OSError("not now")
             return batch["label"], batch["image"]
 
-        iterator: Any = DeviceIter(loop.begin(), loop.link, transform, False)
+        iterator: Any = DeviceIter(loop.begin(), loop.accelerator, transform, False)
         for k, indices in enumerate(split(list(range(LENGTH)), 4)):
             if k == 2:
                 expect(OSError, "not now", lambda iterator=iterator: next(iterator))
@@ -463,21 +463,22 @@ def a_transform_runs_on_what_has_arrived() -> None:
 
 def arguments_are_checked() -> None:
     device = Device()
-    slots = core.BatchPool(0, True, 0)
-    hub = core.ParentEnd(slots, torch.Tensor, 1, 4, 1 << 20, True)
-    assert (hub.lands, hub.room, hub.expect(0)) == (True, 0, 0)  # before it knows how much
-    supply, take = hub.supply, hub.expect
+    pool = core.BatchPool(0, True, 0)
+    parent_end = core.ParentEnd(pool, torch.Tensor, 1, 4, 1 << 20, True)
+    found = parent_end.has_destination, parent_end.expected_bytes, parent_end.set_window(0)
+    assert found == (True, 0, 0)  # before it knows how much
+    add, set_window = parent_end.add_buffer, parent_end.set_window
     expect(
         ValueError,
         "on CUDA device 0",
-        lambda supply=supply: supply(torch.zeros(8, dtype=torch.uint8)),
+        lambda add=add: add(torch.zeros(8, dtype=torch.uint8)),
     )
-    expect(TypeError, "int", lambda take=take: take("0"))
-    hub.release()
-    del hub, slots, supply, take
+    expect(TypeError, "int", lambda set_window=set_window: set_window("0"))
+    parent_end.release()
+    del parent_end, pool, add, set_window
     host = core.ParentEnd(core.BatchPool(0, True), torch.Tensor, 1, 4, 1 << 20)
-    assert (host.lands, host.expect(0)) == (False, 0)
-    expect(ValueError, "land nowhere", lambda supply=host.supply: supply(np.zeros(1)))
+    assert (host.has_destination, host.set_window(0)) == (False, 0)
+    expect(ValueError, "have no destination", lambda add=host.add_buffer: add(np.zeros(1)))
     del host
     device.close()
 

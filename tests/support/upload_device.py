@@ -200,26 +200,26 @@ class Device:
         assert fake.fake_count_pins().held == 0
 
 
-class DeviceLink:
+class FakeAccelerator:
     """As fastloop.device.accelerator.Accelerator, for a device of the fake."""
 
     def __init__(self, device: Device) -> None:
         self.device = torch.device("cuda", device.device)
-        self.empty = device.new_block
-        self.lent: list[Any] = []
-        self.lend = self.lent.append
+        self.allocate = device.new_block
+        self.recorded: list[Any] = []
+        self.record_stream = self.recorded.append
         self.is_capturing = False
 
-    def pinned(self, count: int) -> torch.Tensor:
+    def allocate_pinned(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8)
 
-    def copying(self) -> Any:
+    def copy_stream(self) -> Any:
         return nullcontext()
 
-    def mark(self) -> None:
+    def record_event(self) -> None:
         """Only what is not copied by C asks for events, and copies nothing in these trials."""
 
-    def wait(self, event: None) -> None:
+    def wait_event(self, event: None) -> None:
         pass
 
     def check(self) -> None:

@@ -20,7 +20,7 @@ from upload_device import (
     RANDOM,
     SOURCES,
     Device,
-    DeviceLink,
+    FakeAccelerator,
     check_errors,
     core,
     expect,
@@ -32,7 +32,7 @@ from upload_device import (
 def make_feed(device: Device, workers: int = 2, keys: Any = None, **more: Any) -> Any:
     return core.ArrayLoader(
         table=core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3),
-        slots=more.pop("slots", None) or core.BatchPool(3, device=device.device),
+        pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
         fetch=lambda item: item,
         keys=keys,
         maps=more.pop("maps", ()),
@@ -41,7 +41,7 @@ def make_feed(device: Device, workers: int = 2, keys: Any = None, **more: Any) -
         in_order=True,
         persistent=more.pop("persistent", False),
         timeout=0,
-        **{"new_block": device.new_block, "split": device.split, **more},
+        **{"allocate": device.new_block, "split": device.split, **more},
     )
 
 
@@ -137,7 +137,7 @@ def a_loop_is_left_early() -> None:
 def a_loader_from_end_to_end() -> None:
     """Every epoch of a loader, its state, and the pool that the next one finds."""
     from fastloop import ArrayDataset, DataLoader
-    from fastloop.device.array_destinations import has_uploads
+    from fastloop.device.availability import has_uploads
     from fastloop.loader.iterators import fast_iterator
 
     data = ArrayDataset(*SOURCES)
@@ -146,7 +146,7 @@ def a_loader_from_end_to_end() -> None:
             continue
         device = Device(1)
         device.use(device.new_stream())
-        link: Any = DeviceLink(device)
+        accelerator: Any = FakeAccelerator(device)
         loader: Any = DataLoader(data, 7, shuffle=True, num_workers=workers, pin_memory=True)
         loader.generator = torch.Generator().manual_seed(seed)
         expected: Any = DataLoader(data, 7, sampler=loader.sampler, path="torch")
@@ -156,27 +156,27 @@ def a_loader_from_end_to_end() -> None:
             loader.sampler.generator.set_state(state)
             rows = [batch[1] // 7 for batch in expected]
             loader.sampler.generator.set_state(state)
-            iterator: Any = fast_iterator(loader, "auto", loader._shared, link)
+            iterator: Any = fast_iterator(loader, "auto", loader._shared, accelerator)
             loader._shared.position.begin(iterator)
             assert iterator.is_on_device
             for k, picked in enumerate(rows[: 2 + epoch * 2]):
                 device.compare(next(iterator), picked)
                 assert loader.state_dict()["yielded"] == k + 1
-                link.is_capturing = True
+                accelerator.is_capturing = True
                 expect(RuntimeError, "capture", lambda iterator=iterator: next(iterator))
-                link.is_capturing = False
+                accelerator.is_capturing = False
             if epoch == 2:
                 assert next(iterator, None) is None
             device.synchronize()
             del iterator
-        assert loader._shared.slots.device == 1
+        assert loader._shared.array_memory.device == 1
         loader.close()
         del loader, expected
         device.close()
     os.environ["FASTLOOP_DISABLE_CUDA"] = "1"
-    assert not has_uploads(link)
-    link.device = torch.device("cpu")
-    assert not has_uploads(link)
+    assert not has_uploads(accelerator)
+    accelerator.device = torch.device("cpu")
+    assert not has_uploads(accelerator)
 
 
 def memory_comes_back() -> None:
@@ -370,7 +370,7 @@ def a_batch_cannot_be_filled() -> None:
                     ("a",),
                     ((str(path), address, lambda: path.stat().st_size),),
                 ),
-                slots=core.BatchPool(1, device=0),
+                pool=core.BatchPool(1, device=0),
                 fetch=None,
                 keys=None,
                 maps=(),
@@ -379,7 +379,7 @@ def a_batch_cannot_be_filled() -> None:
                 in_order=True,
                 persistent=False,
                 timeout=0,
-                new_block=device.new_block,
+                allocate=device.new_block,
                 split=lambda block, offsets, lead, is_elsewhere: [block.view(*lead, width)],
             )
             os.truncate(path, size)
@@ -410,7 +410,7 @@ def arguments_are_checked() -> None:
         )
         del table, slots, arguments
     for block in (torch.zeros(16, dtype=torch.uint8), None, device.new_block(3)):
-        feed = make_feed(device, new_block=lambda count, block=block: block)
+        feed = make_feed(device, allocate=lambda count, block=block: block)
         feed.restart(iter([[1, 2]]), 1, None)
         for _ in range(2):
             expect(ValueError, "on CUDA device 0", lambda feed=feed: next(feed))
@@ -424,7 +424,7 @@ def arguments_are_checked() -> None:
 def a_cycle_is_collected() -> None:
     device = Device()
     holder: list[Any] = []
-    feed = make_feed(device, new_block=lambda count, holder=holder: device.new_block(count))
+    feed = make_feed(device, allocate=lambda count, holder=holder: device.new_block(count))
     feed.restart(iter([[1, 2], [3]]), 1, None)
     holder.append(feed)
     del feed, holder

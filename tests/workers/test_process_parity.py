@@ -143,12 +143,12 @@ def test_of_a_tensor_index_only_what_it_shows_is_sent(workers: int) -> None:
 
 
 def _payloads(indices: torch.Tensor) -> Iterator[bytes]:
-    from fastloop.workers.mp_context import _pickle_task
+    from fastloop.workers.request_queue import pickle_task
 
-    yield _pickle_task((0, list(indices[:64])))
-    yield _pickle_task((0, indices[5:100:3]))
-    yield _pickle_task((0, [index.bfloat16() for index in indices[:64]]))
-    yield _pickle_task((0, indices.bfloat16()[:64]))
+    yield pickle_task((0, list(indices[:64])))
+    yield pickle_task((0, indices[5:100:3]))
+    yield pickle_task((0, [index.bfloat16() for index in indices[:64]]))
+    yield pickle_task((0, indices.bfloat16()[:64]))
 
 
 # ---- seeds, worker information, worker_init_fn

@@ -1,4 +1,4 @@
-"""The transport in corners: batches larger than expected, tight budgets, ends in between."""
+"""Requests and replies in corners: batches larger than expected, tight budgets, ends in between."""
 
 from __future__ import annotations
 
@@ -180,83 +180,83 @@ OVERWRITTEN = "worker 0 has overwritten the memory it shares with this process"
 TASK = b"a task that is found by its text"
 
 
-class Ring:
-    """A hub and the port of worker 0 in one process."""
+class Channel:
+    """A parent end and the end of worker 0 in one process."""
 
-    def __init__(self, workers: int = 1, lands: bool = False) -> None:
-        slots = _core.BatchPool(0, is_shared=True)
-        self.hub = _core.ParentEnd(slots, torch.Tensor, workers, 4, 1 << 20, lands)
-        self.port = _core.WorkerEnd(torch.Tensor, *self.hub.address(), 0)
+    def __init__(self, workers: int = 1, has_destination: bool = False) -> None:
+        pool = _core.BatchPool(0, is_shared=True)
+        self.parent_end = _core.ParentEnd(pool, torch.Tensor, workers, 4, 1 << 20, has_destination)
+        self.worker_end = _core.WorkerEnd(torch.Tensor, *self.parent_end.address(), 0)
 
     def send(self) -> None:
-        assert self.hub.send(0, TASK, (0, None), True)
+        self.parent_end.submit(0, TASK, (0, None))
 
     def answer(self, head: bytes, kind: int = PLAIN) -> None:
         self.send()
-        assert self.port.receive(1.0) == TASK
+        assert self.worker_end.receive(1.0) == TASK
         source = torch.ones(100)
-        self.port.copy(source.data_ptr(), 400)
-        assert self.port.answer(head, kind, False)
+        self.worker_end.copy(source.data_ptr(), 400)
+        assert self.worker_end.answer(head, kind, False)
 
     def change(self, text: bytes) -> None:
         """Writes over the middle of it, wherever it lies."""
-        base = self.hub.address()[-1]
+        base = self.parent_end.address()[-1]
         at = ctypes.string_at(base, 2 << 20).find(text)
         assert at > 0
         ctypes.memset(base + at + len(text) // 2, 0x6A, 2)
 
 
 def test_a_task_that_was_overwritten_is_not_unpickled() -> None:
-    ring = Ring()
-    ring.send()
-    ring.change(TASK)
+    channel = Channel()
+    channel.send()
+    channel.change(TASK)
     with pytest.raises(RuntimeError, match="worker 0 shares with its parent process has been over"):
-        ring.port.receive(1.0)
+        channel.worker_end.receive(1.0)
     with pytest.raises(RuntimeError, match=f"^{OVERWRITTEN}; look for writes out of bounds in"):
-        ring.hub.take(0)
-    assert ring.hub.is_overwritten
+        channel.parent_end.receive(0)
+    assert channel.parent_end.is_overwritten
 
 
 @pytest.mark.parametrize("kind", [PLAIN, WRITTEN])
 def test_a_batch_that_was_overwritten_is_not_read(kind: int) -> None:
     head = b"s" + (11).to_bytes(8, "little") + b"some string"
-    ring = Ring(workers=3)
-    ring.answer(head, kind)
-    _, parcel = ring.hub.take(1.0)
-    assert not ring.hub.is_overwritten
-    ring.change(head)
+    channel = Channel(workers=3)
+    channel.answer(head, kind)
+    _, reply = channel.parent_end.receive(1.0)
+    assert not channel.parent_end.is_overwritten
+    channel.change(head)
     with pytest.raises(RuntimeError, match=f"^{OVERWRITTEN}, unless another of the 3 workers has;"):
-        unpack(parcel)
-    assert ring.hub.is_overwritten
+        unpack(reply)
+    assert channel.parent_end.is_overwritten
 
 
 def test_a_batch_that_was_overwritten_does_not_land() -> None:
-    ring = Ring(lands=True)
-    ring.answer(b"what was pickled")
-    _, parcel = ring.hub.take(1.0)
-    ring.change(b"what was pickled")
+    channel = Channel(has_destination=True)
+    channel.answer(b"what was pickled")
+    _, reply = channel.parent_end.receive(1.0)
+    channel.change(b"what was pickled")
     with pytest.raises(RuntimeError, match=OVERWRITTEN):
-        parcel.land(lambda size: torch.empty(size, dtype=torch.uint8))
+        reply.deliver(lambda size: torch.empty(size, dtype=torch.uint8))
 
 
 def test_what_was_opened_may_change() -> None:
     """A batch is read from a copy, which the worker cannot reach."""
-    ring = Ring(lands=True)
-    ring.answer(b"what was pickled")
-    _, parcel = ring.hub.take(1.0)
-    parcel.land(lambda size: torch.empty(size, dtype=torch.uint8))
-    ring.change(b"what was pickled")
-    assert parcel.open() == b"what was pickled"
+    channel = Channel(has_destination=True)
+    channel.answer(b"what was pickled")
+    _, reply = channel.parent_end.receive(1.0)
+    reply.deliver(lambda size: torch.empty(size, dtype=torch.uint8))
+    channel.change(b"what was pickled")
+    assert reply.open() == b"what was pickled"
 
 
 def test_places_outside_of_a_batch() -> None:
-    ring = Ring()
-    ring.answer(b"")
-    _, parcel = ring.hub.take(1.0)
-    parcel.open()
+    channel = Channel()
+    channel.answer(b"")
+    _, reply = channel.parent_end.receive(1.0)
+    reply.open()
     code, most = 2 * 256 + 32, (1 << 63) - 1
-    assert torch.equal(parcel.tensor((0, code, 10, 10)), torch.ones(10, 10))
-    assert parcel.tensor((400, code, 0, 7)).shape == (0, 7)
+    assert torch.equal(reply.tensor((0, code, 10, 10)), torch.ones(10, 10))
+    assert reply.tensor((400, code, 0, 7)).shape == (0, 7)
     for place in (
         (0, code, 101 * 16),
         (448, code, 1),
@@ -271,12 +271,12 @@ def test_places_outside_of_a_batch() -> None:
         (0, code, -1, -1),
     ):
         with pytest.raises(ValueError, match="no such tensor in a batch of"):
-            parcel.tensor(place)
+            reply.tensor(place)
 
 
-def test_a_port_needs_a_ring_that_can_be() -> None:
-    """It does not believe what is written in the ring itself."""
-    fd, size, offset, _, _, base = Ring().hub.address()
+def test_a_worker_end_needs_a_channel_that_can_be() -> None:
+    """It does not believe what is written in the channel itself."""
+    fd, size, offset, _, _, base = Channel().parent_end.address()
     for workers, depth, worker in ((1, 4, 1), (1, 4, -1), (0, 4, 0), (1, 3, 0), (1, 0, 0)):
-        with pytest.raises(ValueError, match=f"no port for worker {worker} of {workers}"):
+        with pytest.raises(ValueError, match=f"no worker end for worker {worker} of {workers}"):
             _core.WorkerEnd(torch.Tensor, fd, size, offset, workers, depth, base, worker)

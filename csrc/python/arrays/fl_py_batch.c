@@ -1,10 +1,7 @@
-/* fl_py_batch: a filled slot becomes a list or dict of torch tensors over its memory.
- *
- * Called by the feed with the interpreter lock held; allocates nothing but the tensors and their
- * container. */
-#include "fl_py.h"
+/* fl_py_batch: see fl_py_batch.h. Allocates nothing but the tensors and their container. */
+#include "fl_py_batch.h"
 
-/* The tensor of field f: shape {rows, row...}, contiguous, or just {row...} for a single. */
+/* The contiguous tensor of field f, of shape {rows, row...}, or {row...} if is_single. */
 static PyObject *
 make_tensor(const fl_py_table *table, int32_t f, const fl_batch *batch, char *data, bool is_single)
 {
@@ -14,7 +11,7 @@ make_tensor(const fl_py_table *table, int32_t f, const fl_batch *batch, char *da
     fl_tensor_strides(view->ndim, shape, stride);
     int32_t skip = is_single ? 1 : 0;
     DLManagedTensorVersioned *managed = fl_slot_header(batch->slot);
-    return fl_py_tensor_over(&table->door, batch->slot, data, view->dtype, view->ndim - skip,
+    return fl_py_tensor_over(&table->dlpack, batch->slot, data, view->dtype, view->ndim - skip,
                              shape + skip, stride + skip, managed + f);
 }
 
@@ -40,7 +37,7 @@ fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, boo
         return NULL;
     }
     fl_slot_lend(batch->slot, count + 1); /* one share is ours until we are done */
-    char *data = fl_slot_data(batch->slot);
+    char *data = batch->data;
     for (; f < count; f++) {
         PyObject *tensor = make_tensor(table, f, batch, data, is_single);
         if (put_tensor(container, keys, f, tensor) != 0) break;

@@ -1,14 +1,16 @@
-/* fl_py_deliver: the half of the feed that takes batches from the ring and hands them out.
- *
- * Runs on the consumer's thread with the feed's lock held, and without the interpreter lock
+/* fl_py_deliver: see fl_py_deliver.h. Runs on the consumer's thread, without the interpreter lock
  * wherever there is something to wait for. */
-#include "fl_py_array_loader.h"
+#include "fl_py_deliver.h"
 
+#include "fl_py_batch.h"
+#include "fl_py_submit.h"
 #include "fl_thread.h"
+
+enum { RAISED = 1 }; /* a status: a Python exception is set */
 
 /* fl_ring_receive without the interpreter lock, looking for signals every FL_PY_WAIT_MS and for the
  * user's timeout. */
-static int take_waiting(fl_py_array_loader *self, fl_batch *batch, fl_err *err)
+static int receive_waiting(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
 {
     int64_t until_ns = self->timeout_ns > 0 ? fl_now_ns() + self->timeout_ns : INT64_MAX;
     int64_t left_ns = until_ns - fl_now_ns();
@@ -19,43 +21,44 @@ static int take_waiting(fl_py_array_loader *self, fl_batch *batch, fl_err *err)
         status = fl_ring_receive(self->ring, wait_ms, batch, err);
         Py_END_ALLOW_THREADS
         if (status != FL_ETIMEOUT) return status;
-        if (PyErr_CheckSignals() != 0) return FL_PY_RAISED;
+        if (PyErr_CheckSignals() != 0) return RAISED;
         left_ns = until_ns - fl_now_ns();
     }
     PyErr_Format(PyExc_RuntimeError, "DataLoader timed out after %S seconds", self->timeout);
-    return FL_PY_RAISED;
+    return RAISED;
 }
 
-/* Takes the next batch, counting the time the caller spends on it. One that is ready, or so small
- * that copying it costs no more than giving the interpreter lock away, is taken with the lock; to
- * a device also the first use of its slot costs. */
-static int take(fl_py_array_loader *self, fl_batch *batch, fl_err *err)
+/* Receives the next batch, and counts the time that takes. A batch that is ready, or so small that
+ * copying it costs no more than letting go of the interpreter lock, is received with the lock held;
+ * not so for a device, where the first use of a slot costs more. */
+static int receive(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
 {
-    if (self->is_late) {
-        *batch = self->late;
+    if (self->is_undelivered) {
+        *batch = self->undelivered;
         return FL_OK;
     }
     bool is_ready = self->runs_ahead && fl_ring_is_ready(self->ring);
-    bool is_small = self->most_bytes < FL_TABLE_SMALL_BYTES && self->fills_itself;
-    is_small = is_small && self->stage == NULL;
+    bool is_small = self->most_bytes < FL_TABLE_SMALL_BYTES && self->consumer_fills;
+    is_small = is_small && self->destination.copy_stream == NULL;
     int64_t begin_ns = is_ready ? 0 : fl_now_ns();
     int status = FL_ETIMEOUT;
     if (is_ready || is_small) status = fl_ring_receive(self->ring, 0, batch, err);
-    if (status == FL_ETIMEOUT) status = take_waiting(self, batch, err);
+    if (status == FL_ETIMEOUT) status = receive_waiting(self, batch, err);
     if (!is_ready && status != FL_EEND) {
-        self->slots->waits++;
-        self->slots->wait_ns += fl_now_ns() - begin_ns;
+        self->pool->waits++;
+        self->pool->wait_ns += fl_now_ns() - begin_ns;
     }
     return status;
 }
 
-static PyObject *redeem_mark(fl_py_array_loader *self, int64_t tag)
+/* What a sentinel stands for: fetches its item, or raises its exception. */
+static PyObject *resolve_sentinel(fl_py_array_ring *self, int64_t tag)
 {
     PyObject *result = NULL, *key = PyLong_FromLongLong(tag);
     if (key == NULL) return NULL;
-    PyObject *what = PyDict_GetItemWithError(self->marks, key);
+    PyObject *what = PyDict_GetItemWithError(self->sentinels, key);
     Py_XINCREF(what);
-    if (what != NULL && PyDict_DelItem(self->marks, key) == 0) {
+    if (what != NULL && PyDict_DelItem(self->sentinels, key) == 0) {
         if (PyTuple_CheckExact(what))
             result = PyObject_CallOneArg(self->fetch, PyTuple_GET_ITEM(what, 0));
         else
@@ -66,7 +69,7 @@ static PyObject *redeem_mark(fl_py_array_loader *self, int64_t tag)
     return result;
 }
 
-static PyObject *deliver_on_cpu(fl_py_array_loader *self, const fl_batch *batch)
+static PyObject *deliver_slot(fl_py_array_ring *self, const fl_batch *batch)
 {
     if (!fl_table_is_volatile(self->table->table) ||
         fl_py_table_check_files(self->table, &batch->rows) == 0)
@@ -75,97 +78,99 @@ static PyObject *deliver_on_cpu(fl_py_array_loader *self, const fl_batch *batch)
     return NULL;
 }
 
-static int64_t batch_bytes(const fl_py_array_loader *self, const fl_batch *batch)
+static PyObject *deliver(fl_py_array_ring *self, const fl_batch *batch)
 {
-    int64_t bytes = batch->bytes;
-    if (fl_py_gathers_to_blocks(self))
-        (void)fl_table_bytes(self->table->table, batch->rows.count, &bytes, NULL);
-    return bytes;
-}
-
-static PyObject *deliver(fl_py_array_loader *self, const fl_batch *batch)
-{
-    fl_py_batch_pool *slots = self->slots;
-    if (batch->tag % FL_PY_TAGS == FL_PY_TAG_MARK) {
-        PyObject *fetched = redeem_mark(self, batch->tag);
-        slots->batches += fetched != NULL;
+    fl_py_batch_pool *pool = self->pool;
+    if (batch->tag >= FL_PY_TAG_SENTINEL) {
+        PyObject *fetched = resolve_sentinel(self, batch->tag);
+        pool->batches += fetched != NULL;
         return fetched;
     }
-    PyObject *result = self->tickets != NULL ? fl_py_array_destination_deliver(self, batch)
-                                             : deliver_on_cpu(self, batch);
+    PyObject *result;
+    if (fl_py_array_destination_is_open(&self->destination))
+        result =
+            fl_py_array_destination_deliver(&self->destination, self->table, self->keys, batch,
+                                            batch->tag == FL_PY_TAG_SINGLE, &self->is_undelivered);
+    else
+        result = deliver_slot(self, batch);
+    if (self->is_undelivered) self->undelivered = *batch;
     if (result == NULL) return NULL;
-    slots->batches++;
-    slots->samples += batch->rows.count;
-    slots->bytes += batch_bytes(self, batch);
+    pool->batches++;
+    pool->samples += batch->rows.count;
+    pool->bytes += batch->bytes;
     return result;
 }
 
-/* Nothing is left: a feed that will not be restarted lets its threads go. */
-static void finish(fl_py_array_loader *self)
+/* Nothing is left: a loader that will not be restarted ends its threads. */
+static void finish(fl_py_array_ring *self)
 {
-    if (self->runs_ahead && !self->is_persistent) fl_py_array_loader_close_ring(self);
+    if (self->runs_ahead && !self->is_persistent) fl_py_array_ring_close(self);
 }
 
-/* Posts the batch that follows the one just taken, as torch does before it returns or raises, and
- * has the next ones uploaded. On an interrupt the one just taken is kept for the next call. */
-static int refill(fl_py_array_loader *self, PyObject *result)
+/* Submits the batch that follows the one just received, as torch does before it returns or raises,
+ * and has the next ones copied to their destination. On an interrupt `result`, which it then takes,
+ * is kept for the next call. */
+static int refill(fl_py_array_ring *self, PyObject *result)
 {
     if (!self->runs_ahead) return 0;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    if (fl_py_submit_next(self) >= 0 && fl_py_array_destination_ahead(self) == 0) {
+    if (fl_py_submit_next(self) >= 0 &&
+        fl_py_array_destination_run_ahead(&self->destination, self->ring, self->table,
+                                          self->most_bytes) == 0) {
         PyErr_Restore(type, value, traceback);
         return 0;
     }
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
-    self->held = result;
+    self->pending_result = result;
     return -1;
 }
 
 /* close() was called, perhaps from inside the call that notices. */
-static PyObject *raise_closed(fl_py_array_loader *self)
+static PyObject *raise_closed(fl_py_array_ring *self)
 {
-    fl_py_array_loader_close_ring(self);
+    fl_py_array_ring_close(self);
     PyErr_SetString(PyExc_RuntimeError,
                     "the loader of this iterator was closed; call iter() on it again");
     return NULL;
 }
 
-/* Posts what is to be posted before the next batch is taken; -1 exception. */
-static int prepare(fl_py_array_loader *self)
+/* Submits what is to be submitted before the next batch is received: 0, or -1 and an exception. */
+static int prepare(fl_py_array_ring *self)
 {
-    if (self->is_late || (self->runs_ahead && self->unposted == NULL)) return 0;
+    if (self->is_undelivered || (self->runs_ahead && self->deferred == NULL)) return 0;
     if (fl_py_submit_next(self) < 0) {
-        if (!self->runs_ahead) fl_py_array_loader_reset_ring(self);
+        if (!self->runs_ahead) fl_py_array_ring_reset(self);
         return -1;
     }
-    if (self->unposted == NULL || fl_ring_pending(self->ring) > 0) return 0;
-    PyObject *refusal = self->refusal;
-    self->refusal = NULL;
-    if (refusal != NULL)
-        PyErr_SetObject((PyObject *)Py_TYPE(refusal), refusal);
+    if (self->deferred == NULL || fl_ring_pending(self->ring) > 0) return 0;
+    PyObject *alloc_error = self->destination.alloc_error;
+    self->destination.alloc_error = NULL;
+    if (alloc_error != NULL)
+        PyErr_SetObject((PyObject *)Py_TYPE(alloc_error), alloc_error);
     else
-        fl_py_raise(&self->unposted_err, (PyObject *)self->table);
-    Py_XDECREF(refusal);
+        fl_py_raise(&self->deferred_err, &self->table->fields);
+    Py_XDECREF(alloc_error);
     return -1;
 }
 
-PyObject *fl_py_deliver_next(fl_py_array_loader *self)
+PyObject *fl_py_deliver_next(fl_py_array_ring *self)
 {
-    PyObject *result = self->held;
-    self->held = NULL;
+    PyObject *result = self->pending_result;
+    self->pending_result = NULL;
     if (result != NULL) return result;
     if (self->is_closed) return raise_closed(self);
     if (self->ring == NULL) return NULL;
     if (prepare(self) != 0) return NULL;
-    fl_batch batch = {.tag = FL_PY_TAG_MARK};
+    fl_batch batch = {.tag = FL_PY_TAG_SENTINEL};
     fl_err err = {0};
-    int status = take(self, &batch, &err);
-    if (status == FL_PY_RAISED) {
-        /* What is not ahead is gone, as in torch: the data may move before the next call. */
-        if (!self->runs_ahead) fl_py_array_loader_reset_ring(self);
+    int status = receive(self, &batch, &err);
+    if (status == RAISED) {
+        /* Without workers the batch is gone, as in torch: the data may move before the next call.
+         */
+        if (!self->runs_ahead) fl_py_array_ring_reset(self);
         return NULL;
     }
     if (status == FL_EEND) {
@@ -175,10 +180,10 @@ PyObject *fl_py_deliver_next(fl_py_array_loader *self)
     if (status == FL_ECLOSED) return raise_closed(self);
     if (status == FL_OK) {
         result = deliver(self, &batch);
-        if (self->is_late) return NULL;
+        if (self->is_undelivered) return NULL;
     } else {
-        fl_py_array_destination_drop(self, batch.tag);
-        fl_py_raise(&err, (PyObject *)self->table);
+        fl_py_array_destination_cancel(&self->destination, &batch);
+        fl_py_raise(&err, &self->table->fields);
     }
     return refill(self, result) == 0 ? result : NULL;
 }

@@ -1,16 +1,14 @@
-/* fl_py_table: the heap type _core.Table, a core table over tensors and arrays of the user's.
- *
- * Keeps the sources alive while views into them exist. Not for subclassing, made by Python only. */
-#include "fl_py.h"
+/* fl_py_table: see fl_py_table.h. A table keeps its sources alive while views into them exist. */
+#include "fl_py_table.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_rows.h"
 
 static int look_at_sources(fl_py_table *self, fl_column *columns)
 {
     for (int32_t f = 0; f < self->count; f++) {
-        columns[f].is_volatile = PyTuple_GET_ITEM(self->files, f) != Py_None;
+        columns[f].is_volatile = PyTuple_GET_ITEM(self->fields.files, f) != Py_None;
         PyObject *source = PyTuple_GET_ITEM(self->sources, f);
-        if (fl_py_view(&self->door, source, &columns[f].view) != 0) return -1;
+        if (fl_py_view(&self->dlpack, source, &columns[f].view) != 0) return -1;
     }
     return 0;
 }
@@ -20,9 +18,9 @@ static int adopt_columns(fl_py_table *self, fl_column *columns)
 {
     fl_err err;
     fl_table *table;
-    if (fl_table_open(columns, self->count, &fl_cpu_backend, &table, &err) != FL_OK) {
+    if (fl_table_open(columns, self->count, &fl_cpu_row_ops, &table, &err) != FL_OK) {
         fl_free(columns);
-        fl_py_raise(&err, (PyObject *)self);
+        fl_py_raise(&err, &self->fields);
         return -1;
     }
     fl_table_close(self->table);
@@ -60,7 +58,7 @@ int fl_py_table_refresh(fl_py_table *self)
 {
     for (int32_t f = 0; f < self->count; f++) {
         fl_tensor now;
-        if (fl_py_view(&self->door, PyTuple_GET_ITEM(self->sources, f), &now) != 0) return -1;
+        if (fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), &now) != 0) return -1;
         if (!is_same_view(&now, &self->columns[f].view)) return rebuild(self);
     }
     return 0;
@@ -81,7 +79,7 @@ static int64_t size_now(PyObject *file)
 int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows)
 {
     for (int32_t f = 0; f < self->count; f++) {
-        PyObject *file = PyTuple_GET_ITEM(self->files, f);
+        PyObject *file = PyTuple_GET_ITEM(self->fields.files, f);
         int64_t size = file != Py_None ? size_now(file) : -1;
         if (size == -2) return -1;
         if (size < 0) continue;
@@ -89,7 +87,7 @@ int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows)
         int64_t row = fl_table_row_behind(self->table, f, rows, begin + size);
         if (row < 0) continue;
         fl_err err = {.code = FL_ESOURCE, .field = f, .value = row};
-        fl_py_raise(&err, (PyObject *)self);
+        fl_py_raise(&err, &self->fields);
         return -1;
     }
     return 0;
@@ -129,10 +127,10 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_INCREF(names);
     Py_INCREF(files);
     self->sources = sources;
-    self->names = names;
-    self->files = files;
+    self->fields.names = names;
+    self->fields.files = files;
     self->count = (int32_t)count;
-    if (fl_py_dlpack_open(tensor_type, &self->door) != 0 || rebuild(self) != 0) {
+    if (fl_py_dlpack_open(tensor_type, &self->dlpack) != 0 || rebuild(self) != 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -142,15 +140,15 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int table_traverse(fl_py_table *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->door.tensor_type);
+    Py_VISIT(self->dlpack.tensor_type);
     Py_VISIT(self->sources);
-    Py_VISIT(self->names);
-    Py_VISIT(self->files);
+    Py_VISIT(self->fields.names);
+    Py_VISIT(self->fields.files);
     return 0;
 }
 
 /* No tp_clear: sources are tensors and arrays, and a reader may still be copying from them; a
- * cycle through a table is broken at the Feed, which stops its readers first. */
+ * cycle through a table is broken at the ArrayLoader, which stops its readers first. */
 
 static void table_dealloc(fl_py_table *self)
 {
@@ -158,10 +156,10 @@ static void table_dealloc(fl_py_table *self)
     PyObject_GC_UnTrack(self);
     fl_table_close(self->table);
     fl_free(self->columns);
-    fl_py_dlpack_close(&self->door);
+    fl_py_dlpack_close(&self->dlpack);
     Py_XDECREF(self->sources);
-    Py_XDECREF(self->names);
-    Py_XDECREF(self->files);
+    Py_XDECREF(self->fields.names);
+    Py_XDECREF(self->fields.files);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -178,7 +176,7 @@ static int check_outs(fl_py_table *self, PyObject *outs)
 static int copy_out(fl_py_table *self, PyObject *out, int32_t f, const char *from)
 {
     fl_tensor view;
-    if (fl_py_view(&self->door, out, &view) != 0) return -1;
+    if (fl_py_view(&self->dlpack, out, &view) != 0) return -1;
     const fl_tensor *column = &self->columns[f].view;
     int64_t bytes = fl_dtype_bytes(column->dtype), given = fl_dtype_bytes(view.dtype);
     for (int32_t d = 1; d < column->ndim; d++) bytes *= column->shape[d];
@@ -191,11 +189,11 @@ static int copy_out(fl_py_table *self, PyObject *out, int32_t f, const char *fro
     return 0;
 }
 
-static int copy_outs(fl_py_table *self, PyObject *outs, const char *block)
+static int copy_outs(fl_py_table *self, PyObject *outs, const char *buffer)
 {
     for (int32_t f = 0; f < self->count; f++) {
-        if (copy_out(self, PyTuple_GET_ITEM(outs, f), f, block) != 0) return -1;
-        block += fl_table_field_bytes(self->table, f, 1);
+        if (copy_out(self, PyTuple_GET_ITEM(outs, f), f, buffer) != 0) return -1;
+        buffer += fl_table_field_bytes(self->table, f, 1);
     }
     return 0;
 }
@@ -215,23 +213,23 @@ static PyObject *table_read_row(fl_py_table *self, PyObject *args)
     int64_t length = fl_table_length(self->table);
     if (row < 0 || row >= length) {
         err = (fl_err){.code = FL_EINDEX, .value = row, .length = length};
-        return fl_py_raise(&err, (PyObject *)self);
+        return fl_py_raise(&err, &self->fields);
     }
     int64_t index = row, bytes;
     fl_rows rows = {.count = 1, .index = &index};
     int status = fl_table_bytes(self->table, 1, &bytes, &err);
-    char *block = status == FL_OK ? fl_alloc(bytes) : NULL;
-    if (status == FL_OK && block == NULL)
+    char *buffer = status == FL_OK ? fl_alloc(bytes) : NULL;
+    if (status == FL_OK && buffer == NULL)
         status = fl_fail(&err, FL_ENOMEM, "out of memory for a row");
     if (status == FL_OK) {
         Py_BEGIN_ALLOW_THREADS
-        status = fl_table_gather(self->table, &rows, 0, 1, block, &err);
+        status = fl_table_gather(self->table, &rows, 0, 1, buffer, &err);
         Py_END_ALLOW_THREADS
     }
-    if (status != FL_OK) fl_py_raise(&err, (PyObject *)self);
+    if (status != FL_OK) fl_py_raise(&err, &self->fields);
     if (status == FL_OK) status = fl_py_table_check_files(self, &rows);
-    if (status == FL_OK) status = copy_outs(self, outs, block);
-    fl_free(block);
+    if (status == FL_OK) status = copy_outs(self, outs, buffer);
+    fl_free(buffer);
     if (status != FL_OK) return NULL;
     Py_RETURN_NONE;
 }

@@ -1,21 +1,102 @@
-/* fl_py_stack: the half of the collate that stacks leaves: tensors, ndarrays, numbers.
+/* fl_py_stack: stacks the values at one place of a batch: tensors, ndarrays, numbers, strings.
  *
  * Arrays and numbers are stacked here if all are of one exact type, dtype and shape; what is mixed
  * follows rules of promotion that are torch's. Small tensors are stacked by torch.stack, which
  * looks into them faster than we can, into memory of ours. Enters with the interpreter lock. */
-#include "fl_py.h"
+#include "fl_py_stack.h"
 
-#include "fl_py_collate.h"
+#include "fl_cpu_rows.h"
+#include "fl_py_numpy.h"
+#include "fl_thread_pool.h"
 
 #include <string.h>
 
-/* Why a leaf is not stacked here, as FL_PY_* and: */
+/* What looking at a value may find, besides FL_PY_*: it can be stacked here. */
 enum { FL_PY_FINE = FL_FALLBACK_REASONS };
 
 enum {
     LONG_TENSOR = 16 << 10, /* tensors of so many bytes are copied here: past the caches; */
-    LARGE_STACK = 1 << 20   /* and without workers, stacks of so many bytes get warm memory */
+    LARGE_STACK = 1 << 20,  /* and without workers, stacks of so many bytes get warm memory */
+    LARGE_BATCH = 1 << 20,  /* from here on past the caches */
+    LONG_COPY = 256 << 10,  /* from here on without the interpreter lock */
+    SMALL_STACK = 4096,     /* up to here not worth a pool */
+    KEPT_SLOTS = 16,        /* that a pool keeps for loops that hold some batches, */
+    KEPT_BYTES = 128 << 20  /* if these are no more bytes, or there are two */
 };
+
+PyObject *fl_py_fall_back(fl_py_stacker *self, const fl_py_items *batch, int reason)
+{
+    if (self->worker_end != NULL)
+        fl_py_worker_end_count_fallback(self->worker_end, reason);
+    else
+        self->fallbacks[reason]++;
+    return fl_py_items_call(self->fallback, NULL, batch);
+}
+
+/* ---- memory */
+
+static PyObject *
+make_in_pool(fl_py_stacker *self, fl_dtype dtype, int32_t ndim, const int64_t *shape, char **data)
+{
+    int64_t bytes = fl_tensor_bytes(dtype, ndim, shape);
+    int32_t number = self->stacks++;
+    fl_slot *slot = NULL;
+    if (bytes > SMALL_STACK && number < FL_PY_POOLS) {
+        fl_pool **pool = &self->pools[number];
+        if (*pool == NULL && fl_pool_open(0, NULL, pool, NULL) == FL_OK)
+            fl_pool_reserve(*pool, KEPT_SLOTS);
+        if (*pool != NULL && bytes <= INT64_MAX / 2)
+            fl_pool_limit(*pool, fl_max(KEPT_BYTES, 2 * bytes));
+        /* None without memory or in a forked child: then as for any stack beyond the pools. */
+        if (*pool != NULL) (void)fl_pool_get(*pool, bytes, &slot, NULL);
+    }
+    if (slot == NULL) return fl_py_tensor_new(&self->dlpack, dtype, ndim, shape, data);
+    *data = fl_slot_data(slot);
+    fl_slot_lend(slot, 1);
+    PyObject *tensor = fl_py_tensor_at(&self->dlpack, slot, *data, dtype, ndim, shape);
+    fl_slot_give(slot);
+    return tensor;
+}
+
+/* A tensor of the batch; its elements go to *data. New reference. */
+static PyObject *
+make_tensor(fl_py_stacker *self, fl_dtype dtype, int32_t ndim, const int64_t *shape, char **data)
+{
+    if (self->worker_end == NULL) return make_in_pool(self, dtype, ndim, shape, data);
+    return fl_py_worker_end_tensor(self->worker_end, dtype, ndim, shape, data);
+}
+
+typedef struct copy_job {
+    char *to;                /* borrowed for the time of the job, as all here */
+    const char *const *from; /* one address for each item */
+    int64_t bytes;           /* of one */
+    bool is_streamed;
+} copy_job;
+
+static void copy_some(void *context, int64_t first, int64_t end)
+{
+    const copy_job *job = context;
+    for (int64_t i = first; i < end; i++)
+        fl_cpu_row_ops.copy_rows(job->to + i * job->bytes, job->from[i], job->bytes, job->bytes, 0,
+                                 1, job->is_streamed);
+}
+
+/* Copies `count` pieces of `bytes` each one after another; if that takes long, with other threads
+ * and without the interpreter lock. */
+static void
+copy_items(fl_py_stacker *self, char *to, const char *const *from, int64_t bytes, Py_ssize_t count)
+{
+    bool is_large = bytes * count >= LARGE_BATCH;
+    if (bytes == 0) return;
+    copy_job job = {.to = to, .from = from, .bytes = bytes, .is_streamed = is_large};
+    fl_thread_pool *threads =
+        is_large && self->thread_pool != NULL ? self->thread_pool->pool : NULL;
+    PyThreadState *saved = bytes * count >= LONG_COPY ? PyEval_SaveThread() : NULL;
+    fl_thread_pool_run(threads, copy_some, &job, count, fl_max(1, LONG_COPY / bytes));
+    if (saved != NULL) PyEval_RestoreThread(saved);
+}
+
+/* ---- tensors and arrays */
 
 static bool is_alike(const fl_tensor *a, const fl_tensor *b)
 {
@@ -32,7 +113,7 @@ static int is_true(PyObject *owned)
 }
 
 /* What the exchange table does not tell: 0 plain, 1 not, -1 exception. */
-static int has_strings_attached(const fl_py_collate *self, PyObject *tensor)
+static int has_strings_attached(const fl_py_stacker *self, PyObject *tensor)
 {
     int answer = is_true(PyObject_GetAttrString(tensor, "requires_grad"));
     if (answer != 0) return answer;
@@ -41,7 +122,7 @@ static int has_strings_attached(const fl_py_collate *self, PyObject *tensor)
 
 /* The table calls torch.int4 and its like bytes, and pairs of float4 vectors; 1 yes, 0 no, -1
  * exception. */
-static int has_odd_dtype(const fl_py_collate *self, PyObject *tensor, const fl_tensor *view)
+static int has_odd_dtype(const fl_py_stacker *self, PyObject *tensor, const fl_tensor *view)
 {
     bool is_byte =
         view->dtype.bits == 8 && (view->dtype.code == kDLInt || view->dtype.code == kDLUInt);
@@ -54,11 +135,11 @@ static int has_odd_dtype(const fl_py_collate *self, PyObject *tensor, const fl_t
 }
 
 /* Looks at one value: FL_PY_FINE, a reason, or -1 and an exception. */
-static int look_at_tensor(fl_py_collate *self, PyObject *item, fl_tensor *view)
+static int look_at_tensor(fl_py_stacker *self, PyObject *item, fl_tensor *view)
 {
     int attached = has_strings_attached(self, item);
     if (attached != 0) return attached < 0 ? -1 : FL_PY_NOT_PLAIN;
-    if (fl_py_view(&self->door, item, view) != 0) {
+    if (fl_py_view(&self->dlpack, item, view) != 0) {
         PyErr_Clear();
         return FL_PY_NOT_PLAIN;
     }
@@ -78,9 +159,9 @@ static bool has_odd_stride(const fl_tensor *view)
     return false;
 }
 
-static int look_at_array(fl_py_collate *self, PyObject *item, fl_tensor *view)
+static int look_at_array(fl_py_stacker *self, PyObject *item, fl_tensor *view)
 {
-    if (fl_py_view(&self->door, item, view) != 0) {
+    if (fl_py_view(&self->dlpack, item, view) != 0) {
         PyErr_Clear();
         return FL_PY_NOT_PLAIN;
     }
@@ -96,10 +177,10 @@ static int look_at_array(fl_py_collate *self, PyObject *item, fl_tensor *view)
 
 /* Whether all are alike and contiguous: as of look_at_*. Their addresses go to `from`. */
 static int
-look_at_all(fl_py_collate *self, const batch_items *batch, fl_tensor *first, const char **from)
+look_at_all(fl_py_stacker *self, const fl_py_items *batch, fl_tensor *first, const char **from)
 {
     PyTypeObject *type = Py_TYPE(batch->items[0]);
-    bool is_tensor = type == self->door.tensor_type;
+    bool is_tensor = type == self->dlpack.tensor_type;
     fl_tensor other;
     for (Py_ssize_t i = 0; i < batch->count; i++) {
         fl_tensor *view = i == 0 ? first : &other;
@@ -115,17 +196,17 @@ look_at_all(fl_py_collate *self, const batch_items *batch, fl_tensor *first, con
 }
 
 static PyObject *
-make_stacked(fl_py_collate *self, const batch_items *batch, const fl_tensor *one, char **data)
+make_stacked(fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *one, char **data)
 {
     int64_t shape[FL_MAX_NDIM + 1];
     shape[0] = batch->count;
     memcpy(shape + 1, one->shape, (size_t)one->ndim * sizeof *shape);
-    return fl_py_collate_tensor(self, one->dtype, one->ndim + 1, shape, data);
+    return make_tensor(self, one->dtype, one->ndim + 1, shape, data);
 }
 
 /* torch.stack(tensors, 0, out=out): what torch does in a worker, with memory of ours. */
 static PyObject *
-stack_into(fl_py_collate *self, PyObject *tensors, const batch_items *batch, const fl_tensor *one)
+stack_into(fl_py_stacker *self, PyObject *tensors, const fl_py_items *batch, const fl_tensor *one)
 {
     char *data;
     PyObject *out = make_stacked(self, batch, one, &data), *result = NULL;
@@ -137,18 +218,17 @@ stack_into(fl_py_collate *self, PyObject *tensors, const batch_items *batch, con
     return result;
 }
 
-static PyObject *copy_all(fl_py_collate *self, const batch_items *batch, const fl_tensor *one,
+static PyObject *copy_all(fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *one,
                           const char *const *from)
 {
     char *data;
     PyObject *tensor = make_stacked(self, batch, one, &data);
     if (tensor == NULL) return NULL;
-    fl_py_copy_items(self, data, from, fl_tensor_bytes(one->dtype, one->ndim, one->shape),
-                     batch->count);
+    copy_items(self, data, from, fl_tensor_bytes(one->dtype, one->ndim, one->shape), batch->count);
     return tensor;
 }
 
-static PyObject *stack_in_worker(fl_py_collate *self, const batch_items *batch,
+static PyObject *stack_in_worker(fl_py_stacker *self, const fl_py_items *batch,
                                  const fl_tensor *first, const char **from)
 {
     fl_tensor view;
@@ -167,7 +247,7 @@ static PyObject *stack_in_worker(fl_py_collate *self, const batch_items *batch,
 
 /* torch's own stack may choose dtype and layout, and is fast for small tensors. */
 static PyObject *
-stack_here(fl_py_collate *self, const batch_items *batch, const fl_tensor *first, const char **from)
+stack_here(fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *first, const char **from)
 {
     fl_tensor view;
     int64_t bytes = fl_tensor_bytes(first->dtype, first->ndim, first->shape);
@@ -185,10 +265,10 @@ stack_here(fl_py_collate *self, const batch_items *batch, const fl_tensor *first
     return result;
 }
 
-static PyObject *stack_tensors(fl_py_collate *self, const batch_items *batch)
+static PyObject *stack_tensors(fl_py_stacker *self, const fl_py_items *batch)
 {
     fl_tensor first;
-    if (fl_py_view(&self->door, batch->items[0], &first) != 0 || first.ndim >= FL_MAX_NDIM) {
+    if (fl_py_view(&self->dlpack, batch->items[0], &first) != 0 || first.ndim >= FL_MAX_NDIM) {
         PyErr_Clear();
         return fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
     }
@@ -200,13 +280,13 @@ static PyObject *stack_tensors(fl_py_collate *self, const batch_items *batch)
         return fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
     const char **from = PyMem_New(const char *, (size_t)batch->count);
     if (from == NULL) return PyErr_NoMemory();
-    PyObject *result = self->port != NULL ? stack_in_worker(self, batch, &first, from)
-                                          : stack_here(self, batch, &first, from);
+    PyObject *result = self->worker_end != NULL ? stack_in_worker(self, batch, &first, from)
+                                                : stack_here(self, batch, &first, from);
     PyMem_Free(from);
     return result;
 }
 
-static PyObject *tensors_of(fl_py_collate *self, const batch_items *batch)
+static PyObject *tensors_of(fl_py_stacker *self, const fl_py_items *batch)
 {
     PyObject *tensors = PyTuple_New(batch->count);
     for (Py_ssize_t i = 0; tensors != NULL && i < batch->count; i++) {
@@ -219,7 +299,7 @@ static PyObject *tensors_of(fl_py_collate *self, const batch_items *batch)
     return tensors;
 }
 
-static PyObject *stack_arrays(fl_py_collate *self, const batch_items *batch)
+static PyObject *stack_arrays(fl_py_stacker *self, const fl_py_items *batch)
 {
     fl_tensor first;
     const char **from = PyMem_New(const char *, (size_t)batch->count);
@@ -228,7 +308,7 @@ static PyObject *stack_arrays(fl_py_collate *self, const batch_items *batch)
     PyObject *result = NULL;
     if (look == FL_PY_FINE) {
         result = copy_all(self, batch, &first, from);
-    } else if (look == FL_PY_STRIDED && self->port != NULL && first.ndim < FL_MAX_NDIM) {
+    } else if (look == FL_PY_STRIDED && self->worker_end != NULL && first.ndim < FL_MAX_NDIM) {
         PyObject *tensors = tensors_of(self, batch);
         result = tensors != NULL ? stack_into(self, tensors, batch, &first) : NULL;
         Py_XDECREF(tensors);
@@ -242,20 +322,20 @@ static PyObject *stack_arrays(fl_py_collate *self, const batch_items *batch)
 /* ---- numbers */
 
 static PyObject *
-make_vector(fl_py_collate *self, const batch_items *batch, fl_dtype dtype, char **data)
+make_vector(fl_py_stacker *self, const fl_py_items *batch, fl_dtype dtype, char **data)
 {
     int64_t shape = batch->count;
-    return fl_py_collate_tensor(self, dtype, 1, &shape, data);
+    return make_tensor(self, dtype, 1, &shape, data);
 }
 
-static bool are_of_type(const batch_items *batch, PyTypeObject *type)
+static bool are_of_type(const fl_py_items *batch, PyTypeObject *type)
 {
     for (Py_ssize_t i = 0; i < batch->count; i++)
         if (!Py_IS_TYPE(batch->items[i], type)) return false;
     return true;
 }
 
-static PyObject *stack_floats(fl_py_collate *self, const batch_items *batch)
+static PyObject *stack_floats(fl_py_stacker *self, const fl_py_items *batch)
 {
     char *data;
     if (!are_of_type(batch, &PyFloat_Type)) return fl_py_fall_back(self, batch, FL_PY_MIXED);
@@ -266,7 +346,7 @@ static PyObject *stack_floats(fl_py_collate *self, const batch_items *batch)
     return vector;
 }
 
-static bool are_int64(const batch_items *batch)
+static bool are_int64(const fl_py_items *batch)
 {
     for (Py_ssize_t i = 0; i < batch->count; i++) {
         int overflow;
@@ -276,7 +356,7 @@ static bool are_int64(const batch_items *batch)
     return true;
 }
 
-static PyObject *stack_ints(fl_py_collate *self, const batch_items *batch)
+static PyObject *stack_ints(fl_py_stacker *self, const fl_py_items *batch)
 {
     char *data;
     if (!are_of_type(batch, &PyLong_Type) || !are_int64(batch))
@@ -288,7 +368,7 @@ static PyObject *stack_ints(fl_py_collate *self, const batch_items *batch)
     return vector;
 }
 
-static PyObject *stack_bools(fl_py_collate *self, const batch_items *batch)
+static PyObject *stack_bools(fl_py_stacker *self, const fl_py_items *batch)
 {
     char *data;
     if (!are_of_type(batch, &PyBool_Type)) return fl_py_fall_back(self, batch, FL_PY_MIXED);
@@ -298,7 +378,7 @@ static PyObject *stack_bools(fl_py_collate *self, const batch_items *batch)
     return vector;
 }
 
-static PyObject *stack_scalars(fl_py_collate *self, const batch_items *batch, fl_dtype dtype)
+static PyObject *stack_scalars(fl_py_stacker *self, const fl_py_items *batch, fl_dtype dtype)
 {
     char *data;
     int64_t bytes = fl_dtype_bytes(dtype);
@@ -311,12 +391,12 @@ static PyObject *stack_scalars(fl_py_collate *self, const batch_items *batch, fl
     return vector;
 }
 
-PyObject *fl_py_collate_stack(fl_py_collate *self, const batch_items *batch)
+PyObject *fl_py_stack(fl_py_stacker *self, const fl_py_items *batch)
 {
     PyObject *first = batch->items[0];
     PyTypeObject *type = Py_TYPE(first);
     fl_dtype dtype;
-    if (type == self->door.tensor_type) return stack_tensors(self, batch);
+    if (type == self->dlpack.tensor_type) return stack_tensors(self, batch);
     if (fl_py_is_array(first) || (PyObject *)type == self->memmap_type)
         return stack_arrays(self, batch);
     if (type == &PyFloat_Type) return stack_floats(self, batch);
@@ -325,4 +405,51 @@ PyObject *fl_py_collate_stack(fl_py_collate *self, const batch_items *batch)
     if (type == &PyUnicode_Type || type == &PyBytes_Type) return fl_py_items_object(batch);
     if (fl_py_scalar_dtype(first, &dtype)) return stack_scalars(self, batch, dtype);
     return Py_NewRef(Py_NotImplemented);
+}
+
+/* ---- open and close */
+
+static int find_in_torch(fl_py_stacker *self, PyObject *torch)
+{
+    const struct {
+        PyObject **to, *from;
+        const char *name;
+    } wanted[] = {{&self->is_neg, (PyObject *)self->dlpack.tensor_type, "is_neg"},
+                  {&self->stack, torch, "stack"},
+                  {&self->as_tensor, torch, "as_tensor"},
+                  {&self->int8, torch, "int8"},
+                  {&self->uint8, torch, "uint8"}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        *wanted[i].to = PyObject_GetAttrString(wanted[i].from, wanted[i].name);
+        if (*wanted[i].to == NULL) return -1;
+    }
+    return 0;
+}
+
+int fl_py_stacker_open(fl_py_stacker *self, PyObject *torch)
+{
+    PyObject *tensor_type = PyObject_GetAttrString(torch, "Tensor");
+    int status = tensor_type != NULL ? fl_py_dlpack_open(tensor_type, &self->dlpack) : -1;
+    Py_XDECREF(tensor_type);
+    if (status != 0 || find_in_torch(self, torch) != 0) return -1;
+    self->zero = PyLong_FromLong(0);
+    self->out_name = Py_BuildValue("(s)", "out");
+    return self->zero != NULL && self->out_name != NULL ? 0 : -1;
+}
+
+void fl_py_stacker_close(fl_py_stacker *self)
+{
+    Py_CLEAR(self->fallback);
+    Py_CLEAR(self->worker_end);
+    Py_CLEAR(self->thread_pool);
+    for (int i = 0; i < FL_PY_POOLS; i++) fl_pool_close(self->pools[i]);
+    Py_CLEAR(self->memmap_type);
+    Py_CLEAR(self->is_neg);
+    Py_CLEAR(self->stack);
+    Py_CLEAR(self->as_tensor);
+    Py_CLEAR(self->zero);
+    Py_CLEAR(self->out_name);
+    Py_CLEAR(self->int8);
+    Py_CLEAR(self->uint8);
+    fl_py_dlpack_close(&self->dlpack);
 }

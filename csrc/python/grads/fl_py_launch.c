@@ -1,15 +1,14 @@
-/* fl_py_launch: where passes run: on the threads of a team, or on torch's current stream of a CUDA
- * device; see fl_py_grad_list.h. */
-#include "fl_py_grad_list.h"
+/* fl_py_launch: where passes over gradients run; see fl_py_launch.h. */
+#include "fl_py_launch.h"
 
-#include "fl_cpu.h"
+#include "fl_cpu_grad.h"
 
-const fl_backend *fl_py_backend(int32_t device)
+const fl_grad_ops *fl_py_grad_ops(int32_t device)
 {
-    return device == FL_PY_CPU ? &fl_cpu_backend : &fl_cuda_backend;
+    return device == FL_PY_CPU ? &fl_cpu_grad_ops : &fl_cuda_grad_ops;
 }
 
-bool fl_py_can_run(fl_py_grad_list *self, int32_t device)
+bool fl_py_can_run(fl_py_launcher *self, int32_t device)
 {
     if (device == FL_PY_CPU || device == self->usable_device) return true;
     if (self->new_scratch == Py_None || fl_cuda_check(device, NULL) != FL_OK) return false;
@@ -17,7 +16,8 @@ bool fl_py_can_run(fl_py_grad_list *self, int32_t device)
     return true;
 }
 
-int fl_py_open_scalars(fl_py_grad_list *self, int32_t device, fl_cuda_queue *room, void **out)
+int fl_py_number_queue(fl_py_launcher *self, const fl_py_dlpack *dlpack, int32_t device,
+                       fl_cuda_queue *queue, void **out)
 {
     *out = NULL;
     if (device == FL_PY_CPU) return 0;
@@ -25,23 +25,23 @@ int fl_py_open_scalars(fl_py_grad_list *self, int32_t device, fl_cuda_queue *roo
         PyErr_SetString(PyExc_ValueError, "nothing of fastloop runs on this device");
         return -1;
     }
-    *room = (fl_cuda_queue){.device = device};
-    *out = room;
-    return fl_py_stream(&self->door, device, &room->stream);
+    *queue = (fl_cuda_queue){.device = device};
+    *out = queue;
+    return fl_py_stream(dlpack, device, &queue->stream);
 }
 
-/* A new tensor for scratch, on the device of the list's tensors and, as torch's allocator sees it,
- * of the current stream. */
-static int replace_scratch(fl_py_grad_list *self, int64_t bytes)
+/* Makes new scratch on the device of `like`. For torch's allocator it belongs to the current
+ * stream. */
+static int
+replace_scratch(fl_py_launcher *self, const fl_py_dlpack *dlpack, PyObject *like, int64_t bytes)
 {
     fl_py_floats memory;
-    PyObject *like = PyList_GET_ITEM(self->tensors, 0);
     self->scratch_bytes = 0; /* until there is another */
     PyObject *scratch = PyObject_CallFunction(self->new_scratch, "OL", like, (long long)bytes);
     if (scratch == NULL) return -1;
     Py_XSETREF(self->scratch, scratch);
     self->queue.is_listed = false;
-    if (fl_py_float_tensor(&self->door, scratch, &memory)) {
+    if (fl_py_float_tensor(dlpack, scratch, &memory)) {
         self->queue.scratch = memory.data;
         self->scratch_bytes = bytes;
         return 0;
@@ -50,17 +50,16 @@ static int replace_scratch(fl_py_grad_list *self, int64_t bytes)
     return -1;
 }
 
-static int open_stream(fl_py_grad_list *self)
+void *fl_py_queue(fl_py_launcher *self, const fl_py_dlpack *dlpack, int32_t device,
+                  const fl_tensor_list *list, PyObject *like, fl_thread_pool *pool)
 {
     fl_err err;
     bool is_capturing;
-    fl_cuda_queue *queue = &self->queue, now = {.device = self->device};
-    if (fl_py_stream(&self->door, self->device, &now.stream) != 0) return -1;
-    if (fl_cuda_is_capturing(&now, &is_capturing, &err) != FL_OK) {
-        fl_py_raise(&err, NULL);
-        return -1;
-    }
-    int64_t bytes = fl_cuda_scratch_bytes(&self->list);
+    fl_cuda_queue *queue = &self->queue, now = {.device = device};
+    if (device == FL_PY_CPU) return pool;
+    if (fl_py_stream(dlpack, device, &now.stream) != 0) return NULL;
+    if (fl_cuda_is_capturing(&now, &is_capturing, &err) != FL_OK) return fl_py_raise(&err, NULL);
+    int64_t bytes = fl_cuda_scratch_bytes(list);
     /* A graph keeps the scratch it was captured with. */
     bool is_usable = !is_capturing && !self->is_graphs && now.stream == queue->stream &&
                      now.device == queue->device && bytes <= self->scratch_bytes;
@@ -68,19 +67,19 @@ static int open_stream(fl_py_grad_list *self)
     queue->device = now.device;
     queue->stream = now.stream;
     self->is_graphs = is_capturing;
-    return is_usable ? 0 : replace_scratch(self, bytes);
+    return is_usable || replace_scratch(self, dlpack, like, bytes) == 0 ? queue : NULL;
 }
 
-int fl_py_open_pass(fl_py_grad_list *self, fl_py_thread_pool *team, fl_pass *out)
+int fl_py_check_status(int status, const void *queue)
 {
-    *out = (fl_pass){.list = &self->list, .queue = team->team};
-    if (self->device == FL_PY_CPU) return 0;
-    out->queue = &self->queue;
-    return open_stream(self);
+    if (status == FL_OK) return 0;
+    fl_py_raise(&((const fl_cuda_queue *)queue)->err, NULL);
+    return -1;
 }
 
-PyObject *fl_py_close_pass(int status, const void *queue)
+void fl_py_launcher_forget_graph(fl_py_launcher *self)
 {
-    if (status == FL_OK) Py_RETURN_NONE;
-    return fl_py_raise(&((const fl_cuda_queue *)queue)->err, NULL);
+    if (!self->is_graphs) return;
+    self->scratch_bytes = 0;
+    Py_CLEAR(self->scratch);
 }

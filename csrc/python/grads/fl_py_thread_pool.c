@@ -1,13 +1,13 @@
-/* fl_py_thread_pool: the heap type _core.ThreadPool, threads that passes over gradients share. */
+/* fl_py_thread_pool: the heap type _core.ThreadPool; see fl_py_thread_pool.h. */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
-#include "fl_py.h"
+#include "fl_py_thread_pool.h"
 
 #include "fl_thread.h"
 
 #include <dlfcn.h>
 
-/* The function with which the OpenMP of this process lends its threads; NULL if there is none, and
- * in a forked child, where it would wait for the parent's. */
+/* The function that runs work on the OpenMP threads of this process. NULL if there is none, and in
+ * a forked child, where that function would wait for the parent's threads. */
 static fl_parallel_fn *find_openmp(void)
 {
     fl_parallel_fn *lend = NULL;
@@ -16,7 +16,7 @@ static fl_parallel_fn *find_openmp(void)
     return lend;
 }
 
-static PyObject *team_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"threads", "uses_openmp", NULL};
     int threads, uses_openmp = 0;
@@ -30,29 +30,31 @@ static PyObject *team_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     fl_py_thread_pool *self = (fl_py_thread_pool *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     fl_parallel_fn *lend = uses_openmp ? find_openmp() : NULL;
-    if (fl_thread_pool_open(threads, lend, &self->team, &err) == FL_OK) return (PyObject *)self;
+    if (fl_thread_pool_open(threads, lend, &self->pool, &err) == FL_OK) return (PyObject *)self;
     Py_DECREF(self);
     return fl_py_raise(&err, NULL);
 }
 
-static void team_dealloc(fl_py_thread_pool *self)
+static void pool_dealloc(fl_py_thread_pool *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    fl_thread_pool_close(self->team); /* whoever runs a job holds a reference */
+    fl_thread_pool_close(self->pool); /* no job runs: a job holds a reference */
     type->tp_free(self);
     Py_DECREF(type);
 }
 
-PyDoc_STRVAR(team_doc,
-             "ThreadPool(threads, uses_openmp=False)\n--\n\n"
-             "Threads, the caller's among them, that share passes over gradients: those of\n"
-             "OpenMP, which torch's operations leave spinning, or ones that sleep in between (in\n"
-             "a forked child always). Inert in children forked later.");
+PyDoc_STRVAR(
+    pool_doc,
+    "ThreadPool(threads, uses_openmp=False)\n--\n\n"
+    "Threads that share long work with the calling thread, which counts as one of them.\n"
+    "With uses_openmp they are OpenMP's, which spin after torch's operations. Otherwise,\n"
+    "and always in a forked child, they are threads of the pool's own that sleep between\n"
+    "jobs. In a child that is forked later the pool runs jobs on the calling thread alone.");
 
-static PyType_Slot team_slots[] = {
-    {Py_tp_doc, (void *)team_doc}, {Py_tp_new, team_new}, {Py_tp_dealloc, team_dealloc}, {0, NULL}};
+static PyType_Slot pool_slots[] = {
+    {Py_tp_doc, (void *)pool_doc}, {Py_tp_new, pool_new}, {Py_tp_dealloc, pool_dealloc}, {0, NULL}};
 
 PyType_Spec fl_py_thread_pool_spec = {.name = "fastloop._core.ThreadPool",
                                       .basicsize = sizeof(fl_py_thread_pool),
                                       .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-                                      .slots = team_slots};
+                                      .slots = pool_slots};

@@ -1,13 +1,10 @@
-/* fl_py_dlpack: the doors between NumPy, torch and the core's views; see fl_py.h.
- *
- * The only file that includes NumPy, and the only one that calls torch's exchange table. */
-#include "fl_py.h"
+/* fl_py_dlpack: see fl_py_dlpack.h. The only file that calls torch's exchange table. */
+#include "fl_py_dlpack.h"
 
-#include <numpy/arrayobject.h>
+#include "fl_py_numpy.h"
+#include "fl_tensor_list.h"
 
-int fl_py_numpy_import(void) { return _import_array(); }
-
-int fl_py_dlpack_open(PyObject *tensor_type, fl_py_dlpack *door)
+int fl_py_dlpack_open(PyObject *tensor_type, fl_py_dlpack *dlpack)
 {
     PyObject *capsule = PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__");
     if (capsule == NULL) return -1;
@@ -24,17 +21,12 @@ int fl_py_dlpack_open(PyObject *tensor_type, fl_py_dlpack *door)
         return -1;
     }
     Py_INCREF(tensor_type);
-    door->tensor_type = (PyTypeObject *)tensor_type;
-    door->api = api;
+    dlpack->tensor_type = (PyTypeObject *)tensor_type;
+    dlpack->api = api;
     return 0;
 }
 
-void fl_py_dlpack_close(fl_py_dlpack *door) { Py_CLEAR(door->tensor_type); }
-
-static inline bool is_tensor(const fl_py_dlpack *door, PyObject *object)
-{
-    return Py_TYPE(object) == door->tensor_type;
-}
+void fl_py_dlpack_close(fl_py_dlpack *dlpack) { Py_CLEAR(dlpack->tensor_type); }
 
 static int64_t count_elements(int32_t ndim, const int64_t *shape)
 {
@@ -43,10 +35,11 @@ static int64_t count_elements(int32_t ndim, const int64_t *shape)
     return count;
 }
 
-/* The table writes shape and strides of the tensor itself, valid while the tensor is unchanged. */
-static int borrow_anywhere(const fl_py_dlpack *door, PyObject *object, DLTensor *out)
+/* torch points *out at the shape and strides of the tensor itself, which are valid while the tensor
+ * is unchanged. */
+static int borrow_anywhere(const fl_py_dlpack *dlpack, PyObject *object, DLTensor *out)
 {
-    if (door->api->dltensor_from_py_object_no_sync(object, out) != 0) return -1;
+    if (dlpack->api->dltensor_from_py_object_no_sync(object, out) != 0) return -1;
     if (out->ndim > FL_MAX_NDIM) {
         PyErr_Format(PyExc_ValueError, "the tensor has %d dimensions, more than %d", out->ndim,
                      FL_MAX_NDIM);
@@ -59,18 +52,18 @@ static int borrow_anywhere(const fl_py_dlpack *door, PyObject *object, DLTensor 
     return 0;
 }
 
-static int borrow_tensor(const fl_py_dlpack *door, PyObject *object, DLTensor *out)
+static int borrow_tensor(const fl_py_dlpack *dlpack, PyObject *object, DLTensor *out)
 {
-    if (borrow_anywhere(door, object, out) != 0) return -1;
+    if (borrow_anywhere(dlpack, object, out) != 0) return -1;
     if (out->device.device_type == kDLCPU) return 0;
     PyErr_SetString(PyExc_ValueError, "the tensor is not on the CPU");
     return -1;
 }
 
-static int view_tensor(const fl_py_dlpack *door, PyObject *object, fl_tensor *out)
+static int view_tensor(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out)
 {
     DLTensor tensor;
-    if (borrow_tensor(door, object, &tensor) != 0) return -1;
+    if (borrow_tensor(dlpack, object, &tensor) != 0) return -1;
     out->data = (const char *)tensor.data + tensor.byte_offset;
     out->dtype = (fl_dtype){tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes};
     out->ndim = tensor.ndim;
@@ -123,11 +116,11 @@ static bool find_device(DLDevice device, int32_t *out)
     return device.device_type == kDLCPU || device.device_type == kDLCUDA;
 }
 
-bool fl_py_float_tensor(const fl_py_dlpack *door, PyObject *object, fl_py_floats *out)
+bool fl_py_float_tensor(const fl_py_dlpack *dlpack, PyObject *object, fl_py_floats *out)
 {
     DLTensor tensor;
-    if (!is_tensor(door, object)) return false;
-    if (borrow_anywhere(door, object, &tensor) != 0) {
+    if (!fl_py_is_tensor(dlpack, object)) return false;
+    if (borrow_anywhere(dlpack, object, &tensor) != 0) {
         PyErr_Clear();
         return false;
     }
@@ -138,15 +131,15 @@ bool fl_py_float_tensor(const fl_py_dlpack *door, PyObject *object, fl_py_floats
            (out->count == 0 || is_dense(&tensor, &out->layout));
 }
 
-void *fl_py_scalar_address(const fl_py_dlpack *door, PyObject *object, uint8_t code, uint8_t bits,
+void *fl_py_scalar_address(const fl_py_dlpack *dlpack, PyObject *object, uint8_t code, uint8_t bits,
                            int32_t *device)
 {
     DLTensor tensor;
     int32_t found;
-    if (!is_tensor(door, object))
+    if (!fl_py_is_tensor(dlpack, object))
         return PyErr_Format(PyExc_TypeError, "expected a torch.Tensor of one number, got %.100s",
                             Py_TYPE(object)->tp_name);
-    if (borrow_anywhere(door, object, &tensor) != 0) return NULL;
+    if (borrow_anywhere(dlpack, object, &tensor) != 0) return NULL;
     bool is_there =
         find_device(tensor.device, &found) && (*device == FL_PY_ANYWHERE || *device == found);
     if (!is_there)
@@ -160,10 +153,11 @@ void *fl_py_scalar_address(const fl_py_dlpack *door, PyObject *object, uint8_t c
 }
 
 void *
-fl_py_buffer_address(const fl_py_dlpack *door, PyObject *object, int32_t device, int64_t bytes)
+fl_py_buffer_address(const fl_py_dlpack *dlpack, PyObject *object, int32_t device, int64_t bytes)
 {
     DLTensor tensor = {0};
-    if (is_tensor(door, object) && borrow_anywhere(door, object, &tensor) != 0) return NULL;
+    if (fl_py_is_tensor(dlpack, object) && borrow_anywhere(dlpack, object, &tensor) != 0)
+        return NULL;
     DLDevice wanted = {device == FL_PY_CPU ? kDLCPU : kDLCUDA, device == FL_PY_CPU ? 0 : device};
     if (tensor.device.device_type == wanted.device_type &&
         tensor.device.device_id == wanted.device_id && tensor.dtype.bits == 8 && tensor.ndim == 1 &&
@@ -173,64 +167,18 @@ fl_py_buffer_address(const fl_py_dlpack *door, PyObject *object, int32_t device,
                         (long long)bytes, device == FL_PY_CPU ? "CPU" : "CUDA", wanted.device_id);
 }
 
-int fl_py_stream(const fl_py_dlpack *door, int32_t device, void **out)
+int fl_py_stream(const fl_py_dlpack *dlpack, int32_t device, void **out)
 {
-    return door->api->current_work_stream(kDLCUDA, device, out) == 0 ? 0 : -1;
+    return dlpack->api->current_work_stream(kDLCUDA, device, out) == 0 ? 0 : -1;
 }
 
-static bool find_dtype(PyArray_Descr *descr, fl_dtype *out)
+int fl_py_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out)
 {
-    static const struct {
-        char kind;
-        uint8_t code;
-    } codes[] = {{'i', kDLInt}, {'u', kDLUInt}, {'f', kDLFloat}, {'c', kDLComplex}, {'b', kDLBool}};
-    int64_t bytes = PyDataType_ELSIZE(descr);
-    if (!PyArray_ISNBO(descr->byteorder) || bytes > 16) return false;
-    if (bytes == 16 && descr->kind != 'c') return false; /* long double */
-    if (descr->type_num == NPY_ULONGLONG && NPY_ULONGLONG != NPY_UINT64) return false; /* torch's */
-    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
-        if (codes[i].kind != descr->kind) continue;
-        *out = (fl_dtype){codes[i].code, (uint8_t)(bytes * 8), 1};
-        return true;
-    }
-    return false;
-}
-
-static int view_array(PyArrayObject *array, fl_tensor *out)
-{
-    if (!find_dtype(PyArray_DESCR(array), &out->dtype)) {
-        PyErr_Format(PyExc_TypeError, "torch has no dtype for %R", PyArray_DESCR(array));
-        return -1;
-    }
-    out->data = PyArray_BYTES(array);
-    out->ndim = PyArray_NDIM(array); /* at most 64 in every NumPy */
-    for (int32_t d = 0; d < out->ndim; d++) {
-        out->shape[d] = PyArray_DIM(array, d);
-        out->stride[d] = PyArray_STRIDE(array, d);
-    }
-    return 0;
-}
-
-int fl_py_view(const fl_py_dlpack *door, PyObject *object, fl_tensor *out)
-{
-    if (is_tensor(door, object)) return view_tensor(door, object, out);
-    if (PyArray_Check(object)) return view_array((PyArrayObject *)object, out);
+    if (fl_py_is_tensor(dlpack, object)) return view_tensor(dlpack, object, out);
+    int done = fl_py_array_view(object, out);
+    if (done != 0) return done > 0 ? 0 : -1;
     PyErr_Format(PyExc_TypeError, "expected a torch.Tensor or numpy.ndarray, got %.100s",
                  Py_TYPE(object)->tp_name);
-    return -1;
-}
-
-static inline bool is_index_vector(const fl_tensor *view)
-{
-    return view->ndim == 1 && view->dtype.code == kDLInt && view->dtype.bits == 64 &&
-           (view->shape[0] <= 1 || view->stride[0] == 8) && (uintptr_t)view->data % 8 == 0;
-}
-
-int fl_py_index_vector(const fl_py_dlpack *door, PyObject *object, fl_tensor *out)
-{
-    if (fl_py_view(door, object, out) != 0) return -1;
-    if (is_index_vector(out)) return 0;
-    PyErr_SetString(PyExc_TypeError, "expected a contiguous int64 vector of indices");
     return -1;
 }
 
@@ -243,7 +191,7 @@ static void give_share(DLManagedTensorVersioned *managed)
     if (slot != NULL) fl_slot_give(slot);
 }
 
-static PyObject *make_tensor(const fl_py_dlpack *door, char *data, fl_dtype dtype, int32_t ndim,
+static PyObject *make_tensor(const fl_py_dlpack *dlpack, char *data, fl_dtype dtype, int32_t ndim,
                              int64_t *shape, int64_t *stride, DLManagedTensorVersioned *managed)
 {
     managed->version.major = DLPACK_MAJOR_VERSION;
@@ -257,194 +205,73 @@ static PyObject *make_tensor(const fl_py_dlpack *door, char *data, fl_dtype dtyp
                    .shape = shape,
                    .strides = stride};
     void *tensor = NULL;
-    if (door->api->managed_tensor_to_py_object_no_sync(managed, &tensor) != 0) return NULL;
+    if (dlpack->api->managed_tensor_to_py_object_no_sync(managed, &tensor) != 0) return NULL;
     managed->dl_tensor.shape = managed->dl_tensor.strides = NULL; /* torch has copied them */
     return tensor;
 }
 
 PyObject *
-fl_py_tensor_over(const fl_py_dlpack *door, fl_slot *slot, char *data, fl_dtype dtype, int32_t ndim,
-                  int64_t *shape, int64_t *stride, DLManagedTensorVersioned *managed)
+fl_py_tensor_over(const fl_py_dlpack *dlpack, fl_slot *slot, char *data, fl_dtype dtype,
+                  int32_t ndim, int64_t *shape, int64_t *stride, DLManagedTensorVersioned *managed)
 {
     managed->manager_ctx = slot;
     managed->deleter = give_share;
-    PyObject *tensor = make_tensor(door, data, dtype, ndim, shape, stride, managed);
+    PyObject *tensor = make_tensor(dlpack, data, dtype, ndim, shape, stride, managed);
     /* Unless torch has called the deleter already; the caller holds one more share. */
     if (tensor == NULL) give_share(managed);
     return tensor;
 }
 
-/* What a tensor of fl_py_tensor_at or fl_py_tensor_new keeps: freed with the tensor. */
-typedef struct keeper {
+/* What a tensor of fl_py_tensor_at or fl_py_tensor_new owns; freed with the tensor. */
+typedef struct tensor_owner {
     _Alignas(64) DLManagedTensorVersioned managed;
-    fl_slot *slot;  /* lent, may be NULL */
-    bool *is_freed; /* the maker's, while the tensor is being made */
+    fl_slot *slot;  /* one share of it is owned; NULL: none */
+    bool *is_freed; /* set when torch frees this while the tensor is being made; then NULL */
     _Alignas(64) char memory[];
-} keeper;
+} tensor_owner;
 
-static void free_keeper(DLManagedTensorVersioned *managed)
+static void free_owner(DLManagedTensorVersioned *managed)
 {
-    keeper *self = managed->manager_ctx;
+    tensor_owner *self = managed->manager_ctx;
     if (self->is_freed != NULL) *self->is_freed = true;
     if (self->slot != NULL) fl_slot_give(self->slot);
     fl_free(self);
 }
 
-static PyObject *make_kept(const fl_py_dlpack *door, keeper *self, char *data, fl_dtype dtype,
-                           int32_t ndim, const int64_t *shape)
+static PyObject *make_owned(const fl_py_dlpack *dlpack, tensor_owner *self, char *data,
+                            fl_dtype dtype, int32_t ndim, const int64_t *shape)
 {
     int64_t dims[FL_MAX_NDIM], stride[FL_MAX_NDIM];
     for (int32_t d = 0; d < ndim; d++) dims[d] = shape[d];
     fl_tensor_strides(ndim, dims, stride);
     self->managed.manager_ctx = self;
-    self->managed.deleter = free_keeper;
+    self->managed.deleter = free_owner;
     bool is_freed = false; /* by torch, if it fails late */
     self->is_freed = &is_freed;
-    PyObject *tensor = make_tensor(door, data, dtype, ndim, dims, stride, &self->managed);
+    PyObject *tensor = make_tensor(dlpack, data, dtype, ndim, dims, stride, &self->managed);
     if (tensor != NULL)
         self->is_freed = NULL;
     else if (!is_freed)
-        free_keeper(&self->managed);
+        free_owner(&self->managed);
     return tensor;
 }
 
-PyObject *fl_py_tensor_at(const fl_py_dlpack *door, fl_slot *slot, char *data, fl_dtype dtype,
+PyObject *fl_py_tensor_at(const fl_py_dlpack *dlpack, fl_slot *slot, char *data, fl_dtype dtype,
                           int32_t ndim, const int64_t *shape)
 {
-    keeper *self = fl_alloc(sizeof *self);
+    tensor_owner *self = fl_alloc(sizeof *self);
     if (self == NULL) return PyErr_NoMemory();
     if (slot != NULL) fl_slot_share(slot);
     self->slot = slot;
-    return make_kept(door, self, data, dtype, ndim, shape);
+    return make_owned(dlpack, self, data, dtype, ndim, shape);
 }
 
-PyObject *fl_py_tensor_new(const fl_py_dlpack *door, fl_dtype dtype, int32_t ndim,
+PyObject *fl_py_tensor_new(const fl_py_dlpack *dlpack, fl_dtype dtype, int32_t ndim,
                            const int64_t *shape, char **data)
 {
     int64_t bytes = fl_tensor_bytes(dtype, ndim, shape);
-    keeper *self = bytes < 0 ? NULL : fl_alloc((int64_t)sizeof *self + bytes);
+    tensor_owner *self = bytes < 0 ? NULL : fl_alloc((int64_t)sizeof *self + bytes);
     if (self == NULL) return PyErr_NoMemory();
     *data = self->memory;
-    return make_kept(door, self, self->memory, dtype, ndim, shape);
+    return make_owned(dlpack, self, self->memory, dtype, ndim, shape);
 }
-
-static int index_from_scalar(const fl_py_dlpack *door, PyObject *item, int64_t *out)
-{
-    DLTensor tensor;
-    if (borrow_tensor(door, item, &tensor) != 0) {
-        PyErr_Clear();
-        return 0;
-    }
-    if (tensor.ndim != 0 || tensor.dtype.code != kDLInt) return 0; /* bytes are masks to torch */
-    PyObject *number = PyNumber_Index(item);
-    if (number == NULL) return -1;
-    *out = PyLong_AsLongLong(number);
-    Py_DECREF(number);
-    if (*out != -1 || !PyErr_Occurred()) return 1;
-    PyErr_Clear();
-    return 0;
-}
-
-int fl_py_index(const fl_py_dlpack *door, PyObject *item, int64_t *out)
-{
-    int overflow = 0;
-    if (PyLong_CheckExact(item)) {
-        *out = PyLong_AsLongLongAndOverflow(item, &overflow);
-        return overflow == 0;
-    }
-    if (is_tensor(door, item)) return index_from_scalar(door, item, out);
-    bool is_plain = PyLong_Check(item) || PyArray_IsScalar(item, Integer);
-    if (!is_plain || PyBool_Check(item)) return 0;
-    PyObject *number = PyNumber_Index(item);
-    if (number == NULL) return -1;
-    *out = PyLong_AsLongLongAndOverflow(number, &overflow);
-    Py_DECREF(number);
-    return overflow == 0;
-}
-
-/* A whole block at once: 1 added, 0 not a contiguous int64 vector, -1 exception. */
-static int add_vector(const fl_py_dlpack *door, PyObject *item, fl_rows *rows)
-{
-    fl_tensor view;
-    bool is_array = PyArray_Check(item);
-    if (!is_array && !is_tensor(door, item)) return 0;
-    if (fl_py_view(door, item, &view) != 0) {
-        PyErr_Clear();
-        return 0;
-    }
-    if (!is_index_vector(&view)) return 0;
-    fl_err err;
-    if (fl_rows_add(rows, (const int64_t *)(const void *)view.data, view.shape[0], &err) == FL_OK)
-        return 1;
-    fl_py_raise(&err, NULL);
-    return -1;
-}
-
-int fl_py_rows_add(const fl_py_dlpack *door, PyObject *items, fl_rows *rows)
-{
-    int added = add_vector(door, items, rows);
-    if (added != 0) return added;
-    if (!PyList_CheckExact(items) && !PyTuple_CheckExact(items)) return 0;
-    int64_t before = rows->count, buffer[256];
-    Py_ssize_t next = 0;
-    while (next < PySequence_Fast_GET_SIZE(items)) {
-        int64_t count = 0;
-        for (; count < 256 && next < PySequence_Fast_GET_SIZE(items); next++) {
-            /* Converting may run Python code that changes the list. */
-            PyObject *item = PySequence_Fast_GET_ITEM(items, next);
-            Py_INCREF(item);
-            int done = fl_py_index(door, item, &buffer[count++]);
-            Py_DECREF(item);
-            if (done == 1) continue;
-            rows->count = before;
-            return done;
-        }
-        fl_err err;
-        if (fl_rows_add(rows, buffer, count, &err) != FL_OK) {
-            fl_py_raise(&err, NULL);
-            return -1;
-        }
-    }
-    return 1;
-}
-
-PyObject *fl_py_int64_array(const fl_py_dlpack *door, PyObject *sequence)
-{
-    npy_intp length = PySequence_Fast_GET_SIZE(sequence);
-    PyObject *array = PyArray_SimpleNew(1, &length, NPY_INT64);
-    if (array == NULL) return NULL;
-    int64_t *out = PyArray_DATA((PyArrayObject *)array);
-    for (Py_ssize_t i = 0; i < length; i++) {
-        int done = 0; /* a list that shrank meanwhile is not plain */
-        if (i < PySequence_Fast_GET_SIZE(sequence)) {
-            PyObject *item = PySequence_Fast_GET_ITEM(sequence, i);
-            Py_INCREF(item);
-            done = fl_py_index(door, item, &out[i]);
-            Py_DECREF(item);
-        }
-        if (done == 1) continue;
-        Py_DECREF(array);
-        if (done < 0) return NULL;
-        Py_RETURN_NONE;
-    }
-    return array;
-}
-
-bool fl_py_is_array(PyObject *object) { return PyArray_CheckExact(object); }
-
-bool fl_py_is_read_only(PyObject *array) { return !PyArray_ISWRITEABLE((PyArrayObject *)array); }
-
-bool fl_py_scalar_dtype(PyObject *scalar, fl_dtype *out)
-{
-    if (!PyArray_IsScalar(scalar, Number) && !PyArray_IsScalar(scalar, Bool)) return false;
-    PyArray_Descr *descr = PyArray_DescrFromScalar(scalar);
-    if (descr == NULL) {
-        PyErr_Clear();
-        return false;
-    }
-    bool is_found = find_dtype(descr, out);
-    Py_DECREF(descr);
-    return is_found && !(out->code == kDLUInt && out->bits == 64); /* torch refuses them */
-}
-
-void fl_py_scalar_value(PyObject *scalar, char *out) { PyArray_ScalarAsCtype(scalar, out); }

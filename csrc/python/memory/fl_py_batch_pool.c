@@ -1,11 +1,11 @@
-/* fl_py_batch_pool: the heap type _core.BatchPool, the batch memory that all iterators of a loader
- * share.
- *
- * Outlives iterators, so that the next epoch finds warm memory; lent batches outlive it. */
-#include "fl_py.h"
+/* fl_py_batch_pool: see fl_py_batch_pool.h. A pool outlives iterators, so that the next epoch finds
+ * memory with its pages present; lent batches outlive the pool. */
+#include "fl_py_batch_pool.h"
 
 #include "fl_cuda.h"
 #include "fl_cuda_transfer.h"
+#include "fl_py_dlpack.h"
+#include "fl_py_error.h"
 #include "fl_thread.h"
 
 #if PY_VERSION_HEX < 0x030C0000
@@ -14,11 +14,11 @@
 #define Py_READONLY READONLY
 #endif
 
-/* Below so much address space there is no use in sharing memory. */
+/* Less address space than this is of no use for sharing memory. */
 static const int64_t LEAST_ARENA = 1 << 28;
 
-/* Memory of a shared file cannot be pinned everywhere. The slot for this try is kept and serves for
- * nothing else: to unpin it would wait for the device. */
+/* Memory of a shared file cannot be pinned everywhere. The slot of this try is kept and serves for
+ * nothing else, because unpinning it would wait for the device. */
 static int try_pinning(fl_py_batch_pool *self, fl_err *err)
 {
     FL_TRY(fl_pool_get(self->pool, 1, &self->probe, err));
@@ -29,7 +29,7 @@ static int try_pinning(fl_py_batch_pool *self, fl_err *err)
     return status;
 }
 
-static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"fields", "is_shared", "device", NULL};
     int fields, is_shared = 0, device = -1;
@@ -49,7 +49,8 @@ static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (status == FL_OK && is_shared) status = fl_arena_open(LEAST_ARENA, &self->arena, &err);
     if (status == FL_OK) status = fl_pool_open(header_bytes, self->arena, &self->pool, &err);
     if (status == FL_OK && device >= 0)
-        fl_pool_pin(self->pool, (fl_pinner){fl_cuda_pin, fl_cuda_unpin, device});
+        fl_pool_pin(self->pool,
+                    (fl_pinner){fl_cuda_transfer_ops.pin, fl_cuda_transfer_ops.unpin, device});
     if (status == FL_OK && is_shared && device >= 0) status = try_pinning(self, &err);
     if (status == FL_OK) return (PyObject *)self;
     Py_DECREF(self);
@@ -64,7 +65,7 @@ static void close_pinned(fl_pool *pool)
     Py_END_ALLOW_THREADS
 }
 
-static void slots_dealloc(fl_py_batch_pool *self)
+static void pool_dealloc(fl_py_batch_pool *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     fl_slot_return(self->probe);
@@ -79,7 +80,7 @@ static void slots_dealloc(fl_py_batch_pool *self)
 
 PyDoc_STRVAR(count_doc, "count()\n--\n\nEverything counted so far, as a dict of integers.");
 
-static PyObject *slots_count(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
+static PyObject *pool_count(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
 {
     fl_pool_stats stats;
     fl_pool_count(self->pool, &stats);
@@ -93,7 +94,7 @@ static PyObject *slots_count(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored
 
 PyDoc_STRVAR(trim_doc, "trim()\n--\n\nGive memory that waits for reuse back to the system.");
 
-static PyObject *slots_trim(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
+static PyObject *pool_trim(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
 {
     Py_BEGIN_ALLOW_THREADS
     fl_pool_trim(self->pool);
@@ -102,35 +103,34 @@ static PyObject *slots_trim(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored)
 }
 
 PyDoc_STRVAR(is_own_doc,
-             "is_own()\n--\n\nFalse in a forked child, where the slots of the parent are inert.");
+             "is_own()\n--\n\nFalse in a forked child, where the pool of the parent does nothing.");
 
-static PyObject *slots_is_own(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
+static PyObject *pool_is_own(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
 {
     return PyBool_FromLong(self->generation == fl_fork_generation());
 }
 
-static PyMemberDef slots_members[] = {{"fields", Py_T_INT, offsetof(fl_py_batch_pool, fields),
-                                       Py_READONLY, "how many tensors a batch has"},
-                                      {"device", Py_T_INT, offsetof(fl_py_batch_pool, device),
-                                       Py_READONLY, "to which batches go, or -1"},
-                                      {NULL, 0, 0, 0, NULL}};
+static PyMemberDef pool_members[] = {{"fields", Py_T_INT, offsetof(fl_py_batch_pool, fields),
+                                      Py_READONLY, "how many tensors a batch has"},
+                                     {"device", Py_T_INT, offsetof(fl_py_batch_pool, device),
+                                      Py_READONLY, "to which batches go, or -1"},
+                                     {NULL, 0, 0, 0, NULL}};
 
-static PyMethodDef slots_methods[] = {
-    {"count", (PyCFunction)slots_count, METH_NOARGS, count_doc},
-    {"trim", (PyCFunction)slots_trim, METH_NOARGS, trim_doc},
-    {"is_own", (PyCFunction)slots_is_own, METH_NOARGS, is_own_doc},
-    {NULL, NULL, 0, NULL}};
+static PyMethodDef pool_methods[] = {{"count", (PyCFunction)pool_count, METH_NOARGS, count_doc},
+                                     {"trim", (PyCFunction)pool_trim, METH_NOARGS, trim_doc},
+                                     {"is_own", (PyCFunction)pool_is_own, METH_NOARGS, is_own_doc},
+                                     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(slots_doc,
+PyDoc_STRVAR(pool_doc,
              "BatchPool(fields, is_shared=False, device=-1)\n--\n\n"
              "A pool of batch memory with room for `fields` tensors a batch: shared with worker\n"
              "processes, pinned for copies to a CUDA device, both or neither.");
 
-static PyType_Slot slots_slots[] = {{Py_tp_doc, (void *)slots_doc}, {Py_tp_new, slots_new},
-                                    {Py_tp_dealloc, slots_dealloc}, {Py_tp_methods, slots_methods},
-                                    {Py_tp_members, slots_members}, {0, NULL}};
+static PyType_Slot pool_slots[] = {{Py_tp_doc, (void *)pool_doc}, {Py_tp_new, pool_new},
+                                   {Py_tp_dealloc, pool_dealloc}, {Py_tp_methods, pool_methods},
+                                   {Py_tp_members, pool_members}, {0, NULL}};
 
 PyType_Spec fl_py_batch_pool_spec = {.name = "fastloop._core.BatchPool",
                                      .basicsize = sizeof(fl_py_batch_pool),
                                      .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-                                     .slots = slots_slots};
+                                     .slots = pool_slots};

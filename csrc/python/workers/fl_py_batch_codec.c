@@ -4,11 +4,40 @@
  * pickle module several objects and calls to set up is a few bytes here. Whatever else is in a
  * batch makes the writer give up, and the batch is pickled. Sizes are the machine's own: both
  * sides run on it. */
-#include "fl_py.h"
+#include "fl_py_batch_codec.h"
 
 #include <string.h>
 
 enum { DEEPEST = 64 };
+
+/* ---- places */
+
+bool fl_py_memory_has(const fl_py_memory *memory, PyObject *object, fl_tensor *view,
+                      int64_t *offset)
+{
+    if (Py_TYPE(object) != memory->dlpack->tensor_type) return false;
+    if (fl_py_view(memory->dlpack, object, view) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    *offset = view->data - memory->data;
+    int64_t bytes = fl_tensor_bytes(view->dtype, view->ndim, view->shape);
+    return view->data != NULL && *offset >= 0 && bytes <= memory->bytes - *offset;
+}
+
+PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape)
+{
+    PyObject *place = PyTuple_New(2 + ndim);
+    const int64_t head[] = {offset, dtype.code * 256 + dtype.bits};
+    for (int32_t i = 0; place != NULL && i < 2 + ndim; i++) {
+        PyObject *number = PyLong_FromLongLong(i < 2 ? head[i] : shape[i - 2]);
+        if (number == NULL)
+            Py_CLEAR(place);
+        else
+            PyTuple_SET_ITEM(place, i, number);
+    }
+    return place;
+}
 
 /* ---- writing */
 
@@ -82,7 +111,7 @@ static bool put_object(fl_py_writer *out, PyObject *object, int depth)
     fl_tensor view;
     int64_t offset;
     if (depth == DEEPEST) return false;
-    if (fl_py_worker_end_place(out->port, object, &view, &offset))
+    if (fl_py_memory_has(&out->memory, object, &view, &offset))
         return put_tensor(out, &view, offset);
     if (PyUnicode_CheckExact(object)) return put_string(out, object);
     if (PyDict_CheckExact(object)) return put_dict(out, object, depth + 1);
@@ -111,30 +140,13 @@ static bool get_bytes(fl_py_reader *in, void *to, int64_t count)
     return true;
 }
 
-static PyObject *
-make_elsewhere(PyObject *make, const int64_t *head, int32_t ndim, const int64_t *shape)
-{
-    PyObject *place = PyTuple_New(2 + ndim);
-    for (int32_t i = 0; place != NULL && i < 2 + ndim; i++) {
-        PyObject *number = PyLong_FromLongLong(i < 2 ? head[i] : shape[i - 2]);
-        if (number == NULL)
-            Py_CLEAR(place);
-        else
-            PyTuple_SET_ITEM(place, i, number);
-    }
-    PyObject *tensor = place != NULL ? PyObject_CallOneArg(make, place) : NULL;
-    Py_XDECREF(place);
-    return tensor;
-}
-
 static PyObject *get_tensor(fl_py_reader *in, int64_t ndim)
 {
     int64_t head[2], shape[FL_MAX_NDIM];
     if (ndim < 0 || ndim > FL_MAX_NDIM || !get_bytes(in, head, sizeof head)) return NULL;
     if (!get_bytes(in, shape, ndim * (int64_t)sizeof *shape)) return NULL;
-    if (in->make != NULL) return make_elsewhere(in->make, head, (int32_t)ndim, shape);
     fl_dtype dtype = {(uint8_t)(head[1] >> 8), (uint8_t)head[1], 1};
-    return fl_py_reply_tensor(in->parcel, head[0], dtype, (int32_t)ndim, shape);
+    return in->make(in->context, head[0], dtype, (int32_t)ndim, shape);
 }
 
 static PyObject *get_dict(fl_py_reader *in, int64_t count)

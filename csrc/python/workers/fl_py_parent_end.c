@@ -1,189 +1,256 @@
-/* fl_py_parent_end: the heap type _core.ParentEnd, the parent's end of the memory shared with
- * workers.
- *
- * Hands slots out with requests, takes them back with replies and keeps the books: each request's
- * slot and key, and the memory under way. With the interpreter lock. Inert in a forked child. */
+/* fl_py_parent_end: the heap type _core.ParentEnd. Tasks go in and replies come out; what lies
+ * between is fl_inflight's. All methods need the interpreter lock. Inert in a forked child. */
 #include "fl_py_parent_end.h"
 
+#include "fl_py_fallbacks.h"
+#include "fl_py_reply.h"
+#include "fl_py_reply_destination.h"
 #include "fl_thread.h"
 
-static inline bool is_foreign(const fl_py_parent_end *self)
+/* ---- open and close */
+
+static void abandon_buffer(void *context, const fl_dest_buffer *buffer, fl_slot *slot)
 {
-    return self->generation != fl_fork_generation();
+    fl_py_reply_destination_abandon(context, buffer, slot);
 }
 
-static int open_shm(fl_py_parent_end *self, fl_err *err)
+static int64_t count_reading(void *context) { return fl_py_reply_destination_count(context); }
+
+static void drop_key(void *key)
+{
+    PyObject *task = key;
+    Py_DECREF(task);
+}
+
+static int open_queues(fl_py_parent_end *self, fl_err *err)
 {
     int64_t bytes = fl_shm_queue_bytes(self->workers, self->depth);
-    FL_TRY(fl_arena_get(self->slots->arena, bytes, &self->control, err));
-    FL_TRY(fl_shm_queue_open(fl_region_data(self->control), self->workers, self->depth, &self->shm,
-                             err));
-    self->bookings =
-        fl_alloc((int64_t)self->workers * self->depth * (int64_t)sizeof(fl_py_request));
-    self->counts = fl_alloc(self->workers * (int64_t)sizeof(fl_py_worker));
-    if (self->bookings == NULL || self->counts == NULL)
-        return fl_fail(err, FL_ENOMEM, "out of memory for %d workers", (int)self->workers);
-    fl_pool_reserve(self->slots->pool, self->depth / 2);
-    fl_pool_limit(self->slots->pool, self->budget);
-    return FL_OK;
+    FL_TRY(fl_arena_get(self->pool->arena, bytes, &self->control, err));
+    return fl_shm_queue_open(fl_region_data(self->control), self->workers, self->depth, &self->shm,
+                             err);
 }
 
-static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static int open_inflight(fl_py_parent_end *self, int64_t budget, bool has_destination, fl_err *err)
 {
-    static char *keywords[] = {"slots", "tensor_type", "workers", "depth", "budget", "lands", NULL};
-    PyObject *slots, *tensor_type;
-    int workers, depth, lands = 0;
+    const fl_inflight_config config = {.shm = self->shm,
+                                       .workers = self->workers,
+                                       .depth = self->depth,
+                                       .pool = self->pool->pool,
+                                       .base = fl_arena_base(self->pool->arena),
+                                       .largest = &self->pool->largest,
+                                       .budget = budget,
+                                       .has_destination = has_destination,
+                                       .context = self,
+                                       .abandon = abandon_buffer,
+                                       .count_reading = count_reading,
+                                       .drop_key = drop_key};
+    fl_pool_reserve(self->pool->pool, self->depth / 2);
+    fl_pool_limit(self->pool->pool, budget);
+    return fl_inflight_open(&config, &self->inflight, err);
+}
+
+static int open_all(fl_py_parent_end *self, int64_t budget, bool has_destination)
+{
+    fl_err err;
+    int status = open_queues(self, &err);
+    if (status == FL_OK) status = open_inflight(self, budget, has_destination, &err);
+    if (status == FL_OK && has_destination) status = fl_py_reply_destination_open(self, &err);
+    if (status != FL_OK) fl_py_raise(&err, NULL);
+    return status == FL_OK ? 0 : -1;
+}
+
+static PyObject *parent_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"pool",   "tensor_type",     "workers", "depth",
+                               "budget", "has_destination", NULL};
+    PyObject *object, *tensor_type;
+    int workers, depth, has_destination = 0;
     long long budget;
     fl_py_state *state = PyType_GetModuleState(type);
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiL|p:ParentEnd", keywords,
-                                     state->batch_pool_type, &slots, &tensor_type, &workers, &depth,
-                                     &budget, &lands))
+                                     state->batch_pool_type, &object, &tensor_type, &workers,
+                                     &depth, &budget, &has_destination))
         return NULL;
-    if (((fl_py_batch_pool *)slots)->device >= 0 && !lands)
-        return PyErr_Format(PyExc_ValueError, "batches in slots of a device have to land there");
-    if (((fl_py_batch_pool *)slots)->arena == NULL || workers < 1 || depth < 1 ||
-        (depth & (depth - 1)) != 0 || budget < 1)
-        return PyErr_Format(PyExc_ValueError, "no hub for %d workers, depth %d, %lld bytes",
+    fl_py_batch_pool *pool = (fl_py_batch_pool *)object;
+    if (pool->device >= 0 && !has_destination)
+        return PyErr_Format(PyExc_ValueError, "batches in slots of a device have to go there");
+    if (pool->arena == NULL || workers < 1 || depth < 1 || (depth & (depth - 1)) != 0 || budget < 1)
+        return PyErr_Format(PyExc_ValueError, "no parent end for %d workers, depth %d, %lld bytes",
                             workers, depth, budget);
     fl_py_parent_end *self = (fl_py_parent_end *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    fl_err err;
     self->generation = fl_fork_generation();
-    self->slots = (fl_py_batch_pool *)Py_NewRef(slots);
+    self->pool = (fl_py_batch_pool *)Py_NewRef(object);
     self->workers = workers;
     self->depth = depth;
-    self->budget = budget;
-    if (fl_py_dlpack_open(tensor_type, &self->door) != 0) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    int status = open_shm(self, &err);
-    if (status == FL_OK && lands) status = fl_py_reply_destination_open(self, &err);
-    if (status == FL_OK) return (PyObject *)self;
+    if (fl_py_dlpack_open(tensor_type, &self->dlpack) == 0 &&
+        open_all(self, budget, has_destination) == 0)
+        return (PyObject *)self;
     Py_DECREF(self);
-    return fl_py_raise(&err, NULL);
+    return NULL;
 }
 
-static int hub_traverse(fl_py_parent_end *self, visitproc visit, void *arg)
+typedef struct visit_args {
+    visitproc visit;
+    void *arg;
+} visit_args;
+
+static int visit_key(void **key, void *arg)
+{
+    const visit_args *args = arg;
+    return args->visit(*key, args->arg);
+}
+
+static int parent_end_traverse(fl_py_parent_end *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->slots);
-    Py_VISIT(self->door.tensor_type);
-    for (int64_t i = 0; self->bookings != NULL && i < (int64_t)self->workers * self->depth; i++)
-        Py_VISIT(self->bookings[i].key);
-    return 0;
+    Py_VISIT(self->pool);
+    Py_VISIT(self->dlpack.tensor_type);
+    if (self->inflight == NULL) return 0;
+    visit_args args = {visit, arg};
+    return fl_inflight_each_key(self->inflight, visit_key, &args);
 }
 
-/* Only keys can be part of a cycle: blocks that batches land in are plain tensors. BatchPool of a
- * hub not released stay out of use with them. */
-static int hub_clear(fl_py_parent_end *self)
+static int take_key(void **key, void *arg)
 {
-    for (int64_t i = 0; self->bookings != NULL && i < (int64_t)self->workers * self->depth; i++)
-        Py_CLEAR(self->bookings[i].key);
+    *(void **)arg = *key;
+    *key = NULL;
+    return 1;
+}
+
+/* Only tasks can be part of a cycle: buffers are plain tensors. */
+static int parent_end_clear(fl_py_parent_end *self)
+{
+    void *key;
+    while (self->inflight != NULL && fl_inflight_each_key(self->inflight, take_key, &key) != 0)
+        drop_key(key);
     return 0;
 }
 
-static void hub_dealloc(fl_py_parent_end *self)
+static void parent_end_dealloc(fl_py_parent_end *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    fl_py_reply_destination_close(self);
-    (void)hub_clear(self);
+    fl_py_reply_destination_stop(self);
+    fl_copier_close(self->copier);
+    fl_inflight_close(self->inflight);
+    if (self->copy_stream != NULL)
+        fl_cuda_transfer_ops.close(
+            self->copy_stream); /* halted: only what was dropped since is left */
     fl_shm_queue_free(self->shm);
-    fl_free(self->bookings);
-    fl_free(self->counts);
     if (self->is_released)
         fl_region_give(self->control);
     else
         fl_region_abandon(self->control); /* a worker that nobody knows of may still look at it */
-    fl_py_dlpack_close(&self->door);
-    Py_XDECREF(self->slots);
+    fl_py_dlpack_close(&self->dlpack);
+    Py_XDECREF(self->pool);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
-void fl_py_parent_end_release(PyObject *hub, int64_t limit)
+PyObject *fl_py_report_corruption(fl_py_parent_end *self, int32_t worker)
 {
-    ((fl_py_parent_end *)hub)->under_way -= limit;
+    static const char advice[] = "look for writes out of bounds in native code of the dataset";
+    self->is_overwritten = true;
+    if (self->workers == 1)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "worker %d has overwritten the memory it shares with this process; %s",
+                            (int)worker, advice);
+    /* All workers can write to all of it. */
+    return PyErr_Format(PyExc_RuntimeError,
+                        "worker %d has overwritten the memory it shares with this process, unless "
+                        "another of the %d workers has; %s",
+                        (int)worker, (int)self->workers, advice);
 }
 
 static bool check_worker(const fl_py_parent_end *self, int worker)
 {
-    if (worker >= 0 && worker < self->workers && !is_foreign(self)) return true;
+    if (worker >= 0 && worker < self->workers && !fl_py_parent_end_is_foreign(self)) return true;
     PyErr_Format(PyExc_ValueError, "no worker %d here", worker);
     return false;
 }
 
-PyDoc_STRVAR(send_doc,
-             "send(worker, payload, key, is_forced, /)\n--\n\n"
-             "Ask a worker for a batch; False when there is no room in the memory budget (unless\n"
-             "forced) or in the queue now.");
-
-static PyObject *hub_send(fl_py_parent_end *self, PyObject *args)
+/* The same for one given as an argument: its number, or -1 with an exception. */
+static int32_t parse_worker(const fl_py_parent_end *self, PyObject *object)
 {
-    int worker, is_forced;
-    Py_buffer payload;
-    PyObject *key;
-    if (!PyArg_ParseTuple(args, "iy*Op:send", &worker, &payload, &key, &is_forced)) return NULL;
-    int sent = -1;
-    if (check_worker(self, worker))
-        sent = fl_py_parent_end_send(self, worker, key, 0, is_forced, &payload, -1, NULL);
-    PyBuffer_Release(&payload);
-    return sent < 0 ? NULL : PyBool_FromLong(sent);
+    long number = PyLong_AsLong(object);
+    if (number == -1 && PyErr_Occurred()) return -1;
+    bool is_int = number >= INT32_MIN && number <= INT32_MAX;
+    return check_worker(self, is_int ? (int)number : -1) ? (int32_t)number : -1;
 }
 
-PyDoc_STRVAR(send_again_doc,
-             "send_again(worker, number, bytes, is_forced, /)\n--\n\n"
-             "Ask once more for the batch of a request that was too large, with so much memory.");
+/* ---- requests and replies */
 
-static PyObject *hub_send_again(fl_py_parent_end *self, PyObject *args)
+/* Of (number, indices), the number; -1 for what is no batch. */
+static int64_t turn_of(PyObject *task)
 {
-    int worker, is_forced;
-    long long number, bytes;
-    if (!PyArg_ParseTuple(args, "iLLp:send_again", &worker, &number, &bytes, &is_forced))
-        return NULL;
-    if (!check_worker(self, worker)) return NULL;
-    fl_py_request *booked = fl_py_request_of(self, worker, number);
-    Py_buffer nothing = {.len = 0};
-    fl_slot *before = booked->before;
-    PyObject *key = booked->key;
-    if (key == NULL || before == NULL)
-        return PyErr_Format(PyExc_ValueError, "request %lld was not too large", number);
-    Py_INCREF(key);
-    int sent = fl_py_parent_end_send(self, worker, key, bytes, is_forced, &nothing, number, before);
-    Py_DECREF(key);
-    if (sent == 1 && booked->before == before) booked->before = NULL;
-    if (sent == 1) fl_py_request_forget(self, booked);
-    return sent < 0 ? NULL : PyBool_FromLong(sent);
+    if (!PyTuple_CheckExact(task) || PyTuple_GET_SIZE(task) == 0) return -1;
+    long long turn = PyLong_AsLongLong(PyTuple_GET_ITEM(task, 0));
+    if (turn == -1 && PyErr_Occurred()) PyErr_Clear();
+    return turn;
 }
 
 PyDoc_STRVAR(
-    take_doc,
-    "take(timeout, /)\n--\n\n"
-    "The next reply as (key, parcel), in the order of arrival; where a batch needs more\n"
-    "memory, (key, worker, number, bytes). None if there is none, after `timeout` seconds\n"
-    "or a signal. RuntimeError where a worker has overwritten what is shared. Waits\n"
-    "without the interpreter lock.");
+    submit_doc,
+    "submit(worker, payload, task, /)\n--\n\n"
+    "Ask a worker for a batch: now, or when there is room in the memory budget and in its\n"
+    "queue. `payload` is the task as its worker is to get it; of a batch the task is\n"
+    "(number, indices), and numbers count up in the order in which batches are taken.");
 
-static int take_reply(fl_py_parent_end *self, fl_reply *out)
+static PyObject *parent_end_submit(fl_py_parent_end *self, PyObject *args)
 {
-    return self->courier != NULL ? fl_copier_receive(self->courier, out)
-                                 : fl_shm_queue_receive_reply(self->shm, out);
+    fl_err err;
+    int worker, status = FL_OK;
+    Py_buffer payload;
+    PyObject *task;
+    if (!PyArg_ParseTuple(args, "iy*O:submit", &worker, &payload, &task)) return NULL;
+    bool is_here = check_worker(self, worker);
+    if (is_here)
+        status = fl_inflight_submit(self->inflight, worker, payload.buf, payload.len,
+                                    Py_NewRef(task), turn_of(task), NULL, &err);
+    PyBuffer_Release(&payload);
+    if (status != FL_OK) Py_DECREF(task);
+    if (status != FL_OK) return fl_py_raise(&err, NULL);
+    return is_here ? Py_NewRef(Py_None) : NULL;
 }
 
-/* The first reply that is wanted, of those that are there: what take() returns. */
-static PyObject *take_wanted(fl_py_parent_end *self)
+PyDoc_STRVAR(receive_doc,
+             "receive(timeout, /)\n--\n\n"
+             "The next reply as (task, reply), in the order of arrival. None if there is none,\n"
+             "after `timeout` seconds or a signal; then all that workers sent before this call\n"
+             "has been received. RuntimeError where a worker has overwritten what is shared.\n"
+             "Waits without the interpreter lock.");
+
+/* (task, reply) of an answered request, which it takes. */
+static PyObject *make_reply(fl_py_parent_end *self, fl_request *request)
 {
-    fl_reply reply;
-    PyObject *result = Py_NewRef(Py_None);
-    int status = FL_OK;
-    while (result == Py_None && (status = take_reply(self, &reply)) == FL_OK) {
-        Py_DECREF(result);
-        result = fl_py_parent_end_deliver(self, &reply);
+    const fl_reply_message *reply = &request->reply;
+    PyObject *task = request->key != NULL ? request->key : Py_NewRef(Py_None);
+    request->key = NULL; /* ours */
+    if (reply->kind > 0) {
+        self->pool->bytes += reply->used;
+        self->expected_bytes =
+            fl_max(self->expected_bytes - self->expected_bytes / 8, reply->upload);
     }
-    if (status != FL_EDAMAGE) return result;
-    Py_DECREF(result);
-    return fl_py_parent_end_blame(self, reply.worker);
+    self->pool->waits += self->has_waited;
+    self->has_waited = false;
+    PyObject *object = fl_py_reply_new(self, request);
+    PyObject *pair = object != NULL ? PyTuple_Pack(2, task, object) : NULL;
+    Py_XDECREF(object);
+    Py_DECREF(task);
+    return pair;
+}
+
+/* None if there is none. */
+static PyObject *receive_now(fl_py_parent_end *self)
+{
+    fl_err err;
+    fl_request *request;
+    int status = fl_inflight_receive(self->inflight, &request, &err);
+    if (status == FL_OK) return make_reply(self, request);
+    if (status == FL_ETIMEOUT) Py_RETURN_NONE;
+    if (status == FL_EDAMAGE) return fl_py_report_corruption(self, (int32_t)err.value);
+    return fl_py_raise(&err, NULL);
 }
 
 /* Counts the time without the wait for the interpreter lock afterwards. */
@@ -194,87 +261,104 @@ static void await_reply(fl_py_parent_end *self, double seconds)
     fl_shm_queue_wait(self->shm, begin_ns + (int64_t)(seconds * 1e9));
     end_ns = fl_now_ns();
     Py_END_ALLOW_THREADS
-    self->slots->wait_ns += end_ns - begin_ns;
+    self->pool->wait_ns += end_ns - begin_ns;
     self->has_waited = true;
 }
 
-static PyObject *hub_take(fl_py_parent_end *self, PyObject *timeout)
+static PyObject *parent_end_receive(fl_py_parent_end *self, PyObject *timeout)
 {
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1 && PyErr_Occurred()) return NULL;
     if (!check_worker(self, 0)) return NULL;
-    PyObject *result = take_wanted(self);
-    if (result == Py_None && seconds > 0) {
-        Py_DECREF(result);
-        await_reply(self, seconds);
-        result = PyErr_CheckSignals() == 0 ? take_wanted(self) : NULL;
-    }
-    if (result != Py_None && result != NULL) {
-        self->slots->waits += self->has_waited;
-        self->has_waited = false;
-    }
-    return result;
+    PyObject *result = receive_now(self);
+    if (result != Py_None || seconds <= 0) return result;
+    Py_DECREF(result);
+    await_reply(self, seconds);
+    return PyErr_CheckSignals() == 0 ? receive_now(self) : NULL;
 }
 
-PyDoc_STRVAR(cancel_doc, "cancel(worker, is_gone, /)\n--\n\nThe worker answers no request sent so "
-                         "far: they count no longer. When it is gone, let go of their memory.");
+PyDoc_STRVAR(start_epoch_doc, "start_epoch()\n--\n\nWhat was not sent is not wanted any more.");
 
-static PyObject *hub_cancel(fl_py_parent_end *self, PyObject *args)
+static PyObject *parent_end_start_epoch(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
-    int worker, is_gone;
-    if (!PyArg_ParseTuple(args, "ip:cancel", &worker, &is_gone)) return NULL;
-    if (!check_worker(self, worker)) return NULL;
-    for (int32_t i = 0; i < self->depth; i++) {
-        fl_py_request *booked = &self->bookings[(int64_t)worker * self->depth + i];
-        if (is_gone)
-            fl_py_request_forget(self, booked);
-        else
-            fl_py_request_settle(self, booked, booked->limit);
-    }
+    fl_inflight_start_epoch(self->inflight);
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(
+    cancel_doc,
+    "cancel(worker, is_gone)\n--\n\n"
+    "The worker answers nothing that was submitted so far, which counts no longer. When it\n"
+    "is gone, the memory of its requests is free.");
+
+static PyObject *parent_end_cancel(fl_py_parent_end *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"worker", "is_gone", NULL};
+    int worker, is_gone;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ip:cancel", keywords, &worker, &is_gone))
+        return NULL;
+    if (!check_worker(self, worker)) return NULL;
+    fl_inflight_cancel(self->inflight, worker, is_gone);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(owes_doc, "owes(worker, /)\n--\n\n"
+                       "Whether a batch of the worker's was too large and is still to come again.");
+
+static PyObject *parent_end_owes(fl_py_parent_end *self, PyObject *number)
+{
+    int32_t worker = parse_worker(self, number);
+    if (worker < 0) return NULL;
+    return PyBool_FromLong(fl_inflight_owes(self->inflight, worker));
+}
+
+PyDoc_STRVAR(is_idle_doc, "is_idle()\n--\n\nWhether no reply is expected from any worker.");
+
+static PyObject *parent_end_is_idle(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyBool_FromLong(fl_inflight_is_idle(self->inflight));
+}
+
+PyDoc_STRVAR(first_task_doc, "first_task(worker, /)\n--\n\n"
+                             "Of the batches that the worker has not made, the task of the first;\n"
+                             "None if it has made all.");
+
+static PyObject *parent_end_first_task(fl_py_parent_end *self, PyObject *number)
+{
+    int32_t worker = parse_worker(self, number);
+    if (worker < 0) return NULL;
+    PyObject *task = fl_inflight_first_key(self->inflight, worker);
+    return Py_NewRef(task != NULL ? task : Py_None);
+}
+
+/* ---- the workers' life */
+
 PyDoc_STRVAR(release_doc, "release()\n--\n\nAll workers have ended: let go of what they had.");
 
-static PyObject *hub_release(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
+static PyObject *parent_end_release(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
-    if (is_foreign(self)) Py_RETURN_NONE;
+    if (fl_py_parent_end_is_foreign(self)) Py_RETURN_NONE;
     fl_py_reply_destination_stop(self);
-    for (int64_t i = 0; i < (int64_t)self->workers * self->depth; i++)
-        fl_py_request_forget(self, &self->bookings[i]);
+    for (int32_t w = 0; w < self->workers; w++) fl_inflight_cancel(self->inflight, w, true);
     self->is_released = true;
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(tasks_doc, "tasks(worker, /)\n--\n\nThe keys of all that it has not answered.");
-
-static PyObject *hub_tasks(fl_py_parent_end *self, PyObject *args)
-{
-    int worker;
-    if (!PyArg_ParseTuple(args, "i:tasks", &worker) || !check_worker(self, worker)) return NULL;
-    PyObject *tasks = PyList_New(0);
-    for (int32_t i = 0; tasks != NULL && i < self->depth; i++) {
-        PyObject *key = self->bookings[(int64_t)worker * self->depth + i].key;
-        if (key != NULL && PyList_Append(tasks, key) != 0) Py_CLEAR(tasks);
-    }
-    return tasks;
-}
-
 PyDoc_STRVAR(end_doc, "end(worker, /)\n--\n\nNo more requests for this worker.");
 
-static PyObject *hub_end(fl_py_parent_end *self, PyObject *args)
+static PyObject *parent_end_end(fl_py_parent_end *self, PyObject *number)
 {
-    int worker;
-    if (!PyArg_ParseTuple(args, "i:end", &worker) || !check_worker(self, worker)) return NULL;
+    int32_t worker = parse_worker(self, number);
+    if (worker < 0) return NULL;
     fl_shm_queue_end(self->shm, worker);
     Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(close_doc, "close()\n--\n\nTell all workers to stop.");
 
-static PyObject *hub_close(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
+static PyObject *parent_end_close(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
-    if (is_foreign(self)) Py_RETURN_NONE;
+    if (fl_py_parent_end_is_foreign(self)) Py_RETURN_NONE;
     for (int32_t w = 0; w < self->workers; w++) fl_shm_queue_close(self->shm, w);
     self->is_closed = true;
     Py_RETURN_NONE;
@@ -282,9 +366,9 @@ static PyObject *hub_close(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 
 PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\nWhether close() was called.");
 
-static PyObject *hub_is_closed(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
+static PyObject *parent_end_is_closed(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
-    return PyBool_FromLong(is_foreign(self) || self->is_closed);
+    return PyBool_FromLong(fl_py_parent_end_is_foreign(self) || self->is_closed);
 }
 
 PyDoc_STRVAR(address_doc, "address()\n--\n\n"
@@ -292,9 +376,9 @@ PyDoc_STRVAR(address_doc, "address()\n--\n\n"
                           "workers, depth, and for a forked one the address of the parent's\n"
                           "mapping).");
 
-static PyObject *hub_address(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
+static PyObject *parent_end_address(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
-    const fl_arena *arena = self->slots->arena;
+    const fl_arena *arena = self->pool->arena;
     return Py_BuildValue("iLLiiK", fl_arena_fd(arena), (long long)fl_arena_bytes(arena),
                          (long long)fl_region_offset(self->control), (int)self->workers,
                          (int)self->depth, (unsigned long long)(uintptr_t)fl_arena_base(arena));
@@ -303,64 +387,65 @@ static PyObject *hub_address(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored
 PyDoc_STRVAR(count_doc, "count()\n--\n\n"
                         "((batches, ns at work, ns waiting) of each worker, {reason: fallbacks}).");
 
-static PyObject *hub_count(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
+static PyObject *parent_end_count(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
+    const fl_inflight_counts *counts = fl_inflight_count(self->inflight);
     PyObject *workers = PyTuple_New(self->workers);
     for (int32_t w = 0; workers != NULL && w < self->workers; w++) {
-        const fl_py_worker *count = &self->counts[w];
-        PyObject *item = Py_BuildValue("LLL", (long long)count->batches, (long long)count->busy_ns,
-                                       (long long)count->wait_ns);
+        const fl_worker_counts *worker = &counts->workers[w];
+        PyObject *item = Py_BuildValue("LLL", (long long)worker->batches,
+                                       (long long)worker->busy_ns, (long long)worker->wait_ns);
         if (item == NULL)
             Py_CLEAR(workers);
         else
             PyTuple_SET_ITEM(workers, w, item);
     }
-    PyObject *fallbacks = fl_py_count_reasons(self->fallbacks);
+    PyObject *fallbacks = fl_py_fallbacks_dict(counts->fallbacks);
     if (workers != NULL && fallbacks != NULL) return Py_BuildValue("NN", workers, fallbacks);
     Py_XDECREF(workers);
     Py_XDECREF(fallbacks);
     return NULL;
 }
 
-PyDoc_STRVAR(expect_doc, "expect(first, /)\n--\n\n"
-                         "Batches land: from now on those from number `first` on (-1: whichever\n"
-                         "come first) are carried when they arrive. How many blocks of `room`\n"
-                         "bytes that wants.");
+/* ---- the destination */
 
-static PyObject *hub_expect(fl_py_parent_end *self, PyObject *first)
+PyDoc_STRVAR(set_window_doc,
+             "set_window(first, /)\n--\n\n"
+             "From now on batches from number `first` on (-1: whichever come first)\n"
+             "are copied to the destination when they arrive. How many buffers of\n"
+             "`expected_bytes` that needs.");
+
+static PyObject *parent_end_set_window(fl_py_parent_end *self, PyObject *first)
 {
     long long number = PyLong_AsLongLong(first);
     if ((number == -1 && PyErr_Occurred()) || !check_worker(self, 0)) return NULL;
-    return PyLong_FromLong(self->courier != NULL ? fl_py_reply_destination_expect(self, number)
-                                                 : 0);
+    if (self->copier == NULL) return PyLong_FromLong(0);
+    return PyLong_FromLong(fl_py_reply_destination_set_window(self, number));
 }
 
-PyDoc_STRVAR(rest_doc, "rest()\n--\n\nGive up the blocks that nothing has been carried to.");
+PyDoc_STRVAR(release_buffers_doc,
+             "release_buffers()\n--\n\nGive up the buffers that nothing has been copied to.");
 
-static PyObject *hub_rest(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
+static PyObject *parent_end_release_buffers(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
-    if (self->courier != NULL) fl_py_reply_destination_rest(self);
+    if (self->copier != NULL) fl_py_reply_destination_release_buffers(self);
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(supply_doc, "supply(block, /)\n--\n\n"
-                         "Lend a block of `room` bytes where batches land: a tensor, on a device\n"
-                         "of the current stream's.");
+PyDoc_STRVAR(add_buffer_doc,
+             "add_buffer(buffer, /)\n--\n\n"
+             "Lend a buffer of `expected_bytes` at the destination: a tensor, on a device of the\n"
+             "current stream's.");
 
-static PyObject *hub_supply(fl_py_parent_end *self, PyObject *block)
+static PyObject *parent_end_add_buffer(fl_py_parent_end *self, PyObject *buffer)
 {
-    if (self->courier == NULL || !check_worker(self, 0))
-        return PyErr_Format(PyExc_ValueError, "these batches land nowhere");
-    if (fl_py_reply_destination_supply(self, block, self->room) != 0) return NULL;
+    if (self->copier == NULL || !check_worker(self, 0))
+        return PyErr_Format(PyExc_ValueError, "these batches have no destination");
+    if (fl_py_reply_destination_add_buffer(self, buffer, self->expected_bytes) != 0) return NULL;
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(unanswered_doc, "how many requests workers have");
-
-static PyObject *get_unanswered(fl_py_parent_end *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLongLong(self->unanswered);
-}
+/* ---- the type */
 
 PyDoc_STRVAR(is_overwritten_doc, "whether a worker was found to have overwritten what it shares");
 
@@ -369,58 +454,60 @@ static PyObject *get_is_overwritten(fl_py_parent_end *self, void *Py_UNUSED(clos
     return PyBool_FromLong(self->is_overwritten);
 }
 
-PyDoc_STRVAR(room_doc, "how many bytes batches of late need where they land");
+PyDoc_STRVAR(expected_bytes_doc, "how many bytes batches of late need at the destination");
 
-static PyObject *get_room(fl_py_parent_end *self, void *Py_UNUSED(closure))
+static PyObject *get_expected_bytes(fl_py_parent_end *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromLongLong(self->room);
+    return PyLong_FromLongLong(self->expected_bytes);
 }
 
-PyDoc_STRVAR(lands_doc, "whether batches land elsewhere than in CPU memory of ours");
+PyDoc_STRVAR(has_destination_doc, "whether batches are copied elsewhere from the shared memory");
 
-static PyObject *get_lands(fl_py_parent_end *self, void *Py_UNUSED(closure))
+static PyObject *get_has_destination(fl_py_parent_end *self, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(self->courier != NULL);
+    return PyBool_FromLong(self->copier != NULL);
 }
 
-static PyGetSetDef hub_getset[] = {
-    {"unanswered", (getter)get_unanswered, NULL, unanswered_doc, NULL},
+static PyGetSetDef parent_end_getset[] = {
     {"is_overwritten", (getter)get_is_overwritten, NULL, is_overwritten_doc, NULL},
-    {"room", (getter)get_room, NULL, room_doc, NULL},
-    {"lands", (getter)get_lands, NULL, lands_doc, NULL},
+    {"expected_bytes", (getter)get_expected_bytes, NULL, expected_bytes_doc, NULL},
+    {"has_destination", (getter)get_has_destination, NULL, has_destination_doc, NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
-static PyMethodDef hub_methods[] = {
-    {"send", (PyCFunction)hub_send, METH_VARARGS, send_doc},
-    {"send_again", (PyCFunction)hub_send_again, METH_VARARGS, send_again_doc},
-    {"take", (PyCFunction)hub_take, METH_O, take_doc},
-    {"expect", (PyCFunction)hub_expect, METH_O, expect_doc},
-    {"supply", (PyCFunction)hub_supply, METH_O, supply_doc},
-    {"rest", (PyCFunction)hub_rest, METH_NOARGS, rest_doc},
-    {"cancel", (PyCFunction)hub_cancel, METH_VARARGS, cancel_doc},
-    {"release", (PyCFunction)hub_release, METH_NOARGS, release_doc},
-    {"tasks", (PyCFunction)hub_tasks, METH_VARARGS, tasks_doc},
-    {"end", (PyCFunction)hub_end, METH_VARARGS, end_doc},
-    {"close", (PyCFunction)hub_close, METH_NOARGS, close_doc},
-    {"is_closed", (PyCFunction)hub_is_closed, METH_NOARGS, is_closed_doc},
-    {"address", (PyCFunction)hub_address, METH_NOARGS, address_doc},
-    {"count", (PyCFunction)hub_count, METH_NOARGS, count_doc},
+static PyMethodDef parent_end_methods[] = {
+    {"submit", (PyCFunction)parent_end_submit, METH_VARARGS, submit_doc},
+    {"receive", (PyCFunction)parent_end_receive, METH_O, receive_doc},
+    {"start_epoch", (PyCFunction)parent_end_start_epoch, METH_NOARGS, start_epoch_doc},
+    {"cancel", (PyCFunction)(void (*)(void))parent_end_cancel, METH_VARARGS | METH_KEYWORDS,
+     cancel_doc},
+    {"owes", (PyCFunction)parent_end_owes, METH_O, owes_doc},
+    {"is_idle", (PyCFunction)parent_end_is_idle, METH_NOARGS, is_idle_doc},
+    {"first_task", (PyCFunction)parent_end_first_task, METH_O, first_task_doc},
+    {"set_window", (PyCFunction)parent_end_set_window, METH_O, set_window_doc},
+    {"add_buffer", (PyCFunction)parent_end_add_buffer, METH_O, add_buffer_doc},
+    {"release_buffers", (PyCFunction)parent_end_release_buffers, METH_NOARGS, release_buffers_doc},
+    {"release", (PyCFunction)parent_end_release, METH_NOARGS, release_doc},
+    {"end", (PyCFunction)parent_end_end, METH_O, end_doc},
+    {"close", (PyCFunction)parent_end_close, METH_NOARGS, close_doc},
+    {"is_closed", (PyCFunction)parent_end_is_closed, METH_NOARGS, is_closed_doc},
+    {"address", (PyCFunction)parent_end_address, METH_NOARGS, address_doc},
+    {"count", (PyCFunction)parent_end_count, METH_NOARGS, count_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    hub_doc,
-    "ParentEnd(slots, tensor_type, workers, depth, budget, lands=False)\n--\n\n"
-    "The parent's end of the memory shared with `workers` processes: at most `depth` (a\n"
-    "power of two) unanswered requests each, `budget` bytes under way. lands: batches are\n"
-    "carried to blocks, on the slots' device if they have one.");
+PyDoc_STRVAR(parent_end_doc,
+             "ParentEnd(pool, tensor_type, workers, depth, budget, has_destination=False)\n--\n\n"
+             "The parent's end of the memory shared with `workers` processes: at most `depth` (a\n"
+             "power of two) unanswered requests each, `budget` bytes under way. has_destination:\n"
+             "batches are copied to buffers, on the pool's device if it has one.");
 
-static PyType_Slot hub_slots[] = {{Py_tp_doc, (void *)hub_doc}, {Py_tp_new, hub_new},
-                                  {Py_tp_dealloc, hub_dealloc}, {Py_tp_traverse, hub_traverse},
-                                  {Py_tp_clear, hub_clear},     {Py_tp_methods, hub_methods},
-                                  {Py_tp_getset, hub_getset},   {0, NULL}};
+static PyType_Slot parent_end_slots[] = {
+    {Py_tp_doc, (void *)parent_end_doc}, {Py_tp_new, parent_end_new},
+    {Py_tp_dealloc, parent_end_dealloc}, {Py_tp_traverse, parent_end_traverse},
+    {Py_tp_clear, parent_end_clear},     {Py_tp_methods, parent_end_methods},
+    {Py_tp_getset, parent_end_getset},   {0, NULL}};
 
 PyType_Spec fl_py_parent_end_spec = {.name = "fastloop._core.ParentEnd",
                                      .basicsize = sizeof(fl_py_parent_end),
                                      .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
                                               Py_TPFLAGS_IMMUTABLETYPE,
-                                     .slots = hub_slots};
+                                     .slots = parent_end_slots};

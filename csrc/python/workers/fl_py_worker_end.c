@@ -5,10 +5,11 @@
  * counted on, so that the parent learns how much the batch needs. Used by the worker's main thread;
  * a second thread, in C alone, watches the parent and ends this process soon after it. */
 #define _GNU_SOURCE
-#include "fl_py.h"
+#include "fl_py_worker_end.h"
 
 #include "fl_hash.h"
 #include "fl_pages.h"
+#include "fl_py_batch_codec.h"
 #include "fl_thread.h"
 
 #include <errno.h>
@@ -31,22 +32,22 @@ typedef struct known_slot {
 
 struct fl_py_worker_end {
     PyObject_HEAD
-    fl_py_dlpack door;
-    char *base; /* the arena, of so many */
-    int64_t bytes;
-    bool is_mapped;    /* here; false: inherited */
+    fl_py_dlpack dlpack;
+    char *base;        /* the arena */
+    int64_t bytes;     /* of it */
+    bool is_mapped;    /* by this process; false: inherited */
     fl_shm_queue *shm; /* owned, over the mapping */
     int32_t worker;
-    fl_request request;
-    int64_t used;     /* of the slot; beyond its limit when the batch is too large */
-    int64_t found;    /* where the last tensor ends that find() gave the place of */
-    int64_t begin_ns; /* of the work at the request */
-    fl_reply reply;   /* its counts, collected since the last reply */
+    fl_request_message request;
+    int64_t used;           /* of the slot; beyond its limit when the batch is too large */
+    int64_t found;          /* where the last tensor ends that find() gave the place of */
+    int64_t begin_ns;       /* of the work at the request */
+    fl_reply_message reply; /* its counts, collected since the last reply */
     known_slot populated[KNOWN_SLOTS]; /* by a hash of the offset */
     fl_py_writer writer;               /* its memory is used again */
 };
 
-static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *worker_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"tensor_type", "fd",   "bytes",  "offset", "workers",
                                "depth",       "base", "worker", NULL};
@@ -58,12 +59,12 @@ static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &fd, &bytes, &offset, &workers, &depth, &base, &worker))
         return NULL;
     if (worker < 0 || worker >= workers || depth < 1 || (depth & (depth - 1)) != 0)
-        return PyErr_Format(PyExc_ValueError, "no port for worker %d of %d with depth %d", worker,
-                            workers, depth);
+        return PyErr_Format(PyExc_ValueError, "no worker end for worker %d of %d with depth %d",
+                            worker, workers, depth);
     fl_py_worker_end *self = (fl_py_worker_end *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     fl_err err;
-    if (fl_py_dlpack_open(tensor_type, &self->door) != 0) {
+    if (fl_py_dlpack_open(tensor_type, &self->dlpack) != 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -79,13 +80,13 @@ static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return fl_py_raise(&err, NULL);
 }
 
-static void port_dealloc(fl_py_worker_end *self)
+static void worker_end_dealloc(fl_py_worker_end *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     fl_shm_queue_free(self->shm);
     if (self->is_mapped) munmap(self->base, (size_t)self->bytes);
     fl_free(self->writer.data);
-    fl_py_dlpack_close(&self->door);
+    fl_py_dlpack_close(&self->dlpack);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -108,7 +109,8 @@ static void populate(fl_py_worker_end *self, int64_t from, int64_t bytes)
     known->bytes = end;
 }
 
-/* Room in the slot: its offset; the memory there is *data, NULL if the slot is too small. */
+/* Takes `bytes` of the slot: their offset; the memory there is *data, NULL if the slot is too
+ * small. */
 static int64_t reserve(fl_py_worker_end *self, int64_t bytes, char **data)
 {
     int64_t begin = (self->used + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -127,20 +129,20 @@ PyObject *fl_py_worker_end_tensor(fl_py_worker_end *self, fl_dtype dtype, int32_
     int64_t bytes = fl_tensor_bytes(dtype, ndim, shape), before = self->used;
     if (bytes < 0) return PyErr_NoMemory();
     reserve(self, bytes, data);
-    if (*data != NULL) return fl_py_tensor_at(&self->door, NULL, *data, dtype, ndim, shape);
+    if (*data != NULL) return fl_py_tensor_at(&self->dlpack, NULL, *data, dtype, ndim, shape);
     self->used = before; /* counted when it is packed */
-    return fl_py_tensor_new(&self->door, dtype, ndim, shape, data);
+    return fl_py_tensor_new(&self->dlpack, dtype, ndim, shape, data);
 }
 
-void fl_py_worker_end_fell_back(fl_py_worker_end *self, int32_t kind)
+void fl_py_worker_end_count_fallback(fl_py_worker_end *self, int reason)
 {
-    self->reply.fallbacks[kind]++;
+    self->reply.fallbacks[reason]++;
 }
 
 /* The slot lies in the arena, the task in the slot. */
 static bool is_sane(const fl_py_worker_end *self)
 {
-    const fl_request *request = &self->request;
+    const fl_request_message *request = &self->request;
     return request->offset >= 0 && request->limit >= 0 &&
            request->offset <= self->bytes - request->limit && request->bytes >= 0 &&
            request->bytes <= request->limit;
@@ -158,11 +160,11 @@ static PyObject *fail_damaged(fl_py_worker_end *self)
 /* A copy, which is checked: the slot may go on changing. */
 static PyObject *copy_task(fl_py_worker_end *self)
 {
-    const fl_request *request = &self->request;
+    const fl_request_message *request = &self->request;
     if (!is_sane(self)) return fail_damaged(self);
-    if (request->again >= 0) return PyLong_FromLongLong(request->again);
+    if (request->repeat_of >= 0) return PyLong_FromLongLong(request->repeat_of);
     PyObject *task = PyBytes_FromStringAndSize(slot_data(self), (Py_ssize_t)request->bytes);
-    if (task == NULL || fl_hash(PyBytes_AS_STRING(task), request->bytes) == request->task)
+    if (task == NULL || fl_hash(PyBytes_AS_STRING(task), request->bytes) == request->task_check)
         return task;
     Py_DECREF(task);
     return fail_damaged(self);
@@ -175,7 +177,7 @@ PyDoc_STRVAR(receive_doc,
              "False after `timeout` seconds or a signal. RuntimeError, which the parent is told\n"
              "of, where what is shared has been overwritten. Waits without the interpreter lock.");
 
-static PyObject *port_receive(fl_py_worker_end *self, PyObject *timeout)
+static PyObject *worker_end_receive(fl_py_worker_end *self, PyObject *timeout)
 {
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1 && PyErr_Occurred()) return NULL;
@@ -196,36 +198,16 @@ static PyObject *port_receive(fl_py_worker_end *self, PyObject *timeout)
 
 PyDoc_STRVAR(number_doc, "number()\n--\n\nThe number of the request being worked on.");
 
-static PyObject *port_number(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
+static PyObject *worker_end_number(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
 {
     return PyLong_FromLongLong(self->request.number);
 }
 
-bool fl_py_worker_end_place(const fl_py_worker_end *self, PyObject *object, fl_tensor *view,
-                            int64_t *offset)
+/* Where tensors of this batch lie; nowhere once it is too large. */
+static fl_py_memory built_memory(const fl_py_worker_end *self)
 {
-    if (Py_TYPE(object) != self->door.tensor_type) return false;
-    if (fl_py_view(&self->door, object, view) != 0) {
-        PyErr_Clear();
-        return false;
-    }
-    *offset = view->data - slot_data(self);
-    int64_t bytes = fl_tensor_bytes(view->dtype, view->ndim, view->shape);
-    return view->data != NULL && *offset >= 0 && bytes <= self->used - *offset &&
-           self->used <= self->request.limit;
-}
-
-static PyObject *make_place(int64_t offset, const fl_tensor *view)
-{
-    PyObject *place = PyTuple_New(2 + view->ndim);
-    if (place == NULL) return NULL;
-    PyTuple_SET_ITEM(place, 0, PyLong_FromLongLong(offset));
-    PyTuple_SET_ITEM(place, 1, PyLong_FromLong(view->dtype.code * 256 + view->dtype.bits));
-    for (int32_t d = 0; d < view->ndim; d++)
-        PyTuple_SET_ITEM(place, 2 + d, PyLong_FromLongLong(view->shape[d]));
-    if (!PyErr_Occurred()) return place;
-    Py_DECREF(place);
-    return NULL;
+    bool fits = self->used <= self->request.limit;
+    return (fl_py_memory){&self->dlpack, slot_data(self), fits ? self->used : -1};
 }
 
 PyDoc_STRVAR(find_doc,
@@ -234,20 +216,21 @@ PyDoc_STRVAR(find_doc,
              "None for anything else; False for what may share memory with one found before.\n"
              "Tensors are looked for in the order they were built in.");
 
-static PyObject *port_find(fl_py_worker_end *self, PyObject *object)
+static PyObject *worker_end_find(fl_py_worker_end *self, PyObject *object)
 {
     fl_tensor view;
     int64_t offset;
-    if (!fl_py_worker_end_place(self, object, &view, &offset)) Py_RETURN_NONE;
+    const fl_py_memory memory = built_memory(self);
+    if (!fl_py_memory_has(&memory, object, &view, &offset)) Py_RETURN_NONE;
     if (offset < self->found || !fl_tensor_is_contiguous(&view)) Py_RETURN_FALSE;
     self->found = offset + fl_tensor_bytes(view.dtype, view.ndim, view.shape);
-    return make_place(offset, &view);
+    return fl_py_place(offset, view.dtype, view.ndim, view.shape);
 }
 
 PyDoc_STRVAR(copy_doc, "copy(address, bytes, /)\n--\n\n"
                        "Copy memory into the batch, as far as it fits; its offset there.");
 
-static PyObject *port_copy(fl_py_worker_end *self, PyObject *args)
+static PyObject *worker_end_copy(fl_py_worker_end *self, PyObject *args)
 {
     unsigned long long address;
     long long bytes;
@@ -260,17 +243,17 @@ static PyObject *port_copy(fl_py_worker_end *self, PyObject *args)
 
 PyDoc_STRVAR(rewind_doc, "rewind()\n--\n\nGive up what was built of the batch.");
 
-static PyObject *port_rewind(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
+static PyObject *worker_end_rewind(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
 {
     self->used = self->found = 0;
     Py_RETURN_NONE;
 }
 
 static bool
-send_answer(fl_py_worker_end *self, const char *head, int64_t bytes, int kind, bool stays)
+send_reply(fl_py_worker_end *self, const char *head, int64_t bytes, int kind, bool host_only)
 {
     char *data;
-    self->reply.upload = stays ? 0 : self->used;
+    self->reply.upload = host_only ? 0 : self->used;
     int64_t offset = reserve(self, bytes, &data);
     bool fits = data != NULL;
     if (fits) memcpy(data, head, (size_t)bytes);
@@ -282,22 +265,22 @@ send_answer(fl_py_worker_end *self, const char *head, int64_t bytes, int kind, b
     self->reply.head_check = fl_hash(head, bytes);
     self->reply.busy_ns = fl_now_ns() - self->begin_ns;
     fl_shm_queue_send_reply(self->shm, self->worker, &self->reply);
-    self->reply = (fl_reply){0};
+    self->reply = (fl_reply_message){0};
     return fits;
 }
 
 PyDoc_STRVAR(answer_doc,
-             "answer(head, kind, stays, /)\n--\n\n"
+             "answer(head, kind, host_only, /)\n--\n\n"
              "Answer the request with the batch built and its pickled part; False if that is more\n"
-             "than the request allows, which the parent is told instead. stays: there are\n"
-             "tensors in it that are not to land.");
+             "than the request allows, which the parent is told instead. host_only: there are\n"
+             "tensors in it that are not to be copied to a destination.");
 
-static PyObject *port_answer(fl_py_worker_end *self, PyObject *args)
+static PyObject *worker_end_answer(fl_py_worker_end *self, PyObject *args)
 {
     Py_buffer head;
-    int kind, stays;
-    if (!PyArg_ParseTuple(args, "y*ip:answer", &head, &kind, &stays)) return NULL;
-    bool fits = send_answer(self, head.buf, head.len, kind, stays);
+    int kind, host_only;
+    if (!PyArg_ParseTuple(args, "y*ip:answer", &head, &kind, &host_only)) return NULL;
+    bool fits = send_reply(self, head.buf, head.len, kind, host_only);
     PyBuffer_Release(&head);
     return PyBool_FromLong(fits);
 }
@@ -307,19 +290,19 @@ PyDoc_STRVAR(write_doc,
              "The same for a batch of plain containers whose tensors were all built in the slot;\n"
              "None if there is anything else in it.");
 
-static PyObject *port_write(fl_py_worker_end *self, PyObject *args)
+static PyObject *worker_end_write(fl_py_worker_end *self, PyObject *args)
 {
     PyObject *batch;
     int kind;
     if (!PyArg_ParseTuple(args, "Oi:write", &batch, &kind)) return NULL;
-    self->writer.port = self;
+    self->writer.memory = built_memory(self);
     if (!fl_py_write_batch(&self->writer, batch)) Py_RETURN_NONE;
-    return PyBool_FromLong(send_answer(self, self->writer.data, self->writer.used, kind, false));
+    return PyBool_FromLong(send_reply(self, self->writer.data, self->writer.used, kind, false));
 }
 
 PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\nWhether the parent wants no more work.");
 
-static PyObject *port_is_closed(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
+static PyObject *worker_end_is_closed(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
 {
     return PyBool_FromLong(fl_shm_queue_is_closed(self->shm, self->worker));
 }
@@ -327,7 +310,7 @@ static PyObject *port_is_closed(fl_py_worker_end *self, PyObject *Py_UNUSED(igno
 /* ---- the watch on the parent */
 
 typedef struct watch {
-    fl_shm_queue *shm; /* borrowed from a port that lives as long as the process */
+    fl_shm_queue *shm; /* borrowed from a worker end that lives as long as the process */
     int32_t worker;
     pid_t parent;
     int pidfd; /* owned; -1 on kernels without */
@@ -354,9 +337,9 @@ static void *watch_parent(void *arg)
 PyDoc_STRVAR(watch_doc,
              "watch(pid, /)\n--\n\n"
              "From now on, when the process `pid` dies, requests end, and a moment later this\n"
-             "process does, whatever it is doing. The port must live as long as the process.");
+             "process does, whatever it is doing. This object must live as long as the process.");
 
-static PyObject *port_watch(fl_py_worker_end *self, PyObject *args)
+static PyObject *worker_end_watch(fl_py_worker_end *self, PyObject *args)
 {
     int pid;
     if (!PyArg_ParseTuple(args, "i:watch", &pid)) return NULL;
@@ -376,30 +359,30 @@ static PyObject *port_watch(fl_py_worker_end *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef port_methods[] = {
-    {"receive", (PyCFunction)port_receive, METH_O, receive_doc},
-    {"number", (PyCFunction)port_number, METH_NOARGS, number_doc},
-    {"find", (PyCFunction)port_find, METH_O, find_doc},
-    {"copy", (PyCFunction)port_copy, METH_VARARGS, copy_doc},
-    {"write", (PyCFunction)port_write, METH_VARARGS, write_doc},
-    {"rewind", (PyCFunction)port_rewind, METH_NOARGS, rewind_doc},
-    {"answer", (PyCFunction)port_answer, METH_VARARGS, answer_doc},
-    {"is_closed", (PyCFunction)port_is_closed, METH_NOARGS, is_closed_doc},
-    {"watch", (PyCFunction)port_watch, METH_VARARGS, watch_doc},
+static PyMethodDef worker_end_methods[] = {
+    {"receive", (PyCFunction)worker_end_receive, METH_O, receive_doc},
+    {"number", (PyCFunction)worker_end_number, METH_NOARGS, number_doc},
+    {"find", (PyCFunction)worker_end_find, METH_O, find_doc},
+    {"copy", (PyCFunction)worker_end_copy, METH_VARARGS, copy_doc},
+    {"write", (PyCFunction)worker_end_write, METH_VARARGS, write_doc},
+    {"rewind", (PyCFunction)worker_end_rewind, METH_NOARGS, rewind_doc},
+    {"answer", (PyCFunction)worker_end_answer, METH_VARARGS, answer_doc},
+    {"is_closed", (PyCFunction)worker_end_is_closed, METH_NOARGS, is_closed_doc},
+    {"watch", (PyCFunction)worker_end_watch, METH_VARARGS, watch_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(port_doc,
+PyDoc_STRVAR(worker_end_doc,
              "WorkerEnd(tensor_type, fd, bytes, offset, workers, depth, base, worker)\n--\n\n"
              "A worker's end of the memory at ParentEnd.address(). `base` is 0 in a process\n"
              "that has not inherited the parent's mapping.");
 
-static PyType_Slot port_slots[] = {{Py_tp_doc, (void *)port_doc},
-                                   {Py_tp_new, port_new},
-                                   {Py_tp_dealloc, port_dealloc},
-                                   {Py_tp_methods, port_methods},
-                                   {0, NULL}};
+static PyType_Slot worker_end_slots[] = {{Py_tp_doc, (void *)worker_end_doc},
+                                         {Py_tp_new, worker_end_new},
+                                         {Py_tp_dealloc, worker_end_dealloc},
+                                         {Py_tp_methods, worker_end_methods},
+                                         {0, NULL}};
 
 PyType_Spec fl_py_worker_end_spec = {.name = "fastloop._core.WorkerEnd",
                                      .basicsize = sizeof(fl_py_worker_end),
                                      .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-                                     .slots = port_slots};
+                                     .slots = worker_end_slots};

@@ -4,7 +4,7 @@
 
 cudaError_t fl_cuda_find_code(void) { return cudaSuccess; }
 
-const fl_backend fl_cuda_backend = {0};
+const fl_grad_ops fl_cuda_grad_ops = {0};
 
 int64_t fl_cuda_scratch_bytes(const fl_tensor_list *list)
 {

@@ -1,0 +1,86 @@
+/* fl_transfer_ops: the table of functions that a device fills for transfers. A transfer copies one
+ * batch from the slot it was filled in to a buffer of device memory.
+ *
+ * Floor 1. csrc/cuda fills fl_cuda_transfer_ops; csrc/cpu fills fl_cpu_transfer_ops, whose buffers
+ * are host memory. csrc/python chooses the table and passes it in. docs/cuda.md draws the states of
+ * a transfer and says who waits for whom.
+ *
+ * Transfers belong to a copy stream, which runs copies one after another. A `stream` is where the
+ * consumer's work is queued: of CUDA, a cudaStream_t, which may be NULL; of host memory, NULL.
+ *
+ * part_filled, start and copy are called by whichever thread fills the batch or copies it; the
+ * other functions of a copy stream and of its transfers by one consumer thread at a time. In a
+ * forked child every call does nothing or fails with FL_EFORK. */
+#ifndef FL_TRANSFER_OPS_H
+#define FL_TRANSFER_OPS_H
+
+#include "fl_pool.h"
+
+typedef struct fl_transfer_ops {
+    /* For fl_pool_pin. Memory is pinned for copies to any device. */
+    int (*pin)(int32_t device, char *data, int64_t bytes, fl_err *err);
+    void (*unpin)(int32_t device, char *data);
+
+    /* ---- a copy stream */
+
+    /* FL_OK, FL_ENOMEM, FL_EDEVICE. The caller closes it. */
+    int (*open)(int32_t device, void **out, fl_err *err);
+
+    /* SYNC. Waits for the copies that have been started. Any thread. */
+    void (*await)(void *copy_stream);
+
+    /* SYNC. Starts no copy until the next `get`, and waits for those that have been started: when
+     * it returns, every slot and buffer may be freed, and the slots of finished transfers have gone
+     * back to their pool. */
+    void (*halt)(void *copy_stream);
+
+    /* SYNC: halts. Every transfer has been finished, abandoned or cancelled. NULL is fine. */
+    void (*close)(void *copy_stream);
+
+    /* Gives the slots of finished transfers whose copies are over back to their pool. Returns the
+     * number of bytes that the other copies still read. */
+    int64_t (*collect)(void *copy_stream);
+
+    /* ---- a transfer */
+
+    /* A transfer for a batch of `parts` parts, the caller's until it is finished, abandoned or
+     * cancelled. FL_ENOMEM. Collects first. */
+    int (*get)(void *copy_stream, int32_t parts, void **out, fl_err *err);
+
+    /* Sets where the batch goes. `buffer` is borrowed until `stream` waits for the copy, or until
+     * the transfer is cancelled; the copy begins after what is queued on `stream` now. *is_filled:
+     * all parts were reported before, so the caller calls start, or has it called. FL_ENOMEM,
+     * FL_EDEVICE: nothing has changed. */
+    int (*set_buffer)(void *transfer, void *buffer, void *stream, bool *is_filled, fl_err *err);
+
+    /* Whether the copy has been started. Of a batch that the consumer has received. */
+    bool (*is_started)(const void *transfer);
+
+    /* One more part of the batch in the first `bytes` of the slot is filled. The last part starts
+     * the copy if the buffer is set. finish meets the reason of a failure. */
+    void (*part_filled)(void *transfer, fl_slot *slot, int64_t bytes);
+
+    /* Pins the slot (fl_slot_pin), which may take long, and starts the copy of a filled batch whose
+     * buffer is set. After FL_ENOMEM, FL_EDEVICE, FL_ECLOSED (halted) it may be called again. */
+    int (*start)(void *transfer, fl_slot *slot, int64_t bytes, fl_err *err);
+
+    /* Copies a batch of one part, whose buffer is set: pins the slot, which may take long, then as
+     * part_filled. After a failure (of pinning) nothing has begun. */
+    int (*copy)(void *transfer, fl_slot *slot, int64_t bytes, fl_err *err);
+
+    /* Makes `stream` wait for the copy of a filled batch whose buffer is set; starts it first if it
+     * has not been. Takes the transfer and the slot. After FL_ENOMEM, FL_EDEVICE, FL_ECLOSED
+     * (halted) they are still the caller's, who may try again. */
+    int (*finish)(void *transfer, fl_slot *slot, int64_t bytes, void *stream, fl_err *err);
+
+    /* Gives back a transfer and the slot of a filled batch that nobody wants. `stream`, which the
+     * buffer was set on, waits for the copy if it has been started, so that the buffer may be used
+     * again there. SYNC if it cannot, or if starting the copy has failed. */
+    void (*abandon)(void *transfer, fl_slot *slot, void *stream);
+
+    /* Gives back a transfer that will not be finished: before its last part is filled, or once the
+     * copy stream is halted. */
+    void (*cancel)(void *transfer);
+} fl_transfer_ops;
+
+#endif

@@ -1,0 +1,263 @@
+/* fl_cpu_transfer: see fl_cpu_transfer.h.
+ *
+ * Several threads may copy at a time. The mutex counts them, so that halt can wait for them. */
+#include "fl_cpu_transfer.h"
+
+#include "fl_cpu_rows.h"
+#include "fl_thread.h"
+
+#include <assert.h>
+
+typedef struct cpu_copy_stream cpu_copy_stream;
+
+typedef struct cpu_transfer {
+    cpu_copy_stream *copies;   /* borrowed */
+    struct cpu_transfer *next; /* consumer only: in the free list */
+    char *buffer;              /* borrowed; NULL: not set yet. Written before its part is counted */
+    _Atomic int32_t
+        parts;       /* to be filled, and one for the buffer: whoever is last starts the copy */
+    bool is_started; /* whoever starts the copy, then the consumer */
+} cpu_transfer;
+
+struct cpu_copy_stream {
+    uint32_t generation; /* set at open, then read-only */
+    cpu_transfer *free;  /* owned; consumer only */
+    pthread_mutex_t mutex;
+    pthread_cond_t is_idle; /* with the mutex: running is 0 */
+    int32_t running;        /* mutex: threads that copy */
+    bool is_halted;         /* mutex */
+};
+
+static inline bool is_foreign(const cpu_copy_stream *self)
+{
+    return self->generation != fl_fork_generation();
+}
+
+static int refuse_foreign(fl_err *err)
+{
+    return fl_fail(err, FL_EFORK, "this upload belongs to a parent process");
+}
+
+static int pin(int32_t device, char *data, int64_t bytes, fl_err *err)
+{
+    (void)device;
+    (void)data;
+    (void)bytes;
+    (void)err;
+    return FL_OK;
+}
+
+static void unpin(int32_t device, char *data)
+{
+    (void)device;
+    (void)data;
+}
+
+/* ---- a copy stream */
+
+static int open_locks(cpu_copy_stream *self, fl_err *err)
+{
+    FL_TRY(fl_mutex_open(&self->mutex, err));
+    int status = fl_cond_open(&self->is_idle, err);
+    if (status != FL_OK) pthread_mutex_destroy(&self->mutex);
+    return status;
+}
+
+static int open_copy_stream(int32_t device, void **out, fl_err *err)
+{
+    (void)device;
+    *out = NULL;
+    cpu_copy_stream *self = fl_alloc(sizeof *self);
+    if (self == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for uploads");
+    self->generation = fl_fork_generation();
+    int status = open_locks(self, err);
+    if (status == FL_OK)
+        *out = self;
+    else
+        fl_free(self);
+    return status;
+}
+
+static void await_idle_locked(cpu_copy_stream *self)
+{
+    while (self->running > 0) pthread_cond_wait(&self->is_idle, &self->mutex);
+}
+
+static void await_copies(void *copy_stream)
+{
+    cpu_copy_stream *self = copy_stream;
+    if (is_foreign(self)) return;
+    pthread_mutex_lock(&self->mutex);
+    await_idle_locked(self);
+    pthread_mutex_unlock(&self->mutex);
+}
+
+static void halt(void *copy_stream)
+{
+    cpu_copy_stream *self = copy_stream;
+    if (is_foreign(self)) return;
+    pthread_mutex_lock(&self->mutex);
+    self->is_halted = true;
+    await_idle_locked(self);
+    pthread_mutex_unlock(&self->mutex);
+}
+
+static void close_copy_stream(void *copy_stream)
+{
+    cpu_copy_stream *self = copy_stream;
+    if (self == NULL || is_foreign(self)) return;
+    halt(self);
+    while (self->free != NULL) {
+        cpu_transfer *transfer = self->free;
+        self->free = transfer->next;
+        fl_free(transfer);
+    }
+    pthread_cond_destroy(&self->is_idle);
+    pthread_mutex_destroy(&self->mutex);
+    fl_free(self);
+}
+
+static int64_t collect(void *copy_stream)
+{
+    (void)copy_stream; /* no copy is left once its transfer is finished */
+    return 0;
+}
+
+/* ---- a transfer */
+
+static void put_free(cpu_transfer *transfer)
+{
+    transfer->next = transfer->copies->free;
+    transfer->copies->free = transfer;
+}
+
+static void resume(cpu_copy_stream *self)
+{
+    pthread_mutex_lock(&self->mutex);
+    self->is_halted = false;
+    pthread_mutex_unlock(&self->mutex);
+}
+
+static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *err)
+{
+    cpu_copy_stream *self = copy_stream;
+    *out = NULL;
+    if (is_foreign(self)) return refuse_foreign(err);
+    cpu_transfer *transfer = self->free;
+    if (transfer != NULL) {
+        self->free = transfer->next;
+    } else {
+        transfer = fl_alloc(sizeof *transfer);
+        if (transfer == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for an upload");
+        transfer->copies = self;
+    }
+    atomic_store_explicit(&transfer->parts, parts + 1, memory_order_relaxed);
+    transfer->buffer = NULL;
+    transfer->is_started = false;
+    resume(self);
+    *out = transfer;
+    return FL_OK;
+}
+
+/* acq_rel: whoever starts the copy reads what all the others have written, the buffer included. */
+static inline bool is_last(cpu_transfer *transfer)
+{
+    return atomic_fetch_sub_explicit(&transfer->parts, 1, memory_order_acq_rel) == 1;
+}
+
+static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, fl_err *err)
+{
+    cpu_transfer *transfer = self;
+    (void)stream;
+    *is_filled = false;
+    if (is_foreign(transfer->copies)) return refuse_foreign(err);
+    transfer->buffer = buffer;
+    *is_filled = is_last(transfer);
+    return FL_OK;
+}
+
+static bool is_started(const void *self) { return ((const cpu_transfer *)self)->is_started; }
+
+/* False: halted. */
+static bool begin_copy(cpu_copy_stream *self)
+{
+    pthread_mutex_lock(&self->mutex);
+    bool may_copy = !self->is_halted;
+    self->running += may_copy;
+    pthread_mutex_unlock(&self->mutex);
+    return may_copy;
+}
+
+static void end_copy(cpu_copy_stream *self)
+{
+    pthread_mutex_lock(&self->mutex);
+    if (--self->running == 0) pthread_cond_broadcast(&self->is_idle);
+    pthread_mutex_unlock(&self->mutex);
+}
+
+static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
+{
+    cpu_transfer *transfer = self;
+    if (!begin_copy(transfer->copies)) return fl_fail(err, FL_ECLOSED, "the upload was halted");
+    fl_cpu_row_ops.copy_rows(transfer->buffer, fl_slot_data(slot), bytes, bytes, 0, 1, true);
+    transfer->is_started = true;
+    end_copy(transfer->copies);
+    return FL_OK;
+}
+
+static void part_filled(void *self, fl_slot *slot, int64_t bytes)
+{
+    if (is_last(self)) (void)start(self, slot, bytes, NULL);
+}
+
+static int copy(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
+{
+    (void)err;
+    part_filled(self, slot, bytes);
+    return FL_OK;
+}
+
+static int finish(void *self, fl_slot *slot, int64_t bytes, void *stream, fl_err *err)
+{
+    cpu_transfer *transfer = self;
+    (void)stream;
+    if (is_foreign(transfer->copies)) return refuse_foreign(err);
+    assert(transfer->buffer != NULL && atomic_load(&transfer->parts) == 0);
+    if (!transfer->is_started) FL_TRY(start(transfer, slot, bytes, err));
+    fl_slot_return(slot);
+    put_free(transfer);
+    return FL_OK;
+}
+
+static void abandon(void *self, fl_slot *slot, void *stream)
+{
+    cpu_transfer *transfer = self;
+    (void)stream;
+    if (is_foreign(transfer->copies)) return;
+    fl_slot_return(slot);
+    put_free(transfer);
+}
+
+static void cancel(void *self)
+{
+    if (!is_foreign(((cpu_transfer *)self)->copies)) put_free(self);
+}
+
+const fl_transfer_ops fl_cpu_transfer_ops = {
+    .pin = pin,
+    .unpin = unpin,
+    .open = open_copy_stream,
+    .await = await_copies,
+    .halt = halt,
+    .close = close_copy_stream,
+    .collect = collect,
+    .get = get_transfer,
+    .set_buffer = set_buffer,
+    .is_started = is_started,
+    .part_filled = part_filled,
+    .start = start,
+    .copy = copy,
+    .finish = finish,
+    .abandon = abandon,
+    .cancel = cancel,
+};

@@ -1,0 +1,62 @@
+/* fl_py_array_ring: see fl_py_array_ring.h. */
+#include "fl_py_array_ring.h"
+
+#include "fl_cuda_transfer.h"
+
+int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_order)
+{
+    fl_err err;
+    fl_ring_config config = {.fill = fl_table_fill,
+                             .transfers = &fl_cuda_transfer_ops,
+                             .pool = self->pool->pool,
+                             .depth = self->depth,
+                             .threads = threads,
+                             .runs_ahead = self->runs_ahead,
+                             .consumer_fills = self->consumer_fills,
+                             .lazy_bytes = self->consumer_fills ? FL_TABLE_SMALL_BYTES : 0,
+                             .is_in_order = is_in_order};
+    if (fl_ring_open(&config, &self->ring, &err) == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+/* Once the ring is empty and the copy stream halted. */
+static void drop_batches(fl_py_array_ring *self)
+{
+    if (self->is_undelivered) fl_slot_return(self->undelivered.slot);
+    self->is_undelivered = false;
+    self->deferred = NULL;
+    fl_py_array_destination_cancel_all(&self->destination);
+}
+
+void fl_py_array_ring_reset(fl_py_array_ring *self)
+{
+    void *copy_stream = self->destination.copy_stream;
+    Py_BEGIN_ALLOW_THREADS
+    if (copy_stream != NULL) fl_cuda_transfer_ops.halt(copy_stream);
+    fl_ring_reset(self->ring);
+    Py_END_ALLOW_THREADS
+    drop_batches(self);
+}
+
+void fl_py_array_ring_drop_epoch(fl_py_array_ring *self)
+{
+    fl_py_index_source_drop(&self->indices);
+    Py_CLEAR(self->pending_result);
+    if (self->sentinels != NULL) PyDict_Clear(self->sentinels);
+}
+
+void fl_py_array_ring_close(fl_py_array_ring *self)
+{
+    fl_ring *ring = self->ring;
+    void *copy_stream = self->destination.copy_stream;
+    self->ring = NULL;
+    if (ring != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        if (copy_stream != NULL) fl_cuda_transfer_ops.halt(copy_stream);
+        fl_ring_close(ring);
+        Py_END_ALLOW_THREADS
+        drop_batches(self);
+    }
+    fl_py_array_destination_close(&self->destination);
+}

@@ -1,0 +1,175 @@
+/* fl_py_index_source: see fl_py_index_source.h. */
+#include "fl_py_index_source.h"
+
+#include "fl_py_error.h"
+#include "fl_py_indices.h"
+
+static int raise_status(const fl_err *err)
+{
+    fl_py_raise(err, NULL);
+    return -1;
+}
+
+static inline const int64_t *indices_of(const fl_tensor *view)
+{
+    return (const int64_t *)(const void *)view->data;
+}
+
+int fl_py_index_source_open(fl_py_index_source *self, const fl_py_dlpack *dlpack, PyObject *maps,
+                            int64_t length)
+{
+    fl_err err;
+    self->maps = Py_NewRef(maps);
+    if (fl_plan_open(length, &self->plan, &err) != FL_OK) return raise_status(&err);
+    for (Py_ssize_t m = 0; m < PyTuple_GET_SIZE(maps); m++) {
+        fl_tensor view;
+        if (fl_py_index_vector(dlpack, PyTuple_GET_ITEM(maps, m), &view) != 0) return -1;
+        if (fl_plan_map(self->plan, indices_of(&view), view.shape[0], &err) != FL_OK)
+            return raise_status(&err);
+    }
+    return 0;
+}
+
+static int read_batch_size(fl_py_index_source *self)
+{
+    PyObject *size = PyObject_GetAttrString(self->batch_sampler, "batch_size");
+    if (size == NULL) return -1;
+    long long value = PyLong_AsLongLong(size);
+    Py_DECREF(size);
+    if (value == -1 && PyErr_Occurred()) return -1;
+    self->batch_size = value;
+    return 0;
+}
+
+static int read_drop_last(fl_py_index_source *self)
+{
+    PyObject *drop_last = PyObject_GetAttrString(self->batch_sampler, "drop_last");
+    int is_true = drop_last != NULL ? PyObject_IsTrue(drop_last) : -1;
+    Py_XDECREF(drop_last);
+    self->drop_last = is_true == 1;
+    return is_true < 0 ? -1 : 0;
+}
+
+int fl_py_index_source_restart(fl_py_index_source *self, PyObject *indices, fl_py_index_kind kind,
+                               PyObject *batch_sampler)
+{
+    fl_py_index_source_drop(self);
+    self->kind = kind;
+    self->batch_sampler = Py_NewRef(batch_sampler);
+    if (kind == FL_PY_INDEX_BLOCKS && (read_drop_last(self) != 0 || read_batch_size(self) != 0))
+        return -1;
+    self->iterator = PyObject_GetIter(indices);
+    return self->iterator != NULL ? 0 : -1;
+}
+
+/* The next item of the sampler; NULL at its end (without exception) or on one. New reference. */
+static PyObject *next_item(fl_py_index_source *self)
+{
+    return self->iterator != NULL ? PyIter_Next(self->iterator) : NULL;
+}
+
+/* Gives the next index block to the plan: 1 done, 0 there is none, -1 exception. */
+static int set_next_block(fl_py_index_source *self, const fl_py_dlpack *dlpack)
+{
+    Py_CLEAR(self->block);
+    PyObject *block = next_item(self);
+    if (block == NULL) return PyErr_Occurred() ? -1 : 0;
+    self->block = block;
+    if (PyTuple_Check(block)) {
+        long long first, count;
+        if (!PyArg_ParseTuple(block, "LL", &first, &count)) return -1;
+        fl_plan_set_range(self->plan, first, count);
+        return 1;
+    }
+    fl_tensor view;
+    if (fl_py_index_vector(dlpack, block, &view) != 0) return -1;
+    fl_plan_set_block(self->plan, indices_of(&view), view.shape[0]);
+    return 1;
+}
+
+static int read_from_blocks(fl_py_index_source *self, const fl_py_dlpack *dlpack, fl_rows *rows)
+{
+    fl_err err;
+    /* As torch's BatchSampler does. */
+    if (!self->drop_last && read_batch_size(self) != 0) return -1;
+    int has_block = 1;
+    while (has_block > 0) {
+        if (fl_plan_fill(self->plan, rows, self->batch_size, &err) != FL_OK)
+            return raise_status(&err);
+        if (rows->count >= self->batch_size) break;
+        has_block = set_next_block(self, dlpack);
+    }
+    if (has_block < 0) return -1;
+    bool is_whole = rows->count == self->batch_size;
+    bool has_rows = rows->count > 0 && (is_whole || !self->drop_last);
+    return has_rows ? FL_PY_INDEX_ROWS : FL_PY_INDEX_END;
+}
+
+/* What adding an item's indices has come to; a batch without rows is torch's to fetch. */
+static inline int rows_or_item(int added, const fl_rows *rows)
+{
+    if (added < 0) return -1;
+    return added == 1 && rows->count > 0 ? FL_PY_INDEX_ROWS : FL_PY_INDEX_ITEM;
+}
+
+static int read_batch(const fl_py_dlpack *dlpack, PyObject **item, fl_rows *rows)
+{
+    int added = fl_py_rows_add(dlpack, *item, rows);
+    if (added == 0 && !PyList_CheckExact(*item) && !PyTuple_CheckExact(*item)) {
+        PyObject *list = PySequence_List(*item);
+        if (list == NULL) return -1;
+        Py_SETREF(*item, list);
+        added = fl_py_rows_add(dlpack, list, rows);
+    }
+    return rows_or_item(added, rows);
+}
+
+static int read_single(const fl_py_dlpack *dlpack, PyObject *item, fl_rows *rows, bool *is_single)
+{
+    int64_t index;
+    fl_err err;
+    if (PyList_CheckExact(item)) return rows_or_item(fl_py_rows_add(dlpack, item, rows), rows);
+    *is_single = true;
+    int added = fl_py_index(dlpack, item, &index);
+    if (added == 1 && fl_rows_add(rows, &index, 1, &err) != FL_OK) return raise_status(&err);
+    return rows_or_item(added, rows);
+}
+
+int fl_py_index_source_read(fl_py_index_source *self, const fl_py_dlpack *dlpack, fl_rows *rows,
+                            bool *is_single, PyObject **item)
+{
+    *is_single = false;
+    *item = NULL;
+    if (self->kind == FL_PY_INDEX_BLOCKS) return read_from_blocks(self, dlpack, rows);
+    *item = next_item(self);
+    if (*item == NULL) return PyErr_Occurred() ? -1 : FL_PY_INDEX_END;
+    int got = self->kind == FL_PY_INDEX_BATCHES ? read_batch(dlpack, item, rows)
+                                                : read_single(dlpack, *item, rows, is_single);
+    if (got != FL_PY_INDEX_ITEM) Py_CLEAR(*item);
+    return got;
+}
+
+void fl_py_index_source_drop(fl_py_index_source *self)
+{
+    if (self->plan != NULL) fl_plan_restart(self->plan);
+    Py_CLEAR(self->batch_sampler);
+    Py_CLEAR(self->iterator);
+    Py_CLEAR(self->block);
+}
+
+int fl_py_index_source_traverse(fl_py_index_source *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->maps);
+    Py_VISIT(self->batch_sampler);
+    Py_VISIT(self->iterator);
+    Py_VISIT(self->block);
+    return 0;
+}
+
+void fl_py_index_source_close(fl_py_index_source *self)
+{
+    fl_py_index_source_drop(self);
+    fl_plan_close(self->plan);
+    self->plan = NULL;
+    Py_CLEAR(self->maps);
+}

@@ -1,0 +1,31 @@
+/* fl_py_table: the heap type _core.Table, a core table over tensors and arrays of the user's.
+ *
+ * All functions need the interpreter lock. */
+#ifndef FL_PY_TABLE_H
+#define FL_PY_TABLE_H
+
+#include "fl_py_dlpack.h"
+#include "fl_py_error.h"
+#include "fl_table.h"
+
+typedef struct fl_py_table {
+    PyObject_HEAD
+    fl_py_dlpack dlpack;
+    PyObject *sources;   /* owned: tuple of tensors and ndarrays, alive while views are */
+    fl_py_fields fields; /* owned */
+    fl_column *columns;  /* owned: one for each source */
+    int32_t count;
+    fl_table *table; /* owned */
+} fl_py_table;
+
+extern PyType_Spec fl_py_table_spec;
+
+/* Looks at the sources again, and rebuilds views and table if one has moved or changed its shape.
+ * Only while nothing reads the table. 0, or -1 and an exception. */
+int fl_py_table_refresh(fl_py_table *self);
+
+/* After the rows have been read: -1 and OSError if a mapped file behind one of them has become too
+ * short meanwhile; else 0. */
+int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows);
+
+#endif

@@ -1,0 +1,29 @@
+/* fl_py_items: the values at one place of the samples of a batch. */
+#include "fl_py_items.h"
+
+PyObject *fl_py_items_object(const fl_py_items *batch)
+{
+    if (batch->original != NULL) return Py_NewRef(batch->original);
+    PyObject *object = batch->is_tuple ? PyTuple_New(batch->count) : PyList_New(batch->count);
+    for (Py_ssize_t i = 0; object != NULL && i < batch->count; i++) {
+        PyObject *item = Py_NewRef(batch->items[i]);
+        if (batch->is_tuple)
+            PyTuple_SET_ITEM(object, i, item);
+        else
+            PyList_SET_ITEM(object, i, item);
+    }
+    return object;
+}
+
+PyObject *fl_py_items_call(PyObject *function, PyObject *first, const fl_py_items *batch)
+{
+    PyObject *values = function != NULL ? fl_py_items_object(batch) : NULL;
+    if (function == NULL) PyErr_SetString(PyExc_ReferenceError, "this collate is being destroyed");
+    PyObject *args[] = {first, values};
+    PyObject *const *given = first != NULL ? args : args + 1;
+    PyObject *result = NULL;
+    if (values != NULL)
+        result = PyObject_Vectorcall(function, given, (size_t)(args + 2 - given), NULL);
+    Py_XDECREF(values);
+    return result;
+}

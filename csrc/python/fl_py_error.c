@@ -1,0 +1,90 @@
+/* fl_py_error: see fl_py_error.h. */
+#include "fl_py_error.h"
+
+#include <errno.h>
+
+static PyObject *raise_index(const fl_err *err)
+{
+    if (err->length == 0)
+        return PyErr_Format(
+            PyExc_IndexError,
+            "index %lld at position %lld of the batch is out of bounds: the dataset "
+            "has length 0",
+            (long long)err->value, (long long)err->position);
+    return PyErr_Format(PyExc_IndexError,
+                        "index %lld at position %lld of the batch is out of bounds for a dataset "
+                        "of length %lld; samplers and the indices of a Subset must lie between "
+                        "%lld and %lld",
+                        (long long)err->value, (long long)err->position, (long long)err->length,
+                        (long long)-err->length, (long long)err->length - 1);
+}
+
+static PyObject *raise_source(const fl_err *err, const fl_py_fields *fields)
+{
+    PyObject *path = PyTuple_GET_ITEM(PyTuple_GET_ITEM(fields->files, err->field), 0);
+    PyObject *text = PyUnicode_FromFormat(
+        "%U, row %lld can no longer be read: the mapped file has become shorter than the array; "
+        "restore the file and open the dataset again",
+        PyTuple_GET_ITEM(fields->names, err->field), (long long)err->value);
+    PyObject *error =
+        text != NULL ? PyObject_CallFunction(PyExc_OSError, "iOO", EIO, text, path) : NULL;
+    if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    Py_XDECREF(text);
+    return NULL;
+}
+
+/* The exception class of this name in torch; RuntimeError, its base class, where torch is not
+ * loaded or has no such class. New reference. */
+static PyObject *find_device_error(const char *name)
+{
+    PyObject *key = PyUnicode_FromString("torch");
+    PyObject *torch = key != NULL ? PyImport_GetModule(key) : NULL;
+    PyObject *type = torch != NULL ? PyObject_GetAttrString(torch, name) : NULL;
+    Py_XDECREF(torch);
+    Py_XDECREF(key);
+    if (type != NULL) return type;
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_AttributeError)) return NULL;
+    PyErr_Clear();
+    return Py_NewRef(PyExc_RuntimeError);
+}
+
+/* An error of the device's runtime, as torch raises errors of its own calls. */
+static PyObject *raise_device(const fl_err *err)
+{
+    bool is_memory = err->code == FL_ENOMEM;
+    PyObject *type = find_device_error(is_memory ? "OutOfMemoryError" : "AcceleratorError");
+    PyObject *error = type != NULL ? PyObject_CallFunction(type, "s", err->text) : NULL;
+    PyObject *number = error != NULL ? PyLong_FromLongLong(err->value) : NULL;
+    if (number != NULL && (is_memory || PyObject_SetAttrString(error, "error_code", number) == 0))
+        PyErr_SetObject(type, error);
+    Py_XDECREF(number);
+    Py_XDECREF(error);
+    Py_XDECREF(type);
+    return NULL;
+}
+
+PyObject *fl_py_raise(const fl_err *err, const fl_py_fields *fields)
+{
+    PyObject *type = PyExc_RuntimeError;
+    switch (err->code) {
+    case FL_EINDEX:
+        return raise_index(err);
+    case FL_ESOURCE:
+        return raise_source(err, fields);
+    case FL_EDEVICE:
+        if (err->value != 0) return raise_device(err);
+        break;
+    case FL_ENOMEM:
+        if (err->value != 0) return raise_device(err);
+        type = PyExc_MemoryError;
+        break;
+    case FL_EINVAL:
+        type = PyExc_ValueError;
+        break;
+    default:
+        break;
+    }
+    PyErr_SetString(type, err->text);
+    return NULL;
+}

@@ -1,0 +1,20 @@
+/* fl_py_error: the one place where a status of the lower floors becomes an exception. */
+#ifndef FL_PY_ERROR_H
+#define FL_PY_ERROR_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "fl_base.h"
+
+/* What errors call the fields of a table. */
+typedef struct fl_py_fields {
+    PyObject *names; /* owned by the table: tuple of str */
+    PyObject *files; /* owned by the table: tuple of None or (path, address of byte 0, size) */
+} fl_py_fields;
+
+/* Sets the exception for err->code and returns NULL. FL_ESOURCE needs `fields`, which is NULL where
+ * no table is read. */
+PyObject *fl_py_raise(const fl_err *err, const fl_py_fields *fields);
+
+#endif

@@ -1,0 +1,11 @@
+/* fl_py_finalizer: the heap type _core.FinalizerBase, a base class whose finalizer Ctrl-C cannot
+ * cut short. */
+#ifndef FL_PY_FINALIZER_H
+#define FL_PY_FINALIZER_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+extern PyType_Spec fl_py_finalizer_spec;
+
+#endif

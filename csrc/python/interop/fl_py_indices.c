@@ -1,0 +1,121 @@
+/* fl_py_indices: see fl_py_indices.h. */
+#include "fl_py_indices.h"
+
+#include "fl_py_error.h"
+#include "fl_py_numpy.h"
+
+static inline bool is_index_vector(const fl_tensor *view)
+{
+    return view->ndim == 1 && view->dtype.code == kDLInt && view->dtype.bits == 64 &&
+           (view->shape[0] <= 1 || view->stride[0] == 8) && (uintptr_t)view->data % 8 == 0;
+}
+
+int fl_py_index_vector(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out)
+{
+    if (fl_py_view(dlpack, object, out) != 0) return -1;
+    if (is_index_vector(out)) return 0;
+    PyErr_SetString(PyExc_TypeError, "expected a contiguous int64 vector of indices");
+    return -1;
+}
+
+static int index_from_scalar(const fl_py_dlpack *dlpack, PyObject *item, int64_t *out)
+{
+    fl_tensor view;
+    if (fl_py_view(dlpack, item, &view) != 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (view.ndim != 0 || view.dtype.code != kDLInt)
+        return 0; /* unsigned bytes are torch's masks */
+    PyObject *number = PyNumber_Index(item);
+    if (number == NULL) return -1;
+    *out = PyLong_AsLongLong(number);
+    Py_DECREF(number);
+    if (*out != -1 || !PyErr_Occurred()) return 1;
+    PyErr_Clear();
+    return 0;
+}
+
+int fl_py_index(const fl_py_dlpack *dlpack, PyObject *item, int64_t *out)
+{
+    int overflow = 0;
+    if (PyLong_CheckExact(item)) {
+        *out = PyLong_AsLongLongAndOverflow(item, &overflow);
+        return overflow == 0;
+    }
+    if (fl_py_is_tensor(dlpack, item)) return index_from_scalar(dlpack, item, out);
+    bool is_plain = PyLong_Check(item) || fl_py_is_integer_scalar(item);
+    if (!is_plain || PyBool_Check(item)) return 0;
+    PyObject *number = PyNumber_Index(item);
+    if (number == NULL) return -1;
+    *out = PyLong_AsLongLongAndOverflow(number, &overflow);
+    Py_DECREF(number);
+    return overflow == 0;
+}
+
+/* All of a vector at once: 1 added, 0 not a contiguous int64 vector, -1 exception. */
+static int add_vector(const fl_py_dlpack *dlpack, PyObject *item, fl_rows *rows)
+{
+    fl_tensor view;
+    bool is_tensor = fl_py_is_tensor(dlpack, item);
+    if (is_tensor ? fl_py_view(dlpack, item, &view) != 0 : fl_py_array_view(item, &view) != 1) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (!is_index_vector(&view)) return 0;
+    fl_err err;
+    if (fl_rows_add(rows, (const int64_t *)(const void *)view.data, view.shape[0], &err) == FL_OK)
+        return 1;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+int fl_py_rows_add(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows)
+{
+    int added = add_vector(dlpack, items, rows);
+    if (added != 0) return added;
+    if (!PyList_CheckExact(items) && !PyTuple_CheckExact(items)) return 0;
+    int64_t before = rows->count, buffer[256];
+    Py_ssize_t next = 0;
+    while (next < PySequence_Fast_GET_SIZE(items)) {
+        int64_t count = 0;
+        for (; count < 256 && next < PySequence_Fast_GET_SIZE(items); next++) {
+            /* Converting may run Python code that changes the list. */
+            PyObject *item = PySequence_Fast_GET_ITEM(items, next);
+            Py_INCREF(item);
+            int done = fl_py_index(dlpack, item, &buffer[count++]);
+            Py_DECREF(item);
+            if (done == 1) continue;
+            rows->count = before;
+            return done;
+        }
+        fl_err err;
+        if (fl_rows_add(rows, buffer, count, &err) != FL_OK) {
+            fl_py_raise(&err, NULL);
+            return -1;
+        }
+    }
+    return 1;
+}
+
+PyObject *fl_py_int64_array(const fl_py_dlpack *dlpack, PyObject *sequence)
+{
+    int64_t *out;
+    Py_ssize_t length = PySequence_Fast_GET_SIZE(sequence);
+    PyObject *array = fl_py_int64_vector(length, &out);
+    if (array == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < length; i++) {
+        int done = 0; /* a list that shrank meanwhile is not plain */
+        if (i < PySequence_Fast_GET_SIZE(sequence)) {
+            PyObject *item = PySequence_Fast_GET_ITEM(sequence, i);
+            Py_INCREF(item);
+            done = fl_py_index(dlpack, item, &out[i]);
+            Py_DECREF(item);
+        }
+        if (done == 1) continue;
+        Py_DECREF(array);
+        if (done < 0) return NULL;
+        Py_RETURN_NONE;
+    }
+    return array;
+}

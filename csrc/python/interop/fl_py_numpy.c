@@ -1,0 +1,72 @@
+/* fl_py_numpy: see fl_py_numpy.h. The only file that includes NumPy. */
+#include "fl_py_numpy.h"
+
+#include "dlpack/dlpack.h"
+
+#include <numpy/arrayobject.h>
+
+int fl_py_numpy_import(void) { return _import_array(); }
+
+static bool find_dtype(PyArray_Descr *descr, fl_dtype *out)
+{
+    static const struct {
+        char kind;
+        uint8_t code;
+    } codes[] = {{'i', kDLInt}, {'u', kDLUInt}, {'f', kDLFloat}, {'c', kDLComplex}, {'b', kDLBool}};
+    int64_t bytes = PyDataType_ELSIZE(descr);
+    if (!PyArray_ISNBO(descr->byteorder) || bytes > 16) return false;
+    if (bytes == 16 && descr->kind != 'c') return false; /* long double */
+    if (descr->type_num == NPY_ULONGLONG && NPY_ULONGLONG != NPY_UINT64) return false; /* torch's */
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        if (codes[i].kind != descr->kind) continue;
+        *out = (fl_dtype){codes[i].code, (uint8_t)(bytes * 8), 1};
+        return true;
+    }
+    return false;
+}
+
+int fl_py_array_view(PyObject *object, fl_tensor *out)
+{
+    if (!PyArray_Check(object)) return 0;
+    PyArrayObject *array = (PyArrayObject *)object;
+    if (!find_dtype(PyArray_DESCR(array), &out->dtype)) {
+        PyErr_Format(PyExc_TypeError, "torch has no dtype for %R", PyArray_DESCR(array));
+        return -1;
+    }
+    out->data = PyArray_BYTES(array);
+    out->ndim = PyArray_NDIM(array); /* at most 64 in every NumPy */
+    for (int32_t d = 0; d < out->ndim; d++) {
+        out->shape[d] = PyArray_DIM(array, d);
+        out->stride[d] = PyArray_STRIDE(array, d);
+    }
+    return 1;
+}
+
+bool fl_py_is_array(PyObject *object) { return PyArray_CheckExact(object); }
+
+bool fl_py_is_read_only(PyObject *array) { return !PyArray_ISWRITEABLE((PyArrayObject *)array); }
+
+bool fl_py_scalar_dtype(PyObject *scalar, fl_dtype *out)
+{
+    if (!PyArray_IsScalar(scalar, Number) && !PyArray_IsScalar(scalar, Bool)) return false;
+    PyArray_Descr *descr = PyArray_DescrFromScalar(scalar);
+    if (descr == NULL) {
+        PyErr_Clear();
+        return false;
+    }
+    bool is_found = find_dtype(descr, out);
+    Py_DECREF(descr);
+    return is_found && !(out->code == kDLUInt && out->bits == 64); /* torch refuses them */
+}
+
+void fl_py_scalar_value(PyObject *scalar, char *out) { PyArray_ScalarAsCtype(scalar, out); }
+
+bool fl_py_is_integer_scalar(PyObject *object) { return PyArray_IsScalar(object, Integer); }
+
+PyObject *fl_py_int64_vector(Py_ssize_t length, int64_t **data)
+{
+    npy_intp shape = length;
+    PyObject *array = PyArray_SimpleNew(1, &shape, NPY_INT64);
+    if (array != NULL) *data = PyArray_DATA((PyArrayObject *)array);
+    return array;
+}

@@ -1,0 +1,45 @@
+/* fl_py_batch_codec: batches as the C collate makes them, written to bytes and read back. */
+#ifndef FL_PY_BATCH_CODEC_H
+#define FL_PY_BATCH_CODEC_H
+
+#include "fl_py.h"
+
+/* Memory that tensors of a batch may lie in. */
+typedef struct fl_py_memory {
+    const fl_py_dlpack *dlpack; /* borrowed */
+    const char *data;           /* borrowed */
+    int64_t bytes;              /* < 0: nothing lies there */
+} fl_py_memory;
+
+/* Whether a tensor lies in the memory: its view and offset there. No exception is set. */
+bool fl_py_memory_has(const fl_py_memory *memory, PyObject *object, fl_tensor *view,
+                      int64_t *offset);
+
+/* A place as Python code has it: (offset, dtype, *shape), where dtype is DLPack's code * 256 +
+ * bits. New reference. */
+PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape);
+
+typedef struct fl_py_writer {
+    fl_py_memory memory;
+    char *data; /* owned, by fl_free; used again from batch to batch */
+    int64_t used, capacity;
+    int64_t end; /* of the last tensor written: those that come later lie behind it */
+} fl_py_writer;
+
+typedef struct fl_py_reader {
+    const char *data; /* borrowed: nobody writes there */
+    int64_t bytes, at;
+    /* Makes a tensor of its place. New reference. */
+    PyObject *(*make)(void *context, int64_t offset, fl_dtype dtype, int32_t ndim,
+                      const int64_t *shape);
+    void *context;
+} fl_py_reader;
+
+/* False when there is something in the batch that is not covered; no exception is set. */
+bool fl_py_write_batch(fl_py_writer *out, PyObject *batch);
+
+/* The batch, or what comes next in it. New reference; NULL without an exception where neither was
+ * written. */
+PyObject *fl_py_read_batch(fl_py_reader *in);
+
+#endif

@@ -1,0 +1,126 @@
+"""Tensors as memory: their dtypes by number, their places in a buffer, and which of them are plain.
+
+A *place* says where a tensor lies in a buffer. C and Python give the same tuple.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# A dtype's number is DLPack's code * 256 + bits.
+DTYPES: dict[int, torch.dtype] = {
+    code * 256 + dtype.itemsize * 8: dtype
+    for code, dtypes in {
+        0: (torch.int8, torch.int16, torch.int32, torch.int64),
+        1: (torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        2: (torch.float16, torch.float32, torch.float64),
+        4: (torch.bfloat16,),
+        5: (torch.complex32, torch.complex64, torch.complex128),
+        6: (torch.bool,),
+        10: (torch.float8_e4m3fn,),
+        11: (torch.float8_e4m3fnuz,),
+        12: (torch.float8_e5m2,),
+        13: (torch.float8_e5m2fnuz,),
+        14: (torch.float8_e8m0fnu,),
+    }.items()
+    for dtype in dtypes
+}
+# Those that DLPack does not have get numbers below 0, which C never gives.
+_others = {found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+_others -= set(DTYPES.values())
+DTYPES.update({-1 - i: dtype for i, dtype in enumerate(sorted(_others, key=str))})
+_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+BYTE = _NUMBERS[torch.uint8]
+
+_ALIGNMENT = 64  # bytes
+
+
+class Place(NamedTuple):
+    offset: int  # in bytes, a multiple of the size of an element
+    dtype: int  # by number
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None  # in elements; None: contiguous
+
+
+def place_of(tensor: torch.Tensor) -> Place:
+    """At offset 0, with the strides that ``tensor.to(device)`` gives."""
+    strides = tensor.stride()
+    if not tensor.is_contiguous():
+        strides = torch.empty_like(tensor, device="meta").stride()
+    return Place(0, _NUMBERS[tensor.dtype], tuple(tensor.shape), strides)
+
+
+def pad(size: int) -> int:
+    """The next multiple of 64 bytes."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def lay_out(places: Sequence[Place]) -> tuple[list[Place], int]:
+    """The same, one after the other in a buffer; how many bytes that has."""
+    sizes = (pad(math.prod(place.shape) * DTYPES[place.dtype].itemsize) for place in places)
+    *offsets, size = accumulate(sizes, initial=0)
+    return [place._replace(offset=at) for place, at in zip(places, offsets, strict=True)], size
+
+
+def outside_inference_mode(function: Callable[P, T]) -> Callable[P, T]:
+    """For functions that make tensors: those of the inference mode could not be used outside of it.
+    Costs less than torch's decorator where that mode is off."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False):
+            return function(*args, **kwargs)
+
+    return call
+
+
+@outside_inference_mode
+def split_buffer(buffer: torch.Tensor, places: Iterable[Sequence[Any]]) -> list[torch.Tensor]:
+    """The tensors at these places of a buffer, which begins where its storage does.
+
+    Each has a version of its own, 0. Views would share one: writing to a view would spoil the
+    graphs that have saved another.
+    """
+    storage, device = buffer.untyped_storage(), buffer.device
+    tensors = []
+    for offset, number, *layout in places:
+        dtype = DTYPES[number]
+        tensor = torch.empty(0, dtype=dtype, device=device)
+        tensors.append(tensor.set_(storage, offset // dtype.itemsize, *layout).data)
+    return tensors
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its numbers are all there is to it, so that a copy of them is a copy of it."""
+    return not (
+        type(tensor) is not torch.Tensor
+        or tensor.layout is not torch.strided
+        or tensor.requires_grad
+        or tensor.is_quantized
+        or tensor.is_nested
+        or tensor.is_neg()
+        or tensor.is_conj()
+        or getattr(tensor, "has_names", bool)()  # gone in torch 2.13
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes of the storage from the tensor's first to its last element."""
+    size, begin = tensor.element_size(), int(tensor.storage_offset())
+    if tensor.numel() == 0:
+        return 0, 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    end = begin + sum((int(length) - 1) * int(stride) for length, stride in steps) + 1
+    return begin * size, end * size

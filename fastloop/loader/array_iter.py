@@ -1,0 +1,174 @@
+"""The array path's iterator: torch's base iterator over batches that C gathers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch.autograd import profiler
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import pin_memory
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+from fastloop import _core
+from fastloop.base.memory import budget_of
+from fastloop.device.accelerator import Accelerator
+from fastloop.device.array_destinations import Blocks, DeviceBlocks, PinnedBlocks
+from fastloop.device.availability import find_upload_fault, has_uploads
+from fastloop.loader.epoch import ResumableIter, skip_blocks
+from fastloop.loader.index_blocks import find_blocks
+from fastloop.loader.route import NotCoveredError, Source, find_source
+from fastloop.loader.shared import Shared
+
+_BLOCKS, _BATCHES, _SINGLES = 0, 1, 2  # what ArrayLoader.restart() is given
+
+
+class _InBlocks:
+    """In the place of an iterator over the sampler, where C cuts batches out of whole blocks: what
+    others took from those would be missing in the epoch."""
+
+    def __iter__(self) -> _InBlocks:
+        return self
+
+    def __next__(self) -> Any:
+        raise RuntimeError(
+            "_sampler_iter of an iterator on the array path gives no batches, because the sampler "
+            "is read in blocks; pass path='torch' to the loader, or use load_state_dict() to skip"
+        )
+
+
+class ArrayIter(ResumableIter):
+    """Random numbers are drawn when torch draws them: the base seed in ``__init__``, the
+    permutation when the first index is needed."""
+
+    _workers = ()  # torch's name for the worker processes
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        source: Source,
+        shared: Shared,
+        accelerator: Accelerator | None,
+    ) -> None:
+        self._shared = shared
+        super().__init__(loader)
+        self._source = source
+        self._destination = self._find_destination(accelerator)
+        self._pin_memory = self._pin_memory and accelerator is None
+        if self._num_workers == 0 and self._timeout != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        self._open_loader(loader)
+        # torch's iterator with workers ends its __init__ with a _reset, and so asks the sampler
+        # for an iterator twice; samplers that draw in __iter__ can tell.
+        if self._num_workers > 0:
+            self._reset(loader, first_iter=True)
+        else:
+            self._restart()
+
+    def _find_destination(self, accelerator: Accelerator | None) -> Blocks | None:
+        """Where batches arrive; None: in CPU memory of ours."""
+        if accelerator is None:
+            return PinnedBlocks(self._source) if self._pin_memory else None
+        # Without workers a copy by C would wait for all that the loop has queued.
+        if self._num_workers > 0:
+            self._shared.fault = find_upload_fault(accelerator)
+            if has_uploads(accelerator):
+                return DeviceBlocks(self._source, accelerator)
+        if accelerator.device.type == "cpu":
+            return None
+        return Blocks(self._source, accelerator.allocate_pinned)
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether batches are there when they are handed out."""
+        return isinstance(self._destination, DeviceBlocks)
+
+    def _open_loader(self, loader: DataLoader[Any]) -> None:
+        source, destination = self._source, self._destination
+        fetcher = _MapDatasetFetcher(
+            self._dataset, self._auto_collation, self._collate_fn, self._drop_last
+        )
+        if self._num_workers == 0:
+            self._dataset_fetcher = fetcher  # by torch's name, for others
+        # The budget is one of pinned memory; without workers no batch is made ahead of its use.
+        is_ahead = destination is not None and self._num_workers > 0
+        self._is_closed = False
+        self._array_loader = _core.ArrayLoader(
+            table=source.table,
+            pool=self._shared.memory_for_arrays(
+                len(source.columns), destination.index if destination else -1
+            ),
+            fetch=fetcher.fetch,
+            keys=source.keys,
+            maps=source.maps,
+            workers=self._num_workers,
+            prefetch=loader.prefetch_factor or 1,
+            # One worker of torch's keeps the order in any case; here the consumer helps it.
+            in_order=loader.in_order or self._num_workers == 1,
+            persistent=self._persistent_workers,
+            timeout=self._timeout,
+            allocate=destination.new if destination else None,
+            split=destination.split if destination else None,
+            budget=budget_of(loader) if is_ahead else sys.maxsize,
+        )
+
+    def _restart(self) -> None:
+        if self._destination is not None:
+            self._destination.check()
+        sampler = self._index_sampler
+        blocks = find_blocks(sampler) if self._auto_collation else None
+        if blocks is not None:
+            self._sampler_iter = _InBlocks()
+            self._array_loader.restart(self._remaining(blocks, skip_blocks), _BLOCKS, sampler)
+        else:
+            kind = _BATCHES if self._auto_collation else _SINGLES
+            self._array_loader.restart(self._sampler_iter, kind, None)
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        # At the end of an epoch it closes, unless it is persistent; a forked child has none.
+        is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
+        if not first_iter and not is_usable:
+            self._open_loader(loader)
+        self._restart()
+
+    def _look_again(self) -> None:
+        """Other tensors were put into the TensorDataset between two batches."""
+        try:
+            source = find_source(self._dataset, pin=False)
+            self._array_loader.use(source.table)
+        except (NotCoveredError, ValueError) as error:
+            raise RuntimeError(
+                f"the tensors of the dataset were replaced during iteration and {error}; "
+                "call iter() on the loader again"
+            ) from error
+        self._source = source
+
+    def _next_data(self) -> Any:
+        if self._num_workers == 0 and self._source.is_stale():
+            self._look_again()
+        data = next(self._array_loader)
+        if self._pin_memory:
+            return pin_memory.pin_memory(data)  # type: ignore[no-untyped-call]
+        return data
+
+    def __next__(self) -> Any:
+        if self._destination is not None:
+            self._destination.check()
+        try:
+            if profiler._is_profiler_enabled or self._pin_memory or self._source.is_stale():
+                return super().__next__()
+            data = next(self._array_loader)
+        except StopIteration:
+            self._epoch.is_over = True
+            raise
+        self._num_yielded += 1
+        return data
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._array_loader.close()
+
+    def _shutdown_workers(self) -> None:
+        """torch's name for it, which others call."""
+        self.close()

@@ -1,0 +1,152 @@
+"""What the iterators of a loader share: ``Shared`` is one loader's batch memory and counts,
+``LockedIter`` the ``next()`` of the iterators that run torch's own code."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+from torch.autograd import profiler
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from fastloop import _core
+from fastloop.base.next_lock import NextLock
+from fastloop.base.openmp import thread_pool
+from fastloop.data.collate import make_collate
+from fastloop.device.availability import warn_once
+from fastloop.loader.epoch import Position, ResumableIter
+
+CLOSED = "the loader of this iterator was closed; call iter() on it again"
+
+# (batches, ns at work, ns waiting) of each worker, and fallbacks by reason.
+WorkerCounts = tuple[tuple[tuple[int, int, int], ...], dict[str, int]]
+
+
+class Shared:
+    """One loader's batch memory and counts, and where the loader stands."""
+
+    def __init__(self, position: Position | None = None) -> None:
+        self.position = position or Position()
+        self.open: list[weakref.ref[Any]] = []  # iterators that close() ends
+        self.array_memory: _core.BatchPool | None = None
+        self.worker_memory: _core.BatchPool | None = None
+        self.collate: tuple[_core.ThreadPool, _core.Collate] | None = None  # of the sync path
+        self.unpinnable_device = -1  # for copies to it, shared memory cannot be pinned
+        self.fault = ""  # why C does not upload, where it was meant to
+        # Of paths that run torch's iterators, and of pools that were replaced.
+        self.counts: Counter[str] = Counter()
+        self.latest: Callable[[], Any] = lambda: None  # the iterator that counts its workers
+        self.last_count: WorkerCounts = (), {}
+
+    def note_open(self, iterator: _BaseDataLoaderIter) -> None:
+        # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
+        self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
+
+    def memory_for_arrays(self, fields: int, device: int = -1) -> _core.BatchPool:
+        """A new pool in a forked child, for more fields than the last one took, and for uploads to
+        another device."""
+        memory = self.array_memory
+        if not _is_usable(memory, device) or memory.fields < fields:
+            self._keep_counts_of(memory)
+            self.array_memory = memory = _core.BatchPool(fields, device=device)
+        return memory
+
+    def memory_for_workers(self, device: int = -1) -> _core.BatchPool:
+        """Memory that worker processes share. If their batches go on to a device, copies can be
+        made from it, unless shared memory cannot be pinned here."""
+        memory = self.worker_memory
+        device = -1 if device == self.unpinnable_device else device
+        if not _is_usable(memory, device):
+            self._keep_counts_of(memory)
+            try:
+                memory = _core.BatchPool(0, is_shared=True, device=device)
+            except RuntimeError as error:
+                if device < 0:
+                    raise
+                self.unpinnable_device = device
+                self.fault = (
+                    f"memory that worker processes share cannot be pinned for it ({error}); "
+                    "containers may need --ulimit memlock=-1"
+                )
+                warn_once(
+                    f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}"
+                )
+                memory = _core.BatchPool(0, is_shared=True)
+            self.worker_memory = memory
+        return memory
+
+    def collate_here(self) -> _core.Collate:
+        """The collate of iterators without workers. It stays for the next epoch, because its batch
+        memory does: new memory costs more than what is copied into it."""
+        # A forked child gets another pool, and may not use the memory again.
+        pool = thread_pool()
+        if self.collate is None or self.collate[0] is not pool:
+            self.collate = pool, make_collate(thread_pool=pool)
+        return self.collate[1]
+
+    def _keep_counts_of(self, memory: _core.BatchPool | None) -> None:
+        if memory is not None:
+            self.counts.update(memory.count())
+            del self.counts["lent"]
+
+    def count(self) -> Counter[str]:
+        total = Counter(self.counts)
+        for memory in (self.array_memory, self.worker_memory):
+            total.update(memory.count() if memory is not None else {})
+        return total
+
+    def count_wait(self, wait_ns: int) -> None:
+        self.counts["waits"] += 1
+        self.counts["wait_ns"] += wait_ns
+
+    def count_workers(self) -> WorkerCounts:
+        latest = self.latest()
+        if latest is not None:
+            self.last_count = latest.count()
+        return self.last_count
+
+    def trim(self) -> None:
+        """Gives memory back that no batch lies in."""
+        self.collate = None
+        for memory in (self.array_memory, self.worker_memory):
+            if memory is not None and memory.is_own():
+                memory.trim()
+
+
+def _is_usable(memory: _core.BatchPool | None, device: int) -> TypeGuard[_core.BatchPool]:
+    return memory is not None and memory.is_own() and memory.device == device
+
+
+class LockedIter(ResumableIter):
+    """Below one of torch's iterators in the list of bases: one thread at a time in ``next()``,
+    which counts batches, and raises once the iterator is closed."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._is_closed = False
+        self._next_lock = NextLock()
+        super().__init__(loader)
+
+    def __next__(self) -> Any:
+        with self._next_lock.of_process():
+            if self._is_closed:
+                raise RuntimeError(CLOSED)
+            try:
+                if profiler._is_profiler_enabled or self._dataset_kind != _DatasetKind.Map:
+                    data = super().__next__()
+                else:
+                    # Without a profiler torch's does no more than this, and its record_function
+                    # is a third of what a batch from workers costs this process.
+                    next_data: Callable[[], Any] = self._next_data
+                    data = next_data()
+                    self._num_yielded += 1
+            except StopIteration:
+                self._epoch.is_over = True
+                raise
+            self._shared.counts["batches"] += 1
+            return data
+
+    def close(self) -> None:
+        self._is_closed = True

@@ -1,0 +1,97 @@
+"""torch's own iterators, which count what they give: without workers, with our collate where it
+applies, and over torch's worker processes."""
+
+from __future__ import annotations
+
+import weakref
+from time import perf_counter_ns
+from typing import Any
+
+from torch.utils.data import DataLoader, _utils
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+
+from fastloop import _core
+from fastloop.data.collate import is_default_collate
+from fastloop.loader.shared import CLOSED, LockedIter, Shared, WorkerCounts
+
+
+class SyncIter(_SingleProcessDataLoaderIter, LockedIter):
+    """torch's iterator without workers.
+
+    Args:
+        has_own_collate: the collate is in C where torch's default is asked for.
+    """
+
+    _collate: _core.Collate | None = None
+
+    def __init__(self, loader: DataLoader[Any], shared: Shared, has_own_collate: bool) -> None:
+        self._shared = shared
+        super().__init__(loader)
+        is_default = self._auto_collation and is_default_collate(self._collate_fn)
+        if has_own_collate and is_default:
+            self._dataset_fetcher.collate_fn = self._collate = shared.collate_here()
+            self._fallbacks_before = self._collate.fallbacks()
+            shared.latest = weakref.ref(self)
+
+    def _next_data(self) -> Any:
+        begin_ns = perf_counter_ns()
+        data = super()._next_data()  # type: ignore[no-untyped-call]
+        self._shared.count_wait(perf_counter_ns() - begin_ns)
+        return data
+
+    def count(self) -> WorkerCounts:
+        assert self._collate is not None
+        before = self._fallbacks_before
+        counts = {
+            reason: count - before.get(reason, 0)
+            for reason, count in self._collate.fallbacks().items()
+        }
+        return (), {reason: count for reason, count in counts.items() if count > 0}
+
+    def _finalize(self) -> None:
+        if self._collate is not None:
+            self._shared.last_count = self.count()
+        super()._finalize()
+
+
+class TorchProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
+    """torch's iterator over its own worker processes and queues."""
+
+    _waited_ns = 0  # since the last batch came
+
+    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
+        self._shared = shared
+        super().__init__(loader)
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        with self._next_lock.of_process():
+            super()._reset(loader, first_iter)
+
+    def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        if self._is_closed:  # by another thread, and nothing comes any more
+            raise RuntimeError(CLOSED)
+        # Of torch's queue what arrives is read and unpickled by get(), which is no wait.
+        reader = getattr(self._data_queue, "_reader", None)
+        begin_ns = perf_counter_ns()
+        is_there = not self._data_queue.empty()
+        if not is_there and reader is not None:
+            reader.poll(timeout)
+            timeout = max(timeout - (perf_counter_ns() - begin_ns) / 1e9, 0)
+            self._waited_ns += perf_counter_ns() - begin_ns
+        result: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
+        if not is_there and reader is None:
+            self._waited_ns += perf_counter_ns() - begin_ns
+        if result[0] and self._waited_ns > 0:
+            self._shared.count_wait(self._waited_ns)
+            self._waited_ns = 0
+        return result
+
+    def close(self) -> None:
+        super().close()
+        self._shutdown_workers()
+
+    def _finalize(self) -> None:
+        super()._finalize()
+        self._shutdown_workers()
+
+    __del__ = _core.FinalizerBase.__del__  # torch's own stands before it

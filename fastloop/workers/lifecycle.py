@@ -1,0 +1,207 @@
+"""The life of worker processes: how they start, whether they are alive, why one died, how they end.
+
+``WorkerProcess`` is one process, ``WorkerPool`` holds those of one iterator. Neither knows what the
+workers are asked for. Both are used by the thread that iterates, and by the iterator's finalizer.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from multiprocessing import process as processes
+from multiprocessing.connection import wait
+from time import monotonic, sleep
+from typing import Any
+
+from torch.utils.data import _utils
+
+from fastloop import _core
+from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
+from fastloop.base.memory import describe_memory
+
+# A parent that waits notices a dead worker after at most so many seconds.
+CHECK_S = 0.05
+# Seconds for workers to end by themselves, and then after SIGTERM.
+_POLITE_S, _FIRM_S = 2.5, 1.0
+
+
+def is_exiting() -> bool:
+    """Whether the interpreter is at its end, where multiprocessing ends all workers."""
+    return _utils is None or _utils.python_exit_status is not False  # type: ignore[redundant-expr]
+
+
+_all_workers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _disown_workers() -> None:
+    for process in list(_all_workers):
+        processes._children.discard(process)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _watch_forks() -> None:
+    """At the exit of a process that the program forks, multiprocessing would end the workers of
+    its parent."""
+    os.register_at_fork(after_in_child=_disown_workers)
+
+
+class WorkerProcess:
+    """A process of the user's context. Ctrl-C does not reach it before it can end quietly."""
+
+    def __init__(self, process: Any) -> None:
+        _watch_forks()
+        _all_workers.add(process)
+        self._process = process
+        self._fork_id = 0  # what _core calls it
+        process.daemon = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def start(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self._start()
+            return
+        method = getattr(self._process, "_start_method", None) or multiprocessing.get_start_method()
+        if method == "forkserver":
+            forkserver.ensure_running()  # it must not inherit the mask set below
+        with interrupts_held():
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _start(self) -> None:
+        self._fork_id = _core.expect_fork()
+        try:
+            self._process.start()
+        finally:
+            _core.fork_expected()
+
+    def forget(self) -> None:
+        """It has ended: memory of batches that it had inherited may be used again."""
+        _core.fork_ended(self._fork_id)
+
+    def is_alive(self) -> bool:
+        if not self._process.is_alive():
+            return False
+        try:
+            os.kill(self._process.pid, 0)
+        except ProcessLookupError:  # something else in this program has waited for it
+            return False
+        return True
+
+    def join(self, timeout: float) -> None:
+        """Waits for the end of the process itself.
+
+        multiprocessing waits for the worker's end of a pipe. A worker can close that long before
+        it ends, and processes it has started can hold it open long after.
+        """
+        deadline = monotonic() + timeout
+        while self.is_alive() and (rest := deadline - monotonic()) > 0:
+            if wait([self._process.sentinel], min(rest, CHECK_S)):
+                sleep(min(rest, 0.001))
+
+
+class WorkerPool:
+    """The worker processes of one iterator, by number. A forked child does not own them."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._workers: list[WorkerProcess] = []  # those that could not be started, too
+
+    def add(self, process: Any) -> WorkerProcess:
+        worker = WorkerProcess(process)
+        self._workers.append(worker)
+        return worker
+
+    def is_own(self) -> bool:
+        """Whether this process has started them."""
+        return self._pid == os.getpid()
+
+    def are_all_alive(self) -> bool:
+        return all(worker.is_alive() for worker in self._workers)
+
+    def find_dead(self, is_active: Sequence[bool]) -> list[int]:
+        """The numbers of dead workers, of those that are to be alive."""
+        return [n for n, wanted in enumerate(is_active) if wanted and not self._is_alive(n)]
+
+    def _is_alive(self, number: int) -> bool:
+        return self._workers[number].is_alive()
+
+    def _find_living(self) -> list[WorkerProcess]:
+        return [worker for worker in self._workers if worker.is_alive()]
+
+    def explain_death(self, number: int, task: str) -> str:
+        """What an error says of a dead worker, and what can be done about it.
+
+        Args:
+            task: what it was to make, as the end of a sentence; may be empty.
+        """
+        worker = self._workers[number]
+        text = f"DataLoader worker (pid {worker.pid}) "
+        worker.join(1)  # the server of forked processes may be about to tell the exit code
+        code = worker.exitcode
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
+            text += f"is killed by signal: {name} ({signal.strsignal(-code)})"
+        elif code is not None:
+            text += f"exited unexpectedly with exit code {code}"
+        else:
+            text += "exited unexpectedly; something else in this program has taken its exit code"
+        text += f"{task}. "
+        if code == -signal.SIGKILL:
+            text += f"Most likely the system was out of memory: {describe_memory()}. "
+        elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
+            text += "Run with num_workers=0 under python -X faulthandler to see where. "
+        return text
+
+    def await_interrupted(self, is_active: Sequence[bool]) -> bool:
+        """After Ctrl-C in this process: whether it ends the workers, too, as at a terminal, where
+        it reaches all. Pressed again, it ends them in any case. Call it with interrupts held."""
+        begin = monotonic()
+        while not self.find_dead(is_active) and not is_interrupted():
+            is_reached = any(has_met_interrupt(worker.pid) for worker in self._workers)
+            if monotonic() - begin > (_FIRM_S if is_reached else CHECK_S):
+                return False
+            sleep(0.002)
+        return True
+
+    def stop(self) -> None:
+        """Ends all within some seconds, whatever they are doing. They know that they are to end."""
+        try:
+            self._join(_POLITE_S)
+            for worker in self._find_living():
+                worker.terminate()
+            self._join(_FIRM_S)
+        finally:
+            for worker in self._find_living():
+                worker.kill()
+            self._join(_FIRM_S)
+
+    def _join(self, seconds: float) -> None:
+        deadline = monotonic() + seconds
+        for worker in self._find_living():
+            while worker.is_alive() and (rest := deadline - monotonic()) > 0:
+                if is_interrupted():
+                    return
+                worker.join(min(rest, CHECK_S))
+
+    def forget_ended(self) -> bool:
+        """Whether all have ended; then memory that they had inherited may be used again."""
+        if self._find_living():
+            return False
+        for worker in self._workers:
+            worker.forget()
+        return True
+
+    def clear(self) -> None:
+        """Lets go of the processes. multiprocessing runs Python when they are freed."""
+        self._workers.clear()
