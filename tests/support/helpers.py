@@ -205,6 +205,9 @@ class ListSampler(Sampler[Any]):
         self.items = list(items)
         self.convert = convert
 
+    def __repr__(self) -> str:
+        return f"ListSampler({self.items})"  # the same in each process: tests are named by it
+
     def __iter__(self) -> Iterator[Any]:
         for item in self.items:
             yield self.convert(item)

@@ -345,6 +345,7 @@ def a_child_is_inert() -> None:
         time.sleep(0.1)
     child = os.fork()
     if child == 0:
+        calls = fake.fake_calls()
         try:
             next(iterator)
         except Exception:
