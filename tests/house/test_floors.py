@@ -95,14 +95,6 @@ STUBS = ("fl_cuda_stub.c",)
 ENTRY = "PyInit__core"
 DECLARED_ELSEWHERE: set[str] = {
     "fl_cuda_runtime.h for fl_cuda.c",
-    "fl_py.h for fl_py_batch_codec.c",
-    "fl_py.h for fl_py_collate.c",
-    "fl_py.h for fl_py_parent_end.c",
-    "fl_py.h for fl_py_reply.c",
-    "fl_py.h for fl_py_worker_end.c",
-    "fl_py_collate.h for fl_py_stack.c",
-    "fl_py_parent_end.h for fl_py_reply_destination.c",
-    "fl_py_parent_end.h for fl_py_requests.c",
 }
 
 
@@ -152,11 +144,7 @@ ROOMS = {
     "step": {"base", "device", "distributed"},
     "see": {*BELOW_LOADER, "loader", "step"},
 }
-IMPORTED_FROM_BELOW: set[str] = {
-    "fastloop.device.array_destinations -> fastloop.data.arrays",
-    "fastloop.device.array_destinations -> fastloop.loader.route",
-    "fastloop.device.reply_destinations -> fastloop.workers.batch_pickle",
-}
+IMPORTED_FROM_BELOW: set[str] = set()
 
 
 def room_of(module: str) -> str:
