@@ -13,18 +13,6 @@
 
 #include "fl_inflight.h"
 
-/* How many batches are copied ahead of the consumer, here and where threads fill them: the copy of
- * one runs during the consumer's step, that of the other is queued behind it. No more of them than
- * take so many bytes, but always one. */
-enum { FL_COPY_AHEAD = 2, FL_COPY_AHEAD_BYTES = 512 << 20 };
-
-/* How many batches of so many bytes that is. */
-static inline int32_t fl_copy_ahead(int64_t bytes)
-{
-    int64_t fitting = FL_COPY_AHEAD_BYTES / fl_max(bytes, 1);
-    return (int32_t)fl_min(FL_COPY_AHEAD, fl_max(fitting, 1));
-}
-
 typedef struct fl_copier fl_copier;
 
 /* Copies the first `bytes` of a slot to a buffer of at least as many, or begins to, or leaves to

@@ -16,17 +16,9 @@
 
 #include "fl_pool.h"
 #include "fl_shm_queue.h"
+#include "fl_transfer_ops.h" /* fl_dest_buffer */
 
 #include <pthread.h>
-
-/* A destination buffer: memory that a batch can be copied to, or has been. */
-typedef struct fl_dest_buffer {
-    void *target; /* what the copy function takes the buffer for */
-    void *owner;  /* the consumer's own, like the stream */
-    void *stream;
-    int64_t bytes;
-    int64_t copied; /* of these, once a batch is there */
-} fl_dest_buffer;
 
 typedef enum fl_request_state {
     FL_DEFERRED,  /* waits for memory or for room in the worker's queue */

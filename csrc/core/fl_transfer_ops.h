@@ -83,4 +83,26 @@ typedef struct fl_transfer_ops {
     void (*cancel)(void *transfer);
 } fl_transfer_ops;
 
+/* A destination buffer: memory that a batch can be copied to, or has been. */
+typedef struct fl_dest_buffer {
+    const fl_transfer_ops *ops; /* of the transfer; borrowed */
+    void *target;               /* the transfer whose buffer it is set as */
+    void *owner;                /* what keeps the memory alive: the consumer's own, as the stream */
+    void *stream;
+    int64_t bytes;
+    int64_t copied; /* of these, once a batch is there */
+} fl_dest_buffer;
+
+/* How many batches are copied before the consumer asks for them: the copy of one runs during the
+ * consumer's step, that of the other is queued behind it. No more of them than take so many bytes,
+ * but always one. */
+enum { FL_COPY_AHEAD = 2, FL_COPY_AHEAD_BYTES = 512 << 20 };
+
+/* How many batches of so many bytes that is. */
+static inline int32_t fl_copy_ahead(int64_t bytes)
+{
+    int64_t fitting = FL_COPY_AHEAD_BYTES / fl_max(bytes, 1);
+    return (int32_t)fl_min(FL_COPY_AHEAD, fl_max(fitting, 1));
+}
+
 #endif

@@ -15,6 +15,7 @@
 #include "fl_py_finalizer.h"
 #include "fl_py_indices.h"
 #include "fl_py_numpy.h"
+#include "fl_py_place.h"
 #include "fl_py_table.h"
 #include "fl_safe_read.h"
 #include "fl_thread.h"
@@ -126,11 +127,24 @@ static PyObject *module_fork_ended(PyObject *Py_UNUSED(module), PyObject *worker
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(is_small_part_doc,
+             "is_small_part(bytes, batch_bytes)\n--\n\n"
+             "Whether a tensor of a batch gets memory of its own, so that who keeps it keeps not\n"
+             "the batch.");
+
+static PyObject *module_is_small_part(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    long long bytes, batch_bytes;
+    if (!PyArg_ParseTuple(args, "LL:is_small_part", &bytes, &batch_bytes)) return NULL;
+    return PyBool_FromLong(fl_py_is_small_part(bytes, batch_bytes));
+}
+
 static PyMethodDef module_methods[] = {
     {"check_cuda", module_check_cuda, METH_VARARGS, check_cuda_doc},
     {"expect_fork", module_expect_fork, METH_NOARGS, expect_fork_doc},
     {"fork_expected", module_fork_expected, METH_NOARGS, fork_expected_doc},
     {"fork_ended", module_fork_ended, METH_O, fork_ended_doc},
+    {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
     {"build_info", module_build_info, METH_NOARGS, build_info_doc},
     {NULL, NULL, 0, NULL}};

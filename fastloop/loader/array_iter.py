@@ -13,8 +13,8 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from fastloop import _core
 from fastloop.base.memory import budget_of
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.array_destinations import Blocks, DeviceBlocks, PinnedBlocks
 from fastloop.device.availability import find_upload_fault, has_uploads
+from fastloop.device.destinations import Destination, find_destination
 from fastloop.loader.epoch import ResumableIter, skip_blocks
 from fastloop.loader.index_blocks import find_blocks
 from fastloop.loader.route import NotCoveredError, Source, find_source
@@ -65,23 +65,19 @@ class ArrayIter(ResumableIter):
         else:
             self._restart()
 
-    def _find_destination(self, accelerator: Accelerator | None) -> Blocks | None:
+    def _find_destination(self, accelerator: Accelerator | None) -> Destination | None:
         """Where batches arrive; None: in CPU memory of ours."""
-        if accelerator is None:
-            return PinnedBlocks(self._source) if self._pin_memory else None
+        copies_in_c = False
         # Without workers a copy by C would wait for all that the loop has queued.
-        if self._num_workers > 0:
+        if accelerator is not None and self._num_workers > 0:
             self._shared.fault = find_upload_fault(accelerator)
-            if has_uploads(accelerator):
-                return DeviceBlocks(self._source, accelerator)
-        if accelerator.device.type == "cpu":
-            return None
-        return Blocks(self._source, accelerator.allocate_pinned)
+            copies_in_c = has_uploads(accelerator)
+        return find_destination(accelerator, copies_in_c, is_pinned=self._pin_memory)
 
     @property
     def is_on_device(self) -> bool:
         """Whether batches are there when they are handed out."""
-        return isinstance(self._destination, DeviceBlocks)
+        return self._destination is not None and self._destination.is_on_device
 
     def _open_loader(self, loader: DataLoader[Any]) -> None:
         source, destination = self._source, self._destination
@@ -107,8 +103,7 @@ class ArrayIter(ResumableIter):
             in_order=loader.in_order or self._num_workers == 1,
             persistent=self._persistent_workers,
             timeout=self._timeout,
-            allocate=destination.new if destination else None,
-            split=destination.split if destination else None,
+            destination=destination,
             budget=budget_of(loader) if is_ahead else sys.maxsize,
         )
 

@@ -26,9 +26,10 @@ from fastloop.base.interrupts import interrupt_later, interrupts_held
 from fastloop.base.memory import budget_of
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
-from fastloop.device.reply_destinations import Destination, Landing, on_device, on_the_way, pinned
+from fastloop.device.destinations import find_destination, is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, LockedIter, Shared, WorkerCounts
 from fastloop.workers.batch_pickle import OBJECT, unpack
+from fastloop.workers.delivery import Delivery
 from fastloop.workers.lifecycle import CHECK_S, WorkerPool, is_exiting
 from fastloop.workers.mp_context import Context
 
@@ -57,15 +58,6 @@ def _quote(indices: Any) -> str:
     return repr(indices)
 
 
-def _find_destination(
-    loader: DataLoader[Any], pool: _core.BatchPool, accelerator: Accelerator | None
-) -> Destination | None:
-    """Where replies are copied to; None: batches stay in the shared memory."""
-    if accelerator is None:
-        return pinned(loader)
-    return on_device(accelerator) if pool.device >= 0 else on_the_way(accelerator)
-
-
 class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
     """torch's iterator over a pool of worker processes and a channel in shared memory."""
 
@@ -79,7 +71,9 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
         elif accelerator is not None:
             shared.fault = find_upload_fault(accelerator)
         memory = shared.memory_for_workers(index)
-        destination = _find_destination(loader, memory, accelerator)
+        destination = find_destination(
+            accelerator, copies_in_c=memory.device >= 0, is_pinned=is_pinned_by_torch(loader)
+        )
         # Half of the budget may be under way, as much again may wait for reuse.
         budget = max(1, budget_of(loader) // 2)
         self._parent_end = _core.ParentEnd(
@@ -88,9 +82,9 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
             loader.num_workers,
             _find_depth(loader),
             budget,
-            destination is not None,
+            destination,
         )
-        self._delivery = Landing(self._parent_end, destination) if destination else None
+        self._delivery = Delivery(self._parent_end, destination) if destination else None
         self._pool = WorkerPool()
         context = Context(loader.multiprocessing_context, self._parent_end, self._pool)
         try:

@@ -13,38 +13,25 @@ import pickle
 import sys
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from fastloop import _core
 from fastloop.base.nested import list_leaves
-from fastloop.base.tensors import extent, is_plain
+from fastloop.base.tensors import BYTE, extent, is_plain
+from fastloop.device.destinations import Destination
 
-# What the head of a reply is: an object that is no batch; a pickled batch; the same with a table
-# of views; a batch of plain containers that WorkerEnd.write has written.
-OBJECT, PLAIN, VIEWS, WRITTEN = 0, 1, 2, 3
+# What the head of a reply is: an object that is no batch; a pickled batch; a batch of plain
+# containers that WorkerEnd.write has written.
+OBJECT, PICKLED, WRITTEN = 0, 1, 2
 
-_BYTE = 1 * 256 + 8  # DLPack's uint8
 _NEAR = 64 << 10  # parts of a storage that are nearer to one another are copied as one
 _GRAIN = 16  # copies of storages begin at such multiples, so that all dtypes stay aligned
 
-# The parts of each storage: (first byte, offset in the batch, bytes).
-_Places = dict[int, list[tuple[int, int, int]]]
-
-
-Place = tuple[int, ...]  # of a tensor in a batch, as Reply.tensor has it
-
-
-class TensorTarget(NamedTuple):
-    """Where the tensors of a batch are made, if not over the memory of its parcel."""
-
-    make: Callable[[Place], torch.Tensor]
-    apart: Callable[[torch.Tensor], torch.Tensor]  # a copy, of one that shares its memory
-    is_dense: bool  # of one that has gaps, too
-    is_one: bool = True  # a tensor that is there twice stays one
+# The parts of each storage that were copied: (first byte, which of the batch's places).
+_Parts = dict[int, list[tuple[int, int]]]
 
 
 class _SharedError(Exception):
@@ -60,6 +47,7 @@ class _Packer(ForkingPickler):
         self._is_shared = is_shared  # so the place in the slot does not say it all
         self._alive: list[Any] = []  # so that no id is used twice
         self._tensors: dict[int, int] = {}
+        self._places: list[tuple[int, int, tuple[int, ...]]] = []
         self._views: list[tuple[Any, ...]] = []
         self._ranges: dict[int, list[tuple[int, int, int]]] = {}  # of storages: begin, end, address
         self.packed: set[int] = set()  # ids of tensors
@@ -67,7 +55,9 @@ class _Packer(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            pid = self._find(obj) or self._view(obj)
+            pid: Any = self._find(obj)
+            if pid is None:
+                pid = self._view(obj)
             if pid is not None:
                 self.packed.add(id(obj))
             return pid
@@ -76,13 +66,18 @@ class _Packer(ForkingPickler):
             return ("storage", self._storage(obj, 0, obj.nbytes()))
         return None
 
-    def _find(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
+    def _find(self, tensor: torch.Tensor) -> int | None:
+        """Which of the places that of a tensor is that the C collate built."""
         if self._is_shared:
             return None
         place = self._worker_end.find(tensor)
         if place is False:
             raise _SharedError
-        return place
+        return None if place is None else self._add_place(place)
+
+    def _add_place(self, place: tuple[int, int, tuple[int, ...]]) -> int:
+        self._places.append(place)
+        return len(self._places) - 1
 
     def _view(self, tensor: torch.Tensor) -> tuple[str, int] | None:
         if tensor.device.type != "cpu" or not is_plain(tensor):
@@ -92,8 +87,8 @@ class _Packer(ForkingPickler):
             number = self._tensors[id(tensor)] = len(self._views)
             self._alive.append(tensor)
             storage = self._storage(tensor.untyped_storage(), *extent(tensor))
-            place = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
-            self._views.append((storage, tensor.dtype, *place))
+            layout = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+            self._views.append((storage, tensor.dtype, *layout))
         return ("tensor", number)
 
     def _storage(self, storage: torch.UntypedStorage, begin: int, end: int) -> tuple[int, int]:
@@ -105,13 +100,14 @@ class _Packer(ForkingPickler):
         self._ranges[key].append((begin, end, storage.data_ptr()))
         return key, begin
 
-    def table(self) -> tuple[_Places, list[tuple[Any, ...]]]:
-        """Copies what is looked at: the parts of each storage, and the views of them."""
-        places = {key: self._copy(ranges) for key, ranges in self._ranges.items()}
-        return places, self._views
+    def table(self) -> tuple[list[Any], _Parts, list[tuple[Any, ...]]]:
+        """Copies what is looked at: the places of the batch, the parts of each storage among them,
+        and the views of these."""
+        parts = {key: self._copy(ranges) for key, ranges in self._ranges.items()}
+        return self._places, parts, self._views
 
-    def _copy(self, ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """(first byte, offset in the batch, bytes) of parts far enough from one another."""
+    def _copy(self, ranges: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+        """The parts of one storage, far enough from one another."""
         parts: list[list[int]] = []
         for begin, end, _ in sorted(ranges):
             if parts and begin <= parts[-1][1] + _NEAR:
@@ -119,7 +115,11 @@ class _Packer(ForkingPickler):
             else:
                 parts.append([begin - begin % _GRAIN, end])
         address = ranges[0][2]
-        return [(a, self._worker_end.copy(address + a, b - a), b - a) for a, b in parts]
+        copied = []
+        for first, end in parts:
+            offset = self._worker_end.copy(address + first, end - first)
+            copied.append((first, self._add_place((offset, BYTE, (end - first,)))))
+        return copied
 
 
 def _hides_something(data: Any, packed: set[int]) -> bool:
@@ -154,47 +154,42 @@ def pack(
         packer = _Packer(file, worker_end, is_shared=True)
         packer.dump(data)
     host_only = has_destination and (packer.has_storages or _hides_something(data, packer.packed))
-    if not packer._ranges:
-        return file.getvalue(), PLAIN, host_only
-    head = pickle.dumps((packer.table(), file.getvalue()), pickle.HIGHEST_PROTOCOL)
-    return head, VIEWS, host_only
+    head = pickle.dumps((*packer.table(), file.getvalue()), pickle.HIGHEST_PROTOCOL)
+    return head, PICKLED, host_only
 
 
 class _Unpacker(pickle.Unpickler):
     def __init__(
         self,
-        head: bytes,
-        parcel: _core.Reply,
-        places: _Places,
+        data: bytes,
+        tensors: list[torch.Tensor],
+        parts: _Parts,
         views: list[tuple[Any, ...]],
-        elsewhere: TensorTarget | None,
+        destination: Destination | None,
     ) -> None:
-        super().__init__(io.BytesIO(head))
-        self._make = elsewhere.make if elsewhere else parcel.tensor
-        self._places, self._views = places, views
-        self._elsewhere = elsewhere
-        self._uses = Counter(view[0][0] for view in views) if elsewhere else Counter()
-        self._parts: dict[tuple[int, int], torch.Tensor] = {}  # of storages, as bytes
-        self._tensors: dict[int, torch.Tensor] = {}
+        super().__init__(io.BytesIO(data))
+        self._tensors, self._parts, self._views = tensors, parts, views
+        self._destination = destination
+        self._uses = Counter(view[0][0] for view in views) if destination else Counter()
+        self._viewed: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, pid: Any) -> Any:
-        if pid[0] == "storage":
-            return self._part(*pid[1])[0].untyped_storage()
-        if pid[0] == "tensor":
-            if pid[1] not in self._tensors:
-                self._tensors[pid[1]] = self._view(*self._views[pid[1]])
-            elif self._elsewhere is not None and not self._elsewhere.is_one:
-                return self._elsewhere.apart(self._tensors[pid[1]])
-            return self._tensors[pid[1]]
-        return self._make(pid)
+        if type(pid) is int:
+            return self._tensors[pid]
+        kind, what = pid
+        if kind == "storage":
+            return self._part(*what)[0].untyped_storage()
+        if what not in self._viewed:
+            self._viewed[what] = self._view(*self._views[what])
+        elif self._destination is not None and not self._destination.keep_aliases:
+            return self._destination.copy(self._viewed[what])
+        return self._viewed[what]
 
     def _part(self, key: int, begin: int) -> tuple[torch.Tensor, int]:
         """The part of a storage that has the byte `begin`, and the part's first byte."""
-        parts = self._places[key]
-        first, offset, size = parts[bisect_right(parts, (begin, sys.maxsize)) - 1]
-        if (key, first) not in self._parts:
-            self._parts[key, first] = self._make((offset, _BYTE, size))
-        return self._parts[key, first], first
+        parts = self._parts[key]
+        first, number = parts[bisect_right(parts, (begin, sys.maxsize)) - 1]
+        return self._tensors[number], first
 
     def _view(
         self,
@@ -209,21 +204,21 @@ class _Unpacker(pickle.Unpickler):
         # A view without elements may lie outside of what was copied of its storage.
         begin = max(begin - first // dtype.itemsize, 0) + part.storage_offset() // dtype.itemsize
         tensor.set_(part.untyped_storage(), begin, shape, stride)
-        elsewhere = self._elsewhere
-        if elsewhere is None:
+        destination = self._destination
+        if destination is None:
             return tensor
         is_shared = self._uses[storage[0]] > 1
-        has_gaps = elsewhere.is_dense and not tensor.is_contiguous()
-        return elsewhere.apart(tensor) if is_shared or has_gaps else tensor
+        has_gaps = destination.force_contiguous and not tensor.is_contiguous()
+        return destination.copy(tensor) if is_shared or has_gaps else tensor
 
 
-def unpack(parcel: _core.Reply, elsewhere: TensorTarget | None = None) -> Any:
-    """The batch in a parcel, as tensors over its memory or elsewhere."""
-    if parcel.kind == WRITTEN:
-        return parcel.load(elsewhere.make if elsewhere else None)
-    head = parcel.open()
-    places: _Places = {}
-    views: list[tuple[Any, ...]] = []
-    if parcel.kind == VIEWS:
-        (places, views), head = pickle.loads(head)
-    return _Unpacker(head, parcel, places, views, elsewhere).load()
+def unpack(reply: _core.Reply, destination: Destination | None = None) -> Any:
+    """The batch of a reply.
+
+    Args:
+        destination: where the reply was delivered; by default its tensors lie in the shared memory.
+    """
+    if reply.kind == WRITTEN:
+        return reply.load()
+    places, parts, views, data = pickle.loads(reply.open())
+    return _Unpacker(data, reply.split(places), parts, views, destination).load()

@@ -1,5 +1,5 @@
-"""What a collate_fn of the user's returns, once it has landed on a device: here memory that every
-batch is copied to whole, as an upload copies it. Copies themselves are tested in test_upload.py."""
+"""What a collate_fn of the user's returns, once it is on a device: here host memory that every
+batch is copied to whole, as to a device. Copies themselves are tested in test_uploads.py."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,35 +12,37 @@ from samples import dtypes, tensor_of
 
 from fastloop import DataLoader, _core
 from fastloop.base.nested import list_leaves, map_leaves
-from fastloop.device.reply_destinations import _Block
+from fastloop.device.accelerator import HostAccelerator
+from fastloop.device.destinations import Destination, DeviceMemory
 from fastloop.loader import process_iter
-from fastloop.workers import worker_main
-from fastloop.workers.batch_pickle import _BYTE, OBJECT, TensorTarget, pack, unpack
+from fastloop.workers import delivery
+from fastloop.workers.batch_pickle import unpack
 
 
-class Landings:
+class HostMemory(DeviceMemory):
     """Stands in for the device."""
 
     def __init__(self) -> None:
-        self.landed: list[bool] = []  # of each batch
+        super().__init__(HostAccelerator(torch.device("cpu")))
+        self.has_moved: list[bool] = []  # each batch
 
-    def unpack(self, parcel: _core.Reply) -> Any:
-        self.landed.append(parcel.kind != OBJECT and parcel.upload > 0)
-        if not self.landed[-1]:
-            return unpack(parcel)
-        parcel.open()
-        memory = parcel.tensor((0, _BYTE, parcel.upload)).clone()
-        return unpack(parcel, TensorTarget(_Block(memory).tensor, torch.clone, is_dense=True))
+    def unpack(self, reply: _core.Reply, destination: Destination | None = None) -> Any:
+        self.has_moved.append(destination is not None)
+        return unpack(reply, destination)
+
+    def send(self, batch: Any) -> Any:
+        return batch
 
 
 @pytest.fixture
-def landings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Landings]:
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostMemory]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # for forks
-    landings = Landings()
-    monkeypatch.setattr(process_iter, "unpack", landings.unpack)
-    monkeypatch.setattr(worker_main, "pack", lambda port, data, _: pack(port, data, True))
-    yield landings
+    memory = HostMemory()
+    monkeypatch.setattr(process_iter, "find_destination", lambda *_, **__: memory)
+    monkeypatch.setattr(process_iter, "unpack", memory.unpack)
+    monkeypatch.setattr(delivery, "unpack", memory.unpack)
+    yield memory
     torch.set_num_threads(before)
 
 
@@ -58,30 +60,30 @@ def moved(batch: Any) -> Any:
     return map_leaves(batch, move)
 
 
-def test_results_of_every_kind_land_as_to_moves_them(landings: Landings) -> None:
+def test_results_of_every_kind_move_as_by_to(memory: HostMemory) -> None:
     given = [results(collating_loader(cls, lambda k: MAKES[k](), len(MAKES), 1)) for cls in LOADERS]
-    for name, ours, theirs, lands in zip(RESULTS, *given, landings.landed, strict=True):
+    for name, ours, theirs, has_moved in zip(RESULTS, *given, memory.has_moved, strict=True):
         if isinstance(ours, Raised):  # there are dtypes that torch has no copies of
             with pytest.raises(NotImplementedError):
                 moved(theirs)
         elif not any(name.startswith(f"{dtype}") for dtype in UNMOVED):
-            assert_identical(ours, moved(theirs) if lands else theirs, name)
-    assert sum(landings.landed) > len(RESULTS) // 2
+            assert_identical(ours, moved(theirs) if has_moved else theirs, name)
+    assert sum(memory.has_moved) > len(RESULTS) // 2
 
 
 @pytest.mark.parametrize("dtype", sorted({*dtypes()} - {*UNMOVED}, key=str), ids=str)
-def test_every_dtype(landings: Landings, dtype: torch.dtype) -> None:
+def test_every_dtype(memory: HostMemory, dtype: torch.dtype) -> None:
     batch = [tensor_of(dtype, 3, 5), tensor_of(dtype, 2), tensor_of(dtype, 3, 4).t()]
     (ours,) = collating_loader(DataLoader, lambda _: batch, 1, 1)
-    assert landings.landed == [True]
+    assert memory.has_moved == [True]
     assert_identical(ours, moved(batch))
 
 
-def test_tensors_are_apart_but_one_is_one(landings: Landings) -> None:
+def test_tensors_are_apart_but_one_is_one(memory: HostMemory) -> None:
     one = torch.ones(4)
     batch = {"a": base[:50], "b": base[40:], "c": base, "one": [one, one], "gaps": base[::2]}
     (ours,) = collating_loader(DataLoader, lambda _: batch, 1, 1)
-    assert landings.landed == [True]
+    assert memory.has_moved == [True]
     assert ours["one"][0] is ours["one"][1]
     tensors = {id(leaf): leaf for _, leaf in list_leaves(ours)}.values()
     before = [tensor.clone() for tensor in tensors]
@@ -97,7 +99,7 @@ def test_tensors_are_apart_but_one_is_one(landings: Landings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "lands"),
+    ("name", "has_moved"),
     {
         "torch.float32": True,
         "named tuple": True,
@@ -114,7 +116,9 @@ def test_tensors_are_apart_but_one_is_one(landings: Landings) -> None:
         "sparse": False,
     }.items(),
 )
-def test_what_hides_tensors_stays_on_the_host(landings: Landings, name: str, lands: bool) -> None:
+def test_what_hides_tensors_stays_on_the_host(
+    memory: HostMemory, name: str, has_moved: bool
+) -> None:
     make = RESULTS[name]
     results(collating_loader(DataLoader, lambda _: make(), 1, 1))
-    assert landings.landed == [lands]
+    assert memory.has_moved == [has_moved]

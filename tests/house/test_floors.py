@@ -151,11 +151,7 @@ ROOMS = {
     "step": {"base", "device", "distributed"},
     "see": {*BELOW_LOADER, "loader", "step"},
 }
-IMPORTED_FROM_BELOW: set[str] = {
-    "fastloop.device.array_destinations -> fastloop.data.arrays",
-    "fastloop.device.array_destinations -> fastloop.loader.route",
-    "fastloop.device.reply_destinations -> fastloop.workers.batch_pickle",
-}
+IMPORTED_FROM_BELOW: set[str] = set()
 
 
 def room_of(module: str) -> str:

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def make_feed(device: Device, workers: int, prefetch: int, **more: Any) -> Any:
         in_order=more.pop("in_order", True),
         persistent=more.pop("persistent", False),
         timeout=0,
-        **{"allocate": device.new_block, "split": device.split, "budget": 1 << 40, **more},
+        **{"destination": device, "budget": 1 << 40, **more},
     )
 
 
@@ -90,7 +91,8 @@ def blocks_of_large_batches_are_fewer() -> None:
     for rows, most in ((16, 1 + AHEAD), (17, 2), (33, 2)):
         device = Device()
         feed = make_feed(
-            device, 1, 4, table=table, split=lambda block, *_: [block[:0]],
+            device, 1, 4, table=table,
+            destination=SimpleNamespace(allocate=device.allocate, split=lambda b, *_: [b[:0]]),
             slots=core.BatchPool(1, device=0),
         )  # fmt: skip
         feed.restart(iter([[0], *[[0] * rows] * 3]), 1, None)
@@ -204,7 +206,8 @@ def the_budget_of_a_loader_is_that() -> None:
             return torch.empty(size, dtype=torch.uint8)
 
         feed = make_feed(
-            device, 2, 4, slots=core.BatchPool(3), allocate=allocate,
+            device, 2, 4, slots=core.BatchPool(3),
+            destination=SimpleNamespace(allocate=allocate, split=device.split),
             **({"budget": budget} if budget else {}),
         )  # fmt: skip
         feed.restart(iter([list(range(10))] * 20), 1, None)
@@ -230,7 +233,12 @@ def the_first_batch_is_registered_first() -> None:
             seen.append(fake.fake_count_pins().bytes)
             return device.split(*args)
 
-        feed = make_feed(device, workers, 4, split=split)
+        feed = make_feed(
+            device,
+            workers,
+            4,
+            destination=SimpleNamespace(allocate=device.allocate, split=split),
+        )
         assert fake.fake_count_pins().bytes == before.bytes
         todo = [[k, 39 - k, 3] * 20 for k in range(20)]
         feed.restart(iter(todo), 1, None)

@@ -8,9 +8,10 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from process_loop import (
     LENGTH,
@@ -209,7 +210,7 @@ def a_loop_is_left_early() -> None:
             time.sleep(0.01 * seed)  # some have arrived by now
             del iterator
             gc.collect()
-            own = device.new_block(4096)  # a block that was dropped is somebody else's now
+            own = device.allocate(4096)  # a block that was dropped is somebody else's now
             fake.fake_launch_fill(None, own.data_ptr(), 7, 4096)
             loader.close()
             device.synchronize()
@@ -464,21 +465,35 @@ def a_transform_runs_on_what_has_arrived() -> None:
 def arguments_are_checked() -> None:
     device = Device()
     pool = core.BatchPool(0, True, 0)
-    parent_end = core.ParentEnd(pool, torch.Tensor, 1, 4, 1 << 20, True)
-    found = parent_end.has_destination, parent_end.expected_bytes, parent_end.set_window(0)
-    assert found == (True, 0, 0)  # before it knows how much
-    add, set_window = parent_end.add_buffer, parent_end.set_window
-    expect(
-        ValueError,
-        "on CUDA device 0",
-        lambda add=add: add(torch.zeros(8, dtype=torch.uint8)),
-    )
-    expect(TypeError, "int", lambda set_window=set_window: set_window("0"))
+    sizes: list[int] = []
+
+    def allocate(size: int) -> torch.Tensor:
+        sizes.append(size)
+        return torch.zeros(size, dtype=torch.uint8)  # in host memory
+
+    destination = SimpleNamespace(allocate=allocate, split=device.split)
+    make = partial(core.ParentEnd, pool, torch.Tensor, 1, 4, 1 << 20)
+    expect(ValueError, "have to go there", make)
+    expect(AttributeError, "allocate", partial(make, SimpleNamespace()))
+    parent_end = make(destination)
+    parent_end.run_ahead(0)
+    assert parent_end.has_destination and not sizes  # it does not know how large batches are
+    worker_end = core.WorkerEnd(torch.Tensor, *parent_end.address(), 0)
+    parent_end.submit(0, b"task", (0, None))
+    worker_end.receive(1.0)
+    source = torch.zeros(400, dtype=torch.uint8)
+    worker_end.copy(source.data_ptr(), 400)
+    assert worker_end.answer(b"", 1, False)
+    _, reply = parent_end.receive(1.0)
+    expect(ValueError, "on CUDA device 0", lambda reply=reply: reply.deliver())
+    parent_end.run_ahead(1)  # fails likewise, and leaves that to who needs the buffer
+    assert sizes == [400, 400]
+    expect(TypeError, "int", lambda p=parent_end: p.run_ahead("0"))
     parent_end.release()
-    del parent_end, pool, add, set_window
+    del parent_end, worker_end, reply, pool, destination, make
     host = core.ParentEnd(core.BatchPool(0, True), torch.Tensor, 1, 4, 1 << 20)
-    assert (host.has_destination, host.set_window(0)) == (False, 0)
-    expect(ValueError, "have no destination", lambda add=host.add_buffer: add(np.zeros(1)))
+    assert not host.has_destination
+    host.run_ahead(0)
     del host
     device.close()
 

@@ -97,6 +97,7 @@ SOURCES = (
 )
 FIELDS = [torch.as_tensor(source) for source in SOURCES]
 NAMES = ("a", "b", "c")
+NUMBERS = {2 * 256 + 32: torch.float32, 64: torch.int64, 1 * 256 + 8: torch.uint8}
 
 
 class Device:
@@ -116,7 +117,7 @@ class Device:
         self.left = 1 << 30  # blocks that there is memory for
         self.out = self.most_out = 0  # blocks in use, now and at most
         self.hook: Callable[[], None] = lambda: None
-        self.elsewhere = 0
+        self.other_streams = 0
         Device.used.add(device)
         fake.fake_choose_default(device == 0)
         if device == 0:
@@ -132,7 +133,7 @@ class Device:
         self.streams.append(stream)
         return stream
 
-    def new_block(self, count: int) -> torch.Tensor:
+    def allocate(self, count: int) -> torch.Tensor:
         self.hook()
         if self.left == 0:
             raise torch.OutOfMemoryError("none left")
@@ -147,29 +148,25 @@ class Device:
         self.left -= 1
         self.out += 1
         self.most_out = max(self.most_out, self.out)
-        weakref.finalize(memory, self._freed, address, self.stream, self.elsewhere)
+        weakref.finalize(memory, self._freed, address, self.stream, self.other_streams)
         return torch.frombuffer(memory, dtype=torch.uint8)
 
-    def _freed(self, address: int, stream: int | None, elsewhere: int) -> None:
+    def _freed(self, address: int, stream: int | None, other_streams: int) -> None:
         self.left += 1
         self.out -= 1
-        if self.elsewhere == elsewhere:  # else record_stream may have been for it
+        if self.other_streams == other_streams:  # else record_stream may have been for it
             self.free.append((address, stream))
 
     def split(
-        self,
-        block: torch.Tensor,
-        offsets: tuple[int, ...],
-        lead: tuple[int, ...],
-        is_elsewhere: bool,
+        self, buffer: torch.Tensor, places: list[Any], is_other_stream: bool
     ) -> list[torch.Tensor]:
-        self.elsewhere += is_elsewhere
-        fields = []
-        for field, offset in zip(FIELDS, offsets, strict=True):
-            shape = (*lead, *field.shape[1:])
-            count = int(np.prod(shape)) * field.element_size()
-            fields.append(block[offset : offset + count].view(field.dtype).view(shape))
-        return fields
+        self.other_streams += is_other_stream
+        tensors = []
+        for offset, number, shape in places:
+            dtype = NUMBERS[number]
+            end = offset + int(np.prod(shape)) * dtype.itemsize
+            tensors.append(buffer[offset:end].view(dtype).view(shape))
+        return tensors
 
     def compare(self, batch: Any, rows: Any) -> None:
         """Queues kernels that look whether the batch holds these rows."""
@@ -205,7 +202,7 @@ class FakeAccelerator:
 
     def __init__(self, device: Device) -> None:
         self.device = torch.device("cuda", device.device)
-        self.allocate = device.new_block
+        self.allocate = device.allocate
         self.recorded: list[Any] = []
         self.record_stream = self.recorded.append
         self.is_capturing = False

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def make_feed(device: Device, workers: int = 2, keys: Any = None, **more: Any) -
         in_order=True,
         persistent=more.pop("persistent", False),
         timeout=0,
-        **{"allocate": device.new_block, "split": device.split, **more},
+        **{"destination": device, **more},
     )
 
 
@@ -86,7 +87,7 @@ def the_current_stream_may_change() -> None:
             for k, rows in enumerate(todo):
                 device.use(streams[k // 4 % 3])
                 device.compare(next(feed), rows)
-            assert device.elsewhere == 0 if workers == 0 else device.elsewhere > 0
+            assert device.other_streams == 0 if workers == 0 else device.other_streams > 0
             device.synchronize()
             del feed
             device.close()
@@ -124,7 +125,7 @@ def a_loop_is_left_early() -> None:
             for rows in todo[:taken]:
                 device.compare(next(feed), rows)
         feed.restart(iter([]), 1, None)
-        own = device.new_block(4096)  # a block that was dropped is somebody else's now
+        own = device.allocate(4096)  # a block that was dropped is somebody else's now
         fake.fake_launch_fill(None, own.data_ptr(), 7, 4096)
         device.synchronize()
         feed.close()
@@ -379,8 +380,7 @@ def a_batch_cannot_be_filled() -> None:
                 in_order=True,
                 persistent=False,
                 timeout=0,
-                allocate=device.new_block,
-                split=lambda block, offsets, lead, is_elsewhere: [block.view(*lead, width)],
+                destination=device,
             )
             os.truncate(path, size)
             # Row 60 lies in the last page, which reads as zeros, row 63 reaches beyond it.
@@ -401,16 +401,17 @@ def a_batch_cannot_be_filled() -> None:
 
 def arguments_are_checked() -> None:
     device = Device()
-    for device_number, more in ((0, {}), (0, {"split": device.split}), (-1, {"split": print})):
-        slots = core.BatchPool(3, device=device_number)
-        table = core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3)
-        arguments = (table, slots, None, None, (), 0, 1, True, False, 0)
-        expect(
-            ValueError, "slots of a device", lambda a=arguments, m=more: core.ArrayLoader(*a, **m)
+    for destination, kind, text in (
+        (None, ValueError, "slots of a device need a destination"),
+        (SimpleNamespace(split=device.split), AttributeError, "allocate"),
+        (SimpleNamespace(allocate=device.allocate), AttributeError, "split"),
+    ):
+        expect(kind, text, lambda d=destination: make_feed(device, destination=d))
+    for block in (torch.zeros(16, dtype=torch.uint8), None, device.allocate(3)):
+        feed = make_feed(
+            device,
+            destination=SimpleNamespace(allocate=lambda _, block=block: block, split=device.split),
         )
-        del table, slots, arguments
-    for block in (torch.zeros(16, dtype=torch.uint8), None, device.new_block(3)):
-        feed = make_feed(device, allocate=lambda count, block=block: block)
         feed.restart(iter([[1, 2]]), 1, None)
         for _ in range(2):
             expect(ValueError, "on CUDA device 0", lambda feed=feed: next(feed))
@@ -424,10 +425,11 @@ def arguments_are_checked() -> None:
 def a_cycle_is_collected() -> None:
     device = Device()
     holder: list[Any] = []
-    feed = make_feed(device, allocate=lambda count, holder=holder: device.new_block(count))
+    allocate = lambda count, holder=holder: device.allocate(count)  # noqa: E731
+    feed = make_feed(device, destination=SimpleNamespace(allocate=allocate, split=device.split))
     feed.restart(iter([[1, 2], [3]]), 1, None)
     holder.append(feed)
-    del feed, holder
+    del feed, holder, allocate
     device.close()
 
 

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from fastloop import DataLoader, _core
-from fastloop.workers.batch_pickle import PLAIN, WRITTEN, unpack
+from fastloop.device.destinations import Destination
+from fastloop.workers.batch_pickle import PICKLED, WRITTEN, unpack
 
 TINY = 1000  # a budget that holds one small batch
 
@@ -185,13 +186,15 @@ class Channel:
 
     def __init__(self, workers: int = 1, has_destination: bool = False) -> None:
         pool = _core.BatchPool(0, is_shared=True)
-        self.parent_end = _core.ParentEnd(pool, torch.Tensor, workers, 4, 1 << 20, has_destination)
+        memory = Destination(lambda size: torch.empty(size, dtype=torch.uint8))
+        destination = memory if has_destination else None
+        self.parent_end = _core.ParentEnd(pool, torch.Tensor, workers, 4, 1 << 20, destination)
         self.worker_end = _core.WorkerEnd(torch.Tensor, *self.parent_end.address(), 0)
 
     def send(self) -> None:
         self.parent_end.submit(0, TASK, (0, None))
 
-    def answer(self, head: bytes, kind: int = PLAIN) -> None:
+    def answer(self, head: bytes, kind: int = PICKLED) -> None:
         self.send()
         assert self.worker_end.receive(1.0) == TASK
         source = torch.ones(100)
@@ -217,7 +220,7 @@ def test_a_task_that_was_overwritten_is_not_unpickled() -> None:
     assert channel.parent_end.is_overwritten
 
 
-@pytest.mark.parametrize("kind", [PLAIN, WRITTEN])
+@pytest.mark.parametrize("kind", [PICKLED, WRITTEN])
 def test_a_batch_that_was_overwritten_is_not_read(kind: int) -> None:
     head = b"s" + (11).to_bytes(8, "little") + b"some string"
     channel = Channel(workers=3)
@@ -236,7 +239,7 @@ def test_a_batch_that_was_overwritten_does_not_land() -> None:
     _, reply = channel.parent_end.receive(1.0)
     channel.change(b"what was pickled")
     with pytest.raises(RuntimeError, match=OVERWRITTEN):
-        reply.deliver(lambda size: torch.empty(size, dtype=torch.uint8))
+        reply.deliver()
 
 
 def test_what_was_opened_may_change() -> None:
@@ -244,7 +247,7 @@ def test_what_was_opened_may_change() -> None:
     channel = Channel(has_destination=True)
     channel.answer(b"what was pickled")
     _, reply = channel.parent_end.receive(1.0)
-    reply.deliver(lambda size: torch.empty(size, dtype=torch.uint8))
+    reply.deliver()
     channel.change(b"what was pickled")
     assert reply.open() == b"what was pickled"
 
@@ -255,23 +258,23 @@ def test_places_outside_of_a_batch() -> None:
     _, reply = channel.parent_end.receive(1.0)
     reply.open()
     code, most = 2 * 256 + 32, (1 << 63) - 1
-    assert torch.equal(reply.tensor((0, code, 10, 10)), torch.ones(10, 10))
-    assert reply.tensor((400, code, 0, 7)).shape == (0, 7)
+    assert torch.equal(reply.split([(0, code, (10, 10))])[0], torch.ones(10, 10))
+    assert reply.split([(400, code, (0, 7))])[0].shape == (0, 7)
     for place in (
-        (0, code, 101 * 16),
-        (448, code, 1),
-        (-4, code, 1),
-        (most, code, 1),
-        (most - 3, code, 1),
-        (0, code, most),
-        (0, code, 1 << 32, 1 << 32),
-        (0, code, 0, 1 << 62, 1 << 62),
-        (0, code, 1 << 62, 1 << 62, 0),
-        (0, code, -1),
-        (0, code, -1, -1),
+        (0, code, (101 * 16,)),
+        (448, code, (1,)),
+        (-4, code, (1,)),
+        (most, code, (1,)),
+        (most - 3, code, (1,)),
+        (0, code, (most,)),
+        (0, code, (1 << 32, 1 << 32)),
+        (0, code, (0, 1 << 62, 1 << 62)),
+        (0, code, (1 << 62, 1 << 62, 0)),
+        (0, code, (-1,)),
+        (0, code, (-1, -1)),
     ):
         with pytest.raises(ValueError, match="no such tensor in a batch of"):
-            reply.tensor(place)
+            reply.split([place])
 
 
 def test_a_worker_end_needs_a_channel_that_can_be() -> None:

@@ -73,12 +73,11 @@ static PyObject *loader_next(fl_py_array_loader *self)
 }
 
 /* Whether the arguments of ArrayLoader go together; else ValueError. */
-static bool check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, bool has_allocate,
-                        bool has_split)
+static bool
+check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, bool has_destination)
 {
-    if (has_allocate != has_split || (pool->device >= 0 && !has_allocate))
-        PyErr_Format(PyExc_ValueError,
-                     "slots of a device need allocate and split, which go together");
+    if (pool->device >= 0 && !has_destination)
+        PyErr_Format(PyExc_ValueError, "slots of a device need a destination");
     else if (pool->arena != NULL)
         PyErr_Format(PyExc_ValueError, "slots shared with workers are not for threads");
     else if (pool->fields < table->count)
@@ -89,14 +88,14 @@ static bool check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, 
 }
 
 /* The ring's parts, for so many threads as workers; 0, or -1 and an exception. */
-static int open_ring(fl_py_array_ring *ring, PyObject *maps, PyObject *allocate, PyObject *split,
-                     int64_t budget, int workers, bool is_in_order)
+static int open_ring(fl_py_array_ring *ring, PyObject *maps, PyObject *destination, int64_t budget,
+                     int workers, bool is_in_order)
 {
     const fl_py_table *table = ring->table;
     int32_t helpers = (int32_t)fl_min(fl_cpu_count(), 1 + MAX_HELPERS) - 1;
-    if (allocate != Py_None &&
-        fl_py_array_destination_open(&ring->destination, allocate, split, ring->pool->device,
-                                     ring->depth, budget) != 0)
+    if (destination != Py_None &&
+        fl_py_array_destination_open(&ring->destination, destination, &table->dlpack,
+                                     ring->pool->device, ring->depth, budget) != 0)
         return -1;
     int64_t length = fl_table_length(table->table);
     if (fl_py_index_source_open(&ring->indices, &table->dlpack, maps, length) != 0) return -1;
@@ -105,21 +104,20 @@ static int open_ring(fl_py_array_ring *ring, PyObject *maps, PyObject *allocate,
 
 static PyObject *loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"table",    "pool",     "fetch",    "keys",       "maps",
-                               "workers",  "prefetch", "in_order", "persistent", "timeout",
-                               "allocate", "split",    "budget",   NULL};
+    static char *keywords[] = {"table",       "pool",     "fetch",    "keys",       "maps",
+                               "workers",     "prefetch", "in_order", "persistent", "timeout",
+                               "destination", "budget",   NULL};
     fl_py_state *state = PyType_GetModuleState(type);
     PyObject *table, *pool, *fetch, *keys, *maps, *timeout;
-    PyObject *allocate = Py_None, *split = Py_None;
+    PyObject *destination = Py_None;
     int workers, in_order, persistent;
     long long prefetch, budget = INT64_MAX;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLppO|OOL:ArrayLoader", keywords,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLppO|OL:ArrayLoader", keywords,
                                      state->table_type, &table, state->batch_pool_type, &pool,
                                      &fetch, &keys, &PyTuple_Type, &maps, &workers, &prefetch,
-                                     &in_order, &persistent, &timeout, &allocate, &split, &budget))
+                                     &in_order, &persistent, &timeout, &destination, &budget))
         return NULL;
-    if (!check_parts((fl_py_table *)table, (fl_py_batch_pool *)pool, allocate != Py_None,
-                     split != Py_None))
+    if (!check_parts((fl_py_table *)table, (fl_py_batch_pool *)pool, destination != Py_None))
         return NULL;
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1.0 && PyErr_Occurred()) return NULL;
@@ -145,7 +143,7 @@ static PyObject *loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     ring->sentinels = PyDict_New();
     if (self->lock == NULL) PyErr_NoMemory();
     if (ring->sentinels == NULL || self->lock == NULL ||
-        open_ring(ring, maps, allocate, split, budget, workers, in_order) != 0) {
+        open_ring(ring, maps, destination, budget, workers, in_order) != 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -284,7 +282,7 @@ static PyMethodDef loader_methods[] = {
 PyDoc_STRVAR(
     loader_doc,
     "ArrayLoader(table, pool, fetch, keys, maps, workers, prefetch, in_order, persistent,\n"
-    "            timeout, allocate=None, split=None, budget=2**63 - 1)\n--\n\n"
+    "            timeout, destination=None, budget=2**63 - 1)\n--\n\n"
     "Iterator over batches of `table`; begins with restart().\n\n"
     "fetch: called with an item of the source that holds no plain integers.\n"
     "keys: tuple of dict keys, or None for lists. maps: int64 vectors of nested subsets,\n"

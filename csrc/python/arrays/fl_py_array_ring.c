@@ -1,13 +1,11 @@
 /* fl_py_array_ring: see fl_py_array_ring.h. */
 #include "fl_py_array_ring.h"
 
-#include "fl_cuda_transfer.h"
-
 int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_order)
 {
     fl_err err;
     fl_ring_config config = {.fill = fl_table_fill,
-                             .transfers = &fl_cuda_transfer_ops,
+                             .transfers = self->destination.base.ops,
                              .pool = self->pool->pool,
                              .depth = self->depth,
                              .threads = threads,
@@ -29,11 +27,16 @@ static void drop_batches(fl_py_array_ring *self)
     fl_py_array_destination_cancel_all(&self->destination);
 }
 
+/* Needs no interpreter lock. */
+static void halt_copies(const fl_py_destination *destination)
+{
+    if (destination->copy_stream != NULL) destination->ops->halt(destination->copy_stream);
+}
+
 void fl_py_array_ring_reset(fl_py_array_ring *self)
 {
-    void *copy_stream = self->destination.copy_stream;
     Py_BEGIN_ALLOW_THREADS
-    if (copy_stream != NULL) fl_cuda_transfer_ops.halt(copy_stream);
+    halt_copies(&self->destination.base);
     fl_ring_reset(self->ring);
     Py_END_ALLOW_THREADS
     drop_batches(self);
@@ -49,11 +52,10 @@ void fl_py_array_ring_drop_epoch(fl_py_array_ring *self)
 void fl_py_array_ring_close(fl_py_array_ring *self)
 {
     fl_ring *ring = self->ring;
-    void *copy_stream = self->destination.copy_stream;
     self->ring = NULL;
     if (ring != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        if (copy_stream != NULL) fl_cuda_transfer_ops.halt(copy_stream);
+        halt_copies(&self->destination.base);
         fl_ring_close(ring);
         Py_END_ALLOW_THREADS
         drop_batches(self);

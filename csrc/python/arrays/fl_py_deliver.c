@@ -39,7 +39,7 @@ static int receive(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
     }
     bool is_ready = self->runs_ahead && fl_ring_is_ready(self->ring);
     bool is_small = self->most_bytes < FL_TABLE_SMALL_BYTES && self->consumer_fills;
-    is_small = is_small && self->destination.copy_stream == NULL;
+    is_small = is_small && self->destination.base.copy_stream == NULL;
     int64_t begin_ns = is_ready ? 0 : fl_now_ns();
     int status = FL_ETIMEOUT;
     if (is_ready || is_small) status = fl_ring_receive(self->ring, 0, batch, err);
@@ -116,8 +116,7 @@ static int refill(fl_py_array_ring *self, PyObject *result)
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     if (fl_py_submit_next(self) >= 0 &&
-        fl_py_array_destination_run_ahead(&self->destination, self->ring, self->table,
-                                          self->most_bytes) == 0) {
+        fl_py_array_destination_run_ahead(&self->destination, self->ring, self->most_bytes) == 0) {
         PyErr_Restore(type, value, traceback);
         return 0;
     }

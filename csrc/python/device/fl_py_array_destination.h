@@ -1,37 +1,32 @@
-/* fl_py_array_destination: where the batches of an array loader go that are not to stay in slots of
- * its pool: to buffers on a device, or in pinned memory that the user gets.
+/* fl_py_array_destination: when the batches of an array loader need buffers at their destination.
  *
- * A buffer is a torch tensor of bytes. In pinned memory the threads that fill a batch copy its rows
- * to its buffer. To a device they fill a slot, and a copy stream copies the slot to the buffer; the
- * next batches alone have a buffer there, the others wait in their slots.
+ * In pinned memory the threads that fill a batch copy its rows to its buffer. To a device they fill
+ * a slot, and a transfer copies the slot to the buffer; only the next batches have a buffer there,
+ * the others wait in their slots.
  *
  * All functions run on the consumer's thread with the interpreter lock. What fails before a batch
  * is delivered is tried again then; what fails then leaves the batch with the caller. */
 #ifndef FL_PY_ARRAY_DESTINATION_H
 #define FL_PY_ARRAY_DESTINATION_H
 
+#include "fl_py_destination.h"
 #include "fl_py_table.h"
 #include "fl_ring.h"
 
 /* One submitted batch and its buffer. */
 typedef struct fl_py_upload_slot {
     bool is_used;
-    bool is_filled;   /* every part was filled before the buffer was set */
-    int64_t bytes;    /* of the batch */
-    void *transfer;   /* owned; NULL unless for a device */
-    PyObject *buffer; /* owned: a tensor; NULL, for a device: none yet */
-    char *data;       /* the buffer's memory; NULL for a device */
-    void *stream;     /* for a device: the current stream when the buffer was allocated */
+    bool is_filled;        /* every part was filled before the buffer was set */
+    int64_t bytes;         /* of the batch */
+    void *transfer;        /* owned; NULL: the batch is filled in its buffer */
+    fl_dest_buffer buffer; /* owned; its owner is NULL where there is none yet */
 } fl_py_upload_slot;
 
 typedef struct fl_py_array_destination {
-    PyObject *allocate;       /* owned: makes the buffer of so many bytes */
-    PyObject *split;          /* owned: makes the tensors of a batch from its buffer */
-    int32_t device;           /* -1: pinned memory */
+    fl_py_destination base;
     int64_t depth;            /* of the ring */
     int64_t budget;           /* bytes that submitted batches may take; one batch always may */
     fl_py_upload_slot *slots; /* owned: `depth` of them; NULL: batches stay in slots of the pool */
-    void *copy_stream;     /* owned, of fl_cuda_transfer_ops; NULL: not for a device, or closed */
     PyObject *alloc_error; /* owned: what `allocate` raised for the batch to be submitted next, in
                               pinned memory; or NULL */
 } fl_py_array_destination;
@@ -41,21 +36,22 @@ static inline bool fl_py_array_destination_is_open(const fl_py_array_destination
     return self->slots != NULL;
 }
 
-/* allocate(bytes) and split(buffer, offsets, lead, is_other_stream), see _core.pyi. 0, or -1 and an
- * exception. The owner closes it in either case. */
-int fl_py_array_destination_open(fl_py_array_destination *self, PyObject *allocate, PyObject *split,
-                                 int32_t device, int64_t depth, int64_t budget);
+/* `object` is the Python destination. 0, or -1 and an exception. The owner closes it in either
+ * case. */
+int fl_py_array_destination_open(fl_py_array_destination *self, PyObject *object,
+                                 const fl_py_dlpack *dlpack, int32_t device, int64_t depth,
+                                 int64_t budget);
 
 /* Gives the prepared batch its upload slot, and with it memory or a transfer. FL_ENOMEM: there is
  * none, for want of memory or because others are to be delivered first. An interrupt may have come:
  * then an exception is set, and after FL_OK the batch is to be submitted all the same. */
 int fl_py_array_destination_prepare(fl_py_array_destination *self, const fl_ring *ring,
-                                    const fl_py_table *table, fl_batch *batch, fl_err *err);
+                                    fl_batch *batch, fl_err *err);
 
 /* Allocates the buffers of the next batches and starts their copies, as far as there is memory, for
  * batches of at most most_bytes. 0, or -1 and an exception: an interrupt has come. */
 int fl_py_array_destination_run_ahead(fl_py_array_destination *self, fl_ring *ring,
-                                      const fl_py_table *table, int64_t most_bytes);
+                                      int64_t most_bytes);
 
 /* A received batch as tensors over its buffer, for the current stream: a list, or a dict if `keys`
  * is a tuple; is_single: without the batch dimension. Takes the slot. New reference; NULL and an

@@ -6,6 +6,8 @@
  * sides run on it. */
 #include "fl_py_batch_codec.h"
 
+#include "fl_py_place.h"
+
 #include <string.h>
 
 enum { DEEPEST = 64 };
@@ -23,20 +25,6 @@ bool fl_py_memory_has(const fl_py_memory *memory, PyObject *object, fl_tensor *v
     *offset = view->data - memory->data;
     int64_t bytes = fl_tensor_bytes(view->dtype, view->ndim, view->shape);
     return view->data != NULL && *offset >= 0 && bytes <= memory->bytes - *offset;
-}
-
-PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape)
-{
-    PyObject *place = PyTuple_New(2 + ndim);
-    const int64_t head[] = {offset, dtype.code * 256 + dtype.bits};
-    for (int32_t i = 0; place != NULL && i < 2 + ndim; i++) {
-        PyObject *number = PyLong_FromLongLong(i < 2 ? head[i] : shape[i - 2]);
-        if (number == NULL)
-            Py_CLEAR(place);
-        else
-            PyTuple_SET_ITEM(place, i, number);
-    }
-    return place;
 }
 
 /* ---- writing */
@@ -140,13 +128,54 @@ static bool get_bytes(fl_py_reader *in, void *to, int64_t count)
     return true;
 }
 
+typedef struct tensor_head {
+    int64_t offset;
+    fl_dtype dtype;
+    int64_t shape[FL_MAX_NDIM];
+} tensor_head;
+
+static bool get_head(fl_py_reader *in, int64_t ndim, tensor_head *out)
+{
+    int64_t head[2];
+    if (ndim < 0 || ndim > FL_MAX_NDIM || !get_bytes(in, head, sizeof head)) return false;
+    out->offset = head[0];
+    out->dtype = (fl_dtype){(uint8_t)(head[1] >> 8), (uint8_t)head[1], 1};
+    return get_bytes(in, out->shape, ndim * (int64_t)sizeof *out->shape);
+}
+
 static PyObject *get_tensor(fl_py_reader *in, int64_t ndim)
 {
-    int64_t head[2], shape[FL_MAX_NDIM];
-    if (ndim < 0 || ndim > FL_MAX_NDIM || !get_bytes(in, head, sizeof head)) return NULL;
-    if (!get_bytes(in, shape, ndim * (int64_t)sizeof *shape)) return NULL;
-    fl_dtype dtype = {(uint8_t)(head[1] >> 8), (uint8_t)head[1], 1};
-    return in->make(in->context, head[0], dtype, (int32_t)ndim, shape);
+    tensor_head head;
+    if (!get_head(in, ndim, &head)) return NULL;
+    return in->make(in->context, head.offset, head.dtype, (int32_t)ndim, head.shape);
+}
+
+static int append_place(PyObject *places, const tensor_head *head, int64_t ndim)
+{
+    PyObject *place = fl_py_place(head->offset, head->dtype, (int32_t)ndim, head->shape);
+    int status = place != NULL ? PyList_Append(places, place) : -1;
+    Py_XDECREF(place);
+    return status;
+}
+
+/* Containers are followed by their items, so all that lies in a batch comes one after the other. */
+PyObject *fl_py_list_places(fl_py_reader *in)
+{
+    PyObject *places = PyList_New(0);
+    while (places != NULL && in->at < in->bytes) {
+        char tag;
+        int64_t value;
+        tensor_head head;
+        bool is_fine = get_bytes(in, &tag, 1) && get_bytes(in, &value, sizeof value);
+        if (is_fine && (tag == 's' || tag == 'b')) {
+            is_fine = value >= 0 && value <= in->bytes - in->at;
+            in->at += is_fine ? value : 0;
+        }
+        if (is_fine && tag == 't')
+            is_fine = get_head(in, value, &head) && append_place(places, &head, value) == 0;
+        if (!is_fine) Py_CLEAR(places);
+    }
+    return places;
 }
 
 static PyObject *get_dict(fl_py_reader *in, int64_t count)

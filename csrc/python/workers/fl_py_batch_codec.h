@@ -15,10 +15,6 @@ typedef struct fl_py_memory {
 bool fl_py_memory_has(const fl_py_memory *memory, PyObject *object, fl_tensor *view,
                       int64_t *offset);
 
-/* A place as Python code has it: (offset, dtype, *shape), where dtype is DLPack's code * 256 +
- * bits. New reference. */
-PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape);
-
 typedef struct fl_py_writer {
     fl_py_memory memory;
     char *data; /* owned, by fl_free; used again from batch to batch */
@@ -37,6 +33,10 @@ typedef struct fl_py_reader {
 
 /* False when there is something in the batch that is not covered; no exception is set. */
 bool fl_py_write_batch(fl_py_writer *out, PyObject *batch);
+
+/* The places of the tensors in a batch, in the order in which fl_py_read_batch makes them. New
+ * reference to a list; NULL without an exception where no batch was written. */
+PyObject *fl_py_list_places(fl_py_reader *in);
 
 /* The batch, or what comes next in it. New reference; NULL without an exception where neither was
  * written. */

@@ -4,17 +4,21 @@
 
 #include "fl_py_fallbacks.h"
 #include "fl_py_reply.h"
-#include "fl_py_reply_destination.h"
 #include "fl_thread.h"
 
 /* ---- open and close */
 
 static void abandon_buffer(void *context, const fl_dest_buffer *buffer, fl_slot *slot)
 {
-    fl_py_reply_destination_abandon(context, buffer, slot);
+    const fl_py_reply_destination *destination = context;
+    fl_py_destination_abandon(&destination->base, buffer, slot);
 }
 
-static int64_t count_reading(void *context) { return fl_py_reply_destination_count(context); }
+static int64_t count_reading(void *context)
+{
+    const fl_py_reply_destination *destination = context;
+    return fl_py_destination_count_reading(&destination->base);
+}
 
 static void drop_key(void *key)
 {
@@ -40,7 +44,7 @@ static int open_inflight(fl_py_parent_end *self, int64_t budget, bool has_destin
                                        .largest = &self->pool->largest,
                                        .budget = budget,
                                        .has_destination = has_destination,
-                                       .context = self,
+                                       .context = &self->destination,
                                        .abandon = abandon_buffer,
                                        .count_reading = count_reading,
                                        .drop_key = drop_key};
@@ -49,30 +53,32 @@ static int open_inflight(fl_py_parent_end *self, int64_t budget, bool has_destin
     return fl_inflight_open(&config, &self->inflight, err);
 }
 
-static int open_all(fl_py_parent_end *self, int64_t budget, bool has_destination)
+static int open_all(fl_py_parent_end *self, int64_t budget, PyObject *destination)
 {
     fl_err err;
+    bool has_destination = destination != Py_None;
     int status = open_queues(self, &err);
     if (status == FL_OK) status = open_inflight(self, budget, has_destination, &err);
-    if (status == FL_OK && has_destination) status = fl_py_reply_destination_open(self, &err);
     if (status != FL_OK) fl_py_raise(&err, NULL);
-    return status == FL_OK ? 0 : -1;
+    if (status != FL_OK || !has_destination) return status == FL_OK ? 0 : -1;
+    return fl_py_reply_destination_open(&self->destination, destination, &self->dlpack,
+                                        self->pool->device, self->inflight);
 }
 
 static PyObject *parent_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"pool",   "tensor_type",     "workers", "depth",
-                               "budget", "has_destination", NULL};
-    PyObject *object, *tensor_type;
-    int workers, depth, has_destination = 0;
+    static char *keywords[] = {"pool",   "tensor_type", "workers", "depth",
+                               "budget", "destination", NULL};
+    PyObject *object, *tensor_type, *destination = Py_None;
+    int workers, depth;
     long long budget;
     fl_py_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiL|p:ParentEnd", keywords,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiL|O:ParentEnd", keywords,
                                      state->batch_pool_type, &object, &tensor_type, &workers,
-                                     &depth, &budget, &has_destination))
+                                     &depth, &budget, &destination))
         return NULL;
     fl_py_batch_pool *pool = (fl_py_batch_pool *)object;
-    if (pool->device >= 0 && !has_destination)
+    if (pool->device >= 0 && destination == Py_None)
         return PyErr_Format(PyExc_ValueError, "batches in slots of a device have to go there");
     if (pool->arena == NULL || workers < 1 || depth < 1 || (depth & (depth - 1)) != 0 || budget < 1)
         return PyErr_Format(PyExc_ValueError, "no parent end for %d workers, depth %d, %lld bytes",
@@ -84,7 +90,7 @@ static PyObject *parent_end_new(PyTypeObject *type, PyObject *args, PyObject *kw
     self->workers = workers;
     self->depth = depth;
     if (fl_py_dlpack_open(tensor_type, &self->dlpack) == 0 &&
-        open_all(self, budget, has_destination) == 0)
+        open_all(self, budget, destination) == 0)
         return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -106,9 +112,10 @@ static int parent_end_traverse(fl_py_parent_end *self, visitproc visit, void *ar
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->pool);
     Py_VISIT(self->dlpack.tensor_type);
-    if (self->inflight == NULL) return 0;
     visit_args args = {visit, arg};
-    return fl_inflight_each_key(self->inflight, visit_key, &args);
+    int status =
+        self->inflight != NULL ? fl_inflight_each_key(self->inflight, visit_key, &args) : 0;
+    return status != 0 ? status : fl_py_destination_traverse(&self->destination.base, visit, arg);
 }
 
 static int take_key(void **key, void *arg)
@@ -131,12 +138,10 @@ static void parent_end_dealloc(fl_py_parent_end *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    fl_py_reply_destination_stop(self);
-    fl_copier_close(self->copier);
+    fl_py_reply_destination_stop(&self->destination);
+    fl_copier_close(self->destination.copier);
     fl_inflight_close(self->inflight);
-    if (self->copy_stream != NULL)
-        fl_cuda_transfer_ops.close(
-            self->copy_stream); /* halted: only what was dropped since is left */
+    fl_py_destination_close(&self->destination.base); /* waits for what was dropped since */
     fl_shm_queue_free(self->shm);
     if (self->is_released)
         fl_region_give(self->control);
@@ -229,8 +234,7 @@ static PyObject *make_reply(fl_py_parent_end *self, fl_request *request)
     request->key = NULL; /* ours */
     if (reply->kind > 0) {
         self->pool->bytes += reply->used;
-        self->expected_bytes =
-            fl_max(self->expected_bytes - self->expected_bytes / 8, reply->upload);
+        fl_py_reply_destination_expect(&self->destination, reply->upload);
     }
     self->pool->waits += self->has_waited;
     self->has_waited = false;
@@ -338,7 +342,7 @@ PyDoc_STRVAR(release_doc, "release()\n--\n\nAll workers have ended: let go of wh
 static PyObject *parent_end_release(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
     if (fl_py_parent_end_is_foreign(self)) Py_RETURN_NONE;
-    fl_py_reply_destination_stop(self);
+    fl_py_reply_destination_stop(&self->destination);
     for (int32_t w = 0; w < self->workers; w++) fl_inflight_cancel(self->inflight, w, true);
     self->is_released = true;
     Py_RETURN_NONE;
@@ -409,18 +413,19 @@ static PyObject *parent_end_count(fl_py_parent_end *self, PyObject *Py_UNUSED(ig
 
 /* ---- the destination */
 
-PyDoc_STRVAR(set_window_doc,
-             "set_window(first, /)\n--\n\n"
-             "From now on batches from number `first` on (-1: whichever come first)\n"
-             "are copied to the destination when they arrive. How many buffers of\n"
-             "`expected_bytes` that needs.");
+PyDoc_STRVAR(run_ahead_doc,
+             "run_ahead(first, /)\n--\n\n"
+             "From now on batches from number `first` on (-1: whichever come first) are copied to\n"
+             "the destination when they arrive, as far as there is memory.");
 
-static PyObject *parent_end_set_window(fl_py_parent_end *self, PyObject *first)
+static PyObject *parent_end_run_ahead(fl_py_parent_end *self, PyObject *first)
 {
     long long number = PyLong_AsLongLong(first);
     if ((number == -1 && PyErr_Occurred()) || !check_worker(self, 0)) return NULL;
-    if (self->copier == NULL) return PyLong_FromLong(0);
-    return PyLong_FromLong(fl_py_reply_destination_set_window(self, number));
+    if (fl_py_reply_destination_is_open(&self->destination) &&
+        fl_py_reply_destination_run_ahead(&self->destination, number) != 0)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(release_buffers_doc,
@@ -428,20 +433,8 @@ PyDoc_STRVAR(release_buffers_doc,
 
 static PyObject *parent_end_release_buffers(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
-    if (self->copier != NULL) fl_py_reply_destination_release_buffers(self);
-    Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(add_buffer_doc,
-             "add_buffer(buffer, /)\n--\n\n"
-             "Lend a buffer of `expected_bytes` at the destination: a tensor, on a device of the\n"
-             "current stream's.");
-
-static PyObject *parent_end_add_buffer(fl_py_parent_end *self, PyObject *buffer)
-{
-    if (self->copier == NULL || !check_worker(self, 0))
-        return PyErr_Format(PyExc_ValueError, "these batches have no destination");
-    if (fl_py_reply_destination_add_buffer(self, buffer, self->expected_bytes) != 0) return NULL;
+    if (fl_py_reply_destination_is_open(&self->destination))
+        fl_py_reply_destination_release_buffers(&self->destination);
     Py_RETURN_NONE;
 }
 
@@ -454,23 +447,15 @@ static PyObject *get_is_overwritten(fl_py_parent_end *self, void *Py_UNUSED(clos
     return PyBool_FromLong(self->is_overwritten);
 }
 
-PyDoc_STRVAR(expected_bytes_doc, "how many bytes batches of late need at the destination");
-
-static PyObject *get_expected_bytes(fl_py_parent_end *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLongLong(self->expected_bytes);
-}
-
 PyDoc_STRVAR(has_destination_doc, "whether batches are copied elsewhere from the shared memory");
 
 static PyObject *get_has_destination(fl_py_parent_end *self, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(self->copier != NULL);
+    return PyBool_FromLong(fl_py_reply_destination_is_open(&self->destination));
 }
 
 static PyGetSetDef parent_end_getset[] = {
     {"is_overwritten", (getter)get_is_overwritten, NULL, is_overwritten_doc, NULL},
-    {"expected_bytes", (getter)get_expected_bytes, NULL, expected_bytes_doc, NULL},
     {"has_destination", (getter)get_has_destination, NULL, has_destination_doc, NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
@@ -483,8 +468,7 @@ static PyMethodDef parent_end_methods[] = {
     {"owes", (PyCFunction)parent_end_owes, METH_O, owes_doc},
     {"is_idle", (PyCFunction)parent_end_is_idle, METH_NOARGS, is_idle_doc},
     {"first_task", (PyCFunction)parent_end_first_task, METH_O, first_task_doc},
-    {"set_window", (PyCFunction)parent_end_set_window, METH_O, set_window_doc},
-    {"add_buffer", (PyCFunction)parent_end_add_buffer, METH_O, add_buffer_doc},
+    {"run_ahead", (PyCFunction)parent_end_run_ahead, METH_O, run_ahead_doc},
     {"release_buffers", (PyCFunction)parent_end_release_buffers, METH_NOARGS, release_buffers_doc},
     {"release", (PyCFunction)parent_end_release, METH_NOARGS, release_doc},
     {"end", (PyCFunction)parent_end_end, METH_O, end_doc},
@@ -494,11 +478,13 @@ static PyMethodDef parent_end_methods[] = {
     {"count", (PyCFunction)parent_end_count, METH_NOARGS, count_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(parent_end_doc,
-             "ParentEnd(pool, tensor_type, workers, depth, budget, has_destination=False)\n--\n\n"
-             "The parent's end of the memory shared with `workers` processes: at most `depth` (a\n"
-             "power of two) unanswered requests each, `budget` bytes under way. has_destination:\n"
-             "batches are copied to buffers, on the pool's device if it has one.");
+PyDoc_STRVAR(
+    parent_end_doc,
+    "ParentEnd(pool, tensor_type, workers, depth, budget, destination=None)\n--\n\n"
+    "The parent's end of the memory shared with `workers` processes: at most `depth` (a\n"
+    "power of two) unanswered requests each, `budget` bytes under way. destination: where\n"
+    "batches are copied to (its methods allocate and split are called), on the pool's\n"
+    "device if it has one.");
 
 static PyType_Slot parent_end_slots[] = {
     {Py_tp_doc, (void *)parent_end_doc}, {Py_tp_new, parent_end_new},

@@ -3,11 +3,9 @@
 #ifndef FL_PY_PARENT_END_H
 #define FL_PY_PARENT_END_H
 
-#include "fl_copier.h"
-#include "fl_cuda_transfer.h"
 #include "fl_fork.h"
 #include "fl_py_batch_pool.h"
-#include "fl_py_dlpack.h"
+#include "fl_py_reply_destination.h"
 
 typedef struct fl_py_parent_end {
     PyObject_HEAD
@@ -22,10 +20,7 @@ typedef struct fl_py_parent_end {
     bool is_overwritten; /* fl_py_report_corruption was called */
     bool is_released;    /* all workers have ended */
     bool has_waited;     /* since the last reply */
-    /* Where there is a destination; kept by fl_py_reply_destination. */
-    void *copy_stream;      /* owned; NULL unless it is a device */
-    fl_copier *copier;      /* owned; NULL: there is no destination */
-    int64_t expected_bytes; /* of batches of late, at the destination */
+    fl_py_reply_destination destination;
 } fl_py_parent_end;
 
 extern PyType_Spec fl_py_parent_end_spec;

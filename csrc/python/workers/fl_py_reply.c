@@ -6,13 +6,9 @@
 
 #include "fl_hash.h"
 #include "fl_py_batch_codec.h"
-#include "fl_py_reply_destination.h"
+#include "fl_py_place.h"
 
 #include <string.h>
-
-/* A field this small that is a small part of its batch gets memory of its own: a user who keeps
- * the labels of an epoch must not keep its images with them. */
-enum { SMALL_FIELD = 64 * 1024, SMALL_PART = 8 };
 
 PyObject *fl_py_reply_new(fl_py_parent_end *parent_end, fl_request *request)
 {
@@ -33,7 +29,7 @@ static void open_reply(fl_py_reply *self)
 {
     if (self->is_open) return;
     self->is_open = true;
-    self->is_lent = self->parent_end->copier == NULL;
+    self->is_lent = !fl_py_reply_destination_is_open(&self->parent_end->destination);
     if (self->is_lent) fl_slot_lend(self->request->slot, 1);
     fl_inflight_release(self->parent_end->inflight, self->request);
 }
@@ -45,7 +41,7 @@ static void give_slot_back(fl_py_reply *self)
     if (self->is_lent)
         fl_slot_give(slot);
     else if (self->buffer.owner != NULL)
-        fl_py_reply_destination_abandon(self->parent_end, &self->buffer, slot);
+        fl_py_destination_abandon(&self->parent_end->destination.base, &self->buffer, slot);
     else
         return;
     self->request->slot = NULL;
@@ -74,8 +70,8 @@ static int reply_traverse(fl_py_reply *self, visitproc visit, void *arg)
 
 PyDoc_STRVAR(open_doc,
              "open()\n--\n\n"
-             "The pickled part of the batch, which counts no longer. Tensors that tensor()\n"
-             "makes share its memory, which is free again when the last of them dies.");
+             "The pickled part of the batch, which counts no longer. Tensors that split() makes\n"
+             "share its memory, which is free again when the last of them dies.");
 
 /* Copies the pickled part to `to`: its worker may go on writing to the slot. */
 static int copy_head(fl_py_reply *self, char *to)
@@ -111,51 +107,78 @@ static PyObject *reply_open(fl_py_reply *self, PyObject *Py_UNUSED(ignored))
     return head;
 }
 
-PyDoc_STRVAR(
-    deliver_doc,
-    "deliver(allocate, /)\n--\n\n"
-    "The memory at the destination that holds the batch from now on (on a device, for the\n"
-    "current stream), made by allocate(bytes) unless the batch was copied already, and\n"
-    "whether it is another stream's. Opens the reply, whose tensors then have places in\n"
-    "that memory. It may be called again, also if it raised: RuntimeError or MemoryError.");
-
-static PyObject *describe_delivery(const fl_py_reply *self)
+/* Has the batch copied to self->buffer: -1 exception. */
+static int copy_batch(fl_py_reply *self)
 {
-    return Py_BuildValue("ON", self->memory, PyBool_FromLong(self->is_other_stream));
+    fl_py_parent_end *parent_end = self->parent_end;
+    const fl_reply_message *reply = &self->request->reply;
+    Py_BEGIN_ALLOW_THREADS
+    /* Once: what it holds after a failure is kept. */
+    if (self->buffer.owner == NULL)
+        (void)fl_inflight_finish(parent_end->inflight, self->request, &self->buffer);
+    Py_END_ALLOW_THREADS
+    if (self->buffer.owner == NULL)
+        return fl_py_reply_destination_copy(&parent_end->destination, self->request->slot,
+                                            reply->upload, &self->buffer);
+    if (self->buffer.copied == reply->upload) return 0;
+    (void)fl_py_parent_end_report(parent_end, reply->worker);
+    return -1;
 }
 
-static PyObject *reply_deliver(fl_py_reply *self, PyObject *allocate)
+/* Moves the batch to self->memory: -1 exception. */
+static int move_batch(fl_py_reply *self)
 {
-    if (fl_py_parent_end_is_foreign(self->parent_end))
-        return PyErr_Format(PyExc_RuntimeError, "this batch belongs to a parent process");
-    if (self->memory != NULL) return describe_delivery(self);
-    if (self->is_open || self->is_moving || self->request->reply.upload == 0 ||
-        self->parent_end->copier == NULL)
-        return PyErr_Format(
-            PyExc_ValueError,
-            "it cannot be delivered: it is open, on its way, or has no destination");
     /* Before the slot goes. */
-    if (keep_head(self) != 0) return NULL;
-    self->is_moving = true; /* the interpreter lock is let go of, and Python code is called */
-    int is_other_stream = fl_py_reply_destination_deliver(self, allocate);
-    self->is_moving = false;
-    if (is_other_stream < 0) return NULL;
+    if (keep_head(self) != 0 || copy_batch(self) != 0) return -1;
+    int is_other_stream =
+        fl_py_destination_finish(&self->parent_end->destination.base, &self->buffer,
+                                 self->request->slot, self->request->reply.upload);
+    if (is_other_stream < 0) return -1;
     self->memory = self->buffer.owner;
     self->is_other_stream = is_other_stream == 1;
     self->buffer.owner = NULL;
     self->request->slot = NULL;
     self->is_open = true;
     fl_inflight_release(self->parent_end->inflight, self->request);
-    return describe_delivery(self);
+    return 0;
 }
 
-static bool parse_shape(PyObject *args, int32_t ndim, int64_t *shape)
+/* Lets the allocator know of the current stream before anything else can fail. */
+static int note_stream(const fl_py_reply *self)
 {
-    for (int32_t d = 0; d < ndim; d++) {
-        shape[d] = PyLong_AsLongLong(PyTuple_GET_ITEM(args, 2 + d));
-        if (shape[d] < 0) return false;
+    if (!self->is_other_stream) return 0;
+    PyObject *none = PyList_New(0);
+    PyObject *tensors = none != NULL ? fl_py_destination_split(&self->parent_end->destination.base,
+                                                               self->memory, none, true)
+                                     : NULL;
+    Py_XDECREF(none);
+    Py_XDECREF(tensors);
+    return tensors != NULL ? 0 : -1;
+}
+
+PyDoc_STRVAR(deliver_doc,
+             "deliver()\n--\n\n"
+             "Move the batch to its destination, where the current stream will find it. Opens the\n"
+             "reply, whose tensors are there from now on. It may be called again, also if it\n"
+             "raised: RuntimeError or MemoryError.");
+
+static PyObject *reply_deliver(fl_py_reply *self, PyObject *Py_UNUSED(ignored))
+{
+    if (fl_py_parent_end_is_foreign(self->parent_end))
+        return PyErr_Format(PyExc_RuntimeError, "this batch belongs to a parent process");
+    if (self->memory == NULL) {
+        if (self->is_open || self->is_moving || self->request->reply.upload == 0 ||
+            !fl_py_reply_destination_is_open(&self->parent_end->destination))
+            return PyErr_Format(
+                PyExc_ValueError,
+                "it cannot be delivered: it is open, on its way, or has no destination");
+        self->is_moving = true; /* the interpreter lock is let go of, and Python code is called */
+        int status = move_batch(self);
+        self->is_moving = false;
+        if (status != 0) return NULL;
     }
-    return true;
+    if (note_stream(self) != 0) return NULL;
+    Py_RETURN_NONE;
 }
 
 /* Strides overflow where a size of 0 hides that the others do. */
@@ -180,7 +203,7 @@ static PyObject *make_tensor(const fl_py_reply *self, int64_t offset, fl_dtype d
         return PyErr_Format(PyExc_ValueError, "no such tensor in a batch of %lld bytes",
                             (long long)used);
     char *data = fl_slot_data(slot) + offset;
-    if (self->is_lent && (bytes > SMALL_FIELD || bytes > used / SMALL_PART))
+    if (self->is_lent && !fl_py_is_small_part(bytes, used))
         return fl_py_tensor_at(dlpack, slot, data, dtype, ndim, shape);
     char *copy;
     PyObject *tensor = fl_py_tensor_new(dlpack, dtype, ndim, shape, &copy);
@@ -188,57 +211,94 @@ static PyObject *make_tensor(const fl_py_reply *self, int64_t offset, fl_dtype d
     return tensor;
 }
 
-PyDoc_STRVAR(tensor_doc,
-             "tensor(place, /)\n--\n\n"
-             "A tensor at a place in the opened batch: (offset, dtype, *shape), where dtype is\n"
-             "DLPack's code * 256 + bits.");
-
-static PyObject *reply_tensor(fl_py_reply *self, PyObject *place)
-{
-    int64_t shape[FL_MAX_NDIM], offset, code;
-    Py_ssize_t size = PyTuple_Check(place) ? PyTuple_GET_SIZE(place) : 0;
-    if (size < 2 || size > FL_MAX_NDIM + 2 || !self->is_open)
-        return PyErr_Format(PyExc_ValueError, "%R is not a place in an opened batch", place);
-    offset = PyLong_AsLongLong(PyTuple_GET_ITEM(place, 0));
-    code = PyLong_AsLongLong(PyTuple_GET_ITEM(place, 1));
-    int32_t ndim = (int32_t)size - 2;
-    bool is_fine = parse_shape(place, ndim, shape);
-    if (PyErr_Occurred()) return NULL;
-    if (!is_fine) ndim = -1;
-    fl_dtype dtype = {(uint8_t)(code >> 8), (uint8_t)code, 1};
-    return make_tensor(self, offset, dtype, ndim, shape);
-}
-
-PyDoc_STRVAR(load_doc,
-             "load(make, /)\n--\n\n"
-             "The batch, if WorkerEnd.write() has written it; opens the reply. Tensors are\n"
-             "made by make(place), as by tensor() if it is None.");
-
 static PyObject *
 make_over_slot(void *context, int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape)
 {
     return make_tensor(context, offset, dtype, ndim, shape);
 }
 
-/* By a Python function of the place. */
-static PyObject *
-make_by_call(void *context, int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape)
+static PyObject *make_at(const fl_py_reply *self, PyObject *place)
 {
-    PyObject *place = fl_py_place(offset, dtype, ndim, shape);
-    PyObject *tensor = place != NULL ? PyObject_CallOneArg(context, place) : NULL;
-    Py_XDECREF(place);
-    return tensor;
+    fl_py_parsed_place at;
+    if (fl_py_place_parse(place, &at) != 0) return NULL;
+    return make_tensor(self, at.offset, at.dtype, at.ndim, at.shape);
 }
 
-static PyObject *reply_load(fl_py_reply *self, PyObject *make)
+PyDoc_STRVAR(split_doc,
+             "split(places, /)\n--\n\n"
+             "A list of the tensors at these places of the opened batch: in its slot, or at its\n"
+             "destination once it was delivered.");
+
+static PyObject *reply_split(fl_py_reply *self, PyObject *places)
+{
+    if (!PyList_Check(places) || !self->is_open)
+        return PyErr_Format(PyExc_ValueError, "split takes a list of places in an opened batch");
+    if (self->memory != NULL)
+        return fl_py_destination_split(&self->parent_end->destination.base, self->memory, places,
+                                       false);
+    PyObject *tensors = PyList_New(PyList_GET_SIZE(places));
+    for (Py_ssize_t i = 0; tensors != NULL && i < PyList_GET_SIZE(tensors); i++) {
+        PyObject *tensor = make_at(self, PyList_GET_ITEM(places, i));
+        if (tensor == NULL)
+            Py_CLEAR(tensors);
+        else
+            PyList_SET_ITEM(tensors, i, tensor);
+    }
+    return tensors;
+}
+
+/* Tensors that were made before, one for each place of the batch. */
+typedef struct made_tensors {
+    PyObject *list; /* borrowed */
+    Py_ssize_t next;
+} made_tensors;
+
+static PyObject *
+take_next(void *context, int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape)
+{
+    made_tensors *made = context;
+    (void)offset;
+    (void)dtype;
+    (void)ndim;
+    (void)shape;
+    return Py_NewRef(PyList_GET_ITEM(made->list, made->next++));
+}
+
+/* New reference; NULL without an exception where no batch was written. */
+static PyObject *read_delivered(fl_py_reply *self)
+{
+    fl_py_reader reader = {.data = self->head, .bytes = self->request->reply.head_bytes};
+    made_tensors made = {0};
+    PyObject *places = fl_py_list_places(&reader);
+    if (places == NULL) return NULL;
+    made.list = reply_split(self, places);
+    Py_DECREF(places);
+    if (made.list == NULL) return NULL;
+    reader.at = 0;
+    reader.make = take_next;
+    reader.context = &made;
+    PyObject *batch = fl_py_read_batch(&reader);
+    Py_DECREF(made.list);
+    return batch;
+}
+
+static PyObject *read_in_slot(fl_py_reply *self)
+{
+    fl_py_reader reader = {.data = self->head,
+                           .bytes = self->request->reply.head_bytes,
+                           .make = make_over_slot,
+                           .context = self};
+    return fl_py_read_batch(&reader);
+}
+
+PyDoc_STRVAR(load_doc, "load()\n--\n\n"
+                       "The batch, if WorkerEnd.write() has written it; opens the reply.");
+
+static PyObject *reply_load(fl_py_reply *self, PyObject *Py_UNUSED(ignored))
 {
     open_reply(self);
     if (keep_head(self) != 0) return NULL;
-    fl_py_reader reader = {.data = self->head,
-                           .bytes = self->request->reply.head_bytes,
-                           .make = make != Py_None ? make_by_call : make_over_slot,
-                           .context = make != Py_None ? (void *)make : self};
-    PyObject *batch = fl_py_read_batch(&reader);
+    PyObject *batch = self->memory != NULL ? read_delivered(self) : read_in_slot(self);
     if (batch != NULL || PyErr_Occurred()) return batch;
     return fl_py_report_corruption(self->parent_end, self->request->reply.worker);
 }
@@ -261,11 +321,12 @@ static PyGetSetDef reply_getset[] = {{"kind", (getter)reply_kind, NULL, kind_doc
                                      {"upload", (getter)reply_upload, NULL, upload_doc, NULL},
                                      {NULL, NULL, NULL, NULL, NULL}};
 
-static PyMethodDef reply_methods[] = {{"open", (PyCFunction)reply_open, METH_NOARGS, open_doc},
-                                      {"deliver", (PyCFunction)reply_deliver, METH_O, deliver_doc},
-                                      {"load", (PyCFunction)reply_load, METH_O, load_doc},
-                                      {"tensor", (PyCFunction)reply_tensor, METH_O, tensor_doc},
-                                      {NULL, NULL, 0, NULL}};
+static PyMethodDef reply_methods[] = {
+    {"open", (PyCFunction)reply_open, METH_NOARGS, open_doc},
+    {"deliver", (PyCFunction)reply_deliver, METH_NOARGS, deliver_doc},
+    {"load", (PyCFunction)reply_load, METH_NOARGS, load_doc},
+    {"split", (PyCFunction)reply_split, METH_O, split_doc},
+    {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(reply_doc, "A batch that a worker process has built; made by ParentEnd.receive().");
 

@@ -9,6 +9,7 @@
 
 #include "fl_hash.h"
 #include "fl_pages.h"
+#include "fl_py_place.h"
 #include "fl_py_batch_codec.h"
 #include "fl_thread.h"
 
@@ -212,7 +213,7 @@ static fl_py_memory built_memory(const fl_py_worker_end *self)
 
 PyDoc_STRVAR(find_doc,
              "find(object, /)\n--\n\n"
-             "Where in the batch a tensor that was built there lies, as Reply.tensor takes it.\n"
+             "Where in the batch a tensor that was built there lies, as Reply.split takes it.\n"
              "None for anything else; False for what may share memory with one found before.\n"
              "Tensors are looked for in the order they were built in.");
 

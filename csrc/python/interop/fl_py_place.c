@@ -1,0 +1,47 @@
+/* fl_py_place: see fl_py_place.h. */
+#include "fl_py_place.h"
+
+static PyObject *list_sizes(int32_t ndim, const int64_t *shape)
+{
+    PyObject *sizes = PyTuple_New(ndim);
+    for (int32_t d = 0; sizes != NULL && d < ndim; d++) {
+        PyObject *size = PyLong_FromLongLong(shape[d]);
+        if (size == NULL)
+            Py_CLEAR(sizes);
+        else
+            PyTuple_SET_ITEM(sizes, d, size);
+    }
+    return sizes;
+}
+
+PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape)
+{
+    PyObject *sizes = list_sizes(ndim, shape);
+    if (sizes == NULL) return NULL;
+    return Py_BuildValue("(LiN)", (long long)offset, dtype.code * 256 + dtype.bits, sizes);
+}
+
+static int parse_sizes(PyObject *sizes, fl_py_parsed_place *out)
+{
+    for (int32_t d = 0; d < out->ndim; d++) {
+        out->shape[d] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, d));
+        if (out->shape[d] == -1 && PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
+int fl_py_place_parse(PyObject *place, fl_py_parsed_place *out)
+{
+    PyObject *sizes =
+        PyTuple_Check(place) && PyTuple_GET_SIZE(place) == 3 ? PyTuple_GET_ITEM(place, 2) : NULL;
+    if (sizes == NULL || !PyTuple_Check(sizes) || PyTuple_GET_SIZE(sizes) > FL_MAX_NDIM) {
+        PyErr_Format(PyExc_ValueError, "%R is not a place", place);
+        return -1;
+    }
+    out->offset = PyLong_AsLongLong(PyTuple_GET_ITEM(place, 0));
+    int64_t code = PyLong_AsLongLong(PyTuple_GET_ITEM(place, 1));
+    if (PyErr_Occurred()) return -1;
+    out->dtype = (fl_dtype){(uint8_t)(code >> 8), (uint8_t)code, 1};
+    out->ndim = (int32_t)PyTuple_GET_SIZE(sizes);
+    return parse_sizes(sizes, out);
+}

@@ -1,0 +1,33 @@
+/* fl_py_place: where a tensor lies in a buffer, as C and Python tell each other: a tuple (offset in
+ * bytes, dtype, shape), where dtype is DLPack's code * 256 + bits. See fastloop/base/tensors.py.
+ *
+ * All functions need the interpreter lock. */
+#ifndef FL_PY_PLACE_H
+#define FL_PY_PLACE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "fl_tensor.h"
+
+/* New reference. */
+PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape);
+
+typedef struct fl_py_parsed_place {
+    int64_t offset;
+    fl_dtype dtype;
+    int32_t ndim;
+    int64_t shape[FL_MAX_NDIM];
+} fl_py_parsed_place;
+
+/* 0, or -1 and ValueError (TypeError for what is no integer). */
+int fl_py_place_parse(PyObject *place, fl_py_parsed_place *out);
+
+/* A field this small that is a small part of its batch gets memory of its own: a user who keeps the
+ * labels of an epoch must not keep its images with them. */
+static inline bool fl_py_is_small_part(int64_t bytes, int64_t batch_bytes)
+{
+    return bytes <= 64 * 1024 && bytes <= batch_bytes / 8;
+}
+
+#endif

@@ -1,0 +1,176 @@
+"""Where batches are put that do not stay in CPU memory of ours: on an accelerator, in pinned memory
+that the user gets, or in pinned memory on their way to an accelerator.
+
+C asks a destination for memory (``allocate``), copies a whole batch into it, and asks once for its
+tensors (``split``). docs/cuda.md says who does this when. What C cannot copy as a whole (a batch
+whose tensors hide in objects, say) is moved by ``send``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import pin_memory
+
+from fastloop import _core
+from fastloop.base.tensors import Place, extent, outside_inference_mode, split_buffer
+from fastloop.device.accelerator import Accelerator, allocate_pinned
+from fastloop.device.uploader import Uploader
+
+
+class Destination:
+    """Memory as `allocate` gives it. One thread at a time."""
+
+    index = -1  # of the CUDA device that C copies to; -1: the memory is the host's
+    is_on_device = False  # when a batch is handed out
+    force_contiguous = False  # tensors that have gaps are copied without them
+    keep_aliases = True  # a tensor that is twice in a batch stays one
+
+    def __init__(self, allocate: Callable[[int], torch.Tensor]) -> None:
+        self._allocate = allocate
+
+    def check(self) -> None:
+        """Raises where no batch can be taken."""
+
+    @outside_inference_mode
+    def allocate(self, size: int) -> torch.Tensor:
+        """A buffer of so many bytes; on a device, one of the current stream."""
+        return self._allocate(size)
+
+    def split(
+        self, buffer: torch.Tensor, places: Iterable[Place], is_other_stream: bool
+    ) -> list[torch.Tensor]:
+        """The tensors of a batch, each with a version of its own.
+
+        Args:
+            buffer: holds the batch.
+            places: of its tensors.
+            is_other_stream: the current stream is not the one that the buffer was allocated for.
+        """
+        return split_buffer(buffer, places)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy with the same strides, as torch pins."""
+        begin, end = extent(tensor)
+        if begin == end:
+            return tensor
+        copy = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        storage = self.allocate(end - begin).untyped_storage()
+        copy.set_(storage, 0, tensor.shape, tensor.stride())
+        return copy.copy_(tensor)
+
+    def complete(self, batch: Any) -> Any:
+        """What is to be done with a batch whose tensors `split` has made."""
+        return batch
+
+    def send(self, batch: Any) -> Any:
+        """Moves a batch that lies elsewhere."""
+        return batch
+
+    def drop(self) -> None:
+        """SYNC if a copy still reads memory of the user's."""
+
+
+class DeviceMemory(Destination):
+    """On an accelerator."""
+
+    is_on_device = True
+    force_contiguous = True
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        super().__init__(accelerator.allocate)
+        self.index = accelerator.device.index
+        self._accelerator = accelerator
+        self._uploader = Uploader(accelerator, None)
+
+    def check(self) -> None:
+        self._accelerator.check()
+
+    def split(
+        self, buffer: torch.Tensor, places: Iterable[Place], is_other_stream: bool
+    ) -> list[torch.Tensor]:
+        if is_other_stream:
+            self._accelerator.record_stream(buffer)
+        return split_buffer(buffer, places)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def send(self, batch: Any) -> Any:
+        return self._uploader.hand_out(self._uploader.send(batch))
+
+    def drop(self) -> None:
+        self._uploader.finish()
+
+
+def _fix_size(memory: torch.Tensor) -> torch.Tensor:
+    """From now on tensors that share this CPU memory cannot be resized: torch sees to it that what
+    NumPy shares stays where it is."""
+    memory.numpy()
+    return memory
+
+
+class PinnedMemory(Destination):
+    """In memory of torch's caching host allocator, as torch's own loader pins."""
+
+    keep_aliases = False
+
+    def __init__(self) -> None:
+        super().__init__(lambda size: _fix_size(allocate_pinned(size)))
+        accelerator = torch.accelerator.current_accelerator()
+        assert accelerator is not None
+        self._device = accelerator.type
+
+    @outside_inference_mode
+    def split(
+        self, buffer: torch.Tensor, places: Iterable[Place], is_other_stream: bool
+    ) -> list[torch.Tensor]:
+        tensors = split_buffer(buffer, places)
+        # Who keeps a small tensor (labels, say) is not to keep the whole batch.
+        return [
+            self.copy(tensor) if _core.is_small_part(tensor.nbytes, buffer.nbytes) else tensor
+            for tensor in tensors
+        ]
+
+    def complete(self, batch: Any) -> Any:
+        """torch's function leaves what is pinned as it is. Containers it makes anew, and objects
+        pin themselves."""
+        return self.send(batch)
+
+    @torch.inference_mode(False)  # as in torch's thread for it
+    def send(self, batch: Any) -> Any:
+        try:
+            return pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
+        except Exception:
+            index = torch.accelerator.current_device_index()
+            where = f"in pin memory thread for device {index}"
+            error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        return error.reraise()  # type: ignore[no-untyped-call]
+
+
+def is_pinned_by_torch(loader: DataLoader[Any]) -> bool:
+    if not loader.pin_memory or not torch.accelerator.is_available():
+        return False
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type != "mps"
+
+
+def find_destination(
+    accelerator: Accelerator | None, copies_in_c: bool, is_pinned: bool
+) -> Destination | None:
+    """Where a loader's batches go; None: they stay in CPU memory of ours.
+
+    Args:
+        accelerator: where the user wants them; None: on the CPU.
+        copies_in_c: C copies to the accelerator. Else batches go on from pinned memory.
+        is_pinned: the user has asked for pinned memory.
+    """
+    if accelerator is None:
+        return PinnedMemory() if is_pinned else None
+    if copies_in_c:
+        return DeviceMemory(accelerator)
+    return Destination(accelerator.allocate_pinned) if accelerator.device.type != "cpu" else None
