@@ -121,7 +121,7 @@ static int copy_batch(fl_py_reply *self)
         return fl_py_reply_destination_copy(&parent_end->destination, self->request->slot,
                                             reply->upload, &self->buffer);
     if (self->buffer.copied == reply->upload) return 0;
-    (void)fl_py_parent_end_report(parent_end, reply->worker);
+    (void)fl_py_report_corruption(parent_end, reply->worker);
     return -1;
 }
 
