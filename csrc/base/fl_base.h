@@ -32,7 +32,7 @@ typedef struct fl_err {
     int32_t field;    /* FL_ESOURCE: which field of the table */
     int64_t position; /* FL_EINDEX: place in the batch */
     int64_t value;    /* FL_EINDEX: the index; FL_ESOURCE: the row; FL_EDEVICE, and FL_ENOMEM of the
-                         device's runtime: its error number */
+                         device's runtime: its error number; FL_EDAMAGE: the worker */
     int64_t length;   /* FL_EINDEX: how many rows there are */
     char text[160];   /* one sentence, for the other codes */
 } fl_err;

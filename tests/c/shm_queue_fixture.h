@@ -108,12 +108,12 @@ static inline void check_reply(const fl_reply_message *reply)
 }
 
 /* What the parent knows of a worker's requests and replies. */
-typedef struct counts {
+typedef struct progress {
     int64_t sent, answered;
-} counts;
+} progress;
 
 /* True when there was room. */
-static inline bool send_next(fl_shm_queue *shm, int32_t worker, counts *b)
+static inline bool send_next(fl_shm_queue *shm, int32_t worker, progress *b)
 {
     fl_request_message request = make_request(worker, b->sent);
     if (!fl_shm_queue_send_request(shm, worker, &request)) return false;
@@ -123,14 +123,14 @@ static inline bool send_next(fl_shm_queue *shm, int32_t worker, counts *b)
 }
 
 /* The worker of the next reply, which must be whole and the next of its worker; -1: none. */
-static inline int32_t take_next(fl_shm_queue *shm, counts *all)
+static inline int32_t take_next(fl_shm_queue *shm, progress *all)
 {
     fl_reply_message reply;
     int status = fl_shm_queue_receive_reply(shm, &reply);
     if (status == FL_ETIMEOUT) return -1;
     CHECK_INT(status, FL_OK);
     check_reply(&reply);
-    counts *b = &all[reply.worker];
+    progress *b = &all[reply.worker];
     CHECK_INT(reply.number, b->answered);
     b->answered++;
     CHECK(b->answered <= b->sent);

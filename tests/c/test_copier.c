@@ -329,7 +329,8 @@ static fl_reply_message *find_reply(const copier_fixture *f, const job *j)
     fl_reply_message reply, *found = NULL;
     for (char *at = start; at + sizeof reply <= end; at += 8) {
         memcpy(&reply, at, sizeof reply);
-        if (reply.number != j->request->number || reply.worker != j->worker || reply.kind != 1) continue;
+        if (reply.number != j->request->number || reply.worker != j->worker || reply.kind != 1)
+            continue;
         if (reply.upload != 8 * count_words(j->tag) || reply.used != reply.upload) continue;
         CHECK(found == NULL);
         found = (fl_reply_message *)(void *)at;

@@ -11,7 +11,7 @@ typedef struct model {
     shm_fixture r;
     uint64_t seed;
     struct {
-        counts b;
+        progress b;
         int64_t received;
         int64_t replies[MOST_DEPTH];  /* numbers, published, oldest first */
         int64_t arrivals[MOST_DEPTH]; /* of these */
@@ -25,7 +25,7 @@ typedef struct model {
 static void send_some(model *m, int32_t w)
 {
     if (m->workers[w].is_ended) return;
-    counts *b = &m->workers[w].b;
+    progress *b = &m->workers[w].b;
     bool has_room = b->sent - b->answered < m->r.depth;
     CHECK_INT(send_next(m->r.shm, w, b), has_room);
 }
@@ -138,7 +138,7 @@ static void test_no_more_than_depth_unanswered(void)
 {
     for (int32_t depth = 1; depth <= 64; depth *= 2) {
         shm_fixture r = open_shm_fixture(2, depth);
-        counts b[2] = {{0}};
+        progress b[2] = {{0}};
         int64_t served = 0;
         for (int round = 0; round < 3; round++) {
             while (send_next(r.shm, 0, &b[0])) continue;
@@ -159,7 +159,7 @@ static void test_replies_come_in_the_order_of_their_arrival(void)
 {
     enum { WORKERS = 7, DEPTH = 32 };
     shm_fixture r = open_shm_fixture(WORKERS, DEPTH);
-    counts b[WORKERS] = {{0}};
+    progress b[WORKERS] = {{0}};
     int64_t served[WORKERS] = {0};
     int32_t order[WORKERS * DEPTH];
     uint64_t seed = 5;
@@ -182,7 +182,7 @@ static void test_replies_come_in_the_order_of_their_arrival(void)
 static void test_end_lets_a_worker_have_what_was_sent(void)
 {
     shm_fixture r = open_shm_fixture(2, 4);
-    counts b[2] = {{0}};
+    progress b[2] = {{0}};
     int64_t served[2] = {0};
     for (int i = 0; i < 3; i++) CHECK(send_next(r.shm, 0, &b[0]) && send_next(r.shm, 1, &b[1]));
     fl_shm_queue_end(r.shm, 0);
@@ -198,7 +198,7 @@ static void test_end_lets_a_worker_have_what_was_sent(void)
 static void test_close_is_for_all_at_once(void)
 {
     shm_fixture r = open_shm_fixture(3, 4);
-    counts b[3] = {{0}};
+    progress b[3] = {{0}};
     int64_t served[3] = {0};
     for (int32_t w = 0; w < 3; w++) CHECK(send_next(r.shm, w, &b[w]) && send_next(r.shm, w, &b[w]));
     serve(r.shm, 1, &served[1]);
@@ -250,7 +250,7 @@ static void test_waits_end_at_their_deadline(void)
     }
     CHECK(!fl_shm_queue_wait(r.shm, INT64_MIN));
     CHECK_INT(serve_one(r.shm, 0, &served, INT64_MIN), FL_ETIMEOUT);
-    counts b = {0};
+    progress b = {0};
     CHECK(send_next(r.shm, 0, &b)); /* what is there is there, however late */
     CHECK_INT(serve_one(r.shm, 0, &served, INT64_MIN), FL_OK);
     CHECK(fl_shm_queue_wait(r.shm, INT64_MIN));

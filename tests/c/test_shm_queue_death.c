@@ -16,7 +16,7 @@ enum { MORE = 30 }; /* replies of each of the others that prove that they go on 
 typedef struct crew {
     shm_fixture r;
     pid_t pids[WORKERS];
-    counts b[WORKERS];
+    progress b[WORKERS];
     bool is_gone[WORKERS]; /* killed, or stopped */
     uint64_t seed;
 } crew;
@@ -163,7 +163,7 @@ static void test_a_worker_is_stopped_at_random_instants(void)
 /* The parent's process: gives work until it dies. */
 static void give_work(fl_shm_queue *shm, int exits, bool is_idle)
 {
-    counts b[WORKERS] = {{0}};
+    progress b[WORKERS] = {{0}};
     pid_t parent = getpid();
     for (int32_t w = 0; w < WORKERS; w++) {
         pid_t child = fork();

@@ -17,7 +17,7 @@ enum { WORKERS = 3, DEPTH = 4, STRIDE = LANE_SLOWNESS == 1 ? 2 : 61 };
 
 typedef struct scene {
     shm_fixture r;
-    counts b[WORKERS];
+    progress b[WORKERS];
     int64_t served[WORKERS];
     int64_t until_ns; /* all waits that must be ended by others */
 } scene;

@@ -50,7 +50,7 @@ static void *run_worker(void *arg)
 /* Sends `count` requests to every worker and takes all replies. */
 static void drive(shm_fixture *r, int64_t count, int64_t pause_ns)
 {
-    counts b[MOST_WORKERS] = {{0}};
+    progress b[MOST_WORKERS] = {{0}};
     uint64_t seed = 1;
     for (int64_t left = count * r->workers; left > 0;) {
         for (int32_t w = 0; w < r->workers; w++)
@@ -164,7 +164,7 @@ static void test_end_overtakes_no_request(void)
     uint64_t seed = 4;
     for (int round = 0; round < 2000 / LANE_SLOWNESS; round++) {
         shm_fixture r = open_shm_fixture(1, 4);
-        counts b = {0};
+        progress b = {0};
         side s = {.shm = r.shm};
         pthread_t thread;
         CHECK_INT(fl_thread_start(&thread, run_worker, &s, NULL), FL_OK);

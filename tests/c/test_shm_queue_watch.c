@@ -10,7 +10,7 @@ enum { WORKERS = 3, DEPTH = 4 };
 
 /* Peeks at all there is; each is the next one that was not taken before. */
 static void peek_all(fl_shm_queue *shm, int32_t worker, int64_t *cursor, int64_t *seen,
-                     const counts *b, int64_t served)
+                     const progress *b, int64_t served)
 {
     fl_reply_message reply;
     *seen = *seen > b->answered ? *seen : b->answered;
@@ -24,7 +24,7 @@ static void peek_all(fl_shm_queue *shm, int32_t worker, int64_t *cursor, int64_t
 static void run_random(uint64_t state, int64_t cursor_start)
 {
     shm_fixture r = open_shm_fixture(WORKERS, DEPTH);
-    counts b[WORKERS] = {{0}};
+    progress b[WORKERS] = {{0}};
     int64_t served[WORKERS] = {0}, seen[WORKERS] = {0};
     int64_t cursors[WORKERS] = {cursor_start};
     for (int i = 0; i < 4000; i++) {
@@ -64,7 +64,7 @@ static void test_a_lost_cursor_finds_its_way(void)
 
 typedef struct sleeper {
     fl_shm_queue *shm;
-    _Atomic int64_t woken; /* how often there was news */
+    _Atomic int64_t woken; /* how often there was an event */
     _Atomic bool is_over;
 } sleeper;
 
@@ -93,7 +93,7 @@ static void test_two_threads_sleep_and_both_are_woken(void)
     shm_fixture r = open_shm_fixture(1, DEPTH);
     sleeper s = {.shm = r.shm};
     pthread_t watcher, worker;
-    counts b = {0};
+    progress b = {0};
     CHECK_INT(fl_thread_start(&watcher, watch_news, &s, NULL), FL_OK);
     CHECK_INT(fl_thread_start(&worker, serve_slowly, r.shm, NULL), FL_OK);
     for (int i = 0; i < 200; i++) {

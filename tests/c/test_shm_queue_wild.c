@@ -9,7 +9,7 @@ enum { STRIDE = LANE_SLOWNESS == 1 ? 1 : 5 };
 
 typedef struct scene {
     shm_fixture r;
-    counts b[WORKERS];
+    progress b[WORKERS];
     int64_t served[WORKERS];
     int64_t cursors[WORKERS];
     bool is_gone[WORKERS];   /* the worker has been told the end */
@@ -72,7 +72,7 @@ static void act_as_parent(scene *s, const int64_t *aims)
         CHECK(reply.worker >= 0 && reply.worker < WORKERS && i <= WORKERS * DEPTH);
         CHECK(is_there || status != FL_OK);
         if (status != FL_OK) break;
-        counts *b = &s->b[reply.worker];
+        progress *b = &s->b[reply.worker];
         check_reply(&reply); /* what was written for this request, and no other */
         CHECK(reply.number == b->answered && b->answered < b->sent);
         b->answered++;

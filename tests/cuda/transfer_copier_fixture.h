@@ -463,7 +463,7 @@ static inline void serve(loop *l, int32_t worker, int times)
 }
 
 /* Waits until the thread has copied so many, or failed to. What it chooses to do next is settled
- * once such an errand is claimed. */
+ * once such a request is finished. */
 static inline void await_copies(int64_t count)
 {
     int64_t deadline_ns = fl_now_ns() + LONG_NS;

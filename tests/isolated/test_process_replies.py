@@ -147,7 +147,7 @@ class Dying:
 
 def count_and_die(results, item):
     if isinstance(item[1], ExceptionWrapper):
-        results._port = Dying(results._port)
+        results._worker_end = Dying(results._worker_end)
     count(results, item)
 
 worker_main._Results.put = count_and_die
@@ -172,7 +172,7 @@ for number in range(20):
         return not iterator._workers[1].is_alive() or published[1] == 2
 
     def look(frame, event, arg):
-        ours = ("loader/process_iter.py", "workers/lifecycle.py", "workers/mp_context.py")
+        ours = ("loader/process_iter.py", "workers/lifecycle.py", "workers/request_queue.py")
         if not frame.f_code.co_filename.endswith(ours):
             return None
         lines[0] += event == "line"

@@ -153,7 +153,7 @@ static void parent_end_dealloc(fl_py_parent_end *self)
     Py_DECREF(type);
 }
 
-PyObject *fl_py_parent_end_report(fl_py_parent_end *self, int32_t worker)
+PyObject *fl_py_report_corruption(fl_py_parent_end *self, int32_t worker)
 {
     static const char advice[] = "look for writes out of bounds in native code of the dataset";
     self->is_overwritten = true;
@@ -253,7 +253,7 @@ static PyObject *receive_now(fl_py_parent_end *self)
     int status = fl_inflight_receive(self->inflight, &request, &err);
     if (status == FL_OK) return make_reply(self, request);
     if (status == FL_ETIMEOUT) Py_RETURN_NONE;
-    if (status == FL_EDAMAGE) return fl_py_parent_end_report(self, (int32_t)err.value);
+    if (status == FL_EDAMAGE) return fl_py_report_corruption(self, (int32_t)err.value);
     return fl_py_raise(&err, NULL);
 }
 

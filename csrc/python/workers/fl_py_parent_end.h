@@ -17,7 +17,7 @@ typedef struct fl_py_parent_end {
     uint32_t generation;    /* of the process that made it */
     int32_t workers, depth;
     bool is_closed;      /* workers were told to stop */
-    bool is_overwritten; /* fl_py_parent_end_report was called */
+    bool is_overwritten; /* fl_py_report_corruption was called */
     bool is_released;    /* all workers have ended */
     bool has_waited;     /* since the last reply */
     fl_py_reply_destination destination;
@@ -31,6 +31,6 @@ static inline bool fl_py_parent_end_is_foreign(const fl_py_parent_end *self)
 }
 
 /* RuntimeError for a worker with which memory is shared that holds what it cannot. NULL. */
-PyObject *fl_py_parent_end_report(fl_py_parent_end *self, int32_t worker);
+PyObject *fl_py_report_corruption(fl_py_parent_end *self, int32_t worker);
 
 #endif

@@ -81,7 +81,7 @@ static int copy_head(fl_py_reply *self, char *to)
     if (from == NULL) from = fl_slot_data(self->request->slot) + reply->head;
     memcpy(to, from, (size_t)reply->head_bytes);
     if (fl_hash(to, reply->head_bytes) == reply->head_check) return 0;
-    fl_py_parent_end_report(self->parent_end, reply->worker);
+    fl_py_report_corruption(self->parent_end, reply->worker);
     return -1;
 }
 
@@ -121,7 +121,7 @@ static int copy_batch(fl_py_reply *self)
         return fl_py_reply_destination_copy(&parent_end->destination, self->request->slot,
                                             reply->upload, &self->buffer);
     if (self->buffer.copied == reply->upload) return 0;
-    (void)fl_py_parent_end_report(parent_end, reply->worker);
+    (void)fl_py_report_corruption(parent_end, reply->worker);
     return -1;
 }
 
@@ -300,7 +300,7 @@ static PyObject *reply_load(fl_py_reply *self, PyObject *Py_UNUSED(ignored))
     if (keep_head(self) != 0) return NULL;
     PyObject *batch = self->memory != NULL ? read_delivered(self) : read_in_slot(self);
     if (batch != NULL || PyErr_Occurred()) return batch;
-    return fl_py_parent_end_report(self->parent_end, self->request->reply.worker);
+    return fl_py_report_corruption(self->parent_end, self->request->reply.worker);
 }
 
 PyDoc_STRVAR(kind_doc, "what its pickled part is, as given to WorkerEnd.answer()");
