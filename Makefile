@@ -1,6 +1,9 @@
 # The lanes. On a fresh Linux machine with python3 (venv, headers) and gcc, `make demo` is all.
 #
 #   make demo            train a small model with torch's pieces and with ours, side by side
+#   make quick           the heart of the tests in less than a minute: one case of each Python test,
+#                        but for those that are marked slow (2 s) or start programs (tests/isolated,
+#                        tests/packaging), and the C tests that take less than a second
 #   make test            Python tests, then the C tests (ctest)
 #   make asan tsan       the C tests under AddressSanitizer + UBSan, and under ThreadSanitizer
 #                        (they take g++ too: CUDA's kernels are compiled as C++)
@@ -11,13 +14,15 @@
 #   make sdist clean distclean
 #
 # TORCH=torch==2.12.0 chooses another torch, PYTHON=python3.12 the Python that makes .venv (after
-# `make distclean`), PYTEST_ARGS='-k ring -x' what pytest runs, FASTLOOP_WERROR=1 makes warnings
-# errors, FASTLOOP_CUDA=0 or 1 a build without or with CUDA (else: with, where there is nvcc).
+# `make distclean`), PYTEST_ARGS='-k ring -x' what pytest runs, JOBS=1 how many tests run and files
+# compile at a time, FASTLOOP_WERROR=1 makes warnings errors, FASTLOOP_CUDA=0 or 1 a build without or
+# with CUDA (else: with, where there is nvcc).
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CC := gcc
 CXX := g++
 PYTEST_ARGS ?=
+JOBS ?= 2
 C_TEST_TIMEOUT ?= 300
 
 VENV := $(CURDIR)/.venv
@@ -29,7 +34,11 @@ NOWHERE := build/nowhere
 PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
 	$(VENV)/bin/pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR)
 
-.PHONY: demo test pytest ctest asan tsan lint bench gpu sdist clean distclean install FORCE
+# A file's tests stay on one worker, which builds once what they share. In the order of the files,
+# because the longest are in front.
+AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
+
+.PHONY: demo quick test pytest ctest asan tsan lint bench gpu sdist clean distclean install FORCE
 .DELETE_ON_ERROR:
 
 demo: install
@@ -38,7 +47,12 @@ demo: install
 test: pytest ctest
 
 pytest: install
-	$(PYTEST) $(CURDIR)/tests --ignore=$(CURDIR)/tests/gpu $(PYTEST_ARGS)
+	$(PYTEST) $(CURDIR)/tests --ignore=$(CURDIR)/tests/gpu $(AT_A_TIME) $(PYTEST_ARGS)
+
+quick: install
+	$(PYTEST) $(addprefix $(CURDIR)/tests/,loader workers device step house) --quick \
+		$(AT_A_TIME) $(PYTEST_ARGS)
+	@$(RUN_LANE) LANE=plain LEFT_OUT='$(SLOW_C_TESTS)'
 
 bench: install
 	$(VENV)/bin/python benchmarks/bench_array.py
@@ -114,10 +128,17 @@ export ASAN_OPTIONS ?= detect_stack_use_after_return=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
+RUN_LANE = $(MAKE) --no-print-directory $(if $(findstring j,$(MAKEFLAGS)),,-j$(JOBS)) run-lane
+# Take more than a second in the plain lane.
+SLOW_C_TESTS := test_copier_threads test_cuda_grad test_cuda_queue test_grad test_ring \
+	test_shm_queue_death test_shm_queue_steps test_shm_queue_threads test_shm_queue_wild \
+	test_transfer_copier_faults test_transfer_faults test_transfer_order
+LEFT_OUT :=
+
 ctest:
-	@$(MAKE) --no-print-directory run-lane LANE=plain
+	@$(RUN_LANE) LANE=plain
 asan tsan:
-	@$(MAKE) --no-print-directory run-lane LANE=$@
+	@$(RUN_LANE) LANE=$@
 
 $(LANE_DIR)/%.o: %.c Makefile
 	@mkdir -p $(@D)
@@ -150,16 +171,8 @@ $(LANE_DIR)/test_transfer_%: $(LANE_DIR)/tests/cuda/test_transfer_%.o $(TRANSFER
 
 .PHONY: run-lane
 .SECONDARY:
-run-lane: $(LANE_TESTS)
-	@passed=0; failed=0; names=; \
-	for program in $(LANE_TESTS); do \
-		if $(UNDER_$(LANE)) timeout $(C_TEST_TIMEOUT) $$program; then passed=$$((passed + 1)); \
-		else echo "$$program: FAILED with status $$?"; failed=$$((failed + 1)); \
-			names="$$names $${program##*/}"; fi; \
-	done; \
-	test -z "$$names" || echo "failed in lane $(LANE):$$names"; \
-	echo "$(LANE): $$passed passed, $$failed failed"; \
-	test $$failed -eq 0 -a $$passed -gt 0
+run-lane: $(filter-out $(addprefix $(LANE_DIR)/,$(LEFT_OUT)),$(LANE_TESTS))
+	@$(PYTHON) tests/c/run_programs.py $(LANE) $(JOBS) $(C_TEST_TIMEOUT) '$(UNDER_$(LANE))' $^
 
 -include $(wildcard $(LANE_DIR)/*/*/*.d)
 

@@ -32,7 +32,7 @@ from _work_step import MODELS
 from torch import Tensor, nn
 
 import fastloop
-from fastloop.base.openmp import threads
+from fastloop.base.openmp import thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
 Call = Callable[[], object]
@@ -103,7 +103,7 @@ def passes(report: Report, rounds: int, model: str) -> None:
         "copy": (lambda: target.copy_(source), 2 * total),
         "norm_check": (lambda: grads.norm_check(flag), total),
         "scale": (lambda: grads.scale_(factor), 2 * total),
-        "unscale": (lambda: grads.run_unscale(threads(), one, flag), 2 * total),
+        "unscale": (lambda: grads.run_unscale(thread_pool(), one, flag), 2 * total),
         "combine": (lambda: sums.combine_(grads, flag), 3 * total),
     }
     taken = in_turns(

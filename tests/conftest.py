@@ -1,5 +1,5 @@
 """Puts support/ on the path: pytest's importlib mode does not, and spawned workers need it. Ends
-the run if a test hangs."""
+the run if a test hangs. Knows which tests are quick."""
 
 import faulthandler
 import os
@@ -14,6 +14,23 @@ sys.path.append(str(Path(__file__).parent / "support"))
 
 HANGS_S = float(os.environ.get("TEST_HANGS_S") or 600)  # far more than any test takes
 TERMINAL = os.dup(2)  # what pytest captures does not show when the process ends
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "one case of each test, and none that is marked slow"
+    parser.addoption("--quick", action="store_true", help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--quick"):
+        return
+    kept: dict[str, pytest.Item] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            kept.setdefault(item.nodeid.partition("[")[0], item)
+    is_kept = set(kept.values())
+    config.hook.pytest_deselected(items=[item for item in items if item not in is_kept])
+    items[:] = kept.values()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,9 +1,10 @@
 /* fl_arena: see fl_arena.h.
  *
- * Sizes are rounded to four tiers an octave, and a region that comes back serves the next of
- * its tier: no splitting, no joining, so giving back needs no lock. Given regions lie on a
- * lock-free stack that the next get empties, whole, into the lists of their tiers. Address
- * space is not reused between tiers; it is never short before memory is. */
+ * Sizes are rounded up to tiers, four for each power of two. A region that comes back serves the
+ * next request of its tier; regions are neither split nor joined, so giving one back needs no lock.
+ * Returned regions lie on a lock-free stack, which the next fl_arena_get empties as a whole into
+ * the lists of their tiers. Tiers do not reuse each other's address space: memory runs short before
+ * address space does. */
 #define _GNU_SOURCE
 #include "fl_arena.h"
 
@@ -50,8 +51,8 @@ static int64_t tier_bytes(int32_t tier)
     return octave + octave / STEPS * (tier % STEPS);
 }
 
-/* The first tier of at least `bytes`. All are whole pages, or giving one back would empty a part of
- * its neighbour: a step of the smallest is 64 KB, the largest page that a kernel may have. */
+/* The first tier of at least `bytes`. Every tier is a multiple of 64 KB, the largest page that a
+ * kernel may have: otherwise giving a region back would free pages of its neighbour. */
 static int32_t find_tier(int64_t bytes)
 {
     int32_t tier = 0;
@@ -74,7 +75,7 @@ static char *map_file(int fd, int64_t bytes)
     if (fl_fault_hit()) return MAP_FAILED;
     char *base =
         mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    /* A core dump would walk through, and a piped one write, all of the address space. */
+    /* A core dump would read all of the address space, and one to a pipe would write it. */
     if (base != MAP_FAILED) (void)madvise(base, (size_t)bytes, MADV_DONTDUMP);
     return base;
 }
@@ -87,8 +88,8 @@ static int64_t most_under(int resource, rlim_t part)
                                                       : MOST_BYTES;
 }
 
-/* ftruncate beyond the limit on file sizes would raise SIGXFSZ. Of a limited address space at
- * least half is left to others. */
+/* ftruncate beyond the limit on file sizes would raise SIGXFSZ. Where the address space is limited,
+ * at least half of it is left to others. */
 static int64_t most_file_bytes(int64_t least_bytes)
 {
     int64_t mapped = fl_max(most_under(RLIMIT_AS, 2), least_bytes);
@@ -145,7 +146,7 @@ static void free_list(fl_region *region)
 
 static void drop_reference(fl_arena *arena)
 {
-    /* acq_rel: whoever frees sees all that the others did before they let go. */
+    /* acq_rel: whoever frees sees what the others did before they gave up their references. */
     if (atomic_fetch_sub_explicit(&arena->references, 1, memory_order_acq_rel) != 1) return;
     munmap(arena->base, (size_t)arena->bytes);
     close(arena->fd);

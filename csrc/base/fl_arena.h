@@ -1,10 +1,10 @@
 /* fl_arena: memory that worker processes share, as regions of one sparse file.
  *
- * Floor 0. The file is a memfd, mapped once and whole: large in address space, small in memory,
- * one descriptor however many regions are held. One process, the owner, opens the arena and
- * hands out regions; others attach to the descriptor and find a region by its offset. Pages come
- * with the first write and go back to the system when the region is given back. In a forked child
- * the owner's calls are inert. */
+ * Floor 0. The file is a memfd that is mapped once, as a whole: it takes much address space, little
+ * memory, and one descriptor for all regions. One process, the owner, opens the arena and hands out
+ * regions; other processes attach to the descriptor and find a region by its offset. A page takes
+ * memory from its first write until its region is given back. In a forked child the owner's calls
+ * do nothing or fail with FL_EFORK. */
 #ifndef FL_ARENA_H
 #define FL_ARENA_H
 
@@ -13,11 +13,12 @@
 typedef struct fl_arena fl_arena;
 typedef struct fl_region fl_region;
 
-/* An arena with address space for at least `least_bytes` of regions, more where the process may
- * have it. FL_ENOMEM when not even that much address space or no memfd can be had. */
+/* An arena with address space for at least `least_bytes` of regions, and for more where the process
+ * may have more. FL_ENOMEM: there is not so much address space, or no memfd. */
 int fl_arena_open(int64_t least_bytes, fl_arena **out, fl_err *err);
 
-/* The opener lets go. Memory and descriptor are freed with the last region. NULL is fine. */
+/* The opener gives up its reference. Memory and descriptor are freed with the last region. NULL is
+ * fine. */
 void fl_arena_close(fl_arena *arena);
 
 /* What another process needs to attach. Borrowed. */
@@ -29,12 +30,12 @@ char *fl_arena_base(const fl_arena *arena);
  * FL_EFORK. */
 int fl_arena_get(fl_arena *arena, int64_t bytes, fl_region **out, fl_err *err);
 
-/* Gives the region and its memory back. Any thread, with or without the opener: takes no lock
- * and waits for nothing. NULL is fine. */
+/* Gives the region and its memory back. Any thread, also after fl_arena_close; takes no lock and
+ * waits for nothing. NULL is fine. */
 void fl_region_give(fl_region *region);
 
-/* Lets go of the region and leaves its memory as it is until the arena ends: another process may
- * still look at it. As fl_region_give otherwise. */
+/* Gives the region back but leaves its memory as it is until the arena is freed, because another
+ * process may still read it. Otherwise as fl_region_give. */
 void fl_region_abandon(fl_region *region);
 
 char *fl_region_data(const fl_region *region);

@@ -16,7 +16,7 @@ enum {
     FL_EINDEX = -2,   /* an index is out of bounds: position, value, length are set */
     FL_ESOURCE = -3,  /* source memory vanished under a copy: field, row are set */
     FL_ETIMEOUT = -4, /* the wait is over and nothing came */
-    FL_EEND = -5,     /* nothing is left to take */
+    FL_EEND = -5,     /* nothing is left to receive */
     FL_ECLOSED = -6,  /* closed or stopped while in use */
     FL_EINVAL = -7,   /* sizes that do not fit together or overflow int64 */
     FL_EFORK = -8,    /* made in a parent process, used in its child */

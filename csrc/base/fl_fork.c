@@ -1,7 +1,7 @@
 /* fl_fork: see fl_fork.h. The state is one for the process, because forks are.
  *
- * The handler runs before the fork, so that no other thread gives back, as if nobody saw it, what
- * the child is about to see. */
+ * The handler counts the fork before the child is made. Otherwise another thread could recycle
+ * memory that the child is about to share. */
 #define _GNU_SOURCE
 #include "fl_fork.h"
 
@@ -15,7 +15,7 @@ typedef struct worker {
     struct worker *next;
     int64_t id;
     int64_t first, last;           /* its forks: one, or none where it was started otherwise */
-    _Atomic uint32_t *tells_forks; /* owned: a word that it shares with us; 1: it has forked */
+    _Atomic uint32_t *tells_forks; /* owned: shared with the worker; 1: the worker has forked */
 } worker;
 
 static _Atomic uint32_t generation; /* written in the single-threaded moment after a fork */
@@ -29,7 +29,7 @@ static _Atomic uint32_t *own_word;     /* set where this process is a worker: it
 
 enum { WORD_BYTES = sizeof(uint32_t) };
 
-/* forks_of_program comes before forks: whoever sees the number knows whose fork it is. */
+/* forks_of_program is written before forks: whoever reads the new number knows whose fork it is. */
 static void enter_fork(void)
 {
     pthread_mutex_lock(&mutex);
@@ -45,8 +45,8 @@ static void enter_fork(void)
     if (own_word != NULL) atomic_store(own_word, 1);
 }
 
-/* Another thread may have had the mutex, and left the list half-changed. What it says is of memory
- * that is the parent's alone. */
+/* Another thread may have held the mutex and left the list half-changed. The child does not need
+ * it: it describes memory of the parent. */
 static void enter_child(void)
 {
     mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;

@@ -15,14 +15,14 @@ static inline uint64_t word_at(const char *at)
     return word;
 }
 
-/* One-to-one in each of the two. */
+/* For either argument fixed, one-to-one in the other. */
 static inline uint64_t stir(uint64_t sum, uint64_t word)
 {
     uint64_t product = (sum ^ word) * 0x9E3779B97F4A7C15u;
     return product ^ (product >> 32);
 }
 
-/* What is left: less than a block. */
+/* The last words and bytes, less than a block. */
 static uint64_t stir_rest(uint64_t sum, const char *at, int64_t bytes)
 {
     uint64_t word = 0;

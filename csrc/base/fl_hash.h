@@ -1,7 +1,7 @@
-/* fl_hash: 64 bits by which a reader tells whether memory is as its writer left it.
+/* fl_hash: a checksum of 64 bits, by which a reader finds out whether memory was overwritten.
  *
- * Floor 0. Against writes that go astray, not against malice: no change of a single word leaves the
- * sum as it was, and any other change does with probability 2^-64. The sum depends on the order of
+ * Floor 0. It finds stray writes, not malice: a change of a single word always changes the sum, any
+ * other change leaves it as it was with probability 2^-64. The sum depends on the order of
  * bytes in words, so both sides are processes of one machine. Any thread; never blocks. */
 #ifndef FL_HASH_H
 #define FL_HASH_H

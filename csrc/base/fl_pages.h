@@ -1,8 +1,8 @@
 /* fl_pages: memory for batches, from the heap when small, from whole pages when large.
  *
- * Floor 0. Large buffers are mapped 2 MiB-aligned with huge pages advised, so that a warm
- * buffer costs no page faults and few TLB misses; small ones come from malloc, because a
- * process may hold only 65 530 mappings and users may keep every batch. */
+ * Floor 0. Large buffers are mapped at multiples of 2 MiB with huge pages advised, so that a buffer
+ * in use costs no page faults and few TLB misses. Small ones come from malloc, because a process
+ * may have only 65 530 mappings and users may keep every batch. */
 #ifndef FL_PAGES_H
 #define FL_PAGES_H
 
@@ -29,7 +29,7 @@ void fl_pages_close(fl_pages *pages);
 /* The same size in whole pages; bytes >= 0, and far from 2^63. */
 int64_t fl_pages_whole(int64_t bytes);
 
-/* From now on children of fork do not have these mapped pages. Advice only. */
+/* Children forked from now on do not get these mapped pages. Advice only. */
 void fl_pages_withhold(const fl_pages *pages);
 
 /* Faults in [data, data + bytes) for writing in one call (MADV_POPULATE_WRITE, Linux 5.14).

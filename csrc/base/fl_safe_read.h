@@ -1,7 +1,7 @@
 /* fl_safe_read: copies from memory that may vanish while it is read.
  *
- * Floor 0. A mapped file that another process truncates answers a plain read with SIGBUS.
- * Here the kernel does the reading (process_vm_readv/writev on ourselves; where a sandbox
+ * Floor 0. Reading a mapped file that another process has truncated raises SIGBUS. Here the kernel
+ * does the reading (process_vm_readv/writev on ourselves; where a sandbox
  * forbids those, pwrite into a scratch memfd), so a missing page comes back as a short count.
  * No signal handler is involved. What it costs is in docs/design.md. */
 #ifndef FL_SAFE_READ_H
@@ -11,7 +11,7 @@
 
 #include <sys/uio.h>
 
-enum { FL_SAFE_READ_MAX = 256 }; /* most pieces one call takes */
+enum { FL_SAFE_READ_MAX = 256 }; /* most pieces of one call */
 
 /* How this machine copies, for build reports: "process_vm" or "memfd". Asks once, then cached. */
 const char *fl_safe_read_method(void);

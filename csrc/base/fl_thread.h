@@ -15,7 +15,7 @@
 int64_t fl_now_ns(void);
 
 /* pthread's own mutex and condition; open returns FL_OK or FL_ENOMEM. The mutex spins a little
- * before it sleeps: what ours guard takes less time than going to sleep. */
+ * before it sleeps, because our critical sections take less time than going to sleep. */
 int fl_mutex_open(pthread_mutex_t *mutex, fl_err *err);
 int fl_cond_open(pthread_cond_t *cond, fl_err *err);
 
@@ -29,13 +29,13 @@ int fl_thread_start(pthread_t *thread, void *(*run)(void *), void *arg, fl_err *
 /* Sleeps while *word is `expected`, until fl_futex_wake, the deadline (fl_now_ns clock) or a signal
  * handler. The word may lie in memory shared between processes. False when a signal handler ran. */
 bool fl_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t deadline_ns);
-void fl_futex_wake(_Atomic uint32_t *word); /* everyone who sleeps on it */
+void fl_futex_wake(_Atomic uint32_t *word); /* all threads that sleep on it */
 
-/* A descriptor of the process that becomes readable when it ends, the caller's to close; -1 where
- * the process is gone or the kernel or a sandbox has no such thing. */
+/* A descriptor that becomes readable when the process ends, the caller's to close; -1 where the
+ * process is gone, or the kernel or a sandbox does not offer it. */
 int fl_pidfd_open(int pid);
 
-/* In a loop that watches a variable: lets the other side of the core work. */
+/* For a loop that polls a variable: leaves the core to its other hardware thread. */
 static inline void fl_relax(void)
 {
 #if defined(__x86_64__)

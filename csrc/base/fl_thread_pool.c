@@ -6,14 +6,14 @@
 #include <assert.h>
 #include <fenv.h>
 
-/* On its caller's stack. */
+/* A job; lies on its caller's stack. */
 typedef struct task {
     fl_work *work;
     void *context;
     int64_t parts, grain;
-    fenv_t rules;         /* the caller's for floats: rounding, and what becomes of denormals */
-    _Atomic int64_t next; /* the first part nobody has; relaxed: what starts a thread on the job
-                             publishes it */
+    fenv_t floats;        /* the caller's floating-point environment */
+    _Atomic int64_t next; /* the first unclaimed part; relaxed: starting a thread on the job
+                             publishes the rest */
 } task;
 
 struct fl_thread_pool {
@@ -23,45 +23,45 @@ struct fl_thread_pool {
     int32_t started;      /* mutex: how many helpers */
     pthread_t *helpers;   /* owned */
     pthread_mutex_t mutex;
-    pthread_cond_t posted; /* a job, or the end */
-    pthread_cond_t left;   /* the last helper has left the job */
-    task *job;             /* mutex; lent by its caller until nobody is inside */
-    int32_t inside;        /* mutex: helpers that work on it */
-    bool is_over;          /* mutex: there will be no other */
+    pthread_cond_t has_job; /* helpers wait here for a job, or for the end */
+    pthread_cond_t is_idle; /* the caller waits here for the last helper to leave the job */
+    task *job;              /* mutex; borrowed from its caller until no helper is inside */
+    int32_t inside;         /* mutex: helpers that work on it */
+    bool is_over;           /* mutex: no other job will come */
 };
 
-static inline bool is_foreign(const fl_thread_pool *team)
+static inline bool is_foreign(const fl_thread_pool *pool)
 {
-    return team->generation != fl_fork_generation();
+    return pool->generation != fl_fork_generation();
 }
 
 int fl_thread_pool_open(int32_t threads, fl_parallel_fn *lend, fl_thread_pool **out, fl_err *err)
 {
     assert(threads >= 1);
     *out = NULL;
-    fl_thread_pool *team = fl_alloc(sizeof *team);
+    fl_thread_pool *pool = fl_alloc(sizeof *pool);
     pthread_t *helpers = fl_alloc((int64_t)sizeof *helpers * threads);
-    if (team == NULL || helpers == NULL) goto no_memory;
-    team->generation = fl_fork_generation();
-    team->threads = threads;
-    team->lend = lend;
-    team->helpers = helpers;
-    if (fl_mutex_open(&team->mutex, err) != FL_OK) goto fail;
-    if (fl_cond_open(&team->posted, err) != FL_OK) goto fail_mutex;
-    if (fl_cond_open(&team->left, err) != FL_OK) goto fail_posted;
-    *out = team;
+    if (pool == NULL || helpers == NULL) goto no_memory;
+    pool->generation = fl_fork_generation();
+    pool->threads = threads;
+    pool->lend = lend;
+    pool->helpers = helpers;
+    if (fl_mutex_open(&pool->mutex, err) != FL_OK) goto fail;
+    if (fl_cond_open(&pool->has_job, err) != FL_OK) goto fail_mutex;
+    if (fl_cond_open(&pool->is_idle, err) != FL_OK) goto fail_has_job;
+    *out = pool;
     return FL_OK;
 
-fail_posted:
-    pthread_cond_destroy(&team->posted);
+fail_has_job:
+    pthread_cond_destroy(&pool->has_job);
 fail_mutex:
-    pthread_mutex_destroy(&team->mutex);
+    pthread_mutex_destroy(&pool->mutex);
     goto fail;
 no_memory:
     (void)fl_fail(err, FL_ENOMEM, "no memory for a team of %d threads", (int)threads);
 fail:
     fl_free(helpers);
-    fl_free(team);
+    fl_free(pool);
     return FL_ENOMEM;
 }
 
@@ -74,107 +74,108 @@ static void work_on(task *job)
     }
 }
 
-/* From a thread that may be somebody else's tomorrow. */
+/* Puts the thread's own environment back: a lent thread is used by others afterwards. */
 static void help(void *arg)
 {
     task *job = arg;
     fenv_t own;
     fegetenv(&own);
-    fesetenv(&job->rules);
+    fesetenv(&job->floats);
     work_on(job);
     fesetenv(&own);
 }
 
-static inline bool has_work_locked(const fl_thread_pool *team)
+static inline bool has_work_locked(const fl_thread_pool *pool)
 {
-    const task *job = team->job;
+    const task *job = pool->job;
     return job != NULL && atomic_load_explicit(&job->next, memory_order_relaxed) < job->parts;
 }
 
 static void *run_helper(void *arg)
 {
-    fl_thread_pool *team = arg;
-    pthread_mutex_lock(&team->mutex);
-    while (!team->is_over) {
-        if (!has_work_locked(team)) {
-            pthread_cond_wait(&team->posted, &team->mutex);
+    fl_thread_pool *pool = arg;
+    pthread_mutex_lock(&pool->mutex);
+    while (!pool->is_over) {
+        if (!has_work_locked(pool)) {
+            pthread_cond_wait(&pool->has_job, &pool->mutex);
             continue;
         }
-        task *job = team->job;
-        team->inside++;
-        pthread_mutex_unlock(&team->mutex);
+        task *job = pool->job;
+        pool->inside++;
+        pthread_mutex_unlock(&pool->mutex);
         help(job);
-        pthread_mutex_lock(&team->mutex);
-        if (--team->inside == 0) pthread_cond_signal(&team->left);
+        pthread_mutex_lock(&pool->mutex);
+        if (--pool->inside == 0) pthread_cond_signal(&pool->is_idle);
     }
-    pthread_mutex_unlock(&team->mutex);
+    pthread_mutex_unlock(&pool->mutex);
     return NULL;
 }
 
-static void start_helpers_locked(fl_thread_pool *team)
+static void start_helpers_locked(fl_thread_pool *pool)
 {
-    while (team->started < team->threads - 1) {
-        pthread_t *helper = &team->helpers[team->started];
-        if (fl_thread_start(helper, run_helper, team, NULL) != FL_OK) return; /* with fewer, then */
-        team->started++;
+    while (pool->started < pool->threads - 1) {
+        pthread_t *helper = &pool->helpers[pool->started];
+        if (fl_thread_start(helper, run_helper, pool, NULL) != FL_OK)
+            return; /* goes on with fewer */
+        pool->started++;
     }
 }
 
-/* False when the team has another job. */
-static bool post_job(fl_thread_pool *team, task *job)
+/* Makes `job` the pool's; false while it has another one. */
+static bool start_job(fl_thread_pool *pool, task *job)
 {
-    pthread_mutex_lock(&team->mutex);
-    bool is_ours = team->job == NULL;
+    pthread_mutex_lock(&pool->mutex);
+    bool is_ours = pool->job == NULL;
     if (is_ours) {
-        team->job = job;
-        start_helpers_locked(team);
-        pthread_cond_broadcast(&team->posted);
+        pool->job = job;
+        start_helpers_locked(pool);
+        pthread_cond_broadcast(&pool->has_job);
     }
-    pthread_mutex_unlock(&team->mutex);
+    pthread_mutex_unlock(&pool->mutex);
     return is_ours;
 }
 
-static void end_job(fl_thread_pool *team)
+static void end_job(fl_thread_pool *pool)
 {
-    pthread_mutex_lock(&team->mutex);
-    while (team->inside > 0) pthread_cond_wait(&team->left, &team->mutex);
-    team->job = NULL;
-    pthread_mutex_unlock(&team->mutex);
+    pthread_mutex_lock(&pool->mutex);
+    while (pool->inside > 0) pthread_cond_wait(&pool->is_idle, &pool->mutex);
+    pool->job = NULL;
+    pthread_mutex_unlock(&pool->mutex);
 }
 
-void fl_thread_pool_run(fl_thread_pool *team, fl_work *work, void *context, int64_t parts,
+void fl_thread_pool_run(fl_thread_pool *pool, fl_work *work, void *context, int64_t parts,
                         int64_t grain)
 {
     assert(grain >= 1);
     task job = {.work = work, .context = context, .parts = parts, .grain = grain};
-    bool is_shared = team != NULL && team->threads > 1 && parts > grain && !is_foreign(team);
+    bool is_shared = pool != NULL && pool->threads > 1 && parts > grain && !is_foreign(pool);
     if (!is_shared) {
         work(context, 0, parts);
         return;
     }
-    fegetenv(&job.rules);
-    if (team->lend != NULL) {
-        team->lend(help, &job, (unsigned)team->threads, 0);
-    } else if (post_job(team, &job)) {
+    fegetenv(&job.floats);
+    if (pool->lend != NULL) {
+        pool->lend(help, &job, (unsigned)pool->threads, 0);
+    } else if (start_job(pool, &job)) {
         work_on(&job);
-        end_job(team);
+        end_job(pool);
     } else {
         work(context, 0, parts);
     }
 }
 
-void fl_thread_pool_close(fl_thread_pool *team)
+void fl_thread_pool_close(fl_thread_pool *pool)
 {
-    if (team == NULL || is_foreign(team)) return;
-    pthread_mutex_lock(&team->mutex);
-    assert(team->job == NULL);
-    team->is_over = true;
-    pthread_cond_broadcast(&team->posted);
-    pthread_mutex_unlock(&team->mutex);
-    for (int32_t i = 0; i < team->started; i++) pthread_join(team->helpers[i], NULL);
-    pthread_cond_destroy(&team->left);
-    pthread_cond_destroy(&team->posted);
-    pthread_mutex_destroy(&team->mutex);
-    fl_free(team->helpers);
-    fl_free(team);
+    if (pool == NULL || is_foreign(pool)) return;
+    pthread_mutex_lock(&pool->mutex);
+    assert(pool->job == NULL);
+    pool->is_over = true;
+    pthread_cond_broadcast(&pool->has_job);
+    pthread_mutex_unlock(&pool->mutex);
+    for (int32_t i = 0; i < pool->started; i++) pthread_join(pool->helpers[i], NULL);
+    pthread_cond_destroy(&pool->is_idle);
+    pthread_cond_destroy(&pool->has_job);
+    pthread_mutex_destroy(&pool->mutex);
+    fl_free(pool->helpers);
+    fl_free(pool);
 }

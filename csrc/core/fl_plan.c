@@ -36,7 +36,7 @@ static int reserve(fl_rows *rows, int64_t more, fl_err *err)
     return fl_grow((void **)&rows->index, &rows->capacity, count, sizeof *rows->index, err);
 }
 
-/* Writes a range out as indices, so that something else can follow it. */
+/* Turns a range into single indices, so that others can follow it. */
 static int spell_out(fl_rows *rows, fl_err *err)
 {
     FL_TRY(fl_grow((void **)&rows->index, &rows->capacity, rows->count, sizeof *rows->index, err));

@@ -1,8 +1,9 @@
 /* fl_plan: which rows make the next batch.
  *
- * Floor 1. Indices arrive in blocks of any size (a whole permutation, 32 random draws, a range),
- * are cut into batches, and go through the maps of nested subsets down to rows of the table,
- * checked and made positive at every step as Python sequences do. One thread at a time. */
+ * Floor 1. Indices arrive in index blocks of any size (a whole permutation, 32 random draws, a
+ * range). A plan cuts them into batches and maps them through nested subsets to rows of the table.
+ * At every step it checks bounds and makes negative indices positive, as Python's sequences do. One
+ * thread at a time. */
 #ifndef FL_PLAN_H
 #define FL_PLAN_H
 
@@ -33,11 +34,11 @@ void fl_plan_close(fl_plan *plan);
 /* The table under the plan now has `length` rows. */
 void fl_plan_set_length(fl_plan *plan, int64_t length);
 
-/* Puts a subset around what stands: its row i is row index[i] of what it wraps. `index` is
- * borrowed until fl_plan_close. Call innermost first. */
+/* Adds a subset around the table or the last subset: its row i is row index[i] of what it wraps.
+ * `index` is borrowed until fl_plan_close. Call for the innermost first. */
 int fl_plan_map(fl_plan *plan, const int64_t *index, int64_t length, fl_err *err);
 
-/* Hands over the next block; it is borrowed until fl_plan_needs_block says true again. */
+/* Sets the next index block; `index` is borrowed until fl_plan_needs_block is true again. */
 void fl_plan_set_block(fl_plan *plan, const int64_t *index, int64_t count);
 void fl_plan_set_range(fl_plan *plan, int64_t first, int64_t count);
 bool fl_plan_needs_block(const fl_plan *plan); /* the last block is used up */
@@ -45,11 +46,11 @@ bool fl_plan_needs_block(const fl_plan *plan); /* the last block is used up */
 /* Forgets what is left of the block. */
 void fl_plan_restart(fl_plan *plan);
 
-/* Moves indices from the block into `rows` until it has batch_size of them or the block ends. */
+/* Adds indices of the block to `rows` until it has batch_size of them or the block ends. */
 int fl_plan_fill(fl_plan *plan, fl_rows *rows, int64_t batch_size, fl_err *err);
 
-/* Turns indices into rows of the table, in place. FL_EINDEX names the first index that is out
- * of bounds, its place in the batch and the length it missed; rows is then half translated. */
+/* Turns indices into rows of the table, in place. FL_EINDEX names the first index that is out of
+ * bounds, its position in the batch and the length; `rows` is then no longer usable. */
 int fl_plan_resolve(const fl_plan *plan, fl_rows *rows, fl_err *err);
 
 #endif

@@ -1,10 +1,12 @@
 /* fl_pool: see fl_pool.h.
  *
- * Slots come back over a lock-free stack that many push to and only a holder of the pool's mutex
- * empties, whole, by one exchange: nothing is ever popped singly, so there is no ABA. Closing
- * replaces the head by CLOSED; whoever brings a slot back after that frees it himself. The pool's
- * own memory goes with the last slot. A slot that forked workers may still see is RETIRED: it
- * comes back over a second such stack, and is looked at then and whenever a worker has ended. */
+ * Slots come back over a lock-free stack. Any thread pushes; only the holder of the pool's mutex
+ * empties the stack, as a whole, by one exchange. No slot is popped singly, so there is no ABA
+ * problem. Closing replaces the head by CLOSED; whoever brings a slot back after that frees it. The
+ * pool's own memory is freed with the last slot. A slot that forked workers may still read is
+ * RETIRED: it comes back over a second such stack, and is examined then and after each worker's
+ * end.
+ */
 #include "fl_pool.h"
 
 #include "fl_fork.h"
@@ -15,13 +17,14 @@
 #include <stdatomic.h>
 
 struct fl_slot {
-    fl_pool *pool;          /* owned: one reference */
-    fl_slot *next;          /* whoever holds the list it is in */
-    fl_pages pages;         /* owned unless a region is; written by the holder of a FILLING slot */
-    fl_region *region;      /* owned, where the pool has an arena: what pages describes */
-    int64_t used, before;   /* holder: high-water mark of bytes asked for, and its last value */
-    int64_t pinned;         /* holder: bytes from the start */
-    fl_slot *outgrown;      /* owned: the pinned slot that was too small; until fl_slot_pin */
+    fl_pool *pool;     /* owned: one reference */
+    fl_slot *next;     /* whoever holds the list it is in */
+    fl_pages pages;    /* owned unless there is a region; written by the holder of a FILLING slot */
+    fl_region *region; /* owned; in an arena: the memory that pages describes; else NULL */
+    int64_t used, before; /* holder: most bytes ever asked for, now and before this holder */
+    int64_t pinned;       /* holder: bytes from the start that are pinned */
+    fl_slot
+        *outgrown; /* owned until fl_slot_pin: the pinned slot that this one replaces, too small */
     int64_t lent_at;        /* whoever lends it: fl_fork_count then */
     int64_t given_at;       /* whoever gives the last share: fl_fork_count then */
     _Atomic int32_t shares; /* > 0: LENT */
@@ -30,20 +33,20 @@ struct fl_slot {
 
 struct fl_pool {
     pthread_mutex_t mutex;
-    fl_slot *spare;              /* owned, EMPTY; mutex */
-    fl_arena *arena;             /* borrowed while there are slots to make; set at open */
-    int64_t header_bytes;        /* set at open */
-    fl_pinner pinner;            /* set before the first slot; pin NULL: slots are not pinned */
-    uint32_t generation;         /* set at open */
-    _Atomic(fl_slot *) returned; /* owned, EMPTY: the stack, or CLOSED */
-    _Atomic(fl_slot *) retired;  /* owned, RETIRED and not looked at: the stack, or CLOSED */
-    fl_slot *seen;               /* owned, RETIRED: workers see them; mutex */
-    _Atomic int64_t looked_at;   /* fl_fork_ends when `seen` was looked through; mutex to write */
-    _Atomic int64_t references;  /* one for the opener, one for each slot */
-    _Atomic int64_t empty;       /* slots in spare and returned; a bound while one is on its way */
-    _Atomic int64_t empty_bytes; /* of these */
+    fl_slot *spare;                 /* owned, EMPTY; mutex */
+    fl_arena *arena;                /* borrowed; NULL: none. Set at open */
+    int64_t header_bytes;           /* set at open */
+    fl_pinner pinner;               /* set before the first slot; pin NULL: slots are not pinned */
+    uint32_t generation;            /* set at open */
+    _Atomic(fl_slot *) returned;    /* owned, EMPTY: the stack, or CLOSED */
+    _Atomic(fl_slot *) retired;     /* owned, RETIRED and not examined yet: the stack, or CLOSED */
+    fl_slot *seen;                  /* owned, RETIRED: workers may read them; mutex */
+    _Atomic int64_t looked_at;      /* fl_fork_ends when `seen` was examined; mutex to write */
+    _Atomic int64_t references;     /* one for the opener, one for each slot */
+    _Atomic int64_t empty;          /* slots in spare and returned; no fewer while one is pushed */
+    _Atomic int64_t empty_bytes;    /* of these */
     _Atomic int64_t reserve, limit; /* slots and bytes EMPTY that are kept */
-    _Atomic int64_t slot_bytes;     /* the largest size had; of pinned slots, what new ones have */
+    _Atomic int64_t slot_bytes;     /* the largest size so far; of pinned slots, that of new ones */
     _Atomic int64_t lent, made, replaced;
 };
 
@@ -77,7 +80,7 @@ void fl_pool_pin(fl_pool *pool, fl_pinner pinner) { pool->pinner = pinner; }
 
 static void drop_reference(fl_pool *pool)
 {
-    /* acq_rel: whoever frees sees all that the others did before they let go. */
+    /* acq_rel: whoever frees sees what the others did before they gave up their references. */
     if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) return;
     pthread_mutex_destroy(&pool->mutex);
     fl_free(pool);
@@ -90,8 +93,8 @@ static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
     fl_pages *pages = &slot->pages;
     if (pool->arena == NULL && is_pinning(pool)) {
         FL_TRY(fl_pages_map(bytes, pages, err));
-        fl_pages_withhold(
-            pages); /* fork would copy pinned pages, or leave the device the child's */
+        /* A fork would copy pinned pages, or leave those that the device reads to the child. */
+        fl_pages_withhold(pages);
         return FL_OK;
     }
     if (pool->arena == NULL) return fl_pages_open(bytes, pages, err);
@@ -111,7 +114,7 @@ static void unpin(fl_slot *slot)
 static void free_slot(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
-    if (slot->outgrown != NULL) free_slot(slot->outgrown); /* which has none itself */
+    if (slot->outgrown != NULL) free_slot(slot->outgrown); /* which has no `outgrown` itself */
     unpin(slot);
     if (slot->region != NULL)
         fl_region_give(slot->region);
@@ -129,9 +132,9 @@ static void abandon_slot(fl_slot *slot)
     drop_reference(pool);
 }
 
-/* One slot more or less is EMPTY; true if so many were within the reserve and the limit before.
- * Pinned slots are all kept: unpinning one waits for the device, on whatever thread brings it back,
- * and the next epoch would pin it again. */
+/* Counts EMPTY slots; true if there was room within the reserve and the limit before. Pinned slots
+ * are all kept: unpinning one would wait for the device, on whatever thread brings it back, and the
+ * next epoch would pin it again. */
 static bool count_empty(fl_pool *pool, int64_t slots, int64_t bytes)
 {
     int64_t empty = atomic_fetch_add_explicit(&pool->empty, slots, memory_order_relaxed);
@@ -151,14 +154,15 @@ static void free_list(fl_pool *pool, fl_slot *slot)
     }
 }
 
-/* The slot is the caller's until it is on the stack, and so is its reference to the pool; false if
- * the stack is CLOSED. */
+/* False if the stack is CLOSED: then the slot, and its reference to the pool, are still the
+ * caller's.
+ */
 static bool push(_Atomic(fl_slot *) *stack, fl_slot *slot)
 {
     fl_slot *head = atomic_load_explicit(stack, memory_order_relaxed);
     while (head != CLOSED) {
         slot->next = head;
-        /* release: the taker sees what was done with the slot. */
+        /* release: whoever empties the stack sees what was done with the slot. */
         if (atomic_compare_exchange_weak_explicit(stack, &head, slot, memory_order_release,
                                                   memory_order_relaxed))
             return true;
@@ -166,7 +170,7 @@ static bool push(_Atomic(fl_slot *) *stack, fl_slot *slot)
     return false;
 }
 
-/* EMPTY: to the pool if it keeps so many, else to the system. */
+/* Makes the slot EMPTY if the pool keeps so many, else gives it to the system. */
 static void recycle(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
@@ -176,17 +180,18 @@ static void recycle(fl_slot *slot)
     free_slot(slot);
 }
 
-/* ---- slots that were lent during a fork: the child has their tensors, and in an arena the memory
- * is one */
+/* ---- slots that were lent during a fork: the child has tensors over them too, and in an arena
+ * both processes share the memory */
 
-/* RETIRED; left alone where the child is not a worker, whose end is told, or nobody would look. */
+/* Makes the slot RETIRED; abandons it where the child is no worker, because its end is not told, or
+ * where the pool is closed. */
 static void retire(fl_slot *slot)
 {
     if (fl_fork_is_seen_for_good(slot->lent_at) || !push(&slot->pool->retired, slot))
         abandon_slot(slot);
 }
 
-/* Puts what nobody sees any more onto the list `*unseen`, all else onto pool->seen. */
+/* Puts slots that no child reads any more onto the list `*unseen`, all others onto pool->seen. */
 static void sort_locked(fl_pool *pool, fl_slot *slot, fl_slot **unseen)
 {
     while (slot != NULL) {
@@ -284,7 +289,7 @@ static fl_slot *pop_empty_locked(fl_pool *pool)
     return slot;
 }
 
-/* Of the EMPTY slots one that is pinned and large enough, or NULL. */
+/* An EMPTY slot that is pinned and large enough, or NULL. */
 static fl_slot *pop_pinned_locked(fl_pool *pool, int64_t bytes)
 {
     fl_slot **place = &pool->spare;
@@ -318,9 +323,9 @@ static int make_slot(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
     return FL_OK;
 }
 
-/* How large a new slot is made. An arena makes regions of like sizes fit one another; otherwise it
- * is as large as any before, so that it serves all. Pinned slots grow to twice the size at least:
- * batches that grow and grow are pinned anew as often as they double. */
+/* The size of a new slot. An arena rounds sizes itself; elsewhere a slot is as large as the largest
+ * before, so that it serves every batch. Pinned slots at least double, so that slowly growing
+ * batches are pinned anew only as often as they double. */
 static int64_t find_size(fl_pool *pool, const fl_slot *outgrown, int64_t bytes)
 {
     int64_t largest = atomic_load_explicit(&pool->slot_bytes, memory_order_relaxed);
@@ -331,8 +336,8 @@ static int64_t find_size(fl_pool *pool, const fl_slot *outgrown, int64_t bytes)
     return fl_max(bytes, largest);
 }
 
-/* The slot is too small. What is pinned of it is left to fl_slot_pin, because unpinning waits for
- * the device: the slot itself, or the one that it took the place of; or NULL. */
+/* The slot is too small. fl_slot_pin frees what is pinned of it later, because unpinning waits for
+ * the device: returns the slot itself, or the one that it replaced, or NULL. */
 static fl_slot *outgrow(fl_slot *slot)
 {
     if (slot->pinned > 0) return slot;
@@ -342,12 +347,13 @@ static fl_slot *outgrow(fl_slot *slot)
     return before;
 }
 
-/* With the slot that it takes the place of, or NULL; after a failure that is back in the pool. */
+/* `outgrown`: the slot that the new one replaces, or NULL; after a failure it is back in the pool.
+ */
 static int replace_slot(fl_pool *pool, fl_slot *outgrown, int64_t bytes, fl_slot **out, fl_err *err)
 {
     int64_t size = find_size(pool, outgrown, bytes);
     int status = FL_OK;
-    /* Where so much cannot be had, as asked for. */
+    /* Without memory for so much, of the size that was asked for. */
     if (size == bytes || make_slot(pool, size, out, NULL) != FL_OK)
         status = make_slot(pool, bytes, out, err);
     else
@@ -383,8 +389,8 @@ int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
 
 bool fl_slot_is_pinned(const fl_slot *slot, int64_t bytes) { return bytes <= slot->pinned; }
 
-/* How much of it to pin, where `bytes` are wanted. A region is sparse, and pinning populates, so it
- * is no more than that at first, and what has to be pinned anew at least doubles. */
+/* How many bytes to pin where `bytes` are wanted. A region is sparse and pinning populates it, so
+ * no more is pinned at first, and at least twice as much when it has to be pinned anew. */
 static int64_t find_pinned_size(const fl_slot *slot, int64_t bytes)
 {
     int64_t capacity = slot->pages.capacity;
@@ -394,7 +400,7 @@ static int64_t find_pinned_size(const fl_slot *slot, int64_t bytes)
     return fl_min(capacity, fl_max(fl_pages_whole(bytes), least));
 }
 
-/* Anew and whole when more is wanted: a copy must not cross from one pinned range to another. */
+/* More is pinned anew, as one range: a copy must not cross from one pinned range to another. */
 int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err)
 {
     const fl_pinner *pinner = &slot->pool->pinner;
@@ -404,7 +410,7 @@ int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err)
     unpin(slot);
     if (slot->outgrown != NULL) free_slot(slot->outgrown);
     slot->outgrown = NULL;
-    (void)fl_pages_populate(slot->pages.data, whole); /* pinning would, page by page */
+    (void)fl_pages_populate(slot->pages.data, whole); /* pinning would do it page by page */
     FL_TRY(pinner->pin(pinner->device, slot->pages.data, whole, err));
     slot->pinned = whole;
     slot->used = fl_max(slot->used, whole);

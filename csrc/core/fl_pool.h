@@ -1,11 +1,11 @@
-/* fl_pool: a pool of memory blocks that are built in, lent out, and used again.
+/* fl_pool: a pool of slots, the memory of batches: filled, lent to the user, and used again.
  *
- * Floor 1. A slot is EMPTY in the pool, FILLING or READY with whoever took it, or LENT in shares:
- * one for each tensor over its memory. Lent means lent: the memory is not written again until
- * the last share comes back, which may be long after the pool is closed. A slot of an arena that
- * was lent during a fork is RETIRED then, until the child has ended (fl_fork.h). When all slots are
- * away a fresh one is made, so nobody ever waits for one. In a forked child every call is inert.
- * docs/threads.md draws the states. */
+ * Floor 1. A slot is EMPTY in the pool, FILLING or READY with whoever got it, or LENT in shares,
+ * one for each tensor over its memory. The memory of a LENT slot is not written until the last
+ * share comes back, which may be long after the pool is closed. A slot of an arena that was lent
+ * during a fork is then RETIRED until the child has ended (fl_fork.h). When no slot is EMPTY a new
+ * one is made, so nobody waits for one. In a forked child every call does nothing or fails with
+ * FL_EFORK. docs/threads.md draws the states. */
 #ifndef FL_POOL_H
 #define FL_POOL_H
 
@@ -14,8 +14,9 @@
 typedef struct fl_pool fl_pool;
 typedef struct fl_slot fl_slot;
 
-/* header_bytes: memory of the caller's own with every slot (fl_slot_header), zeroed once.
- * arena: where the slots lie; NULL for memory of this process alone. */
+/* header_bytes: memory for the caller with every slot (fl_slot_header), zeroed once. arena: where
+ * the slots lie, borrowed until the pool and all its slots are gone; NULL: in memory of this
+ * process alone. FL_OK, FL_ENOMEM. */
 int fl_pool_open(int64_t header_bytes, fl_arena *arena, fl_pool **out, fl_err *err);
 
 /* How slots are pinned for a device. unpin undoes pin and cannot fail. */
@@ -26,25 +27,26 @@ typedef struct fl_pinner {
 } fl_pinner;
 
 /* Slots of this pool may be pinned from now on, and are unpinned before they go back to the system.
- * They are whole pages, and all that come back are kept, whatever reserve and limit say. Before the
- * first fl_pool_get. Such slots are not to be lent: a holder would unpin on any thread. */
+ * They are whole pages, and all that come back are kept, whatever reserve and limit say. Call it
+ * before the first fl_pool_get. Such slots must not be lent: giving the last share back would unpin
+ * on any thread. */
 void fl_pool_pin(fl_pool *pool, fl_pinner pinner);
 
-/* At least the first `bytes` of the slot are populated and pinned: of a region so much, and when it
- * has to be pinned anew, twice as much as before; otherwise all of it, once. Takes long, and waits
- * for the device where a smaller one has to be unpinned first. The holder of a slot that no copy
- * reads; fails as pin does, and then nothing of it is pinned. */
+/* Populates and pins at least the first `bytes` of the slot. A slot that is no region is pinned
+ * whole, once; a region as far as asked for, and at least twice as far each time it has to grow.
+ * Takes long, and waits for the device where something has to be unpinned first. Only the holder
+ * calls it, while no copy reads the slot. Fails as pin does; then nothing of the slot is pinned. */
 int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err);
 
-/* Whether that would be over at once. */
+/* Whether fl_slot_pin would have nothing to do. */
 bool fl_slot_is_pinned(const fl_slot *slot, int64_t bytes);
 
-/* Frees what is EMPTY and lets the lent slots free themselves. NULL is fine. No slot may be
- * FILLING or READY. */
+/* Frees EMPTY slots; LENT ones are freed when their last share comes back. NULL is fine. No slot
+ * may be FILLING or READY. */
 void fl_pool_close(fl_pool *pool);
 
-/* From now on at least `slots` EMPTY slots are kept for reuse; what comes back beyond that is
- * given to the system. Any thread. */
+/* From now on up to `slots` EMPTY slots are kept for reuse; what comes back beyond that goes to the
+ * system. Any thread. */
 void fl_pool_reserve(fl_pool *pool, int64_t slots);
 
 /* From now on a slot that comes back is kept only if the EMPTY ones then have at most `bytes`. Any
@@ -55,8 +57,8 @@ void fl_pool_limit(fl_pool *pool, int64_t bytes);
  */
 void fl_pool_trim(fl_pool *pool);
 
-/* An EMPTY slot of at least `bytes`, now FILLING and the caller's. Any thread; does not wait for
- * other slots. FL_ENOMEM, FL_EINVAL (no such size), FL_EFORK. */
+/* Gets an EMPTY slot of at least `bytes`, which is then FILLING and the caller's. Any thread; does
+ * not wait for slots of others. FL_ENOMEM, FL_EINVAL (no such size), FL_EFORK. */
 int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err);
 
 /* FILLING or READY -> EMPTY, never lent. NULL is fine. Any thread. */
@@ -68,21 +70,21 @@ void fl_slot_lend(fl_slot *slot, int32_t shares);
 /* One more share of a slot in which the caller holds one. Any thread. */
 void fl_slot_share(fl_slot *slot);
 
-/* Gives one share back. Any thread, any time, with or without the pool: takes no lock, waits for
- * nothing, calls nothing but free, munmap and madvise. Does nothing in a forked child. */
+/* Gives one share back. Any thread, also after fl_pool_close: takes no lock, waits for nothing,
+ * calls nothing but free, munmap and madvise. Does nothing in a forked child. */
 void fl_slot_give(fl_slot *slot);
 
 char *fl_slot_data(const fl_slot *slot);
 int64_t fl_slot_bytes(const fl_slot *slot);
 void *fl_slot_header(fl_slot *slot);
 
-/* Bytes from the start that were handed out before this fl_pool_get: beyond, pages may be new. */
+/* Bytes from the start that were used before this fl_pool_get; pages beyond may be new. */
 int64_t fl_slot_used(const fl_slot *slot);
 
 typedef struct fl_pool_stats {
     int64_t lent;     /* slots held by users now */
     int64_t made;     /* slots made so far */
-    int64_t replaced; /* of these, because more than the reserve were away */
+    int64_t replaced; /* of these, because more slots than the reserve were lent */
     int64_t empty;    /* slots waiting for reuse; approximate while others give back */
 } fl_pool_stats;
 

@@ -1,7 +1,7 @@
 /* fl_table: see fl_table.h.
  *
  * A row is reduced once, at open, to `runs`: nested loops over an innermost contiguous run of
- * bytes. Most rows are one run, and then the row_ops's loops copy them. */
+ * bytes. Most rows are one run, and then row_ops copies them. */
 #include "fl_table.h"
 
 #include "fl_safe_read.h"
@@ -9,9 +9,9 @@
 #include <string.h>
 
 enum {
-    ALIGNMENT = 64,             /* of each field in the block */
-    PART_BYTES = 64 * 1024,     /* a part is at least this, about 6 us of copying; */
-    GUARDED_BYTES = 512 * 1024, /* through fl_safe_read this, so that a call takes several rows */
+    ALIGNMENT = 64,             /* of each field in the buffer */
+    PART_BYTES = 64 * 1024,     /* a part has at least so many bytes, about 6 us of copying; */
+    GUARDED_BYTES = 512 * 1024, /* through fl_safe_read so many, for several rows a call */
     MAX_PARTS = 4096
 };
 
@@ -43,8 +43,8 @@ static int fail_size(fl_err *err)
     return fl_fail(err, FL_EINVAL, "a batch of these rows is larger than 2^63 bytes");
 }
 
-/* Splits a row into loops around a run: walks the dimensions from the innermost and takes them
- * into the run while they follow each other in memory. */
+/* Splits a row into loops around a run: from the innermost dimension on, a dimension becomes part
+ * of the run while its elements follow each other in memory. */
 static int reduce_row(const fl_tensor *view, fl_field *field, fl_err *err)
 {
     int64_t bytes = fl_dtype_bytes(view->dtype), total = bytes;
@@ -140,40 +140,40 @@ int32_t fl_table_parts(const fl_table *table, int64_t rows)
     return (int32_t)fl_max(1, fl_min(fl_min(bytes / part_bytes, MAX_PARTS), rows));
 }
 
-/* Where the pieces of a batch lie in the source, one after another: the state of nested loops.
- * Loops below `inner` are the caller's to run. */
-typedef struct fl_walk {
+/* Iterates over the pieces of a batch in the source: the state of nested loops. The caller runs the
+ * loops below `inner`. */
+typedef struct fl_piece_iter {
     const fl_field *field;
     const fl_rows *rows;
     int64_t next, end; /* rows of the batch */
     int32_t inner;
-    int64_t digit[FL_MAX_NDIM]; /* of each loop of the row under way */
-} fl_walk;
+    int64_t digit[FL_MAX_NDIM]; /* of each loop in the current row */
+} fl_piece_iter;
 
 static inline int64_t row_at(const fl_rows *rows, int64_t i)
 {
     return rows->is_range ? rows->first + i : rows->index[i];
 }
 
-/* The address of the piece under way; moves on to the next. */
-static const char *next_piece(fl_walk *walk)
+/* The address of the current piece; moves on to the next. */
+static const char *next_piece(fl_piece_iter *iter)
 {
-    const fl_field *field = walk->field;
-    const char *piece = field->data + row_at(walk->rows, walk->next) * field->row_stride;
-    for (int32_t k = walk->inner; k < field->loops; k++)
-        piece += walk->digit[k] * field->loop_stride[k];
-    int32_t k = walk->inner;
-    while (k < field->loops && ++walk->digit[k] == field->loop_count[k]) walk->digit[k++] = 0;
-    if (k == field->loops) walk->next++;
+    const fl_field *field = iter->field;
+    const char *piece = field->data + row_at(iter->rows, iter->next) * field->row_stride;
+    for (int32_t k = iter->inner; k < field->loops; k++)
+        piece += iter->digit[k] * field->loop_stride[k];
+    int32_t k = iter->inner;
+    while (k < field->loops && ++iter->digit[k] == field->loop_count[k]) iter->digit[k++] = 0;
+    if (k == field->loops) iter->next++;
     return piece;
 }
 
 static void copy_strided(const fl_row_ops *row_ops, const fl_field *field, const fl_rows *rows,
                          int64_t from, int64_t to, char *dst)
 {
-    fl_walk walk = {.field = field, .rows = rows, .next = from, .end = to, .inner = 1};
-    while (walk.next < walk.end) {
-        row_ops->copy_rows(dst, next_piece(&walk), field->loop_stride[0], field->run_bytes, 0,
+    fl_piece_iter iter = {.field = field, .rows = rows, .next = from, .end = to, .inner = 1};
+    while (iter.next < iter.end) {
+        row_ops->copy_rows(dst, next_piece(&iter), field->loop_stride[0], field->run_bytes, 0,
                            field->loop_count[0], false);
         dst += field->run_bytes * field->loop_count[0];
     }
@@ -183,13 +183,13 @@ static void copy_strided(const fl_row_ops *row_ops, const fl_field *field, const
 static int64_t
 copy_guarded(const fl_field *field, const fl_rows *rows, int64_t from, int64_t to, char *dst)
 {
-    fl_walk walk = {.field = field, .rows = rows, .next = from, .end = to};
+    fl_piece_iter iter = {.field = field, .rows = rows, .next = from, .end = to};
     struct iovec pieces[FL_SAFE_READ_MAX];
     int64_t done = 0;
-    while (walk.next < walk.end) {
+    while (iter.next < iter.end) {
         int count = 0;
-        while (count < FL_SAFE_READ_MAX && walk.next < walk.end)
-            pieces[count++] = (struct iovec){.iov_base = (void *)(uintptr_t)next_piece(&walk),
+        while (count < FL_SAFE_READ_MAX && iter.next < iter.end)
+            pieces[count++] = (struct iovec){.iov_base = (void *)(uintptr_t)next_piece(&iter),
                                              .iov_len = (size_t)field->run_bytes};
         int64_t got = fl_safe_read_copy(dst + done, pieces, count);
         if (got < 0) return got;
@@ -227,18 +227,18 @@ static void gather_field(const fl_row_ops *row_ops, const fl_field *field, const
 }
 
 int fl_table_gather(const fl_table *table, const fl_rows *rows, int32_t part, int32_t parts,
-                    char *block, fl_err *err)
+                    char *buffer, fl_err *err)
 {
     int64_t from = rows->count * part / parts, to = rows->count * (part + 1) / parts;
     if (from == to) return FL_OK;
     for (int32_t f = 0; f < table->count; f++) {
         const fl_field *field = &table->fields[f];
-        char *dst = block + from * field->row_bytes;
+        char *dst = buffer + from * field->row_bytes;
         if (field->row_bytes > 0 && field->is_volatile)
             FL_TRY(gather_volatile(table, f, rows, from, to, dst, err));
         else if (field->row_bytes > 0)
             gather_field(table->row_ops, field, rows, from, to, dst);
-        block += fl_table_field_bytes(table, f, rows->count);
+        buffer += fl_table_field_bytes(table, f, rows->count);
     }
     return FL_OK;
 }

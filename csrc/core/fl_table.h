@@ -1,9 +1,8 @@
-/* fl_table: fields of equal length, and batches of their rows copied into one block of memory.
+/* fl_table: fields of equal length, and batches of their rows copied into one buffer.
  *
  * Floor 1. Hides strides of any sign, rows that are not contiguous, and sources that may vanish
- * (mapped files), which are read through fl_safe_read. Read-only once open, so any number of
- * threads may gather from one table; each batch is cut into parts that different threads can copy.
- */
+ * (mapped files), which are read through fl_safe_read. A table is read-only once open, so any
+ * number of threads may gather from it; a batch is cut into parts that different threads copy. */
 #ifndef FL_TABLE_H
 #define FL_TABLE_H
 
@@ -31,22 +30,22 @@ void fl_table_close(fl_table *table);
 int64_t fl_table_length(const fl_table *table);
 bool fl_table_is_volatile(const fl_table *table); /* any column is */
 
-/* How many bytes the block of a batch of `rows` rows has; FL_EINVAL when that overflows. The
- * fields follow each other in the block, each at a multiple of 64. */
+/* How many bytes the buffer of a batch of `rows` rows has; FL_EINVAL when that overflows. The
+ * fields follow each other in the buffer, each at a multiple of 64. */
 int fl_table_bytes(const fl_table *table, int64_t rows, int64_t *bytes, fl_err *err);
 
 /* How far field f + 1 begins behind field f, for a batch whose fl_table_bytes is known to fit. */
 int64_t fl_table_field_bytes(const fl_table *table, int32_t f, int64_t rows);
 
-/* Into how many parts a batch is best cut, from 1 for what one thread copies sooner than another
- * wakes up. */
+/* Into how many parts a batch is best cut: 1 for what one thread copies sooner than another wakes
+ * up. */
 int32_t fl_table_parts(const fl_table *table, int64_t rows);
 
-/* Copies part `part` of `parts` of the batch into `block`, fl_table_bytes long. Rows must
+/* Copies part `part` of `parts` of the batch into `buffer`, fl_table_bytes long. Rows must
  * be resolved. The rows of a batch are divided, so parts write disjoint memory. FL_ESOURCE names
- * field and row of a source that vanished; FL_ENOMEM. Blocks for disk only where volatile. */
+ * field and row of a source that vanished; FL_ENOMEM. Waits for the disk only where volatile. */
 int fl_table_gather(const fl_table *table, const fl_rows *rows, int32_t part, int32_t parts,
-                    char *block, fl_err *err);
+                    char *buffer, fl_err *err);
 
 /* The fl_fill of a ring whose batches have an fl_table as source: gathers the part into
  * batch->data.

@@ -25,7 +25,7 @@ void fl_tensor_list_begin(fl_tensor_list *list)
 
 static int leave_empty(fl_tensor_list *list, int status)
 {
-    list->count = list->chunks = list->bytes = list->walked = 0;
+    list->count = list->chunks = list->bytes = list->collected = 0;
     return status;
 }
 
@@ -38,11 +38,11 @@ int fl_tensor_list_add(fl_tensor_list *list, char *data, int64_t count, int32_t 
     if (status != FL_OK) return leave_empty(list, status);
     fl_span *span = &list->spans[at];
     list->count++;
-    if (at < list->walked && span->data == data && span->count == count && span->type == type)
+    if (at < list->collected && span->data == data && span->count == count && span->type == type)
         return FL_OK;
     *span = (fl_span){.data = data, .count = count, .type = type};
     list->is_changed = true;
-    list->walked = 0; /* the last walk is gone, should this one never come to its end */
+    list->collected = 0; /* the last collection is overwritten, should this one not end */
     return FL_OK;
 }
 
@@ -106,12 +106,12 @@ static int check_overlap(fl_tensor_list *list, fl_err *err)
 
 int fl_tensor_list_end(fl_tensor_list *list, fl_err *err)
 {
-    if (list->count != list->walked) list->is_changed = true;
+    if (list->count != list->collected) list->is_changed = true;
     if (!list->is_changed) return FL_OK;
     int status = count_chunks(list, err);
     if (status == FL_OK) status = check_overlap(list, err);
     if (status != FL_OK) return leave_empty(list, status);
-    list->walked = list->count;
+    list->collected = list->count;
     return FL_OK;
 }
 

@@ -1,8 +1,9 @@
 /* fl_tensor_list: the tensors that a pass runs over, cut into chunks.
  *
- * Floor 1. A walk adds every tensor anew; where pointer, size and type are what the last walk
- * found, nothing is rebuilt. Chunks are cut by size alone, so whoever works on them, sums that are
- * kept by chunk and added in order are the same. One thread at a time. */
+ * Floor 1. begin, add for each tensor, end collect the tensors of a pass. Where pointer, size and
+ * type of all tensors are those of the last collection, nothing is rebuilt. Sizes alone decide
+ * where chunks are cut, so sums that are kept by chunk and added in order do not depend on which
+ * thread worked on a chunk. One thread at a time. */
 #ifndef FL_TENSOR_LIST_H
 #define FL_TENSOR_LIST_H
 
@@ -13,7 +14,7 @@ enum { FL_F64, FL_F32, FL_F16, FL_BF16, FL_FLOATS }; /* element types */
 enum { FL_CHUNK = 16384 }; /* elements; a tensor's last chunk may have fewer */
 
 typedef struct fl_span {
-    char *data; /* borrowed from whoever walks; contiguous */
+    char *data; /* borrowed from whoever collects; contiguous */
     int64_t count;
     int64_t chunk; /* number of its first chunk in the list */
     int32_t type;  /* FL_F64, ... */
@@ -28,8 +29,8 @@ typedef struct fl_tensor_list {
     double *sums;          /* owned: one for each chunk, for the passes of a device */
     fl_range *ranges;      /* owned: room to sort spans by address, twice */
     int64_t sums_capacity, ranges_capacity;
-    int64_t walked;  /* spans of the last walk; 0 once one was replaced, and after a failure */
-    bool is_changed; /* this walk has found something else than the last */
+    int64_t collected; /* spans of the last collection; 0 once one was replaced, or it failed */
+    bool is_changed;   /* this collection differs from the last */
 } fl_tensor_list;
 
 void fl_tensor_list_close(fl_tensor_list *list); /* of a list that began as {0}; leaves it so */

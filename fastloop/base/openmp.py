@@ -52,6 +52,6 @@ def make_thread_pool(threads: int, _process: int) -> ThreadPool:
     return ThreadPool(threads, uses_openmp=openmp() is not None)
 
 
-def threads() -> ThreadPool:
+def thread_pool() -> ThreadPool:
     """As many threads as torch's own operations use, shared by all work of this process."""
     return make_thread_pool(torch.get_num_threads(), getpid())

@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from fastloop import _core
 from fastloop.base.next_lock import NextLock
-from fastloop.base.openmp import threads
+from fastloop.base.openmp import thread_pool
 from fastloop.data.collate import make_collate
 from fastloop.device.availability import warn_once
 from fastloop.loader.epoch import Position, ResumableIter
@@ -81,7 +81,8 @@ class Shared:
     def collate_here(self) -> _core.Collate:
         """The collate of iterators without workers. It stays for the next epoch, because its batch
         memory does: new memory costs more than what is copied into it."""
-        pool = threads()  # another one in a forked child, where the memory is not to be used again
+        # A forked child gets another pool, and may not use the memory again.
+        pool = thread_pool()
         if self.collate is None or self.collate[0] is not pool:
             self.collate = pool, make_collate(thread_pool=pool)
         return self.collate[1]

@@ -20,7 +20,7 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from fastloop import _core
-from fastloop.base.openmp import threads
+from fastloop.base.openmp import thread_pool
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.device.availability import find_fault
 
@@ -100,7 +100,7 @@ class GradList(_core.GradListBase):
         false alarm."""
         scale = self._beside(scale)
         if self.is_plain and norm_type in _NORM_TYPES:
-            norm: Tensor = self.run_norm_check(threads(), norm_type, scale, divisor, found_inf)
+            norm: Tensor = self.run_norm_check(thread_pool(), norm_type, scale, divisor, found_inf)
             return norm
         norm = _norm_check(self.tensors, found_inf, norm_type, self.device)
         return norm.div_(divisor if scale is None else scale.double() * divisor)
@@ -139,7 +139,7 @@ class GradList(_core.GradListBase):
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
         if self.is_plain:
-            self.run_scale(threads(), factor)
+            self.run_scale(thread_pool(), factor)
             return
         with torch.no_grad():
             for t in map(_values, self.tensors):
@@ -158,7 +158,7 @@ class GradList(_core.GradListBase):
         does not read self."""
         if source.is_plain and self.is_plain:
             host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-            if self.run_combine(threads(), source, host, device, beta, found_inf):
+            if self.run_combine(thread_pool(), source, host, device, beta, found_inf):
                 return
         _combine(self.tensors, source.tensors, found_inf, alpha, beta)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from fastloop.base.openmp import threads
+from fastloop.base.openmp import thread_pool
 from fastloop.step.clip import clip_grad_norm_
 from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
 from fastloop.step.grad_list import GradList, new_flag, parameters_of
@@ -103,7 +103,7 @@ class GradScaler(BoundedScaler):
             return False
         found_inf, groups = new_flag(scale.device), optimizer.param_groups
         grads = self._grads_of(optimizer)
-        done: Tensor | bool = grads.unscale_and_clip(threads(), groups, scale, found_inf, clip)
+        done: Tensor | bool = grads.unscale_and_clip(thread_pool(), groups, scale, found_inf, clip)
         if done is not False:
             state["found_inf_per_device"] = {scale.device: found_inf}
             state["stage"] = OptState.UNSCALED
@@ -116,7 +116,7 @@ class GradScaler(BoundedScaler):
         try:
             is_here = grads.device == inv_scale.device == found_inf.device
             if is_here and found_inf.ndim == 0 and _covers(grads, allow_fp16):
-                grads.run_unscale(threads(), inv_scale, found_inf)
+                grads.run_unscale(thread_pool(), inv_scale, found_inf)
                 return {grads.device: found_inf}
         finally:
             grads.release()

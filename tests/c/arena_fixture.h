@@ -1,6 +1,6 @@
 /* arena_fixture.h: arenas and regions as the tests of fl_arena and of slots over it use them. */
-#ifndef ARENA_RIG_H
-#define ARENA_RIG_H
+#ifndef ARENA_FIXTURE_H
+#define ARENA_FIXTURE_H
 
 #include "check.h"
 #include "fl_arena.h"

@@ -1,6 +1,6 @@
 /* grad_fixture.h: elements of the four types, and what the passes must make of them, one by one. */
-#ifndef GRAD_RIG_H
-#define GRAD_RIG_H
+#ifndef GRAD_FIXTURE_H
+#define GRAD_FIXTURE_H
 
 #include "check.h"
 

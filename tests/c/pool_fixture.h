@@ -1,6 +1,6 @@
 /* pool_fixture.h: pools and slots as the tests of fl_slot and fl_ring use them. */
-#ifndef POOL_RIG_H
-#define POOL_RIG_H
+#ifndef POOL_FIXTURE_H
+#define POOL_FIXTURE_H
 
 #include "check.h"
 #include "fl_pool.h"

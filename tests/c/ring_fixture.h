@@ -2,8 +2,8 @@
  *
  * The tag of a batch says all about it: how many rows it has, which, and so what its slot must
  * hold once it is filled. */
-#ifndef RING_RIG_H
-#define RING_RIG_H
+#ifndef RING_FIXTURE_H
+#define RING_FIXTURE_H
 
 #include "check.h"
 #include "fl_ring.h"
@@ -14,10 +14,10 @@
 
 enum { MAX_TAGS = 64, MAX_PARTS = 16, LONG_MS = 60000, NONE = -1, ALL = -2 };
 
-typedef struct rig {
+typedef struct ring_fixture {
     fl_pool *pool; /* owned */
     fl_ring *ring; /* owned */
-    /* Set before the post they are meant for: */
+    /* Set before the submission that they are meant for: */
     int64_t stuck_tag;                          /* parts of this batch wait at the gate */
     int64_t failing_tag;                        /* this batch fails ... */
     int32_t failing_part;                       /* ... in this part, or in ALL */
@@ -27,7 +27,7 @@ typedef struct rig {
     _Atomic int64_t fills;                      /* calls begun */
     _Atomic int64_t done;                       /* calls about to return */
     _Atomic int32_t calls[MAX_TAGS][MAX_PARTS]; /* of batches with small tags */
-} rig;
+} ring_fixture;
 
 /* Tags from 1000 on are their own number of rows. */
 static inline int64_t rows_of(int64_t tag) { return tag >= 1000 ? tag : 1 + tag * 7 % 40; }
@@ -49,7 +49,7 @@ static inline int64_t *words_at(char *data) { return (int64_t *)(void *)data; }
 
 static inline int fill_part(const fl_batch *batch, int32_t part, fl_err *err)
 {
-    rig *r = (rig *)(uintptr_t)batch->source;
+    ring_fixture *r = (ring_fixture *)(uintptr_t)batch->source;
     CHECK(part >= 0 && part < batch->parts);
     CHECK(batch->slot == NULL || batch->data == fl_slot_data(batch->slot));
     CHECK_INT(batch->rows.count, rows_of(batch->tag));
@@ -73,7 +73,7 @@ static inline int fill_part(const fl_batch *batch, int32_t part, fl_err *err)
 }
 
 /* `shape` says threads, depth, order, and a fill if it is not fill_part. */
-static inline void open_rig(rig *r, fl_ring_config shape)
+static inline void open_fixture(ring_fixture *r, fl_ring_config shape)
 {
     memset(r, 0, sizeof *r);
     r->stuck_tag = r->failing_tag = NONE;
@@ -85,7 +85,7 @@ static inline void open_rig(rig *r, fl_ring_config shape)
 }
 
 /* Every slot must be back by now, or with the pool soon. */
-static inline void close_rig(rig *r)
+static inline void close_fixture(ring_fixture *r)
 {
     fl_ring_close(r->ring);
     fl_pool_stats stats;
@@ -109,7 +109,7 @@ static inline int add_rows(fl_rows *rows, int64_t tag, fl_err *err)
 
 /* The batch of this tag as the next to be submitted; NULL if there are no rows for want of memory.
  */
-static inline fl_batch *prepare_batch(rig *r, int64_t tag, int32_t parts, fl_err *err)
+static inline fl_batch *prepare_batch(ring_fixture *r, int64_t tag, int32_t parts, fl_err *err)
 {
     fl_batch *batch = fl_ring_prepare(r->ring);
     CHECK(batch->data == NULL && batch->transfer == NULL && batch->slot == NULL);
@@ -120,14 +120,14 @@ static inline fl_batch *prepare_batch(rig *r, int64_t tag, int32_t parts, fl_err
     return add_rows(&batch->rows, tag, err) == FL_OK ? batch : NULL;
 }
 
-static inline void submit_prepared(rig *r)
+static inline void submit_prepared(ring_fixture *r)
 {
     int64_t pending = fl_ring_pending(r->ring);
     CHECK_INT(fl_ring_submit(r->ring, NULL), FL_OK);
     CHECK_INT(fl_ring_pending(r->ring), pending + 1);
 }
 
-static inline void submit_batch(rig *r, int64_t tag, int32_t parts)
+static inline void submit_batch(ring_fixture *r, int64_t tag, int32_t parts)
 {
     CHECK(prepare_batch(r, tag, parts, NULL) != NULL);
     submit_prepared(r);
@@ -145,7 +145,7 @@ static inline void check_words(const fl_slot *slot, int64_t tag)
 }
 
 /* Takes the next batch, which must be this one, and leaves its slot READY with the caller. */
-static inline fl_slot *take_batch(rig *r, int64_t tag)
+static inline fl_slot *receive_batch(ring_fixture *r, int64_t tag)
 {
     fl_batch batch;
     fl_err err;
@@ -158,15 +158,15 @@ static inline fl_slot *take_batch(rig *r, int64_t tag)
     return batch.slot;
 }
 
-static inline void take_and_give(rig *r, int64_t tag)
+static inline void receive_and_give(ring_fixture *r, int64_t tag)
 {
-    fl_slot *slot = take_batch(r, tag);
+    fl_slot *slot = receive_batch(r, tag);
     fl_slot_lend(slot, 1);
     fl_slot_give(slot);
 }
 
-/* How a take went; what it took goes back to the pool. */
-static inline int take_status(rig *r, int64_t wait_ms)
+/* The status of a receive; the batch's slot goes back to the pool. */
+static inline int receive_status(ring_fixture *r, int64_t wait_ms)
 {
     fl_batch batch;
     int status = fl_ring_receive(r->ring, wait_ms, &batch, NULL);
@@ -174,13 +174,13 @@ static inline int take_status(rig *r, int64_t wait_ms)
     return status;
 }
 
-static inline void open_gate(rig *r, int parts)
+static inline void open_gate(ring_fixture *r, int parts)
 {
     for (int i = 0; i < parts; i++) sem_post(&r->gate);
 }
 
 /* Returns once `count` fills are as good as over; a hang is ended by the alarm. */
-static inline void await_done(rig *r, int64_t count)
+static inline void await_done(ring_fixture *r, int64_t count)
 {
     while (atomic_load(&r->done) < count) sleep_ms(1);
 }

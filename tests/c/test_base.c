@@ -218,7 +218,6 @@ static void *end_meeting(void *arg)
 {
     meeting *m = arg;
     pthread_sigmask(SIG_SETMASK, NULL, &m->mask);
-    sleep_ms(10);
     pthread_mutex_lock(&m->mutex);
     m->is_over = true;
     pthread_cond_signal(&m->cond);
@@ -253,8 +252,8 @@ static void test_wait_ends_when_signalled(void)
     open_meeting(&m);
     pthread_t thread;
     int64_t deadline = fl_now_ns() + (int64_t)60 * 1000000000;
+    pthread_mutex_lock(&m.mutex); /* until the wait has begun */
     CHECK_INT(fl_thread_start(&thread, end_meeting, &m, NULL), FL_OK);
-    pthread_mutex_lock(&m.mutex);
     while (!m.is_over) CHECK(!fl_cond_wait_until(&m.cond, &m.mutex, deadline));
     pthread_mutex_unlock(&m.mutex);
     CHECK(pthread_join(thread, NULL) == 0);

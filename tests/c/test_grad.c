@@ -1,15 +1,15 @@
-/* Tests of the passes over gradients on the CPU: lists of many shapes, teams of several sizes,
+/* Tests of the passes over gradients on the CPU: lists of many shapes, pools of several sizes,
  * against arithmetic on single elements. */
-#include "ring_model.h"
+#include "grad_model.h"
 
 #include "fl_thread_pool.h"
 
 #include <float.h>
 
-enum { TINY = 5000, TEAMS = 5 };
+enum { TINY = 5000, POOLS = 5 };
 
 static const fl_grad_ops *const cpu = &fl_cpu_grad_ops;
-static fl_thread_pool *teams[TEAMS]; /* of no, 1, 2, 3 and 8 threads */
+static fl_thread_pool *pools[POOLS]; /* of no, 1, 2, 3 and 8 threads */
 
 /* ---- the lists that passes are tried on */
 
@@ -39,7 +39,7 @@ static model cook(int which)
                       (uint64_t)which + 100);
 }
 
-static void test_the_lists_are_worth_a_team(void)
+static void test_the_lists_are_worth_a_pool(void)
 {
     int64_t large = 0;
     for (int which = 0; which < RECIPES; which++) {
@@ -50,13 +50,13 @@ static void test_the_lists_are_worth_a_team(void)
     CHECK(large >= 3);
 }
 
-static void check_norm(model *m, fl_thread_pool *team, int32_t norm_type, fl_divisor divisor,
+static void check_norm(model *m, fl_thread_pool *pool, int32_t norm_type, fl_divisor divisor,
                        double norm, bool is_finite)
 {
     static const float was[] = {0, 1};
     float before = was[norm_type % 2], found = before;
     double actual = -1;
-    fl_grad_pass pass = {&m->list, team};
+    fl_grad_pass pass = {&m->list, pool};
     cpu->norm_check(&pass, norm_type, divisor, &found, &actual);
     check_double(actual, norm);
     CHECK(found == (is_finite ? before : 1));
@@ -71,10 +71,10 @@ static void test_norm_check(void)
             bool is_finite;
             double norm = ref_model_norm(&m, norm_type, &is_finite);
             CHECK_INT(is_finite, which != 1);
-            for (int t = 0; t < TEAMS; t++) {
+            for (int t = 0; t < POOLS; t++) {
                 fl_divisor divisor = {t % 2 ? &scales[t] : NULL, t > 2 ? -0.3 : 1};
                 double by = fabs((t % 2 ? (double)scales[t] : 1) * divisor.constant);
-                check_norm(&m, teams[t], norm_type, divisor, norm / by, is_finite);
+                check_norm(&m, pools[t], norm_type, divisor, norm / by, is_finite);
             }
         }
         check_model(&m);
@@ -89,7 +89,7 @@ static void test_finite_is_said_of_elements(void)
     model m = make_model(shapes, 2, TAME, 5);
     float found = 0;
     double norm;
-    fl_grad_pass pass = {&m.list, teams[2]};
+    fl_grad_pass pass = {&m.list, pools[2]};
     ((double *)(void *)m.list.spans[0].data)[19999] = 1e200;
     ((float *)(void *)m.list.spans[1].data)[250000] = FLT_MAX;
     cpu->norm_check(&pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &norm);
@@ -109,8 +109,8 @@ static void test_scale(void)
     const double factors[] = {1.0 / 3, -2, 0, INFINITY, 1 + 1e-12};
     for (int which = 0; which < RECIPES; which++) {
         model m = cook(which);
-        for (int t = which % 2; t < TEAMS; t += 2) {
-            fl_grad_pass pass = {&m.list, teams[t]};
+        for (int t = which % 2; t < POOLS; t += 2) {
+            fl_grad_pass pass = {&m.list, pools[t]};
             cpu->scale(&pass, &factors[t]);
             ref_model_scale(&m, factors[t]);
             check_model(&m);
@@ -124,8 +124,8 @@ static void test_unscale(void)
     const float inverses[] = {1.0F / 3, -0.5F, 1, 0.1F, 3e38F};
     for (int which = 0; which < RECIPES; which++) {
         model m = cook(which);
-        for (int t = which % 2; t < TEAMS; t += 2) {
-            fl_grad_pass pass = {&m.list, teams[t]};
+        for (int t = which % 2; t < POOLS; t += 2) {
+            fl_grad_pass pass = {&m.list, pools[t]};
             float before = (float)(t % 2), found = before;
             bool is_finite;
             (void)ref_model_norm(&m, FL_NORM_2, &is_finite);
@@ -155,8 +155,8 @@ static void test_a_factor_of_one_writes_nothing(void)
         fl_tensor_list_begin(&list);
         CHECK_INT(fl_tensor_list_add(&list, memory, count, type, NULL), FL_OK);
         CHECK_INT(fl_tensor_list_end(&list, NULL), FL_OK);
-        for (int t = 0; t < TEAMS; t++) {
-            fl_grad_pass pass = {&list, teams[t]};
+        for (int t = 0; t < POOLS; t++) {
+            fl_grad_pass pass = {&list, pools[t]};
             float found = 0;
             cpu->scale(&pass, &(double){1});
             cpu->unscale(&pass, &(float){1}, &found);
@@ -189,10 +189,10 @@ static void check_combine(int32_t shift, int mix, double alpha, const double *fa
     }
     char *before = fl_alloc(into.bytes);
     memcpy(before, into.memory, (size_t)into.bytes);
-    for (int t = 0; t < TEAMS; t++) {
+    for (int t = 0; t < POOLS; t++) {
         float was = (float)(t % 2), found = was;
         memcpy(into.memory, before, (size_t)into.bytes);
-        fl_grad_pass pass = {&into.list, teams[t]};
+        fl_grad_pass pass = {&into.list, pools[t]};
         cpu->combine(&pass, &from.list, alpha, factor, beta, t == 2 ? NULL : &found);
         CHECK(found == (is_finite || t == 2 ? was : 1));
         check_model(&into);
@@ -213,14 +213,14 @@ static void test_combine(void)
         for (int32_t from = 0; from < FL_FLOATS; from++)
             CHECK_INT(cpu->can_combine(into, from), is_offered(into, from));
     model empty = cook(3);
-    fl_grad_pass pass = {&empty.list, teams[2]};
+    fl_grad_pass pass = {&empty.list, pools[2]};
     float found = 0;
     cpu->combine(&pass, &empty.list, 1, NULL, 0, &found);
     CHECK(found == 0);
     free_model(&empty);
 }
 
-/* Several callers share a team; each gets its own sums. */
+/* Several callers share a pool; each gets its own sums. */
 static void *norm_again_and_again(void *arg)
 {
     model m = cook(5);
@@ -235,7 +235,7 @@ static void test_passes_of_several_threads(void)
 {
     pthread_t threads[3];
     for (int i = 0; i < 3; i++)
-        CHECK_INT(fl_thread_start(&threads[i], norm_again_and_again, teams[3], NULL), FL_OK);
+        CHECK_INT(fl_thread_start(&threads[i], norm_again_and_again, pools[3], NULL), FL_OK);
     for (int i = 0; i < 3; i++) CHECK(pthread_join(threads[i], NULL) == 0);
 }
 
@@ -254,7 +254,7 @@ static void test_more_than_two_billion_elements(void)
     fl_tensor_list_begin(&list);
     CHECK_INT(fl_tensor_list_add(&list, memory, count, FL_F16, NULL), FL_OK);
     CHECK_INT(fl_tensor_list_end(&list, NULL), FL_OK);
-    fl_grad_pass pass = {&list, teams[2]};
+    fl_grad_pass pass = {&list, pools[2]};
     float found = 0;
     double norm;
     cpu->norm_check(&pass, FL_NORM_2, (fl_divisor){NULL, 1}, &found, &norm);
@@ -270,10 +270,10 @@ int main(void)
     start_tests();
     for (int64_t i = 0; i < TINY; i++)
         tiny_shapes[i] = (shape){1 + i * 7 % 130, (int32_t)(i % FL_FLOATS), 0};
-    const int32_t threads[TEAMS] = {0, 1, 2, 3, 8};
-    for (int t = 1; t < TEAMS; t++)
-        CHECK_INT(fl_thread_pool_open(threads[t], NULL, &teams[t], NULL), FL_OK);
-    RUN(test_the_lists_are_worth_a_team);
+    const int32_t threads[POOLS] = {0, 1, 2, 3, 8};
+    for (int t = 1; t < POOLS; t++)
+        CHECK_INT(fl_thread_pool_open(threads[t], NULL, &pools[t], NULL), FL_OK);
+    RUN(test_the_lists_are_worth_a_pool);
     RUN(test_norm_check);
     RUN(test_finite_is_said_of_elements);
     RUN(test_scale);
@@ -284,6 +284,6 @@ int main(void)
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     RUN(test_more_than_two_billion_elements);
 #endif
-    for (int t = 1; t < TEAMS; t++) fl_thread_pool_close(teams[t]);
+    for (int t = 1; t < POOLS; t++) fl_thread_pool_close(pools[t]);
     return 0;
 }

@@ -86,12 +86,12 @@ static void test_rows_of_an_absurd_count_fail(void)
 /* ---- blocks to batches */
 
 /* Feeds `stream` in blocks of changing size, every other one as a range where it is one. */
-typedef struct feeder {
+typedef struct block_source {
     const int64_t *stream;
     int64_t count, next, step;
-} feeder;
+} block_source;
 
-static bool feed_block(feeder *f, fl_plan *plan)
+static bool set_next_block(block_source *f, fl_plan *plan)
 {
     if (f->next == f->count) return false;
     f->step = f->step * 7 % 11; /* 7, 5, 2, 3, 10, 4, 6, 9, 8, 1 */
@@ -111,13 +111,13 @@ static void check_batches(const int64_t *stream, int64_t count, int64_t size)
 {
     fl_plan *plan;
     fl_rows rows = {0};
-    feeder f = {.stream = stream, .count = count, .step = 1};
+    block_source f = {.stream = stream, .count = count, .step = 1};
     CHECK_INT(fl_plan_open(MAX_STREAM, &plan, NULL), FL_OK);
     CHECK(fl_plan_needs_block(plan));
     for (int64_t at = 0; at < count; at += size) {
         fl_rows_clear(&rows);
         while (rows.count < size) {
-            if (fl_plan_needs_block(plan) && !feed_block(&f, plan)) break;
+            if (fl_plan_needs_block(plan) && !set_next_block(&f, plan)) break;
             CHECK_INT(fl_plan_fill(plan, &rows, size, NULL), FL_OK);
             CHECK(rows.count == size || fl_plan_needs_block(plan));
         }

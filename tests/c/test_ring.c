@@ -1,4 +1,4 @@
-/* Tests of fl_ring: order, waiting, running ahead, parts, errors, marks, lending. */
+/* Tests of fl_ring: order, waiting, running ahead, parts, errors, sentinels, lending. */
 #include "ring_fixture.h"
 
 #include "fl_pages.h"
@@ -7,14 +7,14 @@ static void test_an_empty_ring(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
-        open_rig(&r, shape);
+        ring_fixture r;
+        open_fixture(&r, shape);
         CHECK_INT(fl_ring_pending(r.ring), 0);
-        CHECK_INT(take_status(&r, 0), FL_EEND);
-        CHECK_INT(take_status(&r, LONG_MS), FL_EEND); /* nothing to wait for */
-        close_rig(&r);
-        open_rig(&r, shape);
-        close_rig(&r);
+        CHECK_INT(receive_status(&r, 0), FL_EEND);
+        CHECK_INT(receive_status(&r, LONG_MS), FL_EEND); /* nothing to wait for */
+        close_fixture(&r);
+        open_fixture(&r, shape);
+        close_fixture(&r);
     }
     fl_ring_close(NULL);
 }
@@ -23,29 +23,29 @@ static void test_batches_come_in_order(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
-        open_rig(&r, shape);
+        ring_fixture r;
+        open_fixture(&r, shape);
         for (int64_t tag = 0; tag < 60; tag++) {
-            if (fl_ring_pending(r.ring) == shape.depth) take_and_give(&r, tag - shape.depth);
+            if (fl_ring_pending(r.ring) == shape.depth) receive_and_give(&r, tag - shape.depth);
             submit_batch(&r, tag, 1 + (int32_t)tag % 5);
         }
-        for (int64_t tag = 60 - shape.depth; tag < 60; tag++) take_and_give(&r, tag);
-        CHECK_INT(take_status(&r, 0), FL_EEND);
+        for (int64_t tag = 60 - shape.depth; tag < 60; tag++) receive_and_give(&r, tag);
+        CHECK_INT(receive_status(&r, 0), FL_EEND);
         for (int64_t tag = 0; tag < 60; tag++)
             for (int32_t part = 0; part < MAX_PARTS; part++)
                 CHECK_INT(r.calls[tag][part], part < 1 + (int32_t)tag % 5);
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
 static void test_numbers_count_from_zero(void)
 {
-    rig r;
-    open_rig(&r, (fl_ring_config){.depth = 2, .threads = 1, .runs_ahead = true});
+    ring_fixture r;
+    open_fixture(&r, (fl_ring_config){.depth = 2, .threads = 1, .runs_ahead = true});
     for (int64_t n = 0; n < 5; n++) {
         fl_batch batch;
         if (n == 2)
-            fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 40); /* marks count too */
+            fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 40); /* sentinels count too */
         else
             submit_batch(&r, 10 + n, 2);
         CHECK_INT(fl_ring_receive(r.ring, LONG_MS, &batch, NULL), FL_OK);
@@ -53,87 +53,88 @@ static void test_numbers_count_from_zero(void)
         CHECK_INT(batch.parts, n == 2 ? 0 : 2);
         fl_slot_return(batch.slot);
     }
-    close_rig(&r);
+    close_fixture(&r);
 }
 
-static void test_no_row_list_when_depth_batches_are_posted(void)
+static void test_no_batch_to_prepare_when_depth_are_submitted(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
-        open_rig(&r, shape);
+        ring_fixture r;
+        open_fixture(&r, shape);
         for (int64_t tag = 0; tag < shape.depth; tag++) {
             CHECK(fl_ring_prepare(r.ring) != NULL);
             submit_batch(&r, tag, 1);
         }
         CHECK(fl_ring_prepare(r.ring) == NULL);
-        take_and_give(&r, 0);
+        receive_and_give(&r, 0);
         CHECK(fl_ring_prepare(r.ring) != NULL);
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
-static void test_the_row_list_stands_while_a_batch_is_taken(void)
+static void test_a_prepared_batch_stands_while_another_is_received(void)
 {
-    rig r;
-    open_rig(&r, (fl_ring_config){.depth = 3, .threads = 1, .runs_ahead = true});
+    ring_fixture r;
+    open_fixture(&r, (fl_ring_config){.depth = 3, .threads = 1, .runs_ahead = true});
     submit_batch(&r, 5, 1);
     CHECK(prepare_batch(&r, 7, 1, NULL) != NULL);
-    take_and_give(&r, 5);
+    receive_and_give(&r, 5);
     submit_prepared(&r);
-    take_and_give(&r, 7);
-    close_rig(&r);
+    receive_and_give(&r, 7);
+    close_fixture(&r);
 }
 
-static void test_take_waits_for_a_slow_fill(void)
+static void test_receive_waits_for_a_slow_fill(void)
 {
-    rig r;
-    open_rig(&r,
-             (fl_ring_config){.depth = 2, .threads = 2, .runs_ahead = true, .is_in_order = true});
+    ring_fixture r;
+    open_fixture(
+        &r, (fl_ring_config){.depth = 2, .threads = 2, .runs_ahead = true, .is_in_order = true});
     r.slow_ms = 20;
     int64_t before = fl_now_ns();
     submit_batch(&r, 1, 2);
     submit_batch(&r, 2, 1);
-    take_and_give(&r, 1);
+    receive_and_give(&r, 1);
     CHECK(fl_now_ns() - before >= 20 * 1000000);
-    take_and_give(&r, 2);
-    close_rig(&r);
+    receive_and_give(&r, 2);
+    close_fixture(&r);
 }
 
-static void test_take_times_out_and_later_succeeds(void)
+static void test_receive_times_out_and_later_succeeds(void)
 {
     fl_ring_config shape = {.depth = 2, .threads = 1, .runs_ahead = true, .is_in_order = true};
     for (int in_order = 0; in_order < 2; in_order++) {
-        rig r;
+        ring_fixture r;
         shape.is_in_order = in_order;
-        open_rig(&r, shape);
+        open_fixture(&r, shape);
         r.stuck_tag = 3;
         submit_batch(&r, 3, 1);
-        CHECK_INT(take_status(&r, 0), FL_ETIMEOUT);
+        CHECK_INT(receive_status(&r, 0), FL_ETIMEOUT);
         int64_t before = fl_now_ns();
-        CHECK_INT(take_status(&r, 15), FL_ETIMEOUT);
+        CHECK_INT(receive_status(&r, 15), FL_ETIMEOUT);
         CHECK(fl_now_ns() - before >= 15 * 1000000);
         CHECK_INT(fl_ring_pending(r.ring), 1);
         open_gate(&r, 1);
-        take_and_give(&r, 3);
-        CHECK_INT(take_status(&r, 0), FL_EEND);
-        close_rig(&r);
+        receive_and_give(&r, 3);
+        CHECK_INT(receive_status(&r, 0), FL_EEND);
+        close_fixture(&r);
     }
 }
 
 static void test_a_ring_runs_ahead(void)
 {
     for (int32_t threads = 1; threads <= 4; threads++) {
-        rig r;
-        open_rig(&r, (fl_ring_config){
+        ring_fixture r;
+        open_fixture(&r,
+                     (fl_ring_config){
                          .depth = 5, .threads = threads, .runs_ahead = true, .is_in_order = true});
         for (int round = 0; round < 3; round++) {
             atomic_store(&r.done, 0);
             for (int64_t tag = 0; tag < 5; tag++) submit_batch(&r, tag, 1 + (int32_t)tag % 3);
-            await_done(&r, 1 + 2 + 3 + 1 + 2); /* with no take at all */
-            for (int64_t tag = 0; tag < 5; tag++) take_and_give(&r, tag);
+            await_done(&r, 1 + 2 + 3 + 1 + 2); /* without receiving */
+            for (int64_t tag = 0; tag < 5; tag++) receive_and_give(&r, tag);
         }
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
@@ -141,16 +142,16 @@ static void test_all_threads_fill_at_once(void)
 {
     for (int32_t threads = 1; threads <= 4; threads++) {
         for (int32_t parts = 1; parts <= threads; parts += threads > 1 ? threads - 1 : 1) {
-            rig r;
+            ring_fixture r;
             int64_t batches = threads / parts; /* as many parts as threads, in one or in many */
-            open_rig(&r, (fl_ring_config){.depth = 4, .threads = threads, .runs_ahead = true});
+            open_fixture(&r, (fl_ring_config){.depth = 4, .threads = threads, .runs_ahead = true});
             r.stuck_tag = 6;
             for (int64_t n = 0; n < batches; n++) submit_batch(&r, 6, parts);
             for (int32_t n = 0; n < threads; n++) sem_wait(&r.arrived);
-            CHECK_INT(take_status(&r, 0), FL_ETIMEOUT);
+            CHECK_INT(receive_status(&r, 0), FL_ETIMEOUT);
             open_gate(&r, threads);
-            for (int64_t n = 0; n < batches; n++) take_and_give(&r, 6);
-            close_rig(&r);
+            for (int64_t n = 0; n < batches; n++) receive_and_give(&r, 6);
+            close_fixture(&r);
         }
     }
 }
@@ -158,54 +159,54 @@ static void test_all_threads_fill_at_once(void)
 static void test_a_ring_that_does_not_run_ahead(void)
 {
     for (int32_t threads = 0; threads <= 3; threads++) {
-        rig r;
-        open_rig(&r, (fl_ring_config){.depth = 3, .threads = threads, .is_in_order = true});
+        ring_fixture r;
+        open_fixture(&r, (fl_ring_config){.depth = 3, .threads = threads, .is_in_order = true});
         for (int64_t tag = 0; tag < 3; tag++) submit_batch(&r, tag, 1);
         sleep_ms(10);
         for (int64_t tag = 0; tag < 3; tag++) {
-            CHECK_INT(r.fills, tag); /* read at the moment of the take, not before */
+            CHECK_INT(r.fills, tag); /* read when it is received, not before */
             fl_batch batch;
             CHECK_INT(fl_ring_receive(r.ring, 0, &batch, NULL), FL_OK); /* it has no need to wait */
             check_words(batch.slot, tag);
             fl_slot_return(batch.slot);
         }
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
 static void test_helpers_copy_parts(void)
 {
-    rig r;
-    open_rig(&r, (fl_ring_config){.depth = 1, .threads = 3, .is_in_order = true});
+    ring_fixture r;
+    open_fixture(&r, (fl_ring_config){.depth = 1, .threads = 3, .is_in_order = true});
     r.stuck_tag = 9;
     for (int round = 0; round < 5; round++) {
         submit_batch(&r, 9, 8);
         for (int helper = 0; helper < 3; helper++) sem_wait(&r.arrived); /* the consumer is here */
         open_gate(&r, 8);
-        take_and_give(&r, 9);
+        receive_and_give(&r, 9);
         while (sem_trywait(&r.arrived) == 0) continue;
     }
     CHECK_INT(r.fills, 5 * 8);
-    close_rig(&r);
+    close_fixture(&r);
 }
 
 /* A consumer who fills himself comes back to look for signals, and loses nothing by it. */
-static void test_take_fills_no_longer_than_it_may_wait(void)
+static void test_receive_fills_no_longer_than_it_may_wait(void)
 {
-    rig r;
-    open_rig(&r, (fl_ring_config){.depth = 2, .is_in_order = true});
+    ring_fixture r;
+    open_fixture(&r, (fl_ring_config){.depth = 2, .is_in_order = true});
     r.slow_ms = 10;
     submit_batch(&r, 9, 8);
     submit_batch(&r, 10, 1);
-    CHECK_INT(take_status(&r, 5), FL_ETIMEOUT);
+    CHECK_INT(receive_status(&r, 5), FL_ETIMEOUT);
     CHECK_INT(r.fills, 1);
-    CHECK_INT(take_status(&r, 15), FL_ETIMEOUT);
+    CHECK_INT(receive_status(&r, 15), FL_ETIMEOUT);
     CHECK(r.fills >= 2 && r.fills <= 3);
-    CHECK_INT(take_status(&r, 0), FL_OK); /* does not wait, so it fills to the end */
+    CHECK_INT(receive_status(&r, 0), FL_OK); /* does not wait, so it fills to the end */
     CHECK_INT(r.fills, 8);
-    take_and_give(&r, 10);
+    receive_and_give(&r, 10);
     CHECK_INT(r.fills, 9);
-    close_rig(&r);
+    close_fixture(&r);
 }
 
 static void test_a_batch_may_be_larger_than_any_before(void)
@@ -213,19 +214,19 @@ static void test_a_batch_may_be_larger_than_any_before(void)
     const int64_t tags[] = {3, 1000, 20, 5000, 200000, 7, 400001, 1000, 524288, 0};
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
-        open_rig(&r, shape);
+        ring_fixture r;
+        open_fixture(&r, shape);
         for (int n = 0; n < 10; n++) {
-            if (fl_ring_pending(r.ring) == 3) take_and_give(&r, tags[n - 3]);
+            if (fl_ring_pending(r.ring) == 3) receive_and_give(&r, tags[n - 3]);
             submit_batch(&r, tags[n], 1 + n % 4);
         }
-        for (int n = 7; n < 10; n++) take_and_give(&r, tags[n]);
-        close_rig(&r);
+        for (int n = 7; n < 10; n++) receive_and_give(&r, tags[n]);
+        close_fixture(&r);
         i++; /* every other shape will do */
     }
 }
 
-static void check_taken_error(rig *r, int64_t tag, int32_t part)
+static void check_taken_error(ring_fixture *r, int64_t tag, int32_t part)
 {
     fl_batch batch;
     fl_err err = {0};
@@ -237,13 +238,13 @@ static void check_taken_error(rig *r, int64_t tag, int32_t part)
     CHECK_INT(fl_ring_pending(r->ring), pending - 1); /* it is used up */
 }
 
-static void test_take_after_error_goes_on(void)
+static void test_receive_after_error_goes_on(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
         for (int64_t k = 0; k < 5; k++) {
-            rig r;
-            open_rig(&r, shape);
+            ring_fixture r;
+            open_fixture(&r, shape);
             r.failing_tag = k;
             for (int64_t tag = 0; tag < 8; tag++) {
                 if (tag < 5) submit_batch(&r, tag, 1);
@@ -251,10 +252,10 @@ static void test_take_after_error_goes_on(void)
                 if (tag - 2 == k)
                     check_taken_error(&r, k, 0);
                 else if (tag - 2 < 5)
-                    take_and_give(&r, tag - 2);
+                    receive_and_give(&r, tag - 2);
             }
-            CHECK_INT(take_status(&r, 0), FL_EEND);
-            close_rig(&r);
+            CHECK_INT(receive_status(&r, 0), FL_EEND);
+            close_fixture(&r);
         }
     }
 }
@@ -263,8 +264,8 @@ static void test_an_error_in_one_of_many_parts(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
-        open_rig(&r, shape);
+        ring_fixture r;
+        open_fixture(&r, shape);
         r.failing_tag = 21;
         for (int32_t part = ALL; part < 8; part++) {
             r.failing_part = part;
@@ -272,88 +273,88 @@ static void test_an_error_in_one_of_many_parts(void)
             submit_batch(&r, 20, 8);
             submit_batch(&r, 21, 8);
             submit_batch(&r, 22, 8);
-            take_and_give(&r, 20);
+            receive_and_give(&r, 20);
             check_taken_error(&r, 21, part);
-            take_and_give(&r, 22);
+            receive_and_give(&r, 22);
         }
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
 static void test_a_failed_batch_returns_its_slot(void)
 {
-    rig r;
-    open_rig(&r, (fl_ring_config){.depth = 1, .threads = 2, .runs_ahead = true});
+    ring_fixture r;
+    open_fixture(&r, (fl_ring_config){.depth = 1, .threads = 2, .runs_ahead = true});
     r.failing_tag = 4;
     for (int round = 0; round < 20; round++) {
         submit_batch(&r, 4, 2);
-        CHECK_INT(take_status(&r, LONG_MS), FL_ESOURCE); /* without an err to fill */
+        CHECK_INT(receive_status(&r, LONG_MS), FL_ESOURCE); /* without an err to fill */
     }
     check_counts(r.pool, 0, 1, 0, 1);
-    close_rig(&r);
+    close_fixture(&r);
 }
 
-static void test_marks_are_met_in_their_place(void)
+static void test_sentinels_are_received_in_their_place(void)
 {
     const fl_err cause = {.code = FL_EINDEX, .position = 3, .value = 11, .length = 10};
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
+        ring_fixture r;
         fl_batch batch;
         fl_err err;
         shape.depth = 5;
-        open_rig(&r, shape);
+        open_fixture(&r, shape);
         submit_batch(&r, 1, 2);
         fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 50);
         submit_batch(&r, 2, 1);
         fl_ring_submit_sentinel(r.ring, FL_EINDEX, &cause, 51);
         fl_ring_submit_sentinel(r.ring, FL_ECLOSED, NULL, 52);
         CHECK(fl_ring_prepare(r.ring) == NULL && fl_ring_pending(r.ring) == 5);
-        take_and_give(&r, 1);
+        receive_and_give(&r, 1);
         CHECK_INT(fl_ring_receive(r.ring, 0, &batch, &err), FL_OK);
         CHECK(batch.slot == NULL && batch.tag == 50 && batch.parts == 0);
-        take_and_give(&r, 2);
+        receive_and_give(&r, 2);
         CHECK_INT(fl_ring_receive(r.ring, 0, &batch, &err), FL_EINDEX);
         CHECK(err.code == FL_EINDEX && err.position == 3 && err.value == 11 && err.length == 10);
         CHECK_INT(fl_ring_receive(r.ring, 0, &batch, &err), FL_ECLOSED);
         CHECK_INT(err.code, FL_ECLOSED);
         CHECK_INT(fl_ring_receive(r.ring, 0, &batch, &err), FL_EEND);
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
-static void test_a_mark_waits_for_the_batch_before_it(void)
+static void test_a_sentinel_waits_for_the_batch_before_it(void)
 {
-    rig r;
-    open_rig(&r,
-             (fl_ring_config){.depth = 3, .threads = 2, .runs_ahead = true, .is_in_order = true});
+    ring_fixture r;
+    open_fixture(
+        &r, (fl_ring_config){.depth = 3, .threads = 2, .runs_ahead = true, .is_in_order = true});
     r.stuck_tag = 8;
     submit_batch(&r, 8, 1);
     fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 50);
     submit_batch(&r, 9, 1);
     await_done(&r, 1);
-    CHECK_INT(take_status(&r, 10), FL_ETIMEOUT);
+    CHECK_INT(receive_status(&r, 10), FL_ETIMEOUT);
     open_gate(&r, 1);
-    take_and_give(&r, 8);
-    CHECK_INT(take_status(&r, 0), FL_OK);
-    take_and_give(&r, 9);
-    close_rig(&r);
+    receive_and_give(&r, 8);
+    CHECK_INT(receive_status(&r, 0), FL_OK);
+    receive_and_give(&r, 9);
+    close_fixture(&r);
 }
 
 static void test_out_of_order_lets_others_pass(void)
 {
-    rig r;
-    open_rig(&r, (fl_ring_config){.depth = 4, .threads = 2, .runs_ahead = true});
+    ring_fixture r;
+    open_fixture(&r, (fl_ring_config){.depth = 4, .threads = 2, .runs_ahead = true});
     r.stuck_tag = 1;
     submit_batch(&r, 1, 1);
     sem_wait(&r.arrived);
     for (int64_t tag = 2; tag < 12; tag++) {
         submit_batch(&r, tag, 2);
-        take_and_give(&r, tag);
+        receive_and_give(&r, tag);
     }
     for (int64_t tag = 12; tag < 15; tag++) submit_batch(&r, tag, 1);
-    for (int64_t tag = 12; tag < 15; tag++) take_and_give(&r, tag); /* oldest first */
-    CHECK_INT(take_status(&r, 0), FL_ETIMEOUT);
+    for (int64_t tag = 12; tag < 15; tag++) receive_and_give(&r, tag); /* oldest first */
+    CHECK_INT(receive_status(&r, 0), FL_ETIMEOUT);
     CHECK_INT(fl_ring_pending(r.ring), 1);
     submit_batch(&r, 20, 1);
     fl_ring_submit_sentinel(r.ring, FL_OK, NULL, 50);
@@ -368,7 +369,7 @@ static void test_out_of_order_lets_others_pass(void)
         sum += batch.tag;
     }
     CHECK_INT(sum, 1 + 20 + 50);
-    close_rig(&r);
+    close_fixture(&r);
 }
 
 /* Any number of batches may stay with the user, far more than the ring has places for. */
@@ -378,12 +379,12 @@ static void test_hold_batches(void)
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
         for (int64_t hold = 0; hold <= shape.depth + 3; hold++) {
-            rig r;
+            ring_fixture r;
             fl_slot *held[BATCHES + MOST] = {NULL};
-            open_rig(&r, shape);
+            open_fixture(&r, shape);
             for (int64_t tag = 0; tag < BATCHES; tag++) {
                 submit_batch(&r, tag, 1 + (int32_t)tag % 2);
-                held[tag] = take_batch(&r, tag);
+                held[tag] = receive_batch(&r, tag);
                 fl_slot_lend(held[tag], 1);
                 if (tag < hold) continue;
                 check_words(held[tag - hold], tag - hold); /* still as it was */
@@ -396,7 +397,7 @@ static void test_hold_batches(void)
                 check_words(held[tag], tag);
                 fl_slot_give(held[tag]);
             }
-            close_rig(&r);
+            close_fixture(&r);
         }
     }
 }
@@ -407,21 +408,21 @@ int main(void)
     RUN(test_an_empty_ring);
     RUN(test_batches_come_in_order);
     RUN(test_numbers_count_from_zero);
-    RUN(test_no_row_list_when_depth_batches_are_posted);
-    RUN(test_the_row_list_stands_while_a_batch_is_taken);
-    RUN(test_take_waits_for_a_slow_fill);
-    RUN(test_take_times_out_and_later_succeeds);
+    RUN(test_no_batch_to_prepare_when_depth_are_submitted);
+    RUN(test_a_prepared_batch_stands_while_another_is_received);
+    RUN(test_receive_waits_for_a_slow_fill);
+    RUN(test_receive_times_out_and_later_succeeds);
     RUN(test_a_ring_runs_ahead);
     RUN(test_all_threads_fill_at_once);
     RUN(test_a_ring_that_does_not_run_ahead);
     RUN(test_helpers_copy_parts);
-    RUN(test_take_fills_no_longer_than_it_may_wait);
+    RUN(test_receive_fills_no_longer_than_it_may_wait);
     RUN(test_a_batch_may_be_larger_than_any_before);
-    RUN(test_take_after_error_goes_on);
+    RUN(test_receive_after_error_goes_on);
     RUN(test_an_error_in_one_of_many_parts);
     RUN(test_a_failed_batch_returns_its_slot);
-    RUN(test_marks_are_met_in_their_place);
-    RUN(test_a_mark_waits_for_the_batch_before_it);
+    RUN(test_sentinels_are_received_in_their_place);
+    RUN(test_a_sentinel_waits_for_the_batch_before_it);
     RUN(test_out_of_order_lets_others_pass);
     RUN(test_hold_batches);
     return 0;

@@ -22,39 +22,40 @@ static void *open_gate_soon(void *arg)
 
 /* ---- stop */
 
-static void test_stop_ends_a_take_that_waits(void)
+static void test_stop_ends_a_receive_that_waits(void)
 {
     for (int in_order = 0; in_order < 2; in_order++) {
-        rig r;
+        ring_fixture r;
         pthread_t thread;
-        open_rig(&r, (fl_ring_config){
+        open_fixture(&r,
+                     (fl_ring_config){
                          .depth = 2, .threads = 1, .runs_ahead = true, .is_in_order = in_order});
         r.stuck_tag = 1;
         submit_batch(&r, 1, 1);
         start(&thread, stop_soon, r.ring);
-        CHECK_INT(take_status(&r, LONG_MS), FL_ECLOSED);
+        CHECK_INT(receive_status(&r, LONG_MS), FL_ECLOSED);
         pthread_join(thread, NULL);
         open_gate(&r, 1);
         await_done(&r, 1);
-        CHECK_INT(take_status(&r, LONG_MS), FL_ECLOSED); /* from now on */
-        CHECK_INT(take_status(&r, 0), FL_ECLOSED);
-        close_rig(&r);
+        CHECK_INT(receive_status(&r, LONG_MS), FL_ECLOSED); /* from now on */
+        CHECK_INT(receive_status(&r, 0), FL_ECLOSED);
+        close_fixture(&r);
     }
 }
 
-static void test_stop_before_take(void)
+static void test_stop_before_receive(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
-        open_rig(&r, shape);
+        ring_fixture r;
+        open_fixture(&r, shape);
         if (i % 2) submit_batch(&r, 1, 2);
         fl_ring_stop(r.ring);
         fl_ring_stop(r.ring);
-        CHECK_INT(take_status(&r, LONG_MS), FL_ECLOSED);
+        CHECK_INT(receive_status(&r, LONG_MS), FL_ECLOSED);
         submit_batch(&r, 2, 1); /* harmless */
-        CHECK_INT(take_status(&r, 0), FL_ECLOSED);
-        close_rig(&r);
+        CHECK_INT(receive_status(&r, 0), FL_ECLOSED);
+        close_fixture(&r);
     }
 }
 
@@ -91,31 +92,32 @@ static void test_reset_starts_again_at_zero(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
-        open_rig(&r, shape);
+        ring_fixture r;
+        open_fixture(&r, shape);
         for (int64_t epoch = 0; epoch < 12; epoch++) {
             for (int64_t tag = 0; tag < 3; tag++) submit_batch(&r, 3 * epoch + tag, 1 + i % 3);
-            for (int64_t tag = 0; tag < epoch % 4; tag++) take_and_give(&r, 3 * epoch + tag);
+            for (int64_t tag = 0; tag < epoch % 4; tag++) receive_and_give(&r, 3 * epoch + tag);
             fl_ring_reset(r.ring);
             CHECK_INT(fl_ring_pending(r.ring), 0);
-            CHECK_INT(take_status(&r, 0), FL_EEND);
+            CHECK_INT(receive_status(&r, 0), FL_EEND);
             fl_batch batch;
             submit_batch(&r, 7, 1);
             CHECK_INT(fl_ring_receive(r.ring, LONG_MS, &batch, NULL), FL_OK);
             CHECK(batch.number == 0 && batch.tag == 7);
             fl_slot_return(batch.slot);
         }
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
-/* With batches stuck in a fill, filled, marked and failed: none of them may come afterwards. */
+/* With batches stuck in a fill, filled, failed and a sentinel: none of them may come afterwards. */
 static void test_reset_waits_for_parts_in_flight(void)
 {
     for (int in_order = 0; in_order < 2; in_order++) {
-        rig r;
+        ring_fixture r;
         pthread_t thread;
-        open_rig(&r, (fl_ring_config){
+        open_fixture(&r,
+                     (fl_ring_config){
                          .depth = 6, .threads = 2, .runs_ahead = true, .is_in_order = in_order});
         r.stuck_tag = 1;
         r.failing_tag = 3;
@@ -128,35 +130,36 @@ static void test_reset_waits_for_parts_in_flight(void)
         fl_ring_reset(r.ring);
         CHECK(r.done >= 2); /* both parts that were being copied are over */
         CHECK_INT(r.done, r.fills);
-        CHECK_INT(take_status(&r, 0), FL_EEND);
+        CHECK_INT(receive_status(&r, 0), FL_EEND);
         pthread_join(thread, NULL);
         r.stuck_tag = r.failing_tag = NONE;
         for (int64_t tag = 10; tag < 16; tag++) submit_batch(&r, tag, 2);
-        for (int64_t tag = 10; in_order && tag < 16; tag++) take_and_give(&r, tag);
-        close_rig(&r);
+        for (int64_t tag = 10; in_order && tag < 16; tag++) receive_and_give(&r, tag);
+        close_fixture(&r);
     }
 }
 
 /* ---- close */
 
-static void test_close_with_posted_and_filled_batches(void)
+static void test_close_with_submitted_and_filled_batches(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        for (int64_t posted = 0; posted <= 3; posted++) {
-            for (int64_t taken = 0; taken <= posted; taken++) {
-                rig r;
-                open_rig(&r, shape);
+        for (int64_t submitted = 0; submitted <= 3; submitted++) {
+            for (int64_t received = 0; received <= submitted; received++) {
+                ring_fixture r;
+                open_fixture(&r, shape);
                 r.failing_tag = 2;
-                for (int64_t tag = 0; tag < posted; tag++) submit_batch(&r, tag, 2);
-                if (shape.runs_ahead && taken == 0) await_done(&r, posted); /* some are filled */
-                for (int64_t n = 0; n < taken; n++) {
+                for (int64_t tag = 0; tag < submitted; tag++) submit_batch(&r, tag, 2);
+                if (shape.runs_ahead && received == 0)
+                    await_done(&r, submitted); /* some are filled */
+                for (int64_t n = 0; n < received; n++) {
                     fl_batch batch = {0};
                     int status = fl_ring_receive(r.ring, LONG_MS, &batch, NULL);
                     CHECK_INT(status, n == 2 ? FL_ESOURCE : FL_OK);
                     fl_slot_return(batch.slot);
                 }
-                close_rig(&r);
+                close_fixture(&r);
             }
         }
     }
@@ -165,9 +168,9 @@ static void test_close_with_posted_and_filled_batches(void)
 static void test_close_while_parts_are_copied(void)
 {
     for (int32_t threads = 1; threads <= 3; threads++) {
-        rig r;
+        ring_fixture r;
         pthread_t thread;
-        open_rig(&r, (fl_ring_config){.depth = 3, .threads = threads, .runs_ahead = true});
+        open_fixture(&r, (fl_ring_config){.depth = 3, .threads = threads, .runs_ahead = true});
         r.stuck_tag = 1;
         submit_batch(&r, 1, 3);
         submit_batch(&r, 2, 1);
@@ -180,7 +183,7 @@ static void test_close_while_parts_are_copied(void)
         CHECK_INT(r.done, r.fills); /* nobody fills any more */
         CHECK(r.fills >= threads && r.fills <= 4);
         pthread_join(thread, NULL);
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
@@ -188,11 +191,11 @@ static void test_close_while_batches_are_lent(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
+        ring_fixture r;
         fl_slot *lent[3];
-        open_rig(&r, shape);
+        open_fixture(&r, shape);
         for (int64_t tag = 0; tag < 3; tag++) submit_batch(&r, tag, 2);
-        for (int64_t tag = 0; tag < 3; tag++) fl_slot_lend(lent[tag] = take_batch(&r, tag), 2);
+        for (int64_t tag = 0; tag < 3; tag++) fl_slot_lend(lent[tag] = receive_batch(&r, tag), 2);
         for (int64_t tag = 5; tag < 8; tag++) submit_batch(&r, tag, 1);
         fl_slot_give(lent[1]);
         fl_ring_close(r.ring);
@@ -211,12 +214,12 @@ static void test_close_while_batches_are_lent(void)
 
 static int use_the_parents_ring(void *arg)
 {
-    rig *r = arg;
+    ring_fixture *r = arg;
     fl_batch batch;
     fl_err err = {0};
     CHECK_INT(fl_ring_receive(r->ring, LONG_MS, &batch, &err), FL_EFORK);
     CHECK(err.code == FL_EFORK && err.text[0] != '\0');
-    CHECK_INT(take_status(r, 0), FL_EFORK);
+    CHECK_INT(receive_status(r, 0), FL_EFORK);
     CHECK_INT(fl_ring_submit(r->ring, &err), FL_EFORK);
     CHECK(fl_ring_prepare(r->ring) == NULL);
     fl_ring_submit_sentinel(r->ring, FL_OK, NULL, 0);
@@ -231,45 +234,45 @@ static void test_fork_with_an_open_ring(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
-        open_rig(&r, shape);
+        ring_fixture r;
+        open_fixture(&r, shape);
         CHECK_INT(run_child(use_the_parents_ring, &r), 0);
         r.stuck_tag = shape.runs_ahead ? 2 : NONE;
         submit_batch(&r, 1, 2);
         submit_batch(&r, 2, 1);
-        fl_slot *lent = take_batch(&r, 1);
+        fl_slot *lent = receive_batch(&r, 1);
         fl_slot_lend(lent, 1);
         if (shape.runs_ahead) sem_wait(&r.arrived); /* one thread is in the middle of a fill */
         CHECK_INT(run_child(use_the_parents_ring, &r), 0);
         CHECK_INT(fl_ring_pending(r.ring), 1);
         open_gate(&r, 1);
-        take_and_give(&r, 2); /* the parent goes on */
+        receive_and_give(&r, 2); /* the parent goes on */
         submit_batch(&r, 3, 2);
-        take_and_give(&r, 3);
+        receive_and_give(&r, 3);
         check_words(lent, 1);
         fl_slot_give(lent);
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
-/* Threads take and drop the ring's lock all the time: some child inherits it locked. */
+/* Threads lock and unlock the ring's mutex all the time: some child inherits it locked. */
 static void test_fork_at_any_moment(void)
 {
-    rig r;
-    open_rig(&r,
-             (fl_ring_config){.depth = 3, .threads = 2, .runs_ahead = true, .is_in_order = true});
+    ring_fixture r;
+    open_fixture(
+        &r, (fl_ring_config){.depth = 3, .threads = 2, .runs_ahead = true, .is_in_order = true});
     for (int64_t tag = 0; tag < 30; tag++) {
         for (int64_t n = 0; n < 3; n++) submit_batch(&r, tag + n, 16);
         CHECK_INT(run_child(use_the_parents_ring, &r), 0);
-        for (int64_t n = 0; n < 3; n++) take_and_give(&r, tag + n);
+        for (int64_t n = 0; n < 3; n++) receive_and_give(&r, tag + n);
     }
-    close_rig(&r);
+    close_fixture(&r);
 }
 
 /* ---- refused resources */
 
-/* Posts three batches, or marks where a batch could not be had, and takes them all. */
-static int post_and_take(rig *r)
+/* Submits three batches, or sentinels where there was no memory, and receives them all. */
+static int submit_and_receive(ring_fixture *r)
 {
     int first = FL_OK;
     for (int64_t tag = 41; tag < 44; tag++) {
@@ -291,14 +294,14 @@ static int post_and_take(rig *r)
             first = status;
         }
     }
-    CHECK_INT(take_status(r, 0), FL_EEND);
+    CHECK_INT(receive_status(r, 0), FL_EEND);
     return first;
 }
 
-static int open_post_and_take(void *arg)
+static int open_submit_and_receive(void *arg)
 {
     fl_ring_config shape = *(fl_ring_config *)arg;
-    rig r;
+    ring_fixture r;
     memset(&r, 0, sizeof r);
     r.stuck_tag = r.failing_tag = NONE;
     FL_TRY(fl_pool_open(0, NULL, &r.pool, NULL));
@@ -307,8 +310,8 @@ static int open_post_and_take(void *arg)
     fl_err err = {0};
     int status = fl_ring_open(&shape, &r.ring, &err);
     if (status == FL_OK) {
-        status = post_and_take(&r);
-        if (status != FL_OK) CHECK_INT(post_and_take(&r), FL_OK); /* it goes on */
+        status = submit_and_receive(&r);
+        if (status != FL_OK) CHECK_INT(submit_and_receive(&r), FL_OK); /* it goes on */
     } else {
         CHECK(r.ring == NULL && err.code == status && err.text[0] != '\0');
     }
@@ -321,16 +324,16 @@ static void test_every_refused_resource(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++)
-        CHECK(refuse_each(open_post_and_take, &shape) >= 10 + shape.threads);
+        CHECK(refuse_each(open_submit_and_receive, &shape) >= 10 + shape.threads);
 }
 
-static void test_a_refused_post_can_be_repeated(void)
+static void test_a_submission_that_failed_can_be_repeated(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
+        ring_fixture r;
         fl_err err = {0};
-        open_rig(&r, shape);
+        open_fixture(&r, shape);
         submit_batch(&r, 1, 1);
         CHECK(prepare_batch(&r, 33, 2, NULL) != NULL);
         fl_fault_arm(1);
@@ -338,26 +341,26 @@ static void test_a_refused_post_can_be_repeated(void)
         fl_fault_arm(0);
         CHECK(err.code == FL_ENOMEM && fl_ring_pending(r.ring) == 1);
         CHECK_INT(fl_ring_submit(r.ring, &err), FL_OK);
-        take_and_give(&r, 1);
-        take_and_give(&r, 33);
-        close_rig(&r);
+        receive_and_give(&r, 1);
+        receive_and_give(&r, 33);
+        close_fixture(&r);
     }
 }
 
 int main(void)
 {
     start_tests();
-    RUN(test_stop_ends_a_take_that_waits);
-    RUN(test_stop_before_take);
+    RUN(test_stop_ends_a_receive_that_waits);
+    RUN(test_stop_before_receive);
     RUN(test_stop_while_the_consumer_fills);
     RUN(test_reset_starts_again_at_zero);
     RUN(test_reset_waits_for_parts_in_flight);
-    RUN(test_close_with_posted_and_filled_batches);
+    RUN(test_close_with_submitted_and_filled_batches);
     RUN(test_close_while_parts_are_copied);
     RUN(test_close_while_batches_are_lent);
     RUN(test_fork_with_an_open_ring);
     RUN(test_fork_at_any_moment);
     RUN(test_every_refused_resource);
-    RUN(test_a_refused_post_can_be_repeated);
+    RUN(test_a_submission_that_failed_can_be_repeated);
     return 0;
 }

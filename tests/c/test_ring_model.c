@@ -1,20 +1,20 @@
-/* Long random runs of fl_ring against a model: what was posted must come, filled rightly, in its
- * order, once, whatever is posted, taken, kept, given back, timed out and reset around it. */
+/* Long random runs of fl_ring against a model: what was submitted must come, filled rightly, in its
+ * order, once, whatever is submitted, received, kept, given back, timed out and reset around it. */
 #include "ring_fixture.h"
 
 enum { DEPTH = 5, MOST_HELD = DEPTH + 3, STEPS = 1500 };
 
-/* What a tag means: one in eight fails, one in sixteen each is a mark or a failed mark. */
-static bool is_mark(int64_t tag) { return tag % 16 == 5 || tag % 16 == 6; }
+/* What a tag means: one in eight fails, one in sixteen each is a sentinel or a failed one. */
+static bool is_sentinel(int64_t tag) { return tag % 16 == 5 || tag % 16 == 6; }
 static bool is_failing(int64_t tag) { return tag % 16 == 6 || tag % 8 == 3; }
 
 typedef struct model {
-    rig r;
+    ring_fixture r;
     uint64_t seed;
     bool is_in_order, has_threads;
     int64_t next_tag, next_number;
-    int64_t tags[DEPTH], numbers[DEPTH], posted; /* oldest first */
-    fl_slot *held[MOST_HELD];                    /* lent to us */
+    int64_t tags[DEPTH], numbers[DEPTH], submitted; /* oldest first */
+    fl_slot *held[MOST_HELD];                       /* lent to us */
     int64_t held_tags[MOST_HELD], held_count;
 } model;
 
@@ -25,21 +25,21 @@ static int fill_or_fail(const fl_batch *batch, int32_t part, fl_err *err)
     return fails ? fl_fail(err, FL_ESOURCE, "%lld", (long long)batch->tag) : FL_OK;
 }
 
-static void post_some(model *m)
+static void submit_some(model *m)
 {
-    if (m->posted == DEPTH) {
+    if (m->submitted == DEPTH) {
         CHECK(fl_ring_prepare(m->r.ring) == NULL);
         return;
     }
     int64_t tag = MAX_TAGS + m->next_tag++ % 900;
     fl_err err;
     (void)fl_fail(&err, FL_ESOURCE, "%lld", (long long)tag);
-    if (is_mark(tag))
+    if (is_sentinel(tag))
         fl_ring_submit_sentinel(m->r.ring, is_failing(tag) ? FL_ESOURCE : FL_OK, &err, tag);
     else
         submit_batch(&m->r, tag, 1 + (int32_t)random_below(&m->seed, 5));
-    m->tags[m->posted] = tag;
-    m->numbers[m->posted++] = m->next_number++;
+    m->tags[m->submitted] = tag;
+    m->numbers[m->submitted++] = m->next_number++;
 }
 
 static void give_one(model *m, int64_t place)
@@ -63,11 +63,11 @@ static void keep(model *m, fl_slot *slot, int64_t tag)
 static int64_t strike(model *m, int64_t tag)
 {
     int64_t place = 0;
-    while (place < m->posted && m->tags[place] != tag) place++;
-    CHECK(place < m->posted);
+    while (place < m->submitted && m->tags[place] != tag) place++;
+    CHECK(place < m->submitted);
     if (m->is_in_order) CHECK_INT(place, 0);
-    m->posted--;
-    for (int64_t i = place; i < m->posted; i++) {
+    m->submitted--;
+    for (int64_t i = place; i < m->submitted; i++) {
         m->tags[i] = m->tags[i + 1];
         m->numbers[i] = m->numbers[i + 1];
     }
@@ -82,7 +82,7 @@ static void take_some(model *m)
     int64_t numbers[DEPTH];
     memcpy(numbers, m->numbers, sizeof numbers);
     int status = fl_ring_receive(m->r.ring, wait_ms, &batch, &err);
-    if (m->posted == 0) {
+    if (m->submitted == 0) {
         CHECK_INT(status, FL_EEND);
     } else if (status == FL_ETIMEOUT) {
         CHECK(wait_ms < LONG_MS && (wait_ms > 0 || m->has_threads));
@@ -93,25 +93,25 @@ static void take_some(model *m)
         (void)strike(m, tag);
     } else {
         CHECK_INT(batch.number, numbers[strike(m, batch.tag)]);
-        CHECK(!is_failing(batch.tag) && (batch.slot == NULL) == is_mark(batch.tag));
+        CHECK(!is_failing(batch.tag) && (batch.slot == NULL) == is_sentinel(batch.tag));
         if (batch.slot != NULL) check_words(batch.slot, batch.tag);
         if (batch.slot != NULL) keep(m, batch.slot, batch.tag);
     }
-    CHECK_INT(fl_ring_pending(m->r.ring), m->posted);
+    CHECK_INT(fl_ring_pending(m->r.ring), m->submitted);
 }
 
 static void take_a_step(model *m)
 {
     int64_t action = random_below(&m->seed, 100);
     if (action < 45)
-        post_some(m);
+        submit_some(m);
     else if (action < 90)
         take_some(m);
     else if (action < 98 && m->held_count > 0)
         give_one(m, random_below(&m->seed, m->held_count));
     else if (action == 99) {
         fl_ring_reset(m->r.ring);
-        m->posted = m->next_number = 0;
+        m->submitted = m->next_number = 0;
         if (random_below(&m->seed, 4) == 0) fl_pool_trim(m->r.pool);
     }
 }
@@ -122,13 +122,13 @@ static void run_model(fl_ring_config shape, uint64_t seed)
     m = (model){.seed = seed, .is_in_order = shape.is_in_order, .has_threads = shape.threads > 0};
     shape.depth = DEPTH;
     shape.fill = fill_or_fail;
-    open_rig(&m.r, shape);
+    open_fixture(&m.r, shape);
     for (int step = 0; step < STEPS; step++) take_a_step(&m);
     fl_pool_stats stats;
     fl_pool_count(m.r.pool, &stats);
     CHECK_INT(stats.lent, m.held_count);
     while (m.held_count > 0) give_one(&m, 0);
-    close_rig(&m.r);
+    close_fixture(&m.r);
 }
 
 static void test_random_runs_in_order(void)

@@ -37,13 +37,13 @@ static int start_transfer(void *context, fl_slot *slot, int64_t bytes, fl_err *e
 
 static const fl_transfer_ops ops = {.part_filled = part_filled, .start = start_transfer};
 
-static void open_transfer_rig(rig *r, fl_ring_config shape)
+static void open_transfer_fixture(ring_fixture *r, fl_ring_config shape)
 {
     shape.transfers = &ops;
-    open_rig(r, shape);
+    open_fixture(r, shape);
 }
 
-static void submit_with(rig *r, transfer *t)
+static void submit_with(ring_fixture *r, transfer *t)
 {
     fl_batch *batch = prepare_batch(r, t->tag, t->parts, NULL);
     batch->transfer = t;
@@ -54,18 +54,18 @@ static void test_every_filled_part_is_told(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
-        open_transfer_rig(&r, shape);
+        ring_fixture r;
+        open_transfer_fixture(&r, shape);
         for (int64_t tag = 1; tag < 20; tag++) {
             transfer t = {.tag = tag, .parts = 1 + (int32_t)tag % 6};
             submit_with(&r, &t);
             submit_batch(&r, 30, 3); /* one without a transfer between them */
-            take_and_give(&r, tag);
+            receive_and_give(&r, tag);
             CHECK_INT(t.filled, t.parts);
             CHECK_INT(t.starts, 0);
-            take_and_give(&r, 30);
+            receive_and_give(&r, 30);
         }
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
@@ -73,15 +73,15 @@ static void test_a_part_that_failed_is_not_told(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
+        ring_fixture r;
         transfer t = {.tag = 7, .parts = 4};
-        open_transfer_rig(&r, shape);
+        open_transfer_fixture(&r, shape);
         r.failing_tag = 7;
         r.failing_part = 2;
         submit_with(&r, &t);
-        CHECK_INT(take_status(&r, LONG_MS), FL_ESOURCE);
+        CHECK_INT(receive_status(&r, LONG_MS), FL_ESOURCE);
         CHECK(t.filled < t.parts && t.starts == 0);
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
@@ -90,9 +90,9 @@ static void test_a_part_can_be_added(void)
 {
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape) && shape.runs_ahead; i++) {
-        rig r;
+        ring_fixture r;
         transfer t[4];
-        open_transfer_rig(&r, shape);
+        open_transfer_fixture(&r, shape);
         for (int64_t tag = 1; tag < 4; tag++) {
             t[tag] = (transfer){.tag = tag, .parts = 2};
             submit_with(&r, &t[tag]);
@@ -108,13 +108,13 @@ static void test_a_part_can_be_added(void)
         while (t[3].starts < 1) sleep_ms(1); /* nobody asks for it */
         fl_ring_add_part(r.ring, 0);
         CHECK(!fl_ring_is_ready(r.ring));
-        CHECK_INT(take_status(&r, 0), FL_ETIMEOUT);
+        CHECK_INT(receive_status(&r, 0), FL_ETIMEOUT);
         open_gate(&r, 1);
         for (int64_t tag = 1; tag < 4; tag++)
-            take_and_give(&r, tag); /* its failure is not theirs */
+            receive_and_give(&r, tag); /* its failure is not theirs */
         CHECK(t[1].starts == 1 && t[2].starts == 0 && t[3].starts == 1);
-        CHECK_INT(take_status(&r, 0), FL_EEND);
-        close_rig(&r);
+        CHECK_INT(receive_status(&r, 0), FL_EEND);
+        close_fixture(&r);
     }
 }
 
@@ -122,9 +122,9 @@ static void test_a_part_can_be_added(void)
 static void test_a_part_that_was_added_is_not_wanted(void)
 {
     for (int is_failing = 0; is_failing < 2; is_failing++) {
-        rig r;
+        ring_fixture r;
         transfer t = {.tag = 2, .parts = 1};
-        open_transfer_rig(
+        open_transfer_fixture(
             &r,
             (fl_ring_config){.depth = 2, .threads = 1, .runs_ahead = true, .is_in_order = true});
         r.failing_tag = is_failing == 1 ? 2 : NONE;
@@ -136,11 +136,11 @@ static void test_a_part_that_was_added_is_not_wanted(void)
         sem_wait(&r.arrived);
         fl_ring_add_part(r.ring, 0);
         open_gate(&r, 1);
-        if (is_failing == 1) CHECK_INT(take_status(&r, LONG_MS), FL_ESOURCE);
+        if (is_failing == 1) CHECK_INT(receive_status(&r, LONG_MS), FL_ESOURCE);
         fl_ring_reset(r.ring);
         CHECK(is_failing == 0 || t.starts == 0);
         CHECK_INT(fl_ring_pending(r.ring), 0);
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 
@@ -150,10 +150,10 @@ static void test_memory_that_the_submitter_names(void)
     enum { BYTES = 4096 };
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
+        ring_fixture r;
         fl_pool_stats before, after;
         char *memory[3];
-        open_rig(&r, shape);
+        open_fixture(&r, shape);
         fl_pool_count(r.pool, &before);
         for (int64_t n = 0; n < 3; n++) {
             int64_t tag = 10 + n;
@@ -175,8 +175,8 @@ static void test_memory_that_the_submitter_names(void)
         fl_pool_count(r.pool, &after);
         CHECK_INT(after.made, before.made);
         submit_batch(&r, 13, 2); /* the next one is in a slot again */
-        take_and_give(&r, 13);
-        close_rig(&r);
+        receive_and_give(&r, 13);
+        close_fixture(&r);
     }
 }
 
@@ -192,9 +192,9 @@ static void test_each_batch_has_its_own_source(void)
     const char sources[] = "abc";
     fl_ring_config shape;
     for (int i = 0; next_shape(i, &shape); i++) {
-        rig r;
+        ring_fixture r;
         shape.fill = fill_with_source;
-        open_rig(&r, shape);
+        open_fixture(&r, shape);
         for (int64_t n = 0; n < 3; n++) {
             fl_batch *batch = fl_ring_prepare(r.ring);
             batch->source = &sources[n];
@@ -207,7 +207,7 @@ static void test_each_batch_has_its_own_source(void)
             for (int at = 0; at < 5; at++) CHECK_INT(batch.data[at], sources[n]);
             fl_slot_return(batch.slot);
         }
-        close_rig(&r);
+        close_fixture(&r);
     }
 }
 

@@ -1,5 +1,5 @@
-/* Tests of fl_tensor_list: what a walk rebuilds, how chunks are numbered, which tensors overlap.
- * No memory of a tensor is touched, so any address and any size will do. */
+/* Tests of fl_tensor_list: what a collection rebuilds, how chunks are numbered, which tensors
+ * overlap. No memory of a tensor is touched, so any address and any size will do. */
 #include "check.h"
 
 #include "fl_tensor_list.h"
@@ -12,7 +12,7 @@ typedef struct tensor {
 
 enum { MANY = 5000 };
 
-static int walk(fl_tensor_list *list, const tensor *tensors, int64_t count, fl_err *err)
+static int collect(fl_tensor_list *list, const tensor *tensors, int64_t count, fl_err *err)
 {
     fl_tensor_list_begin(list);
     for (int64_t i = 0; i < count; i++)
@@ -23,7 +23,7 @@ static int walk(fl_tensor_list *list, const tensor *tensors, int64_t count, fl_e
 
 static void check_empty(const fl_tensor_list *list)
 {
-    CHECK(list->count == 0 && list->chunks == 0 && list->bytes == 0 && list->walked == 0);
+    CHECK(list->count == 0 && list->chunks == 0 && list->bytes == 0 && list->collected == 0);
 }
 
 /* Whether the list is what these tensors must make. */
@@ -41,7 +41,7 @@ static void check_built(const fl_tensor_list *list, const tensor *tensors, int64
         bytes += tensors[i].count * fl_float_bytes(tensors[i].type);
     }
     CHECK_INT(list->count, spans);
-    CHECK_INT(list->walked, spans);
+    CHECK_INT(list->collected, spans);
     CHECK_INT(list->chunks, chunks);
     CHECK_INT(list->bytes, bytes);
     CHECK(list->sums_capacity >= chunks);
@@ -49,9 +49,10 @@ static void check_built(const fl_tensor_list *list, const tensor *tensors, int64
     if (chunks > 0) list->sums[chunks - 1] = 1;
 }
 
-static void check_walk(fl_tensor_list *list, const tensor *tensors, int64_t count, bool is_changed)
+static void
+check_collection(fl_tensor_list *list, const tensor *tensors, int64_t count, bool is_changed)
 {
-    CHECK_INT(walk(list, tensors, count, NULL), FL_OK);
+    CHECK_INT(collect(list, tensors, count, NULL), FL_OK);
     CHECK_INT(list->is_changed, is_changed);
     check_built(list, tensors, count);
 }
@@ -75,16 +76,16 @@ static void test_element_sizes(void)
     CHECK_INT(fl_float_bytes(FL_BF16), 2);
 }
 
-static void test_the_same_walk_again_rebuilds_nothing(void)
+static void test_the_same_collection_again_rebuilds_nothing(void)
 {
     tensor tensors[40];
     lay_out(tensors, 40, 4096);
     for (int64_t count = 0; count <= 40; count += 5) {
         fl_tensor_list list = {0};
-        check_walk(&list, tensors, count, count > 0);
+        check_collection(&list, tensors, count, count > 0);
         const double *sums = list.sums;
         fl_fault_arm(1); /* nothing is asked for either */
-        for (int round = 0; round < 3; round++) check_walk(&list, tensors, count, false);
+        for (int round = 0; round < 3; round++) check_collection(&list, tensors, count, false);
         CHECK_INT(fl_fault_asked(), 0);
         fl_fault_arm(0);
         CHECK(list.sums == sums);
@@ -105,10 +106,10 @@ static void test_each_change_is_seen(void)
             if (what == 1) after[at].count += at % 2 ? 1 : -after[at].count + 2;
             if (what == 2) after[at].type = after[at].type == FL_F16 ? FL_BF16 : FL_F16;
             if (what == 3) after[at].count = 0;
-            check_walk(&list, before, COUNT, true);
-            check_walk(&list, after, COUNT, true);
-            check_walk(&list, after, COUNT, false);
-            check_walk(&list, before, COUNT, true);
+            check_collection(&list, before, COUNT, true);
+            check_collection(&list, after, COUNT, true);
+            check_collection(&list, after, COUNT, false);
+            check_collection(&list, before, COUNT, true);
             fl_tensor_list_close(&list);
         }
     }
@@ -122,10 +123,10 @@ static void test_fewer_and_more(void)
     fl_tensor_list list = {0};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         bool is_changed = i == 0 || counts[i] != counts[i - 1];
-        check_walk(&list, tensors, counts[i], is_changed);
-        check_walk(&list, tensors, counts[i], false);
+        check_collection(&list, tensors, counts[i], is_changed);
+        check_collection(&list, tensors, counts[i], false);
     }
-    check_walk(&list, tensors + 1, 29, true); /* as many, less the first */
+    check_collection(&list, tensors + 1, 29, true); /* as many, less the first */
     fl_tensor_list_close(&list);
 }
 
@@ -136,12 +137,12 @@ static void test_empty_tensors_add_nothing(void)
                               {16384, 20000, FL_BF16}};
     const tensor full[] = {{4096, 10, FL_F32}, {8192, 1, FL_F16}, {16384, 20000, FL_BF16}};
     fl_tensor_list list = {0};
-    check_walk(&list, tensors, 1, false);
+    check_collection(&list, tensors, 1, false);
     CHECK_INT(list.chunks, 0);
-    check_walk(&list, tensors, 7, true);
+    check_collection(&list, tensors, 7, true);
     CHECK_INT(list.count, 3);
     CHECK_INT(list.chunks, 4);
-    check_walk(&list, full, 3, false); /* the same list */
+    check_collection(&list, full, 3, false); /* the same list */
     fl_tensor_list_close(&list);
 }
 
@@ -151,7 +152,7 @@ static void test_find_knows_every_chunk(void)
     for (int64_t count = 1; count <= 64; count += 9) {
         fl_tensor_list list = {0};
         lay_out(tensors, count, 4096);
-        check_walk(&list, tensors, count, true);
+        check_collection(&list, tensors, count, true);
         int64_t chunk = 0;
         for (int64_t i = 0; i < count; i++) {
             int64_t own = (tensors[i].count + FL_CHUNK - 1) / FL_CHUNK;
@@ -168,19 +169,19 @@ static void check_shared(const tensor *tensors, int64_t count)
     const tensor fine[] = {{4096, 7, FL_F32}, {8192, FL_CHUNK + 1, FL_F64}};
     for (int round = 0; round < 3; round++) { /* on an empty list, again, on one with others */
         fl_err err = {0};
-        CHECK_INT(walk(&list, tensors, count, &err), FL_EINVAL);
+        CHECK_INT(collect(&list, tensors, count, &err), FL_EINVAL);
         CHECK(err.code == FL_EINVAL && strstr(err.text, "share memory") != NULL);
         check_empty(&list);
-        if (round == 1) check_walk(&list, fine, 2, true);
+        if (round == 1) check_collection(&list, fine, 2, true);
     }
-    check_walk(&list, fine, 2, true);
+    check_collection(&list, fine, 2, true);
     fl_tensor_list_close(&list);
 }
 
 static void check_apart(const tensor *tensors, int64_t count)
 {
     fl_tensor_list list = {0};
-    check_walk(&list, tensors, count, true);
+    check_collection(&list, tensors, count, true);
     fl_tensor_list_close(&list);
 }
 
@@ -250,7 +251,7 @@ static void test_overlap_of_random_tensors(void)
             tensors[i].count = 1 + random_below(&state, (int64_t)1 << fl_min(size, 24));
             tensors[i].type = (int32_t)random_below(&state, FL_FLOATS);
         }
-        int status = walk(&list, tensors, count, NULL);
+        int status = collect(&list, tensors, count, NULL);
         bool is_shared = has_shared(tensors, count);
         CHECK_INT(status, is_shared ? FL_EINVAL : FL_OK);
         if (is_shared)
@@ -280,16 +281,16 @@ static void check_many(uint64_t *state, uintptr_t lowest, uintptr_t step)
         tensors[other] = kept;
     }
     fl_tensor_list list = {0};
-    check_walk(&list, tensors, MANY, true);
-    check_walk(&list, tensors, MANY, false);
+    check_collection(&list, tensors, MANY, true);
+    check_collection(&list, tensors, MANY, false);
     int64_t one = random_below(state, MANY),
             other = (one + 1 + random_below(state, MANY - 1)) % MANY;
     uintptr_t own = tensors[one].data;
     tensors[one].data = tensors[other].data + 2;
-    CHECK_INT(walk(&list, tensors, MANY, NULL), FL_EINVAL);
+    CHECK_INT(collect(&list, tensors, MANY, NULL), FL_EINVAL);
     check_empty(&list);
     tensors[one].data = own;
-    check_walk(&list, tensors, MANY, true);
+    check_collection(&list, tensors, MANY, true);
     fl_tensor_list_close(&list);
 }
 
@@ -311,14 +312,14 @@ static void test_close_leaves_it_as_it_began(void)
     const fl_tensor_list new = {0};
     fl_tensor_list_close(&list);
     for (int round = 0; round < 2; round++) {
-        check_walk(&list, tensors, 20, true);
+        check_collection(&list, tensors, 20, true);
         fl_tensor_list_close(&list);
         CHECK(memcmp(&list, &new, sizeof list) == 0);
     }
 }
 
-/* A walk that stops halfway is not what the next is compared with. */
-static void test_a_walk_left_halfway(void)
+/* A collection that stops halfway is not what the next is compared with. */
+static void test_a_collection_left_halfway(void)
 {
     tensor old[8], new[8];
     lay_out(old, 8, 4096);
@@ -326,35 +327,35 @@ static void test_a_walk_left_halfway(void)
         new[i] = (tensor){(uintptr_t)(i + 1) << 40, 3 * FL_CHUNK + i, FL_F32};
     for (int64_t stop = 0; stop <= 8; stop++) {
         fl_tensor_list list = {0};
-        check_walk(&list, old, 8, true);
+        check_collection(&list, old, 8, true);
         fl_tensor_list_begin(&list);
         for (int64_t i = 0; i < stop; i++)
             CHECK_INT(
                 fl_tensor_list_add(&list, (char *)new[i].data, new[i].count, new[i].type, NULL),
                 FL_OK);
-        check_walk(&list, new, 8, true);
+        check_collection(&list, new, 8, true);
         fl_tensor_list_begin(&list);
         if (stop > 0)
             CHECK_INT(fl_tensor_list_add(&list, (char *)old->data, old->count, old->type, NULL),
                       FL_OK);
-        check_walk(&list, new, 8, stop > 0);
+        check_collection(&list, new, 8, stop > 0);
         fl_tensor_list_close(&list);
     }
 }
 
-static int walk_with_faults(void *arg)
+static int collect_with_faults(void *arg)
 {
     const int64_t *count = arg;
     tensor tensors[40], shared[2] = {{4096, 3, FL_F32}, {4100, 3, FL_F32}};
     lay_out(tensors, 40, 4096);
     fl_tensor_list list = {0};
     fl_err err = {0};
-    int status = walk(&list, tensors, *count, &err);
+    int status = collect(&list, tensors, *count, &err);
     if (status != FL_OK) {
         CHECK(err.code == FL_ENOMEM && err.text[0] != '\0');
         check_empty(&list);
-        CHECK_INT(walk(&list, shared, 2, NULL), FL_EINVAL);
-        check_walk(&list, tensors, *count, true);
+        CHECK_INT(collect(&list, shared, 2, NULL), FL_EINVAL);
+        check_collection(&list, tensors, *count, true);
     }
     check_built(&list, tensors, *count);
     fl_tensor_list_close(&list);
@@ -364,11 +365,11 @@ static int walk_with_faults(void *arg)
 static void test_refused_memory(void)
 {
     for (int64_t count = 1; count <= 40; count += 3)
-        CHECK(refuse_each(walk_with_faults, &count) >= 3);
+        CHECK(refuse_each(collect_with_faults, &count) >= 3);
 }
 
-/* The list has grown for `before` already; each later request is refused in turn. The walk with
- * faults begins with `same` tensors of the walk before. */
+/* The list has grown for `before` already; each later request is refused in turn. The collection
+ * with faults begins with `same` tensors of the collection before. */
 static void check_refused_after(int64_t before, int64_t same)
 {
     tensor old[40], new[40];
@@ -378,20 +379,20 @@ static void check_refused_after(int64_t before, int64_t same)
     memcpy(new, old, (size_t)same * sizeof *new);
     for (int64_t n = 1;; n++) {
         fl_tensor_list list = {0};
-        check_walk(&list, old, before, true);
+        check_collection(&list, old, before, true);
         fl_fault_arm(n);
-        int status = walk(&list, new, 40, NULL);
+        int status = collect(&list, new, 40, NULL);
         bool was_refused = fl_fault_asked() >= n;
         fl_fault_arm(0);
         CHECK_INT(status, was_refused ? FL_ENOMEM : FL_OK);
         if (was_refused) check_empty(&list);
-        check_walk(&list, new, was_refused ? before : 40, was_refused);
+        check_collection(&list, new, was_refused ? before : 40, was_refused);
         fl_tensor_list_close(&list);
         if (!was_refused) return;
     }
 }
 
-static void test_refused_memory_after_a_walk(void)
+static void test_refused_memory_after_a_collection(void)
 {
     for (int64_t before = 1; before <= 16; before++) {
         check_refused_after(before, 0);
@@ -410,7 +411,7 @@ static void test_more_than_two_billion_elements(void)
                               {(uintptr_t)1 << 42, (int64_t)INT32_MAX + 1, FL_BF16},
                               {8192, 1, FL_F64}};
     fl_tensor_list list = {0};
-    check_walk(&list, tensors, 6, true);
+    check_collection(&list, tensors, 6, true);
     CHECK(list.bytes > (int64_t)80 << 30);
     int64_t chunks = (huge - 1) / FL_CHUNK + 1;
     for (int64_t i = 0; i <= 1; i++) {
@@ -426,7 +427,7 @@ int main(void)
 {
     start_tests();
     RUN(test_element_sizes);
-    RUN(test_the_same_walk_again_rebuilds_nothing);
+    RUN(test_the_same_collection_again_rebuilds_nothing);
     RUN(test_each_change_is_seen);
     RUN(test_fewer_and_more);
     RUN(test_empty_tensors_add_nothing);
@@ -436,9 +437,9 @@ int main(void)
     RUN(test_overlap_of_random_tensors);
     RUN(test_many_tensors_in_random_order);
     RUN(test_close_leaves_it_as_it_began);
-    RUN(test_a_walk_left_halfway);
+    RUN(test_a_collection_left_halfway);
     RUN(test_refused_memory);
-    RUN(test_refused_memory_after_a_walk);
+    RUN(test_refused_memory_after_a_collection);
     RUN(test_more_than_two_billion_elements);
     return 0;
 }

@@ -12,13 +12,13 @@ static void check_rounding(void *context, int64_t first, int64_t end)
 
 static void test_helpers_follow_the_callers_rules_for_floats(void)
 {
-    fl_thread_pool *team = open_team(4);
+    fl_thread_pool *pool = open_pool(4);
     gathering before = {.wanted = 4}, g = {.wanted = 4};
-    fl_thread_pool_run(team, gather, &before, 4, 1);
+    fl_thread_pool_run(pool, gather, &before, 4, 1);
     fesetround(FE_DOWNWARD);
-    fl_thread_pool_run(team, check_rounding, &g, 4, 1);
+    fl_thread_pool_run(pool, check_rounding, &g, 4, 1);
     fesetround(FE_TONEAREST);
-    fl_thread_pool_close(team);
+    fl_thread_pool_close(pool);
 }
 
 typedef struct loan {
@@ -50,20 +50,20 @@ static void lend_threads(void (*work)(void *), void *arg, unsigned threads, unsi
 
 static void test_lent_threads(void)
 {
-    fl_thread_pool *team;
-    CHECK_INT(fl_thread_pool_open(4, lend_threads, &team, NULL), FL_OK);
+    fl_thread_pool *pool;
+    CHECK_INT(fl_thread_pool_open(4, lend_threads, &pool, NULL), FL_OK);
     gathering g = {.wanted = 4}, rounding = {.wanted = 4};
-    fl_thread_pool_run(team, gather, &g, 4, 1);
+    fl_thread_pool_run(pool, gather, &g, 4, 1);
     fesetround(FE_DOWNWARD);
-    fl_thread_pool_run(team, check_rounding, &rounding, 4, 1);
+    fl_thread_pool_run(pool, check_rounding, &rounding, 4, 1);
     CHECK_INT(fegetround(), FE_DOWNWARD);
     fesetround(FE_TONEAREST);
     tally t;
-    for (int64_t parts = 0; parts < 40; parts++) run_tally(team, &t, parts, 1 + parts % 3);
-    check_alone(team, 1, 1);
-    CHECK_INT(run_child(use_in_child, team), 0);
+    for (int64_t parts = 0; parts < 40; parts++) run_tally(pool, &t, parts, 1 + parts % 3);
+    check_alone(pool, 1, 1);
+    CHECK_INT(run_child(use_in_child, pool), 0);
     CHECK(loans > 2);
-    fl_thread_pool_close(team);
+    fl_thread_pool_close(pool);
 }
 
 int main(void)

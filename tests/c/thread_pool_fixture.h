@@ -1,7 +1,7 @@
 /* What the tests of fl_thread_pool share: jobs that count their parts, and jobs that gather
  * threads. */
-#ifndef TEAM_RIG_H
-#define TEAM_RIG_H
+#ifndef THREAD_POOL_FIXTURE_H
+#define THREAD_POOL_FIXTURE_H
 
 #include "check.h"
 
@@ -32,25 +32,25 @@ static inline void count_parts(void *context, int64_t first, int64_t end)
 }
 
 /* Runs a job and checks that each part was done once. */
-static inline void run_tally(fl_thread_pool *team, tally *t, int64_t parts, int64_t grain)
+static inline void run_tally(fl_thread_pool *pool, tally *t, int64_t parts, int64_t grain)
 {
     *t = (tally){.parts = parts, .grain = grain, .caller = pthread_self()};
-    fl_thread_pool_run(team, count_parts, t, parts, grain);
+    fl_thread_pool_run(pool, count_parts, t, parts, grain);
     for (int64_t i = 0; i < MOST_PARTS; i++) CHECK_INT(t->done[i], i < parts);
 }
 
-static inline void check_alone(fl_thread_pool *team, int64_t parts, int64_t grain)
+static inline void check_alone(fl_thread_pool *pool, int64_t parts, int64_t grain)
 {
     tally t;
-    run_tally(team, &t, parts, grain);
+    run_tally(pool, &t, parts, grain);
     CHECK(t.calls <= 1 && t.calls_elsewhere == 0);
 }
 
-static inline fl_thread_pool *open_team(int32_t threads)
+static inline fl_thread_pool *open_pool(int32_t threads)
 {
-    fl_thread_pool *team;
-    CHECK_INT(fl_thread_pool_open(threads, NULL, &team, NULL), FL_OK);
-    return team;
+    fl_thread_pool *pool;
+    CHECK_INT(fl_thread_pool_open(threads, NULL, &pool, NULL), FL_OK);
+    return pool;
 }
 
 /* A job of as many parts as threads are wanted: none ends before all have begun. */
@@ -71,20 +71,20 @@ static inline void gather(void *context, int64_t first, int64_t end)
     }
 }
 
-static inline void check_threads_at_once(fl_thread_pool *team, int32_t threads)
+static inline void check_threads_at_once(fl_thread_pool *pool, int32_t threads)
 {
     gathering g = {.wanted = threads};
-    fl_thread_pool_run(team, gather, &g, threads, 1);
+    fl_thread_pool_run(pool, gather, &g, threads, 1);
     CHECK_INT(g.begun, threads);
 }
 
 /* For run_child. */
 static inline int use_in_child(void *arg)
 {
-    fl_thread_pool *team = arg;
-    for (int round = 0; round < 3; round++) check_alone(team, 200, 1);
-    fl_thread_pool_close(team);
-    check_alone(team, 200, 1); /* nothing was freed, or ASan says so */
+    fl_thread_pool *pool = arg;
+    for (int round = 0; round < 3; round++) check_alone(pool, 200, 1);
+    fl_thread_pool_close(pool);
+    check_alone(pool, 200, 1); /* nothing was freed, or ASan says so */
     return 0;
 }
 

@@ -3,7 +3,7 @@
 #ifndef CUDA_RIG_H
 #define CUDA_RIG_H
 
-#include "ring_model.h"
+#include "grad_model.h"
 
 #include "fl_cpu_grad.h"
 #include "fl_cuda.h"

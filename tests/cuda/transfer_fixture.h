@@ -17,7 +17,7 @@ typedef struct ticket {
 } ticket;
 
 typedef struct loop {
-    rig r;
+    ring_fixture r;
     void *copy_stream;
     cudaStream_t stream; /* the consumer's current one */
     ticket tickets[MOST_POSTED];

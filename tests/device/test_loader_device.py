@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import (
-    KINDS,
+    SAMPLERS,
     N,
     TorchLoader,
     assert_same,
@@ -46,13 +46,13 @@ def late(monkeypatch: pytest.MonkeyPatch) -> LazyDevice:
 
 def on_device(path: str, workers: int, kind: str = "shuffle", **kwargs: Any) -> Any:
     generator = torch.Generator().manual_seed(11)
-    arguments = {"batch_size": 7, **KINDS[kind](N, generator), **kwargs}
+    arguments = {"batch_size": 7, **SAMPLERS[kind](N, generator), **kwargs}
     return DataLoader(small_dataset(), num_workers=workers, path=path, device="cuda", **arguments)
 
 
 def on_cpu(workers: int, kind: str = "shuffle", **kwargs: Any) -> Any:
     generator = torch.Generator().manual_seed(11)
-    arguments = {"batch_size": 7, **KINDS[kind](N, generator), **kwargs}
+    arguments = {"batch_size": 7, **SAMPLERS[kind](N, generator), **kwargs}
     return TorchLoader(small_dataset(), num_workers=workers, **arguments)
 
 

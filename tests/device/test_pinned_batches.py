@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from collate_results import MAKES, RESULTS, UNMOVED
-from compare import BOTH, Calls, Raised, assert_twins, made_by, results
-from helpers import KINDS, N, TorchLoader, assert_same, small_dataset
+from compare import LOADERS, FunctionDataset, Raised, assert_identical, collating_loader, results
+from helpers import SAMPLERS, N, TorchLoader, assert_same, small_dataset
 from torch.utils.data import Dataset
 from torch.utils.data._utils import pin_memory
 
@@ -84,7 +84,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostAllocator]:
 
 
 def loader_of(cls: Any, path: str, workers: int, **kwargs: Any) -> Any:
-    arguments = {"batch_size": 7, **KINDS["shuffle-generator"](N, torch.Generator()), **kwargs}
+    arguments = {"batch_size": 7, **SAMPLERS["shuffle-generator"](N, torch.Generator()), **kwargs}
     if cls is DataLoader:
         arguments.update(path=path, pin_memory=True)
     return cls(small_dataset(), num_workers=workers, **arguments)
@@ -114,8 +114,8 @@ def test_tensors_have_versions_of_their_own(host: HostAllocator, path: str) -> N
 
 
 def test_results_of_every_kind_are_pinned_as_by_torch(host: HostAllocator) -> None:
-    made = made_by(DataLoader, lambda k: MAKES[k](), len(MAKES), 1, pin_memory=True)
-    theirs = results(made_by(BOTH[1], lambda k: MAKES[k](), len(MAKES), 1))
+    made = collating_loader(DataLoader, lambda k: MAKES[k](), len(MAKES), 1, pin_memory=True)
+    theirs = results(collating_loader(LOADERS[1], lambda k: MAKES[k](), len(MAKES), 1))
     differ = set()
     for name, ours, batch in zip(RESULTS, results(made), theirs, strict=True):
         if any(name.startswith(f"{dtype}") for dtype in UNMOVED):
@@ -128,7 +128,7 @@ def test_results_of_every_kind_are_pinned_as_by_torch(host: HostAllocator) -> No
             if not (expected is Raised and isinstance(ours, Raised)):
                 differ.add(name)
         else:
-            assert_twins(ours, expected, name)
+            assert_identical(ours, expected, name)
     assert differ <= {"expanded", "overlapping"}  # more than torch can pin
 
 
@@ -161,15 +161,15 @@ def test_torchs_own_function_has_the_last_word(host: HostAllocator) -> None:
         lambda: Unset(x),
         lambda: looped(x).x,
     ):
-        (ours,) = made_by(DataLoader, lambda _, make=make: make(), 1, 1, pin_memory=True)
-        assert_twins(ours, pin_memory.pin_memory(make(), "cuda"))  # type: ignore[no-untyped-call]
-    (ours,) = made_by(DataLoader, lambda _: [looped(x), x], 1, 1, pin_memory=True)
+        (ours,) = collating_loader(DataLoader, lambda _, make=make: make(), 1, 1, pin_memory=True)
+        assert_identical(ours, pin_memory.pin_memory(make(), "cuda"))  # type: ignore[no-untyped-call]
+    (ours,) = collating_loader(DataLoader, lambda _: [looped(x), x], 1, 1, pin_memory=True)
     assert ours[0].y is ours[0]
 
 
 def test_a_tensor_that_is_there_twice_is_pinned_twice(host: HostAllocator) -> None:
     x = torch.ones(4)
-    (ours,) = made_by(DataLoader, lambda _: [x, x], 1, 1, pin_memory=True)
+    (ours,) = collating_loader(DataLoader, lambda _: [x, x], 1, 1, pin_memory=True)
     ours[0].add_(1)
     assert ours[1].tolist() == [1, 1, 1, 1]
     assert all(host.holds(tensor) for tensor in ours)
@@ -182,7 +182,9 @@ def test_an_error_of_pinning_has_torchs_text(
         raise ValueError("cannot pin that")
 
     monkeypatch.setattr(pin_memory, "pin_memory", refuse)
-    iterator = iter(made_by(DataLoader, lambda k: torch.ones(k + 1), 2, 1, pin_memory=True))
+    iterator = iter(
+        collating_loader(DataLoader, lambda k: torch.ones(k + 1), 2, 1, pin_memory=True)
+    )
     for _ in range(2):
         with pytest.raises(ValueError, match="Caught ValueError in pin memory thread for device 0"):
             next(iterator)
@@ -312,7 +314,7 @@ def test_a_batch_is_kept_when_memory_ends_anywhere(
 
     host.hook = refuse
     monkeypatch.setattr(pin_memory, "pin_memory", pin)
-    iterator = iter(made_by(DataLoader, make, 5, 1, pin_memory=True))
+    iterator = iter(collating_loader(DataLoader, make, 5, 1, pin_memory=True))
     seen = []
     while len(seen) < 5:
         with contextlib.suppress(MemoryError):
@@ -335,7 +337,9 @@ def test_an_interrupt_behind_the_landing_loses_nothing(
         return batch_pickle.unpack(*args)
 
     monkeypatch.setattr(delivery, "unpack", unpack)
-    iterator = iter(made_by(DataLoader, lambda k: torch.full((99_999,), k), 9, 1, pin_memory=True))
+    iterator = iter(
+        collating_loader(DataLoader, lambda k: torch.full((99_999,), k), 9, 1, pin_memory=True)
+    )
     seen: list[int] = []
     while len(seen) < 9:
         with contextlib.suppress(KeyboardInterrupt):
@@ -345,7 +349,9 @@ def test_an_interrupt_behind_the_landing_loses_nothing(
 
 
 def test_threads_share_an_iterator(host: HostAllocator) -> None:
-    iterator = iter(made_by(DataLoader, lambda k: torch.full((99_999,), k), 60, 2, pin_memory=True))
+    iterator = iter(
+        collating_loader(DataLoader, lambda k: torch.full((99_999,), k), 60, 2, pin_memory=True)
+    )
     seen: list[int] = []
 
     def take() -> None:
@@ -379,7 +385,7 @@ def test_who_keeps_labels_keeps_no_images(host: HostAllocator, path: str) -> Non
 
 def test_one_large_batch_makes_no_others_large(host: HostAllocator) -> None:
     sizes = [2_000_000 if k == 5 else 1000 for k in range(60)]
-    kept = [*made_by(DataLoader, lambda k: torch.ones(sizes[k]), 60, 1, pin_memory=True)]
+    kept = [*collating_loader(DataLoader, lambda k: torch.ones(sizes[k]), 60, 1, pin_memory=True)]
     assert [len(batch) for batch in kept] == sizes
     assert host.held_bytes() < 4 * 2_000_000 + 60 * 140_000
 
@@ -404,7 +410,9 @@ def test_what_torch_fetches_is_pinned_too(host: HostAllocator) -> None:
 
 
 def test_nothing_lands_where_there_is_nothing_to_land(host: HostAllocator) -> None:
-    texts: Any = DataLoader(Calls(length=3), 1, num_workers=1, collate_fn=str, pin_memory=True)
+    texts: Any = DataLoader(
+        FunctionDataset(length=3), 1, num_workers=1, collate_fn=str, pin_memory=True
+    )
     assert [*texts] == ["[0]", "[1]", "[2]"]
     assert host.made == 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from collate_results import MAKES, RESULTS, UNMOVED, base
-from compare import BOTH, Raised, assert_twins, made_by, results
+from compare import LOADERS, Raised, assert_identical, collating_loader, results
 from samples import dtypes, tensor_of
 
 from fastloop import DataLoader, _core
@@ -61,28 +61,28 @@ def moved(batch: Any) -> Any:
 
 
 def test_results_of_every_kind_move_as_by_to(memory: HostMemory) -> None:
-    given = [results(made_by(cls, lambda k: MAKES[k](), len(MAKES), 1)) for cls in BOTH]
+    given = [results(collating_loader(cls, lambda k: MAKES[k](), len(MAKES), 1)) for cls in LOADERS]
     for name, ours, theirs, has_moved in zip(RESULTS, *given, memory.has_moved, strict=True):
         if isinstance(ours, Raised):  # there are dtypes that torch has no copies of
             with pytest.raises(NotImplementedError):
                 moved(theirs)
         elif not any(name.startswith(f"{dtype}") for dtype in UNMOVED):
-            assert_twins(ours, moved(theirs) if has_moved else theirs, name)
+            assert_identical(ours, moved(theirs) if has_moved else theirs, name)
     assert sum(memory.has_moved) > len(RESULTS) // 2
 
 
 @pytest.mark.parametrize("dtype", sorted({*dtypes()} - {*UNMOVED}, key=str), ids=str)
 def test_every_dtype(memory: HostMemory, dtype: torch.dtype) -> None:
     batch = [tensor_of(dtype, 3, 5), tensor_of(dtype, 2), tensor_of(dtype, 3, 4).t()]
-    (ours,) = made_by(DataLoader, lambda _: batch, 1, 1)
+    (ours,) = collating_loader(DataLoader, lambda _: batch, 1, 1)
     assert memory.has_moved == [True]
-    assert_twins(ours, moved(batch))
+    assert_identical(ours, moved(batch))
 
 
 def test_tensors_are_apart_but_one_is_one(memory: HostMemory) -> None:
     one = torch.ones(4)
     batch = {"a": base[:50], "b": base[40:], "c": base, "one": [one, one], "gaps": base[::2]}
-    (ours,) = made_by(DataLoader, lambda _: batch, 1, 1)
+    (ours,) = collating_loader(DataLoader, lambda _: batch, 1, 1)
     assert memory.has_moved == [True]
     assert ours["one"][0] is ours["one"][1]
     tensors = {id(leaf): leaf for _, leaf in list_leaves(ours)}.values()
@@ -120,5 +120,5 @@ def test_what_hides_tensors_stays_on_the_host(
     memory: HostMemory, name: str, has_moved: bool
 ) -> None:
     make = RESULTS[name]
-    results(made_by(DataLoader, lambda _: make(), 1, 1))
+    results(collating_loader(DataLoader, lambda _: make(), 1, 1))
     assert memory.has_moved == [has_moved]

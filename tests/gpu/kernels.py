@@ -3,7 +3,7 @@ a hundredfold. No results are looked at here, test_passes.py does."""
 
 import torch
 
-from fastloop.base.openmp import threads
+from fastloop.base.openmp import thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
 CUDA = torch.device("cuda", 0)
@@ -36,7 +36,7 @@ for sizes in LISTS:
             for norm_type in (1.0, 2.0, float("inf")):
                 norm = grads.norm_check(flag, scale=scale, norm_type=norm_type)
             grads.scale_(grads.clip_factor(norm, 0.5, found_inf=flag, scale=scale))
-            grads.run_unscale(threads(), scale, flag)
+            grads.run_unscale(thread_pool(), scale, flag)
             grads.combine_(make(sizes, dtype, 1 - offset), flag, beta=0.0)
             grads.combine_(make(sizes, dtype, offset), flag, alpha=norm)
     sums = make(sizes, torch.float32, 0)
@@ -46,5 +46,5 @@ GradList().update_scale(flag, (2.0, 0.5, 1, 2, 0.0, 1e30), scale, *counts)
 weight = torch.nn.Parameter(torch.zeros(9, device=CUDA))
 weight.grad = torch.ones_like(weight)
 for clip in (None, (0.5, 2.0, False)):
-    GradList().unscale_and_clip(threads(), [{"params": [weight]}], scale, flag, clip)
+    GradList().unscale_and_clip(thread_pool(), [{"params": [weight]}], scale, flag, clip)
 torch.cuda.synchronize()

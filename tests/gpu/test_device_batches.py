@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import KINDS, N, TorchLoader, bits, outcome, run_script, small_dataset
+from helpers import SAMPLERS, N, TorchLoader, bits, outcome, run_script, small_dataset
 
 from fastloop import DataLoader, prefetch
 
@@ -16,7 +16,7 @@ LATE = 50_000_000  # cycles: some 30 ms
 
 def loader_of(cls: Any, workers: int, **kwargs: Any) -> Any:
     generator = torch.Generator().manual_seed(3)
-    arguments = {"batch_size": 7, **KINDS["shuffle-generator"](N, generator), **kwargs}
+    arguments = {"batch_size": 7, **SAMPLERS["shuffle-generator"](N, generator), **kwargs}
     return cls(small_dataset(), num_workers=workers, **arguments)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastloop.base.openmp import threads
+from fastloop.base.openmp import thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -101,7 +101,7 @@ def test_unscale_and_scale(name: str, dtype: torch.dtype, offset: int) -> None:
         flags = []
         for grads in (pair.cpu, pair.cuda):
             flags.append(new_flag(grads.device))
-            grads.run_unscale(threads(), torch.tensor(factor, device=grads.device), flags[-1])
+            grads.run_unscale(thread_pool(), torch.tensor(factor, device=grads.device), flags[-1])
         pair.assert_same()
         assert flags[0].item() == flags[1].item()
         for grads in (pair.cpu, pair.cuda):
@@ -155,7 +155,7 @@ def test_more_than_two_billion_elements() -> None:
     grads, flag = GradList().collect([big]), new_flag(CUDA)
     assert grads.norm_check(flag).item() == pytest.approx(((1 << 31) + 5) ** 0.5, rel=1e-12)
     big[-1] = float("inf")
-    grads.run_unscale(threads(), torch.tensor(0.5, device=CUDA), flag)
+    grads.run_unscale(thread_pool(), torch.tensor(0.5, device=CUDA), flag)
     assert flag.item() == 1 and big[-2].item() == 0.5 and big[-1].item() == float("inf")
 
 

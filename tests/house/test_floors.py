@@ -11,6 +11,7 @@ from sources import (
     PACKAGE,
     ROOT,
     Function,
+    bound_names,
     c_files,
     circular_edges,
     compare_with_known,
@@ -77,7 +78,13 @@ def test_floors_include_only_what_is_below_them() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-C_CIRCLES: set[str] = set()
+C_CIRCLES: set[str] = {
+    "fl_py_parent_end -> fl_py_reply",
+    "fl_py_parent_end -> fl_py_reply_destination",
+    "fl_py_reply -> fl_py_parent_end",
+    "fl_py_reply -> fl_py_reply_destination",
+    "fl_py_reply_destination -> fl_py_reply",
+}
 
 
 def test_c_modules_include_each_other_in_no_circle() -> None:
@@ -204,3 +211,16 @@ def test_support_modules_are_used_and_say_what_they_are_for(path: Path) -> None:
     users = [p for p in TESTS.rglob("*.py") if p != path]
     assert any(path.stem in imported_files(p) or named.search(p.read_text()) for p in users)
     assert path.read_text().startswith('"""')
+
+
+def test_what_is_imported_of_support_modules_is_there() -> None:
+    """In scripts, too, which are texts in tests: nothing reads those before they run."""
+    names = {path.stem: bound_names(path) for path in (TESTS / "support").glob("*.py")}
+    statement = re.compile(r"^from (\w+) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
+    wrong = []
+    for path in sorted(TESTS.rglob("*.py")):
+        for module, *listed in statement.findall(path.read_text()):
+            wanted = re.findall(r"(\w+)(?: as \w+)?", "".join(listed))
+            missing = set(wanted) - names.get(module, set(wanted))
+            wrong += [f"{path.relative_to(ROOT)}: {module} has no {name}" for name in missing]
+    assert not wrong, "\n".join(wrong)

@@ -17,7 +17,7 @@ OTHERWISE = {
     # Only the device knows that a factor is 1: autograd is told of a write.
     "test_grad_list.py::test_unscaling_by_1_only_reads",
     "test_grad_list.py::test_scale[",
-    "test_scaler.py::test_fused_optimizer_is_told_and_counted[engine]",
+    "test_scaler.py::test_fused_optimizer_gets_the_flag_and_is_counted[engine]",
     # A list without tensors is on the CPU, and so are its numbers.
     "test_grad_list.py::test_collecting_sees_what_has_changed",
     "test_grad_list.py::test_a_default_device_does_not_matter[GradList]",

@@ -13,6 +13,7 @@ from fastloop import ArrayDataset, DataLoader
 from helpers import slow_array
 from pathlib import Path
 from torch.utils.data import TensorDataset
+from workers import is_thread_in, wait_until
 
 def loader_of(workers, width=100_000, **kwargs):
     dataset = TensorDataset(torch.zeros(64, width), torch.arange(64))
@@ -48,12 +49,14 @@ for workers in (0, 2):
     threading.Thread(target=work, args=[iter(loader_of(workers))], daemon=True).start()
 
 array = slow_array(Path.cwd(), 4)
+waiting = []
 for workers in (0, 1):
     iterator = iter(DataLoader(ArrayDataset(array), batch_sampler=[[0, 1, 2, 3] * 25] * 2,
                                num_workers=workers))
-    threading.Thread(target=next, args=[iterator], daemon=True).start()
-    threading.Thread(target=next, args=[iterator], daemon=True).start()
-time.sleep(0.2)
+    waiting += [threading.Thread(target=next, args=[iterator], daemon=True) for _ in range(2)]
+for thread in waiting:
+    thread.start()
+wait_until(lambda: all(is_thread_in("__next__", thread.ident) for thread in waiting))
 """,
     "use at exit": """
 class Last:

@@ -127,6 +127,7 @@ def test_fork_while_threads_copy_and_wait(tmp_path: Path) -> None:
         HEAD
         + """
 import threading
+from workers import is_thread_in, wait_until
 array = slow_array(Path.cwd(), 6)
 for workers in (0, 1, 2):
     batches = [[0, 1, 2, 3, 4] * 3] * 3
@@ -136,7 +137,7 @@ for workers in (0, 1, 2):
     thread = threading.Thread(target=lambda: got.extend(iterator))
     thread.start()
     for _ in range(2):
-        time.sleep(0.05)
+        wait_until(lambda: is_thread_in("__next__", thread.ident) or not thread.is_alive())
 
         def child():
             assert outcome(lambda: next(iterator))[1] is RuntimeError

@@ -10,7 +10,7 @@ import gc, os, sys
 import numpy as np
 import torch
 from fastloop import ArrayDataset, DataLoader
-from helpers import Fails, SamplerError, Yields
+from helpers import FailingSampler, SamplerError, ListSampler
 
 workers, epochs = map(int, sys.argv[1:])
 page = os.sysconf("SC_PAGE_SIZE")
@@ -56,12 +56,12 @@ fields = dict(a=array, b="data.npy", c=torch.arange(16), d=array[::-1])
 dataset = ArrayDataset(**fields)
 cases = {
     "epoch": (whole, dict(batch_size=4, shuffle=True)),
-    "user sampler": (whole, dict(batch_size=4, sampler=Yields(range(16), np.int64))),
+    "user sampler": (whole, dict(batch_size=4, sampler=ListSampler(range(16), np.int64))),
     "singles": (whole, dict(batch_size=None)),
     "fetched": (whole, dict(batch_sampler=[[True], [torch.tensor(1)], [slice(2)]])),
     "break": (left_early, dict(batch_size=2)),
     "index error": (failing, dict(batch_sampler=[[0], [99], [1]])),
-    "sampler error": (failing, dict(batch_size=4, sampler=Fails(16, 9))),
+    "sampler error": (failing, dict(batch_size=4, sampler=FailingSampler(16, 9))),
     "bad batch": (failing, dict(batch_sampler=[[0], 5, [1]])),
     "close": (closed, dict(batch_size=4)),
     "kept": (kept, dict(batch_size=2)),

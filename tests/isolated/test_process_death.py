@@ -32,19 +32,19 @@ def timed(iterator, kill=lambda: None):
     # The error's text; the time counts from the death or from the wait for the batch.
     kill()
     begin = time.monotonic()
-    text = fails(lambda: [None for _ in iterator])
+    text = error_text(lambda: [None for _ in iterator])
     return text, time.monotonic() - begin
 
 
 def check_clean():
     gc.collect()
-    wait_until(lambda: held() == before, 60)
+    wait_until(lambda: resources() == before, 60)
 
 
 if __name__ == "__main__":
     for batch in DataLoader(Items(8), 4, num_workers=1):
         del batch
-    before = held()
+    before = resources()
 """
 # torch's handlers in a worker write a line of their own to its stderr.
 NOISE = {"stderr": "encountered in worker"}
@@ -58,10 +58,10 @@ def test_death_in_getitem(tmp_path: Path) -> None:
             + """
 for end in ENDS:
     for workers in (1, 3):
-        loader = DataLoader(Items(hook=At(22, Kill(end))), 4, num_workers=workers)
+        loader = DataLoader(Items(hook=CallAt(22, Kill(end))), 4, num_workers=workers)
         iterator, got = iter(loader), []
         begin = time.monotonic()
-        text = fails(lambda: got.extend(iterator))
+        text = error_text(lambda: got.extend(iterator))
         seconds = time.monotonic() - begin
         assert check_batches(got) == loader.stats().slots_lent <= 5
         check_text(text, end, 5, [20, 21, 22, 23])
@@ -81,11 +81,19 @@ def test_death_while_idle(tmp_path: Path) -> None:
             tmp_path,
             HEAD
             + """
+made = torch.zeros(64).share_memory_()
+before = resources()
+
+def are_idle():
+    # All that was asked for is made: the first batch, and two ahead of each worker.
+    return made.sum() == 5 * 4 and all(state(child) == "S" for child in children())
+
 for end in ENDS[:4]:
-    loader = DataLoader(Items(), 4, num_workers=2, prefetch_factor=2)
+    made.zero_()
+    loader = DataLoader(Items(hook=lambda i: made[i].fill_(1)), 4, num_workers=2, prefetch_factor=2)
     iterator = iter(loader)
     first = next(iterator)
-    time.sleep(0.2)  # all that was asked for is made
+    wait_until(are_idle)
     assert len(children()) == 2
     victim = children()[0]
     text, seconds = timed(iterator, lambda: os.kill(victim, end))
@@ -153,12 +161,12 @@ for wanted in (1 << 20, 20 << 20, 30 << 20, 50 << 20):
     loader = DataLoader(Items(8, shape=(14 << 20,)), 1, num_workers=1, prefetch_factor=1)
     loader.memory_budget = 8 << 30
     iterator = iter(loader)
-    while ring_bytes() < wanted:
+    while arena_bytes() < wanted:
         pass
     text, seconds = timed(iterator, lambda: os.kill(children()[0], signal.SIGKILL))
     check_text(text, signal.SIGKILL, 0, [0])
     loader.close()
-    assert ring_bytes() < 1 << 20, ring_bytes()
+    assert arena_bytes() < 1 << 20, arena_bytes()
     del iterator, loader
     check_clean()
     print(f"killed at {wanted >> 20} MiB: {seconds * 1e3:.0f} ms")
@@ -218,10 +226,10 @@ def main():
     killed, left = (Items, signal.SIGKILL), (Stream, 0)
     for method, ends in (("fork", (killed, left)), ("spawn", (killed,)), ("forkserver", (left,))):
         for data, end in ends:
-            loader = DataLoader(data(hook=At(22, Kill(end))), 4, num_workers=1,
+            loader = DataLoader(data(hook=CallAt(22, Kill(end))), 4, num_workers=1,
                                 multiprocessing_context=method)
             begin = time.monotonic()
-            check_text(fails(lambda: list(loader)), end, 5, None if data is Stream
+            check_text(error_text(lambda: list(loader)), end, 5, None if data is Stream
                        else [20, 21, 22, 23])
             print(f"{method} {data.__name__} {end!r}: {time.monotonic() - begin:.1f} s")
     wait_until(lambda: len(children()) <= 2, 60)  # forkserver and resource tracker
@@ -249,7 +257,7 @@ for round in range(4):
     if round == 1:
         iterator = iter(loader)
         os.kill(victims[1], signal.SIGKILL)
-        check_text(fails(lambda: list(iterator)), signal.SIGKILL)
+        check_text(error_text(lambda: list(iterator)), signal.SIGKILL)
         del iterator
     if round == 2:  # still dying when the next epoch begins
         os.kill(victims[0], signal.SIGKILL)
@@ -273,9 +281,9 @@ def reap(*_):
         pass
 
 signal.signal(signal.SIGCHLD, reap)
-iterator = iter(DataLoader(Items(hook=At(22, Kill(signal.SIGKILL))), 4, num_workers=2))
+iterator = iter(DataLoader(Items(hook=CallAt(22, Kill(signal.SIGKILL))), 4, num_workers=2))
 begin = time.monotonic()
-text = fails(lambda: list(iterator))
+text = error_text(lambda: list(iterator))
 assert "DataLoader worker (pid" in text and "batch 5 (indices [20, 21, 22, 23])" in text, text
 del iterator
 assert time.monotonic() - begin < 60  # ended, not waited for

@@ -28,7 +28,7 @@ def left():
         break
 
 def left_slow():
-    for batch in loader_of(At(14, Sleep(600))):
+    for batch in loader_of(CallAt(14, Sleep(600))):
         break
 
 def error_in_body():
@@ -36,15 +36,16 @@ def error_in_body():
         raise KeyError("body")
 
 def error_in_worker():
-    list(loader_of(At(20, lambda: 1 / 0)))
+    list(loader_of(CallAt(20, lambda: 1 / 0)))
 
 def dropped():
     iter(loader_of())
 
 def dropped_later():
-    iterator = iter(loader_of())
+    made = torch.zeros(64).share_memory_()
+    iterator = iter(loader_of(lambda i: made[i].fill_(1)))
     next(iterator)
-    time.sleep(0.05)
+    wait_until(lambda: made[8:].any())  # batches that nobody has asked for
     del iterator
 
 def persistent():
@@ -56,7 +57,7 @@ def closed():
     with loader_of(persistent_workers=True) as loader:
         iterator = iter(loader)
         next(iterator)
-    assert "closed" in fails(lambda: next(iterator))
+    assert "closed" in error_text(lambda: next(iterator))
     assert not children()
 
 def in_a_cycle():
@@ -77,11 +78,11 @@ def in_a_thread():
     thread.join()
 
 def died():
-    list(loader_of(At(20, Kill(signal.SIGKILL))))
+    list(loader_of(CallAt(20, Kill(signal.SIGKILL))))
 
 whole()
 gc.collect()
-before, shmem, slowest = held(), shmem_bytes(), 0
+before, shmem, slowest = resources(), shmem_bytes(), 0
 for use in (whole, left, left_slow, error_in_body, error_in_worker, dropped, dropped_later,
             persistent, closed, in_a_cycle, in_a_generator, in_a_thread, died):
     for _ in range(1 if use is left_slow else 2):
@@ -91,9 +92,9 @@ for use in (whole, left, left_slow, error_in_body, error_in_worker, dropped, dro
         except (KeyError, ZeroDivisionError, RuntimeError):
             pass
         gc.collect()
-        wait_until(lambda: held() == before, 60)
+        wait_until(lambda: resources() == before, 60)
         slowest = max(slowest, time.monotonic() - begin)
-        assert not arenas() and ring_bytes() == 0
+        assert not arena_files() and arena_bytes() == 0
     print(f"{use.__name__}: {time.monotonic() - begin:.3f} s")
 assert slowest < 60, slowest
 wait_until(lambda: shmem_bytes() < shmem + (32 << 20), 60)
@@ -128,17 +129,20 @@ def test_nothing_is_left_of_a_program(tmp_path: Path) -> None:
     inner = (
         HEAD
         + """
+has_begun = threading.Event()
+
 def keep(iterator):
     for batch in iterator:
+        has_begun.set()
         time.sleep(0.01)
 
 iterators = [iter(DataLoader(Items(64, shape=(100_000,)), 4, num_workers=1)) for _ in range(2)]
 persistent = DataLoader(Items(), 4, num_workers=1, persistent_workers=True)
 batches = [next(iterator) for iterator in iterators], next(iter(persistent))
-busy = iter(DataLoader(Items(64, At(10, Sleep(600))), 4, num_workers=1))
+busy = iter(DataLoader(Items(64, CallAt(10, Sleep(600))), 4, num_workers=1))
 stuck = threading.Thread(target=keep, args=[iterators.pop()], daemon=True)
 stuck.start()
-time.sleep(0.1)
+assert has_begun.wait(60)
 print(*children(), flush=True)
 input()
 exec(sys.argv[1])

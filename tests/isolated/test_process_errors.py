@@ -71,8 +71,8 @@ def fail_to_collate(samples):
         raise ZeroDivisionError("collate")
     return samples
 
-bad = lambda error: Items(hook=At(22, Raises(error)))
-stream = lambda error: Stream(hook=At(22, Raises(error)))
+bad = lambda error: Items(hook=CallAt(22, Raises(error)))
+stream = lambda error: Stream(hook=CallAt(22, Raises(error)))
 WHERE = "batch 5 (indices [20, 21, 22, 23])"
 NONE = "batch 5 (indices [None, None, None, None])"
 cases = {
@@ -114,7 +114,7 @@ def test_the_order_of_batches_and_errors(tmp_path: Path) -> None:
         + """
 for kind in (DataLoader, TorchLoader):
     for workers in (1, 3):
-        iterator = iter(kind(Items(64, At(9, Raises(ValueError), every=True)), 4,
+        iterator = iter(kind(Items(64, CallAt(9, Raises(ValueError), every=True)), 4,
                              num_workers=workers))
         got = []
         for _ in range(16):
@@ -156,9 +156,9 @@ class Wraps:
         return self.make() if samples[0][0] == 20 else samples
 
 def load(data, **kwargs):
-    return fails(lambda: list(DataLoader(data, 4, num_workers=2, **kwargs)))
+    return error_text(lambda: list(DataLoader(data, 4, num_workers=2, **kwargs)))
 
-text = load(Items(hook=At(22, Raises(local))))
+text = load(Items(hook=CallAt(22, Raises(local))))
 assert "Local" in text and "in a function" in text, text
 assert "batch 5 (indices [20, 21, 22, 23])" in text, text
 text = load(Items(), collate_fn=Wraps(lambda: Odd(local)))
@@ -196,10 +196,10 @@ class Stop:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 for act in (Sleep(60), Stop()):
-    iterator = iter(DataLoader(Items(hook=At(10, act)), 4, num_workers=2, timeout=0.5))
+    iterator = iter(DataLoader(Items(hook=CallAt(10, act)), 4, num_workers=2, timeout=0.5))
     next(iterator), next(iterator)
     begin = time.monotonic()
-    text = fails(lambda: next(iterator))
+    text = error_text(lambda: next(iterator))
     seconds = time.monotonic() - begin
     assert text == "DataLoader timed out after 0.5 seconds", text  # torch's
     assert 0.5 <= seconds < 60, seconds

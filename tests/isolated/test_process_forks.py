@@ -124,7 +124,7 @@ del batch, other
 persistent.close()
 train.close()
 assert count_slots(train)["empty"] == count_slots(persistent)["empty"] == 0
-assert ring_bytes() == 0
+assert arena_bytes() == 0
 """,
     )
 
@@ -143,7 +143,7 @@ for epoch in range(12):
     batch = next(iterator)
     if epoch % 2 == 0:
         os.kill(children()[0], signal.SIGKILL)
-        fails(lambda: [None for _ in iterator])
+        error_text(lambda: [None for _ in iterator])
     made.append(count_slots(loader)["made"])
     del iterator
 assert made[-1] <= 12, made

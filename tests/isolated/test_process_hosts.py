@@ -170,14 +170,14 @@ for init in (close_all, wander, limit, *([drop_root] if os.getuid() == 0 else []
 check(None, close_again)
 
 # Such a worker that is busy is ended like any other, and one that dies is seen.
-iterator = iter(DataLoader(Items(hook=At(14, Sleep(600))), 4, num_workers=2,
-                           worker_init_fn=close_all))
+sleep = SleepAt(14, 600)
+iterator = iter(DataLoader(Items(hook=sleep), 4, num_workers=2, worker_init_fn=close_all))
 next(iterator)
-time.sleep(0.1)
+wait_until(lambda: sleep.is_there)
 begin = time.monotonic()
 del iterator
 assert time.monotonic() - begin < 10 and not children()
-text = fails(lambda: list(DataLoader(Items(hook=At(22, Kill(9))), 4, num_workers=2,
+text = error_text(lambda: list(DataLoader(Items(hook=CallAt(22, Kill(9))), 4, num_workers=2,
                                      worker_init_fn=close_all)))
 assert "SIGKILL" in text, text
 
@@ -201,15 +201,22 @@ def test_the_parent_is_watched_by_workers_without_descriptors(tmp_path: Path) ->
     (tmp_path / "inner.py").write_text(
         HEAD
         + """
+has_closed = torch.zeros(2).share_memory_()
+
 def close_all(*_):
     os.closerange(3, 4096)
 
-loader = DataLoader(Items(64, lambda i: i < 40 or close_all() or time.sleep(600)), 4,
-                    num_workers=2, worker_init_fn=close_all)
+def stay(i):
+    if i >= 40:
+        close_all()
+        has_closed[torch.utils.data.get_worker_info().id] = 1
+        time.sleep(600)
+
+loader = DataLoader(Items(64, stay), 4, num_workers=2, worker_init_fn=close_all)
 iterator = iter(loader)
 for _ in range(8):
     next(iterator)
-time.sleep(0.5)
+wait_until(has_closed.all)
 print(*children(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -49,16 +49,16 @@ def wait():
 
 def body():
     for batch in quick:
-        rest()
+        sleep_in_steps()
 
 def idle():
     iterator = iter(quick)
     next(iterator)
-    rest()
+    sleep_in_steps()
 
 for name, work in (("in next()", wait), ("in the body", body), ("elsewhere", idle)):
     sleep = SleepAt(20)
-    when = sleep.is_waited_for if work is wait else lambda: is_in("rest")
+    when = sleep.is_waited_for if work is wait else lambda: is_thread_in("sleep_in_steps")
     late = interrupted(work, Interrupt(0.05, to == "group", 1, when, to == "another thread"))
     gc.collect()
     took = wait_until(lambda: not children(), 60)
@@ -135,12 +135,13 @@ def cell(text):
 
 good = DataLoader(Items(), 4, num_workers=2)
 for round in range(3):
-    for text in ("for batch in loader: pass", "for batch in good: rest()",
+    for text in ("for batch in loader: pass", "for batch in good: sleep_in_steps()",
                  "iterator = iter(loader)\\nfor batch in iterator: pass"):
         sleep = SleepAt(20)
         loader = DataLoader(Items(64, sleep), 4, num_workers=2)
+        in_body = lambda: is_thread_in("sleep_in_steps")
         sender = Interrupt(0.2 * round, True, times=2,
-                           when=lambda: is_in("rest") or sleep.is_waited_for())
+                           when=lambda: in_body() or sleep.is_waited_for())
         try:
             cell(text)
             sender.wait()
@@ -251,7 +252,9 @@ def stop(*_):
 signal.signal(signal.SIGINT, stop)
 sleep = SleepAt(20)
 Interrupt(when=sleep.is_waited_for)
-assert fails(lambda: list(DataLoader(Items(64, sleep), 4, num_workers=2)), ValueError) == "stop"
+loader = DataLoader(Items(64, sleep), 4, num_workers=2)
+assert error_text(lambda: list(loader), ValueError) == "stop"
+del loader
 gc.collect()
 wait_until(lambda: not children(), 60)
 assert check_batches(DataLoader(Items(), 4, num_workers=2)) == 16
@@ -304,15 +307,16 @@ def test_ctrl_c_anywhere_in_the_finalizer(tmp_path: Path) -> None:
         HEAD
         + """
 def interrupt_at(line):
-    lines = 0
+    lines, is_sent = 0, False
 
     def trace(frame, event, arg):
-        nonlocal lines
+        nonlocal lines, is_sent
         lines += 1
         # Not in a generator that is being closed: ours, or torch's BatchSampler.
         if lines < line or frame.f_code.co_name in ("opening", "__iter__"):
             return trace
         sys.settrace(None)
+        is_sent = True
         os.kill(os.getpid(), signal.SIGINT)
 
     loader = DataLoader(Items(), 4, num_workers=1)
@@ -322,7 +326,8 @@ def interrupt_at(line):
         sys.settrace(trace)
         del iterator
         sys.settrace(None)
-        time.sleep(0.5)
+        if is_sent:
+            sleep_in_steps()  # until it comes
         return False
     except KeyboardInterrupt:
         pass
@@ -364,9 +369,9 @@ def hold(send):
 for send in (False, True):
     reached = []
     interrupts.signal = types.SimpleNamespace(**{**vars(signal), "signal": set_and_send})
-    fails(lambda: hold(send), KeyboardInterrupt)
+    error_text(lambda: hold(send), KeyboardInterrupt)
     interrupts.signal = signal
-    fails(lambda: hold(True), KeyboardInterrupt)
+    error_text(lambda: hold(True), KeyboardInterrupt)
     hold(False)
     assert reached == [send, True, False]
 """,

@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 def settle(most):
     gc.collect()
-    wait_until(lambda: ring_bytes() <= most, 60)
+    wait_until(lambda: arena_bytes() <= most, 60)
 """
 
 
@@ -51,7 +51,7 @@ gc.collect()
 assert check_batches(kept[500:]) == 1000
 kept, views = None, None
 gc.collect()
-assert not arenas()
+assert not arena_files()
 """,
     )
 
@@ -143,7 +143,7 @@ first, second = loader
 assert first.shape == (2, size) and first[:, 0].tolist() == [0, 1]
 assert not first[1, -1000:].any() and not first[0, 1 << 30 :: 4096].any()
 assert second[:, 0].tolist() == [2, 3]
-assert ring_bytes() > 2 * size
+assert arena_bytes() > 2 * size
 del first, second
 loader.close()
 settle(0)
@@ -162,7 +162,7 @@ def peak_of(loader, pause, keep=0):
     most, kept, running = [0], [], [True]
     def watch():
         while running[0]:
-            most[0] = max(most[0], ring_bytes())
+            most[0] = max(most[0], arena_bytes())
             time.sleep(0.002)
     thread = threading.Thread(target=watch)
     thread.start()
@@ -183,7 +183,7 @@ for workers, prefetch in ((1, 2), (4, 8)):
         print(f"{workers} workers x {prefetch}, budget {budget >> 20}: {peak >> 20} MiB")
         assert peak <= budget + 4 * MIB + MARGIN, (workers, prefetch, budget, peak)
         kept = list(loader)
-        assert ring_bytes() >= 160 * MIB
+        assert arena_bytes() >= 160 * MIB
         kept = None
         settle(budget + MARGIN)
     loader.close()

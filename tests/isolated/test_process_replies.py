@@ -79,13 +79,13 @@ released[1] = 1
 await_last_words(iterator, [2, 1], [1])
 assert take(iterator) == 0
 assert take(iterator) == "ValueError"
-text = fails(lambda: [None for _ in iterator])
+text = error_text(lambda: [None for _ in iterator])
 assert "exited unexpectedly with exit code 3; it was to make batch 3 (indices [3])" in text, text
 
 # One that has nothing to deliver is no reason to wait for others.
 iterator = start([1, 1, -3, 1, 1, 1], {0}, 3)
 await_last_words(iterator, [0, 2, 0], [2])
-text = fails(lambda: next(iterator))
+text = error_text(lambda: next(iterator))
 assert "exit code 3; it was to make batch 2 (indices [2])" in text, text
 released.fill_(1)
 
@@ -108,7 +108,7 @@ for in_order in (True, False):
             assert take(iterator) == expected
     else:  # batch 0 has not to come first
         assert {take(iterator), take(iterator)} == {"ValueError", 2}
-    text = fails(lambda: [None for _ in iterator])
+    text = error_text(lambda: [None for _ in iterator])
     assert text.count("exited unexpectedly with exit code 3") == 2, text
     released.fill_(1)
 """,

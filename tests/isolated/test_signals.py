@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from fastloop import ArrayDataset, DataLoader
 from helpers import outcome, slow_array
+from workers import is_thread_in, wait_until
 
 array = slow_array(Path.cwd(), 8)
 
@@ -21,9 +22,11 @@ def loader_of(workers, rows):
                       num_workers=workers, prefetch_factor=2 if workers else None, path="array")
 
 
-def interrupt(after):
+def interrupt():
+    # Once the main thread has been in next() for a while.
     def send():
-        time.sleep(after)
+        wait_until(lambda: is_thread_in("__next__"))
+        time.sleep(0.05)
         global sent
         sent = time.monotonic()
         os.kill(os.getpid(), signal.SIGINT)
@@ -43,7 +46,7 @@ for workers in (0, 1, 2):
         try:
             for (batch,) in loader:
                 got.append(int(batch[0, 0]))
-                interrupt(0.2)
+                interrupt()
         except KeyboardInterrupt:
             assert time.monotonic() - sent < 2
         else:
@@ -66,7 +69,7 @@ def test_the_iterator_goes_on_after_ctrl_c(tmp_path: Path) -> None:
 for workers in (0, 1):
     iterator = iter(loader_of(workers, 80))
     next(iterator)
-    interrupt(0.1)
+    interrupt()
     try:
         next(iterator)
     except KeyboardInterrupt:
@@ -89,7 +92,7 @@ for workers in (0, 1):
     signal.signal(signal.SIGINT, lambda *_: seen.append(outcome(lambda: next(iterator))))
     iterator = iter(loader_of(workers, 40))
     next(iterator)
-    interrupt(0.1)
+    interrupt()
     (batch,) = next(iterator)
     assert batch[:, 9].tolist() == list(range(8)) * 5
     assert len(seen) == 1 and seen[0][1] is RuntimeError, seen
@@ -110,8 +113,8 @@ for workers in (0, 1):
     got = []
     thread = threading.Thread(target=lambda: got.append(next(iterator)))
     thread.start()
-    time.sleep(0.1)
-    interrupt(0.1)
+    wait_until(lambda: is_thread_in("__next__", thread.ident))
+    interrupt()
     try:
         next(iterator)
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compare import assert_twins, result
+from compare import assert_identical, result
 from helpers import run_script
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ Make = Callable[[], Any]
 
 def assert_collates_alike(make: Make) -> None:
     ours, theirs = (result(lambda f=f: f(make())) for f in (make_collate(), default_collate))
-    assert_twins(ours, theirs)
+    assert_identical(ours, theirs)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -45,7 +45,7 @@ def test_one_collate_takes_all_batches_in_turn() -> None:
     fast = make_collate()
     kept = [(result(lambda m=m: fast(m())), m) for m in BATCHES.values()]
     for batch, make in kept:
-        assert_twins(batch, result(lambda m=make: default_collate(m())))
+        assert_identical(batch, result(lambda m=make: default_collate(m())))
 
 
 def array_of(dtype: torch.dtype) -> Any:
@@ -154,6 +154,7 @@ def containers(children: st.SearchStrategy[Make]) -> st.SearchStrategy[Make]:
 samples = st.recursive(st.one_of(tensors(), scalars), containers, max_leaves=6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=200, deadline=None)
 @given(samples, samples, st.integers(1, 4), st.sampled_from([0, 0, 0, 1, 2]), st.booleans())
@@ -276,14 +277,14 @@ def test_an_extended_registry_is_honoured_at_every_call(monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setitem(collate.default_collate_fn_map, key, function)
             assert not is_default_collate(default_collate)
-            assert_twins(fast(batch), default_collate(batch))
-            assert_twins(fast([{3}]) if key is set else 0, [3] if key is set else 0)
+            assert_identical(fast(batch), default_collate(batch))
+            assert_identical(fast([{3}]) if key is set else 0, [3] if key is set else 0)
     with monkeypatch.context() as patch:
         patch.delitem(collate.default_collate_fn_map, bytes)
-        assert_twins(result(lambda: fast([b"a"])), result(lambda: default_collate([b"a"])))
+        assert_identical(result(lambda: fast([b"a"])), result(lambda: default_collate([b"a"])))
     before = fast.fallbacks()
     assert before == {"default_collate_fn_map was changed": 6}
-    assert_twins(fast(batch), default_collate(batch))
+    assert_identical(fast(batch), default_collate(batch))
     assert fast.fallbacks() == before
 
 
@@ -346,7 +347,7 @@ def test_a_batch_is_an_ordinary_tensor(samples_: list[Any]) -> None:
     assert torch.equal(default_collate(samples_), expected)
     other.numpy()[:] = 7
     assert (other == 7).all()
-    assert_twins(pickle.loads(pickle.dumps(batch)), batch)
+    assert_identical(pickle.loads(pickle.dumps(batch)), batch)
     assert batch.clone().share_memory_().is_shared()
     batch.share_memory_()
     assert torch.equal(batch, expected * 3 + 1)
@@ -417,6 +418,7 @@ class Key:
         return True
 
 
+@pytest.mark.slow
 def test_samples_that_change_meanwhile_are_no_crash() -> None:
     for wrap in (list, lambda items: dict(enumerate(items))):
         victims: list[Any] = []

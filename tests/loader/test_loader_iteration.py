@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import (
-    Fails,
+    FailingSampler,
+    ListSampler,
     N,
     SamplerError,
     TorchLoader,
-    Yields,
     assert_same,
     epoch,
     in_fives,
@@ -96,7 +96,7 @@ def test_an_iterator_is_freed_with_its_last_reference(workers: int) -> None:
         gc.enable()
 
 
-class Holder(Yields):
+class Holder(ListSampler):
     """A sampler that knows the iterator that reads it."""
 
     iterator: Any = None
@@ -129,7 +129,7 @@ def test_a_cycle_through_an_iterator_is_collected(workers: int, taken: int) -> N
 @both
 def test_a_sampler_that_raises_is_met_after_the_batches_before_it(workers: int) -> None:
     for at in (0, 4, 5, 12, 20):
-        loader = loader_of(workers, sampler=Fails(20, at))
+        loader = loader_of(workers, sampler=FailingSampler(20, at))
         for _ in range(2):
             iterator = iter(loader)
             got = [next(iterator) for _ in range(at // 5)]
@@ -157,7 +157,7 @@ def test_a_generator_that_raised_has_ended(workers: int) -> None:
 
 @both
 def test_a_batch_sampler_that_raised_may_go_on(workers: int) -> None:
-    class Batches(Fails):
+    class Batches(FailingSampler):
         def check(self, i: int) -> Any:
             return [super().check(i), i + 1]
 
@@ -172,7 +172,7 @@ def test_a_batch_sampler_that_raised_may_go_on(workers: int) -> None:
 def test_an_interrupt_inside_a_sampler_is_raised_at_once_and_loses_no_batch(
     workers: int, error: type[BaseException]
 ) -> None:
-    loader = loader_of(workers, sampler=Fails(40, 32, error))
+    loader = loader_of(workers, sampler=FailingSampler(40, 32, error))
     iterator, got = iter(loader), []
     with pytest.raises(error):
         got.extend(iterator)
@@ -181,7 +181,7 @@ def test_an_interrupt_inside_a_sampler_is_raised_at_once_and_loses_no_batch(
 
 
 def test_an_error_of_iter_leaves_the_loader_usable() -> None:
-    class Once(Yields):
+    class Once(ListSampler):
         raised = False
 
         def __iter__(self) -> Iterator[Any]:
@@ -203,7 +203,7 @@ def test_an_error_of_iter_leaves_the_loader_usable() -> None:
 def test_a_sampler_that_asks_its_own_iterator_gets_a_clear_error(workers: int) -> None:
     asked: list[Any] = []
 
-    class Asks(Yields):
+    class Asks(ListSampler):
         def __iter__(self) -> Iterator[Any]:
             for item in self.items:
                 if asked:
@@ -221,7 +221,7 @@ def test_a_sampler_that_asks_its_own_iterator_gets_a_clear_error(workers: int) -
 
 @both
 def test_a_sampler_may_use_another_iterator_of_its_loader(workers: int) -> None:
-    class Twice(Yields):
+    class Twice(ListSampler):
         is_inner = False
 
         def __iter__(self) -> Iterator[Any]:
@@ -280,6 +280,7 @@ def test_one_worker_keeps_the_order_even_if_it_need_not() -> None:
         assert [int(batch[0, 0]) for (batch,) in loader] == list(range(8))
 
 
+@pytest.mark.slow
 def test_timeout_is_raised_as_in_torch_and_waiting_goes_on(tmp_path: Path) -> None:
     array = slow_array(tmp_path)
     for timeout in (0.05, 0.1):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import (
-    KINDS,
+    SAMPLERS,
     Kind,
+    ListSampler,
     N,
-    Shuffles,
+    ShufflingSampler,
     TorchLoader,
-    Yields,
     assert_same,
     assert_same_trace,
     epoch,
@@ -33,7 +33,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import ArrayDataset, DataLoader
 
-kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+kinds = pytest.mark.parametrize("kind", SAMPLERS.values(), ids=SAMPLERS)
 
 
 def two(
@@ -81,7 +81,9 @@ def test_two_workers_draw_when_torchs_two_draw(kind: Kind) -> None:
 @pytest.mark.parametrize("prefetch_factor", [1, 3])
 @pytest.mark.parametrize("name", ["user-drawing", "replacement-default-generator"])
 def test_prefetch_draws_as_far_ahead_as_torch(name: str, prefetch_factor: int) -> None:
-    (ours, g), (theirs, h) = two(KINDS[name], (2, 2), batch_size=5, prefetch_factor=prefetch_factor)
+    (ours, g), (theirs, h) = two(
+        SAMPLERS[name], (2, 2), batch_size=5, prefetch_factor=prefetch_factor
+    )
     assert_same_trace(trace(ours, g, epochs=1), trace(theirs, h, epochs=1))
 
 
@@ -95,7 +97,7 @@ def test_leaving_early_leaves_torchs_random_state(kind: Kind, stop: int) -> None
 @pytest.mark.parametrize("workers", [0, 2])
 def test_leaving_early_with_workers_leaves_torchs_random_state(workers: int) -> None:
     for name in ("shuffle", "replacement-no-generator", "user-drawing"):
-        (ours, g), (theirs, h) = two(KINDS[name], (workers, workers), batch_size=5)
+        (ours, g), (theirs, h) = two(SAMPLERS[name], (workers, workers), batch_size=5)
         assert_same_trace(trace(ours, g, 2, 2), trace(theirs, h, 2, 2))
 
 
@@ -109,7 +111,7 @@ def test_numbers_drawn_by_the_loop_change_nothing(kind: Kind) -> None:
 def test_numbers_drawn_by_the_loop_change_nothing_with_workers() -> None:
     draw = lambda: torch.rand(3)  # noqa: E731
     for name in ("shuffle", "replacement-default-generator", "user-drawing"):
-        (ours, g), (theirs, h) = two(KINDS[name], (2, 2), batch_size=4)
+        (ours, g), (theirs, h) = two(SAMPLERS[name], (2, 2), batch_size=4)
         assert_same_trace(trace(ours, g, body=draw), trace(theirs, h, body=draw))
 
 
@@ -129,7 +131,7 @@ def test_a_sampler_that_draws_in_iter_is_called_as_often_as_by_torch(
     """torch's iterator with workers calls iter() on the index sampler twice."""
     traces, calls = [], []
     for cls in (DataLoader, TorchLoader):
-        sampler = Shuffles(18, size)
+        sampler = ShufflingSampler(18, size)
         kwargs: dict[str, Any] = {"batch_sampler": sampler} if size else {"sampler": sampler}
         if size is None:
             kwargs["batch_size"] = None
@@ -146,7 +148,7 @@ def test_a_sampler_that_draws_in_iter_is_called_as_often_as_by_torch(
 def test_persistent_workers_draw_as_torchs(name: str, in_order: bool) -> None:
     workers = (2, 2) if in_order else (1, 1)
     (ours, g), (theirs, h) = two(
-        KINDS[name], workers, batch_size=8, persistent_workers=True, in_order=in_order
+        SAMPLERS[name], workers, batch_size=8, persistent_workers=True, in_order=in_order
     )
     assert_same_trace(trace(ours, g, 3), trace(theirs, h, 3))
     assert_same_trace(trace(ours, g, 2, stop=2), trace(theirs, h, 2, stop=2))
@@ -162,14 +164,14 @@ def test_a_batch_sampler_may_change_between_epochs(
         pytest.skip("torch has no persistent workers without workers")
     traces = []
     for loader, generator in two(
-        KINDS["shuffle"], workers, batch_size=8, persistent_workers=persistent
+        SAMPLERS["shuffle"], workers, batch_size=8, persistent_workers=persistent
     ):
         seen = trace(loader, generator, 1)
         loader.batch_sampler.batch_size = 13
         seen += trace(loader, generator, 1)
         loader.batch_sampler.drop_last = True
         seen += trace(loader, generator, 1)
-        loader.batch_sampler.sampler = Yields([4, 3, 2, 1] * 5)
+        loader.batch_sampler.sampler = ListSampler([4, 3, 2, 1] * 5)
         seen += trace(loader, generator, 1)
         loader.batch_sampler.sampler = SequentialSampler(range(17))
         traces.append(seen + trace(loader, generator, 1))
@@ -226,7 +228,7 @@ def test_a_user_sampler_yields_integers_of_any_kind(
         "arrays": ArrayDataset(x=base.tensors[0].numpy(), y=base.tensors[1]),
         "subset": Subset(base, list(range(N - 1, -1, -1))),
     }[data]
-    sampler = Yields([3, 0, N - 1, 3, 20, 41, 7], convert)
+    sampler = ListSampler([3, 0, N - 1, 3, 20, 41, 7], convert)
     theirs = TorchLoader(dataset, batch_size, sampler=sampler)
     ours = DataLoader(dataset, batch_size, sampler=sampler, num_workers=workers, path="array")
     for _ in range(2):
@@ -263,7 +265,7 @@ def test_a_user_batch_sampler_yields_batches_of_any_kind(
     dataset: Any = small_dataset()
     for _ in range(depth):
         dataset = Subset(dataset, range(N - 1, -1, -1))
-    batches = Yields([[3, 1, 2], [-1], [0, 0, -N, 9, 17], [40, 41]], convert)
+    batches = ListSampler([[3, 1, 2], [-1], [0, 0, -N, 9, 17], [40, 41]], convert)
     ours = DataLoader(dataset, batch_sampler=batches, num_workers=workers, path="array")
     theirs = TorchLoader(dataset, batch_sampler=batches)
     for _ in range(2):
@@ -314,7 +316,7 @@ def test_a_batch_sampler_of_torchs_own_is_cut_as_by_torch(workers: int, drop_las
         lambda: [5, 4, 3],
         lambda: iter(range(9)),
         lambda: RandomSampler(range(40), num_samples=3),
-        lambda: Shuffles(20),
+        lambda: ShufflingSampler(20),
     ):
         loaders = [
             cls(

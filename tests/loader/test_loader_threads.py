@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import N, Yields, in_fives, labels, loader_of, outcome, run_script, slow_array
+from helpers import ListSampler, N, in_fives, labels, loader_of, outcome, run_script, slow_array
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, TensorDataset
+from workers import is_thread_in, wait_until
 
 from fastloop import ArrayDataset, DataLoader, prefetch
 
@@ -46,7 +47,7 @@ def run_threads(work: Callable[[], None], count: int = 4) -> None:
 def test_threads_that_share_an_iterator_get_each_batch_once(workers: int, in_order: bool) -> None:
     n = 3000
     dataset = TensorDataset(torch.arange(n), torch.arange(n) * 10)
-    sampler = Yields(range(n))
+    sampler = ListSampler(range(n))
     for kwargs in ({}, {"sampler": sampler}, {"shuffle": True}):
         loader = DataLoader(dataset, 3, num_workers=workers, in_order=in_order, **kwargs)
         for _ in range(3):
@@ -221,7 +222,7 @@ for n in (2, 1):
     iterator = iter(DataLoader(Held(n), 1, num_workers=1))
 
     def send():
-        wait_until(lambda: is_in("_try_get_data"))
+        wait_until(lambda: is_thread_in("_try_get_data"))
         os.kill(os.getpid(), signal.SIGUSR1)
 
     thread = threading.Thread(target=send)
@@ -245,8 +246,8 @@ got = []
 thread = threading.Thread(target=lambda: got.append(next(iterator)))
 thread.start()
 wait(inside)
-interrupt = Interrupt(when=lambda: is_in("__next__"))
-fails(lambda: next(iterator), KeyboardInterrupt)
+interrupt = Interrupt(when=lambda: is_thread_in("__next__"))
+error_text(lambda: next(iterator), KeyboardInterrupt)
 end.set()
 thread.join()
 got += iterator
@@ -346,7 +347,7 @@ def test_close_from_another_thread_ends_a_wait(workers: int, tmp_path: Path) -> 
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(outcome(lambda: next(iterator))))
     thread.start()
-    time.sleep(0.1)
+    wait_until(lambda: is_thread_in("__next__", thread.ident))
     loader.close()
     thread.join(60)
     assert not thread.is_alive()
@@ -363,7 +364,7 @@ def test_close_inside_the_loop_and_inside_the_sampler(workers: int) -> None:
         for _ in loader:
             loader.close()
 
-    class Closes(Yields):
+    class Closes(ListSampler):
         def __iter__(self) -> Iterator[Any]:
             yield from self.items[:23]
             loader.close()

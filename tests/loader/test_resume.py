@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import KINDS, N, Shuffles, Yields, assert_same, bits, labels, small_dataset
+from helpers import (
+    SAMPLERS,
+    ListSampler,
+    N,
+    ShufflingSampler,
+    assert_same,
+    bits,
+    labels,
+    small_dataset,
+)
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, Subset, SubsetRandomSampler
 
 from fastloop import ArrayDataset, DataLoader
@@ -27,7 +36,7 @@ def make(
     route: str, kind: str = "shuffle", workers: int = 0, seed: int = 11, **kwargs: Any
 ) -> tuple[DataLoader[Any], torch.Generator]:
     generator = torch.Generator().manual_seed(seed)
-    arguments = {"batch_size": 6, **KINDS[kind](N, generator), **kwargs}
+    arguments = {"batch_size": 6, **SAMPLERS[kind](N, generator), **kwargs}
     if route == "own":
         route = "process" if workers > 0 else "sync"
     return DataLoader(small_dataset(), num_workers=workers, path=route, **arguments), generator
@@ -99,7 +108,7 @@ def compare_resumed(*args: Any, **kwargs: Any) -> None:
 
 
 @routes
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SAMPLERS)
 def test_the_next_batch_and_later_epochs_are_those_of_the_run_that_saved(
     route: str, kind: str
 ) -> None:
@@ -111,7 +120,7 @@ def test_the_next_batch_and_later_epochs_are_those_of_the_run_that_saved(
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - DRAW_AS_THEY_GO))
+@pytest.mark.parametrize("kind", sorted(set(SAMPLERS) - DRAW_AS_THEY_GO))
 def test_any_number_of_threads_resumes_any_other(kind: str, workers: tuple[int, int]) -> None:
     compare_resumed("array", kind, workers, min(2, len(make("array", kind)[0])))
 
@@ -133,7 +142,7 @@ def test_a_sampler_that_draws_in_iter(
 ) -> None:
     """With workers torch calls it twice, so later epochs need the same number of calls."""
     for cut in (0, 4):
-        sampler = Shuffles(24, size)
+        sampler = ShufflingSampler(24, size)
         given = {"batch_sampler": sampler} if size else {"sampler": sampler, "batch_size": None}
         if size:
             given["batch_size"] = 1
@@ -146,7 +155,11 @@ def test_a_sampler_that_draws_in_iter(
 def test_batch_samplers_and_single_samples(route: str) -> None:
     own = [[3, 1], [2], [9, 8, 7], [0], [5, 5]]
     plain = BatchSampler(RandomSampler(range(N)), 4, True)
-    for given in ({"batch_sampler": Yields(own)}, {"batch_sampler": own}, {"batch_sampler": plain}):
+    for given in (
+        {"batch_sampler": ListSampler(own)},
+        {"batch_sampler": own},
+        {"batch_sampler": plain},
+    ):
         compare_resumed(route, "sequential", (0, 0), 3, batch_size=1, **given)
     compare_resumed(route, "shuffle", (0, 0), 17, batch_size=None)
     compare_resumed(route, "shuffle", (1, 0), 3, drop_last=True)
@@ -316,7 +329,7 @@ def test_persistent_workers_go_back_to_before_they_began(route: str) -> None:
 
 
 def test_a_sampler_that_draws_in_iter_resumes_after_persistent_workers() -> None:
-    sampler = Shuffles(24, 6)
+    sampler = ShufflingSampler(24, 6)
     data, given = small_dataset(), {"batch_sampler": sampler, "path": "array"}
     torch.manual_seed(3)
     loader = DataLoader(data, num_workers=2, persistent_workers=True, **given)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from helpers import N, Shuffles, Yields, assert_same, labels, run_script, small_dataset
+from helpers import ListSampler, N, ShufflingSampler, assert_same, labels, run_script, small_dataset
 from torch.utils.data import Dataset, IterableDataset, SubsetRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -53,7 +53,7 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "generator": lambda: loader_of(shuffle=True, generator=generator()),
     "generator of a sampler": lambda: loader_of(sampler=SubsetRandomSampler([3] * 25, generator())),
     "distributed": lambda: loader_of(sampler=DistributedSampler(range(N), 2, 0)),
-    "singles": lambda: loader_of(batch_size=None, sampler=Shuffles(N)),
+    "singles": lambda: loader_of(batch_size=None, sampler=ShufflingSampler(N)),
     "batches of no length": lambda: loader_of(batch_size=1, batch_sampler=map(list, [[0]] * 9)),
     "stream": lambda: DataLoader(Stream(), batch_size=2),
     "torch": lambda: loader_of(shuffle=True, generator=generator(), path="torch"),
@@ -306,7 +306,7 @@ def test_a_length_that_raises_is_none() -> None:
         def __getitem__(self, index: int) -> int:
             return index
 
-    loader = DataLoader(Rude(), batch_size=2, sampler=Yields(range(9)))
+    loader = DataLoader(Rude(), batch_size=2, sampler=ListSampler(range(9)))
     assert state_of(loader)["fits"]["dataset_length"] == ""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Fails, N, SamplerError, Yields, assert_same, labels, small_dataset
+from helpers import FailingSampler, ListSampler, N, SamplerError, assert_same, labels, small_dataset
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -58,13 +58,13 @@ MISFITS: dict[str, tuple[Arguments, Arguments, str]] = {
     ),
     "sampler class": (
         lambda: {"sampler": WeightedRandomSampler([1.0] * N, N)},
-        lambda: {"sampler": Yields(range(N))},
-        "WeightedRandomSampler in the state and Yields",
+        lambda: {"sampler": ListSampler(range(N))},
+        "WeightedRandomSampler in the state and ListSampler",
     ),
     "batch sampler": (
-        lambda: {"batch_size": 1, "batch_sampler": Yields([[1, 2]] * 9)},
+        lambda: {"batch_size": 1, "batch_sampler": ListSampler([[1, 2]] * 9)},
         lambda: {"batch_size": 1, "batch_sampler": [[1, 2]] * 9},
-        "batch_sampler is Yields in the state and list here",
+        "batch_sampler is ListSampler in the state and list here",
     ),
     "generator": (
         lambda: {"shuffle": True},
@@ -226,7 +226,7 @@ def test_a_sampler_without_length_that_has_become_shorter() -> None:
 
 @pytest.mark.parametrize("path", ["array", "sync", "torch"])
 def test_a_batch_that_raised_was_not_yielded(path: str) -> None:
-    loader = loader_of(sampler=Fails(N, 12), path=path)
+    loader = loader_of(sampler=FailingSampler(N, 12), path=path)
     iterator = iter(loader)
     next(iterator), next(iterator)
     with pytest.raises(SamplerError):
@@ -235,7 +235,7 @@ def test_a_batch_that_raised_was_not_yielded(path: str) -> None:
 
 
 def test_an_iter_that_failed_keeps_the_loaded_state() -> None:
-    class Once(Yields):
+    class Once(ListSampler):
         fails = False
 
         def __iter__(self) -> Any:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from helpers import (
+    ListSampler,
     N,
     TorchLoader,
-    Yields,
     assert_same,
     assert_same_trace,
     epoch,
@@ -387,7 +387,7 @@ def test_odd_indices_give_what_torch_gives(odd: Any, workers: int) -> None:
 def test_odd_indices_through_a_sampler_give_what_torch_gives(workers: int) -> None:
     for odd in (True, byte(1), torch.tensor(True), np.uint64(3), 2.0, None):
         for sampler in (
-            Yields([1, odd]),
+            ListSampler([1, odd]),
             torch.utils.data.SubsetRandomSampler([odd]),
             torch.utils.data.SubsetRandomSampler([odd, odd]),
         ):

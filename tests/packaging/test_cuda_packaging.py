@@ -1,5 +1,5 @@
 """The device half of the build: which nvcc it finds, what it says without a working one, what the
-module needs of a machine. tests/house/test_built_module.py reads the symbols of the built module."""
+module needs of a machine. tests/house/test_built_module.py reads the module's symbols."""
 
 import importlib.util
 import os

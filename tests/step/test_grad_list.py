@@ -15,7 +15,7 @@ import torch
 from passes import ByTorch
 from torch import Tensor
 
-from fastloop.base.openmp import make_thread_pool, threads
+from fastloop.base.openmp import make_thread_pool, thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -149,7 +149,9 @@ def test_a_default_device_does_not_matter(path: type[GradList]) -> None:
         norm = grads.norm_check(found, scale=scale)
         grads.scale_(grads.clip_factor(norm, 1.0, scale=scale))
         if path is GradList:
-            assert grads.unscale_and_clip(threads(), [{"params": [parameter]}], scale, found, None)
+            assert grads.unscale_and_clip(
+                thread_pool(), [{"params": [parameter]}], scale, found, None
+            )
     assert tensor.tolist() == [0.5 if path is ByTorch else 0.125] * 3
 
 
@@ -201,7 +203,7 @@ def test_what_is_not_finite_is_found(dtype: torch.dtype, value: float, place: in
             assert found == 1.0
             assert norm.isnan() if value != value else norm == inf
     found = new_flag(CPU)
-    ours.run_unscale(threads(), torch.tensor(0.5), found)
+    ours.run_unscale(thread_pool(), torch.tensor(0.5), found)
     assert found == 1.0
 
 
@@ -227,7 +229,7 @@ def test_unscale_is_torchs_bit_for_bit(dtype: torch.dtype, inv_scale: float) -> 
         theirs = make(dtype, scale=magnitude)
         found, expected = new_flag(CPU), new_flag(CPU)
         by = torch.tensor(inv_scale)
-        ours.run_unscale(threads(), by, found)
+        ours.run_unscale(thread_pool(), by, found)
         torch._amp_foreach_non_finite_check_and_unscale_(theirs, expected, by)
         same(ours, ByTorch().collect(theirs))
         assert found == expected == 0
@@ -235,7 +237,7 @@ def test_unscale_is_torchs_bit_for_bit(dtype: torch.dtype, inv_scale: float) -> 
 
 def test_unscaling_by_1_only_reads() -> None:
     grads, found = GradList().collect([torch.tensor([1.0, inf])]), new_flag(CPU)
-    grads.run_unscale(threads(), torch.tensor(1.0), found)
+    grads.run_unscale(thread_pool(), torch.tensor(1.0), found)
     assert found == 1 and grads.tensors[0]._version == 0
     assert grads.tensors[0].tolist() == [1.0, inf]
 
@@ -309,7 +311,24 @@ def test_a_list_cannot_change_while_it_is_combined(monkeypatch: pytest.MonkeyPat
     assert not into.tensors[0].any()
 
 
-def test_combine_pairs_elements_by_place_not_by_memory() -> None:
+def test_a_list_cannot_change_while_it_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter, grads = torch.nn.Parameter(torch.ones(8)), GradList()
+    parameter.grad = torch.ones(8)
+    monkeypatch.setattr(Tensor, "isfinite", lambda _: grads.release())
+    with pytest.raises(RuntimeError, match="being worked on"):
+        grads.clip_parameters(thread_pool(), [parameter], 0.1, 2.0, True)
+    assert parameter.grad.tolist() == [1.0] * 8 and not grads.tensors
+
+
+def test_only_lists_are_combined() -> None:
+    grads = GradList().collect([torch.zeros(8)])
+    with pytest.raises(TypeError, match="GradListBase"):
+        grads.run_combine(thread_pool(), object(), 1.0, None, 1.0, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ThreadPool"):
+        grads.run_scale(grads, torch.ones((), dtype=torch.float64))  # type: ignore[arg-type]
+
+
+def test_combine_pairs_elements_by_position_not_by_memory() -> None:
     into, source = torch.zeros(3, 4), torch.arange(12.0).view(4, 3).t()
     GradList().collect([into]).combine_(GradList().collect([source]), beta=0.0)
     assert torch.equal(into, source)

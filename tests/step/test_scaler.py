@@ -1,6 +1,6 @@
 """GradScaler where sequences of calls beside torch's (test_scaler_parity.py) do not reach: warnings
-and signatures, skipped steps counted, flags merged, nothing left on optimizers, the door for
-callers who have checked."""
+and signatures, skipped steps counted, flags merged, nothing left on optimizers, steps with
+gradients that the caller has checked."""
 
 import gc
 import inspect
@@ -163,15 +163,15 @@ def test_step_of_an_optimizer_is_not_called_when_a_gradient_is_not_finite(bad: f
         assert (scaler.skipped_steps, scaler.last_step_skipped()) == (skipped, value != 1.0)
 
 
-def test_fused_optimizer_is_told_and_counted(path: str) -> None:
+def test_fused_optimizer_gets_the_flag_and_is_counted(path: str) -> None:
     p = param(1.0)
     scaler, optimizer = ready(8.0), Recorder(p, fused=True)
     for value in (1.0, INF, INF, 2.0):
         p.grad = torch.tensor([value])
         scaler.step(optimizer)
-        told = optimizer.calls[-1]
-        assert_same(told["found_inf"], torch.tensor(float(value == INF)))
-        assert told["grad_scale"] == scaler.get_scale()
+        seen = optimizer.calls[-1]
+        assert_same(seen["found_inf"], torch.tensor(float(value == INF)))
+        assert seen["grad_scale"] == scaler.get_scale()
         assert scaler.last_step_skipped() == (value == INF)
         assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()
         assert p.grad == value
@@ -345,7 +345,7 @@ def test_nothing_stays_on_an_optimizer_whose_step_raises(
         assert optimizer.calls[-1]["grad_scale"] == 8.0 * (of_user or 1.0)
 
 
-# ---- the door for callers who have checked
+# ---- step_checked: gradients that the caller has checked
 
 
 def test_step_checked_steps_by_the_flag_alone() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Shuffles, bits, small_dataset
+from helpers import ShufflingSampler, bits, small_dataset
 from stepper_runs import INF, Run, scalers
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 from tqdm import tqdm
@@ -80,7 +80,7 @@ def test_sized_loaders_are_not_read_ahead() -> None:
     for i in run.stepper.iterate(Sized()):
         assert taken == list(range(i + 1))
         run.micro()
-    loader = DataLoader(small_dataset(6), batch_size=2, sampler=Shuffles(6))
+    loader = DataLoader(small_dataset(6), batch_size=2, sampler=ShufflingSampler(6))
     torch.manual_seed(1)
     ours = [
         (batch[1].tolist(), bits(torch.get_rng_state())) for batch in run.stepper.iterate(loader)
@@ -218,17 +218,17 @@ def test_batches_without_a_micro_batch_leave_a_window_for_the_end() -> None:
 def test_clips_at_the_boundary_as_torch_does() -> None:
     for fused in (False, True):
         run = Run(2, max_norm=0.01, fused=fused)
-        twin = Run(2, fused=fused)
+        reference = Run(2, fused=fused)
         for seed in (1, 2):
-            (twin.loss(seed) / 2).backward()
-        norm = torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 0.01)
-        twin.optimizer.step()
+            (reference.loss(seed) / 2).backward()
+        norm = torch.nn.utils.clip_grad_norm_(reference.model.parameters(), 0.01)
+        reference.optimizer.step()
         run.micro(1)
         assert run.stepper.last_norm is None
         run.micro(2)
         assert run.stepper.last_norm is not None and run.stepper.last_norm.ndim == 0
         torch.testing.assert_close(run.stepper.last_norm.float(), norm)
-        for ours, theirs in zip(run.model.parameters(), twin.model.parameters(), strict=True):
+        for ours, theirs in zip(run.model.parameters(), reference.model.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
 
 
@@ -309,10 +309,10 @@ def test_on_nonfinite(fused: bool) -> None:
         assert (runs["window"].stepper.stepped, runs["window"].stepper.skipped) == (0, 1)
         assert any(not p.isfinite().all() for p in runs["ignore"].model.parameters())
         assert runs["ignore"].stepper.stepped == runs["micro"].stepper.stepped == 1
-        twin = Run(3, fused=fused, on_nonfinite="micro")
+        reference = Run(3, fused=fused, on_nonfinite="micro")
         for i in range(3):
-            twin.micro(i, weight=0 if i == spoiled else i + 1)
-        ours, theirs = (r.model.parameters() for r in (runs["micro"], twin))
+            reference.micro(i, weight=0 if i == spoiled else i + 1)
+        ours, theirs = (r.model.parameters() for r in (runs["micro"], reference))
         torch.testing.assert_close(list(ours), list(theirs), rtol=1e-6, atol=1e-7)
     run = Run(2, fused=fused, on_nonfinite="micro")
     run.micro(spoil=INF)

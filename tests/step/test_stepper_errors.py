@@ -38,15 +38,15 @@ def test_leaving_the_loop_discards_the_open_window() -> None:
 
 
 def test_an_exception_before_backward_is_not_counted() -> None:
-    run, twin = Run(2), Run(2)
+    run, reference = Run(2), Run(2)
     run.micro(1)
     warned = pytest.warns(UserWarning, match="before backward.*not counted")
     with warned, pytest.raises(OSError), run.stepper.micro(5):
         raise OSError
     run.micro(2)
-    twin.micro(1)
-    twin.micro(2)
-    assert run.stepper.stepped == 1 and run.parameters() == twin.parameters()
+    reference.micro(1)
+    reference.micro(2)
+    assert run.stepper.stepped == 1 and run.parameters() == reference.parameters()
     with pytest.warns(UserWarning, match="without backward"), run.stepper.micro():
         pass
     run.micro(3)
@@ -55,7 +55,7 @@ def test_an_exception_before_backward_is_not_counted() -> None:
 
 @pytest.mark.parametrize("kwargs", [{}, {"accum_dtype": torch.float32}])
 def test_an_exception_after_backward_discards_the_window(kwargs: Any) -> None:
-    run, twin = Run(2, **kwargs), Run(2, **kwargs)
+    run, reference = Run(2, **kwargs), Run(2, **kwargs)
 
     def fail(grad: Tensor) -> Tensor:
         raise OSError
@@ -70,10 +70,10 @@ def test_an_exception_after_backward_discards_the_window(kwargs: Any) -> None:
             run.stepper.backward(loss)
             raise OSError
         assert not run.has_gradients() and run.stepper.stepped == 0
-    for each in (run, twin):
+    for each in (run, reference):
         each.micro(3)
         each.micro(4)
-    assert run.stepper.stepped == 1 and run.parameters() == twin.parameters()
+    assert run.stepper.stepped == 1 and run.parameters() == reference.parameters()
 
 
 def test_an_exception_at_the_boundary_ends_the_window() -> None:

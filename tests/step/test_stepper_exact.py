@@ -176,6 +176,7 @@ def test_bfloat16_is_as_good_as_torch(tokens: bool) -> None:
         assert totals[1] <= 1.05 * limit, window
 
 
+@pytest.mark.slow
 def test_buffers_equal_one_big_batch() -> None:
     for window in WINDOWS:
         for n in (1, 6, 15):
@@ -234,13 +235,13 @@ def test_weights_0_and_1_beside_2048_in_float16(heavy: int) -> None:
                         loss = loss_of(model, x.to(dtype), y.to(dtype))
                         stepper.backward(loss * spoil if weight == 0 else loss)
             assert (stepper.stepped, stepper.skipped) == (2, 0)
-            twin = model_of(torch.float64)
+            reference = model_of(torch.float64)
             total = torch.zeros((), dtype=torch.float64)
             for weight, (x, y) in zip(weights, batches, strict=True):
                 x, y = x.to(dtype).double(), y.to(dtype).double()
-                total = total + loss_of(twin, x, y) * (weight / 2049)
+                total = total + loss_of(reference, x, y) * (weight / 2049)
             total.backward()
-            wanted = flat(p.grad for p in twin.parameters())
+            wanted = flat(p.grad for p in reference.parameters())
             assert max(errors(records.steps, [wanted] * 2)) < 4e-3, (weights, kwargs)
 
 

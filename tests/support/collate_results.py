@@ -45,17 +45,17 @@ class Graph:
         self.__dict__.update(state)
 
 
-class BatchPool:
+class Slotted:
     __slots__ = ("x",)
 
     def __init__(self, x: Any) -> None:
         self.x = x
 
     def __reduce__(self) -> Any:
-        return BatchPool, (self.x,)
+        return Slotted, (self.x,)
 
     def __repr__(self) -> str:
-        return f"BatchPool({self.x!r})"
+        return f"Slotted({self.x!r})"
 
 
 class Protocol:
@@ -114,7 +114,7 @@ OBJECTS: dict[str, Make] = {
     "Mapping": lambda: (Frozen({"a": X}), Open({"b": X})),
     "BatchEncoding": lambda: Encoding({"input_ids": torch.arange(6).view(2, 3), "n": [1, 2]}),
     "PyG": lambda: Graph(x=X, edge_index=torch.arange(8).view(2, 4), ptr=None),
-    "__reduce__": lambda: BatchPool(X),
+    "__reduce__": lambda: Slotted(X),
     "protocol": Protocol,
     "PackedSequence": lambda: pack_sequence([torch.ones(3), torch.ones(2)]),
     "PackedSequence, sorted": lambda: pack_sequence([torch.ones(1), X[0, 0]], False),
@@ -122,7 +122,7 @@ OBJECTS: dict[str, Make] = {
     "module": lambda: torch.nn.Linear(2, 1).requires_grad_(False).weight.fill_(2),
     "exception": lambda: ValueError("returned, not raised"),
     "random state": lambda: random.Random(3).getstate(),
-    "object in itself": lambda: _looped(),
+    "object in itself": lambda: _object_in_itself(),
     "deep": lambda: deep(200),
 }
 TENSORS: dict[str, Make] = {
@@ -179,7 +179,7 @@ ARRAYS: dict[str, Make] = {
 }
 
 
-def _looped() -> Any:
+def _object_in_itself() -> Any:
     loop = types.SimpleNamespace(x=1)
     loop.items = [loop.x]
     return loop

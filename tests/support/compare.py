@@ -43,10 +43,10 @@ def _memory(tensor: torch.Tensor) -> bytes:
     return elements.reshape(-1).numpy().tobytes()
 
 
-def assert_twin_tensors(ours: torch.Tensor, theirs: torch.Tensor, where: str) -> None:
+def assert_identical_tensors(ours: torch.Tensor, theirs: torch.Tensor, where: str) -> None:
     assert _traits(ours) == _traits(theirs), where
     if ours.is_nested:
-        assert_twins(list(ours.detach().unbind()), list(theirs.detach().unbind()), where)
+        assert_identical(list(ours.detach().unbind()), list(theirs.detach().unbind()), where)
         return
     assert ours.shape == theirs.shape, where
     if ours.layout is torch.strided:
@@ -56,41 +56,41 @@ def assert_twin_tensors(ours: torch.Tensor, theirs: torch.Tensor, where: str) ->
         assert bits(ours) == bits(theirs), where
 
 
-def _assert_twin_arrays(ours: Any, theirs: Any, where: str) -> None:
+def _assert_identical_arrays(ours: Any, theirs: Any, where: str) -> None:
     assert (ours.dtype, ours.shape, ours.strides) == (theirs.dtype, theirs.shape, theirs.strides)
     for flag in ("WRITEABLE", "OWNDATA", "ALIGNED"):
         assert ours.flags[flag] == theirs.flags[flag], f"{where}: {flag}"
     assert ours.tobytes() == theirs.tobytes(), where
 
 
-def _assert_twin_parts(ours: Iterable[Any], theirs: Iterable[Any], where: str) -> None:
+def _assert_identical_parts(ours: Iterable[Any], theirs: Iterable[Any], where: str) -> None:
     a, b = list(ours), list(theirs)
     assert len(a) == len(b), where
     for i, (x, y) in enumerate(zip(a, b, strict=True)):
-        assert_twins(x, y, f"{where}[{i}]")
+        assert_identical(x, y, f"{where}[{i}]")
 
 
 def _has_state(value: Any) -> bool:
     return hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value)
 
 
-def assert_twins(ours: Any, theirs: Any, where: str = "batch") -> None:
+def assert_identical(ours: Any, theirs: Any, where: str = "batch") -> None:
     """Same types all the way down, and of tensors and arrays everything a user can see."""
     assert type(ours) is type(theirs), f"{where}: {ours!r} is not like {theirs!r}"
     if isinstance(ours, torch.Tensor):
-        assert_twin_tensors(ours, theirs, where)
-        assert_twins(vars(ours), vars(theirs), f"{where}.__dict__")
+        assert_identical_tensors(ours, theirs, where)
+        assert_identical(vars(ours), vars(theirs), f"{where}.__dict__")
     elif isinstance(ours, np.ndarray) and not ours.dtype.hasobject:
-        _assert_twin_arrays(ours, theirs, where)
+        _assert_identical_arrays(ours, theirs, where)
     elif isinstance(ours, torch.UntypedStorage):
         assert ours.tolist() == theirs.tolist(), where
     elif isinstance(ours, Mapping):
         assert list(ours) == list(theirs), where
-        _assert_twin_parts(ours.values(), theirs.values(), where)
+        _assert_identical_parts(ours.values(), theirs.values(), where)
     elif isinstance(ours, (list, tuple, deque)):
-        _assert_twin_parts(ours, theirs, where)
+        _assert_identical_parts(ours, theirs, where)
     elif _has_state(ours):
-        assert_twins(vars(ours), vars(theirs), f"{where}.__dict__")
+        assert_identical(vars(ours), vars(theirs), f"{where}.__dict__")
     else:
         assert repr(ours) == repr(theirs), where
 
@@ -141,7 +141,7 @@ def results(loader: Iterable[Any], limit: int = 1000) -> list[Any]:
 NAMES = [name for name in BATCHES if "in itself" not in name]
 
 
-class Kinds(Dataset[Any]):
+class BatchKinds(Dataset[Any]):
     """Index k is the k-th kind of batch: as its samples, or as one sample."""
 
     def __getitems__(self, indices: list[int]) -> Any:
@@ -157,14 +157,14 @@ class Kinds(Dataset[Any]):
 # ---- what a loader does from its making to its end
 
 Fetch = Callable[[Any], Any]
-BOTH = (DataLoader, TorchLoader)
+LOADERS = (DataLoader, TorchLoader)
 
 
 def identity(value: Any) -> Any:
     return value
 
 
-class Calls(Dataset[Any]):
+class FunctionDataset(Dataset[Any]):
     """Sample i is what a function makes of i."""
 
     def __init__(self, function: Fetch = identity, length: int = 10) -> None:
@@ -177,7 +177,7 @@ class Calls(Dataset[Any]):
         return self.length
 
 
-def story(cls: Any, dataset: Any, epochs: int = 1, **kwargs: Any) -> list[Any]:
+def record_run(cls: Any, dataset: Any, epochs: int = 1, **kwargs: Any) -> list[Any]:
     """What a loader gives, says and warns, with torch's random state after every next()."""
     kwargs = {"batch_size": 2, "timeout": 20 if kwargs.get("num_workers") else 0, **kwargs}
     if "batch_sampler" in kwargs:
@@ -185,7 +185,7 @@ def story(cls: Any, dataset: Any, epochs: int = 1, **kwargs: Any) -> list[Any]:
     if isinstance(kwargs.get("generator"), int):
         kwargs["generator"] = torch.Generator().manual_seed(kwargs["generator"])
     torch.manual_seed(3)
-    told: list[Any] = []
+    record: list[Any] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loader = cls(dataset() if isinstance(dataset, type) else dataset, **kwargs)
@@ -194,10 +194,10 @@ def story(cls: Any, dataset: Any, epochs: int = 1, **kwargs: Any) -> list[Any]:
         for _ in range(epochs):
             iterator = result(lambda: iter(loader))
             if isinstance(iterator, Raised):
-                return [*told, iterator]
-            told += [bits(torch.get_rng_state()), *_epoch(iterator)]
+                return [*record, iterator]
+            record += [bits(torch.get_rng_state()), *_epoch(iterator)]
     texts = [(warning.category, str(warning.message)) for warning in caught]
-    return [*told, [text for text in texts if "will create" not in text[1]]]
+    return [*record, [text for text in texts if "will create" not in text[1]]]
 
 
 def _epoch(iterator: Iterator[Any]) -> Iterator[Any]:
@@ -210,16 +210,18 @@ def _epoch(iterator: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
-def assert_stories_agree(dataset: Any, **kwargs: Any) -> list[Any]:
-    ours, theirs = (story(cls, dataset, **kwargs) for cls in BOTH)
-    assert_twins(ours, theirs)
+def assert_same_run(dataset: Any, **kwargs: Any) -> list[Any]:
+    ours, theirs = (record_run(cls, dataset, **kwargs) for cls in LOADERS)
+    assert_identical(ours, theirs)
     return ours
 
 
-def made_by(cls: Any, make: Callable[[Any], Any], count: int, workers: int, **kwargs: Any) -> Any:
+def collating_loader(
+    cls: Any, make: Callable[[Any], Any], count: int, workers: int, **kwargs: Any
+) -> Any:
     """What a loader gives whose collate_fn is called with 0, 1, ..."""
     return cls(
-        Calls(length=count),
+        FunctionDataset(length=count),
         1,
         num_workers=workers,
         collate_fn=lambda batch: make(batch[0]),

@@ -164,7 +164,7 @@ def _distributed(**kwargs: Any) -> Kind:
 
 
 # The arguments of a loader over n samples: everything torch draws indices with.
-KINDS: dict[str, Kind] = {
+SAMPLERS: dict[str, Kind] = {
     "sequential": lambda n, g: {},
     "shuffle": lambda n, g: {"shuffle": True},
     "shuffle-generator": lambda n, g: {"shuffle": True, "generator": g},
@@ -193,17 +193,20 @@ KINDS: dict[str, Kind] = {
     "distributed-drop": _distributed(num_replicas=3, rank=2, drop_last=True, seed=5),
     "distributed-in-order": _distributed(num_replicas=4, rank=0, shuffle=False),
     "distributed-many": _distributed(num_replicas=3 * N, rank=2 * N + 1),
-    "user": lambda n, g: {"sampler": Yields(range(n - 1, -1, -1))},
-    "user-drawing": lambda n, g: {"sampler": Draws(n)},
+    "user": lambda n, g: {"sampler": ListSampler(range(n - 1, -1, -1))},
+    "user-drawing": lambda n, g: {"sampler": DrawingSampler(n)},
 }
 
 
-class Yields(Sampler[Any]):
+class ListSampler(Sampler[Any]):
     """Yields what it was given."""
 
     def __init__(self, items: Iterable[Any], convert: Callable[[Any], Any] = lambda i: i) -> None:
         self.items = list(items)
         self.convert = convert
+
+    def __repr__(self) -> str:
+        return f"ListSampler({self.items})"  # the same in each process: tests are named by it
 
     def __iter__(self) -> Iterator[Any]:
         for item in self.items:
@@ -213,7 +216,7 @@ class Yields(Sampler[Any]):
         return len(self.items)
 
 
-class Draws(Sampler[int]):
+class DrawingSampler(Sampler[int]):
     """Draws each index from torch's own generator when it is asked for it."""
 
     def __init__(self, n: int) -> None:
@@ -227,7 +230,7 @@ class Draws(Sampler[int]):
         return self.n
 
 
-class Shuffles(Sampler[Any]):
+class ShufflingSampler(Sampler[Any]):
     """Draws already in __iter__, before the first item is asked for."""
 
     def __init__(self, n: int, size: int | None = None) -> None:
@@ -248,7 +251,7 @@ class SamplerError(Exception):
     pass
 
 
-class Fails(Sampler[int]):
+class FailingSampler(Sampler[int]):
     """Yields 0 to n - 1 and raises in the place of `at`, after which it can go on."""
 
     def __init__(self, n: int, at: int, error: type[BaseException] = SamplerError) -> None:

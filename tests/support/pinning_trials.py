@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from process_loop import Images, Loop
+from process_loop import CheckedLoop, ImageDataset
 from upload_device import EAGER, FIELDS, LAZY, NAMES, RANDOM, SOURCES, Device, core, fake
 
 from fastloop import ArrayDataset, DataLoader
@@ -169,9 +169,9 @@ def what_copies_still_read_counts_in_the_budget() -> None:
     device.close()
     device = Device()
     order = [*range(40)] * 2
-    loader: Any = DataLoader(Images(), 4, sampler=order, num_workers=1, prefetch_factor=8)
+    loader: Any = DataLoader(ImageDataset(), 4, sampler=order, num_workers=1, prefetch_factor=8)
     loader.memory_budget = 2 * 4 * (64 << 10)  # half of it for requests, and none smaller
-    loop = Loop(loader, device)
+    loop = CheckedLoop(loader, device)
     iterator = loop.begin()
     for k in range(14):
         loop.check(next(iterator), order[4 * k : 4 * k + 4])
@@ -190,7 +190,7 @@ def the_budget_of_a_loader_is_that() -> None:
         device = Device()
         loader: Any = DataLoader(ArrayDataset(*SOURCES), 10, num_workers=2, prefetch_factor=4)
         loader.memory_budget = budget
-        loop = Loop(loader, device)
+        loop = CheckedLoop(loader, device)
         iterator = loop.begin()
         assert loader._shared.array_memory.count()["made"] == min(most, 4)
         for k in range(4):
@@ -308,9 +308,13 @@ def batches_of_workers_keep_what_is_registered() -> None:
         for persistent in (False, True):
             device = Device()
             loader: Any = DataLoader(
-                Images(), 4, num_workers=workers, persistent_workers=persistent, prefetch_factor=2
+                ImageDataset(),
+                4,
+                num_workers=workers,
+                persistent_workers=persistent,
+                prefetch_factor=2,
             )
-            loop = Loop(loader, device)
+            loop = CheckedLoop(loader, device)
             before = fake.fake_count_pins()
             iterator: Any = None
             for epoch in range(3):
@@ -341,13 +345,13 @@ def growing_batches_of_workers() -> None:
         device = Device()
         indices = [[k] for k in range(40)]
         loader: Any = DataLoader(
-            Images(), batch_sampler=indices, num_workers=workers, collate_fn=grown
+            ImageDataset(), batch_sampler=indices, num_workers=workers, collate_fn=grown
         )
-        loop = Loop(loader, device)
+        loop = CheckedLoop(loader, device)
         before = fake.fake_count_pins()
         iterator = loop.begin()
         for k in range(40):
-            loop.look(next(iterator), torch.full((k + 1, 5000), float(k)))
+            loop.check_tensor(next(iterator), torch.full((k + 1, 5000), float(k)))
             device.synchronize()
         now = fake.fake_count_pins()
         in_use = 2 * workers + 3

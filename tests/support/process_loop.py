@@ -19,7 +19,7 @@ def image(index: int) -> torch.Tensor:
     return torch.full((30 + 7 * (index % 2), 50), index, dtype=torch.float32)[:30]
 
 
-class Images(Dataset[Any]):
+class ImageDataset(Dataset[Any]):
     def __init__(self, pause_s: float = 0.0) -> None:
         self.pause_s = pause_s
 
@@ -31,14 +31,14 @@ class Images(Dataset[Any]):
         return {"image": image(index), "label": index, "name": f"{index}.png"}
 
 
-def ragged(samples: list[Any]) -> Any:
+def collate_ragged(samples: list[Any]) -> Any:
     """As many rows as the first index says, part of something larger, in containers."""
     first = samples[0]["label"]
     rows = torch.arange(float(first * 100 + 100)).reshape(first + 1, 100)[1:]
     return Pair([rows, {"names": [sample["name"] for sample in samples]}], first)
 
 
-class Loop:
+class CheckedLoop:
     """Takes batches of a loader on a device of the fake, and queues kernels that check them."""
 
     def __init__(self, loader: Any, device: Device) -> None:
@@ -62,7 +62,7 @@ class Loop:
         self.accelerator.recorded.clear()
         self.device.close()
 
-    def look(self, tensor: torch.Tensor, expected: torch.Tensor) -> None:
+    def check_tensor(self, tensor: torch.Tensor, expected: torch.Tensor) -> None:
         assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
         assert tensor.is_contiguous()
         data = expected.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
@@ -70,12 +70,12 @@ class Loop:
 
     def check(self, batch: Any, indices: list[int]) -> None:
         assert list(batch) == ["image", "label", "name"]
-        self.look(batch["image"], torch.stack([image(index) for index in indices]))
-        self.look(batch["label"], torch.tensor(indices))
+        self.check_tensor(batch["image"], torch.stack([image(index) for index in indices]))
+        self.check_tensor(batch["label"], torch.tensor(indices))
         assert batch["name"] == [f"{index}.png" for index in indices]
 
 
-def each_way(most_workers: int = 3) -> Iterator[tuple[int, int]]:
+def each_stream_order(most_workers: int = 3) -> Iterator[tuple[int, int]]:
     for workers in range(1, most_workers + 1):
         for order, seed in ((EAGER, 0), (LAZY, 0), (RANDOM, 0), (RANDOM, 1)):
             fake.fake_set_order(order, seed)

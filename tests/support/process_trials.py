@@ -13,7 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from process_loop import LENGTH, Images, Loop, Pair, each_way, image, ragged, split
+from process_loop import (
+    LENGTH,
+    CheckedLoop,
+    ImageDataset,
+    Pair,
+    collate_ragged,
+    each_stream_order,
+    image,
+    split,
+)
 from torch.utils.data import IterableDataset
 from upload_device import (
     EAGER,
@@ -32,15 +41,15 @@ from fastloop import DataLoader
 
 
 def a_loader_from_end_to_end() -> None:
-    for workers, seed in each_way():
+    for workers, seed in each_stream_order():
         device = Device(1)
         device.use(device.new_stream())
         order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(seed)).tolist()
         loader: Any = DataLoader(
-            Images(), 7, sampler=order, num_workers=workers, pin_memory=True,
+            ImageDataset(), 7, sampler=order, num_workers=workers, pin_memory=True,
             persistent_workers=workers == 2, prefetch_factor=1 + seed,
         )  # fmt: skip
-        loop = Loop(loader, device)
+        loop = CheckedLoop(loader, device)
         for epoch in range(3):
             iterator = loop.begin()
             for k, indices in enumerate(split(order, 7)[: 2 + 2 * epoch]):
@@ -63,13 +72,13 @@ def a_loader_from_end_to_end() -> None:
 
 def no_context_on_a_device_that_nobody_chose() -> None:
     """The consumer and the courier begin on device 0, where they have no business."""
-    for workers, seed in each_way(2):
+    for workers, seed in each_stream_order(2):
         device = Device(1)
         device.use(device.new_stream())
 
         def consume(workers: int = workers, device: Device = device, reach: int = 2 + seed) -> None:
-            loader: Any = DataLoader(Images(), 4, num_workers=workers)
-            loop = Loop(loader, device)
+            loader: Any = DataLoader(ImageDataset(), 4, num_workers=workers)
+            loop = CheckedLoop(loader, device)
             iterator = loop.begin()
             for indices in split(list(range(LENGTH)), 4)[:reach]:
                 loop.check(next(iterator), indices)
@@ -85,20 +94,20 @@ def no_context_on_a_device_that_nobody_chose() -> None:
 
 def batches_of_every_kind() -> None:
     """What a collate_fn of one's own makes: views, containers, numbers, sizes that change."""
-    for workers, _ in each_way(2):
+    for workers, _ in each_stream_order(2):
         device = Device()
         indices = [[k % LENGTH, 3] for k in (5, 1, 30, 2, 39, 7, 7, 20, 21)]
         loader: Any = DataLoader(
-            Images(), batch_sampler=indices, num_workers=workers, collate_fn=ragged
+            ImageDataset(), batch_sampler=indices, num_workers=workers, collate_fn=collate_ragged
         )
-        loop = Loop(loader, device)
+        loop = CheckedLoop(loader, device)
         iterator = loop.begin()
         for first, _ in indices:
             batch = next(iterator)
             assert type(batch) is Pair and batch.label == first
             rows = torch.arange(100.0, 100.0 + first * 100).reshape(first, 100)
             assert batch.image[1]["names"] == [f"{first}.png", "3.png"]
-            loop.look(batch.image[0], rows)
+            loop.check_tensor(batch.image[0], rows)
         assert next(iterator, None) is None
         del iterator, batch
         del loader
@@ -111,9 +120,9 @@ def a_batch_comes_in_the_middle_of_a_step() -> None:
     for in_order in (True, False):
         device = Device()
         loader: Any = DataLoader(
-            Images(0.02), 4, num_workers=1, prefetch_factor=1, in_order=in_order
+            ImageDataset(0.02), 4, num_workers=1, prefetch_factor=1, in_order=in_order
         )
-        loop = Loop(loader, device)
+        loop = CheckedLoop(loader, device)
         iterator = loop.begin()
         for indices in split(list(range(LENGTH)), 4):
             loop.check(next(iterator), indices)
@@ -131,11 +140,11 @@ def a_batch_comes_in_the_middle_of_a_step() -> None:
 
 def the_current_stream_may_change() -> None:
     lent = 0
-    for workers, _ in each_way(2):
+    for workers, _ in each_stream_order(2):
         device = Device()
         streams = [device.new_stream() for _ in range(3)]
-        loader: Any = DataLoader(Images(), 2, num_workers=workers)
-        loop = Loop(loader, device)
+        loader: Any = DataLoader(ImageDataset(), 2, num_workers=workers)
+        loop = CheckedLoop(loader, device)
         iterator = loop.begin()
         for k, indices in enumerate(split(list(range(LENGTH)), 2)):
             device.use(streams[k % 3])
@@ -156,18 +165,18 @@ class Numbers(IterableDataset[Any]):
 
 def order_is_torchs() -> None:
     """Streams that end early, and batches in the order of arrival."""
-    for workers, _ in each_way():
+    for workers, _ in each_stream_order():
         device = Device()
         loader: Any = DataLoader(Numbers(), 2, num_workers=workers)
         expected = [batch.tolist() for batch in DataLoader(Numbers(), 2, num_workers=workers)]
-        loop = Loop(loader, device)
+        loop = CheckedLoop(loader, device)
         count = 0
         for batch in loop.begin():
-            loop.look(batch, torch.tensor(expected[count]))
+            loop.check_tensor(batch, torch.tensor(expected[count]))
             count += 1
         assert count == len(expected)
-        unordered: Any = DataLoader(Images(), 4, num_workers=workers, in_order=False)
-        loop = Loop(unordered, device)
+        unordered: Any = DataLoader(ImageDataset(), 4, num_workers=workers, in_order=False)
+        loop = CheckedLoop(unordered, device)
         seen = []
         for batch in loop.begin():
             first = int(batch["name"][0].removesuffix(".png"))
@@ -183,13 +192,13 @@ def order_is_torchs() -> None:
 
 
 def a_loop_is_left_early() -> None:
-    for workers, seed in each_way():
+    for workers, seed in each_stream_order():
         for is_persistent in (False, True):
             device = Device()
             loader: Any = DataLoader(
-                Images(), 4, num_workers=workers, persistent_workers=is_persistent
+                ImageDataset(), 4, num_workers=workers, persistent_workers=is_persistent
             )
-            loop = Loop(loader, device)
+            loop = CheckedLoop(loader, device)
             iterator = loop.begin()
             for taken in (0, 1, 4):
                 if is_persistent:
@@ -212,10 +221,10 @@ def a_loop_is_left_early() -> None:
 
 
 def memory_comes_back() -> None:
-    for workers, _ in each_way(2):
+    for workers, _ in each_stream_order(2):
         device = Device()
-        loader: Any = DataLoader(Images(), 4, num_workers=workers)
-        loop = Loop(loader, device)
+        loader: Any = DataLoader(ImageDataset(), 4, num_workers=workers)
+        loop = CheckedLoop(loader, device)
         device.left = 0
         iterator = loop.begin()
         for k, indices in enumerate(split(list(range(LENGTH)), 4)):
@@ -239,8 +248,8 @@ def memory_cannot_be_pinned() -> None:
     """From the start: then batches stay on the CPU. Later: an error, and the same batch again."""
     fake.fake_set_order(LAZY, 0)
     device = Device()
-    loader: Any = DataLoader(Images(), 4, num_workers=1)
-    loop = Loop(loader, device)
+    loader: Any = DataLoader(ImageDataset(), 4, num_workers=1)
+    loop = CheckedLoop(loader, device)
     fake.fake_refuse_pins(True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -256,7 +265,7 @@ def memory_cannot_be_pinned() -> None:
         warnings.simplefilter("error")  # told once
         iterator = loop.begin(is_on_device=False)
     assert loader._shared.worker_memory is slots  # nor is it tried again
-    loop.loader = loader = DataLoader(Images(), 4, num_workers=1)
+    loop.loader = loader = DataLoader(ImageDataset(), 4, num_workers=1)
     iterator = loop.begin()
     fake.fake_refuse_pins(True)
     for k, indices in enumerate(split(list(range(LENGTH)), 4)):
@@ -277,8 +286,8 @@ def fail_call(n: int, error: int, is_sticky: bool) -> bool:
     """With call n failing; false when there were fewer."""
     device = Device(1)
     device.use(device.new_stream())
-    loader: Any = DataLoader(Images(), 8, num_workers=2)
-    loop = Loop(loader, device)
+    loader: Any = DataLoader(ImageDataset(), 8, num_workers=2)
+    loop = CheckedLoop(loader, device)
     fake.fake_fail_at(n, error, is_sticky)
     errors: list[Exception] = []
     iterator: Any = None
@@ -326,8 +335,8 @@ def each_call_may_fail() -> None:
 def a_child_is_inert() -> None:
     fake.fake_set_order(LAZY, 0)
     device = Device()
-    loader: Any = DataLoader(Images(), 4, num_workers=2)
-    loop = Loop(loader, device)
+    loader: Any = DataLoader(ImageDataset(), 4, num_workers=2)
+    loop = CheckedLoop(loader, device)
     iterator = loop.begin()
     for indices in split(list(range(LENGTH)), 4)[:3]:
         loop.check(next(iterator), indices)
@@ -337,6 +346,7 @@ def a_child_is_inert() -> None:
         time.sleep(0.1)
     child = os.fork()
     if child == 0:
+        calls = fake.fake_calls()
         try:
             next(iterator)
         except Exception:
@@ -352,7 +362,7 @@ def a_child_is_inert() -> None:
     loop.close()
 
 
-class Deadly(Images):
+class Deadly(ImageDataset):
     def __getitem__(self, index: int) -> Any:
         if index == 21:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -362,11 +372,11 @@ class Deadly(Images):
 
 
 def a_worker_dies() -> None:
-    for workers, _ in each_way(2):
+    for workers, _ in each_stream_order(2):
         for order in (range(LENGTH), range(22, LENGTH)):
             device = Device()
             loader: Any = DataLoader(Deadly(), 4, sampler=order, num_workers=workers)
-            loop = Loop(loader, device)
+            loop = CheckedLoop(loader, device)
             iterator = loop.begin()
             done = 0
             try:
@@ -406,14 +416,14 @@ def what_hides_tensors_goes_another_way() -> None:
     )
     for kind, collate_fn in enumerate(kinds):
         device = Device()
-        loader: Any = DataLoader(Images(), 4, num_workers=1, collate_fn=collate_fn)
-        loop = Loop(loader, device)
+        loader: Any = DataLoader(ImageDataset(), 4, num_workers=1, collate_fn=collate_fn)
+        loop = CheckedLoop(loader, device)
         for k, batch in enumerate(loop.begin()):
             expected = torch.stack([image(4 * k + i) for i in range(4)])
             if kind == 0:
                 assert torch.equal(batch.image, expected)
             elif kind == 1:
-                loop.look(batch.image, expected)
+                loop.check_tensor(batch.image, expected)
             elif kind == 2:
                 assert batch == [f"{4 * k + i}.png" for i in range(4)]
             else:
@@ -426,10 +436,10 @@ def what_hides_tensors_goes_another_way() -> None:
 def a_transform_runs_on_what_has_arrived() -> None:
     from fastloop.device.prefetch import DeviceIter
 
-    for workers, _ in each_way(2):
+    for workers, _ in each_stream_order(2):
         device = Device()
-        loader: Any = DataLoader(Images(), 4, num_workers=workers)
-        loop = Loop(loader, device)
+        loader: Any = DataLoader(ImageDataset(), 4, num_workers=workers)
+        loop = CheckedLoop(loader, device)
         calls: list[list[str]] = []
 
         def transform(batch: Any, calls: list[list[str]] = calls) -> Any:

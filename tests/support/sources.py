@@ -153,6 +153,20 @@ def qualified_names(path: Path) -> set[str]:
     return found
 
 
+def bound_names(path: Path) -> set[str]:
+    """What a Python file binds at its top level, imports included, and in tuples too."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+        else:
+            stored = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+            found |= {n.id for n in stored if isinstance(n.ctx, ast.Store)}
+    return found
+
+
 def python_functions(path: Path) -> Iterator[tuple[str, int, int]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

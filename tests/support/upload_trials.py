@@ -336,6 +336,7 @@ def a_child_is_inert() -> None:
             time.sleep(0.05)
         child = os.fork()
         if child == 0:
+            calls = fake.fake_calls()
             try:
                 next(feed)
             except RuntimeError as error:

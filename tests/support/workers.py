@@ -77,7 +77,7 @@ def check_batches(batches: Any, size: int = 4) -> int:
     return count
 
 
-class At:
+class CallAt:
     """Calls `act` when item `i` is asked for, or a multiple if `every`."""
 
     def __init__(self, i: int, act: Callable[[], object], every: bool = False) -> None:
@@ -114,7 +114,7 @@ class SleepAt:
 
     def is_waited_for(self) -> bool:
         """Whether a worker sleeps while the main thread waits for a batch."""
-        return bool(self.is_there) and is_in("_get_data")
+        return bool(self.is_there) and is_thread_in("_get_data")
 
 
 class Sleep:
@@ -163,7 +163,7 @@ def wait_until(check: Callable[[], object], seconds: float = 60) -> float:
     return time.monotonic() - begin
 
 
-def arenas() -> list[os.stat_result]:
+def arena_files() -> list[os.stat_result]:
     """The files in memory that this process has open for its batches."""
     found = []
     for name in os.listdir("/proc/self/fd"):
@@ -174,9 +174,9 @@ def arenas() -> list[os.stat_result]:
     return found
 
 
-def ring_bytes() -> int:
+def arena_bytes() -> int:
     """Memory of all batches, under way, lent or waiting for reuse."""
-    return sum(arena.st_blocks * 512 for arena in arenas())
+    return sum(arena.st_blocks * 512 for arena in arena_files())
 
 
 def shmem_bytes() -> int:
@@ -185,12 +185,12 @@ def shmem_bytes() -> int:
     return int(text.split("Shmem:")[1].split()[0]) * 1024
 
 
-def held() -> tuple[int, int, int]:
+def resources() -> tuple[int, int, int]:
     """Descriptors, threads and children of this process."""
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), len(children())
 
 
-def fails(call: Callable[[], object], kind: type[BaseException] = RuntimeError) -> str:
+def error_text(call: Callable[[], object], kind: type[BaseException] = RuntimeError) -> str:
     """The text of the error that `call` raises, which must be of this very type."""
     try:
         call()
@@ -200,15 +200,19 @@ def fails(call: Callable[[], object], kind: type[BaseException] = RuntimeError) 
     raise AssertionError("no error")
 
 
-def is_in(function: str, main: int = threading.main_thread().ident or 0) -> bool:
-    """Whether the main thread is in a Python function of that name."""
-    frame = sys._current_frames()[main]
-    while frame.f_back is not None and frame.f_code.co_name != function:
+MAIN = threading.main_thread().ident
+
+
+def is_thread_in(function: str, thread: int | None = MAIN) -> bool:
+    """Whether a thread is in a Python function of that name, or in what that calls. "__next__": it
+    asks a loader's iterator for a batch."""
+    frame = sys._current_frames().get(thread or 0)
+    while frame is not None and frame.f_code.co_name != function:
         frame = frame.f_back
-    return frame.f_code.co_name == function
+    return frame is not None
 
 
-def rest() -> None:
+def sleep_in_steps() -> None:
     """For 30 s in short sleeps: one long sleep would go on where another thread takes the signal,
     as happens when the main thread is about to take another."""
     for _ in range(3000):
@@ -216,9 +220,8 @@ def rest() -> None:
 
 
 class Interrupt:
-    """Sends SIGINT once `when()` holds and a while has passed, to this process or to its whole
-    group; another thread than the main one takes it where `elsewhere`. Further ones follow a while
-    later each."""
+    """Sends SIGINT `after` seconds after `when()` holds, so many `times`: to this process, to its
+    whole `group`, or to a thread that is not the main one."""
 
     def __init__(
         self,
@@ -226,7 +229,7 @@ class Interrupt:
         group: bool = False,
         times: int = 1,
         when: Callable[[], object] = lambda: True,
-        elsewhere: bool = False,
+        on_other_thread: bool = False,
     ) -> None:
         self.sent = 0.0
 
@@ -237,7 +240,7 @@ class Interrupt:
                 if after:
                     time.sleep(after)
                 self.sent = time.monotonic()
-                if elsewhere:
+                if on_other_thread:
                     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
                 elif group:
                     os.killpg(os.getpgrp(), signal.SIGINT)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 from collate_results import MAKES, RESULTS, Make, base, deep
-from compare import BOTH, Calls, Raised, assert_twins, made_by, results
-from helpers import TorchLoader, Yields
+from compare import LOADERS, FunctionDataset, Raised, assert_identical, collating_loader, results
+from helpers import ListSampler, TorchLoader
 from samples import Open, X, tensor_of
 
 from fastloop import DataLoader
@@ -37,10 +37,12 @@ def few_threads() -> Iterator[None]:
 
 @in_workers
 def test_results_of_every_kind(workers: int) -> None:
-    given = [results(made_by(cls, lambda k: MAKES[k](), len(MAKES), workers)) for cls in BOTH]
+    given = [
+        results(collating_loader(cls, lambda k: MAKES[k](), len(MAKES), workers)) for cls in LOADERS
+    ]
     for name, ours, theirs in zip(RESULTS, *given, strict=True):
         assert not isinstance(theirs, Raised), f"{name}: {theirs}"
-        assert_twins(ours, theirs, name)
+        assert_identical(ours, theirs, name)
 
 
 @in_workers
@@ -48,7 +50,7 @@ def test_a_quantized_tensor_comes_as_torch_sends_it(workers: int) -> None:
     make = lambda _: torch.quantize_per_tensor(base, 0.5, 3, torch.quint8)  # noqa: E731
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ours, theirs = (next(iter(made_by(cls, make, 1, workers))) for cls in BOTH)
+        ours, theirs = (next(iter(collating_loader(cls, make, 1, workers))) for cls in LOADERS)
     assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
     assert bytes(ours.untyped_storage()) == bytes(theirs.untyped_storage())
 
@@ -93,9 +95,9 @@ def random_views(seed: int) -> list[torch.Tensor]:
 
 @in_workers
 def test_views_and_aliases(workers: int) -> None:
-    batches = [list(made_by(cls, random_views, 400, workers)) for cls in BOTH]
+    batches = [list(collating_loader(cls, random_views, 400, workers)) for cls in LOADERS]
     for seed, (ours, theirs) in enumerate(zip(*batches, strict=True)):
-        assert_twins(ours, theirs, f"seed {seed}")
+        assert_identical(ours, theirs, f"seed {seed}")
         assert offsets(ours) == offsets(theirs), f"seed {seed}"
 
 
@@ -107,8 +109,8 @@ def test_a_write_shows_in_every_view() -> None:
         batch["rest"] = [batch["all"], batch["all"][10:20], batch["all"][::2].view(5, 10)]
         return batch
 
-    for cls in BOTH:
-        batch = next(iter(made_by(cls, collate, 1, 1)))
+    for cls in LOADERS:
+        batch = next(iter(collating_loader(cls, collate, 1, 1)))
         batch["all"].zero_()
         assert batch["rest"][0] is batch["all"]
         assert not batch["rest"][1].any() and not batch["rest"][2].any()
@@ -124,18 +126,20 @@ def test_of_a_large_storage_only_what_is_looked_at_is_sent() -> None:
         lambda: list(large[:6000].view(100, 60)[5:10]),
         lambda: [large[2_999_999:], large[3_000_000:]],
     ]
-    for make, batch in zip(makes, made_by(DataLoader, lambda k: makes[k](), 4, 1), strict=True):
-        assert_twins(batch, make())
+    for make, batch in zip(
+        makes, collating_loader(DataLoader, lambda k: makes[k](), 4, 1), strict=True
+    ):
+        assert_identical(batch, make())
         assert sum(tensor.untyped_storage().nbytes() for tensor in batch[:1]) < 5000
 
 
 def test_all_of_a_storage_is_sent_where_it_is_in_the_batch() -> None:
     collate = lambda k: [base[40:50], base.untyped_storage()][:: 1 - 2 * k]  # noqa: E731
-    for k, batch in enumerate(made_by(DataLoader, collate, 2, 1)):
+    for k, batch in enumerate(collating_loader(DataLoader, collate, 2, 1)):
         tensor, storage = batch[:: 1 - 2 * k]
         assert storage.nbytes() == 400
         assert tensor.untyped_storage()._cdata == storage._cdata
-        assert_twins(tensor, base[40:50])
+        assert_identical(tensor, base[40:50])
 
 
 class Remembers(Open):
@@ -165,8 +169,8 @@ def test_containers_that_alias_what_collate_made(kind: str, size: int) -> None:
     def sample(i: int) -> Remembers:
         return Remembers({"x": torch.full((size,), i), "large": torch.ones(40_000)}, kind)
 
-    for cls in BOTH:
-        for batch in cls(Calls(sample, 4), 2, num_workers=1):
+    for cls in LOADERS:
+        for batch in cls(FunctionDataset(sample, 4), 2, num_workers=1):
             assert (batch.kept is batch["x"]) == (kind == "itself"), cls
             batch["x"].fill_(-1)
             assert (batch.kept == -1).all(), cls
@@ -176,7 +180,7 @@ def test_containers_that_alias_what_collate_made(kind: str, size: int) -> None:
 def test_tensors_are_aligned() -> None:
     sample = {name: torch.ones(70_001, dtype=torch.uint8) for name in "xyz"}
     (batch,) = DataLoader([sample], num_workers=1)
-    (views,) = made_by(DataLoader, lambda _: list(sample.values()), 1, 1)
+    (views,) = collating_loader(DataLoader, lambda _: list(sample.values()), 1, 1)
     for tensor in (*batch.values(), *views):
         assert tensor.data_ptr() % 64 == 0
 
@@ -222,7 +226,7 @@ REFUSALS = list(REFUSED.values())
 @in_workers
 def test_what_cannot_be_pickled_is_an_error(workers: int) -> None:
     """torch prints it, and hangs."""
-    loader = made_by(
+    loader = collating_loader(
         DataLoader, lambda k: X + k if k % 2 else REFUSALS[k // 2][0](), 2 * len(REFUSED), workers
     )
     iterator = iter(loader)
@@ -233,7 +237,7 @@ def test_what_cannot_be_pickled_is_an_error(workers: int) -> None:
         assert text in told
         assert f"in DataLoader worker process {2 * k % workers}" in told
         assert f"This happened in batch {2 * k} (indices [{2 * k}])" in told
-        assert_twins(next(iterator), X + 2 * k + 1)
+        assert_identical(next(iterator), X + 2 * k + 1)
     assert next(iterator, None) is None
 
 
@@ -242,10 +246,10 @@ def test_hooks_are_warned_of() -> None:
         warnings.simplefilter("ignore" if k == 0 else "error")
         return _hooked()
 
-    for cls in BOTH:
-        (tensor,) = made_by(cls, collate, 1, 1)
+    for cls in LOADERS:
+        (tensor,) = collating_loader(cls, collate, 1, 1)
         assert tensor.requires_grad and tensor._backward_hooks is None
-    _, (kind, text) = results(made_by(DataLoader, collate, 2, 1))
+    _, (kind, text) = results(collating_loader(DataLoader, collate, 2, 1))
     assert kind is UserWarning and "backward hook" in text
 
 
@@ -276,9 +280,9 @@ def default_batch(k: int) -> dict[str, Any]:
 def test_kept_batches_keep_their_values(workers: int, kind: str) -> None:
     """Over several epochs, while others come and go, and after the loader is gone."""
     if kind == "collate_fn":
-        loader, make = made_by(DataLoader, some_batch, 40, workers), some_batch
+        loader, make = collating_loader(DataLoader, some_batch, 40, workers), some_batch
     else:
-        loader = DataLoader(Calls(default_batch, 40), 1, num_workers=workers)
+        loader = DataLoader(FunctionDataset(default_batch, 40), 1, num_workers=workers)
         make = default_batch
     kept = []
     for _ in range(3):
@@ -310,24 +314,24 @@ def _is_resizable(tensor: torch.Tensor) -> bool:
 @in_workers
 @pytest.mark.parametrize("length", [3, 100_000])
 def test_batches_are_ordinary_tensors(workers: int, length: int) -> None:
-    dataset = Calls(lambda i: (torch.full((length,), i), i), 8)
+    dataset = FunctionDataset(lambda i: (torch.full((length,), i), i), 8)
     for collate_fn in (None, identity_of_first):
         ours, theirs = (
-            list(cls(dataset, 2, num_workers=workers, collate_fn=collate_fn)) for cls in BOTH
+            list(cls(dataset, 2, num_workers=workers, collate_fn=collate_fn)) for cls in LOADERS
         )
         for k, ((x, n), (y, m)) in enumerate(zip(ours, theirs, strict=True)):
             x.mul_(2).add_(k)
             x.numpy()[..., 0] = -1
             y.mul_(2).add_(k)
             y[..., 0] = -1
-            assert_twins((x, n), (y, m))
+            assert_identical((x, n), (y, m))
             assert x.is_contiguous() and x.grad_fn is None
-        assert_twins(ours, theirs)
+        assert_identical(ours, theirs)
         x = ours[-1][0]
-        assert_twins(pickle.loads(pickle.dumps(x)), x)
+        assert_identical(pickle.loads(pickle.dumps(x)), x)
         x.share_memory_()
         assert x.is_shared()
-        assert_twins(ours[-1][0], theirs[-1][0])
+        assert_identical(ours[-1][0], theirs[-1][0])
         assert _is_resizable(ours[0][0]) == _is_resizable(theirs[0][0])
 
 
@@ -335,13 +339,19 @@ def identity_of_first(batch: list[Any]) -> Any:
     return batch[0]
 
 
+@pytest.mark.slow
 def test_batches_of_any_size_in_any_order() -> None:
     """Larger than what was sent before, by much, and smaller again."""
     sizes = [1, 3_000_000, 10, 100_000, 2, 6_000_000, 0, 5_000_000, 1]
-    dataset = Calls(lambda i: {"n": i, "x": torch.full((sizes[i],), i), "y": (i, np.ones(9) * i)})
+    dataset = FunctionDataset(
+        lambda i: {"n": i, "x": torch.full((sizes[i],), i), "y": (i, np.ones(9) * i)}
+    )
     for workers in (1, 2):
         for collate_fn in (None, identity_of_first):
-            kwargs: dict[str, Any] = {"sampler": Yields(range(len(sizes))), "num_workers": workers}
+            kwargs: dict[str, Any] = {
+                "sampler": ListSampler(range(len(sizes))),
+                "num_workers": workers,
+            }
             ours = DataLoader(dataset, collate_fn=collate_fn, **kwargs)
             theirs = TorchLoader(dataset, collate_fn=collate_fn, sampler=kwargs["sampler"])
-            assert_twins(list(ours), list(theirs))
+            assert_identical(list(ours), list(theirs))

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 from compare import (
-    BOTH,
+    LOADERS,
     NAMES,
-    Calls,
+    BatchKinds,
     Fetch,
-    Kinds,
+    FunctionDataset,
     Raised,
-    assert_stories_agree,
-    assert_twins,
+    assert_identical,
+    assert_same_run,
     raised,
+    record_run,
     results,
-    story,
 )
-from helpers import Fails, TorchLoader, Yields
+from helpers import FailingSampler, ListSampler, TorchLoader
 from samples import X
 from torch.utils.data import (
     ChainDataset,
@@ -64,7 +64,9 @@ def outcomes(cls: Any, batch_size: int | None, workers: int, **kwargs: Any) -> l
     wanted = [k for k, name in enumerate(NAMES) if batch_size or name not in TORCH_FAILS]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loader = cls(Kinds(), batch_size, sampler=Yields(wanted), num_workers=workers, **kwargs)
+        loader = cls(
+            BatchKinds(), batch_size, sampler=ListSampler(wanted), num_workers=workers, **kwargs
+        )
         return list(zip((NAMES[k] for k in wanted), results(loader), strict=True))
 
 
@@ -76,7 +78,7 @@ def torchs(batch_size: int | None, workers: int) -> list[Any]:
 def assert_outcomes_agree(batch_size: int | None, workers: int, **kwargs: Any) -> None:
     ours = outcomes(DataLoader, batch_size, workers, **kwargs)
     for (name, a), (_, b) in zip(ours, torchs(batch_size, workers), strict=True):
-        assert_twins(a, b, name)
+        assert_identical(a, b, name)
 
 
 @everywhere
@@ -126,17 +128,17 @@ BATCHES_OF_INDICES = [(1, 2), [3], torch.tensor([1, 2]), np.arange(3), "ab", ran
 
 @everywhere
 def test_indices_of_every_kind(workers: int) -> None:
-    assert_stories_agree(Calls(show), sampler=INDICES, num_workers=workers)
+    assert_same_run(FunctionDataset(show), sampler=INDICES, num_workers=workers)
     kwargs: dict[str, Any] = {"batch_sampler": BATCHES_OF_INDICES, "num_workers": workers}
-    assert_stories_agree(Calls(show), **kwargs)
-    assert_stories_agree(Calls(show), batch_size=None, sampler=INDICES, num_workers=workers)
+    assert_same_run(FunctionDataset(show), **kwargs)
+    assert_same_run(FunctionDataset(show), batch_size=None, sampler=INDICES, num_workers=workers)
 
 
 @in_workers
 def test_of_a_tensor_index_only_what_it_shows_is_sent(workers: int) -> None:
     indices = torch.arange(4_000_000)
-    kwargs: dict[str, Any] = {"sampler": Yields(indices[:64]), "batch_size": 32}
-    assert_stories_agree(Calls(lambda index: index * 2), num_workers=workers, **kwargs)
+    kwargs: dict[str, Any] = {"sampler": ListSampler(indices[:64]), "batch_size": 32}
+    assert_same_run(FunctionDataset(lambda index: index * 2), num_workers=workers, **kwargs)
     assert max(len(payload) for payload in _payloads(indices)) < 40_000
 
 
@@ -173,19 +175,21 @@ def draw_more(worker: int) -> None:
 def test_seeds_and_numbers(workers: int, generator: int | None) -> None:
     for kwargs in ({}, {"shuffle": True}, {"persistent_workers": workers > 0, "epochs": 3}):
         more: dict[str, Any] = {"num_workers": workers, "collate_fn": list, "generator": generator}
-        assert_stories_agree(Calls(seeds), **{"epochs": 2, **kwargs, **more})
+        assert_same_run(FunctionDataset(seeds), **{"epochs": 2, **kwargs, **more})
 
 
 @in_workers
 def test_worker_init_fn(workers: int) -> None:
     kwargs: dict[str, Any] = {"num_workers": workers, "worker_init_fn": draw_more, "epochs": 2}
     for persistent in (False, True):
-        assert_stories_agree(Calls(seeds), collate_fn=list, persistent_workers=persistent, **kwargs)
+        assert_same_run(
+            FunctionDataset(seeds), collate_fn=list, persistent_workers=persistent, **kwargs
+        )
 
     def fail(worker: int) -> None:
         raise KeyError(f"worker {worker} will\nnot")
 
-    assert_stories_agree(Calls(), num_workers=workers, worker_init_fn=fail)
+    assert_same_run(FunctionDataset(), num_workers=workers, worker_init_fn=fail)
 
 
 def last(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
@@ -198,12 +202,12 @@ def extend(worker: int) -> None:
 
 @everywhere
 def test_an_extended_registry(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = Calls(lambda i: (X + i, i))
+    dataset = FunctionDataset(lambda i: (X + i, i))
     if workers:
-        told = assert_stories_agree(dataset, num_workers=workers, worker_init_fn=extend)
+        told = assert_same_run(dataset, num_workers=workers, worker_init_fn=extend)
         assert isinstance(told[2][0], dict)
     monkeypatch.setitem(collate.default_collate_fn_map, torch.Tensor, last)
-    told = assert_stories_agree(dataset, num_workers=workers)
+    told = assert_same_run(dataset, num_workers=workers)
     assert isinstance(told[2][0], dict)
 
 
@@ -213,8 +217,8 @@ def use_meta(worker: int) -> None:
 
 @in_workers
 def test_a_default_device_of_a_worker(workers: int) -> None:
-    dataset = Calls(lambda i: {"n": i, "a": np.ones(2), "t": i * 1.5})
-    told = assert_stories_agree(dataset, num_workers=workers, worker_init_fn=use_meta)
+    dataset = FunctionDataset(lambda i: {"n": i, "a": np.ones(2), "t": i * 1.5})
+    told = assert_same_run(dataset, num_workers=workers, worker_init_fn=use_meta)
     assert told[2]["n"].is_meta
 
 
@@ -231,21 +235,21 @@ def test_getitems(workers: int, method: str) -> None:
         "generator": lambda batch: (str(i) for i in batch),
         "too few": lambda batch: batch[:-1],
     }
-    dataset = Calls()
+    dataset = FunctionDataset()
     dataset.__getitems__ = kinds[method]  # type: ignore[attr-defined]
-    assert_stories_agree(dataset, batch_size=4, num_workers=workers)
+    assert_same_run(dataset, batch_size=4, num_workers=workers)
 
 
 @everywhere
 def test_other_arguments(workers: int) -> None:
-    dataset = Calls(lambda i: (X + i, {"i": i, "s": str(i)}))
+    dataset = FunctionDataset(lambda i: (X + i, {"i": i, "s": str(i)}))
     kwargs: list[dict[str, Any]] = [
         {"batch_size": 3, "drop_last": True},
         {"batch_size": None},
         {"pin_memory": True},
         {"batch_sampler": [[1, 2, 3], [4], [5, 6]]},
         {"sampler": range(9, 0, -2)},
-        {"dataset": ConcatDataset([dataset, Calls(dataset.function, 3)])},
+        {"dataset": ConcatDataset([dataset, FunctionDataset(dataset.function, 3)])},
     ]
     if workers:
         kwargs += [
@@ -256,7 +260,7 @@ def test_other_arguments(workers: int) -> None:
             {"persistent_workers": True, "epochs": 3},
         ]
     for more in kwargs:
-        assert_stories_agree(more.pop("dataset", dataset), num_workers=workers, **more)
+        assert_same_run(more.pop("dataset", dataset), num_workers=workers, **more)
 
 
 KINDS_TOLD = (bytes, torch.Tensor)
@@ -266,7 +270,7 @@ EVEN = range(0, 10, 2)
 @in_workers
 def test_out_of_order_the_same_batches_come(workers: int) -> None:
     kwargs = {"in_order": False, "persistent_workers": True, "epochs": 2}
-    told = [story(cls, Calls(), num_workers=workers, **kwargs) for cls in BOTH]
+    told = [record_run(cls, FunctionDataset(), num_workers=workers, **kwargs) for cls in LOADERS]
     states, batches = ([[i for i in t if isinstance(i, k)] for t in told] for k in KINDS_TOLD)
     assert states[0] == states[1]
     for given in batches:
@@ -326,10 +330,12 @@ STREAMS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
 def test_iterable_datasets(workers: int, make: Callable[[], Any]) -> None:
     for kwargs in ({"epochs": 2}, {"drop_last": True}, {"batch_size": None}):
-        assert_twins(*(story(cls, make(), num_workers=workers, **kwargs) for cls in BOTH))
+        assert_identical(
+            *(record_run(cls, make(), num_workers=workers, **kwargs) for cls in LOADERS)
+        )
     if workers:
         kwargs = {"epochs": 3, "persistent_workers": True, "num_workers": workers}
-        assert_stories_agree(make(), **kwargs)
+        assert_same_run(make(), **kwargs)
 
 
 # ---- errors
@@ -369,11 +375,11 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 def test_errors_of_the_dataset(workers: int, name: str) -> None:
     if (name, workers) == ("StopIteration", 2):
         pytest.skip("torch takes 5 s for each worker to end")
-    assert_stories_agree(Calls(fails(ERRORS[name])), num_workers=workers)
+    assert_same_run(FunctionDataset(fails(ERRORS[name])), num_workers=workers)
 
 
 def test_an_error_says_where() -> None:
-    loader = DataLoader(Calls(fails(ERRORS["ValueError"])), 2, num_workers=1)
+    loader = DataLoader(FunctionDataset(fails(ERRORS["ValueError"])), 2, num_workers=1)
     with pytest.raises(
         ValueError, match=r"bad\nvalue\nThis happened in batch 1 \(indices \[2, 3\]\)\."
     ):
@@ -384,7 +390,7 @@ def test_an_error_says_where() -> None:
 def test_an_error_that_cannot_be_pickled(workers: int) -> None:
     """torch hangs."""
     error = ERRORS["of an unknown type"]
-    loader = DataLoader(Calls(fails(error)), 2, num_workers=workers)
+    loader = DataLoader(FunctionDataset(fails(error)), 2, num_workers=workers)
     assert [type(item) for item in results(loader)].count(Raised) == 2
     with pytest.raises(
         RuntimeError, match="Unknown, an exception that cannot be pickled"
@@ -399,18 +405,18 @@ def test_errors_of_samplers(workers: int) -> None:
         for error in (ValueError, StopIteration, RuntimeError):
             if size is None and error is StopIteration:
                 continue  # an iterator that goes on after its end
-            sampler: Sampler[int] = Fails(6, 3, error)
+            sampler: Sampler[int] = FailingSampler(6, 3, error)
             kwargs: dict[str, Any] = {"sampler": sampler, "num_workers": workers}
-            assert_stories_agree(Calls(), batch_size=size, **kwargs)
-    batches = {"batch_sampler": Fails(3, 1), "num_workers": workers}
-    assert_stories_agree(Calls(), **batches)
+            assert_same_run(FunctionDataset(), batch_size=size, **kwargs)
+    batches = {"batch_sampler": FailingSampler(3, 1), "num_workers": workers}
+    assert_same_run(FunctionDataset(), **batches)
 
 
 @everywhere
 def test_ranges_of_the_profiler_have_torchs_names(workers: int) -> None:
     names = []
-    for cls in BOTH:
-        loader = cls(Calls(), 5, num_workers=workers)
+    for cls in LOADERS:
+        loader = cls(FunctionDataset(), 5, num_workers=workers)
         with torch.profiler.profile() as profile:
             list(loader)
         events = [event for event in profile.events() if "DataLoader" in event.name]

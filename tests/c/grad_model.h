@@ -1,8 +1,8 @@
-/* ring_model.h: tensors side by side in memory, as a list for the passes, and what they must
+/* grad_model.h: tensors side by side in memory, as a list for the passes, and what they must
  * become.
  */
-#ifndef MODEL_RIG_H
-#define MODEL_RIG_H
+#ifndef GRAD_MODEL_H
+#define GRAD_MODEL_H
 
 #include "grad_fixture.h"
 
