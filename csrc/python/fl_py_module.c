@@ -1,22 +1,22 @@
 /* fl_py_module: the module _core, with its types and functions. */
 #include "fl_py.h"
 
-#include "fl_py_grad_list.h"
-#include "fl_py_thread_pool.h"
-
 #include "fl_cpu_lanes.h"
 #include "fl_cuda.h"
-#include "fl_py_collate.h"
-#include "fl_py_reply.h"
-#include "fl_py_worker_end.h"
 #include "fl_pages.h"
 #include "fl_py_array_loader.h"
 #include "fl_py_batch_pool.h"
+#include "fl_py_collate.h"
 #include "fl_py_finalizer.h"
+#include "fl_py_grad_list.h"
 #include "fl_py_indices.h"
 #include "fl_py_numpy.h"
+#include "fl_py_parent_end.h"
 #include "fl_py_place.h"
+#include "fl_py_reply.h"
 #include "fl_py_table.h"
+#include "fl_py_thread_pool.h"
+#include "fl_py_worker_end.h"
 #include "fl_safe_read.h"
 #include "fl_thread.h"
 

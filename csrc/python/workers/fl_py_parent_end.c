@@ -2,6 +2,7 @@
  * between is fl_inflight's. All methods need the interpreter lock. Inert in a forked child. */
 #include "fl_py_parent_end.h"
 
+#include "fl_py_channel.h"
 #include "fl_py_fallbacks.h"
 #include "fl_py_reply.h"
 #include "fl_thread.h"
@@ -151,21 +152,6 @@ static void parent_end_dealloc(fl_py_parent_end *self)
     Py_XDECREF(self->pool);
     type->tp_free(self);
     Py_DECREF(type);
-}
-
-PyObject *fl_py_report_corruption(fl_py_parent_end *self, int32_t worker)
-{
-    static const char advice[] = "look for writes out of bounds in native code of the dataset";
-    self->is_overwritten = true;
-    if (self->workers == 1)
-        return PyErr_Format(PyExc_RuntimeError,
-                            "worker %d has overwritten the memory it shares with this process; %s",
-                            (int)worker, advice);
-    /* All workers can write to all of it. */
-    return PyErr_Format(PyExc_RuntimeError,
-                        "worker %d has overwritten the memory it shares with this process, unless "
-                        "another of the %d workers has; %s",
-                        (int)worker, (int)self->workers, advice);
 }
 
 static bool check_worker(const fl_py_parent_end *self, int worker)

@@ -1,36 +1,10 @@
 /* fl_py_parent_end: the heap type _core.ParentEnd, the parent's end of the memory that it shares
- * with its workers. Its fields are open to what works on them: replies and their destination. */
+ * with its workers. */
 #ifndef FL_PY_PARENT_END_H
 #define FL_PY_PARENT_END_H
 
-#include "fl_fork.h"
-#include "fl_py_batch_pool.h"
-#include "fl_py_reply_destination.h"
-
-typedef struct fl_py_parent_end {
-    PyObject_HEAD
-    fl_py_dlpack dlpack;
-    fl_py_batch_pool *pool; /* owned */
-    fl_region *control;     /* owned: where the queues lie */
-    fl_shm_queue *shm;      /* owned, over control */
-    fl_inflight *inflight;  /* owned: all requests that are not answered */
-    uint32_t generation;    /* of the process that made it */
-    int32_t workers, depth;
-    bool is_closed;      /* workers were told to stop */
-    bool is_overwritten; /* fl_py_report_corruption was called */
-    bool is_released;    /* all workers have ended */
-    bool has_waited;     /* since the last reply */
-    fl_py_reply_destination destination;
-} fl_py_parent_end;
+#include "fl_py.h"
 
 extern PyType_Spec fl_py_parent_end_spec;
-
-static inline bool fl_py_parent_end_is_foreign(const fl_py_parent_end *self)
-{
-    return self->generation != fl_fork_generation();
-}
-
-/* RuntimeError for a worker with which memory is shared that holds what it cannot. NULL. */
-PyObject *fl_py_report_corruption(fl_py_parent_end *self, int32_t worker);
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef FL_PY_REPLY_H
 #define FL_PY_REPLY_H
 
-#include "fl_py_parent_end.h"
+#include "fl_py_channel.h"
 
 /* Until it is opened it counts towards the memory budget. Where there is no destination its tensors
  * share the slot then. Where there is one it is delivered: the batch is in a buffer, and only what

@@ -1,0 +1,17 @@
+/* fl_py_channel: see fl_py_channel.h. */
+#include "fl_py_channel.h"
+
+PyObject *fl_py_report_corruption(fl_py_parent_end *self, int32_t worker)
+{
+    static const char advice[] = "look for writes out of bounds in native code of the dataset";
+    self->is_overwritten = true;
+    if (self->workers == 1)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "worker %d has overwritten the memory it shares with this process; %s",
+                            (int)worker, advice);
+    /* All workers can write to all of it. */
+    return PyErr_Format(PyExc_RuntimeError,
+                        "worker %d has overwritten the memory it shares with this process, unless "
+                        "another of the %d workers has; %s",
+                        (int)worker, (int)self->workers, advice);
+}
