@@ -18,7 +18,7 @@ from fastloop.device.uploader import NoUpload, Sent, Transform, Uploader
 
 
 class _Entry:
-    """A batch that was pulled, and soon sent."""
+    """A batch that was read, and then sent."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
@@ -30,7 +30,7 @@ class _Entry:
 
 
 class Prefetcher(_core.FinalizerBase):
-    """Pulls batches from an iterator until `depth` are under way, then hands out the oldest."""
+    """Reads batches from an iterator until `depth` are on their way, then hands out the oldest."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class Prefetcher(_core.FinalizerBase):
         self._accelerator = accelerator
         self._depth = depth
         self._uploader = uploader
-        self._fixed = StaticBatch(accelerator) if is_static else None
+        self._static_batch = StaticBatch(accelerator) if is_static else None
         self._ahead: deque[_Entry] = deque()
-        self._held: list[Exception] = []  # at most one, met while reading ahead
+        self._pending_error: list[Exception] = []  # at most one, met while reading ahead
         self._next_lock = NextLock()
         self._begin()
 
@@ -62,12 +62,12 @@ class Prefetcher(_core.FinalizerBase):
         with self._next_lock.of_process():
             self._fill()
             if not self._ahead:
-                raise self._held.pop()
+                raise self._pending_error.pop()
             sent = self._ahead[0].sent
             assert sent is not None
             batch = self._uploader.hand_out(sent)
-            if self._fixed is not None:
-                batch = self._fixed.fill(batch)
+            if self._static_batch is not None:
+                batch = self._static_batch.fill(batch)
             self._ahead.popleft()
             return batch
 
@@ -80,7 +80,7 @@ class Prefetcher(_core.FinalizerBase):
                     if len(self._ahead) == 1:
                         raise
                     return  # tried again when it is this batch's turn: memory may be free then
-            if self._held or len(self._ahead) == self._depth:
+            if self._pending_error or len(self._ahead) == self._depth:
                 return
             self._pull()
 
@@ -90,14 +90,14 @@ class Prefetcher(_core.FinalizerBase):
         except StopIteration:
             # Another one: the frames of a traceback would keep this iterator, and its workers,
             # where a loop is left after the last batch.
-            self._held.append(StopIteration())
+            self._pending_error.append(StopIteration())
         except Exception as error:
-            self._held.append(error)
+            self._pending_error.append(error)
 
     def _drop(self) -> None:
         """Lets go of all that was read ahead."""
         self._ahead.clear()
-        self._held.clear()
+        self._pending_error.clear()
         self._uploader.finish()
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Prefetcher(_core.FinalizerBase):
         self._source = iter(())
 
     def _finalize(self) -> None:
-        if hasattr(self, "_held"):
+        if hasattr(self, "_pending_error"):
             self._drop()
 
     _interrupt_later = staticmethod(interrupt_later)
@@ -144,7 +144,7 @@ class DeviceIter(Prefetcher, _BaseDataLoaderIter):
 
     def _pull(self) -> None:
         super()._pull()
-        if self._held:
+        if self._pending_error:
             self._source._epoch.is_over = False  # not before the user has met it
 
     def __next__(self) -> Any:

@@ -159,7 +159,7 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
             try:
                 delivery.put(super()._next_data())  # type: ignore[no-untyped-call]
             except StopIteration:
-                delivery.rest()
+                delivery.end_epoch()
                 raise
         return delivery.take(self._rcvd_idx if self._in_order else -1)
 

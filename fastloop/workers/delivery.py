@@ -72,7 +72,7 @@ class Delivery:
         self.drop()
         self._parent_end.run_ahead(first)
 
-    def rest(self) -> None:
+    def end_epoch(self) -> None:
         """There are no more batches in this epoch."""
         self._parent_end.release_buffers()
 

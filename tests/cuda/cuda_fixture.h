@@ -1,7 +1,7 @@
 /* cuda_fixture.h: a queue of the CUDA backend over the fake runtime, and what the CPU makes of the
  * same. */
-#ifndef CUDA_RIG_H
-#define CUDA_RIG_H
+#ifndef CUDA_FIXTURE_H
+#define CUDA_FIXTURE_H
 
 #include "grad_model.h"
 

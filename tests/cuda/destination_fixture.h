@@ -1,7 +1,7 @@
-/* destination_fixture.h: blocks of device memory from an allocator like torch's: one that is freed
+/* destination_fixture.h: buffers of device memory from an allocator like torch's: one that is freed
  * serves again at once, for work on the same stream, whatever still runs there. */
-#ifndef BLOCK_RIG_H
-#define BLOCK_RIG_H
+#ifndef DESTINATION_FIXTURE_H
+#define DESTINATION_FIXTURE_H
 
 #include "check.h"
 
@@ -11,7 +11,7 @@
 
 static const fl_transfer_ops *const ops = &fl_cuda_transfer_ops;
 
-enum { MOST_BLOCKS = 256, MOST_LOOKS = 256 };
+enum { MOST_BUFFERS = 256, MOST_LOOKS = 256 };
 
 /* Of the calls that could fail, every so-manieth does. */
 #if defined(__SANITIZE_THREAD__) /* is slow, and leaves mappings behind: a process has 65530 */
@@ -26,28 +26,28 @@ typedef struct look {
     int64_t tag;
 } look;
 
-typedef struct block {
+typedef struct device_buffer {
     void *memory; /* owned */
     int64_t bytes;
     cudaStream_t stream;
     bool is_used, is_kept; /* kept: read from a stream that its own does not know of */
-} block;
+} device_buffer;
 
-typedef struct block_heap {
+typedef struct buffer_heap {
     int32_t device;
-    block blocks[MOST_BLOCKS];
-} block_heap;
+    device_buffer buffers[MOST_BUFFERS];
+} buffer_heap;
 
-static inline bool can_serve(const block *b, int64_t bytes, cudaStream_t stream)
+static inline bool can_serve(const device_buffer *b, int64_t bytes, cudaStream_t stream)
 {
     return !b->is_used && !b->is_kept && b->stream == stream && b->bytes >= bytes;
 }
 
-static inline block *get_block(block_heap *heap, int64_t bytes, cudaStream_t stream)
+static inline device_buffer *get_buffer(buffer_heap *heap, int64_t bytes, cudaStream_t stream)
 {
-    block *found = heap->blocks;
+    device_buffer *found = heap->buffers;
     while (found->memory != NULL && !can_serve(found, bytes, stream))
-        CHECK(++found < heap->blocks + MOST_BLOCKS);
+        CHECK(++found < heap->buffers + MOST_BUFFERS);
     if (found->memory == NULL) {
         found->memory = fake_alloc(heap->device, (size_t)bytes);
         found->bytes = bytes;
@@ -57,19 +57,19 @@ static inline block *get_block(block_heap *heap, int64_t bytes, cudaStream_t str
     return found;
 }
 
-static inline void drop_block(block *used)
+static inline void drop_buffer(device_buffer *used)
 {
     if (used != NULL) used->is_used = false;
 }
 
-/* Kernels that read blocks must have been waited for. */
-static inline void free_blocks(block_heap *heap)
+/* Kernels that read buffers must have been waited for. */
+static inline void free_buffers(buffer_heap *heap)
 {
-    for (int i = 0; i < MOST_BLOCKS; i++)
-        if (heap->blocks[i].memory != NULL) fake_free(heap->blocks[i].memory);
+    for (int i = 0; i < MOST_BUFFERS; i++)
+        if (heap->buffers[i].memory != NULL) fake_free(heap->buffers[i].memory);
 }
 
-/* ---- other work on the same stream, by which a block is used again */
+/* ---- other work on the same stream, by which a buffer is used again */
 
 typedef struct filling {
     char *view;
@@ -88,10 +88,10 @@ static inline void fill_or_check(void *arg)
 /* All that are free there are filled, or it is checked that they still are: later, by kernels. How
  * many they are. */
 static inline int
-use_free_blocks(block_heap *heap, cudaStream_t stream, filling *fillings, bool is_check)
+use_free_buffers(buffer_heap *heap, cudaStream_t stream, filling *fillings, bool is_check)
 {
     int count = 0;
-    for (const block *b = heap->blocks; b->memory != NULL; b++) {
+    for (const device_buffer *b = heap->buffers; b->memory != NULL; b++) {
         if (b->is_used || b->stream != stream) continue;
         filling *f = &fillings[count++];
         *f = (filling){fake_host_view(b->memory), b->bytes, (char)(count % 100), is_check};

@@ -1,6 +1,6 @@
 /* stream_fixture.h: streams of the device that threads are not on. */
-#ifndef STREAM_RIG_H
-#define STREAM_RIG_H
+#ifndef STREAM_FIXTURE_H
+#define STREAM_FIXTURE_H
 
 #include "check.h"
 

@@ -4,12 +4,12 @@
 
 enum { SEEDS = 40 };
 
-/* The batch is in a block that the copier had. */
+/* The batch is in a buffer that the copier had. */
 static void check_copied(const loop *l, int64_t tag)
 {
     int device, found = 0;
     CHECK_INT(cudaGetDeviceCount(&device), cudaSuccess); /* any call lets work run */
-    for (const block *b = l->heap.blocks; b->memory != NULL; b++) {
+    for (const device_buffer *b = l->heap.buffers; b->memory != NULL; b++) {
         int64_t first;
         memcpy(&first, fake_host_view(b->memory), sizeof first);
         if (first != batch_word(tag, 0)) continue;
@@ -46,15 +46,15 @@ static void test_a_batch_is_copied_while_the_consumer_does_nothing(void)
     CHECK(fake_is_clean());
 }
 
-/* Later batches are there first, and do not get the blocks of those that are next. */
+/* Later batches are there first, and do not get the buffers of those that are next. */
 static void test_no_more_than_the_window_is_copied_ahead(void)
 {
     loop l;
     int64_t tag;
     fake_set_order(FAKE_EAGER, 0);
     open_loop(&l, BY_HAND);
-    l.block_bytes = 64 * KIB;
-    supply_blocks(&l);
+    l.buffer_bytes = 64 * KIB;
+    lend_buffers(&l);
     send_tags(&l, (const int64_t[]){0, 1, 2, 3, 5, 8}, 6);
     int64_t before = copies;
     serve(&l, 2, 3); /* 2, 5 and 8 */
@@ -77,7 +77,7 @@ static void test_no_more_than_the_window_is_copied_ahead(void)
     CHECK(fake_is_clean());
 }
 
-/* It is there, and so are blocks. */
+/* It is there, and so are buffers. */
 static void test_a_batch_is_copied_once_it_is_expected(void)
 {
     loop l;
@@ -105,13 +105,13 @@ static void test_the_only_block_is_for_the_next_turn(void)
         s.is_in_order = in_order == 1;
         fake_set_order(FAKE_EAGER, 0);
         open_loop(&l, s);
-        recall_blocks(&l, INT64_MAX);
+        reclaim_buffers(&l, INT64_MAX);
         CHECK_INT(fl_copier_buffers_needed(l.copier), FL_COPY_AHEAD);
         send_tags(&l, (const int64_t[]){0, 1}, 2);
         serve(&l, 1, 1);
         serve(&l, 0, 1);
         while (receive(&l)) continue;
-        CHECK_INT(ready_block(&l, FIRST_BLOCK, &spare), FL_OK);
+        CHECK_INT(make_buffer(&l, FIRST_BUFFER, &spare), FL_OK);
         int64_t before = copies;
         fl_copier_add_buffer(l.copier, &spare);
         await_copies(before + 1);
@@ -129,8 +129,8 @@ static void leave_alone(int64_t tag, bool is_in_order)
     shape s = BY_HAND;
     s.is_in_order = is_in_order;
     open_loop(&l, s);
-    l.block_bytes = 64 * KIB;
-    supply_blocks(&l);
+    l.buffer_bytes = 64 * KIB;
+    lend_buffers(&l);
     send_tags(&l, (const int64_t[]){0, tag}, 2);
     int64_t calls = fake_calls(), before = copies;
     serve(&l, 1, 1);
@@ -162,7 +162,7 @@ static void test_a_block_that_is_too_small_is_passed_over_and_recalled(void)
     fl_dest_buffer spare;
     fake_set_order(FAKE_EAGER, 0);
     open_loop(&l, BY_HAND);
-    CHECK(8 * count_words(3) > FIRST_BLOCK && !fl_copier_reclaim_buffer(l.copier, 1, &spare));
+    CHECK(8 * count_words(3) > FIRST_BUFFER && !fl_copier_reclaim_buffer(l.copier, 1, &spare));
     send_tags(&l, (const int64_t[]){0, 3, 1}, 3);
     l.next = 1;
     fl_copier_set_window(l.copier, 3);
@@ -170,12 +170,12 @@ static void test_a_block_that_is_too_small_is_passed_over_and_recalled(void)
     l.next = 3;
     CHECK_INT(take_batch(&l, &tag), FL_OK);
     CHECK_INT(copies, before);
-    CHECK_INT(l.block_bytes, 8 * count_words(3));
-    CHECK(!fl_copier_reclaim_buffer(l.copier, l.block_bytes, &spare));
+    CHECK_INT(l.buffer_bytes, 8 * count_words(3));
+    CHECK(!fl_copier_reclaim_buffer(l.copier, l.buffer_bytes, &spare));
     CHECK_INT(fl_copier_buffers_needed(l.copier), 0);
     CHECK(fl_copier_reclaim_buffer(l.copier, INT64_MAX, &spare));
     CHECK_INT(fl_copier_buffers_needed(l.copier), 1);
-    CHECK(spare.bytes >= l.block_bytes);
+    CHECK(spare.bytes >= l.buffer_bytes);
     fl_copier_add_buffer(l.copier, &spare);
     close_loop(&l);
     CHECK(fake_is_clean());
@@ -186,7 +186,7 @@ static void test_a_block_that_is_too_small_is_passed_over_and_recalled(void)
 /* One batch in each state, seen to be in it. */
 static void drop_each_state(fake_order order, uint64_t seed)
 {
-    static filling fills[MOST_BLOCKS], checks[MOST_BLOCKS];
+    static filling fills[MOST_BUFFERS], checks[MOST_BUFFERS];
     loop l;
     int64_t tag;
     fake_set_order(order, seed);
@@ -198,16 +198,16 @@ static void drop_each_state(fake_order order, uint64_t seed)
     serve(&l, 1, 1);
     await_copies(before + 1); /* 1 is queued */
     l.is_short = true;
-    recall_blocks(&l, INT64_MAX);
+    reclaim_buffers(&l, INT64_MAX);
     serve(&l, 2, 1); /* 2 has arrived; 3 is sent */
     while (receive(&l)) continue;
     leave_loop(&l);
-    CHECK(use_free_blocks(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
+    CHECK(use_free_buffers(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
     fake_synchronize(NULL);
     ops->halt(l.copy_stream); /* no copy is late any more */
-    (void)use_free_blocks(&l.heap, NULL, checks, true);
+    (void)use_free_buffers(&l.heap, NULL, checks, true);
     l.is_short = false;
-    supply_blocks(&l);
+    lend_buffers(&l);
     close_loop(&l);
 }
 
@@ -270,12 +270,12 @@ static void test_a_forked_child_is_inert(void)
     int64_t before = copies;
     serve(&l, 0, 1);
     await_copies(before + 1);
-    recall_blocks(&l, INT64_MAX);
-    CHECK_INT(ready_block(&l, FIRST_BLOCK, &l.jobs[3].buffer), FL_OK);
+    reclaim_buffers(&l, INT64_MAX);
+    CHECK_INT(make_buffer(&l, FIRST_BUFFER, &l.jobs[3].buffer), FL_OK);
     serve(&l, 1, 1);
     CHECK_INT(run_child(use_the_parents_loop, &l), 0);
     ops->cancel(l.jobs[3].buffer.target);
-    drop_block(l.jobs[3].buffer.owner);
+    drop_buffer(l.jobs[3].buffer.owner);
     l.jobs[3] = (job){0};
     serve(&l, 2, 1);
     for (int64_t n = 0; n < 3; n++) {

@@ -206,8 +206,8 @@ static void test_the_null_stream_beside_a_capture(void)
 
 static void train(loop *l, int64_t from, int64_t to)
 {
-    for (int64_t tag = from, posted = from; tag < to; tag++) {
-        for (; posted < to && posted < tag + 3; posted++) post_upload(l, posted, 3);
+    for (int64_t tag = from, submitted = from; tag < to; tag++) {
+        for (; submitted < to && submitted < tag + 3; submitted++) submit_upload(l, submitted, 3);
         take_tag(l, tag);
     }
 }
@@ -225,7 +225,7 @@ static void test_no_capture_is_spoiled(void)
         open_loop(&l, shape, 0);
         l.stream = stream;
         train(&l, 0, BATCHES);
-        for (int64_t tag = BATCHES; tag < BATCHES + 3; tag++) post_upload(&l, tag, 2);
+        for (int64_t tag = BATCHES; tag < BATCHES + 3; tag++) submit_upload(&l, tag, 2);
         reset_loop(&l);
         train(&l, 0, 3);
         fake_synchronize(stream);
@@ -238,7 +238,7 @@ static void test_no_capture_is_spoiled(void)
 }
 
 /* To drop a batch while the loop's own stream is captured breaks the capture, and nothing else:
- * the block serves again at once. */
+ * the buffer serves again at once. */
 static void test_a_batch_that_is_dropped_in_a_capture(void)
 {
     loop l;
@@ -248,15 +248,15 @@ static void test_a_batch_that_is_dropped_in_a_capture(void)
     fake_set_order(FAKE_LAZY, 0);
     open_loop(&l, (fl_ring_config){.depth = 3, .is_in_order = true}, 0);
     l.stream = stream;
-    post_upload(&l, 1, 1);
+    submit_upload(&l, 1, 1);
     CHECK_INT(fl_ring_receive(l.r.ring, LONG_MS, &batch, NULL), FL_OK);
-    ticket *t = ticket_of(&l, 1);
+    upload_slot *t = slot_of(&l, 1);
     begin(stream, RELAXED);
-    ops->abandon(t->upload, batch.slot, stream);
+    ops->abandon(t->transfer, batch.slot, stream);
     end(stream, cudaErrorStreamCaptureInvalidated, 0);
-    check_device_words(fake_host_view(t->block->memory), 1);
-    drop_block(t->block);
-    *t = (ticket){0};
+    check_device_words(fake_host_view(t->buffer->memory), 1);
+    drop_buffer(t->buffer);
+    *t = (upload_slot){0};
     fl_pool_count(l.r.pool, &stats);
     CHECK_INT(stats.empty, 1);
     train(&l, 2, 8);

@@ -57,14 +57,14 @@ static void take_elsewhere(shape s)
 
 static void test_the_current_stream_may_change(void) { each_way(take_elsewhere); }
 
-/* There is no block, and then there is: the batch comes again. */
+/* There is no buffer, and then there is: the batch comes again. */
 static void run_short(shape s)
 {
     loop l;
     int64_t tag, again;
     open_loop(&l, s);
     train(&l, 0, 3);
-    recall_blocks(&l, INT64_MAX);
+    reclaim_buffers(&l, INT64_MAX);
     l.is_short = true;
     post(&l, 3);
     CHECK_INT(take_batch(&l, &tag), FL_ENOMEM);
@@ -153,7 +153,7 @@ static void test_no_context_on_a_device_that_nobody_chose(void)
 /* Sent, arrived, queued: whatever it has come to when the consumer leaves. */
 static void leave_early(shape s)
 {
-    static filling fills[MOST_BLOCKS], checks[MOST_BLOCKS];
+    static filling fills[MOST_BUFFERS], checks[MOST_BUFFERS];
     for (int64_t taken = 0; taken < 4; taken++) {
         loop l;
         open_loop(&l, s);
@@ -162,11 +162,11 @@ static void leave_early(shape s)
         CHECK_INT(submit_missing(&l), FL_OK);
         if (taken % 2 == 1) sleep_ms(1);
         leave_loop(&l);
-        recall_blocks(&l, INT64_MAX);
-        CHECK(use_free_blocks(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
-        (void)use_free_blocks(&l.heap, NULL, checks, true);
+        reclaim_buffers(&l, INT64_MAX);
+        CHECK(use_free_buffers(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
+        (void)use_free_buffers(&l.heap, NULL, checks, true);
         CHECK_INT(submit_missing(&l), FL_OK);
-        supply_blocks(&l);
+        lend_buffers(&l);
         train(&l, 20, 28);
         close_loop(&l);
     }

@@ -11,9 +11,10 @@ enum { BATCHES = 9, SEEDS = 12, TRIES = 3 };
 static int train_through(loop *l)
 {
     int first = FL_OK;
-    int64_t posted = 0, taken = 0, late = -1, tag;
+    int64_t submitted = 0, taken = 0, late = -1, tag;
     while (taken < BATCHES) {
-        for (; posted < BATCHES && l->pending < 3 * l->shape.workers; posted++) post(l, posted);
+        for (; submitted < BATCHES && l->pending < 3 * l->shape.workers; submitted++)
+            post(l, submitted);
         int status = take_batch(l, &tag);
         CHECK(late < 0 || tag < 0 || tag == late);
         late = status == FL_OK ? -1 : tag;
@@ -31,7 +32,7 @@ static int train_through(loop *l)
 /* Leaves with batches in every state. */
 static int leave_through(loop *l)
 {
-    static filling fills[MOST_BLOCKS], checks[MOST_BLOCKS];
+    static filling fills[MOST_BUFFERS], checks[MOST_BUFFERS];
     int64_t tag;
     int first = FL_OK;
     for (int64_t n = 0; n < 3 * l->shape.workers; n++) post(l, n);
@@ -39,8 +40,8 @@ static int leave_through(loop *l)
     l->is_short = true;
     int second = take_batch(l, &tag);
     leave_loop(l);
-    (void)use_free_blocks(&l->heap, l->stream, fills, false);
-    (void)use_free_blocks(&l->heap, l->stream, checks, true);
+    (void)use_free_buffers(&l->heap, l->stream, fills, false);
+    (void)use_free_buffers(&l->heap, l->stream, checks, true);
     l->is_short = false;
     bool is_planned = second == FL_OK || l->err.value == 0;
     return first != FL_OK || is_planned ? first : second;
@@ -119,7 +120,7 @@ static void test_an_error_that_stays_is_met_by_every_take(void)
 /* Whatever was queued before: `then` takes the batch or drops it. */
 static void fail_step(int64_t n, void (*then)(loop *))
 {
-    static filling fills[MOST_BLOCKS], checks[MOST_BLOCKS];
+    static filling fills[MOST_BUFFERS], checks[MOST_BUFFERS];
     loop l;
     open_loop(&l, BY_HAND);
     send_tags(&l, (const int64_t[]){0, 1}, 2);
@@ -131,11 +132,11 @@ static void fail_step(int64_t n, void (*then)(loop *))
     fake_fail_at(0, cudaSuccess, false);
     then(&l);
     leave_loop(&l);
-    recall_blocks(&l, INT64_MAX);
-    CHECK(use_free_blocks(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
+    reclaim_buffers(&l, INT64_MAX);
+    CHECK(use_free_buffers(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
     fake_synchronize(NULL);
     ops->halt(l.copy_stream); /* no copy is late any more */
-    (void)use_free_blocks(&l.heap, NULL, checks, true);
+    (void)use_free_buffers(&l.heap, NULL, checks, true);
     close_loop(&l);
 }
 
@@ -177,7 +178,7 @@ static void test_a_batch_that_could_not_be_copied_comes_again(void)
     fake_set_order(FAKE_RANDOM, 5);
     open_loop(&l, BY_HAND);
     send_tags(&l, (const int64_t[]){0, 1}, 2);
-    recall_blocks(&l, INT64_MAX); /* an error that stays would end what is queued */
+    reclaim_buffers(&l, INT64_MAX); /* an error that stays would end what is queued */
     for (int32_t w = 0; w < 2; w++) serve(&l, w, 1);
     for (int i = 0; i < TRIES; i++) {
         fake_fail_at(1, cudaErrorLaunchFailure, true);
@@ -265,21 +266,21 @@ static void test_a_full_queue_is_no_failure(void)
 /* Everything that orders work is called here, from every place in the code. */
 static void train_every_way(shape s)
 {
-    static filling fills[MOST_BLOCKS], checks[MOST_BLOCKS];
+    static filling fills[MOST_BUFFERS], checks[MOST_BUFFERS];
     loop l;
     open_loop(&l, s);
     train(&l, 0, BATCHES);
-    fake_synchronize(s.stream);   /* runs no copy that nobody waits for */
-    recall_blocks(&l, INT64_MAX); /* the consumer does it himself */
+    fake_synchronize(s.stream);     /* runs no copy that nobody waits for */
+    reclaim_buffers(&l, INT64_MAX); /* the consumer does it himself */
     train(&l, BATCHES, 2 * BATCHES);
     for (int64_t n = 0; n < 3 * s.workers; n++) post(&l, 2 * BATCHES + n);
     CHECK_INT(submit_missing(&l), FL_OK);
     sleep_ms(2);
     leave_loop(&l);
-    recall_blocks(&l, INT64_MAX);
-    (void)use_free_blocks(&l.heap, s.stream, fills, false);
-    (void)use_free_blocks(&l.heap, s.stream, checks, true);
-    supply_blocks(&l);
+    reclaim_buffers(&l, INT64_MAX);
+    (void)use_free_buffers(&l.heap, s.stream, fills, false);
+    (void)use_free_buffers(&l.heap, s.stream, checks, true);
+    lend_buffers(&l);
     train(&l, 3, 6);
     close_loop(&l);
 }

@@ -12,13 +12,14 @@ enum { BATCHES = 10, SEEDS = 12, TRIES = 3 };
 static int train_through(loop *l)
 {
     int first = FL_OK;
-    int64_t posted = 0, expected = 0, tag;
+    int64_t submitted = 0, expected = 0, tag;
     while (expected < BATCHES) {
-        for (; posted < BATCHES && fl_ring_pending(l->r.ring) < 3 && !l->is_late; posted++)
-            post_upload(l, posted, 2);
-        int status = take_upload(l, &tag);
+        for (; submitted < BATCHES && fl_ring_pending(l->r.ring) < 3 && !l->is_undelivered;
+             submitted++)
+            submit_upload(l, submitted, 2);
+        int status = deliver_next(l, &tag);
         CHECK_INT(tag, expected);
-        expected += !l->is_late;
+        expected += !l->is_undelivered;
         if (status == FL_OK) continue;
         CHECK_INT(l->err.code, status);
         CHECK(l->err.text[0] != '\0');
@@ -42,8 +43,8 @@ fail_call(fl_ring_config shape, cudaStream_t stream, int64_t n, cudaError_t erro
     bool has_failed = fake_calls() >= n;
     if (status == FL_OK && has_failed && is_sticky) {
         int64_t tag;
-        post_upload(&l, BATCHES, 1); /* it was the last call */
-        status = take_upload(&l, &tag);
+        submit_upload(&l, BATCHES, 1); /* it was the last call */
+        status = deliver_next(&l, &tag);
     }
     int expected = error == cudaErrorMemoryAllocation ? FL_ENOMEM : FL_EDEVICE;
     CHECK(status == FL_OK || (has_failed && status == expected));
@@ -91,7 +92,7 @@ static void close_from_another_thread(cudaStream_t stream, int64_t n)
     pthread_t thread;
     open_loop(&l, (fl_ring_config){.depth = 3, .is_in_order = true}, 1);
     l.stream = stream;
-    post_upload(&l, 0, 1);
+    submit_upload(&l, 0, 1);
     take_tag(&l, 0);
     fake_synchronize(stream);
     fake_fail_at(n, cudaErrorLaunchFailure, false);
@@ -181,11 +182,11 @@ static void test_a_batch_that_could_not_be_copied_comes_again(void)
     int64_t tag;
     fake_set_order(FAKE_RANDOM, 5);
     open_loop(&l, (fl_ring_config){.depth = 3, .is_in_order = true}, 0);
-    for (int64_t n = 0; n < 2; n++) post_upload(&l, n, 1);
+    for (int64_t n = 0; n < 2; n++) submit_upload(&l, n, 1);
     for (int i = 0; i < TRIES; i++) {
         fake_fail_at(1, cudaErrorLaunchFailure, true);
-        CHECK_INT(take_upload(&l, &tag), FL_EDEVICE);
-        CHECK(tag == 0 && l.is_late);
+        CHECK_INT(deliver_next(&l, &tag), FL_EDEVICE);
+        CHECK(tag == 0 && l.is_undelivered);
         fake_fail_at(0, cudaSuccess, false);
     }
     take_tag(&l, 0);
@@ -222,16 +223,16 @@ static void train_every_way(fl_ring_config shape, cudaStream_t stream, bool has_
     open_loop(&l, shape, 0);
     l.has_window = has_window;
     l.stream = stream;
-    for (int64_t tag = 0, posted = 0; tag < 2 * BATCHES; tag++) {
-        for (; posted < tag + 3; posted++) {
-            l.is_short = posted % 5 == 1; /* to be copied at the take */
-            post_upload(&l, posted, 2);
+    for (int64_t tag = 0, submitted = 0; tag < 2 * BATCHES; tag++) {
+        for (; submitted < tag + 3; submitted++) {
+            l.is_short = submitted % 5 == 1; /* to be copied at the delivery */
+            submit_upload(&l, submitted, 2);
         }
         l.is_short = false;
         take_tag(&l, tag);
     }
     reset_loop(&l);
-    for (int64_t tag = 0; tag < 3; tag++) post_upload(&l, tag, 2);
+    for (int64_t tag = 0; tag < 3; tag++) submit_upload(&l, tag, 2);
     for (int64_t tag = 0; tag < 2; tag++) take_tag(&l, tag);
     fake_synchronize(stream);
     close_loop(&l);

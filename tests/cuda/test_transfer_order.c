@@ -23,9 +23,9 @@ static void each_way(void (*work)(fl_ring_config))
 
 static void train(loop *l, int64_t from, int64_t to)
 {
-    int64_t posted = from;
+    int64_t submitted = from;
     for (int64_t tag = from; tag < to; tag++) {
-        for (; posted < to && posted < tag + 3; posted++) post_upload(l, posted, 3);
+        for (; submitted < to && submitted < tag + 3; submitted++) submit_upload(l, submitted, 3);
         take_tag(l, tag);
     }
 }
@@ -38,7 +38,7 @@ static void train_once(fl_ring_config shape)
         l.has_window = has_window == 1;
         train(&l, 0, BATCHES);
         int64_t tag;
-        CHECK_INT(take_upload(&l, &tag), FL_EEND);
+        CHECK_INT(deliver_next(&l, &tag), FL_EEND);
         fake_synchronize(NULL);
         close_loop(&l);
     }
@@ -54,10 +54,10 @@ static void leave_early(fl_ring_config shape)
         open_loop(&l, shape, 0);
         l.has_window = taken >= 4;
         train(&l, 0, taken);
-        for (int64_t tag = taken; tag < taken + 3; tag++) post_upload(&l, tag, 2);
+        for (int64_t tag = taken; tag < taken + 3; tag++) submit_upload(&l, tag, 2);
         reset_loop(&l);
         train(&l, 20, 28);
-        for (int64_t tag = 28; tag < 31; tag++) post_upload(&l, tag, 2);
+        for (int64_t tag = 28; tag < 31; tag++) submit_upload(&l, tag, 2);
         fake_synchronize(NULL);
         close_loop(&l);
     }
@@ -73,11 +73,11 @@ static void test_a_batch_is_copied_as_soon_as_it_is_filled(void)
     for (int i = 0; next_shape(i, &shape) && shape.runs_ahead; i++) {
         loop l;
         open_loop(&l, shape, 0);
-        post_upload(&l, 7, 3);
+        submit_upload(&l, 7, 3);
         while (!fl_ring_is_ready(l.r.ring)) sleep_ms(1);
         int device;
         CHECK_INT(cudaGetDeviceCount(&device), cudaSuccess); /* any call lets work run */
-        check_device_words(fake_host_view(ticket_of(&l, 7)->block->memory), 7);
+        check_device_words(fake_host_view(slot_of(&l, 7)->buffer->memory), 7);
         int64_t calls = fake_calls();
         take_tag(&l, 7);
         /* A wait is all that is left to do; before and after it, which device the thread is on. */
@@ -93,8 +93,8 @@ static void await_ready(loop *l, int64_t place)
     while (atomic_load(&l->r.done) < 2 * (place + 1)) sleep_ms(1);
 }
 
-/* Filled without a block, and then it has one: the copy does not wait for the take either, and its
- * slot is pinned only then, by the ring's thread, once. */
+/* Filled without a buffer, and then it has one: the copy does not wait for the delivery either, and
+ * its slot is pinned only then, by the ring's thread, once. */
 static void test_a_batch_that_waited_for_its_block_is_copied_at_once(void)
 {
     for (int threads = 1; threads < 4; threads++) {
@@ -109,7 +109,7 @@ static void test_a_batch_that_waited_for_its_block_is_copied_at_once(void)
         int64_t pins = fake_count_pins().registered;
         for (int round = 0; round < 2; round++) {
             fake_forget_copies();
-            for (int64_t tag = 0; tag < 3; tag++) post_upload(&l, tag, 2);
+            for (int64_t tag = 0; tag < 3; tag++) submit_upload(&l, tag, 2);
             await_ready(&l, 3 * round + 2);
             while (fake_copies() < 1) sleep_ms(1);
             CHECK_INT(fake_copies(), 1);
@@ -118,8 +118,8 @@ static void test_a_batch_that_waited_for_its_block_is_copied_at_once(void)
             while (fake_copies() < 3) sleep_ms(1);
             CHECK_INT(cudaGetDeviceCount(&device), cudaSuccess); /* any call lets work run */
             for (int64_t tag = 1; tag < 3; tag++) {
-                CHECK(ticket_of(&l, tag)->is_filled);
-                check_device_words(fake_host_view(ticket_of(&l, tag)->block->memory), tag);
+                CHECK(slot_of(&l, tag)->is_filled);
+                check_device_words(fake_host_view(slot_of(&l, tag)->buffer->memory), tag);
                 take_tag(&l, tag);
             }
             CHECK_INT(fake_copies(), 3);
@@ -142,7 +142,7 @@ static void test_nobody_waits_for_a_copy(void)
     fl_pool_count(l.r.pool, &stats);
     CHECK(stats.made == BATCHES && stats.empty == 0);
     fake_synchronize(NULL);
-    post_upload(&l, BATCHES, 1);
+    submit_upload(&l, BATCHES, 1);
     fl_pool_count(l.r.pool, &stats);
     /* And one is in use: all are kept, because what is unpinned is to be pinned again. */
     CHECK(stats.made == BATCHES && stats.empty == BATCHES - 1);
@@ -159,7 +159,7 @@ static void take_elsewhere(fl_ring_config shape)
     open_loop(&l, shape, 0);
     for (int64_t tag = 0; tag < BATCHES; tag++) {
         l.stream = streams[tag % 3];
-        post_upload(&l, tag, 2);
+        submit_upload(&l, tag, 2);
         l.stream = streams[tag / 3 % 3];
         take_tag(&l, tag);
     }
@@ -170,7 +170,7 @@ static void take_elsewhere(fl_ring_config shape)
 
 static void test_the_current_stream_may_change(void) { each_way(take_elsewhere); }
 
-/* There was no block at the post, and then there was, at the take or later. */
+/* There was no buffer when the batch was submitted; there was when it was delivered, or later. */
 static void run_short(fl_ring_config shape)
 {
     loop l;
@@ -178,16 +178,16 @@ static void run_short(fl_ring_config shape)
     open_loop(&l, shape, 0);
     l.has_window = shape.threads % 2 == 1;
     l.is_short = true;
-    for (int64_t n = 0; n < 3; n++) post_upload(&l, n, 2);
-    CHECK_INT(take_upload(&l, &tag), FL_ENOMEM);
-    CHECK_INT(take_upload(&l, &tag), FL_ENOMEM);
+    for (int64_t n = 0; n < 3; n++) submit_upload(&l, n, 2);
+    CHECK_INT(deliver_next(&l, &tag), FL_ENOMEM);
+    CHECK_INT(deliver_next(&l, &tag), FL_ENOMEM);
     CHECK_INT(tag, 0);
     l.is_short = false;
     for (int64_t n = 0; n < 3; n++) take_tag(&l, n);
     train(&l, 3, 12);
     l.is_short = true;
-    post_upload(&l, 12, 2);
-    CHECK_INT(take_upload(&l, &tag), FL_ENOMEM);
+    submit_upload(&l, 12, 2);
+    CHECK_INT(deliver_next(&l, &tag), FL_ENOMEM);
     reset_loop(&l); /* with a batch that was to come again */
     l.is_short = false;
     train(&l, 3, 12);
@@ -205,8 +205,8 @@ static void fail_a_part(fl_ring_config shape)
     l.r.failing_tag = 2;
     l.r.failing_part = 1;
     for (int64_t tag = 0; tag < BATCHES; tag++) {
-        post_upload(&l, tag, 3);
-        CHECK_INT(take_upload(&l, &taken), tag == 2 ? FL_ESOURCE : FL_OK);
+        submit_upload(&l, tag, 3);
+        CHECK_INT(deliver_next(&l, &taken), tag == 2 ? FL_ESOURCE : FL_OK);
         CHECK_INT(taken, tag);
     }
     fake_synchronize(NULL);
@@ -261,7 +261,7 @@ static int train_on_device_1_alone(void *arg)
         open_loop(&l, shape, 1);
         l.stream = stream;
         train(&l, 0, BATCHES);
-        for (int64_t tag = BATCHES; tag < BATCHES + 3; tag++) post_upload(&l, tag, 2);
+        for (int64_t tag = BATCHES; tag < BATCHES + 3; tag++) submit_upload(&l, tag, 2);
         reset_loop(&l);
         train(&l, 0, BATCHES);
         fake_synchronize(stream);
@@ -278,7 +278,7 @@ static void test_no_context_on_a_device_that_nobody_chose(void)
     CHECK_INT(run_child(train_on_device_1_alone, NULL), 0);
 }
 
-/* NULL is the stream of the upload's device, whatever the thread's current one is. */
+/* NULL is the stream of the transfer's device, whatever the thread's current one is. */
 static void test_the_null_stream_is_the_devices(void)
 {
     loop l;
@@ -286,17 +286,17 @@ static void test_the_null_stream_is_the_devices(void)
     fake_set_order(FAKE_LAZY, 0);
     open_loop(&l, (fl_ring_config){.depth = 3, .is_in_order = true}, 1);
     CHECK_INT(cudaSetDevice(0), cudaSuccess);
-    post_upload(&l, 1, 2);
+    submit_upload(&l, 1, 2);
     fl_batch batch;
     CHECK_INT(fl_ring_receive(l.r.ring, LONG_MS, &batch, NULL), FL_OK);
-    ticket *t = ticket_of(&l, 1);
-    CHECK_INT(ops->finish(t->upload, batch.slot, batch.bytes, NULL, NULL), FL_OK);
+    upload_slot *t = slot_of(&l, 1);
+    CHECK_INT(ops->finish(t->transfer, batch.slot, batch.bytes, NULL, NULL), FL_OK);
     CHECK(cudaGetDevice(&device) == cudaSuccess && device == 0);
     CHECK_INT(cudaSetDevice(1), cudaSuccess);
-    launch_look(&l, t->block->memory, 1);
+    launch_look(&l, t->buffer->memory, 1);
     fake_synchronize(NULL);
     CHECK_INT(cudaSetDevice(0), cudaSuccess);
-    *t = (ticket){0};
+    *t = (upload_slot){0};
     close_loop(&l);
     CHECK(fake_is_clean());
 }
@@ -306,14 +306,14 @@ static int use_the_parents_loop(void *arg)
     loop *l = arg;
     fl_batch batch = {0};
     fl_err err = {0};
-    void *upload;
+    void *transfer;
     bool is_filled;
     int64_t before = fake_calls();
-    CHECK_INT(ops->get(l->copy_stream, 1, &upload, &err), FL_EFORK);
+    CHECK_INT(ops->get(l->copy_stream, 1, &transfer, &err), FL_EFORK);
     CHECK(err.text[0] != '\0');
-    upload = ticket_of(l, 5)->upload;
-    CHECK_INT(ops->set_buffer(upload, NULL, NULL, &is_filled, NULL), FL_EFORK);
-    CHECK_INT(ops->finish(upload, batch.slot, batch.bytes, NULL, NULL), FL_EFORK);
+    transfer = slot_of(l, 5)->transfer;
+    CHECK_INT(ops->set_buffer(transfer, NULL, NULL, &is_filled, NULL), FL_EFORK);
+    CHECK_INT(ops->finish(transfer, batch.slot, batch.bytes, NULL, NULL), FL_EFORK);
     close_engine(l);
     CHECK_INT(fake_calls(), before);
     return 0;
@@ -327,7 +327,7 @@ static void test_a_forked_child_is_inert(void)
         loop l;
         open_loop(&l, shape, 0);
         train(&l, 0, 5);
-        post_upload(&l, 5, 2);
+        submit_upload(&l, 5, 2);
         CHECK_INT(run_child(use_the_parents_loop, &l), 0);
         take_tag(&l, 5);
         fake_synchronize(NULL);

@@ -17,7 +17,7 @@
 enum {
     MOST_WORKERS = 3,
     MOST_JOBS = 16,
-    FIRST_BLOCK = 32 * KIB,
+    FIRST_BUFFER = 32 * KIB,
     /* Of the runtime: register; wait, copy, record; before and after, which device the thread is
        on. */
     PIN_CALLS = 3,
@@ -51,14 +51,14 @@ typedef struct loop {
     fl_inflight *table;
     fl_copier *copier;
     int64_t largest;
-    block_heap heap;
+    buffer_heap heap;
     cudaStream_t stream; /* the consumer's current one */
     fake_worker fakes[MOST_WORKERS];
     pthread_t threads[MOST_WORKERS];
     job jobs[MOST_JOBS];
     int64_t pending, arrivals, damages;
-    int64_t next;        /* turn, if they are taken in order */
-    int64_t block_bytes; /* the largest batch so far */
+    int64_t next;         /* turn, if they are delivered in order */
+    int64_t buffer_bytes; /* the largest batch so far */
     look looks[MOST_LOOKS];
     int64_t launched;
     bool is_short; /* there is no device memory */
@@ -78,43 +78,43 @@ copy_and_count(const fl_dest_buffer *buffer, fl_slot *slot, int64_t bytes, fl_er
     return status;
 }
 
-/* ---- blocks */
+/* ---- buffers */
 
-/* A block for a batch of so many bytes, aimed. */
-static inline int ready_block(loop *l, int64_t bytes, fl_dest_buffer *out)
+/* A buffer for a batch of so many bytes, set as a transfer's. */
+static inline int make_buffer(loop *l, int64_t bytes, fl_dest_buffer *out)
 {
-    void *upload;
+    void *transfer;
     bool is_filled;
     if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
-    FL_TRY(ops->get(l->copy_stream, 1, &upload, &l->err));
-    block *found = get_block(&l->heap, bytes, l->stream);
-    int status = ops->set_buffer(upload, found->memory, l->stream, &is_filled, &l->err);
+    FL_TRY(ops->get(l->copy_stream, 1, &transfer, &l->err));
+    device_buffer *found = get_buffer(&l->heap, bytes, l->stream);
+    int status = ops->set_buffer(transfer, found->memory, l->stream, &is_filled, &l->err);
     if (status != FL_OK) {
-        ops->cancel(upload);
-        drop_block(found);
+        ops->cancel(transfer);
+        drop_buffer(found);
         return status;
     }
     *out = (fl_dest_buffer){
-        .target = upload, .owner = found, .stream = l->stream, .bytes = found->bytes};
+        .target = transfer, .owner = found, .stream = l->stream, .bytes = found->bytes};
     return FL_OK;
 }
 
-static inline void recall_blocks(loop *l, int64_t bytes)
+static inline void reclaim_buffers(loop *l, int64_t bytes)
 {
     fl_dest_buffer spare;
     while (fl_copier_reclaim_buffer(l->copier, bytes, &spare)) {
         ops->cancel(spare.target);
-        drop_block(spare.owner);
+        drop_buffer(spare.owner);
     }
 }
 
 /* What fails here is met when a batch needs it. */
-static inline void supply_blocks(loop *l)
+static inline void lend_buffers(loop *l)
 {
     fl_dest_buffer spare;
-    recall_blocks(l, l->block_bytes);
+    reclaim_buffers(l, l->buffer_bytes);
     while (fl_copier_buffers_needed(l->copier) > 0 &&
-           ready_block(l, l->block_bytes, &spare) == FL_OK)
+           make_buffer(l, l->buffer_bytes, &spare) == FL_OK)
         fl_copier_add_buffer(l->copier, &spare);
 }
 
@@ -131,7 +131,7 @@ static inline void abandon_buffer(void *context, const fl_dest_buffer *buffer, f
 {
     (void)context;
     ops->abandon(buffer->target, slot, buffer->stream);
-    drop_block(buffer->owner);
+    drop_buffer(buffer->owner);
 }
 
 static inline int64_t count_reading(void *context)
@@ -167,7 +167,7 @@ static inline int try_open_loop(loop *l, shape s)
     l->shape = s;
     l->stream = s.stream;
     l->heap.device = s.device;
-    l->block_bytes = FIRST_BLOCK;
+    l->buffer_bytes = FIRST_BUFFER;
     CHECK(s.workers <= MOST_WORKERS && (s.device == 0 || s.stream != NULL));
     l->queue = open_shm_fixture(s.workers, DEPTH);
     FL_TRY(fl_arena_open(64 * MIB, &l->arena, &l->err));
@@ -179,7 +179,7 @@ static inline int try_open_loop(loop *l, shape s)
     FL_TRY(fl_copier_open(l->table, copy_and_count, &l->copier, &l->err));
     start_workers(l);
     fl_copier_set_window(l->copier, s.is_in_order ? 0 : -1);
-    supply_blocks(l);
+    lend_buffers(l);
     return FL_OK;
 }
 
@@ -282,7 +282,7 @@ static inline int upload_job(loop *l, job *j, int64_t bytes)
 {
     if (j->buffer.owner != NULL) return FL_OK;
     FL_TRY(fl_slot_pin(j->request->slot, bytes, &l->err));
-    FL_TRY(ready_block(l, bytes, &j->buffer));
+    FL_TRY(make_buffer(l, bytes, &j->buffer));
     j->buffer.copied = bytes;
     CHECK_INT(ops->copy(j->buffer.target, j->request->slot, bytes, NULL), FL_OK);
     return FL_OK;
@@ -303,11 +303,11 @@ static inline int hand_out(loop *l, job *j)
     FL_TRY(upload_job(l, j, bytes));
     CHECK(j->buffer.bytes >= bytes && j->buffer.copied == bytes);
     FL_TRY(ops->finish(j->buffer.target, j->request->slot, bytes, l->stream, &l->err));
-    block *taken = j->buffer.owner;
+    device_buffer *taken = j->buffer.owner;
     if (taken->stream != l->stream) taken->is_kept = true;
     launch_look(l, taken->memory, j->tag);
-    drop_block(taken);
-    l->block_bytes = fl_max(l->block_bytes, bytes);
+    drop_buffer(taken);
+    l->buffer_bytes = fl_max(l->buffer_bytes, bytes);
     forget_job(l, j);
     return FL_OK;
 }
@@ -331,7 +331,7 @@ static inline void pass_on(loop *l)
 {
     l->next++;
     fl_copier_set_window(l->copier, l->shape.is_in_order ? l->next : -1);
-    supply_blocks(l);
+    lend_buffers(l);
 }
 
 /* The next batch; *tag: which it is, -1: it could not even be sent for. */
@@ -354,7 +354,7 @@ static inline void drop_job(loop *l, job *j)
     finish_job(l, j);
     if (j->buffer.owner != NULL) {
         ops->abandon(j->buffer.target, j->request->slot, j->buffer.stream);
-        drop_block(j->buffer.owner);
+        drop_buffer(j->buffer.owner);
     } else {
         fl_slot_return(j->request->slot);
     }
@@ -394,7 +394,7 @@ static inline void close_engine(loop *l)
 {
     if (l->copier != NULL) {
         leave_loop(l);
-        recall_blocks(l, INT64_MAX);
+        reclaim_buffers(l, INT64_MAX);
         close_all(&l->queue);
         for (int32_t w = 0; w < l->shape.workers && l->shape.has_threads; w++)
             CHECK(pthread_join(l->threads[w], NULL) == 0);
@@ -405,10 +405,10 @@ static inline void close_engine(loop *l)
     fl_pool_close(l->pool);
 }
 
-/* Kernels that read blocks must have been waited for. */
+/* Kernels that read buffers must have been waited for. */
 static inline void close_memory(loop *l)
 {
-    free_blocks(&l->heap);
+    free_buffers(&l->heap);
     if (l->arena != NULL) CHECK_INT(held_bytes(l->arena), 0);
     fl_arena_close(l->arena);
     close_shm_fixture(&l->queue);
@@ -430,15 +430,15 @@ static inline bool next_shape(int i, shape *out)
     return out->workers <= MOST_WORKERS;
 }
 
-/* Takes batches of `from` to `to` - 1; later ones are posted meanwhile. */
+/* Takes batches of `from` to `to` - 1; later ones are submitted meanwhile. */
 static inline void train(loop *l, int64_t from, int64_t to)
 {
-    int64_t posted = from, tag;
+    int64_t submitted = from, tag;
     bool is_taken[MOST_JOBS * 4] = {false};
     l->next = from;
     fl_copier_set_window(l->copier, l->shape.is_in_order ? from : -1);
     for (int64_t n = from; n < to; n++) {
-        for (; posted < to && l->pending < 3 * l->shape.workers; posted++) post(l, posted);
+        for (; submitted < to && l->pending < 3 * l->shape.workers; submitted++) post(l, submitted);
         CHECK_INT(take_batch(l, &tag), FL_OK);
         CHECK(!is_taken[tag] && (tag == n || !l->shape.is_in_order));
         is_taken[tag] = true;

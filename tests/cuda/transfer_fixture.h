@@ -1,37 +1,37 @@
 /* transfer_fixture.h: a loop that trains on a device: a ring over pinned slots, uploads, and
  * kernels that check what they read, when they run. */
-#ifndef UPLOAD_RIG_H
-#define UPLOAD_RIG_H
+#ifndef TRANSFER_FIXTURE_H
+#define TRANSFER_FIXTURE_H
 
 #include "ring_fixture.h"
 
 #include "destination_fixture.h"
 #include "fl_copier.h"
 
-enum { MOST_POSTED = 8, BLOCK_BYTES = 4096 };
+enum { MOST_SUBMITTED = 8, BUFFER_BYTES = 4096 };
 
-typedef struct ticket {
-    void *upload;   /* NULL: free */
-    block *block;   /* NULL: memory was short */
-    bool is_filled; /* before it was aimed */
-} ticket;
+typedef struct upload_slot {
+    void *transfer;        /* NULL: free */
+    device_buffer *buffer; /* NULL: memory was short */
+    bool is_filled;        /* before its buffer was set */
+} upload_slot;
 
 typedef struct loop {
     ring_fixture r;
     void *copy_stream;
     cudaStream_t stream; /* the consumer's current one */
-    ticket tickets[MOST_POSTED];
-    block_heap heap;
+    upload_slot slots[MOST_SUBMITTED];
+    buffer_heap heap;
     look looks[MOST_LOOKS];
     int64_t launched;
-    bool has_window; /* batches that are not next have no block at the post: see look_ahead */
-    bool is_short;   /* there is no device memory */
-    bool is_late;    /* `late` was taken from the ring, and could not be handed out */
-    fl_batch late;
+    bool has_window;     /* batches that are not next have no buffer at first: see look_ahead */
+    bool is_short;       /* there is no device memory */
+    bool is_undelivered; /* `undelivered` was received, and could not be delivered */
+    fl_batch undelivered;
     fl_err err; /* of the last failure */
 } loop;
 
-static inline ticket *ticket_of(loop *l, int64_t tag) { return &l->tickets[tag % MOST_POSTED]; }
+static inline upload_slot *slot_of(loop *l, int64_t tag) { return &l->slots[tag % MOST_SUBMITTED]; }
 
 /* Opens what `shape` says; the status of what cannot be had. */
 static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
@@ -41,7 +41,7 @@ static inline int try_open_loop(loop *l, fl_ring_config shape, int32_t device)
     l->r.stuck_tag = l->r.failing_tag = NONE;
     l->heap.device = device;
     CHECK(sem_init(&l->r.arrived, 0, 0) == 0 && sem_init(&l->r.gate, 0, 0) == 0);
-    CHECK(shape.depth < MOST_POSTED);
+    CHECK(shape.depth < MOST_SUBMITTED);
     FL_TRY(fl_pool_open(0, NULL, &l->r.pool, &l->err));
     fl_pool_reserve(l->r.pool, shape.depth);
     fl_pool_pin(l->r.pool, (fl_pinner){ops->pin, ops->unpin, device});
@@ -57,75 +57,75 @@ static inline void open_loop(loop *l, fl_ring_config shape, int32_t device)
     CHECK_INT(try_open_loop(l, shape, device), FL_OK);
 }
 
-static inline void drop_ticket(ticket *t)
+static inline void cancel_slot(upload_slot *t)
 {
-    if (t->upload != NULL) ops->cancel(t->upload);
-    drop_block(t->block);
-    *t = (ticket){0};
+    if (t->transfer != NULL) ops->cancel(t->transfer);
+    drop_buffer(t->buffer);
+    *t = (upload_slot){0};
 }
 
-static inline void drop_tickets(loop *l)
+static inline void cancel_slots(loop *l)
 {
-    if (l->is_late) fl_slot_return(l->late.slot);
-    l->is_late = false;
-    for (int i = 0; i < MOST_POSTED; i++) drop_ticket(&l->tickets[i]);
+    if (l->is_undelivered) fl_slot_return(l->undelivered.slot);
+    l->is_undelivered = false;
+    for (int i = 0; i < MOST_SUBMITTED; i++) cancel_slot(&l->slots[i]);
 }
 
 static inline void reset_loop(loop *l)
 {
     ops->halt(l->copy_stream);
     fl_ring_reset(l->r.ring);
-    drop_tickets(l);
+    cancel_slots(l);
 }
 
 static inline void close_engine(loop *l)
 {
     if (l->copy_stream != NULL) ops->halt(l->copy_stream);
     fl_ring_close(l->r.ring);
-    drop_tickets(l);
+    cancel_slots(l);
     ops->close(l->copy_stream);
     fl_pool_close(l->r.pool);
 }
 
-/* Kernels that read blocks must have been waited for. */
+/* Kernels that read buffers must have been waited for. */
 static inline void close_loop(loop *l)
 {
     close_engine(l);
-    free_blocks(&l->heap);
+    free_buffers(&l->heap);
     sem_destroy(&l->r.arrived);
     sem_destroy(&l->r.gate);
 }
 
-static inline int aim(loop *l, ticket *t)
+static inline int set_buffer(loop *l, upload_slot *t)
 {
     fl_err err;
     if (l->is_short) return fl_fail(&l->err, FL_ENOMEM, "no device memory");
-    block *found = get_block(&l->heap, BLOCK_BYTES, l->stream);
-    int status = ops->set_buffer(t->upload, found->memory, l->stream, &t->is_filled, &err);
+    device_buffer *found = get_buffer(&l->heap, BUFFER_BYTES, l->stream);
+    int status = ops->set_buffer(t->transfer, found->memory, l->stream, &t->is_filled, &err);
     if (status == FL_OK)
-        t->block = found;
+        t->buffer = found;
     else
-        drop_block(found);
+        drop_buffer(found);
     if (status != FL_OK) l->err = err;
     return status;
 }
 
-static inline void post_upload(loop *l, int64_t tag, int32_t parts)
+static inline void submit_upload(loop *l, int64_t tag, int32_t parts)
 {
-    ticket *t = ticket_of(l, tag);
-    CHECK(t->upload == NULL && BLOCK_BYTES >= 8 * rows_of(tag));
+    upload_slot *t = slot_of(l, tag);
+    CHECK(t->transfer == NULL && BUFFER_BYTES >= 8 * rows_of(tag));
     fl_err err = {0};
-    int status = ops->get(l->copy_stream, parts, &t->upload, &err);
+    int status = ops->get(l->copy_stream, parts, &t->transfer, &err);
     bool is_next = fl_ring_pending(l->r.ring) == 0;
-    if (status == FL_OK && (is_next || !l->has_window)) (void)aim(l, t);
+    if (status == FL_OK && (is_next || !l->has_window)) (void)set_buffer(l, t);
     if (status == FL_OK) {
         fl_batch *batch = prepare_batch(&l->r, tag, parts, &err);
-        if (batch != NULL) batch->transfer = t->upload;
+        if (batch != NULL) batch->transfer = t->transfer;
         status = batch != NULL ? fl_ring_submit(l->r.ring, &err) : err.code;
     }
     if (status == FL_OK) return;
     CHECK_INT(err.code, status);
-    drop_ticket(t);
+    cancel_slot(t);
     fl_ring_submit_sentinel(l->r.ring, status, &err, tag);
 }
 
@@ -148,19 +148,19 @@ static inline void launch_look(loop *l, const void *memory, int64_t tag)
     fake_launch(l->stream, look_at_batch, next);
 }
 
-/* The next batches get their blocks. What was filled before is sent: by the ring, if its slot is
- * still to be pinned. */
+/* The next batches get their buffers. The copy of what was filled before is started: by the ring,
+ * if its slot is still to be pinned. */
 static inline void look_ahead(loop *l)
 {
     const fl_batch *batch;
     for (int64_t place = 0; place < FL_COPY_AHEAD; place++) {
         if ((batch = fl_ring_submitted(l->r.ring, place)) == NULL) return;
-        ticket *t = ticket_of(l, batch->tag);
-        if (t->upload == NULL || t->block != NULL) continue;
-        if (aim(l, t) != FL_OK) return;
+        upload_slot *t = slot_of(l, batch->tag);
+        if (t->transfer == NULL || t->buffer != NULL) continue;
+        if (set_buffer(l, t) != FL_OK) return;
         if (!t->is_filled) continue;
         if (fl_slot_is_pinned(batch->slot, batch->bytes))
-            (void)ops->start(t->upload, batch->slot, batch->bytes, NULL);
+            (void)ops->start(t->transfer, batch->slot, batch->bytes, NULL);
         else
             fl_ring_add_part(l->r.ring, place);
     }
@@ -168,28 +168,28 @@ static inline void look_ahead(loop *l)
 
 /* Takes the next batch, queues a kernel that reads it and lets go of it. A batch that could not be
  * handed out comes again. *tag: which it is. */
-static inline int take_upload(loop *l, int64_t *tag)
+static inline int deliver_next(loop *l, int64_t *tag)
 {
     int status = FL_OK;
-    fl_batch batch = l->late;
-    if (!l->is_late) status = fl_ring_receive(l->r.ring, LONG_MS, &batch, &l->err);
+    fl_batch batch = l->undelivered;
+    if (!l->is_undelivered) status = fl_ring_receive(l->r.ring, LONG_MS, &batch, &l->err);
     if (status == FL_EEND) return status;
     *tag = batch.tag;
-    ticket *t = ticket_of(l, batch.tag);
+    upload_slot *t = slot_of(l, batch.tag);
     if (status != FL_OK) {
-        drop_ticket(t);
+        cancel_slot(t);
         return status;
     }
-    if (t->block == NULL) status = aim(l, t);
+    if (t->buffer == NULL) status = set_buffer(l, t);
     if (status == FL_OK)
-        status = ops->finish(t->upload, batch.slot, batch.bytes, l->stream, &l->err);
-    l->is_late = status != FL_OK;
-    l->late = batch;
-    if (l->is_late) return status;
-    if (t->block->stream != l->stream) t->block->is_kept = true;
-    launch_look(l, t->block->memory, batch.tag);
-    drop_block(t->block);
-    *t = (ticket){0};
+        status = ops->finish(t->transfer, batch.slot, batch.bytes, l->stream, &l->err);
+    l->is_undelivered = status != FL_OK;
+    l->undelivered = batch;
+    if (l->is_undelivered) return status;
+    if (t->buffer->stream != l->stream) t->buffer->is_kept = true;
+    launch_look(l, t->buffer->memory, batch.tag);
+    drop_buffer(t->buffer);
+    *t = (upload_slot){0};
     if (l->has_window) look_ahead(l);
     return FL_OK;
 }
@@ -197,7 +197,7 @@ static inline int take_upload(loop *l, int64_t *tag)
 static inline void take_tag(loop *l, int64_t tag)
 {
     int64_t taken;
-    CHECK_INT(take_upload(l, &taken), FL_OK);
+    CHECK_INT(deliver_next(l, &taken), FL_OK);
     CHECK_INT(taken, tag);
 }
 

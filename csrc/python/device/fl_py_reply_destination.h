@@ -11,7 +11,7 @@
 typedef struct fl_py_reply_destination {
     fl_py_destination base;
     fl_copier *copier;      /* owned; NULL: there is no destination */
-    int64_t expected_bytes; /* of batches of late */
+    int64_t expected_bytes; /* of recent batches */
     int32_t pause;          /* so many batches more no buffer is allocated ahead */
 } fl_py_reply_destination;
 

@@ -23,25 +23,25 @@ static void test_the_fake_says_that_the_host_blocks(void)
     CHECK_INT(run_child(launch_too_many, &more), 0);
 }
 
-/* Under the stage's mutex a batch is three launches on the stream for copies, whatever the device
- * does; on the consumer's it is one at the post, and one at the take. */
+/* Under the copy stream's mutex a batch is three launches on the stream for copies, whatever the
+ * device does; on the consumer's it is one when the buffer is set, and one in finish. */
 static void test_a_batch_needs_so_much_room(void)
 {
     fl_ring_config shape;
     fake_set_order(FAKE_LAZY, 0);
     for (int i = 0; next_shape(i, &shape); i++) {
         loop l;
-        fl_batch batches[MOST_POSTED];
+        fl_batch batches[MOST_SUBMITTED];
         open_loop(&l, shape, 0);
         fake_bound_queues(COPY_OPS * shape.depth, false);
-        for (int64_t tag = 0; tag < shape.depth; tag++) post_upload(&l, tag, 2);
+        for (int64_t tag = 0; tag < shape.depth; tag++) submit_upload(&l, tag, 2);
         for (int64_t tag = 0; tag < shape.depth; tag++) {
             CHECK_INT(fl_ring_receive(l.r.ring, LONG_MS, &batches[tag], NULL), FL_OK);
-            ticket *t = ticket_of(&l, batches[tag].tag);
-            CHECK_INT(ops->finish(t->upload, batches[tag].slot, batches[tag].bytes, NULL, NULL),
+            upload_slot *t = slot_of(&l, batches[tag].tag);
+            CHECK_INT(ops->finish(t->transfer, batches[tag].slot, batches[tag].bytes, NULL, NULL),
                       FL_OK);
-            drop_block(t->block);
-            *t = (ticket){0};
+            drop_buffer(t->buffer);
+            *t = (upload_slot){0};
         }
         fake_bound_queues(FAKE_MOST_QUEUED, false);
         close_loop(&l);
@@ -57,7 +57,7 @@ static void await_blocked(int64_t count)
     CHECK_INT(fake_count_blocked(), count);
 }
 
-/* A thread of the ring is in the middle of the copy of batch 2, with the stage's mutex. */
+/* A thread of the ring is in the middle of the copy of batch 2, with the copy stream's mutex. */
 static void test_a_thread_that_is_blocked_holds_up_no_post_and_no_take(void)
 {
     loop l;
@@ -68,9 +68,9 @@ static void test_a_thread_that_is_blocked_holds_up_no_post_and_no_take(void)
         &l, (fl_ring_config){.depth = 5, .threads = 1, .is_in_order = true, .runs_ahead = true}, 0);
     l.stream = stream;
     fake_bound_queues(2 * COPY_OPS + 1, true);
-    for (int64_t tag = 0; tag < 3; tag++) post_upload(&l, tag, 1);
+    for (int64_t tag = 0; tag < 3; tag++) submit_upload(&l, tag, 1);
     await_blocked(1);
-    post_upload(&l, 3, 1);
+    submit_upload(&l, 3, 1);
     take_tag(&l, 0);
     fake_bound_queues(FAKE_MOST_QUEUED, true);
     for (int64_t tag = 1; tag < 4; tag++) take_tag(&l, tag);
