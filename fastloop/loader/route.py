@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data._utils.collate import default_convert
 
 from fastloop import _core
+from fastloop.base.tensors import DTYPES
 from fastloop.data.arrays import Array, ArrayDataset, MappedFile
 from fastloop.data.collate import is_default_collate
 from fastloop.loader.index_blocks import Vector, as_vector
@@ -51,12 +52,8 @@ class Route:
     source: Source | None = None
 
 
-_DTYPES = frozenset(
-    getattr(torch, name)
-    for name in "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 "
-    "float16 bfloat16 float32 float64 complex32 complex64 complex128 "
-    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz".split()
-)
+# Those that C gathers: DLPack's, of which this one is left to torch.
+_DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
 
 
 def _check_tensor(name: str, tensor: object) -> None:

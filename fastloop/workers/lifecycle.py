@@ -131,10 +131,9 @@ class WorkerPool:
 
     def find_dead(self, is_active: Sequence[bool]) -> list[int]:
         """The numbers of dead workers, of those that are to be alive."""
-        return [n for n, wanted in enumerate(is_active) if wanted and not self._is_alive(n)]
-
-    def _is_alive(self, number: int) -> bool:
-        return self._workers[number].is_alive()
+        return [
+            n for n, wanted in enumerate(is_active) if wanted and not self._workers[n].is_alive()
+        ]
 
     def _find_living(self) -> list[WorkerProcess]:
         return [worker for worker in self._workers if worker.is_alive()]
