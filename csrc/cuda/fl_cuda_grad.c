@@ -46,6 +46,15 @@ write_rows(const fl_cuda_queue *queue, const fl_tensor_list *list, fl_cuda_row *
     return cudaSuccess;
 }
 
+/* As many as run at a time, and of these no more than take equally many chunks, or one less: a few
+ * blocks with one chunk more than the others would end the kernel with an idle device. */
+static int32_t count_blocks(const fl_cuda_queue *queue, int64_t chunks)
+{
+    int64_t most = (int64_t)queue->processors * FL_CUDA_BLOCKS_PER_SM;
+    int64_t each = fl_max(1, (chunks + most - 1) / most);
+    return (int32_t)fl_max(1, (chunks + each - 1) / each);
+}
+
 /* Fills *table, and what of it must lie on the device. */
 static cudaError_t lay_table(fl_cuda_queue *queue, const fl_tensor_list *list,
                              const fl_tensor_list *from, fl_cuda_table *table)
@@ -53,9 +62,7 @@ static cudaError_t lay_table(fl_cuda_queue *queue, const fl_tensor_list *list,
     fl_cuda_row *rows = (fl_cuda_row *)(void *)(sums_of(queue) + list->chunks);
     cudaError_t error = ask_device(queue);
     if (error != cudaSuccess) return error;
-    int64_t most = (int64_t)queue->processors * FL_CUDA_BLOCKS_PER_SM;
-    int64_t blocks = fl_max(1, fl_min(list->chunks, most));
-    *table = (fl_cuda_table){list, from, rows, (int32_t)blocks};
+    *table = (fl_cuda_table){list, from, rows, count_blocks(queue, list->chunks)};
     if (list->count + (from != NULL ? from->count : 0) <= FL_CUDA_ROWS) return cudaSuccess;
     if (!queue->is_listed) error = write_rows(queue, list, rows);
     if (error == cudaSuccess) queue->is_listed = true;

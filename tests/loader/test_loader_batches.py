@@ -269,7 +269,8 @@ def test_stats_of_torchs_own_iterators(workers: int) -> None:
     assert list(loader) == [25, 25]
     stats = loader.stats()
     assert (stats.path, stats.batches, stats.samples, stats.bytes) == ("torch", 2, None, None)
-    assert stats.waits == 2
+    # The first batch is never there already; with workers the second may be.
+    assert stats.waits == 2 if workers == 0 else 1 <= stats.waits <= 2
     assert stats.seconds_waited > 0
     assert "collate_fn" in DataLoader(small_dataset(), 25, **kwargs).stats().why
     assert "'torch'" in repr(stats)
