@@ -46,15 +46,6 @@ write_rows(const fl_cuda_queue *queue, const fl_tensor_list *list, fl_cuda_row *
     return cudaSuccess;
 }
 
-/* As many as run at a time, and of these no more than take equally many chunks, or one less: a few
- * blocks with one chunk more than the others would end the kernel with an idle device. */
-static int32_t count_blocks(const fl_cuda_queue *queue, int64_t chunks)
-{
-    int64_t most = (int64_t)queue->processors * FL_CUDA_BLOCKS_PER_SM;
-    int64_t each = fl_max(1, (chunks + most - 1) / most);
-    return (int32_t)fl_max(1, (chunks + each - 1) / each);
-}
-
 /* Fills *table, and what of it must lie on the device. */
 static cudaError_t lay_table(fl_cuda_queue *queue, const fl_tensor_list *list,
                              const fl_tensor_list *from, fl_cuda_table *table)
@@ -62,7 +53,8 @@ static cudaError_t lay_table(fl_cuda_queue *queue, const fl_tensor_list *list,
     fl_cuda_row *rows = (fl_cuda_row *)(void *)(sums_of(queue) + list->chunks);
     cudaError_t error = ask_device(queue);
     if (error != cudaSuccess) return error;
-    *table = (fl_cuda_table){list, from, rows, count_blocks(queue, list->chunks)};
+    int64_t most = (int64_t)queue->processors * FL_CUDA_BLOCKS_PER_SM;
+    *table = (fl_cuda_table){list, from, rows, (int32_t)fl_max(1, fl_min(list->chunks, most))};
     if (list->count + (from != NULL ? from->count : 0) <= FL_CUDA_ROWS) return cudaSuccess;
     if (!queue->is_listed) error = write_rows(queue, list, rows);
     if (error == cudaSuccess) queue->is_listed = true;
@@ -85,6 +77,15 @@ static bool has_doubles(const fl_tensor_list *list)
     return false;
 }
 
+/* No more blocks than take equally many chunks, or one less: where a few take one chunk more than
+ * the others, a pass that only reads ends with an idle device (ResNet-50 on an H100: 4 % of its
+ * time). Passes that write are faster with every block that fits. */
+static int32_t even_out(int32_t blocks, int64_t chunks)
+{
+    int64_t each = fl_max(1, (chunks + blocks - 1) / blocks);
+    return (int32_t)fl_max(1, (chunks + each - 1) / each);
+}
+
 static int norm_check(const fl_grad_pass *pass, int32_t norm_type, fl_divisor divisor,
                       float *found_inf, double *norm)
 {
@@ -95,6 +96,7 @@ static int norm_check(const fl_grad_pass *pass, int32_t norm_type, fl_divisor di
     int32_t before;
     FL_TRY(fl_cuda_enter(queue->device, &before, &queue->err));
     cudaError_t error = lay_table(queue, pass->list, NULL, &table);
+    if (error == cudaSuccess) table.blocks = even_out(table.blocks, pass->list->chunks);
     /* Among doubles the norm is a double to the user. */
     asked.is_grouped = norm_type == FL_NORM_2 && queue->is_fp64_slow && !has_doubles(pass->list);
     if (error == cudaSuccess) error = fl_cuda_norm_check(queue->stream, &table, &asked);
