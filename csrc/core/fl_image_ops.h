@@ -1,0 +1,65 @@
+/* fl_image_ops: the table of functions that a device fills for images.
+ *
+ * Floor 1. csrc/cpu fills fl_cpu_image_ops for several instruction sets, all with the same bits;
+ * csrc/python chooses one and passes it in. An image is worked in planes: one byte an element, one
+ * plane a channel. No function blocks, allocates or fails, or reads or writes a byte outside of
+ * what its arguments name; any thread. */
+#ifndef FL_IMAGE_OPS_H
+#define FL_IMAGE_OPS_H
+
+#include "fl_resample.h"
+
+enum { FL_MAX_CHANNELS = 4 };
+
+/* What elements become. */
+typedef enum fl_image_type {
+    FL_IMAGE_U8,
+    FL_IMAGE_F16,
+    FL_IMAGE_BF16,
+    FL_IMAGE_F32,
+    FL_IMAGE_TYPES
+} fl_image_type;
+
+/* What becomes of the elements of a channel: value v becomes table[v]. */
+typedef struct fl_image_cast {
+    const void *table; /* borrowed: 256 elements of the output's type, at a multiple of 64 bytes */
+    /* Whether table[v] is ((float)v * scale - mean) / std for all v, each operation rounded to
+     * float and the last to the output's type, also when the quotient q of a = (float)v * scale -
+     * mean is formed as q0 = a * inverse, q = fma(fma(-q0, std, a), inverse, q0). */
+    bool is_linear;
+    float scale, mean, std, inverse; /* inverse: 1 / std */
+} fl_image_cast;
+
+typedef struct fl_image_ops {
+    const char *name; /* "plain", "avx2", "avx512" */
+
+    /* Pixels of `channels` (2 to 4) interleaved bytes to planes: channel c of pixel i goes to
+     * dst[c * pitch + i]. */
+    void (*split)(uint8_t *dst, int64_t pitch, const uint8_t *src, int64_t pixels,
+                  int32_t channels);
+
+    /* Planes to pixels: element i of channel c, `bytes` (1, 2 or 4) long, at src + c * pitch (in
+     * bytes) becomes element i * channels + c of dst. */
+    void (*join)(void *dst, const void *src, int64_t pitch, int64_t pixels, int32_t channels,
+                 int32_t bytes);
+
+    /* dst[i] = src[count - 1 - i]; the two do not overlap. */
+    void (*reverse)(uint8_t *dst, const uint8_t *src, int64_t count);
+
+    /* dst[i] = cast->table[src[i]]. The entry of FL_IMAGE_U8 is NULL: bytes are copied. */
+    void (*cast[FL_IMAGE_TYPES])(void *dst, const uint8_t *src, int64_t count,
+                                 const fl_image_cast *cast);
+
+    /* dst[i] = *value for an element of 1, 2 or 4 bytes. */
+    void (*fill)(void *dst, const void *value, int64_t count, int32_t bytes);
+
+    /* Resizes `rows` rows of axis->in bytes to axis->out bytes; pitches in bytes, of any sign. */
+    void (*resample_x)(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
+                       int64_t rows, const fl_resample *axis);
+
+    /* Resizes axis->in rows of `width` bytes to axis->out rows. */
+    void (*resample_y)(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
+                       int64_t width, const fl_resample *axis);
+} fl_image_ops;
+
+#endif

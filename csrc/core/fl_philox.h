@@ -1,0 +1,38 @@
+/* fl_philox: random numbers that are a function of a key and a counter.
+ *
+ * Floor 1. Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1,
+ * 2, 3" (2011). No state, any thread. What a counter means here is part of what users can
+ * reproduce, so it never changes: see fl_sample_key. */
+#ifndef FL_PHILOX_H
+#define FL_PHILOX_H
+
+#include "fl_base.h"
+
+typedef struct fl_philox_block {
+    uint32_t word[4];
+} fl_philox_block;
+
+fl_philox_block fl_philox(uint64_t key, const uint32_t counter[4]);
+
+/* Whose random numbers: one sample, in one epoch, in one of its views. Block b of slot s of an
+ * operation is that of key `seed` and counter {low half of index, high half of index, epoch,
+ * view << 24 | s << 16 | b}. */
+typedef struct fl_sample_key {
+    uint64_t seed;
+    int64_t index; /* of the sample in the innermost dataset, >= 0 */
+    uint32_t epoch;
+    uint8_t view;
+} fl_sample_key;
+
+fl_philox_block fl_philox_of_sample(const fl_sample_key *key, uint8_t slot, uint16_t block);
+
+/* In [0, 1), a multiple of 2^-24. */
+static inline double fl_philox_unit(uint32_t word) { return (word >> 8) * 0x1p-24; }
+
+/* In [0, bound), bound >= 1; off uniform by at most bound / 2^32. */
+static inline int64_t fl_philox_below(uint32_t word, uint32_t bound)
+{
+    return (int64_t)((uint64_t)word * bound >> 32);
+}
+
+#endif

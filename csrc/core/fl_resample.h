@@ -1,0 +1,40 @@
+/* fl_resample: where the samples of a resized axis come from, and their weights.
+ *
+ * Floor 1. The arithmetic is that of torch's interpolate(antialias=True) over uint8 (bilinear and
+ * bicubic) and of its nearest modes: weights in double, rounded to int16 multiples of
+ * 2^-precision. */
+#ifndef FL_RESAMPLE_H
+#define FL_RESAMPLE_H
+
+#include "fl_base.h"
+
+typedef enum fl_interpolation {
+    FL_NEAREST,
+    FL_NEAREST_EXACT,
+    FL_BILINEAR,
+    FL_BICUBIC,
+    FL_INTERPOLATIONS
+} fl_interpolation;
+
+/* Sample i of the result is
+ *     clamp((sum over k < taps of weight[i * taps + k] * x[first[i] + k] + half) >> precision,
+ *           0, 255), half = 1 << (precision - 1),
+ * and x[first[i]] for the nearest modes, whose taps are 1 and weights NULL. count[i] <= taps of the
+ * weights are samples; those behind are 0, and first[i] + count[i] <= in. */
+typedef struct fl_resample {
+    int32_t in, out;   /* lengths, >= 1 */
+    int32_t taps;      /* an even number, or 1 for the nearest modes */
+    int32_t precision; /* <= 22 */
+    int32_t *first;    /* [out] */
+    int32_t *count;    /* [out] */
+    int16_t *weight;   /* [out][taps], at a multiple of 64 bytes, 64 bytes longer than that */
+    int64_t capacity;  /* bytes at `memory` */
+    void *memory;      /* owned: what the pointers above point into */
+} fl_resample;
+
+/* Makes *axis, zeroed or made before, that of these lengths; allocates only if it has never been as
+ * large. FL_OK, FL_ENOMEM. */
+int fl_resample_make(fl_resample *axis, fl_interpolation how, int32_t in, int32_t out, fl_err *err);
+void fl_resample_close(fl_resample *axis);
+
+#endif
