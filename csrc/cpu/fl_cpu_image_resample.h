@@ -39,6 +39,14 @@ typedef struct block_of {
     bool is_one_window; /* from[0] serves all pairs */
 } block_of;
 
+/* As many as the result with the most samples needs, of a block. */
+FL_INLINE int32_t pairs_of(const fl_resample *axis, int32_t at)
+{
+    int64_t most = 0;
+    for (int32_t j = 0; j < BLOCK; j++) most = fl_max(most, axis->count[at + j]);
+    return (int32_t)(most + 1) / 2;
+}
+
 /* The lowest first sample of four results. */
 FL_INLINE int32_t start_of(const fl_resample *axis, int32_t at)
 {
@@ -77,13 +85,13 @@ FL_INLINE __m128i weights_of(const int16_t *weight, int32_t taps)
 static bool prepare_block(block_of *block, const fl_resample *axis, int32_t at)
 {
     int32_t last = axis->in - LANE_BYTES;
-    block->pairs = axis->taps / 2;
+    block->pairs = pairs_of(axis, at);
     block->is_one_window = true;
     if (block->pairs > MAX_PAIRS) return false;
     for (int32_t g = 0; g < GROUPS; g++, at += GROUP) {
         group_of *group = &block->group[g];
         int32_t start = start_of(axis, at);
-        bool is_one = fits(axis, at, (int32_t)fl_min(start, last), axis->taps);
+        bool is_one = fits(axis, at, (int32_t)fl_min(start, last), 2 * block->pairs);
         block->is_one_window = block->is_one_window && is_one;
         for (int32_t p = 0; p < block->pairs; p++) {
             int32_t from = (int32_t)fl_min(is_one ? start : start + 2 * p, last);
