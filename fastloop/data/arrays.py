@@ -427,10 +427,12 @@ class ArrayDataset(Dataset[Any]):
 
     def explain(self) -> str:
         """Where each operation runs, and why: a line for each field and each operation."""
-        lines = []
+        lines, others = [], self._untranslated
         for i, field in enumerate(self._fields):
             transform = self._transforms.get(i)
-            lines += transform.explain() if transform else [f"{field.name}: {field!r} as it is"]
+            lines += (
+                transform.explain(others) if transform else [f"{field.name}: {field!r} as it is"]
+            )
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@ as they are, with the reason."""
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,6 +81,10 @@ class Crop(v2.RandomCrop if v2 else object):  # type: ignore[misc]
     """May do anything."""
 
 
+class OwnCrop(T.CenterCrop):
+    """So may this."""
+
+
 def brighten(image: torch.Tensor) -> torch.Tensor:
     return (image.int() + 20).clamp(0, 255).byte()
 
@@ -87,9 +92,16 @@ def brighten(image: torch.Tensor) -> torch.Tensor:
 UNTRANSLATED: list[tuple[Callable[[], Any], str]] = [
     (lambda: v2.ColorJitter(0.5), "^field 0: ColorJitter is not among the operations of fastloop"),
     (lambda: v2.Compose([v2.Pad(1), v2.GaussianBlur(3)]), "^field 0: GaussianBlur is not among"),
-    (lambda: Crop(4), "^field 0: Crop is not of torchvision.transforms.v2$"),
-    (lambda: v2.Compose([brighten]), "^field 0: brighten is not of torchvision.transforms.v2$"),
-    (lambda: brighten, "^field 0: brighten is not of torchvision.transforms.v2$"),
+    (lambda: Crop(4), "^field 0: Crop is not of fastloop.transforms or torchvision.transforms.v2$"),
+    (
+        lambda: v2.Compose([brighten]),
+        "^field 0: brighten is not of fastloop.transforms or torchvision.transforms.v2$",
+    ),
+    (lambda: OwnCrop(4), "^field 0: OwnCrop is not of fastloop.transforms or torchvision.trans"),
+    (
+        lambda: brighten,
+        "^field 0: brighten is not of fastloop.transforms or torchvision.transforms.v2$",
+    ),
     (
         lambda: sys.modules["torchvision"].transforms.RandomCrop(4),
         "^field 0: RandomCrop is of torchvision.transforms, not of torchvision.transforms.v2$",
@@ -116,6 +128,9 @@ def test_what_is_not_translated_runs_as_it_is(make: Callable[[], Any], reason: s
     assert dataset._plans == (None, None)
     assert reason.removeprefix("^field 0: ").split(" ")[0] in dataset.explain()
     assert "path='process' or 'sync'" in dataset.explain()
+    both = ArrayDataset(IMAGES, IMAGES, transform={0: transform, 1: T.Pad(1)})
+    line = r"\nfield 1: uint8 .*, by C, when dataset\[i\] is asked for, because "
+    assert re.search(line + reason.removeprefix("^").removesuffix("$"), both.explain())
     for i in range(6):
         torch.manual_seed(i)
         image, label = dataset[i]

@@ -331,7 +331,9 @@ def test_texts_say_what_becomes_of_each_field() -> None:
         f"ArrayDataset(image: uint8 {shape} -> float32 (3, 8, 8), label: int64 (7,))"
     )
     lines = dataset.explain().split("\n")
-    assert lines[0].startswith("field 'image': uint8 (3, 9, 10) CHW -> float32 (3, 8, 8) CHW, in C")
+    assert lines[0].startswith(
+        "field 'image': uint8 (3, 9, 10) CHW -> float32 (3, 8, 8) CHW, by C, "
+    )
     assert [line.strip().partition("(")[0] for line in lines[1:-1]] == [name for name, _ in OPS]
     assert lines[-1] == "field 'label': int64 (7,) as it is"
 
