@@ -21,7 +21,7 @@ class FieldTransform:
 
     Args:
         name: of the field, in errors.
-        transform: ours, torchvision's or a callable; or the operations of a chain.
+        transform: ours, torchvision's or a callable; from a pickle, a plan's operations.
         shape: of a row.
         dtype: of the field.
         layout: of rows.
@@ -46,10 +46,6 @@ class FieldTransform:
         self._transform: Callable[[Any], Any] | None = None
         self.plan: Plan | None = None
         self.untranslated = ""  # or why there is no plan
-        if isinstance(transform, type) or not (callable(transform) or isinstance(transform, tuple)):
-            what = f"the class {transform.__name__}" if isinstance(transform, type) else "a "
-            what += "" if isinstance(transform, type) else type(transform).__name__
-            raise TypeError(f"{name}: transform is {what}; pass an object that can be called")
         is_ours = isinstance(transform, tuple) or is_own(transform)
         try:
             self.plan = self._compile(transform)
