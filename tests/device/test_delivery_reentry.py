@@ -1,5 +1,5 @@
-"""What happens where next() of a loop over workers, on its way to a device, meets itself: Python code
-runs in it, so a signal handler or another thread may come in."""
+"""What happens where next() of a loop over workers, on its way to a device, meets itself: Python
+code runs in it, so a signal handler or another thread may come in."""
 
 import signal
 import threading
@@ -65,7 +65,7 @@ def loop_with(monkeypatch: pytest.MonkeyPatch, memory: Interrupted) -> Any:
 
 @pytest.mark.parametrize("at", [2, 3])
 def test_next_in_a_signal_handler_is_refused(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    said = []
+    said: list[object] = []
 
     def handle(*_: object) -> None:
         with pytest.raises(RuntimeError, match=NESTED) as raised:
@@ -105,7 +105,8 @@ def test_close_meanwhile_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_buffers_made_meanwhile_are_not_too_many() -> None:
     """Written past the room for two, the copier's memory would be damaged."""
-    made, is_armed = [], []
+    made: list[int] = []
+    is_armed: list[bool] = []
 
     def allocate(size: int) -> torch.Tensor:
         made.append(size)
