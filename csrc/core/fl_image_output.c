@@ -6,6 +6,9 @@
 #include <assert.h>
 #include <string.h>
 
+/* Outputs from this size on are written past the caches: batches of them are larger. */
+enum { STREAMED_BYTES = 256 * 1024 };
+
 static inline int32_t bytes_of(fl_image_type type)
 {
     return type == FL_IMAGE_U8 ? 1 : type == FL_IMAGE_F32 ? 4 : 2;
@@ -34,9 +37,12 @@ int fl_image_output_open(fl_image_output *output, const void *tables, const floa
         if (output->tables == NULL)
             return fl_fail(err, FL_ENOMEM, "out of memory for the tables of a plan");
         memcpy(output->tables, tables, (size_t)(output->channels * bytes));
-        for (int32_t c = 0; c < output->channels; c++)
+        for (int32_t c = 0; c < output->channels; c++) {
             output->cast[c] = fl_image_cast_make(output->type, (char *)output->tables + c * bytes,
                                                  linear != NULL ? linear + 3 * c : NULL);
+            output->cast[c].is_streamed =
+                !output->is_joined && fl_image_output_bytes(output) >= STREAMED_BYTES;
+        }
     }
     for (int32_t i = 0; i < count; i++)
         if (!is_fill_cast(output, &ops[i])) output->typed_fills |= UINT32_C(1) << i;
