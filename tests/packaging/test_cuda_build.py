@@ -26,8 +26,8 @@ IN_FLIGHT = {
     "k_scale": {"128": 4},  # begins each tensor at a multiple of 16 bytes
     "k_combine": {"128": 4, "64": 4, "32": 8, "U16": 8},
 }
-# To halves; to floats, of three channels and of four: how wide bytes are loaded, and how often before
-# one of them is used.
+# To halves; to floats, of three channels and of four: how wide bytes are loaded, and how often
+# before one of them is used.
 CASTS = {"k_castItLi4": ("64", 2), "k_castIjLi3": ("32", 4), "k_castIjLi4": ("32", 4)}
 NUMBERS = ("k_clip_factor", "k_invert", "k_update_scale", "k_write_rows")
 
