@@ -25,6 +25,18 @@ static void add_op(uint64_t *seed, cut_case *k, fl_image_op op)
     k->ops[k->config.count++] = op;
 }
 
+/* What is filled before a resize is bytes: there it becomes what the tables say. */
+static void fill_resized(cut_case *k)
+{
+    int32_t last = k->config.count - 1;
+    while (last >= 0 && k->ops[last].kind != FL_OP_RESIZE) last--;
+    for (int32_t i = 0; i < last; i++)
+        for (int32_t c = 0; c < k->config.channels; c++)
+            memcpy(k->ops[i].out_fill + c * element_bytes(k),
+                   k->tables + (c * 256 + k->ops[i].fill[c]) * element_bytes(k),
+                   (size_t)element_bytes(k));
+}
+
 static fl_image_size random_size(uint64_t *seed)
 {
     return (fl_image_size){1 + (int32_t)random_below(seed, LONGEST),
@@ -70,12 +82,7 @@ static void make_case(uint64_t *seed, cut_case *k)
     };
     for (int i = 0; i < MOST_OPS; i++)
         if (random_below(seed, 2)) add_op(seed, k, ops[i]);
-    /* Padding that is resized is of bytes: what it becomes must be what the table says. */
-    for (int32_t i = 0; i < k->config.count; i++)
-        for (int32_t c = 0; c < k->config.channels; c++)
-            memcpy(k->ops[i].out_fill + c * element_bytes(k),
-                   k->tables + (c * 256 + k->ops[i].fill[c]) * element_bytes(k),
-                   (size_t)element_bytes(k));
+    fill_resized(k);
 }
 
 static void
