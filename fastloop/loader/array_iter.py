@@ -89,8 +89,10 @@ class ArrayIter(ResumableIter):
         # The budget is one of pinned memory; without workers no batch is made ahead of its use.
         is_ahead = destination is not None and self._num_workers > 0
         self._is_closed = False
+        # Images go to a device that C copies to as bytes, and are cast there.
+        is_cut = destination is not None and destination.index >= 0
         self._array_loader = _core.ArrayLoader(
-            table=source.table,
+            table=source.table.cut() if is_cut else source.table,
             pool=self._shared.memory_for_arrays(
                 len(source.columns), destination.index if destination else -1
             ),
@@ -114,10 +116,11 @@ class ArrayIter(ResumableIter):
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = _InBlocks()
-            self._array_loader.restart(self._remaining(blocks, skip_blocks), _BLOCKS, sampler)
+            remaining = self._remaining(blocks, skip_blocks)
+            self._array_loader.restart(remaining, _BLOCKS, sampler, self._source.epoch)
         else:
             kind = _BATCHES if self._auto_collation else _SINGLES
-            self._array_loader.restart(self._sampler_iter, kind, None)
+            self._array_loader.restart(self._sampler_iter, kind, None, self._source.epoch)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
