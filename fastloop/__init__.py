@@ -14,6 +14,7 @@ from fastloop._core import version as _core_version
 from fastloop.saved_by_0_1 import PickleFinder as _PickleFinder
 
 if TYPE_CHECKING:
+    from fastloop import transforms
     from fastloop.data.arrays import ArrayDataset
     from fastloop.device.prefetch import prefetch
     from fastloop.loader.dataloader import DataLoader
@@ -32,6 +33,7 @@ __all__ = [
     "build_info",
     "clip_grad_norm_",
     "prefetch",
+    "transforms",
 ]
 
 _HOMES = {
@@ -43,6 +45,7 @@ _HOMES = {
     "WorkerStats": "fastloop.loader.stats",
     "clip_grad_norm_": "fastloop.step.clip",
     "prefetch": "fastloop.device.prefetch",
+    "transforms": "fastloop.transforms",
 }
 
 
@@ -66,7 +69,8 @@ def __getattr__(name: str) -> Any:
     from fastloop.base.requirements import require_torch
 
     require_torch(f"fastloop.{name}")
-    value = getattr(import_module(_HOMES[name]), name)
+    module = import_module(_HOMES[name])
+    value = module if name == "transforms" else getattr(module, name)
     globals()[name] = value
     return value
 

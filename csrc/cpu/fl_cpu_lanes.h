@@ -34,7 +34,7 @@ extern const fl_cpu_lanes fl_cpu_lanes_avx2;
 extern const fl_cpu_lanes fl_cpu_lanes_avx512;
 #endif
 
-/* The best one for this machine. */
+/* The one for the level of this machine (fl_cpu_level_find). */
 const fl_cpu_lanes *fl_cpu_lanes_find(void);
 
 #endif

@@ -1,7 +1,7 @@
 /* fl_py_module: the module _core, with its types and functions. */
 #include "fl_py.h"
 
-#include "fl_cpu_lanes.h"
+#include "fl_cpu_level.h"
 #include "fl_cuda.h"
 #include "fl_pages.h"
 #include "fl_py_array_loader.h"
@@ -68,14 +68,14 @@ static PyObject *cuda_version(void)
 
 static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
-    return Py_BuildValue("{s:s,s:s,s:s,s:i,s:s,s:s,s:O,s:O,s:N,s:s,s:s}", "version", FL_VERSION,
-                         "compiler", __VERSION__, "dlpack",
-                         Py_STRINGIFY(DLPACK_MAJOR_VERSION) "." Py_STRINGIFY(DLPACK_MINOR_VERSION),
-                         "cpus", (int)fl_cpu_count(), "instructions", fl_cpu_lanes_find()->name,
-                         "guarded_reads", fl_safe_read_method(), "populates_pages",
-                         can_populate() ? Py_True : Py_False, "watches_processes",
-                         can_watch() ? Py_True : Py_False, "cuda", cuda_version(), "cuda_archs",
-                         fl_cuda_archs, "cuda_reason", FL_CUDA_REASON);
+    return Py_BuildValue(
+        "{s:s,s:s,s:s,s:i,s:s,s:s,s:O,s:O,s:N,s:s,s:s}", "version", FL_VERSION, "compiler",
+        __VERSION__, "dlpack",
+        Py_STRINGIFY(DLPACK_MAJOR_VERSION) "." Py_STRINGIFY(DLPACK_MINOR_VERSION), "cpus",
+        (int)fl_cpu_count(), "instructions", fl_cpu_level_name(fl_cpu_level_find()),
+        "guarded_reads", fl_safe_read_method(), "populates_pages",
+        can_populate() ? Py_True : Py_False, "watches_processes", can_watch() ? Py_True : Py_False,
+        "cuda", cuda_version(), "cuda_archs", fl_cuda_archs, "cuda_reason", FL_CUDA_REASON);
 }
 
 PyDoc_STRVAR(check_cuda_doc,
@@ -158,6 +158,11 @@ static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **out)
 static int module_exec(PyObject *module)
 {
     fl_py_state *state = PyModule_GetState(module);
+    fl_err err;
+    if (fl_cpu_level_check(&err) != FL_OK) {
+        fl_py_raise(&err, NULL);
+        return -1;
+    }
     fl_fork_install();
     if (fl_py_numpy_import() != 0) return -1;
     if (PyModule_AddStringConstant(module, "version", FL_VERSION) != 0) return -1;

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import operator
 import os
 import stat
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -14,6 +16,9 @@ import torch
 from torch.utils.data import Dataset
 
 from fastloop import _core
+from fastloop.data.epoch_word import Epoch, check_epoch
+from fastloop.data.field_transform import FieldTransform
+from fastloop.data.image_plan import LAYOUTS, OUT_LAYOUTS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -181,6 +186,12 @@ class _Field:
             return torch.from_numpy(np.array(array[index], order="C", copy=True))
         return self._read_mapped(array, index)
 
+    def image(self, index: int) -> torch.Tensor | Array:
+        """A row where it lies. Of a mapped file, a copy."""
+        if self.rows is not None:
+            return self.rows[index]
+        return self.source[index] if self.file is None else self[index]
+
     def _read_mapped(self, array: Array, index: Any) -> torch.Tensor:
         """Rows of a mapped file. If the file has become shorter, this is an OSError, no crash."""
         if self._table is None:
@@ -207,6 +218,33 @@ class _Field:
         return f"{str(source.dtype).removeprefix('torch.')} {tuple(source.shape)}"
 
 
+_RESERVED = ("transform", "layout", "out_layout", "seed")
+_VIEWS = 256
+
+
+def _check_arguments(transform: object, layout: object, out_layout: object, seed: object) -> int:
+    for name, value in zip(_RESERVED, (transform, layout, out_layout, seed), strict=True):
+        is_path = isinstance(value, os.PathLike) or (name == "transform" and isinstance(value, str))
+        if is_path or isinstance(value, (np.ndarray, torch.Tensor)):
+            raise TypeError(
+                f"{name} is a {type(value).__name__}, but {name!r} is an argument of ArrayDataset "
+                "and cannot be the name of a field; call the field otherwise"
+            )
+    for name, value, known in (
+        ("layout", layout, LAYOUTS),
+        ("out_layout", out_layout, OUT_LAYOUTS),
+    ):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}")
+    try:
+        number = operator.index(seed)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"seed={seed!r} is no integer; pass one from 0 to 2**64 - 1") from None
+    if not 0 <= number < 2**64:
+        raise ValueError(f"seed={seed!r} is not in [0, 2**64); pass an integer that is")
+    return number
+
+
 class ArrayDataset(Dataset[Any]):
     """Arrays of equal length as a map-style dataset.
 
@@ -215,24 +253,49 @@ class ArrayDataset(Dataset[Any]):
         **named: each a ``numpy.ndarray`` of any strides, a ``numpy.memmap``, the path of a
             ``.npy`` file (opened as a read-only memmap), or a torch CPU tensor. The first
             dimension counts samples and must be the same for all.
+        transform: what is done to images of uint8, in C: an operation or a ``Compose`` of
+            ``fastloop.transforms`` for the first field, or a dict of them by field name (or
+            position). Transforms of torchvision's ``v2`` are translated; any other callable is
+            called with each row, by Python.
+        layout: of images in fields with transforms, ``"CHW"`` or ``"HWC"``.
+        out_layout: of the results, ``"CHW"``, ``"HWC"``, or ``"channels_last"``: the shape of CHW
+            with the strides of HWC.
+        seed: of the transforms' random parameters.
 
     Sample ``i`` is the tuple (for named fields, the dict) of row ``i`` of every field as torch
     tensors, 0-d for 1-d fields. Rows share memory with their source, as in
     ``torch.utils.data.TensorDataset``, except rows of read-only or mapped arrays and of arrays
     whose strides torch does not have, which are copied.
 
+    With transforms, random parameters are a function of (seed, epoch, ``i``, view, operation) and
+    of nothing else. Sample ``(i, view)``, view 0 to 255, is another random result for row ``i``;
+    ``i`` alone is view 0. Loaders of fastloop count epochs by themselves; with torch's, call
+    ``set_epoch()`` before each.
+
     In ``fastloop.DataLoader`` batches are gathered by C; in ``torch.utils.data.DataLoader`` the
     dataset works too and gives the same batches.
 
     Raises:
         TypeError: no field, positional and named fields together, a field that is none of the
-            above or whose dtype torch does not have.
+            above or whose dtype torch does not have, images that are not uint8.
         ValueError: fields of different length or without a dimension; a file that is not .npy, or
-            no regular file.
+            no regular file; transforms that do not go with the images.
         OSError: a file that cannot be opened; later, a mapped file that has become shorter.
     """
 
-    def __init__(self, *fields: object, **named: object) -> None:
+    _transforms: Mapping[int, FieldTransform] = MappingProxyType({})  # by position of the field
+    _epoch: Epoch | None = None  # None: no transforms
+
+    def __init__(
+        self,
+        *fields: object,
+        transform: Any = None,
+        layout: str = "CHW",
+        out_layout: str = "CHW",
+        seed: int = 0,
+        **named: object,
+    ) -> None:
+        seed = _check_arguments(transform, layout, out_layout, seed)
         if fields and named:
             raise TypeError("pass fields either all by position or all by name, not both")
         if not fields and not named:
@@ -245,15 +308,135 @@ class ArrayDataset(Dataset[Any]):
         if len(lengths) > 1:
             each = ", ".join(f"{field.name} has {len(field)}" for field in self._fields)
             raise ValueError(f"fields must have the same number of rows, but {each}")
+        self._transforms = {
+            i: self._make_transform(i, given, layout, out_layout, seed)
+            for i, given in self._given_transforms(transform).items()
+        }
+        if self._transforms:
+            self._epoch = Epoch()
+
+    def _given_transforms(self, transform: Any) -> dict[int, Any]:
+        """By position of the field."""
+        if transform is None:
+            return {}
+        if not isinstance(transform, Mapping):
+            return {0: transform}
+        keys = list(self._keys or range(len(self._fields)))
+        unknown = [key for key in transform if key not in keys]
+        if unknown:
+            raise ValueError(
+                f"transform has a key {unknown[0]!r}, which is no field; fields are "
+                f"{', '.join(map(repr, keys))}"
+            )
+        return {keys.index(key): given for key, given in transform.items() if given is not None}
+
+    def _make_transform(
+        self, i: int, transform: Any, layout: str, out_layout: str, seed: int
+    ) -> FieldTransform:
+        field = self._fields[i]
+        dtype, shape = torch_dtype(field.source), field.source.shape[1:]
+        return FieldTransform(field.name, transform, shape, dtype, layout, out_layout, seed)
+
+    @property
+    def _plans(self) -> tuple[_core.ImagePlan | None, ...]:
+        """One for each field."""
+        found = (self._transforms.get(i) for i in range(len(self._fields)))
+        return tuple(t.plan.core if t and t.plan else None for t in found)
+
+    @property
+    def _untranslated(self) -> str:
+        """Why C cannot do all of the transforms, or ""."""
+        return next((t.untranslated for t in self._transforms.values() if t.untranslated), "")
 
     def __len__(self) -> int:
         return len(self._fields[0])
 
-    def __getitem__(self, index: Any) -> tuple[torch.Tensor, ...] | dict[str, torch.Tensor]:
-        rows = tuple(field[index] for field in self._fields)
-        return rows if self._keys is None else dict(zip(self._keys, rows, strict=True))
+    def __getitem__(self, index: Any) -> Any:
+        if self._transforms:
+            return self._sample(*self._read_item(index))
+        return self._as_sample([field[index] for field in self._fields])
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        return [self[index] for index in indices]
+
+    def _as_sample(self, rows: list[Any]) -> Any:
+        return tuple(rows) if self._keys is None else dict(zip(self._keys, rows, strict=True))
+
+    def _sample(self, index: int, view: int) -> Any:
+        assert self._epoch is not None
+        epoch, rows = self._epoch.value, []
+        for i, field in enumerate(self._fields):
+            transform = self._transforms.get(i)
+            if transform is None:
+                rows.append(field[index])
+            else:
+                image = field.image(index) if transform.plan else field[index]
+                rows.append(transform.apply(image, index, epoch, view))
+        return self._as_sample(rows)
+
+    def _read_item(self, item: Any) -> tuple[int, int]:
+        """The row and the view of `index` or `(index, view)`."""
+        index, view = item if isinstance(item, tuple) and len(item) == 2 else (item, 0)
+        try:
+            row, view = operator.index(index), operator.index(view)
+        except TypeError:
+            raise TypeError(
+                f"a sample is {item!r}; of an ArrayDataset with transforms take an index or "
+                "(index, view). For several, use torch.utils.data.Subset or a DataLoader"
+            ) from None
+        if not 0 <= view < _VIEWS:
+            raise ValueError(f"view={view} is not in [0, {_VIEWS})")
+        rows = len(self)
+        if not -rows <= row < rows:
+            raise IndexError(f"index {row} is out of range for a dataset of length {rows}")
+        return row % rows, view
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the random parameters from now on, in all processes that have the dataset.
+
+        Loaders of fastloop then no longer count epochs for it. Without transforms, nothing.
+        """
+        epoch = check_epoch(epoch)
+        if self._epoch is not None:
+            self._epoch.set(epoch)
+
+    def params(
+        self, index: int, epoch: int | None = None, view: int = 0, field: Any = None
+    ) -> list[dict[str, Any]]:
+        """The random parameters of a sample: one dict for each operation, in order.
+
+        Args:
+            index: of the sample.
+            epoch: None: the one that ``dataset[index]`` has now.
+            view: of the sample.
+            field: its name or position, where several have transforms.
+        """
+        if self._epoch is None:
+            raise TypeError("params() is for datasets with transforms; pass transform= to this")
+        row, view = self._read_item((index, view))
+        if epoch is None:
+            epoch = self._epoch.value
+        keys = list(self._keys or range(len(self._fields)))
+        transformed = [keys[i] for i in self._transforms]
+        if field is None and len(transformed) > 1:
+            raise ValueError(f"several fields have transforms; pass field=, one of {transformed}")
+        key = transformed[0] if field is None else field
+        if key not in transformed:
+            raise ValueError(f"field={key!r} has no transform; pass one of {transformed}")
+        return self._transforms[keys.index(key)].params(row, check_epoch(epoch), view)
+
+    def explain(self) -> str:
+        """Where each operation runs, and why: a line for each field and each operation."""
+        lines = []
+        for i, field in enumerate(self._fields):
+            transform = self._transforms.get(i)
+            lines += transform.explain() if transform else [f"{field.name}: {field!r} as it is"]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
-        keys = self._keys or range(len(self._fields))
-        fields = ", ".join(f"{k}: {f!r}" for k, f in zip(keys, self._fields, strict=True))
-        return f"ArrayDataset({fields})"
+        parts = []
+        for i, key in enumerate(self._keys or range(len(self._fields))):
+            transform = self._transforms.get(i)
+            result = f" -> {transform.describe_result()}" if transform else ""
+            parts.append(f"{key}: {self._fields[i]!r}{result}")
+        return f"ArrayDataset({', '.join(parts)})"

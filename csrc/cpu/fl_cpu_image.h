@@ -1,0 +1,15 @@
+/* fl_cpu_image: the tables fl_image_ops for CPUs.
+ *
+ * Floor 2. fl_cpu_image_plain.c is the reference and serves any machine; the others are written
+ * for one instruction set each and give the same bits. Any thread; nothing here blocks. */
+#ifndef FL_CPU_IMAGE_H
+#define FL_CPU_IMAGE_H
+
+#include "fl_image_ops.h"
+
+extern const fl_image_ops fl_cpu_image_plain;
+
+/* The table for the level of this machine (fl_cpu_level_find); static. */
+const fl_image_ops *fl_cpu_image_ops_find(void);
+
+#endif

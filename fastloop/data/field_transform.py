@@ -1,0 +1,118 @@
+"""What an ArrayDataset makes of the images of one field: in C where there is a plan, else by
+calling the transform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fastloop.data.image_arguments import DTYPES
+from fastloop.data.image_plan import Geometry, ImageOp, Plan, Values, compile_plan
+from fastloop.data.torchvision_ops import UntranslatedError, is_torchvision, translate
+
+_Chain = tuple[Geometry | Values, ...]
+
+
+class FieldTransform:
+    """One field's transform. Compiled when it is made, and again when it is unpickled.
+
+    Args:
+        name: of the field, in errors.
+        transform: ours, torchvision's or a callable; or the operations of a chain.
+        shape: of a row.
+        dtype: of the field.
+        layout: of rows.
+        out_layout: of results.
+        seed: of random parameters.
+
+    Raises:
+        TypeError, ValueError: operations of ours that these images do not go with.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transform: Any,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        layout: str,
+        out_layout: str,
+        seed: int,
+    ) -> None:
+        self._arguments = name, tuple(shape), dtype, layout, out_layout, seed
+        self._transform: Callable[[Any], Any] | None = None
+        self.plan: Plan | None = None
+        self.untranslated = ""  # or why there is no plan
+        if isinstance(transform, type) or not (callable(transform) or isinstance(transform, tuple)):
+            what = f"the class {transform.__name__}" if isinstance(transform, type) else "a "
+            what += "" if isinstance(transform, type) else type(transform).__name__
+            raise TypeError(f"{name}: transform is {what}; pass an object that can be called")
+        is_ours = isinstance(transform, (tuple, ImageOp))
+        try:
+            self.plan = self._compile(transform)
+        except UntranslatedError as reason:
+            self.untranslated = f"{name}: {reason}"
+        except (TypeError, ValueError) as error:
+            if is_ours:
+                raise type(error)(f"{name}: {error}") from None
+            self.untranslated = f"{name}: {error}"  # torchvision may do what C cannot
+        if self.plan is None:
+            self._transform = transform
+
+    def _compile(self, transform: Any) -> Plan:
+        _, shape, dtype, layout, out_layout, seed = self._arguments
+        chain: _Chain = transform if isinstance(transform, tuple) else ()
+        if not isinstance(transform, tuple):
+            chain = tuple(part for op in translate(transform) for part in op._chain())
+        if dtype is not torch.uint8:
+            kind = str(dtype).removeprefix("torch.")
+            raise TypeError(
+                f"images are {kind}, and transforms work on uint8; keep images as uint8 (from "
+                "numbers in [0, 1]: (x * 255).round().astype('uint8'))"
+            )
+        return compile_plan(chain, shape, layout, out_layout, seed)
+
+    def apply(self, image: Any, index: int, epoch: int, view: int) -> Any:
+        """The result for one row."""
+        if self.plan is not None:
+            return self.plan.apply(image, index, epoch, view)
+        assert self._transform is not None
+        if not is_torchvision(self._transform):
+            return self._transform(image)
+        _, _, _, layout, out_layout, _ = self._arguments
+        result = self._transform(image.permute(2, 0, 1) if layout == "HWC" else image)
+        return result.permute(1, 2, 0) if out_layout == "HWC" else result
+
+    def params(self, index: int, epoch: int, view: int) -> list[dict[str, Any]]:
+        if self.plan is None:
+            raise TypeError(f"{self.untranslated}; so its parameters are its own")
+        _, shape, _, layout, _, _ = self._arguments
+        height, width = shape[1:] if layout == "CHW" else shape[:2]
+        return self.plan.params(index, epoch, view, (height, width))
+
+    def describe_result(self) -> str:
+        if self.plan is None:
+            return "what the transform returns"
+        return f"{DTYPES[self.plan.dtype]} {self.plan.core.out_shape}"
+
+    def explain(self) -> list[str]:
+        """A line on the whole, and one for each operation."""
+        name, shape, _, layout, out_layout, _ = self._arguments
+        if self.plan is None:
+            return [
+                f"{name}: Python, a sample at a time, in worker processes or in this one "
+                f"(path='process' or 'sync'), because {self.untranslated.removeprefix(name + ': ')}"
+            ]
+        result = self.describe_result()
+        lines = [
+            f"{name}: uint8 {shape} {layout} -> {result} {out_layout}, in C: in the loader's "
+            "threads, or in dataset[i]"
+        ]
+        return lines + [f"  {op!r}: {op.work}" for op in self.plan.ops]
+
+    def __reduce__(self) -> tuple[type[FieldTransform], tuple[Any, ...]]:
+        name, *rest = self._arguments
+        transform = self._transform if self.plan is None else self.plan.ops
+        return FieldTransform, (name, transform, *rest)
