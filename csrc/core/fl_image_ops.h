@@ -53,11 +53,13 @@ typedef struct fl_image_ops {
     /* dst[i] = *value for an element of 1, 2 or 4 bytes. */
     void (*fill)(void *dst, const void *value, int64_t count, int32_t bytes);
 
-    /* Resizes `rows` rows of axis->in bytes to axis->out bytes; pitches in bytes, of any sign. */
+    /* Resizes `rows` rows of axis->in bytes to axis->out bytes; pitches in bytes, of any sign. What
+     * lies before axis->first[0] is not read and need not be memory. */
     void (*resample_x)(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
                        int64_t rows, const fl_resample *axis);
 
-    /* Resizes axis->in rows of `width` bytes to axis->out rows. */
+    /* Resizes axis->in rows of `width` bytes to axis->out rows. Rows before axis->first[0] are not
+     * read and need not be memory. */
     void (*resample_y)(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
                        int64_t width, const fl_resample *axis);
 } fl_image_ops;

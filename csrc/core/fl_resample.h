@@ -20,14 +20,18 @@ typedef enum fl_interpolation {
  *     clamp((sum over k < taps of weight[i * taps + k] * x[first[i] + k] + half) >> precision,
  *           0, 255), half = 1 << (precision - 1),
  * and x[first[i]] for the nearest modes, whose taps are 1 and weights NULL. count[i] <= taps of the
- * weights are samples; those behind are 0, and first[i] + count[i] <= in. */
+ * weights are samples; those behind are 0, and first[i] + count[i] <= in. Both first[i] and
+ * first[i] + count[i] grow with i or stay.
+ *
+ * Samples [i, i + n) of the result alone: a copy whose `first`, `count` and `weight` begin at i,
+ * with out = n and in = first[i + n - 1] + count[i + n - 1]. It owns nothing. */
 typedef struct fl_resample {
     int32_t in, out;   /* lengths, >= 1 */
     int32_t taps;      /* an even number, or 1 for the nearest modes */
     int32_t precision; /* <= 22 */
     int32_t *first;    /* [out] */
     int32_t *count;    /* [out] */
-    int16_t *weight;   /* [out][taps], at a multiple of 64 bytes, 64 bytes longer than that */
+    int16_t *weight;   /* [out][taps], aligned like any int16_t; 64 bytes longer than that */
     int64_t capacity;  /* bytes at `memory` */
     void *memory;      /* owned: what the pointers above point into */
 } fl_resample;

@@ -1,0 +1,77 @@
+/* fl_image: the words that all files of image plans share.
+ *
+ * Floor 1. Sizes, operations as they are asked for, their parameters for one sample, the memory of
+ * an image. Plain data. */
+#ifndef FL_IMAGE_H
+#define FL_IMAGE_H
+
+#include "fl_image_ops.h"
+
+typedef struct fl_image_size {
+    int32_t height, width;
+} fl_image_size;
+
+/* The numbers are part of what users can reproduce (fl_image_op.occurrence): new ones go last. */
+typedef enum fl_image_op_kind {
+    FL_OP_PAD,
+    FL_OP_CENTER_CROP,
+    FL_OP_RANDOM_CROP,
+    FL_OP_RESIZE,
+    FL_OP_RANDOM_RESIZED_CROP,
+    FL_OP_HORIZONTAL_FLIP,
+    FL_OP_VERTICAL_FLIP,
+    FL_OP_ERASE,
+    FL_OP_KINDS
+} fl_image_op_kind;
+
+typedef enum fl_padding_mode {
+    FL_PAD_CONSTANT,
+    FL_PAD_EDGE,
+    FL_PAD_REFLECT,
+    FL_PAD_SYMMETRIC,
+    FL_PADDING_MODES
+} fl_padding_mode;
+
+enum { FL_MAX_IMAGE_OPS = 32, FL_MAX_FILL_BYTES = 4 * FL_MAX_CHANNELS };
+
+/* An operation as it is asked for. Fields that its kind does not name are 0. */
+typedef struct fl_image_op {
+    fl_image_op_kind kind;
+    uint8_t occurrence; /* how many of its kind come before it, < 8 for those that draw: its random
+                           numbers have slot kind << 3 | occurrence, so other kinds do not change
+                           them */
+    fl_image_size size; /* of the result. RESIZE: {n, 0} is n for the shorter edge, {0, 0} is
+                           max_size for the longer one */
+    int32_t max_size;   /* RESIZE with {n, 0} or {0, 0}: most of the longer edge; 0: none */
+    fl_interpolation interpolation; /* RESIZE, RANDOM_RESIZED_CROP */
+    fl_padding_mode padding_mode;   /* PAD, RANDOM_CROP */
+    int32_t padding[4];             /* PAD, RANDOM_CROP: left, top, right, bottom */
+    bool pad_if_needed;             /* RANDOM_CROP */
+    double p;                       /* flips, ERASE: probability */
+    double scale[2], ratio[2];      /* RANDOM_RESIZED_CROP, ERASE */
+    double log_ratio[2];            /* set by the plan */
+    /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds, where a RESIZE comes after it. */
+    uint8_t fill[FL_MAX_CHANNELS];
+    /* PAD, RANDOM_CROP, CENTER_CROP, ERASE: what elements there are in the output, one of its type
+     * for each channel. */
+    uint8_t out_fill[FL_MAX_FILL_BYTES];
+} fl_image_op;
+
+/* The parameters of one operation for one sample. */
+typedef struct fl_image_params {
+    bool is_applied;    /* flips and ERASE: whether; else true */
+    int32_t top, left;  /* crops, in the padded image; ERASE: of the rectangle */
+    fl_image_size size; /* crops, ERASE: of the rectangle */
+    int32_t padding[4]; /* what is padded in all: left, top, right, bottom */
+    fl_image_size out;  /* of the image after this operation */
+} fl_image_params;
+
+/* One image: element (y, x, c) is data[y * stride_y + x * stride_x + c * stride_c], strides of any
+ * sign. */
+typedef struct fl_image_source {
+    const uint8_t *data; /* borrowed */
+    int64_t stride_y, stride_x, stride_c;
+    fl_image_size size;
+} fl_image_source;
+
+#endif

@@ -1,0 +1,54 @@
+/* fl_image_scratch: see fl_image_scratch.h. */
+#include "fl_image_scratch.h"
+
+static void close_scratch(fl_image_scratch *scratch)
+{
+    if (scratch == NULL) return;
+    for (int p = 0; p < FL_SCRATCH_PARTS; p++) fl_free(scratch->part[p].memory);
+    fl_resample_close(&scratch->own[0]);
+    fl_resample_close(&scratch->own[1]);
+    fl_free(scratch);
+}
+
+int fl_scratch_take(fl_scratch_slots *slots, fl_image_scratch **out, fl_err *err)
+{
+    for (int i = 0; i < FL_SCRATCH_SLOTS; i++) {
+        /* The load keeps threads that find a slot empty from writing to its cache line. */
+        if (atomic_load_explicit(&slots->slot[i], memory_order_relaxed) == NULL) continue;
+        /* Acquires what the thread that gave it wrote. */
+        *out = atomic_exchange_explicit(&slots->slot[i], NULL, memory_order_acquire);
+        if (*out != NULL) return FL_OK;
+    }
+    *out = fl_alloc((int64_t)sizeof **out);
+    return *out != NULL ? FL_OK : fl_fail(err, FL_ENOMEM, "out of memory to work on an image");
+}
+
+void fl_scratch_give(fl_scratch_slots *slots, fl_image_scratch *scratch)
+{
+    for (int i = 0; i < FL_SCRATCH_SLOTS; i++) {
+        fl_image_scratch *empty = NULL;
+        if (atomic_load_explicit(&slots->slot[i], memory_order_relaxed) == NULL &&
+            atomic_compare_exchange_strong_explicit(&slots->slot[i], &empty, scratch,
+                                                    memory_order_release, memory_order_relaxed))
+            return;
+    }
+    close_scratch(scratch);
+}
+
+void fl_scratch_close(fl_scratch_slots *slots)
+{
+    for (int i = 0; slots != NULL && i < FL_SCRATCH_SLOTS; i++)
+        close_scratch(atomic_load_explicit(&slots->slot[i], memory_order_acquire));
+    fl_free(slots);
+}
+
+void *fl_scratch_memory(fl_image_scratch *scratch, fl_scratch_part part, int64_t bytes)
+{
+    if (bytes > scratch->part[part].bytes || scratch->part[part].memory == NULL) {
+        fl_free(scratch->part[part].memory);
+        scratch->part[part].bytes = 0;
+        scratch->part[part].memory = fl_alloc(bytes);
+        if (scratch->part[part].memory != NULL) scratch->part[part].bytes = bytes;
+    }
+    return scratch->part[part].memory;
+}

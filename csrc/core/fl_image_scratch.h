@@ -1,0 +1,49 @@
+/* fl_image_scratch: the memory that one thread works with while it applies a plan.
+ *
+ * Floor 1. Scratch waits in slots of a plan. It is taken and given by exchanging pointers, without
+ * a lock, so that a child forked at any moment can go on: at worst what another thread of the
+ * parent held then is not freed in the child. */
+#ifndef FL_IMAGE_SCRATCH_H
+#define FL_IMAGE_SCRATCH_H
+
+#include "fl_resample.h"
+
+#include <stdatomic.h>
+
+/* A resized image lies in one of two, so that the next resize can read one and write the other. */
+typedef enum fl_scratch_part {
+    FL_SCRATCH_IMAGE_0,
+    FL_SCRATCH_IMAGE_1,
+    FL_SCRATCH_ROWS,  /* rows resized in x, not yet in y */
+    FL_SCRATCH_BAND,  /* rows of a source that are to be resized in x */
+    FL_SCRATCH_SPLIT, /* a row of interleaved pixels as planes */
+    FL_SCRATCH_LINE,  /* a row of bytes in the order in which it is written */
+    FL_SCRATCH_TYPED, /* a row of the output as planes */
+    FL_SCRATCH_PARTS
+} fl_scratch_part;
+
+typedef struct fl_image_scratch {
+    struct {
+        void *memory; /* owned */
+        int64_t bytes;
+    } part[FL_SCRATCH_PARTS];
+    fl_resample own[2]; /* owned: the tables of a resize that the plan does not keep, x and y */
+} fl_image_scratch;
+
+enum { FL_SCRATCH_SLOTS = 64 };
+
+typedef struct fl_scratch_slots {
+    _Atomic(fl_image_scratch *) slot[FL_SCRATCH_SLOTS]; /* owned; NULL: empty */
+} fl_scratch_slots;
+
+/* Scratch that is nobody else's until it is given; a new one if all are taken. FL_ENOMEM. */
+int fl_scratch_take(fl_scratch_slots *slots, fl_image_scratch **out, fl_err *err);
+void fl_scratch_give(fl_scratch_slots *slots, fl_image_scratch *scratch);
+/* Frees the slots, which come from fl_alloc, and what is in them; NULL is fine. */
+void fl_scratch_close(fl_scratch_slots *slots);
+
+/* At least so many bytes, at a multiple of 64, whatever they hold; NULL when there are none. What
+ * the part held before is lost when it grows. */
+void *fl_scratch_memory(fl_image_scratch *scratch, fl_scratch_part part, int64_t bytes);
+
+#endif

@@ -1,0 +1,242 @@
+/* fl_image_view: see fl_image_view.h. */
+#include "fl_image_view.h"
+
+#include <assert.h>
+
+enum { BAND_ROWS = 16 }; /* of a source, brought into planes before they are resized in x */
+
+void fl_image_view_start(fl_image_view *view, const fl_image_tools *tools, fl_resample_cache *cache,
+                         const fl_image_source *source)
+{
+    view->tools = *tools;
+    view->cache = cache;
+    view->source = *source;
+    view->is_pending = false;
+    view->images = 0;
+    view->erased_count = 0;
+    fl_image_axis_start(&view->y, source->size.height);
+    fl_image_axis_start(&view->x, source->size.width);
+}
+
+/* ---- edits */
+
+static void clip_edge(int32_t *from, int32_t *length, int32_t limit)
+{
+    int32_t end = *from + *length;
+    if (*from < 0) *from = 0;
+    if (end > limit) end = limit;
+    *length = end > *from ? end - *from : 0;
+}
+
+void fl_image_view_crop(fl_image_view *view, int32_t top, int32_t left, fl_image_size size)
+{
+    fl_image_axis_crop(&view->y, top, size.height);
+    fl_image_axis_crop(&view->x, left, size.width);
+    for (int32_t n = 0; n < view->erased_count; n++) {
+        fl_erased *e = &view->erased[n];
+        e->top -= top;
+        e->left -= left;
+        clip_edge(&e->top, &e->size.height, size.height);
+        clip_edge(&e->left, &e->size.width, size.width);
+    }
+}
+
+void fl_image_view_pad(fl_image_view *view, const int32_t padding[4], fl_padding_mode mode,
+                       int32_t op)
+{
+    fl_image_axis_pad(&view->x, padding[0], padding[2], mode, op);
+    fl_image_axis_pad(&view->y, padding[1], padding[3], mode, op);
+    for (int32_t n = 0; n < view->erased_count; n++) {
+        view->erased[n].left += padding[0];
+        view->erased[n].top += padding[1];
+    }
+}
+
+void fl_image_view_flip_x(fl_image_view *view)
+{
+    fl_image_axis_flip(&view->x);
+    for (int32_t n = 0; n < view->erased_count; n++) {
+        fl_erased *e = &view->erased[n];
+        e->left = view->x.length - e->left - e->size.width;
+    }
+}
+
+void fl_image_view_flip_y(fl_image_view *view)
+{
+    fl_image_axis_flip(&view->y);
+    for (int32_t n = 0; n < view->erased_count; n++) {
+        fl_erased *e = &view->erased[n];
+        e->top = view->y.length - e->top - e->size.height;
+    }
+}
+
+void fl_image_view_erase(fl_image_view *view, int32_t top, int32_t left, fl_image_size size,
+                         int32_t op)
+{
+    view->erased[view->erased_count++] = (fl_erased){top, left, size, op};
+}
+
+/* ---- resizing */
+
+static int find_table(fl_image_view *view, fl_interpolation how, int32_t in, int32_t out,
+                      fl_resample *own, const fl_resample **table, fl_err *err)
+{
+    *table = NULL;
+    if (in == out) return FL_OK;
+    return fl_resample_cache_find(view->cache, how, in, out, own, table, err);
+}
+
+int fl_image_view_resize(fl_image_view *view, fl_interpolation how, fl_image_size size, fl_err *err)
+{
+    assert(view->erased_count == 0);
+    FL_TRY(fl_image_view_resolve(view, err));
+    if (view->y.length == size.height && view->x.length == size.width) return FL_OK;
+    fl_resample *own = view->tools.scratch->own;
+    FL_TRY(find_table(view, how, view->x.length, size.width, &own[0], &view->resize_x, err));
+    FL_TRY(find_table(view, how, view->y.length, size.height, &own[1], &view->resize_y, err));
+    view->from_y = view->y;
+    view->from_x = view->x;
+    fl_image_axis_start(&view->y, size.height);
+    fl_image_axis_start(&view->x, size.width);
+    view->is_pending = true;
+    return FL_OK;
+}
+
+/* One axis of a resize, of which only samples [from, to) of the result are wanted. Crops what it is
+ * made of to what they need, whose first sample is *first. */
+static fl_resample
+narrow(const fl_resample *table, int32_t from, int32_t to, fl_image_axis *source, int32_t *first)
+{
+    if (table == NULL) {
+        *first = 0;
+        fl_image_axis_crop(source, from, to - from);
+        return (fl_resample){.in = source->length, .out = source->length};
+    }
+    fl_resample part = *table;
+    part.in = table->first[to - 1] + table->count[to - 1];
+    part.out = to - from;
+    part.first += from;
+    part.count += from;
+    if (part.weight != NULL) part.weight += (int64_t)from * part.taps;
+    *first = part.first[0];
+    fl_image_axis_crop(source, *first, part.in - *first);
+    return part;
+}
+
+/* Planes of bytes: what lies between two steps of a resize. */
+typedef struct planes {
+    const uint8_t *data;
+    int64_t pitch, plane; /* bytes from a row, a channel to the next */
+} planes;
+
+static int make_planes(fl_image_view *view, fl_scratch_part part, int64_t rows, int64_t width,
+                       uint8_t **data, planes *out, fl_err *err)
+{
+    int64_t pitch = fl_image_pitch(width), plane = pitch * rows;
+    *data = fl_scratch_memory(view->tools.scratch, part, plane * view->tools.channels);
+    *out = (planes){*data, pitch, plane};
+    if (*data != NULL) return FL_OK;
+    return fl_fail(err, FL_ENOMEM, "out of memory for an image of %lld by %lld on its way",
+                   (long long)rows, (long long)width);
+}
+
+/* Whether what the resize is made of lies in memory as rows of bytes. */
+static bool is_direct(const fl_image_view *view)
+{
+    const fl_segment *rows = view->from_y.segment;
+    return view->source.stride_x == 1 && fl_image_axis_is_plain(&view->from_x) &&
+           view->from_y.count == 1 && rows->fill == FL_NO_FILL &&
+           (rows->step != 0 || rows->length == 1);
+}
+
+static planes direct_planes(const fl_image_view *view)
+{
+    const fl_segment *rows = view->from_y.segment, *columns = view->from_x.segment;
+    const fl_image_source *source = &view->source;
+    return (planes){source->data + rows->from * source->stride_y + columns->from,
+                    rows->step * source->stride_y, source->stride_c};
+}
+
+/* Reads rows [from, from + count) of what the resize is made of. */
+static void
+read_rows(const fl_row_reader *reader, int32_t from, int32_t count, uint8_t *data, const planes *to)
+{
+    for (int32_t i = 0; i < count; i++)
+        fl_row_reader_read(reader, from + i, (char *)data + i * to->pitch, to->plane);
+}
+
+/* Resizes in x, or copies where that length stays, into `part`. */
+static int make_rows(fl_image_view *view, fl_scratch_part part, const fl_resample *x, int32_t first,
+                     planes *out, fl_err *err)
+{
+    const fl_image_ops *ops = view->tools.image_ops;
+    int32_t rows = view->from_y.length, channels = view->tools.channels;
+    uint8_t *data, *band = NULL;
+    FL_TRY(make_planes(view, part, rows, x->out, &data, out, err));
+    if (view->resize_x != NULL && is_direct(view)) {
+        planes from = direct_planes(view);
+        for (int32_t c = 0; c < channels; c++)
+            ops->resample_x(data + c * out->plane, out->pitch, from.data + c * from.plane - first,
+                            from.pitch, rows, x);
+        return FL_OK;
+    }
+    fl_row_reader reader;
+    FL_TRY(fl_row_reader_open(&reader, &view->tools, false, &view->source, &view->from_y,
+                              &view->from_x, err));
+    if (view->resize_x == NULL) {
+        read_rows(&reader, 0, rows, data, out);
+        return FL_OK;
+    }
+    planes from;
+    FL_TRY(make_planes(view, FL_SCRATCH_BAND, BAND_ROWS, view->from_x.length, &band, &from, err));
+    for (int32_t i = 0; i < rows; i += BAND_ROWS) {
+        int32_t count = (int32_t)fl_min(BAND_ROWS, rows - i);
+        read_rows(&reader, i, count, band, &from);
+        for (int32_t c = 0; c < channels; c++)
+            ops->resample_x(data + c * out->plane + i * out->pitch, out->pitch,
+                            from.data + c * from.plane - first, from.pitch, count, x);
+    }
+    return FL_OK;
+}
+
+static int
+resize_columns(fl_image_view *view, fl_scratch_part part, const planes *from, int32_t width,
+               const fl_resample *y, int32_t first, planes *out, fl_err *err)
+{
+    uint8_t *data;
+    FL_TRY(make_planes(view, part, y->out, width, &data, out, err));
+    for (int32_t c = 0; c < view->tools.channels; c++)
+        view->tools.image_ops->resample_y(data + c * out->plane, out->pitch,
+                                          from->data + c * from->plane - first * from->pitch,
+                                          from->pitch, width, y);
+    return FL_OK;
+}
+
+int fl_image_view_resolve(fl_image_view *view, fl_err *err)
+{
+    int32_t top, bottom, left, right, first_row, first_column;
+    if (!view->is_pending) return FL_OK;
+    view->is_pending = false;
+    /* Where all that is left is filled, nothing is read. */
+    if (!fl_image_axis_range(&view->y, &top, &bottom) ||
+        !fl_image_axis_range(&view->x, &left, &right))
+        return FL_OK;
+    fl_resample y = narrow(view->resize_y, top, bottom, &view->from_y, &first_row);
+    fl_resample x = narrow(view->resize_x, left, right, &view->from_x, &first_column);
+    fl_scratch_part image = view->images++ % 2 ? FL_SCRATCH_IMAGE_1 : FL_SCRATCH_IMAGE_0;
+    planes rows, result;
+    if (view->resize_x == NULL && is_direct(view))
+        rows = direct_planes(view);
+    else
+        FL_TRY(make_rows(view, view->resize_y != NULL ? FL_SCRATCH_ROWS : image, &x, first_column,
+                         &rows, err));
+    if (view->resize_y != NULL)
+        FL_TRY(resize_columns(view, image, &rows, x.out, &y, first_row, &result, err));
+    else
+        result = rows;
+    view->source = (fl_image_source){
+        .data = result.data, .stride_y = result.pitch, .stride_x = 1, .stride_c = result.plane};
+    fl_image_axis_shift(&view->y, top);
+    fl_image_axis_shift(&view->x, left);
+    return FL_OK;
+}

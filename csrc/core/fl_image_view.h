@@ -1,0 +1,56 @@
+/* fl_image_view: an image on its way through the operations of a plan.
+ *
+ * Floor 1. Which samples of a source the image is made of, the resize that lies between the two if
+ * there is one, and what is erased. Operations edit it; pixels are only read where the next resize
+ * needs them, or the end. One thread; lives for one sample. */
+#ifndef FL_IMAGE_VIEW_H
+#define FL_IMAGE_VIEW_H
+
+#include "fl_resample_cache.h"
+#include "fl_row_reader.h"
+
+/* What `op` erases. */
+typedef struct fl_erased {
+    int32_t top, left;
+    fl_image_size size; /* may be empty */
+    int32_t op;
+} fl_erased;
+
+typedef struct fl_image_view {
+    fl_image_tools tools;
+    fl_resample_cache *cache; /* borrowed from the plan */
+
+    fl_image_source source; /* its size is not used: y and x say what is read */
+    fl_image_axis y, x;     /* of the image, over the source or what a pending resize makes of it */
+
+    /* A resize whose result nobody has read: crops after it make it smaller. resize_y or resize_x
+     * is NULL where that length stays. */
+    bool is_pending;
+    const fl_resample *resize_y, *resize_x; /* borrowed from the cache or the scratch */
+    fl_image_axis from_y, from_x;           /* of the image before it, over the source */
+    int32_t images;                         /* how many resizes have been run */
+
+    int32_t erased_count;
+    fl_erased erased[FL_MAX_IMAGE_OPS];
+} fl_image_view;
+
+/* All of the source. */
+void fl_image_view_start(fl_image_view *view, const fl_image_tools *tools, fl_resample_cache *cache,
+                         const fl_image_source *source);
+
+void fl_image_view_crop(fl_image_view *view, int32_t top, int32_t left, fl_image_size size);
+void fl_image_view_pad(fl_image_view *view, const int32_t padding[4], fl_padding_mode mode,
+                       int32_t op);
+void fl_image_view_flip_x(fl_image_view *view);
+void fl_image_view_flip_y(fl_image_view *view);
+void fl_image_view_erase(fl_image_view *view, int32_t top, int32_t left, fl_image_size size,
+                         int32_t op);
+
+/* FL_ENOMEM. Runs the resize that is pending, if there is one. */
+int fl_image_view_resize(fl_image_view *view, fl_interpolation how, fl_image_size size,
+                         fl_err *err);
+
+/* Runs the resize that is pending. FL_ENOMEM. */
+int fl_image_view_resolve(fl_image_view *view, fl_err *err);
+
+#endif

@@ -1,0 +1,62 @@
+/* fl_op: what an operation on images is.
+ *
+ * Floor 1. A row of the table in fl_image_plan.c, defined in a file fl_op_*.c, with what several of
+ * them share. Sizes {0, 0} are those that are not known before there is an image. */
+#ifndef FL_OP_H
+#define FL_OP_H
+
+#include "fl_image_view.h"
+#include "fl_philox.h"
+
+typedef struct fl_op_type {
+    const char *name; /* torchvision's */
+    bool is_drawn;    /* has random numbers, so at most 8 of its kind fit a plan */
+    bool has_area;    /* of an area and a ratio */
+
+    /* What is wrong with the arguments for any image: FL_EINVAL. NULL: nothing can be. */
+    int (*check)(const fl_image_op *op, fl_err *err);
+
+    /* The size of the result for an image of size `in`; {0, 0} for {0, 0} unless it is the same for
+     * all. FL_EINVAL where the operation cannot take such an image. Pure. */
+    int (*size)(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
+
+    /* The parameters for an image of a size that `size` has taken. On entry they are 0 but for
+     * `out` and is_applied, which is true. Pure. NULL: they stay so. */
+    void (*draw)(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
+                 fl_image_params *params);
+
+    /* Edits the view of operation `i` of the plan. FL_ENOMEM. */
+    int (*apply)(const fl_image_op *op, int32_t i, const fl_image_params *params,
+                 fl_image_view *view, fl_err *err);
+} fl_op_type;
+
+extern const fl_op_type fl_op_pad, fl_op_center_crop, fl_op_random_crop, fl_op_resize,
+    fl_op_random_resized_crop, fl_op_horizontal_flip, fl_op_vertical_flip, fl_op_erase;
+
+/* Edges of images and paddings are at most so long: their sums fit int32_t, areas int64_t. */
+enum { FL_MAX_EDGE = 1 << 24 };
+
+static inline bool fl_size_is_known(fl_image_size size) { return size.height > 0; }
+
+static inline fl_philox_block
+fl_op_random(const fl_image_op *op, const fl_sample_key *key, uint16_t block)
+{
+    return fl_philox_of_sample(key, (uint8_t)(op->kind << 3 | op->occurrence), block);
+}
+
+/* Checks that several operations share; `name` is the operation's. FL_EINVAL. */
+int fl_op_check_size(const char *name, fl_image_size size, fl_err *err);
+int fl_op_check_p(const char *name, double p, fl_err *err);
+int fl_op_check_padding(const char *name, const fl_image_op *op, fl_err *err);
+/* Whether an image of this size has enough rows and columns for the mode. */
+int fl_op_check_mirrored(const char *name, fl_padding_mode mode, const int32_t padding[4],
+                         fl_image_size in, fl_err *err);
+
+/* Rectangles of a random part of an area and a random ratio of their edges. */
+int fl_op_check_area(const char *name, const fl_image_op *op, fl_err *err);
+void fl_op_set_ratio(fl_image_op *op); /* its log_ratio, for fl_op_draw_edges */
+/* The edges sqrt(area * ratio) and sqrt(area / ratio), rounded half to even, of try `block`. */
+void fl_op_draw_edges(const fl_image_op *op, fl_philox_block block, fl_image_size in,
+                      int64_t *larger_with_ratio, int64_t *smaller_with_ratio);
+
+#endif

@@ -1,0 +1,266 @@
+/* image_fixture.h: random plans and images, and what they make of each other pixel by pixel.
+ *
+ * The reference holds an image as pixels, of which each knows its bytes or the operation that
+ * filled it. It follows the parameters that the plan drew, and knows nothing of segments or planes.
+ */
+#ifndef IMAGE_FIXTURE_H
+#define IMAGE_FIXTURE_H
+
+#include "check.h"
+
+#include "fl_cpu_image.h"
+#include "fl_image_plan.h"
+
+enum { NOT_FILLED = -1, MAX_TABLES = 8 };
+
+typedef struct pixel {
+    int fill; /* the operation, or NOT_FILLED */
+    uint8_t byte[FL_MAX_CHANNELS];
+} pixel;
+
+typedef struct picture {
+    fl_image_size size;
+    pixel *pixels; /* owned */
+} picture;
+
+static inline int32_t type_bytes(fl_image_type type)
+{
+    return type == FL_IMAGE_U8 ? 1 : type == FL_IMAGE_F32 ? 4 : 2;
+}
+
+static inline picture make_picture(int32_t height, int32_t width)
+{
+    picture p = {{height, width}, calloc((size_t)height * (size_t)width + 1, sizeof(pixel))};
+    CHECK(p.pixels != NULL);
+    return p;
+}
+
+static inline pixel *pixel_at(const picture *p, int32_t y, int32_t x)
+{
+    CHECK(y >= 0 && y < p->size.height && x >= 0 && x < p->size.width);
+    return &p->pixels[(int64_t)y * p->size.width + x];
+}
+
+static inline void replace(picture *old, picture new)
+{
+    free(old->pixels);
+    *old = new;
+}
+
+/* Which sample padding repeats at place i of an axis of `length`; NOT_FILLED - 1: none. */
+static inline int32_t mirrored(int32_t i, int32_t length, fl_padding_mode mode)
+{
+    if (i >= 0 && i < length) return i;
+    if (mode == FL_PAD_CONSTANT) return -1;
+    if (mode == FL_PAD_EDGE) return i < 0 ? 0 : length - 1;
+    if (mode == FL_PAD_REFLECT) return i < 0 ? -i : 2 * (length - 1) - i;
+    return i < 0 ? -1 - i : 2 * length - 1 - i;
+}
+
+static inline void pad_picture(picture *p, const int32_t padding[4], fl_padding_mode mode, int op)
+{
+    picture new = make_picture(p->size.height + padding[1] + padding[3],
+                               p->size.width + padding[0] + padding[2]);
+    for (int32_t y = 0; y < new.size.height; y++)
+        for (int32_t x = 0; x < new.size.width; x++) {
+            int32_t from_y = mirrored(y - padding[1], p->size.height, mode);
+            int32_t from_x = mirrored(x - padding[0], p->size.width, mode);
+            bool is_filled = from_y < 0 || from_x < 0;
+            *pixel_at(&new, y, x) = is_filled ? (pixel){.fill = op} : *pixel_at(p, from_y, from_x);
+        }
+    replace(p, new);
+}
+
+static inline void crop_picture(picture *p, int32_t top, int32_t left, fl_image_size size)
+{
+    picture new = make_picture(size.height, size.width);
+    for (int32_t y = 0; y < size.height; y++)
+        for (int32_t x = 0; x < size.width; x++)
+            *pixel_at(&new, y, x) = *pixel_at(p, top + y, left + x);
+    replace(p, new);
+}
+
+static inline void flip_picture(picture *p, bool is_x)
+{
+    picture new = make_picture(p->size.height, p->size.width);
+    for (int32_t y = 0; y < p->size.height; y++)
+        for (int32_t x = 0; x < p->size.width; x++)
+            *pixel_at(&new, y, x) =
+                *pixel_at(p, is_x ? y : p->size.height - 1 - y, is_x ? p->size.width - 1 - x : x);
+    replace(p, new);
+}
+
+/* Sample i of an axis, of which `at` gives the samples. */
+static inline uint8_t resized(const fl_resample *axis, int32_t i, const uint8_t *samples)
+{
+    const uint8_t *x = samples + axis->first[i];
+    if (axis->weight == NULL) return x[0];
+    int64_t sum = (int64_t)1 << axis->precision >> 1;
+    for (int32_t k = 0; k < axis->count[i]; k++)
+        sum += axis->weight[(int64_t)i * axis->taps + k] * x[k];
+    sum >>= axis->precision;
+    return (uint8_t)fl_max(0, fl_min(255, sum));
+}
+
+static inline void resize_x(picture *p, fl_interpolation how, int32_t width, int32_t channels)
+{
+    if (width == p->size.width) return;
+    fl_resample axis = {0};
+    CHECK_INT(fl_resample_make(&axis, how, p->size.width, width, NULL), FL_OK);
+    uint8_t *line = malloc((size_t)p->size.width);
+    picture new = make_picture(p->size.height, width);
+    for (int32_t y = 0; y < p->size.height; y++)
+        for (int32_t c = 0; c < channels; c++) {
+            for (int32_t x = 0; x < p->size.width; x++) line[x] = pixel_at(p, y, x)->byte[c];
+            for (int32_t x = 0; x < width; x++)
+                pixel_at(&new, y, x)->byte[c] = resized(&axis, x, line);
+        }
+    free(line);
+    fl_resample_close(&axis);
+    replace(p, new);
+}
+
+static inline void transpose(picture *p)
+{
+    picture new = make_picture(p->size.width, p->size.height);
+    for (int32_t y = 0; y < p->size.height; y++)
+        for (int32_t x = 0; x < p->size.width; x++) *pixel_at(&new, x, y) = *pixel_at(p, y, x);
+    replace(p, new);
+}
+
+static inline void resize_picture(picture *p, fl_interpolation how, fl_image_size size,
+                                  int32_t channels, const fl_image_op *ops)
+{
+    if (size.height == p->size.height && size.width == p->size.width) return;
+    for (int64_t i = 0; i < (int64_t)p->size.height * p->size.width; i++) {
+        pixel *at = &p->pixels[i];
+        if (at->fill != NOT_FILLED) memcpy(at->byte, ops[at->fill].fill, sizeof at->byte);
+        at->fill = NOT_FILLED;
+    }
+    resize_x(p, how, size.width, channels);
+    transpose(p);
+    resize_x(p, how, size.height, channels);
+    transpose(p);
+    for (int64_t i = 0; i < (int64_t)p->size.height * p->size.width; i++)
+        p->pixels[i].fill = NOT_FILLED;
+}
+
+static inline void erase_picture(picture *p, const fl_image_params *at, int op)
+{
+    for (int32_t y = 0; y < at->size.height; y++)
+        for (int32_t x = 0; x < at->size.width; x++)
+            pixel_at(p, at->top + y, at->left + x)->fill = op;
+}
+
+static inline void
+follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at, int32_t channels)
+{
+    const fl_image_op *op = &ops[i];
+    switch (op->kind) {
+    case FL_OP_PAD:
+        pad_picture(p, at->padding, op->padding_mode, i);
+        break;
+    case FL_OP_CENTER_CROP:
+    case FL_OP_RANDOM_CROP:
+        pad_picture(p, at->padding, op->padding_mode, i);
+        crop_picture(p, at->top, at->left, op->size);
+        break;
+    case FL_OP_RESIZE:
+        resize_picture(p, op->interpolation, at->out, channels, ops);
+        break;
+    case FL_OP_RANDOM_RESIZED_CROP:
+        crop_picture(p, at->top, at->left, at->size);
+        resize_picture(p, op->interpolation, op->size, channels, ops);
+        break;
+    case FL_OP_HORIZONTAL_FLIP:
+        if (at->is_applied) flip_picture(p, true);
+        break;
+    case FL_OP_VERTICAL_FLIP:
+        if (at->is_applied) flip_picture(p, false);
+        break;
+    case FL_OP_ERASE:
+        if (at->is_applied) erase_picture(p, at, i);
+        break;
+    case FL_OP_KINDS:
+        CHECK(false);
+    }
+    CHECK_INT(p->size.height, at->out.height);
+    CHECK_INT(p->size.width, at->out.width);
+}
+
+/* What a plan made with `config` and parameters should write. The caller frees it. */
+static inline char *expected_output(const fl_image_config *config, const fl_image_params *params,
+                                    const fl_image_source *source)
+{
+    picture p = make_picture(source->size.height, source->size.width);
+    for (int32_t y = 0; y < p.size.height; y++)
+        for (int32_t x = 0; x < p.size.width; x++) {
+            pixel *at = pixel_at(&p, y, x);
+            at->fill = NOT_FILLED;
+            for (int32_t c = 0; c < config->channels; c++)
+                at->byte[c] =
+                    source
+                        ->data[y * source->stride_y + x * source->stride_x + c * source->stride_c];
+        }
+    for (int32_t i = 0; i < config->count; i++)
+        follow(&p, config->ops, i, &params[i], config->channels);
+    int32_t bytes = type_bytes(config->type), height = p.size.height, width = p.size.width;
+    char *out = malloc((size_t)height * (size_t)width * (size_t)(config->channels * bytes));
+    CHECK(out != NULL);
+    for (int32_t y = 0; y < height; y++)
+        for (int32_t x = 0; x < width; x++)
+            for (int32_t c = 0; c < config->channels; c++) {
+                const pixel *at = pixel_at(&p, y, x);
+                const char *value = (const char *)&at->byte[c];
+                if (config->tables != NULL)
+                    value = (const char *)config->tables + (c * 256 + at->byte[c]) * bytes;
+                if (at->fill != NOT_FILLED)
+                    value = (const char *)config->ops[at->fill].out_fill + c * bytes;
+                int64_t element = config->layout == FL_HWC
+                                      ? ((int64_t)y * width + x) * config->channels + c
+                                      : ((int64_t)c * height + y) * width + x;
+                memcpy(out + element * bytes, value, (size_t)bytes);
+            }
+    free(p.pixels);
+    return out;
+}
+
+/* ---- sources */
+
+/* How an image lies in memory. */
+typedef enum lying { AS_CHW, AS_HWC, AS_PADDED, AS_BACKWARD, AS_STEPPED, AS_WIDER_PIXELS } lying;
+enum { WAYS_TO_LIE = AS_WIDER_PIXELS + 1 };
+
+/* An image over fresh random memory, which holds nothing but it. *memory is the caller's. */
+static inline fl_image_source
+make_source(uint64_t *seed, lying how, fl_image_size size, int32_t channels, char **memory)
+{
+    int64_t h = size.height, w = size.width, c = channels, bytes = h * w * c;
+    fl_image_source s = {.stride_y = w, .stride_x = 1, .stride_c = h * w, .size = size};
+    if (how == AS_HWC) s.stride_y = w * c, s.stride_x = c, s.stride_c = 1;
+    if (how == AS_PADDED) s.stride_y = w + 3, s.stride_c = h * (w + 3), bytes = c * h * (w + 3);
+    if (how == AS_STEPPED) s.stride_y = 2 * w, s.stride_x = 2, s.stride_c = h * w * 2, bytes *= 2;
+    if (how == AS_WIDER_PIXELS)
+        s.stride_y = w * (c + 1), s.stride_x = c + 1, s.stride_c = 1, bytes = h * w * (c + 1);
+    *memory = malloc((size_t)bytes);
+    CHECK(*memory != NULL);
+    fill_random(seed, *memory, bytes);
+    s.data = (const uint8_t *)*memory;
+    if (how == AS_BACKWARD) {
+        s.data += bytes - 1;
+        s.stride_y *= -1, s.stride_x *= -1, s.stride_c *= -1;
+    }
+    return s;
+}
+
+/* ---- tables of kernels that this machine has */
+
+static inline int find_tables(const fl_image_ops *tables[MAX_TABLES])
+{
+    int count = 0;
+    tables[count++] = &fl_cpu_image_plain;
+    if (fl_cpu_image_ops_find() != tables[0]) tables[count++] = fl_cpu_image_ops_find();
+    return count;
+}
+
+#endif
