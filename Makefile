@@ -152,7 +152,7 @@ $(LANE_DIR)/%.o: %.c Makefile
 	@$(CC) $(C_FLAGS) $(SANITIZE_$(LANE)) -MMD -MP -c $< -o $@
 
 # In the frames that ASan keeps for use after return, gcc 12 leaves 64-byte vectors unaligned.
-build/ctest/asan/csrc/cpu/fl_cpu_lanes_avx512.o: C_FLAGS += --param asan-use-after-return=0
+build/ctest/asan/csrc/cpu/fl_cpu_lanes_avx512.o build/ctest/asan/csrc/cpu/fl_cpu_image_avx512.o: C_FLAGS += --param asan-use-after-return=0
 
 $(LANE_DIR)/csrc/cuda/%.o $(LANE_DIR)/tests/cuda/%.o: C_FLAGS += $(CUDA_FLAGS)
 

@@ -1,4 +1,18 @@
 /* fl_cpu_image: which table this machine takes; see fl_cpu_image.h. */
 #include "fl_cpu_image.h"
 
-const fl_image_ops *fl_cpu_image_ops_find(void) { return &fl_cpu_image_plain; }
+#include "fl_cpu_level.h"
+
+const fl_image_ops *fl_cpu_image_ops_find(void)
+{
+    switch (fl_cpu_level_find()) {
+#if defined(__x86_64__)
+    case FL_CPU_AVX512:
+        return &fl_cpu_image_avx512;
+    case FL_CPU_AVX2:
+        return &fl_cpu_image_avx2;
+#endif
+    default:
+        return &fl_cpu_image_plain;
+    }
+}

@@ -8,6 +8,10 @@
 #include "fl_image_ops.h"
 
 extern const fl_image_ops fl_cpu_image_plain;
+#if defined(__x86_64__)
+extern const fl_image_ops fl_cpu_image_avx2;
+extern const fl_image_ops fl_cpu_image_avx512;
+#endif
 
 /* The table for the level of this machine (fl_cpu_level_find); static. */
 const fl_image_ops *fl_cpu_image_ops_find(void);

@@ -83,6 +83,19 @@ static void pick_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t 
             dst[row * dst_pitch + i] = src[row * src_pitch + axis->first[i]];
 }
 
+/* One result of each row. Inlined for a count that is known, as the loop over samples goes away. */
+static inline void
+sum_column(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch, int64_t rows,
+           const int16_t *weight, int32_t count, int32_t precision)
+{
+    int32_t half = (1 << precision) >> 1;
+    for (int64_t row = 0; row < rows; row++) {
+        int32_t sum = half;
+        for (int32_t k = 0; k < count; k++) sum += weight[k] * src[row * src_pitch + k];
+        dst[row * dst_pitch] = clamp_u8(sum >> precision);
+    }
+}
+
 static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
                        int64_t rows, const fl_resample *axis)
 {
@@ -90,15 +103,20 @@ static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
         pick_x(dst, dst_pitch, src, src_pitch, rows, axis);
         return;
     }
-    int32_t half = (1 << axis->precision) >> 1;
-    for (int64_t row = 0; row < rows; row++)
-        for (int32_t i = 0; i < axis->out; i++) {
-            const uint8_t *x = src + row * src_pitch + axis->first[i];
-            const int16_t *weight = axis->weight + (int64_t)i * axis->taps;
-            int32_t sum = half;
-            for (int32_t k = 0; k < axis->count[i]; k++) sum += weight[k] * x[k];
-            dst[row * dst_pitch + i] = clamp_u8(sum >> axis->precision);
-        }
+    int32_t precision = axis->precision;
+    for (int32_t i = 0; i < axis->out; i++) {
+        const uint8_t *x = src + axis->first[i];
+        const int16_t *w = axis->weight + (int64_t)i * axis->taps;
+        int32_t count = axis->count[i];
+        if (count == 2)
+            sum_column(dst + i, dst_pitch, x, src_pitch, rows, w, 2, precision);
+        else if (count == 3)
+            sum_column(dst + i, dst_pitch, x, src_pitch, rows, w, 3, precision);
+        else if (count == 4)
+            sum_column(dst + i, dst_pitch, x, src_pitch, rows, w, 4, precision);
+        else
+            sum_column(dst + i, dst_pitch, x, src_pitch, rows, w, count, precision);
+    }
 }
 
 /* A piece of a row: sums over its samples, one row at a time. */

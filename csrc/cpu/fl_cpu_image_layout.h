@@ -1,0 +1,254 @@
+/* fl_cpu_image_layout: pixels to planes and back, reversal and filling, by shuffles of bytes.
+ *
+ * Included by fl_cpu_image_avx2.c and fl_cpu_image_avx512.c. Each function works in steps of one
+ * length; the last step ends where the data does and does some elements twice. What is shorter than
+ * a step goes to the table of the next narrower registers, FL_NARROWER. */
+#ifndef FL_CPU_IMAGE_LAYOUT_H
+#define FL_CPU_IMAGE_LAYOUT_H
+
+#include "fl_cpu_image_vector.h"
+
+/* ---- three channels
+ *
+ * A lane of three registers holds 48 bytes of pixels; element i of these is of channel i % 3. The
+ * elements of one channel stand at other places in each register and fill a whole lane together:
+ * so two choices collect a channel, and one shuffle sorts it. */
+
+/* Ones where element i of a lane has i % 3 == 0, 1, 2; by bytes / 2 of an element. */
+static const uint8_t third_masks[3][3][LANE_BYTES] = {
+    {{255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 0, 255},
+     {0, 255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 0},
+     {0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0}},
+    {{255, 255, 0, 0, 0, 0, 255, 255, 0, 0, 0, 0, 255, 255, 0, 0},
+     {0, 0, 255, 255, 0, 0, 0, 0, 255, 255, 0, 0, 0, 0, 255, 255},
+     {0, 0, 0, 0, 255, 255, 0, 0, 0, 0, 255, 255, 0, 0, 0, 0}},
+    {{255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255},
+     {0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0},
+     {0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0}},
+};
+
+/* From the order in which the choices leave channel c to that of pixels. */
+static const uint8_t split_orders[3][LANE_BYTES] = {
+    {0, 3, 6, 9, 12, 15, 2, 5, 8, 11, 14, 1, 4, 7, 10, 13},
+    {1, 4, 7, 10, 13, 0, 3, 6, 9, 12, 15, 2, 5, 8, 11, 14},
+    {2, 5, 8, 11, 14, 1, 4, 7, 10, 13, 0, 3, 6, 9, 12, 15},
+};
+
+/* And back, by bytes / 2 of an element. */
+static const uint8_t join_orders[3][3][LANE_BYTES] = {
+    {{0, 11, 6, 1, 12, 7, 2, 13, 8, 3, 14, 9, 4, 15, 10, 5},
+     {5, 0, 11, 6, 1, 12, 7, 2, 13, 8, 3, 14, 9, 4, 15, 10},
+     {10, 5, 0, 11, 6, 1, 12, 7, 2, 13, 8, 3, 14, 9, 4, 15}},
+    {{0, 1, 6, 7, 12, 13, 2, 3, 8, 9, 14, 15, 4, 5, 10, 11},
+     {10, 11, 0, 1, 6, 7, 12, 13, 2, 3, 8, 9, 14, 15, 4, 5},
+     {4, 5, 10, 11, 0, 1, 6, 7, 12, 13, 2, 3, 8, 9, 14, 15}},
+    {{0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7},
+     {4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11},
+     {8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15}},
+};
+
+FL_INLINE vector table_lane(const uint8_t lane[LANE_BYTES]) { return same_lanes(load_lane(lane)); }
+
+/* 16 * LANES pixels. */
+FL_INLINE void split_3(uint8_t *dst, int64_t pitch, const uint8_t *src)
+{
+    vector x[3];
+    FL_UNROLL for (int k = 0; k < 3; k++) x[k] = load_lanes(src + k * LANE_BYTES, 3 * LANE_BYTES);
+    FL_UNROLL for (int c = 0; c < 3; c++)
+    {
+        /* Byte q of register k is of channel (16 * k + q) % 3. */
+        vector first = table_lane(third_masks[0][c]),
+               second = table_lane(third_masks[0][(c + 2) % 3]);
+        vector mixed = choose(first, x[0], choose(second, x[1], x[2]));
+        store(dst + c * pitch, FL_V(shuffle_epi8)(mixed, table_lane(split_orders[c])));
+    }
+}
+
+/* VECTOR_BYTES / bytes pixels. */
+FL_INLINE void join_3(char *dst, const char *src, int64_t pitch, int32_t bytes)
+{
+    int size = bytes / 2, step = LANE_BYTES / bytes % 3;
+    vector x[3];
+    FL_UNROLL for (int c = 0; c < 3; c++) x[c] =
+        FL_V(shuffle_epi8)(load(src + c * pitch), table_lane(join_orders[size][c]));
+    FL_UNROLL for (int k = 0; k < 3; k++)
+    {
+        /* Element q of register k is of channel (step * k + q) % 3. */
+        int shift = step * k % 3;
+        vector first = table_lane(third_masks[size][(3 - shift) % 3]);
+        vector second = table_lane(third_masks[size][(4 - shift) % 3]);
+        store_lanes(dst + k * LANE_BYTES, 3 * LANE_BYTES,
+                    choose(first, x[0], choose(second, x[1], x[2])));
+    }
+}
+
+/* ---- two and four channels */
+
+/* 16 * LANES pixels. */
+FL_INLINE void split_2(uint8_t *dst, int64_t pitch, const uint8_t *src)
+{
+    const vector order =
+        same_lanes(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    vector a = FL_V(shuffle_epi8)(load_lanes(src, 2 * LANE_BYTES), order);
+    vector b = FL_V(shuffle_epi8)(load_lanes(src + LANE_BYTES, 2 * LANE_BYTES), order);
+    store(dst, FL_V(unpacklo_epi64)(a, b));
+    store(dst + pitch, FL_V(unpackhi_epi64)(a, b));
+}
+
+FL_INLINE void split_4(uint8_t *dst, int64_t pitch, const uint8_t *src)
+{
+    const vector order =
+        same_lanes(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    vector x[4];
+    FL_UNROLL for (int k = 0; k < 4; k++) x[k] =
+        FL_V(shuffle_epi8)(load_lanes(src + k * LANE_BYTES, 4 * LANE_BYTES), order);
+    vector low[2] = {FL_V(unpacklo_epi32)(x[0], x[1]), FL_V(unpacklo_epi32)(x[2], x[3])};
+    vector high[2] = {FL_V(unpackhi_epi32)(x[0], x[1]), FL_V(unpackhi_epi32)(x[2], x[3])};
+    store(dst, FL_V(unpacklo_epi64)(low[0], low[1]));
+    store(dst + pitch, FL_V(unpackhi_epi64)(low[0], low[1]));
+    store(dst + 2 * pitch, FL_V(unpacklo_epi64)(high[0], high[1]));
+    store(dst + 3 * pitch, FL_V(unpackhi_epi64)(high[0], high[1]));
+}
+
+/* out[0], out[1]: elements of a and b in turn, those of the low and of the high half of lanes. */
+FL_INLINE void interleave(vector out[2], vector a, vector b, int32_t bytes)
+{
+    if (bytes == 1) {
+        out[0] = FL_V(unpacklo_epi8)(a, b);
+        out[1] = FL_V(unpackhi_epi8)(a, b);
+    } else if (bytes == 2) {
+        out[0] = FL_V(unpacklo_epi16)(a, b);
+        out[1] = FL_V(unpackhi_epi16)(a, b);
+    } else if (bytes == 4) {
+        out[0] = FL_V(unpacklo_epi32)(a, b);
+        out[1] = FL_V(unpackhi_epi32)(a, b);
+    } else {
+        out[0] = FL_V(unpacklo_epi64)(a, b);
+        out[1] = FL_V(unpackhi_epi64)(a, b);
+    }
+}
+
+/* VECTOR_BYTES / bytes pixels, as below. */
+FL_INLINE void join_2(char *dst, const char *src, int64_t pitch, int32_t bytes)
+{
+    vector out[2];
+    interleave(out, load(src), load(src + pitch), bytes);
+    FL_UNROLL for (int k = 0; k < 2; k++) store_lanes(dst + k * LANE_BYTES, 2 * LANE_BYTES, out[k]);
+}
+
+FL_INLINE void join_4(char *dst, const char *src, int64_t pitch, int32_t bytes)
+{
+    vector ab[2], cd[2], out[4];
+    interleave(ab, load(src), load(src + pitch), bytes);
+    interleave(cd, load(src + 2 * pitch), load(src + 3 * pitch), bytes);
+    interleave(out, ab[0], cd[0], 2 * bytes);
+    interleave(out + 2, ab[1], cd[1], 2 * bytes);
+    FL_UNROLL for (int k = 0; k < 4; k++) store_lanes(dst + k * LANE_BYTES, 4 * LANE_BYTES, out[k]);
+}
+
+/* ---- the functions of the table */
+
+/* Where the next step begins: the last one ends at `count` >= step. */
+FL_INLINE int64_t step_from(int64_t at, int64_t step, int64_t count)
+{
+    return at + step <= count ? at : count - step;
+}
+
+FL_INLINE void
+split_all(uint8_t *dst, int64_t pitch, const uint8_t *src, int64_t pixels, int32_t channels)
+{
+    for (int64_t at = 0; at < pixels; at += VECTOR_BYTES) {
+        int64_t i = step_from(at, VECTOR_BYTES, pixels);
+        if (channels == 2)
+            split_2(dst + i, pitch, src + 2 * i);
+        else if (channels == 3)
+            split_3(dst + i, pitch, src + 3 * i);
+        else
+            split_4(dst + i, pitch, src + 4 * i);
+    }
+}
+
+static void
+split_channels(uint8_t *dst, int64_t pitch, const uint8_t *src, int64_t pixels, int32_t channels)
+{
+    if (pixels < VECTOR_BYTES)
+        FL_NARROWER.split(dst, pitch, src, pixels, channels);
+    else if (channels == 2)
+        split_all(dst, pitch, src, pixels, 2);
+    else if (channels == 3)
+        split_all(dst, pitch, src, pixels, 3);
+    else
+        split_all(dst, pitch, src, pixels, 4);
+}
+
+FL_INLINE void
+join_all(char *dst, const char *src, int64_t pitch, int64_t pixels, int32_t channels, int32_t bytes)
+{
+    int64_t step = VECTOR_BYTES / bytes;
+    for (int64_t at = 0; at < pixels; at += step) {
+        int64_t i = step_from(at, step, pixels);
+        char *to = dst + i * channels * bytes;
+        if (channels == 2)
+            join_2(to, src + i * bytes, pitch, bytes);
+        else if (channels == 3)
+            join_3(to, src + i * bytes, pitch, bytes);
+        else
+            join_4(to, src + i * bytes, pitch, bytes);
+    }
+}
+
+FL_INLINE void
+join_of(void *dst, const void *src, int64_t pitch, int64_t pixels, int32_t channels, int32_t bytes)
+{
+    if (channels == 2)
+        join_all(dst, src, pitch, pixels, 2, bytes);
+    else if (channels == 3)
+        join_all(dst, src, pitch, pixels, 3, bytes);
+    else
+        join_all(dst, src, pitch, pixels, 4, bytes);
+}
+
+static void join_channels(void *dst, const void *src, int64_t pitch, int64_t pixels,
+                          int32_t channels, int32_t bytes)
+{
+    if (pixels * bytes < VECTOR_BYTES)
+        FL_NARROWER.join(dst, src, pitch, pixels, channels, bytes);
+    else if (bytes == 1)
+        join_of(dst, src, pitch, pixels, channels, 1);
+    else if (bytes == 2)
+        join_of(dst, src, pitch, pixels, channels, 2);
+    else
+        join_of(dst, src, pitch, pixels, channels, 4);
+}
+
+static void reverse_bytes(uint8_t *dst, const uint8_t *src, int64_t count)
+{
+    const vector order =
+        same_lanes(_mm_setr_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+    if (count < VECTOR_BYTES) {
+        FL_NARROWER.reverse(dst, src, count);
+        return;
+    }
+    for (int64_t at = 0; at < count; at += VECTOR_BYTES) {
+        int64_t i = step_from(at, VECTOR_BYTES, count);
+        vector x = FL_V(shuffle_epi8)(load(src + count - VECTOR_BYTES - i), order);
+        store(dst + i, swap_lanes(x));
+    }
+}
+
+static void fill_elements(void *dst, const void *value, int64_t count, int32_t bytes)
+{
+    int64_t all = count * bytes;
+    if (bytes == 1 || all < VECTOR_BYTES) {
+        FL_NARROWER.fill(dst, value, count, bytes);
+        return;
+    }
+    uint32_t pattern = 0;
+    memcpy(&pattern, value, (size_t)bytes);
+    if (bytes == 2) pattern |= pattern << 16;
+    vector x = FL_V(set1_epi32)((int)pattern);
+    for (int64_t at = 0; at < all; at += VECTOR_BYTES)
+        store((char *)dst + step_from(at, VECTOR_BYTES, all), x);
+}
+
+#endif

@@ -1,0 +1,269 @@
+/* fl_cpu_image_resample: sums of weighted bytes, two at a time (pmaddwd).
+ *
+ * Included by fl_cpu_image_avx2.c and fl_cpu_image_avx512.c. Sums are of int32 and exact, so their
+ * order does not matter. Along rows, a block of 16 results of a row is one lane, and LANES rows are
+ * worked at once: what is prepared for a block (where its samples are, their weights) serves all
+ * rows. Steps that would end behind the last row or column begin earlier instead. */
+#ifndef FL_CPU_IMAGE_RESAMPLE_H
+#define FL_CPU_IMAGE_RESAMPLE_H
+
+#include "fl_cpu_image_vector.h"
+
+enum { BLOCK = 16, GROUP = 4, GROUPS = BLOCK / GROUP, MAX_PAIRS = 8, DOT = 16 };
+
+/* Four registers of int32 sums, one result an element: shifted, clamped to a byte, in order. */
+FL_INLINE vector bytes_of(const vector sums[4], __m128i precision)
+{
+    vector x[4];
+    FL_UNROLL for (int g = 0; g < 4; g++) x[g] = FL_V(sra_epi32)(sums[g], precision);
+    return FL_V(packus_epi16)(FL_V(packs_epi32)(x[0], x[1]), FL_V(packs_epi32)(x[2], x[3]));
+}
+
+FL_INLINE vector half_of(const fl_resample *axis)
+{
+    return FL_V(set1_epi32)((1 << axis->precision) >> 1);
+}
+
+/* ---- along rows, few taps: samples are shuffled to where their weights are */
+
+/* Results at .. at + 15, in groups of four. Pair p of the samples of a group lies in 16 bytes from
+ * `from[p]` of a row; order[p] makes of them int16, those of one result side by side. */
+typedef struct group_of {
+    int32_t from[MAX_PAIRS];
+    __m128i order[MAX_PAIRS], weight[MAX_PAIRS];
+} group_of;
+
+typedef struct block_of {
+    group_of group[GROUPS];
+    int32_t pairs;
+    bool is_one_window; /* from[0] serves all pairs */
+} block_of;
+
+/* As many as the result with the most samples needs, of a block. */
+FL_INLINE int32_t pairs_of(const fl_resample *axis, int32_t at)
+{
+    int64_t most = 0;
+    for (int32_t j = 0; j < BLOCK; j++) most = fl_max(most, axis->count[at + j]);
+    return (int32_t)(most + 1) / 2;
+}
+
+/* The lowest first sample of four results. */
+FL_INLINE int32_t start_of(const fl_resample *axis, int32_t at)
+{
+    int64_t low = axis->first[at];
+    for (int32_t j = 1; j < GROUP; j++) low = fl_min(low, axis->first[at + j]);
+    return (int32_t)low;
+}
+
+/* Whether the samples before `taps` of four results lie in 16 bytes from `from`. */
+FL_INLINE bool fits(const fl_resample *axis, int32_t at, int32_t from, int32_t taps)
+{
+    for (int32_t j = at; j < at + GROUP; j++)
+        if (axis->first[j] + fl_min(taps, axis->count[j]) - from > LANE_BYTES) return false;
+    return true;
+}
+
+/* Samples from `first` on in int16, those of a pair in the two halves of an int32. Bytes with the
+ * highest bit set make zeros. Behind the samples the weights are 0, so any byte will do there. */
+FL_INLINE __m128i order_of(const int32_t *first, int32_t pair, int32_t from)
+{
+    __m128i place = _mm_sub_epi32(load_lane(first), _mm_set1_epi32(from - 2 * pair));
+    place = _mm_and_si128(place, _mm_set1_epi32(LANE_BYTES - 1));
+    __m128i next = _mm_and_si128(_mm_add_epi32(place, _mm_set1_epi32(1)), _mm_set1_epi32(15));
+    return _mm_or_si128(_mm_or_si128(place, _mm_slli_epi32(next, 16)),
+                        _mm_set1_epi32((int)0x80008000));
+}
+
+FL_INLINE __m128i weights_of(const int16_t *weight, int32_t taps)
+{
+    int32_t pair[GROUP];
+    for (int j = 0; j < GROUP; j++) memcpy(&pair[j], weight + j * taps, sizeof *pair);
+    return load_lane(pair);
+}
+
+/* False where a pair of four results does not fit. */
+static bool prepare_block(block_of *block, const fl_resample *axis, int32_t at)
+{
+    int32_t last = axis->in - LANE_BYTES;
+    block->pairs = pairs_of(axis, at);
+    block->is_one_window = true;
+    if (block->pairs > MAX_PAIRS) return false;
+    for (int32_t g = 0; g < GROUPS; g++, at += GROUP) {
+        group_of *group = &block->group[g];
+        int32_t start = start_of(axis, at);
+        bool is_one = fits(axis, at, (int32_t)fl_min(start, last), 2 * block->pairs);
+        block->is_one_window = block->is_one_window && is_one;
+        for (int32_t p = 0; p < block->pairs; p++) {
+            int32_t from = (int32_t)fl_min(is_one ? start : start + 2 * p, last);
+            if (!is_one && !fits(axis, at, from, 2 * p + 2)) return false;
+            group->from[p] = from;
+            group->order[p] = order_of(axis->first + at, p, from);
+            group->weight[p] =
+                weights_of(axis->weight + (int64_t)at * axis->taps + 2 * p, axis->taps);
+        }
+    }
+    return true;
+}
+
+/* Four results of LANES rows. */
+FL_INLINE vector sum_group(const group_of *group, const uint8_t *src, int64_t pitch, int32_t pairs,
+                           bool is_one_window, vector sum)
+{
+    vector window = load_lanes(src + group->from[0], pitch);
+    FL_UNROLL for (int32_t p = 0; p < pairs; p++)
+    {
+        if (p > 0 && !is_one_window) window = load_lanes(src + group->from[p], pitch);
+        vector x = FL_V(shuffle_epi8)(window, same_lanes(group->order[p]));
+        sum = FL_V(add_epi32)(sum, FL_V(madd_epi16)(x, same_lanes(group->weight[p])));
+    }
+    return sum;
+}
+
+FL_INLINE void work_block(const block_of *block, uint8_t *dst, int64_t dst_pitch,
+                          const uint8_t *src, int64_t src_pitch, int64_t rows,
+                          const fl_resample *axis, int32_t pairs, bool is_one_window)
+{
+    const vector half = half_of(axis);
+    const __m128i precision = _mm_cvtsi32_si128(axis->precision);
+    for (int64_t at = 0; at < rows; at += LANES) {
+        int64_t row = fl_min(at, rows - LANES);
+        const uint8_t *from = src + row * src_pitch;
+        vector sums[GROUPS];
+        FL_UNROLL for (int g = 0; g < GROUPS; g++) sums[g] =
+            sum_group(&block->group[g], from, src_pitch, pairs, is_one_window, half);
+        store_lanes(dst + row * dst_pitch, dst_pitch, bytes_of(sums, precision));
+    }
+}
+
+static void
+shuffle_block(const block_of *block, uint8_t *dst, int64_t dst_pitch, const uint8_t *src,
+              int64_t src_pitch, int64_t rows, const fl_resample *axis)
+{
+    if (!block->is_one_window || block->pairs > 4)
+        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, block->pairs, false);
+    else if (block->pairs == 1)
+        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 1, true);
+    else if (block->pairs == 2)
+        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 2, true);
+    else if (block->pairs == 3)
+        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 3, true);
+    else
+        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 4, true);
+}
+
+/* ---- along rows, many taps: one result is a sum over samples that lie side by side */
+
+/* The last samples of a result, or all, if they are fewer than 16: bytes from .. from + 15 of a
+ * row, with weight 0 where a byte is no sample or is in a step before. */
+typedef struct tail_of {
+    int32_t from;
+    int16_t weight[DOT];
+} tail_of;
+
+static tail_of tail_of_result(const fl_resample *axis, int32_t i)
+{
+    int32_t first = axis->first[i], count = axis->count[i], done = count / DOT * DOT;
+    const int16_t *weight = axis->weight + (int64_t)i * axis->taps;
+    tail_of tail = {.from = count >= DOT ? first + count - DOT
+                                         : (int32_t)fl_min(first, axis->in - DOT)};
+    for (int32_t k = done; k < count; k++) tail.weight[first + k - tail.from] = weight[k];
+    return tail;
+}
+
+FL_INLINE __m256i dot_16(const uint8_t *x, const int16_t *weight, __m256i sum)
+{
+    __m256i weights = _mm256_loadu_si256((const void *)weight);
+    __m256i products = _mm256_madd_epi16(_mm256_cvtepu8_epi16(load_lane(x)), weights);
+    return _mm256_add_epi32(sum, products);
+}
+
+FL_INLINE int32_t sum_of(__m256i x)
+{
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
+}
+
+static void dot_column(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
+                       int64_t rows, const fl_resample *axis, int32_t i)
+{
+    const tail_of tail = tail_of_result(axis, i);
+    const int16_t *weight = axis->weight + (int64_t)i * axis->taps;
+    int32_t steps = axis->count[i] / DOT, half = (1 << axis->precision) >> 1;
+    for (int64_t row = 0; row < rows; row++) {
+        const uint8_t *x = src + row * src_pitch;
+        __m256i sum = dot_16(x + tail.from, tail.weight, _mm256_setzero_si256());
+        for (int32_t k = 0; k < steps; k++)
+            sum = dot_16(x + axis->first[i] + k * DOT, weight + k * DOT, sum);
+        int32_t value = (sum_of(sum) + half) >> axis->precision;
+        dst[row * dst_pitch + i] = (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+    }
+}
+
+/* ---- the functions of the table */
+
+static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
+                       int64_t rows, const fl_resample *axis)
+{
+    if (axis->weight == NULL || axis->in < LANE_BYTES || axis->out < BLOCK || rows < LANES) {
+        FL_NARROWER.resample_x(dst, dst_pitch, src, src_pitch, rows, axis);
+        return;
+    }
+    for (int32_t at = 0; at < axis->out; at += BLOCK) {
+        block_of block;
+        int32_t i = (int32_t)fl_min(at, axis->out - BLOCK);
+        if (prepare_block(&block, axis, i))
+            shuffle_block(&block, dst + i, dst_pitch, src, src_pitch, rows, axis);
+        else
+            for (int32_t j = i; j < i + BLOCK; j++)
+                dot_column(dst, dst_pitch, src, src_pitch, rows, axis, j);
+    }
+}
+
+/* One register of results: rows a and b are interleaved, so that a pair of samples with their
+ * weights is one int32. */
+FL_INLINE void add_rows(vector sums[4], vector a, vector b, vector weights)
+{
+    vector low = FL_V(unpacklo_epi8)(a, b), high = FL_V(unpackhi_epi8)(a, b);
+    vector pairs[4] = {FL_V(unpacklo_epi8)(low, zeros()), FL_V(unpackhi_epi8)(low, zeros()),
+                       FL_V(unpacklo_epi8)(high, zeros()), FL_V(unpackhi_epi8)(high, zeros())};
+    FL_UNROLL for (int g = 0; g < 4; g++) sums[g] =
+        FL_V(add_epi32)(sums[g], FL_V(madd_epi16)(pairs[g], weights));
+}
+
+FL_INLINE vector weigh_rows(const uint8_t *src, int64_t pitch, const int16_t *weight, int32_t count,
+                            vector half, __m128i precision)
+{
+    vector sums[4] = {half, half, half, half};
+    for (int32_t k = 0; k < count; k += 2) {
+        int32_t pair;
+        memcpy(&pair, weight + k, sizeof pair);
+        vector a = load(src + k * pitch);
+        /* Behind the last sample the weight is 0. */
+        vector b = k + 1 < count ? load(src + (k + 1) * pitch) : a;
+        add_rows(sums, a, b, FL_V(set1_epi32)(pair));
+    }
+    return bytes_of(sums, precision);
+}
+
+static void resample_y(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
+                       int64_t width, const fl_resample *axis)
+{
+    if (axis->weight == NULL || width < VECTOR_BYTES) {
+        FL_NARROWER.resample_y(dst, dst_pitch, src, src_pitch, width, axis);
+        return;
+    }
+    const vector half = half_of(axis);
+    const __m128i precision = _mm_cvtsi32_si128(axis->precision);
+    for (int32_t i = 0; i < axis->out; i++) {
+        const uint8_t *from = src + axis->first[i] * src_pitch;
+        const int16_t *weight = axis->weight + (int64_t)i * axis->taps;
+        for (int64_t at = 0; at < width; at += VECTOR_BYTES) {
+            int64_t x = fl_min(at, width - VECTOR_BYTES);
+            store(dst + i * dst_pitch + x,
+                  weigh_rows(from + x, src_pitch, weight, axis->count[i], half, precision));
+        }
+    }
+}
+
+#endif
