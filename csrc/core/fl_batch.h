@@ -16,6 +16,8 @@ typedef struct fl_batch {
     void *transfer;     /* borrowed until the batch is received: the copy of the slot to a device
                            that is told of filled parts; NULL: none */
     int64_t bytes;      /* of the memory at data */
+    int64_t work_bytes; /* what filling it costs, in bytes that are copied */
+    uint32_t epoch;     /* for fill */
     int64_t tag;        /* the submitter's own */
     int32_t parts;      /* how often fill is called; 0: a sentinel, which has nothing to fill */
 

@@ -1,6 +1,7 @@
 /* fl_plan: see fl_plan.h. */
 #include "fl_plan.h"
 
+#include <assert.h>
 #include <string.h>
 
 typedef struct fl_map {
@@ -19,12 +20,13 @@ struct fl_plan {
 void fl_rows_clear(fl_rows *rows)
 {
     rows->count = 0;
-    rows->is_range = false;
+    rows->is_range = rows->has_views = false;
 }
 
 void fl_rows_close(fl_rows *rows)
 {
     fl_free(rows->index);
+    fl_free(rows->view);
     *rows = (fl_rows){0};
 }
 
@@ -47,6 +49,7 @@ static int spell_out(fl_rows *rows, fl_err *err)
 
 int fl_rows_add(fl_rows *rows, const int64_t *index, int64_t count, fl_err *err)
 {
+    assert(!rows->has_views);
     if (count == 0) return FL_OK;
     if (rows->is_range) FL_TRY(spell_out(rows, err));
     FL_TRY(reserve(rows, count, err));
@@ -71,6 +74,20 @@ int fl_rows_add_range(fl_rows *rows, int64_t first, int64_t count, fl_err *err)
     if (rows->is_range) FL_TRY(spell_out(rows, err));
     FL_TRY(reserve(rows, count, err));
     for (int64_t i = 0; i < count; i++) rows->index[rows->count++] = first + i;
+    return FL_OK;
+}
+
+int fl_rows_add_views(fl_rows *rows, const int64_t *index, const uint8_t *view, int64_t count,
+                      fl_err *err)
+{
+    assert(rows->count == 0 || rows->has_views);
+    FL_TRY(reserve(rows, count, err));
+    FL_TRY(fl_grow((void **)&rows->view, &rows->view_capacity, rows->count + count,
+                   sizeof *rows->view, err));
+    memcpy(rows->index + rows->count, index, (size_t)count * sizeof *index);
+    memcpy(rows->view + rows->count, view, (size_t)count);
+    rows->count += count;
+    rows->has_views = true;
     return FL_OK;
 }
 

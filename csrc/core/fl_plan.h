@@ -16,6 +16,9 @@ typedef struct fl_rows {
     int64_t *index;   /* owned; when not is_range */
     int64_t capacity; /* of index */
     bool is_range;
+    bool has_views;
+    uint8_t *view;         /* owned; when has_views: of index[i]. Else all views are 0 */
+    int64_t view_capacity; /* of view */
 } fl_rows;
 
 void fl_rows_clear(fl_rows *rows); /* empties, keeping the memory */
@@ -24,6 +27,10 @@ void fl_rows_close(fl_rows *rows); /* frees */
 /* Appends; on FL_ENOMEM nothing changes. */
 int fl_rows_add(fl_rows *rows, const int64_t *index, int64_t count, fl_err *err);
 int fl_rows_add_range(fl_rows *rows, int64_t first, int64_t count, fl_err *err);
+
+/* Appends indices with their views, to rows that are empty or have views. */
+int fl_rows_add_views(fl_rows *rows, const int64_t *index, const uint8_t *view, int64_t count,
+                      fl_err *err);
 
 typedef struct fl_plan fl_plan;
 
@@ -49,8 +56,9 @@ void fl_plan_restart(fl_plan *plan);
 /* Adds indices of the block to `rows` until it has batch_size of them or the block ends. */
 int fl_plan_fill(fl_plan *plan, fl_rows *rows, int64_t batch_size, fl_err *err);
 
-/* Turns indices into rows of the table, in place. FL_EINDEX names the first index that is out of
- * bounds, its position in the batch and the length; `rows` is then no longer usable. */
+/* Turns indices into rows of the table, in place; views stay as they are. FL_EINDEX names the first
+ * index that is out of bounds, its position in the batch and the length; `rows` is then no longer
+ * usable. */
 int fl_plan_resolve(const fl_plan *plan, fl_rows *rows, fl_err *err);
 
 #endif

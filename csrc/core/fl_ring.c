@@ -250,7 +250,7 @@ fl_batch *fl_ring_prepare(fl_ring *ring)
 
 static inline bool is_worth_waking_locked(const fl_ring *ring, const fl_batch *batch)
 {
-    return batch->bytes >= ring->config.lazy_bytes ||
+    return batch->work_bytes >= ring->config.lazy_bytes ||
            ring->unclaimed >= ring->config.depth - ring->config.depth / 4;
 }
 

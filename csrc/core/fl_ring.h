@@ -29,8 +29,8 @@ typedef struct fl_ring_config {
                             those */
     bool consumer_fills; /* of a ring that runs ahead: the consumer fills in receive rather than
                             wait; in a ring that does not he always does */
-    int64_t lazy_bytes;  /* for batches smaller than this a thread is woken only when most of
-                            `depth` are unfilled: waking costs more than filling one */
+    int64_t lazy_bytes;  /* for batches of less work a thread is woken only when most of `depth` are
+                            unfilled: waking costs more than filling one */
     bool is_in_order;    /* false: receive returns any filled batch, the oldest first */
 } fl_ring_config;
 

@@ -23,6 +23,7 @@ typedef struct fl_py_state {
     PyTypeObject *thread_pool_type;  /* owned */
     PyTypeObject *grad_list_type;    /* owned */
     PyTypeObject *finalizer_type;    /* owned */
+    PyTypeObject *image_plan_type;   /* owned */
 } fl_py_state;
 
 #endif

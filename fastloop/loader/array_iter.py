@@ -114,10 +114,11 @@ class ArrayIter(ResumableIter):
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = _InBlocks()
-            self._array_loader.restart(self._remaining(blocks, skip_blocks), _BLOCKS, sampler)
+            remaining = self._remaining(blocks, skip_blocks)
+            self._array_loader.restart(remaining, _BLOCKS, sampler, self._source.epoch)
         else:
             kind = _BATCHES if self._auto_collation else _SINGLES
-            self._array_loader.restart(self._sampler_iter, kind, None)
+            self._array_loader.restart(self._sampler_iter, kind, None, self._source.epoch)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)

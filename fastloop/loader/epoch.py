@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -33,6 +35,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
 from fastloop.base.interrupts import interrupt_later
+from fastloop.data.arrays import ArrayDataset
 from fastloop.loader.index_blocks import Block, find_blocks
 
 TORCHS = "torch"  # the name of torch's global generator, which belongs to the user
@@ -122,6 +125,23 @@ def sampler_with_epoch(loader: DataLoader[Any]) -> Any:
         if has_setter and type(getattr(sampler, "epoch", None)) is int:
             return sampler
     return None
+
+
+def _datasets_within(dataset: Any) -> Iterator[ArrayDataset]:
+    """Those that torch's own wrappers hold."""
+    if isinstance(dataset, ArrayDataset):
+        yield dataset
+    elif isinstance(dataset, Subset):
+        yield from _datasets_within(dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        yield from chain.from_iterable(map(_datasets_within, dataset.datasets))
+
+
+def begin_transforms(dataset: Any, number: int) -> None:
+    """Transforms take the random numbers of the loader's epoch, unless set_epoch() was called."""
+    for found in _datasets_within(dataset):
+        if found._epoch is not None:
+            found._epoch.begin(number)
 
 
 # ---- what is left of an epoch
@@ -291,6 +311,7 @@ class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._epoch = Epoch(loader, self._shared.position)
+        begin_transforms(loader.dataset, self._epoch.number)
         with self._epoch.making_iterator():
             super().__init__(loader)
         kind = (
@@ -307,6 +328,7 @@ class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
         if not first_iter:
             self._keep_count()
             self._epoch = Epoch(loader, self._shared.position)
+            begin_transforms(loader.dataset, self._epoch.number)
             if self._epoch.draws_seed:
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         with self._epoch.drawing_iter():

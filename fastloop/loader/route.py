@@ -44,6 +44,12 @@ class Source:
         """Whether they have."""
         return self.tensors is not None and self.tensors is not self.dataset.tensors
 
+    @property
+    def epoch(self) -> int:
+        """That the random numbers of transforms are of, now."""
+        epoch = getattr(self.dataset, "_epoch", None)
+        return 0 if epoch is None else int(epoch.value)
+
 
 @dataclass(frozen=True)
 class Route:
@@ -86,23 +92,32 @@ def _pin_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-_Columns = tuple[
-    list[torch.Tensor | Array], list[str], list[MappedFile | None], tuple[str, ...] | None
-]
+@dataclass(frozen=True)
+class _Columns:
+    sources: list[torch.Tensor | Array]
+    names: list[str]
+    files: list[MappedFile | None]
+    keys: tuple[str, ...] | None
+    plans: tuple[_core.ImagePlan | None, ...]
 
 
 def _columns_of(dataset: object) -> _Columns:
     if type(dataset) is ArrayDataset:
+        if dataset._untranslated:
+            raise NotCoveredError(dataset._untranslated)
         fields = dataset._fields
-        return (
+        return _Columns(
             [field.source for field in fields],
             [field.name for field in fields],
             [field.file for field in fields],
             dataset._keys,
+            dataset._plans,
         )
     if type(dataset) is TensorDataset:
         tensors: list[torch.Tensor | Array] = list(dataset.tensors)
-        return tensors, [f"tensor {i}" for i in range(len(tensors))], [None] * len(tensors), None
+        count = len(tensors)
+        names = [f"tensor {i}" for i in range(count)]
+        return _Columns(tensors, names, [None] * count, None, (None,) * count)
     raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
 
 
@@ -120,18 +135,20 @@ def find_source(dataset: object, pin: bool) -> Source:
             raise NotCoveredError("the indices of the Subset are not plain integers")
         maps.insert(0, indices)
         dataset = dataset.dataset
-    sources, names, files, keys = _columns_of(dataset)
+    columns = _columns_of(dataset)
+    sources, names = columns.sources, columns.names
     for name, source in zip(names, sources, strict=True):
         if not isinstance(source, np.ndarray):
             _check_tensor(name, source)
     try:
         if pin:
             sources = [s if isinstance(s, np.ndarray) else _pin_storage(s) for s in sources]
-        table = _core.Table(tuple(sources), torch.Tensor, tuple(names), tuple(files))
+        files, plans = tuple(columns.files), columns.plans
+        table = _core.Table(tuple(sources), torch.Tensor, tuple(names), files, plans)
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
     tensors = dataset.tensors if isinstance(dataset, TensorDataset) else None
-    return Source(table, tuple(sources), keys, tuple(maps), dataset, tensors)
+    return Source(table, tuple(sources), columns.keys, tuple(maps), dataset, tensors)
 
 
 def _has_default_collate(loader: DataLoader[Any]) -> bool:
@@ -166,6 +183,18 @@ def _has_worker_init(loader: DataLoader[Any]) -> bool:
     return loader.num_workers > 0 and loader.worker_init_fn is not None
 
 
+def _check_transforms(dataset: object, path: str, other: str) -> None:
+    """What runs as it is needs a path that runs Python for every sample, which is to be asked for:
+    it does not have the speed nor the random numbers of this dataset."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if type(dataset) is ArrayDataset and dataset._untranslated:
+        raise ValueError(
+            f"path={path!r} cannot load this: {dataset._untranslated}; use path={other!r}, which "
+            "runs it as it is"
+        )
+
+
 def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
     if not _has_default_collate(loader):
         raise NotCoveredError("collate_fn is not torch's default, or its registry was extended")
@@ -197,6 +226,7 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
                 "'process' needs worker processes, 'sync' runs without; use path='auto'"
             )
         return Route(path, f"path={path!r} was asked for")
+    _check_transforms(loader.dataset, path, other)
     try:
         source = _array_source(loader, pin)
     except NotCoveredError as reason:
@@ -206,6 +236,8 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
             ) from None
         return Route(other, str(reason))
     why = f"{type(loader.dataset).__name__} of plain arrays, default collate"
+    if getattr(source.dataset, "_epoch", None) is not None:
+        why += ", transforms in C"
     if _has_worker_init(loader):
         why += f"; {_find_seeder(loader.worker_init_fn)} has nothing to seed in threads of C"
     return Route("array", why, source)

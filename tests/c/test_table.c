@@ -114,7 +114,7 @@ static void check_gather(const fl_table *table, const fl_column *columns, int32_
     CHECK(block != NULL);
     memset(block, FENCE_BYTE, (size_t)bytes + FENCE);
     for (int32_t part = parts - 1; part >= 0; part--)
-        CHECK_INT(fl_table_gather(table, rows, part, parts, block, NULL), FL_OK);
+        CHECK_INT(fl_table_gather(table, rows, 0, part, parts, block, NULL), FL_OK);
     CHECK(memcmp(block, expected, (size_t)bytes + FENCE) == 0);
     free(block);
     free(expected);
@@ -243,8 +243,8 @@ static void test_parts_write_disjoint_memory(void)
         for (int32_t part = 0; part < parts; part++) {
             memset(zeroes, 0, sizeof zeroes);
             memset(ones, 0xFF, sizeof ones);
-            CHECK_INT(fl_table_gather(table, &rows, part, parts, zeroes, NULL), FL_OK);
-            CHECK_INT(fl_table_gather(table, &rows, part, parts, ones, NULL), FL_OK);
+            CHECK_INT(fl_table_gather(table, &rows, 0, part, parts, zeroes, NULL), FL_OK);
+            CHECK_INT(fl_table_gather(table, &rows, 0, part, parts, ones, NULL), FL_OK);
             for (int64_t i = 0; i < bytes; i++) written[i] += zeroes[i] == ones[i];
         }
         for (int64_t i = 0; i < bytes; i++) {
@@ -271,7 +271,7 @@ static void test_a_batch_is_filled_from_its_table(void)
                       .parts = 3};
     for (int32_t part = 0; part < 3; part++) {
         CHECK_INT(fl_table_fill(&batch, part, NULL), FL_OK);
-        CHECK_INT(fl_table_gather(table, &batch.rows, part, 3, gathered, NULL), FL_OK);
+        CHECK_INT(fl_table_gather(table, &batch.rows, 0, part, 3, gathered, NULL), FL_OK);
         CHECK(memcmp(filled, gathered, sizeof filled) == 0);
     }
     fl_table_close(table);
@@ -288,7 +288,7 @@ static int open_and_gather(void *arg)
     fl_table *table;
     char block[4096];
     FL_TRY(fl_table_open(columns, 2, &fl_cpu_row_ops, &table, NULL));
-    int status = fl_table_gather(table, &rows, 0, 1, block, NULL);
+    int status = fl_table_gather(table, &rows, 0, 0, 1, block, NULL);
     fl_table_close(table);
     return status;
 }
@@ -337,9 +337,9 @@ static void check_cut_table(fl_tensor view, int64_t kept, const fl_rows *rows, i
                 bad = from;
         while (bad < to && row_at(rows, bad) * view.stride[0] + reach <= kept) bad++;
         fl_err err = {0};
-        int status = fl_table_gather(table, rows, part, parts, block, &err);
+        int status = fl_table_gather(table, rows, 0, part, parts, block, &err);
         CHECK_INT(status, bad < to ? FL_ESOURCE : FL_OK);
-        CHECK_INT(fl_table_gather(table, rows, part, parts, block, NULL), status);
+        CHECK_INT(fl_table_gather(table, rows, 0, part, parts, block, NULL), status);
         if (bad < to)
             CHECK(err.code == FL_ESOURCE && err.field == 1 && err.value == row_at(rows, bad));
         int64_t at = offsets[1] + from * row_bytes;

@@ -101,8 +101,8 @@ static void test_empty_table_and_empty_batch(void)
         CHECK_INT(fl_table_open(columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
         CHECK_INT(fl_table_length(table), 0);
         CHECK(fl_table_is_volatile(table) == is_volatile);
-        CHECK_INT(fl_table_gather(table, &list, 0, 1, block, NULL), FL_OK);
-        CHECK_INT(fl_table_gather(table, &range, 0, 1, block, NULL), FL_OK);
+        CHECK_INT(fl_table_gather(table, &list, 0, 0, 1, block, NULL), FL_OK);
+        CHECK_INT(fl_table_gather(table, &range, 0, 0, 1, block, NULL), FL_OK);
         fl_table_close(table);
     }
     fl_table_close(NULL);

@@ -98,7 +98,9 @@ static int open_ring(fl_py_array_ring *ring, PyObject *maps, PyObject *destinati
                                      ring->pool->device, ring->depth, budget) != 0)
         return -1;
     int64_t length = fl_table_length(table->table);
-    if (fl_py_index_source_open(&ring->indices, &table->dlpack, maps, length) != 0) return -1;
+    if (fl_py_index_source_open(&ring->indices, &table->dlpack, maps, length, table->has_plans) !=
+        0)
+        return -1;
     return fl_py_array_ring_open(ring, workers > 0 ? workers : helpers, is_in_order);
 }
 
@@ -191,18 +193,23 @@ static void loader_dealloc(fl_py_array_loader *self)
 }
 
 PyDoc_STRVAR(restart_doc,
-             "restart(source, kind, batch_sampler)\n--\n\n"
+             "restart(source, kind, batch_sampler, epoch=0)\n--\n\n"
              "Begin an epoch over `source`, dropping what is left of the last one. With workers,\n"
              "submits workers * prefetch batches.\n\n"
              "kind: 0 the source yields int64 vectors and (first, count) ranges to be cut into\n"
              "batches as batch_sampler says (its batch_size at the time, unless drop_last), 1 the\n"
-             "indices of a batch, 2 single indices.");
+             "indices of a batch, 2 single indices. epoch: for the plans of the table.");
 
 static PyObject *loader_restart(fl_py_array_loader *self, PyObject *args)
 {
     PyObject *source, *batch_sampler;
     int kind;
-    if (!PyArg_ParseTuple(args, "OiO:restart", &source, &kind, &batch_sampler)) return NULL;
+    long long epoch = 0;
+    if (!PyArg_ParseTuple(args, "OiO|L:restart", &source, &kind, &batch_sampler, &epoch))
+        return NULL;
+    if (epoch < 0 || epoch > UINT32_MAX)
+        return PyErr_Format(PyExc_ValueError, "epoch=%lld is not between 0 and %lld", epoch,
+                            (long long)UINT32_MAX);
     if (enter(self) != 0) return NULL;
     fl_py_array_ring *ring = &self->ring;
     int status = -1;
@@ -212,7 +219,8 @@ static PyObject *loader_restart(fl_py_array_loader *self, PyObject *args)
     }
     fl_py_array_ring_reset(ring);
     fl_py_array_ring_drop_epoch(ring);
-    ring->most_bytes = 0;
+    ring->most_bytes = ring->most_work_bytes = 0;
+    ring->epoch = (uint32_t)epoch;
     if (fl_py_index_source_restart(&ring->indices, source, (fl_py_index_kind)kind, batch_sampler) !=
         0)
         goto done;

@@ -37,9 +37,11 @@ typedef struct fl_py_array_ring {
     fl_batch undelivered; /* received from the ring and not delivered, if is_undelivered; its slot
                              is owned */
     bool is_undelivered;
-    bool consumer_fills; /* he may copy instead of waiting: no disk is behind the table */
-    int64_t most_bytes;  /* of a batch of this epoch */
-    bool is_closed;      /* interpreter lock */
+    bool consumer_fills;     /* he may copy instead of waiting: no disk is behind the table */
+    uint32_t epoch;          /* for the plans of the table */
+    int64_t most_bytes;      /* of a batch of this epoch; */
+    int64_t most_work_bytes; /* likewise */
+    bool is_closed;          /* interpreter lock */
 } fl_py_array_ring;
 
 /* Opens the ring with so many threads: 0, or -1 and an exception. */

@@ -1,18 +1,15 @@
 /* fl_py_batch: see fl_py_batch.h. Allocates nothing but the tensors and their container. */
 #include "fl_py_batch.h"
 
-/* The contiguous tensor of field f, of shape {rows, row...}, or {row...} if is_single. */
+/* The tensor of field f, of shape {rows, row...}, or {row...} if is_single. */
 static PyObject *
 make_tensor(const fl_py_table *table, int32_t f, const fl_batch *batch, char *data, bool is_single)
 {
-    const fl_tensor *view = &table->columns[f].view;
-    int64_t shape[FL_MAX_NDIM], stride[FL_MAX_NDIM];
-    for (int32_t d = 0; d < view->ndim; d++) shape[d] = d == 0 ? batch->rows.count : view->shape[d];
-    fl_tensor_strides(view->ndim, shape, stride);
-    int32_t skip = is_single ? 1 : 0;
+    fl_py_layout layout;
+    fl_py_table_layout(table, f, batch->rows.count, is_single, &layout);
     DLManagedTensorVersioned *managed = fl_slot_header(batch->slot);
-    return fl_py_tensor_over(&table->dlpack, batch->slot, data, view->dtype, view->ndim - skip,
-                             shape + skip, stride + skip, managed + f);
+    return fl_py_tensor_over(&table->dlpack, batch->slot, data, layout.dtype, layout.ndim,
+                             layout.shape, layout.stride, managed + f);
 }
 
 static int put_tensor(PyObject *container, PyObject *keys, int32_t f, PyObject *tensor)

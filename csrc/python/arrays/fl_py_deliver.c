@@ -29,7 +29,7 @@ static int receive_waiting(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
 }
 
 /* Receives the next batch, and counts the time that takes. A batch that is ready, or so small that
- * copying it costs no more than letting go of the interpreter lock, is received with the lock held;
+ * filling it costs no more than letting go of the interpreter lock, is received with the lock held;
  * not so for a device, where the first use of a slot costs more. */
 static int receive(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
 {
@@ -38,7 +38,7 @@ static int receive(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
         return FL_OK;
     }
     bool is_ready = self->runs_ahead && fl_ring_is_ready(self->ring);
-    bool is_small = self->most_bytes < FL_TABLE_SMALL_BYTES && self->consumer_fills;
+    bool is_small = self->most_work_bytes < FL_TABLE_SMALL_BYTES && self->consumer_fills;
     is_small = is_small && self->destination.base.copy_stream == NULL;
     int64_t begin_ns = is_ready ? 0 : fl_now_ns();
     int status = FL_ETIMEOUT;

@@ -16,10 +16,11 @@ static inline const int64_t *indices_of(const fl_tensor *view)
 }
 
 int fl_py_index_source_open(fl_py_index_source *self, const fl_py_dlpack *dlpack, PyObject *maps,
-                            int64_t length)
+                            int64_t length, bool has_plans)
 {
     fl_err err;
     self->maps = Py_NewRef(maps);
+    self->has_views = has_plans && PyTuple_GET_SIZE(maps) == 0;
     if (fl_plan_open(length, &self->plan, &err) != FL_OK) return raise_status(&err);
     for (Py_ssize_t m = 0; m < PyTuple_GET_SIZE(maps); m++) {
         fl_tensor view;
@@ -112,14 +113,22 @@ static inline int rows_or_item(int added, const fl_rows *rows)
     return added == 1 && rows->count > 0 ? FL_PY_INDEX_ROWS : FL_PY_INDEX_ITEM;
 }
 
-static int read_batch(const fl_py_dlpack *dlpack, PyObject **item, fl_rows *rows)
+static int
+add_rows(const fl_py_index_source *self, const fl_py_dlpack *dlpack, PyObject *list, fl_rows *rows)
 {
-    int added = fl_py_rows_add(dlpack, *item, rows);
+    int added = fl_py_rows_add(dlpack, list, rows);
+    return added == 0 && self->has_views ? fl_py_rows_add_views(dlpack, list, rows) : added;
+}
+
+static int read_batch(const fl_py_index_source *self, const fl_py_dlpack *dlpack, PyObject **item,
+                      fl_rows *rows)
+{
+    int added = add_rows(self, dlpack, *item, rows);
     if (added == 0 && !PyList_CheckExact(*item) && !PyTuple_CheckExact(*item)) {
         PyObject *list = PySequence_List(*item);
         if (list == NULL) return -1;
         Py_SETREF(*item, list);
-        added = fl_py_rows_add(dlpack, list, rows);
+        added = add_rows(self, dlpack, list, rows);
     }
     return rows_or_item(added, rows);
 }
@@ -143,7 +152,7 @@ int fl_py_index_source_read(fl_py_index_source *self, const fl_py_dlpack *dlpack
     if (self->kind == FL_PY_INDEX_BLOCKS) return read_from_blocks(self, dlpack, rows);
     *item = next_item(self);
     if (*item == NULL) return PyErr_Occurred() ? -1 : FL_PY_INDEX_END;
-    int got = self->kind == FL_PY_INDEX_BATCHES ? read_batch(dlpack, item, rows)
+    int got = self->kind == FL_PY_INDEX_BATCHES ? read_batch(self, dlpack, item, rows)
                                                 : read_single(dlpack, *item, rows, is_single);
     if (got != FL_PY_INDEX_ITEM) Py_CLEAR(*item);
     return got;

@@ -25,12 +25,14 @@ typedef struct fl_py_index_source {
     PyObject *batch_sampler; /* owned: its batch_size may change during an epoch */
     int64_t batch_size;      /* of FL_PY_INDEX_BLOCKS, and so is drop_last */
     bool drop_last;
+    bool has_views; /* an item may be (index, view) */
 } fl_py_index_source;
 
 /* For a table of `length` rows below the subsets of `maps`, a tuple of int64 vectors, innermost
- * first. 0, or -1 and an exception. The owner closes it in either case. */
+ * first. has_plans: the table makes views of a row, and then a list of (index, view) is a batch,
+ * unless a Subset is around it. 0, or -1 and an exception. The owner closes it in either case. */
 int fl_py_index_source_open(fl_py_index_source *self, const fl_py_dlpack *dlpack, PyObject *maps,
-                            int64_t length);
+                            int64_t length, bool has_plans);
 
 /* Begins an epoch over the iterable `indices`: 0, or -1 and an exception. */
 int fl_py_index_source_restart(fl_py_index_source *self, PyObject *indices, fl_py_index_kind kind,

@@ -54,7 +54,10 @@ static int submit_resolved(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
     FL_TRY(fl_table_bytes(table, batch->rows.count, &batch->bytes, err));
     batch->source = table;
     batch->parts = fl_table_parts(table, batch->rows.count);
+    batch->work_bytes = fl_table_work(table, batch->rows.count);
+    batch->epoch = self->epoch;
     self->most_bytes = fl_max(self->most_bytes, batch->bytes);
+    self->most_work_bytes = fl_max(self->most_work_bytes, batch->work_bytes);
     int64_t spare = fl_min(SPARE_SLOTS, SPARE_BYTES / (self->most_bytes + 1));
     fl_pool_reserve(self->pool->pool, self->depth + (self->runs_ahead ? 2 : 1) + spare);
     if (fl_py_array_destination_is_open(&self->destination))

@@ -2,6 +2,16 @@
 #include "fl_py_table.h"
 
 #include "fl_cpu_rows.h"
+#include "fl_py.h"
+#include "fl_py_image_plan.h"
+
+/* The plan of a field; NULL: it has none. */
+static const fl_py_image_plan *plan_of(const fl_py_table *self, int32_t f)
+{
+    if (self->plans == Py_None) return NULL;
+    PyObject *plan = PyTuple_GET_ITEM(self->plans, f);
+    return plan != Py_None ? (fl_py_image_plan *)plan : NULL;
+}
 
 static int look_at_sources(fl_py_table *self, fl_column *columns)
 {
@@ -9,6 +19,10 @@ static int look_at_sources(fl_py_table *self, fl_column *columns)
         columns[f].is_volatile = PyTuple_GET_ITEM(self->fields.files, f) != Py_None;
         PyObject *source = PyTuple_GET_ITEM(self->sources, f);
         if (fl_py_view(&self->dlpack, source, &columns[f].view) != 0) return -1;
+        const fl_py_image_plan *plan = plan_of(self, f);
+        if (plan == NULL) continue;
+        columns[f].plan = plan->plan;
+        columns[f].layout = plan->layout;
     }
     return 0;
 }
@@ -64,6 +78,28 @@ int fl_py_table_refresh(fl_py_table *self)
     return 0;
 }
 
+void fl_py_table_layout(const fl_py_table *self, int32_t f, int64_t rows, bool is_single,
+                        fl_py_layout *out)
+{
+    const fl_tensor *view = &self->columns[f].view;
+    const fl_py_image_plan *plan = plan_of(self, f);
+    int64_t shape[FL_MAX_NDIM], stride[FL_MAX_NDIM];
+    out->dtype = plan != NULL ? plan->dtype : view->dtype;
+    shape[0] = rows;
+    for (int32_t d = 1; d < view->ndim; d++)
+        shape[d] = plan != NULL ? plan->shape[d - 1] : view->shape[d];
+    fl_tensor_strides(view->ndim, shape, stride);
+    out->is_contiguous = true;
+    for (int32_t d = 1; plan != NULL && d < view->ndim; d++) {
+        out->is_contiguous &= stride[d] == plan->stride[d - 1];
+        stride[d] = plan->stride[d - 1];
+    }
+    int32_t skip = is_single ? 1 : 0;
+    out->ndim = view->ndim - skip;
+    memcpy(out->shape, shape + skip, (size_t)out->ndim * sizeof *shape);
+    memcpy(out->stride, stride + skip, (size_t)out->ndim * sizeof *stride);
+}
+
 /* The size of a mapped file now; -1 if nobody knows, -2 exception. */
 static int64_t size_now(PyObject *file)
 {
@@ -107,20 +143,34 @@ static int check_files(PyObject *files)
     return 0;
 }
 
+static int check_plans(PyTypeObject *type, PyObject *plans, Py_ssize_t count)
+{
+    fl_py_state *state = PyType_GetModuleState(type);
+    bool fits = PyTuple_Check(plans) && PyTuple_GET_SIZE(plans) == count;
+    for (Py_ssize_t f = 0; fits && f < count; f++) {
+        PyObject *plan = PyTuple_GET_ITEM(plans, f);
+        fits = plan == Py_None || Py_IS_TYPE(plan, state->image_plan_type);
+    }
+    if (fits || plans == Py_None) return 0;
+    PyErr_Format(PyExc_TypeError, "Table needs an ImagePlan or None for each of %zd sources",
+                 count);
+    return -1;
+}
+
 static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"sources", "tensor_type", "names", "files", NULL};
-    PyObject *sources, *tensor_type, *names, *files;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!O!:Table", keywords, &PyTuple_Type,
+    static char *keywords[] = {"sources", "tensor_type", "names", "files", "plans", NULL};
+    PyObject *sources, *tensor_type, *names, *files, *plans = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!O!|O:Table", keywords, &PyTuple_Type,
                                      &sources, &tensor_type, &PyTuple_Type, &names, &PyTuple_Type,
-                                     &files))
+                                     &files, &plans))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(sources);
     if (PyTuple_GET_SIZE(names) != count || PyTuple_GET_SIZE(files) != count || count > INT32_MAX)
         return PyErr_Format(PyExc_ValueError,
                             "Table needs a name and a file (or None) for each of %zd sources",
                             count);
-    if (check_files(files) != 0) return NULL;
+    if (check_files(files) != 0 || check_plans(type, plans, count) != 0) return NULL;
     fl_py_table *self = (fl_py_table *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     Py_INCREF(sources);
@@ -130,6 +180,8 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->fields.names = names;
     self->fields.files = files;
     self->count = (int32_t)count;
+    self->plans = Py_NewRef(plans);
+    for (int32_t f = 0; f < self->count; f++) self->has_plans |= plan_of(self, f) != NULL;
     if (fl_py_dlpack_open(tensor_type, &self->dlpack) != 0 || rebuild(self) != 0) {
         Py_DECREF(self);
         return NULL;
@@ -142,6 +194,7 @@ static int table_traverse(fl_py_table *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->dlpack.tensor_type);
     Py_VISIT(self->sources);
+    Py_VISIT(self->plans);
     Py_VISIT(self->fields.names);
     Py_VISIT(self->fields.files);
     return 0;
@@ -158,6 +211,7 @@ static void table_dealloc(fl_py_table *self)
     fl_free(self->columns);
     fl_py_dlpack_close(&self->dlpack);
     Py_XDECREF(self->sources);
+    Py_XDECREF(self->plans);
     Py_XDECREF(self->fields.names);
     Py_XDECREF(self->fields.files);
     type->tp_free(self);
@@ -176,10 +230,11 @@ static int check_outs(fl_py_table *self, PyObject *outs)
 static int copy_out(fl_py_table *self, PyObject *out, int32_t f, const char *from)
 {
     fl_tensor view;
+    fl_py_layout layout;
     if (fl_py_view(&self->dlpack, out, &view) != 0) return -1;
-    const fl_tensor *column = &self->columns[f].view;
-    int64_t bytes = fl_dtype_bytes(column->dtype), given = fl_dtype_bytes(view.dtype);
-    for (int32_t d = 1; d < column->ndim; d++) bytes *= column->shape[d];
+    fl_py_table_layout(self, f, 1, true, &layout);
+    int64_t bytes = fl_tensor_bytes(layout.dtype, layout.ndim, layout.shape);
+    int64_t given = fl_dtype_bytes(view.dtype);
     for (int32_t d = 0; d < view.ndim; d++) given *= view.shape[d];
     if (bytes != given) {
         PyErr_SetString(PyExc_ValueError, "read_row: a tensor does not have the size of the row");
@@ -198,10 +253,11 @@ static int copy_outs(fl_py_table *self, PyObject *outs, const char *buffer)
     return 0;
 }
 
-PyDoc_STRVAR(read_row_doc,
-             "read_row(row, outs)\n--\n\n"
-             "Copy one row of every field into the contiguous tensors `outs`.\n\n"
-             "Reads mapped files safely: OSError names field and row if the file shrank.");
+PyDoc_STRVAR(
+    read_row_doc,
+    "read_row(row, outs)\n--\n\n"
+    "Copy one row of every field into the contiguous tensors `outs`. Plans take epoch 0.\n\n"
+    "Reads mapped files safely: OSError names field and row if the file shrank.");
 
 static PyObject *table_read_row(fl_py_table *self, PyObject *args)
 {
@@ -223,7 +279,7 @@ static PyObject *table_read_row(fl_py_table *self, PyObject *args)
         status = fl_fail(&err, FL_ENOMEM, "out of memory for a row");
     if (status == FL_OK) {
         Py_BEGIN_ALLOW_THREADS
-        status = fl_table_gather(self->table, &rows, 0, 1, buffer, &err);
+        status = fl_table_gather(self->table, &rows, 0, 0, 1, buffer, &err);
         Py_END_ALLOW_THREADS
     }
     if (status != FL_OK) fl_py_raise(&err, &self->fields);
@@ -239,12 +295,13 @@ static PyMethodDef table_methods[] = {
 
 PyDoc_STRVAR(
     table_doc,
-    "Table(sources, tensor_type, names, files)\n--\n\n"
+    "Table(sources, tensor_type, names, files, plans=None)\n--\n\n"
     "Fields of equal length as the core reads them.\n\n"
     "sources: tuple of CPU tensors (exactly tensor_type) and ndarrays, at least 1-d.\n"
     "names: how errors call each field. files: None, or for a mapped field, whose memory is\n"
     "then read safely, (path, address at which byte 0 of the file would be mapped,\n"
-    "function that returns its size now, or None).");
+    "function that returns its size now, or None). plans: for each field an ImagePlan that makes\n"
+    "its rows of a batch, or None.");
 
 static PyType_Slot table_slots[] = {
     {Py_tp_doc, (void *)table_doc},   {Py_tp_new, table_new},

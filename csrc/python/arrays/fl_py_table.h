@@ -12,6 +12,8 @@ typedef struct fl_py_table {
     PyObject_HEAD
     fl_py_dlpack dlpack;
     PyObject *sources;   /* owned: tuple of tensors and ndarrays, alive while views are */
+    PyObject *plans;     /* owned: tuple of ImagePlan or None, alive as sources are; or None */
+    bool has_plans;      /* one is an ImagePlan */
     fl_py_fields fields; /* owned */
     fl_column *columns;  /* owned: one for each source */
     int32_t count;
@@ -19,6 +21,18 @@ typedef struct fl_py_table {
 } fl_py_table;
 
 extern PyType_Spec fl_py_table_spec;
+
+/* How a field lies in its part of a batch. */
+typedef struct fl_py_layout {
+    fl_dtype dtype;
+    int32_t ndim;
+    bool is_contiguous;
+    int64_t shape[FL_MAX_NDIM], stride[FL_MAX_NDIM]; /* strides in elements */
+} fl_py_layout;
+
+/* In a batch of so many rows; is_single: of one row, without the batch dimension. */
+void fl_py_table_layout(const fl_py_table *self, int32_t f, int64_t rows, bool is_single,
+                        fl_py_layout *out);
 
 /* Looks at the sources again, and rebuilds views and table if one has moved or changed its shape.
  * Only while nothing reads the table. 0, or -1 and an exception. */

@@ -153,11 +153,10 @@ static PyObject *list_places(const fl_py_table *table, int64_t rows, bool is_sin
     int64_t offset = 0;
     PyObject *places = PyList_New(table->count);
     for (int32_t f = 0; places != NULL && f < table->count; f++) {
-        const fl_tensor *view = &table->columns[f].view;
-        int64_t shape[FL_MAX_NDIM];
-        for (int32_t d = 0; d < view->ndim; d++) shape[d] = d == 0 ? rows : view->shape[d];
-        int32_t skip = is_single ? 1 : 0;
-        PyObject *place = fl_py_place(offset, view->dtype, view->ndim - skip, shape + skip);
+        fl_py_layout layout;
+        fl_py_table_layout(table, f, rows, is_single, &layout);
+        PyObject *place = fl_py_place(offset, layout.dtype, layout.ndim, layout.shape,
+                                      layout.is_contiguous ? NULL : layout.stride);
         offset += fl_table_field_bytes(table->table, f, rows);
         if (place == NULL)
             Py_CLEAR(places);

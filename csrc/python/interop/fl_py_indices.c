@@ -98,6 +98,38 @@ int fl_py_rows_add(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows)
     return 1;
 }
 
+/* 1 done; 0 not a tuple (index, view); -1 exception. */
+static int read_view(const fl_py_dlpack *dlpack, PyObject *item, int64_t *index, uint8_t *view)
+{
+    int64_t number = 0;
+    if (!PyTuple_CheckExact(item) || PyTuple_GET_SIZE(item) != 2) return 0;
+    int done = fl_py_index(dlpack, PyTuple_GET_ITEM(item, 0), index);
+    if (done == 1) done = fl_py_index(dlpack, PyTuple_GET_ITEM(item, 1), &number);
+    if (done != 1) return done;
+    *view = (uint8_t)number;
+    return number >= 0 && number <= UINT8_MAX;
+}
+
+int fl_py_rows_add_views(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows)
+{
+    int done = PyList_CheckExact(items);
+    for (Py_ssize_t i = 0; done == 1 && i < PyList_GET_SIZE(items); i++) {
+        int64_t index;
+        uint8_t view;
+        fl_err err;
+        PyObject *item = PyList_GET_ITEM(items, i);
+        Py_INCREF(item); /* converting may run Python code that changes the list */
+        done = read_view(dlpack, item, &index, &view);
+        Py_DECREF(item);
+        if (done == 1 && fl_rows_add_views(rows, &index, &view, 1, &err) != FL_OK) {
+            fl_py_raise(&err, NULL);
+            done = -1;
+        }
+    }
+    if (done != 1) fl_rows_clear(rows);
+    return done;
+}
+
 PyObject *fl_py_int64_array(const fl_py_dlpack *dlpack, PyObject *sequence)
 {
     int64_t *out;

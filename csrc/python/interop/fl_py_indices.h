@@ -15,6 +15,10 @@ int fl_py_index_vector(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *
  * plain integer, nothing was added; -1 exception. */
 int fl_py_rows_add(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows);
 
+/* Adds the items of a list, each a tuple (index, view), to `rows`, which are empty: as
+ * fl_py_rows_add. */
+int fl_py_rows_add_views(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows);
+
 /* One index: 1 done; -1 exception; 0 it is neither an int, nor a NumPy integer, nor a 0-d tensor of
  * signed integers, or it is too large for int64. */
 int fl_py_index(const fl_py_dlpack *dlpack, PyObject *item, int64_t *out);

@@ -14,11 +14,17 @@ static PyObject *list_sizes(int32_t ndim, const int64_t *shape)
     return sizes;
 }
 
-PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape)
+PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape,
+                      const int64_t *stride)
 {
+    int number = dtype.code * 256 + dtype.bits;
     PyObject *sizes = list_sizes(ndim, shape);
     if (sizes == NULL) return NULL;
-    return Py_BuildValue("(LiN)", (long long)offset, dtype.code * 256 + dtype.bits, sizes);
+    if (stride == NULL) return Py_BuildValue("(LiN)", (long long)offset, number, sizes);
+    PyObject *steps = list_sizes(ndim, stride);
+    if (steps != NULL) return Py_BuildValue("(LiNN)", (long long)offset, number, sizes, steps);
+    Py_DECREF(sizes);
+    return NULL;
 }
 
 static int parse_sizes(PyObject *sizes, fl_py_parsed_place *out)

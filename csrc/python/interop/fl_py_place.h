@@ -1,5 +1,6 @@
 /* fl_py_place: where a tensor lies in a buffer, as C and Python tell each other: a tuple (offset in
- * bytes, dtype, shape), where dtype is DLPack's code * 256 + bits. See fastloop/base/tensors.py.
+ * bytes, dtype, shape), where dtype is DLPack's code * 256 + bits; for a tensor that is not
+ * contiguous, (..., strides in elements), too. See fastloop/base/tensors.py.
  *
  * All functions need the interpreter lock. */
 #ifndef FL_PY_PLACE_H
@@ -10,8 +11,9 @@
 
 #include "fl_tensor.h"
 
-/* New reference. */
-PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape);
+/* stride: NULL for a contiguous tensor. New reference. */
+PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape,
+                      const int64_t *stride);
 
 typedef struct fl_py_parsed_place {
     int64_t offset;

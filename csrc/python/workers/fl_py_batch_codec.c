@@ -152,7 +152,7 @@ static PyObject *get_tensor(fl_py_reader *in, int64_t ndim)
 
 static int append_place(PyObject *places, const tensor_head *head, int64_t ndim)
 {
-    PyObject *place = fl_py_place(head->offset, head->dtype, (int32_t)ndim, head->shape);
+    PyObject *place = fl_py_place(head->offset, head->dtype, (int32_t)ndim, head->shape, NULL);
     int status = place != NULL ? PyList_Append(places, place) : -1;
     Py_XDECREF(place);
     return status;

@@ -225,7 +225,7 @@ static PyObject *worker_end_find(fl_py_worker_end *self, PyObject *object)
     if (!fl_py_memory_has(&memory, object, &view, &offset)) Py_RETURN_NONE;
     if (offset < self->found || !fl_tensor_is_contiguous(&view)) Py_RETURN_FALSE;
     self->found = offset + fl_tensor_bytes(view.dtype, view.ndim, view.shape);
-    return fl_py_place(offset, view.dtype, view.ndim, view.shape);
+    return fl_py_place(offset, view.dtype, view.ndim, view.shape, NULL);
 }
 
 PyDoc_STRVAR(copy_doc, "copy(address, bytes, /)\n--\n\n"

@@ -1,0 +1,114 @@
+/* fl_py_image_op: see fl_py_image_op.h. Values that fastloop/data has checked are only checked for
+ * what would not fit their C types. */
+#include "fl_py_image_op.h"
+
+#include <string.h>
+
+/* The value of a key, borrowed; NULL: it is missing, or an exception is set. */
+static PyObject *look_up(PyObject *dict, const char *key)
+{
+    PyObject *name = PyUnicode_FromString(key);
+    if (name == NULL) return NULL;
+    PyObject *value = PyDict_GetItemWithError(dict, name);
+    Py_DECREF(name);
+    return value;
+}
+
+static int fail_value(const char *key, PyObject *value)
+{
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_ValueError, "ImagePlan: %s=%R is not what an operation takes", key,
+                     value);
+    return -1;
+}
+
+static int read_int(PyObject *dict, const char *key, int32_t most, int32_t *out)
+{
+    PyObject *value = look_up(dict, key);
+    if (value == NULL) return PyErr_Occurred() ? -1 : 0;
+    long long number = PyLong_AsLongLong(value);
+    if (number < 0 || number > most) return fail_value(key, value);
+    *out = (int32_t)number;
+    return 0;
+}
+
+/* A tuple of numbers: integers into `ints`, or floats into `floats`. */
+static int
+read_numbers(PyObject *dict, const char *key, Py_ssize_t count, int32_t *ints, double *floats)
+{
+    PyObject *value = look_up(dict, key);
+    if (value == NULL) return PyErr_Occurred() ? -1 : 0;
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != count) return fail_value(key, value);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyTuple_GET_ITEM(value, i);
+        long long number = ints != NULL ? PyLong_AsLongLong(item) : 0;
+        if (number < INT32_MIN || number > INT32_MAX) return fail_value(key, value);
+        if (ints != NULL)
+            ints[i] = (int32_t)number;
+        else
+            floats[i] = PyFloat_AsDouble(item);
+        if (PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
+static int read_bytes(PyObject *dict, const char *key, Py_ssize_t most, uint8_t *out)
+{
+    PyObject *value = look_up(dict, key);
+    if (value == NULL) return PyErr_Occurred() ? -1 : 0;
+    if (!PyBytes_Check(value) || PyBytes_GET_SIZE(value) > most) return fail_value(key, value);
+    memcpy(out, PyBytes_AS_STRING(value), (size_t)PyBytes_GET_SIZE(value));
+    return 0;
+}
+
+static int read_shape(PyObject *dict, fl_image_op *out)
+{
+    int32_t size[2] = {0, 0}, needed = 0;
+    if (read_numbers(dict, "size", 2, size, NULL) != 0 ||
+        read_int(dict, "max_size", INT32_MAX, &out->max_size) != 0 ||
+        read_numbers(dict, "padding", 4, out->padding, NULL) != 0 ||
+        read_int(dict, "pad_if_needed", 1, &needed) != 0)
+        return -1;
+    out->size = (fl_image_size){size[0], size[1]};
+    out->pad_if_needed = needed != 0;
+    return 0;
+}
+
+int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
+{
+    int32_t kind = 0, occurrence = 0, interpolation = 0, mode = 0;
+    *out = (fl_image_op){0};
+    if (!PyDict_Check(dict)) {
+        PyErr_Format(PyExc_TypeError, "ImagePlan: an operation is a dict, not a %.100s",
+                     Py_TYPE(dict)->tp_name);
+        return -1;
+    }
+    if (read_int(dict, "kind", FL_OP_KINDS - 1, &kind) != 0 ||
+        read_int(dict, "occurrence", UINT8_MAX, &occurrence) != 0 ||
+        read_int(dict, "interpolation", FL_INTERPOLATIONS - 1, &interpolation) != 0 ||
+        read_int(dict, "padding_mode", FL_PADDING_MODES - 1, &mode) != 0)
+        return -1;
+    out->kind = (fl_image_op_kind)kind;
+    out->occurrence = (uint8_t)occurrence;
+    out->interpolation = (fl_interpolation)interpolation;
+    out->padding_mode = (fl_padding_mode)mode;
+    if (read_shape(dict, out) != 0) return -1;
+    if (read_numbers(dict, "scale", 2, NULL, out->scale) != 0 ||
+        read_numbers(dict, "ratio", 2, NULL, out->ratio) != 0 ||
+        read_bytes(dict, "fill", FL_MAX_CHANNELS, out->fill) != 0 ||
+        read_bytes(dict, "out_fill", FL_MAX_FILL_BYTES, out->out_fill) != 0)
+        return -1;
+    PyObject *p = look_up(dict, "p");
+    if (p != NULL) out->p = PyFloat_AsDouble(p);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+PyObject *fl_py_image_params(const fl_image_params *params)
+{
+    const int32_t *padding = params->padding;
+    return Py_BuildValue("{s:O,s:i,s:i,s:i,s:i,s:(iiii),s:(ii)}", "applied",
+                         params->is_applied ? Py_True : Py_False, "top", params->top, "left",
+                         params->left, "height", params->size.height, "width", params->size.width,
+                         "padding", padding[0], padding[1], padding[2], padding[3], "out",
+                         params->out.height, params->out.width);
+}

@@ -1,0 +1,20 @@
+/* fl_py_image_op: operations of an image plan and their parameters, as Python and the core tell
+ * each other: dicts with the names of the fields.
+ *
+ * All functions need the interpreter lock. */
+#ifndef FL_PY_IMAGE_OP_H
+#define FL_PY_IMAGE_OP_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "fl_image_plan.h"
+
+/* Reads a dict with fields of fl_image_op; those that are missing are 0. 0, or -1 and ValueError or
+ * TypeError. */
+int fl_py_image_op_read(PyObject *dict, fl_image_op *out);
+
+/* A dict of the parameters. New reference. */
+PyObject *fl_py_image_params(const fl_image_params *params);
+
+#endif

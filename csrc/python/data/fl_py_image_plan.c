@@ -1,0 +1,318 @@
+/* fl_py_image_plan: see fl_py_image_plan.h. */
+#include "fl_py_image_plan.h"
+
+#include "fl_cpu_image.h"
+#include "fl_py_error.h"
+#include "fl_py_image_op.h"
+
+#include <string.h>
+
+/* What users call an output, and what the core makes of it. */
+static const struct {
+    const char *name;
+    fl_dtype dtype;
+} types[FL_IMAGE_TYPES] = {[FL_IMAGE_U8] = {"uint8", {kDLUInt, 8, 1}},
+                           [FL_IMAGE_F16] = {"float16", {kDLFloat, 16, 1}},
+                           [FL_IMAGE_BF16] = {"bfloat16", {kDLBfloat, 16, 1}},
+                           [FL_IMAGE_F32] = {"float32", {kDLFloat, 32, 1}}};
+
+static int find_type(const char *name, fl_image_type *out)
+{
+    for (int t = 0; t < FL_IMAGE_TYPES; t++) {
+        *out = (fl_image_type)t;
+        if (strcmp(types[t].name, name) == 0) return 0;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "ImagePlan: out_dtype=%s; pass uint8, float16, bfloat16 or float32", name);
+    return -1;
+}
+
+static int find_layout(const char *what, const char *name, fl_image_layout *out)
+{
+    *out = name[0] == 'C' ? FL_CHW : FL_HWC;
+    if (strcmp(name, "CHW") == 0 || strcmp(name, "HWC") == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "ImagePlan: %s=%s; pass CHW or HWC", what, name);
+    return -1;
+}
+
+static int read_ops(PyObject *tuple, fl_image_op *ops)
+{
+    if (PyTuple_GET_SIZE(tuple) > FL_MAX_IMAGE_OPS) {
+        PyErr_Format(PyExc_ValueError, "ImagePlan: %zd operations, and a plan has at most %d",
+                     PyTuple_GET_SIZE(tuple), FL_MAX_IMAGE_OPS);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++)
+        if (fl_py_image_op_read(PyTuple_GET_ITEM(tuple, i), &ops[i]) != 0) return -1;
+    return 0;
+}
+
+/* Scale, mean and std of each channel into `out`. */
+static int read_linear(PyObject *linear, int32_t channels, float *out)
+{
+    if (!PyTuple_Check(linear) || PyTuple_GET_SIZE(linear) != 3 * channels) {
+        PyErr_Format(PyExc_ValueError, "ImagePlan: linear needs 3 numbers for each of %d channels",
+                     channels);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < 3 * channels; i++) {
+        out[i] = (float)PyFloat_AsDouble(PyTuple_GET_ITEM(linear, i));
+        if (PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
+static int check_tables(PyObject *tables, const fl_image_config *config)
+{
+    Py_ssize_t bytes = config->channels * 256 * (types[config->type].dtype.bits / 8);
+    bool is_none = tables == Py_None;
+    if (config->type == FL_IMAGE_U8 ? is_none
+                                    : PyBytes_Check(tables) && PyBytes_GET_SIZE(tables) == bytes)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "ImagePlan: tables must be None for uint8, else %zd bytes",
+                 bytes);
+    return -1;
+}
+
+static int find_torch(fl_py_dlpack *dlpack)
+{
+    PyObject *torch = PyImport_ImportModule("torch");
+    PyObject *type = torch != NULL ? PyObject_GetAttrString(torch, "Tensor") : NULL;
+    int status = type != NULL ? fl_py_dlpack_open(type, dlpack) : -1;
+    Py_XDECREF(type);
+    Py_XDECREF(torch);
+    return status;
+}
+
+/* Shape and strides of what the plan makes. is_permuted: CHW over memory that is HWC. */
+static void set_shape(fl_py_image_plan *self, fl_image_layout memory, bool is_permuted)
+{
+    fl_image_size out = fl_image_plan_out(self->plan);
+    int64_t channels = fl_image_plan_channels(self->plan);
+    int64_t dims[3] = {out.height, out.width, channels};
+    int64_t steps[3] = {out.width * channels, channels, 1};
+    if (memory == FL_CHW) {
+        steps[0] = out.width;
+        steps[1] = 1;
+        steps[2] = (int64_t)out.height * out.width;
+    }
+    bool is_chw = memory == FL_CHW || is_permuted;
+    for (int d = 0; d < 3; d++) {
+        int from = is_chw ? (d + 2) % 3 : d;
+        self->shape[d] = dims[from];
+        self->stride[d] = steps[from];
+    }
+}
+
+/* Opens the plan of `config`, which lacks what the Python objects hold. */
+static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *ops,
+                     PyObject *tables, PyObject *linear)
+{
+    fl_image_op list[FL_MAX_IMAGE_OPS];
+    float numbers[3 * FL_MAX_CHANNELS];
+    fl_err err = {0};
+    if (config->channels < 1 || config->channels > FL_MAX_CHANNELS) {
+        PyErr_Format(PyExc_ValueError, "ImagePlan: images have 1 to %d channels, not %d",
+                     FL_MAX_CHANNELS, config->channels);
+        return -1;
+    }
+    if (read_ops(ops, list) != 0 || check_tables(tables, config) != 0) return -1;
+    if (linear != Py_None && read_linear(linear, config->channels, numbers) != 0) return -1;
+    config->ops = list;
+    config->count = (int32_t)PyTuple_GET_SIZE(ops);
+    config->tables = tables != Py_None ? PyBytes_AS_STRING(tables) : NULL;
+    config->linear = linear != Py_None ? numbers : NULL;
+    config->image_ops = fl_cpu_image_ops_find();
+    if (fl_image_plan_open(config, &self->plan, &err) == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"ops",        "height", "width",  "channels", "layout", "out_dtype",
+                               "out_layout", "tables", "linear", "seed",     NULL};
+    PyObject *ops, *tables, *linear, *seed;
+    const char *layout, *out_dtype, *out_layout;
+    fl_image_config config = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!$iiisssOOO!:ImagePlan", keywords,
+                                     &PyTuple_Type, &ops, &config.in.height, &config.in.width,
+                                     &config.channels, &layout, &out_dtype, &out_layout, &tables,
+                                     &linear, &PyLong_Type, &seed))
+        return NULL;
+    config.seed = PyLong_AsUnsignedLongLong(seed);
+    if (PyErr_Occurred()) return NULL;
+    fl_py_image_plan *self = (fl_py_image_plan *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    bool is_permuted = strcmp(out_layout, "channels_last") == 0;
+    if (find_type(out_dtype, &config.type) != 0 ||
+        find_layout("layout", layout, &self->layout) != 0 ||
+        find_layout("out_layout", is_permuted ? "HWC" : out_layout, &config.layout) != 0 ||
+        find_torch(&self->dlpack) != 0 || open_plan(self, &config, ops, tables, linear) != 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->dtype = types[config.type].dtype;
+    set_shape(self, config.layout, is_permuted);
+    return (PyObject *)self;
+}
+
+static void plan_dealloc(fl_py_image_plan *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    fl_image_plan_close(self->plan);
+    fl_py_dlpack_close(&self->dlpack);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* Whose random numbers; ValueError for what a key cannot hold. */
+static int make_key(const fl_py_image_plan *self, PyObject *const *numbers, fl_sample_key *out)
+{
+    static const struct {
+        const char *name;
+        long long most;
+    } parts[] = {{"index", INT64_MAX}, {"epoch", UINT32_MAX}, {"view", UINT8_MAX}};
+    long long values[3];
+    for (int i = 0; i < 3; i++) {
+        values[i] = PyLong_AsLongLong(numbers[i]);
+        if (values[i] >= 0 && values[i] <= parts[i].most) continue;
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "%s=%R is not between 0 and %lld", parts[i].name,
+                         numbers[i], parts[i].most);
+        return -1;
+    }
+    *out = (fl_sample_key){.seed = fl_image_plan_seed(self->plan),
+                           .index = values[0],
+                           .epoch = (uint32_t)values[1],
+                           .view = (uint8_t)values[2]};
+    return 0;
+}
+
+PyDoc_STRVAR(draw_doc, "draw(index, epoch, view, height, width)\n--\n\n"
+                       "The parameters of each operation for an image of this size.");
+
+static PyObject *plan_draw(fl_py_image_plan *self, PyObject *args)
+{
+    PyObject *numbers[3];
+    fl_image_size size;
+    fl_sample_key key;
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    fl_err err = {0};
+    if (!PyArg_ParseTuple(args, "OOOii:draw", &numbers[0], &numbers[1], &numbers[2], &size.height,
+                          &size.width) ||
+        make_key(self, numbers, &key) != 0)
+        return NULL;
+    if (fl_image_plan_draw(self->plan, &key, size, params, &err) != FL_OK)
+        return fl_py_raise(&err, NULL);
+    int32_t count = fl_image_plan_count(self->plan);
+    PyObject *list = PyList_New(count);
+    for (int32_t i = 0; list != NULL && i < count; i++) {
+        PyObject *dict = fl_py_image_params(&params[i]);
+        if (dict == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, dict);
+    }
+    return list;
+}
+
+static bool is_dtype(fl_dtype a, fl_dtype b)
+{
+    return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
+static int view_source(const fl_py_image_plan *self, PyObject *image, fl_image_source *out)
+{
+    fl_tensor view;
+    if (fl_py_view(&self->dlpack, image, &view) != 0) return -1;
+    bool is_chw = self->layout == FL_CHW;
+    int y = is_chw ? 1 : 0, x = is_chw ? 2 : 1, c = is_chw ? 0 : 2;
+    if (view.ndim != 3 || !is_dtype(view.dtype, types[FL_IMAGE_U8].dtype) ||
+        view.shape[c] != fl_image_plan_channels(self->plan) || view.shape[y] > INT32_MAX ||
+        view.shape[x] > INT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "apply: the image is not uint8, %s, with %d channels",
+                     is_chw ? "CHW" : "HWC", fl_image_plan_channels(self->plan));
+        return -1;
+    }
+    *out = (fl_image_source){.data = (const uint8_t *)view.data,
+                             .stride_y = view.stride[y],
+                             .stride_x = view.stride[x],
+                             .stride_c = view.stride[c],
+                             .size = {(int32_t)view.shape[y], (int32_t)view.shape[x]}};
+    return 0;
+}
+
+/* The address of `out`, which must lie in memory as the plan writes. */
+static char *view_out(const fl_py_image_plan *self, PyObject *out)
+{
+    fl_tensor view;
+    if (fl_py_view(&self->dlpack, out, &view) != 0) return NULL;
+    bool fits = view.ndim == 3 && is_dtype(view.dtype, self->dtype);
+    for (int d = 0; fits && d < 3; d++)
+        fits = view.shape[d] == self->shape[d] &&
+               (view.shape[d] == 1 || view.stride[d] == self->stride[d] * (self->dtype.bits / 8));
+    if (fits) return (char *)(uintptr_t)view.data;
+    PyErr_SetString(PyExc_ValueError,
+                    "apply: out does not have the dtype, shape and strides of what the plan makes");
+    return NULL;
+}
+
+PyDoc_STRVAR(apply_doc,
+             "apply(image, out, index, epoch, view)\n--\n\n"
+             "Write what the plan makes of one image to `out`. Lets go of the interpreter lock.");
+
+static PyObject *plan_apply(fl_py_image_plan *self, PyObject *args)
+{
+    PyObject *image, *out, *numbers[3];
+    fl_image_source source;
+    fl_sample_key key;
+    fl_err err = {0};
+    if (!PyArg_ParseTuple(args, "OOOOO:apply", &image, &out, &numbers[0], &numbers[1],
+                          &numbers[2]) ||
+        make_key(self, numbers, &key) != 0 || view_source(self, image, &source) != 0)
+        return NULL;
+    char *data = view_out(self, out);
+    if (data == NULL) return NULL;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    status = fl_image_plan_draw(self->plan, &key, source.size, params, &err);
+    if (status == FL_OK) status = fl_image_plan_apply(self->plan, params, &source, data, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FL_OK) return fl_py_raise(&err, NULL);
+    Py_RETURN_NONE;
+}
+
+static PyObject *plan_out_shape(fl_py_image_plan *self, void *Py_UNUSED(ignored))
+{
+    return Py_BuildValue("(LLL)", (long long)self->shape[0], (long long)self->shape[1],
+                         (long long)self->shape[2]);
+}
+
+static PyGetSetDef plan_getset[] = {
+    {"out_shape", (getter)plan_out_shape, NULL, "the shape of what it makes of an image", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+
+static PyMethodDef plan_methods[] = {{"draw", (PyCFunction)plan_draw, METH_VARARGS, draw_doc},
+                                     {"apply", (PyCFunction)plan_apply, METH_VARARGS, apply_doc},
+                                     {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(
+    plan_doc,
+    "ImagePlan(ops, *, height, width, channels, layout, out_dtype, out_layout, tables, linear,\n"
+    "          seed)\n--\n\n"
+    "Operations on uint8 images as one pass.\n\n"
+    "ops: dicts with the fields of fl_image_op. height, width: of every image, or 0: they\n"
+    "differ. layout: CHW or HWC. out_layout: CHW, HWC or channels_last. tables: what becomes of\n"
+    "each value, [channels][256] elements of out_dtype; None for uint8. linear: scale, mean and\n"
+    "std of each channel in turn, if they give the tables, or None.");
+
+static PyType_Slot plan_slots[] = {{Py_tp_doc, (void *)plan_doc}, {Py_tp_new, plan_new},
+                                   {Py_tp_dealloc, plan_dealloc}, {Py_tp_methods, plan_methods},
+                                   {Py_tp_getset, plan_getset},   {0, NULL}};
+
+PyType_Spec fl_py_image_plan_spec = {.name = "fastloop._core.ImagePlan",
+                                     .basicsize = sizeof(fl_py_image_plan),
+                                     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                                     .slots = plan_slots};

@@ -1,0 +1,24 @@
+/* fl_py_image_plan: the heap type _core.ImagePlan, operations on images that were compiled by
+ * fastloop/data.
+ *
+ * A plan is read-only, so ring threads use it while the table that they fill from keeps it alive.
+ * All functions need the interpreter lock. */
+#ifndef FL_PY_IMAGE_PLAN_H
+#define FL_PY_IMAGE_PLAN_H
+
+#include "fl_image_plan.h"
+#include "fl_py_dlpack.h"
+
+typedef struct fl_py_image_plan {
+    PyObject_HEAD
+    fl_py_dlpack dlpack;
+    fl_image_plan *plan;    /* owned */
+    fl_image_layout layout; /* of the images that it is given */
+    fl_dtype dtype;         /* of what it makes, */
+    int64_t shape[3];       /* and its shape: CHW or HWC */
+    int64_t stride[3];      /* in elements */
+} fl_py_image_plan;
+
+extern PyType_Spec fl_py_image_plan_spec;
+
+#endif
