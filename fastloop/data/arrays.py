@@ -314,6 +314,12 @@ class ArrayDataset(Dataset[Any]):
         }
         if self._transforms:
             self._epoch = Epoch()
+        elif (layout, out_layout) != ("CHW", "CHW"):
+            raise ValueError(
+                f"layout={layout!r} and out_layout={out_layout!r} are for fields with transforms; "
+                "pass transform=, as it may be fastloop.transforms.ToDtype(torch.uint8) to change "
+                "the layout alone"
+            )
 
     def _given_transforms(self, transform: Any) -> dict[int, Any]:
         """By position of the field."""
@@ -334,6 +340,15 @@ class ArrayDataset(Dataset[Any]):
         self, i: int, transform: Any, layout: str, out_layout: str, seed: int
     ) -> FieldTransform:
         field = self._fields[i]
+        is_class = isinstance(transform, type)
+        if is_class or not callable(transform):
+            what = (
+                f"the class {transform.__name__}" if is_class else f"a {type(transform).__name__}"
+            )
+            raise TypeError(
+                f"{field.name}: transform is {what}; pass an operation of fastloop.transforms, or "
+                "Compose([...]) of several"
+            )
         dtype, shape = torch_dtype(field.source), field.source.shape[1:]
         return FieldTransform(field.name, transform, shape, dtype, layout, out_layout, seed)
 
@@ -427,10 +442,12 @@ class ArrayDataset(Dataset[Any]):
 
     def explain(self) -> str:
         """Where each operation runs, and why: a line for each field and each operation."""
-        lines = []
+        lines, others = [], self._untranslated
         for i, field in enumerate(self._fields):
             transform = self._transforms.get(i)
-            lines += transform.explain() if transform else [f"{field.name}: {field!r} as it is"]
+            lines += (
+                transform.explain(others) if transform else [f"{field.name}: {field!r} as it is"]
+            )
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from fastloop.data.image_arguments import DTYPES
-from fastloop.data.image_plan import Geometry, ImageOp, Plan, Values, compile_plan
+from fastloop.data.image_ops import is_own
+from fastloop.data.image_plan import Geometry, Plan, Values, compile_plan
 from fastloop.data.torchvision_ops import UntranslatedError, is_torchvision, translate
 
 _Chain = tuple[Geometry | Values, ...]
@@ -20,7 +21,7 @@ class FieldTransform:
 
     Args:
         name: of the field, in errors.
-        transform: ours, torchvision's or a callable; or the operations of a chain.
+        transform: ours, torchvision's or a callable; from a pickle, a plan's operations.
         shape: of a row.
         dtype: of the field.
         layout: of rows.
@@ -45,11 +46,7 @@ class FieldTransform:
         self._transform: Callable[[Any], Any] | None = None
         self.plan: Plan | None = None
         self.untranslated = ""  # or why there is no plan
-        if isinstance(transform, type) or not (callable(transform) or isinstance(transform, tuple)):
-            what = f"the class {transform.__name__}" if isinstance(transform, type) else "a "
-            what += "" if isinstance(transform, type) else type(transform).__name__
-            raise TypeError(f"{name}: transform is {what}; pass an object that can be called")
-        is_ours = isinstance(transform, (tuple, ImageOp))
+        is_ours = isinstance(transform, tuple) or is_own(transform)
         try:
             self.plan = self._compile(transform)
         except UntranslatedError as reason:
@@ -97,8 +94,12 @@ class FieldTransform:
             return "what the transform returns"
         return f"{DTYPES[self.plan.dtype]} {self.plan.core.out_shape}"
 
-    def explain(self) -> list[str]:
-        """A line on the whole, and one for each operation."""
+    def explain(self, others: str) -> list[str]:
+        """A line on the whole, and one for each operation.
+
+        Args:
+            others: why other fields keep the dataset from the loader's threads, or "".
+        """
         name, shape, _, layout, out_layout, _ = self._arguments
         if self.plan is None:
             return [
@@ -106,10 +107,9 @@ class FieldTransform:
                 f"(path='process' or 'sync'), because {self.untranslated.removeprefix(name + ': ')}"
             ]
         result = self.describe_result()
-        lines = [
-            f"{name}: uint8 {shape} {layout} -> {result} {out_layout}, in C: in the loader's "
-            "threads, or in dataset[i]"
-        ]
+        where = f"when dataset[i] is asked for, because {others}" if others else ""
+        where = where or "in the loader's threads, or where dataset[i] is asked for"
+        lines = [f"{name}: uint8 {shape} {layout} -> {result} {out_layout}, by C, {where}"]
         return lines + [f"  {op!r}: {op.work}" for op in self.plan.ops]
 
     def __reduce__(self) -> tuple[type[FieldTransform], tuple[Any, ...]]:

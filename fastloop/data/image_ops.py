@@ -27,6 +27,11 @@ FindSize = Callable[[], tuple[int, int]]
 _INFINITY = float("inf")
 
 
+def is_own(op: object) -> bool:
+    """Whether it is an operation of this module, and of no subclass, which may do anything."""
+    return isinstance(op, ImageOp) and globals().get(type(op).__name__) is type(op)
+
+
 class Compose(ImageOp):
     """Operations one after the other.
 
@@ -42,7 +47,7 @@ class Compose(ImageOp):
         if not transforms:
             raise ValueError("Compose: transforms is empty; pass at least one operation")
         for i, op in enumerate(transforms):
-            if not isinstance(op, ImageOp):
+            if not is_own(op):
                 name = op.__name__ if isinstance(op, type) else type(op).__name__
                 raise TypeError(
                     f"Compose: item {i} is {'the class' if isinstance(op, type) else 'a'} {name}; "

@@ -62,10 +62,10 @@ def _arguments(transform: Any, name: str) -> list[Any]:
 def translate(transform: Any) -> Iterator[ImageOp]:
     """The operations that a transform is: our own, or torchvision's. Raises UntranslatedError."""
     name = type(transform).__name__
-    if isinstance(transform, ImageOp):
+    if image_ops.is_own(transform):
         yield transform
     elif not _is_v2(transform):
-        reason = "is not of torchvision.transforms.v2"
+        reason = "is not of fastloop.transforms or torchvision.transforms.v2"
         if is_torchvision(transform):
             reason = "is of torchvision.transforms, not of torchvision.transforms.v2"
         raise UntranslatedError(f"{_name_of(transform)} {reason}")

@@ -28,6 +28,10 @@ class PillowMode(enum.IntEnum):
     LANCZOS = 1
 
 
+class Flip(T.RandomHorizontalFlip):
+    """A subclass may do anything."""
+
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NAMES = sorted(set(T.__all__) - {"Compose"})
 
@@ -225,6 +229,11 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: T.Compose([]), ValueError, "^Compose: transforms is empty; pass at least one oper"),
     (lambda: T.Compose(T.Pad(1)), TypeError, "^Compose: transforms is a Pad; pass a list of oper"),
     (lambda: T.Compose([T.Pad(1), len]), TypeError, "^Compose: item 1 is a builtin_function_or_me"),
+    (
+        lambda: T.Compose([Flip()]),
+        TypeError,
+        "^Compose: item 0 is a Flip; pass instances of the op",
+    ),
     (lambda: T.Compose([T.Pad]), TypeError, "^Compose: item 0 is the class Pad; pass instances"),
 ]
 

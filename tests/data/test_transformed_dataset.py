@@ -103,6 +103,11 @@ def test_resize_of_none_makes_the_longer_edge_max_size(
     )
 
 
+def test_a_dtype_of_bytes_changes_the_layout_alone() -> None:
+    dataset = dataset_of(transform=T.ToDtype(torch.uint8), out_layout="HWC")
+    assert_same(dataset[1][0], torch.from_numpy(IMAGES[1].transpose(1, 2, 0).copy()))
+
+
 LAYOUTS: dict[str, Callable[[np.ndarray, Path], Any]] = {
     "array": lambda a, d: a,
     "tensor": lambda a, d: torch.from_numpy(a.copy()),
@@ -331,7 +336,9 @@ def test_texts_say_what_becomes_of_each_field() -> None:
         f"ArrayDataset(image: uint8 {shape} -> float32 (3, 8, 8), label: int64 (7,))"
     )
     lines = dataset.explain().split("\n")
-    assert lines[0].startswith("field 'image': uint8 (3, 9, 10) CHW -> float32 (3, 8, 8) CHW, in C")
+    assert lines[0].startswith(
+        "field 'image': uint8 (3, 9, 10) CHW -> float32 (3, 8, 8) CHW, by C, "
+    )
     assert [line.strip().partition("(")[0] for line in lines[1:-1]] == [name for name, _ in OPS]
     assert lines[-1] == "field 'label': int64 (7,) as it is"
 
@@ -432,7 +439,18 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         r"^field 0: Resize: max_size=1 leaves no pixels of the shorter edge .* \(9, 1\); pass a l",
     ),
     (lambda: dataset_of(transform=T.Pad), TypeError, "^field 0: transform is the class Pad; pass"),
-    (lambda: dataset_of(transform=3), TypeError, "^field 0: transform is a int; pass an object"),
+    (lambda: dataset_of(transform=3), TypeError, "^field 0: transform is a int; pass an operation"),
+    (
+        lambda: dataset_of(transform=[T.Pad(1), FLOAT]),
+        TypeError,
+        r"^field 0: transform is a list; pass an operation of .*, or Compose",
+    ),
+    (lambda: dataset_of(transform=(T.Pad(1), FLOAT)), TypeError, "^field 0: transform is a tuple"),
+    (
+        lambda: ArrayDataset(IMAGES, layout="HWC"),
+        ValueError,
+        "^layout='HWC' and out_layout='CHW' are for fields with transforms; pass transform=, as",
+    ),
     (
         lambda: ArrayDataset(x=IMAGES, transform={"y": chain()}),
         ValueError,
