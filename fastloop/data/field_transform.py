@@ -110,7 +110,19 @@ class FieldTransform:
         where = f"when dataset[i] is asked for, because {others}" if others else ""
         where = where or "in the loader's threads, or where dataset[i] is asked for"
         lines = [f"{name}: uint8 {shape} {layout} -> {result} {out_layout}, by C, {where}"]
-        return lines + [f"  {op!r}: {op.work}" for op in self.plan.ops]
+        lines += [f"  {op!r}: {op.work}" for op in self.plan.ops]
+        return [*lines, *self._explain_device()]
+
+    def _explain_device(self) -> list[str]:
+        assert self.plan is not None
+        if self.plan.dtype is torch.uint8:
+            return []
+        uncut = self.plan.core.uncut
+        if uncut:
+            return [f"  with device='cuda': all of it on the CPU, because {uncut}"]
+        return [
+            "  with device='cuda': uint8 where loader threads upload it, looked up on the device"
+        ]
 
     def __reduce__(self) -> tuple[type[FieldTransform], tuple[Any, ...]]:
         name, *rest = self._arguments

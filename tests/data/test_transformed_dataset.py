@@ -356,8 +356,23 @@ def test_texts_say_what_becomes_of_each_field() -> None:
     assert lines[0].startswith(
         "field 'image': uint8 (3, 9, 10) CHW -> float32 (3, 8, 8) CHW, by C, "
     )
-    assert [line.strip().partition("(")[0] for line in lines[1:-1]] == [name for name, _ in OPS]
+    assert [line.strip().partition("(")[0] for line in lines[1:-2]] == [name for name, _ in OPS]
+    assert lines[-2].startswith("  with device='cuda': ")
     assert lines[-1] == "field 'label': int64 (7,) as it is"
+
+
+def test_explain_says_what_a_device_does() -> None:
+    images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    values = [T.ToDtype(torch.float32, scale=True), T.Normalize(MEAN, STD)]
+
+    def said(*ops: Any) -> str:
+        return ArrayDataset(images, transform=T.Compose(ops)).explain()
+
+    assert "uint8 where loader threads upload it" in said(T.Pad(2), *values)
+    assert "RandomErasing fills channel 0 with what no byte becomes" in said(
+        *values, T.RandomErasing()
+    )
+    assert "device" not in said(T.Pad(2))
 
 
 # ---- what is refused
