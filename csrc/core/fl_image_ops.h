@@ -28,6 +28,9 @@ typedef struct fl_image_cast {
      * mean is formed as q0 = a * inverse, q = fma(fma(-q0, std, a), inverse, q0). */
     bool is_linear;
     float scale, mean, std, inverse; /* inverse: 1 / std */
+    /* Whether results are written past the caches where the machine can, and are in memory when the
+     * call returns: for an output that is part of a batch larger than caches. */
+    bool is_streamed;
 } fl_image_cast;
 
 typedef struct fl_image_ops {

@@ -1,11 +1,10 @@
 /* fl_image_plan: see fl_image_plan.h. */
 #include "fl_image_plan.h"
 
-#include "fl_image_cast.h"
+#include "fl_image_output.h"
 #include "fl_op.h"
 
 #include <assert.h>
-#include <string.h>
 
 /* What the operations are, by kind. */
 static const fl_op_type *const op_types[FL_OP_KINDS] = {
@@ -23,15 +22,12 @@ enum { MAX_OCCURRENCES = 8 };
 
 struct fl_image_plan {
     /* set at open, then read-only */
-    int32_t count, channels;
-    fl_image_size in, out;
-    fl_image_type type;
-    fl_image_layout layout;
+    int32_t count;
+    fl_image_size in;
+    fl_image_output output; /* owned */
     uint64_t seed;
     const fl_image_ops *image_ops; /* borrowed, static */
     fl_image_op ops[FL_MAX_IMAGE_OPS];
-    void *tables;                        /* owned; NULL: bytes stay */
-    fl_image_cast cast[FL_MAX_CHANNELS]; /* borrow from `tables` */
 
     fl_resample_cache *cache;  /* owned; atomic inside */
     fl_scratch_slots *scratch; /* owned; atomic inside */
@@ -126,19 +122,6 @@ static int check_ops(const fl_image_config *config, fl_image_size *size, fl_err 
                    "(height, width), a RandomResizedCrop or a crop");
 }
 
-static int copy_tables(fl_image_plan *plan, const fl_image_config *config, fl_err *err)
-{
-    if (config->tables == NULL) return FL_OK;
-    int64_t bytes = (int64_t)256 * fl_image_type_bytes(plan->type);
-    plan->tables = fl_alloc(plan->channels * bytes);
-    if (plan->tables == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a plan's tables");
-    memcpy(plan->tables, config->tables, (size_t)(plan->channels * bytes));
-    for (int32_t c = 0; c < plan->channels; c++)
-        plan->cast[c] = fl_image_cast_make(plan->type, (char *)plan->tables + c * bytes,
-                                           config->linear != NULL ? config->linear + 3 * c : NULL);
-    return FL_OK;
-}
-
 static void copy_ops(fl_image_plan *plan, const fl_image_config *config)
 {
     for (int32_t i = 0; i < config->count; i++) {
@@ -156,18 +139,19 @@ int fl_image_plan_open(const fl_image_config *config, fl_image_plan **out, fl_er
     fl_image_plan *plan = fl_alloc((int64_t)sizeof *plan);
     if (plan == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a plan");
     plan->count = config->count;
-    plan->channels = config->channels;
     plan->in = config->in;
-    plan->out = size;
-    plan->type = config->type;
-    plan->layout = config->layout;
+    plan->output = (fl_image_output){.size = size,
+                                     .channels = config->channels,
+                                     .type = config->type,
+                                     .is_joined = config->layout == FL_HWC && config->channels > 1};
     plan->seed = config->seed;
     plan->image_ops = config->image_ops;
     copy_ops(plan, config);
     plan->cache = fl_resample_cache_open();
     plan->scratch = fl_alloc((int64_t)sizeof *plan->scratch);
     int status = plan->cache != NULL && plan->scratch != NULL
-                     ? copy_tables(plan, config, err)
+                     ? fl_image_output_open(&plan->output, config->tables, config->linear,
+                                            plan->ops, plan->count, err)
                      : fl_fail(err, FL_ENOMEM, "out of memory for a plan");
     if (status != FL_OK) {
         fl_image_plan_close(plan);
@@ -182,16 +166,16 @@ void fl_image_plan_close(fl_image_plan *plan)
     if (plan == NULL) return;
     fl_scratch_close(plan->scratch);
     fl_resample_cache_close(plan->cache);
-    fl_free(plan->tables);
+    fl_image_output_close(&plan->output);
     fl_free(plan);
 }
 
 /* ---- what it is */
 
 fl_image_size fl_image_plan_in(const fl_image_plan *plan) { return plan->in; }
-fl_image_size fl_image_plan_out(const fl_image_plan *plan) { return plan->out; }
+fl_image_size fl_image_plan_out(const fl_image_plan *plan) { return plan->output.size; }
 int32_t fl_image_plan_count(const fl_image_plan *plan) { return plan->count; }
-int32_t fl_image_plan_channels(const fl_image_plan *plan) { return plan->channels; }
+int32_t fl_image_plan_channels(const fl_image_plan *plan) { return plan->output.channels; }
 uint64_t fl_image_plan_seed(const fl_image_plan *plan) { return plan->seed; }
 
 const fl_image_op *fl_image_plan_op(const fl_image_plan *plan, int32_t i)
@@ -202,8 +186,7 @@ const fl_image_op *fl_image_plan_op(const fl_image_plan *plan, int32_t i)
 
 int64_t fl_image_plan_out_bytes(const fl_image_plan *plan)
 {
-    return (int64_t)plan->out.height * plan->out.width * plan->channels *
-           fl_image_type_bytes(plan->type);
+    return fl_image_output_bytes(&plan->output);
 }
 
 /* ---- draw */
@@ -229,88 +212,24 @@ int fl_image_plan_draw(const fl_image_plan *plan, const fl_sample_key *key, fl_i
 
 /* ---- apply */
 
-/* How the output lies in memory. */
-typedef struct fl_image_target {
-    char *data; /* borrowed from the caller */
-    int32_t height, width, channels, bytes;
-    bool is_joined; /* channels lie next to each other */
-} fl_image_target;
-
-static int write_rows(const fl_image_plan *plan, const fl_image_view *view,
-                      const fl_image_target *to, fl_err *err)
-{
-    fl_row_reader reader;
-    FL_TRY(fl_row_reader_open(&reader, &view->tools, true, &view->source, &view->y, &view->x, err));
-    int64_t row_bytes = (int64_t)to->width * to->bytes;
-    if (!to->is_joined) {
-        for (int32_t i = 0; i < to->height; i++)
-            fl_row_reader_read(&reader, i, to->data + i * row_bytes, to->height * row_bytes);
-        return FL_OK;
-    }
-    int64_t pitch = fl_image_pitch(row_bytes);
-    char *line = fl_scratch_memory(view->tools.scratch, FL_SCRATCH_TYPED, pitch * to->channels);
-    if (line == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a row of the output");
-    for (int32_t i = 0; i < to->height; i++) {
-        fl_row_reader_read(&reader, i, line, pitch);
-        plan->image_ops->join(to->data + i * row_bytes * to->channels, line, pitch, to->width,
-                              to->channels, to->bytes);
-    }
-    return FL_OK;
-}
-
-static void erase_planes(const fl_image_plan *plan, const fl_erased *e, const fl_image_target *to)
-{
-    const uint8_t *value = plan->ops[e->op].out_fill;
-    for (int32_t c = 0; c < to->channels; c++)
-        for (int32_t i = 0; i < e->size.height; i++) {
-            int64_t row = (int64_t)c * to->height + e->top + i;
-            plan->image_ops->fill(to->data + (row * to->width + e->left) * to->bytes,
-                                  value + c * to->bytes, e->size.width, to->bytes);
-        }
-}
-
-static void erase_pixels(const fl_image_plan *plan, const fl_erased *e, const fl_image_target *to)
-{
-    const uint8_t *pixel = plan->ops[e->op].out_fill;
-    size_t bytes = (size_t)(to->channels * to->bytes);
-    for (int32_t i = 0; i < e->size.height; i++) {
-        int64_t first = (int64_t)(e->top + i) * to->width + e->left;
-        char *row = to->data + first * (int64_t)bytes;
-        for (int32_t j = 0; j < e->size.width; j++) memcpy(row + j * (int64_t)bytes, pixel, bytes);
-    }
-}
-
 static int run_ops(const fl_image_plan *plan, const fl_image_params *params, fl_image_view *view,
-                   const fl_image_target *to, fl_err *err)
+                   char *out, fl_err *err)
 {
     for (int32_t i = 0; i < plan->count; i++)
         FL_TRY(op_types[plan->ops[i].kind]->apply(&plan->ops[i], i, &params[i], view, err));
     FL_TRY(fl_image_view_resolve(view, err));
-    assert(view->y.length == to->height && view->x.length == to->width);
-    FL_TRY(write_rows(plan, view, to, err));
-    for (int32_t n = 0; n < view->erased_count; n++)
-        (to->is_joined ? erase_pixels : erase_planes)(plan, &view->erased[n], to);
-    return FL_OK;
+    return fl_image_output_write(&plan->output, view, out, err);
 }
 
 int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params,
                         const fl_image_source *source, void *out, fl_err *err)
 {
-    fl_image_target to = {.data = out,
-                          .height = plan->out.height,
-                          .width = plan->out.width,
-                          .channels = plan->channels,
-                          .bytes = fl_image_type_bytes(plan->type),
-                          .is_joined = plan->layout == FL_HWC && plan->channels > 1};
-    fl_image_tools tools = {.ops = plan->ops,
-                            .image_ops = plan->image_ops,
-                            .channels = plan->channels,
-                            .type = plan->type,
-                            .cast = plan->tables != NULL ? plan->cast : NULL};
+    fl_image_tools tools = {
+        .ops = plan->ops, .image_ops = plan->image_ops, .channels = plan->output.channels};
     FL_TRY(fl_scratch_take(plan->scratch, &tools.scratch, err));
     fl_image_view view;
     fl_image_view_start(&view, &tools, plan->cache, source);
-    int status = run_ops(plan, params, &view, &to, err);
+    int status = run_ops(plan, params, &view, out, err);
     fl_scratch_give(plan->scratch, tools.scratch);
     return status;
 }

@@ -3,8 +3,6 @@
 
 #include <assert.h>
 
-enum { BAND_ROWS = 16 }; /* of a source, brought into planes before they are resized in x */
-
 void fl_image_view_start(fl_image_view *view, const fl_image_tools *tools, fl_resample_cache *cache,
                          const fl_image_source *source)
 {
@@ -132,9 +130,9 @@ typedef struct planes {
 static int make_planes(fl_image_view *view, fl_scratch_part part, int64_t rows, int64_t width,
                        uint8_t **data, planes *out, fl_err *err)
 {
-    int64_t pitch = fl_image_pitch(width), plane = pitch * rows;
+    int64_t plane = width * rows;
     *data = fl_scratch_memory(view->tools.scratch, part, plane * view->tools.channels);
-    *out = (planes){*data, pitch, plane};
+    *out = (planes){*data, width, plane};
     if (*data != NULL) return FL_OK;
     return fl_fail(err, FL_ENOMEM, "out of memory for an image of %lld by %lld on its way",
                    (long long)rows, (long long)width);
@@ -157,14 +155,6 @@ static planes direct_planes(const fl_image_view *view)
                     rows->step * source->stride_y, source->stride_c};
 }
 
-/* Reads rows [from, from + count) of what the resize is made of. */
-static void
-read_rows(const fl_row_reader *reader, int32_t from, int32_t count, uint8_t *data, const planes *to)
-{
-    for (int32_t i = 0; i < count; i++)
-        fl_row_reader_read(reader, from + i, (char *)data + i * to->pitch, to->plane);
-}
-
 /* Resizes in x, or copies where that length stays, into `part`. */
 static int make_rows(fl_image_view *view, fl_scratch_part part, const fl_resample *x, int32_t first,
                      planes *out, fl_err *err)
@@ -180,18 +170,20 @@ static int make_rows(fl_image_view *view, fl_scratch_part part, const fl_resampl
                             from.pitch, rows, x);
         return FL_OK;
     }
-    fl_row_reader reader;
-    FL_TRY(fl_row_reader_open(&reader, &view->tools, false, &view->source, &view->from_y,
-                              &view->from_x, err));
-    if (view->resize_x == NULL) {
-        read_rows(&reader, 0, rows, data, out);
-        return FL_OK;
-    }
-    planes from;
-    FL_TRY(make_planes(view, FL_SCRATCH_BAND, BAND_ROWS, view->from_x.length, &band, &from, err));
-    for (int32_t i = 0; i < rows; i += BAND_ROWS) {
-        int32_t count = (int32_t)fl_min(BAND_ROWS, rows - i);
-        read_rows(&reader, i, count, band, &from);
+    fl_band_reader reader;
+    FL_TRY(fl_band_reader_open(&reader, &view->tools, &view->source, &view->from_y, &view->from_x,
+                               err));
+    planes from = *out;
+    if (view->resize_x != NULL)
+        FL_TRY(make_planes(view, FL_SCRATCH_BAND, reader.band_rows, view->from_x.length, &band,
+                           &from, err));
+    for (int32_t i = 0; i < rows; i += reader.band_rows) {
+        int32_t count = (int32_t)fl_min(reader.band_rows, rows - i);
+        if (view->resize_x == NULL) {
+            fl_band_reader_read(&reader, i, count, data + i * out->pitch, out->plane);
+            continue;
+        }
+        fl_band_reader_read(&reader, i, count, band, from.plane);
         for (int32_t c = 0; c < channels; c++)
             ops->resample_x(data + c * out->plane + i * out->pitch, out->pitch,
                             from.data + c * from.plane - first, from.pitch, count, x);

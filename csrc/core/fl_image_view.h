@@ -6,8 +6,8 @@
 #ifndef FL_IMAGE_VIEW_H
 #define FL_IMAGE_VIEW_H
 
+#include "fl_band_reader.h"
 #include "fl_resample_cache.h"
-#include "fl_row_reader.h"
 
 /* What `op` erases. */
 typedef struct fl_erased {
@@ -20,8 +20,8 @@ typedef struct fl_image_view {
     fl_image_tools tools;
     fl_resample_cache *cache; /* borrowed from the plan */
 
-    fl_image_source source; /* its size is not used: y and x say what is read */
-    fl_image_axis y, x;     /* of the image, over the source or what a pending resize makes of it */
+    fl_image_source source;
+    fl_image_axis y, x; /* of the image, over the source or what a pending resize makes of it */
 
     /* A resize whose result nobody has read: crops after it make it smaller. resize_y or resize_x
      * is NULL where that length stays. */

@@ -9,7 +9,9 @@
 
 #include "fl_cpu_image_vector.h"
 
-enum { FLOATS = VECTOR_BYTES / 4 };
+/* So few elements are not written past the caches: the wait for memory would be most of the time.
+ */
+enum { FLOATS = VECTOR_BYTES / 4, STREAMED = 1024 };
 
 /* Rounding to nearest, denormal numbers kept, no traps; the flags of past exceptions do not count.
  */
@@ -52,49 +54,81 @@ FL_INLINE vector bf16_bits(floats x)
     return FL_V(srli_epi32)(FL_V(add_epi32)(bits, more), 16);
 }
 
-/* FLOATS elements each. */
-FL_INLINE void store_f32(void *dst, floats x) { FL_V(storeu_ps)(dst, x); }
-
-FL_INLINE void store_f16(void *dst, floats x)
-{
+/* FLOATS elements of 2 bytes. */
 #if FL_VECTOR_BYTES == 64
-    _mm256_storeu_si256(dst, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+typedef __m256i halves;
+
+FL_INLINE halves f16_of(floats x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+FL_INLINE halves bf16_of(floats x) { return _mm512_cvtepi32_epi16(bf16_bits(x)); }
+FL_INLINE void store_halves(void *dst, halves x) { _mm256_storeu_si256(dst, x); }
+FL_INLINE void stream_halves(void *dst, halves x) { _mm256_stream_si256(dst, x); }
 #else
-    _mm_storeu_si128(dst, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-#endif
+typedef __m128i halves;
+
+FL_INLINE halves f16_of(floats x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+
+FL_INLINE halves bf16_of(floats x)
+{
+    vector bits = bf16_bits(x);
+    return _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
 }
 
-FL_INLINE void store_bf16(void *dst, floats x)
-{
-#if FL_VECTOR_BYTES == 64
-    _mm256_storeu_si256(dst, _mm512_cvtepi32_epi16(bf16_bits(x)));
-#else
-    vector bits = bf16_bits(x);
-    _mm_storeu_si128(
-        dst, _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1)));
+FL_INLINE void store_halves(void *dst, halves x) { store_lane(dst, x); }
+FL_INLINE void stream_halves(void *dst, halves x) { _mm_stream_si128(dst, x); }
 #endif
+
+/* Casts FLOATS elements. To stream, dst is at a multiple of their size. */
+FL_INLINE void
+cast_step(fl_image_type type, void *dst, const uint8_t *src, const line *by, bool streams)
+{
+    floats x = values_of(src, by);
+    if (type == FL_IMAGE_F32 && streams)
+        FL_V(stream_ps)(dst, x);
+    else if (type == FL_IMAGE_F32)
+        FL_V(storeu_ps)(dst, x);
+    else if (streams)
+        stream_halves(dst, type == FL_IMAGE_F16 ? f16_of(x) : bf16_of(x));
+    else
+        store_halves(dst, type == FL_IMAGE_F16 ? f16_of(x) : bf16_of(x));
+}
+
+/* At least STREAMED elements. */
+FL_INLINE void
+stream_values(fl_image_type type, char *dst, const uint8_t *src, int64_t count, const line *by)
+{
+    int64_t bytes = type == FL_IMAGE_F32 ? 4 : 2;
+    int64_t i = (int64_t)(-(uintptr_t)dst % 64) / bytes; /* the first that begins a line */
+    for (int64_t head = 0; head < i; head += FLOATS)
+        cast_step(type, dst + head * bytes, src + head, by, false);
+    for (; i + FLOATS <= count; i += FLOATS) cast_step(type, dst + i * bytes, src + i, by, true);
+    i = count - FLOATS;
+    cast_step(type, dst + i * bytes, src + i, by, false);
+    _mm_sfence();
+}
+
+FL_INLINE void
+store_values(fl_image_type type, char *dst, const uint8_t *src, int64_t count, const line *by)
+{
+    int64_t bytes = type == FL_IMAGE_F32 ? 4 : 2;
+    for (int64_t at = 0; at < count; at += FLOATS) {
+        int64_t i = step_from(at, FLOATS, count);
+        cast_step(type, dst + i * bytes, src + i, by, false);
+    }
 }
 
 FL_INLINE void
 cast_to(fl_image_type type, void *dst, const uint8_t *src, int64_t count, const fl_image_cast *cast)
 {
-    int64_t bytes = type == FL_IMAGE_F32 ? 4 : 2;
     if (count < FLOATS || !cast->is_linear || !is_default_arithmetic()) {
         fl_cpu_image_plain.cast[type](dst, src, count, cast);
         return;
     }
     const line by = line_of(cast);
-    for (int64_t at = 0; at < count; at += FLOATS) {
-        int64_t i = at + FLOATS <= count ? at : count - FLOATS;
-        floats x = values_of(src + i, &by);
-        char *to = (char *)dst + i * bytes;
-        if (type == FL_IMAGE_F32)
-            store_f32(to, x);
-        else if (type == FL_IMAGE_F16)
-            store_f16(to, x);
-        else
-            store_bf16(to, x);
-    }
+    bool is_aligned = (uintptr_t)dst % (type == FL_IMAGE_F32 ? 4 : 2) == 0;
+    if (cast->is_streamed && is_aligned && count >= STREAMED)
+        stream_values(type, dst, src, count, &by);
+    else
+        store_values(type, dst, src, count, &by);
 }
 
 static void cast_f16(void *dst, const uint8_t *src, int64_t count, const fl_image_cast *cast)

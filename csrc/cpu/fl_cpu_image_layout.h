@@ -1,8 +1,8 @@
 /* fl_cpu_image_layout: pixels to planes and back, reversal and filling, by shuffles of bytes.
  *
  * Included by fl_cpu_image_avx2.c and fl_cpu_image_avx512.c. Each function works in steps of one
- * length; the last step ends where the data does and does some elements twice. What is shorter than
- * a step goes to the table of the next narrower registers, FL_NARROWER. */
+ * length; the last step ends where the data does and does some elements twice. Images narrower than
+ * a step go to the table of the next narrower registers, FL_NARROWER. */
 #ifndef FL_CPU_IMAGE_LAYOUT_H
 #define FL_CPU_IMAGE_LAYOUT_H
 
@@ -148,12 +148,6 @@ FL_INLINE void join_4(char *dst, const char *src, int64_t pitch, int32_t bytes)
 
 /* ---- the functions of the table */
 
-/* Where the next step begins: the last one ends at `count` >= step. */
-FL_INLINE int64_t step_from(int64_t at, int64_t step, int64_t count)
-{
-    return at + step <= count ? at : count - step;
-}
-
 FL_INLINE void
 split_all(uint8_t *dst, int64_t pitch, const uint8_t *src, int64_t pixels, int32_t channels)
 {
@@ -221,34 +215,45 @@ static void join_channels(void *dst, const void *src, int64_t pitch, int64_t pix
         join_of(dst, src, pitch, pixels, channels, 4);
 }
 
+/* 16 bytes from the last to the first. */
+FL_INLINE __m128i reverse_lane(__m128i x)
+{
+    return _mm_shuffle_epi8(x, _mm_setr_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+}
+
 static void reverse_bytes(uint8_t *dst, const uint8_t *src, int64_t count)
 {
-    const vector order =
-        same_lanes(_mm_setr_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
-    if (count < VECTOR_BYTES) {
-        FL_NARROWER.reverse(dst, src, count);
+    if (count < LANE_BYTES) {
+        for (int64_t i = 0; i < count; i++) dst[i] = src[count - 1 - i];
         return;
     }
-    for (int64_t at = 0; at < count; at += VECTOR_BYTES) {
-        int64_t i = step_from(at, VECTOR_BYTES, count);
-        vector x = FL_V(shuffle_epi8)(load(src + count - VECTOR_BYTES - i), order);
-        store(dst + i, swap_lanes(x));
+    for (int64_t at = 0; at < count; at += LANE_BYTES) {
+        int64_t i = step_from(at, LANE_BYTES, count);
+        store_lane(dst + i, reverse_lane(load_lane(src + count - LANE_BYTES - i)));
     }
+}
+
+/* `count` bytes of a pattern that fits into each step a whole number of times. */
+FL_INLINE void fill_bytes(char *dst, uint32_t pattern, int64_t count)
+{
+    if (count >= VECTOR_BYTES) {
+        vector x = FL_V(set1_epi32)((int)pattern);
+        for (int64_t at = 0; at < count; at += VECTOR_BYTES)
+            store(dst + step_from(at, VECTOR_BYTES, count), x);
+    } else if (count >= 4) {
+        for (int64_t at = 0; at < count; at += 4)
+            memcpy(dst + step_from(at, 4, count), &pattern, 4);
+    } else if (count > 0)
+        memcpy(dst, &pattern, (size_t)count);
 }
 
 static void fill_elements(void *dst, const void *value, int64_t count, int32_t bytes)
 {
-    int64_t all = count * bytes;
-    if (bytes == 1 || all < VECTOR_BYTES) {
-        FL_NARROWER.fill(dst, value, count, bytes);
-        return;
-    }
     uint32_t pattern = 0;
     memcpy(&pattern, value, (size_t)bytes);
-    if (bytes == 2) pattern |= pattern << 16;
-    vector x = FL_V(set1_epi32)((int)pattern);
-    for (int64_t at = 0; at < all; at += VECTOR_BYTES)
-        store((char *)dst + step_from(at, VECTOR_BYTES, all), x);
+    if (bytes == 1) pattern *= 0x01010101;
+    if (bytes == 2) pattern *= 0x00010001;
+    fill_bytes(dst, pattern, count * bytes);
 }
 
 #endif

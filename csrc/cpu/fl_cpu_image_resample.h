@@ -47,14 +47,6 @@ FL_INLINE int32_t pairs_of(const fl_resample *axis, int32_t at)
     return (int32_t)(most + 1) / 2;
 }
 
-/* The lowest first sample of four results. */
-FL_INLINE int32_t start_of(const fl_resample *axis, int32_t at)
-{
-    int64_t low = axis->first[at];
-    for (int32_t j = 1; j < GROUP; j++) low = fl_min(low, axis->first[at + j]);
-    return (int32_t)low;
-}
-
 /* Whether the samples before `taps` of four results lie in 16 bytes from `from`. */
 FL_INLINE bool fits(const fl_resample *axis, int32_t at, int32_t from, int32_t taps)
 {
@@ -90,7 +82,7 @@ static bool prepare_block(block_of *block, const fl_resample *axis, int32_t at)
     if (block->pairs > MAX_PAIRS) return false;
     for (int32_t g = 0; g < GROUPS; g++, at += GROUP) {
         group_of *group = &block->group[g];
-        int32_t start = start_of(axis, at);
+        int32_t start = axis->first[at];
         bool is_one = fits(axis, at, (int32_t)fl_min(start, last), 2 * block->pairs);
         block->is_one_window = block->is_one_window && is_one;
         for (int32_t p = 0; p < block->pairs; p++) {
@@ -205,7 +197,8 @@ static void dot_column(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
 static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
                        int64_t rows, const fl_resample *axis)
 {
-    if (axis->weight == NULL || axis->in < LANE_BYTES || axis->out < BLOCK || rows < LANES) {
+    if (axis->weight == NULL || axis->in - axis->first[0] < LANE_BYTES || axis->out < BLOCK ||
+        rows < LANES) {
         FL_NARROWER.resample_x(dst, dst_pitch, src, src_pitch, rows, axis);
         return;
     }

@@ -17,6 +17,13 @@
 enum { LANE_BYTES = 16, VECTOR_BYTES = FL_VECTOR_BYTES, LANES = VECTOR_BYTES / LANE_BYTES };
 
 FL_INLINE __m128i load_lane(const void *at) { return _mm_loadu_si128(at); }
+FL_INLINE void store_lane(void *at, __m128i x) { _mm_storeu_si128(at, x); }
+
+/* Where the next step begins: the last one ends at `count` >= step. */
+FL_INLINE int64_t step_from(int64_t at, int64_t step, int64_t count)
+{
+    return at + step <= count ? at : count - step;
+}
 
 #if FL_VECTOR_BYTES == 64
 typedef __m512i vector;
@@ -41,10 +48,10 @@ FL_INLINE vector load_lanes(const void *at, int64_t stride)
 FL_INLINE void store_lanes(void *at, int64_t stride, vector x)
 {
     char *to = at;
-    _mm_storeu_si128((void *)to, _mm512_castsi512_si128(x));
-    _mm_storeu_si128((void *)(to + stride), _mm512_extracti32x4_epi32(x, 1));
-    _mm_storeu_si128((void *)(to + 2 * stride), _mm512_extracti32x4_epi32(x, 2));
-    _mm_storeu_si128((void *)(to + 3 * stride), _mm512_extracti32x4_epi32(x, 3));
+    store_lane(to, _mm512_castsi512_si128(x));
+    store_lane(to + stride, _mm512_extracti32x4_epi32(x, 1));
+    store_lane(to + 2 * stride, _mm512_extracti32x4_epi32(x, 2));
+    store_lane(to + 3 * stride, _mm512_extracti32x4_epi32(x, 3));
 }
 
 /* Bits of `ones` where the mask has ones, else of `others`. */
@@ -52,8 +59,6 @@ FL_INLINE vector choose(vector mask, vector ones, vector others)
 {
     return _mm512_ternarylogic_epi32(mask, ones, others, 0xCA);
 }
-
-FL_INLINE vector swap_lanes(vector x) { return _mm512_shuffle_i64x2(x, x, 0x1B); }
 #else
 typedef __m256i vector;
 typedef __m256 floats;
@@ -75,8 +80,8 @@ FL_INLINE vector load_lanes(const void *at, int64_t stride)
 FL_INLINE void store_lanes(void *at, int64_t stride, vector x)
 {
     char *to = at;
-    _mm_storeu_si128((void *)to, _mm256_castsi256_si128(x));
-    _mm_storeu_si128((void *)(to + stride), _mm256_extracti128_si256(x, 1));
+    store_lane(to, _mm256_castsi256_si128(x));
+    store_lane(to + stride, _mm256_extracti128_si256(x, 1));
 }
 
 /* `ones` where bytes of the mask are 0xFF, `others` where they are 0. */
@@ -84,8 +89,6 @@ FL_INLINE vector choose(vector mask, vector ones, vector others)
 {
     return _mm256_blendv_epi8(others, ones, mask);
 }
-
-FL_INLINE vector swap_lanes(vector x) { return _mm256_permute2x128_si256(x, x, 1); }
 #endif
 
 #endif

@@ -9,6 +9,7 @@
 #include "check.h"
 
 #include "fl_cpu_image.h"
+#include "fl_cpu_level.h"
 #include "fl_image_plan.h"
 
 enum { NOT_FILLED = -1, MAX_TABLES = 8 };
@@ -47,7 +48,7 @@ static inline void replace(picture *old, picture new)
     *old = new;
 }
 
-/* Which sample padding repeats at place i of an axis of `length`; NOT_FILLED - 1: none. */
+/* Which sample padding repeats at place i of an axis of `length`; -1: none. */
 static inline int32_t mirrored(int32_t i, int32_t length, fl_padding_mode mode)
 {
     if (i >= 0 && i < length) return i;
@@ -259,8 +260,120 @@ static inline int find_tables(const fl_image_ops *tables[MAX_TABLES])
 {
     int count = 0;
     tables[count++] = &fl_cpu_image_plain;
-    if (fl_cpu_image_ops_find() != tables[0]) tables[count++] = fl_cpu_image_ops_find();
+#if defined(__x86_64__)
+    if (fl_cpu_level_find() >= FL_CPU_AVX2) tables[count++] = &fl_cpu_image_avx2;
+    if (fl_cpu_level_find() >= FL_CPU_AVX512) tables[count++] = &fl_cpu_image_avx512;
+#endif
     return count;
+}
+
+/* ---- plans */
+
+/* A configuration with what it points to. */
+typedef struct plan_case {
+    fl_image_config config;
+    fl_image_op ops[FL_MAX_IMAGE_OPS];
+    _Alignas(64) char tables[FL_MAX_CHANNELS * 256 * 4];
+    float linear[3 * FL_MAX_CHANNELS];
+} plan_case;
+
+static inline int32_t random_length(uint64_t *seed, int32_t longest)
+{
+    return 1 + (int32_t)random_below(seed, random_below(seed, 4) == 0 ? 3 : longest);
+}
+
+static inline bool has_padding(fl_image_op_kind kind)
+{
+    return kind == FL_OP_PAD || kind == FL_OP_RANDOM_CROP;
+}
+
+static inline bool has_size(fl_image_op_kind kind)
+{
+    return kind == FL_OP_CENTER_CROP || kind == FL_OP_RANDOM_CROP || kind == FL_OP_RESIZE ||
+           kind == FL_OP_RANDOM_RESIZED_CROP;
+}
+
+static inline fl_image_op random_op(uint64_t *seed, fl_image_op_kind kind, int32_t longest)
+{
+    fl_image_op op = {.kind = kind, .p = (double)random_below(seed, 4) / 3};
+    if (has_size(kind))
+        op.size = (fl_image_size){random_length(seed, longest), random_length(seed, longest)};
+    if (kind == FL_OP_RESIZE && random_below(seed, 3) == 0) {
+        op.size.width = 0;
+        if (random_below(seed, 2)) op.max_size = op.size.height + random_length(seed, longest);
+        if (op.max_size > 0 && random_below(seed, 3) == 0) op.size.height = 0;
+    }
+    if (has_size(kind)) op.interpolation = (fl_interpolation)random_below(seed, FL_INTERPOLATIONS);
+    if (has_padding(kind)) {
+        op.padding_mode = (fl_padding_mode)random_below(seed, FL_PADDING_MODES);
+        for (int i = 0; i < 4; i++) op.padding[i] = (int32_t)random_below(seed, 6);
+        op.pad_if_needed = random_below(seed, 2);
+    }
+    op.scale[0] = 0.1, op.scale[1] = 1, op.ratio[0] = 0.5, op.ratio[1] = 2.5;
+    return op;
+}
+
+static inline void set_occurrences(plan_case *p)
+{
+    for (int32_t i = 0; i < p->config.count; i++)
+        for (int32_t k = 0; k < i; k++)
+            if (p->ops[k].kind == p->ops[i].kind) p->ops[i].occurrence++;
+}
+
+/* Tables of (v * scale - mean) / std for floats, random ones for all other types. */
+static inline void make_tables(uint64_t *seed, plan_case *p)
+{
+    fill_random(seed, p->tables, sizeof p->tables);
+    if (p->config.type == FL_IMAGE_U8) return;
+    p->config.tables = p->tables;
+    if (p->config.type != FL_IMAGE_F32 || random_below(seed, 3) == 0) return;
+    p->config.linear = p->linear;
+    for (int32_t c = 0; c < p->config.channels; c++) {
+        float *l = &p->linear[3 * c];
+        l[0] = 1 / 255.0f, l[1] = (float)random_below(seed, 99) / 100;
+        l[2] = (float)(1 + random_below(seed, 99)) / 100;
+        for (int v = 0; v < 256; v++) {
+            float value = ((float)v * l[0] - l[1]) / l[2];
+            memcpy(p->tables + (c * 256 + v) * 4, &value, 4);
+        }
+    }
+}
+
+/* Fills of all operations: half of them what their bytes are cast to, the others any. */
+static inline void make_fills(uint64_t *seed, plan_case *p)
+{
+    int32_t bytes = type_bytes(p->config.type);
+    for (int32_t i = 0; i < p->config.count; i++) {
+        fl_image_op *op = &p->ops[i];
+        fill_random(seed, (char *)op->fill, sizeof op->fill);
+        fill_random(seed, (char *)op->out_fill, sizeof op->out_fill);
+        if (random_below(seed, 2)) continue;
+        for (int32_t c = 0; c < p->config.channels; c++) {
+            const void *element = p->tables + (c * 256 + op->fill[c]) * bytes;
+            if (p->config.tables == NULL) element = &op->fill[c];
+            memcpy(op->out_fill + c * bytes, element, (size_t)bytes);
+        }
+    }
+}
+
+/* A plan that may not open. Its operations point into *p. */
+static inline void random_case(uint64_t *seed, plan_case *p, int32_t most_ops, int32_t longest)
+{
+    static const int32_t channels[] = {1, 2, 3, 3, 4};
+    memset(p, 0, sizeof *p);
+    p->config = (fl_image_config){.ops = p->ops,
+                                  .count = (int32_t)random_below(seed, most_ops + 1),
+                                  .channels = channels[random_below(seed, 5)],
+                                  .type = (fl_image_type)random_below(seed, FL_IMAGE_TYPES),
+                                  .layout = (fl_image_layout)random_below(seed, FL_IMAGE_LAYOUTS),
+                                  .seed = next_random(seed),
+                                  .image_ops = &fl_cpu_image_plain};
+    p->config.in = (fl_image_size){random_length(seed, longest), random_length(seed, longest)};
+    for (int32_t i = 0; i < p->config.count; i++)
+        p->ops[i] = random_op(seed, (fl_image_op_kind)random_below(seed, FL_OP_KINDS), longest);
+    set_occurrences(p);
+    make_tables(seed, p);
+    make_fills(seed, p);
 }
 
 #endif

@@ -233,7 +233,7 @@ static void set_element(uint8_t *table, fl_image_type type, int v, float x)
 /* Whether the quotient by a product with the inverse is that of a division, for all 256. */
 static bool make_line(cast_case *c, fl_image_type type, float scale, float mean, float std)
 {
-    c->cast = (fl_image_cast){c->table, true, scale, mean, std, 1 / std};
+    c->cast = (fl_image_cast){c->table, true, scale, mean, std, 1 / std, false};
     bool is_same = true;
     for (int v = 0; v < 256; v++) {
         float a = (float)v * scale - mean, q = a * c->cast.inverse;
@@ -254,10 +254,12 @@ check_cast(const cast_case *c, fl_image_type type, int64_t count, bool is_at_end
         for (int v = 0; v < 256; v++) b.src[v] = (uint8_t)v;
     for (int64_t i = 0; i < count; i++)
         memcpy(b.expected + i * bytes, c->table + b.src[i] * bytes, (size_t)bytes);
-    EACH_VARIANT(ops)
+    EACH_VARIANT(ops) for (int streams = 0; streams < 2; streams++)
     {
+        fl_image_cast cast = c->cast;
+        cast.is_streamed = streams != 0;
         clear_result(&b);
-        ops->cast[type](b.dst, b.src, count, &c->cast);
+        ops->cast[type](b.dst, b.src, count, &cast);
         check_result(&b, ops, "cast", count);
     }
 }
@@ -277,6 +279,36 @@ static void test_casts_by_arithmetic(void)
                 CHECK(make_line(&c, type, i < 6 ? 1.0F / 255 : 1, means[i], stds[i]));
                 check_cast(&c, type, count, is_at_end, &state);
             }
+}
+
+/* From every place in a line of the caches, at lengths where results are written past them. */
+static void test_casts_that_are_streamed(void)
+{
+    static cast_case c;
+    uint64_t state = 14;
+    for (fl_image_type type = FL_IMAGE_F16; type < FL_IMAGE_TYPES; type++) {
+        CHECK(make_line(&c, type, 1.0F / 255, 0.485F, 0.229F));
+        for (int64_t count = 1000; count < 1100; count++) {
+            check_cast(&c, type, count, true, &state);
+            check_cast(&c, type, count, false, &state);
+        }
+    }
+}
+
+static void test_casts_to_odd_addresses(void)
+{
+    static cast_case c;
+    static uint8_t src[2000], dst[2000 * 4 + 1];
+    for (fl_image_type type = FL_IMAGE_F16; type < FL_IMAGE_TYPES; type++) {
+        CHECK(make_line(&c, type, 1.0F / 255, 0.485F, 0.229F));
+        c.cast.is_streamed = true;
+        int64_t bytes = element_bytes(type);
+        for (int v = 1; v < variant_count; v++) {
+            variants[v]->cast[type](dst + 1, src, 2000, &c.cast);
+            for (int64_t i = 0; i < 2000; i++)
+                CHECK(memcmp(dst + 1 + i * bytes, c.table, (size_t)bytes) == 0);
+        }
+    }
 }
 
 /* Numbers without a pattern: results that lie between two halves, on them, below the normal ones
@@ -356,13 +388,16 @@ static fl_resample random_axis(int32_t in, int32_t out, int32_t taps, uint64_t *
     axis.weight = fl_alloc((int64_t)out * taps * 2 + 64);
     CHECK(axis.first != NULL && axis.count != NULL && axis.weight != NULL);
     int64_t most = fl_min(32768, (INT32_MAX - (1 << 22)) / 255 / taps);
-    int64_t spread = random_below(state, 3);
+    int64_t spread = random_below(state, 3), start = random_below(state, in), end = start;
     for (int32_t i = 0; i < out; i++) {
-        int64_t count =
-            fl_min(in, taps - (random_below(state, 3) == 0 ? random_below(state, taps) : 0));
-        int64_t first = spread == 0 ? random_below(state, in) : i * (int64_t)in / out;
+        /* Samples do not go back from a result to the next. */
+        int64_t room = in - start, steps = spread == 0 ? room : 2 * room / (out - i) + 1;
+        start += random_below(state, fl_min(steps, room));
+        end = fl_min(in, fl_max(fl_max(end, start + 1), start + random_below(state, taps + 1)));
+        if (end > start + taps) start = end - taps;
+        int64_t count = end - start;
+        axis.first[i] = (int32_t)start;
         axis.count[i] = (int32_t)count;
-        axis.first[i] = (int32_t)fl_min(first, in - count);
         for (int64_t k = 0; k < count; k++) {
             int64_t weight = random_below(state, 2 * most) - most;
             if (spread == 2 && k < 2) weight = k == 0 ? most - 1 : -most;
@@ -438,7 +473,10 @@ static void check_resample(const fl_resample *axis, int64_t across, bool is_x, u
 {
     int64_t random = random_below(state, 256);
     int64_t gap = random & 1 ? random_below(state, 40) : 0;
-    rows_of from = lay_rows(is_x ? across : axis->in, is_x ? axis->in : across, gap, random & 2);
+    /* What lies before the first sample is not there. */
+    int64_t lead = axis->first[0], in = axis->in - lead;
+    rows_of from = lay_rows(is_x ? across : in, is_x ? in : across, gap, random & 2);
+    from.start -= lead * (is_x ? 1 : from.pitch);
     rows_of to = lay_rows(is_x ? across : axis->out, is_x ? axis->out : across, gap, random & 4);
     buffers b = make_buffers(from.bytes, to.bytes, random & 8, state);
     if (random % 5 == 0) memset(b.src, random & 16 ? 255 : 0, (size_t)b.src_bytes);
@@ -545,6 +583,8 @@ int main(void)
     RUN(test_reverse);
     RUN(test_fill);
     RUN(test_casts_by_arithmetic);
+    RUN(test_casts_that_are_streamed);
+    RUN(test_casts_to_odd_addresses);
     RUN(test_casts_are_rounded_to_even);
     RUN(test_casts_by_any_table);
     RUN(test_casts_under_other_rounding);

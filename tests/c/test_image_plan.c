@@ -1,136 +1,266 @@
 /* Tests of fl_image_plan: whole plans, drawn at random, against a reference that moves pixels one
- * by one. */
+ * by one, with each table of kernels that this machine has. */
 #include "image_fixture.h"
 
-enum { PLANS = 6000, GUARD = 64, GUARD_BYTE = 0x5C, MOST_OPS = 6, LONGEST = 40 };
+#include <pthread.h>
 
-/* A configuration with what it points to. */
-typedef struct plan_case {
-    fl_image_config config;
-    fl_image_op ops[FL_MAX_IMAGE_OPS];
-    _Alignas(64) char tables[FL_MAX_CHANNELS * 256 * 4];
-    float linear[3 * FL_MAX_CHANNELS];
-} plan_case;
+enum { PLANS = 1500, GUARD = 64, GUARD_BYTE = 0x5C, SAMPLES = 3, THREADS = 6 };
 
-static void fill_op(uint64_t *seed, fl_image_op *op)
+static const fl_image_ops *tables[MAX_TABLES];
+static int table_count;
+
+static fl_image_plan *open_plan(const plan_case *p)
 {
-    fill_random(seed, (char *)op->fill, sizeof op->fill);
-    fill_random(seed, (char *)op->out_fill, sizeof op->out_fill);
+    fl_image_plan *plan;
+    fl_err err;
+    int status = fl_image_plan_open(&p->config, &plan, &err);
+    CHECK((status == FL_OK) == (plan != NULL));
+    CHECK(status == FL_OK || (status == FL_EINVAL && err.text[0] != 0));
+    return plan;
 }
 
-static int32_t length(uint64_t *seed)
-{
-    return 1 + (int32_t)random_below(seed, random_below(seed, 4) == 0 ? 3 : LONGEST);
-}
-
-static fl_image_op make_op(uint64_t *seed, fl_image_op_kind kind)
-{
-    fl_image_op op = {.kind = kind};
-    fill_op(seed, &op);
-    bool has_padding = kind == FL_OP_PAD || kind == FL_OP_RANDOM_CROP;
-    bool has_size = kind == FL_OP_CENTER_CROP || kind == FL_OP_RANDOM_CROP ||
-                    kind == FL_OP_RESIZE || kind == FL_OP_RANDOM_RESIZED_CROP;
-    if (has_size) op.size = (fl_image_size){length(seed), length(seed)};
-    if (kind == FL_OP_RESIZE && random_below(seed, 3) == 0) {
-        op.size.width = 0;
-        if (random_below(seed, 2)) op.max_size = op.size.height + length(seed);
-    }
-    op.interpolation = (fl_interpolation)(has_size ? random_below(seed, FL_INTERPOLATIONS) : 0);
-    if (has_padding) {
-        op.padding_mode = (fl_padding_mode)random_below(seed, FL_PADDING_MODES);
-        for (int i = 0; i < 4; i++) op.padding[i] = (int32_t)random_below(seed, 6);
-        op.pad_if_needed = random_below(seed, 2);
-    }
-    op.p = (double)random_below(seed, 4) / 3;
-    op.scale[0] = 0.1, op.scale[1] = 1, op.ratio[0] = 0.5, op.ratio[1] = 2.5;
-    return op;
-}
-
-static void make_case(uint64_t *seed, plan_case *p)
-{
-    memset(p, 0, sizeof *p);
-    int32_t channels[] = {1, 2, 3, 3, 4};
-    p->config = (fl_image_config){.ops = p->ops,
-                                  .count = (int32_t)random_below(seed, MOST_OPS + 1),
-                                  .channels = channels[random_below(seed, 5)],
-                                  .in = {length(seed), length(seed)},
-                                  .type = (fl_image_type)random_below(seed, FL_IMAGE_TYPES),
-                                  .layout = (fl_image_layout)random_below(seed, FL_IMAGE_LAYOUTS),
-                                  .seed = next_random(seed)};
-    for (int32_t i = 0; i < p->config.count; i++) {
-        p->ops[i] = make_op(seed, (fl_image_op_kind)random_below(seed, FL_OP_KINDS));
-        for (int32_t k = 0; k < i; k++)
-            if (p->ops[k].kind == p->ops[i].kind) p->ops[i].occurrence++;
-    }
-    fill_random(seed, p->tables, sizeof p->tables);
-    if (p->config.type != FL_IMAGE_U8) p->config.tables = p->tables;
-}
-
-/* Applies a plan to an image; the caller frees the output, which is checked for guards. */
-static char *apply_plan(const plan_case *p, const fl_image_plan *plan,
+/* Applies a plan and compares; nothing around the output is written. */
+static void check_apply(const plan_case *p, const fl_image_plan *plan,
                         const fl_image_params *params, const fl_image_source *source)
 {
-    (void)p;
-    int64_t bytes = fl_image_plan_out_bytes(plan);
-    char *room = malloc((size_t)bytes + 2 * GUARD), *out = malloc((size_t)bytes);
-    CHECK(room != NULL && out != NULL);
-    memset(room, GUARD_BYTE, (size_t)bytes + 2 * GUARD);
-    fl_err err;
-    CHECK_INT(fl_image_plan_apply(plan, params, source, room + GUARD, &err), FL_OK);
-    for (int i = 0; i < GUARD; i++)
+    size_t bytes = (size_t)fl_image_plan_out_bytes(plan);
+    char *room = malloc(bytes + 2 * GUARD);
+    CHECK(room != NULL);
+    memset(room, GUARD_BYTE, bytes + 2 * GUARD);
+    CHECK_INT(fl_image_plan_apply(plan, params, source, room + GUARD, NULL), FL_OK);
+    for (size_t i = 0; i < GUARD; i++)
         CHECK(room[i] == GUARD_BYTE && room[GUARD + bytes + i] == GUARD_BYTE);
-    memcpy(out, room + GUARD, (size_t)bytes);
+    char *expected = expected_output(&p->config, params, source);
+    CHECK(memcmp(room + GUARD, expected, bytes) == 0);
+    free(expected);
     free(room);
-    return out;
 }
 
-static void check_plan(uint64_t *seed, plan_case *p, const fl_image_ops *table)
+static void
+check_sample(uint64_t *seed, const plan_case *p, const fl_image_plan *plan, int64_t index)
 {
-    p->config.image_ops = table;
-    fl_err err = {0};
-    fl_image_plan *plan;
-    int status = fl_image_plan_open(&p->config, &plan, &err);
-    if (status != FL_OK) {
-        CHECK(status == FL_EINVAL && plan == NULL && err.text[0] != 0);
-        return;
-    }
+    char *memory;
     fl_image_params params[FL_MAX_IMAGE_OPS];
-    for (int n = 0; n < 3; n++) {
-        char *memory;
-        fl_image_source source = make_source(seed, (lying)random_below(seed, WAYS_TO_LIE),
-                                             p->config.in, p->config.channels, &memory);
-        fl_sample_key key = {p->config.seed, n, 7, 0};
-        CHECK_INT(fl_image_plan_draw(plan, &key, source.size, params, &err), FL_OK);
-        char *out = apply_plan(p, plan, params, &source);
-        char *expected = expected_output(&p->config, params, &source);
-        CHECK(memcmp(out, expected, (size_t)fl_image_plan_out_bytes(plan)) == 0);
-        free(out);
-        free(expected);
-        free(memory);
+    fl_image_source source = make_source(seed, (lying)random_below(seed, WAYS_TO_LIE), p->config.in,
+                                         p->config.channels, &memory);
+    fl_sample_key key = {p->config.seed, index, 7, 0};
+    CHECK_INT(fl_image_plan_draw(plan, &key, source.size, params, NULL), FL_OK);
+    check_apply(p, plan, params, &source);
+    free(memory);
+}
+
+static int check_plans(uint64_t seed, int count, int32_t most_ops, int32_t longest)
+{
+    int opened = 0;
+    for (int n = 0; n < count; n++) {
+        plan_case p;
+        random_case(&seed, &p, most_ops, longest);
+        for (int t = 0; t < table_count; t++) {
+            p.config.image_ops = tables[t];
+            fl_image_plan *plan = open_plan(&p);
+            for (int i = 0; plan != NULL && i < SAMPLES; i++) check_sample(&seed, &p, plan, i);
+            opened += plan != NULL;
+            fl_image_plan_close(plan);
+        }
     }
+    return opened / table_count;
+}
+
+/* Of the others, an error says why they cannot be; test_image_plan_open looks at those. */
+static void test_plans_equal_the_reference(void)
+{
+    CHECK(check_plans(1, PLANS, 6, 40) > PLANS / 3);
+}
+
+static void test_plans_of_one_operation_equal_the_reference(void)
+{
+    CHECK(check_plans(2, PLANS, 1, 40) > PLANS / 2);
+}
+
+/* Longer than a band of rows and than the widest step of a kernel. */
+static void test_plans_of_larger_images_equal_the_reference(void)
+{
+    CHECK(check_plans(3, 40, 4, 300) > 12);
+}
+
+/* ---- a crop of a resized image */
+
+static void test_a_crop_of_a_resized_image_is_that_of_the_whole(void)
+{
+    uint64_t seed = 4;
+    for (int n = 0; n < 200; n++) {
+        plan_case p;
+        do random_case(&seed, &p, 0, 30);
+        while (p.config.in.height < 2 || p.config.in.width < 2);
+        p.config.count = 4;
+        p.ops[0] = random_op(&seed, FL_OP_RESIZE, 60);
+        p.ops[0].size = (fl_image_size){20 + n % 41, 20 + n % 37};
+        p.ops[1] = random_op(&seed, FL_OP_RANDOM_CROP, 1);
+        p.ops[1].size = (fl_image_size){1 + n % 13, 1 + n % 17};
+        for (int i = 0; i < 4; i++) p.ops[1].padding[i] = n % 2 ? 0 : 3;
+        p.ops[2] = random_op(&seed, FL_OP_RESIZE, 40);
+        p.ops[3] = random_op(&seed, FL_OP_RANDOM_CROP, 1);
+        set_occurrences(&p);
+        make_fills(&seed, &p);
+        p.config.image_ops = tables[n % table_count];
+        fl_image_plan *plan = open_plan(&p);
+        for (int i = 0; plan != NULL && i < SAMPLES; i++) check_sample(&seed, &p, plan, i);
+        fl_image_plan_close(plan);
+    }
+}
+
+/* Padding is all that is left of the image: the resize before it is not run. */
+static void test_a_crop_that_is_padding_alone_reads_nothing(void)
+{
+    uint64_t seed = 5;
+    plan_case p;
+    random_case(&seed, &p, 0, 20);
+    p.config.count = 3;
+    p.ops[0] = (fl_image_op){.kind = FL_OP_RESIZE, .size = {40, 40}, .interpolation = FL_BICUBIC};
+    p.ops[1] = (fl_image_op){.kind = FL_OP_PAD, .padding = {90, 0, 0, 0}};
+    p.ops[2] = (fl_image_op){.kind = FL_OP_RANDOM_CROP, .size = {40, 3}};
+    fl_image_plan *plan = open_plan(&p);
+    for (int i = 0; i < 100; i++) check_sample(&seed, &p, plan, i);
     fl_image_plan_close(plan);
 }
 
-static void test_random_plans_equal_the_reference(void)
+/* ---- many threads, forked children, no memory */
+
+/* Crops of many sizes, from interleaved floats to interleaved floats. */
+static fl_image_plan *open_shared(plan_case *p)
 {
-    const fl_image_ops *tables[MAX_TABLES];
-    int count = find_tables(tables), opened = 0;
-    uint64_t seed = 1;
-    for (int n = 0; n < PLANS; n++) {
-        plan_case p;
-        make_case(&seed, &p);
-        fl_image_plan *plan;
-        p.config.image_ops = tables[0];
-        opened += fl_image_plan_open(&p.config, &plan, NULL) == FL_OK;
-        fl_image_plan_close(plan);
-        for (int t = 0; t < count; t++) check_plan(&seed, &p, tables[t]);
+    uint64_t seed = 6;
+    random_case(&seed, p, 0, 20);
+    p->config.in = (fl_image_size){37, 41};
+    p->config.channels = 3;
+    p->config.type = FL_IMAGE_F32;
+    p->config.layout = FL_HWC;
+    p->config.image_ops = fl_cpu_image_ops_find();
+    p->config.count = 3;
+    p->ops[0] = random_op(&seed, FL_OP_RANDOM_RESIZED_CROP, 1);
+    p->ops[0].size = (fl_image_size){24, 25};
+    p->ops[0].interpolation = FL_BILINEAR;
+    p->ops[1] = (fl_image_op){.kind = FL_OP_HORIZONTAL_FLIP, .p = 0.5};
+    p->ops[2] = random_op(&seed, FL_OP_ERASE, 1);
+    make_tables(&seed, p);
+    make_fills(&seed, p);
+    return open_plan(p);
+}
+
+typedef struct worker {
+    const plan_case *p;
+    fl_image_plan *plan;
+    uint64_t seed;
+} worker;
+
+static void *work(void *arg)
+{
+    worker *w = arg;
+    for (int i = 0; i < 60; i++) check_sample(&w->seed, w->p, w->plan, random_below(&w->seed, 30));
+    return NULL;
+}
+
+static void test_many_threads_apply_one_plan(void)
+{
+    plan_case p;
+    fl_image_plan *plan = open_shared(&p);
+    pthread_t threads[THREADS];
+    worker workers[THREADS];
+    for (int t = 0; t < THREADS; t++) {
+        workers[t] = (worker){&p, plan, (uint64_t)t};
+        CHECK(pthread_create(&threads[t], NULL, work, &workers[t]) == 0);
     }
-    CHECK(opened > PLANS / 3); /* the others have an error that other tests look at */
+    for (int t = 0; t < THREADS; t++) CHECK(pthread_join(threads[t], NULL) == 0);
+    fl_image_plan_close(plan);
+}
+
+static int work_in_child(void *arg)
+{
+    work(arg);
+    fl_image_plan_close(((worker *)arg)->plan);
+    return 0;
+}
+
+static void test_a_forked_child_applies_and_closes(void)
+{
+    plan_case p;
+    fl_image_plan *plan = open_shared(&p);
+    worker w = {&p, plan, 1};
+    work(&w);
+    CHECK_INT(run_child(work_in_child, &w), 0);
+    work(&w);
+    fl_image_plan_close(plan);
+}
+
+static int open_draw_apply(void *arg)
+{
+    const plan_case *p = arg;
+    uint64_t seed = 7;
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    fl_image_plan *plan;
+    FL_TRY(fl_image_plan_open(&p->config, &plan, NULL));
+    char *memory, *out = malloc((size_t)fl_image_plan_out_bytes(plan));
+    fl_image_source source = make_source(&seed, AS_HWC, p->config.in, p->config.channels, &memory);
+    int status = FL_OK;
+    for (int64_t i = 0; status == FL_OK && i < 3; i++) {
+        fl_sample_key key = {p->config.seed, i, 0, 0};
+        CHECK_INT(fl_image_plan_draw(plan, &key, source.size, params, NULL), FL_OK);
+        status = fl_image_plan_apply(plan, params, &source, out, NULL);
+    }
+    free(memory);
+    free(out);
+    fl_image_plan_close(plan);
+    return status;
+}
+
+static void test_each_allocation_may_fail(void)
+{
+    uint64_t seed = 8;
+    int64_t most = 0;
+    for (int n = 0; n < 150; n++) {
+        plan_case p;
+        random_case(&seed, &p, 5, 30);
+        fl_image_plan *plan = open_plan(&p);
+        fl_image_plan_close(plan);
+        if (plan != NULL) most = fl_max(most, refuse_each(open_draw_apply, &p));
+    }
+    CHECK(most > 15);
+}
+
+/* Once crops of all sizes have been seen. */
+static void test_a_warm_plan_allocates_nothing(void)
+{
+    plan_case p;
+    fl_image_plan *plan = open_shared(&p);
+    uint64_t seed = 9;
+    for (int i = 0; i < 400; i++) check_sample(&seed, &p, plan, i);
+    char *memory, *out = malloc((size_t)fl_image_plan_out_bytes(plan));
+    fl_image_source source = make_source(&seed, AS_HWC, p.config.in, 3, &memory);
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    fl_fault_arm(0);
+    for (int64_t i = 0; i < 400; i++) {
+        fl_sample_key key = {p.config.seed, i, 7, 0};
+        CHECK_INT(fl_image_plan_draw(plan, &key, source.size, params, NULL), FL_OK);
+        CHECK_INT(fl_image_plan_apply(plan, params, &source, out, NULL), FL_OK);
+    }
+    CHECK_INT(fl_fault_asked(), 0);
+    free(out);
+    free(memory);
+    fl_image_plan_close(plan);
 }
 
 int main(void)
 {
     start_tests();
-    RUN(test_random_plans_equal_the_reference);
+    table_count = find_tables(tables);
+    RUN(test_plans_equal_the_reference);
+    RUN(test_plans_of_one_operation_equal_the_reference);
+    RUN(test_plans_of_larger_images_equal_the_reference);
+    RUN(test_a_crop_of_a_resized_image_is_that_of_the_whole);
+    RUN(test_a_crop_that_is_padding_alone_reads_nothing);
+    RUN(test_many_threads_apply_one_plan);
+    RUN(test_a_forked_child_applies_and_closes);
+    RUN(test_each_allocation_may_fail);
+    RUN(test_a_warm_plan_allocates_nothing);
     return 0;
 }
