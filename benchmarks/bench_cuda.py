@@ -13,6 +13,9 @@ c  array batches of 256 x 3x224x224 uint8 to the device, nothing computed: bytes
 d  host microseconds of next() with a full ring of device batches.
 e  training a small convolutional network on ImageNet-shaped images: time of a loop over one cached
    batch as a share of the loop over a loader, torch's at its best number of workers and ours.
+f  array batches of 256 x 3x224x224, flipped and normalised to float32, to the device, nothing else
+   computed: cut, so that bytes travel and the device casts, and uncut (an erasing that never
+   happens behind Normalize keeps the plan whole): images a second.
 
 Everything in turns, 20 rounds (5 of e); median (lowest - highest).
 """
@@ -33,6 +36,7 @@ from _work_step import MODELS
 from torch import Tensor, nn
 
 import fastloop
+from fastloop import transforms as T
 from fastloop.base.openmp import thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
@@ -310,6 +314,54 @@ def training(report: Report, rounds: int, data: fastloop.ArrayDataset) -> None:
     )
 
 
+# ---- f: images that travel as bytes
+
+
+def casts(report: Report, rounds: int, count: int) -> None:
+    batch = 256
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, *IMAGE), dtype=torch.uint8, generator=generator)
+    values = [T.ToDtype(torch.float32, scale=True), T.Normalize([0.5] * 3, [0.25] * 3)]
+
+    def loader_of(*behind: Any, **more: Any) -> fastloop.DataLoader[Any]:
+        aug = T.Compose([T.RandomHorizontalFlip(), *values, *behind])
+        data = fastloop.ArrayDataset(pixels, transform=aug)
+        common: dict[str, Any] = {"shuffle": True, "num_workers": 8, "drop_last": True, **more}
+        return fastloop.DataLoader(data, batch, prefetch_factor=4, **common)
+
+    def epoch(loader: fastloop.DataLoader[Any]) -> float:
+        torch.cuda.synchronize()
+        begin = perf_counter()
+        batches = sum(1 for _ in loader)
+        torch.cuda.synchronize()
+        return batches * batch / (perf_counter() - begin)
+
+    never = T.RandomErasing(p=1e-12)
+    loaders = {
+        "cut": loader_of(device=CUDA),
+        "uncut": loader_of(never, device=CUDA),
+        "on the CPU": loader_of(),
+    }
+    works = {name: lambda loader=loader: epoch(loader) for name, loader in loaders.items()}
+    pinned = torch.empty(4 * batch * 3 * 224 * 224, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty_like(pinned, device=CUDA)
+    copy_us = device_us(lambda: there.copy_(pinned, non_blocking=True))
+    taken = in_turns(works, rounds)
+    rates = {name: Times(tuple(values), "images/s") for name, values in taken.items()}
+    ratio = rates["cut"].median / rates["uncut"].median
+    report.row(
+        "f",
+        f"{count} images of {IMAGE}, flipped and normalised, to the device as float32",
+        [Goal("cut, of uncut's speed", ratio, 1.0, True)],
+        {
+            "fastloop": f"{rates['cut']}, uncut {rates['uncut']}",
+            "limit": f"the link, of floats {batch / copy_us * 1e6:,.0f} and of bytes four times "
+            f"as many; the same loader without a device {rates['on the CPU']}",
+        },
+        **{name: t.as_dict() for name, t in rates.items()},
+    )
+
+
 def commit() -> str:
     here = str(Path(__file__).parent)
     named = os.environ.get("FASTLOOP_COMMIT")
@@ -330,7 +382,7 @@ def ask(*command: str) -> str:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "abcde")
+    args = parse_arguments(__doc__, "abcdef")
     if not torch.cuda.is_available():
         raise SystemExit("bench_cuda.py needs a CUDA device, and torch finds none")
     rounds = 2 if args.is_quick else 20
@@ -356,6 +408,8 @@ def main() -> None:
                 latency(report, data, path)
         if data is not None and "e" in args.rows:
             training(report, max(2, rounds // 4), data)
+        if "f" in args.rows:
+            casts(report, rounds, 2048 if args.is_quick else 8192)
 
 
 if __name__ == "__main__":
