@@ -50,7 +50,8 @@ typedef struct fl_image_op {
     double p;                       /* flips, ERASE: probability */
     double scale[2], ratio[2];      /* RANDOM_RESIZED_CROP, ERASE */
     double log_ratio[2];            /* set by the plan */
-    /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds, where a RESIZE comes after it. */
+    /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds as bytes, where a RESIZE comes after it.
+     * Else only the speed depends on it: best is what out_fill is cast from. */
     uint8_t fill[FL_MAX_CHANNELS];
     /* PAD, RANDOM_CROP, CENTER_CROP, ERASE: what elements there are in the output, one of its type
      * for each channel. */

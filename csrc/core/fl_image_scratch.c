@@ -1,6 +1,8 @@
 /* fl_image_scratch: see fl_image_scratch.h. */
 #include "fl_image_scratch.h"
 
+#include <pthread.h>
+
 static void close_scratch(fl_image_scratch *scratch)
 {
     if (scratch == NULL) return;
@@ -10,13 +12,23 @@ static void close_scratch(fl_image_scratch *scratch)
     fl_free(scratch);
 }
 
+/* Threads begin at different slots, each at the same one every time: it finds what it gave, in its
+ * own cache. */
+static uint32_t first_slot(void)
+{
+    uint64_t thread = (uint64_t)(uintptr_t)pthread_self();
+    return (uint32_t)(thread * UINT64_C(0x9E3779B97F4A7C15) >> (64 - FL_SCRATCH_BITS));
+}
+
 int fl_scratch_take(fl_scratch_slots *slots, fl_image_scratch **out, fl_err *err)
 {
-    for (int i = 0; i < FL_SCRATCH_SLOTS; i++) {
+    uint32_t first = first_slot();
+    for (uint32_t i = 0; i < FL_SCRATCH_SLOTS; i++) {
+        _Atomic(fl_image_scratch *) *slot = &slots->slot[(first + i) % FL_SCRATCH_SLOTS].scratch;
         /* The load keeps threads that find a slot empty from writing to its cache line. */
-        if (atomic_load_explicit(&slots->slot[i], memory_order_relaxed) == NULL) continue;
+        if (atomic_load_explicit(slot, memory_order_relaxed) == NULL) continue;
         /* Acquires what the thread that gave it wrote. */
-        *out = atomic_exchange_explicit(&slots->slot[i], NULL, memory_order_acquire);
+        *out = atomic_exchange_explicit(slot, NULL, memory_order_acquire);
         if (*out != NULL) return FL_OK;
     }
     *out = fl_alloc((int64_t)sizeof **out);
@@ -25,11 +37,13 @@ int fl_scratch_take(fl_scratch_slots *slots, fl_image_scratch **out, fl_err *err
 
 void fl_scratch_give(fl_scratch_slots *slots, fl_image_scratch *scratch)
 {
-    for (int i = 0; i < FL_SCRATCH_SLOTS; i++) {
+    uint32_t first = first_slot();
+    for (uint32_t i = 0; i < FL_SCRATCH_SLOTS; i++) {
+        _Atomic(fl_image_scratch *) *slot = &slots->slot[(first + i) % FL_SCRATCH_SLOTS].scratch;
         fl_image_scratch *empty = NULL;
-        if (atomic_load_explicit(&slots->slot[i], memory_order_relaxed) == NULL &&
-            atomic_compare_exchange_strong_explicit(&slots->slot[i], &empty, scratch,
-                                                    memory_order_release, memory_order_relaxed))
+        if (atomic_load_explicit(slot, memory_order_relaxed) == NULL &&
+            atomic_compare_exchange_strong_explicit(slot, &empty, scratch, memory_order_release,
+                                                    memory_order_relaxed))
             return;
     }
     close_scratch(scratch);
@@ -38,7 +52,7 @@ void fl_scratch_give(fl_scratch_slots *slots, fl_image_scratch *scratch)
 void fl_scratch_close(fl_scratch_slots *slots)
 {
     for (int i = 0; slots != NULL && i < FL_SCRATCH_SLOTS; i++)
-        close_scratch(atomic_load_explicit(&slots->slot[i], memory_order_acquire));
+        close_scratch(atomic_load_explicit(&slots->slot[i].scratch, memory_order_acquire));
     fl_free(slots);
 }
 

@@ -30,10 +30,13 @@ typedef struct fl_image_scratch {
     fl_resample own[2]; /* owned: the tables of a resize that the plan does not keep, x and y */
 } fl_image_scratch;
 
-enum { FL_SCRATCH_SLOTS = 64 };
+enum { FL_SCRATCH_BITS = 6, FL_SCRATCH_SLOTS = 1 << FL_SCRATCH_BITS };
 
+/* Each slot is a cache line of its own, because threads write to theirs for every sample. */
 typedef struct fl_scratch_slots {
-    _Atomic(fl_image_scratch *) slot[FL_SCRATCH_SLOTS]; /* owned; NULL: empty */
+    struct {
+        _Alignas(64) _Atomic(fl_image_scratch *) scratch; /* owned; NULL: empty */
+    } slot[FL_SCRATCH_SLOTS];
 } fl_scratch_slots;
 
 /* Scratch that is nobody else's until it is given; a new one if all are taken. FL_ENOMEM. */

@@ -16,6 +16,20 @@
 
 #include "fl_pool.h"
 
+enum { FL_CAST_CHANNELS = 4, FL_CAST_CYCLE = 1 << 30 };
+
+/* Elements of a batch that travel as bytes and become others at their destination: byte i at `from`
+ * becomes element i at `to`, tables[(i / plane) % channels][its value]. Both are bytes of the
+ * buffer, counted from its beginning, and multiples of 16. */
+typedef struct fl_transfer_cast {
+    int64_t from, to;
+    int64_t count;      /* elements */
+    int64_t plane;      /* so many in a row are of one channel: 1 where channels alternate */
+    int32_t channels;   /* 1 to FL_CAST_CHANNELS; channels * plane is at most FL_CAST_CYCLE */
+    int32_t bytes;      /* of an element that is made: 2 or 4 */
+    const void *tables; /* borrowed: [channels][256] elements */
+} fl_transfer_cast;
+
 typedef struct fl_transfer_ops {
     /* For fl_pool_pin. Memory is pinned for copies to any device. */
     int (*pin)(int32_t device, char *data, int64_t bytes, fl_err *err);
@@ -46,6 +60,11 @@ typedef struct fl_transfer_ops {
     /* A transfer for a batch of `parts` parts, the caller's until it is finished, abandoned or
      * cancelled. FL_ENOMEM. Collects first. */
     int (*get)(void *copy_stream, int32_t parts, void **out, fl_err *err);
+
+    /* Of a transfer whose buffer is not set: what is cast once the batch is copied, before any
+     * stream that waits for the copy goes on. `casts` and their tables are borrowed until the
+     * transfer is finished, abandoned or cancelled. The buffer is as large as they say. */
+    void (*set_casts)(void *transfer, const fl_transfer_cast *casts, int32_t count);
 
     /* Sets where the batch goes. `buffer` is borrowed until `stream` waits for the copy, or until
      * the transfer is cancelled; the copy begins after what is queued on `stream` now. *is_filled:

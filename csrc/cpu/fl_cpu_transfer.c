@@ -7,13 +7,16 @@
 #include "fl_thread.h"
 
 #include <assert.h>
+#include <string.h>
 
 typedef struct cpu_copy_stream cpu_copy_stream;
 
 typedef struct cpu_transfer {
-    cpu_copy_stream *copies;   /* borrowed */
-    struct cpu_transfer *next; /* consumer only: in the free list */
-    char *buffer;              /* borrowed; NULL: not set yet. Written before its part is counted */
+    cpu_copy_stream *copies;       /* borrowed */
+    struct cpu_transfer *next;     /* consumer only: in the free list */
+    const fl_transfer_cast *casts; /* borrowed: cast_count of them; as buffer */
+    int32_t cast_count;
+    char *buffer; /* borrowed; NULL: not set yet. Written before its part is counted */
     _Atomic int32_t
         parts;       /* to be filled, and one for the buffer: whoever is last starts the copy */
     bool is_started; /* whoever starts the copy, then the consumer */
@@ -153,6 +156,7 @@ static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *er
     }
     atomic_store_explicit(&transfer->parts, parts + 1, memory_order_relaxed);
     transfer->buffer = NULL;
+    transfer->cast_count = 0;
     transfer->is_started = false;
     resume(self);
     *out = transfer;
@@ -163,6 +167,13 @@ static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *er
 static inline bool is_last(cpu_transfer *transfer)
 {
     return atomic_fetch_sub_explicit(&transfer->parts, 1, memory_order_acq_rel) == 1;
+}
+
+static void set_casts(void *self, const fl_transfer_cast *casts, int32_t count)
+{
+    cpu_transfer *transfer = self;
+    transfer->casts = casts;
+    transfer->cast_count = count;
 }
 
 static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, fl_err *err)
@@ -195,11 +206,24 @@ static void end_copy(cpu_copy_stream *self)
     pthread_mutex_unlock(&self->mutex);
 }
 
+static void cast_elements(char *buffer, const fl_transfer_cast *cast)
+{
+    const uint8_t *from = (const uint8_t *)buffer + cast->from;
+    const char *tables = cast->tables;
+    char *to = buffer + cast->to;
+    for (int64_t i = 0; i < cast->count; i++) {
+        int64_t entry = i / cast->plane % cast->channels * 256 + from[i];
+        memcpy(to + i * cast->bytes, tables + entry * cast->bytes, (size_t)cast->bytes);
+    }
+}
+
 static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     cpu_transfer *transfer = self;
     if (!begin_copy(transfer->copies)) return fl_fail(err, FL_ECLOSED, "the upload was halted");
     fl_cpu_row_ops.copy_rows(transfer->buffer, fl_slot_data(slot), bytes, bytes, 0, 1, true);
+    for (int32_t i = 0; i < transfer->cast_count; i++)
+        cast_elements(transfer->buffer, &transfer->casts[i]);
     transfer->is_started = true;
     end_copy(transfer->copies);
     return FL_OK;
@@ -252,6 +276,7 @@ const fl_transfer_ops fl_cpu_transfer_ops = {
     .close = close_copy_stream,
     .collect = collect,
     .get = get_transfer,
+    .set_casts = set_casts,
     .set_buffer = set_buffer,
     .is_started = is_started,
     .part_filled = part_filled,

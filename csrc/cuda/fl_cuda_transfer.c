@@ -5,6 +5,7 @@
  * of starting a copy. */
 #include "fl_cuda_transfer.h"
 
+#include "fl_cuda_cast.h"
 #include "fl_cuda_runtime.h"
 #include "fl_thread.h"
 
@@ -19,8 +20,10 @@ typedef struct cuda_transfer {
     fl_slot *slot;              /* owned, once finished */
     cudaEvent_t event; /* owned; NULL before the first set_buffer. Recorded on the consumer's stream
                           when the buffer may be written, on the copy stream when it is. */
-    void *buffer;      /* borrowed; NULL: not set yet. Written before its part is counted */
-    int64_t bytes;     /* consumer only: of the batch, once finished */
+    const fl_transfer_cast *casts; /* borrowed: cast_count of them; as buffer */
+    int32_t cast_count;
+    void *buffer;  /* borrowed; NULL: not set yet. Written before its part is counted */
+    int64_t bytes; /* consumer only: of the batch, once finished */
     _Atomic int32_t
         parts;       /* to be filled, and one for the buffer: whoever is last starts the copy */
     bool is_started; /* whoever starts the copy, then the consumer */
@@ -29,6 +32,7 @@ typedef struct cuda_transfer {
 struct cuda_copy_stream {
     int32_t device;      /* set at open, then read-only */
     uint32_t generation; /* likewise */
+    int32_t processors;  /* likewise: of the device */
     cudaStream_t stream; /* owned; likewise */
     pthread_mutex_t mutex;
     bool is_halted;                 /* mutex, for whoever starts a copy; the consumer writes it */
@@ -111,8 +115,12 @@ static int create_stream(cuda_copy_stream *self, fl_err *err)
 {
     device_scope scope;
     FL_TRY(enter(self->device, &scope, err));
-    int status =
-        FL_CUDA_STATUS(cudaStreamCreateWithFlags(&self->stream, cudaStreamNonBlocking), err);
+    int status = FL_CUDA_STATUS(
+        cudaDeviceGetAttribute(&self->processors, cudaDevAttrMultiProcessorCount, self->device),
+        err);
+    if (status == FL_OK)
+        status =
+            FL_CUDA_STATUS(cudaStreamCreateWithFlags(&self->stream, cudaStreamNonBlocking), err);
     leave(&scope);
     return status;
 }
@@ -247,6 +255,7 @@ static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *er
     }
     atomic_store_explicit(&transfer->parts, parts + 1, memory_order_relaxed);
     transfer->buffer = NULL;
+    transfer->cast_count = 0;
     transfer->is_started = false;
     if (self->is_halted) set_halted(self, false);
     *out = transfer;
@@ -265,6 +274,13 @@ static int record_begin(cuda_transfer *transfer, cudaStream_t stream, fl_err *er
 static inline bool is_last(cuda_transfer *transfer)
 {
     return atomic_fetch_sub_explicit(&transfer->parts, 1, memory_order_acq_rel) == 1;
+}
+
+static void set_casts(void *self, const fl_transfer_cast *casts, int32_t count)
+{
+    cuda_transfer *transfer = self;
+    transfer->casts = casts;
+    transfer->cast_count = count;
 }
 
 static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, fl_err *err)
@@ -293,6 +309,10 @@ queue_copy_locked(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, f
     if (bytes > 0)
         FL_CUDA_TRY(cudaMemcpyAsync(transfer->buffer, fl_slot_data(slot), (size_t)bytes,
                                     cudaMemcpyHostToDevice, stream),
+                    err);
+    for (int32_t i = 0; i < transfer->cast_count; i++)
+        FL_CUDA_TRY(fl_cuda_cast(stream, transfer->copies->processors, transfer->buffer,
+                                 &transfer->casts[i]),
                     err);
     FL_CUDA_TRY(cudaEventRecord(transfer->event, stream), err);
     return FL_OK;
@@ -392,6 +412,7 @@ const fl_transfer_ops fl_cuda_transfer_ops = {
     .close = close_copy_stream,
     .collect = collect,
     .get = get_transfer,
+    .set_casts = set_casts,
     .set_buffer = set_buffer,
     .is_started = is_started,
     .part_filled = part_filled,

@@ -89,8 +89,10 @@ class ArrayIter(ResumableIter):
         # The budget is one of pinned memory; without workers no batch is made ahead of its use.
         is_ahead = destination is not None and self._num_workers > 0
         self._is_closed = False
+        # Images go to a device that C copies to as bytes, and are cast there.
+        is_cut = destination is not None and destination.index >= 0
         self._array_loader = _core.ArrayLoader(
-            table=source.table,
+            table=source.table.cut() if is_cut else source.table,
             pool=self._shared.memory_for_arrays(
                 len(source.columns), destination.index if destination else -1
             ),

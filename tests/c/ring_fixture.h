@@ -114,7 +114,7 @@ static inline fl_batch *prepare_batch(ring_fixture *r, int64_t tag, int32_t part
     fl_batch *batch = fl_ring_prepare(r->ring);
     CHECK(batch->data == NULL && batch->transfer == NULL && batch->slot == NULL);
     batch->source = r;
-    batch->bytes = 8 * rows_of(tag);
+    batch->bytes = batch->work_bytes = 8 * rows_of(tag);
     batch->parts = parts;
     batch->tag = tag;
     return add_rows(&batch->rows, tag, err) == FL_OK ? batch : NULL;

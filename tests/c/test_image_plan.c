@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-enum { PLANS = 1500, GUARD = 64, GUARD_BYTE = 0x5C, SAMPLES = 3, THREADS = 6 };
+enum { PLANS = 900, GUARD = 64, GUARD_BYTE = 0x5C, SAMPLES = 3, THREADS = 6 };
 
 static const fl_image_ops *tables[MAX_TABLES];
 static int table_count;

@@ -2,7 +2,13 @@
  * of it. What uploads need, and who may be held up by a thread that is blocked. */
 #include "transfer_fixture.h"
 
-enum { COPY_OPS = 3 }; /* wait, copy, record */
+/* On the stream for copies: wait, copy, casts, record, for each batch up to that one. */
+static int64_t count_launches(int64_t tags)
+{
+    int64_t count = 0;
+    for (int64_t tag = 0; tag < tags; tag++) count += 3 + count_casts(tag);
+    return count;
+}
 
 static void do_nothing(void *arg) { (void)arg; }
 
@@ -23,26 +29,34 @@ static void test_the_fake_says_that_the_host_blocks(void)
     CHECK_INT(run_child(launch_too_many, &more), 0);
 }
 
-/* Under the copy stream's mutex a batch is three launches on the stream for copies, whatever the
- * device does; on the consumer's it is one when the buffer is set, and one in finish. */
+static void run_round(loop *l, int64_t depth)
+{
+    fl_batch batches[MOST_SUBMITTED];
+    for (int64_t tag = 0; tag < depth; tag++) submit_upload(l, tag, 2);
+    for (int64_t tag = 0; tag < depth; tag++) {
+        CHECK_INT(fl_ring_receive(l->r.ring, LONG_MS, &batches[tag], NULL), FL_OK);
+        upload_slot *t = slot_of(l, batches[tag].tag);
+        CHECK_INT(ops->finish(t->transfer, batches[tag].slot, batches[tag].bytes, NULL, NULL),
+                  FL_OK);
+        drop_buffer(t->buffer);
+        *t = (upload_slot){0};
+    }
+}
+
+/* Under the copy stream's mutex a batch is three launches and one for each cast on the stream for
+ * copies, whatever the device does; on the consumer's it is one when the buffer is set, and one in
+ * finish. */
 static void test_a_batch_needs_so_much_room(void)
 {
     fl_ring_config shape;
     fake_set_order(FAKE_LAZY, 0);
     for (int i = 0; next_shape(i, &shape); i++) {
         loop l;
-        fl_batch batches[MOST_SUBMITTED];
         open_loop(&l, shape, 0);
-        fake_bound_queues(COPY_OPS * shape.depth, false);
-        for (int64_t tag = 0; tag < shape.depth; tag++) submit_upload(&l, tag, 2);
-        for (int64_t tag = 0; tag < shape.depth; tag++) {
-            CHECK_INT(fl_ring_receive(l.r.ring, LONG_MS, &batches[tag], NULL), FL_OK);
-            upload_slot *t = slot_of(&l, batches[tag].tag);
-            CHECK_INT(ops->finish(t->transfer, batches[tag].slot, batches[tag].bytes, NULL, NULL),
-                      FL_OK);
-            drop_buffer(t->buffer);
-            *t = (upload_slot){0};
-        }
+        fake_bound_queues(count_launches(shape.depth), false);
+        run_round(&l, shape.depth);
+        ops->await(l.copy_stream);
+        run_round(&l, shape.depth); /* transfers that are used again cast what the new batch has */
         fake_bound_queues(FAKE_MOST_QUEUED, false);
         close_loop(&l);
         fake_synchronize(NULL);
@@ -67,7 +81,7 @@ static void test_a_thread_that_is_blocked_holds_up_no_post_and_no_take(void)
     open_loop(
         &l, (fl_ring_config){.depth = 5, .threads = 1, .is_in_order = true, .runs_ahead = true}, 0);
     l.stream = stream;
-    fake_bound_queues(2 * COPY_OPS + 1, true);
+    fake_bound_queues(count_launches(2) + 1, true);
     for (int64_t tag = 0; tag < 3; tag++) submit_upload(&l, tag, 1);
     await_blocked(1);
     submit_upload(&l, 3, 1);

@@ -8,9 +8,10 @@
 #include "destination_fixture.h"
 #include "fl_copier.h"
 
-enum { MOST_SUBMITTED = 8, BUFFER_BYTES = 4096 };
+enum { MOST_SUBMITTED = 8, BUFFER_BYTES = 4096, MOST_CASTS = 2 };
 
 typedef struct upload_slot {
+    fl_transfer_cast casts[MOST_CASTS];
     void *transfer;        /* NULL: free */
     device_buffer *buffer; /* NULL: memory was short */
     bool is_filled;        /* before its buffer was set */
@@ -110,12 +111,53 @@ static inline int set_buffer(loop *l, upload_slot *t)
     return status;
 }
 
+/* ---- what is cast of a batch behind its copy: its bytes, to elements of 2 and of 4 bytes */
+
+static inline int32_t count_casts(int64_t tag) { return (int32_t)(tag % (MOST_CASTS + 1)); }
+
+/* Of three channels, for either size. */
+static uint32_t cast_tables[3 * 256];
+
+__attribute__((constructor)) static void fill_cast_tables(void)
+{
+    for (uint32_t i = 0; i < 3 * 256; i++) cast_tables[i] = (i + 1) * 2654435761u;
+}
+
+static inline fl_transfer_cast cast_at(int64_t tag, int32_t i)
+{
+    return (fl_transfer_cast){.to = BUFFER_BYTES / 4 * (i + 1),
+                              .count = 8 * rows_of(tag),
+                              .plane = i == 0 ? 1 : 5,
+                              .channels = 3,
+                              .bytes = 2 + 2 * i,
+                              .tables = cast_tables};
+}
+
+static inline void set_casts(upload_slot *t, int64_t tag)
+{
+    for (int32_t i = 0; i < count_casts(tag); i++) t->casts[i] = cast_at(tag, i);
+    if (count_casts(tag) > 0) ops->set_casts(t->transfer, t->casts, count_casts(tag));
+}
+
+static inline void check_casts(const char *view, int64_t tag)
+{
+    for (int32_t i = 0; i < count_casts(tag); i++) {
+        fl_transfer_cast cast = cast_at(tag, i);
+        for (int64_t at = 0; at < cast.count; at++) {
+            int64_t entry = at / cast.plane % cast.channels * 256 + (uint8_t)view[at];
+            CHECK(memcmp(view + cast.to + at * cast.bytes,
+                         (const char *)cast_tables + entry * cast.bytes, (size_t)cast.bytes) == 0);
+        }
+    }
+}
+
 static inline void submit_upload(loop *l, int64_t tag, int32_t parts)
 {
     upload_slot *t = slot_of(l, tag);
     CHECK(t->transfer == NULL && BUFFER_BYTES >= 8 * rows_of(tag));
     fl_err err = {0};
     int status = ops->get(l->copy_stream, parts, &t->transfer, &err);
+    if (status == FL_OK) set_casts(t, tag);
     bool is_next = fl_ring_pending(l->r.ring) == 0;
     if (status == FL_OK && (is_next || !l->has_window)) (void)set_buffer(l, t);
     if (status == FL_OK) {
@@ -133,6 +175,7 @@ static inline void check_device_words(const char *view, int64_t tag)
 {
     const int64_t *words = (const int64_t *)(const void *)view;
     for (int64_t i = 0; i < rows_of(tag); i++) CHECK_INT(words[i], word_of(tag, row_of(tag, i)));
+    check_casts(view, tag);
 }
 
 static inline void look_at_batch(void *arg)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import assert_same
-from image_draws import Op
+from image_draws import Key, Op, draw
 from image_reference import replay
 
 from fastloop import ArrayDataset
@@ -80,6 +80,7 @@ def test_samples_are_what_the_parameters_make_of_the_rows() -> None:
             ("Normalize", {"mean": MEAN, "std": STD}),
             ("ToDtype", {"dtype": torch.float32}),
         ],
+        [("Pad", {"padding": 3, "fill": (250, 1, 120)}), ("Resize", {"size": (5, 6)})],
         [("Resize", {"size": 5}), ("Resize", {"size": (7, 3), "interpolation": "nearest"})],
     ],
     ids=lambda ops: " ".join(name for name, _ in ops),
@@ -260,6 +261,22 @@ def test_parameters_are_one_dict_for_each_operation() -> None:
     assert keys[2:] == [
         *(box | {"padding"}, set(), box, {"flip"}, {"flip"}, set(), set(), box | {"erase"})
     ]
+
+
+def test_parameters_are_drawn_for_each_operation_by_itself() -> None:
+    ops: list[Op] = [
+        ("RandomCrop", {"size": (9, 7), "padding": (1, 2, 3, 4), "pad_if_needed": True}),
+        ("RandomHorizontalFlip", {}),
+        ("RandomCrop", {"size": (11, 5), "pad_if_needed": True}),
+        ("RandomHorizontalFlip", {"p": 0.4}),
+        ("RandomErasing", {"p": 1.0}),
+    ]
+    dataset = dataset_of(transform=chain(ops), seed=2**63 + 5)
+    for i in range(ROWS):
+        drawn = draw(ops, Key(2**63 + 5, 8, i, 3), (9, 10))
+        for each in drawn:
+            each.pop("out")
+        assert dataset.params(i, epoch=8, view=3) == drawn
 
 
 def test_parameters_of_one_field_among_several() -> None:

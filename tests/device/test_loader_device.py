@@ -29,7 +29,8 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils import pin_memory
 
 import fastloop.loader.dataloader
-from fastloop import DataLoader, Stepper
+from fastloop import ArrayDataset, DataLoader, Stepper
+from fastloop import transforms as T
 
 PATHS = [("array", 0), ("array", 2), ("sync", 0), ("process", 2), ("torch", 0), ("torch", 2)]
 every_path = pytest.mark.parametrize(("path", "workers"), PATHS)
@@ -276,6 +277,23 @@ def test_transform_and_static_buffers_reach_the_stage(late: LazyDevice) -> None:
         assert x.shape == (7, 3)
         addresses.add(x.data_ptr())
     assert len(addresses) == 1
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_that_are_channels_last_stay_so(
+    late: LazyDevice, workers: int, is_static: bool
+) -> None:
+    images = torch.randint(0, 256, (20, 3, 12, 10), dtype=torch.uint8)
+    ops: list[Any] = [T.RandomCrop(8), T.ToDtype(torch.float32, scale=True)]
+    dataset = ArrayDataset(images, transform=T.Compose(ops), out_layout="channels_last")
+    arguments: Any = {"batch_size": 5, "num_workers": workers, "path": "array"}
+    expected = [*DataLoader(dataset, **arguments)]
+    loader = DataLoader(dataset, device="cuda", static_buffers=is_static, **arguments)
+    for (x,), (wanted,) in zip(loader, expected, strict=True):
+        late.run()
+        assert x.stride() == wanted.stride() == (192, 1, 24, 3)
+        assert_same(x.clone(), wanted)
 
 
 def test_on_the_cpu_a_transform_runs_too() -> None:

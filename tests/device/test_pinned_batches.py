@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils import pin_memory
 
 from fastloop import ArrayDataset, DataLoader, _core
+from fastloop import transforms as T
 from fastloop.device import destinations
 from fastloop.workers import batch_pickle, delivery
 
@@ -101,6 +102,26 @@ def test_batches_are_torchs(host: HostAllocator, path: str, workers: int) -> Non
     loader = loader_of(DataLoader, path, workers)
     assert not hasattr(iter(loader), "_pin_memory_thread")
     assert loader.stats().path == path
+
+
+def image_dataset(out_layout: str = "CHW") -> ArrayDataset:
+    images = torch.randint(0, 256, (20, 3, 24, 20), dtype=torch.uint8)
+    ops: list[Any] = [T.RandomCrop(16), T.ToDtype(torch.float16, scale=True)]
+    return ArrayDataset(images, torch.arange(20), transform=T.Compose(ops), out_layout=out_layout)
+
+
+@every_path
+@pytest.mark.parametrize("out_layout", ["CHW", "HWC", "channels_last"])
+def test_images_are_made_in_pinned_memory(
+    host: HostAllocator, path: str, workers: int, out_layout: str
+) -> None:
+    dataset = image_dataset(out_layout)
+    arguments: Any = {"batch_size": 6, "num_workers": workers, "path": path}
+    pinned = [*DataLoader(dataset, pin_memory=True, **arguments)]
+    assert_same(pinned, [*DataLoader(dataset, **arguments)])
+    assert all(host.holds(tensor) for batch in pinned for tensor in batch)
+    if path == "array" and out_layout == "channels_last":
+        assert all(x.is_contiguous(memory_format=torch.channels_last) for x, _ in pinned)
 
 
 @ahead

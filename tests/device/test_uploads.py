@@ -72,11 +72,30 @@ TRIALS = {
 }
 
 
+IMAGES = [
+    "batches_and_singles_lists_and_dicts",
+    "the_current_stream_may_change",
+    "a_loop_is_left_early",
+    "memory_comes_back",
+    "an_interrupt_loses_no_batch",
+    "slots_cannot_be_pinned",
+    "a_child_is_inert",
+    "a_cycle_is_collected",
+]
+
+
 @pytest.mark.parametrize(
     ("script", "trial"), [(script, trial) for script, names in TRIALS.items() for trial in names]
 )
 def test_upload(core: Path, script: str, trial: str) -> None:
     command = [sys.executable, str(TESTS / f"support/{script}.py"), str(core), trial]
+    subprocess.run(command, check=True, timeout=TRIAL_S, cwd=core.parent)
+
+
+@pytest.mark.parametrize("trial", IMAGES)
+def test_upload_of_images(core: Path, trial: str) -> None:
+    """As bytes, which are cast on the device."""
+    command = [sys.executable, str(TESTS / "support/upload_trials.py"), str(core), trial, "images"]
     subprocess.run(command, check=True, timeout=TRIAL_S, cwd=core.parent)
 
 

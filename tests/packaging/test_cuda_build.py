@@ -1,6 +1,6 @@
 """What nvcc has made of the kernels, read from the built module without a GPU. There is code for
 every architecture; it keeps within the registers that its blocks count on and spills nothing; loads
-are of 128 bits, several under way at a time."""
+and stores are wide, several loads under way at a time."""
 
 import os
 import re
@@ -26,6 +26,9 @@ IN_FLIGHT = {
     "k_scale": {"128": 4},  # begins each tensor at a multiple of 16 bytes
     "k_combine": {"128": 4, "64": 4, "32": 8, "U16": 8},
 }
+# To halves; to floats, of three channels and of four: how wide bytes are loaded, and how often
+# before one of them is used.
+CASTS = {"k_castItLi4": ("64", 2), "k_castIjLi3": ("32", 4), "k_castIjLi4": ("32", 4)}
 NUMBERS = ("k_clip_factor", "k_invert", "k_update_scale", "k_write_rows")
 
 pytestmark = [
@@ -73,13 +76,14 @@ def kernels(arch: int) -> list[Kernel]:
 def test_kernels_keep_within_their_budget(arch: int) -> None:
     built = kernels(arch)
     names = sorted(kernel.name for kernel in built)
-    assert names == sorted([*PASSES, *PASSES, *NUMBERS])  # of a pass two: by the table they carry
+    # Of a pass two: by the table they carry.
+    assert names == sorted([*PASSES, *PASSES, *["k_cast"] * len(CASTS), *NUMBERS])
     assert [k for k in built if k.memory > 0 or k.registers > MAX_REGISTERS] == []
 
 
 def test_loads_and_stores_are_of_128_bits() -> None:
-    ptx = cuobjdump("-ptx").split(f".target sm_{ARCHS[0]}\n")[1].split(".target ")[0]
-    entries = ptx.split(".entry ")[1:]
+    files = cuobjdump("-ptx").split(f".target sm_{ARCHS[0]}\n")[1:]
+    entries = [entry for ptx in files for entry in ptx.split(".target ")[0].split(".entry ")[1:]]
     passes = {entry.split("(")[0]: entry for entry in entries if short_name(entry) in PASSES}
     assert len(passes) == 2 * len(PASSES)
     for name, entry in passes.items():
@@ -91,10 +95,13 @@ def test_loads_and_stores_are_of_128_bits() -> None:
 
 
 def test_the_module_has_ptx_of_the_oldest_and_of_the_newest() -> None:
-    """So that a device of an architecture that is not listed (11.0, say) finds code."""
+    """So that devices of architectures that are not listed (11.0, say) find code; of each file."""
+    files = len(list(Path(__file__).parents[2].glob("csrc/cuda/*.cu")))
     listed = cuobjdump("--list-ptx", "--list-elf")
     assert {int(arch) for arch in re.findall(r"\.sm_(\d+)\.ptx", listed)} == {ARCHS[0], ARCHS[-1]}
-    assert sorted(int(arch) for arch in re.findall(r"\.sm_(\d+)\.cubin", listed)) == ARCHS
+    assert sorted(int(arch) for arch in re.findall(r"\.sm_(\d+)\.cubin", listed)) == sorted(
+        ARCHS * files
+    )
 
 
 # ---- machine code
@@ -139,3 +146,15 @@ def test_loads_are_in_flight_together(arch: int) -> None:
     for mangled, most in found.items():
         wanted = IN_FLIGHT[short_name(mangled)]
         assert all(most[width] >= count for width, count in wanted.items()), (mangled, most)
+
+
+@pytest.mark.parametrize("arch", sorted({75, 90, 120}.intersection(ARCHS)))
+def test_casts_load_ahead_and_store_whole_packs(arch: int) -> None:
+    found = 0
+    for code in cuobjdump("-arch", f"sm_{arch}", "-sass").split("Function : ")[1:]:
+        for name, (width, ahead) in CASTS.items():
+            if name in code.split()[0]:
+                found += 1
+                assert loads_in_flight(code).get(width, 0) == ahead, name
+                assert len(re.findall(r"\bSTG\.E\.128\b", code)) == ahead + 1, name
+    assert found == len(CASTS)

@@ -96,6 +96,23 @@ SOURCES = (
     torch.arange(40 * 5000, dtype=torch.int32).reshape(40, 10, 500).to(torch.uint8),
 )
 FIELDS = [torch.as_tensor(source) for source in SOURCES]
+PLANS = None
+
+
+def become_images() -> None:
+    """From now on the last field is images that travel as bytes, and are floats on the device."""
+    global SOURCES, PLANS
+    tables = torch.randn(2, 256, generator=torch.Generator().manual_seed(0))
+    shape = {"height": 50, "width": 50, "channels": 2, "layout": "CHW"}
+    made = {"out_dtype": "float32", "out_layout": "CHW", "tables": tables.numpy().tobytes()}
+    SOURCES = (*SOURCES[:2], SOURCES[2].reshape(40, 2, 50, 50))
+    PLANS = (None, None, core.ImagePlan((), **shape, **made, linear=None, seed=0))
+    values = SOURCES[2].long()
+    FIELDS[2] = torch.stack([tables[c][values[:, c]] for c in range(2)], 1)
+
+
+if "images" in sys.argv:
+    become_images()
 NAMES = ("a", "b", "c")
 NUMBERS = {2 * 256 + 32: torch.float32, 64: torch.int64, 1 * 256 + 8: torch.uint8}
 

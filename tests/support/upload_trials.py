@@ -18,6 +18,7 @@ from upload_device import (
     FAULTS,
     LAZY,
     NAMES,
+    PLANS,
     RANDOM,
     SOURCES,
     Device,
@@ -32,7 +33,7 @@ from upload_device import (
 
 def make_feed(device: Device, workers: int = 2, keys: Any = None, **more: Any) -> Any:
     return core.ArrayLoader(
-        table=core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3),
+        table=core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3, PLANS).cut(),
         pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
         fetch=lambda item: item,
         keys=keys,

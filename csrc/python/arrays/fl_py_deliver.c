@@ -116,7 +116,7 @@ static int refill(fl_py_array_ring *self, PyObject *result)
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     if (fl_py_submit_next(self) >= 0 &&
-        fl_py_array_destination_run_ahead(&self->destination, self->ring, self->most_bytes) == 0) {
+        fl_py_array_destination_run_ahead(&self->destination, self->ring) == 0) {
         PyErr_Restore(type, value, traceback);
         return 0;
     }

@@ -38,7 +38,7 @@ static int submit_exception(fl_py_array_ring *self)
 static int submit_to_destination(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
 {
     fl_py_array_destination *destination = &self->destination;
-    FL_TRY(fl_py_array_destination_prepare(destination, self->ring, batch, err));
+    FL_TRY(fl_py_array_destination_prepare(destination, self->table, self->ring, batch, err));
     int status = fl_ring_submit(self->ring, err);
     if (status == FL_OK) return FL_OK;
     fl_py_array_destination_cancel(destination, batch);

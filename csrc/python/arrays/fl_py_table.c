@@ -13,6 +13,12 @@ static const fl_py_image_plan *plan_of(const fl_py_table *self, int32_t f)
     return plan != Py_None ? (fl_py_image_plan *)plan : NULL;
 }
 
+bool fl_py_table_is_cast(const fl_py_table *self, int32_t f)
+{
+    const fl_py_image_plan *plan = plan_of(self, f);
+    return self->is_cut && plan != NULL && plan->cut != NULL;
+}
+
 static int look_at_sources(fl_py_table *self, fl_column *columns)
 {
     for (int32_t f = 0; f < self->count; f++) {
@@ -21,7 +27,7 @@ static int look_at_sources(fl_py_table *self, fl_column *columns)
         if (fl_py_view(&self->dlpack, source, &columns[f].view) != 0) return -1;
         const fl_py_image_plan *plan = plan_of(self, f);
         if (plan == NULL) continue;
-        columns[f].plan = plan->plan;
+        columns[f].plan = fl_py_table_is_cast(self, f) ? plan->cut : plan->plan;
         columns[f].layout = plan->layout;
     }
     return 0;
@@ -100,6 +106,36 @@ void fl_py_table_layout(const fl_py_table *self, int32_t f, int64_t rows, bool i
     memcpy(out->stride, stride + skip, (size_t)out->ndim * sizeof *stride);
 }
 
+static fl_transfer_cast cast_of(const fl_py_image_plan *plan, int64_t rows)
+{
+    int64_t elements = fl_image_plan_out_bytes(plan->cut);
+    int32_t channels = fl_image_plan_channels(plan->cut);
+    return (fl_transfer_cast){.count = rows * elements,
+                              .plane = plan->memory == FL_HWC ? 1 : elements / channels,
+                              .channels = channels,
+                              .bytes = plan->dtype.bits / 8,
+                              .tables = PyBytes_AS_STRING(plan->tables)};
+}
+
+int64_t
+fl_py_table_casts(const fl_py_table *self, int64_t rows, fl_transfer_cast *casts, int32_t *count)
+{
+    int64_t from = 0, end = 0;
+    *count = 0;
+    for (int32_t f = 0; f < self->count; f++) end += fl_table_field_bytes(self->table, f, rows);
+    for (int32_t f = 0; f < self->count; f++) {
+        if (fl_py_table_is_cast(self, f)) {
+            fl_transfer_cast cast = cast_of(plan_of(self, f), rows);
+            cast.from = from;
+            cast.to = end;
+            end += (cast.count * cast.bytes + 63) / 64 * 64;
+            casts[(*count)++] = cast;
+        }
+        from += fl_table_field_bytes(self->table, f, rows);
+    }
+    return end;
+}
+
 /* The size of a mapped file now; -1 if nobody knows, -2 exception. */
 static int64_t size_now(PyObject *file)
 {
@@ -157,36 +193,44 @@ static int check_plans(PyTypeObject *type, PyObject *plans, Py_ssize_t count)
     return -1;
 }
 
-static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+/* The attributes of `like` but for the sources' views, which it makes. */
+static PyObject *make_table(PyTypeObject *type, const fl_py_table *like, PyObject *tensor_type)
 {
-    static char *keywords[] = {"sources", "tensor_type", "names", "files", "plans", NULL};
-    PyObject *sources, *tensor_type, *names, *files, *plans = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!O!|O:Table", keywords, &PyTuple_Type,
-                                     &sources, &tensor_type, &PyTuple_Type, &names, &PyTuple_Type,
-                                     &files, &plans))
-        return NULL;
-    Py_ssize_t count = PyTuple_GET_SIZE(sources);
-    if (PyTuple_GET_SIZE(names) != count || PyTuple_GET_SIZE(files) != count || count > INT32_MAX)
-        return PyErr_Format(PyExc_ValueError,
-                            "Table needs a name and a file (or None) for each of %zd sources",
-                            count);
-    if (check_files(files) != 0 || check_plans(type, plans, count) != 0) return NULL;
     fl_py_table *self = (fl_py_table *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    Py_INCREF(sources);
-    Py_INCREF(names);
-    Py_INCREF(files);
-    self->sources = sources;
-    self->fields.names = names;
-    self->fields.files = files;
-    self->count = (int32_t)count;
-    self->plans = Py_NewRef(plans);
+    self->sources = Py_NewRef(like->sources);
+    self->fields.names = Py_NewRef(like->fields.names);
+    self->fields.files = Py_NewRef(like->fields.files);
+    self->plans = Py_NewRef(like->plans);
+    self->count = like->count;
+    self->is_cut = like->is_cut;
     for (int32_t f = 0; f < self->count; f++) self->has_plans |= plan_of(self, f) != NULL;
     if (fl_py_dlpack_open(tensor_type, &self->dlpack) != 0 || rebuild(self) != 0) {
         Py_DECREF(self);
         return NULL;
     }
     return (PyObject *)self;
+}
+
+static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"sources", "tensor_type", "names", "files", "plans", NULL};
+    PyObject *tensor_type;
+    fl_py_table given = {.plans = Py_None};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O!OO!O!|O:Table", keywords, &PyTuple_Type, &given.sources, &tensor_type,
+            &PyTuple_Type, &given.fields.names, &PyTuple_Type, &given.fields.files, &given.plans))
+        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(given.sources);
+    if (PyTuple_GET_SIZE(given.fields.names) != count ||
+        PyTuple_GET_SIZE(given.fields.files) != count || count > INT32_MAX)
+        return PyErr_Format(PyExc_ValueError,
+                            "Table needs a name and a file (or None) for each of %zd sources",
+                            count);
+    if (check_files(given.fields.files) != 0 || check_plans(type, given.plans, count) != 0)
+        return NULL;
+    given.count = (int32_t)count;
+    return make_table(type, &given, tensor_type);
 }
 
 static int table_traverse(fl_py_table *self, visitproc visit, void *arg)
@@ -290,8 +334,25 @@ static PyObject *table_read_row(fl_py_table *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(cut_doc,
+             "cut()\n--\n\n"
+             "The same table for batches whose images go to a device as bytes and are cast there;\n"
+             "itself, if no plan can be cut.");
+
+static PyObject *table_cut(fl_py_table *self, PyObject *Py_UNUSED(ignored))
+{
+    fl_py_table cut = *self;
+    bool has_casts = false;
+    cut.is_cut = true;
+    for (int32_t f = 0; f < self->count; f++) has_casts |= fl_py_table_is_cast(&cut, f);
+    if (!has_casts) return Py_NewRef(self);
+    return make_table(Py_TYPE(self), &cut, (PyObject *)self->dlpack.tensor_type);
+}
+
 static PyMethodDef table_methods[] = {
-    {"read_row", (PyCFunction)table_read_row, METH_VARARGS, read_row_doc}, {NULL, NULL, 0, NULL}};
+    {"cut", (PyCFunction)table_cut, METH_NOARGS, cut_doc},
+    {"read_row", (PyCFunction)table_read_row, METH_VARARGS, read_row_doc},
+    {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(
     table_doc,

@@ -2,6 +2,7 @@
 #include "fl_py_image_plan.h"
 
 #include "fl_cpu_image.h"
+#include "fl_image_cut.h"
 #include "fl_py_error.h"
 #include "fl_py_image_op.h"
 
@@ -104,6 +105,16 @@ static void set_shape(fl_py_image_plan *self, fl_image_layout memory, bool is_pe
     }
 }
 
+/* Opens the cut of the plan, or says why it has none. */
+static int open_cut(fl_py_image_plan *self, const fl_image_config *config)
+{
+    fl_err err = {0};
+    int status = fl_image_cut_open(config, &self->cut, &err);
+    self->uncut = PyUnicode_FromString(status == FL_EINVAL ? err.text : "");
+    if (status == FL_ENOMEM) fl_py_raise(&err, NULL);
+    return status == FL_ENOMEM || self->uncut == NULL ? -1 : 0;
+}
+
 /* Opens the plan of `config`, which lacks what the Python objects hold. */
 static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *ops,
                      PyObject *tables, PyObject *linear)
@@ -123,7 +134,7 @@ static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *
     config->tables = tables != Py_None ? PyBytes_AS_STRING(tables) : NULL;
     config->linear = linear != Py_None ? numbers : NULL;
     config->image_ops = fl_cpu_image_ops_find();
-    if (fl_image_plan_open(config, &self->plan, &err) == FL_OK) return 0;
+    if (fl_image_plan_open(config, &self->plan, &err) == FL_OK) return open_cut(self, config);
     fl_py_raise(&err, NULL);
     return -1;
 }
@@ -153,6 +164,8 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->dtype = types[config.type].dtype;
+    self->memory = config.layout;
+    self->tables = Py_NewRef(tables);
     set_shape(self, config.layout, is_permuted);
     return (PyObject *)self;
 }
@@ -161,6 +174,9 @@ static void plan_dealloc(fl_py_image_plan *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     fl_image_plan_close(self->plan);
+    fl_image_plan_close(self->cut);
+    Py_XDECREF(self->uncut);
+    Py_XDECREF(self->tables);
     fl_py_dlpack_close(&self->dlpack);
     type->tp_free(self);
     Py_DECREF(type);
@@ -290,7 +306,14 @@ static PyObject *plan_out_shape(fl_py_image_plan *self, void *Py_UNUSED(ignored)
                          (long long)self->shape[2]);
 }
 
+static PyObject *plan_uncut(fl_py_image_plan *self, void *Py_UNUSED(ignored))
+{
+    return Py_NewRef(self->uncut);
+}
+
 static PyGetSetDef plan_getset[] = {
+    {"uncut", (getter)plan_uncut, NULL,
+     "why a device cannot do its last step, the lookup in tables; '': it can", NULL},
     {"out_shape", (getter)plan_out_shape, NULL, "the shape of what it makes of an image", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 

@@ -13,6 +13,10 @@ typedef struct fl_py_image_plan {
     PyObject_HEAD
     fl_py_dlpack dlpack;
     fl_image_plan *plan;    /* owned */
+    fl_image_plan *cut;     /* owned: what makes the bytes that `tables` are for; NULL: */
+    PyObject *uncut;        /* owned: a str that says why there is no such plan; "": there is */
+    PyObject *tables;       /* owned: bytes, [channels][256] elements; or None */
+    fl_image_layout memory; /* of what it makes */
     fl_image_layout layout; /* of the images that it is given */
     fl_dtype dtype;         /* of what it makes, */
     int64_t shape[3];       /* and its shape: CHW or HWC */

@@ -4,15 +4,19 @@
 #include "fl_py_place.h"
 
 int fl_py_array_destination_open(fl_py_array_destination *self, PyObject *object,
-                                 const fl_py_dlpack *dlpack, int32_t device, int64_t depth,
+                                 const fl_py_table *table, int32_t device, int64_t depth,
                                  int64_t budget)
 {
-    int64_t bytes;
+    int64_t bytes, casts;
     self->depth = depth;
+    self->fields = table->count;
     self->budget = budget;
-    if (fl_mul(depth, sizeof *self->slots, &bytes)) self->slots = fl_alloc(bytes);
+    if (fl_mul(depth, self->fields, &casts) && fl_mul(casts, sizeof *self->casts, &bytes))
+        self->casts = fl_alloc(bytes);
+    if (self->casts != NULL && fl_mul(depth, sizeof *self->slots, &bytes))
+        self->slots = fl_alloc(bytes);
     if (self->slots != NULL)
-        return fl_py_destination_open(&self->base, object, dlpack, device, device >= 0);
+        return fl_py_destination_open(&self->base, object, &table->dlpack, device, device >= 0);
     PyErr_SetString(PyExc_MemoryError, "out of memory for uploads");
     return -1;
 }
@@ -36,8 +40,8 @@ static fl_py_upload_slot *slot_of(const fl_py_array_destination *self, const fl_
 /* -1 exception, and there is no buffer. */
 static int make_buffer(const fl_py_array_destination *self, fl_py_upload_slot *slot)
 {
-    return fl_py_destination_allocate(&self->base, slot->transfer, slot->bytes, &slot->buffer,
-                                      &slot->is_filled);
+    return fl_py_destination_allocate(&self->base, slot->transfer, slot->buffer_bytes,
+                                      &slot->buffer, &slot->is_filled);
 }
 
 /* Moves the current exception to alloc_error: it is raised once nothing is left to deliver before
@@ -73,17 +77,37 @@ is_within_budget(const fl_py_array_destination *self, const fl_ring *ring, int64
     return bytes <= left;
 }
 
-int fl_py_array_destination_prepare(fl_py_array_destination *self, const fl_ring *ring,
-                                    fl_batch *batch, fl_err *err)
+static fl_transfer_cast *
+casts_of(const fl_py_array_destination *self, const fl_py_upload_slot *slot)
+{
+    return self->casts + (slot - self->slots) * self->fields;
+}
+
+/* Gives the slot a transfer, which casts what the table says. */
+static int get_transfer(fl_py_array_destination *self, const fl_py_table *table,
+                        const fl_batch *batch, fl_py_upload_slot *slot, fl_err *err)
+{
+    const fl_transfer_ops *ops = self->base.ops;
+    fl_transfer_cast *casts = casts_of(self, slot);
+    int32_t count;
+    FL_TRY(ops->get(self->base.copy_stream, batch->parts, &slot->transfer, err));
+    slot->buffer_bytes = fl_py_table_casts(table, batch->rows.count, casts, &count);
+    if (count > 0) ops->set_casts(slot->transfer, casts, count);
+    return FL_OK;
+}
+
+int fl_py_array_destination_prepare(fl_py_array_destination *self, const fl_py_table *table,
+                                    const fl_ring *ring, fl_batch *batch, fl_err *err)
 {
     fl_py_upload_slot *slot = self->slots;
     while (slot->is_used) slot++; /* fewer than `depth` batches are submitted, so one is free */
     if (!is_within_budget(self, ring, batch->bytes))
         return fl_fail(err, FL_ENOMEM, "a batch of %lld bytes waits for memory_budget=%lld",
                        (long long)batch->bytes, (long long)self->budget);
-    if (has_copies(self))
-        FL_TRY(self->base.ops->get(self->base.copy_stream, batch->parts, &slot->transfer, err));
+    slot->buffer_bytes = batch->bytes;
+    if (has_copies(self)) FL_TRY(get_transfer(self, table, batch, slot, err));
     slot->bytes = batch->bytes;
+    self->most_bytes = fl_max(self->most_bytes, slot->buffer_bytes);
     bool is_next = fl_ring_pending(ring) == 0;
     bool is_made = (is_next || !has_copies(self)) && try_buffer(self, slot) == 1;
     if (is_made) Py_CLEAR(self->alloc_error);
@@ -109,11 +133,10 @@ static void start_copy(const fl_py_array_destination *self, fl_ring *ring, int64
         (void)self->base.ops->start(batch->transfer, batch->slot, batch->bytes, NULL);
 }
 
-int fl_py_array_destination_run_ahead(fl_py_array_destination *self, fl_ring *ring,
-                                      int64_t most_bytes)
+int fl_py_array_destination_run_ahead(fl_py_array_destination *self, fl_ring *ring)
 {
     const fl_batch *batch;
-    int32_t ahead = fl_copy_ahead(most_bytes);
+    int32_t ahead = fl_copy_ahead(self->most_bytes);
     for (int32_t position = 0; has_copies(self) && position < ahead; position++) {
         if ((batch = fl_ring_submitted(ring, position)) == NULL) break;
         if (batch->transfer == NULL) continue;
@@ -143,19 +166,22 @@ void fl_py_array_destination_cancel(fl_py_array_destination *self, const fl_batc
 void fl_py_array_destination_cancel_all(fl_py_array_destination *self)
 {
     Py_CLEAR(self->alloc_error);
+    self->most_bytes = 0;
     for (int64_t i = 0; self->slots != NULL && i < self->depth; i++)
         cancel_slot(self, &self->slots[i]);
 }
 
-/* Where the fields of a batch lie in its buffer. New reference. */
-static PyObject *list_places(const fl_py_table *table, int64_t rows, bool is_single)
+/* Where the fields of a batch lie in its buffer; `cast`: the first of its casts. New reference. */
+static PyObject *
+list_places(const fl_py_table *table, const fl_transfer_cast *cast, int64_t rows, bool is_single)
 {
     int64_t offset = 0;
     PyObject *places = PyList_New(table->count);
     for (int32_t f = 0; places != NULL && f < table->count; f++) {
         fl_py_layout layout;
         fl_py_table_layout(table, f, rows, is_single, &layout);
-        PyObject *place = fl_py_place(offset, layout.dtype, layout.ndim, layout.shape,
+        int64_t at = fl_py_table_is_cast(table, f) ? (cast++)->to : offset;
+        PyObject *place = fl_py_place(at, layout.dtype, layout.ndim, layout.shape,
                                       layout.is_contiguous ? NULL : layout.stride);
         offset += fl_table_field_bytes(table->table, f, rows);
         if (place == NULL)
@@ -179,9 +205,10 @@ static PyObject *name_fields(PyObject *fields, PyObject *keys)
 
 /* What `split` makes of the buffer. New reference. */
 static PyObject *split_fields(const fl_py_array_destination *self, const fl_py_table *table,
-                              PyObject *buffer, int64_t rows, bool is_single, bool is_other_stream)
+                              const fl_transfer_cast *cast, PyObject *buffer, int64_t rows,
+                              bool is_single, bool is_other_stream)
 {
-    PyObject *places = list_places(table, rows, is_single);
+    PyObject *places = list_places(table, cast, rows, is_single);
     if (places == NULL) return NULL;
     PyObject *fields = fl_py_destination_split(&self->base, buffer, places, is_other_stream);
     Py_DECREF(places);
@@ -208,8 +235,8 @@ fl_py_array_destination_deliver(fl_py_array_destination *self, fl_py_table *tabl
     PyObject *buffer = slot->buffer.owner;
     *slot = (fl_py_upload_slot){0};
     /* First, because it lets the allocator know of the stream that waits for the copy. */
-    PyObject *result =
-        split_fields(self, table, buffer, batch->rows.count, is_single, is_other_stream == 1);
+    PyObject *result = split_fields(self, table, casts_of(self, slot), buffer, batch->rows.count,
+                                    is_single, is_other_stream == 1);
     if (result != NULL && keys != Py_None) result = name_fields(result, keys);
     if (result != NULL && fl_table_is_volatile(table->table) &&
         fl_py_table_check_files(table, &batch->rows) != 0)
@@ -233,5 +260,7 @@ void fl_py_array_destination_close(fl_py_array_destination *self)
     fl_py_array_destination_cancel_all(self);
     fl_py_destination_close(&self->base);
     fl_free(self->slots);
+    fl_free(self->casts);
     self->slots = NULL;
+    self->casts = NULL;
 }

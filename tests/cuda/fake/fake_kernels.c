@@ -1,6 +1,11 @@
-/* fake_kernels: stands in for fl_cuda_kernels.cu and fl_cuda_grad.c where no pass is run. */
+/* fake_kernels: stands in for the kernels, and for fl_cuda_grad.c, where no pass is run. */
+#include "fake_cuda.h"
 #include "fl_cuda.h"
+#include "fl_cuda_cast.h"
 #include "fl_cuda_kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
 
 cudaError_t fl_cuda_find_code(void) { return cudaSuccess; }
 
@@ -10,4 +15,39 @@ int64_t fl_cuda_scratch_bytes(const fl_tensor_list *list)
 {
     (void)list;
     return 0;
+}
+
+typedef struct fake_cast {
+    fl_transfer_cast cast;
+    const uint8_t *from;
+    char *to;
+    char tables[]; /* a copy, as of a kernel's arguments */
+} fake_cast;
+
+static void run_cast(void *arg)
+{
+    fake_cast *self = arg;
+    const fl_transfer_cast *cast = &self->cast;
+    for (int64_t i = 0; i < cast->count; i++) {
+        int64_t entry = i / cast->plane % cast->channels * 256 + self->from[i];
+        memcpy(self->to + i * cast->bytes, self->tables + entry * cast->bytes, (size_t)cast->bytes);
+    }
+    free(self);
+}
+
+cudaError_t
+fl_cuda_cast(void *stream, int32_t processors, void *buffer, const fl_transfer_cast *cast)
+{
+    const size_t table_bytes = 256 * (size_t)cast->channels * (size_t)cast->bytes;
+    if (cast->count == 0) return cudaSuccess;
+    if (processors < 1) abort();
+    fake_cast *self = malloc(sizeof *self + table_bytes);
+    if (self == NULL) abort();
+    self->cast = *cast;
+    self->from = (const uint8_t *)fake_host_view(buffer) + cast->from;
+    self->to = fake_host_view(buffer) + cast->to;
+    memcpy(self->tables, cast->tables, table_bytes);
+    cudaError_t error = fake_try_launch(stream, run_cast, self);
+    if (error != cudaSuccess) free(self);
+    return error;
 }

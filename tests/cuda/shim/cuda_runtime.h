@@ -30,6 +30,10 @@ struct dim3 {
     explicit dim3(unsigned n, unsigned m = 1, unsigned k = 1) : x(n), y(m), z(k) {}
 };
 
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+
 static inline void __syncthreads() { (void)shim_barrier(false); }
 static inline int __syncthreads_or(int vote) { return shim_barrier(vote != 0); }
 static inline void __threadfence() { shim_fence(); }
@@ -39,6 +43,7 @@ static inline double __shfl_down_sync(unsigned, double value, unsigned delta)
     return shim_shuffle_down(value, delta);
 }
 
+static inline void __stwb(uint4 *to, uint4 value) { *to = value; }
 static inline double __ldcg(const double *from) { return *from; }
 static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }

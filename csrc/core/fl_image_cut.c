@@ -1,0 +1,85 @@
+/* fl_image_cut: see fl_image_cut.h. */
+#include "fl_image_cut.h"
+
+#include "fl_transfer_ops.h"
+
+#include <string.h>
+
+static bool has_padding(const fl_image_op *op)
+{
+    for (int side = 0; side < 4; side++)
+        if (op->padding[side] != 0) return true;
+    return false;
+}
+
+/* What the operation that fills elements is called; NULL: it fills none. */
+static const char *name_filler(const fl_image_op *op)
+{
+    bool is_constant = op->padding_mode == FL_PAD_CONSTANT;
+    switch (op->kind) {
+    case FL_OP_PAD:
+        return is_constant && has_padding(op) ? "Pad" : NULL;
+    case FL_OP_RANDOM_CROP:
+        return is_constant && (op->pad_if_needed || has_padding(op)) ? "RandomCrop" : NULL;
+    case FL_OP_CENTER_CROP:
+        return "CenterCrop";
+    case FL_OP_ERASE:
+        return op->p > 0 ? "RandomErasing" : NULL;
+    default:
+        return NULL;
+    }
+}
+
+/* The byte that becomes this element, if one does `likely`; -1: none. */
+static int find_byte(const char *table, const void *element, size_t bytes, uint8_t likely)
+{
+    if (memcmp(table + likely * bytes, element, bytes) == 0) return likely;
+    for (int value = 0; value < 256; value++)
+        if (memcmp(table + (size_t)value * bytes, element, bytes) == 0) return value;
+    return -1;
+}
+
+/* Fills with the bytes that become what the operation fills with. */
+static int cut_fill(const fl_image_config *config, fl_image_op *op, fl_err *err)
+{
+    const char *name = name_filler(op), *tables = config->tables;
+    const size_t bytes = config->type == FL_IMAGE_F32 ? 4 : 2;
+    fl_image_op cut = *op;
+    for (int32_t c = 0; name != NULL && c < config->channels; c++) {
+        int value = find_byte(tables + (size_t)c * 256 * bytes, op->out_fill + (size_t)c * bytes,
+                              bytes, op->fill[c]);
+        if (value < 0)
+            return fl_fail(err, FL_EINVAL,
+                           "%s fills channel %d with what no byte becomes; put it before ToDtype "
+                           "and Normalize",
+                           name, c);
+        cut.out_fill[c] = (uint8_t)value;
+    }
+    *op = cut;
+    return FL_OK;
+}
+
+int fl_image_cut_open(const fl_image_config *config, fl_image_plan **out, fl_err *err)
+{
+    fl_image_op ops[FL_MAX_IMAGE_OPS];
+    *out = NULL;
+    if (config->type == FL_IMAGE_U8) return fl_fail(err, FL_EINVAL, "what it makes is bytes");
+    if (config->count > FL_MAX_IMAGE_OPS)
+        return fl_fail(err, FL_EINVAL, "it has more than %d operations", FL_MAX_IMAGE_OPS);
+    for (int32_t i = 0; i < config->count; i++) {
+        ops[i] = config->ops[i];
+        FL_TRY(cut_fill(config, &ops[i], err));
+    }
+    fl_image_config cut = *config;
+    cut.ops = ops;
+    cut.type = FL_IMAGE_U8;
+    cut.tables = NULL;
+    cut.linear = NULL;
+    FL_TRY(fl_image_plan_open(&cut, out, err));
+    int64_t bytes = fl_image_plan_out_bytes(*out);
+    if (bytes <= FL_CAST_CYCLE) return FL_OK;
+    fl_image_plan_close(*out);
+    *out = NULL;
+    return fl_fail(err, FL_EINVAL, "an image of %lld elements is more than a device casts",
+                   (long long)bytes);
+}

@@ -1,0 +1,164 @@
+/* Bytes that become other elements on the device: the kernel, compiled as C++, against the table
+ * that it looks up in; what it is refused. */
+#include "cuda_fixture.h"
+
+#include "fl_cuda_cast.h"
+#include "shim_grid.h"
+
+enum { GUARD = 0x5A, MOST_TABLE_BYTES = FL_CAST_CHANNELS * 256 * 4 };
+
+typedef struct buffer {
+    char *data, *expected; /* owned: exactly as large as the cast says */
+    int64_t bytes;
+    fl_transfer_cast cast;
+    char tables[MOST_TABLE_BYTES];
+} buffer;
+
+static int64_t round_up(int64_t n) { return (n + 15) / 16 * 16; }
+
+static char *allocate(int64_t bytes)
+{
+    void *data;
+    CHECK(posix_memalign(&data, 16, (size_t)fl_max(bytes, 1)) == 0);
+    return data;
+}
+
+static void expect_elements(buffer *b)
+{
+    const fl_transfer_cast *cast = &b->cast;
+    int64_t left = cast->plane, channel = 0;
+    for (int64_t i = 0; i < cast->count; i++, left--) {
+        if (left == 0) {
+            left = cast->plane;
+            channel = channel + 1 == cast->channels ? 0 : channel + 1;
+        }
+        uint8_t value = (uint8_t)b->data[cast->from + i];
+        memcpy(b->expected + cast->to + i * cast->bytes,
+               b->tables + (channel * 256 + value) * cast->bytes, (size_t)cast->bytes);
+    }
+}
+
+/* Either what is read or what is written ends where the memory does. */
+static void open_buffer(buffer *b, fl_transfer_cast cast, bool reads_first, bool is_cast)
+{
+    uint64_t seed = (uint64_t)(cast.count * 131 + cast.plane * 7 + cast.channels + cast.bytes);
+    int64_t made = cast.count * cast.bytes;
+    cast.tables = b->tables;
+    cast.to = reads_first ? round_up(cast.count) + 16 : 0;
+    cast.from = reads_first ? 0 : round_up(made) + 16;
+    b->cast = cast;
+    b->bytes = fl_max(cast.to + made, cast.from + cast.count);
+    b->data = allocate(b->bytes);
+    b->expected = allocate(b->bytes);
+    memset(b->data, GUARD, (size_t)b->bytes);
+    fill_random(&seed, b->data + cast.from, cast.count);
+    fill_random(&seed, b->tables, sizeof b->tables);
+    memcpy(b->expected, b->data, (size_t)b->bytes);
+    if (is_cast) expect_elements(b);
+}
+
+static void check_and_close(buffer *b)
+{
+    fake_synchronize(NULL);
+    CHECK(memcmp(b->data, b->expected, (size_t)b->bytes) == 0);
+    free(b->data);
+    free(b->expected);
+}
+
+/* Every element is that of the table, and nothing else has changed; or the launch has failed, and
+ * nothing has. */
+static void check_cast(fl_transfer_cast cast, int32_t processors, cudaError_t error)
+{
+    for (int is_first = 0; is_first < 2; is_first++) {
+        buffer b;
+        open_buffer(&b, cast, is_first == 1, error == cudaSuccess);
+        CHECK_INT(fl_cuda_cast(NULL, processors, b.data, &b.cast), error);
+        CHECK_INT(cudaGetLastError(), error);
+        memset(b.tables, 0, sizeof b.tables); /* they have been read */
+        check_and_close(&b);
+    }
+}
+
+static fl_transfer_cast cast_of(int64_t count, int64_t plane, int32_t channels, int32_t bytes)
+{
+    return (fl_transfer_cast){.count = count, .plane = plane, .channels = channels, .bytes = bytes};
+}
+
+static void check_cast_everywhere(int64_t count, int64_t plane, int32_t processors)
+{
+    for (int32_t channels = 1; channels <= FL_CAST_CHANNELS; channels++)
+        for (int32_t bytes = 2; bytes <= 4; bytes += 2)
+            check_cast(cast_of(count, plane, channels, bytes), processors, cudaSuccess);
+}
+
+static void test_every_count_and_every_plane(void)
+{
+    for (int64_t count = 0; count < 40; count += 1 + SAMPLE / 2)
+        for (int64_t plane = 1; plane < 12; plane += 1 + SAMPLE / 2)
+            check_cast_everywhere(count, plane, 1);
+}
+
+/* Threads make many packs, and those at the end fewer. */
+static void test_large_batches(void)
+{
+    static const int64_t planes[] = {1, 3, 1024, 50177, 1 << 20};
+    for (size_t i = 0; i < sizeof planes / sizeof *planes; i++)
+        for (int64_t count = 16384 - 5; count < (IS_SANITIZED ? 40000 : 120000); count += 16389)
+            check_cast_everywhere(count, planes[i], 1 + (int32_t)i % 2);
+}
+
+/* As many as an image may have, in one channel. */
+static void test_the_largest_cycle(void)
+{
+    for (int32_t channels = 1; channels <= FL_CAST_CHANNELS; channels++)
+        check_cast(cast_of(5000, FL_CAST_CYCLE / channels, channels, 4), 1, cudaSuccess);
+}
+
+static void test_nothing_is_launched_for_no_elements(void)
+{
+    int64_t before = fake_launches();
+    check_cast(cast_of(0, 1, 3, 4), 1, cudaSuccess);
+    CHECK_INT(fake_launches(), before);
+    check_cast(cast_of(1, 1, 3, 4), 1, cudaSuccess);
+    CHECK_INT(fake_launches(), before + 2);
+}
+
+static void test_a_launch_that_fails_changes_nothing(void)
+{
+    for (int32_t bytes = 2; bytes <= 4; bytes += 2) {
+        buffer b;
+        open_buffer(&b, cast_of(100, 10, 3, bytes), true, false);
+        fake_fail_at(1, cudaErrorLaunchFailure, false);
+        CHECK_INT(fl_cuda_cast(NULL, 1, b.data, &b.cast), cudaErrorLaunchFailure);
+        fake_fail_at(0, cudaSuccess, false);
+        CHECK_INT(cudaGetLastError(), cudaErrorLaunchFailure);
+        check_and_close(&b);
+    }
+}
+
+/* A driver from before CUDA 12.1 takes all but four channels of floats. */
+static void test_4_kilobytes_of_parameters(void)
+{
+    shim_limits limits = shim_usual_limits;
+    limits.parameter_bytes = 4096;
+    shim_set_limits(&limits);
+    for (int32_t channels = 1; channels <= FL_CAST_CHANNELS; channels++) {
+        check_cast(cast_of(100, 5, channels, 2), 1, cudaSuccess);
+        check_cast(cast_of(100, 5, channels, 4), 1,
+                   channels == 4 ? cudaErrorLaunchOutOfResources : cudaSuccess);
+    }
+    shim_set_limits(&shim_usual_limits);
+}
+
+int main(void)
+{
+    start_tests();
+    choose_device_0();
+    RUN(test_every_count_and_every_plane);
+    RUN(test_large_batches);
+    RUN(test_the_largest_cycle);
+    RUN(test_nothing_is_launched_for_no_elements);
+    RUN(test_a_launch_that_fails_changes_nothing);
+    RUN(test_4_kilobytes_of_parameters);
+    return 0;
+}
