@@ -50,12 +50,13 @@ pytest: install
 	$(PYTEST) $(CURDIR)/tests --ignore=$(CURDIR)/tests/gpu $(AT_A_TIME) $(PYTEST_ARGS)
 
 quick: install
-	$(PYTEST) $(addprefix $(CURDIR)/tests/,loader workers device step house) --quick \
+	$(PYTEST) $(addprefix $(CURDIR)/tests/,loader data workers device step house) --quick \
 		$(AT_A_TIME) $(PYTEST_ARGS)
 	@$(RUN_LANE) LANE=plain LEFT_OUT='$(SLOW_C_TESTS)'
 
-bench: install
+bench: install $(STAMPS)/bench-requirements
 	$(VENV)/bin/python benchmarks/bench_array.py
+	$(VENV)/bin/python benchmarks/bench_preprocess.py
 	$(VENV)/bin/python benchmarks/bench_python_dataset.py
 	$(VENV)/bin/python benchmarks/bench_fresh.py
 	$(VENV)/bin/python benchmarks/bench_step.py
@@ -82,6 +83,11 @@ $(STAMPS)/torch: FORCE | $(STAMPS)/venv
 $(STAMPS)/requirements: requirements-dev.txt $(STAMPS)/torch
 	@echo 'installing requirements-dev.txt and $(TORCH): this takes a few minutes the first time'
 	$(PIP) install -r requirements-dev.txt $(TORCH)
+	touch $@
+
+# Without what they depend on, because torchvision's wheel asks for torch with CUDA.
+$(STAMPS)/bench-requirements: requirements-bench.txt $(STAMPS)/requirements
+	$(PIP) install --no-deps -r requirements-bench.txt
 	touch $@
 
 # Directories are in the list because a file that went away leaves only their date.

@@ -218,7 +218,7 @@ class Limit:
         rows = len(fields[0])
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(0)).numpy()
         sizes = [field[0].nbytes for field in fields]
-        buffers = [[_aligned(batch * size) for _ in range(max(threads))] for size in sizes]
+        buffers = [[aligned(batch * size) for _ in range(max(threads))] for size in sizes]
         table = (_Field * len(fields))()
         for entry, source, size, targets in zip(table, fields, sizes, buffers, strict=True):
             assert source.flags.c_contiguous
@@ -240,7 +240,7 @@ class Limit:
         return {f"{name} x{n}": epoch(n, how) for name, how in stores.items() for n in threads}
 
 
-def _aligned(size: int) -> np.ndarray:
+def aligned(size: int) -> np.ndarray:
     """Warm bytes, 64-byte aligned, on huge pages where NumPy gets them."""
     room = np.zeros(size + 64, np.uint8)
     room.fill(1)

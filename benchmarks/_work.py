@@ -6,6 +6,7 @@ Data come from a seeded function; `Epoch` is a function that consumes one whole 
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -96,6 +97,20 @@ def loader_epoch(loader: DataLoader[Any]) -> Epoch:
 
 def loader_epochs(who: str, data: Data) -> Epochs:
     return {f"workers={n}": loader_epoch(make_loader(who, data, n)) for n in WORKERS}
+
+
+def on_one_cpu(epoch: Epoch) -> Epoch:
+    """The loader starts no helper threads where this process may use only one CPU."""
+
+    def run() -> int:
+        cpus = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cpus)})
+        try:
+            return epoch()
+        finally:
+            os.sched_setaffinity(0, cpus)
+
+    return run
 
 
 def hand_written_epoch(data: Data) -> Epoch:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -43,6 +42,7 @@ from _work import (
     loader_epoch,
     loader_epochs,
     make_loader,
+    on_one_cpu,
     small_images,
     small_rows,
     tensors,
@@ -103,20 +103,6 @@ def consume(loader: DataLoader[Any], compute: Callable[[], object]) -> Waiting:
         batch = next(batches, None)
         in_next += perf_counter() - asked
     return Waiting(perf_counter() - start, in_next, by_stats() - before)
-
-
-def on_one_cpu(epoch: Callable[[], int]) -> Callable[[], int]:
-    """The loader starts no helper threads where this process may use only one CPU."""
-
-    def run() -> int:
-        cpus = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {min(cpus)})
-        try:
-            return epoch()
-        finally:
-            os.sched_setaffinity(0, cpus)
-
-    return run
 
 
 def row_hidden(bench: Bench, key: str, work: str, data: Data) -> None:

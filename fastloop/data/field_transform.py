@@ -106,11 +106,19 @@ class FieldTransform:
                 f"{name}: Python, a sample at a time, in worker processes or in this one "
                 f"(path='process' or 'sync'), because {self.untranslated.removeprefix(name + ': ')}"
             ]
-        result = self.describe_result()
+        result = f"{self.describe_result()} {out_layout}"
         where = f"when dataset[i] is asked for, because {others}" if others else ""
         where = where or "in the loader's threads, or where dataset[i] is asked for"
-        lines = [f"{name}: uint8 {shape} {layout} -> {result} {out_layout}, by C, {where}"]
-        return lines + [f"  {op!r}: {op.work}" for op in self.plan.ops]
+        lines = [f"{name}: uint8 {shape} {layout} -> {result}, by C, {where}"]
+        lines += [f"  {op!r}: {op.work}" for op in self.plan.ops]
+        if self.plan.dtype is not torch.uint8 and not others:
+            lines.append(f"  on a CUDA device: {self._explain_cut(self.plan.core.uncut)}")
+        return lines
+
+    def _explain_cut(self, uncut: str) -> str:
+        if uncut:
+            return f"nothing, the result is uploaded, because {uncut}"
+        return "the table of numbers; uint8 is uploaded"
 
     def __reduce__(self) -> tuple[type[FieldTransform], tuple[Any, ...]]:
         name, *rest = self._arguments

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fastloop.data.image_arguments import (
+    DTYPES,
     INTERPOLATIONS,
     PADDING_MODES,
     check_dtype,
@@ -328,6 +329,10 @@ class RandomErasing(Geometry):
         self.value = list(read_fill("RandomErasing", "value", value))
         self.inplace = inplace
 
+    @property
+    def work(self) -> str:
+        return "fills a rectangle of the result"
+
     def spec(self, find_size: FindSize) -> dict[str, Any]:
         return {
             "p": float(self.p),
@@ -361,6 +366,10 @@ class ToDtype(Values):
         check_dtype(dtype)
         self.dtype = dtype
         self.scale = bool(scale)
+
+    @property
+    def work(self) -> str:
+        return f"to {DTYPES[self.dtype]}; {super().work}"
 
     def change(self, numbers: Numbers) -> Numbers:
         if not numbers.is_byte:

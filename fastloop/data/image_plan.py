@@ -32,6 +32,11 @@ class ImageOp:
         """The operations that this one is."""
         raise NotImplementedError
 
+    @property
+    def work(self) -> str:
+        """What is done for it, in a few words."""
+        raise NotImplementedError
+
     def __call__(self, image: Any) -> torch.Tensor:
         """The operation on one image, a CPU tensor of uint8 of shape [C, H, W].
 
@@ -73,12 +78,15 @@ class Geometry(ImageOp):
     """An operation that C does."""
 
     kind: int  # of enum fl_image_op_kind
-    work = "moves uint8 pixels"  # what C does, in a few words
     is_random = True
     is_resize = False
 
     def _chain(self) -> Iterator[Geometry | Values]:
         yield self
+
+    @property
+    def work(self) -> str:
+        return "resamples uint8 pixels" if self.is_resize else "moves uint8 pixels"
 
     def spec(self, find_size: Callable[[], tuple[int, int]]) -> dict[str, Any]:
         """The fields of fl_image_op that its arguments give.
@@ -100,11 +108,14 @@ class Geometry(ImageOp):
 class Values(ImageOp):
     """An operation on each number by itself, done by torch for all numbers that there can be."""
 
-    work = "256 numbers a channel, made by torch, that C looks up or computes with equal bits"
     is_random = False
 
     def _chain(self) -> Iterator[Geometry | Values]:
         yield self
+
+    @property
+    def work(self) -> str:
+        return "a number for each that a byte can be, made by torch; C looks it up"
 
     def change(self, numbers: Numbers) -> Numbers:
         raise NotImplementedError

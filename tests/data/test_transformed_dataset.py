@@ -356,8 +356,25 @@ def test_texts_say_what_becomes_of_each_field() -> None:
     assert lines[0].startswith(
         "field 'image': uint8 (3, 9, 10) CHW -> float32 (3, 8, 8) CHW, by C, "
     )
-    assert [line.strip().partition("(")[0] for line in lines[1:-1]] == [name for name, _ in OPS]
+    assert [line.strip().partition("(")[0] for line in lines[1:-2]] == [name for name, _ in OPS]
+    assert "to float32; " in lines[3]
     assert lines[-1] == "field 'label': int64 (7,) as it is"
+
+
+@pytest.mark.parametrize(
+    ("count", "line"),
+    [
+        (5, "nothing, the result is uploaded, because RandomErasing fills channel 0 with what no "),
+        (4, "the table of numbers; uint8 is uploaded"),
+        (2, None),
+    ],
+)
+def test_texts_say_what_a_device_does(count: int, line: str | None) -> None:
+    *_, last = dataset_of(transform=chain(OPS[:count])).explain().split("\n")[:-1]
+    if line is None:
+        assert "device" not in last
+    else:
+        assert last.startswith(f"  on a CUDA device: {line}")
 
 
 # ---- what is refused

@@ -41,7 +41,7 @@ class _Maker:
         self.is_float = False
 
     def length(self) -> int:
-        """1 is as likely as all others together are not."""
+        """1 comes often."""
         return self.random.choice((1, self.random.randint(2, 12), self.random.randint(13, 70)))
 
     def fill(self) -> Any:
@@ -141,10 +141,14 @@ def make_case(seed: int) -> Case:
     count = maker.random.choice((0, 1, 1, 2, 3, 4))
     ops: list[Op] = [getattr(maker, maker.random.choice(GEOMETRY))() for _ in range(count)]
     values = maker.values()
-    late = [getattr(maker, maker.random.choice(("horizontal_flip", "pad", "random_crop")))()]
-    ops += values + (late if maker.random.random() < 0.3 else [])
+    if maker.random.random() < 0.3:  # what moves or fills may come after what changes values
+        late = getattr(maker, maker.random.choice(("horizontal_flip", "pad", "random_crop")))()
+        values.insert(maker.random.randint(0, len(values)), late)
     if maker.random.random() < 0.3:
-        ops.append(maker.erase())
+        values.append(maker.erase())
+        if maker.random.random() < 0.5 and values[-2:-1] and values[-2][0] == "Normalize":
+            values[-2:] = reversed(values[-2:])
+    ops += values or [maker.horizontal_flip()]
     layouts = maker.random.choice(("CHW", "HWC")), maker.random.choice(("CHW", "HWC"))
     out_layout = maker.random.choice((layouts[1], "channels_last"))
     return Case(ops, maker.channels, size, layouts[0], out_layout)

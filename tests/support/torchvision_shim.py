@@ -71,4 +71,4 @@ def replay_by_torchvision(v2: Any, ops: Sequence[Op], params: Sequence[Params], 
             image = v2.ToDtype(torch.float32, scale=args.get("scale", False))(image)
         else:
             image = getattr(v2, name)(**args)(image)
-    return image.to(out_dtype(ops))
+    return image.to(out_dtype(ops)).contiguous()

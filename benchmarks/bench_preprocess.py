@@ -1,0 +1,171 @@
+"""Preprocessing in the loader against torch's loader with torchvision's transforms.
+
+    python benchmarks/bench_preprocess.py [--rows a,b,c] [--quick] [--json FILE]
+
+needs torchvision, of which only the transforms are used:
+pip install --no-deps -r requirements-bench.txt
+
+a-c  time a batch: whole epochs of `for batch in loader: pass`, both loaders at their best of 0, 1
+     and 2 workers, everything in turns, median of 5 rounds (lowest - highest). Before that, images
+     are compared bit for bit with what torchvision makes of the same parameters. Each row is
+     followed by
+       - "core": fastloop's time a sample on one core (no workers, the process on one CPU), and
+         torchvision's transforms alone on one core, without any loader;
+       - "u8" (a, b): the same work without ToDtype and Normalize, for a device that casts;
+       - "device" (a, b): the share of its time that a simulated device works which needs half of
+         torch's best time for each batch: it computes while the loop asks for the next batch, and
+         the loop waits only until it begins. The best of 1 and 2 workers; the first batch of an
+         epoch, which nothing can hide, is left out.
+
+limit is limit_preprocess.c: plain C that casts and normalises as many elements and does nothing
+else, the best of plain and non-temporal stores on 1 and 2 threads.
+One table row each on stdout; one JSON line each in FILE, or on stdout after the table.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, replace
+from time import perf_counter, sleep
+from typing import Any
+
+from _harness import Epochs, Goal, Report, Result, Times, measure, parse_arguments
+from _work import loader_epoch, on_one_cpu
+from _work_images import ROWS, CastLimit, Images
+from torch.utils.data import DataLoader
+
+WHO = ("fastloop", "torch")
+TORCH_TIMES = {"a": 50, "b": 4, "c": 3}
+CORE_US = {"a": 1.2, "b": 180}  # a sample
+OF_THE_LIMIT = {"a": 0.6}
+WITH_DEVICE = ("a", "b")
+BUSY = 0.97
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every row needs."""
+
+    limit: CastLimit
+    report: Report
+    rounds: int
+    seconds: float  # that each contestant runs in a round, at least
+
+
+def epochs_of(loaders: dict[str, DataLoader[Any]]) -> Epochs:
+    return {variant: loader_epoch(loader) for variant, loader in loaders.items()}
+
+
+def assert_on_the_array_path(loaders: dict[str, DataLoader[Any]]) -> None:
+    for loader in loaders.values():
+        stats: Any = loader.stats()  # type: ignore[attr-defined]
+        if stats.path != "array":
+            raise AssertionError(f"measuring path {stats.path!r} would mislead: {stats.why}")
+
+
+def row(bench: Bench, key: str, work: str, images: Images) -> None:
+    """A row of a-c and those that follow it."""
+    images.assert_same_images()
+    loaders = {who: images.loaders(who) for who in WHO}
+    assert_on_the_array_path(loaders["fastloop"])
+    contestants = {who: epochs_of(of) for who, of in loaders.items()}
+    alone = on_one_cpu(loader_epoch(loaders["fastloop"]["workers=0"]))
+    contestants["core"] = {"one CPU": alone}
+    contestants["transforms"] = {"alone": images.transforms_alone()}
+    contestants["limit"] = bench.limit.epochs(images)
+    if key in WITH_DEVICE:
+        contestants["u8"] = epochs_of(images.as_bytes().loaders("fastloop"))
+    results = measure(contestants, bench.rounds, bench.seconds)
+    report_times(bench, key, work, results)
+    report_core(bench, key, images, results)
+    if key in WITH_DEVICE:
+        report_u8(bench, key, results)
+        row_device(bench, key, loaders, results["torch"].median * 1e-6 / 2)
+    del loaders, contestants
+    gc.collect()  # its workers leave before the next row
+
+
+def report_times(bench: Bench, key: str, work: str, results: dict[str, Result]) -> None:
+    ours, theirs, limit = (results[who].median for who in ("fastloop", "torch", "limit"))
+    goals = [Goal("torch's speed", theirs / ours, TORCH_TIMES[key], at_least=True)]
+    if key in OF_THE_LIMIT:
+        goals.append(Goal("of the limit", limit / ours, OF_THE_LIMIT[key], True, "%"))
+    ratios = {"ratio_torch": round(theirs / ours, 4), "ratio_limit": round(limit / ours, 4)}
+    shown = {who: results[who] for who in (*WHO, "limit")}
+    measured = {who: result.as_dict() for who, result in shown.items()}
+    bench.report.row(key, work, goals, shown, **ratios, **measured)
+
+
+def report_core(bench: Bench, key: str, images: Images, results: dict[str, Result]) -> None:
+    """Of the limit, the best on one thread."""
+    on_one = Result({of: t for of, t in results["limit"].variants.items() if of.endswith("x1")})
+    whole = {"fastloop": results["core"], "torch": results["transforms"], "limit": on_one}
+    each = {
+        who: Times(tuple(us / images.batch for us in of.variants[of.best].rounds))
+        for who, of in whole.items()
+    }
+    ours = each["fastloop"].median
+    goals = [Goal("a sample a core", ours, CORE_US[key], False, "µs")] if key in CORE_US else []
+    if key in OF_THE_LIMIT:
+        share = each["limit"].median / ours
+        goals.append(Goal("of the limit", share, OF_THE_LIMIT[key], True, "%"))
+    measured = {who: times.as_dict() for who, times in each.items()}
+    bench.report.row(f"{key}-core", f"  a sample on one core ({key})", goals, each, **measured)
+
+
+def report_u8(bench: Bench, key: str, results: dict[str, Result]) -> None:
+    ours = results["u8"]
+    goals = [Goal("f32's time", ours.median / results["fastloop"].median, 1, at_least=False)]
+    work = f"  u8 out, a quarter of the bytes ({key})"
+    bench.report.row(f"{key}-u8", work, goals, {"fastloop": ours}, fastloop=ours.as_dict())
+
+
+def share_of_work(loader: DataLoader[Any], step: float) -> float:
+    """Of an epoch from its first batch on, with `step` seconds of work for each batch."""
+    batches = iter(loader)
+    batch = next(batches)
+    start = free_at = perf_counter()
+    steps = 0
+    while batch is not None:
+        while (now := perf_counter()) < free_at:  # until the device begins
+            sleep(min(free_at - now, step / 2))
+        free_at = now + step
+        steps += 1
+        batch = next(batches, None)
+    return steps * step / (free_at - start)
+
+
+def row_device(bench: Bench, key: str, loaders: dict[str, dict[str, Any]], step: float) -> None:
+    runs = [(who, f"workers={n}") for who in WHO for n in (1, 2)]
+    rounds: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
+    for _ in range(min(bench.rounds, 3)):
+        for who, variant in runs:
+            rounds[who, variant].append(share_of_work(loaders[who][variant], step))
+    shares = {run: Times(tuple(of), "%") for run, of in rounds.items()}
+    best = {
+        who: max((run for run in runs if run[0] == who), key=lambda r: shares[r].median)
+        for who in WHO
+    }
+    goals = [Goal("of its time", shares[best["fastloop"]].median, BUSY, True, "%")]
+    shown = {who: f"{shares[best[who]]} {best[who][1]}" for who in WHO}
+    measured = {who: {of: shares[who, of].as_dict() for _, of in runs[:2]} for who in WHO}
+    work = f"  a device that needs {step * 1e3:.3g} ms a batch works ({key})"
+    bench.report.row(f"{key}-device", work, goals, shown, step_s=round(step, 6), **measured)
+
+
+def main() -> None:
+    args = parse_arguments(__doc__, "abc")
+    rounds, seconds = (2, 0.03) if args.is_quick else (5, 0.3)
+    with Report(args.json, (*WHO, "limit")) as report:
+        report.open(rounds=rounds)
+        bench = Bench(CastLimit(), report, rounds, seconds)
+        for key in args.rows:
+            work, make = ROWS[key]
+            images = make()
+            if args.is_quick:
+                images = replace(images, rows=4 * images.batch)
+            row(bench, key, work, images)
+
+
+if __name__ == "__main__":
+    main()
