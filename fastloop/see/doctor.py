@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 
@@ -26,6 +27,11 @@ def _threads() -> str:
     from fastloop.base.openmp import openmp
 
     return "threads of its own" if openmp() is None else "the threads of torch's OpenMP"
+
+
+def _limit() -> str:
+    named = os.environ.get("FASTLOOP_CPU")
+    return f" (at most, FASTLOOP_CPU is {named})" if named else ""
 
 
 def _device() -> str:
@@ -59,7 +65,8 @@ def main() -> None:
         else "first touch (MADV_POPULATE_WRITE needs Linux 5.14)",
         "worker processes": "a memfd shared with them; the parent's death is seen by "
         + ("pidfd" if info["watches_processes"] else "looking twice a second (no pidfd here)"),
-        "passes over gradients": f"{info['instructions']} code on {_threads()}",
+        "code on the CPU": f"{info['instructions']}{_limit()}",
+        "passes over gradients": _threads(),
         "device": _device(),
     }
     width = max(map(len, lines))

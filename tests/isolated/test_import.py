@@ -43,6 +43,28 @@ assert fastloop.build_info() == first[0].build_info()
     )
 
 
+def test_the_environment_limits_the_instructions(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        """
+import os
+os.environ["FASTLOOP_CPU"] = "avx"
+try:
+    import fastloop
+except ValueError as error:
+    assert str(error) == "FASTLOOP_CPU=avx: it is plain, avx2 or avx512, or not set"
+else:
+    raise AssertionError("imported")
+os.environ["FASTLOOP_CPU"] = "plain"
+import fastloop
+assert fastloop.build_info()["instructions"] == "plain"
+import fastloop.__main__ as m
+m.main(["doctor"])
+""",
+        is_fresh=True,
+    )
+
+
 def test_torchs_openmp_is_found_by_whoever_asks_first(tmp_path: Path) -> None:
     """torch sets OpenMP's number of threads when it is first asked for its own."""
     run_script(
