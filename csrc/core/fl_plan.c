@@ -81,6 +81,7 @@ int fl_rows_add_views(fl_rows *rows, const int64_t *index, const uint8_t *view, 
                       fl_err *err)
 {
     assert(rows->count == 0 || rows->has_views);
+    if (count == 0) return FL_OK;
     FL_TRY(reserve(rows, count, err));
     FL_TRY(fl_grow((void **)&rows->view, &rows->view_capacity, rows->count + count,
                    sizeof *rows->view, err));

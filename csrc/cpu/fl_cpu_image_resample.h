@@ -10,6 +10,7 @@
 #include "fl_cpu_image_vector.h"
 
 enum { BLOCK = 16, GROUP = 4, GROUPS = BLOCK / GROUP, MAX_PAIRS = 8, DOT = 16 };
+enum { BAND_ROWS = 256 }; /* that a block goes through: of more, caches would not hold the lines */
 
 /* Four registers of int32 sums, one result an element: shifted, clamped to a byte, in order. */
 FL_INLINE vector bytes_of(const vector sums[4], __m128i precision)
@@ -169,30 +170,62 @@ FL_INLINE __m256i dot_16(const uint8_t *x, const int16_t *weight, __m256i sum)
     return _mm256_add_epi32(sum, products);
 }
 
-FL_INLINE int32_t sum_of(__m256i x)
+FL_INLINE __m256i sum_result(const uint8_t *row, const fl_resample *axis, int32_t i,
+                             const tail_of *tail)
 {
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
+    const uint8_t *x = row + axis->first[i];
+    const int16_t *weight = axis->weight + (int64_t)i * axis->taps;
+    __m256i sum = dot_16(row + tail->from, tail->weight, _mm256_setzero_si256());
+    for (int32_t k = DOT; k <= axis->count[i]; k += DOT)
+        sum = dot_16(x + k - DOT, weight + k - DOT, sum);
+    return sum;
 }
 
-static void dot_column(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
-                       int64_t rows, const fl_resample *axis, int32_t i)
+/* Four results of a row as int32. */
+FL_INLINE __m128i sum_results(const uint8_t *row, const fl_resample *axis, int32_t at,
+                              const tail_of tails[GROUP])
 {
-    const tail_of tail = tail_of_result(axis, i);
-    const int16_t *weight = axis->weight + (int64_t)i * axis->taps;
-    int32_t steps = axis->count[i] / DOT, half = (1 << axis->precision) >> 1;
+    __m256i sums[GROUP];
+    FL_UNROLL for (int j = 0; j < GROUP; j++) sums[j] = sum_result(row, axis, at + j, &tails[j]);
+    __m256i quarters =
+        _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+    return _mm_add_epi32(_mm256_castsi256_si128(quarters), _mm256_extracti128_si256(quarters, 1));
+}
+
+static void dot_block(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
+                      int64_t rows, const fl_resample *axis, int32_t at)
+{
+    const __m128i precision = _mm_cvtsi32_si128(axis->precision);
+    const __m128i half = _mm_set1_epi32((1 << axis->precision) >> 1);
+    tail_of tails[BLOCK];
+    for (int32_t j = 0; j < BLOCK; j++) tails[j] = tail_of_result(axis, at + j);
     for (int64_t row = 0; row < rows; row++) {
-        const uint8_t *x = src + row * src_pitch;
-        __m256i sum = dot_16(x + tail.from, tail.weight, _mm256_setzero_si256());
-        for (int32_t k = 0; k < steps; k++)
-            sum = dot_16(x + axis->first[i] + k * DOT, weight + k * DOT, sum);
-        int32_t value = (sum_of(sum) + half) >> axis->precision;
-        dst[row * dst_pitch + i] = (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+        __m128i x[GROUPS];
+        FL_UNROLL for (int g = 0; g < GROUPS; g++)
+        {
+            x[g] = sum_results(src + row * src_pitch, axis, at + g * GROUP, tails + g * GROUP);
+            x[g] = _mm_sra_epi32(_mm_add_epi32(x[g], half), precision);
+        }
+        store_lane(dst + row * dst_pitch,
+                   _mm_packus_epi16(_mm_packs_epi32(x[0], x[1]), _mm_packs_epi32(x[2], x[3])));
     }
 }
 
 /* ---- the functions of the table */
+
+/* All results of at least LANES rows. */
+static void resample_rows(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
+                          int64_t rows, const fl_resample *axis)
+{
+    for (int32_t at = 0; at < axis->out; at += BLOCK) {
+        block_of block;
+        int32_t i = (int32_t)fl_min(at, axis->out - BLOCK);
+        if (prepare_block(&block, axis, i))
+            shuffle_block(&block, dst + i, dst_pitch, src, src_pitch, rows, axis);
+        else
+            dot_block(dst + i, dst_pitch, src, src_pitch, rows, axis, i);
+    }
+}
 
 static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
                        int64_t rows, const fl_resample *axis)
@@ -202,14 +235,10 @@ static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
         FL_NARROWER.resample_x(dst, dst_pitch, src, src_pitch, rows, axis);
         return;
     }
-    for (int32_t at = 0; at < axis->out; at += BLOCK) {
-        block_of block;
-        int32_t i = (int32_t)fl_min(at, axis->out - BLOCK);
-        if (prepare_block(&block, axis, i))
-            shuffle_block(&block, dst + i, dst_pitch, src, src_pitch, rows, axis);
-        else
-            for (int32_t j = i; j < i + BLOCK; j++)
-                dot_column(dst, dst_pitch, src, src_pitch, rows, axis, j);
+    for (int64_t at = 0; at < rows; at += BAND_ROWS) {
+        int64_t row = fl_min(at, rows - LANES);
+        resample_rows(dst + row * dst_pitch, dst_pitch, src + row * src_pitch, src_pitch,
+                      fl_min(BAND_ROWS, rows - row), axis);
     }
 }
 

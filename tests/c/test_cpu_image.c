@@ -527,7 +527,7 @@ static void test_every_count_of_rows_and_columns(void)
 {
     uint64_t state = 11;
     fl_resample axis = bilinear_axis(50, 37), steep = bilinear_axis(200, 19);
-    for (int64_t across = 0; across < LENGTHS; across++) {
+    for (int64_t across = 0; across < LENGTHS; across++) { /* more than one band of rows, too */
         check_resample(&axis, across, true, &state);
         check_resample(&axis, across, false, &state);
         check_resample(&steep, across, true, &state);

@@ -71,6 +71,50 @@ static void test_rows_refused_stay_as_they_are(void)
     fl_rows_close(&rows);
 }
 
+static void test_rows_have_views(void)
+{
+    const int64_t some[] = {4, -1, 4};
+    const uint8_t views[] = {0, 255, 3}, expected[] = {0, 255, 3, 0, 255};
+    fl_rows rows = {0};
+    fl_plan *plan;
+    CHECK_INT(fl_plan_open(10, &plan, NULL), FL_OK);
+    for (int round = 0; round < 2; round++) { /* the second time in the memory of the first */
+        CHECK_INT(fl_rows_add_views(&rows, some, views, 0, NULL), FL_OK);
+        CHECK(!rows.has_views);
+        CHECK_INT(fl_rows_add_views(&rows, some, views, 3, NULL), FL_OK);
+        CHECK_INT(fl_rows_add_views(&rows, some, views, 2, NULL), FL_OK);
+        CHECK_INT(fl_plan_resolve(plan, &rows, NULL), FL_OK);
+        check_rows(&rows, (int64_t[]){4, 9, 4, 4, 9}, 5);
+        CHECK(rows.has_views && memcmp(rows.view, expected, 5) == 0);
+        fl_rows_clear(&rows);
+        CHECK(!rows.has_views);
+        CHECK_INT(fl_rows_add_range(&rows, 2, 2, NULL), FL_OK);
+        CHECK(rows.is_range && !rows.has_views);
+        fl_rows_clear(&rows);
+    }
+    fl_plan_close(plan);
+    fl_rows_close(&rows);
+    CHECK(rows.view == NULL && rows.view_capacity == 0);
+}
+
+static void test_views_refused_stay_as_they_are(void)
+{
+    const int64_t many[100] = {1, 2, 3};
+    const uint8_t views[100] = {7, 8};
+    fl_rows rows = {0};
+    CHECK_INT(fl_rows_add_views(&rows, many, views, 2, NULL), FL_OK);
+    for (int64_t n = 1; n <= 2; n++) { /* memory for indices, then for views */
+        fl_fault_arm(n);
+        CHECK_INT(fl_rows_add_views(&rows, many, views, 100, NULL), FL_ENOMEM);
+        fl_fault_arm(0);
+        check_rows(&rows, many, 2);
+        CHECK(rows.has_views && memcmp(rows.view, views, 2) == 0);
+    }
+    CHECK_INT(fl_rows_add_views(&rows, many, views, 100, NULL), FL_OK);
+    CHECK_INT(rows.count, 102);
+    fl_rows_close(&rows);
+}
+
 static void test_rows_of_an_absurd_count_fail(void)
 {
     const int64_t one = 1;
@@ -418,6 +462,8 @@ int main(void)
     RUN(test_rows_join_ranges_that_follow);
     RUN(test_rows_mix_ranges_and_indices);
     RUN(test_rows_refused_stay_as_they_are);
+    RUN(test_rows_have_views);
+    RUN(test_views_refused_stay_as_they_are);
     RUN(test_rows_of_an_absurd_count_fail);
     RUN(test_batches_of_every_size);
     RUN(test_a_range_stays_a_range);

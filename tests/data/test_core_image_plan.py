@@ -1,0 +1,244 @@
+"""_core.ImagePlan and _core.Table: what Python may give them, and the errors for anything else."""
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastloop import _core
+
+HEIGHT, WIDTH = 9, 7
+PAD, CENTER_CROP, RANDOM_CROP, RESIZE, FLIP = 0, 1, 2, 3, 5
+
+
+def make_plan(*ops: dict[str, Any], **kwargs: Any) -> _core.ImagePlan:
+    arguments: dict[str, Any] = {
+        "height": HEIGHT,
+        "width": WIDTH,
+        "channels": 3,
+        "layout": "CHW",
+        "out_dtype": "uint8",
+        "out_layout": "CHW",
+        "tables": None,
+        "linear": None,
+        "seed": 0,
+        **kwargs,
+    }
+    return _core.ImagePlan(ops, **arguments)
+
+
+def numbers(dtype: torch.dtype, channels: int = 3) -> bytes:
+    values = torch.arange(256).expand(channels, 256) / 3
+    return values.to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def image(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, shape or (3, HEIGHT, WIDTH), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"out_dtype": "float64"}, "out_dtype=float64; pass uint8, float16, bfloat16 or float32"),
+        ({"layout": "NCHW"}, "layout=NCHW; pass CHW or HWC"),
+        ({"out_layout": "CWH"}, "out_layout=CWH; pass CHW or HWC"),
+        ({"channels": 0}, "1 to 4 channels, not 0"),
+        ({"channels": 5}, "1 to 4 channels, not 5"),
+        ({"tables": b""}, "tables must be None for uint8"),
+        ({"out_dtype": "float32"}, "else 3072 bytes"),
+        ({"out_dtype": "float16", "tables": numbers(torch.float32)}, "else 1536 bytes"),
+        (
+            {"out_dtype": "float32", "tables": numbers(torch.float32), "linear": (1.0, 2.0)},
+            "linear needs 3 numbers for each of 3 channels",
+        ),
+    ],
+)
+def test_plans_that_cannot_be(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make_plan(**change)
+
+
+@pytest.mark.parametrize(
+    ("op", "text"),
+    [
+        ({"kind": 99}, "kind=99"),
+        ({"kind": -1}, "kind=-1"),
+        ({"kind": CENTER_CROP, "size": (3,)}, r"size=\(3,\)"),
+        ({"kind": CENTER_CROP, "size": [3, 3]}, r"size=\[3, 3\]"),
+        ({"kind": CENTER_CROP, "size": (3, 2**40)}, r"size=\(3, "),
+        ({"kind": RESIZE, "size": (3, 3), "interpolation": 9}, "interpolation=9"),
+        ({"kind": PAD, "padding_mode": 4}, "padding_mode=4"),
+        ({"kind": PAD, "fill": b"12345"}, "fill=b'12345'"),
+        ({"kind": PAD, "out_fill": "0"}, "out_fill='0'"),
+        ({"kind": FLIP, "occurrence": 256}, "occurrence=256"),
+    ],
+)
+def test_operations_that_cannot_be(op: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make_plan(op)
+
+
+def test_operations_of_wrong_types() -> None:
+    wrong: list[Any] = [7, {"kind": "x"}, {"kind": FLIP, "p": "x"}, {"size": ("x", 1)}]
+    for op in wrong:
+        with pytest.raises(TypeError):
+            make_plan(op)
+    with pytest.raises(ValueError, match="33 operations, and a plan has at most 32"):
+        make_plan(*[{"kind": FLIP}] * 33)
+    with pytest.raises((OverflowError, TypeError)):
+        make_plan(seed=-1)
+
+
+def test_the_texts_of_the_core_are_passed_on() -> None:
+    with pytest.raises(ValueError, match="RandomCrop"):
+        make_plan({"kind": RANDOM_CROP, "size": (HEIGHT + 1, WIDTH)})
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("out_layout", ["CHW", "HWC", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float32])
+def test_layouts_and_dtypes(layout: str, out_layout: str, dtype: torch.dtype) -> None:
+    tables = None if dtype is torch.uint8 else numbers(dtype)
+    name = str(dtype).removeprefix("torch.")
+    plan = make_plan(layout=layout, out_layout=out_layout, out_dtype=name, tables=tables)
+    given = image()
+    expected = given
+    if tables is not None:
+        table = torch.frombuffer(bytearray(tables), dtype=dtype).view(3, 256)
+        expected = torch.stack([table[c][given[c].long()] for c in range(3)])
+    source = given if layout == "CHW" else given.permute(1, 2, 0).contiguous()
+    if out_layout == "HWC":
+        expected = expected.permute(1, 2, 0)
+    out = torch.empty(expected.shape, dtype=dtype)
+    if out_layout == "channels_last":
+        out = torch.empty(HEIGHT, WIDTH, 3, dtype=dtype).permute(2, 0, 1)
+    assert plan.out_shape == tuple(expected.shape)
+    for taken in (source, source.numpy()):
+        plan.apply(taken, out.zero_(), 0, 0, 0)
+        assert torch.equal(out, expected)
+
+
+def test_images_of_any_strides_that_are_read_only() -> None:
+    plan, given, out = make_plan(), image(), torch.empty(3, HEIGHT, WIDTH, dtype=torch.uint8)
+    wide = np.zeros((3, HEIGHT * 2, WIDTH * 3), np.uint8)[:, ::-2, ::3]
+    wide[...] = given.numpy()
+    wide.flags.writeable = False
+    plan.apply(wide, out, 0, 0, 0)
+    assert torch.equal(out, given)
+
+
+def test_images_and_results_that_do_not_fit() -> None:
+    plan, out = make_plan(), torch.empty(3, HEIGHT, WIDTH, dtype=torch.uint8)
+    for wrong in (image(1, HEIGHT, WIDTH), image(HEIGHT, WIDTH), image().float(), image().char()):
+        with pytest.raises(ValueError, match="the image is not uint8, CHW, with 3 channels"):
+            plan.apply(wrong, out, 0, 0, 0)
+    with pytest.raises(ValueError):
+        plan.apply(image(3, HEIGHT, WIDTH + 1), out, 0, 0, 0)
+    for wrong in (out[:2], out.float(), out[:, :, :-1], out.permute(2, 1, 0), out[0]):
+        with pytest.raises(ValueError, match="out does not have the dtype, shape and strides"):
+            plan.apply(image(), wrong, 0, 0, 0)
+    with pytest.raises(TypeError, match=r"expected a torch.Tensor or numpy.ndarray, got list"):
+        plan.apply([[[1]]], out, 0, 0, 0)
+
+
+def test_keys_that_cannot_be() -> None:
+    plan, out = make_plan(), torch.empty(3, HEIGHT, WIDTH, dtype=torch.uint8)
+    for key in ((-1, 0, 0), (0, -1, 0), (0, 2**32, 0), (0, 0, 256), (0, 0, -1)):
+        with pytest.raises(ValueError, match="is not between 0 and"):
+            plan.apply(image(), out, *key)
+        with pytest.raises(ValueError, match="is not between 0 and"):
+            plan.draw(*key, HEIGHT, WIDTH)
+    with pytest.raises(OverflowError):
+        plan.draw(2**63, 0, 0, HEIGHT, WIDTH)
+    plan.draw(2**63 - 1, 2**32 - 1, 255, HEIGHT, WIDTH)
+
+
+def test_parameters_are_a_function_of_the_key() -> None:
+    plan = make_plan({"kind": RANDOM_CROP, "size": (4, 3)}, {"kind": FLIP, "p": 0.5})
+    seen = {
+        str(plan.draw(i, e, v, HEIGHT, WIDTH)) for i in range(9) for e in (0, 1) for v in (0, 1)
+    }
+    assert len(seen) > 20
+    for crop, flip in [plan.draw(i, 2, 3, HEIGHT, WIDTH) for i in range(50)]:
+        assert 0 <= crop["top"] <= HEIGHT - 4
+        assert 0 <= crop["left"] <= WIDTH - 3
+        assert (crop["height"], crop["width"], crop["out"]) == (4, 3, (4, 3))
+        assert crop["applied"] is True
+        assert crop["padding"] == (0, 0, 0, 0)
+        assert type(flip["applied"]) is bool
+
+
+# ---- tables
+
+
+def make_table(source: Any, *plans: Any) -> _core.Table:
+    return _core.Table((source,), torch.Tensor, ("field 0",), (None,), plans or None)
+
+
+def test_tables_need_a_plan_or_none_for_each_source() -> None:
+    source, plan = image(5, 3, HEIGHT, WIDTH), make_plan()
+    for plans in ((plan, plan), (1,), ("plan",)):
+        with pytest.raises(TypeError, match="needs an ImagePlan or None for each of 1 sources"):
+            make_table(source, *plans)
+    for wrong in (source.char(), source[:, :2], source[:, :, :-1], source[0]):
+        with pytest.raises(ValueError, match="field 0 does not hold the images of its plan"):
+            make_table(wrong, plan)
+
+
+def test_a_row_is_what_the_plan_makes_of_it() -> None:
+    source, plan = image(5, 3, HEIGHT, WIDTH), make_plan({"kind": RANDOM_CROP, "size": (4, 3)})
+    out, expected = (torch.empty(3, 4, 3, dtype=torch.uint8) for _ in range(2))
+    make_table(source, plan).read_row(3, (out,))
+    plan.apply(source[3], expected, 3, 0, 0)
+    assert torch.equal(out, expected)
+
+
+def test_a_table_keeps_its_plans_alive() -> None:
+    plan = make_plan({"kind": RANDOM_CROP, "size": (4, 3)})
+    table = make_table(image(5, 3, HEIGHT, WIDTH), plan)
+    del plan
+    gc.collect()
+    out = torch.empty(3, 4, 3, dtype=torch.uint8)
+    for row in range(5):
+        table.read_row(row, (out,))
+
+
+def test_threads_apply_one_plan() -> None:
+    """Each with the result that it has alone."""
+    plan = make_plan({"kind": RANDOM_CROP, "size": (4, 3)}, {"kind": RESIZE, "size": (6, 5)})
+    given, wrong = image(), []
+
+    def results(of: range) -> list[bytes]:
+        out, found = torch.empty(3, 6, 5, dtype=torch.uint8), []
+        for i in of:
+            plan.apply(given, out, i, 1, 0)
+            found.append(out.numpy().tobytes())
+        return found
+
+    expected = results(range(200))
+
+    def work() -> None:
+        wrong.extend(i for i, x in enumerate(results(range(200))) if x != expected[i])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_plans_are_freed() -> None:
+    class Held(np.ndarray):  # it can be referred to weakly
+        pass
+
+    source = image(5, 3, HEIGHT, WIDTH).numpy().view(Held)
+    reference = weakref.ref(source)
+    table = make_table(source, make_plan())
+    del source, table
+    gc.collect()
+    assert reference() is None
