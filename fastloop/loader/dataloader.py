@@ -201,9 +201,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         would have. Workers, their number included, and ``path`` may differ. Generators passed to
         the loader or its sampler are set. torch's own is only borrowed to draw the epoch's order
         again: restore it yourself (``torch.set_rng_state``) for later epochs to be the same. Not
-        restored: random numbers in workers (those of ``fastloop.transforms`` need no restoring),
-        and whatever else a sampler of yours keeps or draws from. Such a sampler is iterated again
-        from the start of the epoch.
+        restored: what Python draws in workers (random numbers of an ArrayDataset's transforms
+        follow from the epoch), and whatever else a sampler of yours keeps or draws from. Such a
+        sampler is iterated again from the start of the epoch.
 
         Where this loader differs (batch size, length, samplers, generators), the epoch starts
         anew, in a new order and with no generator set; where the state cannot be resumed in the
