@@ -7,16 +7,11 @@ enum { BAND_BYTES = 16 * 1024, SHORT_RUN = 64 };
 
 /* ---- open */
 
-/* The operation that fills all filled segments of an axis, FL_NO_FILL if there are none; *is_one
- * becomes false if there are several. */
-static int32_t find_fill(const fl_image_axis *axis, int32_t fill, bool *is_one)
+static int32_t last_fill(const fl_image_axis *axis)
 {
-    for (int32_t n = 0; n < axis->count; n++) {
-        int32_t other = axis->segment[n].fill;
-        if (other == FL_NO_FILL) continue;
-        *is_one &= fill == FL_NO_FILL || fill == other;
-        fill = other;
-    }
+    int32_t fill = FL_NO_FILL;
+    for (int32_t n = 0; n < axis->count; n++)
+        fill = axis->segment[n].fill > fill ? axis->segment[n].fill : fill;
     return fill;
 }
 
@@ -36,9 +31,8 @@ int fl_band_reader_open(fl_band_reader *reader, const fl_image_tools *tools,
                         const fl_image_axis *x, fl_err *err)
 {
     *reader = (fl_band_reader){.tools = *tools, .source = *source, .y = y, .x = x};
-    bool is_one = true;
-    int32_t fill = find_fill(y, find_fill(x, FL_NO_FILL, &is_one), &is_one);
-    reader->only_fill = is_one ? fill : FL_NO_FILL;
+    int32_t fill_y = last_fill(y), fill_x = last_fill(x);
+    reader->base_fill = fill_y > fill_x ? fill_y : fill_x;
     bool reads = fl_image_axis_range(x, &reader->from, &reader->to);
     reader->is_interleaved = reads && tools->channels > 1 && source->stride_c == 1 &&
                              source->stride_x == tools->channels;
@@ -175,7 +169,7 @@ static void read_rows(const fl_band_reader *r, const fl_segment *rows, uint8_t *
             if (fill == FL_NO_FILL) {
                 b.src = from.data + c * from.stride_c + s->from * from.stride_x;
                 read_block(r->tools.image_ops, &b, to, r->x->length);
-            } else if (fill != r->only_fill) {
+            } else if (fill != r->base_fill) {
                 fill_block(r->tools.ops[fill].fill[c], b.rows, b.columns, to, r->x->length);
             }
             to += s->length;
@@ -187,9 +181,9 @@ void fl_band_reader_read(const fl_band_reader *reader, int32_t first, int32_t co
                          int64_t pitch)
 {
     int64_t width = reader->x->length;
-    if (reader->only_fill != FL_NO_FILL)
+    if (reader->base_fill != FL_NO_FILL)
         for (int32_t c = 0; c < reader->tools.channels; c++)
-            memset(dst + c * pitch, reader->tools.ops[reader->only_fill].fill[c],
+            memset(dst + c * pitch, reader->tools.ops[reader->base_fill].fill[c],
                    (size_t)(count * width));
     int32_t at = 0;
     for (int32_t n = 0; n < reader->y->count && at < first + count; n++) {

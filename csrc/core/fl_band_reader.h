@@ -23,7 +23,8 @@ typedef struct fl_band_reader {
     fl_image_source source;
     const fl_image_axis *y, *x; /* borrowed from the caller */
     int32_t band_rows;          /* at most so many are read at a time */
-    int32_t only_fill;          /* the operation whose fill is the only one, else FL_NO_FILL */
+    int32_t base_fill;          /* an operation whose fill a band holds before anything is read into
+                                   it: most have but one; FL_NO_FILL: none fills */
     bool is_interleaved;        /* rows are split into planes first */
     int32_t from, to;           /* the columns that are split */
     uint8_t *split;             /* borrowed from the scratch: planes of such rows */

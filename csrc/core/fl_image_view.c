@@ -141,10 +141,8 @@ static int make_planes(fl_image_view *view, fl_scratch_part part, int64_t rows, 
 /* Whether what the resize is made of lies in memory as rows of bytes. */
 static bool is_direct(const fl_image_view *view)
 {
-    const fl_segment *rows = view->from_y.segment;
     return view->source.stride_x == 1 && fl_image_axis_is_plain(&view->from_x) &&
-           view->from_y.count == 1 && rows->fill == FL_NO_FILL &&
-           (rows->step != 0 || rows->length == 1);
+           view->from_y.count == 1 && view->from_y.segment[0].fill == FL_NO_FILL;
 }
 
 static planes direct_planes(const fl_image_view *view)

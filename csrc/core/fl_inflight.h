@@ -132,8 +132,9 @@ void fl_inflight_drop(fl_inflight *table, fl_request *request);
 void fl_inflight_start_epoch(fl_inflight *table);
 
 /* The worker answers no request submitted so far; their bytes are no longer under way. is_gone: the
- * process has ended, and their memory is given back, too. Otherwise that waits until the worker
- * answers a later request: it reads the tasks of those that it passes over. */
+ * process has ended, and their memory is given back, too. Otherwise that waits, for
+ * those that are sent, until the worker answers a later request: it reads the tasks of those that
+ * it passes over. */
 void fl_inflight_cancel(fl_inflight *table, int32_t worker, bool is_gone);
 
 /* Whether a batch of the worker is still to be sent again. */

@@ -1,11 +1,11 @@
 /* fl_shm_queue: see fl_shm_queue.h.
  *
- * Every shared word has one writer. The writer keeps the value in private memory, too, and
- * compares: a difference means that somebody has overwritten the word. A sleeper sets is_asleep and
- * looks at the event count once more; a publisher counts an event and then reads is_asleep. Both
- * sides are sequentially consistent, so one of the two sees the other. If a process dies between
- * publishing and waking, or is_asleep is overwritten, the sleeper finds the message at its next
- * deadline. */
+ * Every word of a worker's queues has one writer. The writer keeps the value in private memory,
+ * too, and compares: a difference means that somebody has overwritten the word. A sleeper sets
+ * is_asleep and looks at the event count once more; a publisher counts an event and then reads
+ * is_asleep. Both sides are sequentially consistent, so one of the two sees the other. If a process
+ * dies between publishing and waking, or is_asleep is overwritten, the sleeper finds the message at
+ * its next deadline. */
 #include "fl_shm_queue.h"
 
 #include "fl_hash.h"
@@ -32,7 +32,7 @@ typedef struct worker_words {
  * replies, and a process that waits for events looks again at its deadline. */
 typedef struct shared_words {
     _Alignas(64) _Atomic int64_t tickets; /* workers write: replies begun, for their order */
-    _Atomic uint32_t events;              /* workers write: replies published; the parent's futex */
+    _Atomic uint32_t events; /* workers and fl_shm_queue_wake write; the parent's futex */
     _Alignas(64) _Atomic uint32_t is_waiting; /* parent writes: in fl_shm_queue_wait */
     _Atomic uint32_t is_watching;             /* parent writes: in fl_shm_queue_watch */
     worker_words workers[];

@@ -260,9 +260,10 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
         """After a wait in which nothing came: raises if nothing will."""
         if self._parent_end.is_closed():
             raise RuntimeError(CLOSED)
-        if is_exiting() and threading.current_thread().daemon:
-            return None  # multiprocessing ends the workers, and the interpreter soon this thread
         dead = self._pool.find_dead(self._workers_status)
+        # Asked after that look: if multiprocessing has ended one by then, the exit had begun.
+        if is_exiting() and threading.current_thread().daemon:
+            return None  # the interpreter soon ends this thread, too
         # What they have sent before is there to be seen now.
         received = self._receive(0) if dead else None
         if received is None and dead and not self._awaits_others(dead):

@@ -27,6 +27,7 @@ class Delivery:
         self._destination = destination
         self._pending: Any = None  # what the iterator gave and is not delivered yet
         self._delivered: list[Any] = []  # at most one, kept through what may interrupt
+        self._is_taking = False
         self.is_on_device = destination.is_on_device
         self.check = destination.check  # raises where no batch can be taken
 
@@ -41,11 +42,23 @@ class Delivery:
     def take(self, first: int) -> Any:
         """The batch; on a device, for the current stream. From now on those from number `first` on
         (-1: whichever come first) are copied when they arrive, as far as there is memory."""
-        if not self._delivered:
-            self._delivered.append(self._deliver())
-        self._pending = None
-        self._parent_end.run_ahead(first)
-        return self._delivered.pop()
+        if self._is_taking:
+            raise RuntimeError(
+                "next() was called on this iterator from inside its own next(), by a signal handler"
+            )
+        self._is_taking = True
+        try:
+            if not self._delivered:
+                self._delivered.append(self._deliver())
+            self._pending = None
+            self._parent_end.run_ahead(first)
+            if not self._delivered:
+                raise RuntimeError(
+                    "the loader was closed, or iter() called on it, while next() took a batch"
+                )
+            return self._delivered.pop()
+        finally:
+            self._is_taking = False
 
     def _deliver(self) -> Any:
         pending = self._pending

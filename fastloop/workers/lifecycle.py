@@ -1,7 +1,8 @@
 """The life of worker processes: how they start, whether they are alive, why one died, how they end.
 
 ``WorkerProcess`` is one process, ``WorkerPool`` holds those of one iterator. Neither knows what the
-workers are asked for. Both are used by the thread that iterates, and by the iterator's finalizer.
+workers are asked for. Both are used by the thread that iterates, by the iterator's
+finalizer, and by ``close()`` from any thread.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing import process as processes
 from multiprocessing.connection import wait
 from time import monotonic, sleep
@@ -32,8 +33,10 @@ _POLITE_S, _FIRM_S = 2.5, 1.0
 
 
 def is_exiting() -> bool:
-    """Whether the interpreter is at its end, where multiprocessing ends all workers."""
-    return _utils is None or _utils.python_exit_status is not False  # type: ignore[redundant-expr]
+    """Whether the process is at its end, where multiprocessing ends all workers. It may do that
+    before torch's flag is set, and in processes that it has started itself that never is."""
+    has_flag = _utils is None or _utils.python_exit_status is not False  # type: ignore[redundant-expr]
+    return has_flag or util.is_exiting()
 
 
 _all_workers: weakref.WeakSet[Any] = weakref.WeakSet()

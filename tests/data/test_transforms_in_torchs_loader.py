@@ -44,7 +44,8 @@ def test_every_epoch_has_its_own_samples(start: str | None, is_persistent: bool)
     dataset = make()
     workers = {} if start is None else {"num_workers": 2, "multiprocessing_context": start}
     loader = TorchLoader(dataset, 4, True, persistent_workers=is_persistent, **workers)
-    for epoch in (0, 1, 7, 1):
+    is_quick = start in (None, "fork") or is_persistent  # to start two workers
+    for epoch in (0, 1, 7, 1) if is_quick else (5,):
         dataset.set_epoch(epoch)
         assert_same(dict(sorted(samples(loader).items())), truth(epoch))
 

@@ -3,6 +3,7 @@ a hundredfold. No results are looked at here, test_passes.py does."""
 
 import torch
 
+from fastloop import ArrayDataset, DataLoader, transforms
 from fastloop.base.openmp import thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
@@ -47,4 +48,12 @@ weight = torch.nn.Parameter(torch.zeros(9, device=CUDA))
 weight.grad = torch.ones_like(weight)
 for clip in (None, (0.5, 2.0, False)):
     GradList().unscale_and_clip(thread_pool(), [{"params": [weight]}], scale, flag, clip)
+for dtype in (torch.float32, torch.float16):
+    for channels in (3, 4):
+        images = torch.zeros(9, channels, 40, 41, dtype=torch.uint8)
+        cast = transforms.ToDtype(dtype, scale=True)
+        for (batch,) in DataLoader(
+            ArrayDataset(images, transform=cast), 4, num_workers=1, device="cuda"
+        ):
+            assert batch.dtype is dtype
 torch.cuda.synchronize()

@@ -191,7 +191,6 @@ import torch
 torch.set_num_threads(1)
 from fastloop import DataLoader
 from fastloop.loader import process_iter
-from torch.utils.data._utils import _set_python_exit_flag
 from workers import *
 from workers import Items, wait_until
 
@@ -202,8 +201,7 @@ def look(iterator, look=process_iter.ProcessIter._look_for_dead):
         looks.append(1)
     return look(iterator)
 
-def end():  # in the order in which the interpreter does it
-    _set_python_exit_flag()
+def end():  # torch's flag is set after this, unless multiprocessing was imported before torch
     multiprocessing.util._exit_function()
     wait_until(lambda: len(looks) > 2 or not thread.is_alive())
 

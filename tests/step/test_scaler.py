@@ -436,3 +436,23 @@ def test_nothing_of_an_optimizer_is_kept() -> None:
         assert len(scaler._grad_lists) <= 16
     gc.collect()
     assert not any(ref() is not None for ref in dead)
+
+
+def test_a_scale_that_collecting_replaces_is_the_one_that_counts() -> None:
+    """Collecting gradients runs the user's code; an address taken before it might be stale."""
+
+    class Group(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            if key == "params":
+                scaler._scale.set_(torch.tensor(2.0))  # type: ignore[union-attr]
+            return super().__getitem__(key)
+
+    scaler = GradScaler("cpu", init_scale=8.0)
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler.scale(weight.sum()).backward()  # type: ignore[no-untyped-call]
+    optimizer.param_groups[0] = Group(optimizer.param_groups[0])
+    scaler.unscale_(optimizer)
+    assert weight.grad is not None
+    # torch's own operations take it before, from a tensor of their own.
+    assert weight.grad.tolist() in ([4.0] * 4, [1.0] * 4)

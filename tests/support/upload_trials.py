@@ -181,6 +181,45 @@ def a_loader_from_end_to_end() -> None:
     assert not has_uploads(accelerator)
 
 
+def images_from_end_to_end() -> None:
+    """Each batch is what the dataset makes of its rows, and a quarter of it was copied."""
+    from fastloop import ArrayDataset, DataLoader
+    from fastloop import transforms as T
+    from fastloop.loader.iterators import fast_iterator
+
+    images = torch.randint(0, 256, (40, 3, 20, 21), dtype=torch.uint8)
+    ops = [T.RandomCrop(16, padding=2), T.RandomHorizontalFlip()]
+    values = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))]
+    for behind, size in (([], 3 * 16 * 16), ([T.RandomErasing()], 4 * 3 * 16 * 16)):
+        data = ArrayDataset(images, torch.arange(40), transform=T.Compose([*ops, *values, *behind]))
+        for workers, _ in each_way():
+            if workers == 0:
+                continue
+            device = Device(1)
+            device.use(device.new_stream())
+            accelerator: Any = FakeAccelerator(device)
+            loader: Any = DataLoader(data, 8, num_workers=workers)
+            for epoch in range(2):
+                data.set_epoch(epoch)
+                iterator: Any = fast_iterator(loader, "auto", loader._shared, accelerator)
+                loader._shared.position.begin(iterator)
+                for k, (x, y) in enumerate(iterator):
+                    rows = range(8 * k, 8 * k + 8)
+                    for tensor, expected in (
+                        (x, torch.stack([data[i][0] for i in rows])),
+                        (y, torch.tensor(rows)),
+                    ):
+                        assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
+                        held = expected.numpy().tobytes()
+                        fake.fake_launch_compare(device.stream, tensor.data_ptr(), held, len(held))
+                device.synchronize()
+                del iterator, x, y, tensor
+            assert loader.stats().bytes == 2 * 40 * (size + 8)
+            loader.close()
+            del loader
+            device.close()
+
+
 def memory_comes_back() -> None:
     for workers, seed in each_way():
         device = Device()

@@ -66,10 +66,14 @@ int fl_py_reply_destination_run_ahead(fl_py_reply_destination *self, int64_t fir
         self->pause--;
         return 0;
     }
-    for (int32_t missing = count_missing(self); missing > 0; missing--) {
+    while (count_missing(self) > 0) {
         fl_dest_buffer buffer;
         if (fl_py_destination_new_buffer(&self->base, self->expected_bytes, &buffer) == 0) {
-            fl_copier_add_buffer(self->copier, &buffer);
+            /* allocate is Python, and a signal handler in it may have come here by itself. */
+            if (count_missing(self) > 0)
+                fl_copier_add_buffer(self->copier, &buffer);
+            else
+                fl_py_destination_cancel(&self->base, &buffer);
             continue;
         }
         if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;

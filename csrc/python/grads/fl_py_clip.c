@@ -137,11 +137,13 @@ PyObject *fl_py_unscale_and_clip(fl_py_grads *self, fl_thread_pool *pool, PyObje
 {
     int32_t device = FL_PY_ANYWHERE;
     PyObject *answer = NULL;
-    float *scale_at = fl_py_scalar_address(&self->dlpack, scale, kDLFloat, 32, &device);
-    if (scale_at == NULL) return NULL;
-    float *found_at = fl_py_scalar_address(&self->dlpack, found_inf, kDLFloat, 32, &device);
-    if (found_at == NULL) return NULL;
-    if (fl_py_grads_collect(self, groups, FL_PY_GROUPS) == 0) {
+    float *scale_at = NULL, *found_at = NULL;
+    /* Addresses are taken after the collection, which runs code of the user's. */
+    if (fl_py_grads_collect(self, groups, FL_PY_GROUPS) == 0)
+        scale_at = fl_py_scalar_address(&self->dlpack, scale, kDLFloat, 32, &device);
+    if (scale_at != NULL)
+        found_at = fl_py_scalar_address(&self->dlpack, found_inf, kDLFloat, 32, &device);
+    if (found_at != NULL) {
         bool has_any = self->is_plain && PyList_GET_SIZE(self->tensors) > 0;
         bool is_covered = has_any && self->device == device && !(self->types & 1U << FL_F16);
         answer = is_covered ? unscale_collected(self, pool, scale_at, found_at, clip)

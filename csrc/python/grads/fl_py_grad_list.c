@@ -326,6 +326,8 @@ static PyObject *list_unscale_and_clip(grad_list *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!OOOO:unscale_and_clip", pool_type_of(self), &pool, &groups,
                           &scale, &found_inf, &options))
         return NULL;
+    if (options != Py_None && !PyTuple_Check(options))
+        return PyErr_Format(PyExc_TypeError, "clip must be a tuple or None, not %R", options);
     if (options != Py_None && !PyArg_ParseTuple(options, "ddp:unscale_and_clip", &clip.max_norm,
                                                 &clip.norm_type, &raises))
         return NULL;
