@@ -9,8 +9,8 @@ a-c  time a batch: whole epochs of `for batch in loader: pass`, both loaders at 
      and 2 workers, everything in turns, median of 5 rounds (lowest - highest). Before that, images
      are compared bit for bit with what torchvision makes of the same parameters. Each row is
      followed by
-       - "core": fastloop's time a sample on one core (no workers, the process on one CPU), and
-         torchvision's transforms alone on one core, without any loader;
+       - "core": CPU time a sample: fastloop's on one core (no workers, the process on one CPU), and
+         that of torchvision's transforms alone, on one thread and without any loader;
        - "u8" (a, b): the same work without ToDtype and Normalize, for a device that casts;
        - "device" (a, b): the share of its time that a simulated device works which needs half of
          torch's best time for each batch: it computes while the loop asks for the next batch, and
@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, replace
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from typing import Any
 
-from _harness import Epochs, Goal, Report, Result, Times, measure, parse_arguments
+from _harness import Epochs, Goal, Report, Result, Times, measure_by, parse_arguments
 from _work import loader_epoch, on_one_cpu
 from _work_images import ROWS, CastLimit, Images
 from torch.utils.data import DataLoader
@@ -75,9 +75,11 @@ def row(bench: Bench, key: str, work: str, images: Images) -> None:
     contestants["limit"] = bench.limit.epochs(images)
     if key in WITH_DEVICE:
         contestants["u8"] = epochs_of(images.as_bytes().loaders("fastloop"))
-    results = measure(contestants, bench.rounds, bench.seconds)
+    clocks = {"cpu": process_time, "wall": perf_counter}
+    measured = measure_by(clocks, contestants, bench.rounds, bench.seconds)
+    results = measured["wall"]
     report_times(bench, key, work, results)
-    report_core(bench, key, images, results)
+    report_core(bench, key, images, measured["cpu"])
     if key in WITH_DEVICE:
         report_u8(bench, key, results)
         row_device(bench, key, loaders, results["torch"].median * 1e-6 / 2)
@@ -97,7 +99,7 @@ def report_times(bench: Bench, key: str, work: str, results: dict[str, Result]) 
 
 
 def report_core(bench: Bench, key: str, images: Images, results: dict[str, Result]) -> None:
-    """Of the limit, the best on one thread."""
+    """On the clock of the CPU. Of the limit, the best on one thread."""
     on_one = Result({of: t for of, t in results["limit"].variants.items() if of.endswith("x1")})
     whole = {"fastloop": results["core"], "torch": results["transforms"], "limit": on_one}
     each = {

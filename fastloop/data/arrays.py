@@ -295,7 +295,7 @@ class ArrayDataset(Dataset[Any]):
         seed: int = 0,
         **named: object,
     ) -> None:
-        seed = _check_arguments(transform, layout, out_layout, seed)
+        self._seed = _check_arguments(transform, layout, out_layout, seed)
         if fields and named:
             raise TypeError("pass fields either all by position or all by name, not both")
         if not fields and not named:
@@ -309,7 +309,7 @@ class ArrayDataset(Dataset[Any]):
             each = ", ".join(f"{field.name} has {len(field)}" for field in self._fields)
             raise ValueError(f"fields must have the same number of rows, but {each}")
         self._transforms = {
-            i: self._make_transform(i, given, layout, out_layout, seed)
+            i: self._make_transform(i, given, layout, out_layout)
             for i, given in self._given_transforms(transform).items()
         }
         if self._transforms:
@@ -337,7 +337,7 @@ class ArrayDataset(Dataset[Any]):
         return {keys.index(key): given for key, given in transform.items() if given is not None}
 
     def _make_transform(
-        self, i: int, transform: Any, layout: str, out_layout: str, seed: int
+        self, i: int, transform: Any, layout: str, out_layout: str
     ) -> FieldTransform:
         field = self._fields[i]
         is_class = isinstance(transform, type)
@@ -350,7 +350,7 @@ class ArrayDataset(Dataset[Any]):
                 "Compose([...]) of several"
             )
         dtype, shape = torch_dtype(field.source), field.source.shape[1:]
-        return FieldTransform(field.name, transform, shape, dtype, layout, out_layout, seed)
+        return FieldTransform(field.name, transform, shape, dtype, layout, out_layout, self._seed)
 
     @property
     def _plans(self) -> tuple[_core.ImagePlan | None, ...]:
@@ -441,12 +441,20 @@ class ArrayDataset(Dataset[Any]):
         return self._transforms[keys.index(key)].params(row, check_epoch(epoch), view)
 
     def explain(self) -> str:
-        """Where each operation runs, and why: a line for each field and each operation."""
+        """Where each operation runs, and why: a line for each field and each operation; and whose
+        random parameters they have."""
         lines, others = [], self._untranslated
         for i, field in enumerate(self._fields):
             transform = self._transforms.get(i)
             lines += (
                 transform.explain(others) if transform else [f"{field.name}: {field!r} as it is"]
+            )
+        if self._epoch is not None:
+            whose = "set by set_epoch()"
+            if not self._epoch.is_users:
+                whose = "counted by fastloop's loaders; with torch's own, call set_epoch() for each"
+            lines.append(
+                f"random parameters: seed {self._seed}, epoch {self._epoch.value}, {whose}"
             )
         return "\n".join(lines)
 

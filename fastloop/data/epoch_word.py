@@ -39,6 +39,11 @@ class Epoch:
     def value(self) -> int:
         return int(self._numbers[0])
 
+    @property
+    def is_users(self) -> bool:
+        """Whether the user has set it."""
+        return bool(self._numbers[1] == _IS_USERS)
+
     def set(self, epoch: Any) -> None:
         """The user's choice, which loaders then leave alone."""
         self._numbers[0] = check_epoch(epoch)
@@ -46,7 +51,7 @@ class Epoch:
 
     def begin(self, epoch: int) -> None:
         """A loader begins an epoch, the how manieth by its own count from 0."""
-        if self._numbers[1] != _IS_USERS:
+        if not self.is_users:
             self._numbers[0] = check_epoch(epoch)
 
     def __reduce__(self) -> tuple[type[Epoch], tuple[torch.Tensor]]:

@@ -347,7 +347,7 @@ def test_copies_give_the_same_samples(how: Callable[[Any], Any]) -> None:
 
 
 def test_texts_say_what_becomes_of_each_field() -> None:
-    dataset = ArrayDataset(image=IMAGES, label=np.arange(ROWS), transform=chain())
+    dataset = ArrayDataset(image=IMAGES, label=np.arange(ROWS), transform=chain(), seed=6)
     shape = "(7, 3, 9, 10)"
     assert repr(dataset) == (
         f"ArrayDataset(image: uint8 {shape} -> float32 (3, 8, 8), label: int64 (7,))"
@@ -356,9 +356,14 @@ def test_texts_say_what_becomes_of_each_field() -> None:
     assert lines[0].startswith(
         "field 'image': uint8 (3, 9, 10) CHW -> float32 (3, 8, 8) CHW, by C, "
     )
-    assert [line.strip().partition("(")[0] for line in lines[1:-2]] == [name for name, _ in OPS]
+    assert [line.strip().partition("(")[0] for line in lines[1:-3]] == [name for name, _ in OPS]
     assert "to float32; " in lines[3]
-    assert lines[-1] == "field 'label': int64 (7,) as it is"
+    assert lines[-2] == "field 'label': int64 (7,) as it is"
+    assert lines[-1].startswith(
+        "random parameters: seed 6, epoch 0, counted by fastloop's loaders; "
+    )
+    dataset.set_epoch(2)
+    assert dataset.explain().endswith("random parameters: seed 6, epoch 2, set by set_epoch()")
 
 
 @pytest.mark.parametrize(
@@ -370,7 +375,7 @@ def test_texts_say_what_becomes_of_each_field() -> None:
     ],
 )
 def test_texts_say_what_a_device_does(count: int, line: str | None) -> None:
-    *_, last = dataset_of(transform=chain(OPS[:count])).explain().split("\n")[:-1]
+    *_, last = dataset_of(transform=chain(OPS[:count])).explain().split("\n")[:-2]
     if line is None:
         assert "device" not in last
     else:

@@ -113,8 +113,8 @@ cudaError_t fake_try_launch(cudaStream_t stream, void (*kernel)(void *), void *a
     if (error == cudaSuccess) error = fake_use_stream(into);
     if (error == cudaSuccess) {
         launches++;
-        if (!IS_IGNORED())
-            fake_submit(into, (fake_op){.kind = FAKE_CALL, .kernel = kernel, .arg = arg});
+        fake_op call = {.kind = FAKE_CALL, .kernel = kernel, .arg = arg, .owns_arg = true};
+        if (!IS_IGNORED()) fake_submit(into, call);
         fake_run_some();
     }
     return fake_leave(error);

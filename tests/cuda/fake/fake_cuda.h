@@ -38,7 +38,8 @@ char *fake_host_view(const void *memory);
  * the runtime. */
 void fake_launch(cudaStream_t stream, void (*kernel)(void *), void *arg);
 
-/* The same for the code under test: a call that may fail, and then nothing is queued. */
+/* The same for the code under test: a call that may fail, and then nothing is queued. Otherwise the
+ * kernel frees arg, of malloc. */
 cudaError_t fake_try_launch(cudaStream_t stream, void (*kernel)(void *), void *arg);
 cudaError_t fake_refuse_launch(cudaError_t error); /* one that is beyond a limit */
 int64_t fake_launches(void);                       /* so far, of those that did not fail */

@@ -314,6 +314,7 @@ void fake_drop_work(void)
             fake_op *op = stream->first;
             stream->first = op->next;
             stream->queued--;
+            if (op->owns_arg) free(op->arg);
             free(op);
         }
     }

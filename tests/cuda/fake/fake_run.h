@@ -37,6 +37,7 @@ typedef struct fake_op {
     size_t bytes;
     void (*kernel)(void *);
     void *arg;
+    bool owns_arg; /* of malloc, and the kernel frees it: so must who drops the call */
     struct fake_op *next;
 } fake_op;
 
