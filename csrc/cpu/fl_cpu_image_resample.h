@@ -10,6 +10,7 @@
 #include "fl_cpu_image_vector.h"
 
 enum { BLOCK = 16, GROUP = 4, GROUPS = BLOCK / GROUP, MAX_PAIRS = 8, DOT = 16 };
+enum { AHEAD_ROWS = 16 }; /* that are prefetched before they are worked on */
 enum { BAND_ROWS = 256 }; /* that a block goes through: of more, caches would not hold the lines */
 
 /* Four registers of int32 sums, one result an element: shifted, clamped to a byte, in order. */
@@ -38,6 +39,7 @@ typedef struct block_of {
     group_of group[GROUPS];
     int32_t pairs;
     bool is_one_window; /* from[0] serves all pairs */
+    bool is_first;      /* of its rows, which may then be far away in memory */
 } block_of;
 
 /* As many as the result with the most samples needs, of a block. */
@@ -112,6 +114,15 @@ FL_INLINE vector sum_group(const group_of *group, const uint8_t *src, int64_t pi
     return sum;
 }
 
+/* The hardware foresees lines of one row, but a block takes one of each: all that other blocks will
+ * need of LANES rows is asked for here. */
+FL_INLINE void prefetch_rows(const uint8_t *src, int64_t pitch, const fl_resample *axis)
+{
+    for (int row = 0; row < LANES; row++)
+        for (int32_t x = axis->first[0]; x < axis->in; x += 64)
+            __builtin_prefetch(src + row * pitch + x);
+}
+
 FL_INLINE void work_block(const block_of *block, uint8_t *dst, int64_t dst_pitch,
                           const uint8_t *src, int64_t src_pitch, int64_t rows,
                           const fl_resample *axis, int32_t pairs, bool is_one_window)
@@ -121,6 +132,8 @@ FL_INLINE void work_block(const block_of *block, uint8_t *dst, int64_t dst_pitch
     for (int64_t at = 0; at < rows; at += LANES) {
         int64_t row = fl_min(at, rows - LANES);
         const uint8_t *from = src + row * src_pitch;
+        if (block->is_first && row + AHEAD_ROWS + LANES <= rows)
+            prefetch_rows(from + AHEAD_ROWS * src_pitch, src_pitch, axis);
         vector sums[GROUPS];
         FL_UNROLL for (int g = 0; g < GROUPS; g++) sums[g] =
             sum_group(&block->group[g], from, src_pitch, pairs, is_one_window, half);
@@ -220,6 +233,7 @@ static void resample_rows(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, i
     for (int32_t at = 0; at < axis->out; at += BLOCK) {
         block_of block;
         int32_t i = (int32_t)fl_min(at, axis->out - BLOCK);
+        block.is_first = at == 0;
         if (prepare_block(&block, axis, i))
             shuffle_block(&block, dst + i, dst_pitch, src, src_pitch, rows, axis);
         else
