@@ -190,8 +190,15 @@ def images_from_end_to_end() -> None:
     images = torch.randint(0, 256, (40, 3, 20, 21), dtype=torch.uint8)
     ops = [T.RandomCrop(16, padding=2), T.RandomHorizontalFlip()]
     values = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))]
-    for behind, size in (([], 3 * 16 * 16), ([T.RandomErasing()], 4 * 3 * 16 * 16)):
-        data = ArrayDataset(images, torch.arange(40), transform=T.Compose([*ops, *values, *behind]))
+    for behind, size, layout in (
+        ([], 3 * 16 * 16, "CHW"),
+        ([T.RandomErasing()], 4 * 3 * 16 * 16, "CHW"),
+        ([], 3 * 16 * 16, "channels_last"),
+        ([T.RandomErasing()], 4 * 3 * 16 * 16, "channels_last"),
+    ):
+        chain = T.Compose([*ops, *values, *behind])
+        data = ArrayDataset(images, torch.arange(40), transform=chain, out_layout=layout)
+        order = (0, 2, 3, 1) if layout == "channels_last" else (0, 1, 2, 3)
         for workers, _ in each_way():
             if workers == 0:
                 continue
@@ -210,7 +217,10 @@ def images_from_end_to_end() -> None:
                         (y, torch.tensor(rows)),
                     ):
                         assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
-                        held = expected.numpy().tobytes()
+                        if tensor.ndim == 4:
+                            tensor, expected = tensor.permute(order), expected.permute(order)
+                        assert tensor.is_contiguous()
+                        held = expected.contiguous().numpy().tobytes()
                         fake.fake_launch_compare(device.stream, tensor.data_ptr(), held, len(held))
                 device.synchronize()
                 del iterator, x, y, tensor
