@@ -242,3 +242,21 @@ def test_plans_are_freed() -> None:
     del source, table
     gc.collect()
     assert reference() is None
+
+
+def test_a_cut_table_is_for_a_device_alone() -> None:
+    images = torch.zeros(4, 1, 2, 3, dtype=torch.uint8)
+    shape = {"height": 2, "width": 3, "channels": 1, "layout": "CHW"}
+    made = {"out_dtype": "float16", "out_layout": "HWC", "tables": bytes(512)}
+    plan = _core.ImagePlan((), **shape, **made, linear=None, seed=0)  # type: ignore[arg-type]
+    table = _core.Table((images,), torch.Tensor, ("a",), (None,), (plan,))
+    cut = table.cut()
+    assert plan.uncut == "" and cut is not table
+    with pytest.raises(ValueError, match="no cut table"):
+        cut.read_row(0, (torch.zeros(2, 3, 1, dtype=torch.float16),))
+    more: dict[str, Any] = {"keys": None, "maps": (), "workers": 1, "prefetch": 1}
+    more |= {"in_order": True, "persistent": False, "timeout": 0}
+    with pytest.raises(ValueError, match="go to a device"):
+        _core.ArrayLoader(cut, pool=_core.BatchPool(1), fetch=list, **more)
+    plain = _core.Table((images,), torch.Tensor, ("a",), (None,), (None,))
+    assert plain.cut() is plain

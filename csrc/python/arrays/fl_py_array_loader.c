@@ -78,6 +78,8 @@ check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, bool has_des
 {
     if (pool->device >= 0 && !has_destination)
         PyErr_Format(PyExc_ValueError, "slots of a device need a destination");
+    else if (table->is_cut && pool->device < 0)
+        PyErr_Format(PyExc_ValueError, "a cut table is for batches that go to a device");
     else if (pool->arena != NULL)
         PyErr_Format(PyExc_ValueError, "slots shared with workers are not for threads");
     else if (pool->fields < table->count)
@@ -260,7 +262,7 @@ static PyObject *loader_use(fl_py_array_loader *self, PyObject *table)
 {
     fl_py_array_ring *ring = &self->ring;
     if (!Py_IS_TYPE(table, Py_TYPE(ring->table)) || ring->runs_ahead ||
-        ((fl_py_table *)table)->count != ring->table->count)
+        ((fl_py_table *)table)->count != ring->table->count || ((fl_py_table *)table)->is_cut)
         return PyErr_Format(PyExc_ValueError, "use needs a Table of %d fields and no workers",
                             ring->table->count);
     if (enter(self) != 0) return NULL;

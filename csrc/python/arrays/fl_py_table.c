@@ -265,9 +265,9 @@ static void table_dealloc(fl_py_table *self)
 /* Where row data is written: the tensors in `outs`, contiguous, one for each field. */
 static int check_outs(fl_py_table *self, PyObject *outs)
 {
-    if (PyTuple_GET_SIZE(outs) == self->count) return 0;
-    PyErr_Format(PyExc_ValueError, "read_row needs %d tensors, got %zd", self->count,
-                 PyTuple_GET_SIZE(outs));
+    if (PyTuple_GET_SIZE(outs) == self->count && !self->is_cut) return 0;
+    PyErr_Format(PyExc_ValueError, "read_row needs %d tensors and no cut table, got %zd",
+                 self->count, PyTuple_GET_SIZE(outs));
     return -1;
 }
 
