@@ -98,7 +98,8 @@ static int check_image(fl_image_size in, fl_err *err)
 {
     if (in.height >= 1 && in.width >= 1 && in.height <= FL_MAX_EDGE && in.width <= FL_MAX_EDGE)
         return FL_OK;
-    return fl_fail(err, FL_EINVAL, "an image of (%d, %d): both edges are between 1 and %d",
+    return fl_fail(err, FL_EINVAL,
+                   "an image of (%d, %d): both edges are between 1 and %d; crop or resize first",
                    in.height, in.width, FL_MAX_EDGE);
 }
 
@@ -112,6 +113,7 @@ static int check_ops(const fl_image_config *config, fl_image_size *size, fl_err 
         const fl_image_op *op = &config->ops[i];
         FL_TRY(check_op(op, err));
         FL_TRY(op_types[op->kind]->size(op, *size, size, err));
+        if (fl_size_is_known(*size)) FL_TRY(check_image(*size, err));
         FL_TRY(count_segments(op, &segments, err));
         if (has_erased) FL_TRY(check_after_erase(op, err));
         has_erased |= op->kind == FL_OP_ERASE;
@@ -178,6 +180,13 @@ int32_t fl_image_plan_count(const fl_image_plan *plan) { return plan->count; }
 int32_t fl_image_plan_channels(const fl_image_plan *plan) { return plan->output.channels; }
 uint64_t fl_image_plan_seed(const fl_image_plan *plan) { return plan->seed; }
 
+bool fl_image_plan_resizes(const fl_image_plan *plan)
+{
+    for (int32_t i = 0; i < plan->count; i++)
+        if (is_resize(plan->ops[i].kind)) return true;
+    return false;
+}
+
 const fl_image_op *fl_image_plan_op(const fl_image_plan *plan, int32_t i)
 {
     assert(i >= 0 && i < plan->count);
@@ -204,6 +213,7 @@ int fl_image_plan_draw(const fl_image_plan *plan, const fl_sample_key *key, fl_i
         const fl_op_type *type = op_types[op->kind];
         params[i] = (fl_image_params){.is_applied = true};
         FL_TRY(type->size(op, in, &params[i].out, err));
+        FL_TRY(check_image(params[i].out, err));
         if (type->draw != NULL) type->draw(op, key, in, &params[i]);
         in = params[i].out;
     }

@@ -14,6 +14,8 @@ enum {
     ALIGNMENT = 64,             /* of each field in the buffer */
     PART_BYTES = 64 * 1024,     /* a part has at least so many bytes, about 6 us of copying; */
     GUARDED_BYTES = 512 * 1024, /* through fl_safe_read so many, for several rows a call */
+    /* a resize takes as long as copying so many times what it reads and writes */
+    RESIZE_WORK = 8,
     MAX_PARTS = 4096,
     LINE_BYTES = 64,
     AHEAD_BYTES = 4096 /* of the next image, prefetched */
@@ -198,6 +200,8 @@ int64_t fl_table_work(const fl_table *table, int64_t rows)
         const fl_field *field = &table->fields[f];
         int64_t of_row = field->out_bytes, of_field;
         if (field->plan != NULL && !fl_add(of_row, field->row_bytes, &of_row)) return INT64_MAX;
+        bool is_resized = field->plan != NULL && fl_image_plan_resizes(field->plan);
+        if (is_resized && !fl_mul(of_row, RESIZE_WORK, &of_row)) return INT64_MAX;
         if (!fl_mul(rows, of_row, &of_field) || !fl_add(work, of_field, &work)) return INT64_MAX;
     }
     return work;

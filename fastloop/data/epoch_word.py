@@ -22,8 +22,9 @@ def check_epoch(epoch: Any) -> int:
 
 
 class Epoch:
-    """Shared by forked children, and by spawned ones that it is sent to. A copy or a plain pickle
-    has a word of its own. Written between epochs only, so readers need no lock."""
+    """Shared by forked children, and by spawned ones that it is sent to. A deep copy or a plain
+    pickle has a word of its own. Every iter() of a loader may write it; readers take what is
+    there."""
 
     def __init__(self, word: torch.Tensor | None = None) -> None:
         if word is None:

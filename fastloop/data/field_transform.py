@@ -112,7 +112,9 @@ class FieldTransform:
         lines = [f"{name}: uint8 {shape} {layout} -> {result}, by C, {where}"]
         lines += [f"  {op!r}: {op.work}" for op in self.plan.ops]
         if self.plan.dtype is not torch.uint8 and not others:
-            lines.append(f"  on a CUDA device: {self._explain_cut(self.plan.core.uncut)}")
+            lines.append(
+                f"  on a CUDA device, with workers: {self._explain_cut(self.plan.core.uncut)}"
+            )
         return lines
 
     def _explain_cut(self, uncut: str) -> str:

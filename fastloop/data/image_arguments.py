@@ -36,6 +36,8 @@ def _is_number(value: object) -> bool:
         return False
     try:
         float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return True
     except (TypeError, ValueError, RuntimeError):
         return False
     return True
@@ -185,10 +187,16 @@ def read_statistics(name: str, values: Any) -> list[float]:
         each = []
     if not each or not all(map(_is_number, each)):
         raise TypeError(f"Normalize: {name}={values!r} are no numbers; {remedy}")
-    numbers = [float(value) for value in each]
-    if name == "std" and not all(torch.tensor(numbers, dtype=torch.float32, device="cpu")):
+    try:
+        numbers = [float(value) for value in each]
+    except OverflowError:
+        numbers = [math.inf]
+    as_computed = torch.tensor(numbers, dtype=torch.float32, device="cpu")
+    if not as_computed.isfinite().all():
+        raise ValueError(f"Normalize: {name}={values!r} is not finite in float32; {remedy}")
+    if name == "std" and not as_computed.all():
         raise ValueError(
-            f"Normalize: std={values!r} has a zero, by which images would be divided; "
+            f"Normalize: std={values!r} has a zero in float32, by which images would be divided; "
             "pass the standard deviation of each channel"
         )
     return numbers

@@ -282,7 +282,8 @@ class Plan:
 def _check_images(shape: Sequence[int], layout: str) -> tuple[int, int, int]:
     """(channels, height, width) of images of this shape."""
     if len(shape) != 3:
-        hint = "; pass array[:, None] for images of one channel" if len(shape) == 2 else ""
+        one = "array[:, None]" if layout == "CHW" else "array[..., None]"
+        hint = f"; pass {one} for images of one channel" if len(shape) == 2 else ""
         raise ValueError(
             f"images have shape {tuple(shape)}, not the three lengths of {layout}{hint}"
         )

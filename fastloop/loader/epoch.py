@@ -20,9 +20,10 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
+    Dataset,
     RandomSampler,
     SequentialSampler,
-    Subset,
+    StackDataset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -127,14 +128,29 @@ def sampler_with_epoch(loader: DataLoader[Any]) -> Any:
     return None
 
 
+def _held_by(dataset: Any) -> Iterator[Any]:
+    """What may be datasets: attributes, and what torch's ConcatDataset and StackDataset list."""
+    for value in vars(dataset).values():
+        if isinstance(value, list | tuple | dict):
+            if isinstance(dataset, ConcatDataset | StackDataset):
+                yield from value.values() if isinstance(value, dict) else value
+        else:
+            yield value
+
+
 def _datasets_within(dataset: Any) -> Iterator[ArrayDataset]:
-    """Those that torch's own wrappers hold."""
-    if isinstance(dataset, ArrayDataset):
-        yield dataset
-    elif isinstance(dataset, Subset):
-        yield from _datasets_within(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        yield from chain.from_iterable(map(_datasets_within, dataset.datasets))
+    """Those that wrappers hold, torch's and the user's."""
+    seen: set[int] = set()
+    left = [dataset]
+    while left:
+        found = left.pop()
+        if not isinstance(found, Dataset) or id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, ArrayDataset):
+            yield found
+        else:
+            left.extend(_held_by(found))
 
 
 def begin_transforms(dataset: Any, number: int) -> None:

@@ -223,9 +223,20 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: T.Normalize([1], [1, 0]),
         ValueError,
-        r"^Normalize: std=\[1, 0\] has a zero, .*; pass",
+        r"^Normalize: std=\[1, 0\] has a zero in float32, .*; pass",
     ),
-    (lambda: T.Normalize([1], [1e-50]), ValueError, "^Normalize: std=.1e-50. has a zero, by which"),
+    (
+        lambda: T.Normalize([1], [1e-50]),
+        ValueError,
+        "^Normalize: std=.1e-50. has a zero in float32, by",
+    ),
+    (
+        lambda: T.Normalize([1], [float("nan")]),
+        ValueError,
+        "^Normalize: std=.nan. is not finite in",
+    ),
+    (lambda: T.Normalize([1e39], [1]), ValueError, "^Normalize: mean=.1e.39. is not finite in fl"),
+    (lambda: T.Normalize([10**400], [1]), ValueError, "^Normalize: mean=.10*. is not finite in fl"),
     (lambda: T.Compose([]), ValueError, "^Compose: transforms is empty; pass at least one oper"),
     (lambda: T.Compose(T.Pad(1)), TypeError, "^Compose: transforms is a Pad; pass a list of oper"),
     (lambda: T.Compose([T.Pad(1), len]), TypeError, "^Compose: item 1 is a builtin_function_or_me"),

@@ -379,7 +379,7 @@ def test_texts_say_what_a_device_does(count: int, line: str | None) -> None:
     if line is None:
         assert "device" not in last
     else:
-        assert last.startswith(f"  on a CUDA device: {line}")
+        assert last.startswith(f"  on a CUDA device, with workers: {line}")
 
 
 # ---- what is refused

@@ -20,7 +20,7 @@ import fastloop
 from fastloop import _core
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_BYTES = 2_300_000  # 1 MB of it is the CUDA runtime, 0.6 MB are kernels
+MAX_BYTES = 2_500_000  # 1 MB of it is the CUDA runtime, 0.6 MB are kernels
 VERSION = "Cuda compilation tools, release 13.0, V13.0.88"
 KNOWN = "sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120"
 
@@ -156,9 +156,12 @@ def test_a_cuda_build_takes_all_but_the_stub(
     assert macro(ext, "FL_CUDA_ARCHS") == '"75 80 86 89 90 100 120"'
     assert macro(ext, "FL_CUDA_REASON") == '""'
     codes = re.findall(r"-gencode=arch=compute_(\d+),code=(\w+)_(\d+)", asked(root))
-    assert [code[2] for code in codes if code[1] == "sm"] == "75 80 86 89 90 100 120".split()
+    count = len(kernels)  # each file is compiled for all
+    assert [
+        code[2] for code in codes if code[1] == "sm"
+    ] == "75 80 86 89 90 100 120".split() * count
     ptx = [code for code in codes if code[1] == "compute"]
-    assert ptx == [("75", "compute", "75"), ("120", "compute", "120")]
+    assert ptx == [("75", "compute", "75"), ("120", "compute", "120")] * count
 
 
 def test_fastloop_cuda_0_never_looks(

@@ -20,7 +20,7 @@ int fl_py_index_source_open(fl_py_index_source *self, const fl_py_dlpack *dlpack
 {
     fl_err err;
     self->maps = Py_NewRef(maps);
-    self->has_views = has_plans && PyTuple_GET_SIZE(maps) == 0;
+    self->has_views = has_plans;
     if (fl_plan_open(length, &self->plan, &err) != FL_OK) return raise_status(&err);
     for (Py_ssize_t m = 0; m < PyTuple_GET_SIZE(maps); m++) {
         fl_tensor view;

@@ -74,15 +74,9 @@ static int read_shape(PyObject *dict, fl_image_op *out)
     return 0;
 }
 
-int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
+static int read_op(PyObject *dict, fl_image_op *out)
 {
     int32_t kind = 0, occurrence = 0, interpolation = 0, mode = 0;
-    *out = (fl_image_op){0};
-    if (!PyDict_Check(dict)) {
-        PyErr_Format(PyExc_TypeError, "ImagePlan: an operation is a dict, not a %.100s",
-                     Py_TYPE(dict)->tp_name);
-        return -1;
-    }
     if (read_int(dict, "kind", FL_OP_KINDS - 1, &kind) != 0 ||
         read_int(dict, "occurrence", UINT8_MAX, &occurrence) != 0 ||
         read_int(dict, "interpolation", FL_INTERPOLATIONS - 1, &interpolation) != 0 ||
@@ -101,6 +95,20 @@ int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
     PyObject *p = look_up(dict, "p");
     if (p != NULL) out->p = PyFloat_AsDouble(p);
     return PyErr_Occurred() ? -1 : 0;
+}
+
+int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
+{
+    *out = (fl_image_op){0};
+    if (!PyDict_Check(dict)) {
+        PyErr_Format(PyExc_TypeError, "ImagePlan: an operation is a dict, not a %.100s",
+                     Py_TYPE(dict)->tp_name);
+        return -1;
+    }
+    PyObject *own = PyDict_Copy(dict); /* values are borrowed while Python code of theirs runs */
+    int status = own != NULL ? read_op(own, out) : -1;
+    Py_XDECREF(own);
+    return status;
 }
 
 PyObject *fl_py_image_params(const fl_image_params *params)

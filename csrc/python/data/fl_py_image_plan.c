@@ -39,7 +39,8 @@ static int find_layout(const char *what, const char *name, fl_image_layout *out)
 static int read_ops(PyObject *tuple, fl_image_op *ops)
 {
     if (PyTuple_GET_SIZE(tuple) > FL_MAX_IMAGE_OPS) {
-        PyErr_Format(PyExc_ValueError, "ImagePlan: %zd operations, and a plan has at most %d",
+        PyErr_Format(PyExc_ValueError,
+                     "ImagePlan: %zd operations, and a plan has at most %d; leave some out",
                      PyTuple_GET_SIZE(tuple), FL_MAX_IMAGE_OPS);
         return -1;
     }

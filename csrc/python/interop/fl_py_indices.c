@@ -98,11 +98,13 @@ int fl_py_rows_add(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows)
     return 1;
 }
 
-/* 1 done; 0 not a tuple (index, view); -1 exception. */
+/* An index, of view 0, or a tuple (index, view). 1 done; 0 neither; -1 exception. */
 static int read_view(const fl_py_dlpack *dlpack, PyObject *item, int64_t *index, uint8_t *view)
 {
     int64_t number = 0;
-    if (!PyTuple_CheckExact(item) || PyTuple_GET_SIZE(item) != 2) return 0;
+    *view = 0;
+    if (!PyTuple_CheckExact(item)) return fl_py_index(dlpack, item, index);
+    if (PyTuple_GET_SIZE(item) != 2) return 0;
     int done = fl_py_index(dlpack, PyTuple_GET_ITEM(item, 0), index);
     if (done == 1) done = fl_py_index(dlpack, PyTuple_GET_ITEM(item, 1), &number);
     if (done != 1) return done;
