@@ -474,7 +474,9 @@ def test_epochs_go_on_within_other_datasets(wrap: Any) -> None:
 
 
 def list_tensors(batch: Any) -> list[torch.Tensor]:
-    return [batch] if isinstance(batch, torch.Tensor) else sum(map(list_tensors, batch), [])
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    return [tensor for part in batch for tensor in list_tensors(part)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
