@@ -24,7 +24,7 @@ static void test_launches_beyond_a_limit(void)
     check_launch(launch, cudaErrorLaunchOutOfResources);
     launch = fits, launch.shared_bytes = 48 << 10; /* beside what kernels have already */
     check_launch(launch, cudaErrorInvalidValue);
-    launch = fits, launch.shared_bytes = 32 << 10;
+    launch = fits, launch.shared_bytes = 16 << 10;
     check_launch(launch, cudaSuccess);
     launch = fits, launch.blocks.x = 0;
     check_launch(launch, cudaErrorInvalidConfiguration);
