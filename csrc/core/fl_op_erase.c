@@ -12,14 +12,6 @@ static int check(const fl_image_op *op, fl_err *err)
     return fl_op_check_area(fl_op_erase.name, op, err);
 }
 
-static int same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
-{
-    (void)op;
-    (void)err;
-    *out = in;
-    return FL_OK;
-}
-
 /* A rectangle as long or as wide as the image does not count; after ten of them, nothing is
  * erased. */
 static void
@@ -55,6 +47,6 @@ const fl_op_type fl_op_erase = {.name = "RandomErasing",
                                 .is_drawn = true,
                                 .has_area = true,
                                 .check = check,
-                                .size = same_size,
+                                .size = fl_op_same_size,
                                 .draw = draw,
                                 .apply = apply};

@@ -7,7 +7,7 @@ int fl_op_check_p(const char *name, double p, fl_err *err)
     return fl_fail(err, FL_EINVAL, "%s(p=%g): a probability is between 0 and 1", name, p);
 }
 
-static int same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
+int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
 {
     (void)op;
     (void)err;
@@ -40,7 +40,7 @@ static int apply_horizontal(const fl_image_op *op, int32_t i, const fl_image_par
 const fl_op_type fl_op_horizontal_flip = {.name = "RandomHorizontalFlip",
                                           .is_drawn = true,
                                           .check = check_horizontal,
-                                          .size = same_size,
+                                          .size = fl_op_same_size,
                                           .draw = draw,
                                           .apply = apply_horizontal};
 
@@ -62,6 +62,6 @@ static int apply_vertical(const fl_image_op *op, int32_t i, const fl_image_param
 const fl_op_type fl_op_vertical_flip = {.name = "RandomVerticalFlip",
                                         .is_drawn = true,
                                         .check = check_vertical,
-                                        .size = same_size,
+                                        .size = fl_op_same_size,
                                         .draw = draw,
                                         .apply = apply_vertical};

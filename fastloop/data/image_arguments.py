@@ -31,13 +31,19 @@ def _is_int(value: object) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
+def _to_float(value: Any) -> float:
+    """As float(), but an int that is too large for it is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def _is_number(value: object) -> bool:
     if isinstance(value, (bool, str, bytes)):
         return False
     try:
-        float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        return True
+        _to_float(value)
     except (TypeError, ValueError, RuntimeError):
         return False
     return True
@@ -131,7 +137,7 @@ def read_fill(op: str, name: str, fill: Any) -> tuple[float, ...]:
         raise TypeError(
             f"{op}: {name}={fill!r} is no number; pass a number, or a list of one a channel"
         )
-    return tuple(map(float, each))
+    return tuple(map(_to_float, each))
 
 
 def read_interpolation(op: str, interpolation: Any, antialias: Any) -> str:
@@ -162,7 +168,7 @@ def check_range(op: str, name: str, value: Any, low: float, high: float) -> None
     """(min, max) with low <= min <= max <= high; 0 only where low is 0."""
     if not _is_sequence(value) or len(value) != 2 or not all(map(_is_number, value)):
         raise TypeError(f"{op}: {name}={value!r} are not two numbers; pass (min, max)")
-    least, most = map(float, value)
+    least, most = map(_to_float, value)
     if not (math.isfinite(least) and math.isfinite(most) and least <= most):
         raise ValueError(f"{op}: {name}={value!r} is no range; pass (min, max), min <= max")
     if least < low or most > high or most <= 0 or (name == "ratio" and least <= 0):
@@ -187,10 +193,7 @@ def read_statistics(name: str, values: Any) -> list[float]:
         each = []
     if not each or not all(map(_is_number, each)):
         raise TypeError(f"Normalize: {name}={values!r} are no numbers; {remedy}")
-    try:
-        numbers = [float(value) for value in each]
-    except OverflowError:
-        numbers = [math.inf]
+    numbers = [_to_float(value) for value in each]
     as_computed = torch.tensor(numbers, dtype=torch.float32, device="cpu")
     if not as_computed.isfinite().all():
         raise ValueError(f"Normalize: {name}={values!r} is not finite in float32; {remedy}")
