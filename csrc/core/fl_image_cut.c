@@ -43,7 +43,7 @@ static int find_byte(const char *table, const void *element, size_t bytes, uint8
 static int cut_fill(const fl_image_config *config, fl_image_op *op, fl_err *err)
 {
     const char *name = name_filler(op), *tables = config->tables;
-    const size_t bytes = config->type == FL_IMAGE_F32 ? 4 : 2;
+    const size_t bytes = (size_t)fl_image_type_bytes(config->type);
     fl_image_op cut = *op;
     for (int32_t c = 0; name != NULL && c < config->channels; c++) {
         int value = find_byte(tables + (size_t)c * 256 * bytes, op->out_fill + (size_t)c * bytes,

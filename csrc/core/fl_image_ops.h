@@ -20,6 +20,12 @@ typedef enum fl_image_type {
     FL_IMAGE_TYPES
 } fl_image_type;
 
+/* Of one element. */
+static inline int32_t fl_image_type_bytes(fl_image_type type)
+{
+    return type == FL_IMAGE_U8 ? 1 : type == FL_IMAGE_F32 ? 4 : 2;
+}
+
 /* What becomes of the elements of a channel: value v becomes table[v]. */
 typedef struct fl_image_cast {
     const void *table; /* borrowed: 256 elements of the output's type, at a multiple of 64 bytes */

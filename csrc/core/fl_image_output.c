@@ -9,17 +9,12 @@
 /* Outputs from this size on are written past the caches: batches of them are larger. */
 enum { STREAMED_BYTES = 256 * 1024 };
 
-static inline int32_t bytes_of(fl_image_type type)
-{
-    return type == FL_IMAGE_U8 ? 1 : type == FL_IMAGE_F32 ? 4 : 2;
-}
-
 /* ---- open */
 
 /* Whether the fill of an operation is cast like an element, which bands of bytes can then hold. */
 static bool is_fill_cast(const fl_image_output *o, const fl_image_op *op)
 {
-    int32_t bytes = bytes_of(o->type);
+    int32_t bytes = fl_image_type_bytes(o->type);
     for (int32_t c = 0; c < o->channels; c++) {
         const uint8_t *element = &op->fill[c];
         if (o->tables != NULL) element = (uint8_t *)o->tables + (c * 256 + op->fill[c]) * bytes;
@@ -31,7 +26,7 @@ static bool is_fill_cast(const fl_image_output *o, const fl_image_op *op)
 int fl_image_output_open(fl_image_output *output, const void *tables, const float *linear,
                          const fl_image_op *ops, int32_t count, fl_err *err)
 {
-    int64_t bytes = (int64_t)256 * bytes_of(output->type);
+    int64_t bytes = (int64_t)256 * fl_image_type_bytes(output->type);
     if (tables != NULL) {
         output->tables = fl_alloc(output->channels * bytes);
         if (output->tables == NULL)
@@ -54,7 +49,7 @@ void fl_image_output_close(fl_image_output *output) { fl_free(output->tables); }
 int64_t fl_image_output_bytes(const fl_image_output *output)
 {
     return (int64_t)output->size.height * output->size.width * output->channels *
-           bytes_of(output->type);
+           fl_image_type_bytes(output->type);
 }
 
 /* ---- write */
@@ -87,7 +82,7 @@ cast_band(const fl_image_output *o, const fl_band_reader *reader, const band *to
 static void
 fill_row(const fl_image_output *o, const fl_band_reader *reader, const band *to, int32_t i)
 {
-    int32_t bytes = bytes_of(o->type);
+    int32_t bytes = fl_image_type_bytes(o->type);
     int32_t row_fill = fl_image_axis_at(reader->y, to->first + i).fill;
     int64_t at = (int64_t)i * o->size.width;
     for (int32_t n = 0; n < reader->x->count; n++) {
@@ -114,7 +109,7 @@ static bool has_typed_fill(const fl_image_output *o, const fl_image_axis *axis)
 static void
 erase_planes(const fl_image_output *o, const fl_image_tools *tools, const fl_erased *e, char *out)
 {
-    int32_t bytes = bytes_of(o->type);
+    int32_t bytes = fl_image_type_bytes(o->type);
     for (int32_t c = 0; c < o->channels; c++)
         for (int32_t i = 0; i < e->size.height; i++) {
             int64_t row = (int64_t)c * o->size.height + e->top + i;
@@ -126,7 +121,7 @@ erase_planes(const fl_image_output *o, const fl_image_tools *tools, const fl_era
 static void
 erase_pixels(const fl_image_output *o, const fl_image_tools *tools, const fl_erased *e, char *out)
 {
-    int64_t bytes = (int64_t)o->channels * bytes_of(o->type);
+    int64_t bytes = (int64_t)o->channels * fl_image_type_bytes(o->type);
     for (int32_t i = 0; i < e->size.height; i++) {
         char *row = out + ((int64_t)(e->top + i) * o->size.width + e->left) * bytes;
         for (int32_t j = 0; j < e->size.width; j++)
@@ -146,7 +141,7 @@ static int find_memory(const fl_image_output *o, fl_image_scratch *scratch, int6
         is_out = (*bytes = fl_scratch_memory(scratch, FL_SCRATCH_BYTES, elements)) != NULL;
     if (is_out && o->is_joined)
         is_out = (*joined = fl_scratch_memory(scratch, FL_SCRATCH_TYPED,
-                                              elements * bytes_of(o->type))) != NULL;
+                                              elements * fl_image_type_bytes(o->type))) != NULL;
     return is_out ? FL_OK : fl_fail(err, FL_ENOMEM, "out of memory for rows of the output");
 }
 
@@ -154,7 +149,7 @@ static int write_bands(const fl_image_output *o, const fl_image_view *view, char
 {
     fl_band_reader reader;
     FL_TRY(fl_band_reader_open(&reader, &view->tools, &view->source, &view->y, &view->x, err));
-    int32_t bytes = bytes_of(o->type), height = o->size.height, rows = reader.band_rows;
+    int32_t bytes = fl_image_type_bytes(o->type), height = o->size.height, rows = reader.band_rows;
     int64_t width = o->size.width;
     uint8_t *cast_from;
     char *joined;

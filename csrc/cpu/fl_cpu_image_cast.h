@@ -96,7 +96,7 @@ cast_step(fl_image_type type, void *dst, const uint8_t *src, const line *by, boo
 FL_INLINE void
 stream_values(fl_image_type type, char *dst, const uint8_t *src, int64_t count, const line *by)
 {
-    int64_t bytes = type == FL_IMAGE_F32 ? 4 : 2;
+    int64_t bytes = fl_image_type_bytes(type);
     int64_t i = (int64_t)(-(uintptr_t)dst % 64) / bytes; /* the first that begins a line */
     for (int64_t head = 0; head < i; head += FLOATS)
         cast_step(type, dst + head * bytes, src + head, by, false);
@@ -109,7 +109,7 @@ stream_values(fl_image_type type, char *dst, const uint8_t *src, int64_t count, 
 FL_INLINE void
 store_values(fl_image_type type, char *dst, const uint8_t *src, int64_t count, const line *by)
 {
-    int64_t bytes = type == FL_IMAGE_F32 ? 4 : 2;
+    int64_t bytes = fl_image_type_bytes(type);
     for (int64_t at = 0; at < count; at += FLOATS) {
         int64_t i = step_from(at, FLOATS, count);
         cast_step(type, dst + i * bytes, src + i, by, false);
@@ -124,7 +124,7 @@ cast_to(fl_image_type type, void *dst, const uint8_t *src, int64_t count, const 
         return;
     }
     const line by = line_of(cast);
-    bool is_aligned = (uintptr_t)dst % (type == FL_IMAGE_F32 ? 4 : 2) == 0;
+    bool is_aligned = (uintptr_t)dst % (uintptr_t)fl_image_type_bytes(type) == 0;
     if (cast->is_streamed && is_aligned && count >= STREAMED)
         stream_values(type, dst, src, count, &by);
     else
