@@ -13,10 +13,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from fastloop import _core
-from fastloop.data.epoch_word import Epoch, check_epoch
+from fastloop.data.epoch_word import Epoch, EpochDataset, check_epoch
 from fastloop.data.field_transform import FieldTransform
 from fastloop.data.image_plan import LAYOUTS, OUT_LAYOUTS
 
@@ -245,7 +244,7 @@ def _check_arguments(transform: object, layout: object, out_layout: object, seed
     return number
 
 
-class ArrayDataset(Dataset[Any]):
+class ArrayDataset(EpochDataset):
     """Arrays of equal length as a map-style dataset.
 
     Args:
@@ -284,7 +283,6 @@ class ArrayDataset(Dataset[Any]):
     """
 
     _transforms: Mapping[int, FieldTransform] = MappingProxyType({})  # by position of the field
-    _epoch: Epoch | None = None  # None: no transforms
 
     def __init__(
         self,
@@ -405,15 +403,6 @@ class ArrayDataset(Dataset[Any]):
         if not -rows <= row < rows:
             raise IndexError(f"index {row} is out of range for a dataset of length {rows}")
         return row % rows, view
-
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch of the random parameters from now on, in all processes that have the dataset.
-
-        Loaders of fastloop then no longer count epochs for it. Without transforms, nothing.
-        """
-        epoch = check_epoch(epoch)
-        if self._epoch is not None:
-            self._epoch.set(epoch)
 
     def params(
         self, index: int, epoch: int | None = None, view: int = 0, field: Any = None

@@ -9,6 +9,7 @@ import operator
 from typing import Any, cast
 
 import torch
+from torch.utils.data import Dataset
 
 _EPOCHS = 2**32
 _IS_USERS = 1  # the second element of the word: whether the user has set it
@@ -57,3 +58,19 @@ class Epoch:
 
     def __reduce__(self) -> tuple[type[Epoch], tuple[torch.Tensor]]:
         return Epoch, (self._word,)
+
+
+class EpochDataset(Dataset[Any]):
+    """A base of datasets whose samples are a function of index and epoch. Loaders find these, also
+    within other datasets, and begin their epochs."""
+
+    _epoch: Epoch | None = None  # None: the samples are the same in all epochs
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the random numbers from now on, in all processes that have the dataset.
+
+        Loaders of fastloop then no longer count epochs for it. Where nothing is random, nothing.
+        """
+        epoch = check_epoch(epoch)
+        if self._epoch is not None:
+            self._epoch.set(epoch)

@@ -36,7 +36,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
 from fastloop.base.interrupts import interrupt_later
-from fastloop.data.arrays import ArrayDataset
+from fastloop.data.epoch_word import EpochDataset
 from fastloop.loader.index_blocks import Block, find_blocks
 
 TORCHS = "torch"  # the name of torch's global generator, which belongs to the user
@@ -138,7 +138,7 @@ def _held_by(dataset: Any) -> Iterator[Any]:
             yield value
 
 
-def _datasets_within(dataset: Any) -> Iterator[ArrayDataset]:
+def _datasets_within(dataset: Any) -> Iterator[EpochDataset]:
     """Those that wrappers hold, torch's and the user's."""
     seen: set[int] = set()
     left = [dataset]
@@ -147,14 +147,14 @@ def _datasets_within(dataset: Any) -> Iterator[ArrayDataset]:
         if not isinstance(found, Dataset) or id(found) in seen:
             continue
         seen.add(id(found))
-        if isinstance(found, ArrayDataset):
+        if isinstance(found, EpochDataset):
             yield found
         else:
             left.extend(_held_by(found))
 
 
 def begin_transforms(dataset: Any, number: int) -> None:
-    """Transforms take the random numbers of the loader's epoch, unless set_epoch() was called."""
+    """Datasets take the random numbers of the loader's epoch, unless set_epoch() was called."""
     for found in _datasets_within(dataset):
         if found._epoch is not None:
             found._epoch.begin(number)
