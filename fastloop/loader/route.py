@@ -18,8 +18,9 @@ from torch.utils.data._utils.collate import default_convert
 
 from fastloop import _core
 from fastloop.base.tensors import DTYPES
-from fastloop.data.arrays import Array, ArrayDataset, MappedFile
+from fastloop.data.arrays import ArrayDataset
 from fastloop.data.collate import is_default_collate
+from fastloop.data.field import Array, MappedFile
 from fastloop.loader.index_blocks import Vector, as_vector
 
 PATHS = ("auto", "array", "process", "sync", "torch")
