@@ -8,6 +8,7 @@ version: str
 
 @final
 class Table:
+    outputs: int
     def __new__(
         cls,
         sources: tuple[Any, ...],

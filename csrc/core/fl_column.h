@@ -63,19 +63,14 @@ static inline void fl_column_close(fl_column *column)
     if (column != NULL) column->ops->close(column);
 }
 
-/* The row at position i of a batch. */
-static inline int64_t fl_row_at(const fl_rows *rows, int64_t i)
-{
-    return rows->is_range ? rows->first + i : rows->index[i];
-}
-
 /* FL_ESOURCE of this row. */
 int fl_column_fail_row(fl_err *err, const fl_column_batch *batch, int64_t row);
 
 /* Puts field and row before the text of an error that has one. Returns `status`. */
 int fl_column_name_row(fl_err *err, int status, const fl_column_batch *batch, int64_t row);
 
-/* FL_EINVAL: the batch does not fit. */
-int fl_column_fail_size(fl_err *err);
+/* Puts "field N " before the text of an error: those of open functions go on from there. Returns
+ * `status`. */
+int fl_column_name_field(fl_err *err, int status, int32_t field);
 
 #endif

@@ -1,8 +1,8 @@
 /* fl_layout: where the tensors of one batch lie in its memory, and what they are.
  *
- * Floor 1. fl_table_layout computes it once the rows of a batch are known, on the consumer's thread;
- * from then on it is read-only until the batch is received. It belongs to a batch of a ring and is
- * used again for the next: after the largest batch nothing is allocated any more. */
+ * Floor 1. fl_table_layout computes it once the rows of a batch are known, on the consumer's
+ * thread; from then on it is read-only until the batch is received. It belongs to a batch of a ring
+ * and is used again for the next: after the largest batch nothing is allocated any more. */
 #ifndef FL_LAYOUT_H
 #define FL_LAYOUT_H
 
@@ -51,6 +51,9 @@ int fl_layout_reserve(fl_layout *layout, int32_t columns, int32_t outputs, fl_er
 
 /* Room for `count` values, which are whatever the last batch left there; FL_ENOMEM. */
 int fl_notes_reserve(fl_notes *notes, int64_t count, fl_err *err);
+
+/* FL_EINVAL: a batch that does not fit. */
+int fl_fail_batch_size(fl_err *err);
 
 /* Sets dtype, ndim, shape and strides of a contiguous tensor, and its bytes; nothing is cast.
  * FL_EINVAL where the bytes do not fit. */

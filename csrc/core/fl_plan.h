@@ -21,6 +21,12 @@ typedef struct fl_rows {
     int64_t view_capacity; /* of view */
 } fl_rows;
 
+/* The row at this position of resolved rows. */
+static inline int64_t fl_row_at(const fl_rows *rows, int64_t position)
+{
+    return rows->is_range ? rows->first + position : rows->index[position];
+}
+
 void fl_rows_clear(fl_rows *rows); /* empties, keeping the memory */
 void fl_rows_close(fl_rows *rows); /* frees */
 

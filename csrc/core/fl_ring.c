@@ -191,8 +191,10 @@ static int open_locks(fl_ring *ring, fl_err *err)
 
 static void free_memory(fl_ring *ring)
 {
-    for (int64_t i = 0; ring->entries != NULL && i < ring->config.depth; i++)
+    for (int64_t i = 0; ring->entries != NULL && i < ring->config.depth; i++) {
         fl_rows_close(&ring->entries[i].batch.rows);
+        fl_layout_close(&ring->entries[i].batch.layout);
+    }
     fl_free(ring->entries);
     fl_free(ring->threads);
     fl_free(ring);
@@ -243,7 +245,7 @@ fl_batch *fl_ring_prepare(fl_ring *ring)
 {
     if (is_foreign(ring) || ring->free == NULL) return NULL;
     fl_batch *batch = &ring->free->batch;
-    *batch = (fl_batch){.rows = batch->rows};
+    *batch = (fl_batch){.rows = batch->rows, .layout = batch->layout};
     fl_rows_clear(&batch->rows);
     return batch;
 }

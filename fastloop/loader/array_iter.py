@@ -94,7 +94,7 @@ class ArrayIter(ResumableIter):
         self._array_loader = _core.ArrayLoader(
             table=source.table.cut() if is_cut else source.table,
             pool=self._shared.memory_for_arrays(
-                len(source.columns), destination.index if destination else -1
+                source.table.outputs, destination.index if destination else -1
             ),
             fetch=fetcher.fetch,
             keys=source.keys,

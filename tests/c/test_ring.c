@@ -402,6 +402,26 @@ static void test_hold_batches(void)
     }
 }
 
+/* The layout's memory is the ring's, as that of the rows is. */
+static void test_a_batch_is_laid_out_in_the_memory_of_the_one_before(void)
+{
+    ring_fixture r;
+    open_fixture(&r, (fl_ring_config){.depth = 1, .threads = 0});
+    fl_batch received;
+    fl_output *outputs = NULL;
+    for (int64_t tag = 1; tag < 4; tag++) {
+        fl_batch *batch = fl_ring_prepare(r.ring);
+        CHECK(batch->layout.outputs == outputs);
+        CHECK_INT(fl_layout_reserve(&batch->layout, 1, 2, NULL), FL_OK);
+        outputs = batch->layout.outputs;
+        outputs[1].bytes = tag;
+        fl_ring_submit_sentinel(r.ring, FL_OK, NULL, tag);
+        CHECK_INT(fl_ring_receive(r.ring, 0, &received, NULL), FL_OK);
+        CHECK(received.layout.outputs[1].bytes == tag && received.layout.count == 2);
+    }
+    close_fixture(&r);
+}
+
 int main(void)
 {
     start_tests();
@@ -425,5 +445,6 @@ int main(void)
     RUN(test_a_sentinel_waits_for_the_batch_before_it);
     RUN(test_out_of_order_lets_others_pass);
     RUN(test_hold_batches);
+    RUN(test_a_batch_is_laid_out_in_the_memory_of_the_one_before);
     return 0;
 }

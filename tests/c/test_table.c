@@ -1,14 +1,11 @@
 /* Tests of fl_table and the CPU's row copies: every gather is compared with a copy made element by
  * element, straight from shape and strides. */
-#include "check.h"
-
-#include "fl_cpu_rows.h"
-#include "fl_table.h"
+#include "table_fixture.h"
 
 enum { FENCE = 64, FENCE_BYTE = 0x3C, MAX_FIELDS = 4, PAGE = 4096 };
 
 /* How a view lies over its memory. */
-typedef enum layout {
+typedef enum view_kind {
     PLAIN,
     PADDED,
     BACK_ROWS,
@@ -17,16 +14,17 @@ typedef enum layout {
     STEPPED,
     ONE_ROW,
     ONE_ITEM
-} layout;
-enum { LAYOUTS = ONE_ITEM + 1 };
+} view_kind;
+enum { VIEW_KINDS = ONE_ITEM + 1 };
 
 typedef struct source {
     char *memory; /* owned, NULL for a field that lies elsewhere */
-    fl_column column;
+    column_spec column;
 } source;
 
 /* A view of `ndim` dimensions over fresh random memory that ends where the view may end. */
-static source make_source(uint64_t *seed, layout how, int item, int32_t ndim, const int64_t *shape)
+static source
+make_source(uint64_t *seed, view_kind how, int item, int32_t ndim, const int64_t *shape)
 {
     source s = {.column.view = {.dtype = {1, 8, (uint16_t)item}, .ndim = ndim}};
     fl_tensor *view = &s.column.view;
@@ -67,27 +65,42 @@ static char *copy_elements(const fl_tensor *view, int32_t d, const char *src, ch
     return dst;
 }
 
-static int64_t row_at(const fl_rows *rows, int64_t i)
+/* Where the fields of a batch begin; returns how long its block is. Their tensors must have the
+ * shapes of the views, one after another. */
+static int64_t lay_out(const fl_table *table, const column_spec *columns, int32_t count,
+                       const fl_rows *rows, int64_t *offsets)
 {
-    return rows->is_range ? rows->first + i : rows->index[i];
-}
-
-/* Where the fields of a batch begin; returns how long its block is. */
-static int64_t lay_out(const fl_table *table, int32_t count, int64_t rows, int64_t *offsets)
-{
-    int64_t bytes, end = 0;
-    CHECK_INT(fl_table_bytes(table, rows, &bytes, NULL), FL_OK);
+    fl_layout layout = layout_of(table, rows);
+    int64_t end = 0;
+    CHECK_INT(layout.count, count);
+    CHECK_INT(fl_table_outputs(table), count);
     for (int32_t f = 0; f < count; f++) {
-        offsets[f] = end;
-        end += fl_table_field_bytes(table, f, rows);
-        CHECK(end % 64 == 0);
+        const fl_output *output = &layout.outputs[f];
+        const fl_tensor *view = &columns[f].view;
+        int64_t step = 1;
+        CHECK(output->is_contiguous && !output->is_cast && !output->is_whole);
+        CHECK(memcmp(&output->dtype, &view->dtype, sizeof view->dtype) == 0);
+        CHECK_INT(output->ndim, view->ndim);
+        for (int32_t d = view->ndim - 1; d >= 0; d--) {
+            CHECK_INT(output->shape[d], d == 0 ? rows->count : view->shape[d]);
+            CHECK_INT(output->stride[d], step);
+            step *= fl_max(view->shape[d], 1);
+        }
+        CHECK_INT(output->bytes, fl_tensor_bytes(output->dtype, output->ndim, output->shape));
+        CHECK_INT(output->offset, (end + 63) / 64 * 64);
+        CHECK_INT(fl_output_at(output), output->offset);
+        offsets[f] = output->offset;
+        end = output->offset + output->bytes;
     }
-    CHECK_INT(bytes, end);
+    int64_t bytes = layout.bytes;
+    CHECK_INT(bytes, (end + 63) / 64 * 64);
+    CHECK_INT(layout.delivered_bytes, bytes);
+    fl_layout_close(&layout);
     return bytes;
 }
 
 /* What a batch must look like; fields at `offsets`, FENCE_BYTE everywhere else. */
-static char *expect_block(const fl_column *columns, int32_t count, const fl_rows *rows,
+static char *expect_block(const column_spec *columns, int32_t count, const fl_rows *rows,
                           const int64_t *offsets, int64_t bytes)
 {
     char *block = malloc((size_t)bytes + FENCE);
@@ -97,7 +110,7 @@ static char *expect_block(const fl_column *columns, int32_t count, const fl_rows
         const fl_tensor *view = &columns[f].view;
         char *dst = block + offsets[f];
         for (int64_t i = 0; i < rows->count; i++)
-            dst = copy_elements(view, 1, view->data + row_at(rows, i) * view->stride[0], dst);
+            dst = copy_elements(view, 1, view->data + fl_row_at(rows, i) * view->stride[0], dst);
         CHECK(dst <= block + (f + 1 < count ? offsets[f + 1] : bytes));
     }
     return block;
@@ -105,23 +118,23 @@ static char *expect_block(const fl_column *columns, int32_t count, const fl_rows
 
 /* Gathers in `parts` parts, last part first, and compares the block to the last byte: padding and
  * what lies behind must be as they were. */
-static void check_gather(const fl_table *table, const fl_column *columns, int32_t count,
+static void check_gather(const fl_table *table, const column_spec *columns, int32_t count,
                          const fl_rows *rows, int32_t parts)
 {
-    int64_t offsets[MAX_FIELDS], bytes = lay_out(table, count, rows->count, offsets);
+    int64_t offsets[MAX_FIELDS], bytes = lay_out(table, columns, count, rows, offsets);
     char *expected = expect_block(columns, count, rows, offsets, bytes);
     char *block = malloc((size_t)bytes + FENCE);
     CHECK(block != NULL);
     memset(block, FENCE_BYTE, (size_t)bytes + FENCE);
     for (int32_t part = parts - 1; part >= 0; part--)
-        CHECK_INT(fl_table_gather(table, rows, 0, part, parts, block, NULL), FL_OK);
+        CHECK_INT(gather_part(table, rows, 0, part, parts, block, NULL), FL_OK);
     CHECK(memcmp(block, expected, (size_t)bytes + FENCE) == 0);
     free(block);
     free(expected);
 }
 
 /* A range and an index list over a table of `length` > 0 rows, `count` rows each. */
-static void check_both_kinds(const fl_table *table, const fl_column *columns, int32_t fields,
+static void check_both_kinds(const fl_table *table, const column_spec *columns, int32_t fields,
                              int64_t count, int32_t parts, uint64_t *seed)
 {
     int64_t length = fl_table_length(table);
@@ -140,10 +153,10 @@ static void check_both_kinds(const fl_table *table, const fl_column *columns, in
 /* Opens a table over the sources, calls check_both_kinds with some part counts, frees it all. */
 static void check_sources(source *sources, int32_t fields, int64_t count, uint64_t *seed)
 {
-    fl_column columns[MAX_FIELDS];
+    column_spec columns[MAX_FIELDS];
     fl_table *table;
     for (int32_t f = 0; f < fields; f++) columns[f] = sources[f].column;
-    CHECK_INT(fl_table_open(columns, fields, &fl_cpu_row_ops, &table, NULL), FL_OK);
+    CHECK_INT(open_specs(columns, fields, &table, NULL), FL_OK);
     CHECK_INT(fl_table_length(table), columns[0].view.shape[0]);
     const int32_t parts[] = {1, 3, (int32_t)count, (int32_t)count + 2};
     for (int p = 0; p < 4; p++)
@@ -183,7 +196,7 @@ static void test_single_items_for_rows(void)
     const int items[] = {1, 2, 3, 4, 8, 16};
     uint64_t seed = 8;
     for (int i = 0; i < 6; i++) {
-        for (int how = 0; how < LAYOUTS; how++) {
+        for (int how = 0; how < VIEW_KINDS; how++) {
             source s = make_source(&seed, how, items[i], 1, (int64_t[]){40});
             s.column.is_volatile = how % 2;
             check_sources(&s, 1, 29, &seed);
@@ -195,13 +208,13 @@ static void test_strides_of_every_kind(void)
 {
     const int items[] = {1, 2, 4, 8, 3};
     uint64_t seed = 9;
-    for (int round = 0; round < 60 * LAYOUTS; round++) {
+    for (int round = 0; round < 60 * VIEW_KINDS; round++) {
         int64_t shape[5] = {1 + random_below(&seed, 20)};
         int32_t ndim = 1 + (int32_t)random_below(&seed, 5);
         for (int32_t d = 1; d < ndim; d++) shape[d] = 1 + random_below(&seed, 6);
         if (round % 50 == 49) shape[ndim - 1] = ndim > 1 ? 0 : shape[0];
-        source s = make_source(&seed, round % LAYOUTS, items[round % 5], ndim, shape);
-        s.column.is_volatile = round / LAYOUTS % 2;
+        source s = make_source(&seed, round % VIEW_KINDS, items[round % 5], ndim, shape);
+        s.column.is_volatile = round / VIEW_KINDS % 2;
         check_sources(&s, 1, random_below(&seed, 25), &seed);
     }
 }
@@ -215,9 +228,9 @@ static void test_several_fields(void)
         int64_t length = 1 + random_below(&seed, 40);
         for (int32_t f = 0; f < fields; f++) {
             int64_t shape[] = {length, random_below(&seed, 9), 1 + random_below(&seed, 4)};
-            sources[f] =
-                make_source(&seed, (int)random_below(&seed, LAYOUTS), 1 << random_below(&seed, 4),
-                            1 + (int32_t)random_below(&seed, 3), shape);
+            sources[f] = make_source(&seed, (int)random_below(&seed, VIEW_KINDS),
+                                     1 << random_below(&seed, 4),
+                                     1 + (int32_t)random_below(&seed, 3), shape);
             sources[f].column.is_volatile = random_below(&seed, 3) == 0;
         }
         check_sources(sources, fields, random_below(&seed, 50), &seed);
@@ -231,11 +244,11 @@ static void test_parts_write_disjoint_memory(void)
     uint64_t seed = 11;
     source a = make_source(&seed, PLAIN, 4, 2, (int64_t[]){30, 5});
     source b = make_source(&seed, TRANSPOSED, 1, 3, (int64_t[]){30, 3, 7});
-    fl_column columns[] = {a.column, b.column};
+    column_spec columns[] = {a.column, b.column};
     fl_table *table;
-    CHECK_INT(fl_table_open(columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
+    CHECK_INT(open_specs(columns, 2, &table, NULL), FL_OK);
     fl_rows rows = {.is_range = true, .count = 29, .first = 1};
-    int64_t offsets[2], bytes = lay_out(table, 2, rows.count, offsets);
+    int64_t offsets[2], bytes = lay_out(table, columns, 2, &rows, offsets);
     char zeroes[4096], ones[4096];
     CHECK(bytes <= (int64_t)sizeof zeroes);
     for (int32_t parts = 1; parts <= 32; parts++) {
@@ -243,8 +256,8 @@ static void test_parts_write_disjoint_memory(void)
         for (int32_t part = 0; part < parts; part++) {
             memset(zeroes, 0, sizeof zeroes);
             memset(ones, 0xFF, sizeof ones);
-            CHECK_INT(fl_table_gather(table, &rows, 0, part, parts, zeroes, NULL), FL_OK);
-            CHECK_INT(fl_table_gather(table, &rows, 0, part, parts, ones, NULL), FL_OK);
+            CHECK_INT(gather_part(table, &rows, 0, part, parts, zeroes, NULL), FL_OK);
+            CHECK_INT(gather_part(table, &rows, 0, part, parts, ones, NULL), FL_OK);
             for (int64_t i = 0; i < bytes; i++) written[i] += zeroes[i] == ones[i];
         }
         for (int64_t i = 0; i < bytes; i++) {
@@ -263,17 +276,19 @@ static void test_a_batch_is_filled_from_its_table(void)
     uint64_t seed = 12;
     source a = make_source(&seed, PLAIN, 4, 2, (int64_t[]){30, 5});
     fl_table *table;
-    CHECK_INT(fl_table_open(&a.column, 1, &fl_cpu_row_ops, &table, NULL), FL_OK);
+    CHECK_INT(open_specs(&a.column, 1, &table, NULL), FL_OK);
     char filled[1024] = {0}, gathered[1024] = {0};
     fl_batch batch = {.rows = {.is_range = true, .count = 29, .first = 1},
                       .source = table,
                       .data = filled,
                       .parts = 3};
+    batch.layout = layout_of(table, &batch.rows);
     for (int32_t part = 0; part < 3; part++) {
         CHECK_INT(fl_table_fill(&batch, part, NULL), FL_OK);
-        CHECK_INT(fl_table_gather(table, &batch.rows, 0, part, 3, gathered, NULL), FL_OK);
+        CHECK_INT(gather_part(table, &batch.rows, 0, part, 3, gathered, NULL), FL_OK);
         CHECK(memcmp(filled, gathered, sizeof filled) == 0);
     }
+    fl_layout_close(&batch.layout);
     fl_table_close(table);
     free(a.memory);
 }
@@ -283,12 +298,12 @@ static void test_a_batch_is_filled_from_its_table(void)
 static int open_and_gather(void *arg)
 {
     const source *sources = arg;
-    fl_column columns[] = {sources[0].column, sources[1].column};
+    column_spec columns[] = {sources[0].column, sources[1].column};
     fl_rows rows = {.is_range = true, .count = 20};
     fl_table *table;
     char block[4096];
-    FL_TRY(fl_table_open(columns, 2, &fl_cpu_row_ops, &table, NULL));
-    int status = fl_table_gather(table, &rows, 0, 0, 1, block, NULL);
+    FL_TRY(open_specs(columns, 2, &table, NULL));
+    int status = gather_part(table, &rows, 0, 0, 1, block, NULL);
     fl_table_close(table);
     return status;
 }
@@ -324,24 +339,24 @@ static void check_cut_table(fl_tensor view, int64_t kept, const fl_rows *rows, i
     CHECK(ftruncate(file.fd, kept) == 0);
     source label = make_source(&seed, PLAIN, 8, 1, &length);
     view.data = file.data;
-    fl_column columns[] = {label.column, {.view = view, .is_volatile = true}};
+    column_spec columns[] = {label.column, {.view = view, .is_volatile = true}};
     fl_table *table;
-    CHECK_INT(fl_table_open(columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
+    CHECK_INT(open_specs(columns, 2, &table, NULL), FL_OK);
     CHECK(fl_table_is_volatile(table));
-    int64_t offsets[2], bytes = lay_out(table, 2, rows->count, offsets);
+    int64_t offsets[2], bytes = lay_out(table, columns, 2, rows, offsets);
     columns[1].view.data = content; /* what could be read of the file */
     char *expected = expect_block(columns, 2, rows, offsets, bytes), *block = malloc((size_t)bytes);
     CHECK(block != NULL);
     for (int32_t part = 0; part < parts; part++) {
         int64_t from = rows->count * part / parts, to = rows->count * (part + 1) / parts,
                 bad = from;
-        while (bad < to && row_at(rows, bad) * view.stride[0] + reach <= kept) bad++;
+        while (bad < to && fl_row_at(rows, bad) * view.stride[0] + reach <= kept) bad++;
         fl_err err = {0};
-        int status = fl_table_gather(table, rows, 0, part, parts, block, &err);
+        int status = gather_part(table, rows, 0, part, parts, block, &err);
         CHECK_INT(status, bad < to ? FL_ESOURCE : FL_OK);
-        CHECK_INT(fl_table_gather(table, rows, 0, part, parts, block, NULL), status);
+        CHECK_INT(gather_part(table, rows, 0, part, parts, block, NULL), status);
         if (bad < to)
-            CHECK(err.code == FL_ESOURCE && err.field == 1 && err.value == row_at(rows, bad));
+            CHECK(err.code == FL_ESOURCE && err.field == 1 && err.value == fl_row_at(rows, bad));
         int64_t at = offsets[1] + from * row_bytes;
         CHECK(memcmp(block + at, expected + at, (size_t)((bad - from) * row_bytes)) == 0);
     }

@@ -1,10 +1,8 @@
 /* Tests of fl_table over fields with a plan: each row of a batch is what draw and apply make of the
  * image in its row, keyed by row, epoch and view. */
-#include "check.h"
+#include "table_fixture.h"
 
 #include "fl_cpu_image.h"
-#include "fl_cpu_rows.h"
-#include "fl_table.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,7 +17,7 @@ typedef struct fixture {
     int64_t labels[ROWS];
     float tables[CHANNELS][256];
     fl_image_plan *plan; /* owned */
-    fl_column columns[2];
+    column_spec columns[2];
 } fixture;
 
 static const fl_image_op crop_and_flip[] = {
@@ -51,7 +49,8 @@ static void set_images(fixture *fix, const char *data, fl_image_layout layout)
         view.stride[d] = step;
         step *= view.shape[d];
     }
-    fix->columns[1] = (fl_column){.view = view, .plan = fix->plan, .layout = layout};
+    fix->columns[1] =
+        (column_spec){.view = view, .plan = fix->plan, .layout = layout, .dtype = {2, 32, 1}};
 }
 
 static void open_fixture(fixture *fix, fl_image_layout layout)
@@ -65,11 +64,11 @@ static void open_fixture(fixture *fix, fl_image_layout layout)
         for (int v = 0; v < 256; v++) fix->tables[c][v] = (float)(v * (c + 1)) * 0.37f - 5.0f;
     fl_image_config config = config_of(fix);
     CHECK_INT(fl_image_plan_open(&config, &fix->plan, NULL), FL_OK);
-    fix->columns[0] = (fl_column){.view = {.data = (const char *)fix->labels,
-                                           .dtype = {0, 64, 1},
-                                           .ndim = 1,
-                                           .shape = {ROWS},
-                                           .stride = {8}}};
+    fix->columns[0] = (column_spec){.view = {.data = (const char *)fix->labels,
+                                             .dtype = {0, 64, 1},
+                                             .ndim = 1,
+                                             .shape = {ROWS},
+                                             .stride = {8}}};
     set_images(fix, fix->images, layout);
 }
 
@@ -94,25 +93,22 @@ static void expect_image(const fixture *fix, int64_t row, uint32_t epoch, uint8_
     CHECK_INT(fl_image_plan_apply(fix->plan, params, &source, out, NULL), FL_OK);
 }
 
-static int64_t row_at(const fl_rows *rows, int64_t i)
-{
-    return rows->is_range ? rows->first + i : rows->index[i];
-}
-
 static void check_batch(const fixture *fix, const fl_table *table, const fl_rows *rows,
                         uint32_t epoch, int32_t parts)
 {
-    int64_t bytes, images = fl_table_field_bytes(table, 0, rows->count);
-    CHECK_INT(fl_table_bytes(table, rows->count, &bytes, NULL), FL_OK);
+    fl_layout layout = layout_of(table, rows);
+    int64_t bytes = layout.bytes, images = layout.outputs[1].offset;
+    CHECK_INT(layout.outputs[1].bytes, rows->count * OUT * 4);
     CHECK(bytes >= images + rows->count * OUT * 4);
+    fl_layout_close(&layout);
     char *block = malloc((size_t)bytes + FENCE);
     CHECK(block != NULL);
     memset(block, FENCE_BYTE, (size_t)bytes + FENCE);
     for (int32_t part = parts - 1; part >= 0; part--)
-        CHECK_INT(fl_table_gather(table, rows, epoch, part, parts, block, NULL), FL_OK);
+        CHECK_INT(gather_part(table, rows, epoch, part, parts, block, NULL), FL_OK);
     for (int64_t i = 0; i < rows->count; i++) {
         float expected[OUT];
-        int64_t row = row_at(rows, i);
+        int64_t row = fl_row_at(rows, i);
         expect_image(fix, row, epoch, rows->has_views ? rows->view[i] : 0, expected);
         CHECK(memcmp(block + images + i * OUT * 4, expected, sizeof expected) == 0);
         CHECK(memcmp(block + i * 8, &fix->labels[row], 8) == 0);
@@ -145,7 +141,7 @@ static void test_rows_are_what_their_plan_makes_of_them(void)
         fixture fix;
         fl_table *table;
         open_fixture(&fix, (fl_image_layout)layout);
-        CHECK_INT(fl_table_open(fix.columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
+        CHECK_INT(open_specs(fix.columns, 2, &table, NULL), FL_OK);
         check_table(&fix, table);
         fl_table_close(table);
         close_fixture(&fix);
@@ -170,7 +166,7 @@ static void test_strides_of_any_sign(void)
     view->stride[0] = -STEP;
     view->stride[1] = PLANE;
     view->stride[2] = LINE;
-    CHECK_INT(fl_table_open(fix.columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
+    CHECK_INT(open_specs(fix.columns, 2, &table, NULL), FL_OK);
     check_table(&fix, table);
     fl_table_close(table);
     free(spread);
@@ -182,29 +178,76 @@ static void test_a_batch_is_filled_in_its_epoch(void)
     fixture fix;
     fl_table *table;
     open_fixture(&fix, FL_CHW);
-    CHECK_INT(fl_table_open(&fix.columns[1], 1, &fl_cpu_row_ops, &table, NULL), FL_OK);
+    CHECK_INT(open_specs(&fix.columns[1], 1, &table, NULL), FL_OK);
     char filled[4 * OUT * 4], expected[4 * OUT * 4];
     fl_batch batch = {.rows = {.is_range = true, .count = 4, .first = 1},
                       .source = table,
                       .data = filled,
                       .epoch = 9,
                       .parts = 2};
+    batch.layout = layout_of(table, &batch.rows);
     for (int32_t part = 0; part < 2; part++) CHECK_INT(fl_table_fill(&batch, part, NULL), FL_OK);
-    CHECK_INT(fl_table_gather(table, &batch.rows, 9, 0, 1, expected, NULL), FL_OK);
+    CHECK_INT(gather_part(table, &batch.rows, 9, 0, 1, expected, NULL), FL_OK);
     CHECK(memcmp(filled, expected, sizeof filled) == 0);
-    CHECK_INT(fl_table_gather(table, &batch.rows, 8, 0, 1, expected, NULL), FL_OK);
+    CHECK_INT(gather_part(table, &batch.rows, 8, 0, 1, expected, NULL), FL_OK);
     CHECK(memcmp(filled, expected, sizeof filled) != 0);
+    fl_layout_close(&batch.layout);
     fl_table_close(table);
+    close_fixture(&fix);
+}
+
+/* Bytes that are cast at the destination lie there behind all that is filled, and the strides of a
+ * result are the caller's. */
+static void test_a_layout_says_what_is_cast(void)
+{
+    fixture fix;
+    fl_table *table;
+    open_fixture(&fix, FL_CHW);
+    fl_image_config bytes = config_of(&fix);
+    fl_image_plan *plan;
+    bytes.type = FL_IMAGE_U8;
+    bytes.tables = NULL;
+    CHECK_INT(fl_image_plan_open(&bytes, &plan, NULL), FL_OK);
+    fl_column_image_config config = {
+        .view = fix.columns[1].view,
+        .plan = plan,
+        .dtype = {2, 32, 1},
+        .shape = {CHANNELS, CROP_HEIGHT, CROP_WIDTH},
+        .stride = {1, CROP_WIDTH * CHANNELS, CHANNELS},
+        .cast = {.count = OUT, .plane = 1, .channels = 3, .bytes = 4, .tables = fix.tables}};
+    fl_column *columns[2];
+    CHECK_INT(fl_column_image_open(&config, &columns[0], NULL), FL_OK);
+    CHECK_INT(open_column(&fix.columns[0], &columns[1], NULL), FL_OK);
+    CHECK_INT(fl_table_open(columns, 2, &table, NULL), FL_OK);
+    fl_rows rows = {.is_range = true, .count = 5};
+    fl_layout layout = layout_of(table, &rows);
+    const fl_output *images = &layout.outputs[0], *labels = &layout.outputs[1];
+    const int64_t stride[] = {OUT, 1, CROP_WIDTH * CHANNELS, CHANNELS};
+    CHECK(images->is_cast && !images->is_contiguous && !labels->is_cast && labels->is_contiguous);
+    CHECK(memcmp(images->stride, stride, sizeof stride) == 0 && images->shape[0] == 5);
+    CHECK_INT(images->bytes, 5 * OUT);
+    CHECK_INT(labels->offset, (5 * OUT + 63) / 64 * 64);
+    CHECK_INT(layout.bytes, labels->offset + 64);
+    CHECK_INT(fl_output_at(images), layout.bytes);
+    CHECK_INT(fl_output_at(labels), labels->offset);
+    CHECK(images->cast.from == 0 && images->cast.to == layout.bytes);
+    CHECK(images->cast.count == 5 * OUT && images->cast.tables == fix.tables);
+    CHECK_INT(layout.delivered_bytes, layout.bytes + (5 * OUT * 4 + 63) / 64 * 64);
+    rows.count = INT64_MAX / OUT - 1; /* fits as bytes, not as elements */
+    CHECK_INT(fl_table_layout(table, &rows, 0, &layout, NULL), FL_EINVAL);
+    fl_layout_close(&layout);
+    fl_table_close(table);
+    fl_image_plan_close(plan);
     close_fixture(&fix);
 }
 
 /* ---- what does not go together */
 
-static void check_refused(const fl_column *columns)
+static void check_refused(const column_spec *columns)
 {
     fl_table *table;
     fl_err err = {0};
-    CHECK_INT(fl_table_open(columns, 2, &fl_cpu_row_ops, &table, &err), FL_EINVAL);
+    CHECK_INT(open_specs(columns, 2, &table, &err), FL_EINVAL);
     CHECK(table == NULL &&
           strstr(err.text, "field 1 does not hold the images of its plan") != NULL);
 }
@@ -213,7 +256,7 @@ static void test_images_that_are_not_the_plans(void)
 {
     fixture fix;
     open_fixture(&fix, FL_CHW);
-    fl_column changed[2] = {fix.columns[0], fix.columns[1]};
+    column_spec changed[2] = {fix.columns[0], fix.columns[1]};
     changed[1].view.dtype = (fl_dtype){0, 8, 1};
     check_refused(changed);
     changed[1] = fix.columns[1];
@@ -236,15 +279,19 @@ static void test_work_counts_what_plans_read(void)
 {
     fixture fix;
     fl_table *table;
-    int64_t bytes;
     open_fixture(&fix, FL_CHW);
-    CHECK_INT(fl_table_open(fix.columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
-    CHECK_INT(fl_table_work(table, 10), 10 * (8 + IMAGE + OUT * 4));
-    CHECK_INT(fl_table_bytes(table, INT64_MAX / 8, &bytes, NULL), FL_EINVAL);
-    CHECK_INT(fl_table_work(table, INT64_MAX / 8), INT64_MAX);
-    int64_t small = FL_TABLE_SMALL_BYTES / (8 + IMAGE + OUT * 4);
-    CHECK_INT(fl_table_parts(table, small), 1);
-    CHECK(fl_table_parts(table, small + 1) > 1);
+    CHECK_INT(open_specs(fix.columns, 2, &table, NULL), FL_OK);
+    int64_t row_work = 8 + IMAGE + OUT * 4, small = FL_TABLE_SMALL_BYTES / row_work;
+    fl_rows rows = {.is_range = true, .count = small};
+    fl_layout layout = layout_of(table, &rows);
+    CHECK_INT(layout.work_bytes, small * row_work);
+    CHECK_INT(layout.parts, 1);
+    rows.count++;
+    CHECK_INT(fl_table_layout(table, &rows, 0, &layout, NULL), FL_OK);
+    CHECK(layout.parts > 1);
+    rows.count = INT64_MAX / 8;
+    CHECK_INT(fl_table_layout(table, &rows, 0, &layout, NULL), FL_EINVAL);
+    fl_layout_close(&layout);
     fl_table_close(table);
     close_fixture(&fix);
 }
@@ -260,7 +307,7 @@ static void test_images_of_a_mapped_file(void)
         mapped_file file = map_file(fix.images, ROWS * IMAGE, MAP_SHARED);
         set_images(&fix, file.data, (fl_image_layout)layout);
         fix.columns[1].is_volatile = true;
-        CHECK_INT(fl_table_open(fix.columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
+        CHECK_INT(open_specs(fix.columns, 2, &table, NULL), FL_OK);
         check_table(&fix, table);
         fl_table_close(table);
         unmap_file(&file);
@@ -278,15 +325,15 @@ static void test_a_cut_file_names_field_and_row(void)
     CHECK(ROWS * IMAGE > PAGE && ftruncate(file.fd, PAGE) == 0);
     set_images(&fix, file.data, FL_HWC);
     fix.columns[1].is_volatile = true;
-    CHECK_INT(fl_table_open(fix.columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
+    CHECK_INT(open_specs(fix.columns, 2, &table, NULL), FL_OK);
     const int64_t indices[] = {0, PAGE / IMAGE - 1, PAGE / IMAGE, ROWS - 1};
     fl_rows rows = {0};
     CHECK_INT(fl_rows_add(&rows, indices, 4, NULL), FL_OK);
     char block[8192];
-    CHECK_INT(fl_table_gather(table, &rows, 0, 0, 2, block, &err), FL_OK);
-    CHECK_INT(fl_table_gather(table, &rows, 0, 1, 2, block, &err), FL_ESOURCE);
+    CHECK_INT(gather_part(table, &rows, 0, 0, 2, block, &err), FL_OK);
+    CHECK_INT(gather_part(table, &rows, 0, 1, 2, block, &err), FL_ESOURCE);
     CHECK(err.code == FL_ESOURCE && err.field == 1 && err.value == PAGE / IMAGE);
-    CHECK_INT(fl_table_gather(table, &rows, 0, 1, 2, block, NULL), FL_ESOURCE);
+    CHECK_INT(gather_part(table, &rows, 0, 1, 2, block, NULL), FL_ESOURCE);
     CHECK_INT(fl_table_row_behind(table, 1, &rows, file.data + PAGE), PAGE / IMAGE);
     fl_rows_close(&rows);
     fl_table_close(table);
@@ -306,14 +353,16 @@ static int open_and_gather(void *arg)
     attempt *a = arg;
     fl_rows rows = {.is_range = true, .count = 5, .first = 3};
     fl_table *table;
+    fl_layout layout = {0};
     char block[8192];
     a->err = (fl_err){0};
-    FL_TRY(fl_table_open(a->fix->columns, 2, &fl_cpu_row_ops, &table, &a->err));
-    int status = fl_table_gather(table, &rows, 0, 0, 1, block, &a->err);
-    if (status != FL_OK) {
-        CHECK(strstr(a->err.text, "field 1, row ") == a->err.text);
-        CHECK_INT(fl_table_gather(table, &rows, 0, 0, 1, block, NULL), FL_OK);
-    }
+    FL_TRY(open_specs(a->fix->columns, 2, &table, &a->err));
+    int status = fl_table_layout(table, &rows, 0, &layout, &a->err);
+    bool is_laid_out = status == FL_OK;
+    if (is_laid_out) status = fl_table_gather(table, &rows, 0, &layout, 0, 1, block, &a->err);
+    if (is_laid_out && status != FL_OK) CHECK(strstr(a->err.text, "field 1, row ") == a->err.text);
+    if (status != FL_OK) CHECK_INT(gather_part(table, &rows, 0, 0, 1, block, NULL), FL_OK);
+    fl_layout_close(&layout);
     fl_table_close(table);
     return status;
 }
@@ -338,7 +387,7 @@ static void test_every_refused_resource(void)
         fixture fix;
         open_fixture(&fix, FL_HWC);
         fix.columns[1].is_volatile = is_volatile == 1;
-        CHECK(refuse_each(with_new_plan, &fix) >= 3);
+        CHECK(refuse_each(with_new_plan, &fix) >= 7);
         close_fixture(&fix);
     }
 }
@@ -352,13 +401,17 @@ static void test_a_used_table_asks_for_nothing(void)
         fl_rows rows = {.is_range = true, .count = 5, .first = 3};
         open_fixture(&fix, FL_HWC);
         fix.columns[1].is_volatile = is_volatile == 1;
-        CHECK_INT(fl_table_open(fix.columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
-        CHECK_INT(fl_table_gather(table, &rows, 0, 0, 1, block, NULL), FL_OK);
+        CHECK_INT(open_specs(fix.columns, 2, &table, NULL), FL_OK);
+        fl_layout layout = layout_of(table, &rows);
+        CHECK_INT(fl_table_gather(table, &rows, 0, &layout, 0, 1, block, NULL), FL_OK);
         fl_fault_arm(1);
-        for (uint32_t epoch = 0; epoch < 50; epoch++)
-            CHECK_INT(fl_table_gather(table, &rows, epoch, 0, 1, block, NULL), FL_OK);
+        for (uint32_t epoch = 0; epoch < 50; epoch++) {
+            CHECK_INT(fl_table_layout(table, &rows, epoch, &layout, NULL), FL_OK);
+            CHECK_INT(fl_table_gather(table, &rows, epoch, &layout, 0, 1, block, NULL), FL_OK);
+        }
         CHECK_INT(fl_fault_asked(), 0);
         fl_fault_arm(0);
+        fl_layout_close(&layout);
         fl_table_close(table);
         close_fixture(&fix);
     }
@@ -389,7 +442,7 @@ static void test_threads_share_a_table(void)
         fl_table *table;
         open_fixture(&fix, FL_CHW);
         fix.columns[1].is_volatile = is_volatile == 1;
-        CHECK_INT(fl_table_open(fix.columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
+        CHECK_INT(open_specs(fix.columns, 2, &table, NULL), FL_OK);
         crowd c = {.fix = &fix, .table = table};
         pthread_t threads[4];
         for (int t = 0; t < 4; t++)
@@ -413,7 +466,7 @@ static void test_a_forked_child_gathers_too(void)
     fl_table *table;
     open_fixture(&fix, FL_CHW);
     fix.columns[1].is_volatile = true;
-    CHECK_INT(fl_table_open(fix.columns, 2, &fl_cpu_row_ops, &table, NULL), FL_OK);
+    CHECK_INT(open_specs(fix.columns, 2, &table, NULL), FL_OK);
     check_table(&fix, table);
     crowd c = {.fix = &fix, .table = table};
     CHECK_INT(run_child(gather_in_child, &c), 7);
@@ -427,6 +480,7 @@ int main(void)
     RUN(test_rows_are_what_their_plan_makes_of_them);
     RUN(test_strides_of_any_sign);
     RUN(test_a_batch_is_filled_in_its_epoch);
+    RUN(test_a_layout_says_what_is_cast);
     RUN(test_images_that_are_not_the_plans);
     RUN(test_work_counts_what_plans_read);
     RUN(test_images_of_a_mapped_file);

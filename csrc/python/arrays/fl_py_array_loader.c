@@ -73,17 +73,20 @@ static PyObject *loader_next(fl_py_array_loader *self)
 }
 
 /* Whether the arguments of ArrayLoader go together; else ValueError. */
-static bool
-check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, bool has_destination)
+static bool check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, PyObject *keys,
+                        bool has_destination)
 {
+    int32_t outputs = fl_table_outputs(table->table);
     if (pool->device >= 0 && !has_destination)
         PyErr_Format(PyExc_ValueError, "slots of a device need a destination");
     else if (table->is_cut && pool->device < 0)
         PyErr_Format(PyExc_ValueError, "a cut table is for batches that go to a device");
     else if (pool->arena != NULL)
         PyErr_Format(PyExc_ValueError, "slots shared with workers are not for threads");
-    else if (pool->fields < table->count)
-        PyErr_Format(PyExc_ValueError, "slots have room for fewer fields than the table");
+    else if (pool->fields < outputs)
+        PyErr_Format(PyExc_ValueError, "slots have room for fewer tensors than the table makes");
+    else if (keys != Py_None && (!PyTuple_Check(keys) || PyTuple_GET_SIZE(keys) != outputs))
+        PyErr_Format(PyExc_ValueError, "keys must be None or a tuple of %d keys", outputs);
     else
         return true;
     return false;
@@ -121,7 +124,7 @@ static PyObject *loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
                                      &fetch, &keys, &PyTuple_Type, &maps, &workers, &prefetch,
                                      &in_order, &persistent, &timeout, &destination, &budget))
         return NULL;
-    if (!check_parts((fl_py_table *)table, (fl_py_batch_pool *)pool, destination != Py_None))
+    if (!check_parts((fl_py_table *)table, (fl_py_batch_pool *)pool, keys, destination != Py_None))
         return NULL;
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1.0 && PyErr_Occurred()) return NULL;
@@ -262,9 +265,12 @@ static PyObject *loader_use(fl_py_array_loader *self, PyObject *table)
 {
     fl_py_array_ring *ring = &self->ring;
     if (!Py_IS_TYPE(table, Py_TYPE(ring->table)) || ring->runs_ahead ||
-        ((fl_py_table *)table)->count != ring->table->count || ((fl_py_table *)table)->is_cut)
+        ((fl_py_table *)table)->is_cut)
+        return PyErr_Format(PyExc_ValueError, "use needs a Table, not cut, and no workers");
+    int32_t outputs = fl_table_outputs(ring->table->table);
+    if (fl_table_outputs(((fl_py_table *)table)->table) != outputs)
         return PyErr_Format(PyExc_ValueError, "use needs a Table of %d fields and no workers",
-                            ring->table->count);
+                            outputs);
     if (enter(self) != 0) return NULL;
     if (ring->is_closed) fl_py_array_ring_close(ring); /* nobody reads the old table any more */
     fl_py_table *old = ring->table;

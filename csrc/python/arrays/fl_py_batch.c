@@ -1,25 +1,26 @@
 /* fl_py_batch: see fl_py_batch.h. Allocates nothing but the tensors and their container. */
 #include "fl_py_batch.h"
 
-/* The tensor of field f, of shape {rows, row...}, or {row...} if is_single. */
+/* The tensor of output i; is_single: without the dimension that counts samples. */
 static PyObject *
-make_tensor(const fl_py_table *table, int32_t f, const fl_batch *batch, char *data, bool is_single)
+make_tensor(const fl_py_table *table, const fl_batch *batch, int32_t i, bool is_single)
 {
-    fl_py_layout layout;
-    fl_py_table_layout(table, f, batch->rows.count, is_single, &layout);
+    fl_output *output = &batch->layout.outputs[i];
+    int32_t skip = is_single && !output->is_whole ? 1 : 0;
     DLManagedTensorVersioned *managed = fl_slot_header(batch->slot);
-    return fl_py_tensor_over(&table->dlpack, batch->slot, data, layout.dtype, layout.ndim,
-                             layout.shape, layout.stride, managed + f);
+    return fl_py_tensor_over(&table->dlpack, batch->slot, batch->data + output->offset,
+                             output->dtype, output->ndim - skip, output->shape + skip,
+                             output->stride + skip, managed + i);
 }
 
-static int put_tensor(PyObject *container, PyObject *keys, int32_t f, PyObject *tensor)
+static int put_tensor(PyObject *container, PyObject *keys, int32_t i, PyObject *tensor)
 {
     if (tensor == NULL) return -1;
     if (keys == Py_None) {
-        PyList_SET_ITEM(container, f, tensor);
+        PyList_SET_ITEM(container, i, tensor);
         return 0;
     }
-    int status = PyDict_SetItem(container, PyTuple_GET_ITEM(keys, f), tensor);
+    int status = PyDict_SetItem(container, PyTuple_GET_ITEM(keys, i), tensor);
     Py_DECREF(tensor);
     return status;
 }
@@ -27,23 +28,21 @@ static int put_tensor(PyObject *container, PyObject *keys, int32_t f, PyObject *
 PyObject *
 fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, bool is_single)
 {
-    int32_t count = table->count, f = 0;
+    int32_t count = batch->layout.count, i = 0;
     PyObject *container = keys == Py_None ? PyList_New(count) : PyDict_New();
     if (container == NULL) {
         fl_slot_return(batch->slot);
         return NULL;
     }
     fl_slot_lend(batch->slot, count + 1); /* one share is ours until we are done */
-    char *data = batch->data;
-    for (; f < count; f++) {
-        PyObject *tensor = make_tensor(table, f, batch, data, is_single);
-        if (put_tensor(container, keys, f, tensor) != 0) break;
-        data += fl_table_field_bytes(table->table, f, batch->rows.count);
+    for (; i < count; i++) {
+        PyObject *tensor = make_tensor(table, batch, i, is_single);
+        if (put_tensor(container, keys, i, tensor) != 0) break;
     }
-    /* If field f failed it has given its share back; the fields before it go with the container. */
-    for (int32_t rest = f + 1; rest < count; rest++) fl_slot_give(batch->slot);
+    /* If output i failed it has given its share back; those before it go with the container. */
+    for (int32_t rest = i + 1; rest < count; rest++) fl_slot_give(batch->slot);
     fl_slot_give(batch->slot);
-    if (f == count) return container;
+    if (i == count) return container;
     Py_DECREF(container);
     return NULL;
 }

@@ -38,7 +38,7 @@ static int submit_exception(fl_py_array_ring *self)
 static int submit_to_destination(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
 {
     fl_py_array_destination *destination = &self->destination;
-    FL_TRY(fl_py_array_destination_prepare(destination, self->table, self->ring, batch, err));
+    FL_TRY(fl_py_array_destination_prepare(destination, self->ring, batch, err));
     int status = fl_ring_submit(self->ring, err);
     if (status == FL_OK) return FL_OK;
     fl_py_array_destination_cancel(destination, batch);
@@ -51,10 +51,11 @@ static int submit_to_destination(fl_py_array_ring *self, fl_batch *batch, fl_err
 static int submit_resolved(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
 {
     const fl_table *table = self->table->table;
-    FL_TRY(fl_table_bytes(table, batch->rows.count, &batch->bytes, err));
+    FL_TRY(fl_table_layout(table, &batch->rows, self->epoch, &batch->layout, err));
     batch->source = table;
-    batch->parts = fl_table_parts(table, batch->rows.count);
-    batch->work_bytes = fl_table_work(table, batch->rows.count);
+    batch->bytes = batch->layout.bytes;
+    batch->parts = batch->layout.parts;
+    batch->work_bytes = batch->layout.work_bytes;
     batch->epoch = self->epoch;
     self->most_bytes = fl_max(self->most_bytes, batch->bytes);
     self->most_work_bytes = fl_max(self->most_work_bytes, batch->work_bytes);

@@ -1,6 +1,8 @@
 /* fl_py_table: see fl_py_table.h. A table keeps its sources alive while views into them exist. */
 #include "fl_py_table.h"
 
+#include "fl_column_image.h"
+#include "fl_column_rows.h"
 #include "fl_cpu_rows.h"
 #include "fl_py.h"
 #include "fl_py_image_plan.h"
@@ -13,55 +15,102 @@ static const fl_py_image_plan *plan_of(const fl_py_table *self, int32_t f)
     return plan != Py_None ? (fl_py_image_plan *)plan : NULL;
 }
 
-bool fl_py_table_is_cast(const fl_py_table *self, int32_t f)
+/* Whether the field is cast where batches go. */
+static bool is_cast(const fl_py_table *self, int32_t f)
 {
     const fl_py_image_plan *plan = plan_of(self, f);
     return self->is_cut && plan != NULL && plan->cut != NULL;
 }
 
-static int look_at_sources(fl_py_table *self, fl_column *columns)
+/* Of one result of a cut plan. */
+static fl_transfer_cast cast_of(const fl_py_image_plan *plan)
 {
-    for (int32_t f = 0; f < self->count; f++) {
-        columns[f].is_volatile = PyTuple_GET_ITEM(self->fields.files, f) != Py_None;
-        PyObject *source = PyTuple_GET_ITEM(self->sources, f);
-        if (fl_py_view(&self->dlpack, source, &columns[f].view) != 0) return -1;
-        const fl_py_image_plan *plan = plan_of(self, f);
-        if (plan == NULL) continue;
-        columns[f].plan = fl_py_table_is_cast(self, f) ? plan->cut : plan->plan;
-        columns[f].layout = plan->layout;
-    }
+    int64_t elements = fl_image_plan_out_bytes(plan->cut);
+    int32_t channels = fl_image_plan_channels(plan->cut);
+    return (fl_transfer_cast){.count = elements,
+                              .plane = plan->memory == FL_HWC ? 1 : elements / channels,
+                              .channels = channels,
+                              .bytes = plan->dtype.bits / 8,
+                              .tables = PyBytes_AS_STRING(plan->tables)};
+}
+
+static int open_images(const fl_py_table *self, int32_t f, const fl_tensor *view, bool is_volatile,
+                       fl_column **out, fl_err *err)
+{
+    const fl_py_image_plan *plan = plan_of(self, f);
+    fl_column_image_config config = {.view = *view,
+                                     .layout = plan->layout,
+                                     .is_volatile = is_volatile,
+                                     .plan = is_cast(self, f) ? plan->cut : plan->plan,
+                                     .dtype = plan->dtype};
+    memcpy(config.shape, plan->shape, sizeof config.shape);
+    memcpy(config.stride, plan->stride, sizeof config.stride);
+    if (is_cast(self, f)) config.cast = cast_of(plan);
+    return fl_column_image_open(&config, out, err);
+}
+
+static int
+open_column(const fl_py_table *self, int32_t f, const fl_tensor *view, fl_column **out, fl_err *err)
+{
+    bool is_volatile = PyTuple_GET_ITEM(self->fields.files, f) != Py_None;
+    int status = plan_of(self, f) != NULL
+                     ? open_images(self, f, view, is_volatile, out, err)
+                     : fl_column_rows_open(view, is_volatile, &fl_cpu_row_ops, out, err);
+    return fl_column_name_field(err, status, f);
+}
+
+/* A table of columns over the views. The caller owns *out. */
+static int open_table(const fl_py_table *self, const fl_tensor *views, fl_table **out, fl_err *err)
+{
+    *out = NULL;
+    fl_column **columns = fl_alloc(self->count * (int64_t)sizeof *columns);
+    if (columns == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a table");
+    int status = FL_OK;
+    for (int32_t f = 0; status == FL_OK && f < self->count; f++)
+        status = open_column(self, f, &views[f], &columns[f], err);
+    if (status == FL_OK) status = fl_table_open(columns, self->count, out, err);
+    for (int32_t f = 0; status != FL_OK && f < self->count; f++) fl_column_close(columns[f]);
+    fl_free(columns);
+    return status;
+}
+
+static int look_at_sources(const fl_py_table *self, fl_tensor *views)
+{
+    for (int32_t f = 0; f < self->count; f++)
+        if (fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), &views[f]) != 0)
+            return -1;
     return 0;
 }
 
-/* Makes `columns`, which it takes over, the table's; nothing changes on failure. */
-static int adopt_columns(fl_py_table *self, fl_column *columns)
+/* Makes new views, which it takes over, the table's; nothing changes on failure. */
+static int adopt_views(fl_py_table *self, fl_tensor *views)
 {
     fl_err err;
     fl_table *table;
-    if (fl_table_open(columns, self->count, &fl_cpu_row_ops, &table, &err) != FL_OK) {
-        fl_free(columns);
+    if (open_table(self, views, &table, &err) != FL_OK) {
+        fl_free(views);
         fl_py_raise(&err, &self->fields);
         return -1;
     }
     fl_table_close(self->table);
-    fl_free(self->columns);
+    fl_free(self->views);
     self->table = table;
-    self->columns = columns;
+    self->views = views;
     return 0;
 }
 
 static int rebuild(fl_py_table *self)
 {
-    fl_column *columns = fl_alloc(self->count * (int64_t)sizeof *columns);
-    if (columns == NULL) {
+    fl_tensor *views = fl_alloc(self->count * (int64_t)sizeof *views);
+    if (views == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    if (look_at_sources(self, columns) != 0) {
-        fl_free(columns);
+    if (look_at_sources(self, views) != 0) {
+        fl_free(views);
         return -1;
     }
-    return adopt_columns(self, columns);
+    return adopt_views(self, views);
 }
 
 static bool is_same_view(const fl_tensor *a, const fl_tensor *b)
@@ -79,61 +128,9 @@ int fl_py_table_refresh(fl_py_table *self)
     for (int32_t f = 0; f < self->count; f++) {
         fl_tensor now;
         if (fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), &now) != 0) return -1;
-        if (!is_same_view(&now, &self->columns[f].view)) return rebuild(self);
+        if (!is_same_view(&now, &self->views[f])) return rebuild(self);
     }
     return 0;
-}
-
-void fl_py_table_layout(const fl_py_table *self, int32_t f, int64_t rows, bool is_single,
-                        fl_py_layout *out)
-{
-    const fl_tensor *view = &self->columns[f].view;
-    const fl_py_image_plan *plan = plan_of(self, f);
-    int64_t shape[FL_MAX_NDIM], stride[FL_MAX_NDIM];
-    out->dtype = plan != NULL ? plan->dtype : view->dtype;
-    shape[0] = rows;
-    for (int32_t d = 1; d < view->ndim; d++)
-        shape[d] = plan != NULL ? plan->shape[d - 1] : view->shape[d];
-    fl_tensor_strides(view->ndim, shape, stride);
-    out->is_contiguous = true;
-    for (int32_t d = 1; plan != NULL && d < view->ndim; d++) {
-        out->is_contiguous &= stride[d] == plan->stride[d - 1];
-        stride[d] = plan->stride[d - 1];
-    }
-    int32_t skip = is_single ? 1 : 0;
-    out->ndim = view->ndim - skip;
-    memcpy(out->shape, shape + skip, (size_t)out->ndim * sizeof *shape);
-    memcpy(out->stride, stride + skip, (size_t)out->ndim * sizeof *stride);
-}
-
-static fl_transfer_cast cast_of(const fl_py_image_plan *plan, int64_t rows)
-{
-    int64_t elements = fl_image_plan_out_bytes(plan->cut);
-    int32_t channels = fl_image_plan_channels(plan->cut);
-    return (fl_transfer_cast){.count = rows * elements,
-                              .plane = plan->memory == FL_HWC ? 1 : elements / channels,
-                              .channels = channels,
-                              .bytes = plan->dtype.bits / 8,
-                              .tables = PyBytes_AS_STRING(plan->tables)};
-}
-
-int64_t
-fl_py_table_casts(const fl_py_table *self, int64_t rows, fl_transfer_cast *casts, int32_t *count)
-{
-    int64_t from = 0, end = 0;
-    *count = 0;
-    for (int32_t f = 0; f < self->count; f++) end += fl_table_field_bytes(self->table, f, rows);
-    for (int32_t f = 0; f < self->count; f++) {
-        if (fl_py_table_is_cast(self, f)) {
-            fl_transfer_cast cast = cast_of(plan_of(self, f), rows);
-            cast.from = from;
-            cast.to = end;
-            end += (cast.count * cast.bytes + 63) / 64 * 64;
-            casts[(*count)++] = cast;
-        }
-        from += fl_table_field_bytes(self->table, f, rows);
-    }
-    return end;
 }
 
 /* The size of a mapped file now; -1 if nobody knows, -2 exception. */
@@ -252,7 +249,7 @@ static void table_dealloc(fl_py_table *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     fl_table_close(self->table);
-    fl_free(self->columns);
+    fl_free(self->views);
     fl_py_dlpack_close(&self->dlpack);
     Py_XDECREF(self->sources);
     Py_XDECREF(self->plans);
@@ -262,45 +259,64 @@ static void table_dealloc(fl_py_table *self)
     Py_DECREF(type);
 }
 
-/* Where row data is written: the tensors in `outs`, contiguous, one for each field. */
+/* Where row data is written: the tensors in `outs`, contiguous, one for each output. */
 static int check_outs(fl_py_table *self, PyObject *outs)
 {
-    if (PyTuple_GET_SIZE(outs) == self->count && !self->is_cut) return 0;
-    PyErr_Format(PyExc_ValueError, "read_row needs %d tensors and no cut table, got %zd",
-                 self->count, PyTuple_GET_SIZE(outs));
+    int32_t outputs = fl_table_outputs(self->table);
+    if (PyTuple_GET_SIZE(outs) == outputs && !self->is_cut) return 0;
+    PyErr_Format(PyExc_ValueError, "read_row needs %d tensors and no cut table, got %zd", outputs,
+                 PyTuple_GET_SIZE(outs));
     return -1;
 }
 
-static int copy_out(fl_py_table *self, PyObject *out, int32_t f, const char *from)
+static int copy_out(fl_py_table *self, PyObject *out, const fl_output *output, const char *buffer)
 {
     fl_tensor view;
-    fl_py_layout layout;
     if (fl_py_view(&self->dlpack, out, &view) != 0) return -1;
-    fl_py_table_layout(self, f, 1, true, &layout);
-    int64_t bytes = fl_tensor_bytes(layout.dtype, layout.ndim, layout.shape);
     int64_t given = fl_dtype_bytes(view.dtype);
     for (int32_t d = 0; d < view.ndim; d++) given *= view.shape[d];
-    if (bytes != given) {
+    if (output->bytes != given) {
         PyErr_SetString(PyExc_ValueError, "read_row: a tensor does not have the size of the row");
         return -1;
     }
-    if (bytes > 0) memcpy((char *)(uintptr_t)view.data, from, (size_t)bytes);
+    if (given > 0) memcpy((char *)(uintptr_t)view.data, buffer + output->offset, (size_t)given);
     return 0;
 }
 
-static int copy_outs(fl_py_table *self, PyObject *outs, const char *buffer)
+static int copy_outs(fl_py_table *self, PyObject *outs, const fl_layout *layout, const char *buffer)
 {
-    for (int32_t f = 0; f < self->count; f++) {
-        if (copy_out(self, PyTuple_GET_ITEM(outs, f), f, buffer) != 0) return -1;
-        buffer += fl_table_field_bytes(self->table, f, 1);
-    }
+    for (int32_t i = 0; i < layout->count; i++)
+        if (copy_out(self, PyTuple_GET_ITEM(outs, i), &layout->outputs[i], buffer) != 0) return -1;
     return 0;
+}
+
+/* One row, whose index is in bounds, into a buffer of its own. */
+static int read_row(fl_py_table *self, const fl_rows *rows, PyObject *outs, fl_layout *layout)
+{
+    fl_err err = {0};
+    char *buffer = NULL;
+    int status = fl_table_layout(self->table, rows, 0, layout, &err);
+    if (status == FL_OK) {
+        buffer = fl_alloc(layout->bytes);
+        if (buffer == NULL) status = fl_fail(&err, FL_ENOMEM, "out of memory for a row");
+    }
+    if (status == FL_OK) {
+        Py_BEGIN_ALLOW_THREADS
+        status = fl_table_gather(self->table, rows, 0, layout, 0, 1, buffer, &err);
+        Py_END_ALLOW_THREADS
+    }
+    if (status != FL_OK) fl_py_raise(&err, &self->fields);
+    if (status == FL_OK) status = fl_py_table_check_files(self, rows);
+    if (status == FL_OK) status = copy_outs(self, outs, layout, buffer);
+    fl_free(buffer);
+    return status == FL_OK ? 0 : -1;
 }
 
 PyDoc_STRVAR(
     read_row_doc,
     "read_row(row, outs)\n--\n\n"
-    "Copy one row of every field into the contiguous tensors `outs`. Plans take epoch 0.\n\n"
+    "Copy one row of every field into the contiguous tensors `outs`, one for each output. Plans\n"
+    "take epoch 0.\n\n"
     "Reads mapped files safely: OSError names field and row if the file shrank.");
 
 static PyObject *table_read_row(fl_py_table *self, PyObject *args)
@@ -309,28 +325,17 @@ static PyObject *table_read_row(fl_py_table *self, PyObject *args)
     PyObject *outs;
     if (!PyArg_ParseTuple(args, "nO!:read_row", &row, &PyTuple_Type, &outs)) return NULL;
     if (check_outs(self, outs) != 0) return NULL;
-    fl_err err = {0};
     int64_t length = fl_table_length(self->table);
     if (row < 0 || row >= length) {
-        err = (fl_err){.code = FL_EINDEX, .value = row, .length = length};
+        fl_err err = {.code = FL_EINDEX, .value = row, .length = length};
         return fl_py_raise(&err, &self->fields);
     }
-    int64_t index = row, bytes;
+    int64_t index = row;
     fl_rows rows = {.count = 1, .index = &index};
-    int status = fl_table_bytes(self->table, 1, &bytes, &err);
-    char *buffer = status == FL_OK ? fl_alloc(bytes) : NULL;
-    if (status == FL_OK && buffer == NULL)
-        status = fl_fail(&err, FL_ENOMEM, "out of memory for a row");
-    if (status == FL_OK) {
-        Py_BEGIN_ALLOW_THREADS
-        status = fl_table_gather(self->table, &rows, 0, 0, 1, buffer, &err);
-        Py_END_ALLOW_THREADS
-    }
-    if (status != FL_OK) fl_py_raise(&err, &self->fields);
-    if (status == FL_OK) status = fl_py_table_check_files(self, &rows);
-    if (status == FL_OK) status = copy_outs(self, outs, buffer);
-    fl_free(buffer);
-    if (status != FL_OK) return NULL;
+    fl_layout layout = {0};
+    int status = read_row(self, &rows, outs, &layout);
+    fl_layout_close(&layout);
+    if (status != 0) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -344,10 +349,19 @@ static PyObject *table_cut(fl_py_table *self, PyObject *Py_UNUSED(ignored))
     fl_py_table cut = *self;
     bool has_casts = false;
     cut.is_cut = true;
-    for (int32_t f = 0; f < self->count; f++) has_casts |= fl_py_table_is_cast(&cut, f);
+    for (int32_t f = 0; f < self->count; f++) has_casts |= is_cast(&cut, f);
     if (!has_casts) return Py_NewRef(self);
     return make_table(Py_TYPE(self), &cut, (PyObject *)self->dlpack.tensor_type);
 }
+
+static PyObject *table_outputs(fl_py_table *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(fl_table_outputs(self->table));
+}
+
+static PyGetSetDef table_getset[] = {
+    {"outputs", (getter)table_outputs, NULL, "how many tensors a batch has", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef table_methods[] = {
     {"cut", (PyCFunction)table_cut, METH_NOARGS, cut_doc},
@@ -364,10 +378,13 @@ PyDoc_STRVAR(
     "function that returns its size now, or None). plans: for each field an ImagePlan that makes\n"
     "its rows of a batch, or None.");
 
-static PyType_Slot table_slots[] = {
-    {Py_tp_doc, (void *)table_doc},   {Py_tp_new, table_new},
-    {Py_tp_traverse, table_traverse}, {Py_tp_dealloc, table_dealloc},
-    {Py_tp_methods, table_methods},   {0, NULL}};
+static PyType_Slot table_slots[] = {{Py_tp_doc, (void *)table_doc},
+                                    {Py_tp_new, table_new},
+                                    {Py_tp_traverse, table_traverse},
+                                    {Py_tp_dealloc, table_dealloc},
+                                    {Py_tp_methods, table_methods},
+                                    {Py_tp_getset, table_getset},
+                                    {0, NULL}};
 
 PyType_Spec fl_py_table_spec = {.name = "fastloop._core.Table",
                                 .basicsize = sizeof(fl_py_table),

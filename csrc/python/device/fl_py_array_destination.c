@@ -9,9 +9,9 @@ int fl_py_array_destination_open(fl_py_array_destination *self, PyObject *object
 {
     int64_t bytes, casts;
     self->depth = depth;
-    self->fields = table->count;
+    self->outputs = fl_table_outputs(table->table);
     self->budget = budget;
-    if (fl_mul(depth, self->fields, &casts) && fl_mul(casts, sizeof *self->casts, &bytes))
+    if (fl_mul(depth, self->outputs, &casts) && fl_mul(casts, sizeof *self->casts, &bytes))
         self->casts = fl_alloc(bytes);
     if (self->casts != NULL && fl_mul(depth, sizeof *self->slots, &bytes))
         self->slots = fl_alloc(bytes);
@@ -80,32 +80,34 @@ is_within_budget(const fl_py_array_destination *self, const fl_ring *ring, int64
 static fl_transfer_cast *
 casts_of(const fl_py_array_destination *self, const fl_py_upload_slot *slot)
 {
-    return self->casts + (slot - self->slots) * self->fields;
+    return self->casts + (slot - self->slots) * self->outputs;
 }
 
-/* Gives the slot a transfer, which casts what the table says. */
-static int get_transfer(fl_py_array_destination *self, const fl_py_table *table,
-                        const fl_batch *batch, fl_py_upload_slot *slot, fl_err *err)
+/* Gives the slot a transfer, which casts what the layout says. */
+static int get_transfer(fl_py_array_destination *self, const fl_batch *batch,
+                        fl_py_upload_slot *slot, fl_err *err)
 {
     const fl_transfer_ops *ops = self->base.ops;
+    const fl_layout *layout = &batch->layout;
     fl_transfer_cast *casts = casts_of(self, slot);
-    int32_t count;
+    int32_t count = 0;
     FL_TRY(ops->get(self->base.copy_stream, batch->parts, &slot->transfer, err));
-    slot->buffer_bytes = fl_py_table_casts(table, batch->rows.count, casts, &count);
+    for (int32_t i = 0; i < layout->count; i++)
+        if (layout->outputs[i].is_cast) casts[count++] = layout->outputs[i].cast;
     if (count > 0) ops->set_casts(slot->transfer, casts, count);
     return FL_OK;
 }
 
-int fl_py_array_destination_prepare(fl_py_array_destination *self, const fl_py_table *table,
-                                    const fl_ring *ring, fl_batch *batch, fl_err *err)
+int fl_py_array_destination_prepare(fl_py_array_destination *self, const fl_ring *ring,
+                                    fl_batch *batch, fl_err *err)
 {
     fl_py_upload_slot *slot = self->slots;
     while (slot->is_used) slot++; /* fewer than `depth` batches are submitted, so one is free */
     if (!is_within_budget(self, ring, batch->bytes))
         return fl_fail(err, FL_ENOMEM, "a batch of %lld bytes waits for memory_budget=%lld",
                        (long long)batch->bytes, (long long)self->budget);
-    slot->buffer_bytes = batch->bytes;
-    if (has_copies(self)) FL_TRY(get_transfer(self, table, batch, slot, err));
+    slot->buffer_bytes = batch->layout.delivered_bytes;
+    if (has_copies(self)) FL_TRY(get_transfer(self, batch, slot, err));
     slot->bytes = batch->bytes;
     self->most_bytes = fl_max(self->most_bytes, slot->buffer_bytes);
     bool is_next = fl_ring_pending(ring) == 0;
@@ -171,48 +173,44 @@ void fl_py_array_destination_cancel_all(fl_py_array_destination *self)
         cancel_slot(self, &self->slots[i]);
 }
 
-/* Where the fields of a batch lie in its buffer; `cast`: the first of its casts. New reference. */
-static PyObject *
-list_places(const fl_py_table *table, const fl_transfer_cast *cast, int64_t rows, bool is_single)
+/* Where the outputs of a batch lie in its buffer. New reference. */
+static PyObject *list_places(const fl_layout *layout, bool is_single)
 {
-    int64_t offset = 0;
-    PyObject *places = PyList_New(table->count);
-    for (int32_t f = 0; places != NULL && f < table->count; f++) {
-        fl_py_layout layout;
-        fl_py_table_layout(table, f, rows, is_single, &layout);
-        int64_t at = fl_py_table_is_cast(table, f) ? (cast++)->to : offset;
-        PyObject *place = fl_py_place(at, layout.dtype, layout.ndim, layout.shape,
-                                      layout.is_contiguous ? NULL : layout.stride);
-        offset += fl_table_field_bytes(table->table, f, rows);
+    PyObject *places = PyList_New(layout->count);
+    for (int32_t i = 0; places != NULL && i < layout->count; i++) {
+        const fl_output *output = &layout->outputs[i];
+        int32_t skip = is_single && !output->is_whole ? 1 : 0;
+        PyObject *place =
+            fl_py_place(fl_output_at(output), output->dtype, output->ndim - skip,
+                        output->shape + skip, output->is_contiguous ? NULL : output->stride + skip);
         if (place == NULL)
             Py_CLEAR(places);
         else
-            PyList_SET_ITEM(places, f, place);
+            PyList_SET_ITEM(places, i, place);
     }
     return places;
 }
 
-/* The list of fields as a dict. Takes the list. New reference. */
-static PyObject *name_fields(PyObject *fields, PyObject *keys)
+/* The list of tensors as a dict. Takes the list. New reference. */
+static PyObject *name_tensors(PyObject *tensors, PyObject *keys)
 {
     PyObject *named = PyDict_New();
-    for (Py_ssize_t f = 0; named != NULL && f < PyList_GET_SIZE(fields); f++)
-        if (PyDict_SetItem(named, PyTuple_GET_ITEM(keys, f), PyList_GET_ITEM(fields, f)) != 0)
+    for (Py_ssize_t i = 0; named != NULL && i < PyList_GET_SIZE(tensors); i++)
+        if (PyDict_SetItem(named, PyTuple_GET_ITEM(keys, i), PyList_GET_ITEM(tensors, i)) != 0)
             Py_CLEAR(named);
-    Py_DECREF(fields);
+    Py_DECREF(tensors);
     return named;
 }
 
 /* What `split` makes of the buffer. New reference. */
-static PyObject *split_fields(const fl_py_array_destination *self, const fl_py_table *table,
-                              const fl_transfer_cast *cast, PyObject *buffer, int64_t rows,
-                              bool is_single, bool is_other_stream)
+static PyObject *split_outputs(const fl_py_array_destination *self, const fl_layout *layout,
+                               PyObject *buffer, bool is_single, bool is_other_stream)
 {
-    PyObject *places = list_places(table, cast, rows, is_single);
+    PyObject *places = list_places(layout, is_single);
     if (places == NULL) return NULL;
-    PyObject *fields = fl_py_destination_split(&self->base, buffer, places, is_other_stream);
+    PyObject *tensors = fl_py_destination_split(&self->base, buffer, places, is_other_stream);
     Py_DECREF(places);
-    return fields;
+    return tensors;
 }
 
 /* 1 if the buffer is another stream's than the current one, 0 if not; -1 exception. */
@@ -235,9 +233,8 @@ fl_py_array_destination_deliver(fl_py_array_destination *self, fl_py_table *tabl
     PyObject *buffer = slot->buffer.owner;
     *slot = (fl_py_upload_slot){0};
     /* First, because it lets the allocator know of the stream that waits for the copy. */
-    PyObject *result = split_fields(self, table, casts_of(self, slot), buffer, batch->rows.count,
-                                    is_single, is_other_stream == 1);
-    if (result != NULL && keys != Py_None) result = name_fields(result, keys);
+    PyObject *result = split_outputs(self, &batch->layout, buffer, is_single, is_other_stream == 1);
+    if (result != NULL && keys != Py_None) result = name_tensors(result, keys);
     if (result != NULL && fl_table_is_volatile(table->table) &&
         fl_py_table_check_files(table, &batch->rows) != 0)
         Py_CLEAR(result);

@@ -26,12 +26,12 @@ typedef struct fl_py_upload_slot {
 typedef struct fl_py_array_destination {
     fl_py_destination base;
     int64_t depth;            /* of the ring */
-    int32_t fields;           /* of the table */
+    int32_t outputs;          /* of the table */
     int64_t budget;           /* bytes that submitted batches may take; one batch always may */
     fl_py_upload_slot *slots; /* owned: `depth` of them; NULL: batches stay in slots of the pool */
     fl_transfer_cast
-        *casts;            /* owned: room for `fields` of each slot, used until its transfer ends */
-    int64_t most_bytes;    /* of a buffer, of the batches since cancel_all */
+        *casts;         /* owned: room for `outputs` of each slot, used until its transfer ends */
+    int64_t most_bytes; /* of a buffer, of the batches since cancel_all */
     PyObject *alloc_error; /* owned: what `allocate` raised for the batch to be submitted next, in
                               pinned memory; or NULL */
 } fl_py_array_destination;
@@ -41,7 +41,7 @@ static inline bool fl_py_array_destination_is_open(const fl_py_array_destination
     return self->slots != NULL;
 }
 
-/* `object` is the Python destination, for batches of so many fields. 0, or -1 and an exception. The
+/* `object` is the Python destination, for batches of this table. 0, or -1 and an exception. The
  * owner closes it in either case. */
 int fl_py_array_destination_open(fl_py_array_destination *self, PyObject *object,
                                  const fl_py_table *table, int32_t device, int64_t depth,
@@ -50,8 +50,8 @@ int fl_py_array_destination_open(fl_py_array_destination *self, PyObject *object
 /* Gives the prepared batch its upload slot, and with it memory or a transfer. FL_ENOMEM: there is
  * none, for want of memory or because others are to be delivered first. An interrupt may have come:
  * then an exception is set, and after FL_OK the batch is to be submitted all the same. */
-int fl_py_array_destination_prepare(fl_py_array_destination *self, const fl_py_table *table,
-                                    const fl_ring *ring, fl_batch *batch, fl_err *err);
+int fl_py_array_destination_prepare(fl_py_array_destination *self, const fl_ring *ring,
+                                    fl_batch *batch, fl_err *err);
 
 /* Allocates the buffers of the next batches and starts their copies, as far as there is memory. 0,
  * or -1 and an exception: an interrupt has come. */

@@ -1,0 +1,207 @@
+/* fl_column_image: see fl_column_image.h. */
+#include "fl_column_image.h"
+
+#include "fl_image_scratch.h"
+#include "fl_row_runs.h"
+
+enum {
+    /* a resize takes as long as copying so many times what it reads and writes */
+    RESIZE_WORK = 8,
+    LINE_BYTES = 64,
+    AHEAD_BYTES = 4096 /* of the next image, prefetched */
+};
+
+typedef struct image_column {
+    fl_column base;
+    fl_row_runs runs;
+    const fl_image_plan *plan; /* borrowed from the caller of open */
+    int64_t out_bytes;         /* of a result as it is filled */
+    int64_t work_bytes;        /* of a row; at most INT64_MAX */
+    fl_image_source image;     /* an image in the source, without its address; */
+    fl_image_source copy;      /* and one that was read from a mapped file */
+    fl_scratch_slots *slots;   /* owned: where volatile */
+    fl_dtype dtype;
+    bool is_contiguous;
+    int64_t shape[4], stride[4]; /* of the output; shape[0] is set for each batch */
+    fl_transfer_cast cast;       /* of one result; count 0: none */
+} image_column;
+
+static const image_column *as_images(const fl_column *column)
+{
+    return (const image_column *)column;
+}
+
+static int layout_images(const fl_column *column, fl_column_batch *batch, fl_err *err)
+{
+    const image_column *self = as_images(column);
+    fl_output *output = batch->outputs;
+    int64_t rows = batch->rows->count;
+    if (!fl_mul(rows, self->out_bytes, &output->bytes)) return fl_fail_batch_size(err);
+    if (!fl_mul(rows, self->work_bytes, &batch->work_bytes)) batch->work_bytes = INT64_MAX;
+    output->dtype = self->dtype;
+    output->ndim = 4;
+    output->is_whole = false;
+    output->is_contiguous = self->is_contiguous;
+    for (int d = 0; d < 4; d++) {
+        output->shape[d] = self->shape[d];
+        output->stride[d] = self->stride[d];
+    }
+    output->shape[0] = rows;
+    output->is_cast = self->cast.count > 0;
+    if (!output->is_cast) return FL_OK;
+    output->cast = self->cast;
+    output->cast.count *= rows; /* of a byte each, which fit */
+    return FL_OK;
+}
+
+/* One image of a mapped file, read into the scratch. */
+static int read_image(const image_column *self, const fl_column_batch *batch, int64_t row,
+                      fl_image_scratch *scratch, fl_image_source *out, fl_err *err)
+{
+    fl_rows rows = {.count = 1, .first = row, .is_range = true};
+    char *memory = fl_scratch_memory(scratch, FL_SCRATCH_IMAGE_0, self->runs.row_bytes);
+    int64_t done = memory != NULL ? fl_row_runs_read(&self->runs, &rows, 0, 1, memory) : FL_ENOMEM;
+    if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
+    if (done < self->runs.row_bytes) return fl_column_fail_row(err, batch, row);
+    *out = self->copy;
+    out->data = (const uint8_t *)memory;
+    return FL_OK;
+}
+
+/* Writes what the plan makes of one row to dst. scratch: NULL where the column is not volatile. */
+static int gather_image(const image_column *self, const fl_column_batch *batch,
+                        const fl_sample_key *key, fl_image_scratch *scratch, char *dst, fl_err *err)
+{
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    fl_image_source image = self->image;
+    image.data = (const uint8_t *)self->runs.data + key->index * self->runs.row_stride;
+    if (scratch != NULL) FL_TRY(read_image(self, batch, key->index, scratch, &image, err));
+    FL_TRY(fl_image_plan_draw(self->plan, key, image.size, params, err));
+    return fl_image_plan_apply(self->plan, params, &image, dst, err);
+}
+
+/* Asks for the beginning of a row that is worked on next: rows are in no order, so the hardware
+ * does not foresee them. What follows it does foresee. */
+static void prefetch_image(const fl_row_runs *runs, int64_t row)
+{
+    const char *data = runs->data + row * runs->row_stride;
+    int64_t bytes = fl_min(runs->reach, AHEAD_BYTES);
+    for (int64_t at = 0; at < bytes; at += LINE_BYTES) __builtin_prefetch(data + at);
+}
+
+static int gather_images(const fl_column *column, const fl_column_batch *batch, int64_t from,
+                         int64_t to, char *buffer, fl_err *err)
+{
+    const image_column *self = as_images(column);
+    const fl_rows *rows = batch->rows;
+    fl_image_scratch *scratch = NULL;
+    char *dst = buffer + batch->outputs->offset + from * self->out_bytes;
+    fl_sample_key key = {.seed = fl_image_plan_seed(self->plan), .epoch = batch->epoch};
+    int status = self->slots != NULL ? fl_scratch_take(self->slots, &scratch, err) : FL_OK;
+    key.index = fl_row_at(rows, from);
+    for (int64_t i = from; status == FL_OK && i < to; i++, dst += self->out_bytes) {
+        key.index = fl_row_at(rows, i);
+        key.view = rows->has_views ? rows->view[i] : 0;
+        if (i + 1 < to) prefetch_image(&self->runs, fl_row_at(rows, i + 1));
+        status = gather_image(self, batch, &key, scratch, dst, err);
+    }
+    if (scratch != NULL) fl_scratch_give(self->slots, scratch);
+    return fl_column_name_row(err, status, batch, key.index);
+}
+
+static int64_t find_row_behind(const fl_column *column, const fl_rows *rows, const char *limit)
+{
+    return fl_row_runs_behind(&as_images(column)->runs, column->length, rows, limit);
+}
+
+static void close_images(fl_column *column)
+{
+    image_column *self = (image_column *)column;
+    fl_scratch_close(self->slots);
+    fl_free(self);
+}
+
+static const fl_column_ops image_ops = {.layout = layout_images,
+                                        .gather = gather_images,
+                                        .row_behind = find_row_behind,
+                                        .close = close_images};
+
+static int check_image(const fl_column_image_config *config, int64_t height, int64_t width,
+                       int64_t channels, fl_err *err)
+{
+    const fl_image_plan *plan = config->plan;
+    const fl_tensor *view = &config->view;
+    fl_image_size in = fl_image_plan_in(plan);
+    bool is_bytes = view->dtype.code == 1 && view->dtype.bits == 8 && view->dtype.lanes == 1;
+    if (view->ndim == 4 && is_bytes && channels == fl_image_plan_channels(plan) &&
+        height <= INT32_MAX && width <= INT32_MAX && height > 0 && width > 0 &&
+        (in.height == 0 || (in.height == height && in.width == width)))
+        return FL_OK;
+    return fl_fail(err, FL_EINVAL,
+                   "does not hold the images of its plan: uint8 with %d channels, %d x %d",
+                   fl_image_plan_channels(plan), in.height, in.width);
+}
+
+/* How the images lie in the source, and how they lie once they were copied. */
+static int describe_images(image_column *self, const fl_column_image_config *config, fl_err *err)
+{
+    const fl_tensor *view = &config->view;
+    bool is_chw = config->layout == FL_CHW;
+    int y = is_chw ? 2 : 1, x = is_chw ? 3 : 2, c = is_chw ? 1 : 3;
+    int64_t height = view->shape[y], width = view->shape[x], channels = view->shape[c];
+    FL_TRY(check_image(config, height, width, channels, err));
+    fl_image_size size = {(int32_t)height, (int32_t)width};
+    self->image = (fl_image_source){.stride_y = view->stride[y],
+                                    .stride_x = view->stride[x],
+                                    .stride_c = view->stride[c],
+                                    .size = size};
+    self->copy = (fl_image_source){.stride_y = is_chw ? width : width * channels,
+                                   .stride_x = is_chw ? 1 : channels,
+                                   .stride_c = is_chw ? height * width : 1,
+                                   .size = size};
+    return fl_row_runs_set(&self->runs, view, err);
+}
+
+static void describe_output(image_column *self, const fl_column_image_config *config)
+{
+    int64_t packed[4], work = fl_image_plan_out_bytes(config->plan);
+    self->out_bytes = work;
+    self->dtype = config->dtype;
+    self->cast = config->cast;
+    self->shape[0] = 1;
+    for (int d = 0; d < 3; d++) self->shape[d + 1] = config->shape[d];
+    fl_tensor_strides(4, self->shape, packed);
+    self->stride[0] = packed[0];
+    self->is_contiguous = true;
+    for (int d = 0; d < 3; d++) {
+        self->stride[d + 1] = config->stride[d];
+        self->is_contiguous &= packed[d + 1] == config->stride[d];
+    }
+    int64_t factor = fl_image_plan_resizes(config->plan) ? RESIZE_WORK : 1;
+    bool fits = fl_add(work, self->runs.row_bytes, &work) && fl_mul(work, factor, &work);
+    self->work_bytes = fits ? work : INT64_MAX;
+}
+
+int fl_column_image_open(const fl_column_image_config *config, fl_column **out, fl_err *err)
+{
+    *out = NULL;
+    image_column *self = fl_alloc(sizeof *self);
+    if (self == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
+    self->base = (fl_column){.ops = &image_ops,
+                             .length = config->view.shape[0],
+                             .outputs = 1,
+                             .is_volatile = config->is_volatile};
+    self->plan = config->plan;
+    int status = describe_images(self, config, err);
+    if (status == FL_OK && config->is_volatile) {
+        self->slots = fl_alloc(sizeof *self->slots);
+        if (self->slots == NULL) status = fl_fail(err, FL_ENOMEM, "has no memory for a column");
+    }
+    if (status != FL_OK) {
+        close_images(&self->base);
+        return status;
+    }
+    describe_output(self, config);
+    *out = &self->base;
+    return FL_OK;
+}

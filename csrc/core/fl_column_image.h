@@ -1,0 +1,30 @@
+/* fl_column_image: the kind of column whose rows are images that a plan works on: one output,
+ * [rows, and the shape of a result].
+ *
+ * Floor 1. An image of a mapped file is read into scratch memory, where its plan then works on it.
+ */
+#ifndef FL_COLUMN_IMAGE_H
+#define FL_COLUMN_IMAGE_H
+
+#include "fl_column.h"
+#include "fl_image_plan.h"
+
+typedef struct fl_column_image_config {
+    fl_tensor view;            /* [rows, height, width, channels] in the order of `layout`; its
+                                  memory is kept alive by the caller until close */
+    fl_image_layout layout;    /* of the images in view */
+    bool is_volatile;          /* a mapped file */
+    const fl_image_plan *plan; /* borrowed until close */
+    /* A result as it is delivered: */
+    fl_dtype dtype;
+    int64_t shape[3], stride[3]; /* strides in elements */
+    /* Of one result, where the plan makes bytes that are cast at the destination: count, plane,
+     * channels, bytes, tables. count 0: the plan makes the elements themselves. */
+    fl_transfer_cast cast;
+} fl_column_image_config;
+
+/* Copies the description. FL_EINVAL where the view does not hold uint8 images of the plan's size
+ * and channels; FL_ENOMEM. */
+int fl_column_image_open(const fl_column_image_config *config, fl_column **out, fl_err *err);
+
+#endif
