@@ -1,75 +1,171 @@
-"""The epoch of a dataset's random numbers: one word, shared by all processes with the dataset.
+"""The epoch of a dataset's random numbers, and who reads which.
 
-A plain attribute would never reach worker processes that are there already.
+A dataset has one word, shared by all processes with the dataset. An iterator of a loader has
+numbers of its own, which hold from its begin to its end: they are read where it fetches samples.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import Any, cast
+import threading
+from collections.abc import Callable, MutableSequence, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import Dataset
 
-_EPOCHS = 2**32
+EPOCHS = 2**32
 _IS_USERS = 1  # the second element of the word: whether the user has set it
+
+_T = TypeVar("_T")
 
 
 def check_epoch(epoch: Any) -> int:
     number = operator.index(epoch)
-    if not 0 <= number < _EPOCHS:
+    if not 0 <= number < EPOCHS:
         raise ValueError(f"epoch={number} is not in [0, 2**32); pass the count of epochs before it")
     return number
 
 
+def _share(count: int) -> torch.Tensor:
+    words = torch.zeros(count, dtype=torch.int64, device="cpu")
+    words.share_memory_()  # type: ignore[no-untyped-call]
+    return words
+
+
+def _elements(words: torch.Tensor) -> MutableSequence[int]:
+    """Reading one of these takes 50 ns."""
+    return cast("MutableSequence[int]", memoryview(cast(Any, words.numpy())))
+
+
 class Epoch:
     """Shared by forked children, and by spawned ones that it is sent to. A deep copy or a plain
-    pickle has a word of its own. Every iter() of a loader may write it; readers take what is
-    there."""
+    pickle has a word of its own."""
 
     def __init__(self, word: torch.Tensor | None = None) -> None:
         if word is None:
-            word = torch.zeros(2, dtype=torch.int64, device="cpu")
+            word = _share(2)
         # torch's reductions for multiprocessing have sent a tensor that is shared already.
         if not word.is_shared():  # type: ignore[no-untyped-call]
             word.share_memory_()  # type: ignore[no-untyped-call]
         self._word = word
-        # Reading an element of this takes 50 ns.
-        self._numbers = memoryview(cast(Any, word.numpy()))
+        self._numbers = _elements(word)
 
     @property
     def value(self) -> int:
-        return int(self._numbers[0])
+        """That of the iterator which is fetching a sample. Outside of one the word: what the user
+        has set, or the number of the epoch that a loader began last."""
+        held = _held.epochs
+        number = None if held is None else held.find(self)
+        return int(self._numbers[0]) if number is None else number
 
     @property
-    def is_users(self) -> bool:
-        """Whether the user has set it."""
-        return bool(self._numbers[1] == _IS_USERS)
+    def users(self) -> int | None:
+        """What the user has set."""
+        return int(self._numbers[0]) if self._numbers[1] == _IS_USERS else None
 
     def set(self, epoch: Any) -> None:
-        """The user's choice, which loaders then leave alone."""
+        """The user's choice, which loaders then leave alone. Iterators that have begun, too."""
         self._numbers[0] = check_epoch(epoch)
         self._numbers[1] = _IS_USERS
 
     def begin(self, epoch: int) -> None:
-        """A loader begins an epoch, the how manieth by its own count from 0."""
-        if not self.is_users:
+        """A loader begins an epoch of this number."""
+        if self.users is None:
             self._numbers[0] = check_epoch(epoch)
 
     def __reduce__(self) -> tuple[type[Epoch], tuple[torch.Tensor]]:
         return Epoch, (self._word,)
 
 
+class IteratorEpochs:
+    """The epochs of datasets for one iterator. Other datasets are in those of their words.
+
+    Args:
+        epochs: of the datasets.
+        is_shared: worker processes are to see the numbers of their iterator's later epochs.
+    """
+
+    def __init__(
+        self, epochs: Sequence[Epoch], is_shared: bool = False, words: torch.Tensor | None = None
+    ) -> None:
+        self.epochs = tuple(epochs)
+        self._places = {epoch: i for i, epoch in enumerate(self.epochs)}
+        if words is None and is_shared and self.epochs:
+            words = _share(len(self.epochs))
+        self._words = words
+        self._numbers = [0] * len(self.epochs) if words is None else _elements(words)
+
+    def begin(self, numbers: Sequence[int]) -> None:
+        """The iterator begins an epoch.
+
+        Args:
+            numbers: of the epochs, in their order.
+        """
+        for i, (epoch, number) in enumerate(zip(self.epochs, numbers, strict=True)):
+            self._numbers[i] = number
+            epoch.begin(number)
+
+    def find(self, epoch: Epoch) -> int | None:
+        place = self._places.get(epoch)
+        return None if place is None else self._numbers[place]
+
+    def call(self, function: Callable[..., _T], *args: Any) -> _T:
+        """``function(*args)``, in which this thread is in these epochs."""
+        if not self.epochs:
+            return function(*args)
+        before, _held.epochs = _held.epochs, self
+        try:
+            return function(*args)
+        finally:
+            _held.epochs = before
+
+    def hold_in_process(self) -> None:
+        """From now on all threads of this process, a worker's, are in these epochs."""
+        _Held.epochs = self
+        _held.__dict__.clear()  # a fork in the middle of a fetch has left that fetch's here
+
+    def __reduce__(self) -> tuple[type[IteratorEpochs], tuple[Any, ...]]:
+        """Goes with the datasets in one pickle, or it would be about others."""
+        return IteratorEpochs, (self.epochs, True, self._words)
+
+
+class _Held(threading.local):
+    epochs: IteratorEpochs | None = None
+
+
+_held = _Held()
+
+
+class EpochsInWorker:
+    """A worker_init_fn: the worker process is in its iterator's epochs.
+
+    Args:
+        epochs: the iterator's, shared.
+        init: the user's worker_init_fn, which is called then.
+    """
+
+    def __init__(self, epochs: IteratorEpochs, init: Callable[[int], object] | None) -> None:
+        self._epochs = epochs
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        self._epochs.hold_in_process()
+        if self._init is not None:
+            self._init(worker)
+
+
 class EpochDataset(Dataset[Any]):
-    """A base of datasets whose samples are a function of index and epoch. Loaders find these, also
-    within other datasets, and begin their epochs."""
+    """A base of datasets whose samples are a function of index and epoch: of ``_epoch.value``.
+    Loaders find these, also within other datasets, and begin their epochs."""
 
     _epoch: Epoch | None = None  # None: the samples are the same in all epochs
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the random numbers from now on, in all processes that have the dataset.
 
-        Loaders of fastloop then no longer count epochs for it. Where nothing is random, nothing.
+        Loaders of fastloop then no longer count epochs for it; their iterators that have begun
+        stay in the epoch they began with. Where nothing is random, nothing.
         """
         epoch = check_epoch(epoch)
         if self._epoch is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from torch.autograd import profiler
@@ -12,6 +13,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from fastloop import _core
 from fastloop.base.memory import budget_of
+from fastloop.data.epoch_word import EpochDataset
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.destinations import Destination, find_destination
@@ -51,6 +53,7 @@ class ArrayIter(ResumableIter):
         accelerator: Accelerator | None,
     ) -> None:
         self._shared = shared
+        self._begin_epoch(loader)
         super().__init__(loader)
         self._source = source
         self._destination = self._find_destination(accelerator)
@@ -96,7 +99,7 @@ class ArrayIter(ResumableIter):
             pool=self._shared.memory_for_arrays(
                 source.table.outputs, destination.index if destination else -1
             ),
-            fetch=fetcher.fetch,
+            fetch=partial(self._datasets.call, fetcher.fetch),
             keys=source.keys,
             maps=source.maps,
             workers=self._num_workers,
@@ -109,6 +112,13 @@ class ArrayIter(ResumableIter):
             budget=budget_of(loader) if is_ahead else sys.maxsize,
         )
 
+    @property
+    def _random_epoch(self) -> int:
+        """Of the transforms in the table."""
+        dataset = self._source.dataset
+        epoch = dataset._epoch if isinstance(dataset, EpochDataset) else None
+        return (epoch and self._datasets.find(epoch)) or 0
+
     def _restart(self) -> None:
         if self._destination is not None:
             self._destination.check()
@@ -117,10 +127,10 @@ class ArrayIter(ResumableIter):
         if blocks is not None:
             self._sampler_iter = _InBlocks()
             remaining = self._remaining(blocks, skip_blocks)
-            self._array_loader.restart(remaining, _BLOCKS, sampler, self._source.epoch)
+            self._array_loader.restart(remaining, _BLOCKS, sampler, self._random_epoch)
         else:
             kind = _BATCHES if self._auto_collation else _SINGLES
-            self._array_loader.restart(self._sampler_iter, kind, None, self._source.epoch)
+            self._array_loader.restart(self._sampler_iter, kind, None, self._random_epoch)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)

@@ -16,6 +16,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fastloop.base.schema import Schema
+from fastloop.loader.dataset_epochs import (
+    epochs_within,
+    is_set_by_user,
+    restore_set,
+    set_by_user,
+)
 from fastloop.loader.epoch import (
     GENERATORS,
     TORCHS,
@@ -28,11 +34,12 @@ from fastloop.loader.epoch import (
     read_states,
     sampler_with_epoch,
     samplers_of,
+    with_random_epoch,
     without_torchs,
 )
 from fastloop.loader.lightning_resume import Rest, rest_for_caller
 
-VERSION = 2
+VERSION = 3
 
 _UNCHANGED = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
 _FIELDS = {
@@ -43,6 +50,8 @@ _FIELDS = {
     "draws_base_seed": bool,
     "not_resumable": str,  # why the epoch cannot go on in the middle; "": it can
     "sampler_epoch": int,  # -1: the sampler has none
+    "random_epoch": int,  # of datasets' random numbers; of an epoch to come the lowest it may have
+    "set_epochs": str,  # what set_epoch() has told each dataset, in place of it
     "fits": dict,
     "generators": dict,
 }
@@ -122,12 +131,15 @@ def save_state(loader: DataLoader[Any], position: Position) -> State:
     sampler = sampler_with_epoch(loader)
     sampler_epoch = None if sampler is None else sampler.epoch
     number, yielded, why_not = position.number, 0, ""
+    random_epoch = position.random_epoch
+    set_epochs = set_by_user(epochs_within(loader.dataset))
     at_iter: dict[str, torch.Tensor] = {}
     at_next: dict[str, torch.Tensor] = {}
     epoch = position.current
     is_begun = epoch is not None and not epoch.is_over
     if epoch is not None and is_begun:
         number, yielded, sampler_epoch = epoch.number, epoch.count(), epoch.sampler_epoch
+        random_epoch, set_epochs = epoch.random_epoch, epoch.set_epochs
         if yielded > 0:
             why_not = _why_not_resumable(loader, epoch, yielded)
         at_iter, at_next = epoch.at_iter, {**now, **epoch.at_next}
@@ -139,6 +151,8 @@ def save_state(loader: DataLoader[Any], position: Position) -> State:
         "draws_base_seed": loader._iterator is None,
         "not_resumable": why_not,
         "sampler_epoch": -1 if sampler_epoch is None else sampler_epoch,
+        "random_epoch": random_epoch,
+        "set_epochs": set_epochs,
         "fits": _describe(loader),
         "generators": {"now": _as_hex(now), "iter": _as_hex(at_iter), "next": _as_hex(at_next)},
     }
@@ -150,7 +164,7 @@ def save_state(loader: DataLoader[Any], position: Position) -> State:
 def _upgraded(state: dict[str, Any]) -> dict[str, Any]:
     """A state of version 1, which left out what a loader does not have, as one of version 2."""
     fits, moments = state.get("fits"), state.get("generators")
-    changed: dict[str, Any] = {"version": VERSION, "not_resumable": ""}
+    changed: dict[str, Any] = {"version": 2, "not_resumable": ""}
     changed["sampler_epoch"] = state.get("sampler_epoch", -1)
     if isinstance(fits, dict):
         changed["fits"] = {name: _text(fits.get(name)) for name in _FACTS}
@@ -175,12 +189,14 @@ def _check_texts(name: str, texts: Any, keys: tuple[str, ...]) -> None:
 
 def _check_parts(state: State) -> None:
     """What a schema does not say."""
-    for key, lowest in (("epoch", 0), ("yielded", 0), ("sampler_epoch", -1)):
+    for key, lowest in (("epoch", 0), ("yielded", 0), ("sampler_epoch", -1), ("random_epoch", 0)):
         if state[key] < lowest:
             raise ValueError(f"state[{key!r}] is {state[key]}, but cannot be negative")
     if state["yielded"] > 0 and not state["begun"]:
         raise ValueError(f"state yields {state['yielded']} batches of no epoch; {_UNCHANGED}")
     _check_texts("state['fits']", state["fits"], _FACTS)
+    if not is_set_by_user(state["set_epochs"]):
+        raise ValueError(f"state['set_epochs'] is {state['set_epochs']!r}; {_UNCHANGED}")
     moments = state["generators"]
     if set(moments) != set(_MOMENTS):
         raise ValueError(
@@ -197,6 +213,8 @@ def _checked(state: object) -> State:
     version = state.get("version")
     if version == 1:
         state = _upgraded(state)
+    if version in (1, 2):
+        state = with_random_epoch({**state, "version": VERSION})
     elif version != VERSION:
         raise ValueError(
             f"state['version'] is {version!r}, and this version of fastloop reads {VERSION} and "
@@ -256,7 +274,8 @@ def _start_anew(loader: DataLoader[Any], position: Position, state: State, what:
     sampler = sampler_with_epoch(loader)
     if sampler is not None and state["sampler_epoch"] >= 0:
         sampler.set_epoch(state["sampler_epoch"])
-    position.restart(state["epoch"])
+    restore_set(epochs_within(loader.dataset), state["set_epochs"])
+    position.restart(state)
 
 
 def _as_caller_counts(state: State) -> tuple[State, bool]:
@@ -265,6 +284,7 @@ def _as_caller_counts(state: State) -> tuple[State, bool]:
     if rest is Rest.NEXT_EPOCH:
         changed = {"epoch": state["epoch"] + 1, "yielded": 0, "begun": False, "not_resumable": ""}
         changed["sampler_epoch"] = state["sampler_epoch"] + (state["sampler_epoch"] >= 0)
+        changed["random_epoch"] = state["random_epoch"] + 1
         return {**state, **changed}, False
     return {**state, "yielded": max(state["yielded"] - untrained, 0)}, rest is Rest.NOTHING
 
@@ -305,6 +325,7 @@ def load_state(loader: DataLoader[Any], position: Position, state: Any, strict: 
             generators[name].set_state(value)
     if state["sampler_epoch"] >= 0:
         sampler_with_epoch(loader).set_epoch(state["sampler_epoch"])
+    restore_set(epochs_within(loader.dataset), state["set_epochs"])
     position.load({**state, "not_resumable": ""}, is_spent)
 
 

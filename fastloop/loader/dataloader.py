@@ -216,6 +216,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         A ``DistributedSampler`` is set to the epoch of the state; the state of one rank serves
         all. What is left of an epoch comes in that epoch's order even if ``set_epoch()`` is called
         with another number before ``iter()``; the epochs after it take what ``set_epoch()`` says.
+        So it is with a dataset's ``set_epoch()``, but that a number set before loading stays.
 
         Raises:
             TypeError: ``state`` or one of its parts has the wrong type.

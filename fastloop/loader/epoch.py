@@ -18,12 +18,9 @@ import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
-    Dataset,
     RandomSampler,
     SequentialSampler,
-    StackDataset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -36,7 +33,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
 from fastloop.base.interrupts import interrupt_later
-from fastloop.data.epoch_word import EpochDataset
+from fastloop.data.epoch_word import IteratorEpochs
+from fastloop.loader.dataset_epochs import (
+    epochs_within,
+    is_about,
+    next_random_epoch,
+    numbers_of,
+    set_by_user,
+)
 from fastloop.loader.index_blocks import Block, find_blocks
 
 TORCHS = "torch"  # the name of torch's global generator, which belongs to the user
@@ -128,36 +132,10 @@ def sampler_with_epoch(loader: DataLoader[Any]) -> Any:
     return None
 
 
-def _held_by(dataset: Any) -> Iterator[Any]:
-    """What may be datasets: attributes, and what torch's ConcatDataset and StackDataset list."""
-    for value in vars(dataset).values():
-        if isinstance(value, list | tuple | dict):
-            if isinstance(dataset, ConcatDataset | StackDataset):
-                yield from value.values() if isinstance(value, dict) else value
-        else:
-            yield value
-
-
-def _datasets_within(dataset: Any) -> Iterator[EpochDataset]:
-    """Those that wrappers hold, torch's and the user's."""
-    seen: set[int] = set()
-    left = [dataset]
-    while left:
-        found = left.pop()
-        if not isinstance(found, Dataset) or id(found) in seen:
-            continue
-        seen.add(id(found))
-        if isinstance(found, EpochDataset):
-            yield found
-        else:
-            left.extend(_held_by(found))
-
-
-def begin_transforms(dataset: Any, number: int) -> None:
-    """Datasets take the random numbers of the loader's epoch, unless set_epoch() was called."""
-    for found in _datasets_within(dataset):
-        if found._epoch is not None:
-            found._epoch.begin(number)
+def with_random_epoch(state: State) -> State:
+    """A state of version 2 or before as one of version 3: the random numbers were those of the
+    loader's epoch, where the user had set none."""
+    return {"random_epoch": state.get("epoch"), "set_epochs": "", **state}
 
 
 # ---- what is left of an epoch
@@ -212,13 +190,18 @@ def skip_items(epoch: Epoch, items: Iterator[Any]) -> Iterator[Any]:
 class Epoch:
     """One pass of an iterator over the sampler: what it began with, and what it has yielded."""
 
-    def __init__(self, loader: DataLoader[Any], position: Position) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], position: Position, datasets: IteratorEpochs
+    ) -> None:
         pending = position.pending
         self.number = position.number if pending is None else pending["epoch"]
         self.sampler: Any = loader._index_sampler
         self.batch_size = getattr(self.sampler, "batch_size", None)
         self.with_epoch = sampler_with_epoch(loader)
         self.generators = find_generators(loader)
+        # Of datasets that draw random numbers, and what the user has set in place of it.
+        self.random_epoch = next_random_epoch(position.random_epoch, self.with_epoch)
+        self.set_epochs = set_by_user(datasets.epochs)
         self.skipped = 0
         self.yielded = 0
         self.is_over = False
@@ -231,12 +214,17 @@ class Epoch:
         # Whether a base seed is drawn. None: as torch's iterator does by itself.
         self.draws_seed: bool | None = None
         if pending is not None and self.is_resumed:
-            self._resume(pending)
+            self._resume(pending, datasets)
         elif pending is not None:
+            self.random_epoch = next_random_epoch(pending["random_epoch"], self.with_epoch)
             self.draws_seed = pending["draws_base_seed"]
+        datasets.begin(numbers_of(self.set_epochs, self.random_epoch))
 
-    def _resume(self, state: State) -> None:
+    def _resume(self, state: State, datasets: IteratorEpochs) -> None:
         self.skipped = self.yielded = state["yielded"]
+        self.random_epoch = state["random_epoch"]
+        if is_about(state["set_epochs"], datasets.epochs):
+            self.set_epochs = state["set_epochs"]
         self.at_iter = from_hex(state["generators"]["iter"])
         self.at_next = from_hex(state["generators"]["next"])
         if state["sampler_epoch"] >= 0:
@@ -319,15 +307,23 @@ class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
 
     It stands after torch's iterator in the list of bases: so it replaces the sampler's iterator
     after torch's base class has made it, and before torch's code asks for the first index.
-    ``_shared`` must be set before ``__init__``.
+    ``_begin_epoch`` must be called before ``__init__``.
     """
 
     _num_yielded = 0
     _shared: Any
 
+    def _begin_epoch(self, loader: DataLoader[Any], in_workers: bool = False) -> None:
+        """Decides which epoch this is. ``_shared`` must be set.
+
+        Args:
+            in_workers: the iterator is new, and samples are fetched in worker processes.
+        """
+        if "_datasets" not in self.__dict__:
+            self._datasets = IteratorEpochs(epochs_within(loader.dataset), in_workers)
+        self._epoch = Epoch(loader, self._shared.position, self._datasets)
+
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._epoch = Epoch(loader, self._shared.position)
-        begin_transforms(loader.dataset, self._epoch.number)
         with self._epoch.making_iterator():
             super().__init__(loader)
         kind = (
@@ -343,8 +339,7 @@ class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         if not first_iter:
             self._keep_count()
-            self._epoch = Epoch(loader, self._shared.position)
-            begin_transforms(loader.dataset, self._epoch.number)
+            self._begin_epoch(loader)
             if self._epoch.draws_seed:
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         with self._epoch.drawing_iter():
@@ -376,6 +371,7 @@ class Position:
         self, number: int = 0, pending: State | None = None, is_spent: bool = False
     ) -> None:
         self.number = number  # of the next epoch
+        self.random_epoch = number  # the lowest that the next epoch's random numbers may be of
         self.pending = pending
         self.is_spent = is_spent  # the pending state's epoch has no batch left
         self.current: Epoch | None = None
@@ -388,17 +384,26 @@ class Position:
         self.current = epoch
         epoch.iterator = weakref.ref(iterator)
         self.number = epoch.number + 1
+        self.random_epoch = epoch.random_epoch + 1
         self.pending, self.is_spent = None, False
 
     def load(self, state: State, is_spent: bool = False) -> None:
         """The next iter() goes on from `state`."""
         self.pending, self.is_spent = state, is_spent
 
-    def restart(self, number: int) -> None:
-        """The next iter() begins the epoch of this number."""
-        self.number = number
+    def restart(self, state: State) -> None:
+        """The next iter() begins the epoch of `state`."""
+        self.number, self.random_epoch = state["epoch"], state["random_epoch"]
         self.pending, self.is_spent, self.current = None, False, None
 
     def copy(self) -> Position:
         """For a copy of the loader, which has no iterator."""
-        return Position(self.number, self.pending, self.is_spent)
+        position = Position(self.number, self.pending, self.is_spent)
+        position.random_epoch = self.random_epoch
+        return position
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A pickle of fastloop 0.1 has no random epoch, nor has the state in it."""
+        if state["pending"] is not None:
+            state["pending"] = with_random_epoch(state["pending"])
+        self.__dict__.update({"random_epoch": state["number"], **state})

@@ -34,17 +34,6 @@ from fastloop.workers.lifecycle import CHECK_S, WorkerPool, is_exiting
 from fastloop.workers.mp_context import Context
 
 
-class _LoaderProxy:
-    """A loader as torch's iterator sees it, with a context of ours."""
-
-    def __init__(self, loader: DataLoader[Any], context: Context) -> None:
-        self._loader = loader
-        self.multiprocessing_context = context
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
 def _find_depth(loader: DataLoader[Any]) -> int:
     """Room for the requests of two epochs in a worker's queue, as a power of two. If a worker gets
     more than its share, as when others have ended, some wait in this process."""
@@ -88,7 +77,8 @@ class ProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
         self._pool = WorkerPool()
         context = Context(loader.multiprocessing_context, self._parent_end, self._pool)
         try:
-            super().__init__(_LoaderProxy(loader, context))
+            self._begin_epoch(loader, in_workers=True)
+            super().__init__(self._as_torch_takes(loader, multiprocessing_context=context))
             shared.latest = weakref.ref(self)
         except BaseException:
             # Ctrl-C, say, or an error of the sampler: a traceback that is kept must not keep the

@@ -45,12 +45,6 @@ class Source:
         """Whether they have."""
         return self.tensors is not None and self.tensors is not self.dataset.tensors
 
-    @property
-    def epoch(self) -> int:
-        """That the random numbers of transforms are of, now."""
-        epoch = getattr(self.dataset, "_epoch", None)
-        return 0 if epoch is None else int(epoch.value)
-
 
 @dataclass(frozen=True)
 class Route:

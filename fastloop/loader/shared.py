@@ -16,6 +16,7 @@ from fastloop import _core
 from fastloop.base.next_lock import NextLock
 from fastloop.base.openmp import thread_pool
 from fastloop.data.collate import make_collate
+from fastloop.data.epoch_word import EpochsInWorker
 from fastloop.device.availability import warn_once
 from fastloop.loader.epoch import Position, ResumableIter
 
@@ -120,6 +121,17 @@ def _is_usable(memory: _core.BatchPool | None, device: int) -> TypeGuard[_core.B
     return memory is not None and memory.is_own() and memory.device == device
 
 
+class _LoaderProxy:
+    """A loader that has other attributes."""
+
+    def __init__(self, loader: DataLoader[Any], **others: Any) -> None:
+        self._loader = loader
+        self.__dict__.update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
 class LockedIter(ResumableIter):
     """Below one of torch's iterators in the list of bases: one thread at a time in ``next()``,
     which counts batches, and raises once the iterator is closed."""
@@ -128,6 +140,13 @@ class LockedIter(ResumableIter):
         self._is_closed = False
         self._next_lock = NextLock()
         super().__init__(loader)
+
+    def _as_torch_takes(self, loader: DataLoader[Any], **others: Any) -> Any:
+        """The loader for torch's iterator over worker processes, which are to be in the epochs of
+        this iterator."""
+        if self._datasets.epochs:
+            others["worker_init_fn"] = EpochsInWorker(self._datasets, loader.worker_init_fn)
+        return _LoaderProxy(loader, **others)
 
     def __next__(self) -> Any:
         with self._next_lock.of_process():

@@ -26,7 +26,8 @@ class SyncIter(_SingleProcessDataLoaderIter, LockedIter):
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, has_own_collate: bool) -> None:
         self._shared = shared
-        super().__init__(loader)
+        self._begin_epoch(loader)
+        self._datasets.call(super().__init__, loader)
         is_default = self._auto_collation and is_default_collate(self._collate_fn)
         if has_own_collate and is_default:
             self._dataset_fetcher.collate_fn = self._collate = shared.collate_here()
@@ -35,7 +36,7 @@ class SyncIter(_SingleProcessDataLoaderIter, LockedIter):
 
     def _next_data(self) -> Any:
         begin_ns = perf_counter_ns()
-        data = super()._next_data()  # type: ignore[no-untyped-call]
+        data = self._datasets.call(super()._next_data)
         self._shared.count_wait(perf_counter_ns() - begin_ns)
         return data
 
@@ -61,7 +62,8 @@ class TorchProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._shared = shared
-        super().__init__(loader)
+        self._begin_epoch(loader, in_workers=True)
+        super().__init__(self._as_torch_takes(loader))
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         with self._next_lock.of_process():

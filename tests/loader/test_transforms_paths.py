@@ -26,7 +26,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
-from fastloop.data.epoch_word import Epoch, EpochDataset
 
 N, SIDE = 41, 16
 CONTEXTS = ["fork", "spawn"]
@@ -491,26 +490,3 @@ def test_views_under_a_subset_and_beside_plain_indices(workers: int) -> None:
     wanted = [dataset[key][0] for key in [(5, 0), (5, 1), (2, 0), (7, 3)]]
     assert all(map(torch.equal, got, wanted))
     assert loader.stats().samples == 4
-
-
-class Stamped(EpochDataset):
-    """Another dataset of the library's own: a sample is its epoch."""
-
-    def __init__(self) -> None:
-        self._epoch = Epoch()
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        assert self._epoch is not None
-        return self._epoch.value
-
-
-@pytest.mark.parametrize("wrap", [lambda d: d, Around, lambda d: ConcatDataset([d, d])])
-def test_every_dataset_that_has_an_epoch_is_found(wrap: Any) -> None:
-    dataset = Stamped()
-    loader = DataLoader(wrap(dataset), 2)
-    assert [{int(e) for batch in loader for e in batch} for _ in range(3)] == [{0}, {1}, {2}]
-    dataset.set_epoch(9)
-    assert {int(e) for batch in loader for e in batch} == {9}

@@ -1,0 +1,89 @@
+"""Which epochs the datasets of a loader are in: where those are found, what number a loader's next
+epoch has, and how a state tells what the user has set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import ConcatDataset, Dataset, StackDataset
+
+from fastloop.data.epoch_word import EPOCHS, Epoch, EpochDataset
+
+_UNSET = "-"
+
+
+def _held_by(dataset: Any) -> Iterator[Any]:
+    """What may be datasets: attributes, and what torch's ConcatDataset and StackDataset list."""
+    for value in vars(dataset).values():
+        if isinstance(value, list | tuple | dict):
+            if isinstance(dataset, ConcatDataset | StackDataset):
+                yield from value.values() if isinstance(value, dict) else value
+        else:
+            yield value
+
+
+def epochs_within(dataset: Any) -> list[Epoch]:
+    """Those of the datasets that wrappers hold, torch's and the user's; each once."""
+    found: dict[Epoch, None] = {}
+    seen: set[int] = set()
+    left = [dataset]
+    while left:
+        held = left.pop()
+        if not isinstance(held, Dataset) or id(held) in seen:
+            continue
+        seen.add(id(held))
+        if not isinstance(held, EpochDataset):
+            left.extend(_held_by(held))
+        elif held._epoch is not None:
+            found[held._epoch] = None
+    return list(found)
+
+
+def next_random_epoch(lowest: int, sampler: Any) -> int:
+    """The number of a loader's next epoch: one more than that of its last one, or the sampler's
+    epoch if that is larger.
+
+    Args:
+        lowest: one more than the last.
+        sampler: with an epoch, or None.
+    """
+    return lowest if sampler is None else max(lowest, sampler.epoch)
+
+
+def set_by_user(epochs: Sequence[Epoch]) -> str:
+    """What set_epoch() has said, as a text of a state: a number or "-" for each dataset."""
+    numbers = [epoch.users for epoch in epochs]
+    return ",".join(_UNSET if number is None else str(number) for number in numbers)
+
+
+def _parts(text: str) -> list[str]:
+    return text.split(",") if text else []
+
+
+def is_set_by_user(text: str) -> bool:
+    """Whether a text is such a one."""
+    return all(
+        part == _UNSET
+        or (part.isascii() and part.isdecimal() and len(part) <= 10 and int(part) < EPOCHS)
+        for part in _parts(text)
+    )
+
+
+def is_about(text: str, epochs: Sequence[Epoch]) -> bool:
+    """Whether a text has a part for each of these, as one of a loader of other datasets may not."""
+    return len(_parts(text)) == len(epochs)
+
+
+def numbers_of(text: str, random_epoch: int) -> list[int]:
+    """The number of each dataset's epoch: the user's, or the loader's."""
+    counted = random_epoch % EPOCHS  # a sampler's may be any number
+    return [counted if part == _UNSET else int(part) for part in _parts(text)]
+
+
+def restore_set(epochs: Sequence[Epoch], text: str) -> None:
+    """What the user had set counts again, where he has set nothing else meanwhile."""
+    if is_about(text, epochs):
+        for epoch, part in zip(epochs, _parts(text), strict=True):
+            if part != _UNSET and epoch.users is None:
+                epoch.set(int(part))
