@@ -232,6 +232,19 @@ def test_iterable_datasets(path: str) -> None:
         assert epochs_of(iterator) == {epoch}
 
 
+def test_an_iterable_dataset_that_reads_at_the_start_of_a_resumed_epoch() -> None:
+    dataset = make_dataset()
+    loader = make_loader(Ahead(dataset), "sync", shuffle=None)
+    dataset.set_epoch(7)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    dataset.set_epoch(2)
+    with pytest.warns(UserWarning, match="starts anew"):
+        loader.load_state_dict(state)
+    assert [epochs_of(loader) for _ in range(2)] == [{7}, {2}]
+
+
 @pytest.mark.parametrize("path", ["process", "torch-1"])
 def test_threads_of_the_users_in_workers(path: str) -> None:
     def read(dataset: Any, index: int) -> Any:

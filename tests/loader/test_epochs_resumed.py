@@ -205,13 +205,18 @@ def test_a_count_that_runs_before_the_samplers_goes_on() -> None:
     assert [epochs_of(again) for _ in range(2)] == [{2}, {3}]
 
 
-def test_lightning_that_counts_an_epoch_as_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = of_rank()
-    loader.sampler.set_epoch(4)
-    again = of_rank()
+@pytest.mark.parametrize("told", [None, 4])
+def test_lightning_that_counts_an_epoch_as_trained(
+    told: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, again = of_rank(), of_rank()
+    if told is not None:
+        loader.sampler.set_epoch(told)
+    else:
+        loader, again = (make_loader(make_dataset(), "array-0") for _ in range(2))
     monkeypatch.setattr(checkpoint, "rest_for_caller", lambda: (Rest.NEXT_EPOCH, 0))
     again.load_state_dict(saved(loader, 3))
-    assert epochs_of(again) == {5}
+    assert epochs_of(again) == {(told or 0) + 1}
 
 
 @pytest.mark.parametrize(("told", "numbers"), [(None, [1, 2]), (6, [6, 6])])
