@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
@@ -15,6 +16,16 @@
 enum { HUGE_BYTES = 2 << 20 };
 
 static int64_t page_bytes(void) { return sysconf(_SC_PAGESIZE); }
+
+/* Whether the machine has this much memory at all, swap included. Mapping more than that works
+ * where the kernel overcommits, and filling it then ends the process. */
+static bool is_there(int64_t bytes)
+{
+    struct sysinfo info;
+    if (sysinfo(&info) != 0) return true;
+    double total = ((double)info.totalram + (double)info.totalswap) * info.mem_unit;
+    return (double)bytes <= total;
+}
 
 static bool round_up(int64_t bytes, int64_t unit, int64_t *out)
 {
@@ -49,13 +60,17 @@ static int open_memory(int64_t bytes, bool is_mapped, fl_pages *out, fl_err *err
         return fl_fail(err, FL_EINVAL, "a batch of %lld bytes is too large", (long long)bytes);
     out->is_mapped = is_mapped;
     if (is_mapped) {
-        out->data = map_aligned(capacity);
+        out->data = is_there(capacity) ? map_aligned(capacity) : NULL;
     } else if (!fl_fault_hit()) {
         out->data = aligned_alloc(64, (size_t)capacity);
     }
     if (out->data == NULL) {
         *out = (fl_pages){0};
-        return fl_fail(err, FL_ENOMEM, "no memory for a batch of %lld bytes", (long long)bytes);
+        return fl_fail(
+            err, FL_ENOMEM,
+            "no memory for a batch of %lld bytes; pass a smaller batch_size, or make samples "
+            "smaller",
+            (long long)bytes);
     }
     out->capacity = capacity;
     return FL_OK;

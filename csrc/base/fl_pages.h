@@ -16,8 +16,8 @@ typedef struct fl_pages {
     bool is_mapped;
 } fl_pages;
 
-/* FL_OK, or with *out zeroed FL_ENOMEM, or FL_EINVAL for sizes near 2^63. bytes >= 0. Contents
- * are undefined. */
+/* FL_OK, or with *out zeroed FL_ENOMEM, also for more than the machine's memory and swap, or
+ * FL_EINVAL for sizes near 2^63. bytes >= 0. Contents are undefined. */
 int fl_pages_open(int64_t bytes, fl_pages *out, fl_err *err);
 
 /* The same, mapped whatever the size: no page of it holds anything else. */

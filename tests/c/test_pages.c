@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 
 enum { MIB = 1 << 20, PAGE = 4096, FENCE = 64, FENCE_BYTE = 0x3C, MARK_ERRNO = 4242 };
 
@@ -71,6 +72,21 @@ static void test_open_of_an_absurd_size_fails(void)
         CHECK(pages.data == NULL && pages.capacity == 0);
         CHECK_INT(fl_pages_open(sizes[i], &pages, NULL), status);
     }
+}
+
+/* The kernel would map it, and end the process when it is filled. */
+static void test_open_of_more_than_the_machine_has_fails(void)
+{
+    struct sysinfo info;
+    CHECK(sysinfo(&info) == 0);
+    int64_t total = (int64_t)((info.totalram + info.totalswap) * info.mem_unit);
+    fl_pages pages;
+    fl_err err = {0};
+    CHECK_INT(fl_pages_open(total + PAGE, &pages, &err), FL_ENOMEM);
+    CHECK(pages.data == NULL && strstr(err.text, "smaller batch_size") != NULL);
+    CHECK_INT(fl_pages_map(total + PAGE, &pages, NULL), FL_ENOMEM);
+    CHECK_INT(fl_pages_open(total / 2, &pages, NULL), FL_OK);
+    fl_pages_close(&pages);
 }
 
 /* Address space of this process. */
@@ -391,6 +407,7 @@ int main(void)
     RUN(test_map_shares_no_page);
     RUN(test_open_refused_leaves_zeroes);
     RUN(test_open_of_an_absurd_size_fails);
+    RUN(test_open_of_more_than_the_machine_has_fails);
     RUN(test_close_gives_all_of_it_back);
     RUN(test_populate_makes_pages_present);
     RUN(test_populate_is_only_advice);
