@@ -6,9 +6,13 @@ what they are equal to, and where their random numbers come from.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
+from fastloop.data.image_arguments import InterpolationMode
 from fastloop.data.image_ops import (
     CenterCrop,
     Compose,
+    Identity,
     Normalize,
     Pad,
     RandomCrop,
@@ -18,11 +22,16 @@ from fastloop.data.image_ops import (
     RandomVerticalFlip,
     Resize,
     ToDtype,
+    ToImage,
+    ToPureTensor,
 )
+from fastloop.data.torchvision_ops import remedy_for
 
 __all__ = [
     "CenterCrop",
     "Compose",
+    "Identity",
+    "InterpolationMode",
     "Normalize",
     "Pad",
     "RandomCrop",
@@ -32,4 +41,15 @@ __all__ = [
     "RandomVerticalFlip",
     "Resize",
     "ToDtype",
+    "ToImage",
+    "ToPureTensor",
 ]
+
+
+if not TYPE_CHECKING:  # whoever checks types is to learn which names there are
+
+    def __getattr__(name: str) -> NoReturn:
+        text = f"module {__name__!r} has no attribute {name!r}"
+        if not name.startswith("_"):
+            text += f", because C has no such operation; {remedy_for(name)}"
+        raise AttributeError(text)

@@ -5,12 +5,27 @@ Every message names operation, argument and value, and ends with what to pass in
 
 from __future__ import annotations
 
+import enum
 import math
 import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+
+
+class InterpolationMode(enum.Enum):
+    """How resizes compute pixels, by torchvision's names. Its values are taken as well."""
+
+    NEAREST = "nearest"
+    NEAREST_EXACT = "nearest-exact"
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+    BOX = "box"  # this and the next ones are for PIL images, and no operation here covers them
+    HAMMING = "hamming"
+    LANCZOS = "lanczos"
+
 
 # The number of each is that of fl_interpolation and fl_padding_mode.
 INTERPOLATIONS = {"nearest": 0, "nearest-exact": 1, "bilinear": 2, "bicubic": 3}
@@ -20,15 +35,34 @@ DTYPES = {
     for dtype in (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 }
 _PILLOW = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # constants of PIL.Image
-_MAX_LENGTH = 2**31 - 1  # of an edge, in pixels
+_MAX_LENGTH = 2**24  # of an edge or a padding, in pixels: FL_MAX_EDGE
 
 
 def _is_sequence(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
-def _is_int(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+def _is_int(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def as_list(value: Any) -> Any:
+    """The numbers of a vector; anything else as it is."""
+    is_vector = isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 1
+    return value.tolist() if is_vector else value
+
+
+def read_flag(op: str, name: str, value: Any) -> bool:
+    is_number = isinstance(value, int) and value in (0, 1)
+    if not (isinstance(value, np.bool_) or is_number):
+        raise TypeError(f"{op}: {name}={value!r} is no bool; pass True or False")
+    return bool(value)
 
 
 def _to_float(value: Any) -> float:
@@ -61,6 +95,7 @@ def read_integer(op: str, name: str, value: Any, low: int, remedy: str) -> int:
 def read_size(op: str, size: Any) -> Sequence[int]:
     """(height, width) of a result."""
     remedy = "pass an int for a square, or (height, width)"
+    size = as_list(size)
     if _is_int(size):
         edge = read_integer(op, "size", size, 1, remedy)
         return edge, edge
@@ -84,6 +119,7 @@ def read_resize(size: Any, max_size: Any) -> list[int] | None:
                 "Resize: size=None needs max_size; pass max_size=, the length of the longer edge"
             )
         return None
+    size = as_list(size)
     if _is_int(size):
         size = [size]
     edges = list(read_size("Resize", size))[: len(size) if _is_sequence(size) else None]
@@ -105,6 +141,7 @@ def read_resize(size: Any, max_size: Any) -> list[int] | None:
 def read_padding(op: str, padding: Any) -> tuple[int, int, int, int]:
     """(left, top, right, bottom)."""
     remedy = "pass an int, (left and right, top and bottom), or (left, top, right, bottom)"
+    padding = as_list(padding)
     if _is_int(padding):
         padding = [padding]
     if not _is_sequence(padding):
@@ -118,7 +155,7 @@ def read_padding(op: str, padding: Any) -> tuple[int, int, int, int]:
 
 def check_padding_mode(op: str, mode: Any, fill: Any) -> None:
     values = read_fill(op, "fill", fill)
-    if mode not in PADDING_MODES:
+    if not isinstance(mode, str) or mode not in PADDING_MODES:
         names = ", ".join(map(repr, PADDING_MODES))
         raise ValueError(f"{op}: padding_mode={mode!r} is not known; pass one of {names}")
     if mode != "constant" and len(values) > 1:
@@ -132,6 +169,7 @@ def read_fill(op: str, name: str, fill: Any) -> tuple[float, ...]:
     """One value for all channels, or one for each."""
     if fill is None:
         return (0.0,)
+    fill = as_list(fill)
     each = list(fill) if _is_sequence(fill) else [fill]
     if not each or not all(map(_is_number, each)):
         raise TypeError(

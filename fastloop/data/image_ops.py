@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastloop.data.image_arguments import (
     DTYPES,
     INTERPOLATIONS,
     PADDING_MODES,
+    as_list,
     check_dtype,
     check_padding_mode,
     check_probability,
     check_range,
     read_fill,
+    read_flag,
     read_interpolation,
     read_padding,
     read_resize,
@@ -63,6 +66,8 @@ class Compose(ImageOp):
             yield from op._chain()
 
     def __call__(self, image: Any) -> torch.Tensor:
+        if isinstance(self.transforms[0], ToImage):
+            image = self.transforms[0](image)
         if isinstance(image, torch.Tensor) and image.is_floating_point():
             result: torch.Tensor = image
             for op in self.transforms:
@@ -75,6 +80,43 @@ class Compose(ImageOp):
         if len(lines) == 1:
             return f"Compose({lines[0]})"
         return "\n  ".join(["Compose(", *"\n".join(lines).split("\n")]) + "\n)"
+
+
+# ---- operations that change no bit of a tensor: a plan has nothing of them
+
+
+class _Unchanged(ImageOp):
+    def _chain(self) -> Iterator[Geometry | Values]:
+        return iter(())
+
+    def __call__(self, image: Any) -> Any:
+        return image
+
+
+class Identity(_Unchanged):
+    """Nothing."""
+
+
+class ToImage(_Unchanged):
+    """Nothing to a tensor. Called with an array [H, W, C] or [H, W], a tensor [C, H, W]."""
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        if isinstance(image, np.ndarray):
+            return torch.from_numpy(np.atleast_3d(image)).permute(2, 0, 1).contiguous()
+        if not isinstance(image, torch.Tensor):
+            raise TypeError(
+                f"ToImage: the image is a {type(image).__name__}; pass a torch.Tensor or a "
+                "numpy.ndarray (of a PIL image: numpy.asarray(image))"
+            )
+        return image
+
+
+class ToPureTensor(_Unchanged):
+    """Nothing to a tensor, but for the type of one of torchvision's ``tv_tensors``."""
+
+    def __call__(self, image: Any) -> Any:
+        is_tv_tensor = type(image).__module__.startswith("torchvision.tv_tensors")
+        return image.as_subclass(torch.Tensor) if is_tv_tensor else image
 
 
 # ---- geometry
@@ -99,6 +141,7 @@ class Pad(Geometry):
         fill: float | Sequence[float] | None = 0,
         padding_mode: str = "constant",
     ) -> None:
+        padding = as_list(padding)
         read_padding("Pad", padding)
         check_padding_mode("Pad", padding_mode, fill)
         self.padding = list(padding) if isinstance(padding, Sequence) else int(padding)
@@ -157,10 +200,11 @@ class RandomCrop(Geometry):
         padding_mode: str = "constant",
     ) -> None:
         self.size = read_size("RandomCrop", size)
+        padding = as_list(padding)
         left, top, right, bottom = read_padding("RandomCrop", 0 if padding is None else padding)
         check_padding_mode("RandomCrop", padding_mode, fill)
         self.padding = [left, right, top, bottom] if padding else None  # as torchvision keeps it
-        self.pad_if_needed = bool(pad_if_needed)
+        self.pad_if_needed = read_flag("RandomCrop", "pad_if_needed", pad_if_needed)
         self.fill = fill
         self.padding_mode = padding_mode
 
@@ -327,7 +371,7 @@ class RandomErasing(Geometry):
         self.scale = scale
         self.ratio = ratio
         self.value = list(read_fill("RandomErasing", "value", value))
-        self.inplace = inplace
+        self.inplace = read_flag("RandomErasing", "inplace", inplace)
 
     @property
     def work(self) -> str:
@@ -365,7 +409,7 @@ class ToDtype(Values):
     def __init__(self, dtype: torch.dtype, scale: bool = False) -> None:
         check_dtype(dtype)
         self.dtype = dtype
-        self.scale = bool(scale)
+        self.scale = read_flag("ToDtype", "scale", scale)
 
     @property
     def work(self) -> str:
@@ -407,7 +451,7 @@ class Normalize(Values):
     def __init__(self, mean: Any, std: Any, inplace: bool = False) -> None:
         self.mean = read_statistics("mean", mean)
         self.std = read_statistics("std", std)
-        self.inplace = inplace
+        self.inplace = read_flag("Normalize", "inplace", inplace)
 
     def _statistics(self, channels: int) -> list[list[float]]:
         for name, values in (("mean", self.mean), ("std", self.std)):

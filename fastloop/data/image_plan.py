@@ -8,6 +8,7 @@ What a Geometry fills in behind a Values is computed in the same way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,7 +170,13 @@ def _fill_numbers(op: Geometry, image: Numbers) -> Numbers | None:
             f"{where} does not fit the uint8 images there; pass numbers from 0 to 255, or put "
             f"{type(op).__name__} after ToDtype"
         )
-    elements = torch.tensor(value, dtype=torch.float32, device="cpu").to(image.values.dtype)
+    as_computed = torch.tensor(value, dtype=torch.float32, device="cpu")
+    there = as_computed.to(image.dtype).isfinite().tolist()
+    if any(math.isfinite(given) and not fits for given, fits in zip(value, there, strict=True)):
+        raise ValueError(
+            f"{where} does not fit the {DTYPES[image.dtype]} images there; pass smaller numbers"
+        )
+    elements = as_computed.to(image.values.dtype)
     return Numbers(elements.expand(channels)[:, None], image.dtype)
 
 
@@ -254,16 +261,26 @@ class Plan:
     def is_random(self) -> bool:
         return any(op.is_random for op in self.ops)
 
+    def empty(self, *count: int) -> torch.Tensor:
+        """Memory for the result of one image, or of this many."""
+        shape = self.core.out_shape
+        if self.out_layout != "channels_last":
+            return torch.empty((*count, *shape), dtype=self.dtype, device="cpu")
+        channels, height, width = shape
+        out = torch.empty((*count, height, width, channels), dtype=self.dtype, device="cpu")
+        return out.movedim(-1, -3)
+
     def apply(self, image: Any, index: int, epoch: int = 0, view: int = 0) -> torch.Tensor:
         """The result for an image in the plan's layout, as a tensor of its own."""
-        out = torch.empty(self.core.out_shape, dtype=self.dtype, device="cpu")
-        if self.out_layout == "channels_last":
-            channels, height, width = self.core.out_shape
-            out = out.view(height, width, channels).permute(2, 0, 1)
+        out = self.empty()
+        self.write(image, out, index, epoch, view)
+        return out
+
+    def write(self, image: Any, out: torch.Tensor, index: int, epoch: int, view: int) -> None:
+        """The same into the memory of one of ``empty()``."""
         if isinstance(image, torch.Tensor) and type(image) is not torch.Tensor:
             image = image.as_subclass(torch.Tensor)
         self.core.apply(image, out, index, epoch, view)
-        return out
 
     def params(
         self, index: int, epoch: int, view: int, size: tuple[int, int]
@@ -289,10 +306,13 @@ def _check_images(shape: Sequence[int], layout: str) -> tuple[int, int, int]:
         )
     channels, height, width = shape if layout == "CHW" else (shape[2], *shape[:2])
     if not 1 <= channels <= _MAX_CHANNELS:
-        other = next(name for name in LAYOUTS if name != layout)
+        other, others = ("HWC", shape[2]) if layout == "CHW" else ("CHW", shape[0])
+        remedy = "split the channels into several fields"
+        if 1 <= others <= _MAX_CHANNELS:
+            remedy = f"pass layout={other!r}"
         raise ValueError(
             f"images of shape {tuple(shape)} have {channels} channels in layout {layout!r}; images "
-            f"have 1 to {_MAX_CHANNELS}: pass layout={other!r}, or split them into fields"
+            f"have 1 to {_MAX_CHANNELS}: {remedy}"
         )
     if height == 0 or width == 0:
         raise ValueError(f"images of shape {tuple(shape)} have no pixels; pass larger ones")

@@ -35,6 +35,25 @@ class UntranslatedError(Exception):
     """C cannot do what this transform does. The text says why."""
 
 
+# Of torchvision's names, with what to write instead.
+_INSTEAD = {
+    "ToTensor": "ToImage(), ToDtype(torch.float32, scale=True)",
+    "PILToTensor": "ToImage()",
+    "ConvertImageDtype": "ToDtype(dtype, scale=True)",
+    "Lambda": "a Dataset around the ArrayDataset, or a collate_fn, with your function",
+}
+
+
+def remedy_for(name: str) -> str:
+    """What to do where C cannot do the operation of this name."""
+    if name in _INSTEAD:
+        return f"use {_INSTEAD[name]}"
+    return (
+        "apply it to the batch, on the device, or pass torchvision's own v2.Compose as transform= "
+        "to ArrayDataset and path='process' to DataLoader (path='sync' without workers)"
+    )
+
+
 def is_torchvision(transform: object) -> bool:
     return type(transform).__module__.partition(".")[0] == "torchvision"
 
@@ -67,7 +86,10 @@ def translate(transform: Any) -> Iterator[ImageOp]:
     elif not _is_v2(transform):
         reason = "is not of fastloop.transforms or torchvision.transforms.v2"
         if is_torchvision(transform):
-            reason = "is of torchvision.transforms, not of torchvision.transforms.v2"
+            own = name if hasattr(image_ops, name) else _INSTEAD.get(name)
+            reason = "is of torchvision.transforms, not of torchvision.transforms.v2" + (
+                f"; write {own} of v2's" if own else ""
+            )
         raise UntranslatedError(f"{_name_of(transform)} {reason}")
     elif name == "Compose":
         for part in transform.transforms:
@@ -79,4 +101,7 @@ def translate(transform: Any) -> Iterator[ImageOp]:
         except (TypeError, ValueError) as error:
             raise UntranslatedError(str(error)) from error
     elif name not in _NOTHING:
-        raise UntranslatedError(f"{name} is not among the operations of fastloop.transforms")
+        instead = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise UntranslatedError(
+            f"{name} is not among the operations of fastloop.transforms{instead}"
+        )

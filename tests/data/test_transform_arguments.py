@@ -110,6 +110,19 @@ def test_sizes_may_be_numpys() -> None:
         "padding_mode": 0,
     }
     assert T.Normalize(torch.tensor(MEAN, dtype=torch.float64), np.array(STD)).mean == list(MEAN)
+    for make in (np.array, torch.tensor):
+        assert repr(T.Resize(make([4, 5]))) == repr(T.Resize([4, 5]))
+        assert repr(T.CenterCrop(make(4))) == repr(T.CenterCrop(4))
+        assert repr(T.Pad(make([4, 5]))) == repr(T.Pad([4, 5]))
+        assert T.RandomCrop(4, padding=make([1, 2])).padding == [1, 1, 2, 2]
+        assert T.RandomErasing(value=make([1, 2, 3])).value == [1, 2, 3]
+    assert T.RandomCrop(4, pad_if_needed=np.True_).pad_if_needed is True
+    assert T.ToDtype(torch.float32, scale=1).scale is True
+
+
+def test_the_longest_edge_is_one_that_c_takes() -> None:
+    image = torch.zeros(1, 1, 1, dtype=torch.uint8)
+    assert T.CenterCrop((1, 2**24))(image).shape == (1, 1, 2**24)
 
 
 SIZE = r"; pass an int for a square, or \(height, width\)$"
@@ -125,10 +138,37 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: T.RandomCrop(0),
         ValueError,
-        r"^RandomCrop: size=0 is not in \[1, 2147483647\]" + SIZE,
+        r"^RandomCrop: size=0 is not in \[1, 16777216\]" + SIZE,
     ),
     (lambda: T.CenterCrop((4, 0)), ValueError, "^CenterCrop: size=0 is not in .*" + SIZE),
-    (lambda: T.CenterCrop(2**31), ValueError, "^CenterCrop: size=2147483648 is not in .*" + SIZE),
+    (lambda: T.CenterCrop(2**24 + 1), ValueError, "^CenterCrop: size=16777217 is not in .*" + SIZE),
+    (lambda: T.Resize(None, max_size=2**24 + 1), ValueError, "^Resize: max_size=16777217 is not i"),
+    (lambda: T.Pad(2**24 + 1), ValueError, "^Pad: padding=16777217 is not in .*" + PADDING),
+    (lambda: T.Resize(np.zeros((2, 2), int)), TypeError, r"(?s)^Resize: size=arr.* a nda.*" + SIZE),
+    (
+        lambda: T.RandomCrop(np.array([4.5, 4])),
+        TypeError,
+        "^RandomCrop: size=4.5 is no in.*" + SIZE,
+    ),
+    (
+        lambda: T.Resize(4, max_size=np.array([9, 9])),
+        TypeError,
+        "^Resize: max_size=arr.* is no int",
+    ),
+    (lambda: T.Pad(1, padding_mode=["edge"]), ValueError, "^Pad: padding_mode=.'edge'. is .*"),
+    (
+        lambda: T.RandomCrop(4, pad_if_needed="no"),
+        TypeError,
+        "^RandomCrop: pad_if_needed='no' is no bool; pass True or False$",
+    ),
+    (lambda: T.ToDtype(torch.float32, scale=None), TypeError, "^ToDtype: scale=None is no bool; "),
+    (lambda: T.ToDtype(torch.float32, scale=2), TypeError, "^ToDtype: scale=2 is no bool; pass T"),
+    (lambda: T.Normalize([0], [1], "no"), TypeError, "^Normalize: inplace='no' is no bool; pass"),
+    (
+        lambda: T.RandomErasing(inplace=np.ones(2)),
+        TypeError,
+        "^RandomErasing: inplace=arr.* is no b",
+    ),
     (lambda: T.CenterCrop((4, 4, 4)), ValueError, "size=.4, 4, 4. has 3 values" + SIZE),
     (lambda: T.CenterCrop([4, "5"]), TypeError, "^CenterCrop: size='5' is no integer" + SIZE),
     (lambda: T.RandomResizedCrop(()), ValueError, "size=.. has 0 values" + SIZE),
