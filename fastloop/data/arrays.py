@@ -16,10 +16,13 @@ from fastloop.data.epoch_word import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field as _Field
 from fastloop.data.field import torch_dtype
 from fastloop.data.field_transform import FieldTransform
+from fastloop.data.image_ops import is_own
 from fastloop.data.image_plan import LAYOUTS, OUT_LAYOUTS
+from fastloop.data.torchvision_ops import is_torchvision
 
 _RESERVED = ("transform", "layout", "out_layout", "seed")
 _VIEWS = 256
+_ITEMS = "take an index, (index, view), or a slice, a list or a vector of these"
 
 
 def _check_arguments(transform: object, layout: object, out_layout: object, seed: object) -> int:
@@ -69,8 +72,8 @@ class ArrayDataset(EpochDataset):
 
     With transforms, random parameters are a function of (seed, epoch, ``i``, view, operation) and
     of nothing else. Sample ``(i, view)``, view 0 to 255, is another random result for row ``i``;
-    ``i`` alone is view 0. Loaders of fastloop count epochs by themselves; with torch's, call
-    ``set_epoch()`` before each.
+    ``i`` alone is view 0. A slice, a list, a vector or a mask gives a batch. Loaders of fastloop
+    count epochs by themselves; with torch's, call ``set_epoch()`` before each.
 
     In ``fastloop.DataLoader`` batches are gathered by C; in ``torch.utils.data.DataLoader`` the
     dataset works too and gives the same batches.
@@ -113,18 +116,29 @@ class ArrayDataset(EpochDataset):
         }
         if self._transforms:
             self._epoch = Epoch()
-        elif (layout, out_layout) != ("CHW", "CHW"):
+        self._check_layouts(layout, out_layout)
+
+    def _check_layouts(self, layout: str, out_layout: str) -> None:
+        found = self._transforms.values()
+        if (layout, out_layout) == ("CHW", "CHW") or any(t.has_layouts for t in found):
+            return
+        what = f"layout={layout!r} and out_layout={out_layout!r} are for fields with transforms"
+        if found:
             raise ValueError(
-                f"layout={layout!r} and out_layout={out_layout!r} are for fields with transforms; "
-                "pass transform=, as it may be fastloop.transforms.ToDtype(torch.uint8) to change "
-                "the layout alone"
+                f"{what} of fastloop.transforms or torchvision, and a function of yours gets rows "
+                "as they are; leave layout and out_layout out, and permute in the function"
             )
+        raise ValueError(
+            f"{what}; pass transform=, as it may be fastloop.transforms.ToDtype(torch.uint8) to "
+            "change the layout alone"
+        )
 
     def _given_transforms(self, transform: Any) -> dict[int, Any]:
         """By position of the field."""
         if transform is None:
             return {}
         if not isinstance(transform, Mapping):
+            self._check_is_for_first(transform)
             return {0: transform}
         keys = list(self._keys or range(len(self._fields)))
         unknown = [key for key in transform if key not in keys]
@@ -134,6 +148,19 @@ class ArrayDataset(EpochDataset):
                 f"{', '.join(map(repr, keys))}"
             )
         return {keys.index(key): given for key, given in transform.items() if given is not None}
+
+    def _check_is_for_first(self, transform: Any) -> None:
+        """Operations on images are not for labels, which often come first."""
+        first, *others = self._fields
+        if first.source.ndim > 2 or not (is_own(transform) or is_torchvision(transform)):
+            return
+        for i, field in enumerate(others, 1):
+            if field.source.ndim == 4 and torch_dtype(field.source) is torch.uint8:
+                key = i if self._keys is None else self._keys[i]
+                raise ValueError(
+                    f"transform= is for the first field, and {first.name}, {first!r}, has no "
+                    f"images; pass transform={{{key!r}: ...}} for {field.name}"
+                )
 
     def _make_transform(
         self, i: int, transform: Any, layout: str, out_layout: str
@@ -166,15 +193,61 @@ class ArrayDataset(EpochDataset):
         return len(self._fields[0])
 
     def __getitem__(self, index: Any) -> Any:
-        if self._transforms:
-            return self._sample(*self._read_item(index))
-        return self._as_sample([field[index] for field in self._fields])
+        if not self._transforms:
+            return self._plain_sample(index)
+        several = self._items_of(index)
+        if several is not None:
+            return self._batch([self._read_item(item) for item in several])
+        return self._sample(*self._read_item(index))
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         return [self[index] for index in indices]
 
     def _as_sample(self, rows: list[Any]) -> Any:
         return tuple(rows) if self._keys is None else dict(zip(self._keys, rows, strict=True))
+
+    def _plain_sample(self, index: Any) -> Any:
+        """As a TensorDataset's: each field takes any index that its array takes."""
+        try:
+            return self._as_sample([field[index] for field in self._fields])
+        except IndexError as error:
+            if not isinstance(index, tuple):
+                raise
+            raise IndexError(
+                f"{error}; {index!r} is an index for each dimension here, because (index, view) is "
+                "for datasets with transforms: pass an index, or transform="
+            ) from None
+
+    def _items_of(self, index: Any) -> list[Any] | None:
+        """Where several samples are asked for at once, these; else None."""
+        if isinstance(index, slice):
+            return list(range(len(self))[index])
+        if isinstance(index, (np.ndarray, torch.Tensor)) and index.ndim > 0:
+            if index.ndim > 1:
+                raise TypeError(f"an index of {index.ndim} dimensions; {_ITEMS}")
+            if isinstance(index, torch.Tensor) and index.dtype is torch.uint8:
+                index = index.bool()  # a mask, as torch takes it
+            index = index.tolist()
+        if not isinstance(index, (list, range)):
+            return None
+        if len(index) == 0 or not all(isinstance(item, (bool, np.bool_)) for item in index):
+            return list(index)
+        if len(index) != len(self):
+            raise IndexError(f"a mask of {len(index)} is not for a dataset of length {len(self)}")
+        return [row for row, is_taken in enumerate(index) if is_taken]
+
+    def _batch(self, items: list[tuple[int, int]]) -> Any:
+        """Samples as one batch, as an array gives rows."""
+        assert self._epoch is not None
+        epoch, fields, rows = self._epoch.value, [], [row for row, _ in items]
+        for i, field in enumerate(self._fields):
+            transform = self._transforms.get(i)
+            if transform is None:
+                fields.append(field[rows])
+            else:
+                get = field.image if transform.plan else field.__getitem__
+                fields.append(transform.stack(map(get, rows), items, epoch))
+        return self._as_sample(fields)
 
     def _sample(self, index: int, view: int) -> Any:
         assert self._epoch is not None
@@ -195,11 +268,13 @@ class ArrayDataset(EpochDataset):
             row, view = operator.index(index), operator.index(view)
         except TypeError:
             raise TypeError(
-                f"a sample is {item!r}; of an ArrayDataset with transforms take an index or "
-                "(index, view). For several, use torch.utils.data.Subset or a DataLoader"
+                f"{item!r} is no sample of a dataset with transforms; {_ITEMS}"
             ) from None
         if not 0 <= view < _VIEWS:
-            raise ValueError(f"view={view} is not in [0, {_VIEWS})")
+            raise ValueError(
+                f"view={view} is not in [0, {_VIEWS}); pass (index, view) with a view from 0 to "
+                f"{_VIEWS - 1}"
+            )
         rows = len(self)
         if not -rows <= row < rows:
             raise IndexError(f"index {row} is out of range for a dataset of length {rows}")
@@ -218,6 +293,11 @@ class ArrayDataset(EpochDataset):
         """
         if self._epoch is None:
             raise TypeError("params() is for datasets with transforms; pass transform= to this")
+        given: Any = index
+        if isinstance(given, tuple):
+            raise TypeError(
+                f"params: index={given!r} is a tuple; pass the view by its name: params(0, view=1)"
+            )
         row, view = self._read_item((index, view))
         if epoch is None:
             epoch = self._epoch.value

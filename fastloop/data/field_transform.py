@@ -3,10 +3,11 @@ calling the transform."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import default_collate
 
 from fastloop.data.image_arguments import DTYPES
 from fastloop.data.image_ops import is_own
@@ -78,9 +79,45 @@ class FieldTransform:
         assert self._transform is not None
         if not is_torchvision(self._transform):
             return self._transform(image)
-        _, _, _, layout, out_layout, _ = self._arguments
-        result = self._transform(image.permute(2, 0, 1) if layout == "HWC" else image)
-        return result.permute(1, 2, 0) if out_layout == "HWC" else result
+        layout = self._arguments[3]
+        return self._in_out_layout(
+            self._transform(image.permute(2, 0, 1) if layout == "HWC" else image)
+        )
+
+    def stack(self, images: Iterable[Any], items: Sequence[tuple[int, int]], epoch: int) -> Any:
+        """The results for several rows, of these (index, view), as one batch."""
+        pairs = zip(images, items, strict=True)
+        if self.plan is None:
+            if not items:
+                raise IndexError(
+                    f"{self._arguments[0]}: only its transform, a function, knows the shape of "
+                    "results, so there is no batch of none; take at least one row"
+                )
+            return default_collate(
+                [self.apply(image, i, epoch, view) for image, (i, view) in pairs]
+            )
+        out = self.plan.empty(len(items))
+        for place, (image, (i, view)) in zip(out, pairs, strict=True):
+            self.plan.write(image, place, i, epoch, view)
+        return out
+
+    @property
+    def has_layouts(self) -> bool:
+        """Whether layout and out_layout mean anything to it: not to a function of the user's."""
+        return self.plan is not None or is_torchvision(self._transform)
+
+    def _in_out_layout(self, result: Any) -> Any:
+        """What one of torchvision's transforms has made, a tensor [C, H, W]."""
+        name, *_, out_layout, _ = self._arguments
+        if out_layout == "CHW":
+            return result
+        if not isinstance(result, torch.Tensor) or result.ndim != 3:
+            raise TypeError(
+                f"{name}: out_layout={out_layout!r} is for tensors [C, H, W], and the transform "
+                f"returns a {type(result).__name__}; leave out_layout out"
+            )
+        interleaved = result.permute(1, 2, 0)
+        return interleaved if out_layout == "HWC" else interleaved.contiguous().permute(2, 0, 1)
 
     def params(self, index: int, epoch: int, view: int) -> list[dict[str, Any]]:
         if self.plan is None:
@@ -108,7 +145,10 @@ class FieldTransform:
             ]
         result = f"{self.describe_result()} {out_layout}"
         where = f"when dataset[i] is asked for, because {others}" if others else ""
-        where = where or "in the loader's threads, or where dataset[i] is asked for"
+        where = where or (
+            "in the threads of loaders that take path='array' (stats() says which), elsewhere "
+            "where dataset[i] is asked for"
+        )
         lines = [f"{name}: uint8 {shape} {layout} -> {result}, by C, {where}"]
         lines += [f"  {op!r}: {op.work}" for op in self.plan.ops]
         if self.plan.dtype is not torch.uint8 and not others:

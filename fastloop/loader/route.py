@@ -21,6 +21,7 @@ from fastloop.base.tensors import DTYPES
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.collate import is_default_collate
 from fastloop.data.field import Array, MappedFile
+from fastloop.loader.epoch import _datasets_within
 from fastloop.loader.index_blocks import Vector, as_vector
 
 PATHS = ("auto", "array", "process", "sync", "torch")
@@ -181,13 +182,12 @@ def _has_worker_init(loader: DataLoader[Any]) -> bool:
 def _check_transforms(dataset: object, path: str, other: str) -> None:
     """What runs as it is needs a path that runs Python for every sample, which is to be asked for:
     it does not have the speed nor the random numbers of this dataset."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    if type(dataset) is ArrayDataset and dataset._untranslated:
-        raise ValueError(
-            f"path={path!r} cannot load this: {dataset._untranslated}; use path={other!r}, which "
-            "runs it as it is"
-        )
+    for found in _datasets_within(dataset):
+        if isinstance(found, ArrayDataset) and found._untranslated:
+            raise ValueError(
+                f"path={path!r} cannot load this: {found._untranslated}; use path={other!r}, which "
+                "runs it as it is"
+            )
 
 
 def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
@@ -218,7 +218,8 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
         if path != other:
             raise ValueError(
                 f"path={path!r} cannot load with num_workers={loader.num_workers}; "
-                "'process' needs worker processes, 'sync' runs without; use path='auto'"
+                "'process' needs worker processes, 'sync' runs without; use "
+                f"path={other!r}"
             )
         return Route(path, f"path={path!r} was asked for")
     _check_transforms(loader.dataset, path, other)

@@ -104,7 +104,12 @@ UNTRANSLATED: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: sys.modules["torchvision"].transforms.RandomCrop(4),
-        "^field 0: RandomCrop is of torchvision.transforms, not of torchvision.transforms.v2$",
+        "^field 0: RandomCrop is of torchvision.transforms, not of torchvision.transforms.v2; write"
+        " RandomCrop of v2's$",
+    ),
+    (
+        lambda: v2.ConvertImageDtype(torch.float32),
+        "^field 0: ConvertImageDtype is not among the .*; write ToDtype.dtype, scale=True.$",
     ),
     (lambda: v2.RandomErasing(value="random"), "^field 0: RandomErasing: value='random' is not c"),
     (lambda: v2.Resize(4, antialias=False), "^field 0: Resize: antialias=False is not covered, "),
@@ -152,11 +157,19 @@ def test_untranslated_transforms_see_chw_and_give_the_layout_asked_for() -> None
     images = IMAGES.transpose(0, 2, 3, 1).copy()
     grey = v2.Compose([v2.Grayscale(3), v2.CenterCrop(5)])
     truth = grey(torch.from_numpy(IMAGES.copy())[1])
-    for out_layout, expected in (("CHW", truth), ("HWC", truth.permute(1, 2, 0))):
+    interleaved = truth.permute(1, 2, 0)
+    strided = interleaved.contiguous().permute(2, 0, 1)
+    for out_layout, expected in (("CHW", truth), ("HWC", interleaved), ("channels_last", strided)):
         dataset = ArrayDataset(images, transform=grey, layout="HWC", out_layout=out_layout)
         assert_same(dataset[1][0], expected)
-    rows = ArrayDataset(images, transform=lambda row: row.shape, layout="HWC")
+        assert out_layout != "channels_last" or dataset[1][0].stride() == strided.stride()
+    rows = ArrayDataset(images, transform=lambda row: row.shape)
     assert rows[0] == ((12, 14, 3),)
+    pictures = ArrayDataset(IMAGES, transform=v2.ToPILImage(), out_layout="HWC")
+    with pytest.raises(
+        TypeError, match=r"^field 0: out_layout='HWC' is for tensors .* a Image; lea"
+    ):
+        pictures[0]
 
 
 def test_torchs_loader_runs_what_is_not_translated() -> None:

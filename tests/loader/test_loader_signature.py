@@ -202,9 +202,9 @@ def test_path_and_device_that_do_not_exist_are_named() -> None:
         DataLoader(dataset, path="fast")
     with pytest.raises(ValueError, match=r"device=.*meta.* is neither the CPU .*batch\.to"):
         iter(DataLoader(dataset, device="meta"))
-    for path, workers in (("process", 0), ("sync", 2)):
+    for path, workers, other in (("process", 0, "sync"), ("sync", 2, "process")):
         with pytest.raises(
-            ValueError, match=f"path='{path}' cannot load with num_workers={workers}"
+            ValueError, match=f"path='{path}' cannot load .*={workers}; .* use path='{other}'$"
         ):
             iter(DataLoader(dataset, path=path, num_workers=workers))
     for device in (None, "cpu", torch.device("cpu")):
