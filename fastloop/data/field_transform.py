@@ -66,9 +66,12 @@ class FieldTransform:
             chain = tuple(part for op in translate(transform) for part in op._chain())
         if dtype is not torch.uint8:
             kind = str(dtype).removeprefix("torch.")
+            numbers, change = "[0, 1]", "(x * 255).round().astype('uint8')"
+            if not dtype.is_floating_point and dtype is not torch.bool:
+                numbers, change = "[0, 255]", "x.astype('uint8')"
             raise TypeError(
                 f"images are {kind}, and transforms work on uint8; keep images as uint8 (from "
-                "numbers in [0, 1]: (x * 255).round().astype('uint8'))"
+                f"numbers in {numbers}: {change})"
             )
         return compile_plan(chain, shape, layout, out_layout, seed)
 

@@ -187,7 +187,8 @@ def read_interpolation(op: str, interpolation: Any, antialias: Any) -> str:
         raise ValueError(
             f"{op}: interpolation={interpolation!r} is not covered; pass one of {names}"
         )
-    if antialias is not True and name in ("bilinear", "bicubic"):
+    is_on = isinstance(antialias, (bool, np.bool_)) and antialias
+    if not is_on and name in ("bilinear", "bicubic"):
         raise ValueError(
             f"{op}: antialias={antialias!r} is not covered, because C resizes with the integer "
             "algorithm that torch has for antialias=True; leave it out"

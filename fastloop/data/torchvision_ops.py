@@ -40,6 +40,7 @@ _INSTEAD = {
     "ToTensor": "ToImage(), ToDtype(torch.float32, scale=True)",
     "PILToTensor": "ToImage()",
     "ConvertImageDtype": "ToDtype(dtype, scale=True)",
+    "functional": "that of torchvision.transforms.v2, or an operation called with a tensor",
     "Lambda": "a Dataset around the ArrayDataset, or a collate_fn, with your function",
 }
 

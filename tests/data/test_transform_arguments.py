@@ -116,6 +116,7 @@ def test_sizes_may_be_numpys() -> None:
         assert repr(T.Pad(make([4, 5]))) == repr(T.Pad([4, 5]))
         assert T.RandomCrop(4, padding=make([1, 2])).padding == [1, 1, 2, 2]
         assert T.RandomErasing(value=make([1, 2, 3])).value == [1, 2, 3]
+    assert T.Resize(4, antialias=np.True_).interpolation == "bilinear"
     assert T.RandomCrop(4, pad_if_needed=np.True_).pad_if_needed is True
     assert T.ToDtype(torch.float32, scale=1).scale is True
 

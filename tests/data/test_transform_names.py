@@ -81,6 +81,7 @@ def test_interpolations_are_torchvisions() -> None:
         ("ColorJitter", "to the batch, on the device, or .* v2.Compose .* path='process'"),
         ("ToTensor", r"use ToImage\(\), ToDtype\(torch.float32, scale=True\)$"),
         ("ConvertImageDtype", r"use ToDtype\(dtype, scale=True\)$"),
+        ("functional", "use that of torchvision.transforms.v2, or an operation called with a"),
         ("Lambda", "use a Dataset around the ArrayDataset, or a collate_fn, with your function$"),
     ],
 )

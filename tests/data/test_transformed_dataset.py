@@ -436,6 +436,11 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "^field 0: images are float32, and transforms work on uint8; keep images as uint8",
     ),
     (
+        lambda: dataset_of(IMAGES.astype(np.int16)),
+        TypeError,
+        r"^field 0: images are int16, .* \(from numbers in \[0, 255\]: x.astype\('uint8'\)\)$",
+    ),
+    (
         lambda: dataset_of(IMAGES[:, 0]),
         ValueError,
         r"^field 0: images have shape \(9, 10\), not the three .* CHW; pass array\[:, None\]",
