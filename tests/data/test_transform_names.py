@@ -43,6 +43,7 @@ def test_an_array_becomes_an_image(shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     truth = torch.from_numpy(array).reshape(5, 4, -1).permute(2, 0, 1).contiguous()
     assert_same(T.ToImage()(array), truth)
+    assert T.ToImage()(array).is_contiguous()
     assert_same(T.Compose([T.ToImage(), T.CenterCrop(4)])(array), T.CenterCrop(4)(truth))
     v2 = torchvision_v2()
     if v2 is not None:
