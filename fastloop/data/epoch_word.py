@@ -21,7 +21,12 @@ _T = TypeVar("_T")
 
 
 def check_epoch(epoch: Any) -> int:
-    number = operator.index(epoch)
+    try:
+        number = operator.index(epoch)
+    except TypeError:
+        raise TypeError(
+            f"epoch={epoch!r} is no integer; pass the count of epochs before it"
+        ) from None
     if not 0 <= number < EPOCHS:
         raise ValueError(f"epoch={number} is not in [0, 2**32); pass the count of epochs before it")
     return number

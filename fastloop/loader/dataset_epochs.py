@@ -23,21 +23,25 @@ def _held_by(dataset: Any) -> Iterator[Any]:
             yield value
 
 
-def epochs_within(dataset: Any) -> list[Epoch]:
-    """Those of the datasets that wrappers hold, torch's and the user's; each once."""
-    found: dict[Epoch, None] = {}
+def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
+    """Those of ours that wrappers hold, torch's and the user's; each once."""
     seen: set[int] = set()
     left = [dataset]
     while left:
-        held = left.pop()
-        if not isinstance(held, Dataset) or id(held) in seen:
+        found = left.pop()
+        if not isinstance(found, Dataset) or id(found) in seen:
             continue
-        seen.add(id(held))
-        if not isinstance(held, EpochDataset):
-            left.extend(_held_by(held))
-        elif held._epoch is not None:
-            found[held._epoch] = None
-    return list(found)
+        seen.add(id(found))
+        if isinstance(found, EpochDataset):
+            yield found
+        else:
+            left.extend(_held_by(found))
+
+
+def epochs_within(dataset: Any) -> list[Epoch]:
+    """The epochs of those, each once."""
+    epochs = (found._epoch for found in datasets_within(dataset))
+    return list(dict.fromkeys(epoch for epoch in epochs if epoch is not None))
 
 
 def next_random_epoch(lowest: int, sampler: Any) -> int:

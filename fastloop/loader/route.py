@@ -21,7 +21,7 @@ from fastloop.base.tensors import DTYPES
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.collate import is_default_collate
 from fastloop.data.field import Array, MappedFile
-from fastloop.loader.epoch import _datasets_within
+from fastloop.loader.dataset_epochs import datasets_within
 from fastloop.loader.index_blocks import Vector, as_vector
 
 PATHS = ("auto", "array", "process", "sync", "torch")
@@ -182,7 +182,7 @@ def _has_worker_init(loader: DataLoader[Any]) -> bool:
 def _check_transforms(dataset: object, path: str, other: str) -> None:
     """What runs as it is needs a path that runs Python for every sample, which is to be asked for:
     it does not have the speed nor the random numbers of this dataset."""
-    for found in _datasets_within(dataset):
+    for found in datasets_within(dataset):
         if isinstance(found, ArrayDataset) and found._untranslated:
             raise ValueError(
                 f"path={path!r} cannot load this: {found._untranslated}; use path={other!r}, which "

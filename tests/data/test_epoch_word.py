@@ -58,3 +58,15 @@ def test_epochs_that_no_key_holds(wrong: int) -> None:
         Epoch().set(wrong)
     with pytest.raises(TypeError):
         Epoch().set(1.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [("a", TypeError), (1.0, TypeError), (None, TypeError), (-1, ValueError), (2**32, ValueError)],
+)
+def test_what_is_no_epoch_is_refused(wrong: Any, kind: type[Exception]) -> None:
+    epoch = Epoch()
+    with pytest.raises(kind, match=f"epoch={wrong!r} .*; pass the count of epochs before it"):
+        epoch.set(wrong)
+    assert epoch.value == 0
+    assert epoch.users is None
