@@ -18,7 +18,15 @@ from fastloop.data.field import torch_dtype
 from fastloop.data.field_transform import FieldTransform
 from fastloop.data.image_ops import is_own
 from fastloop.data.image_plan import LAYOUTS, OUT_LAYOUTS
+from fastloop.data.ragged import RaggedArray, RaggedField
 from fastloop.data.torchvision_ops import is_torchvision
+
+
+def _make_field(name: str, value: object) -> _Field | RaggedField:
+    if isinstance(value, RaggedArray):
+        return RaggedField(name, value)
+    return _Field(name, value)
+
 
 _RESERVED = ("transform", "layout", "out_layout", "seed")
 _VIEWS = 256
@@ -54,8 +62,8 @@ class ArrayDataset(EpochDataset):
     Args:
         *fields: or
         **named: each a ``numpy.ndarray`` of any strides, a ``numpy.memmap``, the path of a
-            ``.npy`` file (opened as a read-only memmap), or a torch CPU tensor. The first
-            dimension counts samples and must be the same for all.
+            ``.npy`` file (opened as a read-only memmap), a torch CPU tensor, or a
+            ``RaggedArray``. The first dimension counts samples and must be the same for all.
         transform: what is done to images of uint8, in C: an operation or a ``Compose`` of
             ``fastloop.transforms`` for the first field, or a dict of them by field name (or
             position). Transforms of torchvision's ``v2`` are translated; any other callable is
@@ -66,7 +74,7 @@ class ArrayDataset(EpochDataset):
         seed: of the transforms' random parameters.
 
     Sample ``i`` is the tuple (for named fields, the dict) of row ``i`` of every field as torch
-    tensors, 0-d for 1-d fields. Rows share memory with their source, as in
+    tensors, 0-d for 1-d fields, 1-d for a RaggedArray. Rows share memory with their source, as in
     ``torch.utils.data.TensorDataset``, except rows of read-only or mapped arrays and of arrays
     whose strides torch does not have, which are copied.
 
@@ -105,7 +113,7 @@ class ArrayDataset(EpochDataset):
         self._keys = tuple(named) if named else None
         names = [f"field {key!r}" for key in named] or [f"field {i}" for i in range(len(fields))]
         values = named.values() if named else fields
-        self._fields = tuple(map(_Field, names, values))
+        self._fields = tuple(map(_make_field, names, values))
         lengths = {len(field) for field in self._fields}
         if len(lengths) > 1:
             each = ", ".join(f"{field.name} has {len(field)}" for field in self._fields)
@@ -166,6 +174,8 @@ class ArrayDataset(EpochDataset):
         self, i: int, transform: Any, layout: str, out_layout: str
     ) -> FieldTransform:
         field = self._fields[i]
+        if isinstance(field, RaggedField):
+            raise TypeError(f"{field.name} is a RaggedArray, which has no transforms")
         is_class = isinstance(transform, type)
         if is_class or not callable(transform):
             what = (
@@ -257,6 +267,7 @@ class ArrayDataset(EpochDataset):
             if transform is None:
                 rows.append(field[index])
             else:
+                assert isinstance(field, _Field)
                 image = field.image(index) if transform.plan else field[index]
                 rows.append(transform.apply(image, index, epoch, view))
         return self._as_sample(rows)

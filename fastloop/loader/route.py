@@ -20,7 +20,8 @@ from fastloop import _core
 from fastloop.base.tensors import DTYPES
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.collate import is_default_collate
-from fastloop.data.field import Array, MappedFile
+from fastloop.data.field import Array, Field, MappedFile
+from fastloop.data.ragged import RaggedField
 from fastloop.loader.dataset_epochs import datasets_within
 from fastloop.loader.index_blocks import Vector, as_vector
 
@@ -101,7 +102,10 @@ def _columns_of(dataset: object) -> _Columns:
     if type(dataset) is ArrayDataset:
         if dataset._untranslated:
             raise NotCoveredError(dataset._untranslated)
-        fields = dataset._fields
+        fields = [field for field in dataset._fields if isinstance(field, Field)]
+        for ragged in dataset._fields:
+            if isinstance(ragged, RaggedField):
+                raise NotCoveredError(f"{ragged.name} is a RaggedArray")
         return _Columns(
             [field.source for field in fields],
             [field.name for field in fields],
