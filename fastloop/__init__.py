@@ -16,6 +16,8 @@ from fastloop.saved_by_0_1 import PickleFinder as _PickleFinder
 if TYPE_CHECKING:
     from fastloop import transforms
     from fastloop.data.arrays import ArrayDataset
+    from fastloop.data.pad import PackCollate, PadCollate
+    from fastloop.data.ragged import RaggedArray
     from fastloop.device.prefetch import prefetch
     from fastloop.loader.dataloader import DataLoader
     from fastloop.loader.stats import LoaderStats, WorkerStats
@@ -28,6 +30,9 @@ __all__ = [
     "DataLoader",
     "GradScaler",
     "LoaderStats",
+    "PackCollate",
+    "PadCollate",
+    "RaggedArray",
     "Stepper",
     "WorkerStats",
     "build_info",
@@ -41,6 +46,9 @@ _HOMES = {
     "DataLoader": "fastloop.loader.dataloader",
     "GradScaler": "fastloop.step.scaler",
     "LoaderStats": "fastloop.loader.stats",
+    "PackCollate": "fastloop.data.pad",
+    "PadCollate": "fastloop.data.pad",
+    "RaggedArray": "fastloop.data.ragged",
     "Stepper": "fastloop.step.stepper",
     "WorkerStats": "fastloop.loader.stats",
     "clip_grad_norm_": "fastloop.step.clip",

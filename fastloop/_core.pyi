@@ -93,7 +93,37 @@ class Collate:
         thread_pool: ThreadPool | None = None,
     ) -> Collate: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def begin(self) -> bool: ...
     def stack(self, batch: Any, /) -> Any: ...
+    def pad(
+        self,
+        values: list[Any],
+        fill: Callable[[int], bytes],
+        is_widened: bool,
+        is_left: bool,
+        multiple: int,
+        max_length: int,
+        has_mask: bool,
+        has_lengths: bool,
+        float_bits: int,
+        /,
+    ) -> Any: ...
+    def pack(
+        self,
+        values: list[Any],
+        starts: list[int],
+        lengths: list[int],
+        rows: int,
+        width: int,
+        fill: Callable[[int], bytes],
+        is_widened: bool,
+        is_label: bool,
+        float_bits: int,
+        /,
+    ) -> Any: ...
+    def segments(
+        self, bounds: list[int], rows: int, width: int, copies: int, has_positions: bool, /
+    ) -> tuple[list[Any], Any]: ...
     def fallbacks(self) -> dict[str, int]: ...
 
 @final

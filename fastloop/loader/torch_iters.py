@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from fastloop import _core
-from fastloop.data.collate import is_default_collate
+from fastloop.data.pad import find_collate
 from fastloop.loader.shared import CLOSED, LockedIter, Shared, WorkerCounts
 
 
@@ -28,9 +28,10 @@ class SyncIter(_SingleProcessDataLoaderIter, LockedIter):
         self._shared = shared
         self._begin_epoch(loader)
         self._datasets.call(super().__init__, loader)
-        is_default = self._auto_collation and is_default_collate(self._collate_fn)
-        if has_own_collate and is_default:
-            self._dataset_fetcher.collate_fn = self._collate = shared.collate_here()
+        is_tried = has_own_collate and self._auto_collation
+        found = find_collate(self._collate_fn, shared.collate_here) if is_tried else None
+        if found is not None:
+            self._dataset_fetcher.collate_fn, self._collate = found
             self._fallbacks_before = self._collate.fallbacks()
             shared.latest = weakref.ref(self)
 

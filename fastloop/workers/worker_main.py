@@ -6,6 +6,7 @@ import pickle
 import queue
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch.utils.data._utils.worker import (
 
 from fastloop import _core
 from fastloop.base.interrupts import end_quietly, release_in_child
-from fastloop.data.collate import is_default_collate, make_collate
+from fastloop.data.collate import make_collate
+from fastloop.data.pad import find_collate
 from fastloop.workers.batch_pickle import OBJECT, WRITTEN, pack
 from fastloop.workers.dataset_transfer import DatasetTransfer
 
@@ -117,8 +119,9 @@ def run_worker(
         worker_end.watch(parent)
         results = _Results(worker_end, worker, has_destination)
         collate_fn: Callable[[Any], Any] = arguments["collate_fn"]
-        if arguments["auto_collation"] and is_default_collate(collate_fn):
-            collate_fn = make_collate(worker_end)
+        found = find_collate(collate_fn, partial(make_collate, worker_end))
+        if arguments["auto_collation"] and found is not None:
+            collate_fn, _ = found
             results.is_collated = True
         arguments.update(
             index_queue=_Requests(worker_end, results),

@@ -6,6 +6,7 @@
  * and what is refused is refused by torch. Enters with the interpreter lock. */
 #include "fl_py_collate.h"
 
+#include "fl_py_pad.h"
 #include "fl_py_stack.h"
 
 #include <string.h>
@@ -209,6 +210,53 @@ static PyObject *collate_call(fl_py_collate *self, PyObject *args, PyObject *kwa
     return with_items(self, samples, collate_items);
 }
 
+PyDoc_STRVAR(begin_doc,
+             "begin()\n--\n\n"
+             "Begin a batch that others put together of stack(), pad() and pack(): False "
+             "if torch's own functions must.");
+
+static PyObject *collate_begin(fl_py_collate *self, PyObject *Py_UNUSED(ignored))
+{
+    self->stacker.stacks = 0;
+    int mode = is_mode_active(self);
+    return mode < 0 ? NULL : PyBool_FromLong(mode == 0 && is_unchanged(self));
+}
+
+PyDoc_STRVAR(
+    pad_doc,
+    "pad(values, fill, is_widened, is_left, multiple, max_length, has_mask, has_lengths, "
+    "float_bits, /)\n--\n\n"
+    "The tuple (padded, mask or None, lengths or None) of a list of sequences, or\n"
+    "NotImplemented. fill: gives the bytes of the padding for the number of a dtype.\n"
+    "is_widened: integers as int64. max_length: -1 for none. float_bits: of torch's default\n"
+    "dtype, which lists of floats get.");
+
+static PyObject *collate_pad(fl_py_collate *self, PyObject *args)
+{
+    return fl_py_pad(&self->stacker, args);
+}
+
+PyDoc_STRVAR(pack_doc,
+             "pack(values, starts, lengths, rows, width, fill, is_widened, is_label, float_bits, "
+             "/)\n--\n\n"
+             "The tensor [rows, width] with each of a list of sequences at its start, or\n"
+             "NotImplemented. starts rise. is_label: the first element of each is padding.");
+
+static PyObject *collate_pack(fl_py_collate *self, PyObject *args)
+{
+    return fl_py_pack(&self->stacker, args);
+}
+
+PyDoc_STRVAR(segments_doc,
+             "segments(bounds, rows, width, copies, has_positions, /)\n--\n\n"
+             "The tuple (cu_seqlens, position_ids or None) of segments between bounds; "
+             "of cu_seqlens a list of copies.");
+
+static PyObject *collate_segments(fl_py_collate *self, PyObject *args)
+{
+    return fl_py_segments(&self->stacker, args);
+}
+
 PyDoc_STRVAR(stack_doc, "stack(batch, /)\n--\n\nStack values that are no containers.");
 
 static PyObject *stack_or_torch(fl_py_collate *self, const fl_py_items *batch)
@@ -326,7 +374,11 @@ static void collate_dealloc(fl_py_collate *self)
 }
 
 static PyMethodDef collate_methods[] = {
+    {"begin", (PyCFunction)collate_begin, METH_NOARGS, begin_doc},
     {"stack", (PyCFunction)collate_method_stack, METH_O, stack_doc},
+    {"pad", (PyCFunction)collate_pad, METH_VARARGS, pad_doc},
+    {"pack", (PyCFunction)collate_pack, METH_VARARGS, pack_doc},
+    {"segments", (PyCFunction)collate_segments, METH_VARARGS, segments_doc},
     {"fallbacks", (PyCFunction)collate_fallbacks, METH_NOARGS, fallbacks_doc},
     {NULL, NULL, 0, NULL}};
 

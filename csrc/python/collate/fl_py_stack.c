@@ -11,9 +11,6 @@
 
 #include <string.h>
 
-/* What looking at a value may find, besides FL_PY_*: it can be stacked here. */
-enum { FL_PY_FINE = FL_FALLBACK_REASONS };
-
 enum {
     LONG_TENSOR = 16 << 10, /* tensors of so many bytes are copied here: past the caches; */
     LARGE_STACK = 1 << 20,  /* and without workers, stacks of so many bytes get warm memory */
@@ -58,9 +55,8 @@ make_in_pool(fl_py_stacker *self, fl_dtype dtype, int32_t ndim, const int64_t *s
     return tensor;
 }
 
-/* A tensor of the batch; its elements go to *data. New reference. */
-static PyObject *
-make_tensor(fl_py_stacker *self, fl_dtype dtype, int32_t ndim, const int64_t *shape, char **data)
+PyObject *fl_py_stacker_tensor(fl_py_stacker *self, fl_dtype dtype, int32_t ndim,
+                               const int64_t *shape, char **data)
 {
     if (self->worker_end == NULL) return make_in_pool(self, dtype, ndim, shape, data);
     return fl_py_worker_end_tensor(self->worker_end, dtype, ndim, shape, data);
@@ -134,8 +130,7 @@ static int has_odd_dtype(const fl_py_stacker *self, PyObject *tensor, const fl_t
     return dtype != self->int8 && dtype != self->uint8;
 }
 
-/* Looks at one value: FL_PY_FINE, a reason, or -1 and an exception. */
-static int look_at_tensor(fl_py_stacker *self, PyObject *item, fl_tensor *view)
+int fl_py_stacker_look(fl_py_stacker *self, PyObject *item, fl_tensor *view)
 {
     int attached = has_strings_attached(self, item);
     if (attached != 0) return attached < 0 ? -1 : FL_PY_NOT_PLAIN;
@@ -185,7 +180,7 @@ look_at_all(fl_py_stacker *self, const fl_py_items *batch, fl_tensor *first, con
     for (Py_ssize_t i = 0; i < batch->count; i++) {
         fl_tensor *view = i == 0 ? first : &other;
         if (Py_TYPE(batch->items[i]) != type) return FL_PY_MIXED;
-        int look = is_tensor ? look_at_tensor(self, batch->items[i], view)
+        int look = is_tensor ? fl_py_stacker_look(self, batch->items[i], view)
                              : look_at_array(self, batch->items[i], view);
         if (look != FL_PY_FINE) return look;
         if (i > 0 && !is_alike(first, view)) return FL_PY_MIXED;
@@ -201,7 +196,7 @@ make_stacked(fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *one
     int64_t shape[FL_MAX_NDIM + 1];
     shape[0] = batch->count;
     memcpy(shape + 1, one->shape, (size_t)one->ndim * sizeof *shape);
-    return make_tensor(self, one->dtype, one->ndim + 1, shape, data);
+    return fl_py_stacker_tensor(self, one->dtype, one->ndim + 1, shape, data);
 }
 
 /* torch.stack(tensors, 0, out=out): what torch does in a worker, with memory of ours. */
@@ -325,7 +320,7 @@ static PyObject *
 make_vector(fl_py_stacker *self, const fl_py_items *batch, fl_dtype dtype, char **data)
 {
     int64_t shape = batch->count;
-    return make_tensor(self, dtype, 1, &shape, data);
+    return fl_py_stacker_tensor(self, dtype, 1, &shape, data);
 }
 
 static bool are_of_type(const fl_py_items *batch, PyTypeObject *type)

@@ -9,6 +9,9 @@
 
 enum { FL_PY_POOLS = 64 };
 
+/* What looking at a value may find, besides FL_PY_*: it can be stacked here. */
+enum { FL_PY_FINE = FL_FALLBACK_REASONS };
+
 /* What stacking needs: torch's functions, and where batches are built: in a worker's slot, or in
  * pools of this process, one for each stack of a batch, so that the user who keeps one tensor keeps
  * no other. */
@@ -33,6 +36,13 @@ void fl_py_stacker_close(fl_py_stacker *self);
 
 /* The stack of the values; Py_NotImplemented (new reference) for what cannot be stacked. */
 PyObject *fl_py_stack(fl_py_stacker *self, const fl_py_items *batch);
+
+/* A tensor of the batch; its elements go to *data. New reference. */
+PyObject *fl_py_stacker_tensor(fl_py_stacker *self, fl_dtype dtype, int32_t ndim,
+                               const int64_t *shape, char **data);
+
+/* Describes a tensor of exactly torch's type: FL_PY_FINE, a reason, or -1 and an exception. */
+int fl_py_stacker_look(fl_py_stacker *self, PyObject *tensor, fl_tensor *view);
 
 /* torch's own function, counted under the reason. New reference. */
 PyObject *fl_py_fall_back(fl_py_stacker *self, const fl_py_items *batch, int reason);
