@@ -22,7 +22,8 @@ _DTYPES = frozenset(
 )
 _REMEDIES = {
     "O": "rows of different length or Python objects cannot be stacked; pad them into a numeric "
-    "array (resize images to one size), or write a Dataset with a collate_fn",
+    "array (resize images to one size), pass RaggedArray.from_list(rows), or write a Dataset with "
+    "a collate_fn",
     "S": "encode the text as integers",
     "U": "encode the text as integers",
     "T": "encode the text as integers",

@@ -31,7 +31,7 @@ def _read_offsets(offsets: object) -> Offsets:
         raise TypeError(
             f"offsets has dtype {dtype}, not int32 or int64; pass offsets.astype('int64')"
         )
-    copy: Offsets = np.array(source)
+    copy: Offsets = np.array(source.numpy() if isinstance(source, torch.Tensor) else source)
     copy.flags.writeable = False
     return copy
 
@@ -84,12 +84,18 @@ def _as_dtype(values: torch.Tensor | Array, dtype: Any) -> torch.Tensor | Array:
     return np.asarray(values).astype(dtype, copy=False)
 
 
+_ARROW_NUMBERS = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 halffloat float double".split()
+)
+
+
 def _chunks_of(column: Any) -> list[Any]:
     kind = str(getattr(column, "type", ""))
-    if not kind.startswith(("list<", "large_list<")):
+    is_list = kind.startswith(("list<", "large_list<"))
+    if not is_list or str(column.type.value_type) not in _ARROW_NUMBERS:
         raise TypeError(
             f"column is a {type(column).__name__} of {kind or 'no Arrow type'}; pass a pyarrow "
-            "Array or ChunkedArray of list<...> or large_list<...>, such as "
+            "Array or ChunkedArray of lists or large_lists of numbers, such as "
             "table.column('input_ids')"
         )
     return list(getattr(column, "chunks", [column]))

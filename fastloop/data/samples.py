@@ -94,6 +94,10 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.number, np.bool_))
 
 
+def _are_numbers(values: list[Any]) -> bool:
+    return set(map(type, values)) <= {int, float, bool} or all(map(is_number, values))
+
+
 def is_sequence(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return not value or is_number(value[0])
@@ -108,8 +112,7 @@ def _kind_of(samples: Sequence[Any]) -> type:
         return list
     if isinstance(first, list):
         full = next((sample for sample in samples if not isinstance(sample, list) or sample), [])
-        is_bare = isinstance(full, list) and all(map(is_number, full))
-        return object if is_bare else list
+        return object if isinstance(full, list) and _are_numbers(full) else list
     if is_sequence(first):
         return object
     shape = f" of shape {tuple(first.shape)}" if hasattr(first, "shape") else ""
