@@ -167,13 +167,12 @@ static number_kind put_ints(PyObject *const *items, int64_t count, int64_t *to)
 static number_kind put_floats(PyObject *const *items, int64_t count, char *to, int bits)
 {
     for (int64_t i = 0; i < count; i++) {
+        int overflow = 0;
         bool is_float = PyFloat_CheckExact(items[i]);
         if (!is_float && kind_of(items[i]) == NUMBER_OTHER) return NUMBER_OTHER;
-        double value = is_float ? PyFloat_AS_DOUBLE(items[i]) : PyLong_AsDouble(items[i]);
-        if (!is_float && value == -1.0 && PyErr_Occurred()) {
-            PyErr_Clear(); /* too large; torch says so */
-            return NUMBER_OTHER;
-        }
+        double value = is_float ? PyFloat_AS_DOUBLE(items[i])
+                                : (double)PyLong_AsLongLongAndOverflow(items[i], &overflow);
+        if (overflow != 0) return NUMBER_OTHER;
         if (bits == 64)
             ((double *)(void *)to)[i] = value;
         else
