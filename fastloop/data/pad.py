@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate
 
 from fastloop import _core
 from fastloop.data.collate import is_default_collate, make_collate
-from fastloop.data.samples import (
+from fastloop.data.sample_fields import (
     Fields,
     SampleField,
     as_tensors,

@@ -1,0 +1,263 @@
+"""What PadCollate and PackCollate refuse, and what their batches are in memory and in loaders."""
+
+import gc
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compare import assert_identical
+from helpers import TorchLoader, outcome
+from sequence_collates import by_torch, core_of
+from texts import Ids, Texts
+
+from fastloop import DataLoader, PackCollate, PadCollate
+
+# ---- refusals
+
+ARGUMENTS: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "side": (PadCollate, {"padding_side": "top"}, ValueError, "padding_side='top' is not 'right'"),
+    "value": (PadCollate, {"padding_value": "0"}, TypeError, "padding_value is '0', a str; pass a"),
+    "value of a key": (PadCollate, {"padding_value": {"x": None}}, TypeError, r"value\['x'\] is N"),
+    "multiple": (PadCollate, {"pad_to_multiple_of": 0}, ValueError, "=0 is not at least 1"),
+    "multiple of 1.5": (PadCollate, {"pad_to_multiple_of": 1.5}, TypeError, "=1.5 is no integer"),
+    "max_length": (PadCollate, {"max_length": -1}, ValueError, "max_length=-1 is not at least 1"),
+    "mask": (PadCollate, {"return_mask": 1}, TypeError, "return_mask=1 is no bool and no name"),
+    "lengths": (PadCollate, {"return_lengths": ""}, TypeError, "return_lengths='' is no bool"),
+    "one name": (
+        PadCollate,
+        {"return_mask": "x", "return_lengths": "x"},
+        ValueError,
+        "return_mask and return_lengths have one name, 'x'",
+    ),
+    "max_tokens": (PackCollate, {"max_tokens": 0}, ValueError, "max_tokens=0 is not at least 1"),
+}
+
+
+@pytest.mark.parametrize(("kind", "given", "error", "text"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_arguments(kind: Any, given: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        kind(**given)
+
+
+PAD, PACK = PadCollate(), PackCollate(4)
+BATCHES: dict[str, tuple[Any, Any, type[Exception], str]] = {
+    "nothing": (PAD, [], ValueError, "the batch has no samples"),
+    "numbers": (PAD, [1, 2], TypeError, "sample 0 is a int; a sample is a dict or a tuple"),
+    "2-D": (PAD, [np.ones((2, 3))], TypeError, r"sample 0 is a ndarray of shape \(2, 3\)"),
+    "no sequence": (PAD, [{"a": 1}], TypeError, r"no field .* holds sequences \(fields: 'a'\)"),
+    "no field": (PAD, [{}], TypeError, r"no field .* \(fields: none\)"),
+    "a key less": (PAD, [{"x": [1]}, {"y": [1]}], KeyError, "sample 1 has no 'x', but sample 0"),
+    "no dict": (PAD, [{"x": [1]}, [1]], TypeError, "sample 1 is a list, but sample 0 is a dict"),
+    "no tuple": (PAD, [([1], 2), 3], TypeError, "sample 1 is a int, but sample 0 is a tuple"),
+    "fewer": (PAD, [([1], 2), ([1],)], ValueError, "sample 1 has 1 fields, but sample 0 has 2"),
+    "a number": (PAD, [{"x": [1]}, {"x": 5}], TypeError, "'x' of sample 1 is a int, no sequence"),
+    "None": (PAD, [([1],), (None,)], TypeError, "place 0 of sample 1 is a NoneType, no sequence"),
+    "2-D later": (PAD, [np.ones(2), np.ones((2, 2))], TypeError, r"ndarray of shape \(2, 2\), no"),
+    "text": (PAD, [[1], [2, "a"]], TypeError, "place 0 of sample 1 cannot be a tensor"),
+    "nested": (PAD, [{"x": [1, [2]]}], TypeError, "'x' of sample 0 cannot be a tensor"),
+    "too large": (PAD, [{"x": [1]}, {"x": [2**63]}], TypeError, "'x' of sample 1 cannot be a te"),
+    "objects": (PAD, [np.array([None])], TypeError, "place 0 of sample 0 cannot be a tensor"),
+    "big-endian": (PAD, [np.ones(2, ">f4")], TypeError, "place 0 of sample 0 cannot be a tensor"),
+    "dtypes": (
+        PAD,
+        [{"x": np.ones(2)}, {"x": np.ones(2, int)}],
+        TypeError,
+        "'x' of sample 1 is a ndarray of int64, but that of sample 0 is a ndarray of float64; the",
+    ),
+    "a list among arrays": (
+        PAD,
+        [np.ones(2, int), [1]],
+        TypeError,
+        "place 0 of sample 1 is a list of int64, but that of sample 0 is a ndarray of int64",
+    ),
+    "padding of a byte": (
+        PadCollate(-1),
+        [{"x": np.ones(2, np.uint8)}],
+        ValueError,
+        "padding_value=-1 is no uint8, which 'x' of sample 0 holds; pass an integer from 0 to 255",
+    ),
+    "half": (PadCollate(0.5), [[1]], ValueError, "padding_value=0.5 is no int64"),
+    "nan": (PadCollate(float("nan")), [[1]], ValueError, "padding_value=nan is no int64"),
+    "2 as a bool": (PadCollate(2), [[True]], ValueError, "padding_value=2 is no bool.*from 0 to 1"),
+    "too long": (
+        PACK,
+        [{"input_ids": [1]}, {"input_ids": [1] * 5}],
+        ValueError,
+        "sample 1 of the batch has 5 tokens, more than max_tokens=4; cut it, or pass a larger",
+    ),
+    "lengths differ": (
+        PACK,
+        [{"input_ids": [1], "x": [1]}, {"input_ids": [1], "x": [1, 2]}],
+        ValueError,
+        "'x' of sample 1 has 2 elements, but 'input_ids' has 1; sequences of a sample",
+    ),
+    "no length": (PACK, [{"x": [1]}, {"x": 5}], TypeError, "'x' of sample 1 is a int, no sequence"),
+    "2-D packed": (PACK, [{"x": [1]}, {"x": np.ones((1, 2))}], TypeError, "sample 1 is a ndarray"),
+}
+
+
+@pytest.mark.parametrize(("collate", "samples", "kind", "text"), BATCHES.values(), ids=BATCHES)
+def test_batches_that_are_refused(
+    collate: Any, samples: Any, kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        collate(samples)
+    assert outcome(lambda: collate(samples)) == outcome(lambda: by_torch(collate, samples))
+
+
+def test_too_many_tokens_for_cu_seqlens() -> None:
+    row = np.broadcast_to(np.int8(1), 2**30)
+    with pytest.raises(ValueError, match=r"has 2147483648 tokens, more than cu_seqlens can count"):
+        PackCollate()([row, row])
+
+
+def test_a_width_beyond_all_memory() -> None:
+    with pytest.raises(MemoryError):
+        PadCollate(pad_to_multiple_of=2**62)([[1], [2]])
+
+
+# ---- memory
+
+
+def test_batches_are_the_users_own() -> None:
+    for collate in (PadCollate(return_mask=True), PackCollate()):
+        batches = [collate([{"input_ids": [i] * 2000}, {"input_ids": [i]}]) for i in range(40)]
+        for i, batch in enumerate(batches):
+            assert batch["input_ids"].unique().tolist() in ([i], [0, i])
+            batch["input_ids"].fill_(-1)
+        tensors = [t for b in batches for t in b.values() if isinstance(t, torch.Tensor)]
+        assert len({t.data_ptr() for t in tensors}) == len(tensors)
+
+
+def test_memory_is_used_again() -> None:
+    collate = PadCollate()
+    addresses = set()
+    for _ in range(20):
+        batch = collate([[1] * 5000, [2]])
+        addresses.add(batch.data_ptr())
+        del batch
+    assert len(addresses) == 1
+
+
+def test_a_list_that_changes_meanwhile() -> None:
+    """Python code runs while C makes the tensor: here, when the padding is asked for."""
+    values = [[1, 2, 3], [4]]
+    core = core_of(PadCollate())
+
+    def fill(number: int) -> bytes:
+        values[0].clear()
+        gc.collect()
+        return b"\0" * 8
+
+    assert core.pad(values, fill, False, False, 1, -1, False, False, 32) is NotImplemented
+
+
+def test_the_core_refuses_places_that_do_not_fit() -> None:
+    core = core_of(PadCollate())
+
+    def pack(starts: Any, lengths: Any, rows: int, width: int) -> None:
+        core.pack([[1, 2], [3]], starts, lengths, rows, width, lambda _: b"\0" * 8, 0, 0, 32)
+
+    pack([0, 2], [2, 1], 1, 3)
+    for starts, lengths, rows, width in (
+        ([0, 1], [2, 1], 1, 3),
+        ([0, 3], [2, 1], 1, 3),
+        ([-1, 2], [2, 1], 1, 3),
+        ([0, 2], [2, 2], 1, 4),
+        ([0], [2], 1, 3),
+        ([0, 2.0], [2, 1], 1, 3),
+        ([0, 2], [2, 1], -1, -3),
+        ([0, 2], [2, 1], 2**40, 2**40),
+        ([0, 2**64], [2, 1], 1, 3),
+    ):
+        with pytest.raises(ValueError, match=r"fit|negative"):
+            pack(starts, lengths, rows, width)
+    for bounds, rows, width in (([0, 2, 1, 3], 1, 3), ([1, 3], 1, 3), ([], 0, 0), ([0, 2], 1, 3)):
+        with pytest.raises(ValueError, match="bounds must rise"):
+            core.segments(bounds, rows, width, 1, True)
+    with pytest.raises(TypeError, match="fill must return the bytes"):
+        core.pad([[1]], lambda _: b"\0", False, False, 1, -1, False, False, 32)
+    with pytest.raises(ValueError, match="must not be empty"):
+        core.pad([], lambda _: b"\0", False, False, 1, -1, False, False, 32)
+    with pytest.raises(ZeroDivisionError):
+        core.pad([[1]], lambda _: b"\0" * (1 // 0), False, False, 1, -1, False, False, 32)
+
+
+# ---- in loaders
+
+
+COLLATES: dict[str, Callable[[], Any]] = {
+    "padded": lambda: PadCollate(return_mask=True, return_lengths=True),
+    "packed": PackCollate,
+    "packed in rows": lambda: PackCollate(max_tokens=16),
+}
+
+
+@pytest.mark.parametrize("make", COLLATES.values(), ids=COLLATES)
+@pytest.mark.parametrize("dataset", [Texts(), Ids()], ids=["dicts", "bare"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_both_loaders_give_the_same(make: Any, dataset: Any, workers: int) -> None:
+    epochs = []
+    for cls in (DataLoader, TorchLoader):
+        torch.manual_seed(3)
+        loader = cls(dataset, 8, shuffle=True, collate_fn=make(), num_workers=workers)
+        epochs.append(list(loader))
+    assert_identical(*epochs)
+    if isinstance(dataset, Texts):
+        assert sorted(i for b in epochs[0] for i in b["labels"].tolist()) == list(range(50))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loaders_build_batches_in_memory_of_theirs(workers: int) -> None:
+    for make in COLLATES.values():
+        collate = make()
+        loader = DataLoader(Texts(), 8, collate_fn=collate, num_workers=workers)
+        batches = list(loader)
+        stats = loader.stats()
+        assert stats.path == ("process" if workers else "sync")
+        assert not stats.fallbacks
+        assert collate._own is None
+        assert not batches[0]["input_ids"].untyped_storage().resizable()
+
+
+@pytest.mark.slow
+def test_spawned_workers() -> None:
+    collate = PadCollate(return_mask=True)
+    loader = DataLoader(
+        Texts(), 8, collate_fn=collate, num_workers=1, multiprocessing_context="spawn"
+    )
+    assert_identical(list(loader), list(TorchLoader(Texts(), 8, collate_fn=collate)))
+
+
+def test_an_error_in_a_worker_says_what_is_wrong() -> None:
+    loader = DataLoader(Texts(), 8, collate_fn=PackCollate(3), num_workers=1)
+    with pytest.raises(ValueError, match="sample 4 of the batch has 4 tokens"):
+        list(loader)
+
+
+def test_pickles_and_prints() -> None:
+    for collate in (PadCollate({"x": 1}, "left", 8, 5, "m", True), PackCollate(9, False)):
+        collate([{"x": [1, 2]}])
+        copy = pickle.loads(pickle.dumps(collate))
+        assert repr(copy) == repr(collate)
+        assert copy._own is None
+        assert_identical(copy([{"x": [1]}, {"x": []}]), collate([{"x": [1]}, {"x": []}]))
+    assert repr(PadCollate(return_mask="m")) == (
+        "PadCollate(padding_value=0, padding_side='right', pad_to_multiple_of=None, "
+        "max_length=None, return_mask='m', return_lengths=False)"
+    )
+    assert repr(PackCollate(5)) == (
+        "PackCollate(max_tokens=5, return_position_ids=True, return_cu_seqlens=True)"
+    )
+
+
+def test_a_subclass_is_called_as_it_is() -> None:
+    class Doubling(PadCollate):
+        def __call__(self, samples: Any) -> Any:
+            return super().__call__(samples) * 2
+
+    batches = list(DataLoader(Ids(), 50, collate_fn=Doubling()))
+    assert batches[0].max() == 10
