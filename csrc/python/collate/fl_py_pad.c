@@ -15,6 +15,8 @@ enum { LONG_COPY = 256 << 10 }; /* bytes, from here on without the interpreter l
 /* What a function may find besides 0 and an exception (-1): the sequences are not covered. */
 enum { OTHER = 1 };
 
+static const fl_dtype int64_dtype = {kDLInt, 64, 1};
+
 /* The numbers of lists; each can hold those before it. */
 typedef enum number_kind { NUMBER_BOOL, NUMBER_INT, NUMBER_FLOAT, NUMBER_OTHER } number_kind;
 
@@ -105,11 +107,10 @@ static inline bool is_integer(fl_dtype dtype)
 /* False: there is none. */
 static bool find_dtype(field *self, bool is_widened, int float_bits)
 {
-    static const fl_dtype int64 = {kDLInt, 64, 1};
     if (!self->has_lists)
-        self->to = is_widened && is_integer(self->from) ? int64 : self->from;
+        self->to = is_widened && is_integer(self->from) ? int64_dtype : self->from;
     else if (self->kind == NUMBER_INT)
-        self->to = int64;
+        self->to = int64_dtype;
     else if (self->kind == NUMBER_BOOL)
         self->to = (fl_dtype){kDLBool, 8, 1};
     else
@@ -321,8 +322,6 @@ static PyObject *make_field(fl_py_stacker *stacker, field *self, const field_rul
         if (status == OTHER) return Py_NewRef(Py_NotImplemented);
     }
 }
-
-static const fl_dtype int64_dtype = {kDLInt, 64, 1};
 
 static PyObject *
 make_int64(fl_py_stacker *stacker, int32_t ndim, const int64_t *shape, int64_t **to)
