@@ -65,7 +65,7 @@ static int look_at_vector(fl_py_stacker *self, PyObject *value, fl_tensor *view)
     } else {
         return OTHER;
     }
-    return view->ndim == 1 && view->dtype.code != kDLComplex ? 0 : OTHER;
+    return view->ndim == 1 ? 0 : OTHER;
 }
 
 static int look_at_run(fl_py_stacker *self, PyObject *value, field *out, sequence *to)
