@@ -160,9 +160,12 @@ class ArrayDataset(EpochDataset):
     def _check_is_for_first(self, transform: Any) -> None:
         """Operations on images are not for labels, which often come first."""
         first, *others = self._fields
-        if first.source.ndim > 2 or not (is_own(transform) or is_torchvision(transform)):
+        has_images = isinstance(first, _Field) and first.source.ndim > 2
+        if has_images or not (is_own(transform) or is_torchvision(transform)):
             return
         for i, field in enumerate(others, 1):
+            if isinstance(field, RaggedField):
+                continue
             if field.source.ndim == 4 and torch_dtype(field.source) is torch.uint8:
                 key = i if self._keys is None else self._keys[i]
                 raise ValueError(
@@ -255,6 +258,7 @@ class ArrayDataset(EpochDataset):
             if transform is None:
                 fields.append(field[rows])
             else:
+                assert isinstance(field, _Field)
                 get = field.image if transform.plan else field.__getitem__
                 fields.append(transform.stack(map(get, rows), items, epoch))
         return self._as_sample(fields)

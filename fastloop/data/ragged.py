@@ -124,7 +124,8 @@ class RaggedArray(Sequence[torch.Tensor]):
             copied.
 
     ``array[i]`` is sequence ``i`` as a 1-D tensor. It shares memory with the values, except where
-    these are read-only or mapped. ``array[i:k]`` is a RaggedArray of the same values.
+    these are read-only or mapped. ``array[i:k]`` is a RaggedArray of the same values; a slice with
+    a step, a list, a vector or a mask gives one that has copies.
 
     As a field of ``ArrayDataset`` it is collated by ``PadCollate`` and ``PackCollate``.
 
@@ -211,21 +212,26 @@ class RaggedArray(Sequence[torch.Tensor]):
     @overload
     def __getitem__(self, index: int) -> torch.Tensor: ...
     @overload
-    def __getitem__(self, index: slice) -> RaggedArray: ...
-    def __getitem__(self, index: int | slice) -> torch.Tensor | RaggedArray:
+    def __getitem__(self, index: slice | list[Any] | Array | torch.Tensor) -> RaggedArray: ...
+    def __getitem__(self, index: Any) -> torch.Tensor | RaggedArray:
         if isinstance(index, slice):
             begin, end, step = index.indices(len(self))
-            if step != 1:
-                raise ValueError(
-                    f"a slice of a RaggedArray has step {step}, but its sequences lie one after "
-                    "the other; use RaggedArray.from_list([array[i] for i in ...])"
-                )
-            return self._over(self._field, self._offsets[begin : max(begin, end) + 1])
+            if step == 1:
+                return self._over(self._field, self._offsets[begin : max(begin, end) + 1])
+        if isinstance(index, (slice, list)) or getattr(index, "ndim", 0) > 0:
+            return self._take(np.arange(len(self))[index])
         row = operator.index(index)
         if not -len(self) <= row < len(self):
             raise IndexError(f"index {row} is out of range for {len(self)} sequences")
         row %= len(self)
         return self._field.read_range(int(self._offsets[row]), int(self._offsets[row + 1]))
+
+    def _take(self, rows: Array) -> RaggedArray:
+        """A copy of some sequences."""
+        lengths = self.lengths[rows]
+        pieces = [self[row] for row in rows.tolist()]
+        values = torch.cat([*pieces, self._field.read_range(0, 0)])
+        return RaggedArray(values, np.append(0, np.cumsum(lengths)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A view pickles no more than it shows."""

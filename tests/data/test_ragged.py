@@ -13,7 +13,7 @@ from helpers import TorchLoader, assert_same
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastloop import ArrayDataset, DataLoader, PadCollate, RaggedArray
+from fastloop import ArrayDataset, DataLoader, PadCollate, RaggedArray, transforms
 
 VALUES = np.arange(10, 22)
 OFFSETS = [2, 5, 5, 9, 12]
@@ -93,8 +93,18 @@ def test_slices_are_of_the_same_values() -> None:
     assert rows_of(array[3:1]) == []
     array[2:][0][0] = -1
     assert array[2][0] == -1
-    with pytest.raises(ValueError, match=r"step 2.*from_list\(\[array\[i\] for i in"):
-        array[::2]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_several_rows(source: str, tmp_path: Path) -> None:
+    array = RaggedArray(SOURCES[source](tmp_path), OFFSETS)
+    assert rows_of(array[::2]) == ROWS[::2]
+    assert rows_of(array[::-1]) == ROWS[::-1]
+    assert rows_of(array[[3, -4, 3]]) == [ROWS[3], ROWS[0], ROWS[3]]
+    assert rows_of(array[torch.tensor([2, 0])]) == [ROWS[2], ROWS[0]]
+    assert rows_of(array[np.array([True, False, False, True])]) == [ROWS[0], ROWS[3]]
+    none = array[np.empty(0, int)]
+    assert (len(none), none.values.dtype) == (0, torch.int64)
 
 
 @pytest.mark.parametrize("index", [4, -5])
@@ -295,6 +305,16 @@ def test_a_field_has_no_transforms_and_must_have_the_length_of_others() -> None:
         ArrayDataset(ids=array, transform=lambda row: row)
     with pytest.raises(ValueError, match="field 'ids' has 4, field 'y' has 3"):
         ArrayDataset(ids=array, y=np.arange(3))
+
+
+def test_a_field_beside_images_with_transforms() -> None:
+    images = np.zeros((4, 3, 5, 5), np.uint8)
+    flip = {"image": transforms.RandomHorizontalFlip(1.0)}
+    data = ArrayDataset(ids=RaggedArray(VALUES, OFFSETS), image=images, transform=flip)
+    assert data[2]["ids"].tolist() == ROWS[2]
+    assert rows_of(data[[2, 0]]["ids"]) == [ROWS[2], ROWS[0]]
+    with pytest.raises(ValueError, match=r"pass transform={'image': ...} for field 'image'"):
+        ArrayDataset(ids=RaggedArray(VALUES, OFFSETS), image=images, transform=flip["image"])
 
 
 def test_torchs_default_collate_says_that_rows_differ() -> None:
