@@ -23,35 +23,55 @@ static fl_image_cast line, halves, lookup;
 static const fl_image_ops *tables[FL_CPU_LEVELS];
 static int table_count;
 
+/* `planes` planes of `edge` rows of `edge` bytes. */
+static void cast_planes(const fl_image_ops *ops, fl_image_type type, int64_t edge, int planes,
+                        const fl_image_cast *cast)
+{
+    int64_t bytes = fl_image_type_bytes(type);
+    for (int c = 0; c < planes; c++) {
+        const fl_image_block plane = {src + c * edge * edge, edge, 1, edge, edge, 0, 0, 0};
+        ops->cast[type]((char *)dst + c * edge * edge * bytes, edge * bytes, &plane, cast);
+    }
+}
+
 static void cast_plane(const fl_image_ops *ops, const fl_resample *axis)
 {
     (void)axis;
-    ops->cast[FL_IMAGE_F32](dst, src, PLANE, &line);
+    cast_planes(ops, FL_IMAGE_F32, EDGE, 1, &line);
 }
 
 static void cast_plane_by_table(const fl_image_ops *ops, const fl_resample *axis)
 {
     (void)axis;
-    ops->cast[FL_IMAGE_F32](dst, src, PLANE, &lookup);
+    cast_planes(ops, FL_IMAGE_F32, EDGE, 1, &lookup);
 }
 
 static void cast_plane_to_f16(const fl_image_ops *ops, const fl_resample *axis)
 {
     (void)axis;
-    ops->cast[FL_IMAGE_F16](dst, src, PLANE, &halves);
+    cast_planes(ops, FL_IMAGE_F16, EDGE, 1, &halves);
 }
 
 static void cast_plane_to_bf16(const fl_image_ops *ops, const fl_resample *axis)
 {
     (void)axis;
-    ops->cast[FL_IMAGE_BF16](dst, src, PLANE, &halves);
+    cast_planes(ops, FL_IMAGE_BF16, EDGE, 1, &halves);
 }
 
 static void cast_small_image(const fl_image_ops *ops, const fl_resample *axis)
 {
     (void)axis;
-    for (int c = 0; c < 3; c++)
-        ops->cast[FL_IMAGE_F32](dst + c * 1024, src + c * 1024, 1024, &line);
+    cast_planes(ops, FL_IMAGE_F32, 32, 3, &line);
+}
+
+/* As a crop of a padded image has them: 3 columns of fill, 29 of the source. */
+static void cast_small_crop(const fl_image_ops *ops, const fl_resample *axis)
+{
+    (void)axis;
+    for (int c = 0; c < 3; c++) {
+        const fl_image_block plane = {src + c * 1024, 32, 1, 32, 29, 3, 0, 0};
+        ops->cast[FL_IMAGE_F32](dst + c * 1024, 128, &plane, &line);
+    }
 }
 
 static void split_image(const fl_image_ops *ops, const fl_resample *axis)
@@ -75,7 +95,8 @@ static void join_floats(const fl_image_ops *ops, const fl_resample *axis)
 static void reverse_rows(const fl_image_ops *ops, const fl_resample *axis)
 {
     (void)axis;
-    for (int y = 0; y < EDGE; y++) ops->reverse(mid + y * EDGE, src + y * EDGE, EDGE);
+    const fl_image_block plane = {src + EDGE - 1, EDGE, -1, EDGE, EDGE, 0, 0, 0};
+    ops->cast[FL_IMAGE_U8](mid, EDGE, &plane, NULL);
 }
 
 /* A plane of axis->in rows of axis->in bytes, in x and in y. */
@@ -155,6 +176,7 @@ int main(void)
     run("224x224 to f16", cast_plane_to_f16, FL_NEAREST, 0, 0);
     run("224x224 to bf16", cast_plane_to_bf16, FL_NEAREST, 0, 0);
     run("3x32x32 to f32", cast_small_image, FL_NEAREST, 0, 0);
+    run("3x32x32 to f32, columns 3 to the right", cast_small_crop, FL_NEAREST, 0, 0);
     run("224x224x3 to planes", split_image, FL_NEAREST, 0, 0);
     run("3x224x224 to pixels, u8", join_bytes, FL_NEAREST, 0, 0);
     run("3x224x224 to pixels, f32", join_floats, FL_NEAREST, 0, 0);

@@ -1,9 +1,7 @@
 /* fl_band_reader: see fl_band_reader.h. */
 #include "fl_band_reader.h"
 
-#include <string.h>
-
-enum { BAND_BYTES = 16 * 1024, SHORT_RUN = 64 };
+enum { BAND_BYTES = 16 * 1024 };
 
 /* ---- open */
 
@@ -13,6 +11,26 @@ static int32_t last_fill(const fl_image_axis *axis)
     for (int32_t n = 0; n < axis->count; n++)
         fill = axis->segment[n].fill > fill ? axis->segment[n].fill : fill;
     return fill;
+}
+
+static fl_band_frame find_frame(const fl_band_form *form, const fl_image_axis *x)
+{
+    fl_band_frame frame = {.columns = -1, .fill = FL_NO_FILL};
+    const fl_band_frame none = frame;
+    for (int32_t n = 0; n < x->count; n++) {
+        const fl_segment *s = &x->segment[n];
+        if (s->fill == FL_NO_FILL) {
+            if (frame.columns >= 0) return none;
+            frame.columns = n;
+            continue;
+        }
+        bool is_other = frame.fill != FL_NO_FILL && frame.fill != s->fill;
+        bool is_typed = form->cast != NULL && (form->typed_fills >> s->fill & 1) != 0;
+        if (is_other || is_typed) return none;
+        frame.fill = s->fill;
+        *(frame.columns < 0 ? &frame.before : &frame.after) += s->length;
+    }
+    return frame;
 }
 
 /* Rows that follow each other in memory are split whole if at least half of them is needed: in one
@@ -27,12 +45,12 @@ static void choose_columns(fl_band_reader *r)
 }
 
 int fl_band_reader_open(fl_band_reader *reader, const fl_image_tools *tools,
-                        const fl_image_source *source, const fl_image_axis *y,
-                        const fl_image_axis *x, fl_err *err)
+                        const fl_band_form *form, const fl_image_source *source,
+                        const fl_image_axis *y, const fl_image_axis *x, fl_err *err)
 {
-    *reader = (fl_band_reader){.tools = *tools, .source = *source, .y = y, .x = x};
-    int32_t fill_y = last_fill(y), fill_x = last_fill(x);
-    reader->base_fill = fill_y > fill_x ? fill_y : fill_x;
+    *reader = (fl_band_reader){.tools = *tools, .form = *form, .source = *source, .y = y, .x = x};
+    reader->last_fill = last_fill(x);
+    reader->frame = find_frame(form, x);
     bool reads = fl_image_axis_range(x, &reader->from, &reader->to);
     reader->is_interleaved = reads && tools->channels > 1 && source->stride_c == 1 &&
                              source->stride_x == tools->channels;
@@ -49,89 +67,12 @@ int fl_band_reader_open(fl_band_reader *reader, const fl_image_tools *tools,
     return fl_fail(err, FL_ENOMEM, "out of memory for rows of an image");
 }
 
-/* ---- runs of bytes, most of them short */
-
-static inline uint64_t load_8(const uint8_t *src)
-{
-    uint64_t word;
-    memcpy(&word, src, sizeof word);
-    return word;
-}
-
-static inline void copy_run(uint8_t *dst, const uint8_t *src, int32_t length)
-{
-    if (length < 16 || length > 32) {
-        memcpy(dst, src, (size_t)length);
-        return;
-    }
-    char head[16], tail[16]; /* may overlap */
-    memcpy(head, src, 16);
-    memcpy(tail, src + length - 16, 16);
-    memcpy(dst, head, 16);
-    memcpy(dst + length - 16, tail, 16);
-}
-
-/* dst[i] = src[-i] */
-static inline void
-reverse_run(const fl_image_ops *ops, uint8_t *dst, const uint8_t *src, int32_t length)
-{
-    const uint8_t *low = src - (length - 1);
-    if (length < 8 || length > SHORT_RUN) {
-        ops->reverse(dst, low, length);
-        return;
-    }
-    for (int32_t i = 0; i + 8 < length; i += 8) {
-        uint64_t word = __builtin_bswap64(load_8(src - i - 7));
-        memcpy(dst + i, &word, sizeof word);
-    }
-    uint64_t last = __builtin_bswap64(load_8(low));
-    memcpy(dst + length - 8, &last, sizeof last);
-}
-
-/* ---- blocks: rows of one segment of y, columns of one segment of x */
-
-typedef struct block {
-    const uint8_t *src; /* its first element */
-    int64_t step_y, step_x;
-    int32_t rows, columns;
-} block;
-
-static void read_block(const fl_image_ops *ops, const block *b, uint8_t *dst, int64_t dst_pitch)
-{
-    const uint8_t *src = b->src;
-    int32_t columns = b->columns;
-    bool is_dense = b->step_x == 1 && b->step_y == columns && dst_pitch == columns;
-    if (is_dense) {
-        memcpy(dst, src, (size_t)b->rows * (size_t)columns);
-        return;
-    }
-    for (int32_t i = 0; i < b->rows; i++, src += b->step_y, dst += dst_pitch) {
-        if (b->step_x == 1)
-            copy_run(dst, src, columns);
-        else if (b->step_x == -1)
-            reverse_run(ops, dst, src, columns);
-        else if (b->step_x == 0)
-            memset(dst, *src, (size_t)columns);
-        else
-            for (int32_t k = 0; k < columns; k++) dst[k] = src[k * b->step_x];
-    }
-}
-
-static void
-fill_block(uint8_t value, int32_t rows, int32_t columns, uint8_t *dst, int64_t dst_pitch)
-{
-    for (int32_t i = 0; i < rows; i++) memset(dst + i * dst_pitch, value, (size_t)columns);
-}
-
 /* ---- bands */
 
-/* The rows of `rows` split into planes: as a source of one channel, whose row 0 is the first of
- * them. */
-static fl_image_source split_rows(const fl_band_reader *r, const fl_segment *rows)
+/* `rows` split into planes: as a source whose row 0 is the first row of its memory. */
+static fl_image_source split_rows(const fl_band_reader *r, const fl_segment *rows, int32_t low)
 {
     const fl_image_source *s = &r->source;
-    int32_t last = rows->from + (rows->length - 1) * rows->step;
-    int32_t low = rows->from < last ? rows->from : last;
     int32_t count = rows->step != 0 ? rows->length : 1;
     int64_t width = r->to - r->from, plane = width * count;
     const uint8_t *src = s->data + low * s->stride_y + r->from * s->stride_x;
@@ -142,49 +83,100 @@ static fl_image_source split_rows(const fl_band_reader *r, const fl_segment *row
             r->tools.image_ops->split(r->split + i * width, plane, src + i * s->stride_y, width,
                                       r->tools.channels);
     }
-    return (fl_image_source){.data = r->split + (rows->from - low) * width - r->from,
-                             .stride_y = width,
-                             .stride_x = 1,
-                             .stride_c = plane};
+    return (fl_image_source){.data = r->split, .stride_y = width, .stride_x = 1, .stride_c = plane};
 }
 
-static void read_rows(const fl_band_reader *r, const fl_segment *rows, uint8_t *dst, int64_t pitch)
+/* Rows of one segment of y, or a part of it. */
+typedef struct strip {
+    fl_image_source from; /* where they are read: */
+    int32_t row, column;  /* row 0 and column 0 of its memory are these of the reader's source */
+    fl_segment rows;
+} strip;
+
+static strip open_strip(const fl_band_reader *r, fl_segment rows)
 {
-    fl_image_source from = {0};
-    if (rows->fill == FL_NO_FILL && r->is_interleaved) {
-        from = split_rows(r, rows);
-    } else if (rows->fill == FL_NO_FILL) {
-        from = r->source;
-        from.data += rows->from * from.stride_y;
-    }
-    for (int32_t c = 0; c < r->tools.channels; c++) {
-        uint8_t *to = dst + c * pitch;
-        for (int32_t n = 0; n < r->x->count; n++) {
-            const fl_segment *s = &r->x->segment[n];
-            int32_t fill = rows->fill > s->fill ? rows->fill : s->fill;
-            block b = {.step_y = rows->step * from.stride_y,
-                       .step_x = s->step * from.stride_x,
-                       .rows = rows->length,
-                       .columns = s->length};
-            if (fill == FL_NO_FILL) {
-                b.src = from.data + c * from.stride_c + s->from * from.stride_x;
-                read_block(r->tools.image_ops, &b, to, r->x->length);
-            } else if (fill != r->base_fill) {
-                fill_block(r->tools.ops[fill].fill[c], b.rows, b.columns, to, r->x->length);
-            }
-            to += s->length;
+    strip s = {.from = r->source, .rows = rows};
+    if (rows.fill != FL_NO_FILL || !r->is_interleaved) return s;
+    int32_t last = rows.from + (rows.length - 1) * rows.step;
+    s.row = rows.from < last ? rows.from : last;
+    s.column = r->from;
+    s.from = split_rows(r, &rows, s.row);
+    return s;
+}
+
+/* Columns of one segment of x in a strip. */
+static fl_image_block block_of(const strip *s, const fl_segment *columns, int32_t channel)
+{
+    const fl_image_source *from = &s->from;
+    return (fl_image_block){.src = from->data + channel * from->stride_c +
+                                   (s->rows.from - s->row) * from->stride_y +
+                                   (columns->from - s->column) * from->stride_x,
+                            .pitch = s->rows.step * from->stride_y,
+                            .step = columns->step * from->stride_x,
+                            .rows = s->rows.length,
+                            .columns = columns->length};
+}
+
+static void read_block(const fl_band_reader *r, const fl_image_block *block, int32_t channel,
+                       char *dst, int64_t pitch)
+{
+    const fl_image_cast *cast = r->form.cast != NULL ? &r->form.cast[channel] : NULL;
+    r->tools.image_ops->cast[r->form.type](dst, pitch, block, cast);
+}
+
+static void fill_block(const fl_band_reader *r, int32_t op, int32_t rows, int32_t columns,
+                       int32_t channel, char *dst, int64_t pitch)
+{
+    int32_t bytes = fl_image_type_bytes(r->form.type);
+    const fl_image_op *filler = &r->tools.ops[op];
+    const uint8_t *value = r->form.cast != NULL ? filler->out_fill : filler->fill;
+    r->tools.image_ops->fill(dst, pitch, rows, columns, value + channel * bytes, bytes);
+}
+
+static void
+read_segments(const fl_band_reader *r, const strip *s, int32_t channel, char *dst, int64_t pitch)
+{
+    for (int32_t n = 0; n < r->x->count; n++) {
+        const fl_segment *columns = &r->x->segment[n];
+        int32_t fill = s->rows.fill > columns->fill ? s->rows.fill : columns->fill;
+        if (fill == FL_NO_FILL) {
+            const fl_image_block block = block_of(s, columns, channel);
+            read_block(r, &block, channel, dst, pitch);
+        } else {
+            fill_block(r, fill, s->rows.length, columns->length, channel, dst, pitch);
         }
+        dst += (int64_t)columns->length * fl_image_type_bytes(r->form.type);
     }
 }
 
-void fl_band_reader_read(const fl_band_reader *reader, int32_t first, int32_t count, uint8_t *dst,
+static void
+read_framed(const fl_band_reader *r, const strip *s, int32_t channel, char *dst, int64_t pitch)
+{
+    const fl_band_frame *frame = &r->frame;
+    fl_image_block block = block_of(s, &r->x->segment[frame->columns], channel);
+    block.before = frame->before;
+    block.after = frame->after;
+    if (frame->fill != FL_NO_FILL) block.fill = r->tools.ops[frame->fill].fill[channel];
+    read_block(r, &block, channel, dst, pitch);
+}
+
+static void read_strip(const fl_band_reader *r, const strip *s, char *dst, int64_t pitch)
+{
+    int64_t row_bytes = (int64_t)r->x->length * fl_image_type_bytes(r->form.type);
+    for (int32_t c = 0; c < r->tools.channels; c++, dst += pitch) {
+        if (s->rows.fill == FL_NO_FILL && r->frame.columns >= 0)
+            read_framed(r, s, c, dst, row_bytes);
+        else if (s->rows.fill != FL_NO_FILL && s->rows.fill >= r->last_fill)
+            fill_block(r, s->rows.fill, s->rows.length, r->x->length, c, dst, row_bytes);
+        else
+            read_segments(r, s, c, dst, row_bytes);
+    }
+}
+
+void fl_band_reader_read(const fl_band_reader *reader, int32_t first, int32_t count, void *dst,
                          int64_t pitch)
 {
-    int64_t width = reader->x->length;
-    if (reader->base_fill != FL_NO_FILL)
-        for (int32_t c = 0; c < reader->tools.channels; c++)
-            memset(dst + c * pitch, reader->tools.ops[reader->base_fill].fill[c],
-                   (size_t)(count * width));
+    int64_t row_bytes = (int64_t)reader->x->length * fl_image_type_bytes(reader->form.type);
     int32_t at = 0;
     for (int32_t n = 0; n < reader->y->count && at < first + count; n++) {
         fl_segment s = reader->y->segment[n];
@@ -192,17 +184,9 @@ void fl_band_reader_read(const fl_band_reader *reader, int32_t first, int32_t co
         int32_t end = (int32_t)fl_min(at + s.length, first + count);
         if (begin < end) {
             fl_segment part = {s.from + (begin - at) * s.step, s.step, end - begin, s.fill};
-            read_rows(reader, &part, dst + (begin - first) * width, pitch);
+            const strip rows = open_strip(reader, part);
+            read_strip(reader, &rows, (char *)dst + (begin - first) * row_bytes, pitch);
         }
         at += s.length;
     }
-}
-
-const uint8_t *fl_band_reader_direct(const fl_band_reader *reader)
-{
-    const fl_image_source *s = &reader->source;
-    bool is_direct = s->stride_x == 1 && s->stride_y == reader->x->length &&
-                     fl_image_axis_is_plain(reader->y) && fl_image_axis_is_plain(reader->x);
-    if (!is_direct) return NULL;
-    return s->data + reader->y->segment[0].from * s->stride_y + reader->x->segment[0].from;
 }

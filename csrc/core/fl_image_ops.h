@@ -39,6 +39,17 @@ typedef struct fl_image_cast {
     bool is_streamed;
 } fl_image_cast;
 
+/* Rows of bytes as they are read: `before` elements of `fill`, then elements src[y * pitch + i *
+ * step] for i < columns of row y, then `after` elements of `fill`. */
+typedef struct fl_image_block {
+    const uint8_t *src; /* borrowed: the first element */
+    int64_t pitch;      /* of any sign */
+    int64_t step;       /* of any sign; tables are fast for 1 and -1 */
+    int64_t rows, columns;
+    int64_t before, after;
+    uint8_t fill;
+} fl_image_block;
+
 typedef struct fl_image_ops {
     const char *name; /* "plain", "avx2", "avx512" */
 
@@ -52,15 +63,14 @@ typedef struct fl_image_ops {
     void (*join)(void *dst, const void *src, int64_t pitch, int64_t pixels, int32_t channels,
                  int32_t bytes);
 
-    /* dst[i] = src[count - 1 - i]; the two do not overlap. */
-    void (*reverse)(uint8_t *dst, const uint8_t *src, int64_t count);
-
-    /* dst[i] = cast->table[src[i]]. The entry of FL_IMAGE_U8 is NULL: bytes are copied. */
-    void (*cast[FL_IMAGE_TYPES])(void *dst, const uint8_t *src, int64_t count,
+    /* Element i of row y of the block becomes element i of the row at dst + y * pitch (in bytes):
+     * what its byte becomes by `cast`. With FL_IMAGE_U8 bytes stay, and `cast` is not read. */
+    void (*cast[FL_IMAGE_TYPES])(void *dst, int64_t pitch, const fl_image_block *block,
                                  const fl_image_cast *cast);
 
-    /* dst[i] = *value for an element of 1, 2 or 4 bytes. */
-    void (*fill)(void *dst, const void *value, int64_t count, int32_t bytes);
+    /* `rows` rows, `pitch` bytes apart, of `count` elements of 1, 2 or 4 bytes, each *value. */
+    void (*fill)(void *dst, int64_t pitch, int64_t rows, int64_t count, const void *value,
+                 int32_t bytes);
 
     /* Resizes `rows` rows of axis->in bytes to axis->out bytes; pitches in bytes, of any sign. What
      * lies before axis->first[0] is not read and need not be memory. */

@@ -17,7 +17,6 @@ typedef enum fl_scratch_part {
     FL_SCRATCH_ROWS,  /* rows resized in x, not yet in y */
     FL_SCRATCH_BAND,  /* rows of a source that are to be resized in x */
     FL_SCRATCH_SPLIT, /* interleaved rows of a source as planes */
-    FL_SCRATCH_BYTES, /* rows of the output as planes, not yet cast */
     FL_SCRATCH_TYPED, /* rows of the output as planes, not yet joined */
     FL_SCRATCH_PARTS
 } fl_scratch_part;

@@ -169,8 +169,8 @@ static int make_rows(fl_image_view *view, fl_scratch_part part, const fl_resampl
         return FL_OK;
     }
     fl_band_reader reader;
-    FL_TRY(fl_band_reader_open(&reader, &view->tools, &view->source, &view->from_y, &view->from_x,
-                               err));
+    FL_TRY(fl_band_reader_open(&reader, &view->tools, &(fl_band_form){.type = FL_IMAGE_U8},
+                               &view->source, &view->from_y, &view->from_x, err));
     planes from = *out;
     if (view->resize_x != NULL)
         FL_TRY(make_planes(view, FL_SCRATCH_BAND, reader.band_rows, view->from_x.length, &band,

@@ -1,21 +1,10 @@
 /* fl_cpu_image_avx2: fl_image_ops for x86 with AVX2, FMA and F16C. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c")
+#define FL_IMAGE_OPS fl_cpu_image_avx2
+#define FL_IMAGE_OPS_NAME "avx2"
 #define FL_VECTOR_BYTES 32
 #define FL_NARROWER fl_cpu_image_plain
 
-#include "fl_cpu_image_cast.h"
-#include "fl_cpu_image_layout.h"
-#include "fl_cpu_image_resample.h"
-
-const fl_image_ops fl_cpu_image_avx2 = {
-    .name = "avx2",
-    .split = split_channels,
-    .join = join_channels,
-    .reverse = reverse_bytes,
-    .cast = {[FL_IMAGE_F16] = cast_f16, [FL_IMAGE_BF16] = cast_bf16, [FL_IMAGE_F32] = cast_f32},
-    .fill = fill_elements,
-    .resample_x = resample_x,
-    .resample_y = resample_y,
-};
+#include "fl_cpu_image_body.h"
 #endif

@@ -7,11 +7,17 @@
 #ifndef FL_CPU_IMAGE_CAST_H
 #define FL_CPU_IMAGE_CAST_H
 
-#include "fl_cpu_image_vector.h"
+#include "fl_cpu_image_rows.h"
 
-/* So few elements are not written past the caches: the wait for memory would be most of the time.
- */
-enum { FLOATS = VECTOR_BYTES / 4, STREAMED = 1024 };
+/* Fewer elements in all are not written past the caches, because the wait for memory would be most
+ * of the time, and no shorter rows, because a line that a row shares with its neighbours is. */
+enum {
+    FLOATS = VECTOR_BYTES / 4,
+    LINE_BYTES = 64,
+    STREAMED = 1024,
+    STREAMED_ROW = 128,
+    FRAMED_BYTES = 8192
+};
 
 /* Rounding to nearest, denormal numbers kept, no traps; the flags of past exceptions do not count.
  */
@@ -27,13 +33,26 @@ FL_INLINE line line_of(const fl_image_cast *cast)
                   FL_V(set1_ps)(cast->inverse)};
 }
 
+/* FLOATS bytes. */
+FL_INLINE __m128i load_bytes(const uint8_t *src)
+{
+    return (int)FLOATS == (int)LANE_BYTES ? load_lane(src) : _mm_loadl_epi64((const void *)src);
+}
+
+/* The first of them is *src, and the others lie before it. */
+FL_INLINE __m128i load_reversed(const uint8_t *src)
+{
+    __m128i bytes = reverse_lane(load_bytes(src - (FLOATS - 1)));
+    return _mm_srli_si128(bytes, LANE_BYTES - FLOATS);
+}
+
 /* The values of FLOATS bytes. */
-FL_INLINE floats values_of(const uint8_t *src, const line *by)
+FL_INLINE floats values_of(__m128i bytes, const line *by)
 {
 #if FL_VECTOR_BYTES == 64
-    floats x = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_lane(src)));
+    floats x = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
 #else
-    floats x = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)src)));
+    floats x = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
 #endif
     floats a = FL_V(sub_ps)(FL_V(mul_ps)(x, by->scale), by->mean);
     floats quotient = FL_V(mul_ps)(a, by->inverse);
@@ -77,73 +96,144 @@ FL_INLINE void store_halves(void *dst, halves x) { store_lane(dst, x); }
 FL_INLINE void stream_halves(void *dst, halves x) { _mm_stream_si128(dst, x); }
 #endif
 
+/* How a row is cast: constants where it is compiled. */
+typedef struct way {
+    fl_image_type type;
+    bool reverses, streams;
+} way;
+
 /* Casts FLOATS elements. To stream, dst is at a multiple of their size. */
 FL_INLINE void
-cast_step(fl_image_type type, void *dst, const uint8_t *src, const line *by, bool streams)
+cast_bytes(fl_image_type type, bool streams, char *dst, __m128i bytes, const line *by)
 {
-    floats x = values_of(src, by);
+    floats x = values_of(bytes, by);
     if (type == FL_IMAGE_F32 && streams)
-        FL_V(stream_ps)(dst, x);
+        FL_V(stream_ps)((void *)dst, x);
     else if (type == FL_IMAGE_F32)
-        FL_V(storeu_ps)(dst, x);
+        FL_V(storeu_ps)((void *)dst, x);
     else if (streams)
         stream_halves(dst, type == FL_IMAGE_F16 ? f16_of(x) : bf16_of(x));
     else
         store_halves(dst, type == FL_IMAGE_F16 ? f16_of(x) : bf16_of(x));
 }
 
-/* At least STREAMED elements. */
+/* Elements [i, i + FLOATS) of a row. */
 FL_INLINE void
-stream_values(fl_image_type type, char *dst, const uint8_t *src, int64_t count, const line *by)
+cast_step(way how, bool streams, char *dst, const uint8_t *src, int64_t i, const line *by)
 {
-    int64_t bytes = fl_image_type_bytes(type);
-    int64_t i = (int64_t)(-(uintptr_t)dst % 64) / bytes; /* the first that begins a line */
-    for (int64_t head = 0; head < i; head += FLOATS)
-        cast_step(type, dst + head * bytes, src + head, by, false);
-    for (; i + FLOATS <= count; i += FLOATS) cast_step(type, dst + i * bytes, src + i, by, true);
-    i = count - FLOATS;
-    cast_step(type, dst + i * bytes, src + i, by, false);
-    _mm_sfence();
+    __m128i bytes = how.reverses ? load_reversed(src - i) : load_bytes(src + i);
+    cast_bytes(how.type, streams, dst + i * fl_image_type_bytes(how.type), bytes, by);
+}
+
+/* How many elements there are before the first that begins a line of the caches. */
+FL_INLINE int64_t elements_to_line(const char *dst, fl_image_type type)
+{
+    return (int64_t)(-(uintptr_t)dst % LINE_BYTES) / fl_image_type_bytes(type);
+}
+
+/* At least FLOATS elements; to stream them, STREAMED_ROW. */
+FL_INLINE void cast_row(way how, char *dst, const uint8_t *src, int64_t count, const line *by)
+{
+    int64_t i = how.streams ? elements_to_line(dst, how.type) : 0;
+    for (int64_t at = 0; at < i; at += FLOATS) cast_step(how, false, dst, src, at, by);
+    for (; i + FLOATS <= count; i += FLOATS) cast_step(how, how.streams, dst, src, i, by);
+    if (i < count) cast_step(how, false, dst, src, count - FLOATS, by);
 }
 
 FL_INLINE void
-store_values(fl_image_type type, char *dst, const uint8_t *src, int64_t count, const line *by)
+cast_rows(way how, char *dst, int64_t pitch, const fl_image_block *b, const fl_image_cast *cast)
 {
-    int64_t bytes = fl_image_type_bytes(type);
-    for (int64_t at = 0; at < count; at += FLOATS) {
-        int64_t i = step_from(at, FLOATS, count);
-        cast_step(type, dst + i * bytes, src + i, by, false);
-    }
-}
-
-FL_INLINE void
-cast_to(fl_image_type type, void *dst, const uint8_t *src, int64_t count, const fl_image_cast *cast)
-{
-    if (count < FLOATS || !cast->is_linear || !is_default_arithmetic()) {
-        fl_cpu_image_plain.cast[type](dst, src, count, cast);
-        return;
-    }
     const line by = line_of(cast);
-    bool is_aligned = (uintptr_t)dst % (uintptr_t)fl_image_type_bytes(type) == 0;
-    if (cast->is_streamed && is_aligned && count >= STREAMED)
-        stream_values(type, dst, src, count, &by);
+    const uint8_t *src = b->src;
+    for (int64_t y = 0; y < b->rows; y++, src += b->pitch, dst += pitch)
+        cast_row(how, dst, src, b->columns, &by);
+}
+
+/* Rows that follow each other in memory are one. */
+FL_INLINE fl_image_block as_long_rows(const fl_image_block *b, int64_t pitch, int64_t bytes)
+{
+    fl_image_block rows = *b;
+    bool is_dense = b->step == 1 && b->pitch == b->columns && pitch == b->columns * bytes;
+    if (is_dense) rows.columns *= b->rows, rows.rows = 1;
+    return rows;
+}
+
+/* Without fills. */
+FL_INLINE void cast_columns(fl_image_type type, char *dst, int64_t pitch,
+                            const fl_image_block *block, const fl_image_cast *cast)
+{
+    uintptr_t bytes = (uintptr_t)fl_image_type_bytes(type);
+    const fl_image_block b = as_long_rows(block, pitch, (int64_t)bytes);
+    bool is_aligned = ((uintptr_t)dst | (uintptr_t)pitch) % bytes == 0;
+    bool is_streamed = cast->is_streamed && is_aligned && b.columns >= STREAMED_ROW &&
+                       b.rows * b.columns >= STREAMED;
+    if (b.columns < FLOATS)
+        FL_NARROWER.cast[type](dst, pitch, block, cast);
+    else if (is_streamed && b.step == 1)
+        cast_rows((way){type, false, true}, dst, pitch, &b, cast);
+    else if (is_streamed)
+        cast_rows((way){type, true, true}, dst, pitch, &b, cast);
+    else if (b.step == 1)
+        cast_rows((way){type, false, false}, dst, pitch, &b, cast);
     else
-        store_values(type, dst, src, count, &by);
+        cast_rows((way){type, true, false}, dst, pitch, &b, cast);
+    if (is_streamed) _mm_sfence();
 }
 
-static void cast_f16(void *dst, const uint8_t *src, int64_t count, const fl_image_cast *cast)
+/* Rows are put together as bytes in the first cache and then cast in one piece. */
+FL_INLINE void
+cast_framed(fl_image_type type, char *dst, const fl_image_block *block, const fl_image_cast *cast)
 {
-    cast_to(FL_IMAGE_F16, dst, src, count, cast);
+    uint8_t bytes[FRAMED_BYTES];
+    int64_t width = block->before + block->columns + block->after, left = block->rows;
+    fl_image_block some = *block;
+    while (left > 0) {
+        some.rows = fl_min(left, FRAMED_BYTES / width);
+        copy_pieces(bytes, width, &some);
+        const fl_image_block dense = {
+            .src = bytes, .step = 1, .rows = 1, .columns = some.rows * width};
+        cast_columns(type, dst, 0, &dense, cast);
+        dst += dense.columns * fl_image_type_bytes(type);
+        some.src += some.rows * some.pitch;
+        left -= some.rows;
+    }
 }
 
-static void cast_bf16(void *dst, const uint8_t *src, int64_t count, const fl_image_cast *cast)
+/* Whether they may be: they follow each other in the output. */
+FL_INLINE bool is_framed(const fl_image_block *b, int64_t pitch, int64_t bytes)
 {
-    cast_to(FL_IMAGE_BF16, dst, src, count, cast);
+    return is_in_pieces(b) && pitch == (b->before + b->columns + b->after) * bytes;
 }
 
-static void cast_f32(void *dst, const uint8_t *src, int64_t count, const fl_image_cast *cast)
+FL_INLINE void cast_to(fl_image_type type, void *dst, int64_t pitch, const fl_image_block *block,
+                       const fl_image_cast *cast)
 {
-    cast_to(FL_IMAGE_F32, dst, src, count, cast);
+    if (!is_line(block) || !cast->is_linear || !is_default_arithmetic())
+        fl_cpu_image_plain.cast[type](dst, pitch, block, cast);
+    else if (!has_fill(block))
+        cast_columns(type, dst, pitch, block, cast);
+    else if (is_framed(block, pitch, fl_image_type_bytes(type)))
+        cast_framed(type, dst, block, cast);
+    else
+        fl_cpu_image_cast_apart(&FL_IMAGE_OPS, type, dst, pitch, block, cast);
+}
+
+static void
+cast_f16(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
+{
+    cast_to(FL_IMAGE_F16, dst, pitch, block, cast);
+}
+
+static void
+cast_bf16(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
+{
+    cast_to(FL_IMAGE_BF16, dst, pitch, block, cast);
+}
+
+static void
+cast_f32(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
+{
+    cast_to(FL_IMAGE_F32, dst, pitch, block, cast);
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* fl_cpu_image_layout: pixels to planes and back, reversal and filling, by shuffles of bytes.
+/* fl_cpu_image_layout: pixels to planes and back, by shuffles of bytes.
  *
  * Included by fl_cpu_image_avx2.c and fl_cpu_image_avx512.c. Each function works in steps of one
  * length; the last step ends where the data does and does some elements twice. Images narrower than
@@ -213,47 +213,6 @@ static void join_channels(void *dst, const void *src, int64_t pitch, int64_t pix
         join_of(dst, src, pitch, pixels, channels, 2);
     else
         join_of(dst, src, pitch, pixels, channels, 4);
-}
-
-/* 16 bytes from the last to the first. */
-FL_INLINE __m128i reverse_lane(__m128i x)
-{
-    return _mm_shuffle_epi8(x, _mm_setr_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
-}
-
-static void reverse_bytes(uint8_t *dst, const uint8_t *src, int64_t count)
-{
-    if (count < LANE_BYTES) {
-        for (int64_t i = 0; i < count; i++) dst[i] = src[count - 1 - i];
-        return;
-    }
-    for (int64_t at = 0; at < count; at += LANE_BYTES) {
-        int64_t i = step_from(at, LANE_BYTES, count);
-        store_lane(dst + i, reverse_lane(load_lane(src + count - LANE_BYTES - i)));
-    }
-}
-
-/* `count` bytes of a pattern that fits into each step a whole number of times. */
-FL_INLINE void fill_bytes(char *dst, uint32_t pattern, int64_t count)
-{
-    if (count >= VECTOR_BYTES) {
-        vector x = FL_V(set1_epi32)((int)pattern);
-        for (int64_t at = 0; at < count; at += VECTOR_BYTES)
-            store(dst + step_from(at, VECTOR_BYTES, count), x);
-    } else if (count >= 4) {
-        for (int64_t at = 0; at < count; at += 4)
-            memcpy(dst + step_from(at, 4, count), &pattern, 4);
-    } else if (count > 0)
-        memcpy(dst, &pattern, (size_t)count);
-}
-
-static void fill_elements(void *dst, const void *value, int64_t count, int32_t bytes)
-{
-    uint32_t pattern = 0;
-    memcpy(&pattern, value, (size_t)bytes);
-    if (bytes == 1) pattern *= 0x01010101;
-    if (bytes == 2) pattern *= 0x00010001;
-    fill_bytes(dst, pattern, count * bytes);
 }
 
 #endif

@@ -30,41 +30,104 @@ static void join_channels(void *dst, const void *src, int64_t pitch, int64_t pix
     }
 }
 
-static void reverse_bytes(uint8_t *dst, const uint8_t *src, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++) dst[i] = src[count - 1 - i];
-}
-
 /* ---- values */
 
-static void cast_16(void *dst, const uint8_t *src, int64_t count, const fl_image_cast *cast)
+static inline bool has_fill(const fl_image_block *block)
 {
-    const uint16_t *table = cast->table;
-    uint16_t *to = dst;
-    for (int64_t i = 0; i < count; i++) to[i] = table[src[i]];
+    return (block->before | block->after) != 0;
 }
 
-static void cast_f32(void *dst, const uint8_t *src, int64_t count, const fl_image_cast *cast)
+void fl_cpu_image_cast_apart(const fl_image_ops *ops, fl_image_type type, void *dst, int64_t pitch,
+                             const fl_image_block *block, const fl_image_cast *cast)
 {
-    const float *table = cast->table;
-    float *to = dst;
-    for (int64_t i = 0; i < count; i++) to[i] = table[src[i]];
+    int32_t bytes = fl_image_type_bytes(type);
+    const void *fill = &block->fill;
+    if (type != FL_IMAGE_U8) fill = (const char *)cast->table + block->fill * bytes;
+    fl_image_block columns = *block;
+    columns.before = columns.after = 0;
+    char *to = dst;
+    if (block->before > 0) ops->fill(to, pitch, block->rows, block->before, fill, bytes);
+    to += block->before * bytes;
+    ops->cast[type](to, pitch, &columns, cast);
+    to += block->columns * bytes;
+    if (block->after > 0) ops->fill(to, pitch, block->rows, block->after, fill, bytes);
 }
 
-static void fill_elements(void *dst, const void *value, int64_t count, int32_t bytes)
+/* Rows that follow each other in memory are one. */
+static inline void join_rows(int64_t *rows, int64_t *columns)
 {
-    if (bytes == 1) {
-        uint8_t element;
-        memcpy(&element, value, 1);
-        if (count > 0) memset(dst, element, (size_t)count);
-    } else if (bytes == 2) {
-        uint16_t element, *to = dst;
-        memcpy(&element, value, 2);
-        for (int64_t i = 0; i < count; i++) to[i] = element;
-    } else {
-        uint32_t element, *to = dst;
-        memcpy(&element, value, 4);
-        for (int64_t i = 0; i < count; i++) to[i] = element;
+    *columns *= *rows;
+    *rows = 1;
+}
+
+static void
+copy_bytes(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
+{
+    int64_t rows = block->rows, columns = block->columns, step = block->step;
+    if (has_fill(block)) {
+        fl_cpu_image_cast_apart(&fl_cpu_image_plain, FL_IMAGE_U8, dst, pitch, block, cast);
+        return;
+    }
+    if (columns < 1) return;
+    if (step == 1 && pitch == columns && block->pitch == columns) join_rows(&rows, &columns);
+    for (int64_t y = 0; y < rows; y++) {
+        const uint8_t *src = block->src + y * block->pitch;
+        uint8_t *to = (uint8_t *)dst + y * pitch;
+        if (step == 1)
+            memcpy(to, src, (size_t)columns);
+        else if (step == -1)
+            for (int64_t i = 0; i < columns; i++) to[i] = src[-i];
+        else
+            for (int64_t i = 0; i < columns; i++) to[i] = src[i * step];
+    }
+}
+
+static inline void look_up(fl_image_type type, char *dst, int64_t pitch,
+                           const fl_image_block *block, const fl_image_cast *cast)
+{
+    size_t bytes = (size_t)fl_image_type_bytes(type);
+    const char *table = cast->table;
+    if (has_fill(block)) {
+        fl_cpu_image_cast_apart(&fl_cpu_image_plain, type, dst, pitch, block, cast);
+        return;
+    }
+    for (int64_t y = 0; y < block->rows; y++, dst += pitch) {
+        const uint8_t *src = block->src + y * block->pitch;
+        for (int64_t i = 0; i < block->columns; i++)
+            memcpy(dst + (size_t)i * bytes, table + src[i * block->step] * bytes, bytes);
+    }
+}
+
+static void
+cast_f16(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
+{
+    look_up(FL_IMAGE_F16, dst, pitch, block, cast);
+}
+
+static void
+cast_bf16(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
+{
+    look_up(FL_IMAGE_BF16, dst, pitch, block, cast);
+}
+
+static void
+cast_f32(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
+{
+    look_up(FL_IMAGE_F32, dst, pitch, block, cast);
+}
+
+static void
+fill_rows(void *dst, int64_t pitch, int64_t rows, int64_t count, const void *value, int32_t bytes)
+{
+    if (pitch == count * bytes) join_rows(&rows, &count);
+    for (int64_t y = 0; y < rows; y++) {
+        char *to = (char *)dst + y * pitch;
+        if (bytes == 1)
+            for (int64_t i = 0; i < count; i++) to[i] = *(const char *)value;
+        else if (bytes == 2)
+            for (int64_t i = 0; i < count; i++) memcpy(to + 2 * i, value, 2);
+        else
+            for (int64_t i = 0; i < count; i++) memcpy(to + 4 * i, value, 4);
     }
 }
 
@@ -154,9 +217,11 @@ const fl_image_ops fl_cpu_image_plain = {
     .name = "plain",
     .split = split_channels,
     .join = join_channels,
-    .reverse = reverse_bytes,
-    .cast = {[FL_IMAGE_F16] = cast_16, [FL_IMAGE_BF16] = cast_16, [FL_IMAGE_F32] = cast_f32},
-    .fill = fill_elements,
+    .cast = {[FL_IMAGE_U8] = copy_bytes,
+             [FL_IMAGE_F16] = cast_f16,
+             [FL_IMAGE_BF16] = cast_bf16,
+             [FL_IMAGE_F32] = cast_f32},
+    .fill = fill_rows,
     .resample_x = resample_x,
     .resample_y = resample_y,
 };

@@ -157,20 +157,20 @@ static void test_planes_in_reverse_order(void)
     }
 }
 
-static void test_reverse(void)
+/* A fill of rows that lie `gap` elements apart. */
+static void
+check_fill(int64_t rows, int64_t count, int64_t gap, int32_t bytes, bool is_at_end, uint64_t *state)
 {
-    uint64_t state = 3;
-    for (int64_t count = 0; count < LENGTHS; count++)
-        for (int is_at_end = 0; is_at_end < 2; is_at_end++) {
-            buffers b = make_buffers(count, count, is_at_end, &state);
-            for (int64_t i = 0; i < count; i++) b.expected[i] = b.src[count - 1 - i];
-            EACH_VARIANT(ops)
-            {
-                clear_result(&b);
-                ops->reverse(b.dst, b.src, count);
-                check_result(&b, ops, "reverse", count);
-            }
-        }
+    int64_t pitch = (count + gap) * bytes, size = rows * pitch - gap * bytes;
+    buffers b = make_buffers(bytes, fl_max(0, size), is_at_end, state);
+    for (int64_t y = 0; y < rows; y++)
+        for (int64_t i = 0; i < count * bytes; i++) b.expected[y * pitch + i] = b.src[i % bytes];
+    EACH_VARIANT(ops)
+    {
+        clear_result(&b);
+        ops->fill(b.dst, pitch, rows, count, b.src, bytes);
+        check_result(&b, ops, "fill", count);
+    }
 }
 
 static void test_fill(void)
@@ -179,14 +179,8 @@ static void test_fill(void)
     for (int64_t count = 0; count < LENGTHS; count++)
         for (int32_t bytes = 1; bytes <= 4; bytes *= 2)
             for (int is_at_end = 0; is_at_end < 2; is_at_end++) {
-                buffers b = make_buffers(bytes, count * bytes, is_at_end, &state);
-                for (int64_t i = 0; i < count * bytes; i++) b.expected[i] = b.src[i % bytes];
-                EACH_VARIANT(ops)
-                {
-                    clear_result(&b);
-                    ops->fill(b.dst, b.src, count, bytes);
-                    check_result(&b, ops, "fill", count);
-                }
+                check_fill(1, count, 0, bytes, is_at_end, &state);
+                check_fill(1 + count % 4, count, count % 3, bytes, is_at_end, &state);
             }
 }
 
@@ -219,7 +213,7 @@ typedef struct cast_case {
     fl_image_cast cast;
 } cast_case;
 
-static int64_t element_bytes(fl_image_type type) { return type == FL_IMAGE_F32 ? 4 : 2; }
+static int64_t element_bytes(fl_image_type type) { return fl_image_type_bytes(type); }
 
 static void set_element(uint8_t *table, fl_image_type type, int v, float x)
 {
@@ -245,23 +239,42 @@ static bool make_line(cast_case *c, fl_image_type type, float scale, float mean,
     return is_same;
 }
 
-static void
-check_cast(const cast_case *c, fl_image_type type, int64_t count, bool is_at_end, uint64_t *state)
+/* The block over memory that holds nothing but it, as `expected` has it. */
+static void check_block(const cast_case *c, fl_image_type type, const fl_image_block *shape,
+                        int64_t gap, bool is_at_end, uint64_t *state)
 {
-    int64_t bytes = element_bytes(type);
-    buffers b = make_buffers(count, count * bytes, is_at_end, state);
-    if (count >= 256)
-        for (int v = 0; v < 256; v++) b.src[v] = (uint8_t)v;
-    for (int64_t i = 0; i < count; i++)
-        memcpy(b.expected + i * bytes, c->table + b.src[i] * bytes, (size_t)bytes);
+    int64_t bytes = element_bytes(type), width = shape->before + shape->columns + shape->after;
+    int64_t pitch = (width + gap) * bytes, rows = shape->rows, columns = shape->columns;
+    int64_t high = fl_max(0, shape->step) * (columns - 1) + fl_max(0, shape->pitch) * (rows - 1);
+    int64_t low = fl_min(0, shape->step) * (columns - 1) + fl_min(0, shape->pitch) * (rows - 1);
+    buffers b = make_buffers(high - low + 1, rows * pitch - gap * bytes, is_at_end, state);
+    for (int64_t v = 0; v < 256 && high - low >= 255; v++) b.src[v] = (uint8_t)v;
+    fl_image_block block = *shape;
+    block.src = b.src - low;
+    for (int64_t y = 0; y < rows; y++)
+        for (int64_t i = 0; i < width; i++) {
+            int64_t x = i - block.before;
+            uint8_t v = block.fill;
+            if (x >= 0 && x < columns) v = block.src[y * block.pitch + x * block.step];
+            const uint8_t *element = type == FL_IMAGE_U8 ? &v : c->table + v * bytes;
+            memcpy(b.expected + y * pitch + i * bytes, element, (size_t)bytes);
+        }
     EACH_VARIANT(ops) for (int streams = 0; streams < 2; streams++)
     {
         fl_image_cast cast = c->cast;
         cast.is_streamed = streams != 0;
         clear_result(&b);
-        ops->cast[type](b.dst, b.src, count, &cast);
-        check_result(&b, ops, "cast", count);
+        ops->cast[type](b.dst, pitch, &block, type == FL_IMAGE_U8 ? NULL : &cast);
+        check_result(&b, ops, "cast", columns);
     }
+}
+
+static void
+check_cast(const cast_case *c, fl_image_type type, int64_t count, bool is_at_end, uint64_t *state)
+{
+    if (count == 0) return;
+    const fl_image_block row = {.pitch = count, .step = 1, .rows = 1, .columns = count};
+    check_block(c, type, &row, 0, is_at_end, state);
 }
 
 static const float means[] = {0, 0.485F, 0.456F, 0.406F, 0.4914F, 0.5F, -1, 127.5F};
@@ -304,7 +317,8 @@ static void test_casts_to_odd_addresses(void)
         c.cast.is_streamed = true;
         int64_t bytes = element_bytes(type);
         for (int v = 1; v < variant_count; v++) {
-            variants[v]->cast[type](dst + 1, src, 2000, &c.cast);
+            const fl_image_block row = {.src = src, .step = 1, .rows = 1, .columns = 2000};
+            variants[v]->cast[type](dst + 1, 0, &row, &c.cast);
             for (int64_t i = 0; i < 2000; i++)
                 CHECK(memcmp(dst + 1 + i * bytes, c.table, (size_t)bytes) == 0);
         }
@@ -371,9 +385,28 @@ static void test_casts_where_denormal_numbers_are_flushed(void)
 }
 #endif
 
-static void test_bytes_are_not_cast(void)
+/* Of every width, with rows that lie apart in either direction, from the last element to the first
+ * and with steps between elements, with fills on either side or none. */
+static void test_blocks(void)
 {
-    EACH_VARIANT(ops) CHECK(ops->cast[FL_IMAGE_U8] == NULL);
+    static const int64_t steps[] = {1, 1, 1, -1, -1, 0, 2, -3};
+    static cast_case c;
+    uint64_t state = 15;
+    for (fl_image_type type = FL_IMAGE_U8; type < FL_IMAGE_TYPES; type++)
+        for (int64_t columns = 1; columns < LENGTHS; columns++)
+            for (int n = 0; n < 24; n++) {
+                if (type != FL_IMAGE_U8) CHECK(make_line(&c, type, 1.0F / 255, 0.485F, 0.229F));
+                if (n % 8 == 7) c.cast.is_linear = false;
+                fl_image_block b = {.step = steps[random_below(&state, 8)],
+                                    .rows = 1 + random_below(&state, 12),
+                                    .columns = columns,
+                                    .fill = (uint8_t)next_random(&state)};
+                b.pitch = (columns - 1) * llabs(b.step) + 1 + random_below(&state, 3);
+                if (n % 4 == 3) b.pitch = -b.pitch;
+                if (n % 3 > 0) b.before = random_below(&state, 20);
+                if (n % 3 > 1) b.after = random_below(&state, 20);
+                check_block(&c, type, &b, n % 2 * random_below(&state, 9), n / 2 % 2, &state);
+            }
 }
 
 /* ---- resampling */
@@ -580,7 +613,6 @@ int main(void)
     RUN(test_the_environment_chooses);
     RUN(test_split_and_join);
     RUN(test_planes_in_reverse_order);
-    RUN(test_reverse);
     RUN(test_fill);
     RUN(test_casts_by_arithmetic);
     RUN(test_casts_that_are_streamed);
@@ -591,7 +623,7 @@ int main(void)
 #if defined(__x86_64__)
     RUN(test_casts_where_denormal_numbers_are_flushed);
 #endif
-    RUN(test_bytes_are_not_cast);
+    RUN(test_blocks);
     RUN(test_resampling_by_any_weights);
     RUN(test_resampling_as_torch_does);
     RUN(test_every_count_of_rows_and_columns);

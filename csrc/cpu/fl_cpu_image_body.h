@@ -1,0 +1,21 @@
+/* fl_cpu_image_body: the source behind one table of SIMD kernels; included once by each of
+ * fl_cpu_image_avx2.c and fl_cpu_image_avx512.c, which say for which instructions (FL_VECTOR_BYTES
+ * a register) and name the table (FL_IMAGE_OPS), and the one for what is shorter than a register
+ * (FL_NARROWER). */
+#include "fl_cpu_image_cast.h"
+#include "fl_cpu_image_layout.h"
+#include "fl_cpu_image_resample.h"
+#include "fl_cpu_image_rows.h"
+
+const fl_image_ops FL_IMAGE_OPS = {
+    .name = FL_IMAGE_OPS_NAME,
+    .split = split_channels,
+    .join = join_channels,
+    .cast = {[FL_IMAGE_U8] = copy_bytes,
+             [FL_IMAGE_F16] = cast_f16,
+             [FL_IMAGE_BF16] = cast_bf16,
+             [FL_IMAGE_F32] = cast_f32},
+    .fill = fill_rows,
+    .resample_x = resample_x,
+    .resample_y = resample_y,
+};
