@@ -21,6 +21,28 @@ class Table:
     def read_row(self, row: int, outs: tuple[Any, ...], /) -> None: ...
 
 @final
+class SequenceColumn:
+    def __new__(
+        cls,
+        tensor_type: type,
+        output: str,
+        offsets: Any,
+        values: Any = None,
+        *,
+        main: Any = None,
+        leader: int = 0,
+        is_left: bool = False,
+        multiple: int = 1,
+        max_length: int = 9223372036854775807,
+        max_tokens: int = 0,
+        is_int64: bool = False,
+        is_label: bool = False,
+        padding: bytes = b"",
+        name: str = "",
+        main_name: str = "",
+    ) -> SequenceColumn: ...
+
+@final
 class ImagePlan:
     @property
     def out_shape(self) -> tuple[int, int, int]: ...

@@ -22,7 +22,8 @@ typedef struct fl_column_batch {
     int32_t field;      /* the column's place in its table, for errors */
     fl_output *outputs; /* the column's own, `column->outputs` of them: layout sets them (all but
                            offset, cast.from and cast.to), gather reads them */
-    fl_notes *notes;    /* the column's own: layout writes, gather reads */
+    fl_notes *notes; /* the column's own: layout writes, gather reads. Those of the columns before
+                        it in the table lie before it, and are written before */
     int64_t work_bytes; /* layout sets it: what gathering costs, in bytes that are copied; at most
                            INT64_MAX */
 } fl_column_batch;

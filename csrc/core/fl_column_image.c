@@ -40,7 +40,7 @@ static int layout_images(const fl_column *column, fl_column_batch *batch, fl_err
     if (!fl_mul(rows, self->work_bytes, &batch->work_bytes)) batch->work_bytes = INT64_MAX;
     output->dtype = self->dtype;
     output->ndim = 4;
-    output->is_whole = false;
+    output->is_whole = output->is_number = false;
     output->is_contiguous = self->is_contiguous;
     for (int d = 0; d < 4; d++) {
         output->shape[d] = self->shape[d];

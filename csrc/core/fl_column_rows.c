@@ -26,7 +26,7 @@ static int layout_rows(const fl_column *column, fl_column_batch *batch, fl_err *
         return fl_fail_batch_size(err);
     output->dtype = self->dtype;
     output->ndim = self->ndim;
-    output->is_whole = output->is_cast = false;
+    output->is_whole = output->is_number = output->is_cast = false;
     output->is_contiguous = true;
     memcpy(output->shape, self->shape, (size_t)self->ndim * sizeof *self->shape);
     memcpy(output->stride, self->stride, (size_t)self->ndim * sizeof *self->stride);

@@ -47,12 +47,21 @@ int fl_output_set(fl_output *output, fl_dtype dtype, int32_t ndim, const int64_t
     if (bytes < 0) return fl_fail_batch_size(err);
     output->dtype = dtype;
     output->ndim = ndim;
-    output->is_whole = output->is_cast = false;
+    output->is_whole = output->is_number = output->is_cast = false;
     output->is_contiguous = true;
     output->bytes = bytes;
     memcpy(output->shape, shape, (size_t)ndim * sizeof *shape);
     fl_tensor_strides(ndim, shape, output->stride);
     return FL_OK;
+}
+
+void fl_output_set_number(fl_output *output, int64_t number)
+{
+    output->ndim = 0;
+    output->is_whole = output->is_number = output->is_contiguous = true;
+    output->is_cast = false;
+    output->number = number;
+    output->bytes = 0;
 }
 
 /* Moves *end behind so many bytes, to where the next output may begin. */

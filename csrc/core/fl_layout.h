@@ -18,9 +18,11 @@ typedef struct fl_output {
     bool is_whole;      /* no dimension counts samples: a single sample keeps all dimensions. Else
                            it loses dimension 0 */
     bool is_contiguous; /* stride says the same */
+    bool is_number;     /* no tensor: `number` itself. It has no bytes */
     bool is_cast;       /* filled as bytes that `cast` makes the elements of, at the destination */
-    int64_t bytes;      /* that are filled */
-    int64_t offset;     /* where, in the buffer; a multiple of FL_OUTPUT_ALIGNMENT */
+    int64_t number;
+    int64_t bytes;         /* that are filled */
+    int64_t offset;        /* where, in the buffer; a multiple of FL_OUTPUT_ALIGNMENT */
     fl_transfer_cast cast; /* where is_cast; `to` is where the tensor then lies */
     int64_t shape[FL_MAX_NDIM], stride[FL_MAX_NDIM]; /* of the tensor; strides in elements */
 } fl_output;
@@ -59,6 +61,9 @@ int fl_fail_batch_size(fl_err *err);
  * FL_EINVAL where the bytes do not fit. */
 int fl_output_set(fl_output *output, fl_dtype dtype, int32_t ndim, const int64_t *shape,
                   fl_err *err);
+
+/* Sets the output to a number. */
+void fl_output_set_number(fl_output *output, int64_t number);
 
 /* Once all outputs are set: offsets, casts and both sums of bytes. FL_EINVAL where they do not
  * fit. */

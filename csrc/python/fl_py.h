@@ -13,17 +13,18 @@
 
 /* The heap types of the module, for code that makes or checks objects of another file's type. */
 typedef struct fl_py_state {
-    PyTypeObject *table_type;        /* owned */
-    PyTypeObject *batch_pool_type;   /* owned */
-    PyTypeObject *array_loader_type; /* owned */
-    PyTypeObject *collate_type;      /* owned */
-    PyTypeObject *worker_end_type;   /* owned */
-    PyTypeObject *parent_end_type;   /* owned */
-    PyTypeObject *reply_type;        /* owned */
-    PyTypeObject *thread_pool_type;  /* owned */
-    PyTypeObject *grad_list_type;    /* owned */
-    PyTypeObject *finalizer_type;    /* owned */
-    PyTypeObject *image_plan_type;   /* owned */
+    PyTypeObject *table_type;           /* owned */
+    PyTypeObject *batch_pool_type;      /* owned */
+    PyTypeObject *array_loader_type;    /* owned */
+    PyTypeObject *collate_type;         /* owned */
+    PyTypeObject *worker_end_type;      /* owned */
+    PyTypeObject *parent_end_type;      /* owned */
+    PyTypeObject *reply_type;           /* owned */
+    PyTypeObject *thread_pool_type;     /* owned */
+    PyTypeObject *grad_list_type;       /* owned */
+    PyTypeObject *finalizer_type;       /* owned */
+    PyTypeObject *image_plan_type;      /* owned */
+    PyTypeObject *sequence_column_type; /* owned */
 } fl_py_state;
 
 #endif

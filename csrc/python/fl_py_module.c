@@ -10,6 +10,7 @@
 #include "fl_py_finalizer.h"
 #include "fl_py_grad_list.h"
 #include "fl_py_image_plan.h"
+#include "fl_py_sequence_column.h"
 #include "fl_py_indices.h"
 #include "fl_py_numpy.h"
 #include "fl_py_parent_end.h"
@@ -177,6 +178,7 @@ static int module_exec(PyObject *module)
     if (add_type(module, &fl_py_thread_pool_spec, &state->thread_pool_type) != 0) return -1;
     if (add_type(module, &fl_py_grad_list_spec, &state->grad_list_type) != 0) return -1;
     if (add_type(module, &fl_py_image_plan_spec, &state->image_plan_type) != 0) return -1;
+    if (add_type(module, &fl_py_sequence_column_spec, &state->sequence_column_type) != 0) return -1;
     return add_type(module, &fl_py_finalizer_spec, &state->finalizer_type);
 }
 
@@ -194,6 +196,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->grad_list_type);
     Py_VISIT(state->finalizer_type);
     Py_VISIT(state->image_plan_type);
+    Py_VISIT(state->sequence_column_type);
     return 0;
 }
 
@@ -211,6 +214,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->grad_list_type);
     Py_CLEAR(state->finalizer_type);
     Py_CLEAR(state->image_plan_type);
+    Py_CLEAR(state->sequence_column_type);
     return 0;
 }
 

@@ -1,11 +1,12 @@
 /* fl_py_batch: see fl_py_batch.h. Allocates nothing but the tensors and their container. */
 #include "fl_py_batch.h"
 
-/* The tensor of output i; is_single: without the dimension that counts samples. */
+/* The tensor of output i, or its number; is_single: without the dimension that counts samples. */
 static PyObject *
-make_tensor(const fl_py_table *table, const fl_batch *batch, int32_t i, bool is_single)
+make_output(const fl_py_table *table, const fl_batch *batch, int32_t i, bool is_single)
 {
     fl_output *output = &batch->layout.outputs[i];
+    if (output->is_number) return PyLong_FromLongLong(output->number);
     int32_t skip = is_single && !output->is_whole ? 1 : 0;
     DLManagedTensorVersioned *managed = fl_slot_header(batch->slot);
     return fl_py_tensor_over(&table->dlpack, batch->slot, batch->data + output->offset,
@@ -13,15 +14,22 @@ make_tensor(const fl_py_table *table, const fl_batch *batch, int32_t i, bool is_
                              output->stride + skip, managed + i);
 }
 
-static int put_tensor(PyObject *container, PyObject *keys, int32_t i, PyObject *tensor)
+static int32_t count_tensors(const fl_layout *layout, int32_t from)
 {
-    if (tensor == NULL) return -1;
+    int32_t count = 0;
+    for (int32_t i = from; i < layout->count; i++) count += !layout->outputs[i].is_number;
+    return count;
+}
+
+static int put_output(PyObject *container, PyObject *keys, int32_t i, PyObject *object)
+{
+    if (object == NULL) return -1;
     if (keys == Py_None) {
-        PyList_SET_ITEM(container, i, tensor);
+        PyList_SET_ITEM(container, i, object);
         return 0;
     }
-    int status = PyDict_SetItem(container, PyTuple_GET_ITEM(keys, i), tensor);
-    Py_DECREF(tensor);
+    int status = PyDict_SetItem(container, PyTuple_GET_ITEM(keys, i), object);
+    Py_DECREF(object);
     return status;
 }
 
@@ -34,13 +42,13 @@ fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, boo
         fl_slot_return(batch->slot);
         return NULL;
     }
-    fl_slot_lend(batch->slot, count + 1); /* one share is ours until we are done */
-    for (; i < count; i++) {
-        PyObject *tensor = make_tensor(table, batch, i, is_single);
-        if (put_tensor(container, keys, i, tensor) != 0) break;
-    }
+    /* One share is ours until we are done. */
+    fl_slot_lend(batch->slot, count_tensors(&batch->layout, 0) + 1);
+    for (; i < count; i++)
+        if (put_output(container, keys, i, make_output(table, batch, i, is_single)) != 0) break;
     /* If output i failed it has given its share back; those before it go with the container. */
-    for (int32_t rest = i + 1; rest < count; rest++) fl_slot_give(batch->slot);
+    for (int32_t rest = count_tensors(&batch->layout, i + 1); rest > 0; rest--)
+        fl_slot_give(batch->slot);
     fl_slot_give(batch->slot);
     if (i == count) return container;
     Py_DECREF(container);

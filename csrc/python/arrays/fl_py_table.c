@@ -6,6 +6,7 @@
 #include "fl_cpu_rows.h"
 #include "fl_py.h"
 #include "fl_py_image_plan.h"
+#include "fl_py_sequence_column.h"
 
 /* The plan of a field; NULL: it has none. */
 static const fl_py_image_plan *plan_of(const fl_py_table *self, int32_t f)
@@ -13,6 +14,15 @@ static const fl_py_image_plan *plan_of(const fl_py_table *self, int32_t f)
     if (self->plans == Py_None) return NULL;
     PyObject *plan = PyTuple_GET_ITEM(self->plans, f);
     return plan != Py_None ? (fl_py_image_plan *)plan : NULL;
+}
+
+/* The column that a source is made for; NULL: rows of the source itself. */
+static const fl_py_sequence_column *sequences_of(const fl_py_table *self, int32_t f)
+{
+    PyObject *source = PyTuple_GET_ITEM(self->sources, f);
+    const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
+    bool is_column = Py_IS_TYPE(source, state->sequence_column_type);
+    return is_column ? (fl_py_sequence_column *)source : NULL;
 }
 
 /* Whether the field is cast where batches go. */
@@ -53,9 +63,14 @@ static int
 open_column(const fl_py_table *self, int32_t f, const fl_tensor *view, fl_column **out, fl_err *err)
 {
     bool is_volatile = PyTuple_GET_ITEM(self->fields.files, f) != Py_None;
-    int status = plan_of(self, f) != NULL
-                     ? open_images(self, f, view, is_volatile, out, err)
-                     : fl_column_rows_open(view, is_volatile, &fl_cpu_row_ops, out, err);
+    const fl_py_sequence_column *sequences = sequences_of(self, f);
+    int status;
+    if (sequences != NULL)
+        status = fl_py_sequence_column_open(sequences, is_volatile, out, err);
+    else if (plan_of(self, f) != NULL)
+        status = open_images(self, f, view, is_volatile, out, err);
+    else
+        status = fl_column_rows_open(view, is_volatile, &fl_cpu_row_ops, out, err);
     return fl_column_name_field(err, status, f);
 }
 
@@ -77,7 +92,8 @@ static int open_table(const fl_py_table *self, const fl_tensor *views, fl_table 
 static int look_at_sources(const fl_py_table *self, fl_tensor *views)
 {
     for (int32_t f = 0; f < self->count; f++)
-        if (fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), &views[f]) != 0)
+        if (sequences_of(self, f) == NULL &&
+            fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), &views[f]) != 0)
             return -1;
     return 0;
 }
@@ -127,6 +143,7 @@ int fl_py_table_refresh(fl_py_table *self)
 {
     for (int32_t f = 0; f < self->count; f++) {
         fl_tensor now;
+        if (sequences_of(self, f) != NULL) continue;
         if (fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), &now) != 0) return -1;
         if (!is_same_view(&now, &self->views[f])) return rebuild(self);
     }
@@ -372,7 +389,8 @@ PyDoc_STRVAR(
     table_doc,
     "Table(sources, tensor_type, names, files, plans=None)\n--\n\n"
     "Fields of equal length as the core reads them.\n\n"
-    "sources: tuple of CPU tensors (exactly tensor_type) and ndarrays, at least 1-d.\n"
+    "sources: tuple of CPU tensors (exactly tensor_type) and ndarrays, at least 1-d, and of\n"
+    "SequenceColumns.\n"
     "names: how errors call each field. files: None, or for a mapped field, whose memory is\n"
     "then read safely, (path, address at which byte 0 of the file would be mapped,\n"
     "function that returns its size now, or None). plans: for each field an ImagePlan that makes\n"

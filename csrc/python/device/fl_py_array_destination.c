@@ -173,32 +173,55 @@ void fl_py_array_destination_cancel_all(fl_py_array_destination *self)
         cancel_slot(self, &self->slots[i]);
 }
 
-/* Where the outputs of a batch lie in its buffer. New reference. */
+/* Where an output lies in the buffer of its batch. New reference. */
+static PyObject *place_of(const fl_output *output, bool is_single)
+{
+    int32_t skip = is_single && !output->is_whole ? 1 : 0;
+    return fl_py_place(fl_output_at(output), output->dtype, output->ndim - skip,
+                       output->shape + skip, output->is_contiguous ? NULL : output->stride + skip);
+}
+
+/* Appends the object, which it takes; NULL: an exception is set. */
+static int append(PyObject *list, PyObject *object)
+{
+    int status = object != NULL ? PyList_Append(list, object) : -1;
+    Py_XDECREF(object);
+    return status;
+}
+
+/* Where the tensors of a batch lie in its buffer. New reference. */
 static PyObject *list_places(const fl_layout *layout, bool is_single)
 {
-    PyObject *places = PyList_New(layout->count);
+    PyObject *places = PyList_New(0);
     for (int32_t i = 0; places != NULL && i < layout->count; i++) {
         const fl_output *output = &layout->outputs[i];
-        int32_t skip = is_single && !output->is_whole ? 1 : 0;
-        PyObject *place =
-            fl_py_place(fl_output_at(output), output->dtype, output->ndim - skip,
-                        output->shape + skip, output->is_contiguous ? NULL : output->stride + skip);
-        if (place == NULL)
+        if (!output->is_number && append(places, place_of(output, is_single)) != 0)
             Py_CLEAR(places);
-        else
-            PyList_SET_ITEM(places, i, place);
     }
     return places;
 }
 
-/* The list of tensors as a dict. Takes the list. New reference. */
-static PyObject *name_tensors(PyObject *tensors, PyObject *keys)
+/* Puts the numbers of a batch between its tensors: 0, or -1 and an exception. */
+static int add_numbers(PyObject *tensors, const fl_layout *layout)
+{
+    for (int32_t i = 0; i < layout->count; i++) {
+        if (!layout->outputs[i].is_number) continue;
+        PyObject *number = PyLong_FromLongLong(layout->outputs[i].number);
+        int status = number != NULL ? PyList_Insert(tensors, i, number) : -1;
+        Py_XDECREF(number);
+        if (status != 0) return -1;
+    }
+    return 0;
+}
+
+/* The list of outputs as a dict. Takes the list. New reference. */
+static PyObject *name_outputs(PyObject *outputs, PyObject *keys)
 {
     PyObject *named = PyDict_New();
-    for (Py_ssize_t i = 0; named != NULL && i < PyList_GET_SIZE(tensors); i++)
-        if (PyDict_SetItem(named, PyTuple_GET_ITEM(keys, i), PyList_GET_ITEM(tensors, i)) != 0)
+    for (Py_ssize_t i = 0; named != NULL && i < PyList_GET_SIZE(outputs); i++)
+        if (PyDict_SetItem(named, PyTuple_GET_ITEM(keys, i), PyList_GET_ITEM(outputs, i)) != 0)
             Py_CLEAR(named);
-    Py_DECREF(tensors);
+    Py_DECREF(outputs);
     return named;
 }
 
@@ -210,6 +233,7 @@ static PyObject *split_outputs(const fl_py_array_destination *self, const fl_lay
     if (places == NULL) return NULL;
     PyObject *tensors = fl_py_destination_split(&self->base, buffer, places, is_other_stream);
     Py_DECREF(places);
+    if (tensors != NULL && add_numbers(tensors, layout) != 0) Py_CLEAR(tensors);
     return tensors;
 }
 
@@ -234,7 +258,7 @@ fl_py_array_destination_deliver(fl_py_array_destination *self, fl_py_table *tabl
     *slot = (fl_py_upload_slot){0};
     /* First, because it lets the allocator know of the stream that waits for the copy. */
     PyObject *result = split_outputs(self, &batch->layout, buffer, is_single, is_other_stream == 1);
-    if (result != NULL && keys != Py_None) result = name_tensors(result, keys);
+    if (result != NULL && keys != Py_None) result = name_outputs(result, keys);
     if (result != NULL && fl_table_is_volatile(table->table) &&
         fl_py_table_check_files(table, &batch->rows) != 0)
         Py_CLEAR(result);

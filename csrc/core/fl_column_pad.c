@@ -1,0 +1,162 @@
+/* fl_column_pad: see fl_column_pad.h. */
+#include "fl_column_pad.h"
+
+enum { PIECES = 64 }; /* rows that are copied in one go */
+
+static const fl_dtype INT64 = {0, 64, 1};
+
+typedef struct pad_column {
+    fl_column base;
+    fl_column_pad_config config;
+    fl_dtype dtype; /* of the output */
+} pad_column;
+
+static const pad_column *as_pad(const fl_column *column) { return (const pad_column *)column; }
+
+/* The length of a sequence as far as it is padded. */
+static int find_row(const fl_column_pad_config *config, int64_t row, int64_t *begin,
+                    int64_t *length, fl_err *err)
+{
+    FL_TRY(fl_ragged_find(&config->ragged, row, begin, length, err));
+    *length = fl_min(*length, config->max_length);
+    return FL_OK;
+}
+
+static int find_width(const fl_column_pad_config *config, const fl_column_batch *batch,
+                      int64_t *width, fl_err *err)
+{
+    int64_t begin, length, longest = 0;
+    for (int64_t i = 0; i < batch->rows->count; i++) {
+        int64_t row = fl_row_at(batch->rows, i);
+        int status = find_row(config, row, &begin, &length, err);
+        if (status != FL_OK) return fl_column_name_row(err, status, batch, row);
+        longest = fl_max(longest, length);
+    }
+    if (!fl_add(longest, config->multiple - 1, width)) return fl_fail_batch_size(err);
+    *width -= *width % config->multiple;
+    return FL_OK;
+}
+
+static int layout_padded(const fl_column *column, fl_column_batch *batch, fl_err *err)
+{
+    const pad_column *self = as_pad(column);
+    int64_t shape[2] = {batch->rows->count, 0};
+    bool is_vector = self->config.output == FL_PAD_LENGTHS;
+    if (shape[0] == 0) return fl_fail(err, FL_EINVAL, "the batch has no samples");
+    if (!is_vector) FL_TRY(find_width(&self->config, batch, &shape[1], err));
+    FL_TRY(fl_output_set(batch->outputs, self->dtype, is_vector ? 1 : 2, shape, err));
+    batch->work_bytes = batch->outputs->bytes;
+    return FL_OK;
+}
+
+/* The place of a sequence of this length in its row of `width` elements. */
+static int64_t place_of(const fl_column_pad_config *config, int64_t width, int64_t length)
+{
+    return config->is_left ? width - length : 0;
+}
+
+/* Pads around a sequence of a row. */
+static void pad_row(const pad_column *self, char *row, int64_t width, int64_t length)
+{
+    const fl_column_pad_config *config = &self->config;
+    int64_t bytes = fl_dtype_bytes(self->dtype);
+    char *dst = config->is_left ? row : row + length * bytes;
+    config->ops->fill(dst, config->padding, bytes, width - length);
+}
+
+/* Up to PIECES rows of values. */
+static int gather_values(const pad_column *self, const fl_column_batch *batch, int64_t from,
+                         int64_t to, char *dst, fl_err *err)
+{
+    const fl_column_pad_config *config = &self->config;
+    int64_t width = batch->outputs->shape[1], bytes = fl_dtype_bytes(self->dtype);
+    fl_ragged_piece pieces[PIECES];
+    for (int64_t i = from; i < to; i++, dst += width * bytes) {
+        fl_ragged_piece *piece = &pieces[i - from];
+        int64_t row = fl_row_at(batch->rows, i);
+        int status = find_row(config, row, &piece->begin, &piece->count, err);
+        if (status != FL_OK) return fl_column_name_row(err, status, batch, row);
+        piece->count = fl_min(piece->count, width);
+        piece->dst = dst + place_of(config, width, piece->count) * bytes;
+        pad_row(self, dst, width, piece->count);
+    }
+    int64_t done =
+        fl_ragged_copy(&config->ragged, config->ops, config->is_widened, pieces, to - from);
+    if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
+    if (done == to - from) return FL_OK;
+    return fl_column_fail_row(err, batch, fl_row_at(batch->rows, from + done));
+}
+
+/* One row of the mask, or one length. */
+static void
+put_length(const fl_column_pad_config *config, int64_t width, int64_t length, int64_t *dst)
+{
+    static const int64_t zero = 0, one = 1;
+    if (config->output == FL_PAD_LENGTHS) {
+        *dst = length;
+        return;
+    }
+    length = fl_min(length, width);
+    int64_t begin = place_of(config, width, length);
+    config->ops->fill(dst, &zero, sizeof zero, begin);
+    config->ops->fill(dst + begin, &one, sizeof one, length);
+    config->ops->fill(dst + begin + length, &zero, sizeof zero, width - length - begin);
+}
+
+static int gather_lengths(const pad_column *self, const fl_column_batch *batch, int64_t from,
+                          int64_t to, char *dst, fl_err *err)
+{
+    const fl_column_pad_config *config = &self->config;
+    int64_t width = config->output == FL_PAD_LENGTHS ? 1 : batch->outputs->shape[1];
+    for (int64_t i = from; i < to; i++, dst += width * (int64_t)sizeof(int64_t)) {
+        int64_t begin, length, row = fl_row_at(batch->rows, i);
+        int status = find_row(config, row, &begin, &length, err);
+        if (status != FL_OK) return fl_column_name_row(err, status, batch, row);
+        put_length(config, width, length, (int64_t *)(void *)dst);
+    }
+    return FL_OK;
+}
+
+static int gather_padded(const fl_column *column, const fl_column_batch *batch, int64_t from,
+                         int64_t to, char *buffer, fl_err *err)
+{
+    const pad_column *self = as_pad(column);
+    int64_t row_bytes = batch->outputs->bytes / batch->rows->count;
+    char *dst = buffer + batch->outputs->offset + from * row_bytes;
+    if (self->config.output != FL_PAD_VALUES)
+        return gather_lengths(self, batch, from, to, dst, err);
+    for (; from < to; from += PIECES, dst += PIECES * row_bytes)
+        FL_TRY(gather_values(self, batch, from, fl_min(to, from + PIECES), dst, err));
+    return FL_OK;
+}
+
+static int64_t find_row_behind(const fl_column *column, const fl_rows *rows, const char *limit)
+{
+    const fl_ragged *ragged = &as_pad(column)->config.ragged;
+    for (int64_t i = 0; column->is_volatile && i < rows->count; i++)
+        if (fl_ragged_is_behind(ragged, fl_row_at(rows, i), limit)) return fl_row_at(rows, i);
+    return -1;
+}
+
+static void close_padded(fl_column *column) { fl_free(column); }
+
+static const fl_column_ops pad_ops = {.layout = layout_padded,
+                                      .gather = gather_padded,
+                                      .row_behind = find_row_behind,
+                                      .close = close_padded};
+
+int fl_column_pad_open(const fl_column_pad_config *config, fl_column **out, fl_err *err)
+{
+    bool has_values = config->output == FL_PAD_VALUES;
+    *out = NULL;
+    pad_column *self = fl_alloc(sizeof *self);
+    if (self == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
+    self->base = (fl_column){.ops = &pad_ops,
+                             .length = config->ragged.length,
+                             .outputs = 1,
+                             .is_volatile = has_values && config->ragged.is_volatile};
+    self->config = *config;
+    self->dtype = has_values && !config->is_widened ? config->ragged.dtype : INT64;
+    *out = &self->base;
+    return FL_OK;
+}

@@ -1,0 +1,33 @@
+/* fl_column_pad: the kinds of column that pad sequences to the longest of a batch: their values, a
+ * mask of what is no padding, or their lengths.
+ *
+ * Floor 1. docs/sequences-collate.md defines the outputs; docs/ragged-columns.md says how columns
+ * make a batch of PadCollate. */
+#ifndef FL_COLUMN_PAD_H
+#define FL_COLUMN_PAD_H
+
+#include "fl_column.h"
+#include "fl_ragged.h"
+
+typedef enum fl_pad_output {
+    FL_PAD_VALUES, /* [rows, width] of the values' dtype, or int64 */
+    FL_PAD_MASK,   /* [rows, width] int64: 1 at elements, 0 at padding */
+    FL_PAD_LENGTHS /* [rows] int64 */
+} fl_pad_output;
+
+typedef struct fl_column_pad_config {
+    fl_ragged ragged; /* its memory is kept alive by the caller until close; mask and lengths
+                         read the offsets alone */
+    fl_pad_output output;
+    bool is_left;               /* padding is at the left */
+    bool is_widened;            /* integers, which come out as int64 */
+    int64_t multiple;           /* the width is rounded up to it; >= 1 */
+    int64_t max_length;         /* sequences are cut to so many; INT64_MAX: not */
+    char padding[16];           /* an element of the output */
+    const fl_sequence_ops *ops; /* borrowed, static */
+} fl_column_pad_config;
+
+/* Copies the description. FL_ENOMEM. */
+int fl_column_pad_open(const fl_column_pad_config *config, fl_column **out, fl_err *err);
+
+#endif

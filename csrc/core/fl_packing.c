@@ -1,0 +1,106 @@
+/* fl_packing: see fl_packing.h. */
+#include "fl_packing.h"
+
+/* A row while it is filled; they lie behind the sequences, at most as many. */
+typedef struct packed_row {
+    int64_t used;  /* elements */
+    int64_t count; /* sequences, then the number of its first segment */
+    int64_t last;  /* sequence */
+} packed_row;
+
+enum { WORD = sizeof(int64_t) };
+
+int fl_packing_reserve(fl_notes *notes, int64_t count, fl_packing **out, fl_err *err)
+{
+    int64_t words = (int64_t)(sizeof(fl_packing) / WORD);
+    int64_t each = (int64_t)((sizeof(fl_packed) + sizeof(packed_row)) / WORD), all;
+    if (!fl_mul(count, each, &all) || !fl_add(all, words, &all)) return fl_fail_batch_size(err);
+    FL_TRY(fl_notes_reserve(notes, all, err));
+    *out = fl_packing_of(notes);
+    return FL_OK;
+}
+
+static int check_size(const fl_packing *packing, fl_err *err)
+{
+    int64_t total;
+    if (!fl_mul(packing->rows, packing->width, &total)) total = INT64_MAX;
+    if (total <= INT32_MAX) return FL_OK;
+    return fl_fail(err, FL_EINVAL,
+                   "the batch has %lld tokens, more than cu_seqlens can count (%d); make batches "
+                   "smaller",
+                   (long long)total, INT32_MAX);
+}
+
+static int fit_one_row(fl_packing *packing, int64_t count, fl_err *err)
+{
+    packing->rows = 1;
+    packing->width = packing->longest = 0;
+    packing->segments = count;
+    for (int64_t i = 0; i < count; i++) {
+        fl_packed *sequence = &packing->sequences[i];
+        sequence->start = packing->width;
+        sequence->segment = i;
+        sequence->padding = 0;
+        packing->longest = fl_max(packing->longest, sequence->length);
+        if (!fl_add(packing->width, sequence->length, &packing->width))
+            return fl_fail_batch_size(err);
+    }
+    return check_size(packing, err);
+}
+
+/* Puts sequence i behind what is in this row; `segment` is then its row, for now. */
+static void put(fl_packing *packing, packed_row *rows, int64_t i, int64_t row)
+{
+    fl_packed *sequence = &packing->sequences[i];
+    if (row == packing->rows) {
+        rows[row] = (packed_row){0};
+        packing->rows++;
+    }
+    sequence->start = rows[row].used;
+    sequence->segment = row;
+    sequence->padding = rows[row].count++;
+    rows[row].used += sequence->length;
+    rows[row].last = i;
+}
+
+/* Numbers the segments of rows, and counts the padding of each as one. */
+static void number_segments(fl_packing *packing, packed_row *rows, int64_t max_tokens)
+{
+    for (int64_t row = 0; row < packing->rows; row++) {
+        int64_t padding = max_tokens - rows[row].used, count = rows[row].count;
+        rows[row].count = packing->segments;
+        packing->segments += count + (padding > 0);
+        packing->longest = fl_max(packing->longest, padding);
+    }
+}
+
+int fl_packing_fit(fl_packing *packing, int64_t count, int64_t max_tokens, fl_err *err)
+{
+    if (max_tokens == 0) return fit_one_row(packing, count, err);
+    packed_row *rows = (packed_row *)(void *)&packing->sequences[count];
+    int64_t open = 0; /* the first row that is not full */
+    packing->rows = packing->segments = packing->longest = 0;
+    packing->width = max_tokens;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t length = packing->sequences[i].length, row = length > 0 ? open : 0;
+        if (length > max_tokens)
+            return fl_fail(err, FL_EINVAL,
+                           "sample %lld of the batch has %lld tokens, more than max_tokens=%lld; "
+                           "cut it, or pass a larger max_tokens",
+                           (long long)i, (long long)length, (long long)max_tokens);
+        while (row < packing->rows && rows[row].used > max_tokens - length) row++;
+        put(packing, rows, i, row);
+        while (open < packing->rows && rows[open].used == max_tokens) open++;
+        packing->longest = fl_max(packing->longest, length);
+    }
+    FL_TRY(check_size(packing, err));
+    number_segments(packing, rows, max_tokens);
+    for (int64_t i = 0; i < count; i++) {
+        fl_packed *sequence = &packing->sequences[i];
+        const packed_row *row = &rows[sequence->segment];
+        sequence->start += sequence->segment * max_tokens;
+        sequence->segment = row->count + sequence->padding;
+        sequence->padding = row->last == i ? max_tokens - row->used : 0;
+    }
+    return FL_OK;
+}

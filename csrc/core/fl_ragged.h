@@ -1,0 +1,40 @@
+/* fl_ragged: sequences of different length, one after the other in an array of values.
+ *
+ * Floor 1. Plain data, read-only; any thread. Values of a mapped file are read through
+ * fl_safe_read. Every lookup is checked against the number of values, because offsets are the
+ * user's memory. */
+#ifndef FL_RAGGED_H
+#define FL_RAGGED_H
+
+#include "fl_sequence_ops.h"
+
+typedef struct fl_ragged {
+    const char *values;  /* borrowed: contiguous */
+    fl_dtype dtype;      /* of a value, of at most 16 bytes */
+    int64_t count;       /* of values */
+    const void *offsets; /* borrowed: length + 1 of them, int64 or int32 */
+    bool is_wide;        /* int64 */
+    bool is_volatile;    /* the values are of a mapped file */
+    int64_t length;      /* sequences */
+} fl_ragged;
+
+/* Where sequence `row` begins among the values, and its length; FL_EINVAL if that cannot be. */
+int fl_ragged_find(const fl_ragged *ragged, int64_t row, int64_t *begin, int64_t *length,
+                   fl_err *err);
+
+/* One sequence, or its beginning, on its way into a batch. */
+typedef struct fl_ragged_piece {
+    int64_t begin, count; /* values */
+    char *dst;
+} fl_ragged_piece;
+
+/* Copies the values of `pieces` to where they go, as int64 if is_widened (integers). Returns the
+ * number of pieces copied before the first that cannot be read, or FL_ENOMEM. Waits for the disk
+ * only where volatile. */
+int64_t fl_ragged_copy(const fl_ragged *ragged, const fl_sequence_ops *ops, bool is_widened,
+                       const fl_ragged_piece *pieces, int64_t count);
+
+/* Whether sequence `row` has a byte at or behind the address `limit`. */
+bool fl_ragged_is_behind(const fl_ragged *ragged, int64_t row, const char *limit);
+
+#endif

@@ -1,0 +1,240 @@
+/* fl_py_sequence_column: see fl_py_sequence_column.h. */
+#include "fl_py_sequence_column.h"
+
+#include "fl_cpu_sequences.h"
+
+#include <string.h>
+
+/* What Python calls the outputs. */
+static const struct {
+    const char *name;
+    bool is_packed, has_values;
+    int output;
+} outputs[] = {
+    {"padded", false, true, FL_PAD_VALUES},        {"mask", false, false, FL_PAD_MASK},
+    {"lengths", false, false, FL_PAD_LENGTHS},     {"packed", true, true, FL_PACK_VALUES},
+    {"positions", true, false, FL_PACK_POSITIONS}, {"bounds", true, false, FL_PACK_BOUNDS},
+    {"longest", true, false, FL_PACK_LONGEST}};
+enum { OUTPUTS = sizeof outputs / sizeof *outputs, INT = 0, UINT = 1, MOST_BYTES = 16 };
+
+/* The arguments as Python gives them; objects are borrowed. */
+typedef struct column_arguments {
+    PyObject *tensor_type, *offsets, *values, *main, *name, *main_name;
+    const char *output, *padding;
+    Py_ssize_t padding_bytes;
+    int leader, is_left, is_int64, is_label;
+    long long multiple, max_length, max_tokens;
+} column_arguments;
+
+static int find_output(const char *name)
+{
+    for (int i = 0; i < OUTPUTS; i++)
+        if (strcmp(outputs[i].name, name) == 0) return i;
+    PyErr_Format(PyExc_ValueError, "SequenceColumn: output=%s is none of its outputs", name);
+    return -1;
+}
+
+/* A contiguous vector. */
+static int
+view_vector(const fl_py_dlpack *dlpack, const char *what, PyObject *object, fl_tensor *out)
+{
+    if (fl_py_view(dlpack, object, out) != 0) return -1;
+    if (out->ndim == 1 && fl_tensor_is_contiguous(out)) return 0;
+    PyErr_Format(PyExc_ValueError, "%s of a SequenceColumn are no contiguous vector", what);
+    return -1;
+}
+
+static int set_offsets(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *out)
+{
+    fl_tensor view;
+    if (view_vector(dlpack, "offsets", object, &view) != 0) return -1;
+    bool is_wide = view.dtype.bits == 64, is_narrow = view.dtype.bits == 32;
+    if (view.dtype.code != INT || !(is_wide || is_narrow) || view.shape[0] < 1) {
+        PyErr_SetString(PyExc_ValueError,
+                        "offsets of a SequenceColumn are not int32 or int64, at least one");
+        return -1;
+    }
+    out->offsets = view.data;
+    out->is_wide = is_wide;
+    out->length = view.shape[0] - 1;
+    out->count = INT64_MAX; /* of values that nobody reads */
+    return 0;
+}
+
+static int set_values(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *out)
+{
+    fl_tensor view;
+    if (view_vector(dlpack, "values", object, &view) != 0) return -1;
+    int64_t bytes = fl_dtype_bytes(view.dtype);
+    if (bytes < 1 || bytes > MOST_BYTES || (bytes & (bytes - 1)) != 0) {
+        PyErr_SetString(PyExc_ValueError, "values of a SequenceColumn have elements of odd size");
+        return -1;
+    }
+    out->values = view.data;
+    out->dtype = view.dtype;
+    out->count = view.shape[0];
+    return 0;
+}
+
+/* The element that pads, of the output's dtype; is_int64 is then whether values are widened. */
+static int set_padding(const column_arguments *args, const fl_ragged *ragged, char *padding)
+{
+    int64_t bytes = args->is_int64 ? (int64_t)sizeof(int64_t) : fl_dtype_bytes(ragged->dtype);
+    bool is_integer = ragged->dtype.code == INT || ragged->dtype.code == UINT;
+    if (args->padding_bytes != bytes || (args->is_int64 && !is_integer)) {
+        PyErr_SetString(PyExc_ValueError, "SequenceColumn: padding is no element of the output");
+        return -1;
+    }
+    memcpy(padding, args->padding, (size_t)bytes);
+    return 0;
+}
+
+static int set_pad(fl_py_sequence_column *self, const fl_ragged *ragged,
+                   const column_arguments *args, int output)
+{
+    fl_column_pad_config *config = &self->pad;
+    *config = (fl_column_pad_config){.ragged = *ragged,
+                                     .output = (fl_pad_output)output,
+                                     .is_left = args->is_left != 0,
+                                     .is_widened = args->is_int64 != 0,
+                                     .multiple = args->multiple,
+                                     .max_length = args->max_length,
+                                     .ops = &fl_cpu_sequence_ops};
+    if (args->multiple < 1 || args->max_length < 1) {
+        PyErr_SetString(PyExc_ValueError, "SequenceColumn: multiple and max_length are at least 1");
+        return -1;
+    }
+    return output == FL_PAD_VALUES ? set_padding(args, ragged, config->padding) : 0;
+}
+
+static int set_pack(fl_py_sequence_column *self, const fl_py_dlpack *dlpack,
+                    const fl_ragged *ragged, const column_arguments *args, int output)
+{
+    fl_column_pack_config *config = &self->pack;
+    *config = (fl_column_pack_config){.ragged = *ragged,
+                                      .leader = args->leader,
+                                      .output = (fl_pack_output)output,
+                                      .is_widened = args->is_int64 != 0,
+                                      .is_label = args->is_label != 0,
+                                      .max_tokens = args->max_tokens,
+                                      .name = PyUnicode_AsUTF8(args->name),
+                                      .main_name = PyUnicode_AsUTF8(args->main_name),
+                                      .ops = &fl_cpu_sequence_ops};
+    if (config->name == NULL || config->main_name == NULL) return -1;
+    if (set_offsets(dlpack, args->main, &config->main) != 0) return -1;
+    if (args->leader < 0 || args->max_tokens < 0 || config->main.length != ragged->length) {
+        PyErr_SetString(PyExc_ValueError,
+                        "SequenceColumn: main has another length, or leader or max_tokens is "
+                        "negative");
+        return -1;
+    }
+    return output == FL_PACK_VALUES ? set_padding(args, ragged, config->padding) : 0;
+}
+
+static int set_config(fl_py_sequence_column *self, const column_arguments *args)
+{
+    fl_py_dlpack dlpack;
+    fl_ragged ragged = {0};
+    int i = find_output(args->output);
+    if (i < 0 || fl_py_dlpack_open(args->tensor_type, &dlpack) != 0) return -1;
+    self->is_packed = outputs[i].is_packed;
+    int status = set_offsets(&dlpack, args->offsets, &ragged);
+    if (status == 0 && outputs[i].has_values) status = set_values(&dlpack, args->values, &ragged);
+    if (status == 0)
+        status = self->is_packed ? set_pack(self, &dlpack, &ragged, args, outputs[i].output)
+                                 : set_pad(self, &ragged, args, outputs[i].output);
+    fl_py_dlpack_close(&dlpack);
+    return status;
+}
+
+static PyObject *column_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"tensor_type", "output",     "offsets",   "values",
+                               "main",        "leader",     "is_left",   "multiple",
+                               "max_length",  "max_tokens", "is_int64",  "is_label",
+                               "padding",     "name",       "main_name", NULL};
+    column_arguments given = {
+        .values = Py_None, .main = Py_None, .padding = "", .multiple = 1, .max_length = INT64_MAX};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "OsO|O$OipLLLppy#UU:SequenceColumn", keywords, &given.tensor_type,
+            &given.output, &given.offsets, &given.values, &given.main, &given.leader,
+            &given.is_left, &given.multiple, &given.max_length, &given.max_tokens, &given.is_int64,
+            &given.is_label, &given.padding, &given.padding_bytes, &given.name, &given.main_name))
+        return NULL;
+    fl_py_sequence_column *self = (fl_py_sequence_column *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->values = Py_NewRef(given.values);
+    self->offsets = Py_NewRef(given.offsets);
+    self->main = Py_NewRef(given.main);
+    self->name = given.name != NULL ? Py_NewRef(given.name) : PyUnicode_FromString("");
+    self->main_name =
+        given.main_name != NULL ? Py_NewRef(given.main_name) : PyUnicode_FromString("");
+    given.name = self->name;
+    given.main_name = self->main_name;
+    if (self->name != NULL && self->main_name != NULL && set_config(self, &given) == 0)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+int fl_py_sequence_column_open(const fl_py_sequence_column *self, bool is_volatile, fl_column **out,
+                               fl_err *err)
+{
+    if (self->is_packed) {
+        fl_column_pack_config config = self->pack;
+        config.ragged.is_volatile = is_volatile;
+        return fl_column_pack_open(&config, out, err);
+    }
+    fl_column_pad_config config = self->pad;
+    config.ragged.is_volatile = is_volatile;
+    return fl_column_pad_open(&config, out, err);
+}
+
+static int column_traverse(fl_py_sequence_column *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->values);
+    Py_VISIT(self->offsets);
+    Py_VISIT(self->main);
+    return 0;
+}
+
+/* No tp_clear: a table may still read the arrays, as with its own sources. */
+
+static void column_dealloc(fl_py_sequence_column *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(self->values);
+    Py_XDECREF(self->offsets);
+    Py_XDECREF(self->main);
+    Py_XDECREF(self->name);
+    Py_XDECREF(self->main_name);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(
+    column_doc,
+    "SequenceColumn(tensor_type, output, offsets, values=None, *, main=None, leader=0,\n"
+    "               is_left=False, multiple=1, max_length=2**63 - 1, max_tokens=0,\n"
+    "               is_int64=False, is_label=False, padding=b'', name='', main_name='')\n--\n\n"
+    "One output of a batch of sequences, as a source of a Table.\n\n"
+    "output: 'padded', 'mask' or 'lengths' of PadCollate; 'packed', 'positions', 'bounds' or\n"
+    "'longest' of PackCollate. offsets: int32 or int64 vector. values: contiguous vector, for\n"
+    "'padded' and 'packed'. padding: bytes of an element of the output. main: offsets of the main\n"
+    "field, for PackCollate's; leader: how many columns before this one in the table is the first\n"
+    "of them, 0 for that itself. max_tokens: 0 for one row. name, main_name: how errors call the\n"
+    "fields.");
+
+static PyType_Slot column_slots[] = {{Py_tp_doc, (void *)column_doc},
+                                     {Py_tp_new, column_new},
+                                     {Py_tp_traverse, column_traverse},
+                                     {Py_tp_dealloc, column_dealloc},
+                                     {0, NULL}};
+
+PyType_Spec fl_py_sequence_column_spec = {.name = "fastloop._core.SequenceColumn",
+                                          .basicsize = sizeof(fl_py_sequence_column),
+                                          .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
+                                                   Py_TPFLAGS_IMMUTABLETYPE,
+                                          .slots = column_slots};

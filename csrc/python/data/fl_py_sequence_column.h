@@ -1,0 +1,29 @@
+/* fl_py_sequence_column: the heap type _core.SequenceColumn, one output of a batch of sequences
+ * (fl_column_pad, fl_column_pack) over arrays of the user's.
+ *
+ * It is a source of a Table, which keeps it alive while the column that it opens is read. Its
+ * arrays must not move: tensors have storages that cannot be resized. All functions need the
+ * interpreter lock. */
+#ifndef FL_PY_SEQUENCE_COLUMN_H
+#define FL_PY_SEQUENCE_COLUMN_H
+
+#include "fl_column_pack.h"
+#include "fl_column_pad.h"
+#include "fl_py_dlpack.h"
+
+typedef struct fl_py_sequence_column {
+    PyObject_HEAD
+    PyObject *values, *offsets, *main; /* owned: tensors and ndarrays, alive while views are */
+    PyObject *name, *main_name;        /* owned: str */
+    bool is_packed;                    /* which of the two below is used */
+    fl_column_pad_config pad;
+    fl_column_pack_config pack;
+} fl_py_sequence_column;
+
+extern PyType_Spec fl_py_sequence_column_spec;
+
+/* is_volatile: the values lie in a mapped file. FL_ENOMEM. The column borrows from self. */
+int fl_py_sequence_column_open(const fl_py_sequence_column *self, bool is_volatile, fl_column **out,
+                               fl_err *err);
+
+#endif
