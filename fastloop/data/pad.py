@@ -28,7 +28,7 @@ from fastloop.data.sample_fields import (
     take_apart,
 )
 
-_LABEL_PADDING = -100
+LABEL_PADDING = -100
 _INT32_MAX = 2**31 - 1
 
 
@@ -357,7 +357,7 @@ class PackCollate(SequenceCollate):
     def _pack(
         self, core: _core.Collate | None, field: SampleField, rows: Rows, is_label: bool
     ) -> Any:
-        value = _LABEL_PADDING if is_label else field.padding(0)
+        value = LABEL_PADDING if is_label else field.padding(0)
         is_int64 = field.is_int64()
         in_order = [field.values[i] for i in rows.order]
         if core is not None:

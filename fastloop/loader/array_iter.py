@@ -17,9 +17,10 @@ from fastloop.data.epoch_word import EpochDataset
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.destinations import Destination, find_destination
+from fastloop.loader.columns import NotCoveredError
 from fastloop.loader.epoch import ResumableIter, skip_blocks
 from fastloop.loader.index_blocks import find_blocks
-from fastloop.loader.route import NotCoveredError, Source, find_source
+from fastloop.loader.route import Source, find_source
 from fastloop.loader.shared import Shared
 
 _BLOCKS, _BATCHES, _SINGLES = 0, 1, 2  # what ArrayLoader.restart() is given

@@ -11,25 +11,27 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, Subset, TensorDataset
-from torch.utils.data._utils.collate import default_convert
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
+from torch.utils.data._utils.collate import default_collate, default_convert
 
 from fastloop import _core
-from fastloop.base.tensors import DTYPES
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.collate import is_default_collate
-from fastloop.data.field import Array, Field, MappedFile
+from fastloop.data.pad import PackCollate, PadCollate
 from fastloop.data.ragged import RaggedField
+from fastloop.loader.columns import NotCoveredError, columns_of, pin_storage
 from fastloop.loader.dataset_epochs import datasets_within
 from fastloop.loader.index_blocks import Vector, as_vector
+from fastloop.loader.sequence_columns import columns_of_sequences
 
 PATHS = ("auto", "array", "process", "sync", "torch")
-
-
-class NotCoveredError(Exception):
-    """The array path does not take this loader. The text says why."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,7 @@ class Source:
     """Array data as the C core takes it."""
 
     table: _core.Table
-    columns: tuple[torch.Tensor | Array, ...]  # one for each field
-    keys: tuple[str, ...] | None
+    keys: tuple[str, ...] | None  # of a batch
     maps: tuple[Vector, ...]
     dataset: Any  # the innermost
     tensors: object  # of a TensorDataset; users may assign others to its attribute
@@ -55,78 +56,14 @@ class Route:
     source: Source | None = None
 
 
-# Those that C gathers: DLPack's, of which this one is left to torch.
-_DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
-
-
-def _check_tensor(name: str, tensor: object) -> None:
-    if type(tensor) is not torch.Tensor:
-        raise NotCoveredError(f"{name} is a {type(tensor).__name__}, not a plain torch.Tensor")
-    reasons = {
-        f"is on {tensor.device}": tensor.device.type != "cpu",
-        f"has layout {tensor.layout}": tensor.layout is not torch.strided,
-        "is nested": tensor.is_nested,
-        "is quantized": tensor.is_quantized,
-        "requires grad": tensor.requires_grad,
-        "is a conjugate view": tensor.is_conj(),
-        "is a negative view": tensor.is_neg(),
-        "has no dimension to index": tensor.ndim == 0,
-        f"has dtype {tensor.dtype}": tensor.dtype not in _DTYPES,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise NotCoveredError(f"{name} {reason}")
-
-
-def _pin_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """An alias whose storage cannot be resized, so that threads may read it.
-
-    torch marks a storage that it shares with NumPy as not resizable, for good.
-    """
-    storage = tensor.untyped_storage()
-    if storage.resizable():
-        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
-    return tensor.detach()
-
-
-@dataclass(frozen=True)
-class _Columns:
-    sources: list[torch.Tensor | Array]
-    names: list[str]
-    files: list[MappedFile | None]
-    keys: tuple[str, ...] | None
-    plans: tuple[_core.ImagePlan | None, ...]
-
-
-def _columns_of(dataset: object) -> _Columns:
-    if type(dataset) is ArrayDataset:
-        if dataset._untranslated:
-            raise NotCoveredError(dataset._untranslated)
-        fields = [field for field in dataset._fields if isinstance(field, Field)]
-        for ragged in dataset._fields:
-            if isinstance(ragged, RaggedField):
-                raise NotCoveredError(f"{ragged.name} is a RaggedArray")
-        return _Columns(
-            [field.source for field in fields],
-            [field.name for field in fields],
-            [field.file for field in fields],
-            dataset._keys,
-            dataset._plans,
-        )
-    if type(dataset) is TensorDataset:
-        tensors: list[torch.Tensor | Array] = list(dataset.tensors)
-        count = len(tensors)
-        names = [f"tensor {i}" for i in range(count)]
-        return _Columns(tensors, names, [None] * count, None, (None,) * count)
-    raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
-
-
-def find_source(dataset: object, pin: bool) -> Source:
+def find_source(dataset: object, pin: bool, collate_fn: object = default_collate) -> Source:
     """The arrays behind a dataset. Raises NotCoveredError.
 
     Args:
         dataset: any.
         pin: threads will read ahead, so keep the storages of tensors from being resized.
+        collate_fn: torch's default; a PadCollate or PackCollate; ``default_convert``: samples are
+            taken one by one.
     """
     maps: list[Vector] = []
     while type(dataset) is Subset:
@@ -135,26 +72,29 @@ def find_source(dataset: object, pin: bool) -> Source:
             raise NotCoveredError("the indices of the Subset are not plain integers")
         maps.insert(0, indices)
         dataset = dataset.dataset
-    columns = _columns_of(dataset)
-    sources, names = columns.sources, columns.names
-    for name, source in zip(names, sources, strict=True):
-        if not isinstance(source, np.ndarray):
-            _check_tensor(name, source)
     try:
+        columns = columns_of_sequences(dataset, collate_fn) or columns_of(dataset)
+        sources = columns.sources
         if pin:
-            sources = [s if isinstance(s, np.ndarray) else _pin_storage(s) for s in sources]
-        files, plans = tuple(columns.files), columns.plans
-        table = _core.Table(tuple(sources), torch.Tensor, tuple(names), files, plans)
+            sources = [pin_storage(s) if isinstance(s, torch.Tensor) else s for s in sources]
+        names, files, plans = tuple(columns.names), tuple(columns.files), tuple(columns.plans)
+        table = _core.Table(tuple(sources), torch.Tensor, names, files, plans)
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
     tensors = dataset.tensors if isinstance(dataset, TensorDataset) else None
-    return Source(table, tuple(sources), columns.keys, tuple(maps), dataset, tensors)
+    return Source(table, columns.keys, tuple(maps), dataset, tensors)
+
+
+def _has_sequence_collate(loader: DataLoader[Any]) -> bool:
+    return loader._auto_collation and type(loader.collate_fn) in (PadCollate, PackCollate)
 
 
 def _has_default_collate(loader: DataLoader[Any]) -> bool:
     if not loader._auto_collation:
         return loader.collate_fn is default_convert
-    return is_default_collate(loader.collate_fn)
+    # Theirs is used for fields that are no sequences.
+    is_sequence = _has_sequence_collate(loader)
+    return is_default_collate(default_collate if is_sequence else loader.collate_fn)
 
 
 # What frameworks set as worker_init_fn: (module, function). They seed the random generators of a
@@ -194,6 +134,17 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
             )
 
 
+def _check_singles(loader: DataLoader[Any]) -> None:
+    """A sampler of the user's may yield lists: of sequences there is no such sample."""
+    dataset: object = loader.dataset
+    if type(loader.sampler) in (RandomSampler, SequentialSampler):
+        return
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if type(dataset) is ArrayDataset and any(isinstance(f, RaggedField) for f in dataset._fields):
+        raise NotCoveredError("the sampler may yield what is no index of a RaggedArray")
+
+
 def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
     if not _has_default_collate(loader):
         raise NotCoveredError("collate_fn is not torch's default, or its registry was extended")
@@ -201,7 +152,12 @@ def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
         raise NotCoveredError("worker_init_fn runs in worker processes")
     if loader.num_workers > 0 and loader.prefetch_factor == 0:
         raise NotCoveredError("prefetch_factor is 0")
-    return find_source(loader.dataset, pin and loader.num_workers > 0)
+    if not loader._auto_collation and type(loader.sampler) not in (
+        RandomSampler,
+        SequentialSampler,
+    ):
+        _check_singles(loader)
+    return find_source(loader.dataset, pin and loader.num_workers > 0, loader.collate_fn)
 
 
 def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -> Route:
@@ -235,7 +191,10 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
                 f"path='array' cannot load this: {reason}; use path='auto' for any dataset"
             ) from None
         return Route(other, str(reason))
-    why = f"{type(loader.dataset).__name__} of plain arrays, default collate"
+    collate = (
+        type(loader.collate_fn).__name__ if _has_sequence_collate(loader) else "default collate"
+    )
+    why = f"{type(loader.dataset).__name__} of plain arrays, {collate}"
     if getattr(source.dataset, "_epoch", None) is not None:
         why += ", transforms in C"
     if _has_worker_init(loader):
