@@ -31,6 +31,7 @@ TRIALS = {
         "a_loop_is_left_early",
         "a_loader_from_end_to_end",
         "images_from_end_to_end",
+        "sequences_from_end_to_end",
         "memory_comes_back",
         "an_interrupt_loses_no_batch",
         "a_batch_cannot_be_filled",

@@ -230,6 +230,42 @@ def images_from_end_to_end() -> None:
             device.close()
 
 
+def sequences_from_end_to_end() -> None:
+    """Each batch is what the collate makes of its samples; numbers stay numbers."""
+    from fastloop import ArrayDataset, DataLoader, PackCollate, PadCollate, RaggedArray
+    from fastloop.loader.iterators import fast_iterator
+
+    ids = RaggedArray(torch.arange(400, dtype=torch.int32), [*range(0, 390, 10), 390, 400])
+    data = ArrayDataset(input_ids=ids[:40], label=torch.arange(40))
+    for collate in (PadCollate(3, "left", return_mask=True), PackCollate(max_tokens=32)):
+        for workers, _ in each_way():
+            if workers == 0:
+                continue
+            device = Device(1)
+            device.use(device.new_stream())
+            accelerator: Any = FakeAccelerator(device)
+            loader: Any = DataLoader(data, 8, num_workers=workers, collate_fn=collate)
+            iterator: Any = fast_iterator(loader, "array", loader._shared, accelerator)
+            loader._shared.position.begin(iterator)
+            for k, batch in enumerate(iterator):
+                wanted = collate([data[i] for i in range(8 * k, 8 * k + 8)])
+                assert list(batch) == list(wanted)
+                for key, expected in wanted.items():
+                    tensor = batch[key]
+                    if isinstance(expected, int):
+                        assert tensor == expected and type(tensor) is int
+                        continue
+                    assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
+                    held = expected.numpy().tobytes()
+                    fake.fake_launch_compare(device.stream, tensor.data_ptr(), held, len(held))
+            assert k == 4
+            device.synchronize()
+            del iterator, batch, tensor
+            loader.close()
+            del loader
+            device.close()
+
+
 def memory_comes_back() -> None:
     for workers, seed in each_way():
         device = Device()
