@@ -312,12 +312,12 @@ static void test_offsets_that_grow_are_cut(void)
     fl_layout layout = {0};
     open_ragged(&fix, &seed, (fl_dtype){0, 64, 1}, 9, true);
     configs_of(&fix, 0, configs);
-    CHECK_INT(open_pack(configs, OUTPUTS, &table), FL_OK);
+    CHECK_INT(open_pack(configs, 1, &table), FL_OK);
     fl_rows rows = {.is_range = true, .first = SEQUENCES - 3, .count = 3};
     CHECK_INT(fl_table_layout(table, &rows, 0, &layout, NULL), FL_OK);
     fix.wide[SEQUENCES] = fix.ragged.count;
     char *block = gather_all(table, &rows, &layout, 2);
-    for (int c = 0; c < 4; c++) check_fence(&layout, block, c);
+    check_fence(&layout, block, 0);
     free(block);
     fl_layout_close(&layout);
     fl_table_close(table);

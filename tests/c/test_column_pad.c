@@ -265,7 +265,12 @@ static void test_changed_offsets_name_field_and_row(void)
         CHECK(strstr(err.text, "field 0, row 2: sequence 2 lies from") == err.text);
         CHECK_INT(fl_table_layout(table, &rows, 0, &layout, NULL), FL_EINVAL);
     }
-    fix.wide[3] = right; /* longer than the layout knows, but within the values */
+    fix.wide[3] = right;
+    right = fix.wide[0];
+    fix.wide[0] = -1;
+    CHECK_INT(fl_table_layout(table, &rows, 0, &layout, &err), FL_EINVAL);
+    CHECK(strstr(err.text, "field 0, row 0: sequence 0 lies from -1") == err.text);
+    fix.wide[0] = right; /* longer than the layout knows, but within the values */
     CHECK_INT(fl_table_layout(table, &rows, 0, &layout, NULL), FL_OK);
     fix.wide[3] = fix.ragged.count;
     memset(block, FENCE_BYTE, sizeof block);
