@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from time import clock_gettime, perf_counter, process_time, sleep
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import psutil
@@ -30,6 +30,7 @@ import torch
 
 Epoch = Callable[[], int]
 Clock = Callable[[], float]  # seconds, counting up
+LimitT = TypeVar("LimitT")  # what runs the limits of a benchmark
 Epochs = dict[str, Epoch]  # the variants of one contestant: the best of them stands for it
 
 
@@ -38,6 +39,16 @@ class Arguments:
     rows: list[str]
     is_quick: bool
     json: Path | None
+
+
+@dataclass(frozen=True)
+class Bench(Generic[LimitT]):
+    """What every row needs."""
+
+    limit: LimitT
+    report: Report
+    rounds: int
+    seconds: float  # that each contestant runs in a round, at least
 
 
 def parse_arguments(doc: str | None, rows: str) -> Arguments:

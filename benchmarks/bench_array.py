@@ -30,7 +30,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from _harness import Goal, Limit, Report, Result, Times, measure, parse_arguments, show
+from _harness import Bench, Goal, Limit, Report, Result, Times, measure, parse_arguments, show
 from _work import (
     LOADERS,
     WORKERS,
@@ -50,17 +50,9 @@ from _work import (
 from torch.utils.data import DataLoader
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What every row needs."""
-
-    limit: Limit
-    report: Report
-    rounds: int
-    seconds: float  # that each contestant runs in a round, at least
-
-
-def row_throughput(bench: Bench, key: str, work: str, data: Data, wanted: dict[str, float]) -> None:
+def row_throughput(
+    bench: Bench[Limit], key: str, work: str, data: Data, wanted: dict[str, float]
+) -> None:
     """Rows a-d."""
     assert_same_batches(data)
     contestants = {who: loader_epochs(who, data) for who in LOADERS}
@@ -105,7 +97,7 @@ def consume(loader: DataLoader[Any], compute: Callable[[], object]) -> Waiting:
     return Waiting(perf_counter() - start, in_next, by_stats() - before)
 
 
-def row_hidden(bench: Bench, key: str, work: str, data: Data) -> None:
+def row_hidden(bench: Bench[Limit], key: str, work: str, data: Data) -> None:
     """Row e."""
 
     def arithmetic() -> int:
@@ -161,7 +153,7 @@ def times_of_ready_next(loader: DataLoader[Any], calls: int, seconds_to_fill: fl
     return np.array(taken)
 
 
-def row_ready(bench: Bench, key: str, work: str, data: Data) -> None:
+def row_ready(bench: Bench[Limit], key: str, work: str, data: Data) -> None:
     """Row f."""
     loaders = {who: make_loader(who, data, workers=2) for who in LOADERS}
     alone = measure(
@@ -200,7 +192,7 @@ def time_of_first_batch(who: str, data: Data, workers: int) -> float:
     return taken
 
 
-def row_first_batch(bench: Bench, key: str, work: str, data: Data) -> None:
+def row_first_batch(bench: Bench[Limit], key: str, work: str, data: Data) -> None:
     """Row g; judged by fastloop's slowest number of workers."""
     rounds: dict[str, dict[str, list[float]]] = {
         who: {f"workers={n}": [] for n in WORKERS} for who in LOADERS
@@ -221,7 +213,7 @@ def row_first_batch(bench: Bench, key: str, work: str, data: Data) -> None:
     bench.report.row(key, work, goals, shown, **measured)
 
 
-def run_rows(bench: Bench, rows: list[str]) -> None:
+def run_rows(bench: Bench[Limit], rows: list[str]) -> None:
     if "a" in rows:
         work = "20 000 x (20 + 5) f32, batch 256"
         row_throughput(bench, "a", work, small_rows(), {"torch": 60, "hand": 1.3})

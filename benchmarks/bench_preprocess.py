@@ -25,11 +25,11 @@ One table row each on stdout; one JSON line each in FILE, or on stdout after the
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter, process_time, sleep
 from typing import Any
 
-from _harness import Epochs, Goal, Report, Result, Times, measure_by, parse_arguments
+from _harness import Bench, Epochs, Goal, Report, Result, Times, measure_by, parse_arguments
 from _work import loader_epoch, on_one_cpu
 from _work_images import ROWS, CastLimit, Images
 from torch.utils.data import DataLoader
@@ -40,16 +40,6 @@ CORE_US = {"a": 1.2, "b": 180}  # a sample
 OF_THE_LIMIT = {"a": 0.6}
 WITH_DEVICE = ("a", "b")
 BUSY = 0.97
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What every row needs."""
-
-    limit: CastLimit
-    report: Report
-    rounds: int
-    seconds: float  # that each contestant runs in a round, at least
 
 
 def epochs_of(loaders: dict[str, DataLoader[Any]]) -> Epochs:
@@ -63,7 +53,7 @@ def assert_on_the_array_path(loaders: dict[str, DataLoader[Any]]) -> None:
             raise AssertionError(f"measuring path {stats.path!r} would mislead: {stats.why}")
 
 
-def row(bench: Bench, key: str, work: str, images: Images) -> None:
+def row(bench: Bench[CastLimit], key: str, work: str, images: Images) -> None:
     """A row of a-c and those that follow it."""
     images.assert_same_images()
     loaders = {who: images.loaders(who) for who in WHO}
@@ -87,7 +77,7 @@ def row(bench: Bench, key: str, work: str, images: Images) -> None:
     gc.collect()  # its workers leave before the next row
 
 
-def report_times(bench: Bench, key: str, work: str, results: dict[str, Result]) -> None:
+def report_times(bench: Bench[CastLimit], key: str, work: str, results: dict[str, Result]) -> None:
     ours, theirs, limit = (results[who].median for who in ("fastloop", "torch", "limit"))
     goals = [Goal("torch's speed", theirs / ours, TORCH_TIMES[key], at_least=True)]
     if key in OF_THE_LIMIT:
@@ -98,7 +88,9 @@ def report_times(bench: Bench, key: str, work: str, results: dict[str, Result]) 
     bench.report.row(key, work, goals, shown, **ratios, **measured)
 
 
-def report_core(bench: Bench, key: str, images: Images, results: dict[str, Result]) -> None:
+def report_core(
+    bench: Bench[CastLimit], key: str, images: Images, results: dict[str, Result]
+) -> None:
     """On the clock of the CPU. Of the limit, the best on one thread."""
     on_one = Result({of: t for of, t in results["limit"].variants.items() if of.endswith("x1")})
     whole = {"fastloop": results["core"], "torch": results["transforms"], "limit": on_one}
@@ -115,7 +107,7 @@ def report_core(bench: Bench, key: str, images: Images, results: dict[str, Resul
     bench.report.row(f"{key}-core", f"  a sample on one core ({key})", goals, each, **measured)
 
 
-def report_u8(bench: Bench, key: str, results: dict[str, Result]) -> None:
+def report_u8(bench: Bench[CastLimit], key: str, results: dict[str, Result]) -> None:
     ours = results["u8"]
     goals = [Goal("f32's time", ours.median / results["fastloop"].median, 1, at_least=False)]
     work = f"  u8 out, a quarter of the bytes ({key})"
@@ -137,7 +129,9 @@ def share_of_work(loader: DataLoader[Any], step: float) -> float:
     return steps * step / (free_at - start)
 
 
-def row_device(bench: Bench, key: str, loaders: dict[str, dict[str, Any]], step: float) -> None:
+def row_device(
+    bench: Bench[CastLimit], key: str, loaders: dict[str, dict[str, Any]], step: float
+) -> None:
     runs = [(who, f"workers={n}") for who in WHO for n in (1, 2)]
     rounds: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
     for _ in range(min(bench.rounds, 3)):

@@ -45,6 +45,14 @@ static inline bool pads(fl_image_op_kind kind)
     return kind == FL_OP_PAD || kind == FL_OP_RANDOM_CROP || kind == FL_OP_CENTER_CROP;
 }
 
+/* An operation that pads, unless it is told to by 0. */
+static bool may_pad(const fl_image_op *op)
+{
+    const int32_t *padding = op->padding;
+    return op->kind == FL_OP_CENTER_CROP || op->pad_if_needed ||
+           (padding[0] | padding[1] | padding[2] | padding[3]) != 0;
+}
+
 static int check_config(const fl_image_config *config, fl_err *err)
 {
     if (config->count < 0 || config->count > FL_MAX_IMAGE_OPS)
@@ -86,7 +94,7 @@ static int check_after_erase(const fl_image_op *op, fl_err *err)
 static int count_segments(const fl_image_op *op, int64_t *count, fl_err *err)
 {
     if (is_resize(op->kind)) *count = 1;
-    if (!pads(op->kind)) return FL_OK;
+    if (!pads(op->kind) || !may_pad(op)) return FL_OK;
     *count = fl_image_axis_padded_count(*count, op->padding_mode);
     if (*count <= FL_MAX_SEGMENTS) return FL_OK;
     return fl_fail(err, FL_EINVAL,

@@ -130,6 +130,26 @@ static void test_a_crop_that_is_padding_alone_reads_nothing(void)
     fl_image_plan_close(plan);
 }
 
+/* Reflections that add nothing do not add to what an axis is made of. */
+static void test_paddings_of_nothing_do_not_count(void)
+{
+    for (int32_t width = 0; width < 2; width++) {
+        plan_case p;
+        uint64_t seed = 10;
+        random_case(&seed, &p, 0, 20);
+        p.config.in = (fl_image_size){20, 20};
+        p.config.count = 8;
+        for (int i = 0; i < 8; i++)
+            p.ops[i] = (fl_image_op){.kind = FL_OP_PAD,
+                                     .padding_mode = FL_PAD_REFLECT,
+                                     .padding = {width, width, width, width}};
+        fl_image_plan *plan = open_plan(&p);
+        CHECK((plan != NULL) == (width == 0));
+        if (plan != NULL) check_sample(&seed, &p, plan, 0);
+        fl_image_plan_close(plan);
+    }
+}
+
 /* ---- many threads, forked children, no memory */
 
 /* Crops of many sizes, from interleaved floats to interleaved floats. */
@@ -264,6 +284,7 @@ int main(void)
     RUN(test_plans_of_larger_images_equal_the_reference);
     RUN(test_a_crop_of_a_resized_image_is_that_of_the_whole);
     RUN(test_a_crop_that_is_padding_alone_reads_nothing);
+    RUN(test_paddings_of_nothing_do_not_count);
     RUN(test_many_threads_apply_one_plan);
     RUN(test_a_forked_child_applies_and_closes);
     RUN(test_each_allocation_may_fail);

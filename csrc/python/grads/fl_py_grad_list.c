@@ -186,15 +186,21 @@ static PyObject *list_norm_check(grad_list *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "norm_type must be 1, 2 or inf");
         return NULL;
     }
-    if (fl_py_find_float(&grads->dlpack, scale, 32, &device, &scale_at) != 0) return NULL;
+    if (enter_plain(self) != 0) return NULL;
+    /* Making a tensor runs Python, which may move what addresses point to: it comes first. */
+    norm = make_number(self, &device, &norm_at);
+    if (norm == NULL || fl_py_find_float(&grads->dlpack, scale, 32, &device, &scale_at) != 0)
+        goto fail;
     by.scale = scale_at;
     found_at = fl_py_scalar_address(&grads->dlpack, found_inf, kDLFloat, 32, &device);
-    if (found_at == NULL || enter_plain(self) != 0) return NULL;
-    norm = make_number(self, &device, &norm_at);
-    if (norm != NULL && fl_py_pass_norm_check(grads, pool->pool, kind, by, found_at, norm_at) != 0)
-        Py_CLEAR(norm);
+    if (found_at == NULL) goto fail;
+    if (fl_py_pass_norm_check(grads, pool->pool, kind, by, found_at, norm_at) != 0) goto fail;
     self->is_busy = false;
     return norm;
+fail:
+    self->is_busy = false;
+    Py_XDECREF(norm);
+    return NULL;
 }
 
 PyDoc_STRVAR(clip_factor_doc,
@@ -213,17 +219,23 @@ static PyObject *list_clip_factor(grad_list *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OdOOd:find_clip_factor", &norm, &max_norm, &found_inf, &scale,
                           &by.constant))
         return NULL;
-    if (fl_py_find_float(&grads->dlpack, norm, 64, &device, &norm_at) != 0) return NULL;
-    if (fl_py_find_float(&grads->dlpack, found_inf, 32, &device, &found_at) != 0) return NULL;
-    if (fl_py_find_float(&grads->dlpack, scale, 32, &device, &scale_at) != 0) return NULL;
-    by.scale = scale_at;
     if (enter_plain(self) != 0) return NULL;
+    /* Before the addresses, as above. */
     factor = make_number(self, &device, &factor_at);
-    if (factor != NULL && fl_py_find_clip_factor(&grads->launcher, &grads->dlpack, device, norm_at,
-                                                 max_norm, found_at, by, factor_at) != 0)
-        Py_CLEAR(factor);
+    if (factor == NULL || fl_py_find_float(&grads->dlpack, norm, 64, &device, &norm_at) != 0 ||
+        fl_py_find_float(&grads->dlpack, found_inf, 32, &device, &found_at) != 0 ||
+        fl_py_find_float(&grads->dlpack, scale, 32, &device, &scale_at) != 0)
+        goto fail;
+    by.scale = scale_at;
+    if (fl_py_find_clip_factor(&grads->launcher, &grads->dlpack, device, norm_at, max_norm,
+                               found_at, by, factor_at) != 0)
+        goto fail;
     self->is_busy = false;
     return factor;
+fail:
+    self->is_busy = false;
+    Py_XDECREF(factor);
+    return NULL;
 }
 
 PyDoc_STRVAR(scale_doc, "run_scale(pool, factor, /)\n--\n\n"
