@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fastloop.data.arrays import ArrayDataset
     from fastloop.data.pad import PackCollate, PadCollate
     from fastloop.data.ragged import RaggedArray
+    from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler
     from fastloop.device.prefetch import prefetch
     from fastloop.loader.dataloader import DataLoader
     from fastloop.loader.stats import LoaderStats, WorkerStats
@@ -29,10 +30,12 @@ __all__ = [
     "ArrayDataset",
     "DataLoader",
     "GradScaler",
+    "LengthBucketBatchSampler",
     "LoaderStats",
     "PackCollate",
     "PadCollate",
     "RaggedArray",
+    "ShuffleSampler",
     "Stepper",
     "WorkerStats",
     "build_info",
@@ -45,10 +48,12 @@ _HOMES = {
     "ArrayDataset": "fastloop.data.arrays",
     "DataLoader": "fastloop.loader.dataloader",
     "GradScaler": "fastloop.step.scaler",
+    "LengthBucketBatchSampler": "fastloop.data.samplers",
     "LoaderStats": "fastloop.loader.stats",
     "PackCollate": "fastloop.data.pad",
     "PadCollate": "fastloop.data.pad",
     "RaggedArray": "fastloop.data.ragged",
+    "ShuffleSampler": "fastloop.data.samplers",
     "Stepper": "fastloop.step.stepper",
     "WorkerStats": "fastloop.loader.stats",
     "clip_grad_norm_": "fastloop.step.clip",

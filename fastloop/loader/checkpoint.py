@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fastloop.base.schema import Schema
+from fastloop.data.samplers import LengthBucketBatchSampler
 from fastloop.loader.dataset_epochs import (
     epochs_within,
     is_set_by_user,
@@ -79,6 +80,20 @@ def _length(sized: Any) -> int | None:
         return None
 
 
+def _batches(sampler: Any, epoch: int | None) -> int | None:
+    """Of an epoch, where the sampler has several."""
+    if isinstance(sampler, LengthBucketBatchSampler) and epoch is not None and epoch >= 0:
+        return sampler.length_of(epoch)
+    return _length(sampler)
+
+
+def _length_of_all(sampler: Any) -> int | str | None:
+    """What is the same in all epochs of a sampler."""
+    if isinstance(sampler, LengthBucketBatchSampler):
+        return sampler.fingerprint
+    return _length(sampler)
+
+
 def _text(fact: object) -> str:
     return str(fact) if type(fact) in (bool, int, str) else ""
 
@@ -88,13 +103,13 @@ def _describe(loader: DataLoader[Any]) -> dict[str, str]:
     facts: dict[str, Any] = {"dataset_length": _length(loader.dataset)}
     if loader._auto_collation:
         facts["batch_sampler"] = type(outer).__name__
-        facts["batch_sampler_length"] = _length(outer)
+        facts["batch_sampler_length"] = _length_of_all(outer)
         facts["batch_size"] = getattr(outer, "batch_size", None)
         facts["drop_last"] = getattr(outer, "drop_last", None)
     sampler = inner if loader._auto_collation else outer
     if sampler is not None:
         facts["sampler"] = type(sampler).__name__
-        facts["sampler_length"] = _length(sampler)
+        facts["sampler_length"] = _length_of_all(sampler)
         for name in _SETTINGS:
             facts[f"sampler.{name}"] = getattr(sampler, name, None)
     return {name: _text(facts.get(name)) for name in _FACTS}
@@ -113,7 +128,7 @@ def _why_not_resumable(loader: DataLoader[Any], epoch: Epoch, yielded: int) -> s
             "epoch, so the number of batches does not say which samples came"
         )
     is_ordered = loader.in_order or loader.num_workers <= 1
-    if not is_ordered and yielded != _length(epoch.sampler):
+    if not is_ordered and yielded != _batches(epoch.sampler, epoch.sampler_epoch):
         return "with in_order=False the number of batches does not say which came"
     return ""
 
@@ -313,7 +328,7 @@ def load_state(loader: DataLoader[Any], position: Position, state: Any, strict: 
             )
         _start_anew(loader, position, state, what)
         return
-    length = _length(loader._index_sampler)
+    length = _batches(loader._index_sampler, state["sampler_epoch"])
     if length is not None and state["yielded"] > length:
         raise ValueError(f"state['yielded'] is {state['yielded']} of {length} batches")
     generators = find_generators(loader)
@@ -334,7 +349,7 @@ def warn_of_end(loader: DataLoader[Any], position: Position) -> None:
     state = position.pending
     if state is None or position.is_spent or state["yielded"] == 0:
         return
-    if state["yielded"] == _length(loader._index_sampler):
+    if state["yielded"] == _batches(loader._index_sampler, state["sampler_epoch"]):
         warnings.warn(
             f"the loaded state stands at the end of epoch {state['epoch']}: this iter() gives no "
             f"batch, the next one begins epoch {state['epoch'] + 1}",

@@ -34,6 +34,7 @@ from torch.utils.data.distributed import DistributedSampler
 from fastloop import _core
 from fastloop.base.interrupts import interrupt_later
 from fastloop.data.epoch_word import IteratorEpochs
+from fastloop.data.samplers import EpochSampler, LengthBucketBatchSampler, ShuffleSampler
 from fastloop.loader.dataset_epochs import (
     epochs_within,
     is_about,
@@ -45,7 +46,7 @@ from fastloop.loader.index_blocks import Block, find_blocks
 
 TORCHS = "torch"  # the name of torch's global generator, which belongs to the user
 GENERATORS = (TORCHS, "loader", "batch_sampler", "sampler")  # where an order may be drawn from
-_SEEDLESS = (SequentialSampler, DistributedSampler)
+_SEEDLESS = (SequentialSampler, DistributedSampler, LengthBucketBatchSampler, ShuffleSampler)
 _SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Their iter() draws nothing; they draw when asked for the first item.
 _LAZY = (BatchSampler, SequentialSampler, *_SEEDED)
@@ -161,7 +162,11 @@ def _skip_rows(blocks: Iterator[Block], rows: int) -> Iterator[Block]:
 
 
 def skip_blocks(epoch: Epoch, blocks: Iterator[Block]) -> Iterator[Block]:
-    return _skip_rows(blocks, epoch.skipped * epoch.sampler.batch_size)
+    rows = epoch.skipped * epoch.sampler.batch_size
+    sampler = epoch.sampler.sampler
+    if type(sampler) is ShuffleSampler:
+        return sampler.blocks(rows)
+    return _skip_rows(blocks, rows)
 
 
 def _as_ints(block: Block) -> range | list[int]:
@@ -170,8 +175,14 @@ def _as_ints(block: Block) -> range | list[int]:
     return block.tolist()
 
 
+def _begins_anywhere(sampler: Any) -> bool:
+    return isinstance(sampler, EpochSampler) and type(sampler).__iter__ is EpochSampler.__iter__
+
+
 def skip_items(epoch: Epoch, items: Iterator[Any]) -> Iterator[Any]:
     sampler = epoch.sampler
+    if epoch.skipped > 0 and _begins_anywhere(sampler):
+        return sampler.iter_from(epoch.skipped)
     blocks = find_blocks(sampler) if epoch.skipped > 0 else None
     # A SubsetRandomSampler yields its own objects, which need not be ints.
     if blocks is not None and type(sampler.sampler) is not SubsetRandomSampler:

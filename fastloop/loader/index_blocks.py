@@ -1,4 +1,4 @@
-"""torch's own samplers as blocks of int64 indices: the same numbers, drawn at the same moments.
+"""Samplers as blocks of int64 indices: torch's give the same numbers, drawn at the same moments.
 
 A block is a tensor or, for consecutive indices, a pair (first, count). It is drawn when the first
 batch that needs it is asked for, because torch's samplers are generators and draw then.
@@ -24,6 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
 from fastloop.base.openmp import on_this_thread
+from fastloop.data.samplers import ShuffleSampler
 
 Block = torch.Tensor | tuple[int, int]
 Vector = np.ndarray[Any, np.dtype[np.int64]]
@@ -111,11 +112,12 @@ _BLOCKS: dict[type, Callable[[Any], Iterator[Block]]] = {
     RandomSampler: _random,
     WeightedRandomSampler: _weighted,
     DistributedSampler: _distributed,
+    ShuffleSampler: ShuffleSampler.blocks,
 }
 
 
 def find_blocks(index_sampler: object) -> Iterator[Block] | None:
-    """The blocks of a plain ``BatchSampler`` over one of torch's samplers, by exact type.
+    """The blocks of a plain ``BatchSampler`` over a sampler known here, by exact type.
 
     None for any other; it is then iterated in Python. Nothing is drawn before the first block.
     """
