@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -160,6 +160,23 @@ def measure_by(
         }
         for name in clocks
     }
+
+
+def share_of_work(loader: Iterable[Any], step: float) -> float:
+    """Of its time that a simulated device works which needs `step` seconds for each batch: it
+    computes while the loop asks for the next batch, and the loop waits only until it begins. The
+    first batch, which nothing can hide, is left out."""
+    batches = iter(loader)
+    batch = next(batches)
+    start = free_at = perf_counter()
+    steps = 0
+    while batch is not None:
+        while (now := perf_counter()) < free_at:  # until the device begins
+            sleep(min(free_at - now, step / 2))
+        free_at = now + step
+        steps += 1
+        batch = next(batches, None)
+    return steps * step / (free_at - start)
 
 
 def tree_cpu() -> float:

@@ -26,10 +26,20 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
-from time import perf_counter, process_time, sleep
+from time import perf_counter, process_time
 from typing import Any
 
-from _harness import Bench, Epochs, Goal, Report, Result, Times, measure_by, parse_arguments
+from _harness import (
+    Bench,
+    Epochs,
+    Goal,
+    Report,
+    Result,
+    Times,
+    measure_by,
+    parse_arguments,
+    share_of_work,
+)
 from _work import loader_epoch, on_one_cpu
 from _work_images import ROWS, CastLimit, Images
 from torch.utils.data import DataLoader
@@ -112,21 +122,6 @@ def report_u8(bench: Bench[CastLimit], key: str, results: dict[str, Result]) -> 
     goals = [Goal("f32's time", ours.median / results["fastloop"].median, 1, at_least=False)]
     work = f"  u8 out, a quarter of the bytes ({key})"
     bench.report.row(f"{key}-u8", work, goals, {"fastloop": ours}, fastloop=ours.as_dict())
-
-
-def share_of_work(loader: DataLoader[Any], step: float) -> float:
-    """Of an epoch from its first batch on, with `step` seconds of work for each batch."""
-    batches = iter(loader)
-    batch = next(batches)
-    start = free_at = perf_counter()
-    steps = 0
-    while batch is not None:
-        while (now := perf_counter()) < free_at:  # until the device begins
-            sleep(min(free_at - now, step / 2))
-        free_at = now + step
-        steps += 1
-        batch = next(batches, None)
-    return steps * step / (free_at - start)
 
 
 def row_device(
