@@ -217,6 +217,7 @@ def test_lengths_are_a_copy() -> None:
     before = list(sampler)
     lengths[:] = 0
     sampler.set_epoch(1)
+    list(sampler)
     sampler.set_epoch(0)
     assert list(sampler) == before
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import TorchLoader, assert_same
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import BatchSampler, Dataset, TensorDataset
 
 from fastloop import DataLoader, LengthBucketBatchSampler, ShuffleSampler, _core
+from fastloop.loader.index_blocks import find_blocks
 
 Batches = list[list[int]]
 ROUTES = ["array", "sync", "torch"]
@@ -214,6 +215,23 @@ def test_resuming_buckets_makes_no_batch_that_was_there(
     monkeypatch.setattr(LengthBucketBatchSampler, "_batches", noting)
     loader.load_state_dict(state)
     assert made == [] and rows_of(loader) == made != []
+
+
+@pytest.mark.parametrize("kind", ["size", "shuffle"])
+def test_a_state_holds_no_random_numbers(kind: str) -> None:
+    """The order is no draw, so nobody's generator is to be brought back."""
+    loader = make_loader("array", 0, make_sampler(kind))
+    next(iter(loader))
+    moments = loader.state_dict()["generators"].values()
+    assert {text for texts in moments for text in texts.values()} == {""}
+
+
+def test_the_array_path_reads_a_shuffle_in_blocks() -> None:
+    sampler = ShuffleSampler(9000)
+    blocks = find_blocks(BatchSampler(sampler, 4, False))
+    assert blocks is not None
+    sizes = [len(block) for block in blocks if isinstance(block, torch.Tensor)]
+    assert sum(sizes) == 9000 and max(sizes) > 1000
 
 
 class _Reversed(LengthBucketBatchSampler):
