@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -42,17 +43,27 @@ def write_tokens(path: Path, count: int) -> None:
         os.fsync(file.fileno())  # only then can pages be dropped
 
 
+def is_cached(fd: int, size: int) -> bool:
+    """Whether any of some pages of the file is in the page cache."""
+    for at in range(0, size, max(size // 64, 1)):
+        try:
+            os.preadv(fd, [bytearray(1)], at, os.RWF_NOWAIT)
+        except BlockingIOError:
+            continue
+        return True
+    return False
+
+
 def forget_file(path: Path) -> None:
-    """Drops its pages from the page cache."""
+    """Drops its pages from the page cache. Those that are mapped, or being read, stay: whoever does
+    that may be about to end."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        try:
-            os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return
-        except OSError:  # this file system cannot tell
-            return
+        for _ in range(100):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if not is_cached(fd, path.stat().st_size):
+                return
+            sleep(0.02)
     finally:
         os.close(fd)
     raise OSError(f"{path} stays in memory: set TMPDIR to a folder on a disk")

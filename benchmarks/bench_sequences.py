@@ -287,7 +287,7 @@ def row_a(bench: Bench) -> None:
 def row_b(bench: Bench) -> None:
     for run, order in (("b", "in order"), ("b-shuffled", "shuffled")):
         found = bench.run(run)
-        work = f"32 x 1 024 tokens, not in the page cache, {order}"
+        work = f"32 x 1 024 tokens, cold, {order}"
         report_times(bench, run, work, found, [of_the_limit(found, 0.8)])
         growth = found.of("growth", "MB").variants
         goals = [Goal("of growth", max(growth["fastloop"].rounds), GROWTH_MB, False, "MB")]

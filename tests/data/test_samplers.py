@@ -135,8 +135,8 @@ def test_the_ranks_have_neighbours_in_length_in_each_step() -> None:
     ranks = of_ranks(4, lengths, batch_size=8)
     longest = np.array([[lengths[batch].max() for batch in batches] for batches in ranks])
     # Neighbours in a mega-batch of 32 * 39 samples are 4 apart, and there are 3 pairs of them.
-    # With batches of consecutive samples it would be 8 times that.
-    assert np.ptp(longest, axis=0).mean() < 20
+    # With batches of consecutive samples it would be 8 times that. The last step is of 8 samples.
+    assert np.ptp(longest[:, :-1], axis=0).mean() < 20
 
 
 def test_a_step_of_few_tokens_is_filled_from_the_next_mega_batch() -> None:
