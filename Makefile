@@ -57,6 +57,7 @@ quick: install
 bench: install $(STAMPS)/bench-requirements
 	$(VENV)/bin/python benchmarks/bench_array.py
 	$(VENV)/bin/python benchmarks/bench_preprocess.py
+	$(VENV)/bin/python benchmarks/bench_sequences.py
 	$(VENV)/bin/python benchmarks/bench_python_dataset.py
 	$(VENV)/bin/python benchmarks/bench_fresh.py
 	$(VENV)/bin/python benchmarks/bench_step.py

@@ -182,7 +182,8 @@ def _begins_anywhere(sampler: Any) -> bool:
 def skip_items(epoch: Epoch, items: Iterator[Any]) -> Iterator[Any]:
     sampler = epoch.sampler
     if epoch.skipped > 0 and _begins_anywhere(sampler):
-        return sampler.iter_from(epoch.skipped)
+        rest: Iterator[Any] = sampler.iter_from(epoch.skipped)
+        return rest
     blocks = find_blocks(sampler) if epoch.skipped > 0 else None
     # A SubsetRandomSampler yields its own objects, which need not be ints.
     if blocks is not None and type(sampler.sampler) is not SubsetRandomSampler:
