@@ -23,7 +23,11 @@ enum {
     FL_ETHREAD = -9,  /* a thread could not be started */
     FL_EDEVICE = -10, /* a call of the device's runtime failed: value is its error number; with 0,
                          there is no such device, or no code for it */
-    FL_EDAMAGE = -11  /* what other processes share with this one has been overwritten */
+    FL_EDAMAGE = -11, /* what other processes share with this one has been overwritten */
+    FL_EFILE = -12,   /* a file of tokens cannot be read: position is its number, value the byte,
+                         length the errno; 0: the file has become shorter */
+    FL_ETOKEN = -13   /* a token is out of range: position is the number of its file, value the
+                         token, length its place in the file */
 };
 
 /* What went wrong. Plain data: copied by assignment, owns nothing. */

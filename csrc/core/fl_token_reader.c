@@ -1,0 +1,388 @@
+/* fl_token_reader: see fl_token_reader.h.
+ *
+ * A window is read in pieces that fit into a buffer on the stack, which stays in the nearest
+ * caches. Pieces of mapped files are gathered, many with one system call; pieces of files that are
+ * not mapped take one pread each; what is in memory is widened from where it lies. */
+#define _GNU_SOURCE
+#include "fl_token_reader.h"
+
+#include "fl_document.h"
+#include "fl_safe_read.h"
+#include "fl_thread.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+enum {
+    SCRATCH_BYTES = 32 * 1024,
+    MAX_PIECES = 64,        /* of one system call */
+    SLOW_NS = 200 * 1000,   /* a read that takes longer has waited for the disk */
+    BATCHES_AFTER_SLOW = 64 /* so many batches are read ahead after one */
+};
+
+typedef struct token_file {
+    fl_token_source source;
+    char *map; /* owned; NULL: not mapped */
+    int64_t map_bytes;
+    fl_document_rule rule;
+} token_file;
+
+struct fl_token_reader {
+    fl_token_convert *convert[FL_TOKEN_TYPES];
+    int64_t length, shift, out_bytes;
+    bool is_volatile;
+    _Atomic int32_t cold; /* batches that are still to be read ahead; approximate, so relaxed */
+    int64_t count;
+    token_file files[]; /* owned */
+};
+
+/* ---- opening */
+
+/* File systems of this machine, whose files other machines cannot cut and whose pages the kernel
+ * keeps: ext4, xfs, btrfs, tmpfs, overlayfs, f2fs. */
+static bool is_local(int fd)
+{
+    static const long magic[] = {0xEF53,     0x58465342, 0x9123683E,
+                                 0x01021994, 0x794C7630, 0xF2F52010};
+    struct statfs found;
+    if (fstatfs(fd, &found) != 0) return false;
+    for (size_t i = 0; i < sizeof magic / sizeof *magic; i++)
+        if (found.f_type == magic[i]) return true;
+    return false;
+}
+
+static int64_t end_byte(const fl_token_source *source)
+{
+    return source->first_byte + source->tokens * fl_token_bytes(source->type);
+}
+
+/* Whether FL_TOKEN_AUTO maps files: what is mapped counts as the process's memory. */
+static bool may_map(const fl_token_config *config)
+{
+    int64_t left = FL_TOKEN_MAPPED_BYTES;
+    for (int64_t f = 0; f < config->count && left >= 0; f++)
+        if (config->sources[f].fd >= 0) left -= fl_min(end_byte(&config->sources[f]), left + 1);
+    return left >= 0 && strcmp(fl_safe_read_method(), "process_vm") == 0;
+}
+
+/* A file that cannot be mapped is read with pread. */
+static void map_file(token_file *file)
+{
+    int64_t bytes = end_byte(&file->source);
+    if (bytes == 0 || fl_fault_hit()) return;
+    void *map = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, file->source.fd, 0);
+    if (map == MAP_FAILED) return;
+    file->map = map;
+    file->map_bytes = bytes;
+}
+
+static bool can_hold(fl_token_type type, int64_t value)
+{
+    static const int64_t least[FL_TOKEN_TYPES] = {0, INT8_MIN,  0,        INT16_MIN,
+                                                  0, INT32_MIN, INT64_MIN};
+    static const int64_t most[FL_TOKEN_TYPES] = {UINT8_MAX,  INT8_MAX,  UINT16_MAX, INT16_MAX,
+                                                 UINT32_MAX, INT32_MAX, INT64_MAX};
+    return value >= least[type] && value <= most[type];
+}
+
+static void open_file(const fl_token_config *config, token_file *file, bool is_auto_mapped)
+{
+    const fl_token_source *source = &file->source;
+    file->rule =
+        (fl_document_rule){.ops = config->ops,
+                           .type = source->type,
+                           .has_eos = config->has_eos && can_hold(source->type, config->eos),
+                           .eos = config->eos,
+                           .ends = source->ends,
+                           .documents = config->has_eos ? 0 : source->documents,
+                           .masks_last = config->targets == FL_TARGETS_SHIFT};
+    if (source->fd < 0 || config->io == FL_TOKEN_PREAD) return;
+    if (config->io == FL_TOKEN_MMAP || (is_auto_mapped && is_local(source->fd))) map_file(file);
+}
+
+int fl_token_reader_open(const fl_token_config *config, fl_token_reader **out, fl_err *err)
+{
+    *out = NULL;
+    int64_t bytes;
+    bool fits = fl_mul(config->count, (int64_t)sizeof(token_file), &bytes) &&
+                fl_add(bytes, (int64_t)sizeof(fl_token_reader), &bytes);
+    fl_token_reader *reader = fits ? fl_alloc(bytes) : NULL;
+    if (reader == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a reader of tokens");
+    reader->length = config->length;
+    reader->shift = config->targets == FL_TARGETS_SHIFT ? 1 : 0;
+    reader->out_bytes = fl_token_out_bytes(config->out);
+    for (int t = 0; t < FL_TOKEN_TYPES; t++)
+        reader->convert[t] = config->ops->convert[t][config->out];
+    /* Whether files are cached is learnt from reads: until then they are read ahead. */
+    atomic_init(&reader->cold, BATCHES_AFTER_SLOW);
+    reader->count = config->count;
+    bool is_auto_mapped = config->io == FL_TOKEN_AUTO && may_map(config);
+    for (int64_t f = 0; f < config->count; f++) {
+        token_file *file = &reader->files[f];
+        file->source = config->sources[f];
+        reader->is_volatile |= file->source.fd >= 0 || file->source.is_volatile;
+        open_file(config, file, is_auto_mapped);
+    }
+    *out = reader;
+    return FL_OK;
+}
+
+void fl_token_reader_close(fl_token_reader *reader)
+{
+    for (int64_t f = 0; reader != NULL && f < reader->count; f++)
+        if (reader->files[f].map != NULL)
+            munmap(reader->files[f].map, (size_t)reader->files[f].map_bytes);
+    fl_free(reader);
+}
+
+int64_t fl_token_reader_window(const fl_token_reader *reader)
+{
+    return reader->length + reader->shift;
+}
+
+const char *fl_token_reader_io(const fl_token_reader *reader, int64_t f)
+{
+    if (reader->files[f].source.fd < 0) return "memory";
+    return reader->files[f].map != NULL ? "mmap" : "pread";
+}
+
+bool fl_token_reader_is_volatile(const fl_token_reader *reader) { return reader->is_volatile; }
+
+/* ---- reading */
+
+/* So many tokens of a file, which become elements of a row from element `at` on. */
+typedef struct token_piece {
+    const token_file *file;
+    int64_t first; /* token of the file */
+    int64_t count; /* without the target of the last */
+    int64_t row, at;
+} token_piece;
+
+/* The state of one call of fl_token_reader_read. */
+typedef struct read_state {
+    fl_token_reader *reader; /* its count of cold batches alone is written */
+    const fl_token_rows *rows;
+    fl_document_cursor cursor; /* of the window that is being read */
+    fl_err *err;
+    int32_t pieces;       /* that wait to be gathered */
+    int64_t scratch_used; /* bytes that they take */
+    token_piece piece[MAX_PIECES];
+    struct iovec from[MAX_PIECES];
+    char scratch[SCRATCH_BYTES];
+} read_state;
+
+static int fail_read(const read_state *state, const token_file *file, int64_t byte, int number)
+{
+    int64_t f = file - state->reader->files;
+    fl_fail(state->err, FL_EFILE, "file %lld cannot be read at byte %lld: %s", (long long)f,
+            (long long)byte, number != 0 ? strerror(number) : "it has become shorter");
+    if (state->err != NULL) {
+        state->err->position = f;
+        state->err->value = byte;
+        state->err->length = number;
+    }
+    return FL_EFILE;
+}
+
+static int64_t token_at(fl_token_type type, const char *tokens, int64_t i)
+{
+    int64_t bytes = fl_token_bytes(type), bits = 0;
+    memcpy(&bits, tokens + i * bytes, (size_t)bytes);
+    bool is_signed = type == FL_TOKEN_I8 || type == FL_TOKEN_I16 || type == FL_TOKEN_I32;
+    int64_t sign = INT64_C(1) << (8 * bytes - 1);
+    return is_signed ? (bits ^ sign) - sign : bits;
+}
+
+static int fail_token(const read_state *state, const token_piece *piece, const char *tokens)
+{
+    const fl_token_source *source = &piece->file->source;
+    int64_t i = 0, token;
+    while ((uint64_t)(token = token_at(source->type, tokens, i)) <= source->most) i++;
+    int64_t f = piece->file - state->reader->files;
+    fl_fail(state->err, FL_ETOKEN, "file %lld: token %lld is %lld, which is out of range",
+            (long long)f, (long long)(piece->first + i), (long long)token);
+    if (state->err != NULL) {
+        state->err->position = f;
+        state->err->value = token;
+        state->err->length = piece->first + i;
+    }
+    return FL_ETOKEN;
+}
+
+/* Writes what the tokens of a piece are in the tensors. Pieces of a window come in order. */
+static int write_piece(read_state *state, const token_piece *piece, const char *tokens)
+{
+    const fl_token_reader *reader = state->reader;
+    const fl_token_rows *rows = state->rows;
+    const fl_token_source *source = &piece->file->source;
+    int64_t to = piece->row * reader->length + piece->at;
+    char *y = rows->y != NULL ? rows->y + to * reader->out_bytes : NULL;
+    bool is_in_range = reader->convert[source->type](rows->x + to * reader->out_bytes, y, tokens,
+                                                     piece->count, reader->shift, source->most);
+    if (!is_in_range) return fail_token(state, piece, tokens);
+    if (rows->position == NULL) return FL_OK;
+    if (piece->at == 0) state->cursor = (fl_document_cursor){0};
+    fl_document_out out = {rows->position + to, rows->document + to, rows->mask + to};
+    fl_document_write(&piece->file->rule, tokens, piece->first, piece->count, &state->cursor, &out);
+    return FL_OK;
+}
+
+static inline int64_t piece_bytes(const read_state *state, const token_piece *piece)
+{
+    return (piece->count + state->reader->shift) * fl_token_bytes(piece->file->source.type);
+}
+
+static inline int64_t piece_byte(const token_piece *piece)
+{
+    const fl_token_source *source = &piece->file->source;
+    return source->first_byte + piece->first * fl_token_bytes(source->type);
+}
+
+/* A read since `began` has taken so long that others wait for the disk, too. */
+static void look_at_clock(read_state *state, int64_t began)
+{
+    if (fl_now_ns() - began < SLOW_NS) return;
+    atomic_store_explicit(&state->reader->cold, BATCHES_AFTER_SLOW, memory_order_relaxed);
+}
+
+/* The kernel reads zeros between the end of a mapped file and the end of its last page. */
+static int check_sizes(const read_state *state)
+{
+    const token_file *file = NULL;
+    struct stat now = {0};
+    for (int32_t i = 0; i < state->pieces; i++) {
+        const token_piece *piece = &state->piece[i];
+        if (piece->file->map == NULL) continue;
+        if (piece->file != file && fstat(piece->file->source.fd, &now) != 0)
+            return fail_read(state, piece->file, piece_byte(piece), errno);
+        file = piece->file;
+        if (piece_byte(piece) + piece_bytes(state, piece) > now.st_size)
+            return fail_read(state, file, fl_max(now.st_size, piece_byte(piece)), 0);
+    }
+    return FL_OK;
+}
+
+/* Says which piece the first unreadable byte belongs to, `done` bytes behind the first one. */
+static int fail_gather(const read_state *state, int64_t done)
+{
+    int32_t i = 0;
+    for (; done >= piece_bytes(state, &state->piece[i]); i++)
+        done -= piece_bytes(state, &state->piece[i]);
+    return fail_read(state, state->piece[i].file, piece_byte(&state->piece[i]) + done, 0);
+}
+
+/* Reads the pieces that wait, and writes them. */
+static int flush_pieces(read_state *state)
+{
+    if (state->pieces == 0) return FL_OK;
+    int64_t began = fl_now_ns();
+    int64_t done = fl_safe_read_copy(state->scratch, state->from, state->pieces);
+    if (done < 0) return fl_fail(state->err, FL_ENOMEM, "no memory to read a mapped file safely");
+    if (done < state->scratch_used) return fail_gather(state, done);
+    look_at_clock(state, began);
+    FL_TRY(check_sizes(state));
+    const char *tokens = state->scratch;
+    for (int32_t i = 0; i < state->pieces; i++) {
+        FL_TRY(write_piece(state, &state->piece[i], tokens));
+        tokens += piece_bytes(state, &state->piece[i]);
+    }
+    state->pieces = 0;
+    state->scratch_used = 0;
+    return FL_OK;
+}
+
+static int gather_piece(read_state *state, const token_piece *piece)
+{
+    int64_t bytes = piece_bytes(state, piece);
+    if (state->pieces == MAX_PIECES || state->scratch_used + bytes > SCRATCH_BYTES)
+        FL_TRY(flush_pieces(state));
+    const token_file *file = piece->file;
+    const char *data =
+        file->map != NULL ? file->map + piece_byte(piece) : file->source.data + piece_byte(piece);
+    state->from[state->pieces] =
+        (struct iovec){.iov_base = (void *)(uintptr_t)data, .iov_len = (size_t)bytes};
+    state->piece[state->pieces++] = *piece;
+    state->scratch_used += bytes;
+    return FL_OK;
+}
+
+static int pread_piece(read_state *state, const token_piece *piece)
+{
+    int64_t bytes = piece_bytes(state, piece), byte = piece_byte(piece), began = fl_now_ns();
+    for (int64_t done = 0; done < bytes;) {
+        ssize_t got = pread(piece->file->source.fd, state->scratch + done, (size_t)(bytes - done),
+                            byte + done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return fail_read(state, piece->file, byte + done, got < 0 ? errno : 0);
+        done += got;
+    }
+    look_at_clock(state, began);
+    return write_piece(state, piece, state->scratch);
+}
+
+/* So many tokens of a file are read at a time; those in memory all at once. */
+static int64_t most_tokens(const read_state *state, const token_file *file)
+{
+    if (file->source.fd < 0 && !file->source.is_volatile) return state->reader->length;
+    return SCRATCH_BYTES / fl_token_bytes(file->source.type) - state->reader->shift;
+}
+
+static int read_window(read_state *state, const fl_window *window, int64_t row)
+{
+    const token_file *file = &state->reader->files[window->file];
+    int64_t length = state->reader->length, most = most_tokens(state, file);
+    for (int64_t at = 0, count; at < length; at += count) {
+        count = fl_min(length - at, most);
+        token_piece piece = {
+            .file = file, .first = window->first + at, .count = count, .row = row, .at = at};
+        if (file->map != NULL || file->source.is_volatile) {
+            FL_TRY(gather_piece(state, &piece));
+            continue;
+        }
+        FL_TRY(flush_pieces(state)); /* they may be the rest of another window */
+        if (file->source.fd >= 0)
+            FL_TRY(pread_piece(state, &piece));
+        else
+            FL_TRY(write_piece(state, &piece, file->source.data + piece_byte(&piece)));
+    }
+    return FL_OK;
+}
+
+int fl_token_reader_read(fl_token_reader *reader, const fl_window *windows, int64_t count,
+                         const fl_token_rows *rows, int64_t first_row, fl_err *err)
+{
+    read_state state; /* 36 KiB, most of which is never touched: not zeroed */
+    state.reader = reader;
+    state.rows = rows;
+    state.err = err;
+    state.pieces = 0;
+    state.scratch_used = 0;
+    for (int64_t i = 0; i < count; i++) FL_TRY(read_window(&state, &windows[i], first_row + i));
+    return flush_pieces(&state);
+}
+
+/* ---- reading ahead */
+
+bool fl_token_reader_is_cold(const fl_token_reader *reader)
+{
+    return atomic_load_explicit(&reader->cold, memory_order_relaxed) > 0;
+}
+
+void fl_token_reader_advise(fl_token_reader *reader, const fl_window *windows, int64_t count)
+{
+    if (!fl_token_reader_is_cold(reader)) return;
+    atomic_fetch_sub_explicit(&reader->cold, 1, memory_order_relaxed);
+    for (int64_t i = 0; i < count; i++) {
+        const fl_token_source *source = &reader->files[windows[i].file].source;
+        if (source->fd < 0) continue;
+        int64_t token = fl_token_bytes(source->type);
+        posix_fadvise(source->fd, source->first_byte + windows[i].first * token,
+                      fl_token_reader_window(reader) * token, POSIX_FADV_WILLNEED);
+    }
+}

@@ -1,0 +1,19 @@
+/* fl_cpu_tokens: the tables fl_token_ops for CPUs.
+ *
+ * Floor 2. fl_cpu_tokens_plain.c is the reference and serves any machine; the others are written
+ * for one instruction set each and give the same bits. Any thread; nothing here blocks. */
+#ifndef FL_CPU_TOKENS_H
+#define FL_CPU_TOKENS_H
+
+#include "fl_token_ops.h"
+
+extern const fl_token_ops fl_cpu_tokens_plain;
+#if defined(__x86_64__)
+extern const fl_token_ops fl_cpu_tokens_avx2;
+extern const fl_token_ops fl_cpu_tokens_avx512;
+#endif
+
+/* The table for the level of this machine (fl_cpu_level_find); static. */
+const fl_token_ops *fl_cpu_token_ops_find(void);
+
+#endif

@@ -1,0 +1,209 @@
+/* fl_cpu_tokens_body: the source behind one fl_token_ops table; included once by each of
+ * fl_cpu_tokens_*.c, which names the table (FL_TOKENS, FL_TOKENS_NAME) and, where instructions
+ * widen tokens, says how long a register is (FL_VECTOR_BYTES) and how one is filled.
+ *
+ * With registers, a run is worked in blocks of one register of tokens, which is compared once and
+ * then widened piece by piece, for x and again for y: a second load from the nearest cache costs
+ * less than stores to y from where x begins, half of which would cross a cache line. */
+#include "fl_cpu_tokens.h"
+
+#include <string.h>
+
+#define FL_INLINE static inline __attribute__((always_inline))
+
+/* Element i, wherever it lies. U: the type without sign, in which a negative token is above all
+ * others. */
+#define FL_DEFINE_TYPE(name, T, U)                                                               \
+    typedef T type_##name;                                                                       \
+    typedef U bits_##name;                                                                       \
+    FL_INLINE T load_##name(const char *src, int64_t i)                                          \
+    {                                                                                            \
+        T token;                                                                                 \
+        memcpy(&token, src + i * (int64_t)sizeof token, sizeof token);                           \
+        return token;                                                                            \
+    }                                                                                            \
+    FL_INLINE bits_##name limit_##name(uint64_t most)                                            \
+    {                                                                                            \
+        return most < (bits_##name) - 1 ? (bits_##name)most : (bits_##name) - 1;                 \
+    }                                                                                            \
+    static int64_t find_##name(const void *src, int64_t count, int64_t value)                    \
+    {                                                                                            \
+        enum { BLOCK = 64 };                                                                     \
+        const U wanted = (U)value;                                                               \
+        int64_t at = 0;                                                                          \
+        for (; at + BLOCK <= count; at += BLOCK) {                                               \
+            U found = 0;                                                                         \
+            for (int k = 0; k < BLOCK; k++) found |= (U)((U)load_##name(src, at + k) == wanted); \
+            if (found != 0) break;                                                               \
+        }                                                                                        \
+        while (at < count && (U)load_##name(src, at) != wanted) at++;                            \
+        return at;                                                                               \
+    }
+
+FL_DEFINE_TYPE(u8, uint8_t, uint8_t)
+FL_DEFINE_TYPE(i8, int8_t, uint8_t)
+FL_DEFINE_TYPE(u16, uint16_t, uint16_t)
+FL_DEFINE_TYPE(i16, int16_t, uint16_t)
+FL_DEFINE_TYPE(u32, uint32_t, uint32_t)
+FL_DEFINE_TYPE(i32, int32_t, uint32_t)
+FL_DEFINE_TYPE(i64, int64_t, uint64_t)
+
+typedef uint16_t out_16;
+typedef uint32_t out_32;
+typedef uint64_t out_64;
+
+/* Tokens at <= i < count, one after the other. */
+#define FL_DEFINE_ONES(from, to)                                                            \
+    FL_INLINE bool ones_##from##_##to(char *restrict x, char *restrict y,                   \
+                                      const char *restrict src, int64_t at, int64_t count,  \
+                                      int64_t shift, bits_##from most)                      \
+    {                                                                                       \
+        bits_##from above = 0;                                                              \
+        for (int64_t i = at; i < count; i++) {                                              \
+            type_##from token = load_##from(src, i);                                        \
+            above |= (bits_##from)((bits_##from)token > most);                              \
+            out_##to out = (out_##to)token;                                                 \
+            memcpy(x + i * (int64_t)sizeof out, &out, sizeof out);                          \
+        }                                                                                   \
+        for (int64_t i = at; y != NULL && i < count; i++) {                                 \
+            out_##to out = (out_##to)load_##from(src, i + shift);                           \
+            memcpy(y + i * (int64_t)sizeof out, &out, sizeof out);                          \
+        }                                                                                   \
+        if (shift > 0) above |= (bits_##from)((bits_##from)load_##from(src, count) > most); \
+        return above == 0;                                                                  \
+    }
+
+#define FL_DEFINE_LOOP(from, to)                                                        \
+    FL_DEFINE_ONES(from, to)                                                            \
+    static bool convert_##from##_##to(void *x, void *y, const void *src, int64_t count, \
+                                      int64_t shift, uint64_t most)                     \
+    {                                                                                   \
+        return ones_##from##_##to(x, y, src, 0, count, shift, limit_##from(most));      \
+    }
+
+#ifdef FL_VECTOR_BYTES
+/* A register of elements from the tokens at `at`. */
+#define widen_u8_16(at) FL_V(cvtepu8_epi16)(half(at))
+#define widen_i8_16(at) FL_V(cvtepi8_epi16)(half(at))
+#define widen_u8_32(at) FL_V(cvtepu8_epi32)(quarter(at))
+#define widen_i8_32(at) FL_V(cvtepi8_epi32)(quarter(at))
+#define widen_u16_32(at) FL_V(cvtepu16_epi32)(half(at))
+#define widen_i16_32(at) FL_V(cvtepi16_epi32)(half(at))
+#define widen_u8_64(at) FL_V(cvtepu8_epi64)(eighth(at))
+#define widen_i8_64(at) FL_V(cvtepi8_epi64)(eighth(at))
+#define widen_u16_64(at) FL_V(cvtepu16_epi64)(quarter(at))
+#define widen_i16_64(at) FL_V(cvtepi16_epi64)(quarter(at))
+#define widen_u32_64(at) FL_V(cvtepu32_epi64)(half(at))
+#define widen_i32_64(at) FL_V(cvtepi32_epi64)(half(at))
+
+#define FL_TOKENS_OF(from) __attribute__((vector_size(FL_VECTOR_BYTES), aligned(1))) bits_##from
+
+FL_INLINE bool is_any(const void *vector)
+{
+    uint64_t words[FL_VECTOR_BYTES / 8], all = 0;
+    memcpy(words, vector, sizeof words);
+    for (int i = 0; i < FL_VECTOR_BYTES / 8; i++) all |= words[i];
+    return all != 0;
+}
+
+/* widen(at): a register of elements of the output from the tokens at `at`. */
+#define FL_DEFINE_BLOCKS(from, to, widen)                                                  \
+    FL_INLINE bool blocks_##from##_##to(char *x, char *y, const char *src, int64_t blocks, \
+                                        int64_t shift, bits_##from most)                   \
+    {                                                                                      \
+        enum { TOKEN = sizeof(type_##from), OUT = sizeof(out_##to) };                      \
+        enum { STEP = FL_VECTOR_BYTES / OUT * TOKEN };                                     \
+        typedef FL_TOKENS_OF(from) tokens;                                                 \
+        tokens above = {0};                                                                \
+        for (int64_t b = 0; b < blocks; b++, src += FL_VECTOR_BYTES) {                     \
+            tokens block;                                                                  \
+            memcpy(&block, src, sizeof block);                                             \
+            above |= (tokens)(block > most);                                               \
+            _Pragma("GCC unroll 8") for (int k = 0; k < FL_VECTOR_BYTES; k += STEP)        \
+            {                                                                              \
+                store_register(x, widen(src + k));                                         \
+                x += FL_VECTOR_BYTES;                                                      \
+                if (y == NULL) continue;                                                   \
+                store_register(y, widen(src + k + shift * TOKEN));                         \
+                y += FL_VECTOR_BYTES;                                                      \
+            }                                                                              \
+        }                                                                                  \
+        return !is_any(&above);                                                            \
+    }
+
+#define FL_DEFINE_WIDEN(from, to, widen)                                                  \
+    FL_DEFINE_ONES(from, to)                                                              \
+    FL_DEFINE_BLOCKS(from, to, widen)                                                     \
+    static bool convert_##from##_##to(void *x, void *y, const void *src, int64_t count,   \
+                                      int64_t shift, uint64_t most)                       \
+    {                                                                                     \
+        int64_t blocks = count * (int64_t)sizeof(type_##from) / FL_VECTOR_BYTES;          \
+        int64_t done = blocks * FL_VECTOR_BYTES / (int64_t)sizeof(type_##from);           \
+        bits_##from limit = limit_##from(most);                                           \
+        bool is_below = y != NULL ? blocks_##from##_##to(x, y, src, blocks, shift, limit) \
+                                  : blocks_##from##_##to(x, NULL, src, blocks, 0, limit); \
+        return ones_##from##_##to(x, y, src, done, count, shift, limit) && is_below;      \
+    }
+#else
+#define FL_DEFINE_WIDEN(from, to, widen) FL_DEFINE_LOOP(from, to)
+#endif
+
+FL_DEFINE_WIDEN(u8, 16, widen_u8_16)
+FL_DEFINE_WIDEN(i8, 16, widen_i8_16)
+FL_DEFINE_WIDEN(u16, 16, load_register)
+FL_DEFINE_WIDEN(i16, 16, load_register)
+FL_DEFINE_LOOP(u32, 16)
+FL_DEFINE_LOOP(i32, 16)
+FL_DEFINE_LOOP(i64, 16)
+
+FL_DEFINE_WIDEN(u8, 32, widen_u8_32)
+FL_DEFINE_WIDEN(i8, 32, widen_i8_32)
+FL_DEFINE_WIDEN(u16, 32, widen_u16_32)
+FL_DEFINE_WIDEN(i16, 32, widen_i16_32)
+FL_DEFINE_WIDEN(u32, 32, load_register)
+FL_DEFINE_WIDEN(i32, 32, load_register)
+FL_DEFINE_LOOP(i64, 32)
+
+FL_DEFINE_WIDEN(u8, 64, widen_u8_64)
+FL_DEFINE_WIDEN(i8, 64, widen_i8_64)
+FL_DEFINE_WIDEN(u16, 64, widen_u16_64)
+FL_DEFINE_WIDEN(i16, 64, widen_i16_64)
+FL_DEFINE_WIDEN(u32, 64, widen_u32_64)
+FL_DEFINE_WIDEN(i32, 64, widen_i32_64)
+FL_DEFINE_WIDEN(i64, 64, load_register)
+
+static void count_up(int64_t *out, int64_t first, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) out[i] = first + i;
+}
+
+static void fill(int64_t *out, int64_t value, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) out[i] = value;
+}
+
+#define FL_OUTS_OF(from)                                                                  \
+    {                                                                                     \
+        [FL_TOKEN_OUT_16] = convert_##from##_16, [FL_TOKEN_OUT_32] = convert_##from##_32, \
+        [FL_TOKEN_OUT_64] = convert_##from##_64                                           \
+    }
+
+const fl_token_ops FL_TOKENS = {
+    .name = FL_TOKENS_NAME,
+    .convert = {[FL_TOKEN_U8] = FL_OUTS_OF(u8),
+                [FL_TOKEN_I8] = FL_OUTS_OF(i8),
+                [FL_TOKEN_U16] = FL_OUTS_OF(u16),
+                [FL_TOKEN_I16] = FL_OUTS_OF(i16),
+                [FL_TOKEN_U32] = FL_OUTS_OF(u32),
+                [FL_TOKEN_I32] = FL_OUTS_OF(i32),
+                [FL_TOKEN_I64] = FL_OUTS_OF(i64)},
+    .find = {[FL_TOKEN_U8] = find_u8,
+             [FL_TOKEN_I8] = find_i8,
+             [FL_TOKEN_U16] = find_u16,
+             [FL_TOKEN_I16] = find_i16,
+             [FL_TOKEN_U32] = find_u32,
+             [FL_TOKEN_I32] = find_i32,
+             [FL_TOKEN_I64] = find_i64},
+    .count_up = count_up,
+    .fill = fill,
+};
