@@ -68,6 +68,37 @@ class ImagePlan:
     def apply(self, image: Any, out: Any, index: int, epoch: int, view: int, /) -> None: ...
 
 @final
+class Windows:
+    @property
+    def counts(self) -> tuple[int, ...]: ...
+    @property
+    def io(self) -> tuple[str, ...]: ...
+    def __new__(
+        cls,
+        files: tuple[tuple[Any, ...], ...],
+        *,
+        seq_len: int,
+        stride: int,
+        mode: str,
+        targets: str | None,
+        out_dtype: str,
+        eos_id: int | None,
+        return_docs: bool,
+        vocab_size: int | None,
+        io: str,
+        seed: int,
+    ) -> Windows: ...
+    def __len__(self) -> int: ...
+    def read_one(self, index: int, epoch: int, /) -> tuple[Any, ...]: ...
+    def read_batch(self, indices: Any, epoch: int, /) -> tuple[Any, ...]: ...
+    def locate(self, index: int, epoch: int, /) -> tuple[int, int]: ...
+
+@final
+class Permutation:
+    def __new__(cls, n: int, seed: int, epoch: int) -> Permutation: ...
+    def block(self, first: int, count: int, step: int = 1) -> np.ndarray[Any, Any]: ...
+
+@final
 class BatchPool:
     fields: int
     device: int

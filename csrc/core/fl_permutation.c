@@ -53,7 +53,7 @@ int64_t fl_permutation_at(const fl_permutation *permutation, int64_t at)
 }
 
 void fl_permutation_block(const fl_permutation *permutation, int64_t first, int64_t count,
-                          int64_t *out)
+                          int64_t step, int64_t *out)
 {
-    for (int64_t i = 0; i < count; i++) out[i] = fl_permutation_at(permutation, first + i);
+    for (int64_t i = 0; i < count; i++) out[i] = fl_permutation_at(permutation, first + i * step);
 }

@@ -25,8 +25,8 @@ fl_permutation fl_permutation_make(int64_t count, uint64_t seed, uint32_t epoch)
 /* The index at position `at`, 0 <= at < count. */
 int64_t fl_permutation_at(const fl_permutation *permutation, int64_t at);
 
-/* Those at positions first, ..., first + count - 1, which must exist. */
+/* Those at positions first, first + step, ..., first + (count - 1) * step, which must exist. */
 void fl_permutation_block(const fl_permutation *permutation, int64_t first, int64_t count,
-                          int64_t *out);
+                          int64_t step, int64_t *out);
 
 #endif

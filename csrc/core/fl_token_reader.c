@@ -180,8 +180,9 @@ typedef struct read_state {
 static int fail_read(const read_state *state, const token_file *file, int64_t byte, int number)
 {
     int64_t f = file - state->reader->files;
-    fl_fail(state->err, FL_EFILE, "file %lld cannot be read at byte %lld: %s", (long long)f,
-            (long long)byte, number != 0 ? strerror(number) : "it has become shorter");
+    fl_fail(state->err, FL_EFILE, "byte %lld cannot be read: %s", (long long)byte,
+            number != 0 ? strerror(number)
+                        : "the file has become shorter; restore it and open the dataset again");
     if (state->err != NULL) {
         state->err->position = f;
         state->err->value = byte;
@@ -205,8 +206,10 @@ static int fail_token(const read_state *state, const token_piece *piece, const c
     int64_t i = 0, token;
     while ((uint64_t)(token = token_at(source->type, tokens, i)) <= source->most) i++;
     int64_t f = piece->file - state->reader->files;
-    fl_fail(state->err, FL_ETOKEN, "file %lld: token %lld is %lld, which is out of range",
-            (long long)f, (long long)(piece->first + i), (long long)token);
+    fl_fail(state->err, FL_ETOKEN,
+            "token %lld is %lld, which is not in [0, %llu]; vocab_size and out_dtype must hold "
+            "every token",
+            (long long)(piece->first + i), (long long)token, (unsigned long long)source->most);
     if (state->err != NULL) {
         state->err->position = f;
         state->err->value = token;

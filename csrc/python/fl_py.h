@@ -25,6 +25,8 @@ typedef struct fl_py_state {
     PyTypeObject *finalizer_type;       /* owned */
     PyTypeObject *image_plan_type;      /* owned */
     PyTypeObject *sequence_column_type; /* owned */
+    PyTypeObject *windows_type;         /* owned */
+    PyTypeObject *permutation_type;     /* owned */
 } fl_py_state;
 
 #endif

@@ -34,6 +34,19 @@ static PyObject *raise_source(const fl_err *err, const fl_py_fields *fields)
     return NULL;
 }
 
+/* What is wrong with a file of tokens: OSError has its name and errno, ValueError the name in front
+ * of the text. */
+static PyObject *raise_token_file(const fl_err *err, const fl_py_fields *fields)
+{
+    PyObject *name = PyTuple_GET_ITEM(fields->token_files, err->position);
+    if (err->code == FL_ETOKEN) return PyErr_Format(PyExc_ValueError, "%U: %s", name, err->text);
+    int number = err->length != 0 ? (int)err->length : EIO;
+    PyObject *error = PyObject_CallFunction(PyExc_OSError, "isO", number, err->text, name);
+    if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    return NULL;
+}
+
 /* The exception class of this name in torch; RuntimeError, its base class, where torch is not
  * loaded or has no such class. New reference. */
 static PyObject *find_device_error(const char *name)
@@ -72,6 +85,9 @@ PyObject *fl_py_raise(const fl_err *err, const fl_py_fields *fields)
         return raise_index(err);
     case FL_ESOURCE:
         return raise_source(err, fields);
+    case FL_EFILE:
+    case FL_ETOKEN:
+        return raise_token_file(err, fields);
     case FL_EDEVICE:
         if (err->value != 0) return raise_device(err);
         break;

@@ -11,10 +11,12 @@
 typedef struct fl_py_fields {
     PyObject *names; /* owned by the table: tuple of str */
     PyObject *files; /* owned by the table: tuple of None or (path, address of byte 0, size) */
+    PyObject *token_files; /* owned by the object that reads windows: tuple of the names of its
+                              files; NULL: no windows are read */
 } fl_py_fields;
 
-/* Sets the exception for err->code and returns NULL. FL_ESOURCE needs `fields`, which is NULL where
- * no table is read. */
+/* Sets the exception for err->code and returns NULL. FL_ESOURCE, FL_EFILE and FL_ETOKEN need
+ * `fields`, which is NULL where neither a table nor tokens are read. */
 PyObject *fl_py_raise(const fl_err *err, const fl_py_fields *fields);
 
 #endif

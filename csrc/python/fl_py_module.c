@@ -14,10 +14,12 @@
 #include "fl_py_indices.h"
 #include "fl_py_numpy.h"
 #include "fl_py_parent_end.h"
+#include "fl_py_permutation.h"
 #include "fl_py_place.h"
 #include "fl_py_reply.h"
 #include "fl_py_table.h"
 #include "fl_py_thread_pool.h"
+#include "fl_py_windows.h"
 #include "fl_py_worker_end.h"
 #include "fl_safe_read.h"
 #include "fl_thread.h"
@@ -179,6 +181,8 @@ static int module_exec(PyObject *module)
     if (add_type(module, &fl_py_grad_list_spec, &state->grad_list_type) != 0) return -1;
     if (add_type(module, &fl_py_image_plan_spec, &state->image_plan_type) != 0) return -1;
     if (add_type(module, &fl_py_sequence_column_spec, &state->sequence_column_type) != 0) return -1;
+    if (add_type(module, &fl_py_windows_spec, &state->windows_type) != 0) return -1;
+    if (add_type(module, &fl_py_permutation_spec, &state->permutation_type) != 0) return -1;
     return add_type(module, &fl_py_finalizer_spec, &state->finalizer_type);
 }
 
@@ -197,6 +201,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->finalizer_type);
     Py_VISIT(state->image_plan_type);
     Py_VISIT(state->sequence_column_type);
+    Py_VISIT(state->windows_type);
+    Py_VISIT(state->permutation_type);
     return 0;
 }
 
@@ -215,6 +221,8 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->finalizer_type);
     Py_CLEAR(state->image_plan_type);
     Py_CLEAR(state->sequence_column_type);
+    Py_CLEAR(state->windows_type);
+    Py_CLEAR(state->permutation_type);
     return 0;
 }
 

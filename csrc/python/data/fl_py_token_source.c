@@ -1,0 +1,115 @@
+/* fl_py_token_source: see fl_py_token_source.h. */
+#define _GNU_SOURCE
+#include "fl_py_token_source.h"
+
+#include "fl_py_indices.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    fl_token_type type;
+} types[] = {{"uint8", FL_TOKEN_U8},  {"int8", FL_TOKEN_I8},    {"uint16", FL_TOKEN_U16},
+             {"int16", FL_TOKEN_I16}, {"uint32", FL_TOKEN_U32}, {"int32", FL_TOKEN_I32},
+             {"int64", FL_TOKEN_I64}};
+
+static int find_type(const char *name, fl_token_type *out)
+{
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        *out = types[t].type;
+        if (strcmp(types[t].name, name) == 0) return 0;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "Windows: dtype=%s; pass uint8, int8, uint16, int16, uint32, int32 or int64",
+                 name);
+    return -1;
+}
+
+/* Tokens and bytes that cannot be: what is read must fit int64 and, where known, `room`. */
+static int check_extent(const fl_token_source *source, int64_t room)
+{
+    int64_t end;
+    if (source->first_byte >= 0 && source->tokens >= 0 &&
+        fl_mul(source->tokens, fl_token_bytes(source->type), &end) &&
+        fl_add(end, source->first_byte, &end) && end <= room)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "Windows: %lld tokens from byte %lld on do not fit the source",
+                 (long long)source->tokens, (long long)source->first_byte);
+    return -1;
+}
+
+/* A duplicate that is ours. */
+static int open_file(PyObject *name, PyObject *number, int *fd)
+{
+    int given = (int)PyLong_AsLong(number);
+    if (given == -1 && PyErr_Occurred()) return -1;
+    *fd = fcntl(given, F_DUPFD_CLOEXEC, 3);
+    if (*fd >= 0) return 0;
+    bool is_limit = errno == EMFILE;
+    PyObject *error = PyObject_CallFunction(
+        PyExc_OSError, "isO", errno,
+        is_limit ? "each token file stays open and the limit of open files is reached: raise it "
+                   "(ulimit -n) or join files"
+                 : strerror(errno),
+        name);
+    if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    return -1;
+}
+
+static int
+open_array(const fl_py_dlpack *dlpack, PyObject *array, PyObject *kept, fl_token_source *out)
+{
+    fl_tensor view;
+    if (fl_py_view(dlpack, array, &view) != 0) return -1;
+    if (view.ndim != 1 || !fl_tensor_is_contiguous(&view)) {
+        PyErr_SetString(PyExc_ValueError, "Windows: an array of tokens is 1-d and contiguous");
+        return -1;
+    }
+    out->data = view.data;
+    if (check_extent(out, fl_tensor_bytes(view.dtype, 1, view.shape)) != 0) return -1;
+    return PyList_Append(kept, array);
+}
+
+static int
+read_ends(const fl_py_dlpack *dlpack, PyObject *ends, PyObject *kept, fl_token_source *out)
+{
+    fl_tensor view;
+    if (ends == Py_None) return 0;
+    if (fl_py_index_vector(dlpack, ends, &view) != 0) return -1;
+    out->ends = (const int64_t *)(const void *)view.data;
+    out->documents = view.shape[0];
+    for (int64_t i = 1; i < out->documents; i++) {
+        if (out->ends[i - 1] <= out->ends[i]) continue;
+        PyErr_Format(PyExc_ValueError, "Windows: document end %lld is %lld, below the one before",
+                     (long long)i, (long long)out->ends[i]);
+        return -1;
+    }
+    return PyList_Append(kept, ends);
+}
+
+int fl_py_token_source(const fl_py_dlpack *dlpack, PyObject *item, PyObject *kept, int *fd,
+                       fl_token_source *out)
+{
+    PyObject *name, *source, *ends;
+    long long first_byte, tokens;
+    const char *dtype;
+    int is_mapped = 0;
+    *fd = -1;
+    *out = (fl_token_source){.fd = -1, .most = UINT64_MAX};
+    if (!PyArg_ParseTuple(item, "UOLLsO|p:Windows", &name, &source, &first_byte, &tokens, &dtype,
+                          &ends, &is_mapped) ||
+        find_type(dtype, &out->type) != 0)
+        return -1;
+    out->first_byte = first_byte;
+    out->tokens = tokens;
+    out->is_volatile = is_mapped != 0;
+    if (check_extent(out, INT64_MAX) != 0 || read_ends(dlpack, ends, kept, out) != 0) return -1;
+    if (!PyLong_Check(source)) return open_array(dlpack, source, kept, out);
+    int status = open_file(name, source, fd);
+    out->fd = *fd;
+    out->is_volatile = false;
+    return status;
+}

@@ -1,0 +1,16 @@
+/* fl_py_token_source: the files and arrays of tokens that Python names, as the core reads them.
+ *
+ * All functions need the interpreter lock. */
+#ifndef FL_PY_TOKEN_SOURCE_H
+#define FL_PY_TOKEN_SOURCE_H
+
+#include "fl_py_dlpack.h"
+#include "fl_token_reader.h"
+
+/* Reads (name, source, first_byte, tokens, dtype, ends[, is_mapped]). *fd becomes a duplicate of a
+ * file descriptor, which the caller closes; -1 for an array. Arrays are appended to the list
+ * `kept`; *out borrows from them, and allows any token. 0, or -1 and an exception. */
+int fl_py_token_source(const fl_py_dlpack *dlpack, PyObject *item, PyObject *kept, int *fd,
+                       fl_token_source *out);
+
+#endif

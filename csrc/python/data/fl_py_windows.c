@@ -1,0 +1,437 @@
+/* fl_py_windows: see fl_py_windows.h. Read-only once made: threads may read at once, and do so
+ * without the interpreter lock. */
+#include "fl_py_windows.h"
+
+#include "fl_cpu_tokens.h"
+#include "fl_plan.h"
+#include "fl_py_error.h"
+#include "fl_py_indices.h"
+#include "fl_py_seed.h"
+#include "fl_py_token_source.h"
+
+#include <string.h>
+#include <unistd.h>
+
+/* ---- what the arguments say */
+
+typedef struct choice {
+    const char *name; /* NULL: behind the last */
+    int value;
+} choice;
+
+static const choice modes[] = {{"strided", FL_WINDOW_STRIDED},
+                               {"jittered", FL_WINDOW_JITTERED},
+                               {"random", FL_WINDOW_RANDOM},
+                               {NULL, 0}};
+static const choice ios[] = {
+    {"auto", FL_TOKEN_AUTO}, {"pread", FL_TOKEN_PREAD}, {"mmap", FL_TOKEN_MMAP}, {NULL, 0}};
+static const choice all_targets[] = {
+    {"", FL_TARGETS_NONE}, {"same", FL_TARGETS_SAME}, {"shift", FL_TARGETS_SHIFT}, {NULL, 0}};
+
+/* Tensors of tokens, in the order of `outs`. */
+static const choice outs[] = {{"int64", 0}, {"int32", 1}, {"uint32", 2}, {"uint16", 3}, {NULL, 0}};
+static const struct {
+    fl_dtype dtype;
+    fl_token_out out;
+    uint64_t most; /* of tokens whose type may hold more */
+} out_types[] = {{{kDLInt, 64, 1}, FL_TOKEN_OUT_64, INT64_MAX},
+                 {{kDLInt, 32, 1}, FL_TOKEN_OUT_32, INT32_MAX},
+                 {{kDLUInt, 32, 1}, FL_TOKEN_OUT_32, UINT32_MAX},
+                 {{kDLUInt, 16, 1}, FL_TOKEN_OUT_16, UINT16_MAX}};
+
+static int choose(const char *argument, const char *name, const choice *choices, int *out)
+{
+    for (; choices->name != NULL; choices++) {
+        *out = choices->value;
+        if (strcmp(choices->name, name) == 0) return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "Windows: %s=%s is none of its choices", argument, name);
+    return -1;
+}
+
+typedef struct arguments {
+    PyObject *files, *eos, *vocab_size, *seed;
+    long long length, stride;
+    const char *mode, *targets, *out, *io;
+    int has_documents;
+    int mode_value, targets_value, out_value, io_value;
+    uint64_t seed_value;
+    uint64_t most; /* below vocab_size; UINT64_MAX: None */
+} arguments;
+
+static int read_vocab_size(arguments *given)
+{
+    given->most = UINT64_MAX;
+    if (given->vocab_size == Py_None) return 0;
+    long long size = PyLong_AsLongLong(given->vocab_size);
+    if (size == -1 && PyErr_Occurred()) return -1;
+    if (size < 1) {
+        PyErr_Format(PyExc_ValueError, "vocab_size=%lld is not at least 1", size);
+        return -1;
+    }
+    given->most = (uint64_t)size - 1;
+    return 0;
+}
+
+static int parse(PyObject *args, PyObject *kwargs, arguments *given)
+{
+    static char *keywords[] = {"files",      "seq_len",   "stride", "mode",
+                               "targets",    "out_dtype", "eos_id", "return_docs",
+                               "vocab_size", "io",        "seed",   NULL};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O!$LLszsOpOsO:Windows", keywords, &PyTuple_Type, &given->files,
+            &given->length, &given->stride, &given->mode, &given->targets, &given->out, &given->eos,
+            &given->has_documents, &given->vocab_size, &given->io, &given->seed))
+        return -1;
+    if (given->length < 1 || given->length > INT32_MAX || given->stride < 1) {
+        PyErr_Format(PyExc_ValueError,
+                     "Windows: seq_len=%lld is not in [1, 2**31), or stride=%lld is not at least 1",
+                     given->length, given->stride);
+        return -1;
+    }
+    if (choose("mode", given->mode, modes, &given->mode_value) != 0 ||
+        choose("targets", given->targets != NULL ? given->targets : "", all_targets,
+               &given->targets_value) != 0 ||
+        choose("out_dtype", given->out, outs, &given->out_value) != 0 ||
+        choose("io", given->io, ios, &given->io_value) != 0 ||
+        fl_py_seed(given->seed, &given->seed_value) != 0)
+        return -1;
+    return read_vocab_size(given);
+}
+
+/* ---- opening */
+
+static void add_tensor(fl_py_windows *self, fl_dtype dtype)
+{
+    self->dtype[self->tensors++] = dtype;
+}
+
+static void describe_tensors(fl_py_windows *self, const arguments *given)
+{
+    fl_dtype of_tokens = out_types[given->out_value].dtype;
+    self->length = given->length;
+    self->has_y = given->targets_value != FL_TARGETS_NONE;
+    self->has_documents = given->has_documents != 0;
+    add_tensor(self, of_tokens);
+    if (self->has_y) add_tensor(self, of_tokens);
+    if (!self->has_documents) return;
+    add_tensor(self, (fl_dtype){kDLInt, 64, 1});
+    add_tensor(self, (fl_dtype){kDLInt, 64, 1});
+    add_tensor(self, (fl_dtype){kDLBool, 8, 1});
+}
+
+/* The largest token that the source may have: a type that holds more than the output is checked;
+ * one of the same width keeps its bits. */
+static uint64_t limit_of(const arguments *given, fl_token_type type)
+{
+    bool is_wider = fl_token_bytes(type) > fl_token_out_bytes(out_types[given->out_value].out);
+    bool loses_sign = type == FL_TOKEN_U32 && given->out_value == 1;
+    uint64_t most = out_types[given->out_value].most;
+    return is_wider || loses_sign ? (given->most < most ? given->most : most) : given->most;
+}
+
+static int read_sources(fl_py_windows *self, const arguments *given, fl_token_source *sources)
+{
+    for (int64_t f = 0; f < self->files; f++) {
+        PyObject *item = PyTuple_GET_ITEM(given->files, f);
+        if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) < 6) {
+            PyErr_SetString(PyExc_TypeError, "Windows: a file is a tuple of at least 6");
+            return -1;
+        }
+        if (fl_py_token_source(&self->dlpack, item, self->kept, &self->fds[f], &sources[f]) != 0)
+            return -1;
+        PyTuple_SET_ITEM(self->names, f, Py_NewRef(PyTuple_GET_ITEM(item, 0)));
+        sources[f].most = limit_of(given, sources[f].type);
+    }
+    return 0;
+}
+
+static int
+open_windows(fl_py_windows *self, const arguments *given, const int64_t *tokens, fl_err *err)
+{
+    bool is_random = given->mode_value == FL_WINDOW_RANDOM;
+    fl_window_config config = {.tokens = tokens,
+                               .files = self->files,
+                               .length = fl_token_reader_window(self->reader),
+                               .stride = is_random ? given->length : given->stride,
+                               .mode = (fl_window_mode)given->mode_value,
+                               .seed = given->seed_value};
+    return fl_windows_open(&config, &self->windows, err);
+}
+
+static int open_reader(fl_py_windows *self, const arguments *given, const fl_token_source *sources,
+                       fl_err *err)
+{
+    fl_token_config config = {.sources = sources,
+                              .count = self->files,
+                              .length = given->length,
+                              .targets = (fl_token_targets)given->targets_value,
+                              .out = out_types[given->out_value].out,
+                              .has_eos = given->eos != Py_None,
+                              .io = (fl_token_io)given->io_value,
+                              .ops = fl_cpu_token_ops_find()};
+    if (config.has_eos) config.eos = PyLong_AsLongLong(given->eos);
+    if (PyErr_Occurred()) return FL_EINVAL;
+    return fl_token_reader_open(&config, &self->reader, err);
+}
+
+static int open_both(fl_py_windows *self, const arguments *given)
+{
+    fl_token_source *sources = fl_alloc(self->files * (int64_t)sizeof *sources);
+    int64_t *tokens = fl_alloc(self->files * (int64_t)sizeof *tokens);
+    fl_err err = {.code = FL_ENOMEM, .text = "out of memory for the files of a dataset"};
+    int status = sources != NULL && tokens != NULL ? FL_OK : FL_ENOMEM;
+    if (status == FL_OK) status = read_sources(self, given, sources) == 0 ? FL_OK : FL_EINVAL;
+    for (int64_t f = 0; status == FL_OK && f < self->files; f++) tokens[f] = sources[f].tokens;
+    if (status == FL_OK) status = open_reader(self, given, sources, &err);
+    if (status == FL_OK) status = open_windows(self, given, tokens, &err);
+    fl_free(sources);
+    fl_free(tokens);
+    if (status != FL_OK && !PyErr_Occurred()) fl_py_raise(&err, NULL);
+    return status == FL_OK ? 0 : -1;
+}
+
+static int find_torch(fl_py_dlpack *dlpack)
+{
+    PyObject *torch = PyImport_ImportModule("torch");
+    PyObject *type = torch != NULL ? PyObject_GetAttrString(torch, "Tensor") : NULL;
+    int status = type != NULL ? fl_py_dlpack_open(type, dlpack) : -1;
+    Py_XDECREF(type);
+    Py_XDECREF(torch);
+    return status;
+}
+
+static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    arguments given = {0};
+    if (parse(args, kwargs, &given) != 0) return NULL;
+    fl_py_windows *self = (fl_py_windows *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    int64_t files = PyTuple_GET_SIZE(given.files);
+    self->names = PyTuple_New(files);
+    self->kept = PyList_New(0);
+    self->fds = fl_alloc(files * (int64_t)sizeof *self->fds);
+    if (self->fds == NULL) PyErr_NoMemory();
+    for (int64_t f = 0; self->fds != NULL && f < files; f++) self->fds[f] = -1;
+    self->files = files;
+    describe_tensors(self, &given);
+    if (self->names == NULL || self->kept == NULL || self->fds == NULL ||
+        find_torch(&self->dlpack) != 0 || open_both(self, &given) != 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void windows_dealloc(fl_py_windows *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    fl_windows_close(self->windows);
+    fl_token_reader_close(self->reader);
+    for (int64_t f = 0; self->fds != NULL && f < self->files; f++)
+        if (self->fds[f] >= 0) close(self->fds[f]);
+    fl_free(self->fds);
+    Py_XDECREF(self->names);
+    Py_XDECREF(self->kept);
+    fl_py_dlpack_close(&self->dlpack);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* ---- reading */
+
+/* The tensors of `rows` rows, or with -1 of one row without that dimension; and where they lie. */
+static PyObject *make_tensors(const fl_py_windows *self, int64_t rows, fl_token_rows *out)
+{
+    int64_t shape[2] = {rows, self->length};
+    int32_t skip = rows < 0 ? 1 : 0;
+    char *data[FL_PY_WINDOW_TENSORS] = {NULL};
+    PyObject *tensors = PyTuple_New(self->tensors);
+    for (int32_t t = 0; tensors != NULL && t < self->tensors; t++) {
+        PyObject *tensor =
+            fl_py_tensor_new(&self->dlpack, self->dtype[t], 2 - skip, shape + skip, &data[t]);
+        if (tensor == NULL)
+            Py_CLEAR(tensors);
+        else
+            PyTuple_SET_ITEM(tensors, t, tensor);
+    }
+    int32_t next = self->has_y ? 2 : 1;
+    *out = (fl_token_rows){.x = data[0], .y = self->has_y ? data[1] : NULL};
+    if (!self->has_documents) return tensors;
+    out->position = (int64_t *)(void *)data[next];
+    out->document = (int64_t *)(void *)data[next + 1];
+    out->mask = (bool *)(void *)data[next + 2];
+    return tensors;
+}
+
+static PyObject *raise(const fl_py_windows *self, const fl_err *err)
+{
+    fl_py_fields fields = {.token_files = self->names};
+    return fl_py_raise(err, &fields);
+}
+
+/* The tensors of windows[0 .. count); `rows` as in make_tensors. */
+static PyObject *
+read_windows(fl_py_windows *self, const fl_window *windows, int64_t count, int64_t rows)
+{
+    fl_err err = {0};
+    fl_token_rows out;
+    PyObject *tensors = make_tensors(self, rows, &out);
+    if (tensors == NULL) return NULL;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    fl_token_reader_advise(self->reader, windows, count);
+    status = fl_token_reader_read(self->reader, windows, count, &out, 0, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FL_OK) return tensors;
+    Py_DECREF(tensors);
+    return raise(self, &err);
+}
+
+/* The windows at `rows`, which fl_py_rows_add made. */
+static int
+find_windows(const fl_py_windows *self, const fl_rows *rows, uint32_t epoch, fl_window *out)
+{
+    int64_t length = fl_windows_count(self->windows);
+    for (int64_t i = 0; i < rows->count; i++) {
+        int64_t index = rows->index[i];
+        if (index < 0 || index >= length) {
+            fl_err err = {.code = FL_EINDEX, .position = i, .value = index, .length = length};
+            fl_py_raise(&err, NULL);
+            return -1;
+        }
+        out[i] = fl_windows_find(self->windows, index, epoch);
+    }
+    return 0;
+}
+
+static PyObject *read_rows(fl_py_windows *self, const fl_rows *rows, uint32_t epoch)
+{
+    fl_window *windows = fl_alloc(rows->count * (int64_t)sizeof *windows);
+    if (windows == NULL) return PyErr_NoMemory();
+    PyObject *tensors = find_windows(self, rows, epoch, windows) == 0
+                            ? read_windows(self, windows, rows->count, rows->count)
+                            : NULL;
+    fl_free(windows);
+    return tensors;
+}
+
+PyDoc_STRVAR(read_batch_doc,
+             "read_batch(indices, epoch)\n--\n\n"
+             "The windows as a tuple of tensors [n, seq_len]: x, y if there are targets, and with\n"
+             "documents position_ids, doc_ids, loss_mask. indices: ints in [0, len), a list or an\n"
+             "int64 array. Lets go of the interpreter lock. IndexError; OSError for a file that\n"
+             "cannot be read; ValueError for a token that is out of range.");
+
+static PyObject *windows_read_batch(fl_py_windows *self, PyObject *args)
+{
+    PyObject *indices, *number, *tensors = NULL;
+    uint32_t epoch;
+    fl_rows rows = {0};
+    if (!PyArg_ParseTuple(args, "OO:read_batch", &indices, &number) ||
+        fl_py_epoch(number, &epoch) != 0)
+        return NULL;
+    int added = fl_py_rows_add(&self->dlpack, indices, &rows);
+    if (added == 0)
+        PyErr_SetString(PyExc_TypeError, "read_batch needs a list of ints or an int64 array");
+    if (added == 1) tensors = read_rows(self, &rows, epoch);
+    fl_rows_close(&rows);
+    return tensors;
+}
+
+/* A window by the arguments (index, epoch). */
+static int find_window(const fl_py_windows *self, PyObject *args, fl_window *out)
+{
+    long long given;
+    PyObject *number;
+    uint32_t epoch;
+    if (!PyArg_ParseTuple(args, "LO", &given, &number) || fl_py_epoch(number, &epoch) != 0)
+        return -1;
+    int64_t index = given;
+    fl_rows rows = {.count = 1, .index = &index};
+    return find_windows(self, &rows, epoch, out);
+}
+
+PyDoc_STRVAR(read_one_doc, "read_one(index, epoch)\n--\n\n"
+                           "As read_batch, of one window: tensors [seq_len].");
+
+static PyObject *windows_read_one(fl_py_windows *self, PyObject *args)
+{
+    fl_window window;
+    return find_window(self, args, &window) == 0 ? read_windows(self, &window, 1, -1) : NULL;
+}
+
+PyDoc_STRVAR(locate_doc, "locate(index, epoch)\n--\n\n"
+                         "Where a window begins: (number of the file, token of the file).");
+
+static PyObject *windows_locate(fl_py_windows *self, PyObject *args)
+{
+    fl_window window;
+    if (find_window(self, args, &window) != 0) return NULL;
+    return Py_BuildValue("(LL)", (long long)window.file, (long long)window.first);
+}
+
+static Py_ssize_t windows_length(fl_py_windows *self)
+{
+    return (Py_ssize_t)fl_windows_count(self->windows);
+}
+
+static PyObject *windows_counts(fl_py_windows *self, void *Py_UNUSED(ignored))
+{
+    PyObject *counts = PyTuple_New((Py_ssize_t)self->files);
+    for (int64_t f = 0; counts != NULL && f < self->files; f++) {
+        PyObject *count = PyLong_FromLongLong(fl_windows_of_file(self->windows, f));
+        if (count == NULL)
+            Py_CLEAR(counts);
+        else
+            PyTuple_SET_ITEM(counts, f, count);
+    }
+    return counts;
+}
+
+static PyObject *windows_io(fl_py_windows *self, void *Py_UNUSED(ignored))
+{
+    PyObject *words = PyTuple_New((Py_ssize_t)self->files);
+    for (int64_t f = 0; words != NULL && f < self->files; f++) {
+        PyObject *word = PyUnicode_FromString(fl_token_reader_io(self->reader, f));
+        if (word == NULL)
+            Py_CLEAR(words);
+        else
+            PyTuple_SET_ITEM(words, f, word);
+    }
+    return words;
+}
+
+static PyGetSetDef windows_getset[] = {
+    {"counts", (getter)windows_counts, NULL,
+     "windows of each file; for random ones, at how many tokens of each one can begin", NULL},
+    {"io", (getter)windows_io, NULL, "how each file is read: 'memory', 'pread' or 'mmap'", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+
+static PyMethodDef windows_methods[] = {
+    {"read_one", (PyCFunction)windows_read_one, METH_VARARGS, read_one_doc},
+    {"read_batch", (PyCFunction)windows_read_batch, METH_VARARGS, read_batch_doc},
+    {"locate", (PyCFunction)windows_locate, METH_VARARGS, locate_doc},
+    {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(windows_doc,
+             "Windows(files, *, seq_len, stride, mode, targets, out_dtype, eos_id, return_docs,\n"
+             "        vocab_size, io, seed)\n--\n\n"
+             "Windows of seq_len tokens of files.\n\n"
+             "files: a tuple of (name, source, first_byte, tokens, dtype, ends[, is_mapped]).\n"
+             "source: a file descriptor, which is duplicated, or a contiguous 1-d array, which is\n"
+             "kept; is_mapped: its memory is a mapped file, and is read safely. ends: int64 array\n"
+             "of the tokens at which documents end, or None.");
+
+static PyType_Slot windows_slots[] = {{Py_tp_doc, (void *)windows_doc},
+                                      {Py_tp_new, windows_new},
+                                      {Py_tp_dealloc, windows_dealloc},
+                                      {Py_tp_methods, windows_methods},
+                                      {Py_tp_getset, windows_getset},
+                                      {Py_sq_length, windows_length},
+                                      {0, NULL}};
+
+PyType_Spec fl_py_windows_spec = {.name = "fastloop._core.Windows",
+                                  .basicsize = sizeof(fl_py_windows),
+                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                                  .slots = windows_slots};
