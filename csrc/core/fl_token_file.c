@@ -1,0 +1,254 @@
+/* fl_token_file: see fl_token_file.h. */
+#include "fl_token_file.h"
+
+#include <string.h>
+
+/* llm.c: the first two int32 of a file. */
+enum {
+    MAGIC_U16 = 20240520,
+    VERSION_U16 = 1,
+    MAGIC_U32 = 20240801,
+    VERSION_U32 = 7,
+    MAGIC_EXAMPLES = 20240522
+};
+
+static const char megatron_magic[9] = "MMIDIDX\0";
+static const char archive_magic[4] = "PK\3\4";
+
+/* Numbers in files stand at any address. */
+static int32_t load_i32(const char *at)
+{
+    int32_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+static int64_t load_i64(const char *at)
+{
+    int64_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+static bool begins_with(const char *head, int64_t head_bytes, const char *magic, int64_t bytes)
+{
+    return head_bytes >= bytes && memcmp(head, magic, (size_t)bytes) == 0;
+}
+
+static int32_t magic_of(const char *head, int64_t head_bytes)
+{
+    return head_bytes >= 4 ? load_i32(head) : 0;
+}
+
+int fl_token_file_check(const char *head, int64_t head_bytes, fl_err *err)
+{
+    if (begins_with(head, head_bytes, megatron_magic, sizeof megatron_magic))
+        return fl_fail(err, FL_EINVAL,
+                       "is an index of Megatron; pass the .bin file beside it, or use "
+                       "TokenDataset.from_megatron(prefix)");
+    if (begins_with(head, head_bytes, archive_magic, sizeof archive_magic))
+        return fl_fail(err, FL_EINVAL, "is an archive; save the tokens with numpy.save");
+    if (magic_of(head, head_bytes) == MAGIC_EXAMPLES)
+        return fl_fail(err, FL_EINVAL,
+                       "has the magic %d: evaluation examples of llm.c, which are no stream of "
+                       "tokens; pass its training files",
+                       MAGIC_EXAMPLES);
+    return FL_OK;
+}
+
+bool fl_token_file_is_llmc(const char *head, int64_t head_bytes)
+{
+    int32_t magic = magic_of(head, head_bytes);
+    return magic == MAGIC_U16 || magic == MAGIC_U32;
+}
+
+/* `bytes` of tokens from first_byte on. */
+static int read_tokens(int64_t first_byte, int64_t bytes, fl_token_type type, fl_token_layout *out,
+                       fl_err *err)
+{
+    int64_t width = fl_token_bytes(type);
+    if (bytes <= 0) return fl_fail(err, FL_EINVAL, "is empty; leave it out");
+    if (bytes % width != 0)
+        return fl_fail(
+            err, FL_EINVAL,
+            "has %lld bytes of tokens, which is not a multiple of %lld; is it cut, or of "
+            "another dtype?",
+            (long long)bytes, (long long)width);
+    *out = (fl_token_layout){.type = type, .first_byte = first_byte, .count = bytes / width};
+    return FL_OK;
+}
+
+int fl_token_file_read_raw(int64_t file_bytes, fl_token_type type, fl_token_layout *out,
+                           fl_err *err)
+{
+    if (type == FL_TOKEN_UNKNOWN)
+        return fl_fail(err, FL_EINVAL,
+                       "has no header that says what its tokens are; pass dtype=, as 'uint16' for "
+                       "files of nanoGPT");
+    return read_tokens(0, file_bytes, type, out, err);
+}
+
+/* The type of `count` tokens in `bytes`, or FL_TOKEN_UNKNOWN. */
+static fl_token_type find_width(int64_t count, int64_t bytes, const fl_token_type *types, int known)
+{
+    for (int i = 0; i < known; i++)
+        if (bytes == count * fl_token_bytes(types[i])) return types[i];
+    return FL_TOKEN_UNKNOWN;
+}
+
+int fl_token_file_read_llmc(const char *head, int64_t head_bytes, int64_t file_bytes,
+                            fl_token_type type, fl_token_layout *out, fl_err *err)
+{
+    static const fl_token_type narrow[] = {FL_TOKEN_U16, FL_TOKEN_U8, FL_TOKEN_U32};
+    static const fl_token_type wide[] = {FL_TOKEN_U32};
+    int32_t magic = magic_of(head, head_bytes);
+    if (!fl_token_file_is_llmc(head, head_bytes))
+        return fl_fail(err, FL_EINVAL,
+                       "has the magic %d, and llm.c's are %d and %d; pass "
+                       "format='raw' and dtype= if it has no header",
+                       (int)magic, MAGIC_U16, MAGIC_U32);
+    if (file_bytes < FL_LLMC_BYTES || head_bytes < FL_LLMC_BYTES)
+        return fl_fail(err, FL_EINVAL,
+                       "has %lld bytes, fewer than the header of llm.c (%d): it is cut",
+                       (long long)file_bytes, FL_LLMC_BYTES);
+    bool is_wide = magic == MAGIC_U32;
+    int32_t version = load_i32(head + 4), count = load_i32(head + 8);
+    if (version != (is_wide ? VERSION_U32 : VERSION_U16))
+        return fl_fail(err, FL_EINVAL,
+                       "has llm.c's magic %d, but version %d, not %d; write it again with "
+                       "llm.c's writer",
+                       (int)magic, (int)version, is_wide ? VERSION_U32 : VERSION_U16);
+    int64_t bytes = file_bytes - FL_LLMC_BYTES;
+    if (count == 0 && bytes == 0) return fl_fail(err, FL_EINVAL, "is empty; leave it out");
+    fl_token_type fits = count <= 0 ? FL_TOKEN_UNKNOWN
+                         : is_wide  ? find_width(count, bytes, wide, 1)
+                                    : find_width(count, bytes, narrow, 3);
+    if (fits == FL_TOKEN_UNKNOWN)
+        return fl_fail(err, FL_EINVAL,
+                       "has %lld bytes behind its header, which says %d tokens of %d bytes; "
+                       "it is cut, or its writer was stopped",
+                       (long long)bytes, (int)count, is_wide ? 4 : 2);
+    if (type == FL_TOKEN_UNKNOWN) type = fits;
+    if (fl_token_bytes(type) != fl_token_bytes(fits))
+        return fl_fail(err, FL_EINVAL,
+                       "has %d tokens of %lld bytes by its header, and dtype= has %lld; "
+                       "leave dtype out",
+                       (int)count, (long long)fl_token_bytes(fits),
+                       (long long)fl_token_bytes(type));
+    return read_tokens(FL_LLMC_BYTES, bytes, type, out, err);
+}
+
+/* Megatron's numbers of NumPy's types; those that are no tokens are missing. */
+static fl_token_type find_megatron_type(int code)
+{
+    static const fl_token_type types[] = {FL_TOKEN_UNKNOWN, FL_TOKEN_U8,      FL_TOKEN_I8,
+                                          FL_TOKEN_I16,     FL_TOKEN_I32,     FL_TOKEN_I64,
+                                          FL_TOKEN_UNKNOWN, FL_TOKEN_UNKNOWN, FL_TOKEN_U16};
+    return code < (int)(sizeof types / sizeof types[0]) ? types[code] : FL_TOKEN_UNKNOWN;
+}
+
+int fl_token_index_read(const char *head, int64_t head_bytes, int64_t index_bytes,
+                        fl_token_index *out, fl_err *err)
+{
+    enum { SEQUENCE_BYTES = 4 + 8, DOCUMENT_BYTES = 8 };
+    if (!begins_with(head, head_bytes, megatron_magic, sizeof megatron_magic))
+        return fl_fail(err, FL_EINVAL, "does not begin with MMIDIDX, as an index of Megatron does");
+    if (head_bytes < FL_MEGATRON_BYTES || index_bytes < FL_MEGATRON_BYTES)
+        return fl_fail(err, FL_EINVAL,
+                       "has %lld bytes, fewer than the header of an index (%d): it is "
+                       "cut",
+                       (long long)index_bytes, FL_MEGATRON_BYTES);
+    int64_t version = load_i64(head + 9);
+    int code = (unsigned char)head[17];
+    int64_t sequences = load_i64(head + 18), ends = load_i64(head + 26);
+    if (version != 1)
+        return fl_fail(err, FL_EINVAL, "has the version %lld, and only 1 is known",
+                       (long long)version);
+    fl_token_type type = find_megatron_type(code);
+    if (type == FL_TOKEN_UNKNOWN)
+        return fl_fail(err, FL_EINVAL, "has the dtype code %d, which is no type of tokens", code);
+    /* No product overflows: both counts are bounded by the bytes first. */
+    int64_t room = index_bytes - FL_MEGATRON_BYTES;
+    bool fits = sequences >= 0 && ends >= 0 && sequences <= room / SEQUENCE_BYTES &&
+                ends <= (room - sequences * SEQUENCE_BYTES) / DOCUMENT_BYTES;
+    int64_t rest = fits ? room - sequences * SEQUENCE_BYTES - ends * DOCUMENT_BYTES : -1;
+    bool has_modes = rest == sequences; /* int8 each, in indices of several modalities */
+    if (rest != 0 && !has_modes)
+        return fl_fail(err, FL_EINVAL,
+                       "has %lld bytes, which do not fit the %llu sequences and %llu "
+                       "ends of its header; it is cut",
+                       (long long)index_bytes, (unsigned long long)sequences,
+                       (unsigned long long)ends);
+    if (ends == 0)
+        return fl_fail(err, FL_EINVAL,
+                       "has no ends of documents; the builder of Megatron writes a 0 "
+                       "first");
+    *out = (fl_token_index){.type = type, .sequences = sequences, .documents = ends - 1};
+    return FL_OK;
+}
+
+int fl_token_index_ends(const char *index, const fl_token_index *found, int64_t bin_bytes,
+                        int64_t *ends, fl_token_layout *out, fl_err *err)
+{
+    int64_t width = fl_token_bytes(found->type), begin = 0, document = 0;
+    const char *lengths = index + FL_MEGATRON_BYTES;
+    const char *pointers = lengths + found->sequences * 4;
+    const char *stops =
+        pointers + found->sequences * 8; /* the first is 0, one more than documents */
+    if (load_i64(stops) != 0)
+        return fl_fail(err, FL_EINVAL, "has documents from sequence %lld on, not from 0",
+                       (long long)load_i64(stops));
+    for (int64_t s = 0; s <= found->sequences; s++) {
+        for (; document < found->documents && load_i64(stops + 8 * (document + 1)) == s; document++)
+            ends[document] = begin / width;
+        if (s == found->sequences) break;
+        int64_t length = load_i32(lengths + 4 * s), pointer = load_i64(pointers + 8 * s);
+        if (length < 0 || pointer != begin || length > (bin_bytes - begin) / width)
+            return fl_fail(err, FL_EINVAL,
+                           "says that sequence %lld has %lld tokens from byte %lld on; "
+                           "it should begin at byte %lld, and the .bin file has %lld bytes",
+                           (long long)s, (long long)length, (long long)pointer, (long long)begin,
+                           (long long)bin_bytes);
+        begin += length * width;
+    }
+    if (document < found->documents || load_i64(stops + 8 * document) != found->sequences)
+        return fl_fail(err, FL_EINVAL,
+                       "says that document %lld ends with sequence %lld, and it has %lld; "
+                       "ends must rise to the last",
+                       (long long)document,
+                       (long long)load_i64(stops + 8 * fl_min(document + 1, found->documents)),
+                       (long long)found->sequences);
+    if (begin != bin_bytes)
+        return fl_fail(err, FL_EINVAL,
+                       "has sequences of %lld bytes together, and the .bin file %lld; they do "
+                       "not belong together",
+                       (long long)begin, (long long)bin_bytes);
+    return read_tokens(0, bin_bytes, found->type, out, err);
+}
+
+int fl_token_ends_read(const char *index, int64_t index_bytes, int64_t file_bytes,
+                       fl_token_type type, int64_t *ends, fl_token_layout *out, fl_err *err)
+{
+    static const fl_token_type widths[] = {FL_TOKEN_U16, FL_TOKEN_U32};
+    int64_t documents = index_bytes / 8, last = 0;
+    if (index_bytes % 8 != 0)
+        return fl_fail(err, FL_EINVAL, "has %lld bytes, which is not a multiple of 8: it is cut",
+                       (long long)index_bytes);
+    for (int64_t d = 0; d < documents; d++) {
+        int64_t end = load_i64(index + 8 * d);
+        if (end < last || end > file_bytes)
+            return fl_fail(err, FL_EINVAL,
+                           "says that document %lld ends at token %llu, behind one that "
+                           "ends at %lld in a file of %lld bytes",
+                           (long long)d, (unsigned long long)end, (long long)last,
+                           (long long)file_bytes);
+        ends[d] = last = end;
+    }
+    if (type == FL_TOKEN_UNKNOWN && last > 0) type = find_width(last, file_bytes, widths, 2);
+    if (type == FL_TOKEN_UNKNOWN || last * fl_token_bytes(type) != file_bytes)
+        return fl_fail(err, FL_EINVAL,
+                       "ends with token %lld, which does not fit the %lld bytes of its "
+                       "tokens",
+                       (long long)last, (long long)file_bytes);
+    return read_tokens(0, file_bytes, type, out, err);
+}
