@@ -81,70 +81,80 @@ static int read_tokens(int64_t first_byte, int64_t bytes, fl_token_type type, fl
 int fl_token_file_read_raw(int64_t file_bytes, fl_token_type type, fl_token_layout *out,
                            fl_err *err)
 {
-    if (type == FL_TOKEN_UNKNOWN)
+    if (type == FL_TOKEN_TYPES)
         return fl_fail(err, FL_EINVAL,
                        "has no header that says what its tokens are; pass dtype=, as 'uint16' for "
                        "files of nanoGPT");
     return read_tokens(0, file_bytes, type, out, err);
 }
 
-/* The type of `count` tokens in `bytes`, or FL_TOKEN_UNKNOWN. */
+/* No product: `count` may be anything that a file says. */
+static bool fits(int64_t count, int64_t bytes, fl_token_type type)
+{
+    int64_t width = fl_token_bytes(type);
+    return bytes % width == 0 && bytes / width == count;
+}
+
+/* The first of `types` that makes `bytes` of `count` tokens, or FL_TOKEN_TYPES. */
 static fl_token_type find_width(int64_t count, int64_t bytes, const fl_token_type *types, int known)
 {
     for (int i = 0; i < known; i++)
-        if (bytes == count * fl_token_bytes(types[i])) return types[i];
-    return FL_TOKEN_UNKNOWN;
+        if (fits(count, bytes, types[i])) return types[i];
+    return FL_TOKEN_TYPES;
+}
+
+/* What a header of llm.c says must hold of the file; *found is the width that its tokens have. */
+static int check_llmc(const char *head, int64_t bytes, fl_token_type *found, fl_err *err)
+{
+    static const fl_token_type narrow[] = {FL_TOKEN_U16, FL_TOKEN_U8, FL_TOKEN_U32};
+    static const fl_token_type wide[] = {FL_TOKEN_U32};
+    bool is_wide = load_i32(head) == MAGIC_U32;
+    int32_t version = load_i32(head + 4), count = load_i32(head + 8);
+    int32_t known = is_wide ? VERSION_U32 : VERSION_U16;
+    if (version != known)
+        return fl_fail(err, FL_EINVAL,
+                       "has llm.c's magic and the version %d, not %d; write it with llm.c's "
+                       "writer, or pass format='raw'",
+                       (int)version, (int)known);
+    *found = is_wide ? find_width(count, bytes, wide, 1) : find_width(count, bytes, narrow, 3);
+    if (*found == FL_TOKEN_TYPES)
+        return fl_fail(err, FL_EINVAL,
+                       "has %lld bytes behind its header, which says %d tokens of %d "
+                       "bytes; it is cut, or its writer was stopped",
+                       (long long)bytes, (int)count, is_wide ? 4 : 2);
+    return FL_OK;
 }
 
 int fl_token_file_read_llmc(const char *head, int64_t head_bytes, int64_t file_bytes,
                             fl_token_type type, fl_token_layout *out, fl_err *err)
 {
-    static const fl_token_type narrow[] = {FL_TOKEN_U16, FL_TOKEN_U8, FL_TOKEN_U32};
-    static const fl_token_type wide[] = {FL_TOKEN_U32};
-    int32_t magic = magic_of(head, head_bytes);
+    fl_token_type found;
     if (!fl_token_file_is_llmc(head, head_bytes))
         return fl_fail(err, FL_EINVAL,
-                       "has the magic %d, and llm.c's are %d and %d; pass "
-                       "format='raw' and dtype= if it has no header",
-                       (int)magic, MAGIC_U16, MAGIC_U32);
+                       "has the magic %d, and llm.c's are %d and %d; pass format='raw' "
+                       "and dtype= if it has no header",
+                       (int)magic_of(head, head_bytes), MAGIC_U16, MAGIC_U32);
     if (file_bytes < FL_LLMC_BYTES || head_bytes < FL_LLMC_BYTES)
         return fl_fail(err, FL_EINVAL,
                        "has %lld bytes, fewer than the header of llm.c (%d): it is cut",
                        (long long)file_bytes, FL_LLMC_BYTES);
-    bool is_wide = magic == MAGIC_U32;
-    int32_t version = load_i32(head + 4), count = load_i32(head + 8);
-    if (version != (is_wide ? VERSION_U32 : VERSION_U16))
+    FL_TRY(check_llmc(head, file_bytes - FL_LLMC_BYTES, &found, err));
+    if (type == FL_TOKEN_TYPES) type = found;
+    if (fl_token_bytes(type) != fl_token_bytes(found))
         return fl_fail(err, FL_EINVAL,
-                       "has llm.c's magic %d, but version %d, not %d; write it again with "
-                       "llm.c's writer",
-                       (int)magic, (int)version, is_wide ? VERSION_U32 : VERSION_U16);
-    int64_t bytes = file_bytes - FL_LLMC_BYTES;
-    if (count == 0 && bytes == 0) return fl_fail(err, FL_EINVAL, "is empty; leave it out");
-    fl_token_type fits = count <= 0 ? FL_TOKEN_UNKNOWN
-                         : is_wide  ? find_width(count, bytes, wide, 1)
-                                    : find_width(count, bytes, narrow, 3);
-    if (fits == FL_TOKEN_UNKNOWN)
-        return fl_fail(err, FL_EINVAL,
-                       "has %lld bytes behind its header, which says %d tokens of %d bytes; "
-                       "it is cut, or its writer was stopped",
-                       (long long)bytes, (int)count, is_wide ? 4 : 2);
-    if (type == FL_TOKEN_UNKNOWN) type = fits;
-    if (fl_token_bytes(type) != fl_token_bytes(fits))
-        return fl_fail(err, FL_EINVAL,
-                       "has %d tokens of %lld bytes by its header, and dtype= has %lld; "
-                       "leave dtype out",
-                       (int)count, (long long)fl_token_bytes(fits),
-                       (long long)fl_token_bytes(type));
-    return read_tokens(FL_LLMC_BYTES, bytes, type, out, err);
+                       "has tokens of %lld bytes by its header, and dtype= of %lld; leave "
+                       "dtype out",
+                       (long long)fl_token_bytes(found), (long long)fl_token_bytes(type));
+    return read_tokens(FL_LLMC_BYTES, file_bytes - FL_LLMC_BYTES, type, out, err);
 }
 
 /* Megatron's numbers of NumPy's types; those that are no tokens are missing. */
 static fl_token_type find_megatron_type(int code)
 {
-    static const fl_token_type types[] = {FL_TOKEN_UNKNOWN, FL_TOKEN_U8,      FL_TOKEN_I8,
-                                          FL_TOKEN_I16,     FL_TOKEN_I32,     FL_TOKEN_I64,
-                                          FL_TOKEN_UNKNOWN, FL_TOKEN_UNKNOWN, FL_TOKEN_U16};
-    return code < (int)(sizeof types / sizeof types[0]) ? types[code] : FL_TOKEN_UNKNOWN;
+    static const fl_token_type types[] = {FL_TOKEN_TYPES, FL_TOKEN_U8,    FL_TOKEN_I8,
+                                          FL_TOKEN_I16,   FL_TOKEN_I32,   FL_TOKEN_I64,
+                                          FL_TOKEN_TYPES, FL_TOKEN_TYPES, FL_TOKEN_U16};
+    return code < (int)(sizeof types / sizeof types[0]) ? types[code] : FL_TOKEN_TYPES;
 }
 
 int fl_token_index_read(const char *head, int64_t head_bytes, int64_t index_bytes,
@@ -165,15 +175,15 @@ int fl_token_index_read(const char *head, int64_t head_bytes, int64_t index_byte
         return fl_fail(err, FL_EINVAL, "has the version %lld, and only 1 is known",
                        (long long)version);
     fl_token_type type = find_megatron_type(code);
-    if (type == FL_TOKEN_UNKNOWN)
+    if (type == FL_TOKEN_TYPES)
         return fl_fail(err, FL_EINVAL, "has the dtype code %d, which is no type of tokens", code);
     /* No product overflows: both counts are bounded by the bytes first. */
     int64_t room = index_bytes - FL_MEGATRON_BYTES;
-    bool fits = sequences >= 0 && ends >= 0 && sequences <= room / SEQUENCE_BYTES &&
-                ends <= (room - sequences * SEQUENCE_BYTES) / DOCUMENT_BYTES;
-    int64_t rest = fits ? room - sequences * SEQUENCE_BYTES - ends * DOCUMENT_BYTES : -1;
+    bool has_room = sequences >= 0 && ends >= 0 && sequences <= room / SEQUENCE_BYTES &&
+                    ends <= (room - sequences * SEQUENCE_BYTES) / DOCUMENT_BYTES;
+    int64_t rest = has_room ? room - sequences * SEQUENCE_BYTES - ends * DOCUMENT_BYTES : 0;
     bool has_modes = rest == sequences; /* int8 each, in indices of several modalities */
-    if (rest != 0 && !has_modes)
+    if (!has_room || (rest != 0 && !has_modes))
         return fl_fail(err, FL_EINVAL,
                        "has %lld bytes, which do not fit the %llu sequences and %llu "
                        "ends of its header; it is cut",
@@ -244,8 +254,8 @@ int fl_token_ends_read(const char *index, int64_t index_bytes, int64_t file_byte
                            (long long)file_bytes);
         ends[d] = last = end;
     }
-    if (type == FL_TOKEN_UNKNOWN && last > 0) type = find_width(last, file_bytes, widths, 2);
-    if (type == FL_TOKEN_UNKNOWN || last * fl_token_bytes(type) != file_bytes)
+    if (type == FL_TOKEN_TYPES) type = find_width(last, file_bytes, widths, 2);
+    if (type == FL_TOKEN_TYPES || !fits(last, file_bytes, type))
         return fl_fail(err, FL_EINVAL,
                        "ends with token %lld, which does not fit the %lld bytes of its "
                        "tokens",

@@ -8,25 +8,7 @@
 #ifndef FL_TOKEN_FILE_H
 #define FL_TOKEN_FILE_H
 
-#include "fl_base.h"
-
-typedef enum fl_token_type {
-    FL_TOKEN_U8,
-    FL_TOKEN_I8,
-    FL_TOKEN_U16,
-    FL_TOKEN_I16,
-    FL_TOKEN_U32,
-    FL_TOKEN_I32,
-    FL_TOKEN_I64,
-    FL_TOKEN_TYPES,
-    FL_TOKEN_UNKNOWN = FL_TOKEN_TYPES /* the file must say it */
-} fl_token_type;
-
-static inline int64_t fl_token_bytes(fl_token_type type)
-{
-    static const int8_t bytes[FL_TOKEN_TYPES] = {1, 1, 2, 2, 4, 4, 8};
-    return bytes[type];
-}
+#include "fl_token_type.h"
 
 typedef struct fl_token_layout {
     fl_token_type type;
@@ -34,13 +16,13 @@ typedef struct fl_token_layout {
     int64_t count;      /* tokens, >= 1 */
 } fl_token_layout;
 
-enum {
-    FL_LLMC_BYTES = 1024
-}; /* the header of llm.c: what fl_token_file_read_llmc needs of a file */
+/* How much of a file's beginning fl_token_file_read_llmc needs; less where the file is shorter. */
+enum { FL_LLMC_BYTES = 1024 };
 
 /* All functions below: FL_EINVAL, and a sentence that has the file as its subject, for bytes that
  * are not what they should be; *out is then undefined. `head` holds the first head_bytes of a file
- * that has file_bytes. `type` is what the user says the tokens are, or FL_TOKEN_UNKNOWN. */
+ * that has file_bytes. `type` is what the user says the tokens are, or FL_TOKEN_TYPES if the file
+ * must say it. */
 
 /* What another program's file this is, if it holds no tokens or not one after the other: FL_OK, or
  * FL_EINVAL for an index of Megatron, evaluation examples of llm.c, an archive. */
@@ -65,7 +47,8 @@ typedef struct fl_token_index {
     int64_t documents;
 } fl_token_index;
 
-enum { FL_MEGATRON_BYTES = 34 }; /* before the arrays of an .idx file */
+/* Before the arrays of an .idx file. */
+enum { FL_MEGATRON_BYTES = 34 };
 
 /* Reads the head of an index that has index_bytes: after it, the arrays fit. */
 int fl_token_index_read(const char *head, int64_t head_bytes, int64_t index_bytes,

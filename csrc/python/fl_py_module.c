@@ -20,6 +20,7 @@
 #include "fl_py_table.h"
 #include "fl_py_thread_pool.h"
 #include "fl_py_windows.h"
+#include "fl_py_token_file.h"
 #include "fl_py_worker_end.h"
 #include "fl_safe_read.h"
 #include "fl_thread.h"
@@ -150,6 +151,8 @@ static PyMethodDef module_methods[] = {
     {"fork_ended", module_fork_ended, METH_O, fork_ended_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
+    {"token_header", fl_py_token_header, METH_VARARGS, fl_py_token_header_doc},
+    {"token_index", fl_py_token_index, METH_VARARGS, fl_py_token_index_doc},
     {"build_info", module_build_info, METH_NOARGS, build_info_doc},
     {NULL, NULL, 0, NULL}};
 
