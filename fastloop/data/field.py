@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
 import zipfile
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from fastloop import _core
+from fastloop.data.files import open_regular, read_npy_header
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,12 +31,6 @@ _REMEDIES = {
     "M": "pass a.view('int64')",
     "m": "pass a.view('int64')",
 }
-_SPECIAL_FILES = (
-    (stat.S_ISFIFO, "FIFO"),
-    (stat.S_ISSOCK, "socket"),
-    (stat.S_ISCHR, "character device"),
-    (stat.S_ISBLK, "block device"),
-)
 
 # Its path, the address at which its first byte would be mapped, and a function that tells its size.
 MappedFile = tuple[str, int, Callable[[], int] | None]
@@ -51,7 +45,7 @@ def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
     raise TypeError(f"{name} has dtype {dtype}, which torch does not have; {remedy}")
 
 
-def _find_file(array: Array) -> MappedFile | None:
+def find_file(array: Array) -> MappedFile | None:
     """The mapped file an array lies in. None if neither the array nor its bases are a mapping."""
     path, root = "a mapped file", None
     base: Any = array
@@ -66,42 +60,17 @@ def _find_file(array: Array) -> MappedFile | None:
     return path, root.__array_interface__["data"][0] - root.offset, base.size
 
 
-def _check_kind(name: str, path: str, mode: int) -> None:
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # open() has an error for the latter
-        return
-    kind = next((kind for is_kind, kind in _SPECIAL_FILES if is_kind(mode)), "special file")
-    raise ValueError(
-        f"{name}: {path!r} is a {kind}, not a regular file; save the data as a .npy file, or pass "
-        "an array"
-    )
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
-
-
 def _map_npy(file: BinaryIO) -> Array:
     """As numpy.lib.format.open_memmap, which takes a path only, and opens it twice."""
-    npy = np.lib.format
-    version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"its format has the version {version}, which NumPy does not have")
-    # Versions 2 and 3 differ in how names of columns are encoded, and columns are refused.
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError("Python objects cannot be mapped")
+    shape, is_fortran, dtype = read_npy_header(file)
     order: Any = "F" if is_fortran else "C"
     return np.memmap(file, dtype, "r", file.tell(), shape, order)
 
 
 def _open_npy(name: str, path: str) -> Array:
+    remedy = "save the data as a .npy file, or pass an array"
     try:
-        # Opening a FIFO or a device may have effects, so the kind is checked before. Something else
-        # may lie there a moment later, so what was opened is checked again, and that is mapped.
-        _check_kind(name, path, os.stat(path).st_mode)
-        with open(path, "rb", opener=_open_at_once) as file:
-            _check_kind(name, path, os.fstat(file.fileno()).st_mode)
+        with open_regular(path, name, remedy) as file:
             try:
                 return _map_npy(file)
             except OSError:
@@ -146,7 +115,7 @@ class Field:
         self._check_dimensions(value.ndim)
         # np.ulonglong is a uint64 that torch does not know by that name.
         self.source = np.asarray(value).view(np.dtype(value.dtype.name))
-        self.file = _find_file(value)
+        self.file = find_file(value)
         self.rows = torch.from_numpy(self.source) if self._can_be_aliased() else None
 
     def _check_tensor(self, tensor: torch.Tensor) -> None:
