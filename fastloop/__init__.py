@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fastloop.data.pad import PackCollate, PadCollate
     from fastloop.data.ragged import RaggedArray
     from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler
+    from fastloop.data.tokens import TokenDataset
     from fastloop.device.prefetch import prefetch
     from fastloop.loader.dataloader import DataLoader
     from fastloop.loader.stats import LoaderStats, WorkerStats
@@ -37,6 +38,7 @@ __all__ = [
     "RaggedArray",
     "ShuffleSampler",
     "Stepper",
+    "TokenDataset",
     "WorkerStats",
     "build_info",
     "clip_grad_norm_",
@@ -55,6 +57,7 @@ _HOMES = {
     "RaggedArray": "fastloop.data.ragged",
     "ShuffleSampler": "fastloop.data.samplers",
     "Stepper": "fastloop.step.stepper",
+    "TokenDataset": "fastloop.data.tokens",
     "WorkerStats": "fastloop.loader.stats",
     "clip_grad_norm_": "fastloop.step.clip",
     "prefetch": "fastloop.device.prefetch",

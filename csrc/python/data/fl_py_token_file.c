@@ -72,8 +72,9 @@ static int read_megatron(const Py_buffer *index, int64_t file_bytes, fl_token_ty
     int64_t *data;
     int status = fl_token_index_read(index->buf, index->len, index->len, &found, &err);
     if (status == FL_OK && type != FL_TOKEN_TYPES && type != found.type)
-        status = fl_fail(&err, FL_EINVAL, "says that tokens are %s, and dtype= %s; leave dtype out",
-                         names[found.type], names[type]);
+        status =
+            fl_fail(&err, FL_EINVAL, "says that tokens are %s, and dtype='%s'; leave dtype out",
+                    names[found.type], names[type]);
     if (status == FL_OK) {
         *ends = fl_py_int64_vector((Py_ssize_t)found.documents, &data);
         if (*ends == NULL) return -1;
