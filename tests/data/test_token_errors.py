@@ -1,0 +1,457 @@
+"""What TokenDataset refuses: the type of the error, and a message that names file or argument, what
+was wrong and what to do."""
+
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from token_files import (
+    llmc_header,
+    megatron_index,
+    some_tokens,
+    write_datatrove,
+    write_llmc,
+    write_megatron,
+)
+
+from fastloop import TokenDataset
+
+TOKENS = some_tokens(100)
+
+
+def npy_bytes(array: Any) -> bytes:
+    file = BytesIO()
+    np.save(file, array, allow_pickle=array.dtype == object)
+    return file.getvalue()
+
+
+NPY = npy_bytes(TOKENS)
+LLMC = llmc_header(20240520, 1, 100) + TOKENS.tobytes()
+RAW = {"dtype": "uint16"}
+
+# The bytes of a file, the arguments, and what the error says behind the name of the file.
+FILES: dict[str, tuple[bytes, dict[str, Any], str]] = {
+    "raw without a dtype": (TOKENS.tobytes(), {}, "no header.*pass dtype=, as 'uint16'"),
+    "raw by format, without a dtype": (TOKENS.tobytes(), {"format": "raw"}, "pass dtype="),
+    "raw of odd size": (TOKENS.tobytes()[:-1], RAW, "199 bytes.*not a multiple of 2; is it cut"),
+    "raw of four bytes, cut": (b"\1" * 102, {"dtype": "uint32"}, "102 bytes.*multiple of 4"),
+    "empty": (b"", RAW, "is empty"),
+    "empty without a dtype": (b"", {}, "no header"),
+    "too short for a magic": (b"\x88\xd8\x34", RAW, "3 bytes.*multiple of 2"),
+    "evaluation examples": (llmc_header(20240522, 1, 100), RAW, "20240522: evaluation examples"),
+    "evaluation examples as llmc": (
+        llmc_header(20240522, 1, 100),
+        {"format": "llmc"},
+        "evaluation examples",
+    ),
+    "an archive": (b"PK\3\4" + bytes(100), RAW, "is an archive; save the tokens with numpy.save"),
+    "an index of Megatron": (
+        megatron_index([5], 8, 2),
+        RAW,
+        r"index of Megatron; pass the .bin file.*from_megatron\(prefix\)",
+    ),
+    "llmc, another magic": (bytes(2000), {"format": "llmc"}, "magic 0, and llm.c's are 20240520"),
+    "llmc, another version": (
+        llmc_header(20240520, 2, 100) + TOKENS.tobytes(),
+        {},
+        "version 2, not 1",
+    ),
+    "llama-3, another version": (
+        llmc_header(20240801, 1, 50) + TOKENS.tobytes(),
+        {},
+        "version 1, not 7",
+    ),
+    "llmc, header cut": (LLMC[:500], {}, "500 bytes, fewer than the header.*it is cut"),
+    "llmc, header alone": (LLMC[:1024], {}, "0 bytes behind.*says 100 tokens"),
+    "llmc, cut": (LLMC[:-2], {}, "198 bytes behind.*says 100 tokens of 2 bytes; it is cut"),
+    "llmc, longer than it says": (LLMC + b"\0\0", {}, "202 bytes behind.*says 100 tokens"),
+    "llmc, no tokens": (llmc_header(20240520, 1, 0), {}, "is empty"),
+    "llmc, fewer than no tokens": (llmc_header(20240520, 1, -7), {}, "says -7 tokens"),
+    "llmc, most tokens": (llmc_header(20240520, 1, 2**31 - 1), {}, "says 2147483647 tokens"),
+    "llama-3, two bytes a token": (
+        llmc_header(20240801, 7, 100) + TOKENS.tobytes(),
+        {},
+        "200 bytes behind.*says 100 tokens of 4 bytes",
+    ),
+    "llmc, another dtype": (LLMC, {"dtype": "uint32"}, "tokens of 2 bytes.*leave dtype out"),
+    "npy, cut": (NPY[:-2], {}, "198 bytes behind its header, which says 100 tokens of 2 bytes"),
+    "npy, longer": (NPY + b"\0", {}, "201 bytes behind its header"),
+    "npy, header cut": (NPY[:40], {}, "cannot be opened as a .npy file"),
+    "npy, magic alone": (NPY[:6], {}, "cannot be opened as a .npy file"),
+    "npy, another version": (NPY[:6] + b"\7\7" + NPY[8:], {}, "version"),
+    "npy, no npy": (TOKENS.tobytes(), {"format": "npy"}, "cannot be opened as a .npy file"),
+    "npy, floats": (npy_bytes(np.zeros(100)), {}, "dtype float64, which is no type of tokens"),
+    "npy, bool": (npy_bytes(np.zeros(100, bool)), {}, "dtype bool, which is no type of tokens"),
+    "npy, uint64": (npy_bytes(np.zeros(100, "u8")), {}, "dtype uint64.*save it as one of"),
+    "npy, big-endian": (npy_bytes(np.zeros(100, ">u2")), {}, "dtype >u2"),
+    "npy, objects": (npy_bytes(np.array([1, None])), {}, "objects"),
+    "npy, two dimensions": (npy_bytes(np.zeros((10, 10), "u2")), {}, r"shape \(10, 10\).*reshape"),
+    "npy, no dimension": (npy_bytes(np.array(7, "u2")), {}, r"shape \(\)"),
+    "npy, empty": (npy_bytes(TOKENS[:0]), {}, "is empty"),
+    "npy, another dtype": (NPY, {"dtype": "int32"}, "dtype uint16, and dtype='int32'; leave"),
+    "npy, more tokens than bytes": (
+        NPY.replace(b"(100,), }", b"(%d,), }" % 10**30)[: len(NPY)],
+        {},
+        "behind its header, which says 1000000000000000000000000000000 tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "arguments", "text"), FILES.values(), ids=FILES)
+def test_a_file_that_is_not_as_it_should_be(
+    tmp_path: Path, content: bytes, arguments: dict[str, Any], text: str
+) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"x.bin' .*{text}"):
+        TokenDataset(path, 10, **arguments)
+
+
+def changed(index: bytes, at: int, *numbers: int, form: str = "q") -> bytes:
+    part = struct.pack(f"<{len(numbers)}{form}", *numbers)
+    return index[:at] + part + index[at + len(part) :]
+
+
+# Of a .bin file of 200 bytes with two documents of 30 and 70 tokens.
+INDEX = megatron_index([30, 70], 8, 2)
+INDICES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "does not begin with MMIDIDX"),
+    "another magic": (b"TNTIDX\0\0\0" + INDEX[9:], "does not begin with MMIDIDX"),
+    "header cut": (INDEX[:33], "33 bytes, fewer than the header of an index"),
+    "another version": (changed(INDEX, 9, 2), "version 2"),
+    "floats": (megatron_index([30, 70], 6, 4), "dtype code 6, which is no type of tokens"),
+    "no such code": (megatron_index([30, 70], 9, 2), "dtype code 9"),
+    "cut": (INDEX[:-1], "do not fit the 2 sequences and 3 ends of its header; it is cut"),
+    "longer": (INDEX + b"\0", "do not fit the 2 sequences"),
+    "sequences without end": (changed(INDEX, 18, 2**63 - 1), "do not fit the 9223372036854775807"),
+    "sequences below zero": (changed(INDEX, 18, -1), "do not fit the 18446744073709551615"),
+    "documents without end": (changed(INDEX, 26, 2**61), "do not fit"),
+    "both without end": (changed(INDEX, 18, 2**60, 2**60), "do not fit"),
+    "no end at all": (megatron_index([30, 70], 8, 2, documents=[]), "no ends of documents"),
+    "a length below zero": (changed(INDEX, 34, -30, form="i"), "sequence 0 has -30 tokens"),
+    "a length beyond the file": (changed(INDEX, 38, 71, form="i"), "sequence 1 has 71 tokens.*200"),
+    "a sequence that begins elsewhere": (
+        changed(INDEX, 50, 62),
+        "sequence 1 has 70 tokens from byte 62 on; it should begin at byte 60",
+    ),
+    "a sequence below zero": (changed(INDEX, 42, -2), "from byte -2 on"),
+    "documents that begin late": (megatron_index([30, 70], 8, 2, [1, 1, 2]), "not from 0"),
+    "falling ends": (megatron_index([30, 70], 8, 2, [0, 2, 1]), "ends must rise to the last"),
+    "ends beyond the last": (megatron_index([30, 70], 8, 2, [0, 1, 3]), "ends with sequence 3"),
+    "ends before the last": (megatron_index([30, 70], 8, 2, [0, 1, 1]), "ends must rise"),
+    "another file's": (megatron_index([30, 60], 8, 2), "180 bytes together, and the .bin file 200"),
+    "of another width": (megatron_index([30, 70], 1, 1), "100 bytes together"),
+}
+
+
+@pytest.mark.parametrize(("index", "text"), INDICES.values(), ids=INDICES)
+def test_an_index_of_megatron_that_is_not_as_it_should_be(
+    tmp_path: Path, index: bytes, text: str
+) -> None:
+    prefix = write_megatron(tmp_path / "x", TOKENS, [30, 70])
+    Path(f"{prefix}.idx").write_bytes(index)
+    with pytest.raises(ValueError, match=f"x.idx' .*{text}"):
+        TokenDataset.from_megatron(prefix, 10)
+
+
+ENDS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "ends with token 0, which does not fit the 200 bytes"),
+    "cut": (struct.pack("<2Q", 30, 100)[:-1], "15 bytes, which is not a multiple of 8: it is cut"),
+    "falling": (struct.pack("<3Q", 30, 20, 100), "document 1 ends at token 20, behind one.*at 30"),
+    "beyond the end": (struct.pack("<2Q", 30, 101), "ends with token 101.* 200 bytes"),
+    "far beyond the end": (struct.pack("<2Q", 30, 2**62), "document 1 ends at token 46116860"),
+    "below zero": (struct.pack("<2q", -1, 100), "document 0 ends at token 18446744073709551615"),
+    "before the end": (struct.pack("<2Q", 30, 99), "ends with token 99"),
+}
+
+
+@pytest.mark.parametrize(("index", "text"), ENDS.values(), ids=ENDS)
+def test_an_index_of_datatrove_that_is_not_as_it_should_be(
+    tmp_path: Path, index: bytes, text: str
+) -> None:
+    path = write_datatrove(tmp_path / "x.ds", TOKENS, [30, 100])
+    Path(f"{path}.index").write_bytes(index)
+    with pytest.raises(ValueError, match=f"x.ds.index' .*{text}"):
+        TokenDataset(path, 10)
+
+
+def test_what_lies_beside_tokens_is_not_tokens(tmp_path: Path) -> None:
+    write_datatrove(tmp_path / "x.ds", TOKENS, [30, 100])
+    for name in ("x.ds.index", "x.ds.metadata"):
+        with pytest.raises(ValueError, match=f"{name}' is not tokens.*x.ds'"):
+            TokenDataset(tmp_path / name, 10, dtype="uint16")
+
+
+def test_an_index_says_another_dtype(tmp_path: Path) -> None:
+    prefix = write_megatron(tmp_path / "x", TOKENS, [100])
+    with pytest.raises(ValueError, match=r"x.idx' says that tokens are uint16, and dtype='int32'"):
+        TokenDataset.from_megatron(prefix, 10, dtype="int32")
+    path = write_datatrove(tmp_path / "x.ds", TOKENS, [100])
+    with pytest.raises(ValueError, match=r"does not fit the 200 bytes"):
+        TokenDataset(path, 10, dtype="uint32")
+
+
+def test_an_index_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(TOKENS.tobytes())
+    with pytest.raises(FileNotFoundError, match=r"x.idx"):
+        TokenDataset.from_megatron(tmp_path / "x", 10)
+    with pytest.raises(FileNotFoundError, match=r"y.bin"):
+        TokenDataset.from_megatron(tmp_path / "y", 10)
+    with pytest.raises(FileNotFoundError, match=r"x.bin.index"):
+        TokenDataset(tmp_path / "x.bin", 10, format="datatrove")
+    with pytest.raises(ValueError, match=r"x' does not end with .bin"):
+        TokenDataset(write_llmc(tmp_path / "x", TOKENS), 10, format="megatron")
+
+
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=r"pipe' is a FIFO, not a regular file; write the tokens"):
+        TokenDataset(tmp_path / "pipe", 10, dtype="uint16")
+    with pytest.raises(ValueError, match=r"/dev/zero' is a character device"):
+        TokenDataset("/dev/zero", 10, dtype="uint16")
+    with pytest.raises(IsADirectoryError, match=r"Is a directory; pass its files") as error:
+        TokenDataset(tmp_path, 10, dtype="uint16")
+    assert error.value.filename == str(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"nothing"):
+        TokenDataset(tmp_path / "nothing", 10, dtype="uint16")
+    with pytest.raises(FileNotFoundError, match=r"No file has a name like this.*nothing-"):
+        TokenDataset(tmp_path / "nothing-*", 10, dtype="uint16")
+    os.symlink(tmp_path / "loop", tmp_path / "loop")
+    with pytest.raises(OSError, match=r"loop"):
+        TokenDataset(tmp_path / "loop", 10, dtype="uint16")
+
+
+def test_an_index_that_is_no_regular_file(tmp_path: Path) -> None:
+    """Without waiting for its other end."""
+    (tmp_path / "x.bin").write_bytes(TOKENS.tobytes())
+    os.mkfifo(tmp_path / "x.idx")
+    with pytest.raises(ValueError, match=r"x.idx' is a FIFO"):
+        TokenDataset.from_megatron(tmp_path / "x", 10)
+    assert len(TokenDataset(tmp_path / "x.bin", 10, dtype="uint16")) == 9
+
+
+def test_paths_that_are_none() -> None:
+    for paths in (None, 3, {"a.bin"}, b"a.bin"):
+        with pytest.raises(TypeError, match=r"paths is a .*pass a path, a pattern"):
+            TokenDataset(paths, 10)  # type: ignore[arg-type]
+    for paths in ([None], [b"a.bin"]):
+        with pytest.raises(TypeError, match=r"paths has a .*pass each path as str"):
+            TokenDataset(paths, 10)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"paths is empty"):
+        TokenDataset([], 10)
+
+
+ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "seq_len of text": ({"seq_len": "10"}, TypeError, "seq_len='10' is no integer"),
+    "seq_len of floats": ({"seq_len": 10.0}, TypeError, "seq_len=10.0 is no integer"),
+    "no seq_len": ({"seq_len": 0}, ValueError, r"seq_len=0 is not in \[1, "),
+    "endless seq_len": ({"seq_len": 2**31}, ValueError, "seq_len=2147483648 is not in"),
+    "no stride": ({"stride": 0}, ValueError, r"stride=0 is not in \[1, "),
+    "random stride": ({"stride": 5, "mode": "random"}, ValueError, "stride=5 with mode='random'"),
+    "format": ({"format": "bin"}, ValueError, "format='bin' is not one of 'auto', 'raw'"),
+    "dtype": ({"dtype": "float32"}, ValueError, "dtype='float32' is no type of tokens; pass one"),
+    "dtype of torch": ({"dtype": torch.float16}, ValueError, "dtype=torch.float16 is no type"),
+    "no dtype": ({"dtype": None}, ValueError, "dtype=None is no type"),
+    "no name of a dtype": ({"dtype": "u17"}, ValueError, "dtype='u17' is no type"),
+    "big-endian": ({"dtype": ">u2"}, ValueError, "dtype='>u2' is no type"),
+    "mode": ({"mode": "shuffle"}, ValueError, "mode='shuffle' is not one of 'strided', 'random'"),
+    "targets": ({"targets": "next"}, ValueError, "targets='next' is not one of 'shift', 'same'"),
+    "targets of bool": ({"targets": True}, ValueError, "targets=True is not one of"),
+    "io": ({"io": "aio"}, ValueError, "io='aio' is not one of 'auto', 'pread', 'mmap'"),
+    "out_dtype": ({"out_dtype": torch.int16}, ValueError, "out_dtype=torch.int16; pass one of"),
+    "out_dtype of floats": ({"out_dtype": float}, ValueError, "out_dtype=.*float.* no type"),
+    "eos_id below zero": ({"eos_id": -1}, ValueError, "eos_id=-1 is not in"),
+    "eos_id outside": ({"eos_id": 9, "vocab_size": 9}, ValueError, r"eos_id=9 is not in \[0, 8\]"),
+    "eos_id of bool": ({"eos_id": True}, TypeError, "eos_id=True is no integer"),
+    "no vocabulary": ({"vocab_size": 0}, ValueError, "vocab_size=0 is not in"),
+    "seed below zero": ({"seed": -1}, ValueError, "seed=-1 is not in"),
+    "seed too large": ({"seed": 2**64}, ValueError, "seed=18446744073709551616 is not in"),
+    "seed of none": ({"seed": None}, TypeError, "seed=None is no integer"),
+    "documents unknown": (
+        {"return_docs": True},
+        ValueError,
+        "return_docs=True, but .*x.bin' has no index of documents; pass eos_id=",
+    ),
+    "no window": (
+        {"seq_len": 100},
+        ValueError,
+        "seq_len=100.*takes files of 101 tokens, and the longest, .*x.bin', has 100; pass a",
+    ),
+    "no room": (
+        {"mode": "jittered", "seq_len": 60},
+        ValueError,
+        "seq_len=60 with mode='jittered'.*takes files of 120 tokens, and the longest",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "kind", "text"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_an_argument_that_cannot_be(
+    tmp_path: Path, changes: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(TOKENS.tobytes())
+    with pytest.raises(kind, match=text):
+        TokenDataset(path, **{"seq_len": 10, "dtype": "uint16", **changes})
+
+
+def test_tokens_that_samples_cannot_hold(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(bytes(400))
+    for wide, narrow in (("uint32", "uint16"), ("int64", "uint32"), ("int32", "uint32")):
+        with pytest.raises(ValueError, match=f"x.bin' has tokens of {wide}, which out_dtype="):
+            TokenDataset(tmp_path / "x.bin", 10, dtype=wide, out_dtype=narrow)
+
+
+@pytest.mark.parametrize("make", [lambda d: d[3], lambda d: d.__getitems__([0, 3])])
+def test_a_token_outside_the_vocabulary(tmp_path: Path, make: Callable[[Any], Any]) -> None:
+    """Targets count, and the token that only they have."""
+    tokens = np.arange(100, dtype=np.uint16)
+    path = write_llmc(tmp_path / "x.bin", tokens)
+    make(TokenDataset(path, 10, vocab_size=41))
+    with pytest.raises(ValueError, match=r"x.bin.*token 40 is 40.*vocab_size=40"):
+        make(TokenDataset(path, 10, vocab_size=40))
+    with pytest.raises(ValueError, match=r"x.bin.*token 33 is 33.*vocab_size=33"):
+        make(TokenDataset(path, 10, vocab_size=33))
+
+
+def test_a_token_below_zero(tmp_path: Path) -> None:
+    tokens = np.arange(100, dtype=np.int32)
+    tokens[7] = -100
+    (tmp_path / "x.bin").write_bytes(tokens.tobytes())
+    assert TokenDataset(tmp_path / "x.bin", 10, dtype="int32")[0][0][7] == -100
+    with pytest.raises(ValueError, match=r"x.bin.*token 7 is -100"):
+        TokenDataset(tmp_path / "x.bin", 10, dtype="int32", vocab_size=1000)[0]
+
+
+def test_a_token_too_large_for_int32(tmp_path: Path) -> None:
+    tokens = np.arange(100, dtype=np.uint32)
+    tokens[7] = 2**31
+    (tmp_path / "x.bin").write_bytes(tokens.tobytes())
+    dataset = TokenDataset(tmp_path / "x.bin", 10, dtype="uint32", out_dtype=torch.int32)
+    assert dataset[1][0].dtype == torch.int32
+    with pytest.raises(ValueError, match=r"x.bin.*token 7 is 2147483648"):
+        dataset[0]
+
+
+BUFFERS: dict[str, tuple[Callable[[], Any], Callable[[], Any], type[Exception], str]] = {
+    "values of floats": (
+        lambda: np.zeros(9),
+        lambda: np.array([0, 9]),
+        TypeError,
+        "values has dtype float64",
+    ),
+    "values of lists": (lambda: [1, 2], lambda: np.array([0, 2]), TypeError, "values is a list"),
+    "values of two dimensions": (
+        lambda: np.zeros((3, 3), "u2"),
+        lambda: np.array([0, 9]),
+        ValueError,
+        r"values has shape \(3, 3\)",
+    ),
+    "values with gaps": (
+        lambda: np.zeros(9, "u2")[::2],
+        lambda: np.array([0, 5]),
+        ValueError,
+        r"strides \(4,\); pass one row without gaps",
+    ),
+    "offsets of floats": (
+        lambda: TOKENS,
+        lambda: np.array([0.0, 9.0]),
+        TypeError,
+        "offsets has dtype float64; pass int32 or int64",
+    ),
+    "offsets of uint64": (
+        lambda: TOKENS,
+        lambda: np.array([0, 9], np.uint64),
+        TypeError,
+        "offsets has dtype uint64",
+    ),
+    "one offset": (lambda: TOKENS, lambda: np.array([0]), ValueError, "offsets has 1 elements"),
+    "no offset": (lambda: TOKENS, lambda: np.array([], "i8"), ValueError, "offsets has 0"),
+    "falling": (
+        lambda: TOKENS,
+        lambda: np.array([0, 9, 8, 10]),
+        ValueError,
+        "offsets falls from 9 to 8 at element 2",
+    ),
+    "beyond the end": (
+        lambda: TOKENS,
+        lambda: np.array([0, 101]),
+        ValueError,
+        "offsets goes from 0 to 101, and values has 100 tokens",
+    ),
+    "below zero": (
+        lambda: TOKENS,
+        lambda: np.array([-1, 10]),
+        ValueError,
+        "offsets goes from -1 to 10",
+    ),
+    "no tokens": (lambda: TOKENS, lambda: np.array([5, 5]), ValueError, "offsets holds no token"),
+    "meta": (
+        lambda: torch.zeros(9, dtype=torch.int32, device="meta"),
+        lambda: np.array([0, 9]),
+        TypeError,
+        r"values is on meta; pass values.cpu\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("values", "offsets", "kind", "text"), BUFFERS.values(), ids=BUFFERS)
+def test_buffers_that_cannot_be(
+    values: Callable[[], Any], offsets: Callable[[], Any], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        TokenDataset.from_buffers(values(), offsets(), 2)
+
+
+def test_an_index_outside_the_dataset(tmp_path: Path) -> None:
+    dataset = TokenDataset(write_llmc(tmp_path / "x.bin", TOKENS), 10)
+    assert len(dataset) == 9
+    for index in (9, -10, 2**63, -(2**63)):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for .* of length 9"):
+            dataset[index]
+        with pytest.raises(IndexError, match=f"index {index} is out of range"):
+            dataset.__getitems__([0, index])
+    for item in ("0", 1.0, slice(2), None):
+        with pytest.raises(TypeError, match=r"a sample is .*pass an index"):
+            dataset[item]
+
+
+def test_a_file_cut_after_it_was_opened(tmp_path: Path) -> None:
+    path = write_llmc(tmp_path / "x.bin", TOKENS)
+    dataset = TokenDataset(path, 10)
+    last = dataset[8]
+    os.truncate(path, 1024 + 2 * 90)
+    with pytest.raises(OSError, match=r"1204") as error:
+        dataset[8]
+    assert error.value.filename == str(path)
+    write_llmc(path, TOKENS)
+    assert all(map(torch.equal, dataset[8], last))
+    os.remove(path)
+    assert all(map(torch.equal, dataset[8], last))
+
+
+def test_a_file_that_changed_before_a_worker_opens_it(tmp_path: Path) -> None:
+    path = write_llmc(tmp_path / "x.bin", TOKENS)
+    os.utime(path, (1e9, 1e9))
+    pickled = pickle.dumps(TokenDataset(path, 10))
+    assert len(pickle.loads(pickled)) == 9
+    os.utime(path, (2e9, 2e9))
+    with pytest.raises(
+        OSError, match=r"no longer what the dataset was made of.*1224 bytes"
+    ) as error:
+        len(pickle.loads(pickled))
+    assert error.value.filename == str(path)
+    os.utime(path, (1e9, 1e9))
+    path.write_bytes(path.read_bytes() + b"\0\0")
+    with pytest.raises((OSError, ValueError), match=r"x.bin"):
+        len(pickle.loads(pickled))
+    os.remove(path)
+    with pytest.raises(FileNotFoundError, match=r"x.bin"):
+        len(pickle.loads(pickled))
