@@ -108,7 +108,13 @@ def open_tokens(path: str, format: str, dtype: str) -> OpenTokens:
     if os.path.isdir(path):
         remedy = f"Is a directory; pass its files, as {os.path.join(path, '*.bin')!r}"
         raise IsADirectoryError(errno.EISDIR, remedy, path)
-    opened = open_regular(path, "paths", "write the tokens to a file, or use from_buffers")
+    try:
+        opened = open_regular(path, "paths", "write the tokens to a file, or use from_buffers")
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        remedy = "All files stay open, and these are too many; raise `ulimit -n`, or join files"
+        raise OSError(errno.EMFILE, remedy, path) from None
     try:
         return _read_layout(path, opened, format, dtype)
     except BaseException:

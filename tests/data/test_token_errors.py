@@ -1,8 +1,10 @@
 """What TokenDataset refuses: the type of the error, and a message that names file or argument, what
 was wrong and what to do."""
 
+import errno
 import os
 import pickle
+import resource
 import struct
 from collections.abc import Callable
 from io import BytesIO
@@ -315,9 +317,9 @@ def test_a_token_outside_the_vocabulary(tmp_path: Path, make: Callable[[Any], An
     tokens = np.arange(100, dtype=np.uint16)
     path = write_llmc(tmp_path / "x.bin", tokens)
     make(TokenDataset(path, 10, vocab_size=41))
-    with pytest.raises(ValueError, match=r"x.bin.*token 40 is 40.*vocab_size=40"):
+    with pytest.raises(ValueError, match=r"x.bin.*token 40 is 40, which is not in \[0, 39\]"):
         make(TokenDataset(path, 10, vocab_size=40))
-    with pytest.raises(ValueError, match=r"x.bin.*token 33 is 33.*vocab_size=33"):
+    with pytest.raises(ValueError, match=r"x.bin.*token 33 is 33, which is not in \[0, 32\]"):
         make(TokenDataset(path, 10, vocab_size=33))
 
 
@@ -435,6 +437,32 @@ def test_a_file_cut_after_it_was_opened(tmp_path: Path) -> None:
     assert all(map(torch.equal, dataset[8], last))
     os.remove(path)
     assert all(map(torch.equal, dataset[8], last))
+
+
+def test_a_mapped_array_whose_file_was_cut(tmp_path: Path) -> None:
+    """An error, where reading the array would end the process."""
+    (tmp_path / "x.bin").write_bytes(TOKENS.tobytes())
+    mapped = np.memmap(tmp_path / "x.bin", np.uint16, "r")
+    dataset = TokenDataset.from_buffers(mapped, np.array([0, 100]), 10)
+    assert dataset[0][0].tolist() == TOKENS[:10].tolist()
+    os.truncate(tmp_path / "x.bin", 0)
+    with pytest.raises(OSError, match="values"):
+        dataset[0]
+
+
+def test_more_files_than_may_be_open(tmp_path: Path) -> None:
+    path = write_llmc(tmp_path / "x.bin", TOKENS)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, hard))
+    try:
+        for count in (15, 40):
+            with pytest.raises(OSError, match=r"stay.* open.*ulimit -n.*x.bin") as error:
+                TokenDataset([path] * count, 10)
+            assert error.value.errno == errno.EMFILE
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_file_that_changed_before_a_worker_opens_it(tmp_path: Path) -> None:
