@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from token_files import Tokens, some_tokens, write_datatrove, write_llmc, write_megatron
+from token_writers import Tokens, some_tokens, write_datatrove, write_llmc, write_megatron
 from torch.utils.data import DataLoader, Subset
 
 from fastloop import TokenDataset
@@ -245,6 +245,21 @@ def test_a_token_goes_before_an_index(tmp_path: Path) -> None:
     path = write_datatrove(tmp_path / "x.ds", tokens, [50, 300])
     dataset = TokenDataset(path, 10, eos_id=EOS, return_docs=True)
     check_documents(dataset, tokens, (np.flatnonzero(tokens == EOS) + 1).tolist(), "shift")
+
+
+def test_the_example_of_the_docs(tmp_path: Path) -> None:
+    tokens = np.array([7, 4, 9, EOS, 5, EOS, 8, 8, 1], np.uint16)
+    path = write_llmc(tmp_path / "x.bin", tokens)
+    sample = TokenDataset(path, 8, eos_id=EOS, return_docs=True)[0]
+    assert {key: value.int().tolist() for key, value in sample.items()} == {
+        "input_ids": [7, 4, 9, EOS, 5, EOS, 8, 8],
+        "labels": [4, 9, EOS, 5, EOS, 8, 8, 1],
+        "position_ids": [0, 1, 2, 3, 0, 1, 0, 1],
+        "doc_ids": [0, 0, 0, 0, 1, 1, 2, 2],
+        "loss_mask": [1, 1, 1, 0, 1, 0, 1, 1],
+    }
+    ends, longest = TokenDataset.cu_seqlens(sample["position_ids"])
+    assert (ends.tolist(), longest) == ([0, 4, 6, 8], 4)
 
 
 def test_keys_in_order(paths: list[Path]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from token_files import (
+from token_writers import (
     llmc_header,
     megatron_index,
     some_tokens,

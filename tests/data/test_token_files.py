@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from token_files import (
+from token_writers import (
     Tokens,
     megatron_index,
     some_tokens,
