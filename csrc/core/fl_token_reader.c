@@ -154,6 +154,17 @@ const char *fl_token_reader_io(const fl_token_reader *reader, int64_t f)
 
 bool fl_token_reader_is_volatile(const fl_token_reader *reader) { return reader->is_volatile; }
 
+fl_token_rows fl_token_rows_at(char *const *memory, bool has_y, bool has_documents)
+{
+    fl_token_rows rows = {.x = *memory++};
+    if (has_y) rows.y = *memory++;
+    if (!has_documents) return rows;
+    rows.position = (int64_t *)(void *)memory[0];
+    rows.document = (int64_t *)(void *)memory[1];
+    rows.mask = (bool *)(void *)memory[2];
+    return rows;
+}
+
 /* ---- reading */
 
 /* So many tokens of a file, which become elements of a row from element `at` on. */
@@ -372,15 +383,15 @@ int fl_token_reader_read(fl_token_reader *reader, const fl_window *windows, int6
 
 /* ---- reading ahead */
 
-bool fl_token_reader_is_cold(const fl_token_reader *reader)
+bool fl_token_reader_is_cold(fl_token_reader *reader)
 {
-    return atomic_load_explicit(&reader->cold, memory_order_relaxed) > 0;
+    if (atomic_load_explicit(&reader->cold, memory_order_relaxed) <= 0) return false;
+    atomic_fetch_sub_explicit(&reader->cold, 1, memory_order_relaxed);
+    return true;
 }
 
-void fl_token_reader_advise(fl_token_reader *reader, const fl_window *windows, int64_t count)
+void fl_token_reader_advise(const fl_token_reader *reader, const fl_window *windows, int64_t count)
 {
-    if (!fl_token_reader_is_cold(reader)) return;
-    atomic_fetch_sub_explicit(&reader->cold, 1, memory_order_relaxed);
     for (int64_t i = 0; i < count; i++) {
         const fl_token_source *source = &reader->files[windows[i].file].source;
         if (source->fd < 0) continue;

@@ -59,6 +59,10 @@ typedef struct fl_token_rows {
     bool *mask;
 } fl_token_rows;
 
+/* The tensors at memory[0], memory[1], ...: x, then y and the three of documents where there are
+ * any. */
+fl_token_rows fl_token_rows_at(char *const *memory, bool has_y, bool has_documents);
+
 typedef struct fl_token_reader fl_token_reader;
 
 /* The caller owns *out; what `sources` borrow must live until it is closed. FL_ENOMEM. */
@@ -79,9 +83,11 @@ bool fl_token_reader_is_volatile(const fl_token_reader *reader);
 int fl_token_reader_read(fl_token_reader *reader, const fl_window *windows, int64_t count,
                          const fl_token_rows *rows, int64_t first_row, fl_err *err);
 
-/* These windows are read soon. Asks the system to read ahead, if reads have had to wait for the
- * disk of late, and does nothing else. Once for each batch. */
-void fl_token_reader_advise(fl_token_reader *reader, const fl_window *windows, int64_t count);
-bool fl_token_reader_is_cold(const fl_token_reader *reader); /* fl_token_reader_advise would ask */
+/* Whether reads have had to wait for the disk of late: then the windows of a batch should be read
+ * ahead. Asked once for each batch, of which it counts how many have been since. */
+bool fl_token_reader_is_cold(fl_token_reader *reader);
+
+/* Asks the system to read these windows, which are read soon. */
+void fl_token_reader_advise(const fl_token_reader *reader, const fl_window *windows, int64_t count);
 
 #endif

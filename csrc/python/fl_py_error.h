@@ -11,8 +11,8 @@
 typedef struct fl_py_fields {
     PyObject *names; /* owned by the table: tuple of str */
     PyObject *files; /* owned by the table: tuple of None or (path, address of byte 0, size) */
-    PyObject *token_files; /* owned by the object that reads windows: tuple of the names of its
-                              files; NULL: no windows are read */
+    PyObject *token_files; /* borrowed from the Windows that are read: tuple of the names of its
+                              files; NULL: none is */
 } fl_py_fields;
 
 /* Sets the exception for err->code and returns NULL. FL_ESOURCE, FL_EFILE and FL_ETOKEN need

@@ -72,6 +72,12 @@ static PyObject *loader_next(fl_py_array_loader *self)
     return result;
 }
 
+/* No keys, rather than None: a batch is its one tensor. */
+static bool is_alone(PyObject *keys, int32_t outputs)
+{
+    return PyTuple_Check(keys) && PyTuple_GET_SIZE(keys) == 0 && outputs == 1;
+}
+
 /* Whether the arguments of ArrayLoader go together; else ValueError. */
 static bool check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, PyObject *keys,
                         bool has_destination)
@@ -85,7 +91,8 @@ static bool check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, 
         PyErr_Format(PyExc_ValueError, "slots shared with workers are not for threads");
     else if (pool->fields < outputs)
         PyErr_Format(PyExc_ValueError, "slots have room for fewer tensors than the table makes");
-    else if (keys != Py_None && (!PyTuple_Check(keys) || PyTuple_GET_SIZE(keys) != outputs))
+    else if (keys != Py_None && (!PyTuple_Check(keys) || PyTuple_GET_SIZE(keys) != outputs) &&
+             !is_alone(keys, outputs))
         PyErr_Format(PyExc_ValueError, "keys must be None or a tuple of %d keys", outputs);
     else
         return true;
@@ -139,7 +146,8 @@ static PyObject *loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     ring->table = (fl_py_table *)Py_NewRef(table);
     ring->pool = (fl_py_batch_pool *)Py_NewRef(pool);
     ring->fetch = Py_NewRef(fetch);
-    ring->keys = Py_NewRef(keys);
+    ring->is_alone = is_alone(keys, fl_table_outputs(ring->table->table));
+    ring->keys = Py_NewRef(ring->is_alone ? Py_None : keys);
     ring->timeout = Py_NewRef(timeout);
     if (seconds > 0) ring->timeout_ns = seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX / 2;
     ring->is_persistent = persistent;
@@ -301,7 +309,8 @@ PyDoc_STRVAR(
     "            timeout, destination=None, budget=2**63 - 1)\n--\n\n"
     "Iterator over batches of `table`; begins with restart().\n\n"
     "fetch: called with an item of the source that holds no plain integers.\n"
-    "keys: tuple of dict keys, or None for lists. maps: int64 vectors of nested subsets,\n"
+    "keys: tuple of dict keys, None for lists, () for one tensor without a list. maps: int64 "
+    "vectors of nested subsets,\n"
     "innermost first. timeout: seconds or 0. budget: bytes that batches may take in pinned\n"
     "memory before they are handed out; one always may.");
 

@@ -18,6 +18,7 @@ typedef struct fl_py_array_ring {
     fl_py_batch_pool *pool; /* owned */
     PyObject *fetch;   /* owned: what the dataset and collate_fn make of an item of the sampler */
     PyObject *keys;    /* owned: tuple of dict keys, or None */
+    bool is_alone;     /* a batch is its one tensor, without a list around it */
     PyObject *timeout; /* owned: seconds, as the user gave them; 0: none */
     int64_t timeout_ns;
     int64_t depth; /* batches in flight: workers * prefetch, or 1 */

@@ -78,6 +78,14 @@ static PyObject *deliver_slot(fl_py_array_ring *self, const fl_batch *batch)
     return NULL;
 }
 
+/* The one tensor of a list, which it takes. */
+static PyObject *take_alone(PyObject *list)
+{
+    PyObject *tensor = Py_NewRef(PyList_GET_ITEM(list, 0));
+    Py_DECREF(list);
+    return tensor;
+}
+
 static PyObject *deliver(fl_py_array_ring *self, const fl_batch *batch)
 {
     fl_py_batch_pool *pool = self->pool;
@@ -98,7 +106,7 @@ static PyObject *deliver(fl_py_array_ring *self, const fl_batch *batch)
     pool->batches++;
     pool->samples += batch->rows.count;
     pool->bytes += batch->bytes;
-    return result;
+    return self->is_alone ? take_alone(result) : result;
 }
 
 /* Nothing is left: a loader that will not be restarted ends its threads. */

@@ -7,6 +7,7 @@
 #include "fl_py.h"
 #include "fl_py_image_plan.h"
 #include "fl_py_sequence_column.h"
+#include "fl_py_windows.h"
 
 /* The plan of a field; NULL: it has none. */
 static const fl_py_image_plan *plan_of(const fl_py_table *self, int32_t f)
@@ -23,6 +24,14 @@ static const fl_py_sequence_column *sequences_of(const fl_py_table *self, int32_
     const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
     bool is_column = Py_IS_TYPE(source, state->sequence_column_type);
     return is_column ? (fl_py_sequence_column *)source : NULL;
+}
+
+/* The windows that are source f; NULL: it is an array. */
+static const fl_py_windows *windows_of(const fl_py_table *self, int32_t f)
+{
+    fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
+    PyObject *source = PyTuple_GET_ITEM(self->sources, f);
+    return Py_IS_TYPE(source, state->windows_type) ? (fl_py_windows *)source : NULL;
 }
 
 /* Whether the field is cast where batches go. */
@@ -62,6 +71,8 @@ static int open_images(const fl_py_table *self, int32_t f, const fl_tensor *view
 static int
 open_column(const fl_py_table *self, int32_t f, const fl_tensor *view, fl_column **out, fl_err *err)
 {
+    if (windows_of(self, f) != NULL)
+        return fl_column_window_open(&windows_of(self, f)->column, out, err);
     bool is_volatile = PyTuple_GET_ITEM(self->fields.files, f) != Py_None;
     const fl_py_sequence_column *sequences = sequences_of(self, f);
     int status;
@@ -89,12 +100,18 @@ static int open_table(const fl_py_table *self, const fl_tensor *views, fl_table 
     return status;
 }
 
+/* Source f as it is now; windows and sequences stay as they are, and have no view. */
+static int look_at_source(const fl_py_table *self, int32_t f, fl_tensor *view)
+{
+    *view = (fl_tensor){0};
+    if (windows_of(self, f) != NULL || sequences_of(self, f) != NULL) return 0;
+    return fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), view);
+}
+
 static int look_at_sources(const fl_py_table *self, fl_tensor *views)
 {
     for (int32_t f = 0; f < self->count; f++)
-        if (sequences_of(self, f) == NULL &&
-            fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), &views[f]) != 0)
-            return -1;
+        if (look_at_source(self, f, &views[f]) != 0) return -1;
     return 0;
 }
 
@@ -143,8 +160,7 @@ int fl_py_table_refresh(fl_py_table *self)
 {
     for (int32_t f = 0; f < self->count; f++) {
         fl_tensor now;
-        if (sequences_of(self, f) != NULL) continue;
-        if (fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), &now) != 0) return -1;
+        if (look_at_source(self, f, &now) != 0) return -1;
         if (!is_same_view(&now, &self->views[f])) return rebuild(self);
     }
     return 0;
@@ -218,7 +234,10 @@ static PyObject *make_table(PyTypeObject *type, const fl_py_table *like, PyObjec
     self->plans = Py_NewRef(like->plans);
     self->count = like->count;
     self->is_cut = like->is_cut;
-    for (int32_t f = 0; f < self->count; f++) self->has_plans |= plan_of(self, f) != NULL;
+    for (int32_t f = 0; f < self->count; f++) {
+        self->has_plans |= plan_of(self, f) != NULL;
+        if (windows_of(self, f) != NULL) self->fields.token_files = windows_of(self, f)->names;
+    }
     if (fl_py_dlpack_open(tensor_type, &self->dlpack) != 0 || rebuild(self) != 0) {
         Py_DECREF(self);
         return NULL;
@@ -389,8 +408,8 @@ PyDoc_STRVAR(
     table_doc,
     "Table(sources, tensor_type, names, files, plans=None)\n--\n\n"
     "Fields of equal length as the core reads them.\n\n"
-    "sources: tuple of CPU tensors (exactly tensor_type) and ndarrays, at least 1-d, and of\n"
-    "SequenceColumns.\n"
+    "sources: tuple of CPU tensors (exactly tensor_type) and ndarrays, at least 1-d, of\n"
+    "SequenceColumns, and of at most one Windows, which gives each batch several tensors.\n"
     "names: how errors call each field. files: None, or for a mapped field, whose memory is\n"
     "then read safely, (path, address at which byte 0 of the file would be mapped,\n"
     "function that returns its size now, or None). plans: for each field an ImagePlan that makes\n"

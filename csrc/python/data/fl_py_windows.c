@@ -101,23 +101,15 @@ static int parse(PyObject *args, PyObject *kwargs, arguments *given)
 
 /* ---- opening */
 
-static void add_tensor(fl_py_windows *self, fl_dtype dtype)
-{
-    self->dtype[self->tensors++] = dtype;
-}
-
 static void describe_tensors(fl_py_windows *self, const arguments *given)
 {
-    fl_dtype of_tokens = out_types[given->out_value].dtype;
-    self->length = given->length;
-    self->has_y = given->targets_value != FL_TARGETS_NONE;
-    self->has_documents = given->has_documents != 0;
-    add_tensor(self, of_tokens);
-    if (self->has_y) add_tensor(self, of_tokens);
-    if (!self->has_documents) return;
-    add_tensor(self, (fl_dtype){kDLInt, 64, 1});
-    add_tensor(self, (fl_dtype){kDLInt, 64, 1});
-    add_tensor(self, (fl_dtype){kDLBool, 8, 1});
+    self->column = (fl_column_window_config){.windows = self->windows,
+                                             .reader = self->reader,
+                                             .length = given->length,
+                                             .tokens = out_types[given->out_value].dtype,
+                                             .has_y = given->targets_value != FL_TARGETS_NONE,
+                                             .has_documents = given->has_documents != 0};
+    self->tensors = fl_column_window_dtypes(&self->column, self->dtype);
 }
 
 /* The largest token that the source may have: a type that holds more than the output is checked;
@@ -214,12 +206,12 @@ static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (self->fds == NULL) PyErr_NoMemory();
     for (int64_t f = 0; self->fds != NULL && f < files; f++) self->fds[f] = -1;
     self->files = files;
-    describe_tensors(self, &given);
     if (self->names == NULL || self->kept == NULL || self->fds == NULL ||
         find_torch(&self->dlpack) != 0 || open_both(self, &given) != 0) {
         Py_DECREF(self);
         return NULL;
     }
+    describe_tensors(self, &given);
     return (PyObject *)self;
 }
 
@@ -243,9 +235,9 @@ static void windows_dealloc(fl_py_windows *self)
 /* The tensors of `rows` rows, or with -1 of one row without that dimension; and where they lie. */
 static PyObject *make_tensors(const fl_py_windows *self, int64_t rows, fl_token_rows *out)
 {
-    int64_t shape[2] = {rows, self->length};
+    int64_t shape[2] = {rows, self->column.length};
     int32_t skip = rows < 0 ? 1 : 0;
-    char *data[FL_PY_WINDOW_TENSORS] = {NULL};
+    char *data[FL_WINDOW_OUTPUTS] = {NULL};
     PyObject *tensors = PyTuple_New(self->tensors);
     for (int32_t t = 0; tensors != NULL && t < self->tensors; t++) {
         PyObject *tensor =
@@ -255,12 +247,7 @@ static PyObject *make_tensors(const fl_py_windows *self, int64_t rows, fl_token_
         else
             PyTuple_SET_ITEM(tensors, t, tensor);
     }
-    int32_t next = self->has_y ? 2 : 1;
-    *out = (fl_token_rows){.x = data[0], .y = self->has_y ? data[1] : NULL};
-    if (!self->has_documents) return tensors;
-    out->position = (int64_t *)(void *)data[next];
-    out->document = (int64_t *)(void *)data[next + 1];
-    out->mask = (bool *)(void *)data[next + 2];
+    *out = fl_token_rows_at(data, self->column.has_y, self->column.has_documents);
     return tensors;
 }
 
@@ -280,7 +267,7 @@ read_windows(fl_py_windows *self, const fl_window *windows, int64_t count, int64
     if (tensors == NULL) return NULL;
     int status;
     Py_BEGIN_ALLOW_THREADS
-    fl_token_reader_advise(self->reader, windows, count);
+    if (fl_token_reader_is_cold(self->reader)) fl_token_reader_advise(self->reader, windows, count);
     status = fl_token_reader_read(self->reader, windows, count, &out, 0, &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) return tensors;

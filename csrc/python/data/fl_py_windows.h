@@ -5,10 +5,8 @@
 #ifndef FL_PY_WINDOWS_H
 #define FL_PY_WINDOWS_H
 
+#include "fl_column_window.h"
 #include "fl_py_dlpack.h"
-#include "fl_token_reader.h"
-
-enum { FL_PY_WINDOW_TENSORS = 5 }; /* at most: x, y, position_ids, doc_ids, loss_mask */
 
 typedef struct fl_py_windows {
     PyObject_HEAD
@@ -17,12 +15,11 @@ typedef struct fl_py_windows {
     fl_token_reader *reader; /* owned; borrows from fds and kept */
     int *fds;                /* owned: `files` of them; -1: an array */
     int64_t files;
-    PyObject *names; /* owned: tuple of str, one for each file */
-    PyObject *kept;  /* owned: list of the arrays that are read from */
-    int64_t length;  /* tokens of a row */
-    int32_t tensors; /* that a sample has */
-    fl_dtype dtype[FL_PY_WINDOW_TENSORS];
-    bool has_y, has_documents;
+    PyObject *names;                /* owned: tuple of str, one for each file */
+    PyObject *kept;                 /* owned: list of the arrays that are read from */
+    fl_column_window_config column; /* what tables read */
+    int32_t tensors;                /* that a sample has */
+    fl_dtype dtype[FL_WINDOW_OUTPUTS];
 } fl_py_windows;
 
 extern PyType_Spec fl_py_windows_spec;

@@ -1,0 +1,111 @@
+/* fl_column_window: see fl_column_window.h. */
+#include "fl_column_window.h"
+
+enum { WINDOWS_AT_A_TIME = 64 }; /* found, then read */
+
+typedef struct window_column {
+    fl_column base;
+    fl_column_window_config config;
+    fl_dtype dtypes[FL_WINDOW_OUTPUTS];
+} window_column;
+
+static const window_column *as_windows(const fl_column *column)
+{
+    return (const window_column *)column;
+}
+
+static void find_windows(const window_column *self, const fl_column_batch *batch, int64_t from,
+                         int64_t to, fl_window *out)
+{
+    for (int64_t i = from; i < to; i++)
+        out[i - from] =
+            fl_windows_find(self->config.windows, fl_row_at(batch->rows, i), batch->epoch);
+}
+
+static void read_ahead(const window_column *self, const fl_column_batch *batch)
+{
+    fl_window windows[WINDOWS_AT_A_TIME];
+    for (int64_t at = 0, to; at < batch->rows->count; at = to) {
+        to = fl_min(at + WINDOWS_AT_A_TIME, batch->rows->count);
+        find_windows(self, batch, at, to, windows);
+        fl_token_reader_advise(self->config.reader, windows, to - at);
+    }
+}
+
+static int layout_windows(const fl_column *column, fl_column_batch *batch, fl_err *err)
+{
+    const window_column *self = as_windows(column);
+    int64_t shape[2] = {batch->rows->count, self->config.length};
+    batch->work_bytes = 0;
+    for (int32_t i = 0; i < column->outputs; i++) {
+        FL_TRY(fl_output_set(&batch->outputs[i], self->dtypes[i], 2, shape, err));
+        if (!fl_add(batch->work_bytes, batch->outputs[i].bytes, &batch->work_bytes))
+            batch->work_bytes = INT64_MAX;
+    }
+    if (fl_token_reader_is_cold(self->config.reader)) read_ahead(self, batch);
+    return FL_OK;
+}
+
+/* Where the outputs begin in the buffer. */
+static fl_token_rows
+find_rows(const window_column *self, const fl_column_batch *batch, char *buffer)
+{
+    char *at[FL_WINDOW_OUTPUTS] = {NULL};
+    for (int32_t i = 0; i < self->base.outputs; i++) at[i] = buffer + batch->outputs[i].offset;
+    return fl_token_rows_at(at, self->config.has_y, self->config.has_documents);
+}
+
+static int gather_windows(const fl_column *column, const fl_column_batch *batch, int64_t from,
+                          int64_t to, char *buffer, fl_err *err)
+{
+    const window_column *self = as_windows(column);
+    fl_token_rows rows = find_rows(self, batch, buffer);
+    fl_window windows[WINDOWS_AT_A_TIME];
+    for (int64_t at = from, end; at < to; at = end) {
+        end = fl_min(at + WINDOWS_AT_A_TIME, to);
+        find_windows(self, batch, at, end, windows);
+        FL_TRY(fl_token_reader_read(self->config.reader, windows, end - at, &rows, at, err));
+    }
+    return FL_OK;
+}
+
+/* A reader looks at the sizes of mapped files itself. */
+static int64_t find_row_behind(const fl_column *column, const fl_rows *rows, const char *limit)
+{
+    (void)column, (void)rows, (void)limit;
+    return -1;
+}
+
+static void close_windows(fl_column *column) { fl_free(column); }
+
+static const fl_column_ops window_ops = {.layout = layout_windows,
+                                         .gather = gather_windows,
+                                         .row_behind = find_row_behind,
+                                         .close = close_windows};
+
+int fl_column_window_open(const fl_column_window_config *config, fl_column **out, fl_err *err)
+{
+    *out = NULL;
+    window_column *self = fl_alloc(sizeof *self);
+    if (self == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
+    self->config = *config;
+    self->base = (fl_column){.ops = &window_ops,
+                             .length = fl_windows_count(config->windows),
+                             .outputs = fl_column_window_dtypes(config, self->dtypes),
+                             .is_volatile = fl_token_reader_is_volatile(config->reader)};
+    *out = &self->base;
+    return FL_OK;
+}
+
+int32_t fl_column_window_dtypes(const fl_column_window_config *config, fl_dtype *out)
+{
+    static const fl_dtype integer = {0, 64, 1}, truth = {6, 8, 1}; /* of DLPack */
+    int32_t count = 0;
+    out[count++] = config->tokens;
+    if (config->has_y) out[count++] = config->tokens;
+    if (!config->has_documents) return count;
+    out[count++] = integer;
+    out[count++] = integer;
+    out[count++] = truth;
+    return count;
+}
