@@ -4,6 +4,7 @@
 #include "fl_philox.h"
 
 enum { KEY_SLOT = 0x59 }; /* of fl_philox_of_sample */
+enum { AT_A_TIME = 256 }; /* places of a block */
 
 fl_permutation fl_permutation_make(int64_t count, uint64_t seed, uint32_t epoch)
 {
@@ -52,8 +53,29 @@ int64_t fl_permutation_at(const fl_permutation *permutation, int64_t at)
     return (int64_t)value;
 }
 
+/* Values still on their walk are listed without a branch, which could not be foreseen. */
+static void walk_all(const fl_permutation *permutation, int64_t *values, int32_t count)
+{
+    int32_t walking[AT_A_TIME];
+    for (int32_t i = 0; i < count; i++) walking[i] = i;
+    for (int32_t left = count, next; left > 0; left = next) {
+        next = 0;
+        for (int32_t k = 0; k < left; k++) {
+            int32_t i = walking[k];
+            uint64_t value = encrypt(permutation, (uint64_t)values[i]);
+            values[i] = (int64_t)value;
+            walking[next] = i;
+            next += value >= (uint64_t)permutation->count;
+        }
+    }
+}
+
 void fl_permutation_block(const fl_permutation *permutation, int64_t first, int64_t count,
                           int64_t step, int64_t *out)
 {
-    for (int64_t i = 0; i < count; i++) out[i] = fl_permutation_at(permutation, first + i * step);
+    for (int64_t at = 0, to; at < count; at = to) {
+        to = fl_min(at + AT_A_TIME, count);
+        for (int64_t i = at; i < to; i++) out[i] = first + i * step;
+        walk_all(permutation, out + at, (int32_t)(to - at));
+    }
 }
