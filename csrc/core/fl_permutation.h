@@ -9,7 +9,7 @@
 
 #include "fl_base.h"
 
-enum { FL_PERMUTATION_ROUNDS = 8 };
+enum { FL_PERMUTATION_ROUNDS = 6 };
 #define FL_PERMUTATION_MAX ((int64_t)1 << 62) /* most indices */
 
 /* A plain value: copied by assignment, owns nothing. */

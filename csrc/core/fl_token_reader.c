@@ -298,9 +298,9 @@ static int flush_pieces(read_state *state)
     int64_t began = fl_now_ns();
     int64_t done = fl_safe_read_copy(state->scratch, state->from, state->pieces);
     if (done < 0) return fl_fail(state->err, FL_ENOMEM, "no memory to read a mapped file safely");
+    FL_TRY(check_sizes(state));
     if (done < state->scratch_used) return fail_gather(state, done);
     look_at_clock(state, began);
-    FL_TRY(check_sizes(state));
     const char *tokens = state->scratch;
     for (int32_t i = 0; i < state->pieces; i++) {
         FL_TRY(write_piece(state, &state->piece[i], tokens));
