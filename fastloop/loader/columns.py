@@ -14,6 +14,7 @@ from fastloop.base.tensors import DTYPES
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.field import Array, MappedFile
 from fastloop.data.ragged import RaggedField
+from fastloop.data.tokens import TokenDataset
 
 
 class NotCoveredError(Exception):
@@ -54,14 +55,15 @@ def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
+Origin = torch.Tensor | Array | _core.SequenceColumn | _core.Windows
+
+
 @dataclass
 class Columns:
     """What a table is made of: an item for each column, and the keys of a batch."""
 
-    keys: tuple[Any, ...] | None  # one for each output; None: a batch is a list
-    sources: list[torch.Tensor | Array | _core.SequenceColumn] = dataclass_field(
-        default_factory=list
-    )
+    keys: tuple[Any, ...] | None  # one for each output; None: a batch is a list; (): one tensor
+    sources: list[Origin] = dataclass_field(default_factory=list)
     names: list[str] = dataclass_field(default_factory=list)
     files: list[MappedFile | None] = dataclass_field(default_factory=list)
     plans: list[_core.ImagePlan | None] = dataclass_field(default_factory=list)
@@ -69,7 +71,7 @@ class Columns:
     def add(
         self,
         name: str,
-        source: torch.Tensor | Array | _core.SequenceColumn,
+        source: Origin,
         file: MappedFile | None = None,
         plan: _core.ImagePlan | None = None,
     ) -> None:
@@ -99,5 +101,10 @@ def columns_of(dataset: object) -> Columns:
         columns = Columns(None)
         for i, tensor in enumerate(dataset.tensors):
             columns.add(f"tensor {i}", tensor)
+        return columns
+    if type(dataset) is TokenDataset:
+        is_alone = dataset._keys is None and dataset._arguments.targets is None
+        columns = Columns(() if is_alone else dataset._keys)
+        columns.add("tokens", dataset._windows)
         return columns
     raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")

@@ -26,6 +26,7 @@ from fastloop.data.arrays import ArrayDataset
 from fastloop.data.collate import is_default_collate
 from fastloop.data.pad import PackCollate, PadCollate
 from fastloop.data.ragged import RaggedField
+from fastloop.data.tokens import TokenDataset
 from fastloop.loader.columns import NotCoveredError, columns_of, pin_storage
 from fastloop.loader.dataset_epochs import datasets_within
 from fastloop.loader.index_blocks import Vector, as_vector
@@ -191,11 +192,12 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
                 f"path='array' cannot load this: {reason}; use path='auto' for any dataset"
             ) from None
         return Route(other, str(reason))
-    collate = (
-        type(loader.collate_fn).__name__ if _has_sequence_collate(loader) else "default collate"
-    )
-    why = f"{type(loader.dataset).__name__} of plain arrays, {collate}"
-    if getattr(source.dataset, "_epoch", None) is not None:
+    what = "windows of tokens" if type(source.dataset) is TokenDataset else "plain arrays"
+    collate = "default collate"
+    if _has_sequence_collate(loader):
+        collate = type(loader.collate_fn).__name__
+    why = f"{type(loader.dataset).__name__} of {what}, {collate}"
+    if getattr(source.dataset, "_transforms", None):
         why += ", transforms in C"
     if _has_worker_init(loader):
         why += f"; {_find_seeder(loader.worker_init_fn)} has nothing to seed in threads of C"
