@@ -260,7 +260,7 @@ class TokenDataset(EpochDataset):
             )
         if self._epoch is not None:
             whose = "set by set_epoch()"
-            if not self._epoch.is_users:
+            if self._epoch.users is None:
                 whose = "counted by fastloop's loaders; with torch's own, call set_epoch() for each"
             lines.append(
                 f"random numbers: seed {arguments.seed}, epoch {self._epoch.value}, {whose}"
