@@ -194,3 +194,14 @@ def test_files_are_closed_with_the_dataset(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + 20
     del dataset
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_files_are_closed_after_an_error(tmp_path: Path) -> None:
+    """Those before it, too, while the error still holds on to what was open."""
+    good = write_raw(tmp_path / "x.bin", some_tokens(57))
+    bad = write_raw(tmp_path / "y.bin", some_tokens(57, np.uint8))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match=r"y.bin") as error:
+        TokenDataset([good, good, bad], LENGTH, dtype="uint16")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert error.tb is not None

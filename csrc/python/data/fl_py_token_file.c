@@ -7,12 +7,12 @@
 
 #include <string.h>
 
-static const char *const names[FL_TOKEN_TYPES + 1] = {"uint8",  "int8",  "uint16", "int16",
-                                                      "uint32", "int32", "int64",  "auto"};
+static const char *const names[FL_TOKEN_TYPES] = {"uint8",  "int8",  "uint16", "int16",
+                                                  "uint32", "int32", "int64"};
 
 int fl_py_token_type(const char *name, fl_token_type *out)
 {
-    for (int t = 0; t <= FL_TOKEN_TYPES; t++) {
+    for (int t = 0; t < FL_TOKEN_TYPES; t++) {
         *out = (fl_token_type)t;
         if (strcmp(names[t], name) == 0) return 0;
     }
@@ -21,6 +21,13 @@ int fl_py_token_type(const char *name, fl_token_type *out)
                  "int32 and int64",
                  name);
     return -1;
+}
+
+/* FL_TOKEN_TYPES for "auto": the file must say it. */
+static int read_type(const char *name, fl_token_type *out)
+{
+    *out = FL_TOKEN_TYPES;
+    return strcmp(name, "auto") == 0 ? 0 : fl_py_token_type(name, out);
 }
 
 static PyObject *as_tuple(const fl_token_layout *layout)
@@ -55,7 +62,7 @@ PyObject *fl_py_token_header(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "y*Lss:token_header", &head, &file_bytes, &format, &dtype))
         return NULL;
     PyObject *result = NULL;
-    if (fl_py_token_type(dtype, &type) == 0) {
+    if (read_type(dtype, &type) == 0) {
         int status = find_layout(&head, file_bytes, format, type, &layout, &err);
         result = status == FL_OK ? as_tuple(&layout) : fl_py_raise(&err, NULL);
     }
@@ -113,7 +120,7 @@ PyObject *fl_py_token_index(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     PyObject *ends = NULL;
     bool is_megatron = strcmp(format, "megatron") == 0;
-    int status = fl_py_token_type(dtype, &type);
+    int status = read_type(dtype, &type);
     if (status == 0)
         status = is_megatron ? read_megatron(&index, file_bytes, type, &ends, &layout)
                              : read_ends(&index, file_bytes, type, &ends, &layout);

@@ -14,7 +14,7 @@
 extern const char fl_py_token_header_doc[];
 extern const char fl_py_token_index_doc[];
 
-/* The type of a dtype's name; FL_TOKEN_TYPES for "auto". 0, or -1 and ValueError. */
+/* The type of a dtype's name. 0, or -1 and ValueError. */
 int fl_py_token_type(const char *name, fl_token_type *out);
 
 /* token_header(head, file_bytes, format, dtype) */
