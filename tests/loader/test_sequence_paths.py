@@ -13,7 +13,7 @@ from helpers import N, TorchLoader, assert_same
 from torch.utils.data import BatchSampler, SequentialSampler, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop import ArrayDataset, DataLoader, PackCollate, PadCollate, RaggedArray
+from fastloop import ArrayDataset, DataLoader, PackCollate, PadCollate, RaggedArray, _core
 
 LENGTHS = np.random.default_rng(4).integers(0, 30, N)
 LENGTHS[[0, 7, 8]] = 0, 1, 29
@@ -148,6 +148,53 @@ def test_batches_stay_as_they_are() -> None:
     kept = list(load(dataset, collate, 2, batch_size=3))
     gc.collect()
     assert_same(kept, wanted)
+
+
+def test_one_sample_keeps_the_dimensions_that_count_no_samples() -> None:
+    options: dict[str, Any] = {"main": OFFSETS}
+    columns = (
+        _core.SequenceColumn(torch.Tensor, "positions", OFFSETS, **options),
+        _core.SequenceColumn(torch.Tensor, "bounds", OFFSETS, leader=1, **options),
+        _core.SequenceColumn(torch.Tensor, "longest", OFFSETS, leader=2, **options),
+        _core.SequenceColumn(torch.Tensor, "mask", OFFSETS),
+    )
+    table = _core.Table(columns, torch.Tensor, ("",) * 4, (None,) * 4)
+    loader = _core.ArrayLoader(
+        table=table,
+        pool=_core.BatchPool(table.outputs),
+        fetch=None,
+        keys=None,
+        maps=(),
+        workers=0,
+        prefetch=1,
+        in_order=True,
+        persistent=False,
+        timeout=0,
+    )
+    loader.restart([8], 2, None)
+    bounds, mask = torch.tensor([0, 29], dtype=torch.int32), torch.ones(29, dtype=torch.int64)
+    assert_same(next(loader), [torch.arange(29)[None], bounds, 29, mask])
+
+
+WRONG_COLUMNS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "output": ("sum", {}, "output=sum"),
+    "offsets": ("mask", {"offsets": OFFSETS.astype(np.int16)}, "not int32 or int64"),
+    "no offsets": ("mask", {"offsets": OFFSETS[:0]}, "at least one"),
+    "strides": ("padded", {"values": VALUES[::2]}, "values .* no contiguous vector"),
+    "padding": ("padded", {"padding": bytes(4)}, "no element"),
+    "widened": ("padded", {"values": VALUES / 2, "is_int64": True}, "no element"),
+    "multiple": ("mask", {"multiple": 0}, "at least 1"),
+    "main": ("packed", {"main": OFFSETS[1:]}, "main has another length"),
+    "leader": ("packed", {"main": OFFSETS, "leader": -1}, "leader or max_tokens is negative"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_COLUMNS)
+def test_columns_that_cannot_be(case: str) -> None:
+    output, changed, text = WRONG_COLUMNS[case]
+    options = {"offsets": OFFSETS, "values": VALUES, "padding": bytes(8), **changed}
+    with pytest.raises(ValueError, match=text):
+        _core.SequenceColumn(torch.Tensor, output, **options)
 
 
 # ---- mapped files
