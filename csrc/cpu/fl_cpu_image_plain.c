@@ -82,19 +82,31 @@ copy_bytes(void *dst, int64_t pitch, const fl_image_block *block, const fl_image
     }
 }
 
-static inline void look_up(fl_image_type type, char *dst, int64_t pitch,
-                           const fl_image_block *block, const fl_image_cast *cast)
+/* Elements of one row. `step` and `bytes` are constants where it is compiled. */
+static inline __attribute__((always_inline)) void
+look_up_row(char *dst, const uint8_t *src, int64_t count, int64_t step, const char *table,
+            size_t bytes)
 {
-    size_t bytes = (size_t)fl_image_type_bytes(type);
-    const char *table = cast->table;
+    for (int64_t i = 0; i < count; i++)
+        memcpy(dst + (size_t)i * bytes, table + src[i * step] * bytes, bytes);
+}
+
+static inline __attribute__((always_inline)) void
+look_up(fl_image_type type, char *dst, int64_t pitch, const fl_image_block *block,
+        const fl_image_cast *cast)
+{
     if (has_fill(block)) {
         fl_cpu_image_cast_apart(&fl_cpu_image_plain, type, dst, pitch, block, cast);
         return;
     }
-    for (int64_t y = 0; y < block->rows; y++, dst += pitch) {
+    size_t bytes = (size_t)fl_image_type_bytes(type);
+    int64_t rows = block->rows, columns = block->columns, step = block->step;
+    for (int64_t y = 0; y < rows; y++, dst += pitch) {
         const uint8_t *src = block->src + y * block->pitch;
-        for (int64_t i = 0; i < block->columns; i++)
-            memcpy(dst + (size_t)i * bytes, table + src[i * block->step] * bytes, bytes);
+        if (step == 1)
+            look_up_row(dst, src, columns, 1, cast->table, bytes);
+        else
+            look_up_row(dst, src, columns, step, cast->table, bytes);
     }
 }
 
