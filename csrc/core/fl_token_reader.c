@@ -401,7 +401,7 @@ int fl_token_reader_read(fl_token_reader *reader, const fl_window *windows, int6
     if (reader->slots == NULL) return read_windows(&state, windows, count, first_row);
     fl_image_scratch *scratch;
     FL_TRY(fl_scratch_take(reader->slots, &scratch, err));
-    state.scratch = fl_scratch_memory(scratch, FL_SCRATCH_BYTES, SCRATCH_BYTES);
+    state.scratch = fl_scratch_memory(scratch, FL_SCRATCH_ROWS, SCRATCH_BYTES);
     int status = state.scratch != NULL ? read_windows(&state, windows, count, first_row)
                                        : fl_fail(err, FL_ENOMEM, "no memory to read tokens");
     fl_scratch_give(reader->slots, scratch);
