@@ -8,6 +8,7 @@ import resource
 import struct
 from collections.abc import Callable
 from io import BytesIO
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -453,16 +454,17 @@ def test_a_mapped_array_whose_file_was_cut(tmp_path: Path) -> None:
 def test_more_files_than_may_be_open(tmp_path: Path) -> None:
     path = write_llmc(tmp_path / "x.bin", TOKENS)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, hard))
+    taken = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = (number for number in count() if number not in taken)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(free, 20, None)), hard))
     try:
-        for count in (15, 40):
+        for files in (15, 40):
             with pytest.raises(OSError, match=r"stay.* open.*ulimit -n.*x.bin") as error:
-                TokenDataset([path] * count, 10)
+                TokenDataset([path] * files, 10)
             assert error.value.errno == errno.EMFILE
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) == len(taken)
 
 
 def test_a_file_that_changed_before_a_worker_opens_it(tmp_path: Path) -> None:
