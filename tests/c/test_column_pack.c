@@ -4,6 +4,8 @@
 
 #include "fl_packing.h"
 
+#include <pthread.h>
+
 enum { OUTPUTS = 5, MAX_ROWS = 64 };
 
 static const char PADDING[16] = "\x5a\x4b\x3c\x2d\x1e\x0f\xf0\xe1\xd2\xc3\xb4\xa5\x96\x87\x78\x69";
@@ -228,6 +230,61 @@ static void test_values_of_a_mapped_file(void)
     close_ragged(&fix);
 }
 
+/* ---- threads */
+
+typedef struct part {
+    const fl_table *table;
+    const fl_rows *rows;
+    const fl_layout *layout;
+    char *block;
+    int32_t part;
+} part;
+
+enum { PARTS = 4 };
+
+static void *gather_part_of(void *arg)
+{
+    const part *p = arg;
+    CHECK_INT(fl_table_gather(p->table, p->rows, 0, p->layout, p->part, PARTS, p->block, NULL),
+              FL_OK);
+    return NULL;
+}
+
+/* Parts read one packing, and write disjoint memory. */
+static void test_threads_gather_parts_at_once(void)
+{
+    uint64_t seed = 36;
+    ragged_fixture fix;
+    fl_column_pack_config configs[OUTPUTS];
+    fl_table *table;
+    fl_layout layout = {0};
+    open_ragged(&fix, &seed, (fl_dtype){0, 32, 1}, 20, true);
+    configs_of(&fix, 33, configs);
+    CHECK_INT(open_pack(configs, OUTPUTS, &table), FL_OK);
+    for (int round = 0; round < 20; round++) {
+        fl_rows rows = random_rows(&seed, 50);
+        CHECK_INT(fl_table_layout(table, &rows, 0, &layout, NULL), FL_OK);
+        char *alone = gather_all(table, &rows, &layout, 1);
+        char *block = malloc((size_t)layout.bytes + FENCE);
+        CHECK(block != NULL);
+        memset(block, FENCE_BYTE, (size_t)layout.bytes + FENCE);
+        pthread_t threads[PARTS];
+        part parts[PARTS];
+        for (int32_t p = 0; p < PARTS; p++) {
+            parts[p] = (part){table, &rows, &layout, block, p};
+            CHECK(pthread_create(&threads[p], NULL, gather_part_of, &parts[p]) == 0);
+        }
+        for (int p = 0; p < PARTS; p++) CHECK(pthread_join(threads[p], NULL) == 0);
+        CHECK(memcmp(alone, block, (size_t)layout.bytes + FENCE) == 0);
+        free(block);
+        free(alone);
+        fl_rows_close(&rows);
+    }
+    fl_layout_close(&layout);
+    fl_table_close(table);
+    close_ragged(&fix);
+}
+
 /* ---- what cannot be */
 
 static void check_refused(const fl_column_pack_config *configs, int64_t count, const char *text)
@@ -353,6 +410,7 @@ int main(void)
     RUN(test_packed_rows);
     RUN(test_rows_that_are_full);
     RUN(test_values_of_a_mapped_file);
+    RUN(test_threads_gather_parts_at_once);
     RUN(test_batches_that_cannot_be_packed);
     RUN(test_more_tokens_than_can_be_counted);
     RUN(test_offsets_that_grow_are_cut);
