@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import open_files
 from token_writers import (
     Tokens,
     megatron_index,
@@ -189,19 +190,19 @@ def test_buffers_of_arrow() -> None:
 
 def test_files_are_closed_with_the_dataset(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "x.bin", some_tokens(57))
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     dataset = TokenDataset([path] * 20, LENGTH, dtype="uint16")
-    assert len(os.listdir("/proc/self/fd")) <= before + 20
+    assert open_files() <= before + 20
     del dataset
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 def test_files_are_closed_after_an_error(tmp_path: Path) -> None:
     """Those before it, too, while the error still holds on to what was open."""
     good = write_raw(tmp_path / "x.bin", some_tokens(57))
     bad = write_raw(tmp_path / "y.bin", some_tokens(57, np.uint8))
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     with pytest.raises(ValueError, match=r"y.bin") as error:
         TokenDataset([good, good, bad], LENGTH, dtype="uint16")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
     assert error.tb is not None

@@ -1,6 +1,7 @@
 """What the Python tests share: comparison with torch's loader bit for bit, samplers of every
 kind, a source that is slow to read, and scripts run in a process of their own."""
 
+import gc
 import os
 import random
 import socket
@@ -121,6 +122,12 @@ def random_states() -> tuple[Any, ...]:
 
 
 # ---- data
+
+
+def open_files() -> int:
+    """How many descriptors are open once garbage is gone."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
 
 
 def small_dataset(n: int = N) -> TensorDataset:
