@@ -3,29 +3,11 @@
 #include "fl_py_token_source.h"
 
 #include "fl_py_indices.h"
+#include "fl_py_token_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-
-static const struct {
-    const char *name;
-    fl_token_type type;
-} types[] = {{"uint8", FL_TOKEN_U8},  {"int8", FL_TOKEN_I8},    {"uint16", FL_TOKEN_U16},
-             {"int16", FL_TOKEN_I16}, {"uint32", FL_TOKEN_U32}, {"int32", FL_TOKEN_I32},
-             {"int64", FL_TOKEN_I64}};
-
-static int find_type(const char *name, fl_token_type *out)
-{
-    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
-        *out = types[t].type;
-        if (strcmp(types[t].name, name) == 0) return 0;
-    }
-    PyErr_Format(PyExc_ValueError,
-                 "Windows: dtype=%s; pass uint8, int8, uint16, int16, uint32, int32 or int64",
-                 name);
-    return -1;
-}
 
 /* Tokens and bytes that cannot be: what is read must fit int64 and, where known, `room`. */
 static int check_extent(const fl_token_source *source, int64_t room)
@@ -101,7 +83,7 @@ int fl_py_token_source(const fl_py_dlpack *dlpack, PyObject *item, PyObject *kep
     *out = (fl_token_source){.fd = -1, .most = UINT64_MAX};
     if (!PyArg_ParseTuple(item, "UOLLsO|p:Windows", &name, &source, &first_byte, &tokens, &dtype,
                           &ends, &is_mapped) ||
-        find_type(dtype, &out->type) != 0)
+        fl_py_token_type(dtype, &out->type) != 0)
         return -1;
     out->first_byte = first_byte;
     out->tokens = tokens;
