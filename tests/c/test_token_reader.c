@@ -153,18 +153,18 @@ static void check_documents(token_place first, token_place second, fl_token_io i
     for (int64_t i = 0; i < TOKENS; i += 997) memcpy(from.memory + HEAD + i * 8, &eos, 8);
     CHECK(pwrite(from.file.fd, from.memory, (size_t)from.file.bytes, 0) == from.file.bytes);
     fl_token_source sources[2] = {source_of(&from, first), source_of(&from, second)};
-    fl_token_config config = config_of(sources, 2, 9000);
+    fl_token_config config = config_of(sources, 2, 20000);
     config.io = io;
     config.has_eos = true;
     config.eos = eos;
     fl_token_reader *reader;
     CHECK_INT(fl_token_reader_open(&config, &reader, NULL), FL_OK);
-    const fl_window windows[] = {{0, 5}, {1, 700}, {0, 40000}, {1, 3}};
-    batch made = make_batch(4, 9000, true, true);
+    const fl_window windows[] = {{0, 5}, {1, 700}, {0, 39000}, {1, 3}};
+    batch made = make_batch(4, 20000, true, true);
     CHECK_INT(fl_token_reader_read(reader, windows, 4, &made.rows, 0, NULL), FL_OK);
     for (int64_t w = 0; w < 4; w++)
-        for (int64_t t = 0; t < 9000; t++) {
-            int64_t at = windows[w].first + t, i = w * 9000 + t;
+        for (int64_t t = 0; t < 20000; t++) {
+            int64_t at = windows[w].first + t, i = w * 20000 + t;
             int64_t since = (at - 1) % 997; /* of the token behind the last EOS */
             CHECK_INT(made.rows.position[i], fl_min(t, since));
             CHECK_INT(made.rows.document[i], (at - 1) / 997 - (windows[w].first - 1) / 997);
