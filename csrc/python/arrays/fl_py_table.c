@@ -100,12 +100,14 @@ static int open_table(const fl_py_table *self, const fl_tensor *views, fl_table 
     return status;
 }
 
-/* Source f as it is now; windows and sequences stay as they are, and have no view. */
+/* Source f as it is now. Windows and sequences stay as they are, and have no view: its ndim is 0.
+ */
 static int look_at_source(const fl_py_table *self, int32_t f, fl_tensor *view)
 {
+    if (windows_of(self, f) == NULL && sequences_of(self, f) == NULL)
+        return fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), view);
     *view = (fl_tensor){0};
-    if (windows_of(self, f) != NULL || sequences_of(self, f) != NULL) return 0;
-    return fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), view);
+    return 0;
 }
 
 static int look_at_sources(const fl_py_table *self, fl_tensor *views)
@@ -160,7 +162,8 @@ int fl_py_table_refresh(fl_py_table *self)
 {
     for (int32_t f = 0; f < self->count; f++) {
         fl_tensor now;
-        if (look_at_source(self, f, &now) != 0) return -1;
+        if (self->views[f].ndim == 0) continue;
+        if (fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), &now) != 0) return -1;
         if (!is_same_view(&now, &self->views[f])) return rebuild(self);
     }
     return 0;
