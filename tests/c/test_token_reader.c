@@ -354,6 +354,37 @@ static void test_reading_ahead_ends(void)
     drop_tokens(&from);
 }
 
+static bool is_cached(const tokens *from, int64_t byte)
+{
+    unsigned char state = 0;
+    int64_t page = sysconf(_SC_PAGESIZE);
+    CHECK(mincore(from->file.data + byte / page * page, 1, &state) == 0);
+    return state & 1;
+}
+
+/* What is read soon is in the page cache before anybody reads it, and no more than that. */
+static void test_windows_are_read_ahead(void)
+{
+    tokens from = make_tokens(FL_TOKEN_I64, 15);
+    fl_token_source source = source_of(&from, IN_FILE);
+    fl_token_config config = config_of(&source, 1, 10);
+    config.io = FL_TOKEN_PREAD;
+    fl_token_reader *reader;
+    CHECK_INT(fl_token_reader_open(&config, &reader, NULL), FL_OK);
+    const fl_window windows[] = {{0, 50000}, {0, 10000}};
+    CHECK(fsync(from.file.fd) == 0);
+    CHECK(posix_fadvise(from.file.fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+    bool can_drop = !is_cached(&from, 0) && !is_cached(&from, 80000) && !is_cached(&from, 400000);
+    if (can_drop) { /* tmpfs cannot */
+        fl_token_reader_advise(reader, windows, 2);
+        for (int i = 0; i < 2; i++)
+            while (!is_cached(&from, HEAD + windows[i].first * 8)) sleep_ms(1);
+        CHECK(!is_cached(&from, 0) && !is_cached(&from, 240000));
+    }
+    fl_token_reader_close(reader);
+    drop_tokens(&from);
+}
+
 static int open_and_read(void *arg)
 {
     const fl_token_source *sources = arg;
@@ -395,5 +426,6 @@ int main(void)
     RUN(test_tokens_out_of_range);
     RUN(test_what_is_mapped);
     RUN(test_reading_ahead_ends);
+    RUN(test_windows_are_read_ahead);
     RUN(test_refused_resources);
 }
