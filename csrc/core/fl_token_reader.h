@@ -37,7 +37,7 @@ typedef enum fl_token_io {
     FL_TOKEN_MMAP /* maps what can be mapped; pages that were read count as the process's memory */
 } fl_token_io;
 
-#define FL_TOKEN_MAPPED_BYTES ((int64_t)1 << 30)
+#define FL_TOKEN_MAPPED_BYTES ((int64_t)128 << 20)
 
 typedef struct fl_token_config {
     const fl_token_source *sources; /* copied */
