@@ -3,7 +3,7 @@ epoch has, and how a state tells what the user has set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Dataset, StackDataset
@@ -11,16 +11,18 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset
 from fastloop.data.epoch_word import EPOCHS, Epoch, EpochDataset
 
 _UNSET = "-"
+_LISTS = (ConcatDataset, StackDataset)
 
 
 def _held_by(dataset: Any) -> Iterator[Any]:
-    """What may be datasets: attributes, and what torch's ConcatDataset and StackDataset list."""
+    """What may be datasets: attributes, and the items of those that list datasets, which the first
+    item tells, because others may list millions of files."""
     for value in vars(dataset).values():
-        if isinstance(value, list | tuple | dict):
-            if isinstance(dataset, ConcatDataset | StackDataset):
-                yield from value.values() if isinstance(value, dict) else value
-        else:
+        items: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        if not isinstance(value, list | tuple | dict):
             yield value
+        elif isinstance(next(iter(items), None), Dataset) or isinstance(dataset, _LISTS):
+            yield from items
 
 
 def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
@@ -29,12 +31,12 @@ def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
     left = [dataset]
     while left:
         found = left.pop()
-        if not isinstance(found, Dataset) or id(found) in seen:
+        if id(found) in seen or not (isinstance(found, Dataset) or found is dataset):
             continue
         seen.add(id(found))
         if isinstance(found, EpochDataset):
             yield found
-        else:
+        elif hasattr(found, "__dict__"):  # a loader takes any object that has samples
             left.extend(_held_by(found))
 
 

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 from epoch_cases import FORK, PATHS, ROWS, epoch_of, epochs_of, make_dataset, make_loader
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    ChainDataset,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 from torch.utils.data import DataLoader as TorchLoader
 
 from fastloop import ArrayDataset, DataLoader
@@ -218,6 +225,40 @@ class Ahead(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self.inner[i] for i in range(ROWS)])
+
+
+class NoDataset:
+    """Samples of a dataset, without torch's base class."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+
+def _first(parts: Any, index: int) -> Any:
+    return parts[0][index]
+
+
+HOLDERS: dict[str, Any] = {
+    "list": lambda inner: Subset(Around([inner], _first), range(ROWS)),
+    "tuple": lambda inner: Subset(Around((inner, None), _first), range(ROWS)),
+    "dict": lambda inner: Subset(Around({0: inner}, _first), range(ROWS)),
+    "no Dataset": NoDataset,
+    "no Dataset, list": lambda inner: NoDataset(ConcatDataset([inner])),
+    "chain": lambda inner: ChainDataset([Ahead(inner)]),
+}
+
+
+@pytest.mark.parametrize("path", ["sync", "process", "torch-1"])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_datasets_of_the_user_that_hold_one(holder: str, path: str) -> None:
+    loader = make_loader(HOLDERS[holder](make_dataset()), path, shuffle=None)
+    assert [epochs_of(loader) for _ in range(2)] == [{0}, {1}]
 
 
 @pytest.mark.parametrize("path", ["sync", "process", "torch-0", "torch-1"])
