@@ -308,11 +308,13 @@ class ArrayDataset(EpochDataset):
         """
         if self._epoch is None:
             raise TypeError("params() is for datasets with transforms; pass transform= to this")
-        given: Any = index
-        if isinstance(given, tuple):
+        try:
+            operator.index(index)
+        except TypeError:
             raise TypeError(
-                f"params: index={given!r} is a tuple; pass the view by its name: params(0, view=1)"
-            )
+                f"params: index={index!r} is no integer; pass that of one sample, and its view by "
+                "name: params(0, view=1)"
+            ) from None
         row, view = self._read_item((index, view))
         if epoch is None:
             epoch = self._epoch.value

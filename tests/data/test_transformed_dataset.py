@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,15 @@ def test_items_are_indices_or_pairs_of_index_and_view() -> None:
 def test_items_that_are_no_sample(item: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         dataset_of()[item]
+
+
+@pytest.mark.parametrize("index", [(0, 1), [0, 1], 1.0, slice(2), "0"], ids=repr)
+def test_params_are_of_one_sample(index: Any) -> None:
+    text = (
+        f"^params: index={re.escape(repr(index))} is no integer; pass that of one sample, and its"
+    )
+    with pytest.raises(TypeError, match=text):
+        dataset_of().params(index)
 
 
 def test_without_transforms_slices_and_lists_are_taken_as_ever() -> None:
