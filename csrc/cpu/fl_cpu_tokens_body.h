@@ -11,9 +11,9 @@
 
 #define FL_INLINE static inline __attribute__((always_inline))
 
-/* Element i, wherever it lies. U: the type without sign, in which a negative token is above all
- * others. */
-#define FL_DEFINE_TYPE(name, T, U)                                                               \
+/* Element i, wherever it lies. U: the type without sign, in which a negative token is above
+ * LARGEST, the largest of T. */
+#define FL_DEFINE_TYPE(name, T, U, LARGEST)                                                      \
     typedef T type_##name;                                                                       \
     typedef U bits_##name;                                                                       \
     FL_INLINE T load_##name(const char *src, int64_t i)                                          \
@@ -24,7 +24,8 @@
     }                                                                                            \
     FL_INLINE bits_##name limit_##name(uint64_t most)                                            \
     {                                                                                            \
-        return most < (bits_##name) - 1 ? (bits_##name)most : (bits_##name) - 1;                 \
+        if (most == UINT64_MAX) return (bits_##name) - 1;                                        \
+        return most < LARGEST ? (bits_##name)most : LARGEST;                                     \
     }                                                                                            \
     static int64_t find_##name(const void *src, int64_t count, int64_t value)                    \
     {                                                                                            \
@@ -40,13 +41,13 @@
         return at;                                                                               \
     }
 
-FL_DEFINE_TYPE(u8, uint8_t, uint8_t)
-FL_DEFINE_TYPE(i8, int8_t, uint8_t)
-FL_DEFINE_TYPE(u16, uint16_t, uint16_t)
-FL_DEFINE_TYPE(i16, int16_t, uint16_t)
-FL_DEFINE_TYPE(u32, uint32_t, uint32_t)
-FL_DEFINE_TYPE(i32, int32_t, uint32_t)
-FL_DEFINE_TYPE(i64, int64_t, uint64_t)
+FL_DEFINE_TYPE(u8, uint8_t, uint8_t, UINT8_MAX)
+FL_DEFINE_TYPE(i8, int8_t, uint8_t, INT8_MAX)
+FL_DEFINE_TYPE(u16, uint16_t, uint16_t, UINT16_MAX)
+FL_DEFINE_TYPE(i16, int16_t, uint16_t, INT16_MAX)
+FL_DEFINE_TYPE(u32, uint32_t, uint32_t, UINT32_MAX)
+FL_DEFINE_TYPE(i32, int32_t, uint32_t, INT32_MAX)
+FL_DEFINE_TYPE(i64, int64_t, uint64_t, INT64_MAX)
 
 typedef uint16_t out_16;
 typedef uint32_t out_32;
