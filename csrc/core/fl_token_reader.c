@@ -220,16 +220,19 @@ static int64_t token_at(fl_token_type type, const char *tokens, int64_t i)
 {
     int64_t bytes = fl_token_bytes(type), bits = 0;
     memcpy(&bits, tokens + i * bytes, (size_t)bytes);
-    bool is_signed = type == FL_TOKEN_I8 || type == FL_TOKEN_I16 || type == FL_TOKEN_I32;
+    bool is_narrow = type == FL_TOKEN_I8 || type == FL_TOKEN_I16 || type == FL_TOKEN_I32;
+    if (!is_narrow) return bits;
     int64_t sign = INT64_C(1) << (8 * bytes - 1);
-    return is_signed ? (bits ^ sign) - sign : bits;
+    return (bits ^ sign) - sign;
 }
 
 static int fail_token(const read_state *state, const token_piece *piece, const char *tokens)
 {
     const fl_token_source *source = &piece->file->source;
-    int64_t i = 0, token;
-    while ((uint64_t)(token = token_at(source->type, tokens, i)) <= source->most) i++;
+    int64_t i = 0, last = piece->count + state->reader->shift - 1;
+    /* None may be left by now: memory is the user's, who may write to it. */
+    while (i < last && (uint64_t)token_at(source->type, tokens, i) <= source->most) i++;
+    int64_t token = token_at(source->type, tokens, i);
     int64_t f = piece->file - state->reader->files;
     fl_fail(state->err, FL_ETOKEN,
             "token %lld is %lld, which is not in [0, %llu]; vocab_size and out_dtype must hold "

@@ -321,6 +321,64 @@ static void test_tokens_out_of_range(void)
     drop_tokens(&from);
 }
 
+/* Every type that can hold one says the token itself, whatever its width and sign. */
+static void test_what_a_token_out_of_range_is(void)
+{
+    for (fl_token_type type = 0; type < FL_TOKEN_TYPES; type++) {
+        tokens from = make_tokens(type, 14);
+        bool is_signed = type == FL_TOKEN_I8 || type == FL_TOKEN_I16 || type == FL_TOKEN_I32 ||
+                         type == FL_TOKEN_I64;
+        int64_t value = is_signed ? -56 : 200, bytes = fl_token_bytes(type);
+        memset(from.memory + HEAD, 0, (size_t)(TOKENS * bytes));
+        memcpy(from.memory + HEAD + 5 * bytes, &value, (size_t)bytes);
+        fl_token_source source = source_of(&from, IN_MEMORY);
+        source.most = 100;
+        fl_token_config config = config_of(&source, 1, 10);
+        fl_token_reader *reader;
+        CHECK_INT(fl_token_reader_open(&config, &reader, NULL), FL_OK);
+        batch made = make_batch(1, 10, true, false);
+        fl_window window = {0, 0};
+        fl_err err;
+        CHECK_INT(fl_token_reader_read(reader, &window, 1, &made.rows, 0, &err), FL_ETOKEN);
+        CHECK(err.value == value && err.length == 5);
+        drop_batch(&made);
+        fl_token_reader_close(reader);
+        drop_tokens(&from);
+    }
+}
+
+/* As a conversion does that another thread's write comes behind. */
+static bool
+mend_and_refuse(void *x, void *y, const void *src, int64_t count, int64_t shift, uint64_t most)
+{
+    (void)x, (void)y, (void)most;
+    memset((void *)(uintptr_t)src, 0, (size_t)((count + shift) * 8));
+    return false;
+}
+
+/* Nothing is looked for beyond the window, where the memory may end. */
+static void test_a_token_that_is_mended_meanwhile(void)
+{
+    fl_token_ops ops = *fl_cpu_token_ops_find();
+    ops.convert[FL_TOKEN_I64][FL_TOKEN_OUT_64] = mend_and_refuse;
+    char *memory = malloc(11 * 8);
+    CHECK(memory != NULL);
+    fl_token_source source = {
+        .fd = -1, .data = memory, .tokens = 11, .type = FL_TOKEN_I64, .most = 100};
+    fl_token_config config = config_of(&source, 1, 10);
+    config.ops = &ops;
+    fl_token_reader *reader;
+    CHECK_INT(fl_token_reader_open(&config, &reader, NULL), FL_OK);
+    batch made = make_batch(1, 10, true, false);
+    fl_window window = {0, 0};
+    fl_err err;
+    CHECK_INT(fl_token_reader_read(reader, &window, 1, &made.rows, 0, &err), FL_ETOKEN);
+    CHECK_INT(err.length, 10);
+    drop_batch(&made);
+    fl_token_reader_close(reader);
+    free(memory);
+}
+
 /* FL_TOKEN_AUTO maps small files, and none when all together are large. */
 static void test_what_is_mapped(void)
 {
@@ -424,6 +482,8 @@ int main(void)
     RUN(test_a_file_is_cut);
     RUN(test_a_read_fails);
     RUN(test_tokens_out_of_range);
+    RUN(test_what_a_token_out_of_range_is);
+    RUN(test_a_token_that_is_mended_meanwhile);
     RUN(test_what_is_mapped);
     RUN(test_reading_ahead_ends);
     RUN(test_windows_are_read_ahead);
