@@ -9,7 +9,7 @@
 
 typedef struct fl_sequence_ops {
     /* Writes `count` integers of dtype `from` (DLPack's Int or UInt of up to 64 bits) as int64. src
-     * is aligned as its dtype is. */
+     * may lie at any address. */
     void (*widen)(int64_t *dst, const void *src, int64_t count, fl_dtype from);
 
     /* Writes `count` elements of `bytes` bytes each: 1, 2, 4, 8 or 16. */

@@ -5,10 +5,15 @@
 
 enum { IS_UNSIGNED = 1 }; /* DLPack's code */
 
+/* Values may lie at any address: a tensor over a buffer may begin anywhere in it. */
 #define WIDEN(name, type)                                                            \
-    static void name(int64_t *restrict dst, const type *restrict src, int64_t count) \
+    static void name(int64_t *restrict dst, const char *restrict src, int64_t count) \
     {                                                                                \
-        for (int64_t i = 0; i < count; i++) dst[i] = (int64_t)src[i];                \
+        for (int64_t i = 0; i < count; i++) {                                        \
+            type value;                                                              \
+            memcpy(&value, src + i * (int64_t)sizeof value, sizeof value);           \
+            dst[i] = (int64_t)value;                                                 \
+        }                                                                            \
     }
 
 WIDEN(widen_i8, int8_t)

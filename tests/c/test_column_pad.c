@@ -145,6 +145,25 @@ static void test_integers_may_come_out_as_int64(void)
     }
 }
 
+/* A tensor over a buffer may begin at any byte of it. */
+static void test_values_at_an_odd_address(void)
+{
+    uint64_t seed = 26;
+    for (int d = 0; d < WIDENABLE; d++) {
+        ragged_fixture fix;
+        open_ragged(&fix, &seed, widenable[d], 30, d % 2);
+        int64_t bytes = fix.ragged.count * fl_dtype_bytes(widenable[d]);
+        char *odd = malloc((size_t)bytes + 1);
+        CHECK(odd != NULL);
+        memcpy(odd + 1, fix.values, (size_t)bytes);
+        fix.ragged.values = odd + 1;
+        check_outputs(&fix, true, &seed);
+        check_outputs(&fix, false, &seed);
+        free(odd);
+        close_ragged(&fix);
+    }
+}
+
 /* Rows of other columns are filled beside, and more rows than are copied in one go. */
 static void test_many_rows(void)
 {
@@ -338,6 +357,7 @@ int main(void)
     start_tests();
     RUN(test_padded_values_masks_and_lengths);
     RUN(test_integers_may_come_out_as_int64);
+    RUN(test_values_at_an_odd_address);
     RUN(test_many_rows);
     RUN(test_values_of_a_mapped_file);
     RUN(test_a_cut_file_names_field_and_row);
