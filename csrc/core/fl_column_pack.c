@@ -79,12 +79,13 @@ static int layout_packed(const fl_column *column, fl_column_batch *batch, fl_err
     return FL_OK;
 }
 
-/* The elements that are no values of sequences. */
-static void pad_sequence(const pack_column *self, const fl_packed *sequence, char *dst)
+/* The elements that are no values of sequences, of which `count` are there. */
+static void
+pad_sequence(const pack_column *self, const fl_packed *sequence, int64_t count, char *dst)
 {
     const fl_column_pack_config *config = &self->config;
-    int64_t bytes = fl_dtype_bytes(self->dtype);
-    config->ops->fill(dst + sequence->length * bytes, config->padding, bytes, sequence->padding);
+    int64_t bytes = fl_dtype_bytes(self->dtype), rest = sequence->length - count;
+    config->ops->fill(dst + count * bytes, config->padding, bytes, rest + sequence->padding);
     if (config->is_label && sequence->length > 0) config->ops->fill(dst, config->padding, bytes, 1);
 }
 
@@ -110,7 +111,7 @@ static int gather_values(const pack_column *self, const fl_column_batch *batch, 
     if (done < to - from)
         return fl_column_fail_row(err, batch, fl_row_at(batch->rows, from + done));
     for (int64_t i = from; i < to; i++)
-        pad_sequence(self, &sequences[i], out + sequences[i].start * bytes);
+        pad_sequence(self, &sequences[i], pieces[i - from].count, pieces[i - from].dst);
     return FL_OK;
 }
 

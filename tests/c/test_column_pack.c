@@ -381,6 +381,31 @@ static void test_offsets_that_grow_are_cut(void)
     close_ragged(&fix);
 }
 
+/* What is then missing is padding, not what the memory held before. */
+static void test_offsets_that_fall_are_padded(void)
+{
+    uint64_t seed = 36;
+    ragged_fixture fix;
+    fl_column_pack_config configs[OUTPUTS];
+    fl_table *table;
+    fl_layout layout = {0};
+    open_ragged(&fix, &seed, (fl_dtype){0, 64, 1}, 9, true);
+    configs_of(&fix, 0, configs);
+    CHECK_INT(open_pack(configs, 1, &table), FL_OK);
+    fix.wide[2] = fix.wide[1] + 4;
+    fl_rows rows = {.is_range = true, .first = 1, .count = 1};
+    CHECK_INT(fl_table_layout(table, &rows, 0, &layout, NULL), FL_OK);
+    fix.wide[2] -= 3;
+    char *block = gather_all(table, &rows, &layout, 1);
+    CHECK(memcmp(block, fix.values + fix.wide[1] * 8, 8) == 0);
+    for (int i = 1; i < 4; i++) CHECK(memcmp(block + i * 8, PADDING, 8) == 0);
+    check_fence(&layout, block, 0);
+    free(block);
+    fl_layout_close(&layout);
+    fl_table_close(table);
+    close_ragged(&fix);
+}
+
 static int open_and_lay_out(void *arg)
 {
     fl_column_pack_config configs[OUTPUTS];
@@ -414,6 +439,7 @@ int main(void)
     RUN(test_batches_that_cannot_be_packed);
     RUN(test_more_tokens_than_can_be_counted);
     RUN(test_offsets_that_grow_are_cut);
+    RUN(test_offsets_that_fall_are_padded);
     RUN(test_every_refused_resource);
     return 0;
 }
