@@ -69,7 +69,7 @@ static int gather_windows(const fl_column *column, const fl_column_batch *batch,
     return FL_OK;
 }
 
-/* A reader looks at the sizes of mapped files itself. */
+/* A reader looks at the sizes of files itself, and floor 3 at those behind arrays. */
 static int64_t find_row_behind(const fl_column *column, const fl_rows *rows, const char *limit)
 {
     (void)column, (void)rows, (void)limit;

@@ -12,10 +12,11 @@
 
 /* The tokens of one file, or of one array in memory. */
 typedef struct fl_token_source {
-    int fd;             /* borrowed; -1: the tokens are in memory */
-    const char *data;   /* borrowed: the first token, where fd is -1 */
-    bool is_volatile;   /* memory of a mapped file, which is read through fl_safe_read */
-    int64_t first_byte; /* of the first token in the file; 0 where fd is -1 */
+    int fd;           /* borrowed; -1: the tokens are in memory */
+    const char *data; /* borrowed: the memory of the tokens, where fd is -1 */
+    bool is_volatile; /* memory of a mapped file, which is read through fl_safe_read; who opens the
+reader looks whether the file has become shorter */
+    int64_t first_byte; /* of the first token in the file, or behind data */
     int64_t tokens;     /* >= 0 */
     fl_token_type type;
     uint64_t most;       /* a token above it is an error; UINT64_MAX: none is. Negative ones are

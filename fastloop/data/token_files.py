@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fastloop import _core
-from fastloop.data.field import Array, find_file
+from fastloop.data.field import Array, MappedFile, find_file
 from fastloop.data.files import open_regular, read_npy_header
 
 FORMATS = ("auto", "raw", "npy", "llmc", "megatron", "datatrove")
@@ -50,9 +50,9 @@ class OpenTokens(NamedTuple):
     ends: np.ndarray[Any, np.dtype[np.int64]] | None
 
     @property
-    def is_mapped(self) -> bool:
-        """Whether it is an array in a mapped file, which may become shorter."""
-        return isinstance(self.source, np.ndarray) and find_file(self.source) is not None
+    def mapped(self) -> MappedFile | None:
+        """The mapped file in which an array lies, which may become shorter."""
+        return find_file(self.source) if isinstance(self.source, np.ndarray) else None
 
 
 def read_dtype(dtype: Any, argument: str = "dtype") -> str:

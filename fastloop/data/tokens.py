@@ -162,7 +162,7 @@ class TokenDataset(EpochDataset):
                 each.file.tokens,
                 each.file.dtype,
                 each.ends if keeps_ends else None,
-                each.is_mapped,
+                each.mapped,
             )
             for each in taken
         )

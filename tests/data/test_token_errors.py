@@ -25,7 +25,7 @@ from token_writers import (
     write_megatron,
 )
 
-from fastloop import TokenDataset
+from fastloop import DataLoader, TokenDataset
 
 TOKENS = some_tokens(100)
 
@@ -450,6 +450,22 @@ def test_a_mapped_array_whose_file_was_cut(tmp_path: Path) -> None:
     os.truncate(tmp_path / "x.bin", 0)
     with pytest.raises(OSError, match="values"):
         dataset[0]
+
+
+@pytest.mark.parametrize("workers", [None, 0, 1])
+def test_a_mapped_array_whose_file_ends_in_a_page(tmp_path: Path, workers: int | None) -> None:
+    """The kernel reads zeros between the end of a file and the end of its last page."""
+    path = tmp_path / "x.bin"
+    path.write_bytes(TOKENS.tobytes())
+    mapped = np.memmap(path, np.uint16, "r")
+    dataset = TokenDataset.from_buffers(mapped, np.array([0, 90]), 10)
+    os.truncate(path, 180)  # what lies behind the documents is not missed
+    batches: Any = [dataset[7]] if workers is None else DataLoader(dataset, num_workers=workers)
+    assert list(batches)[-1][0].flatten().tolist() == TOKENS[70:80].tolist()
+    os.truncate(path, 178)
+    with pytest.raises(OSError, match="2 bytes of it cannot be read: the file has") as error:
+        dataset[7] if workers is None else list(batches)
+    assert error.value.filename == "values"
 
 
 def test_more_files_than_may_be_open(tmp_path: Path) -> None:

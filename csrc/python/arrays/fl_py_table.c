@@ -6,6 +6,7 @@
 #include "fl_cpu_rows.h"
 #include "fl_py.h"
 #include "fl_py_image_plan.h"
+#include "fl_py_mapped_file.h"
 #include "fl_py_sequence_column.h"
 #include "fl_py_windows.h"
 
@@ -169,27 +170,15 @@ int fl_py_table_refresh(fl_py_table *self)
     return 0;
 }
 
-/* The size of a mapped file now; -1 if nobody knows, -2 exception. */
-static int64_t size_now(PyObject *file)
-{
-    PyObject *function = PyTuple_GET_ITEM(file, 2);
-    if (function == Py_None) return -1;
-    PyObject *size = PyObject_CallNoArgs(function);
-    if (size == NULL) return -2;
-    int64_t bytes = PyLong_AsLongLong(size);
-    Py_DECREF(size);
-    return bytes == -1 && PyErr_Occurred() ? -2 : bytes;
-}
-
 int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows)
 {
     for (int32_t f = 0; f < self->count; f++) {
-        PyObject *file = PyTuple_GET_ITEM(self->fields.files, f);
-        int64_t size = file != Py_None ? size_now(file) : -1;
-        if (size == -2) return -1;
-        if (size < 0) continue;
-        const char *begin = PyLong_AsVoidPtr(PyTuple_GET_ITEM(file, 1));
-        int64_t row = fl_table_row_behind(self->table, f, rows, begin + size);
+        const fl_py_windows *windows = windows_of(self, f);
+        const char *end = NULL;
+        if (windows != NULL && fl_py_windows_check_files(windows) != 0) return -1;
+        if (fl_py_mapped_file_end(PyTuple_GET_ITEM(self->fields.files, f), &end) != 0) return -1;
+        if (end == NULL) continue;
+        int64_t row = fl_table_row_behind(self->table, f, rows, end);
         if (row < 0) continue;
         fl_err err = {.code = FL_ESOURCE, .field = f, .value = row};
         fl_py_raise(&err, &self->fields);
@@ -200,15 +189,8 @@ int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows)
 
 static int check_files(PyObject *files)
 {
-    for (Py_ssize_t f = 0; f < PyTuple_GET_SIZE(files); f++) {
-        PyObject *file = PyTuple_GET_ITEM(files, f);
-        if (file == Py_None) continue;
-        if (!PyTuple_Check(file) || PyTuple_GET_SIZE(file) != 3) {
-            PyErr_SetString(PyExc_TypeError, "Table: a file is (path, address, size) or None");
-            return -1;
-        }
-        if (PyLong_AsVoidPtr(PyTuple_GET_ITEM(file, 1)) == NULL && PyErr_Occurred()) return -1;
-    }
+    for (Py_ssize_t f = 0; f < PyTuple_GET_SIZE(files); f++)
+        if (fl_py_mapped_file_check(PyTuple_GET_ITEM(files, f)) != 0) return -1;
     return 0;
 }
 

@@ -3,6 +3,7 @@
 #include "fl_py_token_source.h"
 
 #include "fl_py_indices.h"
+#include "fl_py_mapped_file.h"
 #include "fl_py_token_file.h"
 
 #include <errno.h>
@@ -75,21 +76,23 @@ read_ends(const fl_py_dlpack *dlpack, PyObject *ends, PyObject *kept, fl_token_s
 int fl_py_token_source(const fl_py_dlpack *dlpack, PyObject *item, PyObject *kept, int *fd,
                        fl_token_source *out)
 {
-    PyObject *name, *source, *ends;
+    PyObject *name, *source, *ends, *mapped = Py_None;
     long long first_byte, tokens;
     const char *dtype;
-    int is_mapped = 0;
     *fd = -1;
     *out = (fl_token_source){.fd = -1, .most = UINT64_MAX};
-    if (!PyArg_ParseTuple(item, "UOLLsO|p:Windows", &name, &source, &first_byte, &tokens, &dtype,
-                          &ends, &is_mapped) ||
-        fl_py_token_type(dtype, &out->type) != 0)
+    if (!PyArg_ParseTuple(item, "UOLLsO|O:Windows", &name, &source, &first_byte, &tokens, &dtype,
+                          &ends, &mapped) ||
+        fl_py_mapped_file_check(mapped) != 0 || fl_py_token_type(dtype, &out->type) != 0)
         return -1;
     out->first_byte = first_byte;
     out->tokens = tokens;
-    out->is_volatile = is_mapped != 0;
+    out->is_volatile = mapped != Py_None;
     if (check_extent(out, INT64_MAX) != 0 || read_ends(dlpack, ends, kept, out) != 0) return -1;
-    if (!PyLong_Check(source)) return open_array(dlpack, source, kept, out);
+    if (!PyLong_Check(source)) {
+        if (open_array(dlpack, source, kept, out) != 0) return -1;
+        return PyList_Append(kept, mapped);
+    }
     int status = open_file(name, source, fd);
     out->fd = *fd;
     out->is_volatile = false;

@@ -6,6 +6,7 @@
 #include "fl_plan.h"
 #include "fl_py_error.h"
 #include "fl_py_indices.h"
+#include "fl_py_mapped_file.h"
 #include "fl_py_seed.h"
 #include "fl_py_token_source.h"
 
@@ -122,6 +123,14 @@ static uint64_t limit_of(const arguments *given, fl_token_type type)
     return is_wider || loses_sign ? (given->most < most ? given->most : most) : given->most;
 }
 
+static void
+add_mapped(fl_py_windows *self, int64_t f, PyObject *file, const fl_token_source *source)
+{
+    int64_t bytes = source->first_byte + source->tokens * fl_token_bytes(source->type);
+    self->mapped[self->mappings++] =
+        (fl_py_mapped_tokens){.number = f, .file = file, .end = source->data + bytes};
+}
+
 static int read_sources(fl_py_windows *self, const arguments *given, fl_token_source *sources)
 {
     for (int64_t f = 0; f < self->files; f++) {
@@ -133,6 +142,7 @@ static int read_sources(fl_py_windows *self, const arguments *given, fl_token_so
         if (fl_py_token_source(&self->dlpack, item, self->kept, &self->fds[f], &sources[f]) != 0)
             return -1;
         PyTuple_SET_ITEM(self->names, f, Py_NewRef(PyTuple_GET_ITEM(item, 0)));
+        if (sources[f].is_volatile) add_mapped(self, f, PyTuple_GET_ITEM(item, 6), &sources[f]);
         sources[f].most = limit_of(given, sources[f].type);
     }
     return 0;
@@ -203,10 +213,11 @@ static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->names = PyTuple_New(files);
     self->kept = PyList_New(0);
     self->fds = fl_alloc(files * (int64_t)sizeof *self->fds);
-    if (self->fds == NULL) PyErr_NoMemory();
+    self->mapped = fl_alloc(files * (int64_t)sizeof *self->mapped);
+    if (self->fds == NULL || self->mapped == NULL) PyErr_NoMemory();
     for (int64_t f = 0; self->fds != NULL && f < files; f++) self->fds[f] = -1;
     self->files = files;
-    if (self->names == NULL || self->kept == NULL || self->fds == NULL ||
+    if (self->names == NULL || self->kept == NULL || self->fds == NULL || self->mapped == NULL ||
         find_torch(&self->dlpack) != 0 || open_both(self, &given) != 0) {
         Py_DECREF(self);
         return NULL;
@@ -223,6 +234,7 @@ static void windows_dealloc(fl_py_windows *self)
     for (int64_t f = 0; self->fds != NULL && f < self->files; f++)
         if (self->fds[f] >= 0) close(self->fds[f]);
     fl_free(self->fds);
+    fl_free(self->mapped);
     Py_XDECREF(self->names);
     Py_XDECREF(self->kept);
     fl_py_dlpack_close(&self->dlpack);
@@ -257,6 +269,25 @@ static PyObject *raise(const fl_py_windows *self, const fl_err *err)
     return fl_py_raise(err, &fields);
 }
 
+int fl_py_windows_check_files(const fl_py_windows *self)
+{
+    for (int64_t m = 0; m < self->mappings; m++) {
+        const fl_py_mapped_tokens *mapped = &self->mapped[m];
+        const char *end;
+        if (fl_py_mapped_file_end(mapped->file, &end) != 0) return -1;
+        if (end == NULL || end >= mapped->end) continue;
+        fl_err err;
+        fl_fail(&err, FL_EFILE,
+                "%lld bytes of it cannot be read: the file has become shorter; restore it and make "
+                "the dataset again",
+                (long long)(mapped->end - end));
+        err.position = mapped->number;
+        raise(self, &err);
+        return -1;
+    }
+    return 0;
+}
+
 /* The tensors of windows[0 .. count); `rows` as in make_tensors. */
 static PyObject *
 read_windows(fl_py_windows *self, const fl_window *windows, int64_t count, int64_t rows)
@@ -270,9 +301,9 @@ read_windows(fl_py_windows *self, const fl_window *windows, int64_t count, int64
     if (fl_token_reader_is_cold(self->reader)) fl_token_reader_advise(self->reader, windows, count);
     status = fl_token_reader_read(self->reader, windows, count, &out, 0, &err);
     Py_END_ALLOW_THREADS
-    if (status == FL_OK) return tensors;
+    if (status == FL_OK && fl_py_windows_check_files(self) == 0) return tensors;
     Py_DECREF(tensors);
-    return raise(self, &err);
+    return status != FL_OK ? raise(self, &err) : NULL;
 }
 
 /* The windows at `rows`, which fl_py_rows_add made. */
@@ -401,14 +432,16 @@ static PyMethodDef windows_methods[] = {
     {"locate", (PyCFunction)windows_locate, METH_VARARGS, locate_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(windows_doc,
-             "Windows(files, *, seq_len, stride, mode, targets, out_dtype, eos_id, return_docs,\n"
-             "        vocab_size, io, seed)\n--\n\n"
-             "Windows of seq_len tokens of files.\n\n"
-             "files: a tuple of (name, source, first_byte, tokens, dtype, ends[, is_mapped]).\n"
-             "source: a file descriptor, which is duplicated, or a contiguous 1-d array, which is\n"
-             "kept; is_mapped: its memory is a mapped file, and is read safely. ends: int64 array\n"
-             "of the tokens at which documents end, or None.");
+PyDoc_STRVAR(
+    windows_doc,
+    "Windows(files, *, seq_len, stride, mode, targets, out_dtype, eos_id, return_docs,\n"
+    "        vocab_size, io, seed)\n--\n\n"
+    "Windows of seq_len tokens of files.\n\n"
+    "files: a tuple of (name, source, first_byte, tokens, dtype, ends[, mapped]).\n"
+    "source: a file descriptor, which is duplicated, or a contiguous 1-d array, which is\n"
+    "kept; mapped: None, or for memory of a mapped file, which is then read safely, (path,\n"
+    "address at which byte 0 of the file would be mapped, function that returns its size\n"
+    "now, or None). ends: int64 array of the tokens at which documents end, or None.");
 
 static PyType_Slot windows_slots[] = {{Py_tp_doc, (void *)windows_doc},
                                       {Py_tp_new, windows_new},
