@@ -334,6 +334,16 @@ def test_a_token_below_zero(tmp_path: Path) -> None:
         TokenDataset(tmp_path / "x.bin", 10, dtype="int32", vocab_size=1000)[0]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+def test_a_token_below_zero_of_a_large_vocabulary(tmp_path: Path, dtype: str) -> None:
+    """Not taken for the token that has its bits without a sign."""
+    tokens = np.full(100, -5, dtype)
+    (tmp_path / "x.bin").write_bytes(tokens.tobytes())
+    dataset = TokenDataset(tmp_path / "x.bin", 64, dtype=dtype, vocab_size=2**33)
+    with pytest.raises(ValueError, match=r"x.bin.*token 0 is -5"):
+        dataset[0]
+
+
 def test_a_token_too_large_for_int32(tmp_path: Path) -> None:
     tokens = np.arange(100, dtype=np.uint32)
     tokens[7] = 2**31
