@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Any, overload
 
@@ -18,6 +18,9 @@ Offsets = np.ndarray[Any, np.dtype[np.int32 | np.int64]]
 def _read_offsets(offsets: object) -> Offsets:
     """A read-only copy of them."""
     if isinstance(offsets, (list, tuple)) and all(isinstance(at, int) for at in offsets):
+        beyond = next((at for at in offsets if not -(2**63) <= at < 2**63), None)
+        if beyond is not None:
+            raise ValueError(f"offsets has {beyond}, which is no int64; pass offsets of values")
         offsets = np.array(offsets, np.int64)
     field = Field("offsets", offsets)
     source = field.source
@@ -55,18 +58,59 @@ def _check_offsets(offsets: Offsets, length: int) -> None:
         )
 
 
+def _as_rows(index: Any) -> Array:
+    """Of a list, a vector or a mask. NumPy takes a tensor of one element for a number."""
+    rows = np.asarray(index)
+    if rows.ndim != 1 or (rows.dtype.kind not in "iub" and rows.size):
+        raise TypeError(
+            f"index has shape {rows.shape} and dtype {rows.dtype}; pass an integer, a slice, or a "
+            "vector of integers or bools"
+        )
+    return rows if rows.size else rows.astype(np.int64)
+
+
+def _lengths_of(sequences: list[Any]) -> list[int]:
+    try:
+        return list(map(len, sequences))
+    except TypeError:
+        for i, sequence in enumerate(sequences):
+            if not hasattr(sequence, "__len__") or getattr(sequence, "ndim", 1) == 0:
+                raise TypeError(
+                    f"sequence {i} is {sequence!r}, a {type(sequence).__name__}; pass a list of "
+                    "numbers, a 1-D array or a 1-D tensor"
+                ) from None
+        raise
+
+
+def _fits(number: object) -> bool:
+    if isinstance(number, (int, np.integer)):
+        return -(2**63) <= int(number) < 2**63
+    return isinstance(number, (float, np.floating, np.bool_))
+
+
+def _join_lists(numbers: list[Any]) -> torch.Tensor | Array:
+    """As bools, int64, or torch's default dtype."""
+    try:
+        array = np.array(numbers) if numbers else np.empty(0, np.int64)
+    except ValueError:  # lists among the numbers
+        array = np.empty((0, 0))
+    if array.dtype.kind in "fu" and all(isinstance(x, (int, np.integer)) for x in numbers):
+        # NumPy makes these of integers that are beyond int64, and of its own of several types.
+        array = np.array(numbers, np.int64 if all(map(_fits, numbers)) else object)
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        odd = next((x for x in numbers if not _fits(x)), numbers[0])
+        raise TypeError(
+            f"sequences holds {odd!r}, a {type(odd).__name__}; pass sequences of numbers that "
+            "one dtype of torch can hold"
+        )
+    if array.dtype.kind == "f":
+        return torch.from_numpy(array).to(torch.get_default_dtype())
+    return array if array.dtype.kind == "b" else array.astype(np.int64, copy=False)
+
+
 def _concatenate(sequences: Sequence[Any]) -> torch.Tensor | Array:
     if all(isinstance(sequence, (list, tuple)) for sequence in sequences):
-        flat = list(chain.from_iterable(sequences))
-        array = np.array(flat) if flat else np.empty(0, np.int64)
-        if array.ndim != 1 or array.dtype.kind not in "biuf":
-            odd = next((x for x in flat if not isinstance(x, (int, float, np.number))), None)
-            raise TypeError(
-                f"sequences holds {odd!r}, a {type(odd).__name__}; pass sequences of numbers that "
-                "one dtype of torch can hold"
-            )
-        is_float = array.dtype.kind == "f"
-        return torch.from_numpy(array).to(torch.get_default_dtype()) if is_float else array
+        return _join_lists(list(chain.from_iterable(sequences)))
     for i, sequence in enumerate(sequences):
         shape = np.shape(sequence) if not isinstance(sequence, torch.Tensor) else sequence.shape
         if len(shape) != 1:
@@ -80,8 +124,17 @@ def _as_dtype(values: torch.Tensor | Array, dtype: Any) -> torch.Tensor | Array:
     if dtype is None:
         return values
     if isinstance(dtype, torch.dtype):
-        return torch.as_tensor(values).to(dtype)
-    return np.asarray(values).astype(dtype, copy=False)
+        converted: torch.Tensor | Array = torch.as_tensor(values).to(dtype)
+    else:
+        converted = np.asarray(values).astype(dtype, copy=False)
+    if all("int" in str(each.dtype) for each in (values, converted)):
+        changed = np.flatnonzero(np.asarray(values) != np.asarray(converted))
+        if changed.size:
+            raise ValueError(
+                f"sequences holds {int(values[changed[0]])}, which dtype={dtype!r} does not have; "
+                "pass a wider dtype, or None"
+            )
+    return converted
 
 
 _ARROW_NUMBERS = frozenset(
@@ -161,9 +214,15 @@ class RaggedArray(Sequence[torch.Tensor]):
             sequences: lists or tuples of numbers, 1-D ndarrays or 1-D tensors.
             dtype: torch's or NumPy's. None: that of the arrays; for lists int64, torch's default
                 dtype if there is a float among them, bool if there is nothing else.
+
+        Raises:
+            TypeError: what is no sequence of numbers; in lists, an integer beyond int64.
+            ValueError: an integer that ``dtype`` does not have; arrays that are not vectors.
         """
+        if not isinstance(sequences, Iterable):
+            raise TypeError(f"sequences is {sequences!r}; pass a list of sequences")
         sequences = list(sequences)
-        offsets = np.array(list(accumulate(map(len, sequences), initial=0)), np.int64)
+        offsets = np.array(list(accumulate(_lengths_of(sequences), initial=0)), np.int64)
         values = _concatenate(sequences) if sequences else np.empty(0, np.int64)
         return cls(_as_dtype(values, dtype), offsets)
 
@@ -219,7 +278,8 @@ class RaggedArray(Sequence[torch.Tensor]):
             if step == 1:
                 return self._over(self._field, self._offsets[begin : max(begin, end) + 1])
         if isinstance(index, (slice, list)) or getattr(index, "ndim", 0) > 0:
-            return self._take(np.arange(len(self))[index])
+            rows = index if isinstance(index, slice) else _as_rows(index)
+            return self._take(np.arange(len(self))[rows])
         row = operator.index(index)
         if not -len(self) <= row < len(self):
             raise IndexError(f"index {row} is out of range for {len(self)} sequences")

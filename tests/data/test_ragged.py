@@ -103,6 +103,10 @@ def test_several_rows(source: str, tmp_path: Path) -> None:
     assert rows_of(array[[3, -4, 3]]) == [ROWS[3], ROWS[0], ROWS[3]]
     assert rows_of(array[torch.tensor([2, 0])]) == [ROWS[2], ROWS[0]]
     assert rows_of(array[np.array([True, False, False, True])]) == [ROWS[0], ROWS[3]]
+    assert rows_of(array[torch.tensor([2])]) == [ROWS[2]]
+    for wrong in ([[0, 1]], [0.5], np.zeros((1, 1), int)):
+        with pytest.raises(TypeError, match=r"index has shape .*pass an integer, a slice, or a"):
+            array[wrong]
     none = array[np.empty(0, int)]
     assert (len(none), none.values.dtype) == (0, torch.int64)
 
@@ -157,6 +161,8 @@ LISTS: dict[str, tuple[Any, Any, torch.dtype]] = {
     "floats": ([[1, 2.5], [3]], None, torch.float32),
     "bools": ([[True], [False]], None, torch.bool),
     "bools and ints": ([[True], [2]], None, torch.int64),
+    "NumPy's ints": ([[np.int32(1)], [np.int64(2)]], None, torch.int64),
+    "ints of one type of NumPy's": ([[np.int32(1)], [np.int32(2)]], None, torch.int64),
     "nothing": ([], None, torch.int64),
     "empty": ([[], []], None, torch.int64),
     "int32": ([[1], [2]], torch.int32, torch.int32),
@@ -180,8 +186,15 @@ def test_from_list(rows: Any, dtype: Any, expected: torch.dtype) -> None:
 BAD_LISTS: dict[str, tuple[Any, type[Exception], str]] = {
     "text": ([["a"]], TypeError, "sequences holds 'a', a str; pass sequences of numbers"),
     "None": ([[1, None]], TypeError, "sequences holds None"),
-    "too large": ([[2**64]], TypeError, "one dtype of torch can hold"),
+    "too large": ([[1, 2**64]], TypeError, f"sequences holds {2**64}.*one dtype of torch can hold"),
+    "beyond int64": ([[1], [2**63]], TypeError, f"sequences holds {2**63}, a int"),
+    "both signs beyond int64": ([[2**63, -1]], TypeError, f"sequences holds {2**63}, a int"),
     "nested": ([[[1], [2]]], TypeError, r"sequences holds \[1\], a list"),
+    "nested in places": ([[1, [2]]], TypeError, r"sequences holds \[2\], a list"),
+    "one sequence": ([1, 2], TypeError, "sequence 0 is 1, a int; pass a list of numbers"),
+    "no sequence": ([[1], None], TypeError, "sequence 1 is None, a NoneType; pass a list"),
+    "0-D": ([torch.tensor(3)], TypeError, r"sequence 0 is tensor\(3\), a Tensor; pass a list"),
+    "a number": (5, TypeError, "sequences is 5; pass a list of sequences"),
     "2-D": ([np.zeros(2), np.zeros((2, 3))], ValueError, r"sequence 1 has shape \(2, 3\)"),
 }
 
@@ -190,6 +203,18 @@ BAD_LISTS: dict[str, tuple[Any, type[Exception], str]] = {
 def test_from_list_refuses(rows: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         RaggedArray.from_list(rows)
+
+
+def test_ints_of_which_numpy_makes_floats() -> None:
+    array = RaggedArray.from_list([[np.int64(1)], [np.uint64(2)]])
+    assert (rows_of(array), array.values.dtype) == ([[1], [2]], np.int64)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", torch.uint16])
+def test_from_list_refuses_what_the_dtype_does_not_have(dtype: Any) -> None:
+    for odd in (-100, 2**16):
+        with pytest.raises(ValueError, match=f"sequences holds {odd}, which dtype=.*uint16.* does"):
+            RaggedArray.from_list([[1, odd]], dtype)
 
 
 # ---- from_arrow
@@ -258,6 +283,7 @@ BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "lengths": (VALUES, [5, 2, 4], ValueError, r"If these are lengths.*cumsum\(lengths\)"),
     "beyond": (VALUES, [0, 13], ValueError, r"offsets\[1\]=13 is beyond the end.*has 12"),
     "huge": (VALUES, [0, 2**62], ValueError, "beyond the end"),
+    "beyond int64": (VALUES, [0, 2**63], ValueError, f"offsets has {2**63}, which is no int64"),
     "2-D values": (VALUES.reshape(3, 4), [0, 3], ValueError, r"\(3, 4\).*values.reshape\(-1\)"),
     "values of lists": ([1, 2], [0, 2], TypeError, "values is a list; pass a numpy"),
     "objects": (np.array([[1], [1, 2]], object), [0, 2], TypeError, r"object.*from_list\(rows\)"),
