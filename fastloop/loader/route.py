@@ -144,6 +144,8 @@ def _check_singles(loader: DataLoader[Any]) -> None:
         dataset = dataset.dataset
     if type(dataset) is ArrayDataset and any(isinstance(f, RaggedField) for f in dataset._fields):
         raise NotCoveredError("the sampler may yield what is no index of a RaggedArray")
+    if type(dataset) is TokenDataset:
+        raise NotCoveredError("the sampler may yield what is no index of a TokenDataset")
 
 
 def _array_source(loader: DataLoader[Any], pin: bool) -> Source:

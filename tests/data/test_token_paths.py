@@ -142,6 +142,15 @@ def test_parts_samples_and_ranks(paths: list[Path], workers: int, path: str) -> 
         assert_same(batches[1], stacked([sliced(dataset, i, 6) for i in indices[4:8]]))
 
 
+def test_lists_that_a_sampler_yields_are_no_samples(paths: list[Path]) -> None:
+    """With batch_size=None they would be, for a dataset that takes them."""
+    dataset = TokenDataset(paths, T)
+    for cls in (TorchLoader, DataLoader):
+        with pytest.raises(TypeError, match=r"a sample is \[0, 1\]; pass an index"):
+            next(iter(cls(dataset, None, sampler=[[0, 1]])))
+    assert DataLoader(dataset, None, sampler=RandomSampler(dataset)).stats().path == "array"
+
+
 def test_samples_of_one_tensor_are_tensors(paths: list[Path]) -> None:
     dataset = TokenDataset(paths, T, targets=None)
     (single, *_) = DataLoader(dataset, None, path="array")
