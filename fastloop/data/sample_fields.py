@@ -297,7 +297,9 @@ def read_count(name: str, value: Any, least: int) -> int | None:
     try:
         count = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}={value!r} is no integer; pass one, or None") from None
+        count = None
+    if count is None or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} is no integer; pass one, or None")
     if not least <= count < 2**63:
         raise ValueError(f"{name}={value!r} is not at least {least}; pass such an integer, or None")
     return count

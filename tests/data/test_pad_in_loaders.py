@@ -23,6 +23,12 @@ ARGUMENTS: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "value of a key": (PadCollate, {"padding_value": {"x": None}}, TypeError, r"value\['x'\] is N"),
     "multiple": (PadCollate, {"pad_to_multiple_of": 0}, ValueError, "=0 is not at least 1"),
     "multiple of 1.5": (PadCollate, {"pad_to_multiple_of": 1.5}, TypeError, "=1.5 is no integer"),
+    "multiple of True": (
+        PadCollate,
+        {"pad_to_multiple_of": True},
+        TypeError,
+        "=True is no integer",
+    ),
     "max_length": (PadCollate, {"max_length": -1}, ValueError, "max_length=-1 is not at least 1"),
     "mask": (PadCollate, {"return_mask": 1}, TypeError, "return_mask=1 is no bool and no name"),
     "lengths": (PadCollate, {"return_lengths": ""}, TypeError, "return_lengths='' is no bool"),
