@@ -55,10 +55,8 @@ class OpenTokens(NamedTuple):
         return find_file(self.source) if isinstance(self.source, np.ndarray) else None
 
 
-def read_dtype(dtype: Any, argument: str = "dtype") -> str:
-    """The name of a type of tokens, from what NumPy or torch call it; "auto" stays."""
-    if isinstance(dtype, str) and dtype == "auto":
-        return dtype
+def read_dtype(dtype: Any, argument: str = "dtype", known: Sequence[str] = _DTYPES) -> str:
+    """The name of one of the known types, from what NumPy or torch call it."""
     name: str | None = None
     if isinstance(dtype, torch.dtype):
         name = str(dtype).removeprefix("torch.")
@@ -69,9 +67,9 @@ def read_dtype(dtype: Any, argument: str = "dtype") -> str:
             pass
         else:
             name = found.name if found.isnative else None
-    if name not in _DTYPES:
+    if name is None or name not in known:
         raise ValueError(
-            f"{argument}={dtype!r} is no type of tokens; pass one of {', '.join(_DTYPES)}"
+            f"{argument}={dtype!r} is no type of tokens; pass one of {', '.join(known)}"
         )
     return name
 
@@ -94,6 +92,8 @@ def find_paths(paths: Any) -> list[str]:
 def _expand(given: Any) -> list[str]:
     if not isinstance(given, (str, os.PathLike)) or isinstance(os.fspath(given), bytes):
         raise TypeError(f"paths has a {type(given).__name__}; pass each path as str or PathLike")
+    if given == "" or "\0" in os.fspath(given):
+        raise ValueError(f"paths has {given!r}, which is no name of a file; pass one")
     path = os.path.abspath(os.fspath(given))
     if not glob.has_magic(path) or os.path.exists(path):
         return [path]
@@ -124,7 +124,7 @@ def open_tokens(path: str, format: str, dtype: str) -> OpenTokens:
 
 def _read_layout(path: str, opened: BinaryIO, format: str, dtype: str) -> OpenTokens:
     state = os.fstat(opened.fileno())
-    identity = state.st_size, state.st_mtime_ns
+    identity = _identity(state)
     head = os.pread(opened.fileno(), _HEADER_BYTES, 0)
     if format == "auto":
         format = _find_format(path, head)
@@ -219,18 +219,25 @@ def open_again(file: TokenFile) -> OpenTokens:
     """Opens what was open before, maybe in another process. OSError for a file that has changed."""
     if file.buffers is not None:
         return take_buffers(*file.buffers)
-    again = open_tokens(file.path, file.format, file.dtype)
-    if again.file == file:
-        return again
-    assert not isinstance(again.source, np.ndarray)
-    again.source.close()
-    then, now = (_describe(each.identity) for each in (file, again.file))
+    # What has changed may be of no layout any more, so this is seen first.
+    now = _identity(os.stat(file.path))
+    if now == file.identity:
+        again = open_tokens(file.path, file.format, file.dtype)
+        if again.file == file:
+            return again
+        assert not isinstance(again.source, np.ndarray)
+        again.source.close()
+        now = again.file.identity
     raise OSError(
         errno.ESTALE,
-        f"The file is no longer what the dataset was made of: it had {then} and has {now}; make "
-        "the dataset again",
+        f"The file is no longer what the dataset was made of: it had {_describe(file.identity)} "
+        f"and has {_describe(now)}; make the dataset again",
         file.path,
     )
+
+
+def _identity(state: os.stat_result) -> tuple[int, int]:
+    return state.st_size, state.st_mtime_ns
 
 
 def _describe(identity: tuple[int, int]) -> str:

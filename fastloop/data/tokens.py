@@ -101,7 +101,7 @@ class TokenDataset(EpochDataset):
         seed: int = 0,
     ) -> None:
         check_choice("format", format, FORMATS)
-        name = read_dtype(dtype)
+        name = "auto" if isinstance(dtype, str) and dtype == "auto" else read_dtype(dtype)
         arguments = read_window_arguments(
             seq_len,
             mode=mode,
@@ -122,8 +122,9 @@ class TokenDataset(EpochDataset):
     ) -> Self:
         """A dataset over ``prefix.bin`` and ``prefix.idx``, as Megatron's ``IndexedDataset`` names
         them, or over a list of such. Options are those of the class but ``format``."""
-        prefixes = [prefix] if isinstance(prefix, (str, os.PathLike)) else prefix
-        paths = [f"{os.fspath(each)}.bin" for each in prefixes]
+        prefixes = prefix if isinstance(prefix, (list, tuple)) else [prefix]
+        kinds = str, os.PathLike
+        paths: list[Any] = [f"{os.fspath(p)}.bin" if isinstance(p, kinds) else p for p in prefixes]
         return cls(paths, seq_len, format="megatron", **options)
 
     @classmethod
@@ -234,8 +235,13 @@ class TokenDataset(EpochDataset):
             ``max_seqlen``, the tokens of the longest.
 
         Raises:
+            TypeError: no tensor.
             ValueError: not one or two dimensions, or a row that does not begin with 0.
         """
+        if not isinstance(position_ids, torch.Tensor):
+            raise TypeError(
+                f"position_ids is a {type(position_ids).__name__}; pass the tensor of a batch"
+            )
         if position_ids.ndim not in (1, 2) or bool((position_ids[..., :1] != 0).any()):
             raise ValueError(
                 f"position_ids of shape {tuple(position_ids.shape)} must have one or two "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fastloop.data.token_files import TokenFile, read_dtype
@@ -93,9 +94,7 @@ def read_window_arguments(
     if eos_id is not None:
         most = 2**63 - 1 if vocab_size is None else vocab_size - 1
         eos_id = _read_int("eos_id", eos_id, 0, most, "pass the token that ends a document")
-    name = read_dtype(out_dtype, "out_dtype")
-    if name not in _FITTING:
-        raise ValueError(f"out_dtype={out_dtype!r}; pass one of {', '.join(_FITTING)}")
+    name = read_dtype(out_dtype, "out_dtype", tuple(_FITTING))
     number = _read_int("seed", seed, 0, 2**64 - 1, "pass an integer that is")
     return WindowArguments(
         length, step, mode, targets, name, eos_id, bool(return_docs), vocab_size, io, number
@@ -108,9 +107,12 @@ def check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
 
 
 def _read_int(name: str, value: Any, least: int, most: int, remedy: str) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
         raise TypeError(f"{name}={value!r} is no integer; {remedy}")
-    number = operator.index(value)
     if not least <= number <= most:
         raise ValueError(f"{name}={number} is not in [{least}, {most}]; {remedy}")
     return number
@@ -125,6 +127,12 @@ def check_files(
             raise ValueError(
                 f"{file.path!r} has tokens of {file.dtype}, which out_dtype={arguments.out_dtype} "
                 "cannot hold; pass torch.int64"
+            )
+        most = np.iinfo(file.dtype).max
+        if arguments.eos_id is not None and arguments.eos_id > most:
+            raise ValueError(
+                f"eos_id={arguments.eos_id}, but tokens of {file.path!r} are {file.dtype}, at most "
+                f"{most}; pass the token that ends a document there"
             )
         if arguments.return_docs and arguments.eos_id is None and not has_ends:
             raise ValueError(

@@ -282,6 +282,8 @@ def test_cu_seqlens(tmp_path: Path) -> None:
     for wrong in (positions[:, 1:], positions[None], torch.tensor(0), torch.ones(2, 2)):
         with pytest.raises(ValueError, match=r"position_ids of shape .* pass those of"):
             TokenDataset.cu_seqlens(wrong)
+    with pytest.raises(TypeError, match=r"position_ids is a list; pass the tensor of a batch"):
+        TokenDataset.cu_seqlens([0, 1])  # type: ignore[arg-type]
 
 
 def test_cu_seqlens_of_batches(tmp_path: Path) -> None:

@@ -250,11 +250,22 @@ def test_paths_that_are_none() -> None:
             TokenDataset(paths, 10)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"paths is empty"):
         TokenDataset([], 10)
+    for prefix in (None, [3], b"a"):
+        with pytest.raises(TypeError, match=r"paths (is|has) a .*; pass"):
+            TokenDataset.from_megatron(prefix, 10)  # type: ignore[arg-type]
+    for path in ("", "a\0b"):
+        with pytest.raises(ValueError, match=r"paths has .*which is no name of a file"):
+            TokenDataset([path], 10)
 
 
 ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "seq_len of text": ({"seq_len": "10"}, TypeError, "seq_len='10' is no integer"),
     "seq_len of floats": ({"seq_len": 10.0}, TypeError, "seq_len=10.0 is no integer"),
+    "seq_len of a vector": (
+        {"seq_len": np.array([8, 9])},
+        TypeError,
+        "seq_len=array.* is no integer",
+    ),
     "no seq_len": ({"seq_len": 0}, ValueError, r"seq_len=0 is not in \[1, "),
     "endless seq_len": ({"seq_len": 2**31}, ValueError, "seq_len=2147483648 is not in"),
     "no stride": ({"stride": 0}, ValueError, r"stride=0 is not in \[1, "),
@@ -269,8 +280,12 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "targets": ({"targets": "next"}, ValueError, "targets='next' is not one of 'shift', 'same'"),
     "targets of bool": ({"targets": True}, ValueError, "targets=True is not one of"),
     "io": ({"io": "aio"}, ValueError, "io='aio' is not one of 'auto', 'pread', 'mmap'"),
-    "out_dtype": ({"out_dtype": torch.int16}, ValueError, "out_dtype=torch.int16; pass one of"),
-    "out_dtype of floats": ({"out_dtype": float}, ValueError, "out_dtype=.*float.* no type"),
+    "out_dtype": ({"out_dtype": torch.int16}, ValueError, "int16 is no .*pass one of int64"),
+    "out_dtype of floats": (
+        {"out_dtype": float},
+        ValueError,
+        "no type.*; pass one of int64",
+    ),
     "eos_id below zero": ({"eos_id": -1}, ValueError, "eos_id=-1 is not in"),
     "eos_id outside": ({"eos_id": 9, "vocab_size": 9}, ValueError, r"eos_id=9 is not in \[0, 8\]"),
     "eos_id of bool": ({"eos_id": True}, TypeError, "eos_id=True is no integer"),
@@ -311,6 +326,14 @@ def test_tokens_that_samples_cannot_hold(tmp_path: Path) -> None:
     for wide, narrow in (("uint32", "uint16"), ("int64", "uint32"), ("int32", "uint32")):
         with pytest.raises(ValueError, match=f"x.bin' has tokens of {wide}, which out_dtype="):
             TokenDataset(tmp_path / "x.bin", 10, dtype=wide, out_dtype=narrow)
+
+
+def test_a_token_of_documents_that_files_cannot_hold(tmp_path: Path) -> None:
+    """As when eos_id is that of another tokenizer: there would be no documents."""
+    path = write_llmc(tmp_path / "x.bin", TOKENS)
+    assert len(TokenDataset(path, 10, eos_id=2**16 - 1)) == 9
+    with pytest.raises(ValueError, match=r"eos_id=128001, .*x.bin' are uint16, at most 65535"):
+        TokenDataset(path, 10, eos_id=128001)
 
 
 @pytest.mark.parametrize("make", [lambda d: d[3], lambda d: d.__getitems__([0, 3])])
@@ -508,7 +531,10 @@ def test_a_file_that_changed_before_a_worker_opens_it(tmp_path: Path) -> None:
     assert error.value.filename == str(path)
     os.utime(path, (1e9, 1e9))
     path.write_bytes(path.read_bytes() + b"\0\0")
-    with pytest.raises((OSError, ValueError), match=r"x.bin"):
+    with pytest.raises(OSError, match=r"had 1224 bytes.* has 1226 bytes.*x.bin"):
+        len(pickle.loads(pickled))
+    path.write_bytes(b"")
+    with pytest.raises(OSError, match=r"had 1224 bytes.* has 0 bytes.*x.bin"):
         len(pickle.loads(pickled))
     os.remove(path)
     with pytest.raises(FileNotFoundError, match=r"x.bin"):
