@@ -107,9 +107,11 @@ class Field:
             self.rows: torch.Tensor | None = value
             return
         if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+            ragged = ", or RaggedArray.from_list(rows) for rows of different length"
             raise TypeError(
                 f"{name} is a {type(value).__name__}; pass a numpy.ndarray (numpy.asarray(...)), "
                 "a torch CPU tensor or the path of a .npy file"
+                f"{ragged if isinstance(value, list) else ''}"
             )
         _check_dtype(name, value.dtype)
         self._check_dimensions(value.ndim)

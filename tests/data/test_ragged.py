@@ -331,6 +331,10 @@ def test_a_field_has_no_transforms_and_must_have_the_length_of_others() -> None:
         ArrayDataset(ids=array, transform=lambda row: row)
     with pytest.raises(ValueError, match="field 'ids' has 4, field 'y' has 3"):
         ArrayDataset(ids=array, y=np.arange(3))
+    with pytest.raises(
+        TypeError, match=r"field 'ids' is a list; .*or RaggedArray.from_list\(rows\)"
+    ):
+        ArrayDataset(ids=[[1, 2], [3]])
 
 
 def test_a_field_beside_images_with_transforms() -> None:
