@@ -20,7 +20,7 @@ import fastloop
 from fastloop import _core
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_BYTES = 2_500_000  # 1 MB of it is the CUDA runtime, 0.6 MB are kernels
+MAX_BYTES = 2_750_000  # 1 MB of it is the CUDA runtime, 0.6 MB are kernels; 1.3 MB in a wheel
 VERSION = "Cuda compilation tools, release 13.0, V13.0.88"
 KNOWN = "sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120"
 
