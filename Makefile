@@ -1,7 +1,7 @@
 # The lanes. On a fresh Linux machine with python3 (venv, headers) and gcc, `make demo` is all.
 #
 #   make demo            train a small model with torch's pieces and with ours, side by side
-#   make quick           the heart of the tests in less than a minute: one case of each Python test,
+#   make quick           the heart of the tests in a minute or two: one case of each Python test,
 #                        but for those that are marked slow (2 s) or start programs (tests/isolated,
 #                        tests/packaging), and the C tests that take less than a second
 #   make test            Python tests, then the C tests (ctest)
