@@ -337,12 +337,7 @@ class ArrayDataset(EpochDataset):
                 transform.explain(others) if transform else [f"{field.name}: {field!r} as it is"]
             )
         if self._epoch is not None:
-            whose = "set by set_epoch()"
-            if self._epoch.users is None:
-                whose = "counted by fastloop's loaders; with torch's own, call set_epoch() for each"
-            lines.append(
-                f"random parameters: seed {self._seed}, epoch {self._epoch.value}, {whose}"
-            )
+            lines.append(f"random parameters: seed {self._seed}, {self._epoch.explain()}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

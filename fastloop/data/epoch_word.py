@@ -69,6 +69,13 @@ class Epoch:
         """What the user has set."""
         return int(self._numbers[0]) if self._numbers[1] == _IS_USERS else None
 
+    def explain(self) -> str:
+        """The epoch and who has set it, for people."""
+        whose = "set by set_epoch()"
+        if self.users is None:
+            whose = "counted by fastloop's loaders; with torch's own, call set_epoch() for each"
+        return f"epoch {self.value}, {whose}"
+
     def set(self, epoch: Any) -> None:
         """The user's choice, which loaders then leave alone. Iterators that have begun, too."""
         self._numbers[0] = check_epoch(epoch)

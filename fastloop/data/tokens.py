@@ -265,12 +265,7 @@ class TokenDataset(EpochDataset):
                 f"{short}, {how}"
             )
         if self._epoch is not None:
-            whose = "set by set_epoch()"
-            if self._epoch.users is None:
-                whose = "counted by fastloop's loaders; with torch's own, call set_epoch() for each"
-            lines.append(
-                f"random numbers: seed {arguments.seed}, epoch {self._epoch.value}, {whose}"
-            )
+            lines.append(f"random numbers: seed {arguments.seed}, {self._epoch.explain()}")
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -76,16 +76,6 @@ static int check_tables(PyObject *tables, const fl_image_config *config)
     return -1;
 }
 
-static int find_torch(fl_py_dlpack *dlpack)
-{
-    PyObject *torch = PyImport_ImportModule("torch");
-    PyObject *type = torch != NULL ? PyObject_GetAttrString(torch, "Tensor") : NULL;
-    int status = type != NULL ? fl_py_dlpack_open(type, dlpack) : -1;
-    Py_XDECREF(type);
-    Py_XDECREF(torch);
-    return status;
-}
-
 /* Shape and strides of what the plan makes. is_permuted: CHW over memory that is HWC. */
 static void set_shape(fl_py_image_plan *self, fl_image_layout memory, bool is_permuted)
 {
@@ -160,7 +150,8 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (find_type(out_dtype, &config.type) != 0 ||
         find_layout("layout", layout, &self->layout) != 0 ||
         find_layout("out_layout", is_permuted ? "HWC" : out_layout, &config.layout) != 0 ||
-        find_torch(&self->dlpack) != 0 || open_plan(self, &config, ops, tables, linear) != 0) {
+        fl_py_dlpack_open_torch(&self->dlpack) != 0 ||
+        open_plan(self, &config, ops, tables, linear) != 0) {
         Py_DECREF(self);
         return NULL;
     }

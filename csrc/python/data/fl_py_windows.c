@@ -193,16 +193,6 @@ static int open_both(fl_py_windows *self, const arguments *given)
     return status == FL_OK ? 0 : -1;
 }
 
-static int find_torch(fl_py_dlpack *dlpack)
-{
-    PyObject *torch = PyImport_ImportModule("torch");
-    PyObject *type = torch != NULL ? PyObject_GetAttrString(torch, "Tensor") : NULL;
-    int status = type != NULL ? fl_py_dlpack_open(type, dlpack) : -1;
-    Py_XDECREF(type);
-    Py_XDECREF(torch);
-    return status;
-}
-
 static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     arguments given = {0};
@@ -218,7 +208,7 @@ static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     for (int64_t f = 0; self->fds != NULL && f < files; f++) self->fds[f] = -1;
     self->files = files;
     if (self->names == NULL || self->kept == NULL || self->fds == NULL || self->mapped == NULL ||
-        find_torch(&self->dlpack) != 0 || open_both(self, &given) != 0) {
+        fl_py_dlpack_open_torch(&self->dlpack) != 0 || open_both(self, &given) != 0) {
         Py_DECREF(self);
         return NULL;
     }

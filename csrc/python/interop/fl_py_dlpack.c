@@ -26,6 +26,16 @@ int fl_py_dlpack_open(PyObject *tensor_type, fl_py_dlpack *dlpack)
     return 0;
 }
 
+int fl_py_dlpack_open_torch(fl_py_dlpack *dlpack)
+{
+    PyObject *torch = PyImport_ImportModule("torch");
+    PyObject *type = torch != NULL ? PyObject_GetAttrString(torch, "Tensor") : NULL;
+    int status = type != NULL ? fl_py_dlpack_open(type, dlpack) : -1;
+    Py_XDECREF(type);
+    Py_XDECREF(torch);
+    return status;
+}
+
 void fl_py_dlpack_close(fl_py_dlpack *dlpack) { Py_CLEAR(dlpack->tensor_type); }
 
 static int64_t count_elements(int32_t ndim, const int64_t *shape)

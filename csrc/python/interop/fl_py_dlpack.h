@@ -21,6 +21,9 @@ typedef struct fl_py_dlpack {
 /* Finds the exchange table of torch.Tensor, which is given as the type. 0, or -1 and RuntimeError
  * if there is none that fits. */
 int fl_py_dlpack_open(PyObject *tensor_type, fl_py_dlpack *dlpack);
+
+/* The same for the torch that is imported here. */
+int fl_py_dlpack_open_torch(fl_py_dlpack *dlpack);
 void fl_py_dlpack_close(fl_py_dlpack *dlpack);
 
 static inline bool fl_py_is_tensor(const fl_py_dlpack *dlpack, PyObject *object)
