@@ -162,6 +162,15 @@ def measure_by(
     }
 
 
+SLEEP_LATE_S = 0.0002  # a sleep may end so much too late
+
+
+def wait_until(end: float) -> None:
+    while (rest := end - perf_counter()) > 0:
+        if rest > 2 * SLEEP_LATE_S:
+            sleep(rest - SLEEP_LATE_S)
+
+
 def share_of_work(loader: Iterable[Any], step: float) -> float:
     """Of its time that a simulated device works which needs `step` seconds for each batch: it
     computes while the loop asks for the next batch, and the loop waits only until it begins. The
@@ -171,9 +180,8 @@ def share_of_work(loader: Iterable[Any], step: float) -> float:
     start = free_at = perf_counter()
     steps = 0
     while batch is not None:
-        while (now := perf_counter()) < free_at:  # until the device begins
-            sleep(min(free_at - now, step / 2))
-        free_at = now + step
+        wait_until(free_at)  # then the device begins
+        free_at = perf_counter() + step
         steps += 1
         batch = next(batches, None)
     return steps * step / (free_at - start)

@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from _harness import Epoch, Epochs
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
 import fastloop
 
@@ -44,6 +45,32 @@ def tensors(fields: tuple[np.ndarray, ...], batch: int) -> Data:
 def small_rows(count: int = 20_000) -> Data:
     rng = np.random.default_rng(SEED)
     return tensors(tuple(rng.random((count, n), np.float32) for n in (20, 5)), 256)
+
+
+@cache
+def rows_in_parts(parts: int = 4) -> Data:
+    """small_rows as a ConcatDataset."""
+    data = small_rows()
+    pieces = zip(*(np.array_split(field, parts) for field in data.fields), strict=True)
+    sets = [TensorDataset(*map(torch.from_numpy, piece)) for piece in pieces]
+    return Data(ConcatDataset(sets), data.fields, data.batch)
+
+
+def rows_of_hugging_face() -> Data | None:
+    """small_rows as columns of a datasets.Dataset in memory; None: the package is not there."""
+    try:
+        datasets = import_module("datasets")
+    except ImportError:
+        return None
+    data = small_rows()
+    names = ("x", "y")
+    lists = {name: list(field) for name, field in zip(names, data.fields, strict=True)}
+    kinds = {
+        name: datasets.List(datasets.Value("float32"), length=field.shape[1])
+        for name, field in zip(names, data.fields, strict=True)
+    }
+    made = datasets.Dataset.from_dict(lists, features=datasets.Features(kinds))
+    return Data(made.with_format("torch"), data.fields, data.batch)
 
 
 @cache
@@ -136,6 +163,9 @@ def assert_same_batches(data: Data) -> None:
         ]
         for number, (ours, theirs) in enumerate(zip(*loaders, strict=True)):
             same = type(ours) is type(theirs) and len(ours) == len(theirs)
+            if isinstance(ours, dict):
+                same = same and list(ours) == list(theirs)
+                ours, theirs = ours.values(), theirs.values()
             if not same or not all(map(torch.equal, ours, theirs)):
                 raise AssertionError(f"batch {number} with {workers} workers differs from torch's")
         stats: Any = loaders[0].stats()  # type: ignore[attr-defined]

@@ -1,8 +1,9 @@
 """The array loader against torch's, a hand-written loop and the plain C limit.
 
-    python benchmarks/bench_array.py [--rows a,b,c,d,e,f,g] [--quick] [--json FILE]
+    python benchmarks/bench_array.py [--rows a,b,c,d,e,f,g,h,i] [--quick] [--json FILE]
 
-a-d  time a batch: whole epochs of `for batch in loader: pass`, data loaders at their best of 0, 1
+a-d, h, i
+     time a batch: whole epochs of `for batch in loader: pass`, data loaders at their best of 0, 1
      and 2 workers, everything in turns, median of 5 rounds (lowest - highest; the best variant).
      Before that, the first epoch of both loaders with the same seed is compared bit for bit.
 e    share of its time that a consumer is kept waiting (fastloop: by `stats()`; and, as for torch,
@@ -43,6 +44,8 @@ from _work import (
     loader_epochs,
     make_loader,
     on_one_cpu,
+    rows_in_parts,
+    rows_of_hugging_face,
     small_images,
     small_rows,
     tensors,
@@ -53,7 +56,7 @@ from torch.utils.data import DataLoader
 def row_throughput(
     bench: Bench[Limit], key: str, work: str, data: Data, wanted: dict[str, float]
 ) -> None:
-    """Rows a-d."""
+    """Rows a-d, h, i."""
     assert_same_batches(data)
     contestants = {who: loader_epochs(who, data) for who in LOADERS}
     contestants["hand"] = {"index_select": hand_written_epoch(data)}
@@ -236,10 +239,17 @@ def run_rows(bench: Bench[Limit], rows: list[str]) -> None:
         pixels, labels = large_images().fields
         flat = tensors((pixels.reshape(len(pixels), -1), labels), 256)
         row_first_batch(bench, "g", "time to first batch, 4 000 x 150 528", flat)
+    if "h" in rows:
+        work = "a as a ConcatDataset of 4 parts"
+        row_throughput(bench, "h", work, rows_in_parts(), {"torch": 60, "hand": 1.5})
+    columns = rows_of_hugging_face() if "i" in rows else None
+    if columns is not None:
+        work = "a as columns of Hugging Face's datasets"
+        row_throughput(bench, "i", work, columns, {"torch": 60, "hand": 1.5})
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdefg")
+    args = parse_arguments(__doc__, "abcdefghi")
     rounds, seconds = (2, 0.03) if args.is_quick else (5, 0.3)
     with Report(args.json, ("fastloop", "torch", "hand", "limit")) as report:
         report.open(rounds=rounds)

@@ -18,6 +18,9 @@ f  array batches of 256 x 3x224x224, flipped and normalised to float32, to the d
    happens behind Normalize keeps the plan whole): images a second.
 g  as e, on images of 3x256x256 that are resized crops of 224, flipped and normalised to float32:
    by torchvision in torch's workers, and by fastloop.transforms.
+h  batches of 64 windows of 4 096 tokens as int64 x and y to the device, nothing computed: cut, so
+   that one row of uint16 travels, and uncut (tokens of int64, which nothing narrows): tokens a
+   second, and bytes over the link a token.
 
 Everything in turns, 20 rounds (5 of e); median (lowest - highest).
 """
@@ -416,6 +419,53 @@ def casts(report: Report, rounds: int, count: int) -> None:
     )
 
 
+# ---- h: tokens that travel narrow
+
+
+def tokens(report: Report, rounds: int, count: int) -> None:
+    batch, length = 64, 4096
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randint(0, 50_257, (count * length,), generator=generator)
+    common: dict[str, Any] = {"shuffle": True, "num_workers": 8, "drop_last": True}
+
+    def loader_of(values: Tensor, **more: Any) -> fastloop.DataLoader[Any]:
+        data = fastloop.TokenDataset.from_buffers(values, torch.tensor([0, len(values)]), length)
+        return fastloop.DataLoader(data, batch, prefetch_factor=4, **common, **more)
+
+    loaders = {
+        "cut": loader_of(wide.to(torch.uint16), device=CUDA),
+        "uncut": loader_of(wide, device=CUDA),
+        "on the CPU": loader_of(wide.to(torch.uint16)),
+    }
+    works = {
+        name: lambda loader=loader: batches_a_second(loader) * batch * length / 1e6
+        for name, loader in loaders.items()
+    }
+    taken = in_turns(works, rounds)
+    rates = {name: Times(tuple(values), "M tokens/s") for name, values in taken.items()}
+    sent = {
+        name: loaders[name].stats().bytes / (loaders[name].stats().batches * batch * length)
+        for name in ("cut", "uncut")
+    }
+    pinned = torch.empty(16 * batch * length, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty_like(pinned, device=CUDA)
+    copy_us = device_us(lambda: there.copy_(pinned, non_blocking=True))
+    ratio = rates["cut"].median / rates["uncut"].median
+    report.row(
+        "h",
+        f"{count} windows of {length} tokens to the device as int64 x and y; {sent['cut']:.2f} "
+        f"bytes a token travel, uncut {sent['uncut']:.2f}",
+        [Goal("cut, of uncut's speed", ratio, 1.0, True)],
+        {
+            "fastloop": f"{rates['cut']}, uncut {rates['uncut']}",
+            "limit": f"the link, of int64 {batch * length / copy_us:,.0f} M tokens/s and of uint16 "
+            f"eight times as many; the same loader without a device {rates['on the CPU']}",
+        },
+        bytes_a_token=sent,
+        **{name: t.as_dict() for name, t in rates.items()},
+    )
+
+
 def commit() -> str:
     here = str(Path(__file__).parent)
     named = os.environ.get("FASTLOOP_COMMIT")
@@ -436,7 +486,7 @@ def ask(*command: str) -> str:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdefg")
+    args = parse_arguments(__doc__, "abcdefgh")
     if not torch.cuda.is_available():
         raise SystemExit("bench_cuda.py needs a CUDA device, and torch finds none")
     rounds = 2 if args.is_quick else 20
@@ -466,6 +516,8 @@ def main() -> None:
             casts(report, rounds, 2048 if args.is_quick else 8192)
         if "g" in args.rows:
             augmented_training(report, max(2, rounds // 4), 1024 if args.is_quick else 8192)
+        if "h" in args.rows:
+            tokens(report, rounds, 2048 if args.is_quick else 16384)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ c    64 texts of 10 to 200 tokens, shuffled, padded, with a mask. fastloop: a Ra
 d    the same from Python lists of ints, without workers. torch: torch.tensor() of each, then as in
      c. Also with fastloop's collate in torch's loader.
 e    the share of its time that a simulated device works which needs half of torch's best time for
-     each batch, for a and for c; the best of 1 and 2 workers.
+     each batch, for a and for c.
 
 One table row each on stdout; one JSON line each in FILE, or on stdout after the table.
 """
@@ -187,7 +187,7 @@ def run_device(here: Here, loaders_of: Callable[[str], dict[str, DataLoader[Any]
     loaders = {who: loaders_of(who) for who in ("fastloop", "torch")}
     theirs = measure({"torch": epochs_of(loaders["torch"])}, here.rounds, here.seconds)["torch"]
     step = theirs.median * 1e-6 / 2
-    runs = [(who, f"workers={n}") for who in loaders for n in (1, 2)]
+    runs = [(who, variant) for who, of in loaders.items() for variant in of]
     shares: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
     for _ in range(here.rounds):
         for who, variant in runs:

@@ -1,0 +1,365 @@
+"""Workers of every kind: threads and processes of fastloop, and torch's processes.
+
+    python benchmarks/bench_workers.py [--rows a,b,c,d,e] [--quick] [--json FILE]
+
+a and b need torchvision, as bench_preprocess.py does:
+pip install --no-deps -r requirements-bench.txt
+
+Times a batch are of whole epochs of `for batch in loader: pass`, workers persist, everything takes
+turns, median of 5 rounds (lowest - highest; the best variant). Each contestant is at its best of
+its variants: torch of 0, 1 and 2 workers, fastloop of 1 and 2 threads, and of 1 and 2 processes.
+Before that, batches are compared with torch's.
+
+a    a folder of JPEG files, 500x375, 85 KB each: RandomResizedCrop(224), flip, f32, normalise,
+     batch 32. fastloop decodes by simplejpeg, torchvision by Pillow, and its images are cropped as
+     tensors or as PIL's, whichever is faster.
+       - "codec": torch's loader and torchvision's transforms with simplejpeg, too: what the codec
+         gives, and what is left for the loader;
+       - "device": the share of its time that a simulated device works which needs half of torch's
+         best time for each batch.
+     limit: decoding alone on 2 threads, from memory.
+b    the same with Pillow for both.
+c    16 workers and samples that take 2 ms of waiting, batch 8: the share that is reached of
+     16 samples in 2 ms. The slack of timers is set to 1 ns, so that 2 ms are not 2.06.
+     limit: the same samples on 16 plain threads, without any loader.
+       - "first": from making the loader to its first batch, less the waiting of that batch.
+d    log spectra of 4 s of sound by NumPy, whose calls let go of the interpreter lock, batch 32.
+     limit: the samples on 2 plain threads, without any loader: what the lock leaves of 2 cores.
+     All of them in a process whose malloc keeps what is freed, as fastloop's loaders let it.
+       - "memory": the PSS of a process that only loads and of its workers, 2 of each kind, forked,
+         at the end of an epoch over every eighth of 1 280 000 Python tuples, in random order.
+e    a stream of JSON records (a text, a label, 256 tokens), batch 128; fastloop on its default
+     path, and with one thread. limit: reading and parsing alone, in 1 and in 2 processes.
+
+One table row each on stdout; one JSON line each in FILE, or on stdout after the table.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from _harness import (
+    Epochs,
+    Goal,
+    Report,
+    Result,
+    Times,
+    measure,
+    parse_arguments,
+    share_of_work,
+    tree_pss_mb,
+)
+from _work_workers import (
+    TORCH_VARIANTS,
+    Folder,
+    Records,
+    Sleeper,
+    Spectra,
+    Variants,
+    assert_on_its_path,
+    assert_same_batches,
+    counting_epochs,
+    getitem_alone,
+    make_loaders,
+    processes,
+    read_alone,
+    sleep_alone,
+    threads,
+    write_images,
+    write_records,
+)
+from torch.utils.data import Subset
+
+COLUMNS = ("threads", "processes", "torch", "limit")
+OURS = {"threads": threads(1, 2), "processes": processes(1, 2)}
+TIMES_TORCH = {"a": 2, "b": 1.15}
+BUSY = 0.9
+SLEEPERS = 16
+OF_THE_IDEAL, FIRST_BATCH_US = 0.95, 10_000
+OF_THE_MEMORY = 0.5
+STREAM_TIMES_TORCH = 1.6
+PR_SET_TIMERSLACK = 29
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every row needs."""
+
+    report: Report
+    rounds: int
+    seconds: float  # that each contestant runs in a round, at least
+    folder: Path  # for the files of this run
+    shrink: int  # by how much there is less to load
+
+    def measure(
+        self, loaders: Mapping[str, dict[str, Any]], limit: Epochs | None = None
+    ) -> dict[str, Result]:
+        """`loaders` by contestant and variant."""
+        contestants = {who: counting_epochs(of) for who, of in loaders.items()}
+        if limit is not None:
+            contestants["limit"] = limit
+        return measure(contestants, self.rounds, self.seconds)
+
+
+def report_times(
+    bench: Bench, key: str, work: str, goals: Sequence[Goal], results: Mapping[str, Result]
+) -> None:
+    ours = best_of_ours(results)
+    ratios = {
+        f"ratio_{who}": round(results[who].median / ours, 4)
+        for who in ("torch", "limit")
+        if who in results
+    }
+    measured = {who: result.as_dict() for who, result in results.items()}
+    shown = {who: result for who, result in results.items() if who in COLUMNS}
+    bench.report.row(key, work, goals, shown, **ratios, **measured)
+
+
+def best_of_ours(results: Mapping[str, Result]) -> float:
+    return min(results[who].median for who in OURS if who in results)
+
+
+def times_torch(results: Mapping[str, Result], wanted: float) -> Goal:
+    return Goal("torch's speed", results["torch"].median / best_of_ours(results), wanted, True)
+
+
+# ---- a, b
+
+
+def row_images(bench: Bench, key: str, codec: str) -> None:
+    root = bench.folder / "images"
+    if not root.exists():
+        root.mkdir()
+        write_images(root, Folder.BATCH * max(20 // bench.shrink, 3))
+    folder = Folder(root, codec)
+    folder.assert_same_images(*OURS.values())
+    loaders = {who: folder.our_loaders(variants) for who, variants in OURS.items()}
+    loaders["torch"] = folder.their_loaders("Pillow")
+    if codec != "Pillow":
+        loaders["codec"] = folder.their_loaders(codec)
+    results = bench.measure(loaders, folder.decode_alone())
+    for who in OURS:
+        assert_on_its_path(loaders[who])
+    work = f"JPEG folder by {codec}: crop 224, flip, f32, batch {Folder.BATCH}"
+    report_times(bench, key, work, [times_torch(results, TIMES_TORCH[key])], results)
+    if codec != "Pillow":
+        report_codec(bench, key, codec, results)
+        row_device(bench, key, loaders, results["torch"].median * 1e-6 / 2)
+    del loaders
+    gc.collect()  # its workers leave before the next row
+
+
+def report_codec(bench: Bench, key: str, codec: str, results: Mapping[str, Result]) -> None:
+    theirs = results["codec"]
+    figures = {
+        "ratio_codec": round(results["torch"].median / theirs.median, 4),
+        "ratio_loader": round(theirs.median / best_of_ours(results), 4),
+    }
+    work = f"  torch's loader with {codec}, too ({key})"
+    bench.report.row(f"{key}-codec", work, [], {"torch": theirs}, torch=theirs.as_dict(), **figures)
+
+
+def row_device(bench: Bench, key: str, loaders: Mapping[str, Any], step: float) -> None:
+    runs = [(who, of) for who in (*OURS, "torch") for of in loaders[who] if of != "workers=0"]
+    rounds: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
+    for _ in range(min(bench.rounds, 3)):
+        for who, variant in runs:
+            rounds[who, variant].append(share_of_work(loaders[who][variant], step))
+    shares = {run: Times(tuple(of), "%") for run, of in rounds.items()}
+    best = {
+        who: max((run for run in runs if run[0] == who), key=lambda run: shares[run].median)
+        for who, _ in runs
+    }
+    ours = max(shares[best[who]].median for who in OURS)
+    shown = {who: f"{shares[run]} {run[1]}" for who, run in best.items()}
+    measured = {
+        who: {of: times.as_dict() for (whose, of), times in shares.items() if whose == who}
+        for who in best
+    }
+    work = f"  a device that needs {step * 1e3:.3g} ms a batch works ({key})"
+    goals = [Goal("of its time", ours, BUSY, True, "%")]
+    bench.report.row(f"{key}-device", work, goals, shown, step_s=round(step, 6), **measured)
+
+
+def row_a(bench: Bench) -> None:
+    row_images(bench, "a", "simplejpeg")
+
+
+def row_b(bench: Bench) -> None:
+    row_images(bench, "b", "Pillow")
+
+
+# ---- c
+
+SLEEPING: dict[str, tuple[str, Variants]] = {
+    "threads": ("fastloop", threads(SLEEPERS)),
+    "processes": ("fastloop", processes(SLEEPERS)),
+    "torch": ("torch", {f"workers={SLEEPERS}": {"num_workers": SLEEPERS}}),
+}
+
+
+def row_c(bench: Bench) -> None:
+    batch = 8
+    ideal_us = batch * Sleeper.SECONDS / SLEEPERS * 1e6
+    if ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0) != 0:  # threads and forks inherit it
+        raise OSError("the slack of timers cannot be set")
+    dataset = Sleeper(SLEEPERS * batch * max(20 // bench.shrink, 4))
+    assert_same_batches(Sleeper(4 * batch), batch, threads(2), processes(2))
+    loaders = {
+        who: make_loaders(whose, dataset, batch, variants)
+        for who, (whose, variants) in SLEEPING.items()
+    }
+    results = bench.measure(loaders, sleep_alone(dataset, batch, SLEEPERS))
+    for who in OURS:
+        assert_on_its_path(loaders[who])
+    reached = {who: of_the_ideal(result, ideal_us) for who, result in results.items()}
+    goals = [Goal("of the ideal", reached["threads"].median, OF_THE_IDEAL, True, "%")]
+    measured = {who: times.as_dict() for who, times in reached.items()}
+    work = f"2 ms of waiting a sample, {SLEEPERS} workers, batch {batch}"
+    bench.report.row("c", work, goals, reached, **measured)
+    del loaders
+    gc.collect()
+    row_first_batch(bench, dataset, batch)
+
+
+def of_the_ideal(result: Result, ideal_us: float) -> Times:
+    return Times(tuple(ideal_us / us for us in result.variants[result.best].rounds), "%")
+
+
+def row_first_batch(bench: Bench, dataset: Sleeper, batch: int) -> None:
+    taken: dict[str, list[float]] = {who: [] for who in SLEEPING}
+    for _ in range(bench.rounds):
+        for who, (whose, variants) in SLEEPING.items():
+            gc.collect()
+            start = perf_counter()
+            (loader,) = make_loaders(whose, dataset, batch, variants).values()
+            batches = iter(loader)
+            next(batches)
+            passed = perf_counter() - start - batch * dataset.SECONDS
+            taken[who].append(passed * 1e6)
+            for _batch in batches:  # workers that are through leave in peace
+                pass
+            del loader, batches
+    times = {who: Times(tuple(rounds)) for who, rounds in taken.items()}
+    goals = [Goal("to the first", times["threads"].median, FIRST_BATCH_US, False, "µs")]
+    measured = {who: each.as_dict() for who, each in times.items()}
+    bench.report.row(
+        "c-first", "  to the first batch, less its waiting (c)", goals, times, **measured
+    )
+
+
+# ---- d
+
+
+def spectra_loaders(dataset: Spectra, batch: int) -> dict[str, dict[str, Any]]:
+    more = {"shuffle": True}
+    loaders = {
+        who: make_loaders("fastloop", dataset, batch, of, **more) for who, of in OURS.items()
+    }
+    return loaders | {"torch": make_loaders("torch", dataset, batch, TORCH_VARIANTS, **more)}
+
+
+def row_d(bench: Bench) -> None:
+    batch = 32
+    dataset = Spectra(batch * max(40 // bench.shrink, 4), seconds=4)
+    loaders = spectra_loaders(dataset, batch)
+    assert_same_batches(Spectra(4 * batch, seconds=1), batch, *OURS.values())
+    results = bench.measure(loaders, getitem_alone(dataset, batch))
+    for who in OURS:
+        assert_on_its_path(loaders[who])
+    ratio = results["processes"].median / results["threads"].median
+    goals = [Goal("processes' speed", ratio, 1, at_least=True)]
+    report_times(bench, "d", f"log spectra by NumPy, batch {batch}", goals, results)
+    del loaders
+    gc.collect()
+    report_memory(bench)
+
+
+# What was spawned would have a copy of everything.
+FORK = {"num_workers": 2, "multiprocessing_context": "fork"}
+MEMORY: dict[str, tuple[str, Variants]] = {
+    "threads": ("fastloop", threads(2)),
+    "processes": ("fastloop", {"processes=2": FORK | {"path": "process"}}),
+    "torch": ("torch", {"workers=2": FORK}),
+}
+
+
+def memory_of(who: str, samples: int) -> dict[str, float]:
+    """Runs in a process of its own: megabytes before, and at the end of an epoch."""
+    dataset = Subset(Spectra(samples, seconds=0.1), range(0, samples, 8))
+    before = during = tree_pss_mb()
+    whose, variants = MEMORY[who]
+    (loader,) = make_loaders(whose, dataset, 256, variants, shuffle=True).values()
+    for number, _batch in enumerate(loader, 1):
+        if number == len(loader):
+            during = tree_pss_mb()
+    return {"pss_mb": round(during, 1), "added_mb": round(during - before, 1)}
+
+
+def report_memory(bench: Bench) -> None:
+    measured = {}
+    for who in MEMORY:
+        # Fresh, as what this process has is not the loader's.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+            measured[who] = fresh.submit(memory_of, who, 1_280_000 // bench.shrink).result()
+    share = measured["threads"]["pss_mb"] / measured["processes"]["pss_mb"]
+    goals = [Goal("of processes' memory", share, OF_THE_MEMORY, False, "%")]
+    shown = {
+        who: "{pss_mb:.0f} MB, added {added_mb:.0f} MB".format(**figures)
+        for who, figures in measured.items()
+    }
+    bench.report.row("d-memory", "  memory (PSS), an index of tuples (d)", goals, shown, **measured)
+
+
+# ---- e
+
+
+def row_e(bench: Bench) -> None:
+    batch = 128
+    root = bench.folder / "records"
+    root.mkdir()
+    write_records(root, batch * max(96 // bench.shrink, 8))
+    dataset = Records(root)
+    variants = {"processes": {"sync": {"num_workers": 0}} | processes(1, 2), "threads": threads(1)}
+    assert_same_batches(dataset, batch, *variants.values())
+    loaders = {who: make_loaders("fastloop", dataset, batch, of) for who, of in variants.items()}
+    loaders["torch"] = make_loaders("torch", dataset, batch, TORCH_VARIANTS)
+    results = bench.measure(loaders, read_alone(dataset, batch))
+    for who in OURS:
+        assert_on_its_path(loaders[who])
+    work = f"stream of JSON records, batch {batch}"
+    report_times(bench, "e", work, [times_torch(results, STREAM_TIMES_TORCH)], results)
+
+
+ROWS: dict[str, Callable[[Bench], None]] = {
+    "a": row_a,
+    "b": row_b,
+    "c": row_c,
+    "d": row_d,
+    "e": row_e,
+}
+
+
+def main() -> None:
+    args = parse_arguments(__doc__, "".join(ROWS))
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # 16 workers that wait
+    rounds, seconds, shrink = (2, 0.03, 10) if args.is_quick else (5, 0.5, 1)
+    with Report(args.json, COLUMNS) as report, tempfile.TemporaryDirectory() as folder:
+        report.open(rounds=rounds)
+        bench = Bench(report, rounds, seconds, Path(folder), shrink)
+        for key in args.rows:
+            ROWS[key](bench)
+
+
+if __name__ == "__main__":
+    main()
