@@ -11,6 +11,8 @@
 #   make bench           the benchmarks
 #   make gpu             what needs a CUDA device, in stages (tests/gpu/run.py); STAGE=passes runs
 #                        one alone
+#   make wheel           a manylinux wheel for each of PYTHONS (those of python3.10 to python3.13 that
+#                        are here) in dist/; make test-wheels installs and tries them
 #   make sdist clean distclean
 #
 # TORCH=torch==2.12.0 chooses another torch, PYTHON=python3.12 the Python that makes .venv (after
@@ -38,7 +40,7 @@ PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
 # because the longest are in front.
 AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
-.PHONY: demo quick test pytest ctest asan tsan lint bench gpu sdist clean distclean install FORCE
+.PHONY: demo quick test pytest ctest asan tsan lint bench gpu sdist wheel test-wheels clean distclean install FORCE
 .DELETE_ON_ERROR:
 
 demo: install
@@ -59,6 +61,8 @@ bench: install $(STAMPS)/bench-requirements
 	$(VENV)/bin/python benchmarks/bench_preprocess.py
 	$(VENV)/bin/python benchmarks/bench_sequences.py
 	$(VENV)/bin/python benchmarks/bench_python_dataset.py
+	$(VENV)/bin/python benchmarks/bench_workers.py
+	$(VENV)/bin/python benchmarks/bench_tune.py
 	$(VENV)/bin/python benchmarks/bench_fresh.py
 	$(VENV)/bin/python benchmarks/bench_step.py
 
@@ -125,7 +129,7 @@ LANE_TESTS := $(patsubst tests/c/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/c/tes
 # through tests/cuda/shim, which runs them on fibers.
 CUDA_FLAGS := -Icsrc/cuda -Icsrc/vendor -Itests/cuda -Itests/cuda/fake -Itests/cuda/shim -DFL_CUDA_ARCHS='"75 80"'
 CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda_runtime csrc/cuda/fl_cuda_grad \
-	csrc/cuda/fl_cuda_kernels csrc/cuda/fl_cuda_cast tests/cuda/shim_grid) $(patsubst %.c,$(LANE_DIR)/%.o,\
+	csrc/cuda/fl_cuda_kernels csrc/cuda/fl_cuda_cast csrc/cuda/fl_cuda_widen tests/cuda/shim_grid) $(patsubst %.c,$(LANE_DIR)/%.o,\
 	$(filter-out %/fake_kernels.c %/fake_torch.c,$(wildcard tests/cuda/fake/*.c)))
 TRANSFER_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_runtime.c csrc/cuda/fl_cuda_transfer.c \
 	$(wildcard tests/cuda/fake/*.c))
@@ -153,7 +157,7 @@ $(LANE_DIR)/%.o: %.c Makefile
 	@$(CC) $(C_FLAGS) $(SANITIZE_$(LANE)) -MMD -MP -c $< -o $@
 
 # In the frames that ASan keeps for use after return, gcc 12 leaves 64-byte vectors unaligned.
-build/ctest/asan/csrc/cpu/fl_cpu_lanes_avx512.o build/ctest/asan/csrc/cpu/fl_cpu_image_avx512.o: C_FLAGS += --param asan-use-after-return=0
+build/ctest/asan/csrc/cpu/%_avx512.o: C_FLAGS += --param asan-use-after-return=0
 
 $(LANE_DIR)/csrc/cuda/%.o $(LANE_DIR)/tests/cuda/%.o: C_FLAGS += $(CUDA_FLAGS)
 
@@ -208,6 +212,31 @@ lint-house: install
 
 sdist: $(STAMPS)/requirements
 	$(VENV)/bin/python -m build --sdist --no-isolation
+
+# ---- wheels: each Python builds its own, and auditwheel names the oldest glibc that it runs on
+
+# A shim of pyenv may be there without the Python behind it, so each is asked.
+PYTHONS ?= $(foreach minor,10 11 12 13,$(shell python3.$(minor) -c 'import sys; print(sys.executable)' \
+	2>/dev/null))
+WHEELS ?= dist
+# --no-build-isolation takes setuptools and NumPy from that Python instead of from the index.
+WHEEL_FLAGS ?=
+BUILT_WHEELS := build/wheels
+
+wheel: $(STAMPS)/requirements
+	@test -n '$(strip $(PYTHONS))' || \
+		{ echo 'no python3.10 to python3.13 in PATH; name some: make wheel PYTHONS="..."'; exit 1; }
+	rm -rf $(BUILT_WHEELS)
+	for python in $(PYTHONS); do \
+		rm -rf build/lib.* build/bdist.* && \
+		$(PIP) --python "$$python" wheel --no-deps $(WHEEL_FLAGS) -w $(BUILT_WHEELS) . || exit 1; \
+	done
+	PATH="$(VENV)/bin:$$PATH" $(VENV)/bin/python -m auditwheel repair -w '$(WHEELS)' \
+		$(BUILT_WHEELS)/*.whl
+
+test-wheels: $(STAMPS)/requirements
+	export FASTLOOP_WHEELS='$(abspath $(WHEELS))' FASTLOOP_PYTHONS='$(PYTHONS)'; \
+		$(PYTEST) $(CURDIR)/tests/packaging/test_wheels.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,15 +5,21 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-_COMMANDS = {"doctor": "fastloop.see.doctor"}  # modules with a main()
+# Modules with a main(), which is given what follows the command's name and returns the exit status.
+_COMMANDS = {
+    "bench": "fastloop.see.bench",
+    "compare": "fastloop.see.compare_command",
+    "doctor": "fastloop.see.doctor",
+    "run": "fastloop.patching.program",
+}
 
 
 def main(args: list[str]) -> int:
-    if len(args) != 1 or args[0] not in _COMMANDS:
-        print("usage: python -m fastloop doctor", file=sys.stderr)
+    if not args or args[0] not in _COMMANDS:
+        print(f"usage: python -m fastloop {' | '.join(_COMMANDS)} ...", file=sys.stderr)
         return 2
-    import_module(_COMMANDS[args[0]]).main()
-    return 0
+    status: int = import_module(_COMMANDS[args[0]]).main(args[1:])
+    return status
 
 
 if __name__ == "__main__":

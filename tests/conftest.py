@@ -2,6 +2,7 @@
 the run if a test hangs. Knows which tests are quick."""
 
 import faulthandler
+import multiprocessing
 import os
 import signal
 import sys
@@ -37,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell has its jobs in the background ignore Ctrl-C, and so would all that tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Workers of a fork server then share one import of torch, of two seconds.
+    multiprocessing.set_forkserver_preload(["torch.utils.data"])
     # torch's warning where there are fewer CPUs than workers.
     config.addinivalue_line("filterwarnings", "ignore:This DataLoader will create")
 

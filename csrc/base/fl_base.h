@@ -34,7 +34,7 @@ enum {
 typedef struct fl_err {
     int code;         /* FL_OK or FL_E* */
     int32_t field;    /* FL_ESOURCE: which field of the table */
-    int64_t position; /* FL_EINDEX: place in the batch */
+    int64_t position; /* FL_EINDEX: place in the batch; FL_ESOURCE: which array of the field */
     int64_t value;    /* FL_EINDEX: the index; FL_ESOURCE: the row; FL_EDEVICE, and FL_ENOMEM of the
                          device's runtime: its error number; FL_EDAMAGE: the worker */
     int64_t length;   /* FL_EINDEX: how many rows there are */

@@ -111,6 +111,13 @@ int64_t fl_pages_whole(int64_t bytes)
     return (bytes + page - 1) / page * page;
 }
 
+void fl_pages_keep_heap(void)
+{
+    /* The threshold follows the largest mapping that was freed, up to 32 MB with its header. */
+    void *volatile largest = malloc((32 << 20) - 2 * (size_t)page_bytes());
+    free(largest);
+}
+
 void fl_pages_withhold(const fl_pages *pages)
 {
     (void)madvise(pages->data, (size_t)pages->capacity, MADV_DONTFORK);

@@ -36,4 +36,10 @@ void fl_pages_withhold(const fl_pages *pages);
  * Advice only: false when the kernel cannot, and then the first writes fault pages in. */
 bool fl_pages_populate(char *data, int64_t bytes);
 
+/* Lets malloc keep what is freed, as it does after a program has freed one large buffer: temporary
+ * arrays of less than 32 MB then come from the heap, and up to 64 MB stay at its end. Before that,
+ * glibc gives megabytes back to the system and faults them in again, sample after sample. A program
+ * that has set M_MMAP_THRESHOLD keeps its choice; other allocators take no notice. */
+void fl_pages_keep_heap(void);
+
 #endif

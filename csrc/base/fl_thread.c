@@ -13,6 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Release wheels are built with older headers than the kernels that they meet. */
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
 int64_t fl_now_ns(void)
 {
     struct timespec now;
@@ -78,14 +83,7 @@ void fl_futex_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-int fl_pidfd_open(int pid)
-{
-#ifdef SYS_pidfd_open
-    return fl_fault_hit() ? -1 : (int)syscall(SYS_pidfd_open, pid, 0);
-#else
-    return -1;
-#endif
-}
+int fl_pidfd_open(int pid) { return fl_fault_hit() ? -1 : (int)syscall(SYS_pidfd_open, pid, 0); }
 
 int32_t fl_cpu_count(void)
 {

@@ -6,7 +6,7 @@
 #define FL_BAND_READER_H
 
 #include "fl_image_axis.h"
-#include "fl_image_scratch.h"
+#include "fl_scratch.h"
 
 /* What the parts of a plan at work need of it: borrowed from the plan, the scratch lent by it for
  * one sample. */
@@ -14,7 +14,7 @@ typedef struct fl_image_tools {
     const fl_image_op *ops;
     const fl_image_ops *image_ops;
     int32_t channels;
-    fl_image_scratch *scratch;
+    fl_scratch *scratch;
 } fl_image_tools;
 
 /* What elements are read as. */

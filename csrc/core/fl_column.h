@@ -6,7 +6,7 @@
  *
  * A column is read-only once open: any number of threads may gather from it, in forked children
  * too. What a thread needs for itself (scratch memory) a column keeps in slots that threads take
- * and give without a lock, as fl_image_scratch does. */
+ * and give without a lock, as fl_scratch does. */
 #ifndef FL_COLUMN_H
 #define FL_COLUMN_H
 
@@ -21,11 +21,12 @@ typedef struct fl_column_batch {
     uint32_t epoch;
     int32_t field;      /* the column's place in its table, for errors */
     fl_output *outputs; /* the column's own, `column->outputs` of them: layout sets them (all but
-                           offset, cast.from and cast.to), gather reads them */
+                           offset and cast.to), gather reads them */
     fl_notes *notes; /* the column's own: layout writes, gather reads. Those of the columns before
                         it in the table lie before it, and are written before */
     int64_t work_bytes; /* layout sets it: what gathering costs, in bytes that are copied; at most
                            INT64_MAX */
+    bool may_wait;      /* gathering may wait for a disk; is_volatile, unless layout knows better */
 } fl_column_batch;
 
 typedef struct fl_column_ops {
@@ -42,10 +43,11 @@ typedef struct fl_column_ops {
     int (*gather)(const fl_column *column, const fl_column_batch *batch, int64_t from, int64_t to,
                   char *buffer, fl_err *err);
 
-    /* The first of `rows` (resolved) that has a byte at or behind the address `limit`; -1 if there
-     * is none. For a mapped file that has become shorter: the kernel reads zeros between its end
-     * and the end of its last page. */
-    int64_t (*row_behind)(const fl_column *column, const fl_rows *rows, const char *limit);
+    /* The first of `rows` (resolved) that has a byte in array `part` of the column, counted from 0,
+     * at or behind the address `limit`; -1 if there is none. For a mapped file that has become
+     * shorter: the kernel reads zeros between its end and the end of its last page. */
+    int64_t (*row_behind)(const fl_column *column, int32_t part, const fl_rows *rows,
+                          const char *limit);
 
     /* Frees the column. */
     void (*close)(fl_column *column);

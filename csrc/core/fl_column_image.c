@@ -1,8 +1,8 @@
 /* fl_column_image: see fl_column_image.h. */
 #include "fl_column_image.h"
 
-#include "fl_image_scratch.h"
 #include "fl_row_runs.h"
+#include "fl_scratch.h"
 
 enum {
     /* a resize takes as long as copying so many times what it reads and writes */
@@ -49,6 +49,7 @@ static int layout_images(const fl_column *column, fl_column_batch *batch, fl_err
     output->shape[0] = rows;
     output->is_cast = self->cast.count > 0;
     if (!output->is_cast) return FL_OK;
+    output->cast_of = 0;
     output->cast = self->cast;
     output->cast.count *= rows; /* of a byte each, which fit */
     return FL_OK;
@@ -56,7 +57,7 @@ static int layout_images(const fl_column *column, fl_column_batch *batch, fl_err
 
 /* One image of a mapped file, read into the scratch. */
 static int read_image(const image_column *self, const fl_column_batch *batch, int64_t row,
-                      fl_image_scratch *scratch, fl_image_source *out, fl_err *err)
+                      fl_scratch *scratch, fl_image_source *out, fl_err *err)
 {
     fl_rows rows = {.count = 1, .first = row, .is_range = true};
     char *memory = fl_scratch_memory(scratch, FL_SCRATCH_IMAGE_0, self->runs.row_bytes);
@@ -70,7 +71,7 @@ static int read_image(const image_column *self, const fl_column_batch *batch, in
 
 /* Writes what the plan makes of one row to dst. scratch: NULL where the column is not volatile. */
 static int gather_image(const image_column *self, const fl_column_batch *batch,
-                        const fl_sample_key *key, fl_image_scratch *scratch, char *dst, fl_err *err)
+                        const fl_sample_key *key, fl_scratch *scratch, char *dst, fl_err *err)
 {
     fl_image_params params[FL_MAX_IMAGE_OPS];
     fl_image_source image = self->image;
@@ -94,7 +95,7 @@ static int gather_images(const fl_column *column, const fl_column_batch *batch, 
 {
     const image_column *self = as_images(column);
     const fl_rows *rows = batch->rows;
-    fl_image_scratch *scratch = NULL;
+    fl_scratch *scratch = NULL;
     char *dst = buffer + batch->outputs->offset + from * self->out_bytes;
     fl_sample_key key = {.seed = fl_image_plan_seed(self->plan), .epoch = batch->epoch};
     int status = self->slots != NULL ? fl_scratch_take(self->slots, &scratch, err) : FL_OK;
@@ -109,8 +110,10 @@ static int gather_images(const fl_column *column, const fl_column_batch *batch, 
     return fl_column_name_row(err, status, batch, key.index);
 }
 
-static int64_t find_row_behind(const fl_column *column, const fl_rows *rows, const char *limit)
+static int64_t
+find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {
+    (void)part;
     return fl_row_runs_behind(&as_images(column)->runs, column->length, rows, limit);
 }
 

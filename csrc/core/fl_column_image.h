@@ -18,8 +18,8 @@ typedef struct fl_column_image_config {
     /* A result as it is delivered: */
     fl_dtype dtype;
     int64_t shape[3], stride[3]; /* strides in elements */
-    /* Of one result, where the plan makes bytes that are cast at the destination: count, plane,
-     * channels, bytes, tables. count 0: the plan makes the elements themselves. */
+    /* Of one result, where the plan makes bytes that are looked up at the destination: count,
+     * plane, channels, bytes, tables. count 0: the plan makes the elements themselves. */
     fl_transfer_cast cast;
 } fl_column_image_config;
 

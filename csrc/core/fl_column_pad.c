@@ -130,8 +130,10 @@ static int gather_padded(const fl_column *column, const fl_column_batch *batch, 
     return FL_OK;
 }
 
-static int64_t find_row_behind(const fl_column *column, const fl_rows *rows, const char *limit)
+static int64_t
+find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {
+    (void)part;
     const fl_ragged *ragged = &as_pad(column)->config.ragged;
     for (int64_t i = 0; column->is_volatile && i < rows->count; i++)
         if (fl_ragged_is_behind(ragged, fl_row_at(rows, i), limit)) return fl_row_at(rows, i);

@@ -52,8 +52,10 @@ static int gather_rows(const fl_column *column, const fl_column_batch *batch, in
     return fl_column_fail_row(err, batch, fl_row_at(batch->rows, from + done / runs->row_bytes));
 }
 
-static int64_t find_row_behind(const fl_column *column, const fl_rows *rows, const char *limit)
+static int64_t
+find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {
+    (void)part;
     return fl_row_runs_behind(&as_rows(column)->runs, column->length, rows, limit);
 }
 

@@ -32,6 +32,28 @@ static void read_ahead(const window_column *self, const fl_column_batch *batch)
     }
 }
 
+/* x (0) or y (1), as it is made at the destination: of the tokens of x, from the first or from the
+ * second on. They have at most the bytes of x as it is delivered, which fit. */
+static void cut_output(const window_column *self, const fl_column_batch *batch, int32_t i)
+{
+    const fl_column_window_config *config = &self->config;
+    fl_output *output = &batch->outputs[i];
+    int64_t window = fl_token_reader_window(config->reader), rows = batch->rows->count;
+    fl_token_type type = fl_token_reader_narrow_type(config->reader);
+    int64_t token = fl_token_bytes(type);
+    output->bytes = i == 0 ? rows * window * token : 0;
+    output->is_cast = true;
+    output->cast_of = i;
+    output->cast = (fl_transfer_cast){.kind = FL_CAST_WIDEN,
+                                      .bytes = config->tokens.bits / 8,
+                                      .from = i * (window - config->length) * token,
+                                      .count = rows * config->length,
+                                      .from_bytes = (int32_t)token,
+                                      .is_signed = fl_token_is_signed(type),
+                                      .row = config->length,
+                                      .pitch = window};
+}
+
 static int layout_windows(const fl_column *column, fl_column_batch *batch, fl_err *err)
 {
     const window_column *self = as_windows(column);
@@ -39,10 +61,12 @@ static int layout_windows(const fl_column *column, fl_column_batch *batch, fl_er
     batch->work_bytes = 0;
     for (int32_t i = 0; i < column->outputs; i++) {
         FL_TRY(fl_output_set(&batch->outputs[i], self->dtypes[i], 2, shape, err));
+        if (self->config.is_cut && i < 1 + self->config.has_y) cut_output(self, batch, i);
         if (!fl_add(batch->work_bytes, batch->outputs[i].bytes, &batch->work_bytes))
             batch->work_bytes = INT64_MAX;
     }
-    if (fl_token_reader_is_cold(self->config.reader)) read_ahead(self, batch);
+    batch->may_wait = fl_token_reader_is_cold(self->config.reader);
+    if (batch->may_wait) read_ahead(self, batch);
     return FL_OK;
 }
 
@@ -52,7 +76,9 @@ find_rows(const window_column *self, const fl_column_batch *batch, char *buffer)
 {
     char *at[FL_WINDOW_OUTPUTS] = {NULL};
     for (int32_t i = 0; i < self->base.outputs; i++) at[i] = buffer + batch->outputs[i].offset;
-    return fl_token_rows_at(at, self->config.has_y, self->config.has_documents);
+    fl_token_rows rows = fl_token_rows_at(at, self->config.has_y, self->config.has_documents);
+    rows.is_narrow = self->config.is_cut;
+    return rows;
 }
 
 static int gather_windows(const fl_column *column, const fl_column_batch *batch, int64_t from,
@@ -70,8 +96,10 @@ static int gather_windows(const fl_column *column, const fl_column_batch *batch,
 }
 
 /* A reader looks at the sizes of files itself, and floor 3 at those behind arrays. */
-static int64_t find_row_behind(const fl_column *column, const fl_rows *rows, const char *limit)
+static int64_t
+find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {
+    (void)part;
     (void)column, (void)rows, (void)limit;
     return -1;
 }
@@ -82,6 +110,12 @@ static const fl_column_ops window_ops = {.layout = layout_windows,
                                          .gather = gather_windows,
                                          .row_behind = find_row_behind,
                                          .close = close_windows};
+
+bool fl_column_window_can_cut(const fl_column_window_config *config)
+{
+    int64_t bits = 8 * fl_token_bytes(fl_token_reader_narrow_type(config->reader));
+    return config->tokens.bits >= 32 && bits < config->tokens.bits;
+}
 
 int fl_column_window_open(const fl_column_window_config *config, fl_column **out, fl_err *err)
 {

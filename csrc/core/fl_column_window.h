@@ -17,7 +17,12 @@ typedef struct fl_column_window_config {
     int64_t length;  /* of a row */
     fl_dtype tokens; /* of x and y */
     bool has_y, has_documents;
+    bool is_cut; /* x and y are made at the destination, of rows of narrow tokens; only where
+                    fl_column_window_can_cut */
 } fl_column_window_config;
+
+/* Whether tokens are narrower in the files than in x and y, so that a device can widen them. */
+bool fl_column_window_can_cut(const fl_column_window_config *config);
 
 /* FL_ENOMEM. A gather says FL_EFILE or FL_ETOKEN, with the number of the file, where one of its
  * windows cannot be had. */

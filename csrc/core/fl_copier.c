@@ -12,9 +12,9 @@ static const int64_t LOOK_NS = 1000000000;
 enum { LEAST_BUFFER = 64 << 10 };
 
 struct fl_copier {
-    fl_inflight *table; /* borrowed; like the next four set at open, then read-only */
+    fl_sent *sent; /* borrowed; like the next four set at open, then read-only */
     fl_copy_fn *copy;
-    pthread_mutex_t *mutex; /* borrowed: the table's */
+    pthread_mutex_t *mutex; /* borrowed: that of sent */
     uint32_t generation;
     pthread_t thread;
     _Atomic bool is_stopped;
@@ -66,7 +66,7 @@ static inline bool is_before(const fl_copier *copier, const fl_request *a, const
  * the one that arrived first. */
 static fl_request *choose_locked(const fl_copier *copier)
 {
-    fl_request *chosen = NULL, *at = fl_inflight_arrived_locked(copier->table);
+    fl_request *chosen = NULL, *at = fl_sent_arrived_locked(copier->sent);
     for (; at != NULL; at = at->next_arrived) {
         if (!is_soon(copier, at)) continue;
         if (find_spare_locked(copier, at->copy_bytes) == copier->spares) continue;
@@ -82,12 +82,12 @@ static bool copy_next_locked(fl_copier *copier)
     if (request == NULL) return false;
     fl_dest_buffer buffer =
         remove_spare_locked(copier, find_spare_locked(copier, request->copy_bytes));
-    fl_inflight_begin_copy_locked(copier->table, request, &buffer);
+    fl_sent_begin_copy_locked(copier->sent, request, &buffer);
     pthread_mutex_unlock(copier->mutex);
     bool is_copied =
         copier->copy(&request->buffer, request->slot, request->copy_bytes, NULL) == FL_OK;
     pthread_mutex_lock(copier->mutex);
-    fl_inflight_end_copy_locked(copier->table, request, is_copied);
+    fl_sent_end_copy_locked(copier->sent, request, is_copied);
     if (!is_copied) copier->spare[copier->spares++] = buffer;
     return true;
 }
@@ -100,15 +100,15 @@ static void *watch_replies(void *arg)
     uint32_t seen = 0;
     while (!atomic_load(&copier->is_stopped)) {
         pthread_mutex_lock(copier->mutex);
-        do fl_inflight_look_locked(copier->table);
+        do fl_sent_look_locked(copier->sent);
         while (!atomic_load(&copier->is_stopped) && copy_next_locked(copier));
         pthread_mutex_unlock(copier->mutex);
-        (void)fl_shm_queue_watch(fl_inflight_queue(copier->table), &seen, fl_now_ns() + LOOK_NS);
+        (void)fl_shm_queue_watch(fl_sent_queue(copier->sent), &seen, fl_now_ns() + LOOK_NS);
     }
     return NULL;
 }
 
-static void wake(fl_copier *copier) { fl_shm_queue_wake(fl_inflight_queue(copier->table)); }
+static void wake(fl_copier *copier) { fl_shm_queue_wake(fl_sent_queue(copier->sent)); }
 
 /* ---- open and close */
 
@@ -117,9 +117,9 @@ int fl_copier_open(fl_inflight *table, fl_copy_fn *copy, fl_copier **out, fl_err
     *out = NULL;
     fl_copier *copier = fl_alloc(sizeof *copier);
     if (copier == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a copier");
-    copier->table = table;
+    copier->sent = fl_inflight_sent(table);
     copier->copy = copy;
-    copier->mutex = fl_inflight_mutex(table);
+    copier->mutex = fl_sent_mutex(copier->sent);
     copier->generation = fl_fork_generation();
     int status = fl_thread_start(&copier->thread, watch_replies, copier, err);
     if (status == FL_OK)
@@ -158,7 +158,7 @@ void fl_copier_set_window(fl_copier *copier, int64_t first)
 int32_t fl_copier_buffers_needed(fl_copier *copier)
 {
     pthread_mutex_lock(copier->mutex);
-    int32_t used = copier->spares + fl_inflight_copies_locked(copier->table);
+    int32_t used = copier->spares + fl_sent_copies_locked(copier->sent);
     pthread_mutex_unlock(copier->mutex);
     return (int32_t)fl_max(FL_COPY_AHEAD - used, 0);
 }
@@ -166,7 +166,7 @@ int32_t fl_copier_buffers_needed(fl_copier *copier)
 void fl_copier_add_buffer(fl_copier *copier, const fl_dest_buffer *buffer)
 {
     pthread_mutex_lock(copier->mutex);
-    assert(copier->spares + fl_inflight_copies_locked(copier->table) < FL_COPY_AHEAD);
+    assert(copier->spares + fl_sent_copies_locked(copier->sent) < FL_COPY_AHEAD);
     copier->spare[copier->spares++] = *buffer;
     bool has_work = choose_locked(copier) != NULL;
     pthread_mutex_unlock(copier->mutex);

@@ -5,9 +5,9 @@
  * which the consumer is going to take them. A batch that it has not begun when the consumer wants
  * it (fl_inflight_finish) is left to the consumer. docs/cuda.md draws the states.
  *
- * The table's mutex guards its window and buffers, too. Nothing is copied with it held. Every call
- * belongs to one consumer thread at a time. In a forked child stop, close and reclaim_buffer do
- * nothing, and the others are not to be called. */
+ * The mutex of the table's fl_sent guards its window and buffers, too. Nothing is copied with it
+ * held. Every call belongs to one consumer thread at a time. In a forked child stop, close and
+ * reclaim_buffer do nothing, and the others are not to be called. */
 #ifndef FL_COPIER_H
 #define FL_COPIER_H
 

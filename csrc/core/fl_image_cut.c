@@ -12,17 +12,24 @@ static bool has_padding(const fl_image_op *op)
     return false;
 }
 
-/* What the operation that fills elements is called; NULL: it fills none. */
-static const char *name_filler(const fl_image_op *op)
+/* Whether a crop of such an image, {0, 0} if that is not known, may reach beyond it. */
+static bool is_larger(const fl_image_op *crop, fl_image_size in)
+{
+    return crop->size.height > in.height || crop->size.width > in.width;
+}
+
+/* What the operation is called, if it fills elements of such an image; NULL: it fills none. */
+static const char *name_filler(const fl_image_op *op, fl_image_size in)
 {
     bool is_constant = op->padding_mode == FL_PAD_CONSTANT;
     switch (op->kind) {
     case FL_OP_PAD:
         return is_constant && has_padding(op) ? "Pad" : NULL;
     case FL_OP_RANDOM_CROP:
-        return is_constant && (op->pad_if_needed || has_padding(op)) ? "RandomCrop" : NULL;
+        if (!is_constant) return NULL;
+        return has_padding(op) || (op->pad_if_needed && is_larger(op, in)) ? "RandomCrop" : NULL;
     case FL_OP_CENTER_CROP:
-        return "CenterCrop";
+        return is_larger(op, in) ? "CenterCrop" : NULL;
     case FL_OP_ERASE:
         return op->p > 0 ? "RandomErasing" : NULL;
     default:
@@ -40,9 +47,9 @@ static int find_byte(const char *table, const void *element, size_t bytes, uint8
 }
 
 /* Fills with the bytes that become what the operation fills with. */
-static int cut_fill(const fl_image_config *config, fl_image_op *op, fl_err *err)
+static int cut_fill(const fl_image_config *config, fl_image_size in, fl_image_op *op, fl_err *err)
 {
-    const char *name = name_filler(op), *tables = config->tables;
+    const char *name = name_filler(op, in), *tables = config->tables;
     const size_t bytes = (size_t)fl_image_type_bytes(config->type);
     fl_image_op cut = *op;
     for (int32_t c = 0; name != NULL && c < config->channels; c++) {
@@ -62,13 +69,15 @@ static int cut_fill(const fl_image_config *config, fl_image_op *op, fl_err *err)
 int fl_image_cut_open(const fl_image_config *config, fl_image_plan **out, fl_err *err)
 {
     fl_image_op ops[FL_MAX_IMAGE_OPS];
+    fl_image_size size = config->in;
     *out = NULL;
     if (config->type == FL_IMAGE_U8) return fl_fail(err, FL_EINVAL, "what it makes is bytes");
     if (config->count > FL_MAX_IMAGE_OPS)
         return fl_fail(err, FL_EINVAL, "it has more than %d operations", FL_MAX_IMAGE_OPS);
     for (int32_t i = 0; i < config->count; i++) {
         ops[i] = config->ops[i];
-        FL_TRY(cut_fill(config, &ops[i], err));
+        FL_TRY(cut_fill(config, size, &ops[i], err));
+        FL_TRY(fl_image_op_size(&ops[i], size, &size, err));
     }
     fl_image_config cut = *config;
     cut.ops = ops;

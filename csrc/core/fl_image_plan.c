@@ -111,6 +111,12 @@ static int check_image(fl_image_size in, fl_err *err)
                    in.height, in.width, FL_MAX_EDGE);
 }
 
+int fl_image_op_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
+{
+    FL_TRY(check_op(op, err));
+    return op_types[op->kind]->size(op, in, out, err);
+}
+
 static int check_ops(const fl_image_config *config, fl_image_size *size, fl_err *err)
 {
     bool has_erased = false;
@@ -119,8 +125,7 @@ static int check_ops(const fl_image_config *config, fl_image_size *size, fl_err 
     *size = config->in;
     for (int32_t i = 0; i < config->count; i++) {
         const fl_image_op *op = &config->ops[i];
-        FL_TRY(check_op(op, err));
-        FL_TRY(op_types[op->kind]->size(op, *size, size, err));
+        FL_TRY(fl_image_op_size(op, *size, size, err));
         if (fl_size_is_known(*size)) FL_TRY(check_image(*size, err));
         FL_TRY(count_segments(op, &segments, err));
         if (has_erased) FL_TRY(check_after_erase(op, err));

@@ -28,6 +28,10 @@ typedef struct fl_image_config {
     const fl_image_ops *image_ops; /* borrowed, static */
 } fl_image_config;
 
+/* The size of what an operation makes of an image of size `in`; {0, 0} is one that is not known.
+ * FL_EINVAL for arguments that are wrong, or such an image. */
+int fl_image_op_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
+
 /* FL_EINVAL (what cannot be for any image, or for config->in: a crop that is larger, reflection of
  * more than there is, sizes of results that differ; the text names operation, argument, value and
  * remedy), FL_ENOMEM. The caller owns *out. */

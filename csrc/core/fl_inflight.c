@@ -1,83 +1,32 @@
 /* fl_inflight: see fl_inflight.h.
  *
  * Requests that are not answered are in one list, in the order of submission; those that workers
- * have can also be found by worker and number, as a copier looks for them. Dropping a key may run
- * code of the consumer's that calls back: entries are taken out of the table first. */
+ * have are in fl_sent, too. Dropping a key may run code of the consumer's that calls back: entries
+ * are taken out of the table first. */
 #include "fl_inflight.h"
 
+#include "fl_fork.h"
 #include "fl_hash.h"
-#include "fl_thread.h"
 
 #include <assert.h>
 #include <string.h>
 
 enum { LEAST_LIMIT = 64 << 10, MOST_FIRST = 64 << 20 };
 
+/* The consumer's thread alone. */
 struct fl_inflight {
-    fl_inflight_config config; /* like the next, set at open, then read-only */
+    fl_inflight_config config; /* like the next two, set at open, then read-only */
     uint32_t generation;
-    /* The consumer's thread alone. */
+    fl_sent *sent;                           /* owned: those that are SENT */
     fl_request *requests;                    /* owned: those that are not answered */
     int32_t deferred, too_large, unanswered; /* of these; unanswered: SENT and not cancelled */
     bool is_between_epochs;
     fl_inflight_counts counts; /* its workers: owned */
-    /* The mutex; replies are taken with it, too, as a worker may use their place again then. */
-    pthread_mutex_t mutex;
-    pthread_cond_t copy_ended;
-    fl_request **sent; /* owned: of each worker those that are SENT, at number % depth */
-    int64_t *cursors;  /* owned: in each worker's replies */
-    fl_request *arrived;
-    int32_t copies;
 };
 
 static inline bool is_foreign(const fl_inflight *table)
 {
     return table->generation != fl_fork_generation();
-}
-
-static inline fl_request **place_of(const fl_inflight *table, int32_t worker, int64_t number)
-{
-    int32_t depth = table->config.depth;
-    return &table->sent[(int64_t)worker * depth + (number & (depth - 1))];
-}
-
-/* ---- with the mutex */
-
-static void append_arrived_locked(fl_inflight *table, fl_request *request)
-{
-    fl_request **at = &table->arrived;
-    while (*at != NULL) at = &(*at)->next_arrived;
-    *at = request;
-    request->next_arrived = NULL;
-    request->copy = FL_COPY_WAITING;
-}
-
-static void remove_arrived_locked(fl_inflight *table, const fl_request *request)
-{
-    fl_request **at = &table->arrived;
-    while (*at != NULL && *at != request) at = &(*at)->next_arrived;
-    if (*at != NULL) *at = request->next_arrived;
-}
-
-/* The request that a reply answers, or NULL. */
-static fl_request *find_sent_locked(const fl_inflight *table, const fl_reply_message *reply)
-{
-    fl_request *request = *place_of(table, reply->worker, reply->number);
-    return request != NULL && request->number == reply->number ? request : NULL;
-}
-
-/* Once for each reply. A worker may have written anything into it. */
-static void note_reply_locked(fl_inflight *table, const fl_reply_message *reply)
-{
-    fl_request *request = find_sent_locked(table, reply);
-    if (request == NULL || request->copy != FL_COPY_UNKNOWN) return;
-    request->copy = FL_COPY_NONE;
-    bool is_batch = reply->kind > 0 && reply->upload > 0 && request->turn >= 0;
-    if (!table->config.has_destination || !is_batch) return;
-    if (reply->upload > fl_slot_bytes(request->slot)) return;
-    request->copy_bytes = reply->upload;
-    request->arrival = reply->arrival;
-    append_arrived_locked(table, request);
 }
 
 /* ---- the list, and what it counts */
@@ -146,11 +95,7 @@ static void leave_state(fl_inflight *table, fl_request *request)
     table->deferred -= request->state == FL_DEFERRED;
     table->too_large -= request->state == FL_TOO_LARGE;
     settle(table, request);
-    if (request->state != FL_SENT || is_foreign(table)) return;
-    pthread_mutex_lock(&table->mutex);
-    fl_request **place = place_of(table, request->worker, request->number);
-    if (*place == request) *place = NULL;
-    pthread_mutex_unlock(&table->mutex);
+    if (request->state == FL_SENT && !is_foreign(table)) fl_sent_remove(table->sent, request);
 }
 
 enum { ALL_WORKERS = -1 };
@@ -198,24 +143,6 @@ static bool fits_budget(const fl_inflight *table, int64_t bytes)
     return bytes <= left - config->count_reading(config->context);
 }
 
-/* From the moment the message is published the copier may look at the entry. */
-static bool
-publish(fl_inflight *table, fl_request *request, fl_slot *slot, fl_request_message *message)
-{
-    pthread_mutex_lock(&table->mutex);
-    bool is_sent = fl_shm_queue_send_request(table->config.shm, request->worker, message);
-    if (is_sent) {
-        request->slot = slot;
-        request->number = message->number;
-        request->limit = message->limit;
-        request->copy = FL_COPY_UNKNOWN;
-        assert(*place_of(table, request->worker, request->number) == NULL);
-        *place_of(table, request->worker, request->number) = request;
-    }
-    pthread_mutex_unlock(&table->mutex);
-    return is_sent;
-}
-
 /* DEFERRED or TOO_LARGE -> SENT; FL_ETIMEOUT: there is no room now. */
 static int send(fl_inflight *table, fl_request *request, const char *payload, int64_t bytes,
                 bool is_forced, fl_err *err)
@@ -231,7 +158,7 @@ static int send(fl_inflight *table, fl_request *request, const char *payload, in
                                   .bytes = bytes,
                                   .repeat_of = is_repeat ? request->number : -1,
                                   .task_check = fl_hash(payload, bytes)};
-    if (!publish(table, request, slot, &message)) {
+    if (!fl_sent_send(table->sent, request, slot, &message)) {
         fl_slot_return(slot);
         return FL_ETIMEOUT;
     }
@@ -254,28 +181,35 @@ static fl_request *find_next(const fl_inflight *table)
     return repeat != NULL ? repeat : deferred;
 }
 
-/* Sends what there is room for. Forced: the first in any case. */
-static int send_fitting(fl_inflight *table, bool is_forced, fl_err *err)
-{
-    while (table->deferred + table->too_large > 0) {
-        fl_request *request = find_next(table);
-        int status = send(table, request, request->payload, request->payload_bytes, is_forced, err);
-        if (status == FL_ETIMEOUT) break;
-        FL_TRY(status);
-        fl_free(request->payload);
-        request->payload = NULL;
-        request->payload_bytes = 0;
-        is_forced = false;
-    }
-    return FL_OK;
-}
-
-static int defer(fl_request *request, const char *payload, int64_t bytes, fl_err *err)
+static int keep_task(fl_request *request, const char *payload, int64_t bytes, fl_err *err)
 {
     request->payload = fl_alloc(fl_max(bytes, 1));
     if (request->payload == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a request");
     memcpy(request->payload, payload, (size_t)bytes);
     request->payload_bytes = bytes;
+    return FL_OK;
+}
+
+static void forget_task(fl_request *request)
+{
+    fl_free(request->payload);
+    request->payload = NULL;
+    request->payload_bytes = 0;
+}
+
+/* Sends what there is room for. Forced: the first in any case. */
+static int send_fitting(fl_inflight *table, bool is_forced, fl_err *err)
+{
+    while (table->deferred + table->too_large > 0) {
+        fl_request *request = find_next(table);
+        /* The worker still has the task of a batch that was too large. */
+        int64_t bytes = request->state == FL_TOO_LARGE ? 0 : request->payload_bytes;
+        int status = send(table, request, request->payload, bytes, is_forced, err);
+        if (status == FL_ETIMEOUT) break;
+        FL_TRY(status);
+        if (!table->config.keeps_tasks) forget_task(request);
+        is_forced = false;
+    }
     return FL_OK;
 }
 
@@ -288,15 +222,18 @@ int fl_inflight_submit(fl_inflight *table, int32_t worker, const char *payload, 
     bool is_next = table->deferred + table->too_large == 0;
     table->is_between_epochs = table->is_between_epochs && turn < 0;
     table->deferred++;
-    int status = FL_ETIMEOUT;
-    if (is_next) status = send(table, request, payload, bytes, false, err);
-    if (status == FL_ETIMEOUT) status = defer(request, payload, bytes, err);
+    int status = table->config.keeps_tasks ? keep_task(request, payload, bytes, err) : FL_OK;
+    if (status == FL_OK)
+        status = is_next ? send(table, request, payload, bytes, false, err) : FL_ETIMEOUT;
+    if (status == FL_ETIMEOUT)
+        status = request->payload != NULL ? FL_OK : keep_task(request, payload, bytes, err);
     if (status == FL_OK) {
         append(table, request);
         if (out != NULL) *out = request;
         return FL_OK;
     }
     table->deferred--;
+    fl_free(request->payload);
     fl_free(request);
     return status;
 }
@@ -308,21 +245,6 @@ static int fail_damaged(int32_t worker, fl_err *err)
     (void)fl_fail(err, FL_EDAMAGE, "worker %d has overwritten what it shares", (int)worker);
     if (err != NULL) err->value = worker;
     return FL_EDAMAGE;
-}
-
-/* FL_OK; *out: the request that it answers, or NULL. */
-static int take_reply(fl_inflight *table, fl_reply_message *reply, fl_request **out)
-{
-    *out = NULL;
-    pthread_mutex_lock(&table->mutex);
-    int status = fl_shm_queue_receive_reply(table->config.shm, reply);
-    if (status == FL_OK) {
-        note_reply_locked(table, reply);
-        *out = find_sent_locked(table, reply);
-        if (*out != NULL) *place_of(table, reply->worker, reply->number) = NULL;
-    }
-    pthread_mutex_unlock(&table->mutex);
-    return status;
 }
 
 static bool is_sane(const fl_reply_message *reply, const fl_request *request)
@@ -390,7 +312,7 @@ static int receive_one(fl_inflight *table, fl_request **out, fl_err *err)
 {
     fl_reply_message reply;
     fl_request *request;
-    int status = take_reply(table, &reply, &request);
+    int status = fl_sent_receive(table->sent, &reply, &request);
     if (status == FL_EDAMAGE) return fail_damaged(reply.worker, err);
     if (status != FL_OK) return status;
     /* A worker answers in order: it has passed over those before. */
@@ -426,18 +348,7 @@ int fl_inflight_receive(fl_inflight *table, fl_request **out, fl_err *err)
 
 bool fl_inflight_finish(fl_inflight *table, fl_request *request, fl_dest_buffer *out)
 {
-    if (!table->config.has_destination || is_foreign(table)) return false;
-    pthread_mutex_lock(&table->mutex);
-    while (request->copy == FL_COPYING) pthread_cond_wait(&table->copy_ended, &table->mutex);
-    bool is_copied = request->copy == FL_COPIED;
-    remove_arrived_locked(table, request);
-    request->copy = FL_COPY_NONE;
-    if (is_copied) {
-        *out = request->buffer;
-        table->copies--;
-    }
-    pthread_mutex_unlock(&table->mutex);
-    return is_copied;
+    return !is_foreign(table) && fl_sent_finish(table->sent, request, out);
 }
 
 void fl_inflight_release(fl_inflight *table, fl_request *request)
@@ -466,6 +377,54 @@ void fl_inflight_cancel(fl_inflight *table, int32_t worker, bool is_gone)
     for (fl_request *at = table->requests; at != NULL; at = at->next)
         if (at->worker == worker) settle(table, at);
     free_requests(table, taken);
+}
+
+static inline bool is_wanted(const fl_inflight *table, const fl_request *request)
+{
+    bool is_cancelled = request->state == FL_SENT && request->counted == 0;
+    bool is_of_last_epoch = table->is_between_epochs && request->turn >= 0;
+    return !is_cancelled && !is_of_last_epoch;
+}
+
+/* Its worker has ended. */
+static void defer_again(fl_inflight *table, fl_request *request)
+{
+    assert(request->payload != NULL);
+    if (!abandon_copy(table, request)) fl_slot_return(request->slot);
+    fl_slot_return(request->small_slot);
+    leave_state(table, request);
+    request->slot = request->small_slot = NULL;
+    request->state = FL_DEFERRED;
+    table->deferred++;
+}
+
+void fl_inflight_restart(fl_inflight *table, int32_t worker)
+{
+    fl_request *unwanted = NULL, *request, **at = &table->requests;
+    while ((request = *at) != NULL) {
+        bool is_its = request->worker == worker;
+        if (is_its && !is_wanted(table, request)) {
+            *at = request->next;
+            leave_state(table, request);
+            request->next = unwanted;
+            unwanted = request;
+            continue;
+        }
+        if (is_its) defer_again(table, request);
+        at = &request->next;
+    }
+    fl_sent_restart(table->sent, worker);
+    free_requests(table, unwanted);
+}
+
+void *fl_inflight_begun_key(const fl_inflight *table, int32_t worker, int64_t *begun)
+{
+    *begun = fl_shm_queue_begun(table->config.shm, worker);
+    const fl_request *at = table->requests;
+    while (at != NULL &&
+           !(at->worker == worker && at->state == FL_SENT && at->number + 1 == *begun))
+        at = at->next;
+    return at != NULL ? at->key : NULL;
 }
 
 bool fl_inflight_owes(const fl_inflight *table, int32_t worker)
@@ -503,31 +462,10 @@ const fl_inflight_counts *fl_inflight_count(const fl_inflight *table) { return &
 
 /* ---- open and close */
 
-static int open_locks(fl_inflight *table, fl_err *err)
-{
-    FL_TRY(fl_mutex_open(&table->mutex, err));
-    int status = fl_cond_open(&table->copy_ended, err);
-    if (status != FL_OK) pthread_mutex_destroy(&table->mutex);
-    return status;
-}
-
 static void free_table(fl_inflight *table)
 {
-    fl_free(table->sent);
-    fl_free(table->cursors);
     fl_free(table->counts.workers);
     fl_free(table);
-}
-
-static int open_table(fl_inflight *table, fl_err *err)
-{
-    int64_t workers = table->config.workers, requests = workers * table->config.depth;
-    table->sent = fl_alloc(requests * (int64_t)sizeof *table->sent);
-    table->cursors = fl_alloc(workers * (int64_t)sizeof *table->cursors);
-    table->counts.workers = fl_alloc(workers * (int64_t)sizeof *table->counts.workers);
-    if (table->sent == NULL || table->cursors == NULL || table->counts.workers == NULL)
-        return fl_fail(err, FL_ENOMEM, "out of memory for %d workers", (int)workers);
-    return open_locks(table, err);
 }
 
 int fl_inflight_open(const fl_inflight_config *config, fl_inflight **out, fl_err *err)
@@ -537,7 +475,12 @@ int fl_inflight_open(const fl_inflight_config *config, fl_inflight **out, fl_err
     if (table == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a table of requests");
     table->config = *config;
     table->generation = fl_fork_generation();
-    int status = open_table(table, err);
+    table->counts.workers = fl_alloc(config->workers * (int64_t)sizeof *table->counts.workers);
+    int status =
+        table->counts.workers != NULL
+            ? fl_sent_open(config->shm, config->workers, config->depth, config->has_destination,
+                           &table->sent, err)
+            : fl_fail(err, FL_ENOMEM, "out of memory for %d workers", (int)config->workers);
     if (status == FL_OK)
         *out = table;
     else
@@ -554,46 +497,8 @@ void fl_inflight_close(fl_inflight *table)
         at->slot = at->small_slot = NULL;
     }
     free_requests(table, left);
-    if (!is_foreign(table)) {
-        assert(table->arrived == NULL && table->copies == 0);
-        pthread_cond_destroy(&table->copy_ended);
-        pthread_mutex_destroy(&table->mutex);
-    }
+    fl_sent_close(table->sent);
     free_table(table);
 }
 
-/* ---- for the copier */
-
-pthread_mutex_t *fl_inflight_mutex(fl_inflight *table) { return &table->mutex; }
-
-fl_shm_queue *fl_inflight_queue(const fl_inflight *table) { return table->config.shm; }
-
-void fl_inflight_look_locked(fl_inflight *table)
-{
-    fl_reply_message reply;
-    for (int32_t w = 0; w < table->config.workers; w++)
-        while (fl_shm_queue_peek(table->config.shm, w, &table->cursors[w], &reply))
-            note_reply_locked(table, &reply);
-}
-
-fl_request *fl_inflight_arrived_locked(const fl_inflight *table) { return table->arrived; }
-
-void fl_inflight_begin_copy_locked(fl_inflight *table, fl_request *request,
-                                   const fl_dest_buffer *buffer)
-{
-    assert(request->copy == FL_COPY_WAITING);
-    remove_arrived_locked(table, request);
-    request->buffer = *buffer;
-    request->buffer.copied = request->copy_bytes;
-    request->copy = FL_COPYING;
-    table->copies++;
-}
-
-void fl_inflight_end_copy_locked(fl_inflight *table, fl_request *request, bool is_copied)
-{
-    request->copy = is_copied ? FL_COPIED : FL_COPY_NONE;
-    table->copies -= !is_copied;
-    pthread_cond_broadcast(&table->copy_ended);
-}
-
-int32_t fl_inflight_copies_locked(const fl_inflight *table) { return table->copies; }
+fl_sent *fl_inflight_sent(fl_inflight *table) { return table->sent; }

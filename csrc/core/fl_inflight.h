@@ -9,56 +9,12 @@
  *
  * All calls belong to one consumer thread at a time and never block, but for fl_inflight_finish and
  * what calls it. A copier (fl_copier), if there is one, works on the same entries in a thread of
- * its own: what both touch is guarded by the table's mutex. In a forked child submit and receive
+ * its own, by way of fl_sent, which guards what both touch. In a forked child submit and receive
  * are not to be called, and the other calls leave slots, copies and the mutex alone. */
 #ifndef FL_INFLIGHT_H
 #define FL_INFLIGHT_H
 
-#include "fl_pool.h"
-#include "fl_shm_queue.h"
-#include "fl_transfer_ops.h" /* fl_dest_buffer */
-
-#include <pthread.h>
-
-typedef enum fl_request_state {
-    FL_DEFERRED,  /* waits for memory or for room in the worker's queue */
-    FL_SENT,      /* its worker has it */
-    FL_TOO_LARGE, /* its worker keeps the batch until it is asked again, with more memory */
-    FL_ANSWERED   /* the consumer has the reply */
-} fl_request_state;
-
-typedef enum fl_copy_state {
-    FL_COPY_UNKNOWN, /* the reply has not been looked at */
-    FL_COPY_NONE,    /* there is nothing to copy, or the copier failed */
-    FL_COPY_WAITING, /* among the arrived: the copier may begin */
-    FL_COPYING,      /* the copier's thread copies it */
-    FL_COPIED        /* to its buffer */
-} fl_copy_state;
-
-/* One entry. The table's until fl_inflight_receive has given it to the consumer. */
-typedef struct fl_request {
-    /* The consumer's thread alone. */
-    struct fl_request *next; /* among those that are not answered */
-    void *key;               /* owned, by drop_key: what the consumer knows the batch by */
-    fl_request_state state;
-    int64_t counted;     /* bytes of it that are under way; SENT and 0: it was cancelled */
-    int64_t needed;      /* TOO_LARGE: bytes to send it with */
-    fl_slot *small_slot; /* owned: was too small; the worker reads it until it has answered */
-    char *payload;       /* owned: the task, while DEFERRED */
-    int64_t payload_bytes;
-    fl_reply_message reply; /* ANSWERED */
-    /* Set before the request is sent, then read-only until it is answered. */
-    int32_t worker;
-    int64_t turn;   /* place in the order of consumption; -1: no batch, and never copied */
-    int64_t number; /* of the message last sent for it */
-    int64_t limit;  /* bytes that the worker may use of the slot */
-    fl_slot *slot;  /* owned; NULL: DEFERRED, TOO_LARGE, or the consumer has taken it */
-    /* The table's mutex. */
-    fl_copy_state copy;
-    struct fl_request *next_arrived;
-    int64_t copy_bytes, arrival; /* of the reply as the copier saw it */
-    fl_dest_buffer buffer;       /* COPYING, COPIED */
-} fl_request;
+#include "fl_sent.h"
 
 /* What one worker has told with its replies. */
 typedef struct fl_worker_counts {
@@ -78,6 +34,7 @@ typedef struct fl_inflight_config {
     char *base;       /* which is mapped here */
     int64_t *largest; /* borrowed until close: bytes that batches needed of late */
     int64_t budget;   /* bytes that may be under way: limits of requests, replies not released */
+    bool keeps_tasks; /* for fl_inflight_restart */
     bool has_destination; /* batches may be copied from their slots; else the next two are not
                              called */
     void *context;        /* of the functions */
@@ -137,6 +94,16 @@ void fl_inflight_start_epoch(fl_inflight *table);
  * it passes over. */
 void fl_inflight_cancel(fl_inflight *table, int32_t worker, bool is_gone);
 
+/* The worker's process has ended, and another is going to take its place. All that it has not
+ * answered is DEFERRED again, and sent, from the next receive on, in the order of submission; but
+ * cancelled requests and, between epochs, batches are dropped. Its queues are empty: replies that
+ * were not received are forgotten. Needs keeps_tasks. */
+void fl_inflight_restart(fl_inflight *table, int32_t worker);
+
+/* The key of the request that the worker's process is at, or was when it ended, borrowed; NULL: of
+ * none. *begun: how many it has taken. What the process itself says: it may be wrong. */
+void *fl_inflight_begun_key(const fl_inflight *table, int32_t worker, int64_t *begun);
+
 /* Whether a batch of the worker is still to be sent again. */
 bool fl_inflight_owes(const fl_inflight *table, int32_t worker);
 
@@ -153,23 +120,7 @@ int fl_inflight_each_key(fl_inflight *table, int (*visit)(void **key, void *arg)
 /* Borrowed from the table, which goes on counting. The consumer's thread. */
 const fl_inflight_counts *fl_inflight_count(const fl_inflight *table);
 
-/* ---- for the copier; _locked: with the mutex held */
-
-pthread_mutex_t *fl_inflight_mutex(fl_inflight *table);
-fl_shm_queue *fl_inflight_queue(const fl_inflight *table);
-
-/* Looks at the replies that have come and are not received yet. */
-void fl_inflight_look_locked(fl_inflight *table);
-
-/* Those with FL_COPY_WAITING, linked by next_arrived in the order of arrival; NULL: none. */
-fl_request *fl_inflight_arrived_locked(const fl_inflight *table);
-
-/* WAITING -> COPYING to the buffer -> COPIED, or NONE when it failed: then the buffer is free. */
-void fl_inflight_begin_copy_locked(fl_inflight *table, fl_request *request,
-                                   const fl_dest_buffer *buffer);
-void fl_inflight_end_copy_locked(fl_inflight *table, fl_request *request, bool is_copied);
-
-/* How many are COPYING or COPIED, so have a buffer. */
-int32_t fl_inflight_copies_locked(const fl_inflight *table);
+/* Borrowed until close: what a copier works on. */
+fl_sent *fl_inflight_sent(fl_inflight *table);
 
 #endif

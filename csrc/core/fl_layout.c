@@ -86,7 +86,7 @@ int fl_layout_place(fl_layout *layout, fl_err *err)
         fl_output *output = &layout->outputs[i];
         int64_t made;
         if (!output->is_cast) continue;
-        output->cast.from = output->offset;
+        output->cast.from += layout->outputs[i - output->cast_of].offset;
         output->cast.to = end;
         if (!fl_mul(output->cast.count, output->cast.bytes, &made) || !skip(&end, made))
             return fl_fail_batch_size(err);

@@ -11,7 +11,7 @@
 
 enum { FL_OUTPUT_ALIGNMENT = 64 }; /* of each output in the buffer */
 
-/* One tensor of a batch. A column sets all but the offsets. */
+/* One tensor of a batch. A column sets all but offset and cast.to. */
 typedef struct fl_output {
     fl_dtype dtype;
     int32_t ndim;
@@ -19,11 +19,14 @@ typedef struct fl_output {
                            it loses dimension 0 */
     bool is_contiguous; /* stride says the same */
     bool is_number;     /* no tensor: `number` itself. It has no bytes */
-    bool is_cast;       /* filled as bytes that `cast` makes the elements of, at the destination */
+    bool is_cast;    /* `cast` makes the elements at the destination, of what is filled here or in
+                        an output before */
+    int32_t cast_of; /* where is_cast: so many outputs before this one. 0: its own bytes */
     int64_t number;
     int64_t bytes;         /* that are filled */
     int64_t offset;        /* where, in the buffer; a multiple of FL_OUTPUT_ALIGNMENT */
-    fl_transfer_cast cast; /* where is_cast; `to` is where the tensor then lies */
+    fl_transfer_cast cast; /* where is_cast; `to` is where the tensor then lies. A column counts
+                              `from` from the begin of the bytes that are cast */
     int64_t shape[FL_MAX_NDIM], stride[FL_MAX_NDIM]; /* of the tensor; strides in elements */
 } fl_output;
 
@@ -37,6 +40,7 @@ typedef struct fl_layout {
     int64_t bytes;           /* of the buffer as it is filled: all outputs */
     int64_t delivered_bytes; /* of the buffer at the destination: what casts make lies behind */
     int64_t work_bytes;      /* what filling costs, in bytes that are copied */
+    bool may_wait;           /* filling may wait for a disk */
     int32_t parts;           /* into how many the batch is best cut: 1 for what one thread gathers
                                 sooner than another wakes up */
     int32_t count;           /* outputs */

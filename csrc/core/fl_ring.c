@@ -358,7 +358,8 @@ static int find_ready_locked(fl_ring *ring, fl_entry **out)
 
 static inline bool can_fill_locked(const fl_ring *ring)
 {
-    return ring->work != NULL && (ring->config.consumer_fills || !ring->config.runs_ahead);
+    if (ring->work == NULL || !ring->config.runs_ahead) return ring->work != NULL;
+    return ring->config.consumer_fills && !ring->work->batch.layout.may_wait;
 }
 
 static int receive_entry(fl_ring *ring, int64_t wait_ms, fl_entry **out)

@@ -27,8 +27,9 @@ typedef struct fl_ring_config {
     bool runs_ahead;     /* true: the threads (>= 1) fill from the submission on. false: they are
                             started at the first batch of several parts, and help the consumer with
                             those */
-    bool consumer_fills; /* of a ring that runs ahead: the consumer fills in receive rather than
-                            wait; in a ring that does not he always does */
+    bool consumer_fills; /* of a ring that runs ahead: the consumer fills in receive what does not
+                            wait for a disk (layout.may_wait), rather than wait himself; in a ring
+                            that does not he always fills */
     int64_t lazy_bytes;  /* for batches of less work a thread is woken only when most of `depth` are
                             unfilled: waking costs more than filling one */
     bool is_in_order;    /* false: receive returns any filled batch, the oldest first */

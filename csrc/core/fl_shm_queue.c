@@ -24,6 +24,7 @@ typedef struct worker_words {
     _Atomic uint32_t state;          /* parent writes */
     _Atomic int64_t sent;            /* parent writes: requests published */
     _Alignas(64) _Atomic int64_t replied; /* worker writes: replies published */
+    _Atomic int64_t begun;                /* worker writes: requests taken */
     _Atomic uint32_t is_asleep;           /* worker writes */
     _Atomic uint32_t is_damaged;          /* worker writes: it has found a message overwritten */
 } worker_words;
@@ -273,6 +274,29 @@ void fl_shm_queue_end(fl_shm_queue *shm, int32_t worker)
 
 void fl_shm_queue_close(fl_shm_queue *shm, int32_t worker) { change_state(shm, worker, CLOSED); }
 
+int64_t fl_shm_queue_begun(const fl_shm_queue *shm, int32_t worker)
+{
+    return atomic_load_explicit(&shm->shared->workers[worker].begun, memory_order_relaxed);
+}
+
+bool fl_shm_queue_has_replies(const fl_shm_queue *shm, int32_t worker)
+{
+    return count_replies(shm, worker) != 0;
+}
+
+void fl_shm_queue_restart(fl_shm_queue *shm, int32_t worker)
+{
+    worker_words *words = &shm->shared->workers[worker];
+    shm->states[worker] = (worker_state){.state = AT_WORK};
+    atomic_store(&words->events, 0);
+    atomic_store(&words->state, AT_WORK);
+    atomic_store(&words->sent, 0);
+    atomic_store(&words->replied, 0);
+    atomic_store(&words->begun, 0);
+    atomic_store(&words->is_asleep, 0);
+    atomic_store(&words->is_damaged, 0);
+}
+
 /* ---- a worker */
 
 bool fl_shm_queue_is_closed(const fl_shm_queue *shm, int32_t worker)
@@ -318,7 +342,8 @@ int fl_shm_queue_receive_request(fl_shm_queue *shm, int32_t worker, fl_request_m
         copy_once(out, request_at(shm, worker, self->received), sizeof *out);
         if (out->check != check_request(out) || out->number != self->received) status = FL_EDAMAGE;
     }
-    if (status == FL_OK) self->received++;
+    if (status == FL_OK)
+        atomic_store_explicit(&from->begun, ++self->received, memory_order_relaxed);
     if (status == FL_EDAMAGE) fl_shm_queue_report_damage(shm, worker);
     return status;
 }

@@ -79,6 +79,16 @@ void fl_shm_queue_end(fl_shm_queue *shm, int32_t worker);
  * the parent is dead: a parent that lives would take it for damage. */
 void fl_shm_queue_close(fl_shm_queue *shm, int32_t worker);
 
+/* How many requests the worker's process has taken, as it says: it was at the last of these when it
+ * died, if that is not answered. Whether replies of it wait. */
+int64_t fl_shm_queue_begun(const fl_shm_queue *shm, int32_t worker);
+bool fl_shm_queue_has_replies(const fl_shm_queue *shm, int32_t worker);
+
+/* Both queues are empty, as at first: for the next process, which has yet to attach. The one before
+ * has ended. Requests and replies that were in them are forgotten, and numbers begin at 0 again.
+ * Not at the same time as fl_shm_queue_peek. */
+void fl_shm_queue_restart(fl_shm_queue *shm, int32_t worker);
+
 /* ---- another thread of the parent, one at a time */
 
 /* The reply at the worker's *cursor (0 at first), which moves on; false when none is there, or none

@@ -67,11 +67,14 @@ int fl_table_layout(const fl_table *table, const fl_rows *rows, uint32_t epoch, 
     FL_TRY(fl_layout_reserve(layout, table->count, table->outputs, err));
     fl_column_batch batch = {.rows = rows, .epoch = epoch, .outputs = layout->outputs};
     int64_t work = 0;
+    layout->may_wait = false;
     for (int32_t f = 0; f < table->count; f++) {
         const fl_column *column = table->columns[f];
         batch.field = f;
         batch.notes = &layout->notes[f];
+        batch.may_wait = column->is_volatile;
         FL_TRY(column->ops->layout(column, &batch, err));
+        layout->may_wait |= batch.may_wait;
         if (!fl_add(work, batch.work_bytes, &work)) work = INT64_MAX;
         batch.outputs += column->outputs;
     }
@@ -103,9 +106,9 @@ int fl_table_fill(const fl_batch *batch, int32_t part, fl_err *err)
                            batch->parts, batch->data, err);
 }
 
-int64_t
-fl_table_row_behind(const fl_table *table, int32_t f, const fl_rows *rows, const char *limit)
+int64_t fl_table_row_behind(const fl_table *table, int32_t f, int32_t part, const fl_rows *rows,
+                            const char *limit)
 {
     const fl_column *column = table->columns[f];
-    return column->ops->row_behind(column, rows, limit);
+    return column->ops->row_behind(column, part, rows, limit);
 }

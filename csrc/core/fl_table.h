@@ -39,9 +39,9 @@ int fl_table_gather(const fl_table *table, const fl_rows *rows, uint32_t epoch,
  * batch->data. */
 int fl_table_fill(const fl_batch *batch, int32_t part, fl_err *err);
 
-/* The first of `rows` (resolved) of which column f has a byte at or behind the address `limit`;
- * -1 if there is none: see fl_column_ops.row_behind. */
-int64_t
-fl_table_row_behind(const fl_table *table, int32_t f, const fl_rows *rows, const char *limit);
+/* The first of `rows` (resolved) of which array `part` of column f has a byte at or behind the
+ * address `limit`; -1 if there is none: see fl_column_ops.row_behind. */
+int64_t fl_table_row_behind(const fl_table *table, int32_t f, int32_t part, const fl_rows *rows,
+                            const char *limit);
 
 #endif

@@ -10,13 +10,23 @@
 
 /* What is written. int32 and uint32 have the same bits. */
 typedef enum fl_token_out {
+    FL_TOKEN_OUT_8,
     FL_TOKEN_OUT_16,
     FL_TOKEN_OUT_32,
     FL_TOKEN_OUT_64,
     FL_TOKEN_OUTS
 } fl_token_out;
 
-static inline int64_t fl_token_out_bytes(fl_token_out out) { return INT64_C(2) << out; }
+static inline int64_t fl_token_out_bytes(fl_token_out out) { return INT64_C(1) << out; }
+
+/* As the type has them, without sign. */
+static inline fl_token_out fl_token_out_of(fl_token_type type)
+{
+    static const fl_token_out outs[FL_TOKEN_TYPES] = {
+        FL_TOKEN_OUT_8,  FL_TOKEN_OUT_8,  FL_TOKEN_OUT_16, FL_TOKEN_OUT_16,
+        FL_TOKEN_OUT_32, FL_TOKEN_OUT_32, FL_TOKEN_OUT_64};
+    return outs[type];
+}
 
 /* x[i] = src[i] and, unless y is NULL, y[i] = src[i + shift], for 0 <= i < count; shift is 0 or 1.
  * Signed tokens keep their sign, tokens that are too wide their lowest bits. Whether none of

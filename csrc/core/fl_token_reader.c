@@ -7,8 +7,8 @@
 #include "fl_token_reader.h"
 
 #include "fl_document.h"
-#include "fl_image_scratch.h"
 #include "fl_safe_read.h"
+#include "fl_scratch.h"
 #include "fl_thread.h"
 
 #include <errno.h>
@@ -36,8 +36,10 @@ typedef struct token_file {
 } token_file;
 
 struct fl_token_reader {
-    fl_token_convert *convert[FL_TOKEN_TYPES];
-    int64_t length, shift, out_bytes;
+    const fl_token_ops *ops; /* borrowed, static */
+    int64_t length, shift;
+    fl_token_out out;
+    fl_token_type narrow;
     bool is_volatile;
     fl_scratch_slots *slots; /* owned; NULL: nothing is volatile */
     _Atomic int32_t cold;    /* batches that are still to be read ahead; approximate, so relaxed */
@@ -85,13 +87,29 @@ static void map_file(token_file *file)
     file->map_bytes = bytes;
 }
 
+static const int64_t lowest_of[FL_TOKEN_TYPES] = {0, INT8_MIN,  0,        INT16_MIN,
+                                                  0, INT32_MIN, INT64_MIN};
+static const int64_t highest_of[FL_TOKEN_TYPES] = {UINT8_MAX,  INT8_MAX,  UINT16_MAX, INT16_MAX,
+                                                   UINT32_MAX, INT32_MAX, INT64_MAX};
+
 static bool can_hold(fl_token_type type, int64_t value)
 {
-    static const int64_t least[FL_TOKEN_TYPES] = {0, INT8_MIN,  0,        INT16_MIN,
-                                                  0, INT32_MIN, INT64_MIN};
-    static const int64_t most[FL_TOKEN_TYPES] = {UINT8_MAX,  INT8_MAX,  UINT16_MAX, INT16_MAX,
-                                                 UINT32_MAX, INT32_MAX, INT64_MAX};
-    return value >= least[type] && value <= most[type];
+    return value >= lowest_of[type] && value <= highest_of[type];
+}
+
+static fl_token_type find_narrow_type(const fl_token_config *config)
+{
+    fl_token_type type = FL_TOKEN_U8; /* in the order of their bytes */
+    int64_t lowest = 0, highest = 0;
+    for (int64_t f = 0; f < config->count; f++) {
+        const fl_token_source *source = &config->sources[f];
+        bool is_limited = source->most != UINT64_MAX;
+        if (!is_limited) lowest = fl_min(lowest, lowest_of[source->type]);
+        bool is_lower = is_limited && source->most < (uint64_t)highest_of[source->type];
+        highest = fl_max(highest, is_lower ? (int64_t)source->most : highest_of[source->type]);
+    }
+    while (!can_hold(type, lowest) || !can_hold(type, highest)) type++;
+    return type;
 }
 
 static void open_file(const fl_token_config *config, token_file *file, bool is_auto_mapped)
@@ -124,11 +142,9 @@ int fl_token_reader_open(const fl_token_config *config, fl_token_reader **out, f
     if (reader == NULL) return fail_memory(err);
     reader->length = config->length;
     reader->shift = config->targets == FL_TARGETS_SHIFT ? 1 : 0;
-    reader->out_bytes = fl_token_out_bytes(config->out);
-    for (int t = 0; t < FL_TOKEN_TYPES; t++)
-        reader->convert[t] = config->ops->convert[t][config->out];
-    /* Whether files are cached is learnt from reads: until then they are read ahead. */
-    atomic_init(&reader->cold, BATCHES_AFTER_SLOW);
+    reader->ops = config->ops;
+    reader->out = config->out;
+    reader->narrow = find_narrow_type(config);
     reader->count = config->count;
     bool is_auto_mapped = config->io == FL_TOKEN_AUTO && may_map(config);
     for (int64_t f = 0; f < config->count; f++) {
@@ -137,6 +153,8 @@ int fl_token_reader_open(const fl_token_config *config, fl_token_reader **out, f
         reader->is_volatile |= file->source.fd >= 0 || file->source.is_volatile;
         open_file(config, file, is_auto_mapped);
     }
+    /* Whether files are cached is learnt from reads: until then they are read ahead. */
+    atomic_init(&reader->cold, reader->is_volatile ? BATCHES_AFTER_SLOW : 0);
     if (reader->is_volatile) reader->slots = fl_alloc(sizeof *reader->slots);
     if (reader->is_volatile && reader->slots == NULL) {
         fl_token_reader_close(reader);
@@ -159,6 +177,8 @@ int64_t fl_token_reader_window(const fl_token_reader *reader)
 {
     return reader->length + reader->shift;
 }
+
+fl_token_type fl_token_reader_narrow_type(const fl_token_reader *reader) { return reader->narrow; }
 
 const char *fl_token_reader_io(const fl_token_reader *reader, int64_t f)
 {
@@ -220,8 +240,7 @@ static int64_t token_at(fl_token_type type, const char *tokens, int64_t i)
 {
     int64_t bytes = fl_token_bytes(type), bits = 0;
     memcpy(&bits, tokens + i * bytes, (size_t)bytes);
-    bool is_narrow = type == FL_TOKEN_I8 || type == FL_TOKEN_I16 || type == FL_TOKEN_I32;
-    if (!is_narrow) return bits;
+    if (bytes == 8 || !fl_token_is_signed(type)) return bits;
     int64_t sign = INT64_C(1) << (8 * bytes - 1);
     return (bits ^ sign) - sign;
 }
@@ -246,17 +265,30 @@ static int fail_token(const read_state *state, const token_piece *piece, const c
     return FL_ETOKEN;
 }
 
-/* Writes what the tokens of a piece are in the tensors. Pieces of a window come in order. */
-static int write_piece(read_state *state, const token_piece *piece, const char *tokens)
+/* Whether all are in range. */
+static bool convert_piece(const read_state *state, const token_piece *piece, const char *tokens)
 {
     const fl_token_reader *reader = state->reader;
     const fl_token_rows *rows = state->rows;
     const fl_token_source *source = &piece->file->source;
-    int64_t to = piece->row * reader->length + piece->at;
-    char *y = rows->y != NULL ? rows->y + to * reader->out_bytes : NULL;
-    bool is_in_range = reader->convert[source->type](rows->x + to * reader->out_bytes, y, tokens,
-                                                     piece->count, reader->shift, source->most);
-    if (!is_in_range) return fail_token(state, piece, tokens);
+    fl_token_convert *const *convert = reader->ops->convert[source->type];
+    if (rows->is_narrow) { /* the last token of a piece is the first of the next as well */
+        fl_token_out out = fl_token_out_of(reader->narrow);
+        int64_t to = piece->row * (reader->length + reader->shift) + piece->at;
+        return convert[out](rows->x + to * fl_token_out_bytes(out), NULL, tokens,
+                            piece->count + reader->shift, 0, source->most);
+    }
+    int64_t to = (piece->row * reader->length + piece->at) * fl_token_out_bytes(reader->out);
+    return convert[reader->out](rows->x + to, rows->y != NULL ? rows->y + to : NULL, tokens,
+                                piece->count, reader->shift, source->most);
+}
+
+/* Writes what the tokens of a piece are in the tensors. Pieces of a window come in order. */
+static int write_piece(read_state *state, const token_piece *piece, const char *tokens)
+{
+    const fl_token_rows *rows = state->rows;
+    int64_t to = piece->row * state->reader->length + piece->at;
+    if (!convert_piece(state, piece, tokens)) return fail_token(state, piece, tokens);
     if (rows->position == NULL) return FL_OK;
     if (piece->at == 0) state->cursor = (fl_document_cursor){0};
     fl_document_out out = {rows->position + to, rows->document + to, rows->mask + to};
@@ -402,7 +434,7 @@ int fl_token_reader_read(fl_token_reader *reader, const fl_window *windows, int6
     state.pieces = 0;
     state.scratch_used = 0;
     if (reader->slots == NULL) return read_windows(&state, windows, count, first_row);
-    fl_image_scratch *scratch;
+    fl_scratch *scratch;
     FL_TRY(fl_scratch_take(reader->slots, &scratch, err));
     state.scratch = fl_scratch_memory(scratch, FL_SCRATCH_ROWS, SCRATCH_BYTES);
     int status = state.scratch != NULL ? read_windows(&state, windows, count, first_row)

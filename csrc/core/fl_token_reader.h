@@ -55,6 +55,8 @@ typedef struct fl_token_config {
 /* The first row of each tensor of a batch: rows of `length` elements follow each other. NULL: not
  * wanted. The last three come together. */
 typedef struct fl_token_rows {
+    bool is_narrow; /* x has rows of fl_token_reader_window tokens of the narrow type instead, of
+                       which x and y can be made; y is not written */
     char *x, *y;
     int64_t *position, *document;
     bool *mask;
@@ -72,6 +74,9 @@ void fl_token_reader_close(fl_token_reader *reader);
 
 /* Tokens that a window takes of its file: length, and the target of the last. */
 int64_t fl_token_reader_window(const fl_token_reader *reader);
+
+/* The type with the fewest bytes that holds every token that may be read, of all sources. */
+fl_token_type fl_token_reader_narrow_type(const fl_token_reader *reader);
 
 /* How source f is read: "memory", "pread" or "mmap". */
 const char *fl_token_reader_io(const fl_token_reader *reader, int64_t f);

@@ -23,4 +23,10 @@ static inline int64_t fl_token_bytes(fl_token_type type)
     return bytes[type];
 }
 
+static inline bool fl_token_is_signed(fl_token_type type)
+{
+    return type == FL_TOKEN_I8 || type == FL_TOKEN_I16 || type == FL_TOKEN_I32 ||
+           type == FL_TOKEN_I64;
+}
+
 #endif

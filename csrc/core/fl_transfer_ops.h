@@ -18,16 +18,29 @@
 
 enum { FL_CAST_CHANNELS = 4, FL_CAST_CYCLE = 1 << 30 };
 
-/* Elements of a batch that travel as bytes and become others at their destination: byte i at `from`
- * becomes element i at `to`, tables[(i / plane) % channels][its value]. Both are bytes of the
- * buffer, counted from its beginning, and multiples of 16. */
+typedef enum fl_cast_kind {
+    FL_CAST_LOOK_UP, /* element i is tables[(i / plane) % channels][byte i] */
+    FL_CAST_WIDEN    /* element i is integer i / row * pitch + i % row, wider */
+} fl_cast_kind;
+
+/* Elements of a batch that travel as shorter ones, at `from`, and are made at `to`, at their
+ * destination. Both are bytes of the buffer, counted from its beginning; `to` is a multiple of 16,
+ * and `from` one of 16 or, of integers, of their size. */
 typedef struct fl_transfer_cast {
+    fl_cast_kind kind;
+    int32_t bytes; /* of an element that is made: 2 or 4 by a table; 4 or 8 of an integer */
     int64_t from, to;
-    int64_t count;      /* elements */
+    int64_t count; /* elements that are made */
+
+    /* FL_CAST_LOOK_UP */
     int64_t plane;      /* so many in a row are of one channel: 1 where channels alternate */
     int32_t channels;   /* 1 to FL_CAST_CHANNELS; channels * plane is at most FL_CAST_CYCLE */
-    int32_t bytes;      /* of an element that is made: 2 or 4 */
     const void *tables; /* borrowed: [channels][256] elements */
+
+    /* FL_CAST_WIDEN */
+    int32_t from_bytes; /* of an integer: 1, 2 or 4, and fewer than `bytes` */
+    bool is_signed;
+    int64_t row, pitch; /* of so many in a row, at most INT32_MAX, the first `row` are taken */
 } fl_transfer_cast;
 
 typedef struct fl_transfer_ops {

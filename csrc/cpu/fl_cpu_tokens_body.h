@@ -49,6 +49,7 @@ FL_DEFINE_TYPE(u32, uint32_t, uint32_t, UINT32_MAX)
 FL_DEFINE_TYPE(i32, int32_t, uint32_t, INT32_MAX)
 FL_DEFINE_TYPE(i64, int64_t, uint64_t, INT64_MAX)
 
+typedef uint8_t out_8;
 typedef uint16_t out_16;
 typedef uint32_t out_32;
 typedef uint64_t out_64;
@@ -149,6 +150,14 @@ FL_INLINE bool is_any(const void *vector)
 #define FL_DEFINE_WIDEN(from, to, widen) FL_DEFINE_LOOP(from, to)
 #endif
 
+FL_DEFINE_WIDEN(u8, 8, load_register)
+FL_DEFINE_WIDEN(i8, 8, load_register)
+FL_DEFINE_LOOP(u16, 8)
+FL_DEFINE_LOOP(i16, 8)
+FL_DEFINE_LOOP(u32, 8)
+FL_DEFINE_LOOP(i32, 8)
+FL_DEFINE_LOOP(i64, 8)
+
 FL_DEFINE_WIDEN(u8, 16, widen_u8_16)
 FL_DEFINE_WIDEN(i8, 16, widen_i8_16)
 FL_DEFINE_WIDEN(u16, 16, load_register)
@@ -183,10 +192,10 @@ static void fill(int64_t *out, int64_t value, int64_t count)
     for (int64_t i = 0; i < count; i++) out[i] = value;
 }
 
-#define FL_OUTS_OF(from)                                                                  \
-    {                                                                                     \
-        [FL_TOKEN_OUT_16] = convert_##from##_16, [FL_TOKEN_OUT_32] = convert_##from##_32, \
-        [FL_TOKEN_OUT_64] = convert_##from##_64                                           \
+#define FL_OUTS_OF(from)                                                                 \
+    {                                                                                    \
+        [FL_TOKEN_OUT_8] = convert_##from##_8, [FL_TOKEN_OUT_16] = convert_##from##_16,  \
+        [FL_TOKEN_OUT_32] = convert_##from##_32, [FL_TOKEN_OUT_64] = convert_##from##_64 \
     }
 
 const fl_token_ops FL_TOKENS = {

@@ -206,7 +206,7 @@ static void end_copy(cpu_copy_stream *self)
     pthread_mutex_unlock(&self->mutex);
 }
 
-static void cast_elements(char *buffer, const fl_transfer_cast *cast)
+static void look_up(char *buffer, const fl_transfer_cast *cast)
 {
     const uint8_t *from = (const uint8_t *)buffer + cast->from;
     const char *tables = cast->tables;
@@ -217,13 +217,26 @@ static void cast_elements(char *buffer, const fl_transfer_cast *cast)
     }
 }
 
+static void widen(char *buffer, const fl_transfer_cast *cast)
+{
+    const uint64_t sign = cast->is_signed ? UINT64_C(1) << (8 * cast->from_bytes - 1) : 0;
+    for (int64_t i = 0; i < cast->count; i++) {
+        int64_t at = i / cast->row * cast->pitch + i % cast->row;
+        uint64_t value = 0;
+        memcpy(&value, buffer + cast->from + at * cast->from_bytes, (size_t)cast->from_bytes);
+        value = (value ^ sign) - sign;
+        memcpy(buffer + cast->to + i * cast->bytes, &value, (size_t)cast->bytes);
+    }
+}
+
 static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     cpu_transfer *transfer = self;
     if (!begin_copy(transfer->copies)) return fl_fail(err, FL_ECLOSED, "the upload was halted");
     fl_cpu_row_ops.copy_rows(transfer->buffer, fl_slot_data(slot), bytes, bytes, 0, 1, true);
     for (int32_t i = 0; i < transfer->cast_count; i++)
-        cast_elements(transfer->buffer, &transfer->casts[i]);
+        (transfer->casts[i].kind == FL_CAST_WIDEN ? widen : look_up)(transfer->buffer,
+                                                                     &transfer->casts[i]);
     transfer->is_started = true;
     end_copy(transfer->copies);
     return FL_OK;

@@ -1,5 +1,5 @@
-/* fl_cuda_cast: bytes of a batch become elements of another type, by tables that the CPU has made:
- * no arithmetic is done here, so the bits are the CPU's.
+/* fl_cuda_cast: FL_CAST_LOOK_UP. Bytes of a batch become elements of another type, by tables that
+ * the CPU has made: no arithmetic is done here, so the bits are the CPU's.
  *
  * The tables travel as an argument of the kernel, and each block looks up in a copy of its own. A
  * thread makes packs of 16 bytes, so loads and stores of a warp lie side by side. */

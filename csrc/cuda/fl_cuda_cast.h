@@ -10,8 +10,9 @@
 extern "C" {
 #endif
 
-/* Queues the kernel that makes this cast in a buffer of the current device, which has so many
- * multiprocessors. The tables are read before it returns. Allocates nothing, waits for nothing. */
+/* Queues the kernel that makes this cast, FL_CAST_LOOK_UP, in a buffer of the current device, which
+ * has so many multiprocessors. The tables are read before it returns. Allocates nothing, waits for
+ * nothing. */
 cudaError_t
 fl_cuda_cast(void *stream, int32_t processors, void *buffer, const fl_transfer_cast *cast);
 

@@ -7,6 +7,7 @@
 
 #include "fl_cuda_cast.h"
 #include "fl_cuda_runtime.h"
+#include "fl_cuda_widen.h"
 #include "fl_thread.h"
 
 #include <assert.h>
@@ -300,6 +301,14 @@ static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, f
 
 static bool is_started(const void *self) { return ((const cuda_transfer *)self)->is_started; }
 
+static cudaError_t queue_cast(const cuda_transfer *transfer, const fl_transfer_cast *cast)
+{
+    const cuda_copy_stream *copies = transfer->copies;
+    if (cast->kind == FL_CAST_WIDEN)
+        return fl_cuda_widen(copies->stream, copies->processors, transfer->buffer, cast);
+    return fl_cuda_cast(copies->stream, copies->processors, transfer->buffer, cast);
+}
+
 static int
 queue_copy_locked(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, fl_err *err)
 {
@@ -311,9 +320,7 @@ queue_copy_locked(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, f
                                     cudaMemcpyHostToDevice, stream),
                     err);
     for (int32_t i = 0; i < transfer->cast_count; i++)
-        FL_CUDA_TRY(fl_cuda_cast(stream, transfer->copies->processors, transfer->buffer,
-                                 &transfer->casts[i]),
-                    err);
+        FL_CUDA_TRY(queue_cast(transfer, &transfer->casts[i]), err);
     FL_CUDA_TRY(cudaEventRecord(transfer->event, stream), err);
     return FL_OK;
 }

@@ -21,7 +21,10 @@ static PyObject *raise_index(const fl_err *err)
 
 static PyObject *raise_source(const fl_err *err, const fl_py_fields *fields)
 {
-    PyObject *path = PyTuple_GET_ITEM(PyTuple_GET_ITEM(fields->files, err->field), 0);
+    PyObject *file = PyTuple_GET_ITEM(fields->files, err->field);
+    bool is_one = PyUnicode_Check(PyTuple_GET_ITEM(file, 0));
+    if (!is_one) file = PyTuple_GET_ITEM(file, err->position);
+    PyObject *path = file != Py_None ? PyTuple_GET_ITEM(file, 0) : Py_None;
     PyObject *text = PyUnicode_FromFormat(
         "%U, row %lld can no longer be read: the mapped file has become shorter than the array; "
         "restore the file and open the dataset again",

@@ -12,6 +12,7 @@
 #include "fl_py_image_plan.h"
 #include "fl_py_sequence_column.h"
 #include "fl_py_indices.h"
+#include "fl_py_lock_wait.h"
 #include "fl_py_numpy.h"
 #include "fl_py_parent_end.h"
 #include "fl_py_permutation.h"
@@ -144,11 +145,23 @@ static PyObject *module_is_small_part(PyObject *Py_UNUSED(module), PyObject *arg
     return PyBool_FromLong(fl_py_is_small_part(bytes, batch_bytes));
 }
 
+static const char keep_heap_doc[] =
+    PyDoc_STR("keep_heap()\n--\n\n"
+              "Let malloc keep temporary arrays that are freed (fl_pages_keep_heap).");
+
+static PyObject *module_keep_heap(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    fl_pages_keep_heap();
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
     {"check_cuda", module_check_cuda, METH_VARARGS, check_cuda_doc},
     {"expect_fork", module_expect_fork, METH_NOARGS, expect_fork_doc},
     {"fork_expected", module_fork_expected, METH_NOARGS, fork_expected_doc},
     {"fork_ended", module_fork_ended, METH_O, fork_ended_doc},
+    {"keep_heap", module_keep_heap, METH_NOARGS, keep_heap_doc},
+    {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
     {"token_header", fl_py_token_header, METH_VARARGS, fl_py_token_header_doc},
@@ -229,7 +242,12 @@ static int module_clear(PyObject *module)
     return 0;
 }
 
-static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec},
+#ifdef Py_mod_gil
+                                          /* What relies on it: docs/threads.md. */
+                                          {Py_mod_gil, Py_MOD_GIL_USED},
+#endif
+                                          {0, NULL}};
 
 static struct PyModuleDef core_module = {.m_base = PyModuleDef_HEAD_INIT,
                                          .m_name = "fastloop._core",

@@ -33,6 +33,23 @@ _VIEWS = 256
 _ITEMS = "take an index, (index, view), or a slice, a list or a vector of these"
 
 
+def read_item(item: Any, rows: int) -> tuple[int, int]:
+    """The row and the view of `index` or `(index, view)`, of so many rows."""
+    index, view = item if isinstance(item, tuple) and len(item) == 2 else (item, 0)
+    try:
+        row, view = operator.index(index), operator.index(view)
+    except TypeError:
+        raise TypeError(f"{item!r} is no sample of a dataset with transforms; {_ITEMS}") from None
+    if not 0 <= view < _VIEWS:
+        raise ValueError(
+            f"view={view} is not in [0, {_VIEWS}); pass (index, view) with a view from 0 to "
+            f"{_VIEWS - 1}"
+        )
+    if not -rows <= row < rows:
+        raise IndexError(f"index {row} is out of range for a dataset of length {rows}")
+    return row % rows, view
+
+
 def _check_arguments(transform: object, layout: object, out_layout: object, seed: object) -> int:
     for name, value in zip(_RESERVED, (transform, layout, out_layout, seed), strict=True):
         is_path = isinstance(value, os.PathLike) or (name == "transform" and isinstance(value, str))
@@ -277,23 +294,7 @@ class ArrayDataset(EpochDataset):
         return self._as_sample(rows)
 
     def _read_item(self, item: Any) -> tuple[int, int]:
-        """The row and the view of `index` or `(index, view)`."""
-        index, view = item if isinstance(item, tuple) and len(item) == 2 else (item, 0)
-        try:
-            row, view = operator.index(index), operator.index(view)
-        except TypeError:
-            raise TypeError(
-                f"{item!r} is no sample of a dataset with transforms; {_ITEMS}"
-            ) from None
-        if not 0 <= view < _VIEWS:
-            raise ValueError(
-                f"view={view} is not in [0, {_VIEWS}); pass (index, view) with a view from 0 to "
-                f"{_VIEWS - 1}"
-            )
-        rows = len(self)
-        if not -rows <= row < rows:
-            raise IndexError(f"index {row} is out of range for a dataset of length {rows}")
-        return row % rows, view
+        return read_item(item, len(self))
 
     def params(
         self, index: int, epoch: int | None = None, view: int = 0, field: Any = None

@@ -296,7 +296,7 @@ class Plan:
         ]
 
 
-def _check_images(shape: Sequence[int], layout: str) -> tuple[int, int, int]:
+def _check_images(shape: Sequence[int], layout: str, may_differ: bool) -> tuple[int, int, int]:
     """(channels, height, width) of images of this shape."""
     if len(shape) != 3:
         one = "array[:, None]" if layout == "CHW" else "array[..., None]"
@@ -314,7 +314,7 @@ def _check_images(shape: Sequence[int], layout: str) -> tuple[int, int, int]:
             f"images of shape {tuple(shape)} have {channels} channels in layout {layout!r}; images "
             f"have 1 to {_MAX_CHANNELS}: {remedy}"
         )
-    if height == 0 or width == 0:
+    if (height == 0) != (width == 0) or (height == 0 and not may_differ):
         raise ValueError(f"images of shape {tuple(shape)} have no pixels; pass larger ones")
     return channels, height, width
 
@@ -325,13 +325,17 @@ def compile_plan(
     layout: str = "CHW",
     out_layout: str = "CHW",
     seed: int = 0,
+    may_differ: bool = False,
 ) -> Plan:
     """One plan for images of this shape.
+
+    Args:
+        may_differ: height and width 0 are for images of different sizes, with results of one.
 
     Raises:
         ValueError, TypeError: what cannot be, with operation, argument, value and remedy.
     """
-    compiler = _Compiler(_check_images(shape, layout), layout)
+    compiler = _Compiler(_check_images(shape, layout, may_differ), layout)
     for i, op in enumerate(ops):
         compiler.add(op, ops[i + 1 :])
     return Plan(ops, compiler.finish(out_layout, seed), compiler.numbers.dtype, out_layout)

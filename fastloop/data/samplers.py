@@ -29,7 +29,7 @@ _BLOCK = 4096  # indices of a ShuffleSampler that are computed at once
 _MEGA_BATCHES = 4  # at least so many, where there are batches enough
 
 
-def _check_int(name: str, value: Any, lowest: int, end: int = 2**63) -> int:
+def check_int(name: str, value: Any, lowest: int, end: int = 2**63) -> int:
     try:
         number = operator.index(value)
     except TypeError:
@@ -46,7 +46,7 @@ def _find_ranks(num_replicas: Any, rank: Any) -> tuple[int, int]:
     is_running = dist.is_available() and dist.is_initialized()
     if num_replicas is None:
         num_replicas = dist.get_world_size() if is_running else 1
-    world = _check_int("num_replicas", num_replicas, 1)
+    world = check_int("num_replicas", num_replicas, 1)
     if rank is None:
         if world > 1 and not is_running:
             raise ValueError(
@@ -54,7 +54,7 @@ def _find_ranks(num_replicas: Any, rank: Any) -> tuple[int, int]:
                 "them this process is; pass rank="
             )
         rank = dist.get_rank() if is_running else 0
-    number = _check_int("rank", rank, 0)
+    number = check_int("rank", rank, 0)
     if number >= world:
         raise ValueError(
             f"rank={number} is not in [0, {world}); pass num_replicas, the number of processes, "
@@ -71,7 +71,7 @@ class EpochSampler(Sampler[Item]):
     """
 
     def __init__(self, seed: int, num_replicas: int | None, rank: int | None) -> None:
-        self.seed = _check_int("seed", seed, 0, 2**64)
+        self.seed = check_int("seed", seed, 0, 2**64)
         self.num_replicas, self.rank = _find_ranks(num_replicas, rank)
         self.epoch = 0
 
@@ -131,7 +131,7 @@ class ShuffleSampler(EpochSampler[int]):
         super().__init__(seed, num_replicas, rank)
         is_sized = hasattr(length_or_dataset, "__len__")
         length = len(length_or_dataset) if is_sized else length_or_dataset  # type: ignore[arg-type]
-        self.length = _check_int("length_or_dataset", length, 0, 2**62)
+        self.length = check_int("length_or_dataset", length, 0, 2**62)
 
     def __len__(self) -> int:
         """Of one rank."""
@@ -248,9 +248,9 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
             raise ValueError(
                 "neither batch_size nor max_tokens says how large a batch is; pass one of them"
             )
-        self.batch_size = None if batch_size is None else _check_int("batch_size", batch_size, 1)
-        self.max_tokens = None if max_tokens is None else _check_int("max_tokens", max_tokens, 1)
-        self.mega_batch_mult = _check_int("mega_batch_mult", mega_batch_mult, 1)
+        self.batch_size = None if batch_size is None else check_int("batch_size", batch_size, 1)
+        self.max_tokens = None if max_tokens is None else check_int("max_tokens", max_tokens, 1)
+        self.mega_batch_mult = check_int("mega_batch_mult", mega_batch_mult, 1)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self._lengths = _read_lengths(lengths)
         self._plan: _Plan | None = None

@@ -30,6 +30,9 @@ _MEGATRON = b"MMIDIDX"
 _DATATROVE_BESIDE = (".ds.index", ".ds.metadata", ".ds.loss")
 
 
+Identity = tuple[int, int]  # size in bytes, time of the last change in ns
+
+
 class TokenFile(NamedTuple):
     """What is known of a file that windows are read from, or of arrays of the user's."""
 
@@ -38,7 +41,8 @@ class TokenFile(NamedTuple):
     dtype: str
     first_byte: int
     tokens: int
-    identity: tuple[int, int]  # size in bytes, time of the last change in ns
+    identity: Identity
+    beside: tuple[str, Identity] | None = None  # the index, which says where documents end
     buffers: tuple[Any, Any] | None = None  # values and offsets as the user gave them
 
 
@@ -46,7 +50,7 @@ class OpenTokens(NamedTuple):
     """Where its tokens are read, and the ends of its documents where it says them."""
 
     file: TokenFile
-    source: BinaryIO | Array  # a file is closed by whoever takes it
+    source: int | Array  # a descriptor is closed by whoever takes it
     ends: np.ndarray[Any, np.dtype[np.int64]] | None
 
     @property
@@ -109,17 +113,13 @@ def open_tokens(path: str, format: str, dtype: str) -> OpenTokens:
         remedy = f"Is a directory; pass its files, as {os.path.join(path, '*.bin')!r}"
         raise IsADirectoryError(errno.EISDIR, remedy, path)
     try:
-        opened = open_regular(path, "paths", "write the tokens to a file, or use from_buffers")
+        with open_regular(path, "paths", "write the tokens to a file, or use from_buffers") as file:
+            return _read_layout(path, file, format, dtype)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
         remedy = "All files stay open, and these are too many; raise `ulimit -n`, or join files"
         raise OSError(errno.EMFILE, remedy, path) from None
-    try:
-        return _read_layout(path, opened, format, dtype)
-    except BaseException:
-        opened.close()
-        raise
 
 
 def _read_layout(path: str, opened: BinaryIO, format: str, dtype: str) -> OpenTokens:
@@ -128,12 +128,13 @@ def _read_layout(path: str, opened: BinaryIO, format: str, dtype: str) -> OpenTo
     head = os.pread(opened.fileno(), _HEADER_BYTES, 0)
     if format == "auto":
         format = _find_format(path, head)
-    ends = None
+    beside = ends = None
     if format == "npy":
         layout = _read_npy(path, opened, state.st_size, dtype)
     elif format in _INDEX_OF:
         index = _INDEX_OF[format](path)
-        layout, ends = _read_index(index, state.st_size, format, dtype)
+        layout, ends, changed = _read_index(index, state.st_size, format, dtype)
+        beside = index, changed
     else:
         try:
             layout = _core.token_header(head, state.st_size, format, dtype)
@@ -141,7 +142,9 @@ def _read_layout(path: str, opened: BinaryIO, format: str, dtype: str) -> OpenTo
             raise ValueError(f"{path!r} {error}") from None
         if format == "auto":
             format = "llmc" if layout[1] else "raw"
-    return OpenTokens(TokenFile(path, format, *layout, identity), opened, ends)
+    return OpenTokens(
+        TokenFile(path, format, *layout, identity, beside), os.dup(opened.fileno()), ends
+    )
 
 
 def _find_format(path: str, head: bytes) -> str:
@@ -179,11 +182,12 @@ _INDEX_OF = {"megatron": _megatron_index, "datatrove": _datatrove_index}
 
 def _read_index(
     path: str, file_bytes: int, format: str, dtype: str
-) -> tuple[tuple[str, int, int], np.ndarray[Any, np.dtype[np.int64]]]:
+) -> tuple[tuple[str, int, int], np.ndarray[Any, np.dtype[np.int64]], Identity]:
     with open_regular(path, "index", "write the index again") as file:
+        identity = _identity(os.fstat(file.fileno()))
         index = file.read()
     try:
-        return _core.token_index(index, file_bytes, format, dtype)
+        return *_core.token_index(index, file_bytes, format, dtype), identity
     except ValueError as error:
         raise ValueError(f"{path!r} {error}") from None
 
@@ -220,27 +224,32 @@ def open_again(file: TokenFile) -> OpenTokens:
     if file.buffers is not None:
         return take_buffers(*file.buffers)
     # What has changed may be of no layout any more, so this is seen first.
-    now = _identity(os.stat(file.path))
-    if now == file.identity:
-        again = open_tokens(file.path, file.format, file.dtype)
-        if again.file == file:
-            return again
-        assert not isinstance(again.source, np.ndarray)
-        again.source.close()
-        now = again.file.identity
-    raise OSError(
+    for path, was in ((file.path, file.identity), *([file.beside] if file.beside else [])):
+        now = _identity(os.stat(path))
+        if now != was:
+            raise _changed(path, was, now)
+    again = open_tokens(file.path, file.format, file.dtype)
+    if again.file != file:
+        assert isinstance(again.source, int)
+        os.close(again.source)
+        raise _changed(file.path, file.identity, again.file.identity)
+    return again
+
+
+def _changed(path: str, was: Identity, now: Identity) -> OSError:
+    return OSError(
         errno.ESTALE,
-        f"The file is no longer what the dataset was made of: it had {_describe(file.identity)} "
-        f"and has {_describe(now)}; make the dataset again",
-        file.path,
+        f"The file is no longer what the dataset was made of: it had {_describe(was)} and has "
+        f"{_describe(now)}; make the dataset again",
+        path,
     )
 
 
-def _identity(state: os.stat_result) -> tuple[int, int]:
+def _identity(state: os.stat_result) -> Identity:
     return state.st_size, state.st_mtime_ns
 
 
-def _describe(identity: tuple[int, int]) -> str:
+def _describe(identity: Identity) -> str:
     size, changed = identity
     return f"{size} bytes from {datetime.fromtimestamp(changed / 1e9)}"
 
@@ -259,7 +268,8 @@ def take_buffers(values: Any, offsets: Any) -> OpenTokens:
     first, last = _check_offsets(array, bounds)
     begin, tokens, dtype = first * array.itemsize, last - first, array.dtype.name
     identity = array.nbytes, 0
-    file = TokenFile("values", "buffers", dtype, begin, tokens, identity, (values, offsets))
+    given = values, offsets
+    file = TokenFile("values", "buffers", dtype, begin, tokens, identity, buffers=given)
     return OpenTokens(file, array, bounds[1:].astype(np.int64) - first)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from fastloop import _core
@@ -138,6 +137,12 @@ class TokenDataset(EpochDataset):
                 other.
             seq_len: and options: those of the class but ``format`` and ``dtype``.
         """
+        for name in ("format", "dtype"):
+            if name in options:
+                raise TypeError(
+                    f"{name}={options[name]!r} is about files, and from_buffers reads arrays, "
+                    f"whose dtype says what is in them; leave {name} out"
+                )
         self = cls.__new__(cls)
         self._begin(read_window_arguments(seq_len, **options), [take_buffers(values, offsets)])
         return self
@@ -146,19 +151,18 @@ class TokenDataset(EpochDataset):
         self._arguments = arguments
         self._core: _core.Windows | None = None
         self._epoch = None if arguments.mode == "strided" else Epoch()
-        with ExitStack() as stack:
-            taken = _take(stack, tokens)
+        with _held() as descriptors:
+            taken = _take(descriptors, tokens)
             self._files = tuple(each.file for each in taken)
             check_files(arguments, self._files, [each.ends is not None for each in taken])
-            self._open(taken)
+            self._open(taken, descriptors)
 
-    def _open(self, taken: Sequence[OpenTokens]) -> _core.Windows:
-        """Files stay open in C, which has descriptors of its own."""
+    def _open(self, taken: Sequence[OpenTokens], descriptors: list[int]) -> _core.Windows:
         keeps_ends = self._arguments.return_docs and self._arguments.eos_id is None
         files = tuple(
             (
                 each.file.path,
-                each.source if isinstance(each.source, np.ndarray) else each.source.fileno(),
+                each.source,
                 each.file.first_byte,
                 each.file.tokens,
                 each.file.dtype,
@@ -167,7 +171,7 @@ class TokenDataset(EpochDataset):
             )
             for each in taken
         )
-        self._core = _core.Windows(files, **self._arguments._asdict())
+        self._core = _core.Windows(files, descriptors, **self._arguments._asdict())
         return self._core
 
     @property
@@ -175,8 +179,8 @@ class TokenDataset(EpochDataset):
         """In a process that this was sent to, the first use opens the files."""
         if self._core is not None:
             return self._core
-        with ExitStack() as stack:
-            return self._open(_take(stack, map(open_again, self._files)))
+        with _held() as descriptors:
+            return self._open(_take(descriptors, map(open_again, self._files)), descriptors)
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -278,11 +282,22 @@ class TokenDataset(EpochDataset):
         return f"TokenDataset({what!r}, {tokens} tokens, {self._arguments.describe()})"
 
 
-def _take(stack: ExitStack, tokens: Iterable[OpenTokens]) -> list[OpenTokens]:
-    """All of them, to be closed with the stack, those before an error too."""
+@contextmanager
+def _held() -> Iterator[list[int]]:
+    """A list of descriptors: those that are in it in the end are closed."""
+    descriptors: list[int] = []
+    try:
+        yield descriptors
+    finally:
+        while descriptors:
+            os.close(descriptors.pop())
+
+
+def _take(descriptors: list[int], tokens: Iterable[OpenTokens]) -> list[OpenTokens]:
+    """All of them; their descriptors go into the list, those before an error too."""
     taken = []
     for each in tokens:
-        if not isinstance(each.source, np.ndarray):
-            stack.enter_context(each.source)
+        if isinstance(each.source, int):
+            descriptors.append(each.source)
         taken.append(each)
     return taken

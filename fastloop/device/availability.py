@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastloop.device.accelerator import Accelerator
 
 # What a runtime of this major version needs.
-_DRIVERS = {12: "525", 13: "580"}
+NEEDED_DRIVERS = {12: "525", 13: "580"}
 
 
 def explain_error(error: RuntimeError) -> str:
@@ -27,11 +27,11 @@ def explain_error(error: RuntimeError) -> str:
     text, info = str(error), _core.build_info()
     version = str(info["cuda"])
     major = int(version.partition(".")[0] or 0)
-    if "CUDA error 35," in text and major in _DRIVERS:
+    if "CUDA error 35," in text and major in NEEDED_DRIVERS:
         return (
             f"{text}; the CUDA {version} that fastloop was built with needs an NVIDIA driver "
-            f"{_DRIVERS[major]} or newer: update the driver, or build fastloop with an nvcc of "
-            "the driver's CUDA (CUDA_HOME says which)"
+            f"{NEEDED_DRIVERS[major]} or newer: update the driver, or build fastloop with an nvcc "
+            "of the driver's CUDA (CUDA_HOME says which)"
         )
     if "compute capability" in text:
         return f"{text}; build it with FASTLOOP_CUDA_ARCHS set to that, without the dot"
@@ -52,18 +52,23 @@ def warn_once(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def find_fault(device: torch.device, what: str) -> str:
-    """Why nothing of ours runs on a CUDA device, which is told as the reason for torch doing
-    `what`; nothing if it does, or is not to."""
+def fault_of(device: torch.device) -> str:
+    """Why nothing of ours runs on a CUDA device; nothing if it does, or is not to."""
     if device.type != "cuda" or kernels_are_disabled():
         return ""
     try:
         _check(device.index or 0)
     except RuntimeError as error:
-        fault = explain_error(error)
-        warn_once(f"torch {what} in place of fastloop on {device}: {fault}")
-        return fault
+        return explain_error(error)
     return ""
+
+
+def find_fault(device: torch.device, what: str) -> str:
+    """`fault_of`, told as the reason for torch doing `what`."""
+    fault = fault_of(device)
+    if fault:
+        warn_once(f"torch {what} in place of fastloop on {device}: {fault}")
+    return fault
 
 
 def find_upload_fault(accelerator: Accelerator) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -112,9 +113,62 @@ class Prefetcher(_core.FinalizerBase):
     _interrupt_later = staticmethod(interrupt_later)
 
 
-class DeviceIter(Prefetcher, _BaseDataLoaderIter):
-    """Over an iterator of a loader: seeds, samplers, workers and state are that one's. What is on
-    the device already is only transformed, or put at its fixed addresses."""
+class LoaderPrefetcher(Prefetcher):
+    """Over an iterator of a loader of ours, which is to count what the user has, not what was read
+    ahead."""
+
+    _is_let_go = False  # the iterator
+
+    def _begin(self) -> None:
+        super()._begin()
+        epoch = self._epoch
+        epoch.iterator = weakref.ref(self)
+        if epoch.states is not None:
+            epoch.states.read_ahead()
+
+    @property
+    def _epoch(self) -> Any:
+        return self._source._epoch
+
+    @property
+    def _num_yielded(self) -> int:
+        """To the user."""
+        return int(self._source._num_yielded) - len(self._ahead)
+
+    def await_states(self) -> None:
+        self._source.await_states()
+
+    def _pull(self) -> None:
+        super()._pull()
+        if self._pending_error and not self._is_let_go:
+            self._epoch.is_over = False  # not before the user has met it
+
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except StopIteration:
+            if not self._is_let_go:
+                self._epoch.is_over = True
+            raise
+
+    def _drop(self) -> None:
+        if not self._is_let_go:
+            self._source._num_yielded = self._num_yielded
+            self._source._keep_count()
+        super()._drop()
+
+    def close(self) -> None:
+        if not self._is_let_go:
+            self._drop()
+            self._epoch.iterator = weakref.ref(self._source)
+            self._is_let_go = True
+        super().close()
+
+
+class DeviceIter(LoaderPrefetcher, _BaseDataLoaderIter):  # type: ignore[override]
+    """The iterator of a loader with ``device=``: seeds, samplers, workers and state are those of
+    the iterator below. What is on the device already is only transformed, or put at its fixed
+    addresses."""
 
     def __init__(
         self,
@@ -136,28 +190,6 @@ class DeviceIter(Prefetcher, _BaseDataLoaderIter):
         if name == "_source":
             raise AttributeError(name)
         return getattr(self._source, name)
-
-    @property
-    def _num_yielded(self) -> int:  # type: ignore[override]
-        """To the user."""
-        return int(self._source._num_yielded) - len(self._ahead)
-
-    def _pull(self) -> None:
-        super()._pull()
-        if self._pending_error:
-            self._source._epoch.is_over = False  # not before the user has met it
-
-    def __next__(self) -> Any:
-        try:
-            return super().__next__()
-        except StopIteration:
-            self._source._epoch.is_over = True
-            raise
-
-    def _drop(self) -> None:
-        self._source._num_yielded = self._num_yielded
-        self._source._keep_count()
-        super()._drop()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._drop()
@@ -192,10 +224,14 @@ def prefetch(
 
     The current stream waits for a batch when it is handed out, the host never does. Errors of
     ``iterable`` come in their turn. If an upload raises (``torch.OutOfMemoryError``), the next
-    ``next()`` tries the same batch again. ``close()`` drops what was read ahead.
+    ``next()`` tries the same batch again. ``close()`` drops what was read ahead. ``state_dict()``
+    of a loader of ours, given as ``iterable``, does not count that.
     """
     if depth < 1:
         raise ValueError(f"depth={depth} must be at least 1: the batch that is handed out")
     accelerator = open_accelerator(device)
     uploader = Uploader(accelerator, device_transform)
-    return Prefetcher(iter(iterable), accelerator, depth, uploader, static_buffers)
+    source = iter(iterable)
+    is_ours = hasattr(source, "_epoch") and not isinstance(source, LoaderPrefetcher)
+    kind = LoaderPrefetcher if is_ours else Prefetcher
+    return kind(source, accelerator, depth, uploader, static_buffers)

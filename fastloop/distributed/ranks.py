@@ -7,8 +7,8 @@ Called by the stepper on the thread that trains. docs/stepper.md says what is se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -90,6 +90,22 @@ class Ranks:
         """After its backward."""
         while self._contexts:
             self._contexts.pop().__exit__(None, None, None)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """A context in which DDP sends nothing, so that a rank may fail in it on its own: neither
+        gradients nor buffers. Not for sharded modules, whose forward is a collective."""
+        with ExitStack() as stack:
+            for module in self._replicated:
+                stack.enter_context(module.no_sync())  # type: ignore[operator]
+            synced = [module for module in self._ddp if module.require_forward_param_sync]
+            for module in synced:
+                module.require_forward_param_sync = False
+            try:
+                yield
+            finally:
+                for module in synced:
+                    module.require_forward_param_sync = True
 
     def drop_window(self) -> None:
         """Forget gradients that FSDP2 keeps unreduced, and let the next backward reduce."""
@@ -197,6 +213,21 @@ def find_ranks(model: Module | Iterable[Module] | None) -> Ranks:
     parts = [part for whole in models for part in whole.modules()]
     sharded = [part for part in parts if hasattr(type(part), "set_requires_gradient_sync")]
     return Ranks([part for part in parts if hasattr(type(part), "no_sync")], sharded)
+
+
+def reduce_max(values: Sequence[float], group: Any = None) -> list[float]:
+    """The largest of each value over all ranks, which must all call it (SYNC). Without a process
+    group the values themselves."""
+    if not _is_running() or dist.get_world_size(group) == 1:
+        return list(values)
+    message = torch.tensor(values, dtype=torch.float64, device=_message_device(group))
+    dist.all_reduce(message, dist.ReduceOp.MAX, group=group)
+    return message.tolist()
+
+
+def count_ranks(group: Any = None) -> int:
+    """1 without a process group."""
+    return dist.get_world_size(group) if _is_running() else 1
 
 
 def _is_running() -> bool:

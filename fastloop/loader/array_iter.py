@@ -17,7 +17,7 @@ from fastloop.data.epoch_word import EpochDataset
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.destinations import Destination, find_destination
-from fastloop.loader.columns import NotCoveredError
+from fastloop.loader.columns import NotCoveredError, is_same_structure
 from fastloop.loader.epoch import ResumableIter, skip_blocks
 from fastloop.loader.index_blocks import find_blocks
 from fastloop.loader.route import Source, find_source
@@ -93,7 +93,7 @@ class ArrayIter(ResumableIter):
         # The budget is one of pinned memory; without workers no batch is made ahead of its use.
         is_ahead = destination is not None and self._num_workers > 0
         self._is_closed = False
-        # Images go to a device that C copies to as bytes, and are cast there.
+        # Images go to a device that C copies to as bytes, tokens narrow, and are cast there.
         is_cut = destination is not None and destination.index >= 0
         self._array_loader = _core.ArrayLoader(
             table=source.table.cut() if is_cut else source.table,
@@ -101,7 +101,7 @@ class ArrayIter(ResumableIter):
                 source.table.outputs, destination.index if destination else -1
             ),
             fetch=partial(self._datasets.call, fetcher.fetch),
-            keys=source.keys,
+            structure=source.structure,
             maps=source.maps,
             workers=self._num_workers,
             prefetch=loader.prefetch_factor or 1,
@@ -142,13 +142,15 @@ class ArrayIter(ResumableIter):
         self._restart()
 
     def _look_again(self) -> None:
-        """Other tensors were put into the TensorDataset between two batches."""
+        """Others were put into the dataset between two batches."""
         try:
             source = find_source(self._dataset, pin=False)
+            if not is_same_structure(source.structure, self._source.structure):
+                raise ValueError("give other batches")
             self._array_loader.use(source.table)
         except (NotCoveredError, ValueError) as error:
             raise RuntimeError(
-                f"the tensors of the dataset were replaced during iteration and {error}; "
+                f"what the dataset holds was replaced during iteration and {error}; "
                 "call iter() on the loader again"
             ) from error
         self._source = source

@@ -2,7 +2,8 @@
 
 It holds numbers, strings and dicts only. Its keys and types are the same for every loader at all
 times, because torch.distributed.checkpoint loads into a state that is there. Its size depends on
-the number of generators alone: the state of each takes about 10 KB of hex digits.
+the number of generators alone: the state of each takes about 10 KB of hex digits. What a dataset
+says of itself is added as it is.
 """
 
 from __future__ import annotations
@@ -16,12 +17,23 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fastloop.base.schema import Schema
+from fastloop.data.dataset_reader import has_place, is_stream
 from fastloop.data.samplers import LengthBucketBatchSampler
 from fastloop.loader.dataset_epochs import (
     epochs_within,
     is_set_by_user,
     restore_set,
     set_by_user,
+)
+from fastloop.loader.dataset_states import (
+    NOWHERE,
+    Places,
+    WorkerCountError,
+    fit_places,
+    fresh_states,
+    read_places,
+    states_within,
+    without_states,
 )
 from fastloop.loader.epoch import (
     GENERATORS,
@@ -38,9 +50,11 @@ from fastloop.loader.epoch import (
     with_random_epoch,
     without_torchs,
 )
+from fastloop.loader.left_batches import read_left, write_left
 from fastloop.loader.lightning_resume import Rest, rest_for_caller
+from fastloop.loader.rank_change import with_ranks_here
 
-VERSION = 3
+VERSION = 4
 
 _UNCHANGED = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
 _FIELDS = {
@@ -50,12 +64,14 @@ _FIELDS = {
     "begun": bool,
     "draws_base_seed": bool,
     "not_resumable": str,  # why the epoch cannot go on in the middle; "": it can
+    "left": str,  # which batches are, if not all behind those yielded
     "sampler_epoch": int,  # -1: the sampler has none
     "random_epoch": int,  # of datasets' random numbers; of an epoch to come the lowest it may have
     "set_epochs": str,  # what set_epoch() has told each dataset, in place of it
     "fits": dict,
     "generators": dict,
 }
+_FROM_THE_START: State = {"not_resumable": "", "left": ""}
 _SCHEMA = Schema(_FIELDS, _UNCHANGED)
 # What must be the same in the loader that resumes, as text; "": the loader has no such thing.
 _SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last")
@@ -118,19 +134,44 @@ def _describe(loader: DataLoader[Any]) -> dict[str, str]:
 # ---- saving
 
 
-def _why_not_resumable(loader: DataLoader[Any], epoch: Epoch, yielded: int) -> str:
+def _why_not_resumable(loader: DataLoader[Any], epoch: Epoch, yielded: int, places: Places) -> str:
     if isinstance(loader.dataset, IterableDataset):
-        return f"only the dataset ({type(loader.dataset).__name__}) knows where it stands"
+        return _why_stream_not_resumable(loader, places)
     size = getattr(epoch.sampler, "batch_size", None)
     if size != epoch.batch_size:
         return (
             f"batch_size was changed from {epoch.batch_size} to {size} in the middle of the "
             "epoch, so the number of batches does not say which samples came"
         )
-    is_ordered = loader.in_order or loader.num_workers <= 1
-    if not is_ordered and yielded != _batches(epoch.sampler, epoch.sampler_epoch):
+    is_known = loader.in_order or loader.num_workers <= 1 or epoch.left.is_known(yielded)
+    if not is_known and yielded != _batches(epoch.sampler, epoch.sampler_epoch):
         return "with in_order=False the number of batches does not say which came"
     return ""
+
+
+def _why_stream_not_resumable(loader: DataLoader[Any], places: Places) -> str:
+    what = f"only the dataset ({type(loader.dataset).__name__}) knows where it stands"
+    if not places.sources:
+        return f"{what}, and this path's workers do not send that: path='process' does"
+    if places.has_lost:
+        return (
+            f"{what}, and it has no state_dict(); DataLoader(..., resume='skip') loads and drops "
+            "what was yielded"
+        )
+    return ""
+
+
+def _save_dataset(loader: DataLoader[Any], epoch: Epoch | None, yielded: int) -> State:
+    if epoch is None:
+        return fresh_states(loader)
+    if epoch.states is None:
+        return {key: NOWHERE[key] for key in fresh_states(loader)}
+    states, iterator = epoch.states, epoch.iterator()
+    if iterator is not None and iterator._epoch is epoch:
+        iterator.await_states()
+    if epoch.is_over and not states.outlive_epoch(loader.persistent_workers):
+        return fresh_states(loader)
+    return states.save(yielded)
 
 
 def _as_hex(states: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -139,25 +180,36 @@ def _as_hex(states: Mapping[str, torch.Tensor]) -> dict[str, str]:
     }
 
 
+def _seeds_stateful_workers(loader: DataLoader[Any]) -> bool:
+    """Whether torch's generator decides what workers draw, of which states are kept."""
+    return loader.num_workers > 0 and loader.generator is None and has_place(loader.dataset)
+
+
 def save_state(loader: DataLoader[Any], position: Position) -> State:
     if position.pending is not None:
         return deepcopy(position.pending)
-    now = read_states(without_torchs(find_generators(loader)))
+    generators = find_generators(loader)
+    now = read_states(without_torchs(generators))
     sampler = sampler_with_epoch(loader)
     sampler_epoch = None if sampler is None else sampler.epoch
-    number, yielded, why_not = position.number, 0, ""
+    number, yielded, why_not, left = position.number, 0, "", ""
     random_epoch = position.random_epoch
     set_epochs = set_by_user(epochs_within(loader.dataset))
     at_iter: dict[str, torch.Tensor] = {}
     at_next: dict[str, torch.Tensor] = {}
     epoch = position.current
     is_begun = epoch is not None and not epoch.is_over
+    dataset = _save_dataset(loader, epoch, 0 if epoch is None else epoch.count())
     if epoch is not None and is_begun:
         number, yielded, sampler_epoch = epoch.number, epoch.count(), epoch.sampler_epoch
         random_epoch, set_epochs = epoch.random_epoch, epoch.set_epochs
         if yielded > 0:
-            why_not = _why_not_resumable(loader, epoch, yielded)
+            why_not = _why_not_resumable(loader, epoch, yielded, read_places(dataset))
+        if yielded > 0 and not why_not:
+            left = write_left(epoch.left.after(yielded), yielded)
         at_iter, at_next = epoch.at_iter, {**now, **epoch.at_next}
+    elif TORCHS in generators or _seeds_stateful_workers(loader):
+        now[TORCHS] = torch.get_rng_state()
     return {
         "version": VERSION,
         "epoch": number,
@@ -165,11 +217,13 @@ def save_state(loader: DataLoader[Any], position: Position) -> State:
         "begun": is_begun,
         "draws_base_seed": loader._iterator is None,
         "not_resumable": why_not,
+        "left": left,
         "sampler_epoch": -1 if sampler_epoch is None else sampler_epoch,
         "random_epoch": random_epoch,
         "set_epochs": set_epochs,
         "fits": _describe(loader),
         "generators": {"now": _as_hex(now), "iter": _as_hex(at_iter), "next": _as_hex(at_next)},
+        **deepcopy(dataset),  # the user's objects may return what changes later
     }
 
 
@@ -209,6 +263,10 @@ def _check_parts(state: State) -> None:
             raise ValueError(f"state[{key!r}] is {state[key]}, but cannot be negative")
     if state["yielded"] > 0 and not state["begun"]:
         raise ValueError(f"state yields {state['yielded']} batches of no epoch; {_UNCHANGED}")
+    try:
+        read_left(state["left"], state["yielded"])
+    except ValueError as error:
+        raise ValueError(f"state['left'] is {state['left']!r}: {error}; {_UNCHANGED}") from None
     _check_texts("state['fits']", state["fits"], _FACTS)
     if not is_set_by_user(state["set_epochs"]):
         raise ValueError(f"state['set_epochs'] is {state['set_epochs']!r}; {_UNCHANGED}")
@@ -229,20 +287,27 @@ def _checked(state: object) -> State:
     if version == 1:
         state = _upgraded(state)
     if version in (1, 2):
-        state = with_random_epoch({**state, "version": VERSION})
+        state = with_random_epoch(state)
+    if version in (1, 2, 3):
+        state = {**NOWHERE, "left": "", **state, "version": VERSION}
     elif version != VERSION:
         raise ValueError(
             f"state['version'] is {version!r}, and this version of fastloop reads {VERSION} and "
             f"before; {_UNCHANGED}"
         )
     _check_parts(_SCHEMA.check(state, "state"))
-    return {key: deepcopy(state[key]) for key in _FIELDS}
+    found = {**{key: state[key] for key in _FIELDS}, **states_within(state)}
+    read_places(found)
+    return deepcopy(found)
 
 
 def _find_differences(loader: DataLoader[Any], state: State) -> list[str]:
     def differs(name: str, there: object, here: object) -> str:
         return f"{name} is {there or 'absent'} in the state and {here or 'absent'} here"
 
+    if read_places(state).has_states and not has_place(loader.dataset):
+        name = type(loader.dataset).__name__
+        return [f"the state has states of a dataset, and {name} has no load_state_dict()"]
     there, here = state["fits"], _describe(loader)
     found = [differs(name, there[name], here[name]) for name in _FACTS if there[name] != here[name]]
     has_epoch = sampler_with_epoch(loader) is not None
@@ -253,6 +318,8 @@ def _find_differences(loader: DataLoader[Any], state: State) -> list[str]:
     known = ("iter", "next") if state["begun"] else ("now",)
     saved = {name for moment in known for name, text in moments[moment].items() if text}
     given = set(generators if is_drawn_from else without_torchs(generators))
+    if isinstance(loader.dataset, IterableDataset) and not saved:
+        given = set()  # versions before 4 left those out
     if not is_drawn_from:
         saved, given = saved - {TORCHS}, given - {TORCHS}
     if saved != given:
@@ -297,10 +364,13 @@ def _as_caller_counts(state: State) -> tuple[State, bool]:
     """The state as the caller means it, and whether no batch of its epoch is left."""
     rest, untrained = rest_for_caller() if state["yielded"] > 0 else (Rest.AS_COUNTED, 0)
     if rest is Rest.NEXT_EPOCH:
-        changed = {"epoch": state["epoch"] + 1, "yielded": 0, "begun": False, "not_resumable": ""}
+        changed = {"epoch": state["epoch"] + 1, "yielded": 0, "begun": False, **_FROM_THE_START}
         changed["sampler_epoch"] = state["sampler_epoch"] + (state["sampler_epoch"] >= 0)
         changed["random_epoch"] = state["random_epoch"] + 1
         return {**state, **changed}, False
+    if untrained > 0 and state["left"]:
+        why_not = "with in_order=False it is not known which batch was not trained"
+        return {**state, "not_resumable": state["not_resumable"] or why_not}, False
     return {**state, "yielded": max(state["yielded"] - untrained, 0)}, rest is Rest.NOTHING
 
 
@@ -313,12 +383,58 @@ def _from_its_start(state: State, strict: bool) -> State:
     if strict:
         raise ValueError(f"{what}; save between epochs")
     warnings.warn(f"{what}; epoch {state['epoch']} starts anew", stacklevel=4)
-    return {**state, "yielded": 0, "not_resumable": ""}
+    return {**state, "yielded": 0, **_FROM_THE_START}
+
+
+def _as_loader_resumes(loader: DataLoader[Any], state: State) -> State:
+    """What cannot be resumed where it was saved can be here, or the other way round."""
+    if not is_stream(loader.dataset) or state["yielded"] == 0:
+        return state
+    places, why_not = read_places(state), state["not_resumable"]
+    if loader.num_workers > 0 and getattr(loader, "path", "auto") == "torch":
+        why_not = _why_stream_not_resumable(loader, Places([]))
+    elif places.sources and getattr(loader, "resume", None) == "skip":
+        why_not = ""
+    elif places.has_lost or not (places.sources or why_not):
+        why_not = _why_stream_not_resumable(loader, places)
+    return {**state, "not_resumable": why_not}
+
+
+def _takes_states(loader: DataLoader[Any]) -> bool:
+    """Whether its path's workers load states of the dataset, and send them."""
+    path = getattr(loader, "path", "auto")
+    return loader.num_workers == 0 or not (
+        path == "torch" or (path == "thread" and loader.num_workers > 1)
+    )
+
+
+def _as_path_takes(loader: DataLoader[Any], state: State, strict: bool) -> State:
+    """Of a map-style dataset the order is gone on with, at least."""
+    if is_stream(loader.dataset) or _takes_states(loader) or not read_places(state).has_states:
+        return state
+    what = (
+        f"the state has states of the dataset ({type(loader.dataset).__name__}), and "
+        f"the {loader.num_workers} workers of path={getattr(loader, 'path', 'auto')!r} load none"
+    )
+    if strict:
+        raise ValueError(f"{what}; use path='process', or do not load it")
+    warnings.warn(f"{what}: the dataset goes on as it is", stacklevel=4)
+    return {**without_states(state), "_snapshot": {}}
+
+
+def _check_places(loader: DataLoader[Any], state: State, strict: bool) -> None:
+    """Another number of workers may yet be given to the loader before iter(), which raises then."""
+    try:
+        fit_places(loader, read_places(state))
+    except WorkerCountError:
+        if strict:
+            raise
 
 
 def load_state(loader: DataLoader[Any], position: Position, state: Any, strict: bool) -> None:
     state, is_spent = _as_caller_counts(_checked(state))
-    differences = _find_differences(loader, state)
+    state, fault = with_ranks_here(loader, state, _describe(loader))
+    differences = [fault] if fault else _find_differences(loader, state)
     if differences:
         what = f"the state does not fit this loader: {'; '.join(differences)}"
         if strict:
@@ -331,10 +447,14 @@ def load_state(loader: DataLoader[Any], position: Position, state: Any, strict: 
     length = _batches(loader._index_sampler, state["sampler_epoch"])
     if length is not None and state["yielded"] > length:
         raise ValueError(f"state['yielded'] is {state['yielded']} of {length} batches")
-    generators = find_generators(loader)
-    now = _decode_moments(generators, state)
+    if length is not None and read_left(state["left"], state["yielded"]).first > length:
+        raise ValueError(f"state['left'] is {state['left']!r} of {length} batches; {_UNCHANGED}")
+    generators = {TORCHS: torch.default_generator, **find_generators(loader)}
+    now = without_torchs(_decode_moments(generators, state))
+    state = _as_loader_resumes(loader, _as_path_takes(loader, state, strict))
     if state["not_resumable"] and state["yielded"] > 0 and not is_spent:
-        state = _from_its_start(state, strict)
+        state = {**without_states(_from_its_start(state, strict)), **fresh_states(loader)}
+    _check_places(loader, state, strict)
     if is_spent or not state["begun"]:
         for name, value in now.items():
             generators[name].set_state(value)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
 from fastloop.base.interrupts import interrupt_later
+from fastloop.data.dataset_reader import has_place, is_stream
 from fastloop.data.epoch_word import IteratorEpochs
 from fastloop.data.samplers import EpochSampler, LengthBucketBatchSampler, ShuffleSampler
 from fastloop.loader.dataset_epochs import (
@@ -42,7 +43,15 @@ from fastloop.loader.dataset_epochs import (
     numbers_of,
     set_by_user,
 )
+from fastloop.loader.dataset_states import (
+    NOWHERE,
+    DatasetStates,
+    Places,
+    fit_places,
+    read_places,
+)
 from fastloop.loader.index_blocks import Block, find_blocks
+from fastloop.loader.left_batches import Left, LeftBatches, read_left
 
 TORCHS = "torch"  # the name of torch's global generator, which belongs to the user
 GENERATORS = (TORCHS, "loader", "batch_sampler", "sampler")  # where an order may be drawn from
@@ -57,6 +66,7 @@ _PROFILE_NAMES = tuple(
     for kind in (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 )
 
+_T = TypeVar("_T")
 State = dict[str, Any]
 Generators = dict[str, torch.Generator]
 # Leaves out of what a sampler yields what the epoch has yielded already.
@@ -82,7 +92,9 @@ def _draws_from_torch(outer: Any, inner: Any) -> bool:
 def find_generators(loader: DataLoader[Any]) -> Generators:
     """The generators an epoch's order may depend on, each once, by where they were found."""
     found: Generators = {}
-    if loader._dataset_kind != 0:  # of an IterableDataset
+    if loader._dataset_kind != 0:  # of an IterableDataset: its workers' seeds alone are drawn
+        if isinstance(loader.generator, torch.Generator):
+            found["loader"] = loader.generator
         return found
     outer, inner = samplers_of(loader)
     if _draws_from_torch(outer, inner):
@@ -96,7 +108,7 @@ def find_generators(loader: DataLoader[Any]) -> Generators:
     return found
 
 
-def without_torchs(generators: Generators) -> Generators:
+def without_torchs(generators: Mapping[str, _T]) -> dict[str, _T]:
     return {name: g for name, g in generators.items() if name != TORCHS}
 
 
@@ -161,12 +173,46 @@ def _skip_rows(blocks: Iterator[Block], rows: int) -> Iterator[Block]:
     return blocks
 
 
+def _first_of_block(block: Block, rows: int) -> Block:
+    if isinstance(block, tuple):
+        first, count = block
+        return first, min(count, rows)
+    return block[:rows]
+
+
+def _take_rows(blocks: Iterator[Block], rows: int) -> tuple[list[Block], Iterator[Block]]:
+    """The first `rows` rows, and the blocks behind them."""
+    taken: list[Block] = []
+    for block in blocks:
+        taken.append(_first_of_block(block, rows))
+        count = block[1] if isinstance(block, tuple) else len(block)
+        if rows < count:
+            return taken, chain((_rest_of_block(block, rows),), blocks)
+        rows -= count
+        if rows == 0:
+            break
+    return taken, blocks
+
+
+def _leave_blocks(blocks: Iterator[Block], left: Left, size: int) -> Iterator[Block]:
+    """Where batches were overtaken: all of these are whole, or the last of the epoch."""
+    overtaken: list[Block] = []
+    passed = 0
+    for number in left.overtaken:
+        rows, blocks = _take_rows(_skip_rows(blocks, number * size - passed), size)
+        overtaken.extend(rows)
+        passed = (number + 1) * size
+    return chain(overtaken, _skip_rows(blocks, left.first * size - passed))
+
+
 def skip_blocks(epoch: Epoch, blocks: Iterator[Block]) -> Iterator[Block]:
-    rows = epoch.skipped * epoch.sampler.batch_size
+    left, size = epoch.left.begin, epoch.sampler.batch_size
+    if left.overtaken:
+        return _leave_blocks(blocks, left, size)
     sampler = epoch.sampler.sampler
     if type(sampler) is ShuffleSampler:
-        return sampler.blocks(rows)
-    return _skip_rows(blocks, rows)
+        return sampler.blocks(left.first * size)
+    return _skip_rows(blocks, left.first * size)
 
 
 def _as_ints(block: Block) -> range | list[int]:
@@ -180,30 +226,36 @@ def _begins_anywhere(sampler: Any) -> bool:
 
 
 def skip_items(epoch: Epoch, items: Iterator[Any]) -> Iterator[Any]:
-    sampler = epoch.sampler
-    if epoch.skipped > 0 and _begins_anywhere(sampler):
-        rest: Iterator[Any] = sampler.iter_from(epoch.skipped)
+    sampler, left = epoch.sampler, epoch.left.begin
+    if epoch.is_stream:
+        return items  # which are all alike
+    if left.first > 0 and not left.overtaken and _begins_anywhere(sampler):
+        rest: Iterator[Any] = sampler.iter_from(left.first)
         return rest
-    blocks = find_blocks(sampler) if epoch.skipped > 0 else None
+    blocks = find_blocks(sampler) if left.first > 0 else None
     # A SubsetRandomSampler yields its own objects, which need not be ints.
     if blocks is not None and type(sampler.sampler) is not SubsetRandomSampler:
         rows = chain.from_iterable(map(_as_ints, skip_blocks(epoch, blocks)))
         return iter(BatchSampler(rows, sampler.batch_size, sampler.drop_last))
-    passed = sum(1 for _ in islice(items, epoch.skipped))
-    if passed < epoch.skipped:
+    overtaken, passed = left.take_overtaken(items)
+    if passed < left.first:
         raise ValueError(
-            f"the state counts {epoch.skipped} batches, but the sampler "
+            f"the state counts {left.first} batches, but the sampler "
             f"({type(sampler).__name__}) ended after {passed}; bring it into the state it had "
             "when the epoch began, or iterate without load_state_dict()"
         )
-    return items
+    return chain(overtaken, items)
 
 
 class Epoch:
     """One pass of an iterator over the sampler: what it began with, and what it has yielded."""
 
     def __init__(
-        self, loader: DataLoader[Any], position: Position, datasets: IteratorEpochs
+        self,
+        loader: DataLoader[Any],
+        position: Position,
+        datasets: IteratorEpochs,
+        has_states: bool = True,
     ) -> None:
         pending = position.pending
         self.number = position.number if pending is None else pending["epoch"]
@@ -216,6 +268,7 @@ class Epoch:
         self.set_epochs = set_by_user(datasets.epochs)
         self.skipped = 0
         self.yielded = 0
+        self.left = LeftBatches(Left((), 0), 0)
         self.is_over = False
         self.iterator: Callable[[], Any] = lambda: None  # that the user has
         self.at_iter: dict[str, torch.Tensor] = {}
@@ -225,15 +278,24 @@ class Epoch:
         self.is_spent = position.is_spent  # no batch is left, whatever was yielded
         # Whether a base seed is drawn. None: as torch's iterator does by itself.
         self.draws_seed: bool | None = None
+        self.borrowed: torch.Tensor | None = None  # what torch's generator is in for our draws
         if pending is not None and self.is_resumed:
             self._resume(pending, datasets)
         elif pending is not None:
             self.random_epoch = next_random_epoch(pending["random_epoch"], self.with_epoch)
             self.draws_seed = pending["draws_base_seed"]
+            self.borrowed = position.torchs_at_saving()
+        self.is_stream = is_stream(loader.dataset)
+        self.states: DatasetStates | None = None  # of a dataset that is asked where it stands
+        if has_states and has_place(loader.dataset):
+            places = Places([]) if pending is None else fit_places(loader, read_places(pending))
+            is_over = pending is not None and not self.is_resumed
+            self.states = DatasetStates(loader, places, is_over)
         datasets.begin(numbers_of(self.set_epochs, self.random_epoch))
 
     def _resume(self, state: State, datasets: IteratorEpochs) -> None:
         self.skipped = self.yielded = state["yielded"]
+        self.left = LeftBatches(read_left(state["left"], self.skipped), self.skipped)
         self.random_epoch = state["random_epoch"]
         if is_about(state["set_epochs"], datasets.epochs):
             self.set_epochs = state["set_epochs"]
@@ -276,12 +338,24 @@ class Epoch:
         yield
 
     @contextmanager
+    def borrowing(self) -> Iterator[None]:
+        """Around draws of an epoch that begins as it would have where it was saved: torch's own
+        generator is lent the state it had there."""
+        if self.borrowed is None:
+            yield
+            return
+        with _restored(torch.default_generator):
+            torch.default_generator.set_state(self.borrowed)
+            yield
+            self.borrowed = torch.default_generator.get_state()
+
+    @contextmanager
     def making_iterator(self) -> Iterator[None]:
         """Around all that torch draws to make an iterator."""
         kept: tuple[torch.Generator, ...] = ()
         if self.draws_seed is False:
             kept = (torch.default_generator, *without_torchs(self.generators).values())
-        with _restored(*kept), self.drawing_iter():
+        with self.borrowing(), _restored(*kept), self.drawing_iter():
             yield
 
     def remaining(self, source: Iterator[Any], skip: _Skip) -> Iterator[Iterator[Any]]:
@@ -289,9 +363,12 @@ class Epoch:
         if self.is_spent:
             return
         if not self.is_resumed:
-            if self._is_lazy():
-                self._note_sampler_epoch()
-            self.at_next = read_states(self.generators)
+            with self.borrowing():
+                if self._is_lazy():
+                    self._note_sampler_epoch()
+                self.at_next = read_states(self.generators)
+                first = [] if self.borrowed is None else list(islice(source, 1))
+            yield iter(first)
             yield source
             return
         # A state saved before the first item was drawn has none of torch's own generator: the
@@ -323,6 +400,7 @@ class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
     """
 
     _num_yielded = 0
+    _has_states = True  # of a dataset that says where it stands
     _shared: Any
 
     def _begin_epoch(self, loader: DataLoader[Any], in_workers: bool = False) -> None:
@@ -333,11 +411,16 @@ class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
         """
         if "_datasets" not in self.__dict__:
             self._datasets = IteratorEpochs(epochs_within(loader.dataset), in_workers)
-        self._epoch = Epoch(loader, self._shared.position, self._datasets)
+        self._epoch = Epoch(loader, self._shared.position, self._datasets, self._has_states)
+        self._epoch.iterator = weakref.ref(self)
 
     def __init__(self, loader: DataLoader[Any]) -> None:
+        states = self._epoch.states
         with self._epoch.making_iterator():
             super().__init__(loader)
+        if states is not None and states.base_seed is not None:
+            self._base_seed = states.base_seed
+        self._note_base_seed()
         kind = (
             _MultiProcessingDataLoaderIter
             if self._num_workers > 0
@@ -345,7 +428,8 @@ class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
         )
         self._profile_name = f"enumerate(DataLoader)#{kind.__name__}.__next__"
         if self._epoch.draws_seed is False and self._num_workers == 0:
-            self._sampler_iter = iter(self._index_sampler)  # with what the seed was drawn from
+            with self._epoch.borrowing():
+                self._sampler_iter = iter(self._index_sampler)  # with what the seed was drawn from
         self._skip_yielded()
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
@@ -353,10 +437,19 @@ class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
             self._keep_count()
             self._begin_epoch(loader)
             if self._epoch.draws_seed:
-                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-        with self._epoch.drawing_iter():
+                with self._epoch.borrowing():
+                    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        with self._epoch.borrowing(), self._epoch.drawing_iter():
             super()._reset(loader, first_iter)
+        self._note_base_seed()
         self._skip_yielded()
+
+    def await_states(self) -> None:
+        """Until all that the dataset's state at the beginning of the epoch takes has come."""
+
+    def _note_base_seed(self) -> None:
+        if self._epoch.states is not None:
+            self._epoch.states.base_seed = int(self._base_seed)
 
     def _skip_yielded(self) -> None:
         self._sampler_iter = self._remaining(self._sampler_iter, skip_items)
@@ -387,6 +480,7 @@ class Position:
         self.pending = pending
         self.is_spent = is_spent  # the pending state's epoch has no batch left
         self.current: Epoch | None = None
+        self._torchs_at_loading: torch.Tensor | None = None
 
     def begin(self, iterator: _BaseDataLoaderIter) -> None:
         """iter() has given this."""
@@ -402,6 +496,16 @@ class Position:
     def load(self, state: State, is_spent: bool = False) -> None:
         """The next iter() goes on from `state`."""
         self.pending, self.is_spent = state, is_spent
+        self._torchs_at_loading = torch.default_generator.get_state()
+
+    def torchs_at_saving(self) -> torch.Tensor | None:
+        """The state that torch's generator is to be in for the draws of a pending epoch. None: as
+        it is. So it is where the program has seeded it, or drawn from it, since loading."""
+        assert self.pending is not None
+        saved = from_hex({TORCHS: self.pending["generators"]["now"][TORCHS]}).get(TORCHS)
+        at_loading, now = self._torchs_at_loading, torch.default_generator.get_state()
+        is_untouched = at_loading is not None and torch.equal(at_loading, now)
+        return saved if is_untouched and not (saved is None or torch.equal(saved, now)) else None
 
     def restart(self, state: State) -> None:
         """The next iter() begins the epoch of `state`."""
@@ -412,10 +516,12 @@ class Position:
         """For a copy of the loader, which has no iterator."""
         position = Position(self.number, self.pending, self.is_spent)
         position.random_epoch = self.random_epoch
+        position._torchs_at_loading = self._torchs_at_loading
         return position
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A pickle of fastloop 0.1 has no random epoch, nor has the state in it."""
+        """A pickle of fastloop 0.1 has no random epoch, nor has the state in it, which says nothing
+        of the dataset either."""
         if state["pending"] is not None:
-            state["pending"] = with_random_epoch(state["pending"])
-        self.__dict__.update({"random_epoch": state["number"], **state})
+            state["pending"] = {**NOWHERE, "left": "", **with_random_epoch(state["pending"])}
+        self.__dict__.update({"random_epoch": state["number"], "_torchs_at_loading": None, **state})

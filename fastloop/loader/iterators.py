@@ -4,15 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from fastloop.device.accelerator import Accelerator
+from fastloop.device.accelerator import Accelerator, open_accelerator
+from fastloop.device.prefetch import DeviceIter
 from fastloop.loader.array_iter import ArrayIter
+from fastloop.loader.extras import Extras
 from fastloop.loader.process_iter import ProcessIter
 from fastloop.loader.route import find_route
 from fastloop.loader.shared import Shared
+from fastloop.loader.thread_iter import ThreadIter
 from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
+
+
+def iterator_with(extras: Extras, loader: DataLoader[Any], shared: Shared) -> _BaseDataLoaderIter:
+    """As ``fast_iterator``, its batches on ``extras.device``, transformed.
+
+    Args:
+        loader: has those extras as attributes that iterators look at.
+    """
+    is_plain = extras.device_transform is None and not extras.static_buffers
+    accelerator = None
+    if extras.device is not None and not (is_plain and torch.device(extras.device).type == "cpu"):
+        accelerator = open_accelerator(extras.device)
+    iterator = fast_iterator(loader, extras.path, shared, accelerator)
+    if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
+        return iterator
+    return DeviceIter(iterator, accelerator, extras.device_transform, extras.static_buffers)
 
 
 def fast_iterator(
@@ -24,7 +44,8 @@ def fast_iterator(
     """The fastest iterator that gives what ``iter(loader)`` of torch gives.
 
     Args:
-        loader: any torch DataLoader.
+        loader: any torch DataLoader, or what has as much of one as torch's iterators read. That
+            there are no more workers than CPUs is for the caller to check, as with torch's.
         path: as the argument of ``fastloop.DataLoader``.
         shared: memory and counts to go on with; fresh ones by default.
         accelerator: where batches are wanted. They are there if the iterator's ``is_on_device``
@@ -32,8 +53,8 @@ def fast_iterator(
     """
     shared = shared or Shared()
     route = find_route(loader, path, pin=True)
-    if loader.num_workers > 0:
-        loader.check_worker_number_rationality()
+    if route.path == "thread":
+        return ThreadIter(loader, shared, accelerator)
     if route.source is not None:
         return ArrayIter(loader, route.source, shared, accelerator)
     if route.path == "process":

@@ -11,28 +11,52 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
     DataLoader,
+    IterableDataset,
+    IterDataPipe,
+    MapDataPipe,
     RandomSampler,
     SequentialSampler,
     Subset,
     TensorDataset,
+    WeightedRandomSampler,
 )
 from torch.utils.data._utils.collate import default_collate, default_convert
+from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.collate import is_default_collate
+from fastloop.data.image_folder import ImageFolder
 from fastloop.data.pad import PackCollate, PadCollate
 from fastloop.data.ragged import RaggedField
+from fastloop.data.samplers import ShuffleSampler
 from fastloop.data.tokens import TokenDataset
-from fastloop.loader.columns import NotCoveredError, columns_of, pin_storage
+from fastloop.loader.columns import Held, NotCoveredError, Structure
 from fastloop.loader.dataset_epochs import datasets_within
-from fastloop.loader.index_blocks import Vector, as_vector
+from fastloop.loader.index_blocks import Vector
+from fastloop.loader.nested_columns import columns_within, find_rows
+from fastloop.loader.package_columns import (
+    columns_of_hugging_face,
+    indices_of_hugging_face,
+    is_hugging_face,
+)
 from fastloop.loader.sequence_columns import columns_of_sequences
 
-PATHS = ("auto", "array", "process", "sync", "torch")
+# What an index that is a list takes of them are the rows in it.
+_TAKE_LISTS = (ArrayDataset, TensorDataset, torch.Tensor, np.ndarray, np.memmap)
+PATHS = ("auto", "array", "process", "thread", "sync", "torch")
+# Those that yield ints and nothing else.
+_INDEX_SAMPLERS = (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    ShuffleSampler,
+    WeightedRandomSampler,
+)
 
 
 @dataclass(frozen=True)
@@ -40,14 +64,14 @@ class Source:
     """Array data as the C core takes it."""
 
     table: _core.Table
-    keys: tuple[str, ...] | None  # of a batch
+    structure: Structure  # of a batch
     maps: tuple[Vector, ...]
-    dataset: Any  # the innermost
-    tensors: object  # of a TensorDataset; users may assign others to its attribute
+    dataset: Any  # below its Subsets
+    held: tuple[Held, ...]
 
     def is_stale(self) -> bool:
-        """Whether they have."""
-        return self.tensors is not None and self.tensors is not self.dataset.tensors
+        """Whether users have put others into the dataset."""
+        return any(map(Held.is_stale, self.held))
 
 
 @dataclass(frozen=True)
@@ -68,22 +92,19 @@ def find_source(dataset: object, pin: bool, collate_fn: object = default_collate
     """
     maps: list[Vector] = []
     while type(dataset) is Subset:
-        indices = as_vector(dataset.indices)
-        if indices is None:
-            raise NotCoveredError("the indices of the Subset are not plain integers")
-        maps.insert(0, indices)
+        maps.insert(0, find_rows(dataset.indices))
         dataset = dataset.dataset
     try:
-        columns = columns_of_sequences(dataset, collate_fn) or columns_of(dataset)
-        sources = columns.sources
-        if pin:
-            sources = [pin_storage(s) if isinstance(s, torch.Tensor) else s for s in sources]
-        names, files, plans = tuple(columns.names), tuple(columns.files), tuple(columns.plans)
-        table = _core.Table(tuple(sources), torch.Tensor, names, files, plans)
+        columns = columns_of_sequences(dataset, collate_fn)
+        if columns is None and is_hugging_face(dataset):
+            columns = columns_of_hugging_face(dataset)
+            indices = indices_of_hugging_face(dataset)
+            maps[:0] = [] if indices is None else [indices]
+        columns = columns or columns_within(dataset)
+        table = columns.table(pin)
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
-    tensors = dataset.tensors if isinstance(dataset, TensorDataset) else None
-    return Source(table, columns.keys, tuple(maps), dataset, tensors)
+    return Source(table, columns.structure, tuple(maps), dataset, tuple(columns.held))
 
 
 def _has_sequence_collate(loader: DataLoader[Any]) -> bool:
@@ -136,16 +157,22 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
 
 
 def _check_singles(loader: DataLoader[Any]) -> None:
-    """A sampler of the user's may yield lists: of sequences there is no such sample."""
+    """Single samples of C's are arrays; and a sampler of the user's may yield lists: of sequences
+    there is no such sample."""
     dataset: object = loader.dataset
-    if type(loader.sampler) in (RandomSampler, SequentialSampler):
-        return
     while type(dataset) is Subset:
         dataset = dataset.dataset
+    if type(dataset) is ImageFolder:
+        raise NotCoveredError("a single sample of an ImageFolder has an int, as torchvision's")
+    if is_hugging_face(dataset):
+        raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
+    if type(loader.sampler) in _INDEX_SAMPLERS:
+        return
     if type(dataset) is ArrayDataset and any(isinstance(f, RaggedField) for f in dataset._fields):
         raise NotCoveredError("the sampler may yield what is no index of a RaggedArray")
-    if type(dataset) is TokenDataset:
-        raise NotCoveredError("the sampler may yield what is no index of a TokenDataset")
+    if type(dataset) not in _TAKE_LISTS:
+        name = type(dataset).__name__
+        raise NotCoveredError(f"the sampler may yield what is no index of a {name}")
 
 
 def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
@@ -155,12 +182,29 @@ def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
         raise NotCoveredError("worker_init_fn runs in worker processes")
     if loader.num_workers > 0 and loader.prefetch_factor == 0:
         raise NotCoveredError("prefetch_factor is 0")
-    if not loader._auto_collation and type(loader.sampler) not in (
-        RandomSampler,
-        SequentialSampler,
-    ):
+    if not loader._auto_collation:
         _check_singles(loader)
     return find_source(loader.dataset, pin and loader.num_workers > 0, loader.collate_fn)
+
+
+def _check_threads(loader: DataLoader[Any]) -> None:
+    """Raises ValueError for what worker threads cannot load."""
+    what = ""
+    if loader.num_workers == 0:
+        what = "with num_workers=0; pass the number of threads, or use path='sync', which has none"
+    elif loader.multiprocessing_context is not None:
+        context = loader.multiprocessing_context
+        what = f"with multiprocessing_context={context!r}, as no process is started; leave it out, "
+        what += "or use path='process'"
+    elif isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        what = f"a DataPipe ({type(loader.dataset).__name__}), which asks in which worker process "
+        what += "it is; use path='process'"
+    elif isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1:
+        what = f"an IterableDataset with num_workers={loader.num_workers}: each thread would give "
+        what += "all of it, as get_worker_info() is None in threads; pass num_workers=1, which "
+        what += "reads ahead, or use path='process'"
+    if what:
+        raise ValueError(f"path='thread' cannot load {what}")
 
 
 def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -> Route:
@@ -176,6 +220,9 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
     """
     if path == "torch":
         return Route("torch", "path='torch' was asked for")
+    if path == "thread":
+        _check_threads(loader)
+        return Route("thread", "path='thread' was asked for")
     other = "process" if loader.num_workers > 0 else "sync"
     if path in ("process", "sync"):
         if path != other:
@@ -194,7 +241,10 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
                 f"path='array' cannot load this: {reason}; use path='auto' for any dataset"
             ) from None
         return Route(other, str(reason))
-    what = "windows of tokens" if type(source.dataset) is TokenDataset else "plain arrays"
+    others = {TokenDataset: "windows of tokens", ImageFolder: "cached images"}
+    what = others.get(type(source.dataset), "plain arrays")
+    if is_hugging_face(source.dataset):
+        what = "Arrow columns"
     collate = "default collate"
     if _has_sequence_collate(loader):
         collate = type(loader.collate_fn).__name__

@@ -20,7 +20,7 @@ from fastloop.data.field import Array, Field, MappedFile, torch_dtype
 from fastloop.data.pad import LABEL_PADDING, PackCollate, PadCollate
 from fastloop.data.ragged import RaggedField
 from fastloop.data.sample_fields import Fields, SampleField, make_fill, take_apart
-from fastloop.loader.columns import Columns, NotCoveredError, check_tensor, pin_storage
+from fastloop.loader.columns import Columns, NotCoveredError, check_tensor, list_of, pin_storage
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class _Batch:
         self.add(field.name, sequences.name, column, sequences.file)
 
     def finish(self, is_dict: bool) -> Columns:
-        self.columns.keys = tuple(self.names) if is_dict else None
+        self.columns.structure = dict.fromkeys(self.names) if is_dict else list_of(len(self.names))
         return self.columns
 
 
@@ -225,7 +225,11 @@ def columns_of_sequences(dataset: object, collate_fn: object) -> Columns | None:
     is_collate = type(collate_fn) in (PadCollate, PackCollate)
     if type(dataset) is not ArrayDataset or dataset._untranslated:
         if is_collate:
-            raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not an ArrayDataset")
+            name = type(collate_fn).__name__
+            raise NotCoveredError(
+                f"threads of C gather for {name} from an ArrayDataset, and the dataset is a "
+                f"{type(dataset).__name__}"
+            )
         return None
     if isinstance(collate_fn, PadCollate) and is_collate:
         return _pad(dataset, collate_fn)

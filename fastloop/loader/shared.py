@@ -13,28 +13,34 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from fastloop import _core
+from fastloop.base.beside import Beside
 from fastloop.base.next_lock import NextLock
 from fastloop.base.openmp import thread_pool
 from fastloop.data.collate import make_collate
 from fastloop.data.epoch_word import EpochsInWorker
 from fastloop.device.availability import warn_once
 from fastloop.loader.epoch import Position, ResumableIter
+from fastloop.workers.threads import CollateStock
 
 CLOSED = "the loader of this iterator was closed; call iter() on it again"
 
-# (batches, ns at work, ns waiting) of each worker, and fallbacks by reason.
-WorkerCounts = tuple[tuple[tuple[int, int, int], ...], dict[str, int]]
+# (batches, ns at work, ns waiting) of each worker, for threads also the ns they waited for the
+# interpreter lock; and fallbacks by reason.
+WorkerCounts = tuple[tuple[tuple[int, ...], ...], dict[str, int]]
 
 
 class Shared:
     """One loader's batch memory and counts, and where the loader stands."""
 
     def __init__(self, position: Position | None = None) -> None:
+        _core.keep_heap()  # samples are made of temporary arrays; forked workers inherit it
         self.position = position or Position()
         self.open: list[weakref.ref[Any]] = []  # iterators that close() ends
         self.array_memory: _core.BatchPool | None = None
         self.worker_memory: _core.BatchPool | None = None
         self.collate: tuple[_core.ThreadPool, _core.Collate] | None = None  # of the sync path
+        self.collates = CollateStock()  # of worker threads
+        self.depth = 0  # of the queue, where prefetch_factor="auto" has found one
         self.unpinnable_device = -1  # for copies to it, shared memory cannot be pinned
         self.fault = ""  # why C does not upload, where it was meant to
         # Of paths that run torch's iterators, and of pools that were replaced.
@@ -112,6 +118,7 @@ class Shared:
     def trim(self) -> None:
         """Gives memory back that no batch lies in."""
         self.collate = None
+        self.collates.trim()
         for memory in (self.array_memory, self.worker_memory):
             if memory is not None and memory.is_own():
                 memory.trim()
@@ -121,7 +128,11 @@ def _is_usable(memory: _core.BatchPool | None, device: int) -> TypeGuard[_core.B
     return memory is not None and memory.is_own() and memory.device == device
 
 
-class _LoaderProxy:
+# Of a loader of torch's class.
+shared_of = Beside(Shared)
+
+
+class LoaderProxy:
     """A loader that has other attributes."""
 
     def __init__(self, loader: DataLoader[Any], **others: Any) -> None:
@@ -139,6 +150,8 @@ class LockedIter(ResumableIter):
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._is_closed = False
         self._next_lock = NextLock()
+        is_map = loader._dataset_kind == _DatasetKind.Map
+        self._overtakes = is_map and not loader.in_order and loader.num_workers > 1
         super().__init__(loader)
 
     def _as_torch_takes(self, loader: DataLoader[Any], **others: Any) -> Any:
@@ -146,7 +159,18 @@ class LockedIter(ResumableIter):
         this iterator."""
         if self._datasets.epochs:
             others["worker_init_fn"] = EpochsInWorker(self._datasets, loader.worker_init_fn)
-        return _LoaderProxy(loader, **others)
+        return LoaderProxy(loader, **others)
+
+    def _note_state(self, worker: int, state: bytes | None) -> None:
+        """The next batch is about to be handed out; the state after it, where one came."""
+        epoch = self._epoch
+        assert epoch.states is not None
+        epoch.states.note(self._num_yielded + 1, worker, state, epoch.count())
+
+    def _note_left(self) -> None:
+        """A batch is handed out; torch's iterator knows which others it still waits for."""
+        torchs: Any = self
+        self._epoch.left.note(self._num_yielded, torchs._task_info, torchs._send_idx)
 
     def __next__(self) -> Any:
         with self._next_lock.of_process():
@@ -164,6 +188,8 @@ class LockedIter(ResumableIter):
             except StopIteration:
                 self._epoch.is_over = True
                 raise
+            if self._overtakes:
+                self._note_left()
             self._shared.counts["batches"] += 1
             return data
 

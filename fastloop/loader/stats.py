@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from fastloop.loader.route import find_route
+from fastloop.loader.shared import Shared
 
 
 @dataclass(frozen=True)
 class WorkerStats:
-    """What one worker process has done.
+    """What one worker process or thread has done.
 
     Attributes:
         batches: batches it has built.
         seconds_busy: seconds from a request to its answer: loading, collating, packing.
         seconds_waiting: seconds it had nothing to do.
+        seconds_waiting_for_lock: of those busy, the seconds that a thread was ready to run Python
+            but another held the interpreter lock. An estimate: after a batch (every 10 ms at most)
+            the thread gives the lock up for a moment and measures how long it takes to get it
+            back; that times the number of sleeps that the kernel has counted while it made the
+            batch, and at most the time it was not on a CPU then. Near 0, more threads load more.
+            If it is most of ``seconds_busy``, the dataset is Python that holds the lock, and
+            ``path="process"`` is faster. None for processes, each of which has a lock of its own.
     """
 
     batches: int
     seconds_busy: float
     seconds_waiting: float
+    seconds_waiting_for_lock: float | None = None
 
 
 @dataclass(frozen=True)
@@ -26,12 +40,13 @@ class LoaderStats:
 
     Attributes:
         path: how batches are made now: ``"array"`` (C, no Python per sample), ``"process"``
-            (worker processes over shared memory), ``"sync"`` (in this process) or ``"torch"``.
+            (worker processes over shared memory), ``"thread"`` (worker threads), ``"sync"`` (in
+            this process) or ``"torch"``.
         why: why that path; and why torch uploads batches to a CUDA device, where it does so
             because fastloop's own uploads do not work there.
         batches: batches given to the user, or uploaded ahead for the loop.
         samples: samples in them; None where they are not counted: all paths but ``"array"``.
-        bytes: bytes of their memory, alignment included; None on the sync and torch paths.
+        bytes: bytes of their memory, alignment included; None on the thread, sync and torch paths.
         waits: how many batches ``next()`` had to wait for. Without workers that is every one; on
             the process path replies of persistent workers to ``iter()`` count as well, and a
             batch that came out of order counts by itself.
@@ -42,8 +57,10 @@ class LoaderStats:
             collate included, but on the array path only the gathering.
         slots_lent: blocks of batch memory whose tensors are alive now.
         slots_replaced: blocks made because more than usual were held by the user.
-        workers: on the process path, of each worker of the latest iterator, as far as its replies
-            have been taken.
+        restarts: dead worker processes that were replaced (``on_worker_death="restart"``).
+        prefetch_factor: batches each worker is asked for ahead; with ``"auto"``, now.
+        workers: on the process and thread paths, of each worker of the latest iterator; of a
+            process as far as its replies have been taken.
         fallbacks: leaves of batches that torch's own functions collated, by reason, by the latest
             iterator.
     """
@@ -57,6 +74,8 @@ class LoaderStats:
     seconds_waited: float
     slots_lent: int
     slots_replaced: int
+    restarts: int = 0
+    prefetch_factor: int | None = None
     workers: tuple[WorkerStats, ...] = ()
     fallbacks: dict[str, int] = field(default_factory=dict)
 
@@ -71,11 +90,37 @@ class LoaderStats:
             f"waited {self.waits:,} times, {self.seconds_waited:.3f} s; "
             f"slots: {self.slots_lent} lent, {self.slots_replaced} replaced"
         )
+        if self.restarts > 0:
+            text += f"; {self.restarts:,} workers replaced after their death"
         for number, worker in enumerate(self.workers):
             text += (
                 f"; worker {number}: {worker.batches:,} batches, {worker.seconds_busy:.3f} s busy, "
                 f"{worker.seconds_waiting:.3f} s waiting"
             )
+            if worker.seconds_waiting_for_lock is not None:
+                text += f", {worker.seconds_waiting_for_lock:.3f} s for the interpreter lock"
         for reason, count in self.fallbacks.items():
             text += f"; {count:,} fallbacks to torch's collate: {reason}"
         return text + ")"
+
+
+def stats_of(loader: DataLoader[Any], path: str, shared: Shared) -> LoaderStats:
+    """Of a loader whose iterators are given ``path`` and ``shared``."""
+    route = find_route(loader, path)
+    count = shared.count()
+    workers, fallbacks = shared.count_workers()
+    return LoaderStats(
+        path=route.path,
+        why=f"{route.why}; torch uploads: {shared.fault}" if shared.fault else route.why,
+        batches=count["batches"],
+        samples=count["samples"] if route.path == "array" else None,
+        bytes=count["bytes"] if route.path in ("array", "process") else None,
+        waits=count["waits"],
+        seconds_waited=count["wait_ns"] / 1e9,
+        slots_lent=count["lent"],
+        slots_replaced=count["replaced"],
+        restarts=count["restarts"],
+        prefetch_factor=shared.depth or loader.prefetch_factor,
+        workers=tuple(WorkerStats(n, *(ns / 1e9 for ns in times)) for n, *times in workers),
+        fallbacks=fallbacks,
+    )

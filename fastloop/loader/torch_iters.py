@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from fastloop import _core
+from fastloop.data.batch_memory import call_lent
+from fastloop.data.image_folder import fills_batches
 from fastloop.data.pad import find_collate
-from fastloop.loader.shared import CLOSED, LockedIter, Shared, WorkerCounts
+from fastloop.loader.shared import CLOSED, LoaderProxy, LockedIter, Shared, WorkerCounts
 
 
 class SyncIter(_SingleProcessDataLoaderIter, LockedIter):
@@ -23,22 +25,38 @@ class SyncIter(_SingleProcessDataLoaderIter, LockedIter):
     """
 
     _collate: _core.Collate | None = None
+    _lender: _core.Collate | None = None  # that, where samples may lie in the batch's memory
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, has_own_collate: bool) -> None:
         self._shared = shared
         self._begin_epoch(loader)
-        self._datasets.call(super().__init__, loader)
+        states = self._epoch.states
+        taken: Any = loader
+        if states is not None:
+            states.reader = states.make_reader()
+            if self._epoch.is_stream:
+                taken = LoaderProxy(loader, dataset=states.reader)
+            else:
+                states.reader.load_dataset()
+        self._datasets.call(super().__init__, taken)
+        self._dataset = self._dataset_fetcher.dataset = loader.dataset
         is_tried = has_own_collate and self._auto_collation
         found = find_collate(self._collate_fn, shared.collate_here) if is_tried else None
         if found is not None:
             self._dataset_fetcher.collate_fn, self._collate = found
             self._fallbacks_before = self._collate.fallbacks()
             shared.latest = weakref.ref(self)
+            if found[0] is self._collate and fills_batches(self._dataset):
+                self._lender = self._collate
 
     def _next_data(self) -> Any:
         begin_ns = perf_counter_ns()
-        data = self._datasets.call(super()._next_data)
+        data = self._datasets.call(call_lent, self._lender, super()._next_data)
         self._shared.count_wait(perf_counter_ns() - begin_ns)
+        states = self._epoch.states
+        if states is not None and states.is_read_ahead:
+            assert states.reader is not None
+            self._note_state(0, states.reader.take())
         return data
 
     def count(self) -> WorkerCounts:
@@ -59,6 +77,7 @@ class SyncIter(_SingleProcessDataLoaderIter, LockedIter):
 class TorchProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
     """torch's iterator over its own worker processes and queues."""
 
+    _has_states = False
     _waited_ns = 0  # since the last batch came
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:

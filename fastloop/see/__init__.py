@@ -1,1 +1,1 @@
-"""What this machine offers, and what runs on it where: the doctor."""
+"""Reports for people: what this machine offers, and where the time of a training loop goes."""

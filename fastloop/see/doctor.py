@@ -1,14 +1,37 @@
-"""``python -m fastloop doctor``: what was built, what this machine offers, what runs where."""
+"""``python -m fastloop doctor``: what was built, what this machine offers, what runs where, and
+what slows programs down here. Checks are functions of a System; this file runs them and prints."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
 import sys
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from fastloop._core import build_info, check_cuda
 from fastloop.base.requirements import kernels_are_disabled, require_torch
 from fastloop.device.availability import explain_error
+from fastloop.see.finding import Finding, Level, System
+from fastloop.see.gpu_checks import check_gpus, probe_gpu
+from fastloop.see.host_checks import (
+    check_cpus,
+    check_data,
+    check_limits,
+    check_memory,
+    check_shared_memory,
+)
+from fastloop.see.program_checks import (
+    check_lock,
+    check_patchers,
+    check_start_method,
+    check_switches,
+    check_threads,
+)
 
 
 def _torch_line() -> str:
@@ -48,13 +71,13 @@ def _device() -> str:
     return f"{built}; device 0 is ready"
 
 
-def main() -> None:
+def _facts() -> dict[str, str]:
     info = build_info()
     guarded = {
         "process_vm": "process_vm_readv/writev",
         "memfd": "through a memfd (process_vm_readv is not permitted here), slower",
     }[str(info["guarded_reads"])]
-    lines = {
+    return {
         "fastloop": f"{info['version']}, built with {info['compiler']}, DLPack {info['dlpack']}",
         "python": f"{platform.python_version()} on {platform.release()}",
         "torch": _torch_line(),
@@ -69,6 +92,123 @@ def main() -> None:
         "passes over gradients": _threads(),
         "device": _device(),
     }
-    width = max(map(len, lines))
-    for name, value in lines.items():
-        print(f"{name:<{width}}  {value}")
+
+
+# ---- checks
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the doctor has found. ``print(diagnosis)`` shows it.
+
+    Attributes:
+        facts: what was built and what runs where, by name.
+        findings: one or more for each check.
+    """
+
+    facts: dict[str, str]
+    findings: tuple[Finding, ...]
+
+    @property
+    def status(self) -> int:
+        """The command's exit status: 1 if something does not work."""
+        return int(any(finding.level is Level.FAIL for finding in self.findings))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: ``schema`` changes when a name here does."""
+        checks = [finding.to_dict() for finding in self.findings]
+        return {"schema": 1, "facts": self.facts, "checks": checks}
+
+    def __str__(self) -> str:
+        width = max(map(len, self.facts))
+        lines = [f"{name:<{width}}  {value}" for name, value in self.facts.items()]
+        return "\n".join([*lines, "", *map(_describe, self.findings)])
+
+
+def _describe(finding: Finding) -> str:
+    lines = [f"{finding.level.name.lower():<4}  {finding.id}: {finding.fact}"]
+    lines += [f"      costs: {finding.cost}"] if finding.cost else []
+    lines += [f"      do:    {finding.fix}"] if finding.fix else []
+    return "\n".join(lines)
+
+
+def diagnose(
+    system: System, loader: Any = None, data: str | None = None, probe: bool = False
+) -> Diagnosis:
+    """All checks, in the order of their report. One that fails itself says so, and stops no other.
+
+    Args:
+        system: the machine.
+        loader: a DataLoader that the checks of workers are about.
+        data: a file or folder whose file system is read.
+        probe: whether a GPU is used.
+    """
+    facts = _facts()
+    torch = sys.modules.get("torch")
+    workers = getattr(loader, "num_workers", None)
+    checks: dict[str, Callable[[], Finding | Iterable[Finding]]] = {
+        "cpus": lambda: check_cpus(system, workers),
+        "threads": lambda: check_threads(system),
+        "memory": lambda: check_memory(system),
+        "shared memory": lambda: check_shared_memory(system, workers),
+        "limits": lambda: list(check_limits(system)),
+        "start method": lambda: check_start_method(loader),
+        "interpreter lock": check_lock,
+        "switches": lambda: check_switches(system),
+        "patchers": check_patchers,
+        "gpu": lambda: list(check_gpus(system, torch)),
+    }
+    if data is not None:
+        checks["data"] = lambda: check_data(system, data)
+    if probe:
+        checks["gpu probe"] = lambda: probe_gpu(torch)
+    findings = [finding for id, check in checks.items() for finding in _run(id, check)]
+    return Diagnosis(facts, tuple(findings))
+
+
+def _run(id: str, check: Callable[[], Finding | Iterable[Finding]]) -> Iterable[Finding]:
+    try:
+        found = check()
+    except Exception as error:
+        text = f"could not be checked: {type(error).__name__}: {error}"
+        return [Finding(id, Level.NOTE, text, "", "report it with this output")]
+    return [found] if isinstance(found, Finding) else found
+
+
+def doctor(loader: Any = None, *, data: str | None = None, probe: bool = False) -> Diagnosis:
+    """What this machine offers, what slows programs down on it, and what to do about that.
+
+    Args:
+        loader: a DataLoader: its number of workers is compared with the CPUs, and what its worker
+            processes are sent is pickled, to name what cannot be.
+        data: a file or folder; one file is read from disk, 64 MiB at most.
+        probe: run a kernel and a copy on the GPU, and check their results (SYNC).
+    """
+    return diagnose(System(), loader, data, probe)
+
+
+def main(args: list[str]) -> int:
+    """Returns 0, 1 if something does not work, 2 if the doctor itself has failed."""
+    parser = argparse.ArgumentParser(
+        "python -m fastloop doctor",
+        description="What this machine offers, and what slows it down.",
+        allow_abbrev=False,
+    )
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="print JSON")
+    shape.add_argument("--paste", action="store_true", help="print a block for a bug report")
+    parser.add_argument("--data", metavar="PATH", help="read a file of the data cold")
+    parser.add_argument("--probe", action="store_true", help="use the GPU, and check its results")
+    options = parser.parse_args(args)
+    try:
+        found = diagnose(System(), data=options.data, probe=options.probe)
+    except Exception:
+        traceback.print_exc()
+        return 2
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=1))
+    elif options.paste:
+        print(f"<details><summary>fastloop doctor</summary>\n\n```\n{found}\n```\n\n</details>")
+    else:
+        print(found)
+    return found.status

@@ -22,9 +22,10 @@ from torch.optim import Optimizer
 from fastloop import _core
 from fastloop.base.openmp import thread_pool
 from fastloop.base.requirements import kernels_are_disabled
-from fastloop.device.availability import find_fault
+from fastloop.device.availability import fault_of, find_fault
 
 _NORM_TYPES = (1.0, 2.0, float("inf"))  # that the engine computes
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # that it takes
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
@@ -50,6 +51,9 @@ def _new_scratch(like: Tensor, size: int) -> Tensor:
 
 class GradList(_core.GradListBase):
     """The tensors that passes run over, collected anew before the first pass of each step."""
+
+    # Named here too, because reports put something around it.
+    clip_parameters = _core.GradListBase.clip_parameters
 
     def __new__(cls) -> GradList:
         new_scratch = None if kernels_are_disabled() else _new_scratch
@@ -80,6 +84,23 @@ class GradList(_core.GradListBase):
         """Warn, once a process, if torch runs the passes because CUDA kernels cannot."""
         if not self.is_plain and self.tensors:
             find_fault(self.device, "runs the passes over gradients")
+
+    def why_not_plain(self) -> str:
+        """What about these tensors the engine does not take."""
+        for t in self.tensors:
+            if type(t) is not Tensor:
+                return f"a gradient is a {type(t).__qualname__}"
+            if t.layout is not torch.strided:
+                return "a gradient is sparse"
+            if t.dtype not in _DTYPES:
+                return f"a gradient is of {t.dtype}"
+        if len({t.device for t in self.tensors}) > 1:
+            return "gradients are on several devices"
+        if self.device.type not in ("cpu", "cuda"):
+            return f"gradients are on {self.device.type}"
+        if self.device.type == "cuda" and kernels_are_disabled():
+            return "FASTLOOP_DISABLE_CUDA=1 is set"
+        return fault_of(self.device) or "gradients overlap, have gaps in memory or are traced"
 
     @property
     def device(self) -> torch.device:

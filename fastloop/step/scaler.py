@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from fastloop.base.openmp import thread_pool
 from fastloop.step.clip import clip_grad_norm_
 from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
-from fastloop.step.grad_list import GradList, new_flag, parameters_of
+from fastloop.step.grad_list import GradList, parameters_of
 from fastloop.step.outcomes import FlagCounter
 from fastloop.step.scale_rule import BoundedScaler, Flags, as_one_flag
+from fastloop.step.unscaling import unscale_at_once, unscale_collected
 
 _MAX_GRAD_LISTS = 16
 
@@ -92,31 +92,17 @@ class GradScaler(BoundedScaler):
     def _unscale_at_once(
         self, optimizer: Optimizer, clip: tuple[float, float, bool] | None
     ) -> Tensor | bool:
-        """What torch's unscale_ does, in one call of the engine, with the options of clipping in
-        the same pass. False, and nothing is done, where torch's has to run, or to raise; True where
-        the gradients are unscaled alone; else their norm before clipping."""
-        scale = self._scale
-        if not self._owns_unscaling() or scale is None or not _is_plain_scale(scale):
+        """As `fastloop.step.unscaling.unscale_at_once`; False, too, where others' methods run."""
+        if not self._owns_unscaling():
             return False
-        state = self._per_optimizer_states[id(optimizer)]
-        if state["stage"] is not OptState.READY:
-            return False
-        found_inf, groups = new_flag(scale.device), optimizer.param_groups
-        grads = self._grads_of(optimizer)
-        done: Tensor | bool = grads.unscale_and_clip(thread_pool(), groups, scale, found_inf, clip)
-        if done is not False:
-            state["found_inf_per_device"] = {scale.device: found_inf}
-            state["stage"] = OptState.UNSCALED
-        return done
+        return unscale_at_once(self, optimizer, self._grads_of(optimizer), clip)
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> Flags:
         grads = self._grads_of(optimizer).collect_grads(optimizer)
         try:
-            is_here = grads.device == inv_scale.device == found_inf.device
-            if is_here and found_inf.ndim == 0 and _covers(grads, allow_fp16):
-                grads.run_unscale(thread_pool(), inv_scale, found_inf)
+            if unscale_collected(grads, inv_scale, found_inf, allow_fp16):
                 return {grads.device: found_inf}
         finally:
             grads.release()
@@ -299,16 +285,6 @@ class GradScaler(BoundedScaler):
 
 def _has_cuda() -> bool:
     return not torch.cuda.amp.common.amp_definitely_not_available()  # type: ignore[no-untyped-call]
-
-
-def _covers(grads: GradList, allow_fp16: bool) -> bool:
-    is_covered = grads.is_plain and len(grads.tensors) > 0
-    return is_covered and (allow_fp16 or torch.float16 not in grads.dtypes)
-
-
-def _is_plain_scale(scale: Tensor) -> bool:
-    is_covered = scale.device.type in ("cpu", "cuda")
-    return is_covered and scale.dtype is torch.float32 and scale.ndim == 0
 
 
 def _is_method(method: object, function: object) -> bool:

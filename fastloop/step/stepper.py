@@ -459,6 +459,7 @@ class Stepper:
             tensors = [p.grad for p in parameters_of(self._optimizer)]
         return {
             **vars(window),
+            "ranks": self._ranks.size,
             "scale": self._boundary.saved_scale(),
             "tensors": [t if t is None else t.detach().clone() for t in tensors],
         }
@@ -467,12 +468,15 @@ class Stepper:
         """Take over what state_dict() returned, in place of a window that is open here.
 
         Raises:
-            TypeError, ValueError: it is no such state, or one of other parameters.
+            TypeError, ValueError: it is no such state, or one of other parameters, or of the middle
+                of a window of another number of ranks.
             RuntimeError: inside micro().
         """
         self._refuse_inside_micro("load_state_dict")
         params = parameters_of(self._optimizer)
-        window = check_state(state_dict, params, self._buffers is not None)
+        window = check_state(
+            state_dict, params, is_buffered=self._buffers is not None, ranks=self._ranks.size
+        )
         self._end_window()
         self._outcomes.load_state_dict(state_dict)
         self._mean_weight = state_dict["mean_weight"]

@@ -40,7 +40,9 @@ _WINDOW = Schema(
 )
 
 
-def check_state(state: object, params: list[Tensor], is_buffered: bool) -> dict[str, Any] | None:
+def check_state(
+    state: object, params: list[Tensor], *, is_buffered: bool, ranks: int
+) -> dict[str, Any] | None:
     """Returns the part about the open window; None if none was open."""
     state = _STATE.check(state, "state")
     if state["version"] != VERSION:
@@ -51,6 +53,12 @@ def check_state(state: object, params: list[Tensor], is_buffered: bool) -> dict[
     if state["window"] is None:
         return None
     window = _WINDOW.check(state["window"], "state['window']")
+    there = window.get("ranks", ranks)  # the first versions left it out
+    if there != ranks:
+        raise ValueError(
+            f"the state is of the middle of a window, in which {there} ranks have a part each, and "
+            f"there are {ranks} here; save when stepper.is_boundary, or go on with {there} ranks"
+        )
     if state["is_buffered"] != is_buffered:
         raise ValueError(
             f"the state holds {'buffers' if state['is_buffered'] else 'gradients'}, and this "

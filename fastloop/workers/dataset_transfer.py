@@ -21,8 +21,13 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 Address = tuple[int, int, int, int, int, int]
 
 
+def _whole_pages(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
+
+
 class SharedFile:
-    """A file in memory with what spawned workers share. Closed when all of them have started."""
+    """A file in memory with what spawned workers share. Closed when all of them have started, and
+    where dead ones are replaced, at the end of all."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -35,12 +40,17 @@ class SharedFile:
             self._fd = os.memfd_create("fastloop", os.MFD_CLOEXEC)
         return self._fd
 
-    def write(self, data: Any) -> tuple[int, int]:
+    def write(self, data: Any, over: tuple[int, int] | None = None) -> tuple[int, int]:
+        """The place of `data` (offset, bytes): at the end, or over one that nobody reads any more,
+        if it fits there."""
         view = memoryview(data).cast("B")
-        offset, done = self._end, 0
+        is_over = over is not None and _whole_pages(len(view)) <= _whole_pages(over[1])
+        offset = over[0] if over is not None and is_over else self._end
+        done = 0
         while done < len(view):
             done += os.pwrite(self.fd(), view[done:], offset + done)
-        self._end += -(-len(view) // _PAGE) * _PAGE
+        if not is_over:
+            self._end += _whole_pages(len(view))
         return offset, len(view)
 
     def write_once(self, buffer: pickle.PickleBuffer) -> tuple[int, int]:
@@ -68,16 +78,22 @@ def _map_privately(fd: int, offset: int, size: int) -> memoryview:
 
 
 class DatasetTransfer:
-    """The arguments of a worker, sent along with its process object."""
+    """The arguments of a worker, sent along with its process object, and after its end with that
+    of its successor."""
 
     def __init__(
         self, arguments: dict[str, Any], address: Address, worker: int, file: SharedFile
     ) -> None:
         self._contents = arguments, address, worker
         self._file = file
+        self._pickled: tuple[int, int] | None = None  # where the last pickle lies
 
     def unload(self) -> tuple[dict[str, Any], Address, int]:
         return self._contents
+
+    def replace(self, **arguments: Any) -> None:
+        """The next process gets these in the place of those that it had."""
+        self._contents[0].update(arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments, (fd, *rest, _), worker = self._contents
@@ -91,7 +107,7 @@ class DatasetTransfer:
 
         file = io.BytesIO()
         reduction.ForkingPickler(file, 5, True, put_beside).dump(arguments)
-        pickled = self._file.write(file.getbuffer())
+        self._pickled = pickled = self._file.write(file.getbuffer(), self._pickled)
         descriptors = reduction.DupFd(fd), reduction.DupFd(self._file.fd())
         return _ReceivedDataset, (descriptors, tuple(rest), worker, pickled, places)
 

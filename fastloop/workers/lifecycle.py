@@ -25,6 +25,7 @@ from torch.utils.data import _utils
 from fastloop import _core
 from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
 from fastloop.base.memory import describe_memory
+from fastloop.workers.main_module import explain_early_end
 
 # A parent that waits notices a dead worker after at most so many seconds.
 CHECK_S = 0.05
@@ -67,12 +68,15 @@ class WorkerProcess:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._process, name)
 
+    def start_method(self) -> str:
+        found: str | None = getattr(self._process, "_start_method", None)
+        return found or multiprocessing.get_start_method()
+
     def start(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             self._start()
             return
-        method = getattr(self._process, "_start_method", None) or multiprocessing.get_start_method()
-        if method == "forkserver":
+        if self.start_method() == "forkserver":
             forkserver.ensure_running()  # it must not inherit the mask set below
         with interrupts_held():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -101,6 +105,17 @@ class WorkerProcess:
             return False
         return True
 
+    def has_ended(self) -> bool:
+        """Whether the process itself is known to be gone. is_alive() may err: when the server of
+        forked processes dies, multiprocessing takes all that it has forked for dead."""
+        if self.is_alive():
+            return False
+        try:
+            os.kill(self._process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
     def join(self, timeout: float) -> None:
         """Waits for the end of the process itself.
 
@@ -119,11 +134,33 @@ class WorkerPool:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._workers: list[WorkerProcess] = []  # those that could not be started, too
+        self._lock = threading.RLock()  # a successor starts, or stop() begins
+        self._stopped = threading.Event()
 
     def add(self, process: Any) -> WorkerProcess:
         worker = WorkerProcess(process)
         self._workers.append(worker)
         return worker
+
+    def replace(self, number: int, process: Any) -> WorkerProcess | None:
+        """Starts a process in the place of one that has ended. None where stop() was called. Where
+        it raises, the dead one keeps its place. Call it with interrupts held."""
+        with self._lock:
+            if self._stopped.is_set():
+                return None
+            dead, successor = self._workers[number], WorkerProcess(process)
+            self._workers[number] = successor  # before it starts: stop() is to find it
+            try:
+                successor.start()
+            except BaseException:
+                if successor.pid is None:
+                    self._workers[number] = dead
+                raise
+            dead.forget()
+            if not self._stopped.is_set():
+                return successor
+        self.stop()  # a signal handler has called it during the start
+        return None
 
     def is_own(self) -> bool:
         """Whether this process has started them."""
@@ -138,14 +175,28 @@ class WorkerPool:
             n for n, wanted in enumerate(is_active) if wanted and not self._workers[n].is_alive()
         ]
 
+    def await_end(self, number: int) -> int | None:
+        """The exit code of a worker that was found dead; None if something else has taken it.
+        Raises TimeoutError if its process may not have ended."""
+        worker = self._workers[number]
+        worker.join(1)  # the server of forked processes may be about to tell the exit code
+        if not worker.has_ended():
+            raise TimeoutError
+        code: int | None = worker.exitcode
+        return code
+
     def _find_living(self) -> list[WorkerProcess]:
         return [worker for worker in self._workers if worker.is_alive()]
 
-    def explain_death(self, number: int, task: str) -> str:
+    def explain_death(
+        self, number: int, task: str, has_begun: bool, tells_memory: bool = False
+    ) -> str:
         """What an error says of a dead worker, and what can be done about it.
 
         Args:
             task: what it was to make, as the end of a sentence; may be empty.
+            has_begun: it has taken a task.
+            tells_memory: for other causes than SIGKILL, too.
         """
         worker = self._workers[number]
         text = f"DataLoader worker (pid {worker.pid}) "
@@ -159,10 +210,14 @@ class WorkerPool:
         else:
             text += "exited unexpectedly; something else in this program has taken its exit code"
         text += f"{task}. "
+        if not has_begun and code is not None and code > 0:
+            text += explain_early_end(worker.start_method())
         if code == -signal.SIGKILL:
             text += f"Most likely the system was out of memory: {describe_memory()}. "
         elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
             text += "Run with num_workers=0 under python -X faulthandler to see where. "
+        if tells_memory and code != -signal.SIGKILL:
+            text += f"{describe_memory()}. "
         return text
 
     def await_interrupted(self, is_active: Sequence[bool]) -> bool:
@@ -178,6 +233,8 @@ class WorkerPool:
 
     def stop(self) -> None:
         """Ends all within some seconds, whatever they are doing. They know that they are to end."""
+        with self._lock:
+            self._stopped.set()
         try:
             self._join(_POLITE_S)
             for worker in self._find_living():

@@ -17,6 +17,23 @@ import torch
 from fastloop import _core
 from fastloop.base.tensors import is_plain
 
+NO_STATE = b""  # behind a batch; WorkerEnd.write takes bytes, and not None
+
+
+class InitialState:
+    """A task of ours: to send the state of the dataset before the first batch of an epoch.
+
+    Args:
+        epoch: whatever tells it from those of other epochs; stays in the parent.
+    """
+
+    def __init__(self, worker: int, epoch: object) -> None:
+        self.worker = worker
+        self.epoch = epoch
+
+    def __reduce__(self) -> tuple[type[InitialState], tuple[int, None]]:
+        return InitialState, (self.worker, None)
+
 
 class _TaskPickler(pickle.Pickler):
     """Of an index that is a tensor it takes what the tensor looks at, not all of its storage:

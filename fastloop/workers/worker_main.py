@@ -19,39 +19,71 @@ from torch.utils.data._utils.worker import (
 
 from fastloop import _core
 from fastloop.base.interrupts import end_quietly, release_in_child
+from fastloop.data.batch_memory import lend
 from fastloop.data.collate import make_collate
+from fastloop.data.dataset_reader import DatasetReader
+from fastloop.data.image_folder import fills_batches
 from fastloop.data.pad import find_collate
 from fastloop.workers.batch_pickle import OBJECT, WRITTEN, pack
 from fastloop.workers.dataset_transfer import DatasetTransfer
+from fastloop.workers.request_queue import NO_STATE, InitialState
+
+_OBJECTS = (ExceptionWrapper, _IterableDatasetStopIteration)
 
 
 class _Results:
-    """The worker's end of the result queue."""
+    """The worker's end of the result queue.
 
-    def __init__(self, worker_end: _core.WorkerEnd, worker: int, has_destination: bool) -> None:
+    Args:
+        reader: of a dataset that can say where it stands. Batches, errors and ends then come as
+            pairs: the second is the state after them, or NO_STATE.
+    """
+
+    def __init__(
+        self,
+        worker_end: _core.WorkerEnd,
+        worker: int,
+        has_destination: bool,
+        reader: DatasetReader | None,
+    ) -> None:
         self._worker_end = worker_end
         self._has_destination = has_destination
         self._where = f"in DataLoader worker process {worker}"
+        self._reader = reader
         self.is_collated = False  # batches come from the C collate: fresh, plain, without cycles
-        self.too_large: dict[int, Any] = {}  # batches that wait for more memory, by request
+        # What waits for more memory, by request, and whether it is no batch.
+        self.too_large: dict[int, tuple[Any, bool]] = {}
 
     def put(self, item: tuple[Any, Any]) -> None:
-        _, data = item
-        number = self._worker_end.number()
-        fits = self._worker_end.write(data, WRITTEN) if self.is_collated else None
-        if fits is None:
-            fits = self._worker_end.answer(*self._pack(data))
-        if not fits:
-            self.too_large[number] = item
+        task, data = item
+        is_object = data is None or isinstance(data, _OBJECTS)
+        if self._reader is not None and isinstance(task, int):
+            is_object = isinstance(data, _OBJECTS)
+            data = data, self._reader.take_behind(data) or NO_STATE
+        self.send(data, is_object)
 
-    def _pack(self, data: Any) -> tuple[bytes, int, bool]:
+    def put_initial_state(self) -> None:
+        """The state before the first batch of an epoch, or why there is none."""
+        assert self._reader is not None
+        self.send(self._reader.fault or self._reader.dump(), is_object=True)
+
+    def send(self, data: Any, is_object: bool = False) -> None:
+        number = self._worker_end.number()
+        is_written = self.is_collated and not is_object
+        fits = self._worker_end.write(data, WRITTEN) if is_written else None
+        if fits is None:
+            fits = self._worker_end.answer(*self._pack(data, is_object))
+        if not fits:
+            self.too_large[number] = data, is_object
+
+    def _pack(self, data: Any, is_object: bool) -> tuple[bytes, int, bool]:
         try:
             head, kind, host_only = pack(self._worker_end, data, self._has_destination)
         except Exception:
-            return self._pack(self._explain(data))
-        if data is None or isinstance(data, ExceptionWrapper | _IterableDatasetStopIteration):
-            kind = OBJECT
-        return head, kind, host_only
+            if self._reader is None or not isinstance(data, tuple):
+                return self._pack(self._explain(data), True)
+            return self._pack((self._explain(data[0]), NO_STATE), True)
+        return head, OBJECT if is_object else kind, host_only
 
     def _explain(self, data: Any) -> ExceptionWrapper:
         """Why it could not be pickled, as an error that can be."""
@@ -85,9 +117,12 @@ class _Requests:
             if request is False:
                 raise queue.Empty
             if not isinstance(request, int):
-                break
-            self._results.put((None, self._results.too_large.pop(request)[1]))
-        task = pickle.loads(request)
+                task = pickle.loads(request)
+                if not isinstance(task, InitialState):
+                    break
+                self._results.put_initial_state()
+                continue
+            self._results.send(*self._results.too_large.pop(request))
         if isinstance(task, _ResumeIteration):
             self._results.too_large.clear()
         return task
@@ -101,7 +136,11 @@ class _Done:
 
 
 def run_worker(
-    transfer: DatasetTransfer, parent: int, is_interruptible: bool, has_destination: bool
+    transfer: DatasetTransfer,
+    parent: int,
+    is_interruptible: bool,
+    has_destination: bool,
+    has_reader: bool,
 ) -> None:
     """The target of a worker process.
 
@@ -111,18 +150,27 @@ def run_worker(
         is_interruptible: whether Ctrl-C reaches the parent's main thread; it is held back here
             until this function can end quietly.
         has_destination: the parent copies batches elsewhere, to a device say.
+        has_reader: the dataset among those arguments is a DatasetReader.
     """
     try:
         release_in_child()
+        _core.keep_heap()
         arguments, address, worker = transfer.unload()
         worker_end = _core.WorkerEnd(torch.Tensor, *address, worker)
         worker_end.watch(parent)
-        results = _Results(worker_end, worker, has_destination)
+        reader = arguments["dataset"] if has_reader else None
+        results = _Results(worker_end, worker, has_destination, reader)
+        if reader is not None:
+            arguments["init_fn"] = partial(reader.begin_in_worker, arguments["init_fn"])
+            if not reader.is_stream:
+                arguments["dataset"] = reader.dataset
         collate_fn: Callable[[Any], Any] = arguments["collate_fn"]
         found = find_collate(collate_fn, partial(make_collate, worker_end))
         if arguments["auto_collation"] and found is not None:
-            collate_fn, _ = found
+            collate_fn, collate = found
             results.is_collated = True
+            if collate_fn is collate and fills_batches(arguments["dataset"]):
+                lend(collate)
         arguments.update(
             index_queue=_Requests(worker_end, results),
             data_queue=results,

@@ -147,6 +147,7 @@ static inline int open_table(copier_fixture *f)
                                  .base = fl_arena_base(f->arena),
                                  .largest = &f->largest,
                                  .budget = 1024 * MIB,
+                                 .keeps_tasks = true,
                                  .has_destination = true,
                                  .context = f,
                                  .abandon = abandon_buffer,

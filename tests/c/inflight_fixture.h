@@ -12,6 +12,11 @@
 #include "fl_hash.h"
 #include "fl_inflight.h"
 
+/* Whether workers may be replaced: whoever includes this may say so. */
+#ifndef KEEPS_TASKS
+#define KEEPS_TASKS false
+#endif
+
 enum {
     WORKERS = 3,
     MOST_TASKS = 64,
@@ -63,6 +68,7 @@ static inline int try_open_table(inflight_fixture *f, int32_t workers, int64_t b
                                  .base = fl_arena_base(f->arena),
                                  .largest = &f->largest,
                                  .budget = budget,
+                                 .keeps_tasks = KEEPS_TASKS,
                                  .has_destination = true,
                                  .context = f,
                                  .abandon = abandon_nothing,

@@ -13,6 +13,7 @@ typedef struct window_world {
     fl_windows *windows; /* owned, as all below */
     fl_token_reader *reader;
     fl_table *table;
+    fl_column_window_config config; /* of the table's column */
 } window_world;
 
 static int
@@ -38,10 +39,14 @@ open_world(window_world *made, bool has_y, bool has_documents, uint64_t most, fl
     fl_window_config windows = {&tokens, 1, LENGTH + 1, 1, FL_WINDOW_RANDOM, 3};
     FL_TRY(fl_windows_open(&windows, &made->windows, err));
     FL_TRY(fl_token_reader_open(&reader, &made->reader, err));
-    fl_column_window_config config = {made->windows, made->reader, LENGTH,
-                                      {0, 64, 1},    has_y,        has_documents};
+    made->config = (fl_column_window_config){.windows = made->windows,
+                                             .reader = made->reader,
+                                             .length = LENGTH,
+                                             .tokens = {0, 64, 1},
+                                             .has_y = has_y,
+                                             .has_documents = has_documents};
     fl_column *column;
-    FL_TRY(fl_column_window_open(&config, &column, err));
+    FL_TRY(fl_column_window_open(&made->config, &column, err));
     int status = fl_table_open(&column, 1, &made->table, err);
     if (status != FL_OK) fl_column_close(column);
     return status;
@@ -91,6 +96,7 @@ static void check_batches(bool has_y, bool has_documents)
             fl_rows rows = some_rows(index, count);
             CHECK_INT(fl_table_layout(world.table, &rows, 5, &layout, &err), FL_OK);
             CHECK_INT(layout.count, outputs);
+            CHECK(!layout.may_wait); /* the tokens are in memory */
             for (int32_t i = 0; i < outputs; i++) {
                 bool is_mask = i >= 1 + has_y && i == outputs - 1;
                 CHECK(layout.outputs[i].ndim == 2 && layout.outputs[i].shape[0] == count);
@@ -113,6 +119,110 @@ static void test_batches(void)
     for (int has_y = 0; has_y < 2; has_y++)
         for (int has_documents = 0; has_documents < 2; has_documents++)
             check_batches(has_y, has_documents);
+}
+
+/* ---- batches whose x and y are made where they go */
+
+/* In place of the device. */
+static void widen(const fl_output *output, char *buffer)
+{
+    const fl_transfer_cast *cast = &output->cast;
+    CHECK(cast->kind == FL_CAST_WIDEN && cast->bytes == 8 && !cast->is_signed);
+    for (int64_t i = 0; i < cast->count; i++) {
+        int64_t at = i / cast->row * cast->pitch + i % cast->row, token = 0;
+        memcpy(&token, buffer + cast->from + at * cast->from_bytes, (size_t)cast->from_bytes);
+        memcpy(buffer + cast->to + i * 8, &token, 8);
+    }
+}
+
+static void check_cut_layout(const fl_layout *layout, int64_t count, bool has_y, int64_t token)
+{
+    const fl_output *x = &layout->outputs[0], *y = &layout->outputs[has_y];
+    CHECK(x->is_cast && y->is_cast && x->ndim == 2 && x->dtype.bits == 64);
+    CHECK(x->shape[0] == count && x->shape[1] == LENGTH);
+    CHECK_INT(x->bytes, count * (LENGTH + has_y) * token); /* of y as well */
+    CHECK_INT(x->cast.from, 0);
+    CHECK_INT(y->cast.from, has_y * token);
+    CHECK_INT(x->cast.to, layout->bytes);
+    CHECK_INT(x->cast.count, count * LENGTH);
+    CHECK(!has_y || y->bytes == 0);
+    for (int32_t i = 1 + has_y; i < layout->count; i++)
+        CHECK(!layout->outputs[i].is_cast && layout->outputs[i].bytes > 0);
+    int64_t made = (count * LENGTH * 8 + 63) / 64 * 64;
+    CHECK_INT(layout->delivered_bytes, layout->bytes + (1 + has_y) * made);
+}
+
+/* What lies where x and y are delivered, and the other tensors, are those of a whole batch. */
+static void check_cut_batch(const window_world *world, const fl_table *cut, int64_t count,
+                            int32_t parts, int64_t token)
+{
+    fl_layout layout = {0}, whole = {0};
+    int64_t index[ROWS];
+    fl_rows rows = some_rows(index, count);
+    CHECK_INT(fl_table_layout(cut, &rows, 5, &layout, NULL), FL_OK);
+    CHECK_INT(fl_table_layout(world->table, &rows, 5, &whole, NULL), FL_OK);
+    check_cut_layout(&layout, count, world->config.has_y, token);
+    char *buffer = fl_alloc(layout.delivered_bytes), *expected = fl_alloc(whole.bytes);
+    for (int32_t part = 0; part < parts; part++)
+        CHECK_INT(fl_table_gather(cut, &rows, 5, &layout, part, parts, buffer, NULL), FL_OK);
+    for (int64_t at = layout.bytes; at < layout.delivered_bytes; at++) CHECK_INT(buffer[at], 0);
+    CHECK_INT(fl_table_gather(world->table, &rows, 5, &whole, 0, 1, expected, NULL), FL_OK);
+    for (int32_t i = 0; i < layout.count; i++) {
+        const fl_output *output = &layout.outputs[i];
+        if (output->is_cast) widen(output, buffer);
+        CHECK(memcmp(buffer + fl_output_at(output), expected + whole.outputs[i].offset,
+                     (size_t)whole.outputs[i].bytes) == 0);
+    }
+    fl_free(buffer);
+    fl_free(expected);
+    fl_layout_close(&layout);
+    fl_layout_close(&whole);
+}
+
+static void check_cut_batches(bool has_y, bool has_documents, uint64_t most, int64_t token)
+{
+    window_world world;
+    fl_column *column;
+    fl_table *cut;
+    CHECK_INT(open_world(&world, has_y, has_documents, most, NULL), FL_OK);
+    fl_column_window_config config = world.config;
+    config.is_cut = true;
+    CHECK(fl_column_window_can_cut(&config));
+    CHECK_INT(fl_column_window_open(&config, &column, NULL), FL_OK);
+    CHECK_INT(fl_table_open(&column, 1, &cut, NULL), FL_OK);
+    CHECK_INT(fl_table_outputs(cut), fl_table_outputs(world.table));
+    for (int64_t count = 1; count <= ROWS; count += 1 + count / 2)
+        for (int32_t parts = 1; parts <= 3; parts++)
+            check_cut_batch(&world, cut, count, parts, token);
+    fl_layout layout = {0};
+    fl_rows many = {.is_range = true, .count = INT64_MAX / LENGTH / 8};
+    CHECK_INT(fl_table_layout(cut, &many, 0, &layout, NULL), FL_EINVAL);
+    fl_layout_close(&layout);
+    fl_table_close(cut);
+    close_world(&world);
+}
+
+static void test_narrow_tokens_for_a_device(void)
+{
+    for (int has_y = 0; has_y < 2; has_y++)
+        for (int has_documents = 0; has_documents < 2; has_documents++) {
+            check_cut_batches(has_y, has_documents, UINT64_MAX, 2);
+            check_cut_batches(has_y, has_documents, 255, 1);
+        }
+}
+
+/* What is no narrower, and what no device makes. */
+static void test_what_is_not_cut(void)
+{
+    static const fl_dtype dtypes[] = {{0, 64, 1}, {0, 32, 1}, {1, 32, 1}, {1, 16, 1}};
+    window_world world;
+    for (int type = 0; type < 4; type++)
+        for (uint64_t most = 100; most < UINT64_MAX; most = most == 100 ? 49999 : UINT64_MAX) {
+            CHECK_INT(open_world(&world, true, false, most, NULL), FL_OK);
+            world.config.tokens = dtypes[type];
+            CHECK_INT(fl_column_window_can_cut(&world.config), type < 3);
+            close_world(&world);
+        }
 }
 
 /* The last row of the second part of a batch is wrong, and says so. */
@@ -150,6 +260,8 @@ int main(void)
 {
     start_tests();
     RUN(test_batches);
+    RUN(test_narrow_tokens_for_a_device);
+    RUN(test_what_is_not_cut);
     RUN(test_an_error_names_the_file);
     RUN(test_refused_resources);
 }

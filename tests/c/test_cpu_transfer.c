@@ -158,6 +158,42 @@ static void test_bytes_become_elements(void)
     close_fixture(&f);
 }
 
+/* Of rows of five halves the last three, with a sign and without. */
+static void test_integers_become_wider(void)
+{
+    enum { COUNT = 30, TO = (BYTES + 15) / 16 * 16 };
+    static char large[3 * BYTES];
+    fixture f = open_fixture();
+    for (int is_signed = 0; is_signed < 2; is_signed++)
+        for (int32_t bytes = 4; bytes <= 8; bytes += 4) {
+            const fl_transfer_cast cast = {.kind = FL_CAST_WIDEN,
+                                           .bytes = bytes,
+                                           .from = 4,
+                                           .to = TO,
+                                           .count = COUNT,
+                                           .from_bytes = 2,
+                                           .is_signed = is_signed == 1,
+                                           .row = 3,
+                                           .pitch = 5};
+            void *transfer = get_transfer(&f, 1);
+            fl_slot *slot = get_filled(&f, 7);
+            int16_t *halves = (int16_t *)(void *)fl_slot_data(slot);
+            for (int64_t i = 0; i < BYTES / 2; i++) halves[i] = (int16_t)(i * 1001 - 20000);
+            memset(large, 77, sizeof large);
+            ops->set_casts(transfer, &cast, 1);
+            set_buffer(transfer, large, false);
+            ops->part_filled(transfer, slot, BYTES);
+            for (int64_t i = 0; i < COUNT; i++) {
+                int16_t half = halves[2 + i / 3 * 5 + i % 3];
+                int64_t made = is_signed ? half : (uint16_t)half;
+                CHECK(memcmp(large + TO + i * bytes, &made, (size_t)bytes) == 0);
+            }
+            CHECK_INT(large[TO + COUNT * bytes], 77);
+            CHECK_INT(ops->finish(transfer, slot, BYTES, NULL, NULL), FL_OK);
+        }
+    close_fixture(&f);
+}
+
 static void test_what_nobody_wants_goes_back(void)
 {
     fixture f = open_fixture();
@@ -320,6 +356,7 @@ int main(void)
     RUN(test_a_whole_batch_is_copied_at_once);
     RUN(test_finish_starts_what_was_not_started);
     RUN(test_bytes_become_elements);
+    RUN(test_integers_become_wider);
     RUN(test_what_nobody_wants_goes_back);
     RUN(test_nothing_is_copied_once_it_is_halted);
     RUN(test_halt_waits_for_threads_that_copy);

@@ -170,7 +170,11 @@ static void test_fills_that_no_byte_becomes(void)
           .pad_if_needed = true,
           .padding_mode = FL_PAD_EDGE},
          NULL},
+        {{.kind = FL_OP_RANDOM_CROP, .size = {5, 5}, .pad_if_needed = true}, NULL},
         {{.kind = FL_OP_CENTER_CROP, .size = {9, 9}}, "CenterCrop fills"},
+        {{.kind = FL_OP_CENTER_CROP, .size = {8, 9}}, "CenterCrop fills"},
+        {{.kind = FL_OP_CENTER_CROP, .size = {9, 8}}, "CenterCrop fills"},
+        {{.kind = FL_OP_CENTER_CROP, .size = {8, 8}}, NULL},
         {{.kind = FL_OP_ERASE, .p = 0.1, .scale = {0.1, 0.2}, .ratio = {1, 1}},
          "RandomErasing fills"},
         {{.kind = FL_OP_ERASE, .scale = {0.1, 0.2}, .ratio = {1, 1}}, NULL},
@@ -190,6 +194,23 @@ static void test_fills_that_no_byte_becomes(void)
         CHECK_INT(fl_image_cut_open(&k.config, &cut, &err), FL_OK);
         fl_image_plan_close(cut);
     }
+}
+
+static void test_crops_of_images_of_any_size(void)
+{
+    cut_case k;
+    fl_image_plan *cut;
+    make_case_without_0(&k, (fl_image_op){.kind = FL_OP_CENTER_CROP, .size = {5, 5}});
+    k.config.in = (fl_image_size){0};
+    CHECK_INT(fl_image_cut_open(&k.config, &cut, NULL), FL_EINVAL);
+    k.ops[1] = k.ops[0];
+    k.ops[0] = (fl_image_op){.kind = FL_OP_RESIZE, .size = {6, 5}};
+    k.config.count = 2;
+    CHECK_INT(fl_image_cut_open(&k.config, &cut, NULL), FL_OK);
+    fl_image_plan_close(cut);
+    k.ops[0].size.height = 4;
+    CHECK_INT(fl_image_cut_open(&k.config, &cut, NULL), FL_EINVAL);
+    CHECK(cut == NULL);
 }
 
 static void test_what_is_not_cut(void)
@@ -231,6 +252,7 @@ int main(void)
     start_tests();
     RUN(test_the_tables_make_the_results_of_the_bytes);
     RUN(test_fills_that_no_byte_becomes);
+    RUN(test_crops_of_images_of_any_size);
     RUN(test_what_is_not_cut);
     RUN(test_every_refused_resource);
     return 0;

@@ -45,6 +45,26 @@ static void test_sums_that_do_not_fit_are_refused(void)
     fl_layout_close(&layout);
 }
 
+/* Two outputs are cast of the bytes of the first, the second from its byte 6 on. */
+static void test_an_output_may_be_cast_of_another(void)
+{
+    fl_layout layout = {0};
+    CHECK_INT(fl_layout_reserve(&layout, 1, 4, NULL), FL_OK);
+    for (int32_t i = 0; i < 4; i++) set_bytes(&layout, i, i == 2 ? 0 : 100);
+    for (int32_t i = 1; i < 3; i++) {
+        layout.outputs[i].is_cast = true;
+        layout.outputs[i].cast_of = i - 1;
+        layout.outputs[i].cast = (fl_transfer_cast){.from = 6 * (i - 1), .count = 20, .bytes = 8};
+    }
+    CHECK_INT(fl_layout_place(&layout, NULL), FL_OK);
+    const fl_output *outputs = layout.outputs;
+    CHECK(outputs[1].offset == 128 && outputs[3].offset == 256);
+    CHECK(outputs[1].cast.from == 128 && outputs[2].cast.from == 134);
+    CHECK(fl_output_at(&outputs[1]) == 384 && fl_output_at(&outputs[2]) == 384 + 192);
+    CHECK(layout.bytes == 384 && layout.delivered_bytes == 384 + 2 * 192);
+    fl_layout_close(&layout);
+}
+
 static int reserve(void *arg)
 {
     fl_layout *layout = arg;
@@ -110,8 +130,10 @@ static int gather_packed(const fl_column *column, const fl_column_batch *batch, 
     return FL_OK;
 }
 
-static int64_t find_packed_behind(const fl_column *column, const fl_rows *rows, const char *limit)
+static int64_t
+find_packed_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {
+    (void)part;
     return column->length == 20 && limit == NULL ? fl_row_at(rows, 0) : -1;
 }
 
@@ -178,7 +200,7 @@ static void test_columns_may_give_several_tensors(void)
         check_packed(table, &list, &layout, 1 + round % 5);
         fl_rows_close(&list);
     }
-    CHECK_INT(fl_table_row_behind(table, 1, &(fl_rows){.is_range = true, .first = 4}, NULL), 4);
+    CHECK_INT(fl_table_row_behind(table, 1, 0, &(fl_rows){.is_range = true, .first = 4}, NULL), 4);
     fl_layout_close(&layout);
     fl_table_close(table);
 }
@@ -208,6 +230,7 @@ int main(void)
     start_tests();
     RUN(test_outputs_are_contiguous_tensors);
     RUN(test_sums_that_do_not_fit_are_refused);
+    RUN(test_an_output_may_be_cast_of_another);
     RUN(test_memory_is_kept_for_the_next_batch);
     RUN(test_columns_may_give_several_tensors);
     RUN(test_errors_name_column_and_row);

@@ -209,6 +209,37 @@ static void test_receive_fills_no_longer_than_it_may_wait(void)
     close_fixture(&r);
 }
 
+/* Whether the consumer fills the second batch while the only thread is stuck in the first. */
+static bool consumer_fills_second(bool consumer_fills, bool may_wait)
+{
+    ring_fixture r;
+    open_fixture(&r, (fl_ring_config){.depth = 2,
+                                      .threads = 1,
+                                      .runs_ahead = true,
+                                      .consumer_fills = consumer_fills,
+                                      .is_in_order = true});
+    r.stuck_tag = 4;
+    submit_batch(&r, 4, 1);
+    sem_wait(&r.arrived);
+    prepare_batch(&r, 5, 1, NULL)->layout.may_wait = may_wait;
+    submit_prepared(&r);
+    CHECK_INT(receive_status(&r, 5), FL_ETIMEOUT);
+    bool is_filled = r.fills == 2;
+    open_gate(&r, 1);
+    receive_and_give(&r, 4);
+    receive_and_give(&r, 5);
+    CHECK_INT(r.fills, 2);
+    close_fixture(&r);
+    return is_filled;
+}
+
+static void test_the_consumer_fills_what_does_not_wait_for_a_disk(void)
+{
+    CHECK(consumer_fills_second(true, false));
+    CHECK(!consumer_fills_second(true, true));
+    CHECK(!consumer_fills_second(false, false));
+}
+
 static void test_a_batch_may_be_larger_than_any_before(void)
 {
     const int64_t tags[] = {3, 1000, 20, 5000, 200000, 7, 400001, 1000, 524288, 0};
@@ -437,6 +468,7 @@ int main(void)
     RUN(test_a_ring_that_does_not_run_ahead);
     RUN(test_helpers_copy_parts);
     RUN(test_receive_fills_no_longer_than_it_may_wait);
+    RUN(test_the_consumer_fills_what_does_not_wait_for_a_disk);
     RUN(test_a_batch_may_be_larger_than_any_before);
     RUN(test_receive_after_error_goes_on);
     RUN(test_an_error_in_one_of_many_parts);

@@ -34,18 +34,21 @@ static void work(fl_shm_queue *shm, int32_t worker, pid_t parent)
     }
 }
 
+static void start_worker(crew *c, int32_t worker)
+{
+    pid_t parent = getpid();
+    c->pids[worker] = fork();
+    CHECK(c->pids[worker] >= 0);
+    if (c->pids[worker] > 0) return;
+    alarm(HANG_SECONDS);
+    work(c->r.shm, worker, parent);
+    _exit(0);
+}
+
 static void start_crew(crew *c, uint64_t seed)
 {
     *c = (crew){.r = open_shm_fixture(WORKERS, DEPTH), .seed = seed};
-    pid_t parent = getpid();
-    for (int32_t w = 0; w < WORKERS; w++) {
-        c->pids[w] = fork();
-        CHECK(c->pids[w] >= 0);
-        if (c->pids[w] > 0) continue;
-        alarm(HANG_SECONDS);
-        work(c->r.shm, w, parent);
-        _exit(0);
-    }
+    for (int32_t w = 0; w < WORKERS; w++) start_worker(c, w);
 }
 
 /* One reply, or a wait in vain. Workers who are not gone must be well. */
@@ -158,6 +161,33 @@ static void test_a_worker_is_stopped_at_random_instants(void)
     dismiss_crew(&c);
 }
 
+/* The successor gets the requests that are left, before it runs or while it does. */
+static void replace(crew *c, int32_t worker)
+{
+    while (take_next(c->r.shm, c->b) >= 0) continue;
+    fl_shm_queue_restart(c->r.shm, worker);
+    c->b[worker] = (progress){0};
+    while (random_below(&c->seed, 2) == 0) (void)send_next(c->r.shm, worker, &c->b[worker]);
+    start_worker(c, worker);
+    c->is_gone[worker] = false;
+}
+
+static void test_workers_are_killed_and_replaced(void)
+{
+    crew c;
+    start_crew(&c, 3000);
+    for (int round = 0; round < 300 / LANE_SLOWNESS; round++) {
+        go_on_at_random(&c);
+        int32_t victim = (int32_t)random_below(&c.seed, WORKERS);
+        strike(&c, victim, SIGKILL);
+        if (random_below(&c.seed, 2) == 0) go_on_at_random(&c);
+        replace(&c, victim);
+        if (round % 10 == 0) go_on_without(&c);
+    }
+    go_on_without(&c);
+    dismiss_crew(&c);
+}
+
 /* ---- the parent is killed */
 
 /* The parent's process: gives work until it dies. */
@@ -210,6 +240,7 @@ int main(void)
     RUN(test_a_worker_is_killed_at_a_random_instant);
     RUN(test_all_workers_are_killed);
     RUN(test_a_worker_is_stopped_at_random_instants);
+    RUN(test_workers_are_killed_and_replaced);
     RUN(test_the_parent_is_killed);
     return 0;
 }

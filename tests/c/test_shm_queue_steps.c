@@ -120,6 +120,29 @@ static void look_as_parent(scene *s)
     close_all(&s->r);
 }
 
+/* The parent replaces worker 0: the next process has the requests sent to it, each once. */
+static void look_as_parent_with_a_successor(scene *s)
+{
+    int64_t begun = fl_shm_queue_begun(s->r.shm, 0);
+    while (take_next(s->r.shm, s->b) >= 0) continue;
+    CHECK(!fl_shm_queue_has_replies(s->r.shm, 0));
+    CHECK(begun == s->b[0].sent || begun == s->b[0].sent - 1);
+    CHECK(begun >= s->b[0].answered); /* what was answered had been taken */
+    fl_shm_queue_restart(s->r.shm, 0);
+    s->b[0] = (progress){0};
+    int64_t served = 0;
+    CHECK_INT(fl_shm_queue_begun(s->r.shm, 0), 0);
+    CHECK_INT(serve_one(s->r.shm, 0, &served, INT64_MIN), FL_ETIMEOUT);
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < DEPTH; i++) CHECK(send_next(s->r.shm, 0, &s->b[0]));
+        CHECK(!send_next(s->r.shm, 0, &s->b[0]));
+        for (int i = 0; i < DEPTH; i++) CHECK_INT(serve_one(s->r.shm, 0, &served, 0), FL_OK);
+        CHECK_INT(fl_shm_queue_begun(s->r.shm, 0), s->b[0].sent);
+        for (int i = 0; i < DEPTH; i++) CHECK_INT(take_next(s->r.shm, s->b), 0);
+    }
+    CHECK_INT(take_next(s->r.shm, s->b), -1);
+}
+
 static void act_as_parent(scene *s)
 {
     CHECK_INT(take_next(s->r.shm, s->b), 2);
@@ -144,6 +167,13 @@ static void test_a_worker_dies_at_every_instruction(void)
         step_through(act_as_worker, look_as_parent, &s);
         close_shm_fixture(&s.r);
     }
+}
+
+static void test_a_worker_is_replaced_after_a_death_at_every_instruction(void)
+{
+    scene s = set_scene(false);
+    step_through(act_as_worker, look_as_parent_with_a_successor, &s);
+    close_shm_fixture(&s.r);
 }
 
 static void test_the_parent_dies_at_every_instruction(void)
@@ -332,6 +362,7 @@ int main(void)
     start_tests();
     if (is_under_tsan()) return 0;
     RUN(test_a_worker_dies_at_every_instruction);
+    RUN(test_a_worker_is_replaced_after_a_death_at_every_instruction);
     RUN(test_the_parent_dies_at_every_instruction);
     RUN(test_a_request_comes_at_every_instruction);
     RUN(test_a_reply_comes_at_every_instruction);

@@ -52,7 +52,7 @@ def find_sources(half: str) -> list[Path]:
         more = [HERE / "shim_grid.c", *fake]
     else:
         more = list((HERE / "fake").glob("*.c"))
-        without |= {"fl_cuda_grad.c", "fl_cuda_kernels.cu", "fl_cuda_cast.cu"}
+        without |= {"fl_cuda_grad.c", *(path.name for path in CSRC.glob("cuda/*.cu"))}
     return [*(path for path in sources if path.name not in without), *more]
 
 

@@ -35,7 +35,9 @@ typedef struct fiber {
     double shuffled[2]; /* of an even and an odd shuffle */
     bool is_fenced;     /* since then, no atomic operation */
     void *last_atomic;  /* whose address; NULL: none yet */
-    ucontext_t context;
+    bool is_begun;
+    ucontext_t begin;
+    void *left_at[5]; /* once begun; as __builtin_setjmp fills it */
     void *stack, *fake_stack, *tsan;
 } fiber;
 
@@ -45,7 +47,7 @@ struct worker {
     bool vote, voted;                /* of the barrier that is gathering; of the last one */
     char warps[MOST_THREADS / WARP]; /* their addresses stand for shuffles */
     uint64_t random;
-    ucontext_t context;
+    void *left_at[5];
     void *fake_stack, *tsan;
     const void *stack;
     size_t stack_bytes;
@@ -84,23 +86,24 @@ static void release(void *address)
     if (__tsan_release != NULL) __tsan_release(address);
 }
 
-/* swapcontext, of which AddressSanitizer, told of fibers as it is, would warn. */
-static void swap(ucontext_t *from, const ucontext_t *to)
+/* __builtin_longjmp must be called in another function than __builtin_setjmp. */
+__attribute__((noinline, noreturn)) static void go_on(void **left_at)
 {
-    volatile bool is_back = false;
-    getcontext(from);
-    if (is_back) return;
-    is_back = true;
-    setcontext(to);
+    __builtin_longjmp(left_at, 1);
 }
 
-static void enter(worker *w, fiber *f)
+/* swapcontext would ask the system for the mask of signals each time, and for no other reason. */
+__attribute__((noinline)) static void enter(worker *w, fiber *f)
 {
     shim_here = &f->place;
     if (__tsan_switch_to_fiber != NULL) __tsan_switch_to_fiber(f->tsan, NO_SYNC);
     if (__sanitizer_start_switch_fiber != NULL)
         __sanitizer_start_switch_fiber(&w->fake_stack, f->stack, STACK_BYTES);
-    swap(&w->context, &f->context);
+    if (__builtin_setjmp(w->left_at) == 0) {
+        if (f->is_begun) go_on(f->left_at);
+        f->is_begun = true;
+        setcontext(&f->begin);
+    }
     if (__sanitizer_finish_switch_fiber != NULL)
         __sanitizer_finish_switch_fiber(w->fake_stack, NULL, NULL);
 }
@@ -111,13 +114,13 @@ static void arrive(fiber *f)
         __sanitizer_finish_switch_fiber(f->fake_stack, &f->on->stack, &f->on->stack_bytes);
 }
 
-static void leave(fiber *f, int state)
+__attribute__((noinline)) static void leave(fiber *f, int state)
 {
     f->state = state;
     if (__tsan_switch_to_fiber != NULL) __tsan_switch_to_fiber(f->on->tsan, NO_SYNC);
     if (__sanitizer_start_switch_fiber != NULL)
         __sanitizer_start_switch_fiber(&f->fake_stack, f->on->stack, f->on->stack_bytes);
-    swap(&f->context, &f->on->context);
+    if (__builtin_setjmp(f->left_at) == 0) go_on(f->on->left_at);
     arrive(f);
 }
 
@@ -143,11 +146,11 @@ static void make_fiber(worker *w, unsigned number)
     f->on = w;
     f->stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (f->stack == MAP_FAILED || getcontext(&f->context) != 0) abort();
-    f->context.uc_stack.ss_sp = f->stack;
-    f->context.uc_stack.ss_size = STACK_BYTES;
+    if (f->stack == MAP_FAILED || getcontext(&f->begin) != 0) abort();
+    f->begin.uc_stack.ss_sp = f->stack;
+    f->begin.uc_stack.ss_size = STACK_BYTES;
     if (__tsan_create_fiber != NULL) f->tsan = __tsan_create_fiber(0);
-    makecontext(&f->context, (void (*)(void))run_fiber, 2, (unsigned)((uintptr_t)f >> 32),
+    makecontext(&f->begin, (void (*)(void))run_fiber, 2, (unsigned)((uintptr_t)f >> 32),
                 (unsigned)(uintptr_t)f);
 }
 

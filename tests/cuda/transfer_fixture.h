@@ -8,7 +8,7 @@
 #include "destination_fixture.h"
 #include "fl_copier.h"
 
-enum { MOST_SUBMITTED = 8, BUFFER_BYTES = 4096, MOST_CASTS = 2 };
+enum { MOST_SUBMITTED = 8, BUFFER_BYTES = 8192, MOST_CASTS = 3 };
 
 typedef struct upload_slot {
     fl_transfer_cast casts[MOST_CASTS];
@@ -111,7 +111,8 @@ static inline int set_buffer(loop *l, upload_slot *t)
     return status;
 }
 
-/* ---- what is cast of a batch behind its copy: its bytes, to elements of 2 and of 4 bytes */
+/* ---- what is cast of a batch behind its copy: its bytes, to elements of 2 and of 4 bytes by
+ * tables; its halves, of each four the last three, to integers of 8 bytes */
 
 static inline int32_t count_casts(int64_t tag) { return (int32_t)(tag % (MOST_CASTS + 1)); }
 
@@ -125,6 +126,16 @@ __attribute__((constructor)) static void fill_cast_tables(void)
 
 static inline fl_transfer_cast cast_at(int64_t tag, int32_t i)
 {
+    if (i == 2)
+        return (fl_transfer_cast){.kind = FL_CAST_WIDEN,
+                                  .bytes = 8,
+                                  .from = 2,
+                                  .to = BUFFER_BYTES / 4 * 3,
+                                  .count = 3 * rows_of(tag),
+                                  .from_bytes = 2,
+                                  .is_signed = tag / 4 % 2 == 1,
+                                  .row = 3,
+                                  .pitch = 4};
     return (fl_transfer_cast){.to = BUFFER_BYTES / 4 * (i + 1),
                               .count = 8 * rows_of(tag),
                               .plane = i == 0 ? 1 : 5,
@@ -139,9 +150,21 @@ static inline void set_casts(upload_slot *t, int64_t tag)
     if (count_casts(tag) > 0) ops->set_casts(t->transfer, t->casts, count_casts(tag));
 }
 
+static inline void check_widened(const char *view, int64_t tag)
+{
+    const int64_t *wide = (const int64_t *)(const void *)(view + cast_at(tag, 2).to);
+    for (int64_t row = 0; row < rows_of(tag); row++)
+        for (int64_t i = 0; i < 3; i++) {
+            int16_t half;
+            memcpy(&half, view + 8 * row + 2 * (i + 1), 2);
+            CHECK_INT(wide[3 * row + i], tag / 4 % 2 == 1 ? half : (uint16_t)half);
+        }
+}
+
 static inline void check_casts(const char *view, int64_t tag)
 {
-    for (int32_t i = 0; i < count_casts(tag); i++) {
+    if (count_casts(tag) == 3) check_widened(view, tag);
+    for (int32_t i = 0; i < fl_min(count_casts(tag), 2); i++) {
         fl_transfer_cast cast = cast_at(tag, i);
         for (int64_t at = 0; at < cast.count; at++) {
             int64_t entry = at / cast.plane % cast.channels * 256 + (uint8_t)view[at];

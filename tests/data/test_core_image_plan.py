@@ -254,7 +254,7 @@ def test_a_cut_table_is_for_a_device_alone() -> None:
     assert plan.uncut == "" and cut is not table
     with pytest.raises(ValueError, match="no cut table"):
         cut.read_row(0, (torch.zeros(2, 3, 1, dtype=torch.float16),))
-    more: dict[str, Any] = {"keys": None, "maps": (), "workers": 1, "prefetch": 1}
+    more: dict[str, Any] = {"structure": (None,), "maps": (), "workers": 1, "prefetch": 1}
     more |= {"in_order": True, "persistent": False, "timeout": 0}
     with pytest.raises(ValueError, match="go to a device"):
         _core.ArrayLoader(cut, pool=_core.BatchPool(1), fetch=list, **more)

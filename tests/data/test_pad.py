@@ -306,3 +306,36 @@ def test_tensors_that_are_more_than_their_numbers() -> None:
 def test_a_default_device_is_respected() -> None:
     with torch.device("meta"):
         assert PadCollate()([[1], [2, 3]]).device.type == "meta"
+
+
+@pytest.mark.parametrize("change", ["resized", "of another stride", "of another shape", "gone"])
+def test_what_changes_between_looking_and_writing_is_left_to_torch(change: str) -> None:
+    """`fill` stands for all Python code that may run where objects are made."""
+    values = [torch.arange(300_000), torch.arange(5)]
+
+    def fill(number: int) -> bytes:
+        if change == "resized":
+            values[0].resize_(3_000_000)
+        elif change == "of another stride":
+            values[0].as_strided_((300_000,), (0,))
+        elif change == "of another shape":
+            values[0].unsqueeze_(0)
+        else:
+            values[0].untyped_storage().resize_(0)
+        return b"\0" * (number % 256 // 8)
+
+    core = core_of(PadCollate())
+    assert core.pad(values, fill, False, False, 1, -1, False, False, 32) is NotImplemented
+    values = [torch.arange(300_000), torch.arange(5)]
+    packed = core.pack(values, [0, 300_000], [300_000, 5], 1, 300_005, fill, False, False, 32)
+    assert packed is NotImplemented
+
+
+@pytest.mark.parametrize("multiple", [2**63 - 1, 2**61, 2**60])
+def test_a_width_that_no_memory_has_is_named(multiple: int) -> None:
+    """Of 2**60 int64 only two rows are too many."""
+    for values in ([[1], [2]], [torch.ones(1).long()] * 2):
+        with pytest.raises(MemoryError, match=r"2 padded rows .* 2\^63.* pad_to_multiple_of"):
+            PadCollate(pad_to_multiple_of=multiple)(values)
+    with pytest.raises(MemoryError, match="no memory for a tensor of 17592186044416 bytes"):
+        PadCollate(pad_to_multiple_of=2**40)([[1], [2]])

@@ -2,6 +2,7 @@
 
 import gc
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +160,19 @@ def test_a_list_that_changes_meanwhile() -> None:
         return b"\0" * 8
 
     assert core.pad(values, fill, False, False, 1, -1, False, False, 32) is NotImplemented
+
+
+@pytest.mark.parametrize("values", [[[1000], [2, 3]], [torch.ones(1), torch.ones(2)], [[1], "no"]])
+def test_the_core_keeps_no_references_to_values(values: list[Any]) -> None:
+    core = core_of(PadCollate())
+
+    def counts() -> list[int]:
+        return [sys.getrefcount(value) for value in values]
+
+    before = counts()
+    for _ in range(3):
+        core.pad(values, lambda number: b"\0" * (number % 256 // 8), 0, 0, 1, -1, 1, 1, 32)
+    assert counts() == before
 
 
 def test_the_core_refuses_places_that_do_not_fit() -> None:

@@ -509,7 +509,10 @@ def test_more_files_than_may_be_open(tmp_path: Path) -> None:
     free = (number for number in count() if number not in taken)
     resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(free, 20, None)), hard))
     try:
-        for files in (15, 40):
+        dataset = TokenDataset([path] * 15, 10)  # each takes one descriptor, and never more
+        assert dataset[134][0].tolist() == dataset[8][0].tolist()
+        del dataset
+        for files in (25, 40):
             with pytest.raises(OSError, match=r"stay.* open.*ulimit -n.*x.bin") as error:
                 TokenDataset([path] * files, 10)
             assert error.value.errno == errno.EMFILE
@@ -539,3 +542,32 @@ def test_a_file_that_changed_before_a_worker_opens_it(tmp_path: Path) -> None:
     os.remove(path)
     with pytest.raises(FileNotFoundError, match=r"x.bin"):
         len(pickle.loads(pickled))
+
+
+@pytest.mark.parametrize("kind", ["megatron", "datatrove"])
+def test_an_index_that_was_replaced_before_a_worker_opens_it(tmp_path: Path, kind: str) -> None:
+    """By one of the same layout, so that the documents alone are others."""
+
+    def write(first: int) -> tuple[Path, Path]:
+        if kind == "megatron":
+            write_megatron(tmp_path / "x", TOKENS, [first, 100 - first])
+            return tmp_path / "x.bin", tmp_path / "x.idx"
+        write_datatrove(tmp_path / "x.ds", TOKENS, [first, 100])
+        return tmp_path / "x.ds", tmp_path / "x.ds.index"
+
+    path, index = write(30)
+    os.utime(path, (1e9, 1e9))
+    os.utime(index, (1e9, 1e9))
+    pickled = pickle.dumps(TokenDataset(path, 10, return_docs=True))
+    assert len(pickle.loads(pickled)) == 9
+    write(40)
+    os.utime(path, (1e9, 1e9))
+    with pytest.raises(OSError, match=r"no longer what the dataset was made of") as error:
+        len(pickle.loads(pickled))
+    assert error.value.filename == str(index)
+
+
+def test_arrays_take_no_options_of_files() -> None:
+    for option in ({"format": "raw"}, {"dtype": "uint16"}):
+        with pytest.raises(TypeError, match=f"{next(iter(option))}=.* is about files.*leave"):
+            TokenDataset.from_buffers(TOKENS, np.array([0, 100]), 10, **option)

@@ -16,6 +16,7 @@ from torch.utils.data import RandomSampler, Subset, random_split
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader, TokenDataset
+from fastloop.loader.route import find_source
 
 T, BATCH = 16, 5
 COUNTS = (400, 9, 300)
@@ -27,10 +28,13 @@ IN_PROCESS = [
     (DataLoader, {"num_workers": 0, "path": "sync"}),
     (DataLoader, {"num_workers": 0, "path": "torch"}),
 ]
+OVER_PROCESSES: list[Any] = [(TorchLoader, {}), (DataLoader, {"path": "process"})]
+# A fork server's workers get the dataset as spawned ones do, as a pickle, and share one import of
+# torch (conftest.py).
 PROCESSES = [
     (cls, {"num_workers": 2, "multiprocessing_context": context, **more})
-    for context in ("fork", "spawn")
-    for cls, more in ((TorchLoader, {}), (DataLoader, {"path": "process"}))
+    for context in ("fork", "forkserver")
+    for cls, more in OVER_PROCESSES
 ]
 
 
@@ -40,14 +44,7 @@ def name_of(case: Any) -> str:
     return f"{kind}-{more['num_workers']}-{more.get('multiprocessing_context', 'none')}"
 
 
-every_loader = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=name_of(case), marks=[pytest.mark.slow] if spawns else [])
-        for case in IN_PROCESS + PROCESSES
-        for spawns in [case[1].get("multiprocessing_context") == "spawn"]
-    ],
-)
+every_loader = pytest.mark.parametrize("case", IN_PROCESS + PROCESSES, ids=name_of)
 MODES: list[dict[str, Any]] = [
     {},
     {"mode": "jittered", "stride": 7},
@@ -91,6 +88,17 @@ stacked = torch.utils.data.default_collate
 def test_every_path_reads_the_windows_of_numpy(
     paths: list[Path], case: Any, options: dict[str, Any]
 ) -> None:
+    check_windows(paths, case, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cls", "more"), OVER_PROCESSES)
+def test_spawned_workers_read_them_too(paths: list[Path], cls: Any, more: dict[str, Any]) -> None:
+    case = cls, {"num_workers": 1, "multiprocessing_context": "spawn", **more}
+    check_windows(paths, case, MODES[5])
+
+
+def check_windows(paths: list[Path], case: Any, options: dict[str, Any]) -> None:
     cls, more = case
     dataset = TokenDataset(paths, T, seed=4, **options)
     for epoch in (0, 3):
@@ -159,6 +167,35 @@ def test_samples_of_one_tensor_are_tensors(paths: list[Path]) -> None:
     assert_same(batch, torch.stack([sliced(dataset, i, 0) for i in range(2)]))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "options", "is_cut"),
+    [
+        ("uint16", {}, True),
+        ("uint8", {"targets": None, "out_dtype": torch.int32}, True),
+        ("uint16", {"out_dtype": torch.uint16}, False),
+        ("uint32", {"out_dtype": torch.int32}, False),
+        ("int64", {}, False),
+        ("int64", {"vocab_size": 1000}, True),
+    ],
+)
+def test_tokens_are_cut_for_a_device_where_they_are_narrower(
+    dtype: str, options: dict[str, Any], is_cut: bool
+) -> None:
+    values = np.arange(100).astype(dtype)
+    dataset = TokenDataset.from_buffers(values, np.array([0, 100]), T, **options)
+    table = find_source(dataset, pin=False).table
+    cut = table.cut()
+    assert (cut is not table) is is_cut
+    rows = dataset[0] if isinstance(dataset[0], tuple) else (dataset[0],)
+    copies = tuple(torch.zeros_like(row) for row in rows)
+    table.read_row(0, copies)
+    assert_same(copies, rows)
+    if is_cut:
+        assert cut.outputs == table.outputs and cut.cut().outputs == table.outputs
+        with pytest.raises(ValueError, match="no cut table"):
+            cut.read_row(0, copies)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("path", ["array", "sync", "process"])
 def test_a_resumed_epoch_goes_on(paths: list[Path], workers: int, path: str) -> None:
@@ -187,8 +224,8 @@ def test_a_resumed_epoch_goes_on(paths: list[Path], workers: int, path: str) -> 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_a_file_that_is_cut(paths: list[Path], case: Any, io: str) -> None:
     cls, more = case
-    if more.get("multiprocessing_context") == "spawn":
-        pytest.skip("a spawned worker opens files again, and finds that they have changed")
+    if more.get("multiprocessing_context") == "forkserver":
+        pytest.skip("such a worker opens files again, and finds that they have changed")
     dataset = TokenDataset(paths, T, io=io)
     loader = cls(dataset, BATCH, **more)
     os.truncate(paths[2], 1024 + 2 * 100)
@@ -202,8 +239,8 @@ def test_a_file_that_is_cut(paths: list[Path], case: Any, io: str) -> None:
 @every_loader
 def test_a_file_that_is_gone_is_read_on(paths: list[Path], case: Any) -> None:
     cls, more = case
-    if more.get("multiprocessing_context") == "spawn":
-        pytest.skip("a spawned worker opens files again")
+    if more.get("multiprocessing_context") == "forkserver":
+        pytest.skip("such a worker opens files again")
     dataset = TokenDataset(paths, T)
     loader = cls(dataset, BATCH, **more)
     for path in paths:

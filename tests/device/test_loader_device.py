@@ -28,11 +28,12 @@ from lazy_device import LazyAccelerator, LazyDevice
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import pin_memory
 
-import fastloop.loader.dataloader
+import fastloop.loader.iterators
 from fastloop import ArrayDataset, DataLoader, Stepper
 from fastloop import transforms as T
 
-PATHS = [("array", 0), ("array", 2), ("sync", 0), ("process", 2), ("torch", 0), ("torch", 2)]
+PATHS = [("array", 0), ("array", 2), ("sync", 0), ("process", 2), ("thread", 2)]
+PATHS += [("torch", 0), ("torch", 2)]
 every_path = pytest.mark.parametrize(("path", "workers"), PATHS)
 
 
@@ -40,7 +41,7 @@ every_path = pytest.mark.parametrize(("path", "workers"), PATHS)
 def late(monkeypatch: pytest.MonkeyPatch) -> LazyDevice:
     device = LazyDevice("copies-late")
     monkeypatch.setattr(
-        fastloop.loader.dataloader, "open_accelerator", lambda _: LazyAccelerator(device)
+        fastloop.loader.iterators, "open_accelerator", lambda _: LazyAccelerator(device)
     )
     return device
 
@@ -126,7 +127,7 @@ def test_an_iterator_leaves_nothing_behind(
         gc.enable()
 
 
-persistent_paths = pytest.mark.parametrize("path", ["array", "process", "torch"])
+persistent_paths = pytest.mark.parametrize("path", ["array", "process", "thread", "torch"])
 
 
 @persistent_paths

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import run_program
 
 TESTS = Path(__file__).resolve().parents[1]
 TRIAL_S = 240
@@ -41,6 +42,7 @@ TRIALS = {
         "a_cycle_is_collected",
         "arguments_are_checked",
     ],
+    "token_trials": ["tokens_from_end_to_end", "tokens_that_cannot_be_had"],
     "pinning_trials": [
         "blocks_are_for_the_next_batches_alone",
         "blocks_of_large_batches_are_fewer",
@@ -67,6 +69,7 @@ TRIALS = {
         "each_call_may_fail",
         "a_child_is_inert",
         "a_worker_dies",
+        "workers_come_back",
         "what_hides_tensors_goes_another_way",
         "a_transform_runs_on_what_has_arrived",
         "arguments_are_checked",
@@ -86,19 +89,23 @@ IMAGES = [
 ]
 
 
+def run_trial(core: Path, script: str, *args: str) -> None:
+    program = TESTS / f"support/{script}.py"
+    done = run_program(program, core, *args, cwd=core.parent, timeout=TRIAL_S)
+    assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
 @pytest.mark.parametrize(
     ("script", "trial"), [(script, trial) for script, names in TRIALS.items() for trial in names]
 )
 def test_upload(core: Path, script: str, trial: str) -> None:
-    command = [sys.executable, str(TESTS / f"support/{script}.py"), str(core), trial]
-    subprocess.run(command, check=True, timeout=TRIAL_S, cwd=core.parent)
+    run_trial(core, script, trial)
 
 
 @pytest.mark.parametrize("trial", IMAGES)
 def test_upload_of_images(core: Path, trial: str) -> None:
     """As bytes, which are cast on the device."""
-    command = [sys.executable, str(TESTS / "support/upload_trials.py"), str(core), trial, "images"]
-    subprocess.run(command, check=True, timeout=TRIAL_S, cwd=core.parent)
+    run_trial(core, "upload_trials", trial, "images")
 
 
 WITHOUT_TORCH = """

@@ -3,7 +3,7 @@ a hundredfold. No results are looked at here, test_passes.py does."""
 
 import torch
 
-from fastloop import ArrayDataset, DataLoader, transforms
+from fastloop import ArrayDataset, DataLoader, TokenDataset, transforms
 from fastloop.base.openmp import thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
@@ -56,4 +56,11 @@ for dtype in (torch.float32, torch.float16):
             ArrayDataset(images, transform=cast), 4, num_workers=1, device="cuda"
         ):
             assert batch.dtype is dtype
+for kind in (torch.uint8, torch.int16, torch.uint16, torch.uint32):
+    for wide in (torch.int32, torch.int64):
+        if kind.itemsize < wide.itemsize:
+            values = torch.arange(5000).to(kind)
+            tokens = TokenDataset.from_buffers(values, torch.tensor([0, 5000]), 99, out_dtype=wide)
+            for x, y in DataLoader(tokens, 8, num_workers=1, device="cuda"):
+                assert x.dtype is y.dtype is wide
 torch.cuda.synchronize()

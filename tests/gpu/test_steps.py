@@ -201,3 +201,31 @@ def test_torchs_functions_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         results.append([p.detach().clone() for p in model.parameters()])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_a_patched_loop_has_torchs_bits(kind: str, norm_type: float) -> None:
+    def train() -> list[Tensor]:
+        model, told = make_model(), []
+        optimizer = KINDS[kind](model.parameters())
+        scaler = torch.amp.GradScaler("cuda", growth_interval=3)
+        for i, x in enumerate(batches(12)):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, x)).backward()
+            if i % 3:
+                scaler.unscale_(optimizer)
+                max_norm = (1e-3, 1e3)[i % 2]
+                told.append(nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type))
+            scaler.step(optimizer)
+            scaler.update()
+            told += [t.detach().clone() for p in model.parameters() for t in (p, p.grad)]  # type: ignore[union-attr]
+        return [*told, torch.tensor(scaler.get_scale())]
+
+    wanted = train()
+    with fastloop.patched(("grad_scaler", "clip_grad_norm")):
+        found = train()
+        seams = fastloop.patch_status().seams
+    assert (seams["grad_scaler"].native, seams["clip_grad_norm"].native) == (12, 8)
+    for mine, torchs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, torchs, rtol=0, atol=0, equal_nan=True)

@@ -137,7 +137,8 @@ ROOMS = {
     "workers": {"base", "data", "device", "distributed"},
     "loader": BELOW_LOADER,
     "step": {"base", "device", "distributed"},
-    "see": {*BELOW_LOADER, "loader", "step"},
+    "patching": {*BELOW_LOADER, "loader", "step"},
+    "see": {*BELOW_LOADER, "loader", "step", "patching"},
 }
 
 

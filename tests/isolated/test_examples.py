@@ -11,10 +11,12 @@ from sources import ROOT
 pytestmark = pytest.mark.slow
 
 
-def losses(folder: Path, name: str, *args: str) -> list[list[float]]:
+def losses(
+    folder: Path, name: str, *args: str, launcher: tuple[str, ...] = ()
+) -> list[list[float]]:
     """The rows of the table that show losses."""
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / name, *args],
+        [sys.executable, *launcher, ROOT / "examples" / name, *args],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -37,3 +39,27 @@ def test_texts_are_classified(tmp_path: Path) -> None:
     assert rows[0][0] == rows[0][1]  # torch and fastloop
     for first, last in zip(rows[0], rows[-1], strict=True):
         assert last < 0.95 * first
+
+
+def test_shapes_in_files_are_told_apart(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    rows = losses(tmp_path, "shapes.py", "--images", "300", "--epochs", "3")
+    for row in rows:
+        assert row[0] == row[1] == row[2]  # torch, processes and threads
+    assert rows[-1][0] < 0.9 * rows[0][0]
+
+
+def test_a_stream_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    rows = losses(tmp_path, "stream.py", "--lines", "3000")
+    for whole, in_two in rows:
+        assert whole == in_two
+    assert rows[-1][0] < 0.8 * rows[0][0]
+
+
+def test_two_ranks_train_the_digits(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    rows = losses(tmp_path, "ddp.py", "--epochs", "3", launcher=launcher)
+    assert len(rows) == 3
+    for torchs, ours in rows:
+        assert abs(torchs - ours) <= 1e-5 * torchs
+    assert rows[-1][1] < 0.9 * rows[0][1]

@@ -1,20 +1,40 @@
 """The server that starts the scripts of these tests."""
 
+import os
+import resource
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import helpers
 import pytest
 from helpers import run_script
 
 
-def test_scripts_run_after_their_server_was_killed(tmp_path: Path) -> None:
-    assert run_script(tmp_path, "print(1)") == "1\n"
+def kill_servers() -> list[Any]:
     servers = [server for _, server in helpers._servers.values()]
     for server in servers:
         server.kill()
         server.wait()
+    return servers
+
+
+def test_scripts_run_after_their_server_was_killed(tmp_path: Path) -> None:
+    assert run_script(tmp_path, "print(1)") == "1\n"
+    servers = kill_servers()
     assert run_script(tmp_path, "print(2)") == "2\n"
     assert servers[0] not in [server for _, server in helpers._servers.values()]
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1200, reason="too few files")
+def test_scripts_run_though_many_files_are_open(tmp_path: Path) -> None:
+    """As by a test before, that holds tensors which torch shares."""
+    kill_servers()
+    with ExitStack() as files:
+        for _ in range(1100):
+            files.enter_context(open(os.devnull))
+        assert run_script(tmp_path, "print(1)") == "1\n"
+    kill_servers()
 
 
 FORKS = """

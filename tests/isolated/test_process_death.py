@@ -3,6 +3,7 @@ iterator had is gone with it."""
 
 from pathlib import Path
 
+import pytest
 from helpers import run_script
 
 HEAD = """
@@ -319,4 +320,34 @@ def main():
 if __name__ == "__main__":
     main()
 """,
+    )
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_program_without_a_main_guard_is_named(method: str, tmp_path: Path) -> None:
+    text = f"""
+from fastloop import DataLoader
+from workers import Items
+list(DataLoader(Items(8), 4, num_workers=1, multiprocessing_context={method!r}))
+"""
+    said = f"with start method {method!r} it imports {tmp_path / 'script.py'} anew, which starts"
+    run_script(tmp_path, text, returncode=1, stderr=said)
+
+
+def test_a_program_that_spawned_workers_cannot_import_is_named(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+    class Here(torch.utils.data.Dataset):
+        __len__ = lambda self: 8
+        __getitem__ = lambda self, i: i
+    loader = DataLoader(Here(), 4, num_workers=1, multiprocessing_context="spawn")
+    text = error_text(lambda: list(loader))
+    assert "script.py anew and reads the dataset; what it met there is on stderr" in text, text
+    loader = DataLoader(Items(hook=CallAt(2, Kill(0))), 4, num_workers=1,
+                        multiprocessing_context="spawn")
+    assert "script.py" not in error_text(lambda: list(loader))
+""",
+        stderr="Can't get attribute 'Here'",
     )

@@ -300,6 +300,55 @@ if __name__ == "__main__":
     )
 
 
+@pytest.mark.parametrize("path", ["process", "thread"])
+def test_ctrl_c_at_any_line_of_the_start(path: str, tmp_path: Path) -> None:
+    """It is Ctrl-C that is raised, nothing is left, and the next iterator can be made."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+FILES = ("process_iter.py", "thread_iter.py", "worker_iter.py", "dataloader.py")
+
+def interrupt_at(line):
+    lines, is_sent = 0, False
+
+    def trace(frame, event, arg):
+        nonlocal lines, is_sent
+        if os.path.basename(frame.f_code.co_filename) not in FILES:
+            return None
+        lines += 1
+        if lines >= line:
+            sys.settrace(None)
+            is_sent = True
+            os.kill(os.getpid(), signal.SIGINT)
+        return trace
+
+    path = sys.argv[1]
+    loader = DataLoader(Items(8), 4, num_workers=1, path=path if path == "thread" else "auto")
+    try:
+        sys.settrace(trace)
+        iterator = iter(loader)
+        sys.settrace(None)
+        if is_sent:
+            sleep_in_steps()  # until it comes
+        return False
+    except KeyboardInterrupt:
+        pass
+    gc.collect()
+    assert not children()
+    assert not [t for t in threading.enumerate() if t is not threading.main_thread()]
+    return True
+
+line = 1
+while interrupt_at(line):
+    line += 1
+assert line > 200, line
+assert check_batches(DataLoader(Items(), 4, num_workers=2)) == 16
+""",
+        path,
+    )
+
+
 def test_ctrl_c_anywhere_in_the_finalizer(tmp_path: Path) -> None:
     """From before its first line on; where the yielded batches were counted is kept, too."""
     run_script(

@@ -436,6 +436,50 @@ def test_samples_that_change_meanwhile_are_no_crash() -> None:
     assert Key.victim == {}
 
 
+RESIZES = """
+import gc
+import sys
+
+import torch
+
+from fastloop.data.collate import make_collate
+
+ITEMS = 300_000
+resize_at, spare = map(int, sys.argv[1:])
+tensors = [torch.full((ITEMS,), i) for i in range(4)]
+runs = 0
+
+
+def resize(phase, info):
+    global runs
+    runs += phase == "start"
+    if runs == resize_at:
+        for tensor in tensors:
+            tensor.resize_(8 * ITEMS)
+
+
+collate = make_collate()
+collate([tensor.clone() for tensor in tensors])
+gc.collect()
+gc.callbacks.append(resize)
+gc.set_threshold(1)
+kept = [[] for _ in range(spare)]
+stack = collate(list(tensors))
+gc.set_threshold(0)
+gc.callbacks.clear()
+assert torch.equal(stack[:, :ITEMS], torch.arange(4)[:, None].expand(4, ITEMS))
+"""
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+@pytest.mark.parametrize("resize_at", [1, 2])
+def test_a_finalizer_may_resize_what_is_being_stacked(
+    tmp_path: Path, resize_at: int, spare: int
+) -> None:
+    """Python's collector runs where objects are made, and the stack is one."""
+    run_script(tmp_path, RESIZES, resize_at, spare)
+
+
 def test_errors_leave_no_trace() -> None:
     fast = make_collate()
     for make in BATCHES.values():

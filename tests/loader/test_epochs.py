@@ -1,6 +1,7 @@
 """An iterator stays in the epoch that it began with, whatever other iterators, other processes and
 set_epoch() do meanwhile."""
 
+import gc
 import multiprocessing
 import os
 import threading
@@ -370,9 +371,11 @@ def descriptors() -> int:
 def test_iterators_give_their_shared_memory_back(path: str) -> None:
     loader = make_loader(make_dataset(), path)
     list(loader)
+    gc.collect()  # what earlier tests left must not be closed in between
     before = descriptors()
     for _ in range(3):
         list(loader)
+    gc.collect()
     assert descriptors() == before
 
 

@@ -7,6 +7,7 @@ import typing
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import (
@@ -42,7 +43,8 @@ class Stream(IterableDataset[torch.Tensor]):
 def test_signature_is_torchs_with_more_keywords() -> None:
     ours = dict(inspect.signature(DataLoader.__init__).parameters)
     names = ["device", "path", "device_transform", "static_buffers"]
-    assert list(ours)[-4:] == names
+    names += ["snapshot_every_n_steps", "resume", "on_worker_death", "memory_budget"]
+    assert list(ours)[-8:] == names
     extras = {name: ours.pop(name) for name in names}
     assert list(ours) == list(TORCH_PARAMETERS)
     for name, theirs in TORCH_PARAMETERS.items():
@@ -50,7 +52,16 @@ def test_signature_is_torchs_with_more_keywords() -> None:
         assert ours[name].default is theirs.default, name
         assert ours[name].annotation == theirs.annotation, name
     assert {p.kind for p in extras.values()} == {inspect.Parameter.KEYWORD_ONLY}
-    assert [p.default for p in extras.values()] == [None, "auto", None, False]
+    assert [p.default for p in extras.values()] == [
+        None,
+        "auto",
+        None,
+        False,
+        1,
+        None,
+        "raise",
+        None,
+    ]
 
 
 def test_class_is_a_plain_generic_subclass() -> None:
@@ -103,6 +114,10 @@ def test_each_parameter_is_stored_under_its_name() -> None:
         "path": "torch",
         "device_transform": len,
         "static_buffers": True,
+        "snapshot_every_n_steps": 3,
+        "resume": "skip",
+        "on_worker_death": "raise",
+        "memory_budget": 1 << 20,
     }
     loader = DataLoader(**values)
     for name, value in values.items():
@@ -194,6 +209,18 @@ def test_errors_of_iter_are_torchs(kwargs: dict[str, Any]) -> None:
     loader = DataLoader(dataset, **kwargs)
     assert outcome(lambda: next(iter(loader))) == theirs
     assert outcome(lambda: next(iter(loader))) == theirs
+
+
+@pytest.mark.parametrize("path", ["array", "process", "thread"])
+def test_a_prefetch_factor_is_what_torch_takes_for_one(path: str) -> None:
+    dataset = small_dataset()
+    arguments: dict[str, Any] = {"batch_size": 3, "num_workers": 1, "prefetch_factor": np.int64(3)}
+    ours = DataLoader(dataset, path=path, **arguments)
+    assert_same(epoch(ours), epoch(TorchLoader(dataset, **arguments)))
+    arguments["prefetch_factor"] = 3.0
+    theirs = outcome(lambda: iter(TorchLoader(dataset, **arguments)))
+    assert theirs[0] == "raised"
+    assert outcome(lambda: iter(DataLoader(dataset, path=path, **arguments))) == theirs
 
 
 def test_path_and_device_that_do_not_exist_are_named() -> None:
@@ -360,3 +387,17 @@ def test_loaders_are_told_apart_by_their_datasets_not_by_equality() -> None:
     assert {loader: 1}[loader] == 1
     assert isinstance(loader.sampler, SequentialSampler)
     assert isinstance(DataLoader(dataset, shuffle=True).sampler, RandomSampler)
+
+
+@pytest.mark.parametrize("budget", [0, -1, True, 1.5, "1 GB"])
+def test_memory_budgets_that_are_none_are_named(budget: Any) -> None:
+    with pytest.raises(ValueError, match=r"memory_budget=.* is no number of bytes; pass a posi"):
+        DataLoader(small_dataset(), memory_budget=budget)
+
+
+def test_a_subclass_may_set_the_memory_budget_of_all_its_loaders() -> None:
+    class Small(DataLoader[Any]):
+        memory_budget = 1 << 20
+
+    assert Small(small_dataset()).memory_budget == 1 << 20
+    assert Small(small_dataset(), memory_budget=1).memory_budget == 1

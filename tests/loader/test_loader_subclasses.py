@@ -51,6 +51,7 @@ def test_a_subclass_need_not_call_our_init(workers: int, collate: Any) -> None:
     assert_same(list(clone), rest)
     assert (loader.device, loader.path) == (None, "auto")
     assert (loader.device_transform, loader.static_buffers) == (None, False)
+    assert loader.on_worker_death == "raise"
 
 
 TORCHDATA = """

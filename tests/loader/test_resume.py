@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler, Dataset, RandomSampler, Subset, Subse
 
 from fastloop import ArrayDataset, DataLoader
 
-ROUTES = ["array", "torch", "own"]  # values of `path`; own: "process" or "sync"
+ROUTES = ["array", "torch", "own", "thread"]  # `path`; own: "process" or "sync"
 # They draw from torch's own generator as they go: workers that read ahead draw too early.
 DRAW_AS_THEY_GO = {"user-drawing", "replacement-default-generator"}
 WORKERS = [(a, b) for a in (0, 1, 2) for b in (0, 1, 2)]
@@ -39,6 +39,8 @@ def make(
     arguments = {"batch_size": 6, **SAMPLERS[kind](N, generator), **kwargs}
     if route == "own":
         route = "process" if workers > 0 else "sync"
+    if route == "thread" and workers == 0:
+        route = "sync"
     return DataLoader(small_dataset(), num_workers=workers, path=route, **arguments), generator
 
 
@@ -285,6 +287,46 @@ def test_between_epochs(route: str, kind: str, before: int) -> None:
     assert_same(go_on(loader, generator, iter(loader)), expected)
 
 
+@routes
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["shuffle", "replacement-no-generator", "subset-tensor"])
+def test_between_epochs_torchs_generator_is_lent_the_state_it_had(
+    route: str, kind: str, workers: int
+) -> None:
+    """Where the program restores nothing, and its own numbers stay its own."""
+    torch.manual_seed(3)
+    loader, _ = make(route, kind, workers)
+    take(iter(loader))
+    state = saved(loader.state_dict())
+    expected = list(loader)
+    for seeded in (None, 5):
+        loader, _ = make(route, kind, workers)
+        torch.manual_seed(999)
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        if seeded is None:
+            before = torch.get_rng_state()
+            assert_same(list(loader), expected)
+            assert torch.equal(torch.get_rng_state(), before)
+        else:
+            torch.manual_seed(seeded)
+            ours = list(loader)
+            torch.manual_seed(seeded)
+            assert_same(ours, list(make(route, kind, workers)[0]))
+
+
+def test_an_epoch_begun_with_a_lent_state_is_resumed() -> None:
+    loader, _ = make("array")
+    take(iter(loader))
+    state = loader.state_dict()
+    expected = list(loader)
+    torch.manual_seed(999)
+    loader.load_state_dict(state)
+    take(iter(loader), 2)
+    loader.load_state_dict(loader.state_dict())
+    assert_same(list(loader), expected[2:])
+
+
 def test_a_generator_seeded_for_every_epoch_keeps_its_seed() -> None:
     loader, generator = make("array", "shuffle-generator")
     list(loader)
@@ -379,13 +421,13 @@ def test_a_subset_sampler_yields_the_users_own_indices() -> None:
     assert {type(index) for index in dataset.loaded} == {np.int32}
 
 
-@routes
+@pytest.mark.parametrize("route", ["array", "torch", "sync"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_half_of_ten_million_samples(route: str, shuffle: bool) -> None:
     n = 10_000_000
     data = ArrayDataset(torch.arange(n))
     torch.manual_seed(3)
-    loader = DataLoader(data, 1000, shuffle, path="sync" if route == "own" else route)
+    loader = DataLoader(data, 1000, shuffle, path=route)
     iterator = iter(loader)
     expected = torch.arange(n)
     if shuffle:

@@ -65,6 +65,10 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
 def test_a_state_has_one_shape_at_all_times(kind: str) -> None:
     loader = LOADERS[kind]()
     expected = shape(loader_of().state_dict())
+    if kind == "stream":  # its own part says how many batches there were
+        expected["fetcher_state"] = shape(
+            {"dataset_iter_state": None, "fetcher_ended": False, "steps": 0}
+        )
     states = [loader.state_dict()]
     iterator = iter(loader)
     states.append(loader.state_dict())
@@ -268,9 +272,8 @@ def test_a_stream_between_epochs_needs_no_warning() -> None:
     assert len(list(loader)) == 5
 
 
-@pytest.mark.parametrize("path", ["array", "process", "torch"])
-def test_out_of_order_the_epoch_starts_anew(path: str) -> None:
-    given = {"num_workers": 2, "in_order": False, "path": path, "shuffle": True}
+def test_out_of_order_the_array_path_starts_the_epoch_anew() -> None:
+    given = {"num_workers": 2, "in_order": False, "path": "array", "shuffle": True}
     loader = loader_of(**given, generator=generator())
     iterator = iter(loader)
     assert loader.state_dict()["not_resumable"] == ""
@@ -364,7 +367,7 @@ def test_a_sampler_that_has_changed_is_set_to_the_epoch_of_the_state() -> None:
     state = state_of(loader_of(sampler=sampler))
     other = DistributedSampler(range(N), 5, 0)
     loader = loader_of(sampler=other)
-    with pytest.warns(UserWarning, match=r"sampler\.num_replicas is 2 in the state and 5 here"):
+    with pytest.warns(UserWarning, match="batches of 5 on 2 ranks are no whole number"):
         loader.load_state_dict(state)
     assert other.epoch == 4
     assert len(list(loader)) == 2

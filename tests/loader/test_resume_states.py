@@ -76,11 +76,6 @@ MISFITS: dict[str, tuple[Arguments, Arguments, str]] = {
         dict,
         "generator is loader in the state and absent here",
     ),
-    "replicas": (
-        distributed,
-        lambda: distributed(num_replicas=3),
-        "sampler.num_replicas is 2 in the state and 3 here",
-    ),
     "seed": (distributed, lambda: distributed(seed=4), "sampler.seed is 0 in the state and 4"),
     "in order": (distributed, lambda: distributed(shuffle=False), "sampler.shuffle is True"),
 }
@@ -147,7 +142,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]]
     "none": (lambda state: None, TypeError, "state is a NoneType, not a dict; pass what"),
     "list": (lambda state: [state], TypeError, "state is a list"),
     "empty": (lambda state: {}, ValueError, r"state\['version'\] is None, and this version"),
-    "version": (damaged(version=99), ValueError, "is 99, and this version of fastloop reads 3 and"),
+    "version": (damaged(version=99), ValueError, "is 99, and this version of fastloop reads 4 and"),
     "no epoch": (without("epoch"), ValueError, "state has no 'epoch'"),
     "no reason": (without("not_resumable"), ValueError, "state has no 'not_resumable'"),
     "no generators": (without("generators"), ValueError, "state has no 'generators'"),

@@ -32,8 +32,11 @@ from torch.utils.data import (
 from torch.utils.data._utils import collate
 
 from fastloop import ArrayDataset, DataLoader
+from fastloop import transforms as T
 
 X = torch.arange(24.0).reshape(8, 3)
+Y = [1, 2]
+IMAGES = torch.arange(96, dtype=torch.uint8).reshape(8, 3, 2, 2)
 both = pytest.mark.parametrize("workers", [0, 2])
 
 
@@ -47,6 +50,10 @@ class MyArrays(ArrayDataset):
 
 
 class MySubset(Subset[Any]):
+    pass
+
+
+class MyConcat(ConcatDataset[Any]):
     pass
 
 
@@ -73,6 +80,13 @@ def last_two(samples: list[Any]) -> Any:
     return default_collate(samples[-2:])
 
 
+def grown() -> Any:
+    part = TensorDataset(X)
+    whole = ConcatDataset([part, TensorDataset(X)])
+    part.tensors = (torch.cat([X, -X]),)
+    return whole
+
+
 def seed_worker(worker: int) -> None:
     torch.manual_seed(worker)
 
@@ -96,10 +110,50 @@ OTHERS: dict[str, Case] = {
     "a dataset of Python's": (Squares, {}, "dataset is a Squares"),
     "a list": (lambda: list(X), {}, "dataset is a list"),
     "a range": (lambda: range(8), {}, "dataset is a range"),
-    "a tensor": (lambda: X, {}, "dataset is a Tensor"),
-    "an array": (X.numpy, {}, "dataset is a ndarray"),
-    "ConcatDataset": (lambda: ConcatDataset([TensorDataset(X)] * 2), {}, "ConcatDataset"),
-    "StackDataset": (lambda: StackDataset(x=X), {}, "StackDataset"),  # type: ignore[arg-type]
+    "a parameter": (lambda: X.clone().requires_grad_(), {}, "the dataset requires grad"),
+    "a masked array": (lambda: np.ma.MaskedArray(X.numpy()), {}, "dataset is a MaskedArray"),
+    "text": (lambda: np.array(["a", "b"]), {}, "encode the text"),
+    "subclass of ConcatDataset": (lambda: MyConcat([TensorDataset(X)] * 2), {}, "MyConcat"),
+    "ConcatDataset": (lambda: ConcatDataset([TensorDataset(X), Squares()]), {}, "is a Squares"),
+    "ConcatDataset of a list": (lambda: ConcatDataset([list(X)]), {}, "is a list"),  # type: ignore
+    "an array whose rows go backwards": (lambda: X.numpy()[:, ::-1], {}, "rows of strides"),
+    "ConcatDataset of what has grown since": (grown, {"batch_size": 4}, "had 8 rows"),
+    "ConcatDataset of other structures": (
+        lambda: ConcatDataset([StackDataset(x=X), StackDataset(y=X)]),  # type: ignore
+        {"batch_size": 4},
+        "other structure",
+    ),
+    "ConcatDataset of other dtypes": (
+        lambda: ConcatDataset([X, X.double()]),  # type: ignore[list-item]
+        {"batch_size": 5},
+        "differ in dtype or shape",
+    ),
+    "ConcatDataset of other strides": (
+        lambda: ConcatDataset([X, X.T.contiguous().T]),  # type: ignore[list-item]
+        {"batch_size": 5},
+        "differ in strides",
+    ),
+    "ConcatDataset of tensors and arrays": (
+        lambda: ConcatDataset([X, X.numpy()]),  # type: ignore[list-item]
+        {"batch_size": 4},
+        "tensors in one dataset, ndarrays in another",
+    ),
+    "ConcatDataset of transformed images": (
+        lambda: ConcatDataset([ArrayDataset(IMAGES, transform=T.ToDtype(torch.float32))]),
+        {},
+        "field 0 is not of plain arrays",
+    ),
+    "ConcatDataset around a Subset of one": (
+        lambda: ConcatDataset([Subset(ConcatDataset([X, X]), [9]), X]),  # type: ignore
+        {},
+        "lies within another dataset",
+    ),
+    "StackDataset": (lambda: StackDataset(x=list(X)), {}, "is a list"),  # type: ignore[arg-type]
+    "Subset out of range in a StackDataset": (
+        lambda: StackDataset(Subset(X, [0, 8]), Y),  # type: ignore[arg-type]
+        {},
+        "out of range for 8 rows",
+    ),
     "IterableDataset": (Stream, {}, "dataset is a Stream"),
     "collate_fn": (lambda: TensorDataset(X), {"collate_fn": last_two}, "collate_fn"),
     "collate_fn without batches": (

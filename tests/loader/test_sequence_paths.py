@@ -10,10 +10,25 @@ import numpy as np
 import pytest
 import torch
 from helpers import N, TorchLoader, assert_same
-from torch.utils.data import BatchSampler, SequentialSampler, Subset, TensorDataset
+from helpers import epoch as items_of
+from torch.utils.data import (
+    BatchSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop import ArrayDataset, DataLoader, PackCollate, PadCollate, RaggedArray, _core
+from fastloop import (
+    ArrayDataset,
+    DataLoader,
+    PackCollate,
+    PadCollate,
+    RaggedArray,
+    ShuffleSampler,
+    _core,
+)
 
 LENGTHS = np.random.default_rng(4).integers(0, 30, N)
 LENGTHS[[0, 7, 8]] = 0, 1, 29
@@ -126,6 +141,32 @@ def test_samples_without_batches(workers: int) -> None:
             assert_same(a, b)
 
 
+SAMPLERS: dict[str, Any] = {
+    "shuffle": lambda dataset: ShuffleSampler(dataset, seed=4),
+    "ranks": lambda dataset: DistributedSampler(dataset, 2, 1),
+    "weights": lambda dataset: WeightedRandomSampler([1.0] * len(dataset), 9),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_samples_without_batches_by_samplers_of_ints(kind: str, workers: int) -> None:
+    """In the middle of the epoch, too."""
+    dataset = DATASETS["int32"]()
+    sampler = SAMPLERS[kind](dataset)
+    wanted = items_of(TorchLoader(dataset, batch_size=None, sampler=sampler))
+    loader = DataLoader(dataset, None, sampler=sampler, num_workers=workers, path="array")
+    assert_same(items_of(loader), wanted)
+    torch.manual_seed(3)
+    it = iter(loader)
+    for _ in range(4):
+        next(it)
+    state = loader.state_dict()
+    del it
+    loader.load_state_dict(state)
+    assert_same(items_of(loader), wanted[4:])
+
+
 @pytest.mark.parametrize("collate", ["all", "rows"])
 def test_an_epoch_goes_on_in_its_middle(collate: str) -> None:
     dataset = DATASETS["int32"]()
@@ -163,7 +204,7 @@ def test_one_sample_keeps_the_dimensions_that_count_no_samples() -> None:
         table=table,
         pool=_core.BatchPool(table.outputs),
         fetch=None,
-        keys=None,
+        structure=(None,) * 4,
         maps=(),
         workers=0,
         prefetch=1,
@@ -262,7 +303,7 @@ LEFT_TO_OTHERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "tensors": (
         lambda: TensorDataset(torch.zeros(9, 2)),
         {"collate_fn": PackCollate()},
-        "not an ArrayDataset",
+        "gather for PackCollate from an ArrayDataset, and the dataset is a TensorDataset",
     ),
     "lists": (DATASETS["one"], {"batch_size": None, "sampler": [[0, 1]]}, "no index of a Ragged"),
     "name": (

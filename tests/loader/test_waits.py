@@ -59,7 +59,7 @@ def first(samples: list[Slow]) -> Slow:
     return samples[0]
 
 
-@pytest.mark.parametrize("path", ["process", "torch"])
+@pytest.mark.parametrize("path", ["process", "thread", "torch"])
 def test_batches_that_are_there_cost_no_wait_however_slow_their_handling(path: str) -> None:
     """A worker that is asked for item 4 has sent those before."""
     data = Gated(4)

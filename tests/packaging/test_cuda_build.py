@@ -29,6 +29,16 @@ IN_FLIGHT = {
 # To halves; to floats, of three channels and of four: how wide bytes are loaded, and how often
 # before one of them is used.
 CASTS = {"k_castItLi4": ("64", 2), "k_castIjLi3": ("32", 4), "k_castIjLi4": ("32", 4)}
+# From bytes, halves and words to integers of 4 (j) and of 8 bytes (m): how wide they are loaded;
+# how often before one is used.
+WIDENED = {
+    "k_widenIhj": "U8",
+    "k_widenIhm": "U8",
+    "k_widenItj": "U16",
+    "k_widenItm": "U16",
+    "k_widenIjm": "32",
+}
+WIDEN_AHEAD = 16
 NUMBERS = ("k_clip_factor", "k_invert", "k_update_scale", "k_write_rows")
 
 pytestmark = [
@@ -77,7 +87,9 @@ def test_kernels_keep_within_their_budget(arch: int) -> None:
     built = kernels(arch)
     names = sorted(kernel.name for kernel in built)
     # Of a pass two: by the table they carry.
-    assert names == sorted([*PASSES, *PASSES, *["k_cast"] * len(CASTS), *NUMBERS])
+    assert names == sorted(
+        [*PASSES, *PASSES, *["k_cast"] * len(CASTS), *["k_widen"] * len(WIDENED), *NUMBERS]
+    )
     assert [k for k in built if k.memory > 0 or k.registers > MAX_REGISTERS] == []
 
 
@@ -124,7 +136,7 @@ def loads_in_flight(code: str) -> dict[str, int]:
             row.clear()
         if kind != "LDG" or guard or "STRONG" in modifiers:  # strong: the sums of chunks
             continue
-        width = next((m for m in modifiers if m in ("128", "64", "U16")), "32")
+        width = next((m for m in modifiers if m in ("128", "64", "U16", "U8")), "32")
         target = re.match(r"R(\d+)", operands)
         assert target is not None, operands
         pending |= {int(target[1]) + i for i in range(REGISTERS.get(width, 1))}
@@ -158,3 +170,16 @@ def test_casts_load_ahead_and_store_whole_packs(arch: int) -> None:
                 assert loads_in_flight(code).get(width, 0) == ahead, name
                 assert len(re.findall(r"\bSTG\.E\.128\b", code)) == ahead + 1, name
     assert found == len(CASTS)
+
+
+@pytest.mark.parametrize("arch", sorted({75, 90, 120}.intersection(ARCHS)))
+def test_integers_are_loaded_ahead_and_stored_as_whole_packs(arch: int) -> None:
+    found = 0
+    for code in cuobjdump("-arch", f"sm_{arch}", "-sass").split("Function : ")[1:]:
+        for name, width in WIDENED.items():
+            if name in code.split()[0]:
+                found += 1
+                assert loads_in_flight(code).get(width, 0) == WIDEN_AHEAD, name
+                packs = WIDEN_AHEAD * (4 if name[-1] == "j" else 8) // 16
+                assert len(re.findall(r"\bSTG\.E\.128\b", code)) == packs + 1, name
+    assert found == len(WIDENED)

@@ -1,35 +1,17 @@
 """What a user installs: the sdist is complete, builds without torch, and imports without it."""
 
 import importlib.metadata
-import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import venv
 from pathlib import Path
 
 import pytest
+from sources import ROOT
+from user_environment import NOT_SOURCES, lend, run, run_well
 
 import fastloop
-
-ROOT = Path(__file__).resolve().parents[2]
-NOT_SOURCES = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", ".*_cache")
-
-
-def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs to the end and returns the output, in a user's environment: without our variables."""
-    ours = ("PYTHON", "FASTLOOP")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return subprocess.run(
-        command, cwd=cwd, env={**kept, **variables}, capture_output=True, text=True, timeout=600
-    )
-
-
-def run_well(*command: str | Path, cwd: Path, **variables: str) -> str:
-    done = run(*command, cwd=cwd, **variables)
-    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +23,6 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_well(*command, cwd=place / "tree")
     (archive,) = place.glob("*.tar.gz")
     return archive
-
-
-def lend(package: str, site: Path) -> None:
-    """Links an installed distribution into another environment's site-packages."""
-    files = importlib.metadata.files(package)
-    assert files is not None
-    for top in {file.parts[0] for file in files if file.parts[0] not in ("..", "__pycache__")}:
-        source = Path(str(importlib.metadata.distribution(package).locate_file(top)))
-        if not (site / top).exists():
-            (site / top).symlink_to(source)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +61,9 @@ def test_the_tests_run_against_the_installed_package() -> None:
 def test_metadata_asks_for_numpy_alone() -> None:
     wanted = importlib.metadata.requires("fastloop") or []
     assert [line for line in wanted if "extra ==" not in line] == ["numpy>=1.26"]
-    assert [line for line in wanted if "torch" in line] == ['torch>=2.10; extra == "torch"']
+    assert [line for line in wanted if line.startswith("torch>")] == [
+        'torch>=2.10; extra == "torch"'
+    ]
 
 
 @pytest.mark.slow
@@ -102,7 +76,13 @@ def test_sdist_holds_all_that_is_needed(sdist: Path) -> None:
         sources |= {p for p in (ROOT / folder).rglob("*") if p.suffix in (*endings, ".py", ".pyi")}
     wanted = {str(p.relative_to(ROOT)) for p in sources}
     wanted |= {"Makefile", "LICENSE", "README.md", "setup.py", "pyproject.toml", ".clang-format"}
-    wanted |= {"setup_cuda.py", "fastloop/py.typed", "requirements-dev.txt", ".ci/run"}
+    wanted |= {
+        "setup_cuda.py",
+        "fastloop/py.typed",
+        "requirements-dev.txt",
+        ".ci/run",
+        "CITATION.cff",
+    }
     assert sorted(wanted - inside) == []
     assert [name for name in inside if name.endswith((".so", ".o", ".pyc"))] == []
 

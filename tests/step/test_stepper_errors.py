@@ -249,12 +249,15 @@ def test_states_that_do_not_fit() -> None:
     refused(TypeError, "'stepped'", stepped="1")
     refused(ValueError, "of 3 parameters, and the optimizer has 4", tensors=tensors[1:])
     refused(ValueError, r"has the shape \(5,\)", tensors=[tensors[1], *tensors[1:]])
+    refused(ValueError, "in which 2 ranks have a part each, and there are 1 here", ranks=2)
     refused(ValueError, "the state holds gradients", Run(accum_dtype=torch.float64).stepper)
     with pytest.raises(TypeError, match="not a dict"):
         run.stepper.load_state_dict([])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="has no 'version'"):
         run.stepper.load_state_dict({})
     assert run.stepper.state_dict()["window"]["count"] == 2  # untouched by what was refused
+    del good["window"]["ranks"]  # as in states of the first versions
+    run.stepper.load_state_dict(good)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     scaled = Run(3, scaler=scaler)
     scaled.micro()

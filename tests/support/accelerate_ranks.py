@@ -1,5 +1,5 @@
-"""What each process of test_accelerate.py runs, alone or as one of several ranks: README's advice
-for accelerate, and what it says of the other ways."""
+"""What each process of test_accelerate_advice.py runs, alone or as one of several ranks: the advice
+of README for accelerate, and what it says of the other ways."""
 
 import sys
 from typing import Any

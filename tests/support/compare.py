@@ -225,6 +225,6 @@ def collating_loader(
         1,
         num_workers=workers,
         collate_fn=lambda batch: make(batch[0]),
-        timeout=20,
+        timeout=300,  # that of a test that hangs: spawned workers may take a minute to start
         **kwargs,
     )

@@ -16,6 +16,7 @@ PATHS: dict[str, dict[str, Any]] = {
     "array-2": {"path": "array", "num_workers": 2},
     "sync": {"path": "sync"},
     "process": {"path": "process", **FORK},
+    "thread": {"path": "thread", "num_workers": 2},
     "torch-0": {"path": "torch"},
     "torch-1": {"path": "torch", **FORK},
 }

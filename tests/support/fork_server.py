@@ -8,6 +8,8 @@ it: it ends as the script does, by the same code or signal, and if it is killed,
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import resource
@@ -63,12 +65,17 @@ def stand_for_script() -> None:
 
 def serve(fileno: int) -> CodeType:
     """Returns in a script's process alone, with what it is to run."""
+    # torch imports dill where it is installed, and dill keeps __main__ until modules are cleared.
+    sys.modules["dill"] = None  # type: ignore[assignment]
     import torch.utils.data  # noqa: F401
 
+    del sys.modules["dill"]
+    gc.collect()
+    gc.freeze()  # collections of a script look at what it makes, not at torch
+    atexit.register(gc.unfreeze)  # but the interpreter's last one
     listener = socket.socket(fileno=fileno)
     while True:
-        ready, _, _ = select.select([listener, 0], [], [])
-        if 0 in ready:
+        if 0 in _await_any(fileno, 0):
             os._exit(0)
         connection, _ = listener.accept()
         try:
@@ -82,6 +89,14 @@ def serve(fileno: int) -> CodeType:
         connection.close()
         while _has_reaped():
             pass
+
+
+def _await_any(*files: int) -> list[int]:
+    """Those that are ready. Tests have more files open than select.select() can take."""
+    poll = select.poll()
+    for file in files:
+        poll.register(file, select.POLLIN)
+    return [file for file, _ in poll.poll()]
 
 
 def _has_reaped() -> bool:
@@ -110,8 +125,7 @@ def _fork_script(connection: socket.socket) -> CodeType:
 def _watch(connection: socket.socket, pid: int) -> None:
     """Kills the script when nobody waits for it any more; tells how it has ended."""
     end = os.pidfd_open(pid)
-    ready, _, _ = select.select([connection, end], [], [])
-    if end not in ready:
+    if end not in _await_any(connection.fileno(), end):
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     try:

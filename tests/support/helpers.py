@@ -311,6 +311,17 @@ def run_script(
     contains `stderr`."""
     script = folder / "script.py"
     script.write_text(text)
+    done = run_program(script, *args, cwd=folder, timeout=timeout, is_fresh=is_fresh)
+    report = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == returncode, report
+    assert (stderr in done.stderr) if stderr else done.stderr == "", report
+    return done.stdout
+
+
+def run_program(
+    program: Path, *args: object, cwd: Path, timeout: float, is_fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """A program of Python's at its end; as in `run_script`, but no end of it is an error."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET}
@@ -318,18 +329,14 @@ def run_script(
     if not is_fresh:
         env[fork_server.ADDRESS] = _server(paths)
         command = [sys.executable, "-S", str(here / "fork_server.py")]
-    done = subprocess.run(
-        [*command, script, *map(str, args)],
-        cwd=folder,
+    return subprocess.run(
+        [*command, program, *map(str, args)],
+        cwd=cwd,
         env=env,
         capture_output=True,
         text=True,
         timeout=timeout,
     )
-    report = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert done.returncode == returncode, report
-    assert (stderr in done.stderr) if stderr else done.stderr == "", report
-    return done.stdout
 
 
 def run_ranks(folder: Path, script: str, *args: str, ranks: int = 2) -> list[str]:

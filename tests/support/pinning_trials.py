@@ -22,12 +22,12 @@ LONG_S = 60
 
 
 def make_feed(device: Device, workers: int, prefetch: int, **more: Any) -> Any:
-    table = core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3)
+    table = more.pop("table", None) or core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3)
     return core.ArrayLoader(
-        table=more.pop("table", table),
+        table=table,
         pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
         fetch=None,
-        keys=None,
+        structure=(None,) * table.outputs,
         maps=(),
         workers=workers,
         prefetch=prefetch,

@@ -395,6 +395,48 @@ def a_worker_dies() -> None:
             loop.close()
 
 
+class DeadlyOnce(ImageDataset):
+    """A worker is killed the first time that an item is asked for, of one in five."""
+
+    def __init__(self) -> None:
+        super().__init__(0.001)
+        self.is_over = torch.zeros(LENGTH, dtype=torch.bool).share_memory_()
+
+    def __getitem__(self, index: int) -> Any:
+        if index % 5 == 3 and not self.is_over[index]:
+            self.is_over[index] = True
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def workers_come_back() -> None:
+    """While their batches are copied ahead, in order and as they come; over several epochs."""
+    for workers, _ in each_stream_order(2):
+        for in_order in (True, False):
+            device = Device()
+            loader: Any = DataLoader(
+                DeadlyOnce(), 4, num_workers=workers, in_order=in_order,
+                persistent_workers=in_order, on_worker_death="restart",
+            )  # fmt: skip
+            loop = CheckedLoop(loader, device)
+            for _ in range(2):
+                iterator = loop.begin()
+                left = split(list(range(LENGTH)), 4)
+                for batch in iterator:
+                    indices = [int(name.split(".")[0]) for name in batch["name"]]
+                    loop.check(batch, indices)
+                    assert not in_order or indices == left[0]
+                    left.remove(indices)
+                assert not left
+                del iterator, batch
+            assert loader.stats().restarts == LENGTH // 5
+            loader.close()
+            device.synchronize()
+            assert loader.stats().slots_lent == 0
+            del loader
+            loop.close()
+
+
 @dataclasses.dataclass
 class Opaque:
     image: torch.Tensor

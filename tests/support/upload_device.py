@@ -187,6 +187,8 @@ class Device:
 
     def compare(self, batch: Any, rows: Any) -> None:
         """Queues kernels that look whether the batch holds these rows."""
+        if isinstance(batch, dict) and "inner" in batch:
+            batch = [*batch["inner"].values(), *batch["others"]]
         if isinstance(batch, dict):
             assert tuple(batch) == NAMES
             batch = list(batch.values())

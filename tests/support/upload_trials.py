@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,13 +31,16 @@ from upload_device import (
     on_another_thread,
 )
 
+LIST, DICT = (None,) * 3, dict.fromkeys(NAMES)
+NESTED = {"inner": {NAMES[0]: None}, "others": (None, None)}
 
-def make_feed(device: Device, workers: int = 2, keys: Any = None, **more: Any) -> Any:
+
+def make_feed(device: Device, workers: int = 2, structure: Any = LIST, **more: Any) -> Any:
     return core.ArrayLoader(
         table=core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3, PLANS).cut(),
         pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
         fetch=lambda item: item,
-        keys=keys,
+        structure=structure,
         maps=more.pop("maps", ()),
         workers=workers,
         prefetch=2,
@@ -63,9 +67,9 @@ def each_way() -> Iterator[tuple[int, int]]:
 def batches_and_singles_lists_and_dicts() -> None:
     for workers, seed in each_way():
         device = Device()
-        for kind, keys in ((1, None), (1, NAMES), (2, None), (2, NAMES)):
+        for kind, structure in product((1, 2), (LIST, DICT, NESTED)):
             todo: list[Any] = batches(seed) if kind == 1 else [0, 39, [3, 4], 17, [5]]
-            feed = make_feed(device, workers, keys)
+            feed = make_feed(device, workers, structure)
             feed.restart(iter(todo), kind, None)
             for rows in todo:
                 device.compare(next(feed), rows)
@@ -459,7 +463,7 @@ def a_batch_cannot_be_filled() -> None:
                 ),
                 pool=core.BatchPool(1, device=0),
                 fetch=None,
-                keys=None,
+                structure=(None,),
                 maps=(),
                 workers=workers,
                 prefetch=2,

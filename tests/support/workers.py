@@ -1,13 +1,14 @@
 """What the scripts about worker processes share: a dataset with a hook, and what a process has:
 children, descriptors, threads, memory of the ring."""
 
+import gc
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,27 @@ def wait_until(check: Callable[[], object], seconds: float = 60) -> float:
         assert time.monotonic() - begin < seconds, "it never came to that"
         time.sleep(0.005)
     return time.monotonic() - begin
+
+
+@contextmanager
+def on_collection(act: Callable[[], object], after: int) -> Iterator[None]:
+    """Python's collector runs when so many more objects have been made, and `act` as a finalizer
+    would."""
+
+    def run(phase: str, info: dict[str, int]) -> None:
+        gc.callbacks.remove(run)
+        act()
+
+    before = gc.get_threshold()
+    gc.collect()
+    gc.callbacks.append(run)
+    gc.set_threshold(gc.get_count()[0] + after)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        with suppress(ValueError):
+            gc.callbacks.remove(run)
 
 
 def arena_files() -> list[os.stat_result]:

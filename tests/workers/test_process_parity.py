@@ -70,7 +70,7 @@ def outcomes(cls: Any, batch_size: int | None, workers: int, **kwargs: Any) -> l
         return list(zip((NAMES[k] for k in wanted), results(loader), strict=True))
 
 
-@functools.cache
+@functools.lru_cache(1)  # each holds hundreds of files open, as torch shares memory
 def torchs(batch_size: int | None, workers: int) -> list[Any]:
     return outcomes(TorchLoader, batch_size, workers)
 
@@ -86,16 +86,16 @@ def test_every_kind_of_batch_comes_through(workers: int) -> None:
     assert_outcomes_agree(1, workers)
 
 
-@in_workers
-def test_every_kind_of_sample_comes_through_alone(workers: int) -> None:
-    """Without batches, default_convert makes what crosses."""
-    assert_outcomes_agree(None, workers)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_every_kind_of_batch_comes_from_other_processes(method: str) -> None:
     assert_outcomes_agree(1, 2, multiprocessing_context=method)
+
+
+@in_workers
+def test_every_kind_of_sample_comes_through_alone(workers: int) -> None:
+    """Without batches, default_convert makes what crosses."""
+    assert_outcomes_agree(None, workers)
 
 
 # ---- every kind of index

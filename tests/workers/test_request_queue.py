@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from helpers import assert_same
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from workers import on_collection
 
 from fastloop import DataLoader, _core
 from fastloop.device.destinations import Destination
@@ -207,6 +209,26 @@ class Channel:
         at = ctypes.string_at(base, 2 << 20).find(text)
         assert at > 0
         ctypes.memset(base + at + len(text) // 2, 0x6A, 2)
+
+
+class Indices(list[int]):
+    """Which can be watched."""
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_task_is_told_though_the_collector_drops_its_request(after: int) -> None:
+    """Up to CPython 3.11 it runs where an object is made."""
+    channel = Channel()
+    indices = Indices([1])
+    channel.parent_end.submit(0, TASK, (0, indices))
+    assert channel.worker_end.receive(1.0) == TASK
+    is_alive = weakref.ref(indices)
+    del indices
+    used_up = [(i, i) for i in range(3000)]  # the interpreter's spare tuples
+    with on_collection(lambda: channel.parent_end.cancel(0, is_gone=True), after):
+        begun, task = channel.parent_end.begun(0)
+    assert begun == 1 and (task is None or is_alive())
+    del used_up
 
 
 def test_a_task_that_was_overwritten_is_not_unpickled() -> None:

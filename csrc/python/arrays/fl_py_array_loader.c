@@ -4,6 +4,7 @@
 
 #include "fl_py.h"
 #include "fl_py_deliver.h"
+#include "fl_py_structure.h"
 #include "fl_py_submit.h"
 #include "fl_thread.h"
 
@@ -14,7 +15,7 @@ typedef struct fl_py_array_loader {
     uint32_t generation;     /* of the process that made it; set by new, then read-only */
     PyThread_type_lock lock; /* owned: around next, restart, use and close */
     unsigned long owner;     /* thread that holds the lock, 0: none. Whoever holds it writes; any
-                                thread may read whether it is its own */
+                                thread may read whether it is its own. GIL(owner) */
     fl_py_array_ring ring;   /* lock */
 } fl_py_array_loader;
 
@@ -72,14 +73,8 @@ static PyObject *loader_next(fl_py_array_loader *self)
     return result;
 }
 
-/* No keys, rather than None: a batch is its one tensor. */
-static bool is_alone(PyObject *keys, int32_t outputs)
-{
-    return PyTuple_Check(keys) && PyTuple_GET_SIZE(keys) == 0 && outputs == 1;
-}
-
 /* Whether the arguments of ArrayLoader go together; else ValueError. */
-static bool check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, PyObject *keys,
+static bool check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, PyObject *structure,
                         bool has_destination)
 {
     int32_t outputs = fl_table_outputs(table->table);
@@ -91,11 +86,8 @@ static bool check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, 
         PyErr_Format(PyExc_ValueError, "slots shared with workers are not for threads");
     else if (pool->fields < outputs)
         PyErr_Format(PyExc_ValueError, "slots have room for fewer tensors than the table makes");
-    else if (keys != Py_None && (!PyTuple_Check(keys) || PyTuple_GET_SIZE(keys) != outputs) &&
-             !is_alone(keys, outputs))
-        PyErr_Format(PyExc_ValueError, "keys must be None or a tuple of %d keys", outputs);
     else
-        return true;
+        return fl_py_structure_check(structure, outputs) == 0;
     return false;
 }
 
@@ -118,20 +110,21 @@ static int open_ring(fl_py_array_ring *ring, PyObject *maps, PyObject *destinati
 
 static PyObject *loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"table",       "pool",     "fetch",    "keys",       "maps",
+    static char *keywords[] = {"table",       "pool",     "fetch",    "structure",  "maps",
                                "workers",     "prefetch", "in_order", "persistent", "timeout",
                                "destination", "budget",   NULL};
     fl_py_state *state = PyType_GetModuleState(type);
-    PyObject *table, *pool, *fetch, *keys, *maps, *timeout;
+    PyObject *table, *pool, *fetch, *structure, *maps, *timeout;
     PyObject *destination = Py_None;
     int workers, in_order, persistent;
     long long prefetch, budget = INT64_MAX;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLppO|OL:ArrayLoader", keywords,
                                      state->table_type, &table, state->batch_pool_type, &pool,
-                                     &fetch, &keys, &PyTuple_Type, &maps, &workers, &prefetch,
+                                     &fetch, &structure, &PyTuple_Type, &maps, &workers, &prefetch,
                                      &in_order, &persistent, &timeout, &destination, &budget))
         return NULL;
-    if (!check_parts((fl_py_table *)table, (fl_py_batch_pool *)pool, keys, destination != Py_None))
+    if (!check_parts((fl_py_table *)table, (fl_py_batch_pool *)pool, structure,
+                     destination != Py_None))
         return NULL;
     double seconds = PyFloat_AsDouble(timeout);
     if (seconds == -1.0 && PyErr_Occurred()) return NULL;
@@ -146,14 +139,13 @@ static PyObject *loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     ring->table = (fl_py_table *)Py_NewRef(table);
     ring->pool = (fl_py_batch_pool *)Py_NewRef(pool);
     ring->fetch = Py_NewRef(fetch);
-    ring->is_alone = is_alone(keys, fl_table_outputs(ring->table->table));
-    ring->keys = Py_NewRef(ring->is_alone ? Py_None : keys);
+    ring->structure = Py_NewRef(structure);
     ring->timeout = Py_NewRef(timeout);
     if (seconds > 0) ring->timeout_ns = seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX / 2;
     ring->is_persistent = persistent;
     ring->runs_ahead = workers > 0;
     ring->depth = depth;
-    ring->consumer_fills = !fl_table_is_volatile(ring->table->table);
+    ring->reads_files = fl_table_is_volatile(ring->table->table);
     ring->next_sentinel = FL_PY_TAG_SENTINEL + 1;
     ring->sentinels = PyDict_New();
     if (self->lock == NULL) PyErr_NoMemory();
@@ -172,7 +164,7 @@ static int loader_traverse(fl_py_array_loader *self, visitproc visit, void *arg)
     Py_VISIT(ring->table);
     Py_VISIT(ring->pool);
     Py_VISIT(ring->fetch);
-    Py_VISIT(ring->keys);
+    Py_VISIT(ring->structure);
     Py_VISIT(ring->timeout);
     Py_VISIT(ring->sentinels);
     Py_VISIT(ring->pending_result);
@@ -198,7 +190,7 @@ static void loader_dealloc(fl_py_array_loader *self)
     if (self->lock != NULL) PyThread_free_lock(self->lock);
     Py_XDECREF(ring->sentinels);
     Py_XDECREF(ring->timeout);
-    Py_XDECREF(ring->keys);
+    Py_XDECREF(ring->structure);
     Py_XDECREF(ring->pool);
     Py_XDECREF(ring->table);
     type->tp_free(self);
@@ -255,6 +247,7 @@ static PyObject *loader_close(fl_py_array_loader *self, PyObject *Py_UNUSED(igno
 {
     if (self->generation != fl_fork_generation()) Py_RETURN_NONE;
     fl_py_array_ring *ring = &self->ring;
+    /* GIL(stop): whoever is inside next() and frees the ring takes it out of here before. */
     ring->is_closed = true;
     if (ring->ring != NULL) fl_ring_stop(ring->ring);
     /* From a signal handler or sampler inside next(): that call raises, the rest waits for it. */
@@ -272,6 +265,7 @@ PyDoc_STRVAR(use_doc, "use(table)\n--\n\n"
 static PyObject *loader_use(fl_py_array_loader *self, PyObject *table)
 {
     fl_py_array_ring *ring = &self->ring;
+    /* GIL(table): looked at before the loader's lock is taken. */
     if (!Py_IS_TYPE(table, Py_TYPE(ring->table)) || ring->runs_ahead ||
         ((fl_py_table *)table)->is_cut)
         return PyErr_Format(PyExc_ValueError, "use needs a Table, not cut, and no workers");
@@ -284,7 +278,7 @@ static PyObject *loader_use(fl_py_array_loader *self, PyObject *table)
     fl_py_table *old = ring->table;
     ring->table = (fl_py_table *)Py_NewRef(table);
     Py_DECREF(old);
-    ring->consumer_fills = !fl_table_is_volatile(ring->table->table);
+    ring->reads_files = fl_table_is_volatile(ring->table->table);
     leave(self);
     Py_RETURN_NONE;
 }
@@ -305,13 +299,13 @@ static PyMethodDef loader_methods[] = {
 
 PyDoc_STRVAR(
     loader_doc,
-    "ArrayLoader(table, pool, fetch, keys, maps, workers, prefetch, in_order, persistent,\n"
+    "ArrayLoader(table, pool, fetch, structure, maps, workers, prefetch, in_order, persistent,\n"
     "            timeout, destination=None, budget=2**63 - 1)\n--\n\n"
     "Iterator over batches of `table`; begins with restart().\n\n"
     "fetch: called with an item of the source that holds no plain integers.\n"
-    "keys: tuple of dict keys, None for lists, () for one tensor without a list. maps: int64 "
-    "vectors of nested subsets,\n"
-    "innermost first. timeout: seconds or 0. budget: bytes that batches may take in pinned\n"
+    "structure: of a batch: None for the next output of the table, a tuple of structures for a\n"
+    "list, a dict of structures for a dict. maps: int64 vectors of nested subsets, innermost\n"
+    "first. timeout: seconds or 0. budget: bytes that batches may take in pinned\n"
     "memory before they are handed out; one always may.");
 
 static PyType_Slot loader_slots[] = {{Py_tp_doc, (void *)loader_doc},

@@ -10,8 +10,9 @@ int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_or
                              .depth = self->depth,
                              .threads = threads,
                              .runs_ahead = self->runs_ahead,
-                             .consumer_fills = self->consumer_fills,
-                             .lazy_bytes = self->consumer_fills ? FL_TABLE_SMALL_BYTES : 0,
+                             /* What was quick to read may be slow the next time. */
+                             .consumer_fills = !self->reads_files || self->timeout_ns == 0,
+                             .lazy_bytes = self->reads_files ? 0 : FL_TABLE_SMALL_BYTES,
                              .is_in_order = is_in_order};
     if (fl_ring_open(&config, &self->ring, &err) == FL_OK) return 0;
     fl_py_raise(&err, NULL);

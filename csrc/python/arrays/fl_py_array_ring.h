@@ -16,10 +16,9 @@ enum { FL_PY_TAG_BATCH, FL_PY_TAG_SINGLE, FL_PY_TAG_SENTINEL };
 typedef struct fl_py_array_ring {
     /* Set by new, then read-only. */
     fl_py_batch_pool *pool; /* owned */
-    PyObject *fetch;   /* owned: what the dataset and collate_fn make of an item of the sampler */
-    PyObject *keys;    /* owned: tuple of dict keys, or None */
-    bool is_alone;     /* a batch is its one tensor, without a list around it */
-    PyObject *timeout; /* owned: seconds, as the user gave them; 0: none */
+    PyObject *fetch;     /* owned: what the dataset and collate_fn make of an item of the sampler */
+    PyObject *structure; /* owned: of a batch, see fl_py_structure */
+    PyObject *timeout;   /* owned: seconds, as the user gave them; 0: none */
     int64_t timeout_ns;
     int64_t depth; /* batches in flight: workers * prefetch, or 1 */
     bool is_persistent, runs_ahead;
@@ -38,11 +37,11 @@ typedef struct fl_py_array_ring {
     fl_batch undelivered; /* received from the ring and not delivered, if is_undelivered; its slot
                              is owned */
     bool is_undelivered;
-    bool consumer_fills;     /* he may copy instead of waiting: no disk is behind the table */
+    bool reads_files;        /* the table is volatile */
     uint32_t epoch;          /* for the plans of the table */
     int64_t most_bytes;      /* of a batch of this epoch; */
     int64_t most_work_bytes; /* likewise */
-    bool is_closed;          /* interpreter lock */
+    bool is_closed;          /* GIL(is_closed): close() sets it, whoever is inside */
 } fl_py_array_ring;
 
 /* Opens the ring with so many threads: 0, or -1 and an exception. */

@@ -1,4 +1,4 @@
-/* fl_py_batch: see fl_py_batch.h. Allocates nothing but the tensors and their container. */
+/* fl_py_batch: see fl_py_batch.h. Allocates nothing but the tensors and their list. */
 #include "fl_py_batch.h"
 
 /* The tensor of output i, or its number; is_single: without the dimension that counts samples. */
@@ -21,36 +21,26 @@ static int32_t count_tensors(const fl_layout *layout, int32_t from)
     return count;
 }
 
-static int put_output(PyObject *container, PyObject *keys, int32_t i, PyObject *object)
-{
-    if (object == NULL) return -1;
-    if (keys == Py_None) {
-        PyList_SET_ITEM(container, i, object);
-        return 0;
-    }
-    int status = PyDict_SetItem(container, PyTuple_GET_ITEM(keys, i), object);
-    Py_DECREF(object);
-    return status;
-}
-
-PyObject *
-fl_py_batch(const fl_py_table *table, PyObject *keys, const fl_batch *batch, bool is_single)
+PyObject *fl_py_batch(const fl_py_table *table, const fl_batch *batch, bool is_single)
 {
     int32_t count = batch->layout.count, i = 0;
-    PyObject *container = keys == Py_None ? PyList_New(count) : PyDict_New();
-    if (container == NULL) {
+    PyObject *outputs = PyList_New(count);
+    if (outputs == NULL) {
         fl_slot_return(batch->slot);
         return NULL;
     }
     /* One share is ours until we are done. */
     fl_slot_lend(batch->slot, count_tensors(&batch->layout, 0) + 1);
-    for (; i < count; i++)
-        if (put_output(container, keys, i, make_output(table, batch, i, is_single)) != 0) break;
-    /* If output i failed it has given its share back; those before it go with the container. */
+    for (; i < count; i++) {
+        PyObject *output = make_output(table, batch, i, is_single);
+        if (output == NULL) break;
+        PyList_SET_ITEM(outputs, i, output);
+    }
+    /* If output i failed it has given its share back; those before it go with the list. */
     for (int32_t rest = count_tensors(&batch->layout, i + 1); rest > 0; rest--)
         fl_slot_give(batch->slot);
     fl_slot_give(batch->slot);
-    if (i == count) return container;
-    Py_DECREF(container);
+    if (i == count) return outputs;
+    Py_DECREF(outputs);
     return NULL;
 }

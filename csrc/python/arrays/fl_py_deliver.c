@@ -3,6 +3,7 @@
 #include "fl_py_deliver.h"
 
 #include "fl_py_batch.h"
+#include "fl_py_structure.h"
 #include "fl_py_submit.h"
 #include "fl_thread.h"
 
@@ -38,7 +39,7 @@ static int receive(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
         return FL_OK;
     }
     bool is_ready = self->runs_ahead && fl_ring_is_ready(self->ring);
-    bool is_small = self->most_work_bytes < FL_TABLE_SMALL_BYTES && self->consumer_fills;
+    bool is_small = self->most_work_bytes < FL_TABLE_SMALL_BYTES && !self->reads_files;
     is_small = is_small && self->destination.base.copy_stream == NULL;
     int64_t begin_ns = is_ready ? 0 : fl_now_ns();
     int status = FL_ETIMEOUT;
@@ -73,17 +74,9 @@ static PyObject *deliver_slot(fl_py_array_ring *self, const fl_batch *batch)
 {
     if (!fl_table_is_volatile(self->table->table) ||
         fl_py_table_check_files(self->table, &batch->rows) == 0)
-        return fl_py_batch(self->table, self->keys, batch, batch->tag == FL_PY_TAG_SINGLE);
+        return fl_py_batch(self->table, batch, batch->tag == FL_PY_TAG_SINGLE);
     fl_slot_return(batch->slot);
     return NULL;
-}
-
-/* The one tensor of a list, which it takes. */
-static PyObject *take_alone(PyObject *list)
-{
-    PyObject *tensor = Py_NewRef(PyList_GET_ITEM(list, 0));
-    Py_DECREF(list);
-    return tensor;
 }
 
 static PyObject *deliver(fl_py_array_ring *self, const fl_batch *batch)
@@ -97,7 +90,7 @@ static PyObject *deliver(fl_py_array_ring *self, const fl_batch *batch)
     PyObject *result;
     if (fl_py_array_destination_is_open(&self->destination))
         result =
-            fl_py_array_destination_deliver(&self->destination, self->table, self->keys, batch,
+            fl_py_array_destination_deliver(&self->destination, self->table, batch,
                                             batch->tag == FL_PY_TAG_SINGLE, &self->is_undelivered);
     else
         result = deliver_slot(self, batch);
@@ -106,7 +99,7 @@ static PyObject *deliver(fl_py_array_ring *self, const fl_batch *batch)
     pool->batches++;
     pool->samples += batch->rows.count;
     pool->bytes += batch->bytes;
-    return self->is_alone ? take_alone(result) : result;
+    return fl_py_structure_around(self->structure, result);
 }
 
 /* Nothing is left: a loader that will not be restarted ends its threads. */

@@ -3,9 +3,12 @@
 
 #include "fl_column_image.h"
 #include "fl_column_rows.h"
+#include "fl_column_segments.h"
+#include "fl_cpu_convert.h"
 #include "fl_cpu_rows.h"
 #include "fl_py.h"
 #include "fl_py_image_plan.h"
+#include "fl_py_indices.h"
 #include "fl_py_mapped_file.h"
 #include "fl_py_sequence_column.h"
 #include "fl_py_windows.h"
@@ -35,11 +38,47 @@ static const fl_py_windows *windows_of(const fl_py_table *self, int32_t f)
     return Py_IS_TYPE(source, state->windows_type) ? (fl_py_windows *)source : NULL;
 }
 
+/* Segments are a tuple: an array and its rows, another array and its rows, ... */
+static bool is_segments(const fl_py_table *self, int32_t f)
+{
+    return PyTuple_CheckExact(PyTuple_GET_ITEM(self->sources, f));
+}
+
+/* Of how many objects of source f the table has views. */
+static int32_t count_views(const fl_py_table *self, int32_t f)
+{
+    PyObject *source = PyTuple_GET_ITEM(self->sources, f);
+    return is_segments(self, f) ? (int32_t)PyTuple_GET_SIZE(source) : 1;
+}
+
+/* How many arrays lie behind source f, each with a file of its own or none. */
+static int32_t count_parts(const fl_py_table *self, int32_t f)
+{
+    return is_segments(self, f) ? count_views(self, f) / 2 : 1;
+}
+
+static PyObject *file_of(const fl_py_table *self, int32_t f, int32_t part)
+{
+    PyObject *file = PyTuple_GET_ITEM(self->fields.files, f);
+    return is_segments(self, f) ? PyTuple_GET_ITEM(file, part) : file;
+}
+
+static bool is_volatile(const fl_py_table *self, int32_t f)
+{
+    bool has_file = false;
+    for (int32_t part = 0; part < count_parts(self, f); part++)
+        has_file |= file_of(self, f, part) != Py_None;
+    return has_file;
+}
+
 /* Whether the field is cast where batches go. */
 static bool is_cast(const fl_py_table *self, int32_t f)
 {
     const fl_py_image_plan *plan = plan_of(self, f);
-    return self->is_cut && plan != NULL && plan->cut != NULL;
+    const fl_py_windows *windows = windows_of(self, f);
+    bool can_cut = (plan != NULL && plan->cut != NULL) ||
+                   (windows != NULL && fl_column_window_can_cut(&windows->column));
+    return self->is_cut && can_cut;
 }
 
 /* Of one result of a cut plan. */
@@ -54,13 +93,13 @@ static fl_transfer_cast cast_of(const fl_py_image_plan *plan)
                               .tables = PyBytes_AS_STRING(plan->tables)};
 }
 
-static int open_images(const fl_py_table *self, int32_t f, const fl_tensor *view, bool is_volatile,
-                       fl_column **out, fl_err *err)
+static int
+open_images(const fl_py_table *self, int32_t f, const fl_tensor *view, fl_column **out, fl_err *err)
 {
     const fl_py_image_plan *plan = plan_of(self, f);
     fl_column_image_config config = {.view = *view,
                                      .layout = plan->layout,
-                                     .is_volatile = is_volatile,
+                                     .is_volatile = is_volatile(self, f),
                                      .plan = is_cast(self, f) ? plan->cut : plan->plan,
                                      .dtype = plan->dtype};
     memcpy(config.shape, plan->shape, sizeof config.shape);
@@ -69,20 +108,63 @@ static int open_images(const fl_py_table *self, int32_t f, const fl_tensor *view
     return fl_column_image_open(&config, out, err);
 }
 
-static int
-open_column(const fl_py_table *self, int32_t f, const fl_tensor *view, fl_column **out, fl_err *err)
+static int open_windows(const fl_py_table *self, int32_t f, fl_column **out, fl_err *err)
 {
-    if (windows_of(self, f) != NULL)
-        return fl_column_window_open(&windows_of(self, f)->column, out, err);
-    bool is_volatile = PyTuple_GET_ITEM(self->fields.files, f) != Py_None;
+    fl_column_window_config config = windows_of(self, f)->column;
+    config.is_cut = is_cast(self, f);
+    return fl_column_window_open(&config, out, err);
+}
+
+/* What the rows of field f are converted to, if to anything. */
+static int
+set_cast(const fl_py_table *self, int32_t f, fl_column_segments_config *config, fl_err *err)
+{
+    PyObject *cast = self->casts != Py_None ? PyTuple_GET_ITEM(self->casts, f) : Py_None;
+    if (cast == Py_None) return FL_OK;
+    bool is_float = PyUnicode_CompareWithASCIIString(cast, "float32") == 0;
+    config->dtype = is_float ? (fl_dtype){kDLFloat, 32, 1} : (fl_dtype){kDLInt, 64, 1};
+    config->convert = fl_cpu_find_convert(config->segments[0].view.dtype, config->dtype);
+    if (config->convert != NULL) return FL_OK;
+    return fl_fail(err, FL_EINVAL, "has a dtype that is not cast to %s",
+                   is_float ? "float32" : "int64");
+}
+
+static int open_segments(const fl_py_table *self, int32_t f, const fl_tensor *views,
+                         fl_column **out, fl_err *err)
+{
+    int32_t count = count_parts(self, f);
+    fl_segment *segments = fl_alloc(count * (int64_t)sizeof *segments);
+    if (segments == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
+    for (int32_t i = 0; i < count; i++) {
+        const fl_tensor *rows = &views[2 * i + 1];
+        segments[i] = (fl_segment){.view = views[2 * i], .count = rows->shape[0]};
+        if (rows->ndim > 0) segments[i].index = (const int64_t *)(const void *)rows->data;
+    }
+    fl_column_segments_config config = {.segments = segments,
+                                        .count = count,
+                                        .is_volatile = is_volatile(self, f),
+                                        .row_ops = &fl_cpu_row_ops};
+    int status = set_cast(self, f, &config, err);
+    if (status == FL_OK) status = fl_column_segments_open(&config, out, err);
+    fl_free(segments);
+    return status;
+}
+
+/* The column of source f, whose views these are. */
+static int open_column(const fl_py_table *self, int32_t f, const fl_tensor *views, fl_column **out,
+                       fl_err *err)
+{
+    if (windows_of(self, f) != NULL) return open_windows(self, f, out, err);
     const fl_py_sequence_column *sequences = sequences_of(self, f);
     int status;
     if (sequences != NULL)
-        status = fl_py_sequence_column_open(sequences, is_volatile, out, err);
+        status = fl_py_sequence_column_open(sequences, is_volatile(self, f), out, err);
+    else if (is_segments(self, f))
+        status = open_segments(self, f, views, out, err);
     else if (plan_of(self, f) != NULL)
-        status = open_images(self, f, view, is_volatile, out, err);
+        status = open_images(self, f, views, out, err);
     else
-        status = fl_column_rows_open(view, is_volatile, &fl_cpu_row_ops, out, err);
+        status = fl_column_rows_open(views, is_volatile(self, f), &fl_cpu_row_ops, out, err);
     return fl_column_name_field(err, status, f);
 }
 
@@ -93,28 +175,48 @@ static int open_table(const fl_py_table *self, const fl_tensor *views, fl_table 
     fl_column **columns = fl_alloc(self->count * (int64_t)sizeof *columns);
     if (columns == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a table");
     int status = FL_OK;
-    for (int32_t f = 0; status == FL_OK && f < self->count; f++)
-        status = open_column(self, f, &views[f], &columns[f], err);
+    for (int32_t f = 0; status == FL_OK && f < self->count; f++) {
+        status = open_column(self, f, views, &columns[f], err);
+        views += count_views(self, f);
+    }
     if (status == FL_OK) status = fl_table_open(columns, self->count, out, err);
     for (int32_t f = 0; status != FL_OK && f < self->count; f++) fl_column_close(columns[f]);
     fl_free(columns);
     return status;
 }
 
-/* Source f as it is now. Windows and sequences stay as they are, and have no view: its ndim is 0.
- */
-static int look_at_source(const fl_py_table *self, int32_t f, fl_tensor *view)
+/* The rows of a segment: an int64 vector, or how many there are, whose view has ndim 0. */
+static int look_at_rows(const fl_py_table *self, PyObject *rows, fl_tensor *view)
 {
-    if (windows_of(self, f) == NULL && sequences_of(self, f) == NULL)
-        return fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), view);
-    *view = (fl_tensor){0};
+    if (!PyLong_Check(rows)) return fl_py_index_vector(&self->dlpack, rows, view);
+    *view = (fl_tensor){.shape = {PyLong_AsLongLong(rows)}};
+    return view->shape[0] == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Source f as it is now, in as many views as it has. Windows and sequences stay as they are, and
+ * their view says nothing: its ndim is 0. */
+static int look_at_source(const fl_py_table *self, int32_t f, fl_tensor *views)
+{
+    PyObject *source = PyTuple_GET_ITEM(self->sources, f);
+    if (windows_of(self, f) != NULL || sequences_of(self, f) != NULL) {
+        *views = (fl_tensor){0};
+        return 0;
+    }
+    if (!is_segments(self, f)) return fl_py_view(&self->dlpack, source, views);
+    for (int32_t i = 0; i < count_views(self, f); i += 2) {
+        if (fl_py_view(&self->dlpack, PyTuple_GET_ITEM(source, i), &views[i]) != 0 ||
+            look_at_rows(self, PyTuple_GET_ITEM(source, i + 1), &views[i + 1]) != 0)
+            return -1;
+    }
     return 0;
 }
 
 static int look_at_sources(const fl_py_table *self, fl_tensor *views)
 {
-    for (int32_t f = 0; f < self->count; f++)
-        if (look_at_source(self, f, &views[f]) != 0) return -1;
+    for (int32_t f = 0; f < self->count; f++) {
+        if (look_at_source(self, f, views) != 0) return -1;
+        views += count_views(self, f);
+    }
     return 0;
 }
 
@@ -137,7 +239,9 @@ static int adopt_views(fl_py_table *self, fl_tensor *views)
 
 static int rebuild(fl_py_table *self)
 {
-    fl_tensor *views = fl_alloc(self->count * (int64_t)sizeof *views);
+    int64_t count = 0;
+    for (int32_t f = 0; f < self->count; f++) count += count_views(self, f);
+    fl_tensor *views = fl_alloc(count * (int64_t)sizeof *views);
     if (views == NULL) {
         PyErr_NoMemory();
         return -1;
@@ -159,38 +263,75 @@ static bool is_same_view(const fl_tensor *a, const fl_tensor *b)
     return true;
 }
 
-int fl_py_table_refresh(fl_py_table *self)
+/* 1 if an array of source f is not what its view says; 0, or -1 and an exception. */
+static int has_changed(const fl_py_table *self, int32_t f, const fl_tensor *views)
 {
-    for (int32_t f = 0; f < self->count; f++) {
+    PyObject *source = PyTuple_GET_ITEM(self->sources, f);
+    int32_t step = is_segments(self, f) ? 2 : 1;
+    for (int32_t i = 0; i < count_views(self, f); i += step) {
         fl_tensor now;
-        if (self->views[f].ndim == 0) continue;
-        if (fl_py_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, f), &now) != 0) return -1;
-        if (!is_same_view(&now, &self->views[f])) return rebuild(self);
+        if (views[i].ndim == 0) continue;
+        PyObject *array = step == 2 ? PyTuple_GET_ITEM(source, i) : source;
+        if (fl_py_view(&self->dlpack, array, &now) != 0) return -1;
+        if (!is_same_view(&now, &views[i])) return 1;
     }
     return 0;
+}
+
+int fl_py_table_refresh(fl_py_table *self)
+{
+    const fl_tensor *views = self->views;
+    for (int32_t f = 0; f < self->count; f++) {
+        int status = has_changed(self, f, views);
+        if (status != 0) return status > 0 ? rebuild(self) : -1;
+        views += count_views(self, f);
+    }
+    return 0;
+}
+
+/* -1 and OSError if the file behind an array of source f is too short for one of the rows. */
+static int check_file(const fl_py_table *self, int32_t f, int32_t part, const fl_rows *rows)
+{
+    const char *end = NULL;
+    if (fl_py_mapped_file_end(file_of(self, f, part), &end) != 0) return -1;
+    int64_t row = end != NULL ? fl_table_row_behind(self->table, f, part, rows, end) : -1;
+    if (row < 0) return 0;
+    fl_err err = {.code = FL_ESOURCE, .field = f, .position = part, .value = row};
+    fl_py_raise(&err, &self->fields);
+    return -1;
 }
 
 int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows)
 {
     for (int32_t f = 0; f < self->count; f++) {
         const fl_py_windows *windows = windows_of(self, f);
-        const char *end = NULL;
         if (windows != NULL && fl_py_windows_check_files(windows) != 0) return -1;
-        if (fl_py_mapped_file_end(PyTuple_GET_ITEM(self->fields.files, f), &end) != 0) return -1;
-        if (end == NULL) continue;
-        int64_t row = fl_table_row_behind(self->table, f, rows, end);
-        if (row < 0) continue;
-        fl_err err = {.code = FL_ESOURCE, .field = f, .value = row};
-        fl_py_raise(&err, &self->fields);
-        return -1;
+        for (int32_t part = 0; part < count_parts(self, f); part++)
+            if (check_file(self, f, part, rows) != 0) return -1;
     }
     return 0;
 }
 
-static int check_files(PyObject *files)
+/* The file of a source, or those of its segments, which are so many pairs. */
+static int check_file_of(PyObject *source, PyObject *file)
+{
+    if (!PyTuple_CheckExact(source)) return fl_py_mapped_file_check(file);
+    Py_ssize_t count = PyTuple_GET_SIZE(source);
+    if (count == 0 || count % 2 != 0 || count > INT32_MAX || !PyTuple_CheckExact(file) ||
+        PyTuple_GET_SIZE(file) != count / 2) {
+        PyErr_SetString(PyExc_TypeError, "segments are pairs of an array and its rows, and have a "
+                                         "file or None for each");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count / 2; i++)
+        if (fl_py_mapped_file_check(PyTuple_GET_ITEM(file, i)) != 0) return -1;
+    return 0;
+}
+
+static int check_files(PyObject *sources, PyObject *files)
 {
     for (Py_ssize_t f = 0; f < PyTuple_GET_SIZE(files); f++)
-        if (fl_py_mapped_file_check(PyTuple_GET_ITEM(files, f)) != 0) return -1;
+        if (check_file_of(PyTuple_GET_ITEM(sources, f), PyTuple_GET_ITEM(files, f)) != 0) return -1;
     return 0;
 }
 
@@ -208,6 +349,21 @@ static int check_plans(PyTypeObject *type, PyObject *plans, Py_ssize_t count)
     return -1;
 }
 
+static int check_casts(const fl_py_table *given)
+{
+    bool fits = PyTuple_Check(given->casts) && PyTuple_GET_SIZE(given->casts) == given->count;
+    for (int32_t f = 0; fits && f < given->count; f++) {
+        PyObject *cast = PyTuple_GET_ITEM(given->casts, f);
+        fits = cast == Py_None || (is_segments(given, f) && PyUnicode_Check(cast) &&
+                                   (PyUnicode_CompareWithASCIIString(cast, "int64") == 0 ||
+                                    PyUnicode_CompareWithASCIIString(cast, "float32") == 0));
+    }
+    if (fits || given->casts == Py_None) return 0;
+    PyErr_SetString(PyExc_TypeError, "casts are None, or for each source None, and for segments "
+                                     "\"int64\" or \"float32\" besides");
+    return -1;
+}
+
 /* The attributes of `like` but for the sources' views, which it makes. */
 static PyObject *make_table(PyTypeObject *type, const fl_py_table *like, PyObject *tensor_type)
 {
@@ -217,6 +373,7 @@ static PyObject *make_table(PyTypeObject *type, const fl_py_table *like, PyObjec
     self->fields.names = Py_NewRef(like->fields.names);
     self->fields.files = Py_NewRef(like->fields.files);
     self->plans = Py_NewRef(like->plans);
+    self->casts = Py_NewRef(like->casts);
     self->count = like->count;
     self->is_cut = like->is_cut;
     for (int32_t f = 0; f < self->count; f++) {
@@ -232,12 +389,13 @@ static PyObject *make_table(PyTypeObject *type, const fl_py_table *like, PyObjec
 
 static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"sources", "tensor_type", "names", "files", "plans", NULL};
+    static char *keywords[] = {"sources", "tensor_type", "names", "files", "plans", "casts", NULL};
     PyObject *tensor_type;
-    fl_py_table given = {.plans = Py_None};
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!OO!O!|O:Table", keywords, &PyTuple_Type, &given.sources, &tensor_type,
-            &PyTuple_Type, &given.fields.names, &PyTuple_Type, &given.fields.files, &given.plans))
+    fl_py_table given = {.plans = Py_None, .casts = Py_None};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!O!|OO:Table", keywords, &PyTuple_Type,
+                                     &given.sources, &tensor_type, &PyTuple_Type,
+                                     &given.fields.names, &PyTuple_Type, &given.fields.files,
+                                     &given.plans, &given.casts))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(given.sources);
     if (PyTuple_GET_SIZE(given.fields.names) != count ||
@@ -245,9 +403,11 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_Format(PyExc_ValueError,
                             "Table needs a name and a file (or None) for each of %zd sources",
                             count);
-    if (check_files(given.fields.files) != 0 || check_plans(type, given.plans, count) != 0)
+    if (check_files(given.sources, given.fields.files) != 0 ||
+        check_plans(type, given.plans, count) != 0)
         return NULL;
     given.count = (int32_t)count;
+    if (check_casts(&given) != 0) return NULL;
     return make_table(type, &given, tensor_type);
 }
 
@@ -257,6 +417,7 @@ static int table_traverse(fl_py_table *self, visitproc visit, void *arg)
     Py_VISIT(self->dlpack.tensor_type);
     Py_VISIT(self->sources);
     Py_VISIT(self->plans);
+    Py_VISIT(self->casts);
     Py_VISIT(self->fields.names);
     Py_VISIT(self->fields.files);
     return 0;
@@ -274,6 +435,7 @@ static void table_dealloc(fl_py_table *self)
     fl_py_dlpack_close(&self->dlpack);
     Py_XDECREF(self->sources);
     Py_XDECREF(self->plans);
+    Py_XDECREF(self->casts);
     Py_XDECREF(self->fields.names);
     Py_XDECREF(self->fields.files);
     type->tp_free(self);
@@ -362,8 +524,8 @@ static PyObject *table_read_row(fl_py_table *self, PyObject *args)
 
 PyDoc_STRVAR(cut_doc,
              "cut()\n--\n\n"
-             "The same table for batches whose images go to a device as bytes and are cast there;\n"
-             "itself, if no plan can be cut.");
+             "The same table for batches that go to a device as images of bytes and as narrow\n"
+             "tokens, which are cast there; itself, if nothing can be cast.");
 
 static PyObject *table_cut(fl_py_table *self, PyObject *Py_UNUSED(ignored))
 {
@@ -391,14 +553,18 @@ static PyMethodDef table_methods[] = {
 
 PyDoc_STRVAR(
     table_doc,
-    "Table(sources, tensor_type, names, files, plans=None)\n--\n\n"
+    "Table(sources, tensor_type, names, files, plans=None, casts=None)\n--\n\n"
     "Fields of equal length as the core reads them.\n\n"
     "sources: tuple of CPU tensors (exactly tensor_type) and ndarrays, at least 1-d, of\n"
-    "SequenceColumns, and of at most one Windows, which gives each batch several tensors.\n"
+    "SequenceColumns, of at most one Windows, which gives each batch several tensors, and of\n"
+    "tuples (array, rows, array, rows, ...) for a field whose rows lie in several arrays: rows is\n"
+    "an int64 vector, or how many rows the array has, which are then all taken.\n"
     "names: how errors call each field. files: None, or for a mapped field, whose memory is\n"
     "then read safely, (path, address at which byte 0 of the file would be mapped,\n"
-    "function that returns its size now, or None). plans: for each field an ImagePlan that makes\n"
-    "its rows of a batch, or None.");
+    "function that returns its size now, or None); for several arrays a tuple of these. plans:\n"
+    "for each field an ImagePlan that makes its rows of a batch, or None. casts: for each field "
+    "of\n"
+    "several arrays \"int64\" for integers, \"float32\" for float64, or None.");
 
 static PyType_Slot table_slots[] = {{Py_tp_doc, (void *)table_doc},
                                     {Py_tp_new, table_new},

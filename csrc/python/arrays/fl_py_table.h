@@ -11,12 +11,13 @@
 typedef struct fl_py_table {
     PyObject_HEAD
     fl_py_dlpack dlpack;
-    PyObject *sources;   /* owned: tuple of tensors and ndarrays, alive while views are */
+    PyObject *sources;   /* owned: tuple of tensors, ndarrays and so on, alive while views are */
     PyObject *plans;     /* owned: tuple of ImagePlan or None, alive as sources are; or None */
+    PyObject *casts;     /* owned: tuple of None or str, or None */
     bool has_plans;      /* one is an ImagePlan */
     bool is_cut;         /* batches hold what cut plans make: it is cast where they go */
     fl_py_fields fields; /* owned */
-    fl_tensor *views;    /* owned: of each source, as the table reads it */
+    fl_tensor *views;    /* owned: of each source one or more, as the table reads it */
     int32_t count;       /* of sources */
     fl_table *table;     /* owned */
 } fl_py_table;

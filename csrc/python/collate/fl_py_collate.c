@@ -38,7 +38,7 @@ static void set_key_error(PyObject *key)
     Py_XDECREF(args);
 }
 
-/* [sample[key] for sample in batch] */
+/* [sample[key] for sample in batch]. GIL(values): a dict of the user's lends its value. */
 static bool pick_key(const fl_py_items *batch, PyObject *key, PyObject **items)
 {
     for (Py_ssize_t i = 0; i < batch->count; i++) {
@@ -99,6 +99,7 @@ static bool are_alike(const fl_py_items *batch, Py_ssize_t size)
     return true;
 }
 
+/* GIL(places): the samples are still as are_alike found them. */
 static PyObject *collate_place(fl_py_collate *self, const fl_py_items *batch, Py_ssize_t place)
 {
     PyObject **items = PyMem_New(PyObject *, (size_t)batch->count);
@@ -152,6 +153,7 @@ static PyObject *collate_items(fl_py_collate *self, const fl_py_items *batch)
 
 /* ---- the type */
 
+/* GIL(registry): torch's dict, which any thread may change. */
 static bool is_unchanged(const fl_py_collate *self)
 {
     Py_ssize_t at = 0, count = 0;
@@ -177,7 +179,8 @@ static int is_mode_active(const fl_py_collate *self)
     return 0;
 }
 
-/* A batch as its own array of references: user code may change the list meanwhile. */
+/* A batch as its own array of references: user code may change the list meanwhile, but not while
+ * they are taken. GIL(samples) */
 static PyObject *with_items(fl_py_collate *self, PyObject *samples,
                             PyObject *(*work)(fl_py_collate *, const fl_py_items *))
 {
@@ -196,18 +199,38 @@ static PyObject *with_items(fl_py_collate *self, PyObject *samples,
     return result;
 }
 
-static PyObject *collate_call(fl_py_collate *self, PyObject *args, PyObject *kwargs)
+static PyObject *collate_samples(fl_py_collate *self, PyObject *samples)
 {
-    static char *keywords[] = {"batch", NULL};
-    PyObject *samples;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Collate", keywords, &samples)) return NULL;
-    self->stacker.stacks = 0;
     const fl_py_items batch = {.original = samples};
     if (!is_unchanged(self)) return fl_py_fall_back(&self->stacker, &batch, FL_PY_REGISTRY);
     int mode = is_mode_active(self);
     if (mode < 0) return NULL;
     if (mode > 0) return fl_py_fall_back(&self->stacker, &batch, FL_PY_MODE);
     return with_items(self, samples, collate_items);
+}
+
+static PyObject *collate_call(fl_py_collate *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"batch", NULL};
+    PyObject *samples;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Collate", keywords, &samples)) return NULL;
+    self->stacker.stacks = 0;
+    PyObject *result = collate_samples(self, samples);
+    fl_py_stacker_drop(&self->stacker);
+    return result;
+}
+
+PyDoc_STRVAR(block_doc,
+             "block(like, count, /)\n--\n\n"
+             "Memory of the next batch for `count` tensors like this one, as their stack: if the\n"
+             "batch has its rows, nothing is copied.");
+
+static PyObject *collate_block(fl_py_collate *self, PyObject *args)
+{
+    PyObject *like;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "On:block", &like, &count)) return NULL;
+    return fl_py_stacker_block(&self->stacker, like, count);
 }
 
 PyDoc_STRVAR(begin_doc,
@@ -376,6 +399,7 @@ static void collate_dealloc(fl_py_collate *self)
 static PyMethodDef collate_methods[] = {
     {"begin", (PyCFunction)collate_begin, METH_NOARGS, begin_doc},
     {"stack", (PyCFunction)collate_method_stack, METH_O, stack_doc},
+    {"block", (PyCFunction)collate_block, METH_VARARGS, block_doc},
     {"pad", (PyCFunction)collate_pad, METH_VARARGS, pad_doc},
     {"pack", (PyCFunction)collate_pack, METH_VARARGS, pack_doc},
     {"segments", (PyCFunction)collate_segments, METH_VARARGS, segments_doc},

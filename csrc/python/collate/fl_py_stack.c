@@ -62,6 +62,28 @@ PyObject *fl_py_stacker_tensor(fl_py_stacker *self, fl_dtype dtype, int32_t ndim
     return fl_py_worker_end_tensor(self->worker_end, dtype, ndim, shape, data);
 }
 
+PyObject *fl_py_stacker_block(fl_py_stacker *self, PyObject *like, Py_ssize_t count)
+{
+    fl_tensor view;
+    int64_t shape[FL_MAX_NDIM + 1];
+    char *data;
+    fl_py_stacker_drop(self);
+    self->stacks = 0;
+    if (fl_py_view(&self->dlpack, like, &view) != 0) return NULL;
+    if (count < 1 || view.ndim >= FL_MAX_NDIM || !fl_tensor_is_contiguous(&view)) {
+        PyErr_SetString(PyExc_ValueError, "block: no stack of contiguous tensors");
+        return NULL;
+    }
+    shape[0] = count;
+    memcpy(shape + 1, view.shape, (size_t)view.ndim * sizeof *shape);
+    PyObject *block = fl_py_stacker_tensor(self, view.dtype, view.ndim + 1, shape, &data);
+    /* A finalizer may have begun another one meanwhile. */
+    Py_XSETREF(self->block, Py_XNewRef(block));
+    return block;
+}
+
+void fl_py_stacker_drop(fl_py_stacker *self) { Py_CLEAR(self->block); }
+
 typedef struct copy_job {
     char *to;                /* borrowed for the time of the job, as all here */
     const char *const *from; /* one address for each item */
@@ -145,6 +167,42 @@ int fl_py_stacker_look(fl_py_stacker *self, PyObject *item, fl_tensor *view)
     return FL_PY_FINE;
 }
 
+/* Whether the values are the rows of a block, all of them and in order. */
+static bool are_rows_of(fl_py_stacker *self, PyObject *owner, const fl_py_items *batch)
+{
+    fl_tensor block, row;
+    if (fl_py_view(&self->dlpack, owner, &block) != 0) return false;
+    if (block.shape[0] != batch->count) return false;
+    for (Py_ssize_t i = 0; i < batch->count; i++) {
+        if (!fl_py_is_tensor(&self->dlpack, batch->items[i]) ||
+            fl_py_stacker_look(self, batch->items[i], &row) != FL_PY_FINE)
+            return false;
+        bool fits = row.ndim == block.ndim - 1 && row.data == block.data + i * block.stride[0] &&
+                    memcmp(&row.dtype, &block.dtype, sizeof row.dtype) == 0 &&
+                    fl_tensor_is_contiguous(&row);
+        if (!fits || memcmp(row.shape, block.shape + 1, (size_t)row.ndim * sizeof *row.shape) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* The block, where the values are its rows. New reference; NULL: they are not, without an
+ * exception. torch's functions give the interpreter lock up, and another thread may put an end to
+ * the batch of the block: so it is kept while rows are looked at. */
+static PyObject *take_block(fl_py_stacker *self, const fl_py_items *batch)
+{
+    PyObject *block = Py_XNewRef(self->block);
+    if (block == NULL) return NULL;
+    if (!are_rows_of(self, block, batch)) {
+        PyErr_Clear();
+        Py_CLEAR(block);
+        return NULL;
+    }
+    if (self->block == block) fl_py_stacker_drop(self);
+    self->stacks++; /* as it did when it was made */
+    return block;
+}
+
 /* NumPy makes arrays of strides that torch refuses. */
 static bool has_odd_stride(const fl_tensor *view)
 {
@@ -213,12 +271,33 @@ stack_into(fl_py_stacker *self, PyObject *tensors, const fl_py_items *batch, con
     return result;
 }
 
+/* Whether all are what they were, at these addresses: a finalizer may have resized one where an
+ * object was made. This makes none. */
+static bool are_unmoved(const fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *one,
+                        const char *const *from)
+{
+    fl_tensor view;
+    for (Py_ssize_t i = 0; i < batch->count; i++) {
+        if (fl_py_view(&self->dlpack, batch->items[i], &view) != 0) {
+            PyErr_Clear();
+            return false;
+        }
+        if (view.data != from[i] || !is_alike(one, &view) || !fl_tensor_is_contiguous(&view))
+            return false;
+    }
+    return true;
+}
+
 static PyObject *copy_all(fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *one,
                           const char *const *from)
 {
     char *data;
     PyObject *tensor = make_stacked(self, batch, one, &data);
     if (tensor == NULL) return NULL;
+    if (!are_unmoved(self, batch, one, from)) {
+        Py_DECREF(tensor);
+        return fl_py_fall_back(self, batch, FL_PY_MIXED);
+    }
     copy_items(self, data, from, fl_tensor_bytes(one->dtype, one->ndim, one->shape), batch->count);
     return tensor;
 }
@@ -263,6 +342,8 @@ stack_here(fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *first
 static PyObject *stack_tensors(fl_py_stacker *self, const fl_py_items *batch)
 {
     fl_tensor first;
+    PyObject *block = take_block(self, batch);
+    if (block != NULL) return block;
     if (fl_py_view(&self->dlpack, batch->items[0], &first) != 0 || first.ndim >= FL_MAX_NDIM) {
         PyErr_Clear();
         return fl_py_fall_back(self, batch, FL_PY_NOT_PLAIN);
@@ -435,6 +516,7 @@ int fl_py_stacker_open(fl_py_stacker *self, PyObject *torch)
 void fl_py_stacker_close(fl_py_stacker *self)
 {
     Py_CLEAR(self->fallback);
+    fl_py_stacker_drop(self);
     Py_CLEAR(self->worker_end);
     Py_CLEAR(self->thread_pool);
     for (int i = 0; i < FL_PY_POOLS; i++) fl_pool_close(self->pools[i]);

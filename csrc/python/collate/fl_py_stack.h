@@ -14,7 +14,7 @@ enum { FL_PY_FINE = FL_FALLBACK_REASONS };
 
 /* What stacking needs: torch's functions, and where batches are built: in a worker's slot, or in
  * pools of this process, one for each stack of a batch, so that the user who keeps one tensor keeps
- * no other. */
+ * no other. GIL(stacker): pools, stacks, has_warned and fallbacks change with each batch. */
 typedef struct fl_py_stacker {
     fl_py_dlpack dlpack;
     PyObject *memmap_type;                /* owned */
@@ -24,6 +24,7 @@ typedef struct fl_py_stacker {
     PyObject *is_neg, *stack, *as_tensor; /* owned: torch's */
     PyObject *zero, *out_name;            /* owned: arguments of stack: 0 and ("out",) */
     PyObject *int8, *uint8;               /* owned: torch's */
+    PyObject *block;                      /* owned: of fl_py_stacker_block, or NULL */
     fl_pool *pools[FL_PY_POOLS];          /* owned; NULL until used */
     int32_t stacks;                       /* made of this batch so far */
     bool has_warned; /* torch's warning about read-only arrays has been given */
@@ -40,6 +41,12 @@ PyObject *fl_py_stack(fl_py_stacker *self, const fl_py_items *batch);
 /* A tensor of the batch; its elements go to *data. New reference. */
 PyObject *fl_py_stacker_tensor(fl_py_stacker *self, fl_dtype dtype, int32_t ndim,
                                const int64_t *shape, char **data);
+
+/* Begins a batch with a tensor for the stack of `count` tensors like this one, contiguous. If the
+ * batch then has its rows to be stacked, all and in order, this tensor is the stack, and nothing is
+ * copied. It stays here until then, or until the next one or fl_py_stacker_drop. New reference. */
+PyObject *fl_py_stacker_block(fl_py_stacker *self, PyObject *like, Py_ssize_t count);
+void fl_py_stacker_drop(fl_py_stacker *self);
 
 /* Describes a tensor of exactly torch's type: FL_PY_FINE, a reason, or -1 and an exception. */
 int fl_py_stacker_look(fl_py_stacker *self, PyObject *tensor, fl_tensor *view);

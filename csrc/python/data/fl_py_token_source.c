@@ -1,12 +1,10 @@
 /* fl_py_token_source: see fl_py_token_source.h. */
-#define _GNU_SOURCE
 #include "fl_py_token_source.h"
 
 #include "fl_py_indices.h"
 #include "fl_py_mapped_file.h"
 #include "fl_py_token_file.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 
@@ -23,22 +21,12 @@ static int check_extent(const fl_token_source *source, int64_t room)
     return -1;
 }
 
-/* A duplicate that is ours. */
-static int open_file(PyObject *name, PyObject *number, int *fd)
+static int read_descriptor(PyObject *number, int *fd)
 {
-    int given = (int)PyLong_AsLong(number);
-    if (given == -1 && PyErr_Occurred()) return -1;
-    *fd = fcntl(given, F_DUPFD_CLOEXEC, 3);
-    if (*fd >= 0) return 0;
-    bool is_limit = errno == EMFILE;
-    PyObject *error = PyObject_CallFunction(
-        PyExc_OSError, "isO", errno,
-        is_limit ? "each token file stays open and the limit of open files is reached: raise it "
-                   "(ulimit -n) or join files"
-                 : strerror(errno),
-        name);
-    if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_XDECREF(error);
+    *fd = (int)PyLong_AsLong(number);
+    if (*fd == -1 && PyErr_Occurred()) return -1;
+    if (fcntl(*fd, F_GETFD) >= 0) return 0;
+    PyErr_SetFromErrno(PyExc_OSError);
     return -1;
 }
 
@@ -73,13 +61,12 @@ read_ends(const fl_py_dlpack *dlpack, PyObject *ends, PyObject *kept, fl_token_s
     return PyList_Append(kept, ends);
 }
 
-int fl_py_token_source(const fl_py_dlpack *dlpack, PyObject *item, PyObject *kept, int *fd,
+int fl_py_token_source(const fl_py_dlpack *dlpack, PyObject *item, PyObject *kept,
                        fl_token_source *out)
 {
     PyObject *name, *source, *ends, *mapped = Py_None;
     long long first_byte, tokens;
     const char *dtype;
-    *fd = -1;
     *out = (fl_token_source){.fd = -1, .most = UINT64_MAX};
     if (!PyArg_ParseTuple(item, "UOLLsO|O:Windows", &name, &source, &first_byte, &tokens, &dtype,
                           &ends, &mapped) ||
@@ -93,8 +80,6 @@ int fl_py_token_source(const fl_py_dlpack *dlpack, PyObject *item, PyObject *kep
         if (open_array(dlpack, source, kept, out) != 0) return -1;
         return PyList_Append(kept, mapped);
     }
-    int status = open_file(name, source, fd);
-    out->fd = *fd;
     out->is_volatile = false;
-    return status;
+    return read_descriptor(source, &out->fd);
 }

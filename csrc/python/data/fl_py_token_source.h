@@ -7,10 +7,10 @@
 #include "fl_py_dlpack.h"
 #include "fl_token_reader.h"
 
-/* Reads (name, source, first_byte, tokens, dtype, ends[, is_mapped]). *fd becomes a duplicate of a
- * file descriptor, which the caller closes; -1 for an array. Arrays are appended to the list
- * `kept`; *out borrows from them, and allows any token. 0, or -1 and an exception. */
-int fl_py_token_source(const fl_py_dlpack *dlpack, PyObject *item, PyObject *kept, int *fd,
+/* Reads (name, source, first_byte, tokens, dtype, ends[, mapped]), in which source is a descriptor
+ * or an array. Arrays are appended to the list `kept`; *out borrows from them, and the descriptor
+ * from the caller, and allows any token. 0, or -1 and an exception. */
+int fl_py_token_source(const fl_py_dlpack *dlpack, PyObject *item, PyObject *kept,
                        fl_token_source *out);
 
 #endif

@@ -51,7 +51,7 @@ static int choose(const char *argument, const char *name, const choice *choices,
 }
 
 typedef struct arguments {
-    PyObject *files, *eos, *vocab_size, *seed;
+    PyObject *files, *descriptors, *eos, *vocab_size, *seed;
     long long length, stride;
     const char *mode, *targets, *out, *io;
     int has_documents;
@@ -76,13 +76,14 @@ static int read_vocab_size(arguments *given)
 
 static int parse(PyObject *args, PyObject *kwargs, arguments *given)
 {
-    static char *keywords[] = {"files",      "seq_len",   "stride", "mode",
-                               "targets",    "out_dtype", "eos_id", "return_docs",
-                               "vocab_size", "io",        "seed",   NULL};
+    static char *keywords[] = {"files",   "descriptors", "seq_len", "stride",      "mode",
+                               "targets", "out_dtype",   "eos_id",  "return_docs", "vocab_size",
+                               "io",      "seed",        NULL};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!$LLszsOpOsO:Windows", keywords, &PyTuple_Type, &given->files,
-            &given->length, &given->stride, &given->mode, &given->targets, &given->out, &given->eos,
-            &given->has_documents, &given->vocab_size, &given->io, &given->seed))
+            args, kwargs, "O!O!$LLszsOpOsO:Windows", keywords, &PyTuple_Type, &given->files,
+            &PyList_Type, &given->descriptors, &given->length, &given->stride, &given->mode,
+            &given->targets, &given->out, &given->eos, &given->has_documents, &given->vocab_size,
+            &given->io, &given->seed))
         return -1;
     if (given->length < 1 || given->length > INT32_MAX || given->stride < 1) {
         PyErr_Format(PyExc_ValueError,
@@ -139,8 +140,7 @@ static int read_sources(fl_py_windows *self, const arguments *given, fl_token_so
             PyErr_SetString(PyExc_TypeError, "Windows: a file is a tuple of at least 6");
             return -1;
         }
-        if (fl_py_token_source(&self->dlpack, item, self->kept, &self->fds[f], &sources[f]) != 0)
-            return -1;
+        if (fl_py_token_source(&self->dlpack, item, self->kept, &sources[f]) != 0) return -1;
         PyTuple_SET_ITEM(self->names, f, Py_NewRef(PyTuple_GET_ITEM(item, 0)));
         if (sources[f].is_volatile) add_mapped(self, f, PyTuple_GET_ITEM(item, 6), &sources[f]);
         sources[f].most = limit_of(given, sources[f].type);
@@ -177,6 +177,15 @@ static int open_reader(fl_py_windows *self, const arguments *given, const fl_tok
     return fl_token_reader_open(&config, &self->reader, err);
 }
 
+/* From the caller's list, which is then empty. */
+static int
+take_descriptors(fl_py_windows *self, const arguments *given, const fl_token_source *sources)
+{
+    if (PyList_SetSlice(given->descriptors, 0, PY_SSIZE_T_MAX, NULL) != 0) return FL_ENOMEM;
+    for (int64_t f = 0; f < self->files; f++) self->fds[f] = sources[f].fd;
+    return FL_OK;
+}
+
 static int open_both(fl_py_windows *self, const arguments *given)
 {
     fl_token_source *sources = fl_alloc(self->files * (int64_t)sizeof *sources);
@@ -187,6 +196,7 @@ static int open_both(fl_py_windows *self, const arguments *given)
     for (int64_t f = 0; status == FL_OK && f < self->files; f++) tokens[f] = sources[f].tokens;
     if (status == FL_OK) status = open_reader(self, given, sources, &err);
     if (status == FL_OK) status = open_windows(self, given, tokens, &err);
+    if (status == FL_OK) status = take_descriptors(self, given, sources);
     fl_free(sources);
     fl_free(tokens);
     if (status != FL_OK && !PyErr_Occurred()) fl_py_raise(&err, NULL);
@@ -424,14 +434,15 @@ static PyMethodDef windows_methods[] = {
 
 PyDoc_STRVAR(
     windows_doc,
-    "Windows(files, *, seq_len, stride, mode, targets, out_dtype, eos_id, return_docs,\n"
-    "        vocab_size, io, seed)\n--\n\n"
+    "Windows(files, descriptors, *, seq_len, stride, mode, targets, out_dtype, eos_id,\n"
+    "        return_docs, vocab_size, io, seed)\n--\n\n"
     "Windows of seq_len tokens of files.\n\n"
     "files: a tuple of (name, source, first_byte, tokens, dtype, ends[, mapped]).\n"
-    "source: a file descriptor, which is duplicated, or a contiguous 1-d array, which is\n"
-    "kept; mapped: None, or for memory of a mapped file, which is then read safely, (path,\n"
-    "address at which byte 0 of the file would be mapped, function that returns its size\n"
-    "now, or None). ends: int64 array of the tokens at which documents end, or None.");
+    "source: a file descriptor, or a contiguous 1-d array, which is kept; mapped: None, or for\n"
+    "memory of a mapped file, which is then read safely, (path, address at which byte 0 of the\n"
+    "file would be mapped, function that returns its size now, or None). ends: int64 array of\n"
+    "the tokens at which documents end, or None. descriptors: a list of those in files; once\n"
+    "this is made, it closes them, and the list is empty.");
 
 static PyType_Slot windows_slots[] = {{Py_tp_doc, (void *)windows_doc},
                                       {Py_tp_new, windows_new},

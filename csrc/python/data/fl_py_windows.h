@@ -1,7 +1,7 @@
 /* fl_py_windows: the heap type _core.Windows: windows of tokens in files and arrays, as samples and
  * as batches.
  *
- * It owns a duplicate of each file descriptor, and references to the arrays. */
+ * It owns the file descriptors, and references to the arrays. */
 #ifndef FL_PY_WINDOWS_H
 #define FL_PY_WINDOWS_H
 

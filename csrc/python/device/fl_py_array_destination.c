@@ -214,17 +214,6 @@ static int add_numbers(PyObject *tensors, const fl_layout *layout)
     return 0;
 }
 
-/* The list of outputs as a dict. Takes the list. New reference. */
-static PyObject *name_outputs(PyObject *outputs, PyObject *keys)
-{
-    PyObject *named = PyDict_New();
-    for (Py_ssize_t i = 0; named != NULL && i < PyList_GET_SIZE(outputs); i++)
-        if (PyDict_SetItem(named, PyTuple_GET_ITEM(keys, i), PyList_GET_ITEM(outputs, i)) != 0)
-            Py_CLEAR(named);
-    Py_DECREF(outputs);
-    return named;
-}
-
 /* What `split` makes of the buffer. New reference. */
 static PyObject *split_outputs(const fl_py_array_destination *self, const fl_layout *layout,
                                PyObject *buffer, bool is_single, bool is_other_stream)
@@ -247,7 +236,7 @@ finish_transfer(const fl_py_array_destination *self, fl_py_upload_slot *slot, co
 }
 
 PyObject *
-fl_py_array_destination_deliver(fl_py_array_destination *self, fl_py_table *table, PyObject *keys,
+fl_py_array_destination_deliver(fl_py_array_destination *self, fl_py_table *table,
                                 const fl_batch *batch, bool is_single, bool *is_undelivered)
 {
     fl_py_upload_slot *slot = slot_of(self, batch);
@@ -258,7 +247,6 @@ fl_py_array_destination_deliver(fl_py_array_destination *self, fl_py_table *tabl
     *slot = (fl_py_upload_slot){0};
     /* First, because it lets the allocator know of the stream that waits for the copy. */
     PyObject *result = split_outputs(self, &batch->layout, buffer, is_single, is_other_stream == 1);
-    if (result != NULL && keys != Py_None) result = name_outputs(result, keys);
     if (result != NULL && fl_table_is_volatile(table->table) &&
         fl_py_table_check_files(table, &batch->rows) != 0)
         Py_CLEAR(result);

@@ -57,12 +57,12 @@ int fl_py_array_destination_prepare(fl_py_array_destination *self, const fl_ring
  * or -1 and an exception: an interrupt has come. */
 int fl_py_array_destination_run_ahead(fl_py_array_destination *self, fl_ring *ring);
 
-/* A received batch as tensors over its buffer, for the current stream: a list, or a dict if `keys`
- * is a tuple; is_single: without the batch dimension. Takes the slot. New reference; NULL and an
- * exception. With *is_undelivered the exception is that of the transfer, and the batch is still the
- * caller's, who may deliver it later. */
+/* A list of the outputs of a received batch, tensors over its buffer, for the current stream;
+ * is_single: without the batch dimension. Takes the slot. New reference; NULL and an exception.
+ * With *is_undelivered the exception is that of the transfer, and the batch is still the caller's,
+ * who may deliver it later. */
 PyObject *
-fl_py_array_destination_deliver(fl_py_array_destination *self, fl_py_table *table, PyObject *keys,
+fl_py_array_destination_deliver(fl_py_array_destination *self, fl_py_table *table,
                                 const fl_batch *batch, bool is_single, bool *is_undelivered);
 
 /* Gives back the upload slot of a batch that is not delivered and was not copied, if it has one. */

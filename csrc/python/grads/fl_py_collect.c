@@ -104,7 +104,7 @@ static int add_gradient(fl_py_grads *self, PyObject *parameter)
     return status;
 }
 
-/* Adds each item; those of a list may be replaced meanwhile. */
+/* Adds each item; those of a list may be replaced meanwhile. GIL(items) */
 static int add_each(fl_py_grads *self, PyObject *items, add_one *add)
 {
     bool is_fast = PyList_Check(items) || PyTuple_Check(items);

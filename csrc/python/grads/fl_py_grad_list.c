@@ -20,7 +20,7 @@
 typedef struct grad_list {
     PyObject_HEAD
     fl_py_grads grads;
-    bool is_busy; /* interpreter lock: a thread is inside a method */
+    bool is_busy; /* GIL(is_busy): a thread is inside a method */
 } grad_list;
 
 static PyObject *list_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -377,6 +377,7 @@ static PyObject *list_clip_parameters(grad_list *self, PyObject *args)
 
 /* ---- the type */
 
+/* GIL(look): this and the members look at a list that another thread may be collecting. */
 static PyObject *list_get_dtypes(grad_list *self, void *Py_UNUSED(closure))
 {
     return fl_py_grads_dtypes(&self->grads);

@@ -46,7 +46,7 @@ static int64_t count_elements(int32_t ndim, const int64_t *shape)
 }
 
 /* torch points *out at the shape and strides of the tensor itself, which are valid while the tensor
- * is unchanged. */
+ * is unchanged. GIL(shape) */
 static int borrow_anywhere(const fl_py_dlpack *dlpack, PyObject *object, DLTensor *out)
 {
     if (dlpack->api->dltensor_from_py_object_no_sync(object, out) != 0) return -1;
@@ -281,7 +281,9 @@ PyObject *fl_py_tensor_new(const fl_py_dlpack *dlpack, fl_dtype dtype, int32_t n
 {
     int64_t bytes = fl_tensor_bytes(dtype, ndim, shape);
     tensor_owner *self = bytes < 0 ? NULL : fl_alloc((int64_t)sizeof *self + bytes);
-    if (self == NULL) return PyErr_NoMemory();
+    if (self == NULL)
+        return PyErr_Format(PyExc_MemoryError, "no memory for a tensor of %lld bytes",
+                            (long long)bytes);
     *data = self->memory;
     return make_owned(dlpack, self, self->memory, dtype, ndim, shape);
 }

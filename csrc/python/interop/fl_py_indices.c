@@ -70,6 +70,7 @@ static int add_vector(const fl_py_dlpack *dlpack, PyObject *item, fl_rows *rows)
     return -1;
 }
 
+/* GIL(items): here and below a list of the user's lends an item until it is referenced. */
 int fl_py_rows_add(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows)
 {
     int added = add_vector(dlpack, items, rows);

@@ -17,7 +17,7 @@ typedef struct fl_py_batch_pool {
     uint32_t generation; /* of the process that made it */
     int32_t fields;      /* tensors for which every slot has a header */
     int32_t device;      /* that batches are copied to; -1: they stay on the CPU */
-    /* Interpreter lock. */
+    /* GIL(counts): all iterators of the loader count here. */
     int64_t batches, samples, bytes, waits, wait_ns;
     int64_t largest; /* bytes that recent batches of workers needed, also in earlier epochs: their
                         slots serve the next */

@@ -17,6 +17,9 @@ typedef struct fl_py_parent_end {
     fl_inflight *inflight;  /* owned: all requests that are not answered */
     uint32_t generation;    /* of the process that made it */
     int32_t workers, depth;
+    /* GIL(channel): close() and the end of a reply come from any thread, also while one is in
+     * next(). What is of the consumer's thread alone in fl_inflight, fl_shm_queue and the transfers
+     * of the destination is as safe as these. */
     bool is_closed;      /* workers were told to stop */
     bool is_overwritten; /* fl_py_report_corruption was called */
     bool is_released;    /* all workers have ended */

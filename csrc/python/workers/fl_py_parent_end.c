@@ -35,7 +35,8 @@ static int open_queues(fl_py_parent_end *self, fl_err *err)
                              err);
 }
 
-static int open_inflight(fl_py_parent_end *self, int64_t budget, bool has_destination, fl_err *err)
+static int open_inflight(fl_py_parent_end *self, int64_t budget, bool keeps_tasks,
+                         bool has_destination, fl_err *err)
 {
     const fl_inflight_config config = {.shm = self->shm,
                                        .workers = self->workers,
@@ -44,6 +45,7 @@ static int open_inflight(fl_py_parent_end *self, int64_t budget, bool has_destin
                                        .base = fl_arena_base(self->pool->arena),
                                        .largest = &self->pool->largest,
                                        .budget = budget,
+                                       .keeps_tasks = keeps_tasks,
                                        .has_destination = has_destination,
                                        .context = &self->destination,
                                        .abandon = abandon_buffer,
@@ -54,12 +56,12 @@ static int open_inflight(fl_py_parent_end *self, int64_t budget, bool has_destin
     return fl_inflight_open(&config, &self->inflight, err);
 }
 
-static int open_all(fl_py_parent_end *self, int64_t budget, PyObject *destination)
+static int open_all(fl_py_parent_end *self, int64_t budget, bool keeps_tasks, PyObject *destination)
 {
     fl_err err;
     bool has_destination = destination != Py_None;
     int status = open_queues(self, &err);
-    if (status == FL_OK) status = open_inflight(self, budget, has_destination, &err);
+    if (status == FL_OK) status = open_inflight(self, budget, keeps_tasks, has_destination, &err);
     if (status != FL_OK) fl_py_raise(&err, NULL);
     if (status != FL_OK || !has_destination) return status == FL_OK ? 0 : -1;
     return fl_py_reply_destination_open(&self->destination, destination, &self->dlpack,
@@ -68,15 +70,15 @@ static int open_all(fl_py_parent_end *self, int64_t budget, PyObject *destinatio
 
 static PyObject *parent_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"pool",   "tensor_type", "workers", "depth",
-                               "budget", "destination", NULL};
+    static char *keywords[] = {"pool",   "tensor_type", "workers",     "depth",
+                               "budget", "destination", "keeps_tasks", NULL};
     PyObject *object, *tensor_type, *destination = Py_None;
-    int workers, depth;
+    int workers, depth, keeps_tasks = 0;
     long long budget;
     fl_py_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiL|O:ParentEnd", keywords,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiL|Op:ParentEnd", keywords,
                                      state->batch_pool_type, &object, &tensor_type, &workers,
-                                     &depth, &budget, &destination))
+                                     &depth, &budget, &destination, &keeps_tasks))
         return NULL;
     fl_py_batch_pool *pool = (fl_py_batch_pool *)object;
     if (pool->device >= 0 && destination == Py_None)
@@ -91,7 +93,7 @@ static PyObject *parent_end_new(PyTypeObject *type, PyObject *args, PyObject *kw
     self->workers = workers;
     self->depth = depth;
     if (fl_py_dlpack_open(tensor_type, &self->dlpack) == 0 &&
-        open_all(self, budget, destination) == 0)
+        open_all(self, budget, keeps_tasks, destination) == 0)
         return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -317,6 +319,7 @@ static PyObject *parent_end_first_task(fl_py_parent_end *self, PyObject *number)
 {
     int32_t worker = parse_worker(self, number);
     if (worker < 0) return NULL;
+    /* GIL(first_task): lent by the table. */
     PyObject *task = fl_inflight_first_key(self->inflight, worker);
     return Py_NewRef(task != NULL ? task : Py_None);
 }
@@ -332,6 +335,49 @@ static PyObject *parent_end_release(fl_py_parent_end *self, PyObject *Py_UNUSED(
     for (int32_t w = 0; w < self->workers; w++) fl_inflight_cancel(self->inflight, w, true);
     self->is_released = true;
     Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(has_replies_doc, "has_replies(worker, /)\n--\n\n"
+                              "Whether the worker has sent what receive() has not given yet.");
+
+static PyObject *parent_end_has_replies(fl_py_parent_end *self, PyObject *number)
+{
+    int32_t worker = parse_worker(self, number);
+    if (worker < 0) return NULL;
+    return PyBool_FromLong(fl_shm_queue_has_replies(self->shm, worker));
+}
+
+PyDoc_STRVAR(begun_doc,
+             "begun(worker, /)\n--\n\n"
+             "(how many requests the worker's process has taken, the task that it is at,\n"
+             "or was at when it died, or None), as far as the process itself says.");
+
+static PyObject *parent_end_begun(fl_py_parent_end *self, PyObject *number)
+{
+    int64_t count;
+    int32_t worker = parse_worker(self, number);
+    if (worker < 0) return NULL;
+    PyObject *task = fl_inflight_begun_key(self->inflight, worker, &count);
+    /* Referenced at once: where the tuple is made, the collector may run and drop the request. */
+    return Py_BuildValue("LN", (long long)count, Py_NewRef(task != NULL ? task : Py_None));
+}
+
+PyDoc_STRVAR(
+    restart_doc,
+    "restart(worker, /)\n--\n\n"
+    "The worker's process has ended, and another is about to start: what was asked of the\n"
+    "worker in this epoch and not answered is asked again, in the same order. False after\n"
+    "close(): nothing was done.");
+
+static PyObject *parent_end_restart(fl_py_parent_end *self, PyObject *number)
+{
+    int32_t worker = parse_worker(self, number);
+    if (worker < 0) return NULL;
+    if (self->is_closed) Py_RETURN_FALSE;
+    fl_inflight_restart(self->inflight, worker);
+    /* Buffers and tasks that were dropped may have run code that has closed it. */
+    if (self->is_closed) fl_shm_queue_close(self->shm, worker);
+    return PyBool_FromLong(!self->is_closed);
 }
 
 PyDoc_STRVAR(end_doc, "end(worker, /)\n--\n\nNo more requests for this worker.");
@@ -457,6 +503,9 @@ static PyMethodDef parent_end_methods[] = {
     {"run_ahead", (PyCFunction)parent_end_run_ahead, METH_O, run_ahead_doc},
     {"release_buffers", (PyCFunction)parent_end_release_buffers, METH_NOARGS, release_buffers_doc},
     {"release", (PyCFunction)parent_end_release, METH_NOARGS, release_doc},
+    {"has_replies", (PyCFunction)parent_end_has_replies, METH_O, has_replies_doc},
+    {"begun", (PyCFunction)parent_end_begun, METH_O, begun_doc},
+    {"restart", (PyCFunction)parent_end_restart, METH_O, restart_doc},
     {"end", (PyCFunction)parent_end_end, METH_O, end_doc},
     {"close", (PyCFunction)parent_end_close, METH_NOARGS, close_doc},
     {"is_closed", (PyCFunction)parent_end_is_closed, METH_NOARGS, is_closed_doc},
@@ -466,11 +515,12 @@ static PyMethodDef parent_end_methods[] = {
 
 PyDoc_STRVAR(
     parent_end_doc,
-    "ParentEnd(pool, tensor_type, workers, depth, budget, destination=None)\n--\n\n"
+    "ParentEnd(pool, tensor_type, workers, depth, budget, destination=None, keeps_tasks=False)\n"
+    "--\n\n"
     "The parent's end of the memory shared with `workers` processes: at most `depth` (a\n"
     "power of two) unanswered requests each, `budget` bytes under way. destination: where\n"
     "batches are copied to (its methods allocate and split are called), on the pool's\n"
-    "device if it has one.");
+    "device if it has one. keeps_tasks: restart() is going to be called.");
 
 static PyType_Slot parent_end_slots[] = {
     {Py_tp_doc, (void *)parent_end_doc}, {Py_tp_new, parent_end_new},

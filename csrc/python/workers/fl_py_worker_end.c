@@ -39,6 +39,7 @@ struct fl_py_worker_end {
     bool is_mapped;    /* by this process; false: inherited */
     fl_shm_queue *shm; /* owned, over the mapping */
     int32_t worker;
+    /* GIL(request): a thread of the user's in a worker could come here, too. */
     fl_request_message request;
     int64_t used;           /* of the slot; beyond its limit when the batch is too large */
     int64_t found;          /* where the last tensor ends that find() gave the place of */

@@ -3,6 +3,7 @@
 #include "fl_cuda.h"
 #include "fl_cuda_cast.h"
 #include "fl_cuda_kernels.h"
+#include "fl_cuda_widen.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,7 @@ typedef struct fake_cast {
     char tables[]; /* a copy, as of a kernel's arguments */
 } fake_cast;
 
-static void run_cast(void *arg)
+static void run_look_up(void *arg)
 {
     fake_cast *self = arg;
     const fl_transfer_cast *cast = &self->cast;
@@ -35,10 +36,24 @@ static void run_cast(void *arg)
     free(self);
 }
 
-cudaError_t
-fl_cuda_cast(void *stream, int32_t processors, void *buffer, const fl_transfer_cast *cast)
+static void run_widen(void *arg)
 {
-    const size_t table_bytes = 256 * (size_t)cast->channels * (size_t)cast->bytes;
+    fake_cast *self = arg;
+    const fl_transfer_cast *cast = &self->cast;
+    for (int64_t i = 0; i < cast->count; i++) {
+        int64_t at = i / cast->row * cast->pitch + i % cast->row, value = 0;
+        const uint8_t *from = self->from + at * cast->from_bytes;
+        bool is_negative = cast->is_signed && from[cast->from_bytes - 1] >= 128;
+        memset(&value, is_negative ? 255 : 0, sizeof value);
+        memcpy(&value, from, (size_t)cast->from_bytes);
+        memcpy(self->to + i * cast->bytes, &value, (size_t)cast->bytes);
+    }
+    free(self);
+}
+
+static cudaError_t queue(void *stream, int32_t processors, void *buffer,
+                         const fl_transfer_cast *cast, void (*run)(void *), size_t table_bytes)
+{
     if (cast->count == 0) return cudaSuccess;
     if (processors < 1) abort();
     fake_cast *self = malloc(sizeof *self + table_bytes);
@@ -46,8 +61,21 @@ fl_cuda_cast(void *stream, int32_t processors, void *buffer, const fl_transfer_c
     self->cast = *cast;
     self->from = (const uint8_t *)fake_host_view(buffer) + cast->from;
     self->to = fake_host_view(buffer) + cast->to;
-    memcpy(self->tables, cast->tables, table_bytes);
-    cudaError_t error = fake_try_launch(stream, run_cast, self);
+    if (table_bytes > 0) memcpy(self->tables, cast->tables, table_bytes);
+    cudaError_t error = fake_try_launch(stream, run, self);
     if (error != cudaSuccess) free(self);
     return error;
+}
+
+cudaError_t
+fl_cuda_cast(void *stream, int32_t processors, void *buffer, const fl_transfer_cast *cast)
+{
+    size_t table_bytes = 256 * (size_t)cast->channels * (size_t)cast->bytes;
+    return queue(stream, processors, buffer, cast, run_look_up, table_bytes);
+}
+
+cudaError_t
+fl_cuda_widen(void *stream, int32_t processors, void *buffer, const fl_transfer_cast *cast)
+{
+    return queue(stream, processors, buffer, cast, run_widen, 0);
 }

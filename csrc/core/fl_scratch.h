@@ -1,10 +1,10 @@
-/* fl_image_scratch: the memory that one thread works with while it applies a plan.
+/* fl_scratch: the memory that one thread works with while it applies a plan or reads rows.
  *
- * Floor 1. Scratch waits in slots of a plan. It is taken and given by exchanging pointers, without
- * a lock, so that a child forked at any moment can go on: at worst what another thread of the
- * parent held then is not freed in the child. */
-#ifndef FL_IMAGE_SCRATCH_H
-#define FL_IMAGE_SCRATCH_H
+ * Floor 1. Scratch waits in slots of a plan, a column or a reader. It is taken and given by
+ * exchanging pointers, without a lock, so that a child forked at any moment can go on: at worst
+ * what another thread of the parent held then is not freed in the child. */
+#ifndef FL_SCRATCH_H
+#define FL_SCRATCH_H
 
 #include "fl_resample.h"
 
@@ -21,31 +21,31 @@ typedef enum fl_scratch_part {
     FL_SCRATCH_PARTS
 } fl_scratch_part;
 
-typedef struct fl_image_scratch {
+typedef struct fl_scratch {
     struct {
         void *memory; /* owned */
         int64_t bytes;
     } part[FL_SCRATCH_PARTS];
     fl_resample own[2]; /* owned: the tables of a resize that the plan does not keep, x and y */
-} fl_image_scratch;
+} fl_scratch;
 
 enum { FL_SCRATCH_BITS = 6, FL_SCRATCH_SLOTS = 1 << FL_SCRATCH_BITS };
 
 /* Each slot is a cache line of its own, because threads write to theirs for every sample. */
 typedef struct fl_scratch_slots {
     struct {
-        _Alignas(64) _Atomic(fl_image_scratch *) scratch; /* owned; NULL: empty */
+        _Alignas(64) _Atomic(fl_scratch *) scratch; /* owned; NULL: empty */
     } slot[FL_SCRATCH_SLOTS];
 } fl_scratch_slots;
 
 /* Scratch that is nobody else's until it is given; a new one if all are taken. FL_ENOMEM. */
-int fl_scratch_take(fl_scratch_slots *slots, fl_image_scratch **out, fl_err *err);
-void fl_scratch_give(fl_scratch_slots *slots, fl_image_scratch *scratch);
+int fl_scratch_take(fl_scratch_slots *slots, fl_scratch **out, fl_err *err);
+void fl_scratch_give(fl_scratch_slots *slots, fl_scratch *scratch);
 /* Frees the slots, which come from fl_alloc, and what is in them; NULL is fine. */
 void fl_scratch_close(fl_scratch_slots *slots);
 
 /* At least so many bytes, at a multiple of 64, whatever they hold; NULL when there are none. What
  * the part held before is lost when it grows. */
-void *fl_scratch_memory(fl_image_scratch *scratch, fl_scratch_part part, int64_t bytes);
+void *fl_scratch_memory(fl_scratch *scratch, fl_scratch_part part, int64_t bytes);
 
 #endif

@@ -1,9 +1,9 @@
-/* fl_image_scratch: see fl_image_scratch.h. */
-#include "fl_image_scratch.h"
+/* fl_scratch: see fl_scratch.h. */
+#include "fl_scratch.h"
 
 #include <pthread.h>
 
-static void close_scratch(fl_image_scratch *scratch)
+static void close_scratch(fl_scratch *scratch)
 {
     if (scratch == NULL) return;
     for (int p = 0; p < FL_SCRATCH_PARTS; p++) fl_free(scratch->part[p].memory);
@@ -20,11 +20,11 @@ static uint32_t first_slot(void)
     return (uint32_t)(thread * UINT64_C(0x9E3779B97F4A7C15) >> (64 - FL_SCRATCH_BITS));
 }
 
-int fl_scratch_take(fl_scratch_slots *slots, fl_image_scratch **out, fl_err *err)
+int fl_scratch_take(fl_scratch_slots *slots, fl_scratch **out, fl_err *err)
 {
     uint32_t first = first_slot();
     for (uint32_t i = 0; i < FL_SCRATCH_SLOTS; i++) {
-        _Atomic(fl_image_scratch *) *slot = &slots->slot[(first + i) % FL_SCRATCH_SLOTS].scratch;
+        _Atomic(fl_scratch *) *slot = &slots->slot[(first + i) % FL_SCRATCH_SLOTS].scratch;
         /* The load keeps threads that find a slot empty from writing to its cache line. */
         if (atomic_load_explicit(slot, memory_order_relaxed) == NULL) continue;
         /* Acquires what the thread that gave it wrote. */
@@ -32,15 +32,15 @@ int fl_scratch_take(fl_scratch_slots *slots, fl_image_scratch **out, fl_err *err
         if (*out != NULL) return FL_OK;
     }
     *out = fl_alloc((int64_t)sizeof **out);
-    return *out != NULL ? FL_OK : fl_fail(err, FL_ENOMEM, "out of memory to work on an image");
+    return *out != NULL ? FL_OK : fl_fail(err, FL_ENOMEM, "out of memory to work with");
 }
 
-void fl_scratch_give(fl_scratch_slots *slots, fl_image_scratch *scratch)
+void fl_scratch_give(fl_scratch_slots *slots, fl_scratch *scratch)
 {
     uint32_t first = first_slot();
     for (uint32_t i = 0; i < FL_SCRATCH_SLOTS; i++) {
-        _Atomic(fl_image_scratch *) *slot = &slots->slot[(first + i) % FL_SCRATCH_SLOTS].scratch;
-        fl_image_scratch *empty = NULL;
+        _Atomic(fl_scratch *) *slot = &slots->slot[(first + i) % FL_SCRATCH_SLOTS].scratch;
+        fl_scratch *empty = NULL;
         if (atomic_load_explicit(slot, memory_order_relaxed) == NULL &&
             atomic_compare_exchange_strong_explicit(slot, &empty, scratch, memory_order_release,
                                                     memory_order_relaxed))
@@ -56,7 +56,7 @@ void fl_scratch_close(fl_scratch_slots *slots)
     fl_free(slots);
 }
 
-void *fl_scratch_memory(fl_image_scratch *scratch, fl_scratch_part part, int64_t bytes)
+void *fl_scratch_memory(fl_scratch *scratch, fl_scratch_part part, int64_t bytes)
 {
     if (bytes > scratch->part[part].bytes || scratch->part[part].memory == NULL) {
         fl_free(scratch->part[part].memory);

@@ -1,0 +1,93 @@
+/* fl_py_structure: see fl_py_structure.h. */
+#include "fl_py_structure.h"
+
+#include <stdbool.h>
+
+/* Adds the outputs in a structure to *count; -1 and an exception for what is none. */
+static int count_outputs(PyObject *structure, int64_t *count)
+{
+    if (structure == Py_None) {
+        (*count)++;
+        return 0;
+    }
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    int status = 0;
+    if (Py_EnterRecursiveCall(" in the structure of a batch") != 0) return -1;
+    if (PyTuple_CheckExact(structure)) {
+        for (; status == 0 && at < PyTuple_GET_SIZE(structure); at++)
+            status = count_outputs(PyTuple_GET_ITEM(structure, at), count);
+    } else if (PyDict_CheckExact(structure)) {
+        while (status == 0 && PyDict_Next(structure, &at, &key, &value))
+            status = count_outputs(value, count);
+    } else {
+        PyErr_Format(PyExc_ValueError, "a structure has None, tuples and dicts, and no %.100s",
+                     Py_TYPE(structure)->tp_name);
+        status = -1;
+    }
+    Py_LeaveRecursiveCall();
+    return status;
+}
+
+int fl_py_structure_check(PyObject *structure, int32_t outputs)
+{
+    int64_t count = 0;
+    if (count_outputs(structure, &count) != 0) return -1;
+    if (count == outputs) return 0;
+    PyErr_Format(PyExc_ValueError, "the structure is one of %lld outputs, and the table makes %d",
+                 (long long)count, (int)outputs);
+    return -1;
+}
+
+/* Whether it is one list of all outputs. */
+static bool is_flat(PyObject *structure)
+{
+    if (!PyTuple_CheckExact(structure)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(structure); i++)
+        if (PyTuple_GET_ITEM(structure, i) != Py_None) return false;
+    return true;
+}
+
+static PyObject *build(PyObject *structure, PyObject *outputs, Py_ssize_t *next);
+
+static PyObject *build_list(PyObject *structure, PyObject *outputs, Py_ssize_t *next)
+{
+    PyObject *list = PyList_New(PyTuple_GET_SIZE(structure));
+    for (Py_ssize_t i = 0; list != NULL && i < PyTuple_GET_SIZE(structure); i++) {
+        PyObject *item = build(PyTuple_GET_ITEM(structure, i), outputs, next);
+        if (item != NULL)
+            PyList_SET_ITEM(list, i, item);
+        else
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *build_dict(PyObject *structure, PyObject *outputs, Py_ssize_t *next)
+{
+    PyObject *key, *inner, *dict = PyDict_New();
+    Py_ssize_t at = 0;
+    while (dict != NULL && PyDict_Next(structure, &at, &key, &inner)) {
+        PyObject *item = build(inner, outputs, next);
+        if (item == NULL || PyDict_SetItem(dict, key, item) != 0) Py_CLEAR(dict);
+        Py_XDECREF(item);
+    }
+    return dict;
+}
+
+/* A structure over the outputs from *next on, which moves behind them. New reference. */
+static PyObject *build(PyObject *structure, PyObject *outputs, Py_ssize_t *next)
+{
+    if (structure == Py_None) return Py_NewRef(PyList_GET_ITEM(outputs, (*next)++));
+    bool is_list = PyTuple_CheckExact(structure);
+    return is_list ? build_list(structure, outputs, next) : build_dict(structure, outputs, next);
+}
+
+PyObject *fl_py_structure_around(PyObject *structure, PyObject *outputs)
+{
+    if (is_flat(structure)) return outputs;
+    Py_ssize_t next = 0;
+    PyObject *batch = build(structure, outputs, &next);
+    Py_DECREF(outputs);
+    return batch;
+}

@@ -1,0 +1,147 @@
+"""``patch()``: fastloop behind torch's own classes, in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+
+from fastloop import _core
+from fastloop.patching.names import SEAMS
+from fastloop.patching.seams import Seam, SeamStatus
+
+_ALL = tuple(SEAMS)
+
+_lock = threading.RLock()
+_seams: dict[str, Seam] = {}
+
+
+@dataclass(frozen=True)
+class PatchState:
+    """What is patched: the status of each seam, by name. Prints as one line."""
+
+    seams: dict[str, SeamStatus]
+
+    def __str__(self) -> str:
+        return "; ".join(_describe(name, seam) for name, seam in self.seams.items())
+
+
+def _describe(name: str, seam: SeamStatus) -> str:
+    if not seam.is_on:
+        return f"{name} off ({seam.why})"
+    left = (f"{count} left to torch ({why})" for why, count in seam.left.items())
+    return ", ".join([f"{name} {seam.native} native", *left])
+
+
+def _check_names(what: str | Iterable[str]) -> list[str]:
+    names = [what] if isinstance(what, str) else list(what)
+    for name in names:
+        if name not in SEAMS:
+            raise ValueError(
+                f"what={name!r} is nothing to patch; pass some of {', '.join(map(repr, SEAMS))}"
+            )
+    return names
+
+
+def _is_switched_off() -> bool:
+    return os.environ.get("FASTLOOP") == "0"
+
+
+def _find(name: str) -> Seam:
+    seam = _seams.get(name)
+    if seam is None:
+        is_strict = os.environ.get("FASTLOOP_STRICT") == "1"
+        seam = _seams[name] = import_module(SEAMS[name]).make_seam(is_strict)
+    return seam
+
+
+def patch(what: str | Iterable[str] = _ALL, *, verbose: bool | None = None) -> PatchState:
+    """Put fastloop behind torch's own classes: nothing in a script has to change.
+
+    Methods of torch's classes are replaced, so it does not matter whether a framework was imported
+    before, nor by which name it knows a class. Batches, their order, random numbers, gradients,
+    scales, state dicts and pickles stay torch's. What fastloop cannot do in the same way stays
+    torch's, too, and is counted: ``patch_status()``. Patching what is patched changes nothing. Any
+    thread.
+
+    Args:
+        what: ``"dataloader"``: ``torch.utils.data.DataLoader``, every instance, and subclasses that
+            do not make their own iterators. ``"grad_scaler"``: ``torch.amp.GradScaler``, likewise,
+            unless they unscale by themselves. ``"clip_grad_norm"``: ``clip_grad_norm_`` and
+            ``clip_grads_with_norm_`` of ``torch.nn.utils``.
+        verbose: whether to print what is on, a line on stderr. None: where FASTLOOP_VERBOSE is set
+            and not 0, and where a seam could not be put in.
+
+    Returns:
+        What is patched now. A seam that torch's version does not fit is off and says why. With
+        ``FASTLOOP=0`` in the environment nothing is patched; with ``FASTLOOP_STRICT=1`` what would
+        be left to torch is a RuntimeError.
+
+    Raises:
+        ValueError: ``what`` has an unknown name.
+    """
+    names = _check_names(what)
+    with _lock:
+        if _is_switched_off():
+            return patch_status()
+        are_on = [_find(name).put_in() for name in names]
+        state = patch_status()
+    if verbose is None:
+        verbose = os.environ.get("FASTLOOP_VERBOSE", "0") != "0" or not all(are_on)
+    if verbose:
+        print(_announce(state), file=sys.stderr)
+    return state
+
+
+def _announce(state: PatchState) -> str:
+    on = [name for name, seam in state.seams.items() if seam.is_on]
+    off = [_describe(name, seam) for name, seam in state.seams.items() if not seam.is_on]
+    text = f"fastloop {_core.version}: "
+    if on:
+        text += f"on for {', '.join(on)} (torch {torch.__version__}); FASTLOOP=0 turns it off"
+    return text + ("; " if on and off else "") + "; ".join(off)
+
+
+def unpatch(what: str | Iterable[str] = _ALL) -> PatchState:
+    """Take out what ``patch()`` has put in. Iterators that are running go on as they are.
+
+    A function that somebody else has replaced or wrapped since stays where it is, and passes every
+    call on.
+
+    Raises:
+        ValueError: ``what`` has an unknown name.
+    """
+    names = _check_names(what)
+    with _lock:
+        for name in names:
+            if name in _seams and _seams[name].is_on:
+                _seams[name].take_out()
+        return patch_status()
+
+
+@contextmanager
+def patched(what: str | Iterable[str] = _ALL) -> Iterator[PatchState]:
+    """``patch()`` for a block: at its end what it has put in is taken out, and no more."""
+    names = _check_names(what)
+    with _lock:
+        before = {name for name in names if name in _seams and _seams[name].is_on}
+        state = patch(names)
+    try:
+        yield state
+    finally:
+        unpatch([name for name in names if name not in before])
+
+
+def patch_status() -> PatchState:
+    """What is patched, and what it has done: calls that were served and calls left to torch."""
+    off = SeamStatus(
+        False, "FASTLOOP=0 is set" if _is_switched_off() else "it was not asked for", 0, {}
+    )
+    with _lock:
+        return PatchState({name: _seams[name].status() if name in _seams else off for name in _ALL})

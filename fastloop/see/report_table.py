@@ -1,0 +1,127 @@
+"""A report as text for a terminal: 80 columns, no colours."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from fastloop.see.verdict import ms, percent
+
+_WIDTH = 80
+LABELS = {
+    "data_wait": "data wait",
+    "host_to_device": "host to device",
+    "forward_backward": "forward+backward",
+    "clip_optimizer": "clip+optimizer",
+    "other": "other",
+}
+PARTS = {
+    "before": "before the first batch was asked for",
+    "first_batch": "first batch",
+    "steps": "steps",
+    "between_epochs": "between epochs",
+    "validation": "validation (batches without a step)",
+    "unfinished": "unfinished step",
+    "after": "after the loop",
+    "measuring": "measuring",
+}
+
+
+def seconds(value: float) -> str:
+    return f"{value:,.1f} s" if value >= 10 else f"{value:.3f} s"
+
+
+def _row(name: str, *cells: str) -> str:
+    return f"  {name:<24}" + "".join(f"{cell:>13}" for cell in cells)
+
+
+def _phase_rows(found: dict[str, Any]) -> list[str]:
+    rows = [_row("of a step", "share", "median", "p95")]
+    for name, label in LABELS.items():
+        phase = found["phases"][name]
+        cells = [percent(None)] * 3
+        if phase is not None:
+            cells = [percent(phase["share"]), ms(phase["median_ms"]), ms(phase["p95_ms"])]
+        rows.append(_row(label, *cells))
+        if name == "data_wait":
+            gpu = found["gpu_wait"]
+            shown = ["n/a"] * 3
+            if gpu is not None:
+                shown = [percent(gpu["share"]), ms(gpu["median_ms"]), ms(gpu["p95_ms"])]
+            rows.append(_row("  of it seen by the GPU", *shown))
+    step = found["step"]
+    if step is not None:
+        rows.append(_row("step", "", ms(step["median_ms"]), ms(step["p95_ms"])))
+    return rows
+
+
+def describe_loader(loader: dict[str, Any]) -> str:
+    number = loader["num_workers"]
+    workers = f"{number or 'no'} worker{'s' if number != 1 else ''}"
+    role = "training" if loader["trains"] else "no steps on it"
+    text = (
+        f"{loader['name']} ({role}, path {loader['path'] or 'n/a'}, {workers}): "
+        f"{loader['batches']:,} batches, {seconds(loader['wait_s'])} waited"
+    )
+    for number, worker in enumerate(loader["workers"] or ()):
+        text += (
+            f"; worker {number}: {worker['batches']:,} batches, {seconds(worker['busy_s'])} busy, "
+            f"{seconds(worker['waiting_s'])} waiting"
+        )
+        if worker["lock_s"] is not None:
+            text += f", {seconds(worker['lock_s'])} for the interpreter lock"
+    if loader["workers"] is None and loader["num_workers"]:
+        text += "; workers: n/a"
+    return text
+
+
+def describe_skips(found: dict[str, Any]) -> str:
+    steps = found["steps"]
+    known = f"{steps['skipped']:,}"
+    if steps["skips_unknown"]:
+        return f"{known} (n/a for optimizers that skip on the device)"
+    return known
+
+
+def describe_gpu(found: dict[str, Any]) -> str:
+    gpu = found["gpu"]
+    if gpu["busy"] is None:
+        return f"n/a ({gpu['why_unknown']})"
+    return f"{percent(gpu['busy'])} of the time, by {gpu['samples']} samples of NVML; {gpu['uuid']}"
+
+
+def describe_cost(found: dict[str, Any]) -> str:
+    cost = found["measuring"]
+    if cost["us_per_step"] is None:
+        return "cost of measuring: n/a, there were no steps"
+    share = cost["share"] or 0
+    return f"cost of measuring: {cost['us_per_step']:.1f} µs a step, {share:.2%} of the time"
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
+
+
+def make_table(found: dict[str, Any]) -> str:
+    steps = found["steps"]
+    rate = f", {steps['per_second']:,.1f} a second" if steps["per_second"] else ""
+    lines = [
+        f"fastloop report: {steps['count']:,} steps in {seconds(found['seconds'])}{rate}; "
+        f"{steps['steady']:,} in the table",
+        *_wrap(found["verdict"]["text"]),
+        "",
+        *_phase_rows(found),
+        "",
+    ]
+    for name, label in PARTS.items():
+        if found["seconds_of"][name] > 0 and name != "measuring":
+            lines.append(f"  {label:<40}{seconds(found['seconds_of'][name]):>12}")
+    lines.append("")
+    for loader in found["loaders"]:
+        lines += _wrap(describe_loader(loader), "  ")
+    lines += _wrap(f"skipped steps: {describe_skips(found)}", "  ")
+    lines += _wrap(f"GPU busy: {describe_gpu(found)}", "  ")
+    if found["ended_by"]:
+        lines += _wrap(f"ended by {found['ended_by']} in {found['ended_in'] or 'no step'}", "  ")
+    lines.append(f"  {describe_cost(found)}")
+    return "\n".join(lines)

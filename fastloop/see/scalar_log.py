@@ -1,0 +1,252 @@
+"""ScalarLog: losses and norms on their way from the device, without the loop waiting for them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastloop.device.accelerator import Accelerator, open_accelerator
+
+Number = int | float
+OnNonfinite = Callable[[int, str, float], object]
+
+_SLOT_BYTES = 8  # of the widest real dtype
+_SLOTS = 64  # pinned at a time
+
+
+class ScalarLog:
+    """Collects 0-d tensors of a training loop, and gives them as numbers once they have arrived.
+
+    ``loss.item()`` makes the host wait until the device has caught up. A log copies the number into
+    pinned memory behind the work that is queued, and finds it there a step or two later. ``push``,
+    ``poll`` and ``last`` never wait; ``drain`` does (SYNC). Numbers of CPU tensors come at once. ::
+
+        log = fastloop.ScalarLog(on_nonfinite=lambda step, name, value: print(step, name, value))
+        for step, (x, y) in enumerate(bar := tqdm(loader)):
+            loss = train_step(x, y)
+            log.push(step, loss=loss)
+            bar.set_postfix(log.last(), refresh=False)
+
+    and with TensorBoard::
+
+            log.push(step, {"loss/train": loss, "lr": scheduler.get_last_lr()[0]})
+            for at, values in log.poll():
+                for name, value in values.items():
+                    writer.add_scalar(name, value, at)
+        for at, values in log.drain():
+            ...
+
+    One log belongs to one thread. Pinned memory is allocated at the first push from a device, which
+    may make that one push wait.
+
+    Args:
+        capacity: arrived steps that are kept for poll() and drain(); if more are not fetched, the
+            oldest are dropped, and counted in ``dropped``. Numbers on their way are never dropped.
+        on_nonfinite: called with step, name and value for each number that is inf or NaN, by
+            whichever method finds that it has arrived, on the caller's thread. What it raises comes
+            out of that method; nothing is lost by it.
+
+    Raises:
+        TypeError, ValueError: an argument is not one of the above.
+    """
+
+    def __init__(self, capacity: int = 4096, *, on_nonfinite: OnNonfinite | None = None) -> None:
+        _check_arguments(capacity, on_nonfinite)
+        self._capacity, self._on_nonfinite = capacity, on_nonfinite
+        self._travelling: deque[_Record] = deque()  # in order of pushing
+        self._arrived: deque[tuple[int, dict[str, Number]]] = deque()  # not fetched yet
+        self._nonfinite: deque[tuple[int, str, float]] = deque()  # not told yet
+        self._last: dict[str, Number] = {}
+        self._slots: dict[torch.device, _Slots] = {}
+        self.dropped = 0
+
+    def push(self, step: int, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Send the numbers of a step on their way. Never waits.
+
+        Args:
+            step: its number, which comes back with the values.
+            scalars, named: by name, tensors of one element of any real dtype on any device, or
+                numbers. A tensor's number is the one it has at this point of its stream; it may be
+                overwritten afterwards.
+
+        Raises:
+            TypeError, ValueError: a step or value is something else; nothing of the step is logged.
+            RuntimeError: a tensor is on a device whose graph is being captured.
+        """
+        number = _check_step(step)
+        values = {**(scalars or {}), **named}
+        for name, value in values.items():
+            _check_scalar(name, value)
+        sent = {name: self._send(value) for name, value in values.items()}
+        used = {v.slots.accelerator for v in sent.values() if isinstance(v, _Copy)}
+        events = [(accelerator, accelerator.record_event()) for accelerator in used]
+        self._travelling.append(_Record(number, sent, events))
+        self._receive()
+
+    def poll(self) -> list[tuple[int, dict[str, Number]]]:
+        """The steps that have arrived since the last call, in order of pushing, each once. Never
+        waits."""
+        self._receive()
+        return self._fetch()
+
+    def last(self) -> dict[str, Number]:
+        """The newest number that has arrived for each name; empty before the first. Never waits."""
+        self._receive()
+        return dict(self._last)
+
+    def drain(self) -> list[tuple[int, dict[str, Number]]]:
+        """What poll() gives, and all that is still on its way: for the end of an epoch, before a
+        checkpoint, in an exception's handler. SYNC."""
+        for record in self._travelling:
+            record.wait()
+        self._receive()
+        return self._fetch()
+
+    def _send(self, value: Any) -> Number | _Copy:
+        if not isinstance(value, Tensor):
+            return value  # type: ignore[no-any-return]
+        accelerator = _accelerator_of(value)
+        if accelerator is None:
+            return value.item()
+        device = value.device
+        if device not in self._slots:
+            self._slots[device] = _Slots(accelerator)
+        return self._slots[device].copy(value.detach())
+
+    def _receive(self) -> None:
+        """Take in what has arrived, up to the first step that has not; then tell of what is not
+        finite."""
+        while self._travelling and self._travelling[0].has_arrived():
+            record = self._travelling.popleft()
+            values = record.read()
+            self._last.update(values)
+            self._nonfinite.extend(
+                (record.step, name, value)
+                for name, value in values.items()
+                if not abs(value) < math.inf
+            )
+            self._arrived.append((record.step, values))
+        while len(self._arrived) > self._capacity:
+            self._arrived.popleft()
+            self.dropped += 1
+        while self._nonfinite:
+            told = self._nonfinite.popleft()
+            if self._on_nonfinite is not None:
+                self._on_nonfinite(*told)
+
+    def _fetch(self) -> list[tuple[int, dict[str, Number]]]:
+        fetched = list(self._arrived)
+        self._arrived.clear()
+        return fetched
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The numbers of one step, some of them on their way."""
+
+    step: int
+    values: dict[str, Number | _Copy]
+    events: list[tuple[Accelerator, Any]]  # behind the copies, one for each device
+
+    def has_arrived(self) -> bool:
+        return all(accelerator.is_done(event) for accelerator, event in self.events)
+
+    def wait(self) -> None:
+        for accelerator, event in self.events:
+            accelerator.synchronize(event)
+
+    def read(self) -> dict[str, Number]:
+        return {k: v.read() if isinstance(v, _Copy) else v for k, v in self.values.items()}
+
+
+class _Copy(NamedTuple):
+    """A number that is being copied into a pinned slot."""
+
+    source: Tensor  # its memory must stay until it is read
+    slot: Tensor
+    slots: _Slots
+
+    def read(self) -> Number:
+        """Once: gives the slot back."""
+        number: Number = _as_scalar(self.slot, self.source.dtype).item()
+        self.slots.free.append(self.slot)
+        return number
+
+
+class _Slots:
+    """Pinned memory for copies from one device. Grows if more are under way than ever before."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.free: list[Tensor] = []
+
+    def copy(self, source: Tensor) -> _Copy:
+        if not self.free:
+            chunk = self.accelerator.allocate_pinned(_SLOTS * _SLOT_BYTES)
+            self.free += chunk.view(_SLOTS, _SLOT_BYTES)
+        slot = self.free.pop()
+        self.accelerator.copy(_as_scalar(slot, source.dtype), source.reshape(()))
+        return _Copy(source, slot, self)
+
+
+def _as_scalar(slot: Tensor, dtype: torch.dtype) -> Tensor:
+    return slot[: dtype.itemsize].view(dtype)[0]
+
+
+def _accelerator_of(tensor: Tensor) -> Accelerator | None:
+    """None for tensors whose number can be read at once."""
+    return None if tensor.is_cpu else _open(tensor.device)
+
+
+@cache
+def _open(device: torch.device) -> Accelerator:
+    return open_accelerator(device)
+
+
+def _check_arguments(capacity: Any, on_nonfinite: Any) -> None:
+    if not isinstance(capacity, int) or isinstance(capacity, bool):
+        raise TypeError(f"capacity is {capacity!r}; pass the number of steps to keep, an int")
+    if capacity < 1:
+        raise ValueError(f"capacity is {capacity}; pass the number of steps to keep, 1 or more")
+    if on_nonfinite is not None and not callable(on_nonfinite):
+        raise TypeError(
+            f"on_nonfinite is a {type(on_nonfinite).__name__}; pass a function of step, name and "
+            "value, or None"
+        )
+
+
+def _check_step(step: Any) -> int:
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise TypeError(f"step is {step!r}; pass the number of the step, an int") from None
+
+
+def _check_scalar(name: Any, value: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"a scalar's name is {name!r}; pass a str")
+    if not isinstance(value, Tensor):
+        if not isinstance(value, Real):
+            raise TypeError(f"{name} is a {type(value).__name__}; pass a 0-d tensor or a number")
+        return
+    if value.numel() != 1 or value.is_meta:
+        raise ValueError(
+            f"{name} is a tensor of {tuple(value.shape)} on {value.device}; pass one number, such "
+            f"as {name}.mean()"
+        )
+    if value.is_complex():
+        raise TypeError(f"{name} is of {value.dtype}; pass a real number, such as {name}.abs()")
+    if value.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{name} is pushed while a graph is being captured, which cannot tell when a copy has "
+            "arrived; push it after the replay"
+        )

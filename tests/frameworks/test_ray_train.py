@@ -1,0 +1,80 @@
+"""Ray Train: two workers, whose loaders it makes anew with samplers of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ray: Any = pytest.importorskip("ray", reason="ray is not installed")
+pytest.importorskip("ray.train.torch", reason="ray's extra train is not installed")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def make_loop() -> Callable[[dict[str, Any]], None]:
+    """What each worker runs; it goes there by value, and takes nothing of this module along."""
+
+    def loop(config: dict[str, Any]) -> None:
+        import ray.train.torch
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        import fastloop
+
+        if config["is_patched"]:
+            fastloop.patch()
+        ray.train.torch.enable_reproducibility(5)
+        model = ray.train.torch.prepare_model(torch.nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        data: Any = TensorDataset(torch.linspace(0, 1, 66).view(22, 3), torch.arange(22) % 2)
+        if config["kind"] == "samples":
+            data = [data[i] for i in range(22)]
+        loader = ray.train.torch.prepare_data_loader(
+            DataLoader(data, 4, shuffle=True, num_workers=config["num_workers"])
+        )
+        losses = []
+        for _ in range(2):
+            for x, y in loader:
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        seam = fastloop.patch_status().seams["dataloader"]
+        rank = ray.train.get_context().get_world_rank()
+        with open(f"{config['out']}{rank}", "w") as out:
+            json.dump([losses, torch.rand(2).tolist(), seam.native, seam.left], out)
+
+    return loop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["arrays", "samples"])
+def test_two_workers(cluster: None, tmp_path: Path, kind: str, num_workers: int) -> None:
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    found: dict[bool, list[Any]] = {}
+    for is_patched in (False, True):
+        out = str(tmp_path / f"{is_patched}")
+        config = {"is_patched": is_patched, "kind": kind, "num_workers": num_workers, "out": out}
+        TorchTrainer(
+            make_loop(),
+            train_loop_config=config,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=str(tmp_path)),
+        ).fit()
+        found[is_patched] = [json.loads(Path(f"{out}{rank}").read_text()) for rank in range(2)]
+    for plain, ours in zip(found[False], found[True], strict=True):
+        assert plain[:2] == ours[:2]
+        assert (plain[2], ours[2], ours[3]) == (0, 2, {})

@@ -1,0 +1,293 @@
+"""Datasets over plain arrays that are no TensorDataset: tensors and arrays themselves, and
+StackDataset and ConcatDataset of them. Same batches, same random numbers as torch's loader."""
+
+import gc
+import os
+import warnings
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import TorchLoader, assert_same, assert_same_trace, epoch, outcome, trace
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, random_split
+
+from fastloop import ArrayDataset, DataLoader, ShuffleSampler, _core
+
+both = pytest.mark.parametrize("workers", [0, 2])
+
+X = torch.arange(60.0).reshape(20, 3)
+Y = torch.arange(20)
+A = np.arange(80, dtype=np.int32).reshape(20, 2, 2)
+PAIR = TensorDataset(X, Y)
+BACK = TensorDataset(-X.T.contiguous().T, -Y)  # rows that are not contiguous
+SOME = np.array([3, -1, 5, 5, -20])
+
+
+def stacks(part: int) -> StackDataset[Any]:
+    x = X + 100 * part
+    inner: Any = StackDataset(A[:, 0], ArrayDataset(y=Y, x=x))  # type: ignore[type-var, arg-type]
+    return StackDataset(x=x, inner=inner)  # type: ignore[arg-type]
+
+
+MAKE: dict[str, Callable[[], Any]] = {
+    "tensor": lambda: X,
+    "tensor of numbers": lambda: Y,
+    "array": lambda: A,
+    "array of numbers": lambda: A[:, 1, 0],
+    "rows backwards": lambda: A[::-1, :, ::2],
+    "stack": lambda: StackDataset(X, A, Y),  # type: ignore[arg-type]
+    "stack of datasets": lambda: StackDataset(PAIR, BACK),
+    "stack by name": lambda: StackDataset(b=PAIR, a=ArrayDataset(q=A)),  # type: ignore[arg-type]
+    "stack of stacks": lambda: stacks(0),
+    "stack of subsets": lambda: StackDataset(Subset(PAIR, SOME), Subset(X, range(9, 4, -1))),  # type: ignore
+    "stack of concats": lambda: StackDataset(ConcatDataset([X, X[:5]]), ConcatDataset([Y[:5], Y])),  # type: ignore
+    "concat": lambda: ConcatDataset([PAIR, TensorDataset(X[:7] + 100, Y[:7] + 100)]),
+    "concat of one": lambda: ConcatDataset([PAIR]),
+    "concat of tensors": lambda: ConcatDataset([X, X[:0], X[4:] + 7]),  # type: ignore[list-item]
+    "concat of numbers": lambda: ConcatDataset([A[:, 0, 0], A[::-2, 1, 1]]),  # type: ignore
+    "concat of strided": lambda: ConcatDataset([BACK, BACK, TensorDataset(-X.T.contiguous().T, Y)]),
+    "concat of subsets": lambda: ConcatDataset([Subset(PAIR, SOME), Subset(PAIR, range(4, 20, 3))]),  # type: ignore
+    "concat of nested subsets": lambda: ConcatDataset(
+        [Subset(Subset(PAIR, range(0, 20, 2)), [-1, 0, 4]), PAIR]
+    ),
+    "concat of stacks": lambda: ConcatDataset([stacks(0), stacks(1), stacks(2)]),
+    "concat of concats": lambda: ConcatDataset([ConcatDataset([PAIR, PAIR]), PAIR]),
+    "concat beside an empty one": lambda: ConcatDataset([TensorDataset(Y[:0].bool()), PAIR]),
+    "concat of arrays": lambda: ConcatDataset([ArrayDataset(x=A, y=Y), ArrayDataset(x=-A, y=-Y)]),
+}
+names = pytest.mark.parametrize("name", MAKE)
+LOADERS = (DataLoader, TorchLoader)
+OPTIONS: list[dict[str, Any]] = [
+    {"batch_size": 6, "shuffle": True},
+    {"batch_size": 4, "drop_last": True},
+    {"batch_sampler": [[0], [-1, 2, 1], [3, 3]]},
+    {"batch_size": None, "shuffle": True},
+]
+
+
+def load(cls: Any, *args: Any, **options: Any) -> list[Any]:
+    return epoch(cls(*args, **options))
+
+
+def two(dataset: Any, workers: int, **options: Any) -> list[Any]:
+    """Ours and torch's, which has no workers, each with a generator of its own."""
+    if options.get("shuffle"):
+        options["generator"] = torch.Generator()
+    ours = DataLoader(dataset, num_workers=workers, path="array", **options)
+    if options.get("shuffle"):
+        options["generator"] = torch.Generator()
+    return [ours, TorchLoader(dataset, **options)]
+
+
+@names
+def test_batches_and_random_numbers_are_torchs(name: str) -> None:
+    dataset = MAKE[name]()
+    for options in OPTIONS:
+        loaders = two(dataset, 0, **options)
+        for loader in loaders:
+            if loader.generator is not None:
+                loader.generator.manual_seed(7)
+        assert_same_trace(*(trace(loader, loader.generator) for loader in loaders))
+        without: dict[str, Any] = {**options, "generator": None}
+        assert_same_trace(
+            trace(DataLoader(dataset, path="array", **without)),
+            trace(TorchLoader(dataset, **without)),
+        )
+
+
+@names
+def test_workers_change_no_batch(name: str) -> None:
+    dataset = MAKE[name]()
+    for options in OPTIONS:
+        assert_same(*map(epoch, two(dataset, 2, **options)))
+
+
+@both
+@names
+def test_subsets_of_them_are_torchs(name: str, workers: int) -> None:
+    dataset = MAKE[name]()
+    part = random_split(dataset, [0.7, 0.3], torch.Generator().manual_seed(1))[0]
+    for subset in (part, Subset(Subset(dataset, [4, -1, 2, 0, 1]), [3, 0, -4])):
+        assert_same(*map(epoch, two(subset, workers, batch_size=3, shuffle=True)))
+
+
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0)])
+@names
+def test_an_epoch_goes_on_where_it_was(name: str, workers: tuple[int, int]) -> None:
+    dataset = MAKE[name]()
+
+    def make(count: int) -> Any:
+        return DataLoader(dataset, 2, shuffle=True, num_workers=count, path="array")
+
+    torch.manual_seed(3)
+    whole = list(make(workers[0]))
+    torch.manual_seed(3)
+    stopped = make(workers[0])
+    iterator = iter(stopped)
+    next(iterator)
+    state = stopped.state_dict()
+    resumed = make(workers[1])
+    resumed.load_state_dict(state)
+    assert_same(list(resumed), whole[1:])
+
+
+def test_numbers_of_each_dtype_are_torchs_or_left_to_it() -> None:
+    for code in "?bBhHiIlLefdgFDO":
+        for array in (np.arange(6).astype(code), np.arange(6).astype(code).reshape(3, 2)):
+            made = [outcome(partial(load, cls, array, 2)) for cls in LOADERS]
+            assert_same(*made, repr(array.dtype))
+    assert DataLoader(A[:, 0, 0].astype(np.float16)).stats().path == "array"
+    foreign = DataLoader(A.astype(">i4"))
+    assert foreign.stats().path == "sync"
+    assert "convert it with" in foreign.stats().why
+
+
+def test_indices_that_are_no_integers_give_what_torch_gives() -> None:
+    odd: list[Any] = [True, slice(1, 3), [1, 2], torch.tensor([1, 2]), None, 1.5, (1, 2), 99, -99]
+    for name in ("tensor", "array", "stack", "stack by name", "concat of arrays"):
+        dataset = MAKE[name]()
+        for index in odd:
+            options = {"batch_sampler": [[0], [1, index]]}
+            found = [outcome(partial(load, cls, dataset, **options)) for cls in LOADERS]
+            if isinstance(index, int) and abs(index) == 99:  # the text is ours
+                assert found[0][1] is IndexError
+                found = [result[0] for result in found]
+            assert_same(*found, f"{name}, {index!r}")
+
+
+def test_a_sampler_of_lists_is_left_to_torch_where_datasets_are_nested() -> None:
+    for name, path in (("tensor", "array"), ("array", "array"), ("stack", "sync")):
+        options: dict[str, Any] = {"batch_size": None, "sampler": [[0, 1], [2]]}
+        ours = DataLoader(MAKE[name](), **options)
+        assert ours.stats().path == path
+        assert_same(list(ours), list(TorchLoader(MAKE[name](), **options)))
+    assert "no index of a StackDataset" in ours.stats().why
+    sampler = ShuffleSampler(MAKE["concat"]())
+    assert DataLoader(MAKE["concat"](), None, sampler=sampler).stats().path == "array"
+
+
+@both
+def test_with_workers_tensors_are_those_of_iter_and_without_those_of_next(workers: int) -> None:
+    x, y = X.clone(), Y.clone()
+    stack: Any = StackDataset(x=TensorDataset(x), y=y)
+    both_parts: Any = ConcatDataset([stack, Subset(stack, range(5))])
+    ours, theirs = (iter(loader) for loader in two(both_parts, workers, batch_size=5))
+    assert_same(next(ours), next(theirs))
+    if workers:
+        stack.datasets["x"].tensors, stack.datasets["y"] = (x[:0],), None
+        rest = ((slice(k, k + 5)) for k in (5, 10, 15, 0))
+        assert_same(list(ours), [{"x": [X[rows]], "y": Y[rows]} for rows in rest])
+        return
+    x += 1
+    assert_same(next(ours), next(theirs))
+    stack.datasets["y"] = -y  # in the dict itself
+    assert_same(next(ours), next(theirs))
+    stack.datasets["x"].tensors = (x * 2,)
+    both_parts.datasets[1] = Subset(stack, range(15, 20))
+    assert_same(list(ours), list(theirs))
+
+
+def shrink(dataset: Any) -> None:
+    dataset.datasets[1].tensors[0].resize_(15, 3)
+
+
+def change_structure(dataset: Any) -> None:
+    dataset.datasets = [StackDataset(a=part) for part in dataset.datasets]
+
+
+def change_one(dataset: Any) -> None:
+    dataset.datasets[0].tensors = (X, Y)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [(shrink, "15 rows"), (change_structure, "other batches"), (change_one, "other structure")],
+)
+def test_what_changes_to_other_batches_is_an_error(spoil: Callable[[Any], None], text: str) -> None:
+    dataset = ConcatDataset([TensorDataset(X.clone()), TensorDataset(X.clone())])
+    iterator = iter(DataLoader(dataset, 4, path="array"))
+    next(iterator)
+    spoil(dataset)
+    with pytest.raises((RuntimeError, ValueError), match=text):
+        next(iterator)
+
+
+@both
+def test_mapped_parts(workers: int, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{k}.npy" for k in range(3)]
+    arrays = [torch.randint(0, 255, (rows, 512), dtype=torch.uint8) for rows in (30, 5, 30)]
+    for path, array in zip(paths, arrays, strict=True):
+        np.save(path, array.numpy())
+    shards = ConcatDataset([ArrayDataset(str(path)) for path in paths] + [ArrayDataset(arrays[0])])
+    assert_same(*map(epoch, two(shards, workers, batch_size=7, shuffle=True)))
+    mapped = np.load(paths[0], mmap_mode="r")
+    taken = StackDataset(Subset(mapped, [3, 1]), Y[:2])  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # once
+        assert_same(*map(epoch, two(taken, workers, batch_size=2)))
+    # Row 8 of a file lies in its last page, which is then read as zeros, row 20 behind it.
+    os.truncate(paths[2], 128 + 512 * 8 + 100)
+    for row in (8, 20):
+        loader = DataLoader(shards, batch_sampler=[[0], [4, 35 + row]], num_workers=workers)
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(OSError, match=rf"field 0, row {35 + row} can no") as caught:
+            next(iterator)
+        assert caught.value.filename == str(paths[2])
+
+
+@both
+def test_nothing_holds_the_arrays_of_a_loader_that_is_gone(workers: int) -> None:
+    array, tensor = A.copy(), X.clone()
+    gone = [weakref.ref(array), weakref.ref(tensor)]
+    dataset: Any = ConcatDataset([StackDataset(array, Subset(tensor, range(20)))] * 2)  # type: ignore
+    del array, tensor
+    iterator = iter(DataLoader(dataset, 4, num_workers=workers, path="array"))
+    next(iterator)
+    gc.disable()
+    try:
+        del iterator, dataset
+        assert [ref() for ref in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+BAD: dict[str, tuple[Any, Any]] = {
+    "no segments": ((), ()),
+    "half a segment": ((X,), (None,)),
+    "too few files": ((X, 20, X, 20), (None,)),
+    "no tuple of files": ((X, 20), None),
+    "no file": ((X, 20), (3,)),
+    "rows that are no integers": ((X, 2.5), (None,)),
+    "rows of int32": ((X, SOME.astype(np.int32)), (None,)),
+    "other rows": ((X, 19), (None,)),
+    "a negative row": ((X, SOME), (None,)),
+    "too many rows": ((X, 2**64), (None,)),
+    "other dtypes": ((X, 20, X.int(), 20), (None, None)),
+    "other strides": ((X, 20, BACK.tensors[0], 20), (None, None)),
+    "no array": (("x", 20), (None,)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_segments_that_are_none_are_refused(name: str) -> None:
+    source, files = BAD[name]
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        _core.Table((source,), torch.Tensor, ("x",), (files,))
+
+
+def test_structures_that_do_not_fit_are_refused() -> None:
+    table = _core.Table((X, Y), torch.Tensor, ("x", "y"), (None, None))
+    deep: Any = (None, None)
+    for _ in range(100_000):
+        deep = (deep,)
+    for structure in (None, (None,), (None, 3), {"x": None}, [None, None], deep):
+        with pytest.raises((ValueError, RecursionError)):
+            _core.ArrayLoader(
+                table, _core.BatchPool(2), None, structure, (), 0, 1, True, False, 0.0
+            )

@@ -1,0 +1,347 @@
+"""patch(): torch's own DataLoader gives torch's batches, made by fastloop, until unpatch()."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import fastloop
+from fastloop.loader.array_iter import ArrayIter
+from fastloop.loader.process_iter import ProcessIter
+from fastloop.loader.torch_iters import SyncIter
+
+TORCHS = vars(DataLoader)["_get_iterator"], vars(DataLoader)["__iter__"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    fastloop.unpatch()
+    assert (vars(DataLoader)["_get_iterator"], vars(DataLoader)["__iter__"]) == TORCHS
+
+
+class Squares(Dataset[Any]):
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.full((3,), float(index)), "noise": torch.rand(2), "y": index * index}
+
+
+class Counting(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        for i in range(7):
+            yield torch.tensor([i, -1 if info is None else info.id])
+
+
+def arrays() -> TensorDataset:
+    return TensorDataset(torch.arange(46.0).reshape(23, 2), torch.arange(23))
+
+
+def run(make: Any, epochs: int = 2) -> list[torch.Tensor]:
+    """All that is yielded, and the states of torch's generator at iter() and at each next()."""
+    torch.manual_seed(5)
+    loader = make()
+    found: list[Any] = []
+    for _ in range(epochs):
+        batches = iter(loader)
+        torch.rand(1)
+        found.append(torch.get_rng_state())
+        for batch in batches:
+            found += list(batch.values()) if isinstance(batch, dict) else list(batch)
+            found.append(torch.get_rng_state())
+    return found
+
+
+CASES: dict[str, Any] = {
+    "array": (lambda: DataLoader(arrays(), 4, shuffle=True), ArrayIter),
+    "array workers": (lambda: DataLoader(arrays(), 4, shuffle=True, num_workers=2), ArrayIter),
+    "subset": (
+        lambda: DataLoader(Subset(arrays(), range(3, 20)), 4, shuffle=True, drop_last=True),
+        ArrayIter,
+    ),
+    "generator": (
+        lambda: DataLoader(arrays(), 4, True, generator=torch.Generator().manual_seed(3)),
+        ArrayIter,
+    ),
+    "sync": (lambda: DataLoader(Squares(), 4, shuffle=True), SyncIter),
+    "process": (lambda: DataLoader(Squares(), 4, shuffle=True, num_workers=2), ProcessIter),
+    "persistent": (
+        lambda: DataLoader(Squares(), 4, True, num_workers=2, persistent_workers=True),
+        ProcessIter,
+    ),
+    "stream": (lambda: DataLoader(Counting(), 2), SyncIter),
+    "stream workers": (lambda: DataLoader(Counting(), 2, num_workers=2), ProcessIter),
+    "no batches": (lambda: DataLoader(arrays(), None), ArrayIter),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_torchs_loader_gives_the_same_through_fastloop(case: str) -> None:
+    make, kind = CASES[case]
+    wanted = run(make)
+    with fastloop.patched():
+        assert type(iter(make())) is kind
+        found = run(make)
+    assert len(found) == len(wanted)
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_loaders_made_before_and_names_bound_before_are_served() -> None:
+    loader = DataLoader(arrays(), 4)
+    fastloop.patch()
+    assert isinstance(iter(loader), ArrayIter)
+    assert type(loader) is DataLoader and "_shared" not in vars(loader)
+    fastloop.unpatch()
+    assert type(iter(loader)) is _SingleProcessDataLoaderIter
+
+
+class Own(DataLoader[Any]):
+    def _get_iterator(self) -> Any:
+        return _SingleProcessDataLoaderIter(self)
+
+
+class Infinite(DataLoader[Any]):
+    """As ultralytics' and timm's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield next(self.iterator)
+
+
+class Unhashable(DataLoader[Any]):
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_subclasses_are_served_unless_they_make_their_own_iterators() -> None:
+    with fastloop.patched() as state:
+        assert state.seams["dataloader"].native == 0
+        assert type(iter(Own(arrays(), 4))) is _SingleProcessDataLoaderIter
+        assert isinstance(Infinite(arrays(), 4).iterator, ArrayIter)
+        unhashable = Unhashable(arrays(), 4)
+        assert isinstance(iter(unhashable), ArrayIter) and isinstance(iter(unhashable), ArrayIter)
+        pipe: Any = IterableWrapper(range(4))
+        assert next(iter(DataLoader(pipe, 2))).tolist() == [0, 1]
+        found = fastloop.patch_status().seams["dataloader"]
+    assert found.is_on and found.native == 3
+    assert found.left == {
+        "Own makes its own iterators": 1,
+        "the dataset is a data pipe": 1,
+    }
+
+
+def test_fastloops_own_class_does_not_go_through_the_seam() -> None:
+    with fastloop.patched():
+        list(fastloop.DataLoader(arrays(), 4))
+        assert fastloop.patch_status().seams["dataloader"].native == 0
+
+
+def test_patch_is_idempotent_and_a_block_takes_out_only_its_own() -> None:
+    fastloop.patch()
+    ours = vars(DataLoader)["_get_iterator"]
+    fastloop.patch("dataloader")
+    assert vars(DataLoader)["_get_iterator"] is ours
+    with fastloop.patched():
+        pass
+    assert fastloop.patch_status().seams["dataloader"].is_on
+    fastloop.unpatch()
+    fastloop.unpatch()
+    assert not fastloop.patch_status().seams["dataloader"].is_on
+
+
+def test_what_others_have_wrapped_stays_and_passes_on() -> None:
+    fastloop.patch()
+    ours: Any = vars(DataLoader)["_get_iterator"]
+    calls = []
+
+    def theirs(self: Any) -> Any:
+        calls.append(self)
+        return ours(self)
+
+    try:
+        DataLoader._get_iterator = theirs  # type: ignore[method-assign]
+        assert isinstance(iter(DataLoader(arrays(), 4)), ArrayIter)
+        status = fastloop.unpatch().seams["dataloader"]
+        assert not status.is_on and "somebody else" in status.why
+        assert vars(DataLoader)["_get_iterator"] is theirs
+        assert type(iter(DataLoader(arrays(), 4))) is _SingleProcessDataLoaderIter
+        assert len(calls) == 2
+        fastloop.patch()
+        assert isinstance(iter(DataLoader(arrays(), 4)), ArrayIter)
+    finally:
+        DataLoader._get_iterator = ours
+        fastloop.unpatch()
+
+
+def test_a_torch_that_differs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    next_batch = ArrayIter.__next__
+
+    def draw_more(self: Any) -> Any:
+        torch.rand(1)
+        return next_batch(self)
+
+    monkeypatch.setattr(ArrayIter, "__next__", draw_more)
+    status = fastloop.patch(verbose=False).seams["dataloader"]
+    assert not status.is_on and "not as this version of fastloop knows it" in status.why
+    assert type(iter(DataLoader(arrays(), 4))) is _SingleProcessDataLoaderIter
+
+
+def test_the_check_leaves_random_numbers_alone() -> None:
+    state = torch.get_rng_state()
+    fastloop.patch()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_iterators_go_on_when_the_seam_is_taken_out() -> None:
+    with fastloop.patched():
+        batches = iter(DataLoader(arrays(), 4))
+        next(batches)
+    assert len(list(batches)) == 5
+
+
+def test_loaders_pickle_copy_and_die_as_before() -> None:
+    loader = DataLoader(arrays(), 4)
+    before = set(vars(loader))
+    with fastloop.patched():
+        list(loader)
+        assert set(vars(loader)) == before
+        for other in (pickle.loads(pickle.dumps(loader)), copy.copy(loader)):
+            assert len(list(other)) == 6
+        reference = weakref.ref(loader)
+        gc.disable()
+        try:
+            del loader, other
+            assert reference() is None
+        finally:
+            gc.enable()
+
+
+def test_persistent_workers_that_died_are_made_anew() -> None:
+    with fastloop.patched():
+        loader = DataLoader(Squares(), 4, num_workers=1, persistent_workers=True)
+        list(loader)
+        iterator: Any = loader._iterator
+        iterator._workers[0].terminate()
+        iterator._workers[0].join(30)
+        assert len(list(loader)) == 3
+        assert loader._iterator is not iterator
+
+
+def test_persistent_workers_that_are_dying_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are alive when they are looked at, and dead when they are told of the next epoch."""
+    with fastloop.patched():
+        loader = DataLoader(Squares(), 4, num_workers=1, persistent_workers=True)
+        list(loader)
+        iterator: Any = loader._iterator
+        looks = iter([False])
+        is_broken = ProcessIter.is_broken
+
+        def look(self: ProcessIter) -> bool:
+            return next(looks, None) is None and is_broken(self)
+
+        monkeypatch.setattr(ProcessIter, "is_broken", look)
+        iterator._workers[0].terminate()
+        iterator._workers[0].join(30)
+        assert len(list(loader)) == 3
+        assert loader._iterator is not iterator
+
+
+def iterate_in_child(loader: DataLoader[Any], results: Any) -> None:
+    results.put([len(list(loader)) for _ in range(2)])
+
+
+def test_persistent_workers_of_the_parent_are_left_to_it() -> None:
+    with fastloop.patched():
+        loader = DataLoader(Squares(), 4, num_workers=1, persistent_workers=True)
+        list(loader)
+        iterator = loader._iterator
+        context = torch.multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        child = context.Process(target=iterate_in_child, args=(loader, results))
+        child.start()
+        child.join(300)
+        assert child.exitcode == 0 and results.get() == [3, 3]
+        assert len(list(loader)) == 3 and loader._iterator is iterator
+
+
+@pytest.mark.parametrize("what", ["dataloaders", ["dataloader", "optimizer"]])
+def test_unknown_names_are_refused(what: Any) -> None:
+    for call in (fastloop.patch, fastloop.unpatch, lambda w: fastloop.patched(w).__enter__()):
+        with pytest.raises(ValueError, match="nothing to patch; pass some of 'dataloader'"):
+            call(what)
+    assert not fastloop.patch_status().seams["dataloader"].is_on
+
+
+def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLOOP", "0")
+    status = fastloop.patch().seams["dataloader"]
+    assert not status.is_on
+    assert type(iter(DataLoader(arrays(), 4))) is _SingleProcessDataLoaderIter
+
+
+def test_strict_mode_raises_for_what_is_left_to_torch() -> None:
+    code = """if True:
+        import fastloop, torch
+        from torch.utils.data import DataLoader
+        from torch.utils.data.datapipes.iter import IterableWrapper
+        fastloop.patch()
+        list(DataLoader(torch.utils.data.TensorDataset(torch.zeros(3)), 2))
+        try:
+            list(DataLoader(IterableWrapper(range(4)), 2))
+        except RuntimeError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "FASTLOOP_STRICT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "FASTLOOP_STRICT=1" in done.stdout and "data pipe" in done.stdout
+
+
+def test_threads_may_patch_at_once() -> None:
+    def toggle() -> None:
+        for _ in range(20):
+            fastloop.patch()
+            fastloop.unpatch()
+
+    threads = [threading.Thread(target=toggle) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not fastloop.patch_status().seams["dataloader"].is_on
+
+
+def test_verbose_prints_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    fastloop.patch(verbose=True)
+    assert "on for dataloader, grad_scaler, clip_grad_norm (torch" in capsys.readouterr().err

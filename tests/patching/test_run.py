@@ -1,0 +1,219 @@
+"""python -m fastloop run: a program runs as under plain python, and torch is patched in it and in
+the interpreters that it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, helper, atexit, __main__
+print(__name__, __file__, __spec__, __package__, __cached__, type(__loader__).__name__)
+print(sys.argv, sys.path[0], helper.VALUE, vars(__main__) is globals())
+print([name for name in ("torch", "numpy", "typing") if name in sys.modules])
+atexit.register(lambda: print("at exit", sys.modules["__main__"].LAST))
+LAST = "still there"
+what = sys.argv[1] if len(sys.argv) > 1 else ""
+if what == "exit":
+    sys.exit(3)
+if what == "text":
+    sys.exit("a text")
+if what == "hook":
+    sys.excepthook = lambda kind, error, traceback: print("hook", kind, error, traceback.tb_lineno)
+def fail():
+    raise KeyboardInterrupt if what == "interrupt" else LookupError("wrong")
+if what:
+    try:
+        fail()
+    except LookupError as error:
+        raise RuntimeError("in the end") from error
+"""
+
+CASES = [
+    ["script.py"],
+    ["folder/../script.py"],
+    ["./script.py"],
+    ["link.py"],
+    ["script.py", "exit", "--only", "-m"],
+    ["script.py", "text"],
+    ["script.py", "fail"],
+    ["script.py", "hook"],
+    ["script.py", "interrupt"],
+    ["folder", "x"],
+    ["archive.zip", "x"],
+    ["-m", "folder", "x"],
+    ["-m", "folder.inner", "x"],
+    ["-m", "helper"],
+    ["-m", "folder.nothing"],
+    ["nothing.py"],
+    ["broken.py"],
+]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import zipfile
+
+    root = tmp_path_factory.mktemp("programs")
+    (root / "script.py").write_text(SCRIPT)
+    (root / "helper.py").write_text("VALUE = 3\nprint(__name__)\n")
+    (root / "broken.py").write_text("x = (\n")
+    (root / "elsewhere").mkdir()
+    (root / "elsewhere" / "real.py").write_text(SCRIPT)
+    (root / "elsewhere" / "helper.py").write_text("VALUE = 'of the real file'\n")
+    (root / "link.py").symlink_to("elsewhere/real.py")
+    (root / "folder").mkdir()
+    (root / "folder" / "__init__.py").write_text("")
+    inner = "import sys; print(__name__, __package__, __spec__.name, sys.argv, sys.path[0])"
+    (root / "folder" / "__main__.py").write_text(inner)
+    (root / "folder" / "inner.py").write_text(f"from . import __name__\n{inner}\n1 / 0\n")
+    with zipfile.ZipFile(root / "archive.zip", "w") as archive:
+        archive.writestr("__main__.py", inner)
+    return root
+
+
+def run(root: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *args],
+        cwd=root,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("args", CASES, ids=" ".join)
+def test_a_program_runs_as_under_python(programs: Path, args: list[str]) -> None:
+    plain = run(programs, *args)
+    ours = run(programs, "-m", "fastloop", "run", *args)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (
+        plain.returncode,
+        plain.stdout,
+        plain.stderr,
+    )
+
+
+def test_safe_path_is_kept(programs: Path) -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("python has no -P")
+    plain = run(programs, "-P", "folder/inner.py")
+    ours = run(programs, "-P", "-m", "fastloop", "run", "folder/inner.py")
+    assert ours.returncode == plain.returncode == 1
+    assert ours.stdout == plain.stdout and ours.stderr == plain.stderr
+
+
+USES_TORCH = """
+import subprocess, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def show(where):
+    print(where, type(iter(DataLoader(TensorDataset(torch.zeros(4)), 2))).__name__, flush=True)
+
+if __name__ == "__main__":
+    show("here")
+    for method in sys.argv[1:]:
+        process = torch.multiprocessing.get_context(method).Process(target=show, args=(method,))
+        process.start()
+        process.join()
+    code = "import sitecustomize as s; from script import show; print(s.__file__); show('other')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+@pytest.fixture
+def torch_program(tmp_path: Path) -> Path:
+    (tmp_path / "script.py").write_text(USES_TORCH)
+    (tmp_path / "users").mkdir()
+    (tmp_path / "users" / "sitecustomize.py").write_text("IS_USERS = True\n")
+    return tmp_path
+
+
+def test_children_of_every_kind_are_patched_and_the_users_sitecustomize_runs(
+    torch_program: Path,
+) -> None:
+    users = torch_program / "users"
+    args = ("-m", "fastloop", "run", "script.py", "fork", "spawn", "forkserver")
+    done = run(torch_program, *args, PYTHONPATH=str(users))
+    wanted = ["here ArrayIter", "fork ArrayIter", "spawn ArrayIter", "forkserver ArrayIter"]
+    wanted += [str(users / "sitecustomize.py"), "other ArrayIter"]
+    assert done.stdout.splitlines() == wanted, done.stderr
+    first, last = done.stderr.splitlines()
+    assert first.startswith("fastloop ") and "on for dataloader, grad_scaler, clip_" in first
+    others = "grad_scaler 0 native; clip_grad_norm 0 native"
+    assert last == f"fastloop: end of run: dataloader 1 native; {others}"
+
+
+@pytest.mark.parametrize("args", [["--no-children"], ["--only", "dataloader", "--no-children"]])
+def test_no_children_are_patched_if_so_wished(torch_program: Path, args: list[str]) -> None:
+    env = {"PYTHONPATH": str(torch_program / "users"), "FASTLOOP_VERBOSE": "0"}
+    done = run(torch_program, "-m", "fastloop", "run", *args, "script.py", **env)
+    assert "here ArrayIter" in done.stdout and "other _Single" in done.stdout
+    assert done.stderr == ""
+
+
+def test_one_word_switches_all_of_it_off(torch_program: Path) -> None:
+    env = {"PYTHONPATH": str(torch_program / "users"), "FASTLOOP": "0"}
+    done = run(torch_program, "-m", "fastloop", "run", "script.py", **env)
+    assert "here _Single" in done.stdout and "other _Single" in done.stdout
+    assert done.stderr == ""
+
+
+def test_other_ranks_are_silent(torch_program: Path) -> None:
+    env = {"PYTHONPATH": str(torch_program / "users"), "RANK": "1"}
+    done = run(torch_program, "-m", "fastloop", "run", "--no-children", "script.py", **env)
+    assert "here ArrayIter" in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ([], "there is nothing to run"),
+        (["-m"], "-m needs a module"),
+        (["--only"], "--only needs names"),
+        (["--only=loaders", "x.py"], "'loaders' is nothing to patch"),
+        (["--fast", "x.py"], "--fast is no option of run"),
+    ],
+)
+def test_wrong_options_are_explained(programs: Path, args: list[str], text: str) -> None:
+    done = run(programs, "-m", "fastloop", "run", *args)
+    assert done.returncode == 2 and text in done.stderr and "usage:" in done.stderr
+
+
+LOOKS_FIRST = """
+import copy, importlib.util, sys
+for _ in range(2):
+    loader = copy.copy(importlib.util.find_spec("torch").loader)
+    print(loader.name, loader.is_package("torch"), "torch" in sys.modules)
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+print(type(iter(DataLoader(TensorDataset(torch.zeros(4)), 2))).__name__)
+print(type(torch.__loader__) is type(torch.__spec__.loader) is type(torch.nn.__loader__))
+"""
+
+
+def test_a_program_may_look_for_torch_before_it_imports_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LOOKS_FIRST)
+    done = run(tmp_path, "-m", "fastloop", "run", "script.py")
+    assert done.stdout.splitlines() == ["torch True False"] * 2 + ["ArrayIter", "True"], done.stderr
+
+
+def test_an_import_of_torch_that_fails_may_be_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import sys; 'again' in sys.argv or 1 / 0")
+    text = "import sys\ntry: import torch\nexcept ZeroDivisionError: sys.argv.append('again')\n"
+    (tmp_path / "script.py").write_text(text + "import torch")
+    done = run(tmp_path, "-m", "fastloop", "run", "script.py")
+    assert done.returncode == 0 and "torch stays as it is" in done.stderr, done.stderr
+
+
+def test_a_torch_that_cannot_be_patched_is_used_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("print('another torch')")
+    (tmp_path / "script.py").write_text("import torch; print('done', torch.__loader__)")
+    done = run(tmp_path, "-m", "fastloop", "run", "script.py")
+    assert done.returncode == 0 and "another torch" in done.stdout and "done" in done.stdout
+    assert "SourceFileLoader" in done.stdout and "torch stays as it is" in done.stderr

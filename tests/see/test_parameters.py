@@ -1,0 +1,53 @@
+"""count_parameters: tied parameters once, trainable ones apart, lazy ones named."""
+
+import pytest
+import torch
+from torch import nn
+
+import fastloop
+
+
+def test_parameters_are_counted_by_kind() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2).half())
+    model[0].weight.requires_grad = False
+    count = fastloop.count_parameters(model)
+    assert (count.total, count.trainable, count.frozen) == (16 + 8 + 10, 22, 12)
+    assert count.bytes == 24 * 4 + 10 * 2
+    assert str(count) == "34 parameters (22 trainable, 12 frozen), 0.0 MiB"
+
+
+def test_tied_parameters_count_once_and_are_named() -> None:
+    model = nn.Module()
+    model.embedding, model.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+    model.head.weight = model.embedding.weight
+    count = fastloop.count_parameters(model)
+    assert (count.total, count.tied) == (40, ("head.weight",))
+    assert "tied, counted once: head.weight" in str(count)
+
+
+def test_another_parameter_over_the_same_memory_is_tied_and_trainable_if_one_is() -> None:
+    model = nn.Module()
+    model.first, model.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    model.second.weight = nn.Parameter(model.first.weight.detach())
+    model.first.weight.requires_grad = False
+    count = fastloop.count_parameters(model)
+    assert (count.total, count.trainable, count.tied) == (16, 16, ("second.weight",))
+
+
+def test_parameters_without_memory_are_not_taken_for_tied() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    assert fastloop.count_parameters(model).total == 40
+    empty = nn.ParameterList([nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0))])
+    assert fastloop.count_parameters(empty).tied == ()
+
+
+def test_lazy_parameters_are_named_and_not_counted() -> None:
+    count = fastloop.count_parameters(nn.Sequential(nn.Linear(2, 3), nn.LazyLinear(5)))
+    assert (count.total, count.uninitialized) == (9, ("1.weight", "1.bias"))
+    assert "not counted, run a batch first: 1.weight, 1.bias" in str(count)
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(TypeError, match="model is a list; pass the torch"):
+        fastloop.count_parameters([nn.Linear(1, 1)])  # type: ignore[arg-type]

@@ -1,0 +1,77 @@
+"""python -m fastloop run --report: scripts that nobody edits, however they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys
+what = sys.argv[1]
+if what == "without torch":
+    sys.exit(0)
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def main():
+    parameter = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    for number, (x,) in enumerate(DataLoader(TensorDataset(torch.ones(8, 1)), 2)):
+        optimizer.zero_grad()
+        (parameter * x).sum().backward()
+        optimizer.step()
+        if number == 2 and what == "exit":
+            sys.exit(3)
+        if number == 2 and what == "raise":
+            raise LookupError("wrong")
+
+main()
+"""
+
+
+def run(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(SCRIPT)
+    return subprocess.run(
+        [sys.executable, "-m", "fastloop", "run", *args],
+        cwd=folder,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "status", "steps", "ended_by"),
+    [("", 0, 4, None), ("exit", 3, 3, "SystemExit"), ("raise", 1, 3, "LookupError")],
+)
+def test_a_script_that_ends_in_any_way_is_reported(
+    tmp_path: Path, what: str, status: int, steps: int, ended_by: str | None
+) -> None:
+    done = run(tmp_path, "--report", "script.py", what)
+    assert done.returncode == status and "fastloop report: " in done.stderr, done.stderr
+    assert done.stderr.count("Traceback") == (what == "raise")
+    found = json.loads((tmp_path / "fastloop-report.json").read_text())
+    assert found["steps"]["count"] == steps and found["ended_by"] == ended_by
+    assert found["loaders"][0]["path"] == "array"
+    assert (tmp_path / "fastloop-report.html").exists()
+
+
+@pytest.mark.slow
+def test_a_script_as_it_is(tmp_path: Path) -> None:
+    done = run(tmp_path, "--report=as-it-is.json", "script.py", "", FASTLOOP="0")
+    found = json.loads((tmp_path / "as-it-is.json").read_text())
+    assert found["loaders"][0]["path"] == "torch" and found["steps"]["count"] == 4, done.stderr
+
+
+def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
+    done = run(tmp_path, "--report", "script.py", "without torch")
+    assert done.returncode == 0 and "has not imported torch" in done.stderr
+    done = run(tmp_path, "--report=no/run.html", "script.py", "")
+    assert done.returncode == 2 and "there is no folder" in done.stderr

@@ -1,0 +1,40 @@
+"""Folders of small image files for tests of ImageFolder."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+def picture(number: int, height: int = 0, width: int = 0) -> Any:
+    """A smooth one, of a size of its own."""
+    rng = np.random.default_rng(number)
+    height, width = height or int(rng.integers(20, 60)), width or int(rng.integers(20, 60))
+    small = rng.integers(0, 256, (5, 6, 3), np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def encode(image: Any, kind: str = "JPEG", **options: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def by_pillow(data: bytes) -> Any:
+    """What torchvision's loader makes of the bytes of a file."""
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def write_folder(root: Path, count: int = 14, height: int = 0, width: int = 0) -> Path:
+    """JPEGs and PNGs of two classes, some of them deeper."""
+    for number in range(count):
+        kind = ("jpg", "png", "JPEG")[number % 3]
+        folder = root / ("cat" if number % 2 else "bird") / ("deep" if number % 5 == 0 else "")
+        folder.mkdir(parents=True, exist_ok=True)
+        image = picture(number, height, width)
+        data = encode(image, "PNG") if kind == "png" else encode(image, quality=90)
+        (folder / f"{number:02}.{kind}").write_bytes(data)
+    return root

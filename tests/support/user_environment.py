@@ -1,0 +1,34 @@
+"""Environments as users have them, and programs that run there: for the tests of packaging."""
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+NOT_SOURCES = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", ".*_cache")
+
+
+def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs to the end and returns the output, in a user's environment: without our variables."""
+    ours = ("PYTHON", "FASTLOOP")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return subprocess.run(
+        command, cwd=cwd, env={**kept, **variables}, capture_output=True, text=True, timeout=600
+    )
+
+
+def run_well(*command: str | Path, cwd: Path, **variables: str) -> str:
+    done = run(*command, cwd=cwd, **variables)
+    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def lend(package: str, site: Path) -> None:
+    """Links an installed distribution into another environment's site-packages."""
+    files = importlib.metadata.files(package)
+    assert files is not None
+    for top in {file.parts[0] for file in files if file.parts[0] not in ("..", "__pycache__")}:
+        source = Path(str(importlib.metadata.distribution(package).locate_file(top)))
+        if not (site / top).exists():
+            (site / top).symlink_to(source)
