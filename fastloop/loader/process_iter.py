@@ -37,7 +37,7 @@ from fastloop.workers.batch_pickle import OBJECT, unpack
 from fastloop.workers.delivery import Delivery
 from fastloop.workers.lifecycle import CHECK_S, WorkerPool, is_exiting
 from fastloop.workers.mp_context import Context
-from fastloop.workers.request_queue import InitialState
+from fastloop.workers.request_queue import InitialState, Resumption
 from fastloop.workers.restarts import Restarts, is_batch
 from fastloop.workers.task_errors import add_batch, quote_indices
 
@@ -140,12 +140,15 @@ class ProcessIter(WorkerIter):
         with self._next_lock.of_process():
             self._check_process()
             self._leave_handler()
+            self._pool.reveal()
             self._parent_end.start_epoch()
             self._ends: list[tuple[Any, Any, bytes | None]] = []  # of workers that owe a batch
             self._expect_states()
             # Of each worker: the last task that it answered.
             self._newest = [-1] * self._num_workers
             self._is_whole = False
+            # Workers that have yet to answer that this epoch begins.
+            self._resuming = set(range(0 if first_iter else self._num_workers))
             if self._restarts is not None:
                 self._restarts.start_epoch()
             if self._delivery is not None:
@@ -246,8 +249,9 @@ class ProcessIter(WorkerIter):
         if isinstance(task, InitialState):
             self._note_initial(task, self._unpack_object(reply))
             return None
-        if not isinstance(task, tuple):
-            return task, unpack(reply)  # a worker has resumed
+        if isinstance(task, Resumption):
+            self._resuming.discard(task.worker)
+            return task.task, unpack(reply)
         number, indices = task
         if number not in self._task_info:
             return None  # of the epoch before
@@ -388,8 +392,7 @@ class ProcessIter(WorkerIter):
         if not is_map and isinstance(first, tuple) and first[0] < self._newest[number]:
             return f"batch {first[0]} was too large for the memory there was, and others came", None
         try:
-            # Of a worker that has resumed nothing is due before all have.
-            reader = states.make_successor(number, not self._is_whole and first is not None)
+            reader = states.make_successor(number, is_resuming=number in self._resuming)
         except Exception as error:  # of the user's state_dict()
             return f"it is not known where it stood ({type(error).__name__}: {error})", None
         return "" if is_map or reader is not None else _STREAM, reader

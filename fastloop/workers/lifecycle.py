@@ -63,10 +63,17 @@ class WorkerProcess:
         _all_workers.add(process)
         self._process = process
         self._fork_id = 0  # what _core calls it
+        self.is_hidden = False
         process.daemon = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._process, name)
+
+    @property
+    def pid(self) -> int | None:
+        """Hidden, it is this process's own: torch's iterator tells it to a handler of SIGCHLD that
+        raises a text of its own for dead children, and that finds none by it."""
+        return os.getpid() if self.is_hidden else self._process.pid
 
     def start_method(self) -> str:
         found: str | None = getattr(self._process, "_start_method", None)
@@ -138,9 +145,16 @@ class WorkerPool:
         self._stopped = threading.Event()
 
     def add(self, process: Any) -> WorkerProcess:
+        """One whose pid is hidden until reveal()."""
         worker = WorkerProcess(process)
+        worker.is_hidden = True
         self._workers.append(worker)
         return worker
+
+    def reveal(self) -> None:
+        """torch's iterator has all its workers."""
+        for worker in self._workers:
+            worker.is_hidden = False
 
     def replace(self, number: int, process: Any) -> WorkerProcess | None:
         """Starts a process in the place of one that has ended. None where stop() was called. Where

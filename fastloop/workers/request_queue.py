@@ -13,6 +13,7 @@ import queue
 from typing import Any
 
 import torch
+from torch.utils.data._utils.worker import _ResumeIteration
 
 from fastloop import _core
 from fastloop.base.tensors import is_plain
@@ -33,6 +34,21 @@ class InitialState:
 
     def __reduce__(self) -> tuple[type[InitialState], tuple[int, None]]:
         return InitialState, (self.worker, None)
+
+
+class Resumption:
+    """Tells a worker that an epoch begins.
+
+    Args:
+        task: torch's, which the worker is sent and the iterator is answered.
+    """
+
+    def __init__(self, worker: int, task: _ResumeIteration) -> None:
+        self.worker = worker
+        self.task = task
+
+    def __reduce__(self) -> tuple[type[_ResumeIteration], tuple[Any]]:
+        return _ResumeIteration, (self.task.seed,)
 
 
 class _TaskPickler(pickle.Pickler):
@@ -88,6 +104,8 @@ class IndexQueue(ResultQueue):
         if item is None:
             self._parent_end.end(self._worker)
         else:
+            if isinstance(item, _ResumeIteration):
+                item = Resumption(self._worker, item)
             self._parent_end.submit(self._worker, pickle_task(item), item)
 
 

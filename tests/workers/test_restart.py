@@ -62,6 +62,40 @@ check_clean()
     )
 
 
+def test_a_death_while_the_iterator_starts(tmp_path: Path) -> None:
+    """All workers die before torch's iterator knows of them; its handler of SIGCHLD says nothing,
+    and is_alive() and pids are the workers' own afterwards."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+from torch.utils.data._utils import signal_handling
+
+add = signal_handling._set_worker_pids
+def late_add(key, pids):
+    add(key, pids)
+    wait_until(lambda: all(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                           for pid in set(children())), 60)
+    os.kill(os.getpid(), signal.SIGCHLD)
+
+begin()  # the handler is set
+signal_handling._set_worker_pids = late_add
+loader = restarting(Items(), worker_init_fn=OnceInit(0, Kill(15)), num_workers=1)
+with deaths() as texts:
+    iterator = iter(loader)
+    assert os.getpid() not in pids(iterator)
+    assert check_batches(iterator) == 16
+assert len(texts) == 1, texts
+check_death(texts[0], 15)
+loader = DataLoader(Items(), 4, num_workers=1, worker_init_fn=OnceInit(0, Kill(15)))
+text = error_text(lambda: list(loader))
+assert "SIGTERM" in text, text  # torch's says: Terminated
+del loader, iterator
+check_clean()
+""",
+    )
+
+
 @pytest.mark.slow
 def test_seeds_and_order_are_as_if_nothing_had_happened(tmp_path: Path) -> None:
     """Worker numbers, seeds and the shuffle: equal to torch's own run without a death, where random

@@ -45,6 +45,13 @@ class Dies:
         self.step("state")
         return super().state_dict()
 
+def kill_first(loader):
+    '''After the first epoch.'''
+    if loader.stats().restarts == 0:
+        worker = loader._iterator._workers[1]
+        kill(worker.pid)
+        worker.join(10)
+
 def epochs(loader, in_order=True, between=callable):
     found = []
     for _ in range(3):
@@ -92,7 +99,7 @@ check_clean()
 
 @pytest.mark.slow
 def test_a_death_at_the_ends_of_epochs(tmp_path: Path) -> None:
-    """In iter() of any epoch and at any state."""
+    """In iter() of any epoch, at any state, and between epochs."""
     run_script(
         tmp_path,
         STREAMS
@@ -100,12 +107,16 @@ def test_a_death_at_the_ends_of_epochs(tmp_path: Path) -> None:
 begin()
 for kind in (OfDataset, OfBoth, OwnIterator):
     Dying = type("Dying", (Dies, kind), {})
-    def run(*at):
+    def run(*at, between=callable):
         torch.manual_seed(1)
         dataset = Dying(LENGTHS, *at)
         loader = restarting(dataset, 2, collate_fn=same, persistent_workers=True)
-        return epochs(loader)
+        return epochs(loader, between=between)
     wanted = run()
+    for _ in range(3):  # its successor may start before or after others have begun the epoch
+        with deaths() as texts:
+            assert run(between=kill_first) == wanted, kind
+        assert len(texts) == 1
     for at in (("iter", 1), ("iter", 2), ("state", 1), ("state", 2), ("state", 7), ("state", 8)):
         with deaths() as texts:
             assert run(*at) == wanted, (kind, at)
