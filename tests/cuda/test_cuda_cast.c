@@ -1,31 +1,16 @@
 /* Bytes that become other elements on the device: the kernel, compiled as C++, against the table
  * that it looks up in; what it is refused. */
-#include "cuda_fixture.h"
+#include "cast_fixture.h"
 
 #include "fl_cuda_cast.h"
 #include "shim_grid.h"
 
-enum { GUARD = 0x5A, MOST_TABLE_BYTES = FL_CAST_CHANNELS * 256 * 4 };
+enum { MOST_TABLE_BYTES = FL_CAST_CHANNELS * 256 * 4 };
 
-typedef struct buffer {
-    char *data, *expected; /* owned: exactly as large as the cast says */
-    int64_t bytes;
-    fl_transfer_cast cast;
-    char tables[MOST_TABLE_BYTES];
-} buffer;
-
-static int64_t round_up(int64_t n) { return (n + 15) / 16 * 16; }
-
-static char *allocate(int64_t bytes)
-{
-    void *data;
-    CHECK(posix_memalign(&data, 16, (size_t)fl_max(bytes, 1)) == 0);
-    return data;
-}
-
-static void expect_elements(buffer *b)
+static void expect_elements(cast_buffer *b)
 {
     const fl_transfer_cast *cast = &b->cast;
+    const char *tables = cast->tables;
     int64_t left = cast->plane, channel = 0;
     for (int64_t i = 0; i < cast->count; i++, left--) {
         if (left == 0) {
@@ -34,35 +19,17 @@ static void expect_elements(buffer *b)
         }
         uint8_t value = (uint8_t)b->data[cast->from + i];
         memcpy(b->expected + cast->to + i * cast->bytes,
-               b->tables + (channel * 256 + value) * cast->bytes, (size_t)cast->bytes);
+               tables + (channel * 256 + value) * cast->bytes, (size_t)cast->bytes);
     }
 }
 
-/* Either what is read or what is written ends where the memory does. */
-static void open_buffer(buffer *b, fl_transfer_cast cast, bool reads_first, bool is_cast)
+/* Fills the tables, too, which the cast borrows. */
+static void open_buffer(cast_buffer *b, fl_transfer_cast cast, char *tables, bool reads_first)
 {
     uint64_t seed = (uint64_t)(cast.count * 131 + cast.plane * 7 + cast.channels + cast.bytes);
-    int64_t made = cast.count * cast.bytes;
-    cast.tables = b->tables;
-    cast.to = reads_first ? round_up(cast.count) + 16 : 0;
-    cast.from = reads_first ? 0 : round_up(made) + 16;
-    b->cast = cast;
-    b->bytes = fl_max(cast.to + made, cast.from + cast.count);
-    b->data = allocate(b->bytes);
-    b->expected = allocate(b->bytes);
-    memset(b->data, GUARD, (size_t)b->bytes);
-    fill_random(&seed, b->data + cast.from, cast.count);
-    fill_random(&seed, b->tables, sizeof b->tables);
-    memcpy(b->expected, b->data, (size_t)b->bytes);
-    if (is_cast) expect_elements(b);
-}
-
-static void check_and_close(buffer *b)
-{
-    fake_synchronize(NULL);
-    CHECK(memcmp(b->data, b->expected, (size_t)b->bytes) == 0);
-    free(b->data);
-    free(b->expected);
+    cast.tables = tables;
+    open_cast_buffer(b, cast, cast.count, reads_first, &seed);
+    fill_random(&seed, tables, MOST_TABLE_BYTES);
 }
 
 /* Every element is that of the table, and nothing else has changed; or the launch has failed, and
@@ -70,11 +37,13 @@ static void check_and_close(buffer *b)
 static void check_cast(fl_transfer_cast cast, int32_t processors, cudaError_t error)
 {
     for (int is_first = 0; is_first < 2; is_first++) {
-        buffer b;
-        open_buffer(&b, cast, is_first == 1, error == cudaSuccess);
+        cast_buffer b;
+        char tables[MOST_TABLE_BYTES];
+        open_buffer(&b, cast, tables, is_first == 1);
+        if (error == cudaSuccess) expect_elements(&b);
         CHECK_INT(fl_cuda_cast(NULL, processors, b.data, &b.cast), error);
         CHECK_INT(cudaGetLastError(), error);
-        memset(b.tables, 0, sizeof b.tables); /* they have been read */
+        memset(tables, 0, sizeof tables); /* they have been read */
         check_and_close(&b);
     }
 }
@@ -126,13 +95,10 @@ static void test_nothing_is_launched_for_no_elements(void)
 static void test_a_launch_that_fails_changes_nothing(void)
 {
     for (int32_t bytes = 2; bytes <= 4; bytes += 2) {
-        buffer b;
-        open_buffer(&b, cast_of(100, 10, 3, bytes), true, false);
-        fake_fail_at(1, cudaErrorLaunchFailure, false);
-        CHECK_INT(fl_cuda_cast(NULL, 1, b.data, &b.cast), cudaErrorLaunchFailure);
-        fake_fail_at(0, cudaSuccess, false);
-        CHECK_INT(cudaGetLastError(), cudaErrorLaunchFailure);
-        check_and_close(&b);
+        cast_buffer b;
+        char tables[MOST_TABLE_BYTES];
+        open_buffer(&b, cast_of(100, 10, 3, bytes), tables, true);
+        check_failed_launch(&b, fl_cuda_cast);
     }
 }
 

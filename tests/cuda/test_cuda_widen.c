@@ -1,26 +1,9 @@
 /* Integers that become wider ones on the device: the kernel, compiled as C++, against single
  * integers; what is refused. */
-#include "cuda_fixture.h"
+#include "cast_fixture.h"
 
 #include "fl_cuda_widen.h"
 #include "shim_grid.h"
-
-enum { GUARD = 0x5A };
-
-typedef struct buffer {
-    char *data, *expected; /* owned: exactly as large as the cast says */
-    int64_t bytes;
-    fl_transfer_cast cast;
-} buffer;
-
-static int64_t round_up(int64_t n) { return (n + 15) / 16 * 16; }
-
-static char *allocate(int64_t bytes)
-{
-    void *data;
-    CHECK(posix_memalign(&data, 16, (size_t)fl_max(bytes, 1)) == 0);
-    return data;
-}
 
 static int64_t integer_at(const fl_transfer_cast *cast, const char *at)
 {
@@ -30,7 +13,7 @@ static int64_t integer_at(const fl_transfer_cast *cast, const char *at)
     return value;
 }
 
-static void expect_elements(buffer *b)
+static void expect_elements(cast_buffer *b)
 {
     const fl_transfer_cast *cast = &b->cast;
     const char *row = b->data + cast->from;
@@ -52,38 +35,19 @@ static int64_t read_bytes(const fl_transfer_cast *cast)
     return rows == 0 ? 0 : ((rows - 1) * cast->pitch + last) * cast->from_bytes;
 }
 
-/* Either what is read, from its second integer on, or what is written ends where the memory does.
- */
-static void open_buffer(buffer *b, fl_transfer_cast cast, bool reads_first, bool is_cast)
+static void open_buffer(cast_buffer *b, fl_transfer_cast cast, bool reads_first)
 {
     uint64_t seed = (uint64_t)(cast.count * 131 + cast.row * 7 + cast.pitch + cast.bytes);
-    int64_t made = cast.count * cast.bytes, read = read_bytes(&cast);
-    cast.to = reads_first ? round_up(cast.from_bytes + read) + 16 : 0;
-    cast.from = cast.from_bytes + (reads_first ? 0 : round_up(made) + 16);
-    b->cast = cast;
-    b->bytes = fl_max(cast.to + made, cast.from + read);
-    b->data = allocate(b->bytes);
-    b->expected = allocate(b->bytes);
-    memset(b->data, GUARD, (size_t)b->bytes);
-    fill_random(&seed, b->data + cast.from, read);
-    memcpy(b->expected, b->data, (size_t)b->bytes);
-    if (is_cast) expect_elements(b);
-}
-
-static void check_and_close(buffer *b)
-{
-    fake_synchronize(NULL);
-    CHECK(memcmp(b->data, b->expected, (size_t)b->bytes) == 0);
-    free(b->data);
-    free(b->expected);
+    open_cast_buffer(b, cast, read_bytes(&cast), reads_first, &seed);
 }
 
 /* Every element is its integer, and nothing else has changed. */
 static void check_widen(fl_transfer_cast cast, int32_t processors)
 {
     for (int is_first = 0; is_first < 2; is_first++) {
-        buffer b;
-        open_buffer(&b, cast, is_first == 1, true);
+        cast_buffer b;
+        open_buffer(&b, cast, is_first == 1);
+        expect_elements(&b);
         CHECK_INT(fl_cuda_widen(NULL, processors, b.data, &b.cast), cudaSuccess);
         CHECK_INT(cudaGetLastError(), cudaSuccess);
         check_and_close(&b);
@@ -149,13 +113,9 @@ static void test_nothing_is_launched_for_no_elements(void)
 static void test_a_launch_that_fails_changes_nothing(void)
 {
     for (int32_t bytes = 4; bytes <= 8; bytes += 4) {
-        buffer b;
-        open_buffer(&b, cast_of(100, 10, 11, 2, bytes), true, false);
-        fake_fail_at(1, cudaErrorLaunchFailure, false);
-        CHECK_INT(fl_cuda_widen(NULL, 1, b.data, &b.cast), cudaErrorLaunchFailure);
-        fake_fail_at(0, cudaSuccess, false);
-        CHECK_INT(cudaGetLastError(), cudaErrorLaunchFailure);
-        check_and_close(&b);
+        cast_buffer b;
+        open_buffer(&b, cast_of(100, 10, 11, 2, bytes), true);
+        check_failed_launch(&b, fl_cuda_widen);
     }
 }
 
