@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import rank_exit
+import rank_program
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,7 @@ SCRIPT = """
 import os, sys
 import torch
 import torch.distributed as dist
-from rank_exit import leave_ranks
+from rank_program import leave_ranks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -54,7 +54,7 @@ if __name__ == "__main__":
         train()
     torch.multiprocessing.spawn(train, nprocs=2)
 """
-SUPPORT = Path(rank_exit.__file__).parent
+SUPPORT = Path(rank_program.__file__).parent
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 

@@ -1,17 +1,14 @@
 """What each rank of test_whole_loop.py runs: `python loop_ranks.py CASE...`, started as by
 torchrun."""
 
-import datetime
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from rank_exit import leave_ranks
+from rank_program import leave_ranks, run_cases
 from torch.utils.data.distributed import DistributedSampler
 from whole_loop import EPOCHS, RANK, Reference, Run, all_of, assert_equal, same
 
@@ -160,13 +157,4 @@ def die_in_the_middle(wrap: str) -> None:
     leave_ranks()
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    for case in sys.argv[1:]:
-        globals()[f"case_{case}"]()
-        print(f"{case} fine", flush=True)
-    leave_ranks()
-
-
-main()
+run_cases(globals(), seconds=60)

@@ -1,8 +1,6 @@
 """What each rank of test_stepper_ddp.py runs: `python ranks.py CASE…`, started as by torchrun."""
 
-import datetime
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -10,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_exit import leave_ranks
+from rank_program import leave_ranks, run_cases
 from rank_runs import (
     INF,
     RANK,
@@ -396,13 +394,4 @@ def copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
-    for case in sys.argv[1:]:
-        globals()[f"case_{case}"]()
-        print(f"{case} fine", flush=True)
-    leave_ranks()
-
-
-main()
+run_cases(globals(), seconds=15)
