@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import io
 import json
 import math
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -31,6 +33,7 @@ import torch
 Epoch = Callable[[], int]
 Clock = Callable[[], float]  # seconds, counting up
 LimitT = TypeVar("LimitT")  # what runs the limits of a benchmark
+ResultT = TypeVar("ResultT")
 Epochs = dict[str, Epoch]  # the variants of one contestant: the best of them stands for it
 
 
@@ -187,6 +190,35 @@ def share_of_work(loader: Iterable[Any], step: float) -> float:
     return steps * step / (free_at - start)
 
 
+def measure_shares(
+    loaders: Mapping[str, Mapping[str, Iterable[Any]]], step: float, rounds: int
+) -> dict[str, Result]:
+    """share_of_work() of every loader, by contestant and variant, all in turns. Of shares
+    Result.worst, the highest, is the best."""
+    runs = [(who, variant) for who, of in loaders.items() for variant in of]
+    taken: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
+    for _ in range(rounds):
+        for who, variant in runs:
+            taken[who, variant].append(share_of_work(loaders[who][variant], step))
+    return {
+        who: Result({variant: Times(tuple(taken[who, variant]), "%") for variant in of})
+        for who, of in loaders.items()
+    }
+
+
+def time_first_batch(make_loader: Callable[[], Iterable[Any]]) -> float:
+    """Seconds from making a loader to its first batch."""
+    gc.collect()
+    start = perf_counter()
+    loader = make_loader()
+    batches = iter(loader)
+    next(batches)
+    passed = perf_counter() - start
+    for _batch in batches:  # workers that are through leave in peace
+        pass
+    return passed
+
+
 def tree_cpu() -> float:
     """A clock: CPU seconds of this process and the worker processes it has now."""
     workers = (child.pid for child in multiprocessing.active_children())
@@ -205,6 +237,21 @@ def tree_pss_mb() -> float:
     own = psutil.Process()
     pages = (process.memory_full_info().pss for process in (own, *own.children(recursive=True)))
     return float(sum(pages)) / 1e6
+
+
+def memory_figures(before: float, during: float) -> dict[str, float]:
+    """By tree_pss_mb(): megabytes, and how many of them a loader has added."""
+    return {"pss_mb": round(during, 1), "added_mb": round(during - before, 1)}
+
+
+def show_memory(figures: Mapping[str, float]) -> str:
+    return "{pss_mb:.0f} MB, added {added_mb:.0f} MB".format(**figures)
+
+
+def run_fresh(function: Callable[..., ResultT], *args: Any) -> ResultT:
+    """In a process of its own, as what this one has is not what is measured."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(function, *args).result()
 
 
 class _Field(ctypes.Structure):
@@ -351,6 +398,26 @@ class Report:
         self._table(work, *cells, ", ".join(map(str, goals)), verdict)
         judged = [vars(goal) | {"got": round(goal.got, 4), "met": goal.met} for goal in goals]
         self._json({"row": key, "work": work, "met": met, "goals": judged} | measured)
+
+    def device_row(
+        self,
+        key: str,
+        shares: Mapping[str, Result],
+        ours: Iterable[str],
+        wanted: float,
+        step: float,
+    ) -> None:
+        """What measure_shares() has found of row `key`; the best of `ours` is judged."""
+        best = {who: result.worst for who, result in shares.items()}
+        judged = max(shares[who].variants[best[who]].median for who in ours)
+        goals = [Goal("of its time", judged, wanted, True, "%")]
+        shown = {who: f"{shares[who].variants[variant]} {variant}" for who, variant in best.items()}
+        measured = {
+            who: {variant: times.as_dict() for variant, times in result.variants.items()}
+            for who, result in shares.items()
+        }
+        work = f"  a device that needs {step * 1e3:.3g} ms a batch works ({key})"
+        self.row(f"{key}-device", work, goals, shown, step_s=round(step, 6), **measured)
 
     def _table(self, *cells: str) -> None:
         padded = [f"{cell:{width}}" for cell, width in zip(cells, self._widths, strict=True)]

@@ -9,7 +9,7 @@ import contextlib
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -122,8 +122,12 @@ def loader_epoch(loader: DataLoader[Any]) -> Epoch:
     return epoch
 
 
+def epochs_of(loaders: Mapping[str, DataLoader[Any]]) -> Epochs:
+    return {variant: loader_epoch(loader) for variant, loader in loaders.items()}
+
+
 def loader_epochs(who: str, data: Data) -> Epochs:
-    return {f"workers={n}": loader_epoch(make_loader(who, data, n)) for n in WORKERS}
+    return epochs_of({f"workers={n}": make_loader(who, data, n) for n in WORKERS})
 
 
 def on_one_cpu(epoch: Epoch) -> Epoch:
@@ -154,6 +158,13 @@ def hand_written_epoch(data: Data) -> Epoch:
     return epoch
 
 
+def assert_on_the_array_path(loaders: Iterable[DataLoader[Any]]) -> None:
+    for loader in loaders:
+        stats: Any = loader.stats()  # type: ignore[attr-defined]
+        if stats.path != "array":
+            raise AssertionError(f"measuring path {stats.path!r} would mislead: {stats.why}")
+
+
 def assert_same_batches(data: Data) -> None:
     """The first epoch with one seed, for every number of workers; raises if torch's differs."""
     for workers in WORKERS:
@@ -168,6 +179,4 @@ def assert_same_batches(data: Data) -> None:
                 ours, theirs = ours.values(), theirs.values()
             if not same or not all(map(torch.equal, ours, theirs)):
                 raise AssertionError(f"batch {number} with {workers} workers differs from torch's")
-        stats: Any = loaders[0].stats()  # type: ignore[attr-defined]
-        if stats.path != "array":
-            raise AssertionError(f"measuring path {stats.path!r} would mislead: {stats.why}")
+        assert_on_the_array_path(loaders[:1])

@@ -58,6 +58,12 @@ def make_loaders(
     }
 
 
+def make_loader(who: str, dataset: Any, batch: int, variants: Variants, **more: Any) -> Any:
+    """The loader of the only variant."""
+    (loader,) = make_loaders(who, dataset, batch, variants, **more).values()
+    return loader
+
+
 def counting_epochs(loaders: dict[str, Any]) -> Epochs:
     """Also of streams, which do not know their length."""
 

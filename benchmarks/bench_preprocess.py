@@ -31,18 +31,16 @@ from typing import Any
 
 from _harness import (
     Bench,
-    Epochs,
     Goal,
     Report,
     Result,
     Times,
     measure_by,
+    measure_shares,
     parse_arguments,
-    share_of_work,
 )
-from _work import loader_epoch, on_one_cpu
+from _work import assert_on_the_array_path, epochs_of, loader_epoch, on_one_cpu
 from _work_images import ROWS, CastLimit, Images
-from torch.utils.data import DataLoader
 
 WHO = ("fastloop", "torch")
 TORCH_TIMES = {"a": 50, "b": 4, "c": 3}
@@ -52,22 +50,11 @@ WITH_DEVICE = ("a", "b")
 BUSY = 0.97
 
 
-def epochs_of(loaders: dict[str, DataLoader[Any]]) -> Epochs:
-    return {variant: loader_epoch(loader) for variant, loader in loaders.items()}
-
-
-def assert_on_the_array_path(loaders: dict[str, DataLoader[Any]]) -> None:
-    for loader in loaders.values():
-        stats: Any = loader.stats()  # type: ignore[attr-defined]
-        if stats.path != "array":
-            raise AssertionError(f"measuring path {stats.path!r} would mislead: {stats.why}")
-
-
 def row(bench: Bench[CastLimit], key: str, work: str, images: Images) -> None:
     """A row of a-c and those that follow it."""
     images.assert_same_images()
     loaders = {who: images.loaders(who) for who in WHO}
-    assert_on_the_array_path(loaders["fastloop"])
+    assert_on_the_array_path(loaders["fastloop"].values())
     contestants = {who: epochs_of(of) for who, of in loaders.items()}
     alone = on_one_cpu(loader_epoch(loaders["fastloop"]["workers=0"]))
     contestants["core"] = {"one CPU": alone}
@@ -127,21 +114,12 @@ def report_u8(bench: Bench[CastLimit], key: str, results: dict[str, Result]) -> 
 def row_device(
     bench: Bench[CastLimit], key: str, loaders: dict[str, dict[str, Any]], step: float
 ) -> None:
-    runs = [(who, f"workers={n}") for who in WHO for n in (1, 2)]
-    rounds: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
-    for _ in range(min(bench.rounds, 3)):
-        for who, variant in runs:
-            rounds[who, variant].append(share_of_work(loaders[who][variant], step))
-    shares = {run: Times(tuple(of), "%") for run, of in rounds.items()}
-    best = {
-        who: max((run for run in runs if run[0] == who), key=lambda r: shares[r].median)
-        for who in WHO
+    with_workers = {
+        who: {variant: of[variant] for variant in ("workers=1", "workers=2")}
+        for who, of in loaders.items()
     }
-    goals = [Goal("of its time", shares[best["fastloop"]].median, BUSY, True, "%")]
-    shown = {who: f"{shares[best[who]]} {best[who][1]}" for who in WHO}
-    measured = {who: {of: shares[who, of].as_dict() for _, of in runs[:2]} for who in WHO}
-    work = f"  a device that needs {step * 1e3:.3g} ms a batch works ({key})"
-    bench.report.row(f"{key}-device", work, goals, shown, step_s=round(step, 6), **measured)
+    shares = measure_shares(with_workers, step, min(bench.rounds, 3))
+    bench.report.device_row(key, shares, ["fastloop"], BUSY, step)
 
 
 def main() -> None:

@@ -22,25 +22,27 @@ One table row each on stdout; one JSON line each in FILE, or on stdout after the
 from __future__ import annotations
 
 import gc
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter, process_time
 from typing import Any
 
 from _harness import (
-    Epochs,
     Goal,
     Report,
     Result,
     Times,
     measure,
     measure_by,
+    memory_figures,
     parse_arguments,
+    run_fresh,
+    show_memory,
+    time_first_batch,
     tree_cpu,
     tree_pss_mb,
 )
-from _work import LOADERS, loader_epoch
+from _work import LOADERS, epochs_of, loader_epoch
 from _work_python import (
     ALONE,
     TOGETHER,
@@ -95,10 +97,7 @@ def row_work(bench: Bench, key: str, work: Work) -> None:
         who: {of: make_loader(who, dataset, work.batch, of) for of in (ALONE, *TOGETHER)}
         for who in LOADERS
     }
-    contestants: dict[str, Epochs] = {
-        who: {variant: loader_epoch(loader) for variant, loader in of.items()}
-        for who, of in loaders.items()
-    }
+    contestants = {who: epochs_of(of) for who, of in loaders.items()}
     measured = measure_by(CLOCKS, contestants, bench.rounds, bench.seconds)
     more = {
         "getitem_us": round(time_of_getitem(dataset), 2),
@@ -180,19 +179,17 @@ def memory_of(who: str, key: str, variant: str, batches: int) -> dict[str, float
     for number, _batch in enumerate(loader):
         if number == batches // 2:
             during = tree_pss_mb()
-    return {"pss_mb": round(during, 1), "added_mb": round(during - before, 1)}
+    return memory_figures(before, during)
 
 
 def report_memory(bench: Bench, key: str) -> None:
     runs = (("fastloop", TOGETHER[0]), ("torch", TOGETHER[0]), ("torch", ALONE))
-    measured = {}
-    for who, variant in runs:
-        # Fresh, as what this process has is not the loader's.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-            asked = fresh.submit(memory_of, who, key, variant, min(20, bench.batches))
-            measured[f"{who} {variant}"] = asked.result()
+    measured = {
+        f"{who} {variant}": run_fresh(memory_of, who, key, variant, min(20, bench.batches))
+        for who, variant in runs
+    }
     shown = {
-        column: "{pss_mb:.0f} MB, added {added_mb:.0f} MB".format(**figures)
+        column: show_memory(figures)
         for column, figures in zip(COLUMNS, measured.values(), strict=True)
     }
     work = f"  memory (PSS) of the tree, p=2 ({key})"
@@ -202,8 +199,8 @@ def report_memory(bench: Bench, key: str) -> None:
 def row_busy(bench: Bench, key: str, work: str) -> None:
     """Row e."""
     dataset, batch = Busy(max(10, bench.batches // 2)), 32
-    contestants: dict[str, Epochs] = {
-        who: {of: loader_epoch(make_loader(who, dataset, batch, of)) for of in TOGETHER}
+    contestants = {
+        who: epochs_of({of: make_loader(who, dataset, batch, of) for of in TOGETHER})
         for who in LOADERS
     }
     measured = measure(contestants, bench.rounds, bench.seconds)
@@ -231,19 +228,12 @@ def row_busy(bench: Bench, key: str, work: str) -> None:
 def row_first_batch(bench: Bench, key: str, work: str) -> None:
     """Row f."""
     dataset = Holder(4)
+    spawned = {"multiprocessing_context": "spawn"}
     rounds: dict[str, list[float]] = {who: [] for who in LOADERS}
     for _ in range(bench.rounds):
         for who in LOADERS:
-            gc.collect()
-            start = perf_counter()
-            spawned = {"multiprocessing_context": "spawn"}
-            loader = make_loader(who, dataset, 64, TOGETHER[0], **spawned)
-            batches = iter(loader)
-            batch = next(batches)
-            rounds[who].append((perf_counter() - start) * 1e6)
-            for _batch in batches:  # workers that are through leave in peace
-                pass
-            del batch, batches, loader
+            make = partial(make_loader, who, dataset, 64, TOGETHER[0], **spawned)
+            rounds[who].append(time_first_batch(make) * 1e6)
     ours, torch_s = (Times(tuple(rounds[who])) for who in LOADERS)
     goals = [Goal("torch's speed", torch_s.median / ours.median, 2, at_least=True)]
     shown = {COLUMNS[0]: ours, COLUMNS[1]: torch_s}

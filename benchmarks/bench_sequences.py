@@ -42,16 +42,15 @@ from typing import Any
 import psutil
 from _harness import (
     Epoch,
-    Epochs,
     Goal,
     Report,
     Result,
     Times,
     measure,
+    measure_shares,
     parse_arguments,
-    share_of_work,
 )
-from _work import loader_epoch, on_one_cpu
+from _work import assert_on_the_array_path, epochs_of, loader_epoch, on_one_cpu
 from _work_sequences import Padding, TokenLimit, Tokens, forget_file, write_tokens
 from torch.utils.data import DataLoader
 
@@ -84,17 +83,6 @@ class Here:
         return Tokens(self.folder / "cold.bin")
 
 
-def epochs_of(loaders: Mapping[str, DataLoader[Any]]) -> Epochs:
-    return {variant: loader_epoch(loader) for variant, loader in loaders.items()}
-
-
-def assert_on_the_array_path(loaders: Mapping[str, DataLoader[Any]]) -> None:
-    for loader in loaders.values():
-        stats: Any = loader.stats()  # type: ignore[attr-defined]
-        if stats.path != "array":
-            raise AssertionError(f"measuring path {stats.path!r} would mislead: {stats.why}")
-
-
 def medians(results: Mapping[str, Result]) -> Figures:
     return {
         who: {variant: times.median for variant, times in result.variants.items()}
@@ -114,7 +102,7 @@ def run_warm(here: Here) -> Figures:
         "limit": TokenLimit(tokens).widen(),
     }
     figures = medians(measure(contestants, here.rounds, here.seconds))
-    assert_on_the_array_path(ours)
+    assert_on_the_array_path(ours.values())
     return figures
 
 
@@ -173,7 +161,7 @@ def run_ragged(here: Here) -> Figures:
     ours = padding.ragged_loaders("fastloop")
     contestants = {"fastloop": epochs_of(ours), "torch": epochs_of(padding.ragged_loaders("torch"))}
     figures = medians(measure(contestants, here.rounds, here.seconds))
-    assert_on_the_array_path(ours)
+    assert_on_the_array_path(ours.values())
     return figures
 
 
@@ -187,15 +175,7 @@ def run_device(here: Here, loaders_of: Callable[[str], dict[str, DataLoader[Any]
     loaders = {who: loaders_of(who) for who in ("fastloop", "torch")}
     theirs = measure({"torch": epochs_of(loaders["torch"])}, here.rounds, here.seconds)["torch"]
     step = theirs.median * 1e-6 / 2
-    runs = [(who, variant) for who, of in loaders.items() for variant in of]
-    shares: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
-    for _ in range(here.rounds):
-        for who, variant in runs:
-            shares[who, variant].append(share_of_work(loaders[who][variant], step))
-    figures: Figures = {"fastloop": {}, "torch": {}, "step": {"us": step * 1e6}}
-    for (who, variant), of in shares.items():
-        figures[who][variant] = statistics.median(of)
-    return figures
+    return medians(measure_shares(loaders, step, here.rounds)) | {"step": {"us": step * 1e6}}
 
 
 RUNS: dict[str, Callable[[Here], Figures]] = {

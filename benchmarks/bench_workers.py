@@ -38,14 +38,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import multiprocessing
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from _harness import (
@@ -55,8 +53,12 @@ from _harness import (
     Result,
     Times,
     measure,
+    measure_shares,
+    memory_figures,
     parse_arguments,
-    share_of_work,
+    run_fresh,
+    show_memory,
+    time_first_batch,
     tree_pss_mb,
 )
 from _work_workers import (
@@ -70,6 +72,7 @@ from _work_workers import (
     assert_same_batches,
     counting_epochs,
     getitem_alone,
+    make_loader,
     make_loaders,
     processes,
     read_alone,
@@ -170,25 +173,12 @@ def report_codec(bench: Bench, key: str, codec: str, results: Mapping[str, Resul
 
 
 def row_device(bench: Bench, key: str, loaders: Mapping[str, Any], step: float) -> None:
-    runs = [(who, of) for who in (*OURS, "torch") for of in loaders[who] if of != "workers=0"]
-    rounds: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
-    for _ in range(min(bench.rounds, 3)):
-        for who, variant in runs:
-            rounds[who, variant].append(share_of_work(loaders[who][variant], step))
-    shares = {run: Times(tuple(of), "%") for run, of in rounds.items()}
-    best = {
-        who: max((run for run in runs if run[0] == who), key=lambda run: shares[run].median)
-        for who, _ in runs
+    with_workers = {
+        who: {of: loader for of, loader in loaders[who].items() if of != "workers=0"}
+        for who in (*OURS, "torch")
     }
-    ours = max(shares[best[who]].median for who in OURS)
-    shown = {who: f"{shares[run]} {run[1]}" for who, run in best.items()}
-    measured = {
-        who: {of: times.as_dict() for (whose, of), times in shares.items() if whose == who}
-        for who in best
-    }
-    work = f"  a device that needs {step * 1e3:.3g} ms a batch works ({key})"
-    goals = [Goal("of its time", ours, BUSY, True, "%")]
-    bench.report.row(f"{key}-device", work, goals, shown, step_s=round(step, 6), **measured)
+    shares = measure_shares(with_workers, step, min(bench.rounds, 3))
+    bench.report.device_row(key, shares, OURS, BUSY, step)
 
 
 def row_a(bench: Bench) -> None:
@@ -240,16 +230,8 @@ def row_first_batch(bench: Bench, dataset: Sleeper, batch: int) -> None:
     taken: dict[str, list[float]] = {who: [] for who in SLEEPING}
     for _ in range(bench.rounds):
         for who, (whose, variants) in SLEEPING.items():
-            gc.collect()
-            start = perf_counter()
-            (loader,) = make_loaders(whose, dataset, batch, variants).values()
-            batches = iter(loader)
-            next(batches)
-            passed = perf_counter() - start - batch * dataset.SECONDS
-            taken[who].append(passed * 1e6)
-            for _batch in batches:  # workers that are through leave in peace
-                pass
-            del loader, batches
+            passed = time_first_batch(partial(make_loader, whose, dataset, batch, variants))
+            taken[who].append((passed - batch * dataset.SECONDS) * 1e6)
     times = {who: Times(tuple(rounds)) for who, rounds in taken.items()}
     goals = [Goal("to the first", times["threads"].median, FIRST_BATCH_US, False, "µs")]
     measured = {who: each.as_dict() for who, each in times.items()}
@@ -299,25 +281,18 @@ def memory_of(who: str, samples: int) -> dict[str, float]:
     dataset = Subset(Spectra(samples, seconds=0.1), range(0, samples, 8))
     before = during = tree_pss_mb()
     whose, variants = MEMORY[who]
-    (loader,) = make_loaders(whose, dataset, 256, variants, shuffle=True).values()
+    loader = make_loader(whose, dataset, 256, variants, shuffle=True)
     for number, _batch in enumerate(loader, 1):
         if number == len(loader):
             during = tree_pss_mb()
-    return {"pss_mb": round(during, 1), "added_mb": round(during - before, 1)}
+    return memory_figures(before, during)
 
 
 def report_memory(bench: Bench) -> None:
-    measured = {}
-    for who in MEMORY:
-        # Fresh, as what this process has is not the loader's.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-            measured[who] = fresh.submit(memory_of, who, 1_280_000 // bench.shrink).result()
+    measured = {who: run_fresh(memory_of, who, 1_280_000 // bench.shrink) for who in MEMORY}
     share = measured["threads"]["pss_mb"] / measured["processes"]["pss_mb"]
     goals = [Goal("of processes' memory", share, OF_THE_MEMORY, False, "%")]
-    shown = {
-        who: "{pss_mb:.0f} MB, added {added_mb:.0f} MB".format(**figures)
-        for who, figures in measured.items()
-    }
+    shown = {who: show_memory(figures) for who, figures in measured.items()}
     bench.report.row("d-memory", "  memory (PSS), an index of tuples (d)", goals, shown, **measured)
 
 
