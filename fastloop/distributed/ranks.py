@@ -215,19 +215,19 @@ def find_ranks(model: Module | Iterable[Module] | None) -> Ranks:
     return Ranks([part for part in parts if hasattr(type(part), "no_sync")], sharded)
 
 
-def reduce_max(values: Sequence[float], group: Any = None) -> list[float]:
+def reduce_max(values: Sequence[float]) -> list[float]:
     """The largest of each value over all ranks, which must all call it (SYNC). Without a process
     group the values themselves."""
-    if not _is_running() or dist.get_world_size(group) == 1:
+    if count_ranks() == 1:
         return list(values)
-    message = torch.tensor(values, dtype=torch.float64, device=_message_device(group))
-    dist.all_reduce(message, dist.ReduceOp.MAX, group=group)
+    message = torch.tensor(values, dtype=torch.float64, device=_message_device(None))
+    dist.all_reduce(message, dist.ReduceOp.MAX)
     return message.tolist()
 
 
-def count_ranks(group: Any = None) -> int:
+def count_ranks() -> int:
     """1 without a process group."""
-    return dist.get_world_size(group) if _is_running() else 1
+    return dist.get_world_size() if _is_running() else 1
 
 
 def _is_running() -> bool:

@@ -60,12 +60,6 @@ _SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Their iter() draws nothing; they draw when asked for the first item.
 _LAZY = (BatchSampler, SequentialSampler, *_SEEDED)
 
-# What profiles call a batch of torch's loader, without and with workers.
-_PROFILE_NAMES = tuple(
-    f"enumerate(DataLoader)#{kind.__name__}.__next__"
-    for kind in (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
-)
-
 _T = TypeVar("_T")
 State = dict[str, Any]
 Generators = dict[str, torch.Generator]
