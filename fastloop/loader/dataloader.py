@@ -16,6 +16,7 @@ from fastloop.loader.queue_depth import read_depth
 from fastloop.loader.route import PATHS
 from fastloop.loader.shared import CLOSED, Shared
 from fastloop.loader.stats import LoaderStats, stats_of
+from fastloop.loader.worker_iter import iterate_anew
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -226,13 +227,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __iter__(self) -> _BaseDataLoaderIter:
         warn_of_end(self, self._shared.position)
-        self._drop_broken_workers()
-        try:
-            iterator = super().__iter__()
-        except RuntimeError:
-            if not self._drop_broken_workers():  # they were still alive above, but dying
-                raise
-            iterator = super().__iter__()
+        iterator: _BaseDataLoaderIter | None = iterate_anew(self, super().__iter__)
         if iterator is None:  # persistent workers, and close() has come in between
             raise RuntimeError(CLOSED)
         self._shared.position.begin(iterator)
@@ -251,14 +246,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """torch's warning is about processes: threads that wait for I/O may be many."""
         if self.path != "thread":
             super().check_worker_number_rationality()
-
-    def _drop_broken_workers(self) -> bool:
-        iterator: Any = self._iterator
-        if not getattr(iterator, "is_broken", bool)():
-            return False
-        iterator.close()
-        self._iterator = None
-        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader stands, for ``load_state_dict()``: O(1), saves no sample.

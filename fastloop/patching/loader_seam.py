@@ -6,6 +6,7 @@ have: ``loader/extras.py``.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader import extras as loader_extras
 from fastloop.loader.iterators import iterator_with
 from fastloop.loader.shared import LoaderProxy, shared_of
+from fastloop.loader.worker_iter import iterate_anew
 from fastloop.patching.fastai_seam import add_fastai
 from fastloop.patching.seams import Function, Seam
 
@@ -34,16 +36,6 @@ def _make_iterator(loader: DataLoader[Any]) -> Any:
     others = {name: getattr(extras, name) for name in extras.names_given()}
     seen: Any = LoaderProxy(loader, **others) if others else loader
     return iterator_with(extras, seen, shared_of(loader))
-
-
-def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
-    """A fork, a death or Ctrl-C may have left persistent workers useless. Whether it has."""
-    iterator: Any = loader._iterator
-    if not getattr(iterator, "is_broken", bool)():
-        return False
-    iterator.close()
-    loader._iterator = None
-    return True
 
 
 def make_seam(is_strict: bool) -> Seam:
@@ -72,13 +64,7 @@ def make_seam(is_strict: bool) -> Seam:
                 return before(self)
             if _overrides(self):
                 leave(self, f"{type(self).__qualname__} makes its own iterators")
-            _drop_broken_workers(self)
-            try:
-                return before(self)
-            except RuntimeError:
-                if not _drop_broken_workers(self):  # they were still alive above, but dying
-                    raise
-                return before(self)
+            return iterate_anew(self, functools.partial(before, self))
 
         return __iter__
 
