@@ -347,11 +347,24 @@ def _decode_moments(generators: Generators, state: State) -> dict[str, torch.Ten
     return decoded["now"]
 
 
-def _start_anew(loader: DataLoader[Any], position: Position, state: State, what: str) -> None:
-    warnings.warn(
-        f"{what}: epoch {state['epoch']} starts anew, in a new order; load_state_dict(state, "
+def _raise_or_warn(strict: bool, what: str, advice: str, instead: str) -> None:
+    """From a function that load_state() calls: `what` is wrong; the warning says what is done
+    instead."""
+    if strict:
+        raise ValueError(f"{what}; {advice}")
+    warnings.warn(f"{what}{instead}", stacklevel=5)
+
+
+def _start_anew(
+    loader: DataLoader[Any], position: Position, state: State, differences: list[str], strict: bool
+) -> None:
+    _raise_or_warn(
+        strict,
+        f"the state does not fit this loader: {'; '.join(differences)}",
+        "make the loader as it was when the state was saved, or do not load it and begin an epoch "
+        "afresh",
+        f": epoch {state['epoch']} starts anew, in a new order; load_state_dict(state, "
         "strict=True) makes this an error",
-        stacklevel=4,
     )
     sampler = sampler_with_epoch(loader)
     if sampler is not None and state["sampler_epoch"] >= 0:
@@ -380,9 +393,7 @@ def _from_its_start(state: State, strict: bool) -> State:
         f"the state was saved after {state['yielded']} batches of an epoch, and cannot be resumed "
         f"there: {state['not_resumable']}"
     )
-    if strict:
-        raise ValueError(f"{what}; save between epochs")
-    warnings.warn(f"{what}; epoch {state['epoch']} starts anew", stacklevel=4)
+    _raise_or_warn(strict, what, "save between epochs", f"; epoch {state['epoch']} starts anew")
     return {**state, "yielded": 0, **_FROM_THE_START}
 
 
@@ -416,9 +427,8 @@ def _as_path_takes(loader: DataLoader[Any], state: State, strict: bool) -> State
         f"the state has states of the dataset ({type(loader.dataset).__name__}), and "
         f"the {loader.num_workers} workers of path={getattr(loader, 'path', 'auto')!r} load none"
     )
-    if strict:
-        raise ValueError(f"{what}; use path='process', or do not load it")
-    warnings.warn(f"{what}: the dataset goes on as it is", stacklevel=4)
+    advice = "use path='process', or do not load it"
+    _raise_or_warn(strict, what, advice, ": the dataset goes on as it is")
     return {**without_states(state), "_snapshot": {}}
 
 
@@ -436,13 +446,7 @@ def load_state(loader: DataLoader[Any], position: Position, state: Any, strict: 
     state, fault = with_ranks_here(loader, state, _describe(loader))
     differences = [fault] if fault else _find_differences(loader, state)
     if differences:
-        what = f"the state does not fit this loader: {'; '.join(differences)}"
-        if strict:
-            raise ValueError(
-                f"{what}; make the loader as it was when the state was saved, or do not load it "
-                "and begin an epoch afresh"
-            )
-        _start_anew(loader, position, state, what)
+        _start_anew(loader, position, state, differences, strict)
         return
     length = _batches(loader._index_sampler, state["sampler_epoch"])
     if length is not None and state["yielded"] > length:
