@@ -30,6 +30,24 @@ def interrupted(work, sender):
     except KeyboardInterrupt:
         return time.monotonic() - sender.sent
     raise AssertionError("no KeyboardInterrupt")
+
+
+class InterruptAt:
+    # For sys.settrace(): Ctrl-C at a line of these files (None: of all), counted from 1, or after
+    # it, as soon as a function is none of the `spared`.
+    def __init__(self, line, files=None, spared=()):
+        self.left, self.files, self.spared, self.is_sent = line, files, spared, False
+
+    def __call__(self, frame, event, arg):
+        code = frame.f_code
+        if self.files is not None and os.path.basename(code.co_filename) not in self.files:
+            return None
+        self.left -= 1
+        if self.left > 0 or code.co_name in self.spared:
+            return self
+        sys.settrace(None)
+        self.is_sent = True
+        os.kill(os.getpid(), signal.SIGINT)
 """
 
 
@@ -310,26 +328,14 @@ def test_ctrl_c_at_any_line_of_the_start(path: str, tmp_path: Path) -> None:
 FILES = ("process_iter.py", "thread_iter.py", "worker_iter.py", "dataloader.py")
 
 def interrupt_at(line):
-    lines, is_sent = 0, False
-
-    def trace(frame, event, arg):
-        nonlocal lines, is_sent
-        if os.path.basename(frame.f_code.co_filename) not in FILES:
-            return None
-        lines += 1
-        if lines >= line:
-            sys.settrace(None)
-            is_sent = True
-            os.kill(os.getpid(), signal.SIGINT)
-        return trace
-
+    sender = InterruptAt(line, FILES)
     path = sys.argv[1]
     loader = DataLoader(Items(8), 4, num_workers=1, path=path if path == "thread" else "auto")
     try:
-        sys.settrace(trace)
+        sys.settrace(sender)
         iterator = iter(loader)
         sys.settrace(None)
-        if is_sent:
+        if sender.is_sent:
             sleep_in_steps()  # until it comes
         return False
     except KeyboardInterrupt:
@@ -355,27 +361,19 @@ def test_ctrl_c_anywhere_in_the_finalizer(tmp_path: Path) -> None:
         tmp_path,
         HEAD
         + """
+# Not in a generator that is being closed: ours, or torch's BatchSampler.
+CLOSING = ("opening", "__iter__")
+
 def interrupt_at(line):
-    lines, is_sent = 0, False
-
-    def trace(frame, event, arg):
-        nonlocal lines, is_sent
-        lines += 1
-        # Not in a generator that is being closed: ours, or torch's BatchSampler.
-        if lines < line or frame.f_code.co_name in ("opening", "__iter__"):
-            return trace
-        sys.settrace(None)
-        is_sent = True
-        os.kill(os.getpid(), signal.SIGINT)
-
+    sender = InterruptAt(line, spared=CLOSING)
     loader = DataLoader(Items(), 4, num_workers=1)
     iterator = iter(loader)
     next(iterator)
     try:
-        sys.settrace(trace)
+        sys.settrace(sender)
         del iterator
         sys.settrace(None)
-        if is_sent:
+        if sender.is_sent:
             sleep_in_steps()  # until it comes
         return False
     except KeyboardInterrupt:
