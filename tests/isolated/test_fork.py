@@ -5,39 +5,17 @@ from pathlib import Path
 from helpers import run_script
 
 HEAD = """
-import os, signal, sys, time, traceback
-import multiprocessing
+import multiprocessing, os, sys
 from pathlib import Path
 import numpy as np
 import torch
 from fastloop import ArrayDataset, DataLoader
 from helpers import outcome, slow_array
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
+from workers import in_child
 
 x = torch.arange(40 * 3000, dtype=torch.float32).reshape(40, 3000)
 dataset = TensorDataset(x, torch.arange(40))
-
-
-def in_child(work, leave=os._exit):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        leave(code)
-    for _ in range(6000):
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            assert status == 0, status
-            return
-        time.sleep(0.005)
-    os.kill(pid, signal.SIGABRT)
-    raise AssertionError("the child hangs")
 
 
 def check(batches, first=0):

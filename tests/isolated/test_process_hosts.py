@@ -6,7 +6,7 @@ from pathlib import Path
 from helpers import run_script
 
 HEAD = """
-import gc, os, resource, signal, subprocess, sys, threading, time, traceback
+import gc, os, resource, signal, subprocess, sys, threading, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
@@ -14,28 +14,6 @@ from fastloop import DataLoader
 from helpers import outcome
 from workers import *
 from workers import Items, Stream, check_batches
-
-
-def in_child(work):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(code)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            assert status == 0, status
-            return
-        time.sleep(0.005)
-    os.kill(pid, signal.SIGABRT)
-    raise AssertionError("the child hangs")
 """
 
 

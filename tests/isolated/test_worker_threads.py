@@ -118,18 +118,7 @@ def child():
     loader.close()
 
 for end in (os._exit, sys.exit):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            child()
-            code = 0
-        finally:
-            sys.stderr.flush()
-            if end is os._exit:
-                os._exit(code)
-        sys.exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
+    in_child(child, end)
 
 batches += iterator
 assert check_batches(batches) == 16

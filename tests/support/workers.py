@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -220,6 +221,29 @@ def error_text(call: Callable[[], object], kind: type[BaseException] = RuntimeEr
         assert type(error) is kind, repr(error)
         return str(error)
     raise AssertionError("no error")
+
+
+def in_child(work: Callable[[], object], leave: Callable[[int], object] = os._exit) -> None:
+    """Calls `work` in a fork of this process, which must end without an error, and soon."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        leave(code)
+    for _ in range(6000):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            assert status == 0, status
+            return
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGABRT)
+    raise AssertionError("the child hangs")
 
 
 MAIN = threading.main_thread().ident
