@@ -14,9 +14,9 @@ from framework_runs import (
     Samples,
     Stream,
     Trained,
+    accelerate_epoch,
     arrays,
     assert_trains_alike,
-    loss_of,
     model_of,
     weights,
 )
@@ -61,13 +61,8 @@ def train(loader: Any, skip: int = 0, **given: Any) -> Trained:
     losses = []
     for epoch in range(2):
         rest = loader if epoch or not skip else accelerator.skip_first_batches(loader, skip)
-        for batch in rest:
-            with accelerator.accumulate(model):
-                loss = loss_of(model, batch)
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.append((loss.item(), accelerator.sync_gradients, len(batch[0])))
+        for loss, size in accelerate_epoch(accelerator, model, optimizer, rest):
+            losses.append((loss, accelerator.sync_gradients, size))
     return Trained((losses, weights(model)), loader)
 
 

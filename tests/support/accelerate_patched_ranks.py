@@ -8,7 +8,15 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
-from framework_runs import Stream, Trained, arrays, assert_trains_alike, loss_of, model_of, weights
+from framework_runs import (
+    Stream,
+    Trained,
+    accelerate_epoch,
+    arrays,
+    assert_trains_alike,
+    model_of,
+    weights,
+)
 from torch.utils.data import DataLoader
 
 CASES: dict[str, dict[str, Any]] = {
@@ -34,15 +42,9 @@ def train(case: str) -> Trained:
     plain = model_of()
     optimizer = torch.optim.SGD(plain.parameters(), 0.1)
     model, optimizer, loader = accelerator.prepare(plain, optimizer, loader)
-    losses = []
+    losses: list[Any] = []
     for _ in range(2):
-        for batch in loader:
-            with accelerator.accumulate(model):
-                loss = loss_of(model, batch)
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.append((loss.item(), len(batch[0])))
+        losses += accelerate_epoch(accelerator, model, optimizer, loader)
     return Trained((losses, weights(plain)), loader)
 
 

@@ -59,6 +59,19 @@ def loss_of(model: torch.nn.Module, batch: Any) -> Tensor:
     return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
+def accelerate_epoch(
+    accelerator: Any, model: Any, optimizer: Any, loader: Any
+) -> Iterator[tuple[float, int]]:
+    """accelerate's loop: the loss and the size of each batch, after its step."""
+    for batch in loader:
+        with accelerator.accumulate(model):
+            loss = loss_of(model, batch)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        yield loss.item(), len(batch[0])
+
+
 def weights(model: torch.nn.Module) -> list[bytes]:
     return [bits(parameter) for parameter in model.parameters()]
 
