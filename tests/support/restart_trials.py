@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from workers import Kill
 
+from fastloop.workers import lifecycle
+
 # The begin of the scripts.
 HEAD = """
 import gc, os, random, signal, sys, time
@@ -107,6 +109,21 @@ def check_death(text: str, end: int, batch: int | None = None) -> None:
     assert re.search(r"[0-9.]+ of [0-9.]+ GiB of memory", text), text
 
 
+def around_next_start(
+    before: Callable[[], object] = lambda: None, after: Callable[[], object] = lambda: None
+) -> None:
+    """Has these called around the next start of a worker process."""
+    start = lifecycle.WorkerProcess._start
+
+    def start_once(process: Any) -> None:
+        lifecycle.WorkerProcess._start = start
+        before()
+        start(process)
+        after()
+
+    lifecycle.WorkerProcess._start = start_once
+
+
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     os.kill(pid, number)
 
@@ -122,6 +139,7 @@ __all__ = [
     "Log",
     "Once",
     "OnceInit",
+    "around_next_start",
     "check_death",
     "deaths",
     "kill",

@@ -98,16 +98,7 @@ for moment in ("before", "after"):
     loader = restarting(Items(hook=Once(22, Kill(9))), persistent_workers=True)
     iterator = iter(loader)
     got = [next(iterator)]
-
-    def interrupted(self):
-        lifecycle.WorkerProcess._start = start
-        if moment == "before":
-            os.kill(os.getpid(), signal.SIGINT)
-        start(self)
-        if moment == "after":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    lifecycle.WorkerProcess._start = interrupted
+    around_next_start(**{moment: lambda: os.kill(os.getpid(), signal.SIGINT)})
     with deaths() as texts:
         error_text(lambda: got.extend(iterator), KeyboardInterrupt)
     assert check_batches(got) <= 5 and lifecycle.WorkerProcess._start is start
@@ -134,10 +125,8 @@ def test_close_during_a_restart(tmp_path: Path) -> None:
         HEAD
         + """
 import threading
-from fastloop.workers import lifecycle
 
 begin()
-start = lifecycle.WorkerProcess._start
 for how in ("handler before", "handler after", "thread", "before"):
     loader = restarting(Items(hook=Once(22, Kill(9))))
     iterator = iter(loader)
@@ -149,15 +138,8 @@ for how in ("handler before", "handler after", "thread", "before"):
         threads[0].start()
         time.sleep(0.05)
 
-    def closing(self):
-        lifecycle.WorkerProcess._start = start
-        if how == "handler before":
-            os.kill(os.getpid(), signal.SIGUSR1)
-        if how == "thread":
-            close()
-        start(self)
-        if how == "handler after":
-            os.kill(os.getpid(), signal.SIGUSR1)
+    def send():
+        os.kill(os.getpid(), signal.SIGUSR1)
 
     signal.signal(signal.SIGUSR1, lambda *_: loader.close())
     if how == "before":
@@ -166,8 +148,12 @@ for how in ("handler before", "handler after", "thread", "before"):
             loader.close()
             return make(*args)
         iterator._context.make_successor = make_late
+    elif how == "thread":
+        around_next_start(before=close)
+    elif how == "handler before":
+        around_next_start(before=send)
     else:
-        lifecycle.WorkerProcess._start = closing
+        around_next_start(after=send)
     with deaths():  # the thread may come too late
         text = error_text(lambda: got.extend(iterator))
     assert "the loader of this iterator was closed" in text, (how, text)
