@@ -49,3 +49,14 @@ def ended_if_it_hangs() -> Iterator[None]:
     faulthandler.dump_traceback_later(HANGS_S, exit=True, file=TERMINAL)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """A forked worker must not find OpenMP's threads missing."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

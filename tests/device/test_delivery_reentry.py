@@ -3,7 +3,7 @@ code runs in it, so a signal handler or another thread may come in."""
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.destinations import Destination, DeviceMemory
 from fastloop.loader import process_iter
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # for forks
 NESTED = "from inside its own next"
 
 
@@ -48,14 +49,6 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((1000,), index)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # for forks
-    yield
-    torch.set_num_threads(before)
 
 
 def loop_with(monkeypatch: pytest.MonkeyPatch, memory: Interrupted) -> Any:

@@ -17,6 +17,7 @@ from helpers import (
     TorchLoader,
     assert_same,
     assert_same_trace,
+    collector_off,
     epoch,
     loader_of,
     outcome,
@@ -112,8 +113,7 @@ def test_an_iterator_is_one_of_torchs(late: LazyDevice, path: str, workers: int)
 def test_an_iterator_leaves_nothing_behind(
     late: LazyDevice, path: str, workers: int, end: int | None
 ) -> None:
-    gc.disable()
-    try:
+    with collector_off():
         iterator = iter(on_device(path, workers))
         source = weakref.ref(iterator._source)
         processes = list(iterator._workers) if workers > 0 else []
@@ -123,8 +123,6 @@ def test_an_iterator_leaves_nothing_behind(
         assert not any(process.is_alive() for process in processes)
         late.run()
         assert all(block.is_free for block in late.blocks)
-    finally:
-        gc.enable()
 
 
 persistent_paths = pytest.mark.parametrize("path", ["array", "process", "thread", "torch"])

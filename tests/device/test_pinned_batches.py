@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import UserList
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -71,17 +71,14 @@ class HostAllocator:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostAllocator]:
+def host(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> HostAllocator:
     allocator = HostAllocator()
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, _=None: allocator.pin(tensor))
     monkeypatch.setattr(destinations, "allocate_pinned", allocator.new)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # for forks
-    yield allocator
-    torch.set_num_threads(before)
+    return allocator
 
 
 def loader_of(cls: Any, path: str, workers: int, **kwargs: Any) -> Any:

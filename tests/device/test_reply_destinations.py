@@ -1,7 +1,6 @@
 """What a collate_fn of the user's returns, once it is on a device: here host memory that every
 batch is copied to whole, as to a device. Copies themselves are tested in test_uploads.py."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,15 +34,12 @@ class HostMemory(DeviceMemory):
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostMemory]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # for forks
+def memory(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> HostMemory:
     memory = HostMemory()
     monkeypatch.setattr(process_iter, "find_destination", lambda *_, **__: memory)
     monkeypatch.setattr(process_iter, "unpack", memory.unpack)
     monkeypatch.setattr(delivery, "unpack", memory.unpack)
-    yield memory
-    torch.set_num_threads(before)
+    return memory
 
 
 def moved(batch: Any) -> Any:

@@ -1,7 +1,6 @@
 """Datasets over plain arrays that are no TensorDataset: tensors and arrays themselves, and
 StackDataset and ConcatDataset of them. Same batches, same random numbers as torch's loader."""
 
-import gc
 import os
 import warnings
 import weakref
@@ -13,7 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import TorchLoader, assert_same, assert_same_trace, epoch, outcome, trace
+from helpers import (
+    TorchLoader,
+    assert_same,
+    assert_same_trace,
+    collector_off,
+    epoch,
+    outcome,
+    trace,
+)
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, random_split
 
 from fastloop import ArrayDataset, DataLoader, ShuffleSampler, _core
@@ -249,12 +256,9 @@ def test_nothing_holds_the_arrays_of_a_loader_that_is_gone(workers: int) -> None
     del array, tensor
     iterator = iter(DataLoader(dataset, 4, num_workers=workers, path="array"))
     next(iterator)
-    gc.disable()
-    try:
+    with collector_off():
         del iterator, dataset
         assert [ref() for ref in gone] == [None, None]
-    finally:
-        gc.enable()
 
 
 BAD: dict[str, tuple[Any, Any]] = {

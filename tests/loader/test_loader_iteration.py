@@ -16,6 +16,7 @@ from helpers import (
     SamplerError,
     TorchLoader,
     assert_same,
+    collector_off,
     epoch,
     in_fives,
     labels,
@@ -80,8 +81,7 @@ def test_a_loop_left_early_or_by_an_error_leaves_the_loader_usable(workers: int)
 @both
 def test_an_iterator_is_freed_with_its_last_reference(workers: int) -> None:
     loader = loader_of(workers)
-    gc.disable()
-    try:
+    with collector_off():
         for taken in (0, 1, N // 5, N // 5 + 1):
             iterator = iter(loader)
             for _ in range(taken):
@@ -92,8 +92,6 @@ def test_an_iterator_is_freed_with_its_last_reference(workers: int) -> None:
         gone = weakref.ref(loader)
         del loader
         assert gone() is None
-    finally:
-        gc.enable()
 
 
 class Holder(ListSampler):

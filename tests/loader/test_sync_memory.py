@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import TorchLoader, assert_same, run_script
+from helpers import TorchLoader, assert_same, collector_off, run_script
 from torch.utils.data import Dataset
 
 from fastloop import DataLoader
@@ -77,8 +77,7 @@ def test_close_gives_the_memory_back() -> None:
 def test_a_loader_gives_its_memory_back_when_it_is_dropped() -> None:
     """At once: Python's collector counts objects and not their bytes, so it would come late."""
     images = Images()
-    gc.disable()
-    try:
+    with collector_off():
         alive = count_collates()
         faults_of_an_epoch(DataLoader(images, 64))
         assert count_collates() == alive
@@ -86,8 +85,6 @@ def test_a_loader_gives_its_memory_back_when_it_is_dropped() -> None:
         next(iterator)
         del iterator
         assert count_collates() == alive
-    finally:
-        gc.enable()
 
 
 def test_batches_that_are_kept_are_not_written_again() -> None:

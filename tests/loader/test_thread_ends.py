@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from compare import FunctionDataset
+from helpers import collector_off
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -209,8 +210,7 @@ def test_with_block() -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_last_reference_ends_it_all(persistent: bool) -> None:
-    gc.disable()
-    try:
+    with collector_off():
         dataset = FunctionDataset(lambda i: torch.zeros(9000))
         loader = Threaded(dataset, 1, persistent_workers=persistent)
         iterator = iter(loader)
@@ -220,8 +220,6 @@ def test_the_last_reference_ends_it_all(persistent: bool) -> None:
         assert [ref() for ref in refs] == [None] * 4
         assert running() == []
         assert batch.shape == (1, 9000)
-    finally:
-        gc.enable()
 
 
 def test_the_sample_under_way_is_the_last() -> None:

@@ -37,15 +37,7 @@ from fastloop import DataLoader, PackCollate, PadCollate
 np.random.get_state()  # imported here, where no collection of garbage meets a fork
 Threaded = functools.partial(DataLoader, path="thread")
 in_workers = pytest.mark.parametrize("workers", [1, 3])
-
-
-@pytest.fixture(autouse=True)
-def few_threads() -> Iterator[None]:
-    """A forked worker must not find OpenMP's threads missing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")  # for forks
 
 
 def assert_same_run(dataset: Any, **kwargs: Any) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import pickle
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import collector_off
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -234,12 +234,9 @@ def test_loaders_pickle_copy_and_die_as_before() -> None:
         for other in (pickle.loads(pickle.dumps(loader)), copy.copy(loader)):
             assert len(list(other)) == 6
         reference = weakref.ref(loader)
-        gc.disable()
-        try:
+        with collector_off():
             del loader, other
             assert reference() is None
-        finally:
-            gc.enable()
 
 
 def test_persistent_workers_that_died_are_made_anew() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import math
 import pickle
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import assert_same, outcome, run_script
+from helpers import assert_same, collector_off, outcome, run_script
 from scaler_calls import CALLS, Side, TorchScaler, draw
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -259,12 +258,9 @@ def test_nothing_is_kept_of_an_optimizer() -> None:
     scaler.step(optimizer)
     references = [weakref.ref(optimizer), weakref.ref(params[0].grad)]
     assert status().native == 1
-    gc.disable()
-    try:
+    with collector_off():
         del optimizer, params
         assert [reference() for reference in references] == [None, None]
-    finally:
-        gc.enable()
 
 
 class Bare:

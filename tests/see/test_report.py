@@ -3,7 +3,6 @@ kind, what the block leaves behind, whatever ends it."""
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import threading
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import run_script
+from helpers import collector_off, run_script
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fastloop
@@ -225,12 +224,9 @@ def test_a_loader_and_its_iterator_die_with_the_loop() -> None:
         iterator = iter(loader)
         next(iterator)
         references = weakref.ref(loader), weakref.ref(iterator)
-        gc.disable()
-        try:
+        with collector_off():
             del loader, iterator
             assert [reference() for reference in references] == [None, None]
-        finally:
-            gc.enable()
         assert report.to_dict()["loaders"][0]["name"] == "Numbers of 12"
 
 

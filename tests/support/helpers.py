@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,16 @@ def assert_same_trace(ours: list[Any], theirs: list[Any]) -> None:
         assert_same(batch, batch2, moment)
         assert state == state2, f"{moment}: torch's random state differs"
         assert given == given2, f"{moment}: the generator's state differs"
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """What dies in this block does so with its last reference."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def random_states() -> tuple[Any, ...]:

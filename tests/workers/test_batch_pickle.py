@@ -7,7 +7,7 @@ import random
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,7 @@ from samples import Open, X, tensor_of
 from fastloop import DataLoader
 
 in_workers = pytest.mark.parametrize("workers", [1, 2])
-
-
-@pytest.fixture(autouse=True)
-def few_threads() -> Iterator[None]:
-    """A forked worker must not find OpenMP's threads missing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")  # for forks
 
 
 # ---- results of every kind

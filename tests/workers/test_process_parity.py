@@ -41,15 +41,7 @@ from fastloop import DataLoader
 np.random.get_state()  # imported here, where no collection of garbage meets a fork
 everywhere = pytest.mark.parametrize("workers", [0, 1, 2])
 in_workers = pytest.mark.parametrize("workers", [1, 2])
-
-
-@pytest.fixture(autouse=True)
-def few_threads() -> Iterator[None]:
-    """A forked worker must not find OpenMP's threads missing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")  # for forks
 
 
 # ---- every kind of sample
