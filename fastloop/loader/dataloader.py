@@ -15,7 +15,6 @@ from fastloop.loader.iterators import iterator_with
 from fastloop.loader.queue_depth import read_depth
 from fastloop.loader.route import PATHS
 from fastloop.loader.shared import CLOSED, Shared
-from fastloop.loader.stats import LoaderStats, stats_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
         _worker_init_fn_t,
     )
     from typing_extensions import Self
+
+    from fastloop.loader.stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -330,6 +331,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def stats(self) -> LoaderStats:
         """What this loader has done so far, and which path it takes now. Costs no sync."""
+        from fastloop.loader.stats import stats_of
+
         return stats_of(self, self.path, self._shared)
 
     def close(self) -> None:

@@ -12,10 +12,8 @@ from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.prefetch import DeviceIter
 from fastloop.loader.array_iter import ArrayIter
 from fastloop.loader.extras import Extras
-from fastloop.loader.process_iter import ProcessIter
 from fastloop.loader.route import find_route
 from fastloop.loader.shared import Shared
-from fastloop.loader.thread_iter import ThreadIter
 from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
 
 
@@ -53,11 +51,16 @@ def fast_iterator(
     """
     shared = shared or Shared()
     route = find_route(loader, path, pin=True)
+    # Those over workers are imported when the first is made: most programs have one kind or none.
     if route.path == "thread":
+        from fastloop.loader.thread_iter import ThreadIter
+
         return ThreadIter(loader, shared, accelerator)
     if route.source is not None:
         return ArrayIter(loader, route.source, shared, accelerator)
     if route.path == "process":
+        from fastloop.loader.process_iter import ProcessIter
+
         return ProcessIter(loader, shared, accelerator)
     if loader.num_workers > 0:
         return TorchProcessIter(loader, shared)
