@@ -65,6 +65,7 @@ bench: install $(STAMPS)/bench-requirements
 	$(VENV)/bin/python benchmarks/bench_tune.py
 	$(VENV)/bin/python benchmarks/bench_fresh.py
 	$(VENV)/bin/python benchmarks/bench_step.py
+	$(VENV)/bin/python benchmarks/bench_patched.py
 
 # ---- on a machine with a GPU; GPU_PYTHON=python3 is for one that has torch, NumPy and setuptools,
 # GPU_WHEELS=FOLDER for one that has no pytest or psutil: all wheels in that folder are installed

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch.utils.data import Subset
 
 from fastloop.data.arrays import ArrayDataset, read_item
 from fastloop.data.batch_memory import find_places
@@ -387,11 +386,3 @@ class ImageFolder(EpochDataset):
 
     def __repr__(self) -> str:
         return f"ImageFolder({self.root!r}, {len(self)} files of {len(self.classes)} classes)"
-
-
-def fills_batches(dataset: Any) -> bool:
-    """Whether samples may lie in memory that is lent (data/batch_memory.py): nobody but an
-    ImageFolder has them before the collate."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return type(dataset) is ImageFolder

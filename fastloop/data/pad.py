@@ -6,9 +6,8 @@ tensors, and by torch's functions otherwise; the results are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch.utils.data._utils.collate import default_collate
 
 from fastloop import _core
-from fastloop.data.collate import is_default_collate, make_collate
+from fastloop.data.collate import make_collate
 from fastloop.data.sample_fields import (
     Fields,
     SampleField,
@@ -72,19 +71,6 @@ class SequenceCollate:
         state = vars(self).items()
         given = ", ".join(f"{key}={value!r}" for key, value in state if not key.startswith("_"))
         return f"{type(self).__name__}({given})"
-
-
-def find_collate(
-    collate_fn: Any, open_core: Callable[[], _core.Collate]
-) -> tuple[Callable[[Any], Any], _core.Collate] | None:
-    """What does the same in memory of a core, and that core; None for functions of the user's."""
-    if is_default_collate(collate_fn):
-        core = open_core()
-        return core, core
-    if type(collate_fn) in (PadCollate, PackCollate):
-        core = open_core()
-        return partial(collate_fn.collate, core), core
-    return None
 
 
 # ---- padding

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +15,12 @@ from torch.utils.data import TensorDataset, default_collate
 
 from fastloop import _core
 from fastloop.base.tensors import DTYPES
-from fastloop.data.arrays import ArrayDataset
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
-from fastloop.data.image_folder import ImageFolder
-from fastloop.data.ragged import RaggedField
-from fastloop.data.tokens import TokenDataset
+from fastloop.data.kinds import is_array_dataset, is_image_folder, is_token_dataset
 from fastloop.loader.index_blocks import Vector
+
+if TYPE_CHECKING:
+    from fastloop.data.arrays import ArrayDataset
 
 
 class NotCoveredError(Exception):
@@ -188,6 +188,8 @@ def list_of(count: int) -> Structure:
 
 
 def _columns_of_arrays(dataset: ArrayDataset) -> Columns:
+    from fastloop.data.ragged import RaggedField
+
     if dataset._untranslated:
         raise NotCoveredError(dataset._untranslated)
     keys = dataset._keys
@@ -235,20 +237,20 @@ def add_rows(columns: Columns, name: str, rows: object) -> None:
 
 def columns_of(dataset: object) -> Columns:
     """Those of a dataset that is not made of others. Raises NotCoveredError."""
-    if type(dataset) is ImageFolder:
+    if is_image_folder(dataset):
         if dataset._arrays is None:
             raise NotCoveredError(
                 "the files of an ImageFolder without cache= are decoded in Python"
             )
         dataset = dataset._arrays
-    if type(dataset) is ArrayDataset:
+    if is_array_dataset(dataset):
         return _columns_of_arrays(dataset)
     if type(dataset) is TensorDataset:
         columns = Columns(list_of(len(dataset.tensors)), held=[Held.of(dataset, "tensors")])
         for i, tensor in enumerate(dataset.tensors):
             columns.add(f"tensor {i}", tensor)
         return columns
-    if type(dataset) is TokenDataset:
+    if is_token_dataset(dataset):
         is_alone = dataset._keys is None and dataset._arguments.targets is None
         names = dict.fromkeys(dataset._keys) if dataset._keys else list_of(2)
         columns = Columns(None if is_alone else names)

@@ -11,12 +11,10 @@ import torch.utils.data
 from fastloop.data.dataset_reader import has_place
 from fastloop.loader.checkpoint import load_state, save_state, warn_of_end
 from fastloop.loader.extras import Extras, value_for_reader
-from fastloop.loader.iterators import iterator_with
+from fastloop.loader.iterators import iterate_anew, iterator_with
 from fastloop.loader.queue_depth import read_depth
 from fastloop.loader.route import PATHS
 from fastloop.loader.shared import CLOSED, Shared
-from fastloop.loader.stats import LoaderStats, stats_of
-from fastloop.loader.worker_iter import iterate_anew
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
         _worker_init_fn_t,
     )
     from typing_extensions import Self
+
+    from fastloop.loader.stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -317,6 +317,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def stats(self) -> LoaderStats:
         """What this loader has done so far, and which path it takes now. Costs no sync."""
+        from fastloop.loader.stats import stats_of
+
         return stats_of(self, self.path, self._shared)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,10 +13,8 @@ from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.prefetch import DeviceIter
 from fastloop.loader.array_iter import ArrayIter
 from fastloop.loader.extras import Extras
-from fastloop.loader.process_iter import ProcessIter
 from fastloop.loader.route import find_route
 from fastloop.loader.shared import Shared
-from fastloop.loader.thread_iter import ThreadIter
 from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
 
 
@@ -53,12 +52,39 @@ def fast_iterator(
     """
     shared = shared or Shared()
     route = find_route(loader, path, pin=True)
+    # Those over workers are imported when the first is made: most programs have one kind or none.
     if route.path == "thread":
+        from fastloop.loader.thread_iter import ThreadIter
+
         return ThreadIter(loader, shared, accelerator)
     if route.source is not None:
         return ArrayIter(loader, route.source, shared, accelerator)
     if route.path == "process":
+        from fastloop.loader.process_iter import ProcessIter
+
         return ProcessIter(loader, shared, accelerator)
     if loader.num_workers > 0:
         return TorchProcessIter(loader, shared)
     return SyncIter(loader, shared, has_own_collate=route.path == "sync")
+
+
+def iterate_anew(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
+    """What `iterate`, torch's ``__iter__``, returns. A fork, a death or Ctrl-C may have left
+    persistent workers useless: they are dropped before."""
+    _drop_broken_workers(loader)
+    try:
+        return iterate()
+    except RuntimeError:
+        if not _drop_broken_workers(loader):  # they were still alive above, but dying
+            raise
+        return iterate()
+
+
+def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
+    """Whether there were some."""
+    iterator: Any = loader._iterator
+    if not getattr(iterator, "is_broken", bool)():
+        return False
+    iterator.close()
+    loader._iterator = None
+    return True

@@ -17,7 +17,6 @@ from itertools import islice
 from time import monotonic
 from typing import Any
 
-import numpy.random  # noqa: F401 - here, or every worker imports it again, and Ctrl-C meets it there
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, _utils
@@ -56,12 +55,19 @@ def _requests_of(loader: DataLoader[Any]) -> int:
     return 1 << (2 * operator.index(loader.prefetch_factor or 1) + 15).bit_length()
 
 
+def _import_for_workers() -> None:
+    """What torch's worker loop imports: else every worker does, and Ctrl-C meets it there."""
+    with interrupts_held():  # in the middle of it extension modules would be left half made
+        import numpy.random  # noqa: F401
+
+
 class ProcessIter(WorkerIter):
     """torch's iterator over a pool of worker processes and a channel in shared memory."""
 
     def __init__(
         self, loader: DataLoader[Any], shared: Shared, accelerator: Accelerator | None = None
     ) -> None:
+        _import_for_workers()
         self._shared = shared
         self._depth = self._find_depth(loader)
         index = -1

@@ -28,13 +28,15 @@ from torch.utils.data._utils.collate import default_collate, default_convert
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
-from fastloop.data.arrays import ArrayDataset
 from fastloop.data.collate import is_default_collate
-from fastloop.data.image_folder import ImageFolder
-from fastloop.data.pad import PackCollate, PadCollate
-from fastloop.data.ragged import RaggedField
+from fastloop.data.kinds import (
+    derives_from_array_dataset,
+    is_array_dataset,
+    is_image_folder,
+    is_sequence_collate,
+    is_token_dataset,
+)
 from fastloop.data.samplers import ShuffleSampler
-from fastloop.data.tokens import TokenDataset
 from fastloop.loader.columns import Held, NotCoveredError, Structure
 from fastloop.loader.dataset_epochs import datasets_within
 from fastloop.loader.index_blocks import Vector
@@ -44,10 +46,9 @@ from fastloop.loader.package_columns import (
     indices_of_hugging_face,
     is_hugging_face,
 )
-from fastloop.loader.sequence_columns import columns_of_sequences
 
-# What an index that is a list takes of them are the rows in it.
-_TAKE_LISTS = (ArrayDataset, TensorDataset, torch.Tensor, np.ndarray, np.memmap)
+# What an index that is a list takes of them, and of an ArrayDataset, are the rows in it.
+_TAKE_LISTS = (TensorDataset, torch.Tensor, np.ndarray, np.memmap)
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
 # Those that yield ints and nothing else.
 _INDEX_SAMPLERS = (
@@ -95,7 +96,13 @@ def find_source(dataset: object, pin: bool, collate_fn: object = default_collate
         maps.insert(0, find_rows(dataset.indices))
         dataset = dataset.dataset
     try:
-        columns = columns_of_sequences(dataset, collate_fn)
+        columns = None
+        if is_sequence_collate(collate_fn) or (
+            collate_fn is default_convert and is_array_dataset(dataset)
+        ):
+            from fastloop.loader.sequence_columns import columns_of_sequences
+
+            columns = columns_of_sequences(dataset, collate_fn)
         if columns is None and is_hugging_face(dataset):
             columns = columns_of_hugging_face(dataset)
             indices = indices_of_hugging_face(dataset)
@@ -108,7 +115,7 @@ def find_source(dataset: object, pin: bool, collate_fn: object = default_collate
 
 
 def _has_sequence_collate(loader: DataLoader[Any]) -> bool:
-    return loader._auto_collation and type(loader.collate_fn) in (PadCollate, PackCollate)
+    return loader._auto_collation and is_sequence_collate(loader.collate_fn)
 
 
 def _has_default_collate(loader: DataLoader[Any]) -> bool:
@@ -149,7 +156,7 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
     """What runs as it is needs a path that runs Python for every sample, which is to be asked for:
     it does not have the speed nor the random numbers of this dataset."""
     for found in datasets_within(dataset):
-        if isinstance(found, ArrayDataset) and found._untranslated:
+        if derives_from_array_dataset(found) and found._untranslated:
             raise ValueError(
                 f"path={path!r} cannot load this: {found._untranslated}; use path={other!r}, which "
                 "runs it as it is"
@@ -162,15 +169,18 @@ def _check_singles(loader: DataLoader[Any]) -> None:
     dataset: object = loader.dataset
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    if type(dataset) is ImageFolder:
+    if is_image_folder(dataset):
         raise NotCoveredError("a single sample of an ImageFolder has an int, as torchvision's")
     if is_hugging_face(dataset):
         raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
     if type(loader.sampler) in _INDEX_SAMPLERS:
         return
-    if type(dataset) is ArrayDataset and any(isinstance(f, RaggedField) for f in dataset._fields):
-        raise NotCoveredError("the sampler may yield what is no index of a RaggedArray")
-    if type(dataset) not in _TAKE_LISTS:
+    if is_array_dataset(dataset):
+        from fastloop.data.ragged import RaggedField
+
+        if any(isinstance(field, RaggedField) for field in dataset._fields):
+            raise NotCoveredError("the sampler may yield what is no index of a RaggedArray")
+    elif type(dataset) not in _TAKE_LISTS:
         name = type(dataset).__name__
         raise NotCoveredError(f"the sampler may yield what is no index of a {name}")
 
@@ -241,9 +251,12 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
                 f"path='array' cannot load this: {reason}; use path='auto' for any dataset"
             ) from None
         return Route(other, str(reason))
-    others = {TokenDataset: "windows of tokens", ImageFolder: "cached images"}
-    what = others.get(type(source.dataset), "plain arrays")
-    if is_hugging_face(source.dataset):
+    what = "plain arrays"
+    if is_token_dataset(source.dataset):
+        what = "windows of tokens"
+    elif is_image_folder(source.dataset):
+        what = "cached images"
+    elif is_hugging_face(source.dataset):
         what = "Arrow columns"
     collate = "default collate"
     if _has_sequence_collate(loader):

@@ -12,8 +12,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 
 from fastloop import _core
 from fastloop.data.batch_memory import call_lent
-from fastloop.data.image_folder import fills_batches
-from fastloop.data.pad import find_collate
+from fastloop.data.kinds import fills_batches, find_collate
 from fastloop.loader.shared import CLOSED, LoaderProxy, LockedIter, Shared, WorkerCounts
 
 

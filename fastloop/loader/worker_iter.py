@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -29,28 +28,6 @@ TAKEN_MEANWHILE = (
     "this iterator waits for a batch that was taken meanwhile: next() was called on it "
     "from inside next(), by a signal handler or a sampler"
 )
-
-
-def iterate_anew(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
-    """What `iterate`, torch's ``__iter__``, returns. A fork, a death or Ctrl-C may have left
-    persistent workers useless: they are dropped before."""
-    _drop_broken_workers(loader)
-    try:
-        return iterate()
-    except RuntimeError:
-        if not _drop_broken_workers(loader):  # they were still alive above, but dying
-            raise
-        return iterate()
-
-
-def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
-    """Whether there were some."""
-    iterator: Any = loader._iterator
-    if not getattr(iterator, "is_broken", bool)():
-        return False
-    iterator.close()
-    loader._iterator = None
-    return True
 
 
 class WorkerIter(_MultiProcessingDataLoaderIter, LockedIter):

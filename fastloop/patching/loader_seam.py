@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, TensorDatase
 
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader import extras as loader_extras
-from fastloop.loader.iterators import iterator_with
+from fastloop.loader.iterators import iterate_anew, iterator_with
 from fastloop.loader.shared import LoaderProxy, shared_of
-from fastloop.loader.worker_iter import iterate_anew
 from fastloop.patching.fastai_seam import add_fastai
 from fastloop.patching.seams import Function, Seam
 

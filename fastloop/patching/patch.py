@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -61,6 +62,19 @@ def _find(name: str) -> Seam:
     return seam
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """What the import of modules makes is no garbage, but enough of it sets off a collection of all
+    that torch has made, which takes longer than the import. It comes in the program's own time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def patch(what: str | Iterable[str] = _ALL, *, verbose: bool | None = None) -> PatchState:
     """Put fastloop behind torch's own classes: nothing in a script has to change.
 
@@ -90,7 +104,8 @@ def patch(what: str | Iterable[str] = _ALL, *, verbose: bool | None = None) -> P
     with _lock:
         if _is_switched_off():
             return patch_status()
-        are_on = [_find(name).put_in() for name in names]
+        with _collector_paused():
+            are_on = [_find(name).put_in() for name in names]
         state = patch_status()
     if verbose is None:
         verbose = os.environ.get("FASTLOOP_VERBOSE", "0") != "0" or not all(are_on)

@@ -32,8 +32,7 @@ from fastloop.data.batch_memory import lend
 from fastloop.data.collate import make_collate
 from fastloop.data.dataset_reader import DatasetReader
 from fastloop.data.epoch_word import IteratorEpochs
-from fastloop.data.image_folder import ImageFolder, fills_batches
-from fastloop.data.pad import find_collate
+from fastloop.data.kinds import fills_batches, find_collate, is_image_folder
 from fastloop.workers.request_queue import InitialState
 from fastloop.workers.task_errors import add_batch
 
@@ -199,7 +198,7 @@ class WorkerThread(threading.Thread):
         has_getitems = dataset_kind == _DatasetKind.Map and bool(
             getattr(dataset, "__getitems__", None)
         )
-        is_lazy = not has_getitems or type(dataset) is ImageFolder
+        is_lazy = not has_getitems or is_image_folder(dataset)
         self._is_by_sample = auto_collation and is_lazy
         # Counts of this thread's, which others read.
         self.batches = self.busy_ns = self.wait_ns = self.lock_ns = 0

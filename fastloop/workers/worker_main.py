@@ -22,8 +22,7 @@ from fastloop.base.interrupts import end_quietly, release_in_child
 from fastloop.data.batch_memory import lend
 from fastloop.data.collate import make_collate
 from fastloop.data.dataset_reader import DatasetReader
-from fastloop.data.image_folder import fills_batches
-from fastloop.data.pad import find_collate
+from fastloop.data.kinds import fills_batches, find_collate
 from fastloop.workers.batch_pickle import OBJECT, WRITTEN, pack
 from fastloop.workers.dataset_transfer import DatasetTransfer
 from fastloop.workers.request_queue import NO_STATE, InitialState

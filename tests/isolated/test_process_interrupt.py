@@ -325,7 +325,9 @@ def test_ctrl_c_at_any_line_of_the_start(path: str, tmp_path: Path) -> None:
         tmp_path,
         HEAD
         + """
-FILES = ("process_iter.py", "thread_iter.py", "worker_iter.py", "dataloader.py")
+FILES = (
+    "process_iter.py", "thread_iter.py", "worker_iter.py", "dataloader.py", "iterators.py",
+)
 
 def interrupt_at(line):
     sender = InterruptAt(line, FILES)

@@ -6,8 +6,8 @@ import sys
 
 
 def _run_users():
-    folder = __file__.rpartition("/")[0]
-    path = [entry for entry in sys.path if os.path.realpath(entry) != os.path.realpath(folder)]
+    folder = os.path.realpath(__file__.rpartition("/")[0])
+    path = [entry for entry in sys.path if os.path.realpath(entry) != folder]
     for finder in sys.meta_path:
         if getattr(finder, "__name__", "") != "PathFinder":
             continue
