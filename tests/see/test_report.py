@@ -269,6 +269,43 @@ def test_a_file_that_cannot_be_written_goes_elsewhere(
     assert str(path) in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_anywhere_hides_no_exception_and_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "no"))
+    with pytest.raises(KeyError), fastloop.report(folder / "run.json", verbose=True) as report:
+        folder.rmdir()
+        raise KeyError
+    err = capsys.readouterr().err
+    assert report.paths == [] and "nor could one for temporary files" in err
+    assert "ended by KeyError" in err
+
+
+def test_a_closed_stderr_takes_no_file_and_no_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = (tmp_path / "stderr").open("w")
+    closed.close()
+    with pytest.raises(KeyError), fastloop.report(tmp_path / "run.json", verbose=True):
+        monkeypatch.setattr("sys.stderr", closed)
+        raise KeyError
+    assert (tmp_path / "run.json").exists()
+
+
+@pytest.mark.parametrize("rank", ["", "one", "-1", "../x"])
+def test_a_rank_that_is_no_number_is_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    with fastloop.report(tmp_path / "run.html", tmp_path / "run.trace.json") as report:
+        pass
+    names = ["run.html", "run.trace.json", "run.json"]
+    assert [path.name for path in report.paths] == names and all(map(Path.exists, report.paths))
+    assert report.to_dict()["rank"] == 0
+
+
 def test_names_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'run\.pdf' is no name for a report; it ends in \.html"):
         fastloop.report("run.pdf")

@@ -390,3 +390,15 @@ def test_what_is_no_report_is_refused(
     assert fastloop.__main__.main(["compare", str(tmp_path / "a.json"), "b.json"]) == 2
     assert error in capsys.readouterr().err
     assert fastloop.__main__.main(["compare", "a.json"]) == 2
+
+
+@pytest.mark.parametrize("key", ["steps", "phases", "seconds_of", "verdict"])
+@pytest.mark.parametrize("value", [None, [], {}, 1])
+def test_a_damaged_report_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(to_json({**found_of(loop_of(1, 1)), key: value}))
+    assert fastloop.__main__.main(["compare", str(path), str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "a report is damaged" in err
