@@ -395,7 +395,7 @@ def test_nothing_in_a_chart_is_cut_off(steps: int) -> None:
         height = float(svg.attrib["viewBox"].split()[3])
         lines = [float(label.attrib["y"]) for label in svg.iter("text")]
         # A phone shows them in 20 units, a quarter of them below the line.
-        assert lines and 0 < min(lines) and max(lines) + 5 <= height
+        assert lines and min(lines) > 0 and max(lines) + 5 <= height
 
 
 def test_a_page_of_many_uneven_steps_and_many_workers_is_small() -> None:
