@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -110,7 +110,8 @@ def patch(what: str | Iterable[str] = _ALL, *, verbose: bool | None = None) -> P
     if verbose is None:
         verbose = os.environ.get("FASTLOOP_VERBOSE", "0") != "0" or not all(are_on)
     if verbose:
-        print(_announce(state), file=sys.stderr)
+        with suppress(OSError, ValueError):  # a closed stderr, or a full disk below it
+            print(_announce(state), file=sys.stderr)
     return state
 
 

@@ -130,7 +130,10 @@ class _LateReport:
         if self._opened is not None:
             self._opened.__exit__(*sys.exc_info())
         elif os.getpid() == self._process:
-            print("fastloop: no report, the program has not imported torch", file=sys.stderr)
+            try:  # noqa: SIM105 - contextlib is an import
+                print("fastloop: no report, the program has not imported torch", file=sys.stderr)
+            except (OSError, ValueError):
+                pass  # a closed stderr, or a full disk below it
 
 
 def import_bootstrap() -> Any:

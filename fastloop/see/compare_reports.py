@@ -91,5 +91,9 @@ def main(args: list[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"fastloop compare: {error}", file=sys.stderr)
         return 2
-    print(compare(a, b))
+    try:
+        print(compare(a, b))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        print(f"fastloop compare: a report is damaged: {error!r}", file=sys.stderr)
+        return 2
     return 0

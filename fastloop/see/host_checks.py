@@ -14,6 +14,7 @@ _LITTLE_SHM = 1 << 30
 _LITTLE_MEMORY = 2 << 30
 _FEW_FILES = 4096
 _COLD_READ = 64 << 20  # bytes read by the probe, at most
+_LEAST_READ = 1 << 20  # bytes; of fewer it is the time of a seek, and not the speed
 _SLOW_READ = 200e6  # bytes/s
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "9p", "virtiofs", "fuse")
 
@@ -159,6 +160,9 @@ def check_data(system: System, path: str) -> Finding:
     if not size:
         fact += ", without a file to read"
         return Finding("data", Level.NOTE, fact, "", "pass a file, or a folder with files")
+    if size < _LEAST_READ and not kind.startswith(_NETWORK):
+        fact += f"; its files are too small to tell its speed ({seconds * 1e3:.1f} ms for one)"
+        return Finding("data", Level.OK, fact)
     speed = size / max(seconds, 1e-9)
     fact += f"; {gib(size)} read cold at {speed / 1e6:,.0f} MB/s"
     if speed < _SLOW_READ:

@@ -15,8 +15,10 @@ from fastloop.see.loop_hooks import close_hooks, open_hooks
 from fastloop.see.loop_observer import LoopObserver
 from fastloop.see.report_files import (
     find_files,
+    find_rank,
     is_first_rank,
     kind_of,
+    say,
     to_json,
     write,
     write_somewhere,
@@ -71,11 +73,10 @@ class Report:
         self._ended_in = self._observer.end(_is_error(error))
         if _is_error(error):
             self._ended_by = type(error).__qualname__
-        self.paths = [write_somewhere(path, self._make(kind_of(path))) for path in self.paths]
+        written = [write_somewhere(path, self._make(kind_of(path))) for path in self.paths]
+        self.paths = [path for path in written if path is not None]
         if self._verbose:
-            print(self.summary(), file=sys.stderr)
-            for path in self.paths:
-                print(f"  written: {path}", file=sys.stderr)
+            say("\n".join([self.summary(), *(f"  written: {path}" for path in self.paths)]))
 
     def _find_observer(self) -> LoopObserver:
         if self._observer is None:
@@ -100,7 +101,7 @@ class Report:
             "fastloop": _core.version,
             "torch": str(torch.__version__),
             "python": sys.version.split()[0],
-            "rank": int(os.environ.get("RANK", "0")),
+            "rank": find_rank(),
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began_at)),
             "ended_by": self._ended_by or None,
             "ended_in": self._ended_in or None,
@@ -137,7 +138,8 @@ def report(*paths: str | os.PathLike[str], verbose: bool | None = None) -> Repor
         paths: files to write: ``.html`` (a page, with a ``.json`` beside it), ``.json`` (the
             numbers), ``.trace.json`` or ``.trace.json.gz`` (the last 16,384 steps for Perfetto).
             A rank other than 0 writes ``.rank1`` before the ending. A file that cannot be written
-            in the end goes to the folder for temporary files, and stderr says so.
+            in the end goes to the folder for temporary files, and stderr says so; no file is
+            worth an exception there.
         verbose: whether to print the table. None: on rank 0, unless FASTLOOP_VERBOSE is 0.
 
     Raises:

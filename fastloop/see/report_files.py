@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,14 @@ def kind_of(path: Path) -> str:
     return _KINDS[_ending(path)]
 
 
+def find_rank() -> int:
+    """0 without ranks. RANK is the program's: it may be anything."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else 0
+
+
 def is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    return find_rank() == 0
 
 
 def _of_rank(path: Path) -> Path:
@@ -37,7 +44,7 @@ def _of_rank(path: Path) -> Path:
         return path
     ending = _ending(path)
     stem = path.name.removesuffix(ending)
-    return path.with_name(f"{stem}.rank{os.environ['RANK']}{ending}")
+    return path.with_name(f"{stem}.rank{find_rank()}{ending}")
 
 
 def find_files(names: Iterable[str | os.PathLike[str]], of_rank: bool = True) -> list[Path]:
@@ -81,20 +88,27 @@ def write(path: Path, text: str) -> None:
         raise
 
 
-def write_somewhere(path: Path, text: str) -> Path:
-    """Where it is, if need be in the folder for temporary files, which stderr is told of."""
+def write_somewhere(path: Path, text: str) -> Path | None:
+    """Where it is, if need be in the folder for temporary files; None: nowhere. stderr is told."""
     try:
         write(path, text)
         return path
     except OSError as error:
-        folder = Path(tempfile.mkdtemp(prefix="fastloop-report-"))
-        other = folder / path.name
-        print(
-            f"fastloop: {str(path)!r} could not be written ({error}); the report is {str(other)!r}",
-            file=sys.stderr,
-        )
+        failed = f"fastloop: {str(path)!r} could not be written ({error})"
+    try:
+        other = Path(tempfile.mkdtemp(prefix="fastloop-report-")) / path.name
         write(other, text)
-        return other
+    except OSError as error:
+        say(f"{failed}, nor could one for temporary files ({error})")
+        return None
+    say(f"{failed}; the report is {str(other)!r}")
+    return other
+
+
+def say(text: str) -> None:
+    """On stderr, if that takes it: it may be closed, or a full disk."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def to_json(found: dict[str, Any]) -> str:

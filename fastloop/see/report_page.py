@@ -131,7 +131,7 @@ def _draw_steps(found: dict[str, Any]) -> str:
         caption += f" {higher} higher than the chart; the highest is {ms(max(sums))}."
     parts = [*_axis(top, height, _short_ms(scale)), *paths, *ends]
     says = "Time of each step, by phase. " + found["verdict"]["text"]
-    return _legend(shown) + _figure("steps", says, height + 34, parts, caption)
+    return _legend(shown) + _figure("steps", says, top + height + 28, parts, caption)
 
 
 def _draw_counts(name: str, says: str, labels: Sequence[str], counts: Sequence[int]) -> str:
@@ -157,7 +157,7 @@ def _draw_counts(name: str, says: str, labels: Sequence[str], counts: Sequence[i
                 f'<text{kind} x="{middle}" y="{top + height + 20}" text-anchor="middle">'
                 f"{escape(label)}</text>"
             )
-    return _figure(name, says, height + 40, parts, says)
+    return _figure(name, says, top + height + 28, parts, says)
 
 
 def _draw_waits(found: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from fastloop.see.verdict import ms, percent
 
 _WIDTH = 80
+_MOST_WORKERS = 8  # of a loader that are shown
 LABELS = {
     "data_wait": "data wait",
     "host_to_device": "host to device",
@@ -63,13 +64,16 @@ def describe_loader(loader: dict[str, Any]) -> str:
         f"{loader['name']} ({role}, path {loader['path'] or 'n/a'}, {workers}): "
         f"{loader['batches']:,} batches, {seconds(loader['wait_s'])} waited"
     )
-    for number, worker in enumerate(loader["workers"] or ()):
+    found = loader["workers"] or ()
+    for number, worker in enumerate(found[:_MOST_WORKERS]):
         text += (
             f"; worker {number}: {worker['batches']:,} batches, {seconds(worker['busy_s'])} busy, "
             f"{seconds(worker['waiting_s'])} waiting"
         )
         if worker["lock_s"] is not None:
             text += f", {seconds(worker['lock_s'])} for the interpreter lock"
+    if len(found) > _MOST_WORKERS:
+        text += f"; {len(found) - _MOST_WORKERS} more workers: in the JSON"
     if loader["workers"] is None and loader["num_workers"]:
         text += "; workers: n/a"
     return text
@@ -87,6 +91,9 @@ def describe_gpu(found: dict[str, Any]) -> str:
     gpu = found["gpu"]
     if gpu["busy"] is None:
         return f"n/a ({gpu['why_unknown']})"
+    if gpu["sm_busy"] is not None:
+        parts = f"{percent(gpu['sm_busy'])} of its multiprocessors, by GPM"
+        return f"{percent(gpu['busy'])} of the time, {parts}; {gpu['uuid']}"
     return f"{percent(gpu['busy'])} of the time, by {gpu['samples']} samples of NVML; {gpu['uuid']}"
 
 

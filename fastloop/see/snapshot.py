@@ -41,7 +41,7 @@ class Snapshot:
         # What loads a state may reach into optimizers and parameters, which come after it.
         for one in sorted(objects, key=_rank):
             self._restores.append(_keep(one))
-        self._restores.append(_keep_random_state())
+        self._restores.append(keep_random_state())
 
     def restore(self) -> None:
         """Put everything back. May be called more than once. SYNC."""
@@ -153,7 +153,8 @@ def _refill(container: Any, contents: Any) -> Any:
     return container
 
 
-def _keep_random_state() -> Callable[[], object]:
+def keep_random_state() -> Callable[[], object]:
+    """Puts the generators of Python, NumPy, and torch each device back as they are now. SYNC."""
     of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     module: Any = None if accelerator is None else torch.get_device_module(accelerator)

@@ -163,6 +163,8 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
         "gpu": {
             "uuid": observer.usage.uuid,
             "busy": observer.usage.busy,
+            "sm_busy": observer.usage.sm_busy,
+            "source": observer.usage.source,
             "samples": observer.usage.samples,
             "why_unknown": None if observer.usage.samples else observer.usage.why,
         },

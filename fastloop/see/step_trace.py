@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from typing import Any
 
+from fastloop.see.report_files import find_rank
 from fastloop.see.step_recorder import NOT_MEASURED, Step
 from fastloop.see.step_summary import PHASES
 
@@ -21,7 +21,7 @@ def make_trace(steps: Iterable[Step], first: int) -> str:
         steps: those that are kept.
         first: the number of the first of them.
     """
-    rank = int(os.environ.get("RANK", "0"))
+    rank = find_rank()
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}},
         {"ph": "M", "pid": rank, "tid": _STEPS, "name": "thread_name", "args": {"name": "steps"}},

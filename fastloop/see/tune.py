@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from fastloop.base.memory import available_bytes
 from fastloop.base.nested import list_leaves
@@ -22,9 +23,11 @@ from fastloop.loader.dataset_epochs import epochs_within
 from fastloop.see.finding import System
 from fastloop.see.host_checks import usable_cpus
 from fastloop.see.process_usage import pss_bytes
+from fastloop.see.snapshot import keep_random_state
 from fastloop.see.tune_search import Batch, Budget, Measured, OutOfTimeError, Search, Setting
 
 PATHS = ("auto", "process", "thread")
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,10 @@ def tune(
 ) -> Suggestion:
     """Measures a loop over ``loader`` with other numbers of workers and depths of its queue.
 
-    Nothing is changed: the loader, its datasets' epochs and the global random generators (of
-    Python, NumPy and torch) are as before. Copies of the loader are iterated for about ``seconds``
-    in all, each over at most some epochs. A stream is iterated from its start each time.
+    Nothing is changed: the loader, its datasets' epochs, the global random generators (of Python,
+    NumPy and torch, on its devices, too) and those of its samplers and datasets are as before.
+    Copies of the loader are iterated for about ``seconds`` in all, each over at most some epochs. A
+    stream is iterated from its start each time.
 
     Args:
         loader: any torch ``DataLoader``; fastloop's is measured on its own paths.
@@ -320,27 +324,43 @@ def _workers_memory(loader: DataLoader[Any]) -> int | None:
     return sum(found) if found and None not in found else None  # type: ignore[arg-type]
 
 
+def _find_generators(loader: DataLoader[Any]) -> list[Any]:
+    """torch's, Python's and NumPy's of a loader, and of its samplers and datasets, which may lie
+    inside each other."""
+    todo: list[Any] = [loader, loader.batch_sampler]
+    seen = {id(of): of for of in todo}
+    for of in todo:
+        for value in getattr(of, "__dict__", {}).values():
+            if isinstance(value, (*_GENERATORS, Dataset, Sampler)) and id(value) not in seen:
+                seen[id(value)] = value
+                todo.append(value)
+    return [of for of in todo if isinstance(of, _GENERATORS)]
+
+
+def _keep(generator: Any) -> Callable[[], object]:
+    """What puts it back as it is now."""
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        return partial(setattr, bits, "state", bits.state)
+    if isinstance(generator, torch.Generator):
+        return partial(generator.set_state, generator.get_state())
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    return partial(generator.set_state, generator.get_state())  # RandomState
+
+
 @contextmanager
 def _unchanged(loader: DataLoader[Any]) -> Iterator[None]:
     """What iterating draws and counts is taken back."""
-    generators = {
-        id(found): found
-        for of in (loader, loader.sampler, loader.batch_sampler)
-        if isinstance(found := getattr(of, "generator", None), torch.Generator)
-    }
-    states = [(generator, generator.get_state()) for generator in generators.values()]
+    restores = [keep_random_state(), *map(_keep, _find_generators(loader))]
     epochs = [(epoch, epoch.value) for epoch in epochs_within(loader.dataset)]
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         with warnings.catch_warnings():
             # More workers than CPUs is what is tried.
             warnings.filterwarnings("ignore", "This DataLoader will create")
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        for generator, state in states:
-            generator.set_state(state)
+        for restore in restores:
+            restore()
         for epoch, number in epochs:
             epoch.begin(number)

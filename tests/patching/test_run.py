@@ -217,3 +217,12 @@ def test_a_torch_that_cannot_be_patched_is_used_as_it_is(tmp_path: Path) -> None
     done = run(tmp_path, "-m", "fastloop", "run", "script.py")
     assert done.returncode == 0 and "another torch" in done.stdout and "done" in done.stdout
     assert "SourceFileLoader" in done.stdout and "torch stays as it is" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["import torch", "import sys"])
+def test_a_stderr_that_takes_nothing_stops_no_program(tmp_path: Path, text: str) -> None:
+    (tmp_path / "script.py").write_text(f"{text}\nprint('done')")
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "fastloop", "run", "--report=run.json", "script.py"]
+        done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=full, text=True)
+    assert (done.returncode, done.stdout) == (0, "done\n")

@@ -205,6 +205,13 @@ def test_the_file_system_of_the_data(
     assert f"at {mb_per_s:,} MB/s" in text
 
 
+def test_small_files_tell_no_speed(fake: Make, tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(bytes(3_000))
+    times = iter([0.0, 0.0005])
+    text = told(host_checks.check_data(fake(clock=lambda: next(times)), str(tmp_path)))
+    assert text.startswith("OK") and "too small to tell its speed (0.5 ms for one)" in text
+
+
 def test_data_that_is_not_there_fails_and_an_empty_folder_is_told(
     fake: Make, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ import fastloop
 from fastloop.patching.seams import Place
 from fastloop.see import loop_hooks
 from fastloop.see.loop_observer import LoopObserver
-from fastloop.see.step_summary import SCHEMA
+from fastloop.see.step_summary import SCHEMA, summarize
 
 
 class Numbers(Dataset[Any]):
@@ -263,6 +264,168 @@ def test_a_file_that_cannot_be_written_goes_elsewhere(
     (path,) = report.paths
     assert spare in path.parents and json.loads(path.read_text())["schema"] == SCHEMA
     assert str(path) in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_anywhere_hides_no_exception_and_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "no"))
+    with pytest.raises(KeyError), fastloop.report(folder / "run.json", verbose=True) as report:
+        folder.rmdir()
+        raise KeyError
+    err = capsys.readouterr().err
+    assert report.paths == [] and "nor could one for temporary files" in err
+    assert "ended by KeyError" in err
+
+
+def test_a_closed_stderr_takes_no_file_and_no_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = (tmp_path / "stderr").open("w")
+    closed.close()
+    with pytest.raises(KeyError), fastloop.report(tmp_path / "run.json", verbose=True):
+        monkeypatch.setattr("sys.stderr", closed)
+        raise KeyError
+    assert (tmp_path / "run.json").exists()
+
+
+@pytest.mark.parametrize("rank", ["", "one", "-1", "../x"])
+def test_a_rank_that_is_no_number_is_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    with fastloop.report(tmp_path / "run.html", tmp_path / "run.trace.json") as report:
+        pass
+    names = ["run.html", "run.trace.json", "run.json"]
+    assert [path.name for path in report.paths] == names and all(map(Path.exists, report.paths))
+    assert report.to_dict()["rank"] == 0
+
+
+@pytest.mark.parametrize("make", [DataLoader, fastloop.DataLoader])
+@pytest.mark.parametrize(("data", "compute", "update", "other"), [(30, 10, 5, 0), (1, 50, 2, 7)])
+def test_a_real_loop_whose_times_are_known(
+    make: Any, data: int, compute: int, update: int, other: int
+) -> None:
+    """Through all hooks, under a clock that the loop alone moves: sleeps, but exact."""
+    now = 0
+
+    def sleep(ms: int) -> None:
+        nonlocal now
+        now += ms * 1_000_000
+
+    class Slow(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            sleep(data)
+            return super().__getitem__(index)
+
+    class Sleepy(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            sleep(update)
+            return super().step(closure)
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = Sleepy(model.parameters())
+    observer = LoopObserver(clock=lambda: now)
+    loop_hooks.open_hooks(observer)
+    try:
+        for _ in range(3):
+            for inputs, _ in make(Slow(), batch_size=1):
+                sleep(compute)
+                model(inputs).sum().backward()
+                optimizer.step()
+                sleep(other)
+    finally:
+        loop_hooks.close_hooks(observer)
+    observer.end()
+    phases = summarize(observer)["phases"]
+    found = [phases[name]["median_ms"] for name in phases if phases[name] is not None]
+    assert found == [data, compute, update, other]
+    steps = list(observer.recorder.steps)
+    assert len(steps) == 36 and observer.recorder.totals.before == 0
+    totals = vars(observer.recorder.totals)
+    assert sum(totals.values()) == now == 36 * (data + compute + update + other) * 1_000_000
+    assert totals["first_batch"] == data * 1_000_000
+    assert totals["between_epochs"] == 2 * data * 1_000_000
+
+
+def _train_with_a_scaler() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    scaler = torch.amp.GradScaler("cpu")
+    for inputs, _ in DataLoader(Numbers(), batch_size=4):
+        scaler.scale(model(inputs).sum()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def test_torchs_profiler_is_told_what_is_watched() -> None:
+    with torch.profiler.profile() as profile, fastloop.report(verbose=False) as report:
+        _train_with_a_scaler()
+    counts = {event.key: event.count for event in profile.key_averages()}
+    names = {name: n for name, n in counts.items() if name.startswith("fastloop.")}
+    assert names.pop("fastloop.clip") >= 3
+    assert names == {
+        "fastloop.data.iter": 1,
+        "fastloop.data.next": 4,
+        "fastloop.scaler.unscale": 3,
+        "fastloop.scaler.step": 3,
+    }
+    assert report.to_dict()["steps"]["count"] == 3
+    with torch.profiler.profile() as profile:
+        _train_with_a_scaler()
+    assert not any(event.key.startswith("fastloop.") for event in profile.key_averages())
+
+
+class FakeNvtx:
+    """The package, and its domain."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, str] = {}
+        self.ended: list[str] = []
+
+    def get_domain(self, name: str) -> FakeNvtx:
+        assert name == "fastloop"
+        return self
+
+    def start_range(self, message: str) -> int:
+        self.open[len(self.ended) + len(self.open)] = message
+        return len(self.ended) + len(self.open) - 1
+
+    def end_range(self, number: int) -> None:
+        self.ended.append(self.open.pop(number))
+
+
+def test_nvtx_is_told_what_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvtx = FakeNvtx()
+    monkeypatch.setitem(sys.modules, "nvtx", nvtx)
+    with fastloop.report(verbose=False):
+        _train_with_a_scaler()
+    assert nvtx.open == {}
+    steps = [name for name in nvtx.ended if name.endswith("step")]
+    assert steps == ["optimizer.step", "scaler.step"] * 3
+    assert nvtx.ended.count("data.next") == 4 and "scaler.unscale" in nvtx.ended
+
+
+def test_ranges_end_where_something_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise ValueError
+
+    nvtx = FakeNvtx()
+    monkeypatch.setitem(sys.modules, "nvtx", nvtx)
+    optimizer = Broken(torch.nn.Linear(4, 1).parameters())
+    with fastloop.report(verbose=False):
+        for _ in range(3):
+            with pytest.raises(ValueError):
+                optimizer.step()
+        with pytest.raises(KeyError):
+            next(iter(DataLoader({}, batch_size=1, sampler=[0])))  # type: ignore[arg-type]
+    assert nvtx.ended == ["optimizer.step"] * 2 + ["data.iter", "data.next"]
+    assert list(nvtx.open.values()) == ["optimizer.step"]  # until the process ends
 
 
 def test_names_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:

@@ -274,6 +274,62 @@ def test_the_busy_share_is_the_drivers() -> None:
     assert (usage.busy, usage.samples, nvml.is_shut) == (0.4, 3, True)
 
 
+class Counting(FakeNvml):
+    """Of Hopper: 70 % busy, with a tenth of its multiprocessors."""
+
+    NVML_GPM_METRIC_GRAPHICS_UTIL, NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRICS_GET_VERSION = 1, 2, 1
+
+    def __init__(self, is_supported: int = 1, status: int = 0) -> None:
+        self.is_supported, self.status = is_supported, status
+        self.given = self.taken = 0
+
+    def nvmlGpmQueryDeviceSupport(self, handle: str) -> Any:  # noqa: N802
+        return SimpleNamespace(isSupportedDevice=self.is_supported)
+
+    def nvmlGpmSampleAlloc(self) -> list[int]:  # noqa: N802
+        self.given += 1
+        return []
+
+    def nvmlGpmSampleFree(self, sample: list[int]) -> None:  # noqa: N802
+        self.taken += 1
+
+    def nvmlGpmSampleGet(self, handle: str, sample: list[int]) -> None:  # noqa: N802
+        assert handle == "GPU-1"
+        sample.append(1)
+
+    def c_nvmlGpmMetricsGet_t(self) -> Any:  # noqa: N802
+        return SimpleNamespace(metrics=[SimpleNamespace(nvmlReturn=self.status) for _ in "12345"])
+
+    def nvmlGpmMetricsGet(self, wanted: Any) -> None:  # noqa: N802
+        assert (wanted.version, wanted.numMetrics) == (1, 2)
+        assert len(wanted.sample1) == 1 and len(wanted.sample2) > 0
+        for metric in wanted.metrics[:2]:
+            metric.value = {1: 70.0, 2: 10.0}[metric.metricId]
+
+
+def test_the_busy_share_of_hopper_is_of_its_counters() -> None:
+    nvml = Counting()
+    usage = GpuUsage(nvml, find=lambda: "GPU-1")
+    usage.look()
+    assert (usage.busy, usage.source) == (0.4, "NVML")  # nothing lies between one sample
+    usage.look()
+    usage.end()
+    assert (usage.busy, usage.sm_busy, usage.source) == (0.7, 0.1, "GPM")
+    assert (nvml.given, nvml.taken, nvml.is_shut) == (2, 2, True)
+    found = found_of(loop_of(10, 10))
+    found["gpu"].update(busy=usage.busy, sm_busy=usage.sm_busy, uuid="GPU-1")
+    assert "GPU busy: 70% of the time, 10% of its multiprocessors, by GPM" in make_table(found)
+
+
+@pytest.mark.parametrize("nvml", [Counting(is_supported=0), Counting(status=3)])
+def test_without_counters_samples_are_taken(nvml: Counting) -> None:
+    usage = GpuUsage(nvml, find=lambda: "GPU-1")
+    for _ in range(3):
+        usage.look()
+    usage.end()
+    assert (usage.busy, usage.sm_busy, usage.source, nvml.is_shut) == (0.4, None, "NVML", True)
+
+
 @pytest.mark.parametrize(
     ("uuid", "fails", "why"),
     [
@@ -331,8 +387,23 @@ def test_the_page_is_whole_and_needs_nothing_else(steps: int) -> None:
         assert title is not None and title.text  # for those who do not see it
 
 
-def test_a_page_of_many_uneven_steps_is_small() -> None:
+@pytest.mark.parametrize("steps", [1, 30, 3000])
+def test_nothing_in_a_chart_is_cut_off(steps: int) -> None:
+    text = make_page(found_of(loop_of(10, 10, steps)))
+    for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        svg = ElementTree.fromstring(drawing)
+        height = float(svg.attrib["viewBox"].split()[3])
+        lines = [float(label.attrib["y"]) for label in svg.iter("text")]
+        # A phone shows them in 20 units, a quarter of them below the line.
+        assert lines and min(lines) > 0 and max(lines) + 5 <= height
+
+
+def test_a_page_of_many_uneven_steps_and_many_workers_is_small() -> None:
     observer = loop_of(10, 10, 1)
+    for _ in range(64):
+        source = LoaderSource(FakeLoader())
+        source.workers, source._now = 64, ((123_456, 10**13, 10**13, 10**12),) * 64
+        observer.sources.all.append(source)
     for number in range(16_384):
         parts = (number * k % 9973 * 1000 for k in range(1, 6))
         observer.recorder.steps.append((number, *parts, -1, number % 9, 0))
@@ -390,3 +461,15 @@ def test_what_is_no_report_is_refused(
     assert fastloop.__main__.main(["compare", str(tmp_path / "a.json"), "b.json"]) == 2
     assert error in capsys.readouterr().err
     assert fastloop.__main__.main(["compare", "a.json"]) == 2
+
+
+@pytest.mark.parametrize("key", ["steps", "phases", "seconds_of", "verdict"])
+@pytest.mark.parametrize("value", [None, [], {}, 1])
+def test_a_damaged_report_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(to_json({**found_of(loop_of(1, 1)), key: value}))
+    assert fastloop.__main__.main(["compare", str(path), str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "a report is damaged" in err

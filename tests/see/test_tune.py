@@ -13,8 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    get_worker_info,
+)
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from workers import wait_until
 
 import fastloop
@@ -110,6 +117,36 @@ def test_the_next_epoch_is_as_without_it(is_resumed: bool) -> None:
 
     for one, other in zip(batches(False), batches(True), strict=True):
         assert torch.equal(one, other)
+
+
+class Draws(Dataset[Any]):
+    """Of generators of its own."""
+
+    def __init__(self) -> None:
+        self.python = random.Random(1)
+        self.numpy = np.random.default_rng(2)
+        self.old_numpy = np.random.RandomState(3)
+        self.torch = torch.Generator().manual_seed(4)
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> tuple[float, ...]:
+        drawn = torch.rand(1, generator=self.torch).item()
+        return index, self.python.random(), self.numpy.random(), self.old_numpy.rand(), drawn
+
+
+@pytest.mark.parametrize("kind", [TorchLoader, DataLoader])
+def test_generators_inside_samplers_and_datasets_are_put_back(kind: Any) -> None:
+    def batches(is_tuned: bool) -> list[Any]:
+        dataset = Subset(Draws(), range(16))
+        sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(5))
+        loader = kind(dataset, batch_sampler=BatchSampler(sampler, 4, False))
+        if is_tuned:
+            tune(loader, seconds=0.1)
+        return [torch.stack(batch).tolist() for batch in loader]
+
+    assert batches(False) == batches(True)
 
 
 def test_a_stream() -> None:

@@ -19,7 +19,10 @@ def act(what, is_loud, then):
         if then is not None:
             then()
     except Exception as error:
-        print(f"fastloop: torch stays as it is: {error!r}", file=sys.stderr)
+        try:  # noqa: SIM105 - contextlib is an import
+            print(f"fastloop: torch stays as it is: {error!r}", file=sys.stderr)
+        except (OSError, ValueError):
+            pass  # a closed stderr, or a full disk below it
 
 
 def arm(what, is_loud, then=None):
