@@ -38,7 +38,7 @@ def _find_nvtx() -> tuple[Callable[[str], Any], Callable[[], Any]] | None:
     except ImportError:
         if not hasattr(torch._C, "_nvtx"):
             return None
-        push = torch.cuda.nvtx.range_push
+        push: Callable[[str], Any] = torch.cuda.nvtx.range_push
         return lambda name: push(f"{_DOMAIN}::{name}"), torch.cuda.nvtx.range_pop
     return partial(nvtx.push_range, domain=_DOMAIN), partial(nvtx.pop_range, domain=_DOMAIN)
 

@@ -1,13 +1,16 @@
 """GpuUsage: how busy the GPU was, as the driver counts it; through nvidia-ml-py, if it is there.
 
-Busy is the share of time in which any kernel ran: it says nothing about how well. A GPU is found by
-its UUID, because NVML numbers devices otherwise than CUDA_VISIBLE_DEVICES does.
+Busy is the share of time in which any kernel ran: it says nothing about how well, which GpuUnits
+does where the GPU counts it. A GPU is found by its UUID, because NVML numbers devices otherwise
+than CUDA_VISIBLE_DEVICES does.
 """
 
 from __future__ import annotations
 
 import sys
 from typing import Any
+
+from fastloop.see.gpu_units import METRICS, GpuUnits
 
 
 def find_uuid() -> str | None:
@@ -33,7 +36,9 @@ class GpuUsage:
     def __init__(self, nvml: Any = None, find: Any = find_uuid) -> None:
         self._nvml = nvml
         self._find = find
-        self._handle: Any = None
+        self._is_open = False
+        self._handle: Any = None  # None: NVML does not count
+        self._units: GpuUnits | None = None
         self.uuid: str | None = None
         self.samples = 0
         self._sum = 0
@@ -54,7 +59,9 @@ class GpuUsage:
             return
         try:
             self._nvml.nvmlInit()
+            self._is_open = True
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._units = GpuUnits(self._nvml, self._handle)
         except Exception as error:
             self.why = f"NVML does not know {uuid}: {error}"
 
@@ -62,6 +69,8 @@ class GpuUsage:
         """One sample, of the last second at most."""
         if self.uuid is None:
             self._open()
+        if self._units is not None:
+            self._units.look()
         if self._handle is None:
             return
         try:
@@ -76,7 +85,21 @@ class GpuUsage:
         """The share of time, 0 to 1; None where it is not known."""
         return self._sum / self.samples / 100 if self.samples > 0 else None
 
+    @property
+    def units(self) -> dict[str, float | None]:
+        """The shares of time of the GPU's parts, 0 to 1; None where one is not known."""
+        return dict.fromkeys(METRICS) if self._units is None else self._units.shares
+
+    @property
+    def why_units(self) -> str:
+        """Why none of them is known."""
+        return self.why if self._units is None else self._units.why
+
     def end(self) -> None:
-        if self._handle is not None:
-            self._handle = None
+        """What was counted stays."""
+        if self._units is not None:
+            self._units.look()
+            self._units.close()
+        if self._is_open:
+            self._is_open, self._handle = False, None
             self._nvml.nvmlShutdown()

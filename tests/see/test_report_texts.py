@@ -243,54 +243,6 @@ def test_no_event_is_recorded_into_a_graph() -> None:
     assert waits.end() is None and events.made == 0
 
 
-class FakeNvml:
-    """By UUID alone, 40 % busy."""
-
-    fails = False
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        pass
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.is_shut = True
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        if uuid != "GPU-1":
-            raise RuntimeError("Not Found")
-        return uuid
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:  # noqa: N802
-        if self.fails:
-            raise RuntimeError("Not Supported")
-        return SimpleNamespace(gpu=40)
-
-
-def test_the_busy_share_is_the_drivers() -> None:
-    nvml = FakeNvml()
-    usage = GpuUsage(nvml, find=lambda: "GPU-1")
-    for _ in range(3):
-        usage.look()
-    usage.end()
-    assert (usage.busy, usage.samples, nvml.is_shut) == (0.4, 3, True)
-
-
-@pytest.mark.parametrize(
-    ("uuid", "fails", "why"),
-    [
-        (None, False, "no CUDA device is in use"),
-        ("GPU-2", False, "does not know GPU-2: Not Found"),
-        ("GPU-1", True, "does not count it for this device: Not Supported"),
-    ],
-)
-def test_a_busy_share_that_is_not_known_is_none(uuid: str | None, fails: bool, why: str) -> None:
-    nvml = FakeNvml()
-    nvml.fails = fails
-    usage = GpuUsage(nvml, find=lambda: uuid)
-    usage.look()
-    usage.end()
-    assert usage.busy is None and why in usage.why
-
-
 # ---- the files
 
 
