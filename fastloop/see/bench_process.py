@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from time import perf_counter
 from typing import Any
@@ -74,6 +75,19 @@ class BenchError(Exception):
     """A contestant could not do its work."""
 
 
+def _get_context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fastloop.see.bench_cases"])
+    return context
+
+
+def start_server() -> None:
+    """Returns when it has imported everything: no case is to wait for that."""
+    process = _get_context().Process(target=int)
+    process.start()
+    process.join()
+
+
 class Contestant:
     """One variant in its process.
 
@@ -82,8 +96,7 @@ class Contestant:
     """
 
     def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fastloop.see.bench_cases"])
+        context = _get_context()
         self._pipe, theirs = context.Pipe()
         # No daemon: it has workers.
         self._process: BaseProcess = context.Process(target=_serve, args=(theirs, make, arguments))

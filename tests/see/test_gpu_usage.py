@@ -18,7 +18,7 @@ NOTHING = dict.fromkeys(METRICS)
 class FakeNvml:
     """By UUID alone, 40 % busy."""
 
-    fails = False
+    fails = is_shut = False
     samples: tuple[Any, ...] = ()
 
     def nvmlInit(self) -> None:  # noqa: N802
@@ -63,6 +63,7 @@ def test_a_busy_share_that_is_not_known_is_none(uuid: str | None, fails: bool, w
     usage.look()
     usage.end()
     assert usage.busy is None and why in usage.why
+    assert nvml.is_shut == (uuid is not None)
 
 
 # ---- parts of the GPU (GPM)
