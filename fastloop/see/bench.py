@@ -27,7 +27,7 @@ from fastloop.see.bench_stats import Figure, judge, median_of, ratio_of, show_se
 SCHEMA = "fastloop.bench/1"
 _LEAST_ROUNDS = 3  # an interval of fewer says nothing
 _PLANNED = 0.8  # of the time that is left: turns take somewhat longer than they are to
-_QUICK_S = 45.0  # for all cases; imports and the ends of processes come on top
+_QUICK_S = 40.0  # for all cases; imports and the ends of processes come on top
 _CLOSE = 1e-5  # of values that sums of other orders may give
 
 

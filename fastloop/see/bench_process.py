@@ -55,6 +55,8 @@ def _take_turn(work: Any, seconds: float) -> Round:
 def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Answers calls until there are no more; an error is the answer, too."""
     warnings.filterwarnings("ignore", "This DataLoader will create")
+    # Workers start as in a program that says nothing of it, not as this process has.
+    multiprocessing.set_start_method(None, force=True)
     try:
         work = make(*arguments)
         calls = {
@@ -77,7 +79,8 @@ class BenchError(Exception):
 
 def _get_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fastloop.see.bench_cases"])
+    # torch's optimizers import the second, which takes seconds.
+    context.set_forkserver_preload(["fastloop.see.bench_cases", "torch._dynamo"])
     return context
 
 

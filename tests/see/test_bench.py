@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 import re
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from fastloop.see import bench
 from fastloop.see.bench_budget import Budget
 from fastloop.see.bench_cases import CASES, FASTLOOP, TORCH, Case, make_h2d
 from fastloop.see.bench_chart import draw_chart
-from fastloop.see.bench_process import Round
+from fastloop.see.bench_process import Contestant, Round
 from fastloop.see.bench_stats import Figure, judge, median_of, ratio_of
 
 
@@ -77,6 +78,15 @@ def test_no_figure_without_the_same_results(variant: str, fault: str) -> None:
     assert fault in outcome.fault
     assert not outcome.speedups and not outcome.results
     assert outcome.fault in bench.describe(outcome)
+
+
+def test_workers_start_as_in_any_program() -> None:
+    contestant = Contestant(bench_works.Work, TORCH, "start method", True)
+    try:
+        context: Any = multiprocessing.get_context()
+        assert contestant.call("check")[0] == context.get_start_method()
+    finally:
+        contestant.close()
 
 
 def test_close_values_are_the_same() -> None:
