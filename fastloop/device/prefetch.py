@@ -13,6 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fastloop import _core
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.next_lock import NextLock
+from fastloop.base.ranges import named, tools
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.static_batch import StaticBatch
 from fastloop.device.uploader import NoUpload, Sent, Transform, Uploader
@@ -26,7 +27,10 @@ class _Entry:
         self.sent: Sent | None = None
 
     def send(self, uploader: Uploader | NoUpload) -> None:
-        self.sent = uploader.send(self.batch)
+        send = uploader.send
+        if tools._is_profiler_enabled:
+            send = named("upload", send)
+        self.sent = send(self.batch)
         self.batch = None
 
 
@@ -61,7 +65,10 @@ class Prefetcher(_core.FinalizerBase):
     def __next__(self) -> Any:
         self._accelerator.check()
         with self._next_lock.of_process():
-            self._fill()
+            fill = self._fill
+            if tools._is_profiler_enabled:
+                fill = named("prefetch", fill)
+            fill()
             if not self._ahead:
                 raise self._pending_error.pop()
             sent = self._ahead[0].sent

@@ -6,13 +6,13 @@ import sys
 from functools import partial
 from typing import Any
 
-from torch.autograd import profiler
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import pin_memory
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from fastloop import _core
 from fastloop.base.memory import budget_of
+from fastloop.base.ranges import named, tools
 from fastloop.data.epoch_word import EpochDataset
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
@@ -167,7 +167,9 @@ class ArrayIter(ResumableIter):
         if self._destination is not None:
             self._destination.check()
         try:
-            if profiler._is_profiler_enabled or self._pin_memory or self._source.is_stale():
+            if tools._is_profiler_enabled:
+                return named("next", super().__next__)()
+            if self._pin_memory or self._source.is_stale():
                 return super().__next__()
             data = next(self._array_loader)
         except StopIteration:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
-from torch.autograd import profiler
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
@@ -16,6 +15,7 @@ from fastloop import _core
 from fastloop.base.beside import Beside
 from fastloop.base.next_lock import NextLock
 from fastloop.base.openmp import thread_pool
+from fastloop.base.ranges import named, tools
 from fastloop.data.collate import make_collate
 from fastloop.data.epoch_word import EpochsInWorker
 from fastloop.device.availability import warn_once
@@ -177,7 +177,9 @@ class LockedIter(ResumableIter):
             if self._is_closed:
                 raise RuntimeError(CLOSED)
             try:
-                if profiler._is_profiler_enabled or self._dataset_kind != _DatasetKind.Map:
+                if tools._is_profiler_enabled:
+                    data = named("next", super().__next__)()
+                elif self._dataset_kind != _DatasetKind.Map:
                     data = super().__next__()
                 else:
                     # Without a profiler torch's does no more than this, and its record_function

@@ -18,13 +18,20 @@ from typing import Any
 import torch
 
 from fastloop._core import build_info
+from fastloop.see.bench_budget import Budget, TimeIsOverError
 from fastloop.see.bench_cases import CASES, FASTLOOP, SPDL, TORCH, Case
 from fastloop.see.bench_chart import draw_chart
-from fastloop.see.bench_process import BenchError, Contestant, Round
+from fastloop.see.bench_process import BenchError, Contestant, Round, start_server
 from fastloop.see.bench_stats import Figure, judge, median_of, ratio_of, show_seconds
 
 SCHEMA = "fastloop.bench/1"
+_LEAST_ROUNDS = 3  # an interval of fewer says nothing
+_PLANNED = 0.8  # of the time that is left: turns take somewhat longer than they are to
+_QUICK_S = 40.0  # for all cases; imports and the ends of processes come on top
 _CLOSE = 1e-5  # of values that sums of other orders may give
+
+
+Key = tuple[str, str]  # a contestant and one of its variants
 
 
 @dataclass(frozen=True)
@@ -44,18 +51,28 @@ class Outcome:
 
     Attributes:
         results: by contestant.
-        speedups: of fastloop over the others. Empty where ``fault`` says why.
+        speedups: of fastloop over the others. Empty where ``fault`` or ``left_out`` says why.
+        fault: what is wrong.
+        left_out: why it could not be measured here, though nothing is wrong.
     """
 
     case: Case
     results: dict[str, Result]
     speedups: dict[str, Figure]
     fault: str = ""
+    left_out: str = ""
 
 
-def _check(work: dict[tuple[str, str], Contestant]) -> str:
+def _call_all(work: dict[Key, Contestant], name: str, budget: Budget) -> dict[Key, Any]:
+    found = {}
+    for key, contestant in work.items():
+        budget.demand()
+        found[key] = contestant.call(name)
+    return found
+
+
+def _find_fault(found: dict[Key, tuple[str, list[float]]]) -> str:
     """Why the contestants do not do the same; "" if they do."""
-    found = {key: contestant.call("check") for key, contestant in work.items()}
     first, (digest, values) = next(iter(found.items()))
     for key, (other, others) in found.items():
         names = f"{' '.join(key)} and {' '.join(first)}"
@@ -68,37 +85,64 @@ def _check(work: dict[tuple[str, str], Contestant]) -> str:
     return ""
 
 
+def _take_turns(
+    work: dict[Key, Contestant], rounds: int, seconds: float, budget: Budget
+) -> dict[Key, list[Round]]:
+    """As many rounds as there is time for."""
+    turns: dict[Key, list[Round]] = {key: [] for key in work}
+    seconds = min(seconds, max(0.0, _PLANNED * budget.left()) / (rounds * len(work)))
+    longest = 0.0
+    for done in range(rounds):
+        before = budget.left()
+        if done < _LEAST_ROUNDS:
+            budget.demand((_LEAST_ROUNDS - done) * longest)
+        elif before < longest:
+            break
+        for key, contestant in work.items():
+            turns[key].append(contestant.call("turn", seconds))
+        longest = max(longest, before - budget.left()) if before < math.inf else 0.0
+    return turns
+
+
 def measure(
-    case: Case, against: Sequence[str], rounds: int, seconds: float, is_short: bool
+    case: Case,
+    against: Sequence[str],
+    rounds: int,
+    seconds: float,
+    is_short: bool,
+    budget: Budget | None = None,
 ) -> Outcome:
     """First whether all give the same, then rounds in which every variant takes its turn."""
+    budget = budget or Budget()
+    budget.begin_case()
+    if case.needs_gpu and not torch.cuda.is_available():
+        return Outcome(case, {}, {}, left_out="needs a GPU")
     variants_of = {who: of for who, of in case.variants.items() if who in (*against, FASTLOOP)}
     with ExitStack() as stack:
-        work: dict[tuple[str, str], Contestant] = {}
+        work: dict[Key, Contestant] = {}
         try:
             for who, variants in variants_of.items():
                 for variant in variants:
                     contestant = Contestant(case.make, who, variant, is_short)
                     work[who, variant] = contestant
                     stack.callback(contestant.close)
-            fault = _check(work)
+            fault = _find_fault(_call_all(work, "check", budget))
             if fault:
                 return Outcome(case, {}, {}, fault)
-            turns: dict[tuple[str, str], list[Round]] = {key: [] for key in work}
-            for contestant in work.values():
-                contestant.call("warm")
-            for _ in range(rounds):
-                for key, contestant in work.items():
-                    turns[key].append(contestant.call("turn", seconds))
+            _call_all(work, "warm", budget)
+            turns = _take_turns(work, rounds, seconds, budget)
         except BenchError as error:
             return Outcome(case, {}, {}, str(error))
+        except TimeIsOverError:
+            why = f"no time was left for it; ask for it alone: --case {case.name}"
+            return Outcome(case, {}, {}, left_out=why)
     results = {who: _best_of(who, turns) for who in variants_of}
     times = {who: [turn.seconds for turn in of.rounds[of.variant]] for who, of in results.items()}
     ours = times.pop(FASTLOOP)
     return Outcome(case, results, {who: ratio_of(of, ours) for who, of in times.items()})
 
 
-def _best_of(who: str, turns: dict[tuple[str, str], list[Round]]) -> Result:
+def _best_of(who: str, turns: dict[Key, list[Round]]) -> Result:
     mine = {variant: of for (whose, variant), of in turns.items() if whose == who}
     figures = {variant: median_of([turn.seconds for turn in of]) for variant, of in mine.items()}
     best = min(figures, key=lambda variant: figures[variant].median)
@@ -130,6 +174,8 @@ def describe(outcome: Outcome) -> str:
     ]
     if outcome.fault:
         lines.append(f"  no figure: {outcome.fault}")
+    if outcome.left_out:
+        lines.append(f"  left out: {outcome.left_out}")
     return "\n".join(lines)
 
 
@@ -151,6 +197,7 @@ def to_dict(outcomes: Sequence[Outcome], arguments: Sequence[str]) -> dict[str, 
                 "case": outcome.case.name,
                 "what": outcome.case.what,
                 "fault": outcome.fault,
+                "left_out": outcome.left_out,
                 "speedups": {
                     who: asdict(of) | {"verdict": judge(of)} for who, of in outcome.speedups.items()
                 },
@@ -212,9 +259,11 @@ def main(args: list[str]) -> int:
         except OSError as error:
             print(f"bench: --out {given.out}: {error.strerror}", file=sys.stderr)
             return 2
+    start_server()
+    budget = Budget(_QUICK_S if given.quick else math.inf, len(names))
     outcomes = []
     for name in names:
-        outcomes.append(measure(CASES[name], given.vs, rounds, seconds, given.quick))
+        outcomes.append(measure(CASES[name], given.vs, rounds, seconds, given.quick, budget))
         print(describe(outcomes[-1]), flush=True)
     if given.out is not None:
         for path in write_files(given.out, outcomes, args):

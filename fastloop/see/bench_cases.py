@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +23,8 @@ from fastloop.loader.dataloader import DataLoader
 from fastloop.see.finding import System
 from fastloop.see.host_checks import usable_cpus
 from fastloop.step.clip import clip_grad_norm_
+from fastloop.step.scaler import GradScaler
+from fastloop.step.stepper import Stepper
 
 SEED = 1234
 TORCH, FASTLOOP, SPDL = "torch", "fastloop", "spdl"
@@ -52,12 +54,14 @@ class Case:
         what: for people.
         variants: of each contestant; the best of them stands for it.
         make: the work of a contestant, by its name, a variant, and whether it is to be short.
+        needs_gpu: whether there has to be one.
     """
 
     name: str
     what: str
     variants: Mapping[str, Sequence[str]]
     make: Callable[[str, str, bool], Work]
+    needs_gpu: bool = False
 
 
 def _digest(batches: Iterable[Any]) -> str:
@@ -179,6 +183,41 @@ def make_images(who: str, variant: str, is_short: bool) -> Work:
     return _make_rows(who, variant, (torch.from_numpy(pixels), torch.arange(rows)), 64)
 
 
+@dataclass
+class Uploads(Loop):
+    """An epoch until its batches are on the GPU; ours are when they come."""
+
+    device: str = "cuda"
+    is_ours: bool = False
+
+    def _batches(self) -> Iterator[list[torch.Tensor]]:
+        for batch in self.loader:
+            if self.is_ours:
+                yield batch
+            else:
+                yield [leaf.to(self.device, non_blocking=True) for leaf in batch]
+
+    def check(self) -> tuple[str, list[float]]:
+        torch.manual_seed(SEED)
+        return _digest([leaf.cpu() for leaf in batch] for batch in self._batches()), []
+
+    def run(self) -> int:
+        count = sum(1 for _ in self._batches())
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return count
+
+
+def make_h2d(who: str, variant: str, is_short: bool, device: str = "cuda") -> Work:
+    rows = 512 if is_short else 2_048
+    pixels = np.random.default_rng(SEED).integers(0, 256, (rows, 3, 96, 96), np.uint8)
+    dataset = TensorDataset(torch.from_numpy(pixels), torch.arange(rows))
+    is_ours = who == FASTLOOP
+    more: dict[str, Any] = {"device": device} if is_ours else {"pin_memory": True}
+    loader = _loader(who, variant, dataset, 64, shuffle=True, **more)
+    return Uploads(loader, device=device, is_ours=is_ours)
+
+
 class Windows(Dataset[Any]):
     """Windows of tokens as scripts cut them."""
 
@@ -250,7 +289,7 @@ class Waits(Dataset[torch.Tensor]):
 
 
 def make_waits(who: str, variant: str, is_short: bool) -> Work:
-    return _make_samples(who, variant, Waits(512 if is_short else 2_048), 16)
+    return _make_samples(who, variant, Waits(256 if is_short else 2_048), 16)
 
 
 # ---- steps
@@ -285,6 +324,79 @@ def make_clip(who: str, variant: str, is_short: bool) -> Work:
     return Clip(clip, 100 if is_short else 400)
 
 
+class Steps:
+    """Optimizer steps of four micro-batches each, as for mixed precision: losses are scaled,
+    gradients unscaled and clipped, and the step is taken if they are finite.
+
+    Args:
+        is_fused: the optimizer is torch's fused one.
+    """
+
+    accumulate, max_norm = 4, 1.0
+
+    def __init__(self, is_fused: bool, layers: int) -> None:
+        torch.manual_seed(SEED)
+        self._model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(layers)])
+        self._batches = torch.randn(self.accumulate, 8, 64)
+        self._parameters = list(self._model.parameters())
+        self._optimizer = torch.optim.SGD(self._parameters, 0.01, momentum=0.9, fused=is_fused)
+
+    def _loss(self, batch: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(self._model(batch), batch)
+
+    def _step(self) -> None:
+        raise NotImplementedError
+
+    def check(self) -> tuple[str, list[float]]:
+        for _ in range(3):
+            self._step()
+        parameters: Iterable[Any] = (parameter.detach() for parameter in self._parameters)
+        return "", [float(parameter.double().norm()) for parameter in parameters]
+
+    def run(self) -> int:
+        for _ in range(5):
+            self._step()
+        return 5
+
+    def pids(self) -> list[int]:
+        return []
+
+
+class TorchSteps(Steps):
+    def __init__(self, is_fused: bool, layers: int) -> None:
+        super().__init__(is_fused, layers)
+        self._scaler = torch.amp.GradScaler("cpu")
+
+    def _step(self) -> None:
+        for batch in self._batches:
+            loss: Any = self._scaler.scale(self._loss(batch) / self.accumulate)
+            loss.backward()
+        self._scaler.unscale_(self._optimizer)
+        torch.nn.utils.clip_grad_norm_(self._parameters, self.max_norm)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad()
+
+
+class OurSteps(Steps):
+    def __init__(self, is_fused: bool, layers: int) -> None:
+        super().__init__(is_fused, layers)
+        scaler = GradScaler("cpu")
+        self._stepper = Stepper(
+            self._optimizer, self.accumulate, scaler=scaler, max_norm=self.max_norm
+        )
+
+    def _step(self) -> None:
+        for batch in self._batches:
+            with self._stepper.micro():
+                self._stepper.backward(self._loss(batch))
+
+
+def make_stepper(who: str, variant: str, is_short: bool) -> Work:
+    kind = OurSteps if who == FASTLOOP else TorchSteps
+    return kind(variant == "fused SGD", 10 if is_short else 40)
+
+
 def make_compute(who: str, variant: str, is_short: bool) -> Work:
     """A loop that a faster loader cannot help."""
     torch.manual_seed(SEED)
@@ -307,6 +419,8 @@ _WAITING = {
     FASTLOOP: _counts(0, 2, 8) + _counts(8, 16, kind="threads"),
     SPDL: _counts(8, 16, kind="threads"),
 }
+_PINNED = {TORCH: _counts(0, 1, 2), FASTLOOP: _counts(0, 1, 2)}
+_SGD = {TORCH: ["SGD", "fused SGD"], FASTLOOP: ["SGD", "fused SGD"]}
 _ONE = {TORCH: ["0 workers"], FASTLOOP: ["0 workers"]}
 CASES = {
     case.name: case
@@ -315,8 +429,10 @@ CASES = {
         Case("images", "3x96x96 uint8 images in memory, batch 64", _TUNED | _SPDL, make_images),
         Case("tokens", "windows of 512 tokens, batch 32", _TUNED, make_tokens),
         Case("python", "samples that Python makes, batch 128", _TUNED | _SPDL, make_python),
-        Case("waits", "samples that wait 1 ms each, batch 16", _WAITING, make_waits),
+        Case("h2d", "3x96x96 uint8 images onto the GPU, batch 64", _PINNED, make_h2d, True),
         Case("clip", "clip_grad_norm_ over small tensors", _ONE, make_clip),
+        Case("stepper", "4 micro-batches, scaler, clip, SGD", _SGD, make_stepper),
         Case("compute", "a loop that computes: no loader can help it", _ONE, make_compute),
+        Case("waits", "samples that wait 1 ms each, batch 16", _WAITING, make_waits),
     )
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from time import perf_counter
 from typing import Any
@@ -54,6 +55,8 @@ def _take_turn(work: Any, seconds: float) -> Round:
 def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Answers calls until there are no more; an error is the answer, too."""
     warnings.filterwarnings("ignore", "This DataLoader will create")
+    # Workers start as in a program that says nothing of it, not as this process has.
+    multiprocessing.set_start_method(None, force=True)
     try:
         work = make(*arguments)
         calls = {
@@ -74,6 +77,20 @@ class BenchError(Exception):
     """A contestant could not do its work."""
 
 
+def _get_context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    # torch's optimizers import the second, which takes seconds.
+    context.set_forkserver_preload(["fastloop.see.bench_cases", "torch._dynamo"])
+    return context
+
+
+def start_server() -> None:
+    """Returns when it has imported everything: no case is to wait for that."""
+    process = _get_context().Process(target=int)
+    process.start()
+    process.join()
+
+
 class Contestant:
     """One variant in its process.
 
@@ -82,8 +99,7 @@ class Contestant:
     """
 
     def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fastloop.see.bench_cases"])
+        context = _get_context()
         self._pipe, theirs = context.Pipe()
         # No daemon: it has workers.
         self._process: BaseProcess = context.Process(target=_serve, args=(theirs, make, arguments))

@@ -1,15 +1,16 @@
 """GpuUsage: how busy the GPU was, as the driver counts it; through nvidia-ml-py, if it is there.
-Counters of Hopper and later (GPM) cover the whole run; of others samples of a second do.
 
-Busy is the share of time in which any kernel ran: it says nothing about how well. A GPU is found by
-its UUID, because NVML numbers devices otherwise than CUDA_VISIBLE_DEVICES does.
+Busy is the share of time in which any kernel ran: it says nothing about how well, which GpuUnits
+does where the GPU counts it. A GPU is found by its UUID, because NVML numbers devices otherwise
+than CUDA_VISIBLE_DEVICES does.
 """
 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from typing import Any
+
+from fastloop.see.gpu_units import METRICS, GpuUnits
 
 
 def find_uuid() -> str | None:
@@ -24,35 +25,6 @@ def find_uuid() -> str | None:
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
-class _Counters:
-    """GPM: counters of Hopper and what came later, between now and a look. Raises as NVML does."""
-
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-            raise NotImplementedError
-        self._nvml, self._handle = nvml, handle
-        self._first, self._latest = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
-        nvml.nvmlGpmSampleGet(handle, self._first)
-
-    def read(self) -> tuple[float, float]:
-        """Shares, 0 to 1: of the time in which something ran, and of the multiprocessors in it."""
-        nvml = self._nvml
-        nvml.nvmlGpmSampleGet(self._handle, self._latest)
-        wanted = nvml.c_nvmlGpmMetricsGet_t()
-        wanted.version, wanted.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 2
-        wanted.sample1, wanted.sample2 = self._first, self._latest
-        wanted.metrics[0].metricId = nvml.NVML_GPM_METRIC_GRAPHICS_UTIL
-        wanted.metrics[1].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
-        nvml.nvmlGpmMetricsGet(wanted)
-        if any(metric.nvmlReturn for metric in wanted.metrics[:2]):
-            raise NotImplementedError
-        return wanted.metrics[0].value / 100, wanted.metrics[1].value / 100
-
-    def close(self) -> None:
-        self._nvml.nvmlGpmSampleFree(self._first)
-        self._nvml.nvmlGpmSampleFree(self._latest)
-
-
 class GpuUsage:
     """Samples.
 
@@ -64,9 +36,9 @@ class GpuUsage:
     def __init__(self, nvml: Any = None, find: Any = find_uuid) -> None:
         self._nvml = nvml
         self._find = find
-        self._handle: Any = None
-        self._counters: _Counters | None = None
-        self._counted: tuple[float, float] | None = None  # by them: busy, and multiprocessors
+        self._is_open = False
+        self._handle: Any = None  # None: NVML does not count
+        self._units: GpuUnits | None = None
         self.uuid: str | None = None
         self.samples = 0
         self._sum = 0
@@ -87,20 +59,20 @@ class GpuUsage:
             return
         try:
             self._nvml.nvmlInit()
+            self._is_open = True
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._units = GpuUnits(self._nvml, self._handle)
         except Exception as error:
             self.why = f"NVML does not know {uuid}: {error}"
-            return
-        with suppress(Exception):  # an older GPU, driver or nvidia-ml-py; MIG
-            self._counters = _Counters(self._nvml, self._handle)
 
     def look(self) -> None:
         """One sample, of the last second at most."""
         if self.uuid is None:
             self._open()
+        if self._units is not None:
+            self._units.look()
         if self._handle is None:
             return
-        self._count()
         try:
             self._sum += int(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
             self.samples += 1
@@ -108,32 +80,26 @@ class GpuUsage:
             self._handle = None
             self.why = f"NVML does not count it for this device: {error}"
 
-    def _count(self) -> None:
-        """The first look is when counting begins."""
-        if self._counters is not None and self.samples > 0:
-            with suppress(Exception):  # the latest count stays
-                self._counted = self._counters.read()
-
-    @property
-    def source(self) -> str:
-        """Whose count ``busy`` is."""
-        return "GPM" if self._counted is not None else "NVML"
-
-    @property
-    def sm_busy(self) -> float | None:
-        """The share of multiprocessors that had work, over the same time; by GPM alone."""
-        return None if self._counted is None else self._counted[1]
-
     @property
     def busy(self) -> float | None:
         """The share of time, 0 to 1; None where it is not known."""
-        if self._counted is not None:
-            return self._counted[0]
         return self._sum / self.samples / 100 if self.samples > 0 else None
 
+    @property
+    def units(self) -> dict[str, float | None]:
+        """The shares of time of the GPU's parts, 0 to 1; None where one is not known."""
+        return dict.fromkeys(METRICS) if self._units is None else self._units.shares
+
+    @property
+    def why_units(self) -> str:
+        """Why none of them is known."""
+        return self.why if self._units is None else self._units.why
+
     def end(self) -> None:
-        if self._handle is not None:
-            if self._counters is not None:
-                self._counters.close()
-            self._handle = self._counters = None
+        """What was counted stays."""
+        if self._units is not None:
+            self._units.look()
+            self._units.close()
+        if self._is_open:
+            self._is_open, self._handle = False, None
             self._nvml.nvmlShutdown()

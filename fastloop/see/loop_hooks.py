@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -27,7 +26,6 @@ from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.dataloader import DataLoader as FastDataLoader
 from fastloop.patching.seams import Function, Place
 from fastloop.see.loop_observer import LoopObserver
-from fastloop.see.ranges import Ranges, find_domain
 from fastloop.step.boundary import Boundary
 from fastloop.step.grad_list import GradList
 from fastloop.step.scaler import GradScaler
@@ -36,7 +34,6 @@ _lock = threading.Lock()
 _observers: tuple[LoopObserver, ...] = ()  # of open reports; replaced under the lock
 _places: dict[tuple[Any, str], Place] = {}
 _handles: list[Any] = []  # of torch's hooks
-_ranges = Ranges(None)  # those of open reports
 
 
 def _find() -> tuple[LoopObserver, ...]:
@@ -59,11 +56,9 @@ def _make_iter(before: Function) -> Function:
         if not observers:
             return before(self)
         iterator = None
-        begun = _ranges.begin("data.iter")
         try:
             iterator = before(self)
         finally:
-            _ranges.end(begun)
             for observer in observers:
                 observer.leave_iter(self, iterator)
         return iterator
@@ -78,15 +73,12 @@ def _make_next(before: Function) -> Function:
             return before(self)
         for observer in observers:
             observer.enter_next(self)
-        begun = _ranges.begin("data.next")
         try:
             batch = before(self)
         except BaseException as error:
-            _ranges.end(begun)
             for observer in observers:
                 observer.leave_next(error)
             raise
-        _ranges.end(begun)
         for observer in observers:
             observer.leave_next(None)
         return batch
@@ -94,7 +86,7 @@ def _make_next(before: Function) -> Function:
     return __next__
 
 
-def _make_update(name: str, before: Function) -> Function:
+def _make_update(before: Function) -> Function:
     def update(*args: Any, **kwargs: Any) -> Any:
         observers = _find()
         if not observers:
@@ -102,20 +94,18 @@ def _make_update(name: str, before: Function) -> Function:
         token = object()
         for observer in observers:
             observer.enter_update(id(token))
-        begun = _ranges.begin(name)
         try:
             return before(*args, **kwargs)
         finally:
-            _ranges.end(begun)
             for observer in observers:
                 observer.leave_update(id(token))
 
     return update
 
 
-def _make_step(name: str, before: Function, find_optimizer: Callable[..., Any]) -> Function:
+def _make_step(before: Function, find_optimizer: Callable[..., Any]) -> Function:
     """Of what calls an optimizer's step, or skips it."""
-    update = _make_update(name, before)
+    update = _make_update(before)
 
     def step(*args: Any, **kwargs: Any) -> Any:
         observers = _find()
@@ -130,19 +120,17 @@ def _make_step(name: str, before: Function, find_optimizer: Callable[..., Any]) 
 
 
 def _make_scaler_step(before: Function) -> Function:
-    return _make_step("scaler.step", before, lambda scaler, optimizer, *args, **kwargs: optimizer)
+    return _make_step(before, lambda scaler, optimizer, *args, **kwargs: optimizer)
 
 
 def _make_boundary_step(before: Function) -> Function:
-    return _make_step("stepper.step", before, lambda boundary, *args, **kwargs: boundary._optimizer)
+    return _make_step(before, lambda boundary, *args, **kwargs: boundary._optimizer)
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
     observers = _find()
     for observer in observers:
         observer.enter_step(optimizer)
-    if observers:
-        _ranges.begin_step(id(optimizer))
     if observers and len(args) > 1 and callable(args[1]):
         return (args[0], _time_closure(args[1], observers), *args[2:]), kwargs
     if observers and callable(kwargs.get("closure")):
@@ -151,10 +139,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    observers = _find()
-    if observers:
-        _ranges.end_step(id(optimizer))
-    for observer in observers:
+    for observer in _find():
         observer.leave_update(id(optimizer))
 
 
@@ -189,21 +174,19 @@ def _find_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
         if "step" in vars(kind):
             yield kind, "step", _make_scaler_step
         if "unscale_" in vars(kind):
-            yield kind, "unscale_", partial(_make_update, "scaler.unscale")
+            yield kind, "unscale_", _make_update
     yield Boundary, "step", _make_boundary_step
-    yield GradScaler, "unscale_and_clip_", partial(_make_update, "scaler.unscale_and_clip")
-    yield GradList, "clip_parameters", partial(_make_update, "clip")
+    yield GradScaler, "unscale_and_clip_", _make_update
+    yield GradList, "clip_parameters", _make_update
     for name in ("_get_total_norm", "_clip_grads_with_norm_"):
         if name in vars(clip_grad):
-            yield clip_grad, name, partial(_make_update, "clip")
+            yield clip_grad, name, _make_update
 
 
 def open_hooks(observer: LoopObserver) -> None:
     """From now on it is told."""
-    global _observers, _ranges
+    global _observers
     with _lock:
-        if not _observers:
-            _ranges = Ranges(find_domain())
         for owner, name, make in _find_places():
             place = _places.setdefault((owner, name), Place(owner, name, make))
             place.put_in()

@@ -89,12 +89,22 @@ def describe_skips(found: dict[str, Any]) -> str:
 
 def describe_gpu(found: dict[str, Any]) -> str:
     gpu = found["gpu"]
-    if gpu["busy"] is None:
+    if gpu["uuid"] is None:
         return f"n/a ({gpu['why_unknown']})"
-    if gpu["sm_busy"] is not None:
-        parts = f"{percent(gpu['sm_busy'])} of its multiprocessors, by GPM"
-        return f"{percent(gpu['busy'])} of the time, {parts}; {gpu['uuid']}"
-    return f"{percent(gpu['busy'])} of the time, by {gpu['samples']} samples of NVML; {gpu['uuid']}"
+    busy = f"n/a ({gpu['why_unknown']})"
+    if gpu["busy"] is not None:
+        busy = f"{percent(gpu['busy'])} of the time, by {gpu['samples']} samples of NVML"
+    return f"{busy}; {_describe_units(gpu)}; {gpu['uuid']}"
+
+
+def _describe_units(gpu: dict[str, Any]) -> str:
+    if gpu["why_units_unknown"] is not None:
+        return f"its parts: n/a ({gpu['why_units_unknown']})"
+    shares = [
+        f"{name.replace('_', ' ')} {'n/a' if share is None else percent(share)}"
+        for name, share in gpu["units"].items()
+    ]
+    return f"its parts: {', '.join(shares)}"
 
 
 def describe_cost(found: dict[str, Any]) -> str:

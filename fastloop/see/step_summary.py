@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fastloop.see.gpu_usage import GpuUsage
 from fastloop.see.loader_source import LoaderSource
 from fastloop.see.loop_observer import LoopObserver
 from fastloop.see.step_recorder import NOT_MEASURED, Step
@@ -123,6 +124,19 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
     }
 
 
+def _describe_gpu(usage: GpuUsage) -> dict[str, Any]:
+    units = usage.units
+    is_known = any(share is not None for share in units.values())
+    return {
+        "uuid": usage.uuid,
+        "busy": usage.busy,
+        "samples": usage.samples,
+        "why_unknown": None if usage.samples else usage.why,
+        "units": units,
+        "why_units_unknown": None if is_known else usage.why_units,
+    }
+
+
 def summarize(observer: LoopObserver) -> dict[str, Any]:
     """What was recorded until now."""
     recorder = observer.recorder
@@ -160,14 +174,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
         },
         "loaders": [_describe_loader(source) for source in observer.sources.all],
         "calls_of_other_threads": observer.elsewhere,
-        "gpu": {
-            "uuid": observer.usage.uuid,
-            "busy": observer.usage.busy,
-            "sm_busy": observer.usage.sm_busy,
-            "source": observer.usage.source,
-            "samples": observer.usage.samples,
-            "why_unknown": None if observer.usage.samples else observer.usage.why,
-        },
+        "gpu": _describe_gpu(observer.usage),
         "measuring": {
             "us_per_step": measuring / 1e3 / count if count else None,
             "share": _share(measuring, recorder.elapsed()),

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.clip_grad import clip_grad_norm_ as torch_clip_grad_norm_
 
 from fastloop.base.openmp import thread_pool
+from fastloop.base.ranges import named, tools
 from fastloop.step.grad_list import GradList
 
 # What the last call used: gradients seldom change their sizes from call to call.
@@ -59,9 +60,10 @@ def clip_grad_norm_(
             )
     limits = float(max_norm), float(norm_type)
     grads = _idle.pop() if _idle else GradList()
-    norm: Tensor | None = grads.clip_parameters(
-        thread_pool(), parameters, *limits, error_if_nonfinite
-    )
+    clip = grads.clip_parameters
+    if tools._is_profiler_enabled:
+        clip = named("clip", clip)
+    norm: Tensor | None = clip(thread_pool(), parameters, *limits, error_if_nonfinite)
     if norm is None:
         grads.warn_of_fallback()
         grads.release()

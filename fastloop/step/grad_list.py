@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from fastloop import _core
 from fastloop.base.openmp import thread_pool
+from fastloop.base.ranges import named, tools
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.device.availability import fault_of, find_fault
 
@@ -121,7 +122,10 @@ class GradList(_core.GradListBase):
         false alarm."""
         scale = self._beside(scale)
         if self.is_plain and norm_type in _NORM_TYPES:
-            norm: Tensor = self.run_norm_check(thread_pool(), norm_type, scale, divisor, found_inf)
+            run = self.run_norm_check
+            if tools._is_profiler_enabled:
+                run = named("check", run)
+            norm: Tensor = run(thread_pool(), norm_type, scale, divisor, found_inf)
             return norm
         norm = _norm_check(self.tensors, found_inf, norm_type, self.device)
         return norm.div_(divisor if scale is None else scale.double() * divisor)
@@ -160,7 +164,10 @@ class GradList(_core.GradListBase):
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
         if self.is_plain:
-            self.run_scale(thread_pool(), factor)
+            run = self.run_scale
+            if tools._is_profiler_enabled:
+                run = named("unscale_and_clip", run)
+            run(thread_pool(), factor)
             return
         with torch.no_grad():
             for t in map(_values, self.tensors):

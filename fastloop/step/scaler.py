@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from fastloop.base.ranges import named, tools
 from fastloop.step.clip import clip_grad_norm_
 from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
 from fastloop.step.grad_list import GradList, parameters_of
@@ -188,15 +189,19 @@ class GradScaler(BoundedScaler):
 
         Returns:
             What `optimizer.step` returns, None where it is not called."""
+        step, is_named = super().step, tools._is_profiler_enabled
+        if is_named:
+            step = named("step", step)
         is_fused = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
         if not is_fused or "closure" in kwargs:
-            return super().step(optimizer, *args, **kwargs)
+            return step(optimizer, *args, **kwargs)
         self._check_scale_growth_tracker("step")
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.STEPPED or not takes_grad_scale(optimizer):
-            result = super().step(optimizer, *args, **kwargs)
+            result = step(optimizer, *args, **kwargs)
         else:
-            result = self._step_fused(optimizer, state, *args, **kwargs)
+            fused = named("step", self._step_fused) if is_named else self._step_fused
+            result = fused(optimizer, state, *args, **kwargs)
         self._note_step(next(iter(state["found_inf_per_device"].values()), False))
         return result
 

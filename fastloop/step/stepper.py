@@ -19,6 +19,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from fastloop.base.ranges import named, tools
 from fastloop.distributed.ranks import SyncPoint, Totals, find_ranks
 from fastloop.step.arguments import (
     as_schedulers,
@@ -347,7 +348,10 @@ class Stepper:
                 buffers = self._reduce_gradients()
         if totals.counted:
             divisor = window.divisor(totals.weight, self._ranks.size)
-            outcome = self._boundary.step(divisor, buffers, totals.has_dropped > 0)
+            step = self._boundary.step
+            if tools._is_profiler_enabled:
+                step = named("step", step)
+            outcome = step(divisor, buffers, totals.has_dropped > 0)
             self._mean_weight = totals.weight / totals.counted
             self._last_norm = outcome.norm
             self._outcomes.add(outcome.found_inf)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
 from fastloop.base.openmp import thread_pool
+from fastloop.base.ranges import named, tools
 from fastloop.step.grad_list import GradList, new_flag
 
 
@@ -26,7 +27,10 @@ def unscale_at_once(
     if state["stage"] is not OptState.READY:
         return False
     found_inf, groups = new_flag(scale.device), optimizer.param_groups
-    done: Tensor | bool = grads.unscale_and_clip(thread_pool(), groups, scale, found_inf, clip)
+    run = grads.unscale_and_clip
+    if tools._is_profiler_enabled:
+        run = named("unscale" if clip is None else "unscale_and_clip", run)
+    done: Tensor | bool = run(thread_pool(), groups, scale, found_inf, clip)
     if done is not False:
         state["found_inf_per_device"] = {scale.device: found_inf}
         state["stage"] = OptState.UNSCALED
@@ -44,7 +48,10 @@ def unscale_collected(
     is_refused = not allow_fp16 and torch.float16 in grads.dtypes
     if not is_here or not are_numbers or not is_plain or is_refused:
         return False
-    grads.run_unscale(thread_pool(), inv_scale, found_inf)
+    run = grads.run_unscale
+    if tools._is_profiler_enabled:
+        run = named("unscale", run)
+    run(thread_pool(), inv_scale, found_inf)
     return True
 
 

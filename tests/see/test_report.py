@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -348,84 +347,6 @@ def test_a_real_loop_whose_times_are_known(
     assert sum(totals.values()) == now == 36 * (data + compute + update + other) * 1_000_000
     assert totals["first_batch"] == data * 1_000_000
     assert totals["between_epochs"] == 2 * data * 1_000_000
-
-
-def _train_with_a_scaler() -> None:
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    scaler = torch.amp.GradScaler("cpu")
-    for inputs, _ in DataLoader(Numbers(), batch_size=4):
-        scaler.scale(model(inputs).sum()).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1)
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def test_torchs_profiler_is_told_what_is_watched() -> None:
-    with torch.profiler.profile() as profile, fastloop.report(verbose=False) as report:
-        _train_with_a_scaler()
-    counts = {event.key: event.count for event in profile.key_averages()}
-    names = {name: n for name, n in counts.items() if name.startswith("fastloop.")}
-    assert names.pop("fastloop.clip") >= 3
-    assert names == {
-        "fastloop.data.iter": 1,
-        "fastloop.data.next": 4,
-        "fastloop.scaler.unscale": 3,
-        "fastloop.scaler.step": 3,
-    }
-    assert report.to_dict()["steps"]["count"] == 3
-    with torch.profiler.profile() as profile:
-        _train_with_a_scaler()
-    assert not any(event.key.startswith("fastloop.") for event in profile.key_averages())
-
-
-class FakeNvtx:
-    """The package, and its domain."""
-
-    def __init__(self) -> None:
-        self.open: dict[int, str] = {}
-        self.ended: list[str] = []
-
-    def get_domain(self, name: str) -> FakeNvtx:
-        assert name == "fastloop"
-        return self
-
-    def start_range(self, message: str) -> int:
-        self.open[len(self.ended) + len(self.open)] = message
-        return len(self.ended) + len(self.open) - 1
-
-    def end_range(self, number: int) -> None:
-        self.ended.append(self.open.pop(number))
-
-
-def test_nvtx_is_told_what_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvtx = FakeNvtx()
-    monkeypatch.setitem(sys.modules, "nvtx", nvtx)
-    with fastloop.report(verbose=False):
-        _train_with_a_scaler()
-    assert nvtx.open == {}
-    steps = [name for name in nvtx.ended if name.endswith("step")]
-    assert steps == ["optimizer.step", "scaler.step"] * 3
-    assert nvtx.ended.count("data.next") == 4 and "scaler.unscale" in nvtx.ended
-
-
-def test_ranges_end_where_something_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
-            raise ValueError
-
-    nvtx = FakeNvtx()
-    monkeypatch.setitem(sys.modules, "nvtx", nvtx)
-    optimizer = Broken(torch.nn.Linear(4, 1).parameters())
-    with fastloop.report(verbose=False):
-        for _ in range(3):
-            with pytest.raises(ValueError):
-                optimizer.step()
-        with pytest.raises(KeyError):
-            next(iter(DataLoader({}, batch_size=1, sampler=[0])))  # type: ignore[arg-type]
-    assert nvtx.ended == ["optimizer.step"] * 2 + ["data.iter", "data.next"]
-    assert list(nvtx.open.values()) == ["optimizer.step"]  # until the process ends
 
 
 def test_names_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:

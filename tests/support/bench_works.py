@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import Any
 
@@ -18,6 +19,8 @@ class Work:
     def check(self) -> tuple[str, list[float]]:
         if self._variant == "dies":
             os._exit(3)
+        if self._variant == "start method":
+            return multiprocessing.get_start_method(), []
         if self._variant == "other bytes":
             return self._who, [1.0]
         return "", [
