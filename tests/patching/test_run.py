@@ -243,6 +243,17 @@ def test_a_program_may_look_for_torch_before_it_imports_it(tmp_path: Path) -> No
     assert done.stdout.splitlines() == ["torch True False"] * 2 + ["ArrayIter", "True"], done.stderr
 
 
+def test_a_torch_that_is_too_old_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '2.9.1'")
+    (tmp_path / "script.py").write_text("import torch; print(torch.__version__)")
+    done = run(tmp_path, "-m", "fastloop", "run", "script.py")
+    assert done.returncode == 0 and done.stdout == "2.9.1\n"
+    text = (
+        "fastloop: torch stays as it is: fastloop.patch() needs PyTorch 2.10 or newer, found 2.9.1"
+    )
+    assert done.stderr.startswith(text) and len(done.stderr.splitlines()) == 1, done.stderr
+
+
 def test_an_import_of_torch_that_fails_may_be_tried_again(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import sys; 'again' in sys.argv or 1 / 0")
     text = "import sys\ntry: import torch\nexcept ZeroDivisionError: sys.argv.append('again')\n"

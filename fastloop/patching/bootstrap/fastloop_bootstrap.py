@@ -13,13 +13,17 @@ def act(what, is_loud, then):
     """Never raises: the program is torch's user, and goes on without us."""
     try:
         if what:
+            from fastloop.base.requirements import require_torch
+
+            require_torch("fastloop.patch()")
             from fastloop.patching import patch as patching
 
             patching.patch([name for name in what.split(",") if name], verbose=is_loud)
         if then is not None:
             then()
     except Exception as error:
-        print(f"fastloop: torch stays as it is: {error!r}", file=sys.stderr)
+        why = str(error) if isinstance(error, ImportError) else repr(error)
+        print(f"fastloop: torch stays as it is: {why}", file=sys.stderr)
 
 
 def arm(what, is_loud, then=None):
