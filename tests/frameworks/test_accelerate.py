@@ -219,11 +219,11 @@ def test_unpatch_names_what_prepared_loaders_lose() -> None:
         with fastloop.patched():
             accelerator_of().prepare(ours(device_transform=double))  # and is gone
             kept = accelerator_of().prepare(ours(device=None, path="array"))
-    with pytest.warns(
-        RuntimeWarning, match=r"next iter\(\) on they lose device, device_transform$"
+    with (
+        pytest.warns(RuntimeWarning, match=r"next iter\(\) on they lose device, device_transform$"),
+        fastloop.patched(),
     ):
-        with fastloop.patched():
-            kept = accelerator_of().prepare(ours(device_transform=double))
+        kept = accelerator_of().prepare(ours(device_transform=double))
     assert not fastloop.patch_status().seams["dataloader"].is_on and not is_doubled(kept)
 
 
