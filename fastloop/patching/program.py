@@ -179,7 +179,10 @@ def _is_loud() -> bool:
 def _say_end(process: int) -> None:
     patch = sys.modules.get("fastloop.patching.patch")
     if patch is not None and os.getpid() == process and _is_loud():
-        print(f"fastloop: end of run: {patch.patch_status()}", file=sys.stderr)
+        status = patch.patch_status()
+        is_idle = not any(seam.native for seam in status.seams.values())
+        where = " (this process alone is counted)" if is_idle else ""  # ranks may have done it
+        print(f"fastloop: end of run: {status}{where}", file=sys.stderr)
 
 
 def _new_main() -> ModuleType:

@@ -195,6 +195,13 @@ def test_one_word_switches_all_of_it_off(torch_program: Path) -> None:
     assert done.stderr == ""
 
 
+def test_a_process_that_has_loaded_nothing_says_that_others_are_not_counted(
+    tmp_path: Path,
+) -> None:
+    done = run(tmp_path, "-m", "fastloop", "run", "-c", "import torch")
+    assert done.stderr.endswith("clip_grad_norm 0 native (this process alone is counted)\n")
+
+
 def test_other_ranks_are_silent(torch_program: Path) -> None:
     env = {"PYTHONPATH": str(torch_program / "users"), "RANK": "1"}
     done = run(torch_program, "-m", "fastloop", "run", "--no-children", "script.py", **env)
