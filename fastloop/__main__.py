@@ -23,4 +23,6 @@ def main(args: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _status = main(sys.argv[1:])
+    if _status:  # else ``python -i`` goes on without a word, as after any program
+        sys.exit(_status)

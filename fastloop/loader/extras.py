@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import FrameType
@@ -63,6 +64,9 @@ _OF_STATES = {"snapshot_every_n_steps", "resume"}
 # Without them the loop would be given other batches than those it was written for.
 _OF_BATCHES = {"device_transform", "static_buffers"}
 
+# What loaders have been given that are still there, by its address: as strings they are equal.
+_given: weakref.WeakValueDictionary[int, PinMemoryDevice] = weakref.WeakValueDictionary()
+
 
 class PinMemoryDevice(str):
     """A ``pin_memory_device`` that remembers the extras of the loader it was read from."""
@@ -72,6 +76,7 @@ class PinMemoryDevice(str):
     def __new__(cls, value: str, extras: Extras) -> PinMemoryDevice:
         self = super().__new__(cls, value)
         self.extras = extras
+        _given[id(self)] = self
         return self
 
     def __reduce__(self) -> Any:
@@ -82,6 +87,19 @@ def extras_of_torchs(loader: DataLoader[Any]) -> Extras:
     """Those of the loader of ours that one of torch's class was made from."""
     device = loader.pin_memory_device
     return device.extras if isinstance(device, PinMemoryDevice) else _NONE
+
+
+def say_lost_without_seam() -> str:
+    """What loaders lose that accelerate has made, are still there and get torch's iterators from
+    now on; "" if their batches stay as they are."""
+    names = {name for device in list(_given.values()) for name in device.extras.names_given()}
+    lost = sorted(names & (_OF_BATCHES | {"device"}))
+    if not lost:
+        return ""
+    return (
+        "fastloop.unpatch() leaves loaders that accelerate has made from a fastloop.DataLoader; "
+        f"from their next iter() on they lose {', '.join(lost)}"
+    )
 
 
 def value_for_reader(loader: DataLoader[Any], value: str) -> str:

@@ -153,12 +153,15 @@ class WorkerIter(_MultiProcessingDataLoaderIter, LockedIter):
         self._shutdown_workers()
 
     def _finalize(self) -> None:
-        """Again, if Ctrl-C came before it was held back."""
-        LockedIter._finalize(self)
-        if not is_exiting():
+        """Again, if Ctrl-C came before it was held back. At the end of the process the names of
+        this module may be gone."""
+        self._keep_count()
+        if not self._is_exiting():
             with interrupts_held(interrupt_later):
                 self._shutdown_workers()
                 self._let_go()
+
+    _is_exiting = staticmethod(is_exiting)
 
     def _let_go(self) -> None:
         """Of what runs Python when it is freed: here, where Ctrl-C is not lost. Other finalizers

@@ -7,6 +7,7 @@ have: ``loader/extras.py``.
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ def make_seam(is_strict: bool) -> Seam:
 
         return __iter__
 
+    seam.say_lost = loader_extras.say_lost_without_seam
     loader_extras.is_served_as_torchs = lambda loader: seam.is_on and not _has_pipe(loader)
     seam.add(DataLoader, "_get_iterator", make_get_iterator)
     seam.add(DataLoader, "__iter__", make_iter)
@@ -75,15 +77,18 @@ def make_seam(is_strict: bool) -> Seam:
 
 
 def _probe() -> list[torch.Tensor]:
-    """What an epoch yields, and the random states on the way."""
+    """What an epoch yields, and the random states on the way. Of torch's own generator, unless
+    another thread may be drawing from it."""
     dataset = TensorDataset(torch.arange(16.0).reshape(8, 2), torch.arange(8))
-    state = torch.get_rng_state()
+    own = None if threading.active_count() == 1 else torch.Generator()
+    generator = own or torch.default_generator
+    state = generator.get_state()
     try:
-        torch.default_generator.manual_seed(7)
-        iterator = iter(DataLoader(dataset, batch_size=3, shuffle=True))
-        found = [torch.get_rng_state()]
+        generator.manual_seed(7)
+        iterator = iter(DataLoader(dataset, batch_size=3, shuffle=True, generator=own))
+        found = [generator.get_state()]
         for batch in iterator:
-            found += [*batch, torch.get_rng_state()]
+            found += [*batch, generator.get_state()]
         return found
     finally:
-        torch.set_rng_state(state)
+        generator.set_state(state)

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -130,15 +131,22 @@ def unpatch(what: str | Iterable[str] = _ALL) -> PatchState:
     A function that somebody else has replaced or wrapped since stays where it is, and passes every
     call on.
 
+    Warns:
+        RuntimeWarning: loaders that accelerate has made from ``fastloop.DataLoader`` are still
+            there, and give other batches from their next ``iter()`` on.
+
     Raises:
         ValueError: ``what`` has an unknown name.
     """
     names = _check_names(what)
     with _lock:
-        for name in names:
-            if name in _seams and _seams[name].is_on:
-                _seams[name].take_out()
-        return patch_status()
+        seams = [_seams[name] for name in names if name in _seams and _seams[name].is_on]
+        for seam in seams:
+            seam.take_out()
+        state = patch_status()
+    for text in filter(None, (seam.say_lost() for seam in seams)):
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return state
 
 
 @contextmanager

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 USAGE = """usage: python -m fastloop run [OPTIONS] SCRIPT [ARGS]
        python -m fastloop run [OPTIONS] -m MODULE [ARGS]
+       python -m fastloop run [OPTIONS] -c CODE | - [ARGS]
 
-Runs a script, a module, or a folder that has a __main__.py, as python does, with torch patched:
+Runs a script, a module, a folder or zip file that has a __main__.py, code, or what comes from
+standard input (-), as python does, with torch patched:
 torch's own DataLoader then gives fastloop's iterators, its GradScaler and clip_grad_norm_ run in C.
 FASTLOOP=0 switches it off, FASTLOOP_STRICT=1 makes what is left to torch an error,
 FASTLOOP_VERBOSE=0 keeps it silent.
@@ -31,6 +33,8 @@ FASTLOOP_VERBOSE=0 keeps it silent.
   --report[=FILES]  say at the end where the time of its training loop went, and write files, with
                      commas between: .html, .json, .trace.json (fastloop-report.html); with
                      FASTLOOP=0, of the script as it is"""
+
+_WITHOUT_FILE = "-c", "-"  # in a script's place: code, standard input
 
 _BOOTSTRAP = os.path.join(os.path.dirname(__file__), "bootstrap")
 
@@ -53,7 +57,12 @@ def _take_options(args: list[str]) -> tuple[_Options, list[str]]:
     """The options, and what is left."""
     options, rest = _Options(), list(args)
     while rest and rest[0].startswith("-") and not options.is_module:
+        if rest[0] in _WITHOUT_FILE:
+            break
         option = rest.pop(0)
+        if option[:2] in ("-m", "-c") and option[2:]:  # as in -mpytest
+            rest[:0] = [option[:2], option[2:]]
+            continue
         name, has_value, value = option.partition("=")
         if option == "-m":
             options.is_module = True
@@ -73,6 +82,8 @@ def _take_options(args: list[str]) -> tuple[_Options, list[str]]:
     unknown = [name for name in options.what.split(",") if name not in SEAMS]
     if unknown:
         raise _UsageError(f"--only {unknown[0]!r} is nothing to patch; it takes {','.join(SEAMS)}")
+    if rest == ["-c"]:
+        raise _UsageError("there is nothing to run; -c needs code")
     if not rest:
         where = "-m needs a module" if options.is_module else "name a script, or a module after -m"
         raise _UsageError(f"there is nothing to run; {where}")
@@ -101,6 +112,7 @@ def main(args: list[str]) -> int:
     is_on = os.environ.get("FASTLOOP") != "0"
     report = None if options.report is None else _LateReport(options.report)
     if is_on:
+        atexit.unregister(_say_end)  # of a run that this one is within
         atexit.register(_say_end, os.getpid())
     if is_on or report is not None:
         what = options.what if is_on else ""
@@ -170,7 +182,10 @@ def _is_loud() -> bool:
 def _say_end(process: int) -> None:
     patch = sys.modules.get("fastloop.patching.patch")
     if patch is not None and os.getpid() == process and _is_loud():
-        print(f"fastloop: end of run: {patch.patch_status()}", file=sys.stderr)
+        status = patch.patch_status()
+        is_idle = not any(seam.native for seam in status.seams.values())
+        where = " (this process alone is counted)" if is_idle else ""  # ranks may have done it
+        print(f"fastloop: end of run: {status}{where}", file=sys.stderr)
 
 
 def _new_main() -> ModuleType:
@@ -192,7 +207,12 @@ def run_program(rest: list[str], is_module: bool) -> None:
     Args:
         rest: its name and its arguments.
     """
-    _run_module(rest) if is_module else _run_path(rest)
+    if is_module:
+        _run_module(rest)
+    elif rest[0] in _WITHOUT_FILE:
+        _run_without_file(rest)
+    else:
+        _run_path(rest)
 
 
 def _run_module(rest: list[str]) -> None:
@@ -212,10 +232,10 @@ def _run_path(rest: list[str]) -> None:
     script = rest[0]
     sys.argv[:] = rest
     if os.path.isdir(script) or _is_archive(script):
-        _set_first_path(os.path.abspath(script))
+        _set_first_path(os.path.join(os.getcwd(), script))  # python leaves "." in it
         _run_as_main("__main__", False)
         return
-    path = os.path.join(os.getcwd(), script)  # python leaves ".." in it, too
+    path = os.path.join(os.getcwd(), script)  # and ".."
     try:
         with open(path, "rb") as file:
             source = file.read()
@@ -225,13 +245,42 @@ def _run_path(rest: list[str]) -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
-    from importlib.machinery import SourceFileLoader
+    from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 
     _set_first_path(os.path.dirname(os.path.realpath(script)))
-    module = _new_main()
+    if path.endswith(".pyc"):
+        compiled = SourcelessFileLoader("__main__", path)
+        _run_code(
+            lambda: compiled.get_code("__main__"),
+            __file__=path, __cached__=None, __loader__=compiled,
+        )  # fmt: skip
+        return
     loader = SourceFileLoader("__main__", path)
-    vars(module).update(__file__=path, __cached__=None, __loader__=loader)
-    _guard(lambda: exec(compile(source, path, "exec", dont_inherit=True), vars(module)))
+    _run_source(source, path, __file__=path, __cached__=None, __loader__=loader)
+
+
+def _run_without_file(rest: list[str]) -> None:
+    from importlib.machinery import BuiltinImporter
+
+    _set_first_path("")
+    if rest[0] == "-c":
+        sys.argv[:] = ["-c", *rest[2:]]
+        _run_source(rest[1], "<string>", __loader__=BuiltinImporter)
+        return
+    sys.argv[:] = rest
+    source = sys.stdin.buffer.read()
+    _run_source(source, "<stdin>", __file__="<stdin>", __cached__=None, __loader__=BuiltinImporter)
+
+
+def _run_source(source: str | bytes, name: str, **names: object) -> None:
+    _run_code(lambda: compile(source, name, "exec", dont_inherit=True), **names)
+
+
+def _run_code(load: Callable[[], Any], **names: object) -> None:
+    """Runs it in a new ``__main__`` that has those names, too."""
+    module = _new_main()
+    vars(module).update(names)
+    _guard(lambda: exec(load(), vars(module)))
 
 
 def _is_archive(script: str) -> bool:
@@ -247,13 +296,37 @@ def _guard(run: Callable[[], object]) -> None:
     """Runs it. What it raises is printed without our frames, and ends the process as in python."""
     try:
         run()
+        return
     except SystemExit:
         raise
-    except BaseException as error:
-        error.__traceback__ = _cut(error.__traceback__)
+    except BaseException as found:
+        error = found
+    error.__traceback__ = traceback = _cut(error.__traceback__)
+    hook = sys.excepthook
+    _print(error)
+
+    def say_nothing(*_: object) -> None:  # python would print it again
+        sys.last_traceback = error.__traceback__ = traceback
+        sys.excepthook = hook
+
+    sys.excepthook = say_nothing
+    raise error
+
+
+def _print(error: BaseException) -> None:
+    """By the program's own hook. It is outside an except block, as where python calls it."""
+    try:
         sys.excepthook(type(error), error, error.__traceback__)
-        sys.excepthook = lambda *_: None  # python would print it again
+        return
+    except SystemExit:
         raise
+    except BaseException as found:
+        of_hook = found
+    of_hook.__traceback__ = _cut(of_hook.__traceback__)
+    sys.stderr.write("Error in sys.excepthook:\n")
+    sys.__excepthook__(type(of_hook), of_hook, of_hook.__traceback__)
+    sys.stderr.write("\nOriginal exception was:\n")
+    sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def _cut(traceback: TracebackType | None) -> TracebackType | None:

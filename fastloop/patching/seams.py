@@ -140,11 +140,15 @@ class Seam:
         is_strict: whether what is left to torch is an error.
         probe: uses the functions on the CPU and returns what must be the same with torch's and with
             ours. Run whenever it is put in.
+
+    Attributes:
+        say_lost: what objects lose that go on without it; "" if nothing.
     """
 
     def __init__(self, name: str, is_strict: bool, probe: Callable[[], list[Tensor]]) -> None:
         self.name = name
         self.is_on = False
+        self.say_lost: Callable[[], str] = str
         self._why = "it was not asked for"
         self._is_strict = is_strict
         self._probe = probe

@@ -208,6 +208,20 @@ def test_with_the_seam_prepare_names_what_torch_iterates() -> None:
             accelerator_of().prepare(pipe)
 
 
+def test_unpatch_names_what_prepared_loaders_lose() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with fastloop.patched():
+            accelerator_of().prepare(ours(device_transform=double))  # and is gone
+            kept = accelerator_of().prepare(ours(device=None, path="array"))
+    with (
+        pytest.warns(RuntimeWarning, match=r"next iter\(\) on they lose device, device_transform$"),
+        fastloop.patched(),
+    ):
+        kept = accelerator_of().prepare(ours(device_transform=double))
+    assert not fastloop.patch_status().seams["dataloader"].is_on and not is_doubled(kept)
+
+
 @pytest.mark.parametrize("is_on", [False, True])
 def test_static_buffers_are_refused(is_on: bool) -> None:
     with (

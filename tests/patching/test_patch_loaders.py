@@ -207,6 +207,7 @@ def test_a_torch_that_differs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
         return next_batch(self)
 
     monkeypatch.setattr(ArrayIter, "__next__", draw_more)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # whatever the tests have started
     status = fastloop.patch(verbose=False).seams["dataloader"]
     assert not status.is_on and "not as this version of fastloop knows it" in status.why
     assert type(iter(DataLoader(arrays(), 4))) is _SingleProcessDataLoaderIter
@@ -337,6 +338,33 @@ def test_threads_may_patch_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not fastloop.patch_status().seams["dataloader"].is_on
+
+
+def test_the_check_goes_beside_threads_that_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    next_batch = ArrayIter.__next__
+
+    def draw_beside(self: Any) -> Any:
+        drawer = threading.Thread(target=torch.rand, args=[1])
+        drawer.start()
+        drawer.join()
+        return next_batch(self)
+
+    monkeypatch.setattr(ArrayIter, "__next__", draw_beside)
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait)
+    thread.start()
+    try:
+        torch.manual_seed(1)
+        status = fastloop.patch("dataloader").seams["dataloader"]
+    finally:
+        is_over.set()
+        thread.join()
+    assert status.is_on, status.why
+    found = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(
+        torch.rand(5)[-1:], found
+    )  # after one for each of three batches, and the end
 
 
 def test_verbose_prints_a_line(capsys: pytest.CaptureFixture[str]) -> None:

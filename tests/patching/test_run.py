@@ -4,6 +4,7 @@ the interpreters that it starts."""
 from __future__ import annotations
 
 import os
+import py_compile
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,13 @@ import sys, helper, atexit, __main__
 print(__name__, __file__, __spec__, __package__, __cached__, type(__loader__).__name__)
 print(sys.argv, sys.path[0], helper.VALUE, vars(__main__) is globals())
 print([name for name in ("torch", "numpy", "typing") if name in sys.modules])
-atexit.register(lambda: print("at exit", sys.modules["__main__"].LAST))
+def end():
+    traceback, names = getattr(sys, "last_traceback", None), []
+    while traceback is not None:
+        names.append(traceback.tb_frame.f_code.co_name)
+        traceback = traceback.tb_next
+    print("at exit", sys.modules["__main__"].LAST, sys.excepthook is sys.__excepthook__, names)
+atexit.register(end)
 LAST = "still there"
 what = sys.argv[1] if len(sys.argv) > 1 else ""
 if what == "exit":
@@ -24,6 +31,8 @@ if what == "text":
     sys.exit("a text")
 if what == "hook":
     sys.excepthook = lambda kind, error, traceback: print("hook", kind, error, traceback.tb_lineno)
+if what == "wrong hook":
+    sys.excepthook = lambda kind, error, traceback: [print(sys.exc_info()), 1 / 0]
 def fail():
     raise KeyboardInterrupt if what == "interrupt" else LookupError("wrong")
 if what:
@@ -31,6 +40,11 @@ if what:
         fail()
     except LookupError as error:
         raise RuntimeError("in the end") from error
+"""
+
+TEXT = """import helper, sys
+print(sys.argv, sys.path[0], sorted(globals()), type(__loader__))
+1 / 0
 """
 
 CASES = [
@@ -42,15 +56,23 @@ CASES = [
     ["script.py", "text"],
     ["script.py", "fail"],
     ["script.py", "hook"],
+    ["script.py", "wrong hook"],
     ["script.py", "interrupt"],
+    ["compiled.pyc", "fail"],
     ["folder", "x"],
+    ["./folder/", "x"],
     ["archive.zip", "x"],
     ["-m", "folder", "x"],
+    ["-mfolder", "x"],
     ["-m", "folder.inner", "x"],
     ["-m", "helper"],
     ["-m", "folder.nothing"],
     ["nothing.py"],
     ["broken.py"],
+    ["-c", TEXT, "-x"],
+    [f"-c{TEXT}", "-c"],
+    ["-c", "x = ("],
+    ["-", "-x"],
 ]
 
 
@@ -62,6 +84,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "script.py").write_text(SCRIPT)
     (root / "helper.py").write_text("VALUE = 3\nprint(__name__)\n")
     (root / "broken.py").write_text("x = (\n")
+    py_compile.compile(str(root / "script.py"), str(root / "compiled.pyc"))
     (root / "elsewhere").mkdir()
     (root / "elsewhere" / "real.py").write_text(SCRIPT)
     (root / "elsewhere" / "helper.py").write_text("VALUE = 'of the real file'\n")
@@ -79,6 +102,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(root: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *args],
+        input=TEXT,
         cwd=root,
         env={**os.environ, **env},
         capture_output=True,
@@ -87,7 +111,7 @@ def run(root: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("args", CASES, ids=" ".join)
+@pytest.mark.parametrize("args", CASES, ids=lambda args: " ".join(args).partition("import")[0])
 def test_a_program_runs_as_under_python(programs: Path, args: list[str]) -> None:
     plain = run(programs, *args)
     ours = run(programs, "-m", "fastloop", "run", *args)
@@ -96,6 +120,13 @@ def test_a_program_runs_as_under_python(programs: Path, args: list[str]) -> None
         plain.stdout,
         plain.stderr,
     )
+
+
+def test_an_interactive_session_goes_on_where_the_program_ended(programs: Path) -> None:
+    plain = run(programs, "-i", "-m", "helper")
+    ours = run(programs, "-i", "-m", "fastloop", "run", "-m", "helper")
+    assert "ZeroDivisionError" in ours.stderr  # of what is typed
+    assert (ours.stdout, ours.stderr) == (plain.stdout, plain.stderr)
 
 
 def test_safe_path_is_kept(programs: Path) -> None:
@@ -164,10 +195,25 @@ def test_one_word_switches_all_of_it_off(torch_program: Path) -> None:
     assert done.stderr == ""
 
 
+def test_a_process_that_has_loaded_nothing_says_that_others_are_not_counted(
+    tmp_path: Path,
+) -> None:
+    done = run(tmp_path, "-m", "fastloop", "run", "-c", "import torch")
+    assert done.stderr.endswith("clip_grad_norm 0 native (this process alone is counted)\n")
+
+
 def test_other_ranks_are_silent(torch_program: Path) -> None:
     env = {"PYTHONPATH": str(torch_program / "users"), "RANK": "1"}
     done = run(torch_program, "-m", "fastloop", "run", "--no-children", "script.py", **env)
     assert "here ArrayIter" in done.stdout and done.stderr == ""
+
+
+def test_a_run_within_a_run_is_one_run(torch_program: Path) -> None:
+    args = ("-m", "fastloop", "run")
+    done = run(torch_program, *args, *args, "script.py", "not a method")
+    assert "here ArrayIter" in done.stdout and done.returncode == 1
+    assert done.stderr.count("ValueError: cannot find context") == 1, done.stderr
+    assert done.stderr.count(": on for") == done.stderr.count("end of run") == 1, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -175,6 +221,7 @@ def test_other_ranks_are_silent(torch_program: Path) -> None:
     [
         ([], "there is nothing to run"),
         (["-m"], "-m needs a module"),
+        (["-c"], "-c needs code"),
         (["--only"], "--only needs names"),
         (["--only=loaders", "x.py"], "'loaders' is nothing to patch"),
         (["--fast", "x.py"], "--fast is no option of run"),
@@ -201,6 +248,17 @@ def test_a_program_may_look_for_torch_before_it_imports_it(tmp_path: Path) -> No
     (tmp_path / "script.py").write_text(LOOKS_FIRST)
     done = run(tmp_path, "-m", "fastloop", "run", "script.py")
     assert done.stdout.splitlines() == ["torch True False"] * 2 + ["ArrayIter", "True"], done.stderr
+
+
+def test_a_torch_that_is_too_old_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '2.9.1'")
+    (tmp_path / "script.py").write_text("import torch; print(torch.__version__)")
+    done = run(tmp_path, "-m", "fastloop", "run", "script.py")
+    assert done.returncode == 0 and done.stdout == "2.9.1\n"
+    text = (
+        "fastloop: torch stays as it is: fastloop.patch() needs PyTorch 2.10 or newer, found 2.9.1"
+    )
+    assert done.stderr.startswith(text) and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_an_import_of_torch_that_fails_may_be_tried_again(tmp_path: Path) -> None:

@@ -13,14 +13,18 @@ def act(what, is_loud, then):
     """Never raises: the program is torch's user, and goes on without us."""
     try:
         if what:
+            from fastloop.base.requirements import require_torch
+
+            require_torch("fastloop.patch()")
             from fastloop.patching import patch as patching
 
             patching.patch([name for name in what.split(",") if name], verbose=is_loud)
         if then is not None:
             then()
     except Exception as error:
+        why = str(error) if isinstance(error, ImportError) else repr(error)
         try:  # noqa: SIM105 - contextlib is an import
-            print(f"fastloop: torch stays as it is: {error!r}", file=sys.stderr)
+            print(f"fastloop: torch stays as it is: {why}", file=sys.stderr)
         except (OSError, ValueError):
             pass  # a closed stderr, or a full disk below it
 
