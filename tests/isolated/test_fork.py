@@ -30,7 +30,7 @@ def in_child(work, leave=os._exit):
         sys.stdout.flush()
         sys.stderr.flush()
         leave(code)
-    for _ in range(6000):
+    for _ in range(24_000):
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             assert status == 0, status

@@ -118,7 +118,7 @@ EXITS = {
     "os._exit": ("os._exit(4)", 4, ""),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
     "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", -15, ""),
-    "SIGINT": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(9)", -2, "KeyboardInterrupt"),
+    "SIGINT": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -2, "KeyboardInterrupt"),
     "busy": ("list(zip(range(1), busy))", 0, ""),
     "SIGKILL busy": ("next(busy); os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
     "exec": ("os.execv('/bin/true', ['true'])", 0, ""),
@@ -213,7 +213,7 @@ thread.start()
 wait_until(lambda: bool(hook.is_there))
 atexit.register(end)
 """,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -162,7 +162,7 @@ def die_in_the_middle(wrap: str) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=240))
     for case in sys.argv[1:]:
         globals()[f"case_{case}"]()
         print(f"{case} fine", flush=True)

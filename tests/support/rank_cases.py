@@ -398,7 +398,7 @@ def copied(value: Any) -> Any:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=240))
     for case in sys.argv[1:]:
         globals()[f"case_{case}"]()
         print(f"{case} fine", flush=True)

@@ -102,6 +102,19 @@ class Kill:
         time.sleep(60)
 
 
+class Gate:
+    """Whoever calls it waits until it is open, in whatever process."""
+
+    def __init__(self) -> None:
+        self.is_open = torch.zeros(1).share_memory_()
+
+    def open(self) -> None:
+        self.is_open.fill_(1)
+
+    def __call__(self, *_: object) -> None:
+        wait_until(lambda: bool(self.is_open), 300)
+
+
 class SleepAt:
     """Sleeps when item `i` is asked for, and says so before."""
 
@@ -207,9 +220,21 @@ def shmem_bytes() -> int:
     return int(text.split("Shmem:")[1].split()[0]) * 1024
 
 
+def threads() -> set[str]:
+    """Threads of this process by number. One that was waited for may stay in /proc for a while
+    after that; it is on its way out then, and does not count."""
+    exiting = 0x4  # PF_EXITING
+    found = set()
+    for thread in os.listdir("/proc/self/task"):
+        fields = read(f"/proc/self/task/{thread}/stat").rpartition(")")[2].split()
+        if fields and not int(fields[6]) & exiting:
+            found.add(thread)
+    return found
+
+
 def resources() -> tuple[int, int, int]:
     """Descriptors, threads and children of this process."""
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), len(children())
+    return len(os.listdir("/proc/self/fd")), len(threads()), len(children())
 
 
 def error_text(call: Callable[[], object], kind: type[BaseException] = RuntimeError) -> str:
