@@ -214,10 +214,16 @@ def arena_bytes() -> int:
     return sum(arena.st_blocks * 512 for arena in arena_files())
 
 
-def shmem_bytes() -> int:
-    """Shared memory of the whole machine."""
-    text = Path("/proc/meminfo").read_text()
-    return int(text.split("Shmem:")[1].split()[0]) * 1024
+def mapped_arenas(pid: int | str = "self") -> set[int]:
+    """The inodes of the files in memory that a process has mapped for batches."""
+    lines = read(f"/proc/{pid}/maps").splitlines()
+    return {int(line.split()[4]) for line in lines if "memfd:fastloop" in line}
+
+
+def are_mapped(arenas: set[int]) -> bool:
+    """Whether any process has one of these mapped."""
+    pids = filter(str.isdigit, os.listdir("/proc"))
+    return any(arenas & mapped_arenas(pid) for pid in pids)
 
 
 def threads() -> set[str]:
