@@ -31,6 +31,8 @@ from fastloop.workers.main_module import explain_early_end
 CHECK_S = 0.05
 # Seconds for workers to end by themselves, and then after SIGTERM.
 _POLITE_S, _FIRM_S = 2.5, 1.0
+# For the exit code of a worker that is gone: a server of forked processes tells it after that.
+_CODE_S = 5.0
 
 
 def is_exiting() -> bool:
@@ -123,14 +125,18 @@ class WorkerProcess:
             return True
         return False
 
+    def _is_unknown(self) -> bool:
+        """Whether its server has yet to tell how it has ended: it has waited for it before that."""
+        return self.start_method() == "forkserver" and self._process.exitcode is None
+
     def join(self, timeout: float) -> None:
-        """Waits for the end of the process itself.
+        """Waits for the end of the process itself, and for the exit code of one that is a server's.
 
         multiprocessing waits for the worker's end of a pipe. A worker can close that long before
         it ends, and processes it has started can hold it open long after.
         """
         deadline = monotonic() + timeout
-        while self.is_alive() and (rest := deadline - monotonic()) > 0:
+        while (self.is_alive() or self._is_unknown()) and (rest := deadline - monotonic()) > 0:
             if wait([self._process.sentinel], min(rest, CHECK_S)):
                 sleep(min(rest, 0.001))
 
@@ -193,7 +199,7 @@ class WorkerPool:
         """The exit code of a worker that was found dead; None if something else has taken it.
         Raises TimeoutError if its process may not have ended."""
         worker = self._workers[number]
-        worker.join(1)  # the server of forked processes may be about to tell the exit code
+        worker.join(_CODE_S)
         if not worker.has_ended():
             raise TimeoutError
         code: int | None = worker.exitcode
@@ -214,7 +220,7 @@ class WorkerPool:
         """
         worker = self._workers[number]
         text = f"DataLoader worker (pid {worker.pid}) "
-        worker.join(1)  # the server of forked processes may be about to tell the exit code
+        worker.join(_CODE_S)
         code = worker.exitcode
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"

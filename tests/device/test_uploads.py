@@ -9,7 +9,7 @@ import pytest
 from helpers import run_program
 
 TESTS = Path(__file__).resolve().parents[1]
-TRIAL_S = 240
+TRIAL_S = 580
 
 pytestmark = pytest.mark.slow
 

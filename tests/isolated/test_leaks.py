@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from fastloop import ArrayDataset, DataLoader
 from helpers import FailingSampler, SamplerError, ListSampler
+from workers import threads
 
 workers, epochs = map(int, sys.argv[1:])
 page = os.sysconf("SC_PAGE_SIZE")
@@ -19,7 +20,7 @@ page = os.sysconf("SC_PAGE_SIZE")
 def count():
     gc.collect()
     rss = int(open("/proc/self/statm").read().split()[1]) * page
-    return rss, len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+    return rss, len(threads()), len(os.listdir("/proc/self/fd"))
 
 
 def whole(loader):
@@ -145,11 +146,12 @@ import torch
 from fastloop import DataLoader
 from helpers import outcome
 from torch.utils.data import TensorDataset
+from workers import threads
 warnings.simplefilter("ignore")
 x = torch.zeros(1000, 1 << 12)
 many = DataLoader(TensorDataset(x), 3, num_workers=100)
 large = DataLoader(TensorDataset(x), batch_sampler=[[0] * (1 << 15)])
-tasks = len(os.listdir("/proc/self/task"))
+before = threads()
 used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), resource.RLIM_INFINITY))
 for _ in range(3):
@@ -157,7 +159,7 @@ for _ in range(3):
     assert (error, "cannot start a thread" in text) == (RuntimeError, True), (error, text)
     kind, error, text = outcome(lambda: len(list(large)))
     assert (error, str(1 << 29) in text) == (MemoryError, True), (error, text)
-assert len(os.listdir("/proc/self/task")) == tasks
+assert threads() == before
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
 assert len(list(many)) == 334
 assert len(list(large)) == 1

@@ -87,12 +87,12 @@ for round in range(10):
     started, results = threading.Barrier(3), []
     def run(loader):
         iterator = iter(loader)
-        started.wait(30)
+        started.wait(300)
         results.extend(batch[:, 0].tolist() for batch in iterator)
     threads = [threading.Thread(target=run, args=(loader,)) for loader in loaders]
     for thread in threads:
         thread.start()
-    started.wait(30)
+    started.wait(300)
     data.batch = None
     for _ in range(20):
         next(source)

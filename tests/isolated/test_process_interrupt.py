@@ -75,12 +75,12 @@ def idle():
     sleep_in_steps()
 
 for name, work in (("in next()", wait), ("in the body", body), ("elsewhere", idle)):
-    sleep = SleepAt(20)
+    sleep = SleepAt(20, 600)
     when = sleep.is_waited_for if work is wait else lambda: is_thread_in("sleep_in_steps")
     late = interrupted(work, Interrupt(0.05, to == "group", 1, when, to == "another thread"))
     gc.collect()
     took = wait_until(lambda: not children(), 60)
-    assert late < 10, late
+    assert late < 60, late
     print(f"{name}: {late * 1e3:.0f} ms, all gone after {took * 1e3:.0f} ms")
     assert check_batches(quick) == 16
     assert not children()
@@ -128,7 +128,7 @@ for round in range(12):
 del loader
 gc.collect()
 wait_until(lambda: not children(), 60)
-assert max(late) < 10, late
+assert max(late) < 60, late
 print(f"the latest after {max(late) * 1e3:.0f} ms")
 """,
             persistent,
@@ -253,12 +253,18 @@ def test_a_handler_of_the_programs_own(tmp_path: Path) -> None:
         tmp_path,
         HEAD
         + """
-seen = []
-signal.signal(signal.SIGINT, lambda *_: seen.append(os.getpid()))
+seen, program = [], os.getpid()
+
+def go_on(*_):
+    seen.append(os.getpid())
+    if os.getpid() == program:
+        gate.open()
+signal.signal(signal.SIGINT, go_on)
 for group in (False, True):
     for workers in (1, 2):
-        sleep = SleepAt(20, 0.6)
-        loader = DataLoader(Items(40, sleep), 4, num_workers=workers)
+        sleep, gate = SleepAt(20, 0), Gate()
+        hook = lambda i, gate=gate: i == 20 and (sleep(i), gate())
+        loader = DataLoader(Items(40, hook), 4, num_workers=workers)
         sender = Interrupt(0.1, group, when=sleep.is_waited_for)
         assert check_batches(loader) == 10
         sender.wait()

@@ -112,7 +112,7 @@ for in_order in (True, False):
     assert text.count("exited unexpectedly with exit code 3") == 2, text
     released.fill_(1)
 """,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -193,5 +193,5 @@ for number in range(20):
     iterator._shutdown_workers()
 assert deaths > 8, deaths
 """,
-        timeout=60,
+        timeout=300,
     )

@@ -11,12 +11,12 @@ STORM = int(os.environ.get("FASTLOOP_STORM", "40"))
 
 HEAD = """
 import ctypes, faulthandler, gc, os, random, re, resource, sys, time
-from multiprocessing import Event
 import numpy as np
 import torch
 torch.set_num_threads(1)
 from torch.utils.data import Dataset, get_worker_info
 from fastloop import DataLoader
+from workers import wait_until
 
 GIB = 1 << 30
 
@@ -68,21 +68,23 @@ def write_words(rng):
 
 
 class Wild(Dataset):
-    # Worker `writer` writes when it is asked for item `at` or one behind it.
+    # Worker `writer` writes when it is asked for item `at` or one behind it. Its parent may meet
+    # that, and end it, before it says that it has written. No lock: it would end with it.
 
     def __init__(self, seed, writer, at):
         self.seed, self.writer, self.at = seed, writer, at
-        self.is_hit = Event()
+        self.is_due, self.is_hit = torch.zeros(2).share_memory_().split(1)
 
     def __len__(self):
         return 24
 
     def __getitem__(self, i):
-        if i >= self.at and get_worker_info().id == self.writer and not self.is_hit.is_set():
+        if i >= self.at and get_worker_info().id == self.writer and not self.is_hit:
+            self.is_due.fill_(1)
             written = write_words(random.Random(self.seed))
             if len(sys.argv) > 3:
                 print(self.seed, written, flush=True)
-            self.is_hit.set()
+            self.is_hit.fill_(1)
         return {"x": torch.full((8,), float(i)), "y": i, "name": f"item {i}"}
 
 
@@ -122,7 +124,7 @@ def run(seed):
         for _ in range(1 + is_persistent):
             iterator = iter(loader)
             if waits:  # for what has been sent before to lie there when it writes
-                assert data.is_hit.wait(30)
+                wait_until(lambda: data.is_hit)
             count = 0
             for batch in iterator:
                 check(batch, 2 * count, collate_fn)
@@ -133,7 +135,7 @@ def run(seed):
         assert list(loader) if seed % 8 == 0 else True  # a new epoch is as good as any
         return str(error)
     finally:
-        assert data.is_hit.is_set()
+        assert data.is_due
     return "right"
 
 
@@ -141,7 +143,7 @@ first, last = int(sys.argv[1]), int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_DATA, (2 * GIB, 2 * GIB))
 slowest, errors = 0.0, 0
 for seed in range(first, last):
-    faulthandler.dump_traceback_later(60, exit=True)
+    faulthandler.dump_traceback_later(300, exit=True)
     begin = time.monotonic()
     outcome = run(seed)
     gc.collect()
@@ -150,7 +152,7 @@ for seed in range(first, last):
     if len(sys.argv) > 3:
         print(seed, round(seconds, 2), outcome[:70], flush=True)
     slowest = max(slowest, seconds)
-    assert seconds < 20, (seed, seconds, outcome)
+    assert seconds < 60, (seed, seconds, outcome)
     is_error = re.match("worker [01] has overwritten the memory", outcome) is not None
     assert outcome == "right" or is_error, (seed, outcome)
     errors += is_error

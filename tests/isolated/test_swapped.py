@@ -145,4 +145,4 @@ assert repr(given) == repr(list(device))
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_fallbacks_are_torchs(order: str, tmp_path: Path) -> None:
-    run_script(tmp_path, PRELUDE + CLIP + SCALER + STEPPER + LOADER, order, timeout=100)
+    run_script(tmp_path, PRELUDE + CLIP + SCALER + STEPPER + LOADER, order, timeout=300)

@@ -90,11 +90,11 @@ def test_exit_with(name: str, tmp_path: Path) -> None:
 
 def test_exit_does_not_wait_for_a_thread_that_is_stuck(tmp_path: Path) -> None:
     text = """
-begin = time.monotonic()
-atexit.register(lambda: print("late" if time.monotonic() - begin > 30 else "in time"))
-sleeps = SleepAt(0, 60)
+sleeps = SleepAt(0, 600)
 iterator = iter(loader_of(sleeps))
 wait_until(lambda: bool(sleeps.is_there))
+begin = time.monotonic()
+atexit.register(lambda: print("late" if time.monotonic() - begin > 60 else "in time"))
 """
     assert run_script(tmp_path, HEAD + text).split() == ["in", "time"]
 
@@ -160,7 +160,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
             + """
 for kwargs in ({}, {"timeout": 50}, {"persistent_workers": True}):
     is_due, is_reached = threading.Event(), threading.Event()
-    loader = loader_of(CallAt(20, lambda: (is_reached.set(), is_due.wait(60))), **kwargs)
+    loader = loader_of(CallAt(20, lambda: (is_reached.set(), is_due.wait(300))), **kwargs)
     iterator = iter(loader)
     when = lambda: is_reached.is_set() and is_thread_in("_get_data")
     sender = Interrupt(0.05, when=when, on_other_thread=bool(kwargs))
@@ -171,7 +171,7 @@ for kwargs in ({}, {"timeout": 50}, {"persistent_workers": True}):
         raise AssertionError("no KeyboardInterrupt")
     except KeyboardInterrupt:
         late = time.monotonic() - sender.sent
-    assert not is_due.is_set() and late < 10, late
+    assert not is_due.is_set() and late < 60, late
     is_due.set()
     print(f"{late * 1e3:.0f} ms")
     batches += iterator

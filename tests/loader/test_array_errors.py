@@ -175,7 +175,7 @@ for path in ("fifo.npy", "link.npy", "socket.npy", "/dev/zero", "/dev/null", "la
 def test_a_path_that_is_no_regular_file(tmp_path: Path) -> None:
     """In a process of its own: a FIFO would keep this one waiting for somebody who writes to it,
     and a device may give bytes without end."""
-    lines = run_script(tmp_path, SPECIAL, timeout=60).splitlines()
+    lines = run_script(tmp_path, SPECIAL, timeout=300).splitlines()
     kinds = ["FIFO", "FIFO", "socket", "character device", "character device", "FIFO"]
     names = ["fifo.npy", "link.npy", "socket.npy", "/dev/zero", "/dev/null", "late.npy"]
     assert len(lines) == len(kinds)

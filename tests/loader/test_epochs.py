@@ -21,6 +21,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 from torch.utils.data import DataLoader as TorchLoader
+from workers import wait_until
 
 from fastloop import ArrayDataset, DataLoader
 from fastloop.data.epoch_word import Epoch, EpochDataset, IteratorEpochs
@@ -71,7 +72,7 @@ def test_in_two_threads(path: str) -> None:
     def read(number: int) -> None:
         for _ in range(2):
             for batch in loaders[number]:
-                meet.wait(60)
+                meet.wait(300)
                 seen[number].append(epoch_of(batch))
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
@@ -98,17 +99,17 @@ def test_in_two_processes(path: str) -> None:
             inner = iter(childs)
             batches = [next(inner)]
             told.put("begun")
-            asked.get(timeout=60)
+            asked.get(timeout=300)
             told.put(epochs_of([*batches, *inner]))
 
     child = context.Process(target=train)
     child.start()
     for epoch in (1, 2):
-        assert told.get(timeout=60) == "begun"
+        assert told.get(timeout=300) == "begun"
         assert epoch_of(next(iterator)) == 0
         assert epochs_of(make_loader(dataset, "sync")) == {0}
         asked.put(True)
-        assert told.get(timeout=60) == {epoch}
+        assert told.get(timeout=300) == {epoch}
     child.join(60)
     assert list(iterator) == []
 
@@ -363,20 +364,24 @@ def test_every_dataset_that_has_an_epoch(path: str) -> None:
 # ---- what it costs
 
 
-def descriptors() -> int:
+def descriptors(threads: set[threading.Thread]) -> int:
+    """Once there are no other threads: torch's queues are closed by some of their own."""
+    gc.collect()
+    wait_until(lambda: threads >= set(threading.enumerate()))
     return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("path", ["process", "torch-1"])
 def test_iterators_give_their_shared_memory_back(path: str) -> None:
     loader = make_loader(make_dataset(), path)
-    list(loader)
     gc.collect()  # what earlier tests left must not be closed in between
-    before = descriptors()
+    wait_until(lambda: not any("QueueFeeder" in t.name for t in threading.enumerate()))
+    threads = set(threading.enumerate())
+    list(loader)
+    before = descriptors(threads)
     for _ in range(3):
         list(loader)
-    gc.collect()
-    assert descriptors() == before
+    assert descriptors(threads) == before
 
 
 @pytest.mark.parametrize("make", [lambda x: TensorDataset(x), lambda x: ArrayDataset(x)])

@@ -154,7 +154,7 @@ from helpers import outcome
 from workers import *
 
 def wait(event):
-    assert event.wait(30)
+    assert event.wait(300)
 """
 
 HELD_IN_NEXT = (
@@ -192,7 +192,7 @@ for path in ("sync", "torch"):
     thread.join()
     assert got[0][:, 0].tolist() == [0, 1] and next(iterator)[:, 0].tolist() == [2, 3]
 """,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -232,7 +232,7 @@ for n in (2, 1):
     assert inner == [0], inner
     assert result == 1 if n == 2 else "was taken meanwhile" in result[2], result
 """,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -253,7 +253,7 @@ thread.join()
 got += iterator
 assert [batch[:, 0].tolist() for batch in got] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 """,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -276,12 +276,12 @@ for path, persistent in (("process", False), ("process", True), ("torch", False)
     wait_until(lambda: bool(hook.is_there))
     loader.close()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     assert [kind for _, kind, _ in results] == [RuntimeError] * 2, results
     assert all("closed; call iter()" in text for _, _, text in results), results
     assert not children()
 """,
-        timeout=60,
+        timeout=300,
     )
 
 

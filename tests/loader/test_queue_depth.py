@@ -7,14 +7,13 @@ import gc
 import multiprocessing
 import pickle
 import threading
-import time
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from workers import Items, SleepAt, Stream, wait_until
+from workers import Gate, Items, Stream, wait_until
 
 from fastloop import DataLoader
 from fastloop.loader.queue_depth import AutoDepth, QueueDepth
@@ -83,12 +82,27 @@ def test_it_shrinks_when_batches_have_become_larger() -> None:
 # ---- in loaders
 
 
-class Hiccup:
+class HeldAt:
     """The sample at which the loop waits."""
 
+    def __init__(self, index: int) -> None:
+        self.index, self.gate = index, Gate()
+
     def __call__(self, index: int) -> None:
-        if index == 40:
-            time.sleep(0.3)
+        if index == self.index:
+            self.gate()
+
+
+def open_when_waited_for(gate: Gate, iterator: Any, path: str) -> None:
+    """That is, when the iterator has waited in vain and looks for a reason."""
+    name = {"process": "_look_for_dead", "thread": "_look_for_reason"}[path]
+    look = getattr(iterator, name)
+
+    def open_and_look() -> Any:
+        gate.open()
+        return look()
+
+    setattr(iterator, name, open_and_look)
 
 
 def workers_left() -> list[str]:
@@ -107,8 +121,9 @@ def is_there(iterator: Any, path: str) -> bool:
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 def test_the_queue_of_a_loader_gets_deeper(path: str, persistent: bool) -> None:
+    held = HeldAt(40)
     loader = DataLoader(
-        Items(100, Hiccup()), 1, num_workers=1, prefetch_factor="auto",
+        Items(100, held), 1, num_workers=1, prefetch_factor="auto",
         persistent_workers=persistent, **PATHS[path],
     )  # fmt: skip
     assert loader.stats().prefetch_factor == 2
@@ -118,6 +133,7 @@ def test_the_queue_of_a_loader_gets_deeper(path: str, persistent: bool) -> None:
         assert int(next(iterator)[0, 0]) == k
         if k == 0:
             assert iterator._send_idx == 3  # as torch has it
+    open_when_waited_for(held.gate, iterator, path)
     assert int(next(iterator)[0, 0]) == 40
     assert iterator._send_idx == 41 + 3
     assert loader.stats().prefetch_factor == 3
@@ -179,11 +195,12 @@ def test_other_words_are_torchs_error() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_queue_that_shrinks_asks_for_no_more_until_it_has(path: str) -> None:
-    items = Items(60, SleepAt(0, 0.3))  # so that the first batch is waited for
-    loader = DataLoader(items, 1, num_workers=1, prefetch_factor="auto", **PATHS[path])
+    held = HeldAt(0)
+    loader = DataLoader(Items(60, held), 1, num_workers=1, prefetch_factor="auto", **PATHS[path])
     loader.memory_budget = 2 << 10  # two batches
     loader._shared.depth = 8  # what an epoch of smaller batches has found
     iterator: Any = iter(loader)
     assert iterator._send_idx == 8
+    open_when_waited_for(held.gate, iterator, path)
     assert [int(batch[0, 0]) for batch in iterator] == list(range(60))
     assert loader.stats().prefetch_factor == 2

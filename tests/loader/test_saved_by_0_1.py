@@ -116,6 +116,6 @@ try:
 except ModuleNotFoundError as error:
     print(error.name)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     lines = ["['ArrayDataset', '_Field']", "['LoaderStats', 'WorkerStats']", "fastloop._transport"]
     assert done.stdout.splitlines() == lines, done.stderr

@@ -158,7 +158,7 @@ check(kept)
 if child:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """,
-        timeout=60,
+        timeout=300,
     )
 
 

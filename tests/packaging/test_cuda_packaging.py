@@ -334,7 +334,7 @@ def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env={**kept, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -400,7 +400,7 @@ int cuGetProcAddress_v2(const char *name, void **out, int version, unsigned long
 }
 """)
     command = ("gcc", "-shared", "-fPIC", source, "-o", tmp_path / "libcuda.so.1")
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=300)
     return str(tmp_path)
 
 

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic, sleep
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from workers import is_running, read, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "tests/gpu"
@@ -67,7 +67,7 @@ class Lane:
 
     def run(self, *stages: str, **variables: str) -> subprocess.CompletedProcess[str]:
         with self.start(*stages, **variables) as run:
-            out, err = run.communicate(timeout=60)
+            out, err = run.communicate(timeout=300)
         return subprocess.CompletedProcess(run.args, run.returncode, out, err)
 
     def lines(self) -> list[dict[str, Any]]:
@@ -136,34 +136,27 @@ def test_a_failure_ends_no_other_stage_but_the_builds(lane: Lane) -> None:
 
 
 def test_a_stage_ends_at_its_limit_with_all_that_it_started(lane: Lane) -> None:
-    done = lane.run("soak", FAKE_HANG="1", GPU_STAGE_S="1")
-    assert done.returncode == 1 and "took more than 1 s" in done.stdout
+    done = lane.run("soak", FAKE_HANG="1", GPU_STAGE_S="5")
+    assert done.returncode == 1 and "took more than 5 s" in done.stdout
     assert_ended(lane.log.read_text())
 
 
 def test_whoever_ends_the_run_ends_all_that_it_started(lane: Lane) -> None:
     run = lane.start("soak", FAKE_HANG="1")
-    deadline = monotonic() + 30
-    while not (lane.log.exists() and lane.log.read_text().strip().isdigit()):
-        assert monotonic() < deadline
-        sleep(0.01)
+    wait_until(lambda: read(lane.log).strip().isdigit())
     run.terminate()
-    assert run.wait(60) == 128 + signal.SIGTERM
+    assert run.wait(300) == 128 + signal.SIGTERM
     assert_ended(lane.log.read_text())
 
 
 def assert_ended(pid: str) -> None:
-    stat = Path("/proc", pid.strip(), "stat")
-    deadline = monotonic() + 30
-    while stat.exists() and " Z " not in stat.read_text() and monotonic() < deadline:
-        sleep(0.01)
-    assert not stat.exists() or " Z " in stat.read_text()
+    wait_until(lambda: not is_running(int(pid)))
 
 
 @pytest.mark.parametrize("stage", ["", "passes"])
 def test_make_asks_for_a_stage_and_installs_nothing(stage: str) -> None:
     command = ["make", "-n", "--no-print-directory", "gpu", "GPU_PYTHON=python3", f"STAGE={stage}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         "GPU_PYTHON='python3'",
@@ -186,7 +179,7 @@ def test_files_are_of_python_3_10_and_later(path: Path) -> None:
 def test_tests_can_be_collected() -> None:
     options = ["-q", "--collect-only", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml"]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", ROOT, GPU]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
     assert all(f"{name}::" in done.stdout for name in ("test_passes.py", "test_steps.py"))
 

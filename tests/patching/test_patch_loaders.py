@@ -246,7 +246,7 @@ def test_persistent_workers_that_died_are_made_anew() -> None:
         list(loader)
         iterator: Any = loader._iterator
         iterator._workers[0].terminate()
-        iterator._workers[0].join(30)
+        iterator._workers[0].join(300)
         assert len(list(loader)) == 3
         assert loader._iterator is not iterator
 
@@ -265,7 +265,7 @@ def test_persistent_workers_that_are_dying_are_made_anew(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(ProcessIter, "is_broken", look)
         iterator._workers[0].terminate()
-        iterator._workers[0].join(30)
+        iterator._workers[0].join(300)
         assert len(list(loader)) == 3
         assert loader._iterator is not iterator
 

@@ -386,7 +386,7 @@ def test_the_report_has_every_check_and_one_that_breaks_stops_no_other(
 
 def run_doctor(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fastloop", "doctor", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def test_the_command() -> None:

@@ -179,7 +179,7 @@ class FunctionDataset(Dataset[Any]):
 
 def record_run(cls: Any, dataset: Any, epochs: int = 1, **kwargs: Any) -> list[Any]:
     """What a loader gives, says and warns, with torch's random state after every next()."""
-    kwargs = {"batch_size": 2, "timeout": 20 if kwargs.get("num_workers") else 0, **kwargs}
+    kwargs = {"batch_size": 2, "timeout": 300 if kwargs.get("num_workers") else 0, **kwargs}
     if "batch_sampler" in kwargs:
         del kwargs["batch_size"]
     if isinstance(kwargs.get("generator"), int):

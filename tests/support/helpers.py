@@ -4,7 +4,6 @@ kind, a source that is slow to read, and scripts run in a process of their own."
 import gc
 import os
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +15,7 @@ import fork_server
 import numpy as np
 import torch
 import torch.utils.data
+from torch.distributed import TCPStore
 from torch.utils.data import (
     RandomSampler,
     Sampler,
@@ -353,12 +353,13 @@ def run_program(
 def run_ranks(folder: Path, script: str, *args: str, ranks: int = 2) -> list[str]:
     """Runs a script of this folder in so many processes, as torchrun does, and returns what each
     prints. All must end by themselves, with code 0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    # Here, as in torchrun itself: a port that rank 0 is to open may be another's by then.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
     }
@@ -374,7 +375,7 @@ def run_ranks(folder: Path, script: str, *args: str, ranks: int = 2) -> list[str
         for rank in range(ranks)
     ]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

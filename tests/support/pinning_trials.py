@@ -18,7 +18,7 @@ from fastloop import ArrayDataset, DataLoader
 AHEAD = 2  # FL_COPY_AHEAD
 AHEAD_BYTES = 512 << 20  # FL_COPY_AHEAD_BYTES
 PAGE = 4096
-LONG_S = 60
+LONG_S = 120
 
 
 def make_feed(device: Device, workers: int, prefetch: int, **more: Any) -> Any:

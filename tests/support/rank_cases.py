@@ -394,4 +394,4 @@ def copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-run_cases(globals(), seconds=15)
+run_cases(globals())

@@ -103,6 +103,19 @@ class Kill:
         time.sleep(60)
 
 
+class Gate:
+    """Whoever calls it waits until it is open, in whatever process."""
+
+    def __init__(self) -> None:
+        self.is_open = torch.zeros(1).share_memory_()
+
+    def open(self) -> None:
+        self.is_open.fill_(1)
+
+    def __call__(self, *_: object) -> None:
+        wait_until(lambda: bool(self.is_open), 300)
+
+
 class SleepAt:
     """Sleeps when item `i` is asked for, and says so before."""
 
@@ -202,15 +215,33 @@ def arena_bytes() -> int:
     return sum(arena.st_blocks * 512 for arena in arena_files())
 
 
-def shmem_bytes() -> int:
-    """Shared memory of the whole machine."""
-    text = Path("/proc/meminfo").read_text()
-    return int(text.split("Shmem:")[1].split()[0]) * 1024
+def mapped_arenas(pid: int | str = "self") -> set[int]:
+    """The inodes of the files in memory that a process has mapped for batches."""
+    lines = read(f"/proc/{pid}/maps").splitlines()
+    return {int(line.split()[4]) for line in lines if "memfd:fastloop" in line}
+
+
+def are_mapped(arenas: set[int]) -> bool:
+    """Whether any process has one of these mapped."""
+    pids = filter(str.isdigit, os.listdir("/proc"))
+    return any(arenas & mapped_arenas(pid) for pid in pids)
+
+
+def threads() -> set[str]:
+    """Threads of this process by number. One that was waited for may stay in /proc for a while
+    after that; it is on its way out then, and does not count."""
+    exiting = 0x4  # PF_EXITING
+    found = set()
+    for thread in os.listdir("/proc/self/task"):
+        fields = read(f"/proc/self/task/{thread}/stat").rpartition(")")[2].split()
+        if fields and not int(fields[6]) & exiting:
+            found.add(thread)
+    return found
 
 
 def resources() -> tuple[int, int, int]:
     """Descriptors, threads and children of this process."""
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), len(children())
+    return len(os.listdir("/proc/self/fd")), len(threads()), len(children())
 
 
 def error_text(call: Callable[[], object], kind: type[BaseException] = RuntimeError) -> str:
@@ -236,7 +267,7 @@ def in_child(work: Callable[[], object], leave: Callable[[int], object] = os._ex
         sys.stdout.flush()
         sys.stderr.flush()
         leave(code)
-    for _ in range(6000):
+    for _ in range(24_000):
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             assert status == 0, status

@@ -52,7 +52,7 @@ TORCH_FAILS = {"tensors: zero", "tensors: no leaf"}
 
 def outcomes(cls: Any, batch_size: int | None, workers: int, **kwargs: Any) -> list[Any]:
     if workers:
-        kwargs["timeout"] = 20
+        kwargs["timeout"] = 300  # of a test that hangs
     wanted = [k for k, name in enumerate(NAMES) if batch_size or name not in TORCH_FAILS]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

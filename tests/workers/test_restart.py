@@ -165,11 +165,17 @@ def test_what_has_killed_two_workers_raises(tmp_path: Path) -> None:
         + """
 begin()
 for end in ENDS:
-    log = Log(64)
-    loader = restarting(Items(hook=Both(log, Once(21, Kill(end), 2))), prefetch_factor=4)
+    log, gate = Log(64), Gate()
+    dies = CallAt(21, gate), Once(21, Kill(end), 2)
+    loader = restarting(Items(hook=Both(log, *dies)), prefetch_factor=4)
     got = []
+    def take():
+        for batch in loader:
+            got.append(batch)
+            if len(got) == 5:  # the other worker might still be at one of these
+                gate.open()
     with deaths() as texts:
-        text = error_text(lambda: got.extend(loader))
+        text = error_text(take)
     assert check_batches(got) == 5 and len(texts) == 1, texts
     check_death(text, end, 5)
     assert "[20, 21, 22, 23]" in text and "batch 5 has been loaded twice" in text, text
@@ -181,7 +187,7 @@ for end in ENDS:
     with deaths() as texts:
         assert check_batches(loader) == 16
     assert len(texts) == 3
-    del loader, got, hooks, log
+    del loader, got, hooks, log, dies, gate
 check_clean()
 """,
         stderr=NOISE,
@@ -292,22 +298,29 @@ def test_death_of_a_process_that_just_takes_its_place(tmp_path: Path) -> None:
         + """
 from fastloop.workers import lifecycle
 
+is_held = torch.zeros(1).share_memory_()
 begin()
 start, kills = lifecycle.WorkerProcess.start, 0
 random.seed(3)
 
+def hold(i):  # or the worker would get on, on a machine that is busy
+    wait_until(lambda: not is_held)
+    time.sleep(0.02)
+
 def start_and_kill(self):
     global kills
+    is_held.fill_(len(seen) and kills < 8)
     start(self)
-    if len(seen) and kills < 8:
+    if is_held:
         kills += 1
         time.sleep(random.random() * 0.01)
         kill(self.pid)
+        is_held.zero_()
 
 lifecycle.WorkerProcess.start = start_and_kill
 for round in range(3):
     seen, kills = [], 0
-    loader = restarting(Items(hook=Sleep(0.02)))
+    loader = restarting(Items(hook=hold))
     iterator = iter(loader)
     seen.append(next(iterator))
     kill(pids(iterator)[round % 2])

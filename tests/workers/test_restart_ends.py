@@ -64,8 +64,9 @@ def test_a_worker_whose_end_nobody_knows_is_not_replaced(tmp_path: Path) -> None
 from multiprocessing import forkserver
 
 def main():
-    asleep = SleepAt(6, 3)
-    loader = restarting(Items(hook=asleep), num_workers=1, multiprocessing_context="forkserver")
+    asleep, gate = SleepAt(6, 0), Gate()
+    hook = Both(asleep, CallAt(6, gate))
+    loader = restarting(Items(hook=hook), num_workers=1, multiprocessing_context="forkserver")
     iterator = iter(loader)
     got = [next(iterator)]
     wait_until(lambda: bool(asleep.is_there))
@@ -75,6 +76,7 @@ def main():
         text = error_text(lambda: got.extend(iterator))
     assert not texts and "may not have ended" in text and is_running(worker), text
     assert check_batches(got) == 1
+    gate.open()
     wait_until(lambda: not is_running(worker))
 
 if __name__ == "__main__":
@@ -320,20 +322,24 @@ def test_memory_kept_for_a_dead_worker_goes_to_the_others(tmp_path: Path) -> Non
         + """
 from torch.utils.data import Dataset
 
+made = torch.zeros(60).share_memory_()
+
 class Uneven(Dataset):
     def __len__(self):
         return 60
     def __getitem__(self, i):
+        made[i] = 1
         return torch.full((1 << 20 if i // 2 % 5 in (2, 3) else 10,), i, dtype=torch.int32)
 
 loader = DataLoader(Uneven(), 2, num_workers=2, collate_fn=torch.cat, prefetch_factor=8)
 loader.memory_budget = 3 << 20
 iterator = iter(loader)
 got = [int(next(iterator)[0])]
-time.sleep(0.5)
+# All that was asked for is made: the first batch, and eight ahead of each worker.
+wait_until(lambda: made.sum() == 17 * 2 and all(state(pid) == "S" for pid in pids(iterator)))
 kill(pids(iterator)[1])
 text = error_text(lambda: got.extend(int(batch[0]) for batch in iterator))
 assert got == [0, 2, 4] and "batch 3 (indices [6, 7])" in text, (got, text)
 """,
-        timeout=60,
+        timeout=300,
     )

@@ -50,7 +50,7 @@ def kill_first(loader):
     if loader.stats().restarts == 0:
         worker = loader._iterator._workers[1]
         kill(worker.pid)
-        worker.join(10)
+        worker.join(60)
 
 def epochs(loader, in_order=True, between=callable):
     found = []
@@ -128,27 +128,29 @@ check_clean()
 
 @pytest.mark.slow
 def test_what_is_left_in_an_old_epoch_is_no_death_of_the_new_one(tmp_path: Path) -> None:
-    """A worker dies at a batch of an epoch that was left, and its successor at the batch of that
-    number in the next: each once."""
+    """A worker dies at a batch of an epoch that was left, once the next one begins, and its
+    successor at the batch of that number there: each once."""
     run_script(
         tmp_path,
         HEAD
         + """
 begin()
-once = Once(12, Kill(9), times=2)  # item 12 is in batch 3, which is read ahead
-class Slowly(Items):
-    def __getitem__(self, i):
-        if i == 12:
-            time.sleep(0.5)
-        return super().__getitem__(i)
-loader = restarting(Slowly(hook=once), num_workers=1, persistent_workers=True, prefetch_factor=4)
+once, gate = Once(12, Kill(9), times=2), Gate()  # item 12 is in batch 3, which is read ahead
+class Batches(list):
+    def __iter__(self):
+        if int(once.count) == 0 and len(seen):
+            gate.open()
+        return super().__iter__()
+seen = []
+batches = Batches(list(range(i, i + 4)) for i in range(0, 64, 4))
+loader = DataLoader(Items(hook=Both(CallAt(12, gate), once)), batch_sampler=batches, num_workers=1,
+                    on_worker_death="restart", persistent_workers=True, prefetch_factor=4)
 with deaths() as texts:
     iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
+    seen += [next(iterator) for _ in range(3)]
     assert [int(batch[0, 0]) for batch in loader] == list(range(0, 64, 4))
 assert len(texts) == 2, texts
-del loader, iterator, once
+del loader, iterator, once, gate, seen
 check_clean()
 """,
     )
