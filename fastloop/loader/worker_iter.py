@@ -1,6 +1,5 @@
 """What the iterators over worker processes and worker threads have in common: torch's iterator
-without its thread for pinning and its handler of SIGCHLD, how it ends, and what comes after one
-whose workers are useless."""
+without its thread for pinning and its handler of SIGCHLD, and how it ends."""
 
 from __future__ import annotations
 
