@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -400,17 +401,17 @@ def make_stepper(who: str, variant: str, is_short: bool) -> Work:
 def make_compute(who: str, variant: str, is_short: bool) -> Work:
     """A loop that a faster loader cannot help."""
     torch.manual_seed(SEED)
-    rows = 1_024 if is_short else 4_096
-    dataset = TensorDataset(torch.randn(rows, 256), torch.randn(rows, 256))
-    model = torch.nn.Sequential(
-        torch.nn.Linear(256, 1_024), torch.nn.ReLU(), torch.nn.Linear(1_024, 256)
-    )
+    rows = 48 if is_short else 256
+    dataset = TensorDataset(torch.randn(rows, 128), torch.randn(rows, 128))
+    layers = ((torch.nn.Linear(128, 128), torch.nn.Tanh()) for _ in range(100))
+    model = torch.nn.Sequential(*chain.from_iterable(layers))
 
     def step(batch: Any) -> None:
-        loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
-        loss.backward()  # type: ignore[no-untyped-call]
+        for _ in range(10):
+            loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+            loss.backward()  # type: ignore[no-untyped-call]
 
-    return Loop(_loader(who, variant, dataset, 256), step)
+    return Loop(_loader(who, variant, dataset, 16), step)
 
 
 _SPDL = {SPDL: _counts(1, 2, _CPUS, kind="threads")}
