@@ -5,6 +5,8 @@
 #                        but for those that are marked slow (2 s) or start programs (tests/isolated,
 #                        tests/packaging), and the C tests that take less than a second
 #   make test            Python tests, then the C tests (ctest)
+#   make test-torchvision  the tests that compare with torchvision, which `make torchvision` fetches
+#                        into a folder of its own: `make test` goes without
 #   make asan tsan       the C tests under AddressSanitizer + UBSan, and under ThreadSanitizer
 #                        (they take g++ too: CUDA's kernels are compiled as C++)
 #   make lint            clang-format, ruff, mypy, and the house rules (-k: go on after the first)
@@ -40,7 +42,7 @@ PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
 # because the longest are in front.
 AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
-.PHONY: demo quick test pytest ctest asan tsan lint bench gpu sdist wheel test-wheels clean distclean install FORCE
+.PHONY: demo quick test pytest torchvision test-torchvision ctest asan tsan lint bench gpu sdist wheel test-wheels clean distclean install FORCE
 .DELETE_ON_ERROR:
 
 demo: install
@@ -50,6 +52,15 @@ test: pytest ctest
 
 pytest: install
 	$(PYTEST) $(CURDIR)/tests --ignore=$(CURDIR)/tests/gpu $(AT_A_TIME) $(PYTEST_ARGS)
+
+# Other packages behave otherwise where torchvision is, so it is not among what they see.
+TORCHVISION := $(VENV)/torchvision
+
+torchvision: $(STAMPS)/torchvision
+
+test-torchvision: install torchvision
+	export PYTHONPATH=$(TORCHVISION); $(PYTEST) $(shell grep -rl torchvision $(CURDIR)/tests/data --include='test_*.py') \
+		$(CURDIR)/tests/frameworks/test_torchvision_folders.py $(PYTEST_ARGS)
 
 quick: install
 	$(PYTEST) $(addprefix $(CURDIR)/tests/,loader data workers device step house) --quick \
@@ -94,6 +105,10 @@ $(STAMPS)/requirements: requirements-dev.txt $(STAMPS)/torch
 # Without what they depend on, because torchvision's wheel asks for torch with CUDA.
 $(STAMPS)/bench-requirements: requirements-bench.txt $(STAMPS)/requirements
 	$(PIP) install --no-deps -r requirements-bench.txt
+	touch $@
+
+$(STAMPS)/torchvision: requirements-bench.txt $(STAMPS)/requirements
+	$(PIP) install --no-deps --upgrade --target $(TORCHVISION) $$(grep -E '^(torchvision)=' requirements-bench.txt)
 	touch $@
 
 # Directories are in the list because a file that went away leaves only their date.
