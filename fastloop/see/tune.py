@@ -342,11 +342,9 @@ def _keep(generator: Any) -> Callable[[], object]:
     if isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
         return partial(setattr, bits, "state", bits.state)
-    if isinstance(generator, torch.Generator):
-        return partial(generator.set_state, generator.get_state())
     if isinstance(generator, random.Random):
         return partial(generator.setstate, generator.getstate())
-    return partial(generator.set_state, generator.get_state())  # RandomState
+    return partial(generator.set_state, generator.get_state())
 
 
 @contextmanager
