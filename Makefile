@@ -7,8 +7,15 @@
 #   make test            Python tests, then the C tests (ctest)
 #   make test-torchvision  the tests that compare with torchvision, which `make torchvision` fetches
 #                        into a folder of its own: `make test` goes without
+#   make matrix          the heart of the Python tests on other releases of torch, other Pythons and
+#                        other start methods, each in an environment of its own in MATRIX_DIR;
+#                        docs/versions.md. VERSIONS='2.10 py3.13 spawn' chooses, AGAIN=1 repeats
+#   make overlay         the loops' tests with the Python parts of the newest releases of torch
+#                        (OVERLAYS) laid over the installed one
 #   make asan tsan       the C tests under AddressSanitizer + UBSan, and under ThreadSanitizer
 #                        (they take g++ too: CUDA's kernels are compiled as C++)
+#   make aarch64         the C tests of floors 0 to 2, compiled for 64-bit Arm and run by qemu-user
+#                        (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static)
 #   make lint            clang-format, ruff, mypy, and the house rules (-k: go on after the first)
 #   make bench           the benchmarks
 #   make gpu             what needs a CUDA device, in stages (tests/gpu/run.py); STAGE=passes runs
@@ -42,7 +49,7 @@ PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
 # because the longest are in front.
 AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
-.PHONY: demo quick test pytest torchvision test-torchvision ctest asan tsan lint bench gpu sdist wheel test-wheels clean distclean install FORCE
+.PHONY: demo quick matrix overlay test pytest torchvision test-torchvision ctest asan tsan aarch64 lint bench gpu sdist wheel test-wheels clean distclean install FORCE
 .DELETE_ON_ERROR:
 
 demo: install
@@ -66,6 +73,26 @@ quick: install
 	$(PYTEST) $(addprefix $(CURDIR)/tests/,loader data workers device step house) --quick \
 		$(AT_A_TIME) $(PYTEST_ARGS)
 	@$(RUN_LANE) LANE=plain LEFT_OUT='$(SLOW_C_TESTS)'
+
+# ---- other releases of torch, other Pythons (docs/versions.md)
+
+VERSIONS ?=
+AGAIN ?=
+matrix: $(STAMPS)/requirements
+	$(VENV)/bin/python tests/versions/matrix.py --jobs $(JOBS) --pythons '$(PYTHONS)' $(if $(AGAIN),--again) $(VERSIONS)
+
+OVERLAYS ?= 2.15.0 2.14.1
+OVERLAY_TESTS := $(addprefix $(CURDIR)/tests/,$(addprefix loader/test_,epochs.py loader_iteration.py loader_parity.py \
+	loader_signature.py resume.py streams.py thread_parity.py) $(addprefix workers/test_,process_parity.py restart.py) \
+	$(addprefix patching/test_patch_,clip.py loaders.py scaler.py) \
+	$(addprefix step/test_,clip.py scaler.py scaler_parity.py stepper.py))
+
+overlay: install
+	@for release in $(OVERLAYS); do \
+		place=$$($(VENV)/bin/python tests/versions/overlay.py $$release build/overlay); \
+		case $$? in 0) ;; 3) echo "torch $$release is not to be had: nothing is tried with it"; continue;; *) exit 1;; esac; \
+		(export PYTHONPATH="$$place"; $(PYTEST) $(OVERLAY_TESTS) --quick -q $(AT_A_TIME) $(PYTEST_ARGS)) || exit 1; \
+	done
 
 bench: install $(STAMPS)/bench-requirements
 	$(VENV)/bin/python benchmarks/bench_array.py
@@ -131,6 +158,11 @@ SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omi
 SANITIZE_tsan := -fsanitize=thread,undefined -fno-sanitize-recover=undefined
 # ThreadSanitizer of gcc 12 cannot place its shadow where the kernel randomises much.
 UNDER_tsan := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+CC_aarch64 := aarch64-linux-gnu-gcc
+# The emulator keeps a record of every page that is mapped, and arenas map half of what they may: 4 GiB.
+UNDER_aarch64 := prlimit --as=4294967296 qemu-aarch64-static -L /usr/aarch64-linux-gnu
+SOURCES_aarch64 := tests/c/emulated.c
+LANE_CC = $(or $(CC_$(LANE)),$(CC))
 
 C_FLAGS := -std=c11 -O1 -g -pthread -Wall -Wextra -Wshadow -Wmissing-prototypes -Wconversion \
 	-DFL_FAULTS -Icsrc/base -Icsrc/core -Icsrc/cpu -Itests/c
@@ -139,6 +171,7 @@ C_FLAGS += -Werror
 endif
 LANE_DIR := build/ctest/$(LANE)
 LANE_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,$(wildcard csrc/base/*.c csrc/core/*.c csrc/cpu/*.c))
+LANE_OBJECTS += $(patsubst %.c,$(LANE_DIR)/%.o,$(SOURCES_$(LANE)))
 LANE_TESTS := $(patsubst tests/c/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/c/test_*.c)))
 
 # The CUDA floor without a toolkit: over tests/cuda/fake, whose streams may run late; kernels as C++
@@ -166,11 +199,15 @@ ctest:
 	@$(RUN_LANE) LANE=plain
 asan tsan:
 	@$(RUN_LANE) LANE=$@
+aarch64: export LEFT_OUT_TESTS = $(shell sed -n 's/^\(test_[^:]*\):.*/\1/p' tests/c/emulated.txt)
+aarch64:
+	@$(RUN_LANE) LANE=$@ LEFT_OUT='$(basename $(notdir $(wildcard tests/cuda/test_*.c)))'
+	@echo 'aarch64: the emulator cannot run'; grep '^test_' tests/c/emulated.txt
 
 $(LANE_DIR)/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo '$(LANE): $<'
-	@$(CC) $(C_FLAGS) $(SANITIZE_$(LANE)) -MMD -MP -c $< -o $@
+	@$(LANE_CC) $(C_FLAGS) $(SANITIZE_$(LANE)) -MMD -MP -c $< -o $@
 
 # In the frames that ASan keeps for use after return, gcc 12 leaves 64-byte vectors unaligned.
 build/ctest/asan/csrc/cpu/%_avx512.o: C_FLAGS += --param asan-use-after-return=0
@@ -188,20 +225,20 @@ $(LANE_DIR)/%.o: %.cu Makefile
 		$(SANITIZE_$(LANE)) -MMD -MP -c $< -o $@
 
 $(LANE_DIR)/test_%: $(LANE_DIR)/tests/c/test_%.o $(LANE_OBJECTS)
-	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
+	@$(LANE_CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
 
 $(LANE_DIR)/test_cuda_%: $(LANE_DIR)/tests/cuda/test_cuda_%.o $(CUDA_OBJECTS) $(LANE_OBJECTS)
-	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
+	@$(LANE_CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
 
 $(LANE_DIR)/test_transfer_%: $(LANE_DIR)/tests/cuda/test_transfer_%.o $(TRANSFER_OBJECTS) $(LANE_OBJECTS)
-	@$(CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
+	@$(LANE_CC) -pthread $(SANITIZE_$(LANE)) $^ -o $@ -lm
 
 .PHONY: run-lane
 .SECONDARY:
 run-lane: $(filter-out $(addprefix $(LANE_DIR)/,$(LEFT_OUT)),$(LANE_TESTS))
 	@$(PYTHON) tests/c/run_programs.py $(LANE) $(JOBS) $(C_TEST_TIMEOUT) '$(UNDER_$(LANE))' $^
 
--include $(wildcard $(LANE_DIR)/*/*/*.d)
+-include $(wildcard $(LANE_DIR)/*/*/*.d $(LANE_DIR)/*/*/*/*.d)
 
 # ---- lint
 

@@ -166,6 +166,8 @@ int main(void)
 #if defined(__x86_64__)
     if (fl_cpu_level_find() >= FL_CPU_AVX2) tables[table_count++] = &fl_cpu_image_avx2;
     if (fl_cpu_level_find() >= FL_CPU_AVX512) tables[table_count++] = &fl_cpu_image_avx512;
+#elif defined(__aarch64__)
+    if (fl_cpu_level_find() >= FL_CPU_NEON) tables[table_count++] = &fl_cpu_image_neon;
 #endif
     printf("%-44s", "us a call");
     for (int t = 0; t < table_count; t++) printf(" %9s", tables[t]->name);

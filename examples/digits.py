@@ -263,6 +263,10 @@ def main() -> int:
     data = augmented_data(args.seed)
     augmented = run_in_turns(data, args, AUGMENTED_ROUNDS)
     augmented_summary = report(augmented, args.epochs, data.samples)
+    print(
+        "\nThese losses differ because each side draws its own random crops: torch from its\n"
+        "generator, fastloop from (seed, epoch, index)."
+    )
     print(f"\nSame result, {summary}.")
     print(f"Augmented, {augmented_summary}.")
     return 0

@@ -9,6 +9,8 @@ version: str
 @final
 class Table:
     outputs: int
+    @property
+    def sources(self) -> tuple[Any, ...]: ...
     def __new__(
         cls,
         sources: tuple[Any, ...],
@@ -23,6 +25,8 @@ class Table:
 
 @final
 class SequenceColumn:
+    @property
+    def sources(self) -> tuple[Any, ...]: ...
     def __new__(
         cls,
         tensor_type: type,
@@ -74,6 +78,8 @@ class Windows:
     def counts(self) -> tuple[int, ...]: ...
     @property
     def io(self) -> tuple[str, ...]: ...
+    @property
+    def sources(self) -> tuple[Any, ...]: ...
     def __new__(
         cls,
         files: tuple[tuple[Any, ...], ...],
@@ -325,6 +331,13 @@ def expect_fork() -> int: ...
 def fork_expected() -> None: ...
 def fork_ended(worker: int, /) -> None: ...
 def keep_heap() -> None: ...
+def move(
+    keepers: tuple[Table | Windows, ...],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    /,
+) -> Any: ...
 def lock_wait() -> int: ...
 def token_header(
     head: bytes, file_bytes: int, format: str, dtype: str, /

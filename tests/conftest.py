@@ -20,9 +20,16 @@ TERMINAL = os.dup(2)  # what pytest captures does not show when the process ends
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "one case of each test, and none that is marked slow"
     parser.addoption("--quick", action="store_true", help=text)
+    methods = ["fork", "forkserver", "spawn"]
+    parser.addoption("--start-method", choices=methods, help="of processes, in place of fork")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    method = config.getoption("--start-method") or "fork"
+    for item in items:
+        mark = item.get_closest_marker("needs_fork")
+        if mark is not None and method != "fork":
+            item.add_marker(pytest.mark.skip(f"needs forked workers, not {method}: {mark.args[0]}"))
     if not config.getoption("--quick"):
         return
     kept: dict[str, pytest.Item] = {}
@@ -40,6 +47,14 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Workers of a fork server then share one import of torch, of two seconds.
     multiprocessing.set_forkserver_preload(["torch.utils.data"])
+    if method := config.getoption("--start-method"):
+        multiprocessing.set_start_method(method)
+    if method not in (None, "fork"):
+        from by_value import send_by_value
+
+        # Workers import test modules by the names that pytest gives them, which begin here.
+        sys.path.append(str(config.rootpath))
+        send_by_value()
     # torch's warning where there are fewer CPUs than workers.
     config.addinivalue_line("filterwarnings", "ignore:This DataLoader will create")
 

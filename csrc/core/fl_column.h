@@ -49,6 +49,10 @@ typedef struct fl_column_ops {
     int64_t (*row_behind)(const fl_column *column, int32_t part, const fl_rows *rows,
                           const char *limit);
 
+    /* Array `part` of the column, counted as in row_behind, has moved: its first element is at
+     * `data` now. NULL: the column keeps no address. While nobody gathers; never fails. */
+    void (*move)(fl_column *column, int32_t part, const char *data);
+
     /* Frees the column. */
     void (*close)(fl_column *column);
 } fl_column_ops;

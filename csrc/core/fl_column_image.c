@@ -117,6 +117,12 @@ find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, cons
     return fl_row_runs_behind(&as_images(column)->runs, column->length, rows, limit);
 }
 
+static void move_images(fl_column *column, int32_t part, const char *data)
+{
+    (void)part;
+    ((image_column *)column)->runs.data = data;
+}
+
 static void close_images(fl_column *column)
 {
     image_column *self = (image_column *)column;
@@ -127,6 +133,7 @@ static void close_images(fl_column *column)
 static const fl_column_ops image_ops = {.layout = layout_images,
                                         .gather = gather_images,
                                         .row_behind = find_row_behind,
+                                        .move = move_images,
                                         .close = close_images};
 
 static int check_image(const fl_column_image_config *config, int64_t height, int64_t width,

@@ -59,11 +59,18 @@ find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, cons
     return fl_row_runs_behind(&as_rows(column)->runs, column->length, rows, limit);
 }
 
+static void move_rows(fl_column *column, int32_t part, const char *data)
+{
+    (void)part;
+    ((rows_column *)column)->runs.data = data;
+}
+
 static void close_rows(fl_column *column) { fl_free(column); }
 
 static const fl_column_ops rows_ops = {.layout = layout_rows,
                                        .gather = gather_rows,
                                        .row_behind = find_row_behind,
+                                       .move = move_rows,
                                        .close = close_rows};
 
 int fl_column_rows_open(const fl_tensor *view, bool is_volatile, const fl_row_ops *row_ops,

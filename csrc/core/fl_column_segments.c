@@ -155,6 +155,12 @@ find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, cons
     return -1;
 }
 
+/* runs.data is where distances begin, and is not read. */
+static void move_segment(fl_column *column, int32_t part, const char *data)
+{
+    ((segments_column *)column)->parts[part].data = data;
+}
+
 static void close_segments(fl_column *column)
 {
     segments_column *self = (segments_column *)column;
@@ -165,6 +171,7 @@ static void close_segments(fl_column *column)
 static const fl_column_ops segments_ops = {.layout = layout_segments,
                                            .gather = gather_segments,
                                            .row_behind = find_row_behind,
+                                           .move = move_segment,
                                            .close = close_segments};
 
 /* Whether rows of two views are of the same kind. */

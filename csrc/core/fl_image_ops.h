@@ -51,7 +51,7 @@ typedef struct fl_image_block {
 } fl_image_block;
 
 typedef struct fl_image_ops {
-    const char *name; /* "plain", "avx2", "avx512" */
+    const char *name; /* that of a level of fl_cpu_level */
 
     /* Pixels of `channels` (2 to 4) interleaved bytes to planes: channel c of pixel i goes to
      * dst[c * pitch + i]. */

@@ -9,6 +9,7 @@
 #include "fl_hash.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <string.h>
 
 enum { LEAST_LIMIT = 64 << 10, MOST_FIRST = 64 << 20 };
@@ -129,7 +130,7 @@ take_out(fl_inflight *table, int32_t worker, int64_t sent_before, bool with_unse
 static int64_t next_limit(const fl_inflight *table)
 {
     const fl_inflight_config *config = &table->config;
-    int64_t largest = *config->largest;
+    int64_t largest = atomic_load_explicit(config->largest, memory_order_relaxed);
     int64_t share = config->budget / config->workers / config->depth * 4;
     if (largest == 0) return fl_max(LEAST_LIMIT, fl_min(MOST_FIRST, share));
     return fl_max(LEAST_LIMIT, largest + largest / 4);
@@ -265,9 +266,11 @@ static void count_reply(fl_inflight *table, const fl_reply_message *reply)
     counts->busy_ns += reply->busy_ns;
     counts->wait_ns += reply->wait_ns;
     for (int i = 0; i < FL_FALLBACK_REASONS; i++) table->counts.fallbacks[i] += reply->fallbacks[i];
-    /* One outlier must not make all that follow wait for as much memory. */
-    int64_t *largest = table->config.largest;
-    *largest = fl_max(*largest - *largest / 64, reply->used);
+    /* One outlier must not make all that follow wait for as much memory. Relaxed, and two tables
+     * may overwrite each other's: it is an estimate. */
+    int64_t largest = atomic_load_explicit(table->config.largest, memory_order_relaxed);
+    largest = fl_max(largest - largest / 64, reply->used);
+    atomic_store_explicit(table->config.largest, largest, memory_order_relaxed);
 }
 
 /* SENT -> ANSWERED, and out of the table. */

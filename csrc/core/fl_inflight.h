@@ -30,9 +30,10 @@ typedef struct fl_inflight_counts {
 typedef struct fl_inflight_config {
     fl_shm_queue *shm; /* borrowed until close; nothing has been sent */
     int32_t workers, depth;
-    fl_pool *pool;    /* borrowed until close: slots of an arena, */
-    char *base;       /* which is mapped here */
-    int64_t *largest; /* borrowed until close: bytes that batches needed of late */
+    fl_pool *pool;            /* borrowed until close: slots of an arena, */
+    char *base;               /* which is mapped here */
+    _Atomic int64_t *largest; /* borrowed until close: bytes that batches needed of late; several
+                                 tables may share it, each on a thread of its own */
     int64_t budget;   /* bytes that may be under way: limits of requests, replies not released */
     bool keeps_tasks; /* for fl_inflight_restart */
     bool has_destination; /* batches may be copied from their slots; else the next two are not

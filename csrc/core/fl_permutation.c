@@ -3,21 +3,71 @@
 
 #include "fl_philox.h"
 
-enum { KEY_SLOT = 0x59 }; /* of fl_philox_of_sample */
-enum { AT_A_TIME = 256 }; /* places of a block */
+enum { KEY_SLOT = 0x59 };                   /* of fl_philox_of_sample */
+enum { AT_A_TIME = 256 };                   /* places of a block */
+enum { NARROW_BITS = 20, WIDE_ROUNDS = 6 }; /* halves of fewer than 10 bits need more rounds */
+
+static inline bool is_listed(const fl_permutation *permutation)
+{
+    return permutation->count <= FL_PERMUTATION_LISTED;
+}
+
+/* The numbers that one order is drawn from, in turn. */
+typedef struct word_stream {
+    fl_sample_key key;
+    fl_philox_block block;
+    int32_t taken; /* words, of this block and those before it */
+} word_stream;
+
+static uint32_t next_word(word_stream *stream)
+{
+    int32_t at = stream->taken++;
+    if (at % 4 == 0)
+        stream->block = fl_philox_of_sample(&stream->key, KEY_SLOT, (uint16_t)(at / 4));
+    return stream->block.word[at % 4];
+}
+
+/* In [0, bound), uniform: what would come once too often is drawn again (Lemire, "Fast Random
+ * Integer Generation in an Interval", 2019). */
+static uint32_t next_below(word_stream *stream, uint32_t bound)
+{
+    uint64_t product = (uint64_t)next_word(stream) * bound;
+    uint32_t surplus = (0u - bound) % bound;
+    while ((uint32_t)product < surplus) product = (uint64_t)next_word(stream) * bound;
+    return (uint32_t)(product >> 32);
+}
+
+/* Fisher and Yates's shuffle, from the first place on. */
+static void list_order(fl_permutation *permutation, word_stream *stream)
+{
+    for (int64_t i = 0; i < permutation->count; i++) {
+        uint32_t from = next_below(stream, (uint32_t)i + 1);
+        permutation->listed[i] = permutation->listed[from];
+        permutation->listed[from] = (uint16_t)i;
+    }
+}
+
+static void make_network(fl_permutation *permutation, word_stream *stream)
+{
+    int32_t bits = 64 - __builtin_clzll((uint64_t)permutation->count - 1);
+    permutation->low_bits = (bits + 1) / 2;
+    permutation->high_bits = bits / 2;
+    permutation->rounds = bits < NARROW_BITS ? FL_PERMUTATION_ROUNDS : WIDE_ROUNDS;
+    for (int32_t i = 0; i < permutation->rounds; i++) {
+        uint64_t low = next_word(stream);
+        permutation->key[i] = low | (uint64_t)next_word(stream) << 32;
+    }
+    permutation->swap = next_word(stream) & 1;
+}
 
 fl_permutation fl_permutation_make(int64_t count, uint64_t seed, uint32_t epoch)
 {
     fl_permutation made = {.count = count};
-    int32_t bits = count > 1 ? 64 - __builtin_clzll((uint64_t)count - 1) : 0;
-    made.low_bits = (bits + 1) / 2;
-    made.high_bits = bits / 2;
-    fl_sample_key key = {.seed = seed, .epoch = epoch};
-    for (uint16_t i = 0; i < FL_PERMUTATION_ROUNDS / 2; i++) {
-        fl_philox_block block = fl_philox_of_sample(&key, KEY_SLOT, i);
-        made.key[2 * i] = block.word[0] | (uint64_t)block.word[1] << 32;
-        made.key[2 * i + 1] = block.word[2] | (uint64_t)block.word[3] << 32;
-    }
+    word_stream stream = {.key = {.seed = seed, .index = count, .epoch = epoch}};
+    if (is_listed(&made))
+        list_order(&made, &stream);
+    else
+        make_network(&made, &stream);
     return made;
 }
 
@@ -37,18 +87,26 @@ static inline uint64_t encrypt(const fl_permutation *permutation, uint64_t value
     const uint64_t *key = permutation->key;
     uint64_t low = value & ((UINT64_C(1) << permutation->low_bits) - 1);
     uint64_t high = value >> permutation->low_bits;
-    for (int round = 0; round < FL_PERMUTATION_ROUNDS; round += 2) {
+    for (int round = 0; round < permutation->rounds; round += 2) {
         low ^= mix(high, key[round], permutation->low_bits);
         high ^= mix(low, key[round + 1], permutation->high_bits);
     }
     return high << permutation->low_bits | low;
 }
 
+/* What a place of the network begins its walk with. A network of halves of two bits or more is an
+ * even permutation, so without the swap half of the orders of 2^n indices would never come. */
+static inline uint64_t begin_of(const fl_permutation *permutation, int64_t at)
+{
+    return (uint64_t)at ^ (permutation->swap & (at < 2));
+}
+
 /* The network permutes fewer than 2 * count values. The cycle of an index comes back to it, so the
  * walk ends; it takes 2 steps in the mean at most. */
 int64_t fl_permutation_at(const fl_permutation *permutation, int64_t at)
 {
-    uint64_t value = encrypt(permutation, (uint64_t)at);
+    if (is_listed(permutation)) return permutation->listed[at];
+    uint64_t value = encrypt(permutation, begin_of(permutation, at));
     while (value >= (uint64_t)permutation->count) value = encrypt(permutation, value);
     return (int64_t)value;
 }
@@ -73,9 +131,13 @@ static void walk_all(const fl_permutation *permutation, int64_t *values, int32_t
 void fl_permutation_block(const fl_permutation *permutation, int64_t first, int64_t count,
                           int64_t step, int64_t *out)
 {
+    if (is_listed(permutation)) {
+        for (int64_t i = 0; i < count; i++) out[i] = permutation->listed[first + i * step];
+        return;
+    }
     for (int64_t at = 0, to; at < count; at = to) {
         to = fl_min(at + AT_A_TIME, count);
-        for (int64_t i = at; i < to; i++) out[i] = first + i * step;
+        for (int64_t i = at; i < to; i++) out[i] = (int64_t)begin_of(permutation, first + i * step);
         walk_all(permutation, out + at, (int32_t)(to - at));
     }
 }

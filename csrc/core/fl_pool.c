@@ -16,24 +16,28 @@
 #include <assert.h>
 #include <stdatomic.h>
 
+enum { MOST_PINS = 48 }; /* of a slot: each but the last is of as much as all before it */
+
 struct fl_slot {
     fl_pool *pool;     /* owned: one reference */
     fl_slot *next;     /* whoever holds the list it is in */
     fl_pages pages;    /* owned unless there is a region; written by the holder of a FILLING slot */
     fl_region *region; /* owned; in an arena: the memory that pages describes; else NULL */
-    int64_t used, before; /* holder: most bytes ever asked for, now and before this holder */
-    int64_t pinned;       /* holder: bytes from the start that are pinned */
-    fl_slot
-        *outgrown; /* owned until fl_slot_pin: the pinned slot that this one replaces, too small */
-    int64_t lent_at;        /* whoever lends it: fl_fork_count then */
-    int64_t given_at;       /* whoever gives the last share: fl_fork_count then */
-    _Atomic int32_t shares; /* > 0: LENT */
+    int64_t used, before;    /* holder: most bytes ever asked for, now and before this holder */
+    int64_t pinned;          /* holder: bytes from the start that are pinned */
+    int64_t ends[MOST_PINS]; /* holder: of the ranges that were pinned one by one */
+    int32_t pins;            /* holder: how many */
+    int64_t outgrown;        /* holder: bytes that were pinned of the slot that this one replaces */
+    int64_t lent_at;         /* whoever lends it: fl_fork_count then */
+    int64_t given_at;        /* whoever gives the last share: fl_fork_count then */
+    _Atomic int32_t shares;  /* > 0: LENT */
     _Alignas(64) char header[];
 };
 
 struct fl_pool {
     pthread_mutex_t mutex;
     fl_slot *spare;                 /* owned, EMPTY; mutex */
+    fl_slot *outgrown;              /* owned: pinned, and too small for any batch now; mutex */
     fl_arena *arena;                /* borrowed; NULL: none. Set at open */
     int64_t header_bytes;           /* set at open */
     fl_pinner pinner;               /* set before the first slot; pin NULL: slots are not pinned */
@@ -107,14 +111,15 @@ static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
 static void unpin(fl_slot *slot)
 {
     const fl_pinner *pinner = &slot->pool->pinner;
-    if (slot->pinned > 0) pinner->unpin(pinner->device, slot->pages.data);
+    for (int32_t i = 0; i < slot->pins; i++)
+        pinner->unpin(pinner->device, slot->pages.data + (i > 0 ? slot->ends[i - 1] : 0));
+    slot->pins = 0;
     slot->pinned = 0;
 }
 
 static void free_slot(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
-    if (slot->outgrown != NULL) free_slot(slot->outgrown); /* which has no `outgrown` itself */
     unpin(slot);
     if (slot->region != NULL)
         fl_region_give(slot->region);
@@ -149,6 +154,29 @@ static void free_list(fl_pool *pool, fl_slot *slot)
     while (slot != NULL) {
         fl_slot *next = slot->next;
         count_empty(pool, -1, -slot->pages.capacity);
+        free_slot(slot);
+        slot = next;
+    }
+}
+
+/* To unpin waits for the device, which may wait for this process: so not while an epoch runs. */
+static void keep_outgrown(fl_slot *slot)
+{
+    fl_pool *pool = slot->pool;
+    pthread_mutex_lock(&pool->mutex);
+    slot->next = pool->outgrown;
+    pool->outgrown = slot;
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+static void free_outgrown(fl_pool *pool)
+{
+    pthread_mutex_lock(&pool->mutex);
+    fl_slot *slot = pool->outgrown;
+    pool->outgrown = NULL;
+    pthread_mutex_unlock(&pool->mutex);
+    while (slot != NULL) {
+        fl_slot *next = slot->next;
         free_slot(slot);
         slot = next;
     }
@@ -239,6 +267,7 @@ void fl_pool_close(fl_pool *pool)
     fl_slot *returned = atomic_exchange_explicit(&pool->returned, CLOSED, memory_order_acquire);
     free_list(pool, pool->spare);
     free_list(pool, returned);
+    free_outgrown(pool);
     pthread_mutex_lock(&pool->mutex);
     fl_slot *unseen = take_unseen_locked(pool, atomic_exchange(&pool->retired, CLOSED));
     fl_slot *seen = pool->seen;
@@ -276,6 +305,7 @@ void fl_pool_trim(fl_pool *pool)
     pthread_mutex_unlock(&pool->mutex);
     free_list(pool, spare);
     free_list(pool, returned);
+    free_outgrown(pool);
 }
 
 static fl_slot *pop_empty_locked(fl_pool *pool)
@@ -336,17 +366,6 @@ static int64_t find_size(fl_pool *pool, const fl_slot *outgrown, int64_t bytes)
     return fl_max(bytes, largest);
 }
 
-/* The slot is too small. fl_slot_pin frees what is pinned of it later, because unpinning waits for
- * the device: returns the slot itself, or the one that it replaced, or NULL. */
-static fl_slot *outgrow(fl_slot *slot)
-{
-    if (slot->pinned > 0) return slot;
-    fl_slot *before = slot->outgrown;
-    slot->outgrown = NULL;
-    free_slot(slot);
-    return before;
-}
-
 /* `outgrown`: the slot that the new one replaces, or NULL; after a failure it is back in the pool.
  */
 static int replace_slot(fl_pool *pool, fl_slot *outgrown, int64_t bytes, fl_slot **out, fl_err *err)
@@ -358,11 +377,14 @@ static int replace_slot(fl_pool *pool, fl_slot *outgrown, int64_t bytes, fl_slot
         status = make_slot(pool, bytes, out, err);
     else
         raise_to(&pool->slot_bytes, size);
-    if (status == FL_OK)
-        (*out)->outgrown = outgrown;
-    else if (outgrown != NULL)
+    if (outgrown == NULL) return status;
+    if (status != FL_OK) {
         recycle(outgrown);
-    return status;
+        return status;
+    }
+    (*out)->outgrown = fl_max(outgrown->pinned, outgrown->outgrown);
+    keep_outgrown(outgrown);
+    return FL_OK;
 }
 
 int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
@@ -376,7 +398,10 @@ int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
     pthread_mutex_unlock(&pool->mutex);
     fl_slot *outgrown = NULL;
     if (slot != NULL && slot->pages.capacity < bytes) {
-        outgrown = outgrow(slot);
+        if (slot->pinned > 0)
+            outgrown = slot;
+        else
+            free_slot(slot);
         slot = NULL;
     }
     if (slot == NULL) FL_TRY(replace_slot(pool, outgrown, bytes, &slot, err));
@@ -389,31 +414,36 @@ int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
 
 bool fl_slot_is_pinned(const fl_slot *slot, int64_t bytes) { return bytes <= slot->pinned; }
 
-/* How many bytes to pin where `bytes` are wanted. A region is sparse and pinning populates it, so
- * no more is pinned at first, and at least twice as much when it has to be pinned anew. */
+int64_t fl_slot_pin_end(const fl_slot *slot, int64_t at)
+{
+    int32_t i = 0;
+    assert(at < slot->pinned);
+    while (slot->ends[i] <= at) i++;
+    return slot->ends[i];
+}
+
+/* Up to where to pin where `bytes` are wanted. A region is sparse and pinning populates it, so no
+ * more is pinned at first, and at least twice as much when it has to grow. */
 static int64_t find_pinned_size(const fl_slot *slot, int64_t bytes)
 {
     int64_t capacity = slot->pages.capacity;
     if (slot->region == NULL) return capacity;
-    int64_t before = slot->outgrown != NULL ? slot->outgrown->pinned : slot->pinned;
+    int64_t before = fl_max(slot->outgrown, slot->pinned);
     int64_t least = bytes > before ? 2 * before : before;
     return fl_min(capacity, fl_max(fl_pages_whole(bytes), least));
 }
 
-/* More is pinned anew, as one range: a copy must not cross from one pinned range to another. */
 int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err)
 {
     const fl_pinner *pinner = &slot->pool->pinner;
-    assert(is_pinning(slot->pool) && bytes <= slot->pages.capacity);
+    assert(is_pinning(slot->pool) && bytes <= slot->pages.capacity && slot->pins < MOST_PINS);
     if (fl_slot_is_pinned(slot, bytes)) return FL_OK;
-    int64_t whole = find_pinned_size(slot, bytes);
-    unpin(slot);
-    if (slot->outgrown != NULL) free_slot(slot->outgrown);
-    slot->outgrown = NULL;
-    (void)fl_pages_populate(slot->pages.data, whole); /* pinning would do it page by page */
-    FL_TRY(pinner->pin(pinner->device, slot->pages.data, whole, err));
-    slot->pinned = whole;
-    slot->used = fl_max(slot->used, whole);
+    int64_t end = find_pinned_size(slot, bytes);
+    char *data = slot->pages.data + slot->pinned;
+    (void)fl_pages_populate(data, end - slot->pinned); /* pinning would do it page by page */
+    FL_TRY(pinner->pin(pinner->device, data, end - slot->pinned, err));
+    slot->ends[slot->pins++] = slot->pinned = end;
+    slot->used = fl_max(slot->used, end);
     return FL_OK;
 }
 

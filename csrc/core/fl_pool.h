@@ -34,9 +34,14 @@ void fl_pool_pin(fl_pool *pool, fl_pinner pinner);
 
 /* Populates and pins at least the first `bytes` of the slot. A slot that is no region is pinned
  * whole, once; a region as far as asked for, and at least twice as far each time it has to grow.
- * Takes long, and waits for the device where something has to be unpinned first. Only the holder
- * calls it, while no copy reads the slot. Fails as pin does; then nothing of the slot is pinned. */
+ * Takes long, and unpins nothing: a slot that another one replaces stays pinned until the pool is
+ * trimmed or closed. Only the holder calls it, while no copy reads the slot. Fails as pin does;
+ * then what was pinned before still is. */
 int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err);
+
+/* Where the range ends that holds the byte `at`, which is pinned: a region that has grown is pinned
+ * in several, and a copy must not cross from one to another. */
+int64_t fl_slot_pin_end(const fl_slot *slot, int64_t at);
 
 /* Whether fl_slot_pin would have nothing to do. */
 bool fl_slot_is_pinned(const fl_slot *slot, int64_t bytes);

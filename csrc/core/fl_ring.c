@@ -477,9 +477,9 @@ void fl_ring_stop(fl_ring *ring)
     pthread_mutex_unlock(&ring->mutex);
 }
 
-void fl_ring_close(fl_ring *ring)
+void fl_ring_end(fl_ring *ring)
 {
-    if (ring == NULL || is_foreign(ring)) return;
+    if (is_foreign(ring)) return;
     pthread_mutex_lock(&ring->mutex);
     ring->is_closing = true;
     drop_submitted_locked(ring);
@@ -487,6 +487,13 @@ void fl_ring_close(fl_ring *ring)
     pthread_cond_broadcast(&ring->has_work);
     pthread_mutex_unlock(&ring->mutex);
     for (int32_t i = 0; i < ring->thread_count; i++) pthread_join(ring->threads[i], NULL);
+    ring->thread_count = 0;
+}
+
+void fl_ring_close(fl_ring *ring)
+{
+    if (ring == NULL || is_foreign(ring)) return;
+    fl_ring_end(ring);
     pthread_cond_destroy(&ring->has_ready);
     pthread_cond_destroy(&ring->has_work);
     pthread_mutex_destroy(&ring->mutex);

@@ -5,8 +5,8 @@
  * wake-ups, errors and shutdown. docs/threads.md draws the states and who waits for whom.
  *
  * One consumer thread at a time calls prepare, submit, submit_sentinel, receive, submitted,
- * add_part, reset and pending. Any thread may call stop. In a forked child every call does nothing
- * or fails with FL_EFORK. */
+ * add_part, reset, pending and end. Any thread may call stop until close. In a forked child every
+ * call does nothing or fails with FL_EFORK. */
 #ifndef FL_RING_H
 #define FL_RING_H
 
@@ -77,8 +77,11 @@ void fl_ring_reset(fl_ring *ring);
 /* Makes every receive from now on return FL_ECLOSED, also one that waits. Any thread. */
 void fl_ring_stop(fl_ring *ring);
 
-/* Stops, waits for parts that are being filled, joins the threads, returns the slots. NULL is fine.
- */
+/* Stops, waits for parts that are being filled, joins the threads, returns the slots. After it only
+ * stop, end and close may be called; twice is fine. */
+void fl_ring_end(fl_ring *ring);
+
+/* Ends and frees the ring. NULL is fine. */
 void fl_ring_close(fl_ring *ring);
 
 #endif

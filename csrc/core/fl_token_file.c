@@ -103,8 +103,11 @@ static fl_token_type find_width(int64_t count, int64_t bytes, const fl_token_typ
     return FL_TOKEN_TYPES;
 }
 
-/* What a header of llm.c says must hold of the file; *found is the width that its tokens have. */
-static int check_llmc(const char *head, int64_t bytes, fl_token_type *found, fl_err *err)
+/* What a header of llm.c says must hold of the file; *found is the width that its tokens have.
+ * Forks of llm.c write other widths behind the same header. They count only if `is_told`, that is
+ * with dtype=: a file that was cut to half, or appended to, has such a size, too. */
+static int
+check_llmc(const char *head, int64_t bytes, bool is_told, fl_token_type *found, fl_err *err)
 {
     static const fl_token_type narrow[] = {FL_TOKEN_U16, FL_TOKEN_U8, FL_TOKEN_U32};
     static const fl_token_type wide[] = {FL_TOKEN_U32};
@@ -122,6 +125,12 @@ static int check_llmc(const char *head, int64_t bytes, fl_token_type *found, fl_
                        "has %lld bytes behind its header, which says %d tokens of %d "
                        "bytes; it is cut, or its writer was stopped",
                        (long long)bytes, (int)count, is_wide ? 4 : 2);
+    if (!is_told && !is_wide && *found != FL_TOKEN_U16)
+        return fl_fail(err, FL_EINVAL,
+                       "has %lld bytes behind its header, which says %d tokens of 2 bytes; it is "
+                       "%s, or pass dtype='%s' if that is what its tokens are",
+                       (long long)bytes, (int)count, *found == FL_TOKEN_U8 ? "cut" : "too long",
+                       *found == FL_TOKEN_U8 ? "uint8" : "uint32");
     return FL_OK;
 }
 
@@ -138,8 +147,9 @@ int fl_token_file_read_llmc(const char *head, int64_t head_bytes, int64_t file_b
         return fl_fail(err, FL_EINVAL,
                        "has %lld bytes, fewer than the header of llm.c (%d): it is cut",
                        (long long)file_bytes, FL_LLMC_BYTES);
-    FL_TRY(check_llmc(head, file_bytes - FL_LLMC_BYTES, &found, err));
-    if (type == FL_TOKEN_TYPES) type = found;
+    bool is_told = type != FL_TOKEN_TYPES;
+    FL_TRY(check_llmc(head, file_bytes - FL_LLMC_BYTES, is_told, &found, err));
+    if (!is_told) type = found;
     if (fl_token_bytes(type) != fl_token_bytes(found))
         return fl_fail(err, FL_EINVAL,
                        "has tokens of %lld bytes by its header, and dtype= of %lld; leave "

@@ -35,8 +35,8 @@ bool fl_token_file_is_llmc(const char *head, int64_t head_bytes);
 int fl_token_file_read_raw(int64_t file_bytes, fl_token_type type, fl_token_layout *out,
                            fl_err *err);
 
-/* The 256 int32 of llm.c: magic, version, number of tokens. The width is that which fits the size
- * of the file, because forks keep the magic of 16 bit for other tokens. */
+/* The 256 int32 of llm.c: magic, version, number of tokens. The magic says the width. Forks keep
+ * that of 16 bit for other tokens: `type` must say so, and the size of the file must fit. */
 int fl_token_file_read_llmc(const char *head, int64_t head_bytes, int64_t file_bytes,
                             fl_token_type type, fl_token_layout *out, fl_err *err);
 

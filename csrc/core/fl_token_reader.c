@@ -173,6 +173,11 @@ void fl_token_reader_close(fl_token_reader *reader)
     fl_free(reader);
 }
 
+void fl_token_reader_move(fl_token_reader *reader, int64_t f, const char *data)
+{
+    reader->files[f].source.data = data;
+}
+
 int64_t fl_token_reader_window(const fl_token_reader *reader)
 {
     return reader->length + reader->shift;

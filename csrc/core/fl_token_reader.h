@@ -72,6 +72,9 @@ typedef struct fl_token_reader fl_token_reader;
 int fl_token_reader_open(const fl_token_config *config, fl_token_reader **out, fl_err *err);
 void fl_token_reader_close(fl_token_reader *reader);
 
+/* The memory of source f, which has no descriptor, is at `data` now. While nobody reads. */
+void fl_token_reader_move(fl_token_reader *reader, int64_t f, const char *data);
+
 /* Tokens that a window takes of its file: length, and the target of the last. */
 int64_t fl_token_reader_window(const fl_token_reader *reader);
 

@@ -11,6 +11,9 @@ const fl_image_ops *fl_cpu_image_ops_find(void)
         return &fl_cpu_image_avx512;
     case FL_CPU_AVX2:
         return &fl_cpu_image_avx2;
+#elif defined(__aarch64__)
+    case FL_CPU_NEON:
+        return &fl_cpu_image_neon;
 #endif
     default:
         return &fl_cpu_image_plain;

@@ -11,6 +11,8 @@ extern const fl_image_ops fl_cpu_image_plain;
 #if defined(__x86_64__)
 extern const fl_image_ops fl_cpu_image_avx2;
 extern const fl_image_ops fl_cpu_image_avx512;
+#elif defined(__aarch64__)
+extern const fl_image_ops fl_cpu_image_neon;
 #endif
 
 /* Casts a block in up to three pieces, the fills and what lies between, with what `ops` has for

@@ -1,9 +1,8 @@
 /* fl_cpu_image_cast: bytes to floats by arithmetic, where it gives the table, else by the table.
  *
- * Included by fl_cpu_image_avx2.c and fl_cpu_image_avx512.c. A lookup takes one load an element;
- * arithmetic does a register at a time and is several times as fast. It depends on the rounding
- * mode and on denormal numbers being kept, which callers may have changed: then the table is read.
- */
+ * Part of fl_cpu_image_body. A lookup takes one load an element; arithmetic does a register at a
+ * time and is several times as fast. It depends on the rounding mode and on denormal numbers being
+ * kept, which callers may have changed: then the table is read. */
 #ifndef FL_CPU_IMAGE_CAST_H
 #define FL_CPU_IMAGE_CAST_H
 
@@ -11,13 +10,11 @@
 
 /* Fewer elements in all are not written past the caches, because the wait for memory would be most
  * of the time, and no shorter rows, because a line that a row shares with its neighbours is. */
-enum {
-    FLOATS = VECTOR_BYTES / 4,
-    LINE_BYTES = 64,
-    STREAMED = 1024,
-    STREAMED_ROW = 128,
-    FRAMED_BYTES = 8192
-};
+enum { LINE_BYTES = 64, STREAMED = 1024, STREAMED_ROW = 128, FRAMED_BYTES = 8192 };
+
+/* A step casts FLOATS elements; fl_cpu_image_arm.h has its own. */
+#if FL_VECTOR_BYTES > 16
+enum { FLOATS = VECTOR_BYTES / 4 };
 
 /* Rounding to nearest, denormal numbers kept, no traps; the flags of past exceptions do not count.
  */
@@ -33,21 +30,15 @@ FL_INLINE line line_of(const fl_image_cast *cast)
                   FL_V(set1_ps)(cast->inverse)};
 }
 
-/* FLOATS bytes. */
-FL_INLINE __m128i load_bytes(const uint8_t *src)
+FL_INLINE lane load_bytes(const uint8_t *src)
 {
     return (int)FLOATS == (int)LANE_BYTES ? load_lane(src) : _mm_loadl_epi64((const void *)src);
 }
 
-/* The first of them is *src, and the others lie before it. */
-FL_INLINE __m128i load_reversed(const uint8_t *src)
-{
-    __m128i bytes = reverse_lane(load_bytes(src - (FLOATS - 1)));
-    return _mm_srli_si128(bytes, LANE_BYTES - FLOATS);
-}
+FL_INLINE lane first_to_low(lane bytes) { return _mm_srli_si128(bytes, LANE_BYTES - FLOATS); }
 
 /* The values of FLOATS bytes. */
-FL_INLINE floats values_of(__m128i bytes, const line *by)
+FL_INLINE floats values_of(lane bytes, const line *by)
 {
 #if FL_VECTOR_BYTES == 64
     floats x = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
@@ -96,15 +87,8 @@ FL_INLINE void store_halves(void *dst, halves x) { store_lane(dst, x); }
 FL_INLINE void stream_halves(void *dst, halves x) { _mm_stream_si128(dst, x); }
 #endif
 
-/* How a row is cast: constants where it is compiled. */
-typedef struct way {
-    fl_image_type type;
-    bool reverses, streams;
-} way;
-
-/* Casts FLOATS elements. To stream, dst is at a multiple of their size. */
-FL_INLINE void
-cast_bytes(fl_image_type type, bool streams, char *dst, __m128i bytes, const line *by)
+/* To stream, dst is at a multiple of the step's size. */
+FL_INLINE void cast_bytes(fl_image_type type, bool streams, char *dst, lane bytes, const line *by)
 {
     floats x = values_of(bytes, by);
     if (type == FL_IMAGE_F32 && streams)
@@ -116,12 +100,25 @@ cast_bytes(fl_image_type type, bool streams, char *dst, __m128i bytes, const lin
     else
         store_halves(dst, type == FL_IMAGE_F16 ? f16_of(x) : bf16_of(x));
 }
+#endif
+
+/* FLOATS bytes, of which *src is the first and the others lie before it. */
+FL_INLINE lane load_reversed(const uint8_t *src)
+{
+    return first_to_low(reverse_lane(load_bytes(src - (FLOATS - 1))));
+}
+
+/* How a row is cast: constants where it is compiled. */
+typedef struct way {
+    fl_image_type type;
+    bool reverses, streams;
+} way;
 
 /* Elements [i, i + FLOATS) of a row. */
 FL_INLINE void
 cast_step(way how, bool streams, char *dst, const uint8_t *src, int64_t i, const line *by)
 {
-    __m128i bytes = how.reverses ? load_reversed(src - i) : load_bytes(src + i);
+    lane bytes = how.reverses ? load_reversed(src - i) : load_bytes(src + i);
     cast_bytes(how.type, streams, dst + i * fl_image_type_bytes(how.type), bytes, by);
 }
 
@@ -177,7 +174,7 @@ FL_INLINE void cast_columns(fl_image_type type, char *dst, int64_t pitch,
         cast_rows((way){type, false, false}, dst, pitch, &b, cast);
     else
         cast_rows((way){type, true, false}, dst, pitch, &b, cast);
-    if (is_streamed) _mm_sfence();
+    if (is_streamed) end_streaming();
 }
 
 /* Rows are put together as bytes in the first cache and then cast in one piece. */

@@ -1,13 +1,15 @@
 /* fl_cpu_image_layout: pixels to planes and back, by shuffles of bytes.
  *
- * Included by fl_cpu_image_avx2.c and fl_cpu_image_avx512.c. Each function works in steps of one
- * length; the last step ends where the data does and does some elements twice. Images narrower than
- * a step go to the table of the next narrower registers, FL_NARROWER. */
+ * Part of fl_cpu_image_body. Each function works in steps of one length; the last step ends where
+ * the data does and does some elements twice. Images narrower than a step go to the table of the
+ * next narrower registers, FL_NARROWER. */
 #ifndef FL_CPU_IMAGE_LAYOUT_H
 #define FL_CPU_IMAGE_LAYOUT_H
 
 #include "fl_cpu_image_vector.h"
 
+/* NEON has instructions that do this while they load and store (fl_cpu_image_arm.h). */
+#if FL_VECTOR_BYTES > 16
 /* ---- three channels
  *
  * A lane of three registers holds 48 bytes of pixels; element i of these is of channel i % 3. The
@@ -47,7 +49,7 @@ static const uint8_t join_orders[3][3][LANE_BYTES] = {
      {8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15}},
 };
 
-FL_INLINE vector table_lane(const uint8_t lane[LANE_BYTES]) { return same_lanes(load_lane(lane)); }
+FL_INLINE vector table_lane(const uint8_t from[LANE_BYTES]) { return same_lanes(load_lane(from)); }
 
 /* 16 * LANES pixels. */
 FL_INLINE void split_3(uint8_t *dst, int64_t pitch, const uint8_t *src)
@@ -145,6 +147,8 @@ FL_INLINE void join_4(char *dst, const char *src, int64_t pitch, int32_t bytes)
     interleave(out + 2, ab[1], cd[1], 2 * bytes);
     FL_UNROLL for (int k = 0; k < 4; k++) store_lanes(dst + k * LANE_BYTES, 4 * LANE_BYTES, out[k]);
 }
+
+#endif
 
 /* ---- the functions of the table */
 

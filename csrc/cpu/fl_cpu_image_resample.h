@@ -1,9 +1,9 @@
-/* fl_cpu_image_resample: sums of weighted bytes, two at a time (pmaddwd).
+/* fl_cpu_image_resample: sums of weighted bytes, two at a time (pmaddwd; smlal and smlal2).
  *
- * Included by fl_cpu_image_avx2.c and fl_cpu_image_avx512.c. Sums are of int32 and exact, so their
- * order does not matter. Along rows, a block of 16 results of a row is one lane, and LANES rows are
- * worked at once: what is prepared for a block (where its samples are, their weights) serves all
- * rows. Steps that would end behind the last row or column begin earlier instead. */
+ * Part of fl_cpu_image_body. Sums are of int32 and exact, so their order does not matter. Along
+ * rows, a block of 16 results of a row is one lane, and LANES rows are worked at once: what is
+ * prepared for a block (where its samples are, their weights) serves all rows. Steps that would end
+ * behind the last row or column begin earlier instead. */
 #ifndef FL_CPU_IMAGE_RESAMPLE_H
 #define FL_CPU_IMAGE_RESAMPLE_H
 
@@ -14,7 +14,7 @@ enum { AHEAD_ROWS = 16 }; /* that are prefetched before they are worked on */
 enum { BAND_ROWS = 256 }; /* that a block goes through: of more, caches would not hold the lines */
 
 /* Four registers of int32 sums, one result an element: shifted, clamped to a byte, in order. */
-FL_INLINE vector bytes_of(const vector sums[4], __m128i precision)
+FL_INLINE vector bytes_of(const vector sums[4], lane precision)
 {
     vector x[4];
     FL_UNROLL for (int g = 0; g < 4; g++) x[g] = FL_V(sra_epi32)(sums[g], precision);
@@ -26,13 +26,71 @@ FL_INLINE vector half_of(const fl_resample *axis)
     return FL_V(set1_epi32)((1 << axis->precision) >> 1);
 }
 
+/* ---- what fl_cpu_image_arm.h has in its own way */
+
+#if FL_VECTOR_BYTES > 16
+/* Samples from `first` on in int16, those of a pair in the two halves of an int32. Bytes with the
+ * highest bit set make zeros. Behind the samples the weights are 0, so any byte will do there. */
+FL_INLINE lane order_of(const int32_t *first, int32_t pair, int32_t from)
+{
+    lane place = _mm_sub_epi32(load_lane(first), _mm_set1_epi32(from - 2 * pair));
+    place = _mm_and_si128(place, _mm_set1_epi32(LANE_BYTES - 1));
+    lane next = _mm_and_si128(_mm_add_epi32(place, _mm_set1_epi32(1)), _mm_set1_epi32(15));
+    return _mm_or_si128(_mm_or_si128(place, _mm_slli_epi32(next, 16)),
+                        _mm_set1_epi32((int)0x80008000));
+}
+
+FL_INLINE lane weights_of(const int16_t *weight, int32_t taps)
+{
+    int32_t pair[GROUP];
+    for (int j = 0; j < GROUP; j++) memcpy(&pair[j], weight + j * taps, sizeof *pair);
+    return load_lane(pair);
+}
+
+/* `sum` and the products of samples and weights, as order_of and weights_of laid them out. */
+FL_INLINE vector add_pairs(vector sum, vector x, vector weight)
+{
+    return FL_V(add_epi32)(sum, FL_V(madd_epi16)(x, weight));
+}
+
+typedef __m256i dots;
+
+FL_INLINE dots no_dots(void) { return _mm256_setzero_si256(); }
+
+FL_INLINE dots dot_16(const uint8_t *x, const int16_t *weight, dots sum)
+{
+    __m256i weights = _mm256_loadu_si256((const void *)weight);
+    __m256i products = _mm256_madd_epi16(_mm256_cvtepu8_epi16(load_lane(x)), weights);
+    return _mm256_add_epi32(sum, products);
+}
+
+/* The sums of each of four. */
+FL_INLINE lane join_dots(const dots sums[GROUP])
+{
+    __m256i quarters =
+        _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+    return _mm_add_epi32(_mm256_castsi256_si128(quarters), _mm256_extracti128_si256(quarters, 1));
+}
+
+/* One register of results: rows a and b are interleaved, so that a pair of samples with their
+ * weights is one int32. */
+FL_INLINE void add_rows(vector sums[4], vector a, vector b, vector weights)
+{
+    vector low = FL_V(unpacklo_epi8)(a, b), high = FL_V(unpackhi_epi8)(a, b);
+    vector pairs[4] = {FL_V(unpacklo_epi8)(low, zeros()), FL_V(unpackhi_epi8)(low, zeros()),
+                       FL_V(unpacklo_epi8)(high, zeros()), FL_V(unpackhi_epi8)(high, zeros())};
+    FL_UNROLL for (int g = 0; g < 4; g++) sums[g] =
+        FL_V(add_epi32)(sums[g], FL_V(madd_epi16)(pairs[g], weights));
+}
+#endif
+
 /* ---- along rows, few taps: samples are shuffled to where their weights are */
 
 /* Results at .. at + 15, in groups of four. Pair p of the samples of a group lies in 16 bytes from
- * `from[p]` of a row; order[p] makes of them int16, those of one result side by side. */
+ * `from[p]` of a row; order[p] makes of them int16, as add_pairs takes them. */
 typedef struct group_of {
     int32_t from[MAX_PAIRS];
-    __m128i order[MAX_PAIRS], weight[MAX_PAIRS];
+    lane order[MAX_PAIRS], weight[MAX_PAIRS];
 } group_of;
 
 typedef struct block_of {
@@ -56,24 +114,6 @@ FL_INLINE bool fits(const fl_resample *axis, int32_t at, int32_t from, int32_t t
     for (int32_t j = at; j < at + GROUP; j++)
         if (axis->first[j] + fl_min(taps, axis->count[j]) - from > LANE_BYTES) return false;
     return true;
-}
-
-/* Samples from `first` on in int16, those of a pair in the two halves of an int32. Bytes with the
- * highest bit set make zeros. Behind the samples the weights are 0, so any byte will do there. */
-FL_INLINE __m128i order_of(const int32_t *first, int32_t pair, int32_t from)
-{
-    __m128i place = _mm_sub_epi32(load_lane(first), _mm_set1_epi32(from - 2 * pair));
-    place = _mm_and_si128(place, _mm_set1_epi32(LANE_BYTES - 1));
-    __m128i next = _mm_and_si128(_mm_add_epi32(place, _mm_set1_epi32(1)), _mm_set1_epi32(15));
-    return _mm_or_si128(_mm_or_si128(place, _mm_slli_epi32(next, 16)),
-                        _mm_set1_epi32((int)0x80008000));
-}
-
-FL_INLINE __m128i weights_of(const int16_t *weight, int32_t taps)
-{
-    int32_t pair[GROUP];
-    for (int j = 0; j < GROUP; j++) memcpy(&pair[j], weight + j * taps, sizeof *pair);
-    return load_lane(pair);
 }
 
 /* False where a pair of four results does not fit. */
@@ -109,7 +149,7 @@ FL_INLINE vector sum_group(const group_of *group, const uint8_t *src, int64_t pi
     {
         if (p > 0 && !is_one_window) window = load_lanes(src + group->from[p], pitch);
         vector x = FL_V(shuffle_epi8)(window, same_lanes(group->order[p]));
-        sum = FL_V(add_epi32)(sum, FL_V(madd_epi16)(x, same_lanes(group->weight[p])));
+        sum = add_pairs(sum, x, same_lanes(group->weight[p]));
     }
     return sum;
 }
@@ -128,7 +168,7 @@ FL_INLINE void work_block(const block_of *block, uint8_t *dst, int64_t dst_pitch
                           const fl_resample *axis, int32_t pairs, bool is_one_window)
 {
     const vector half = half_of(axis);
-    const __m128i precision = _mm_cvtsi32_si128(axis->precision);
+    const lane precision = FL_L(cvtsi32_si128)(axis->precision);
     for (int64_t at = 0; at < rows; at += LANES) {
         int64_t row = fl_min(at, rows - LANES);
         const uint8_t *from = src + row * src_pitch;
@@ -176,51 +216,42 @@ static tail_of tail_of_result(const fl_resample *axis, int32_t i)
     return tail;
 }
 
-FL_INLINE __m256i dot_16(const uint8_t *x, const int16_t *weight, __m256i sum)
-{
-    __m256i weights = _mm256_loadu_si256((const void *)weight);
-    __m256i products = _mm256_madd_epi16(_mm256_cvtepu8_epi16(load_lane(x)), weights);
-    return _mm256_add_epi32(sum, products);
-}
-
-FL_INLINE __m256i sum_result(const uint8_t *row, const fl_resample *axis, int32_t i,
-                             const tail_of *tail)
+FL_INLINE dots sum_result(const uint8_t *row, const fl_resample *axis, int32_t i,
+                          const tail_of *tail)
 {
     const uint8_t *x = row + axis->first[i];
     const int16_t *weight = axis->weight + (int64_t)i * axis->taps;
-    __m256i sum = dot_16(row + tail->from, tail->weight, _mm256_setzero_si256());
+    dots sum = dot_16(row + tail->from, tail->weight, no_dots());
     for (int32_t k = DOT; k <= axis->count[i]; k += DOT)
         sum = dot_16(x + k - DOT, weight + k - DOT, sum);
     return sum;
 }
 
 /* Four results of a row as int32. */
-FL_INLINE __m128i sum_results(const uint8_t *row, const fl_resample *axis, int32_t at,
-                              const tail_of tails[GROUP])
+FL_INLINE lane sum_results(const uint8_t *row, const fl_resample *axis, int32_t at,
+                           const tail_of tails[GROUP])
 {
-    __m256i sums[GROUP];
+    dots sums[GROUP];
     FL_UNROLL for (int j = 0; j < GROUP; j++) sums[j] = sum_result(row, axis, at + j, &tails[j]);
-    __m256i quarters =
-        _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
-    return _mm_add_epi32(_mm256_castsi256_si128(quarters), _mm256_extracti128_si256(quarters, 1));
+    return join_dots(sums);
 }
 
 static void dot_block(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
                       int64_t rows, const fl_resample *axis, int32_t at)
 {
-    const __m128i precision = _mm_cvtsi32_si128(axis->precision);
-    const __m128i half = _mm_set1_epi32((1 << axis->precision) >> 1);
+    const lane precision = FL_L(cvtsi32_si128)(axis->precision);
+    const lane half = FL_L(set1_epi32)((1 << axis->precision) >> 1);
     tail_of tails[BLOCK];
     for (int32_t j = 0; j < BLOCK; j++) tails[j] = tail_of_result(axis, at + j);
     for (int64_t row = 0; row < rows; row++) {
-        __m128i x[GROUPS];
+        lane x[GROUPS];
         FL_UNROLL for (int g = 0; g < GROUPS; g++)
         {
             x[g] = sum_results(src + row * src_pitch, axis, at + g * GROUP, tails + g * GROUP);
-            x[g] = _mm_sra_epi32(_mm_add_epi32(x[g], half), precision);
+            x[g] = FL_L(sra_epi32)(FL_L(add_epi32)(x[g], half), precision);
         }
-        store_lane(dst + row * dst_pitch,
-                   _mm_packus_epi16(_mm_packs_epi32(x[0], x[1]), _mm_packs_epi32(x[2], x[3])));
+        store_lane(dst + row * dst_pitch, FL_L(packus_epi16)(FL_L(packs_epi32)(x[0], x[1]),
+                                                             FL_L(packs_epi32)(x[2], x[3])));
     }
 }
 
@@ -256,19 +287,8 @@ static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
     }
 }
 
-/* One register of results: rows a and b are interleaved, so that a pair of samples with their
- * weights is one int32. */
-FL_INLINE void add_rows(vector sums[4], vector a, vector b, vector weights)
-{
-    vector low = FL_V(unpacklo_epi8)(a, b), high = FL_V(unpackhi_epi8)(a, b);
-    vector pairs[4] = {FL_V(unpacklo_epi8)(low, zeros()), FL_V(unpackhi_epi8)(low, zeros()),
-                       FL_V(unpacklo_epi8)(high, zeros()), FL_V(unpackhi_epi8)(high, zeros())};
-    FL_UNROLL for (int g = 0; g < 4; g++) sums[g] =
-        FL_V(add_epi32)(sums[g], FL_V(madd_epi16)(pairs[g], weights));
-}
-
 FL_INLINE vector weigh_rows(const uint8_t *src, int64_t pitch, const int16_t *weight, int32_t count,
-                            vector half, __m128i precision)
+                            vector half, lane precision)
 {
     vector sums[4] = {half, half, half, half};
     for (int32_t k = 0; k < count; k += 2) {
@@ -290,7 +310,7 @@ static void resample_y(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
         return;
     }
     const vector half = half_of(axis);
-    const __m128i precision = _mm_cvtsi32_si128(axis->precision);
+    const lane precision = FL_L(cvtsi32_si128)(axis->precision);
     for (int32_t i = 0; i < axis->out; i++) {
         const uint8_t *from = src + axis->first[i] * src_pitch;
         const int16_t *weight = axis->weight + (int64_t)i * axis->taps;

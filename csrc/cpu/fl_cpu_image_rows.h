@@ -1,8 +1,7 @@
 /* fl_cpu_image_rows: blocks of rows copied, reversed and filled.
  *
- * Included by fl_cpu_image_avx2.c and fl_cpu_image_avx512.c. Most rows are short: how one is worked
- * is chosen once a block. A row is pieces, of which the last one ends where the row does and
- * does some bytes twice. */
+ * Part of fl_cpu_image_body. Most rows are short: how one is worked is chosen once a block. A row
+ * is pieces, of which the last one ends where the row does and does some bytes twice. */
 #ifndef FL_CPU_IMAGE_ROWS_H
 #define FL_CPU_IMAGE_ROWS_H
 
@@ -12,9 +11,10 @@
 enum { LONG_ROW = 256 };
 
 /* 16 and 8 bytes from the last to the first. */
-FL_INLINE __m128i reverse_lane(__m128i x)
+FL_INLINE lane reverse_lane(lane x)
 {
-    return _mm_shuffle_epi8(x, _mm_setr_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+    return FL_L(shuffle_epi8)(
+        x, FL_L(setr_epi8)(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
 }
 
 FL_INLINE uint64_t load_8(const uint8_t *src)
@@ -38,7 +38,7 @@ enum { MOST_PIECES = 16 };
 typedef struct piece {
     int64_t at;   /* its first element in the row */
     int64_t from; /* its lowest byte, from block->src on */
-    __m128i order, fill;
+    lane order, fill;
 } piece;
 
 FL_INLINE bool is_line(const fl_image_block *b) { return b->step == 1 || b->step == -1; }
@@ -55,18 +55,18 @@ FL_INLINE bool is_in_pieces(const fl_image_block *b)
 /* 16 elements from `at` on: as far as they are of the source, of the 16 from column `first` on. */
 FL_INLINE piece make_piece(const fl_image_block *b, int64_t at)
 {
-    const __m128i places = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m128i last = _mm_set1_epi8(LANE_BYTES - 1);
+    const lane places = FL_L(setr_epi8)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const lane last = FL_L(set1_epi8)(LANE_BYTES - 1);
     int64_t first = fl_max(0, fl_min(at - b->before, b->columns - LANE_BYTES));
     int64_t shift = fl_max(-LANE_BYTES, fl_min(at - b->before - first, LANE_BYTES));
-    __m128i place = _mm_add_epi8(places, _mm_set1_epi8((char)shift));
-    __m128i outside =
-        _mm_or_si128(_mm_cmpgt_epi8(place, last), _mm_cmpgt_epi8(_mm_setzero_si128(), place));
-    __m128i order = b->step == 1 ? place : _mm_sub_epi8(last, place);
+    lane place = FL_L(add_epi8)(places, FL_L(set1_epi8)((char)shift));
+    lane outside = FL_L(or_si128)(FL_L(cmpgt_epi8)(place, last),
+                                  FL_L(cmpgt_epi8)(FL_L(setzero_si128)(), place));
+    lane order = b->step == 1 ? place : FL_L(sub_epi8)(last, place);
     return (piece){.at = at,
                    .from = b->step == 1 ? first : -first - (LANE_BYTES - 1),
-                   .order = _mm_or_si128(order, outside), /* from 128 on, a shuffle gives 0 */
-                   .fill = _mm_and_si128(outside, _mm_set1_epi8((char)b->fill))};
+                   .order = FL_L(or_si128)(order, outside), /* from 128 on, a shuffle gives 0 */
+                   .fill = FL_L(and_si128)(outside, FL_L(set1_epi8)((char)b->fill))};
 }
 
 /* All rows of one piece: its bytes stay in registers. */
@@ -76,7 +76,7 @@ FL_INLINE void copy_piece(uint8_t *dst, int64_t pitch, const fl_image_block *b, 
     int64_t rows = b->rows, src_pitch = b->pitch;
     dst += p.at;
     for (int64_t y = 0; y < rows; y++, src += src_pitch, dst += pitch)
-        store_lane(dst, _mm_or_si128(_mm_shuffle_epi8(load_lane(src), p.order), p.fill));
+        store_lane(dst, FL_L(or_si128)(FL_L(shuffle_epi8)(load_lane(src), p.order), p.fill));
 }
 
 static void copy_pieces(uint8_t *dst, int64_t pitch, const fl_image_block *b)
@@ -160,7 +160,7 @@ FL_INLINE void fill_row(char *dst, uint32_t pattern, int64_t count, int64_t leng
         if (length == VECTOR_BYTES)
             store(to, FL_V(set1_epi32)((int)pattern));
         else if (length == LANE_BYTES)
-            store_lane(to, _mm_set1_epi32((int)pattern));
+            store_lane(to, FL_L(set1_epi32)((int)pattern));
         else
             memcpy(to, &word, (size_t)length);
     }

@@ -1,14 +1,14 @@
-/* fl_cpu_image_vector: registers of 32 or 64 bytes as the kernels for images see them.
+/* fl_cpu_image_vector: registers of 16, 32 or 64 bytes as the kernels for images see them.
  *
- * Included by fl_cpu_image_avx2.c and fl_cpu_image_avx512.c, which say how long a register is
- * (FL_VECTOR_BYTES). A register is lanes of 16 bytes; FL_V(op) is the instruction of its length
- * that works in each lane alike. */
+ * Included by fl_cpu_image_neon.c, fl_cpu_image_avx2.c and fl_cpu_image_avx512.c, which say how
+ * long a register is (FL_VECTOR_BYTES). A register is lanes of 16 bytes; FL_V(op) is the
+ * instruction of its length that works in each lane alike, FL_L(op) that for one lane. They have
+ * the names of x86, where NEON has functions in their place (fl_cpu_image_arm.h). */
 #ifndef FL_CPU_IMAGE_VECTOR_H
 #define FL_CPU_IMAGE_VECTOR_H
 
 #include "fl_cpu_image.h"
 
-#include <immintrin.h>
 #include <string.h>
 
 #define FL_INLINE static inline __attribute__((always_inline))
@@ -16,14 +16,24 @@
 
 enum { LANE_BYTES = 16, VECTOR_BYTES = FL_VECTOR_BYTES, LANES = VECTOR_BYTES / LANE_BYTES };
 
-FL_INLINE __m128i load_lane(const void *at) { return _mm_loadu_si128(at); }
-FL_INLINE void store_lane(void *at, __m128i x) { _mm_storeu_si128(at, x); }
-
 /* Where the next step begins: the last one ends at `count` >= step. */
 FL_INLINE int64_t step_from(int64_t at, int64_t step, int64_t count)
 {
     return at + step <= count ? at : count - step;
 }
+
+#if FL_VECTOR_BYTES == 16
+#include "fl_cpu_image_arm.h"
+#else
+#include <immintrin.h>
+
+typedef __m128i lane;
+#define FL_L(op) _mm_##op
+
+FL_INLINE lane load_lane(const void *at) { return _mm_loadu_si128(at); }
+FL_INLINE void store_lane(void *at, lane x) { _mm_storeu_si128(at, x); }
+FL_INLINE void end_streaming(void) { _mm_sfence(); }
+#endif
 
 #if FL_VECTOR_BYTES == 64
 typedef __m512i vector;
@@ -33,7 +43,7 @@ typedef __m512 floats;
 FL_INLINE vector load(const void *at) { return _mm512_loadu_si512(at); }
 FL_INLINE void store(void *at, vector x) { _mm512_storeu_si512(at, x); }
 FL_INLINE vector zeros(void) { return _mm512_setzero_si512(); }
-FL_INLINE vector same_lanes(__m128i lane) { return _mm512_broadcast_i32x4(lane); }
+FL_INLINE vector same_lanes(lane x) { return _mm512_broadcast_i32x4(x); }
 
 /* Lane k is what lies at at + k * stride. */
 FL_INLINE vector load_lanes(const void *at, int64_t stride)
@@ -59,7 +69,7 @@ FL_INLINE vector choose(vector mask, vector ones, vector others)
 {
     return _mm512_ternarylogic_epi32(mask, ones, others, 0xCA);
 }
-#else
+#elif FL_VECTOR_BYTES == 32
 typedef __m256i vector;
 typedef __m256 floats;
 #define FL_V(op) _mm256_##op
@@ -67,7 +77,7 @@ typedef __m256 floats;
 FL_INLINE vector load(const void *at) { return _mm256_loadu_si256(at); }
 FL_INLINE void store(void *at, vector x) { _mm256_storeu_si256(at, x); }
 FL_INLINE vector zeros(void) { return _mm256_setzero_si256(); }
-FL_INLINE vector same_lanes(__m128i lane) { return _mm256_broadcastsi128_si256(lane); }
+FL_INLINE vector same_lanes(lane x) { return _mm256_broadcastsi128_si256(x); }
 
 /* Lane k is what lies at at + k * stride. */
 FL_INLINE vector load_lanes(const void *at, int64_t stride)

@@ -11,6 +11,9 @@ const fl_cpu_lanes *fl_cpu_lanes_find(void)
         return &fl_cpu_lanes_avx512;
     case FL_CPU_AVX2:
         return &fl_cpu_lanes_avx2;
+#elif defined(__aarch64__)
+    case FL_CPU_NEON:
+        return &fl_cpu_lanes_neon;
 #endif
     default:
         return &fl_cpu_lanes_plain;

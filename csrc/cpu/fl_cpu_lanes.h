@@ -32,6 +32,8 @@ extern const fl_cpu_lanes fl_cpu_lanes_plain;
 #if defined(__x86_64__)
 extern const fl_cpu_lanes fl_cpu_lanes_avx2;
 extern const fl_cpu_lanes fl_cpu_lanes_avx512;
+#elif defined(__aarch64__)
+extern const fl_cpu_lanes fl_cpu_lanes_neon;
 #endif
 
 /* The one for the level of this machine (fl_cpu_level_find). */

@@ -1,5 +1,6 @@
 /* fl_cpu_lanes_body: the source behind one fl_cpu_lanes table; included once by each of
- * fl_cpu_lanes_*.c, which says for which instructions (FL_LANES, FL_LANE_DOUBLES a register).
+ * fl_cpu_lanes_*.c, which says for which instructions (FL_LANES; FL_LANE_DOUBLES a register, and
+ * FL_LANE_FLOATS, where registers of floats hold more elements than those of doubles).
  *
  * A run is worked in blocks of LANES elements; the last one is filled up with zeros, which change
  * no sum, in a buffer of its own. Everything is inlined into the functions of the table. */
@@ -8,22 +9,36 @@
 #include <math.h>
 #include <string.h>
 
-#ifdef __F16C__
+#if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(FL_LANE_NEON)
+#include <arm_neon.h>
 #endif
 
-enum { LANES = 32, WIDTH = FL_LANE_DOUBLES, PIECES = LANES / WIDTH };
+/* Where a register of floats fills several of doubles, they are its parts. */
+#ifdef FL_LANE_FLOATS
+#define FL_EACH_PART(parts) _Pragma("GCC unroll 2") for (int part = 0; part < (parts); part++)
+#else
+#define FL_LANE_FLOATS FL_LANE_DOUBLES
+#define FL_EACH_PART(parts) const int part = 0;
+#endif
+
+enum { LANES = 32, WIDTH = FL_LANE_DOUBLES, FLOATS = FL_LANE_FLOATS, PIECES = LANES / WIDTH };
 enum { LINE_BYTES = 64, AHEAD_BYTES = 2048 };
 
-#define FL_VECTOR(type) __attribute__((vector_size(WIDTH * sizeof(type)))) type
-typedef FL_VECTOR(double) wide;
-typedef FL_VECTOR(float) narrow;
-typedef FL_VECTOR(uint64_t) bits64;
-typedef FL_VECTOR(uint32_t) bits32;
-typedef FL_VECTOR(uint16_t) bits16;
+#define FL_VECTOR(type, count) __attribute__((vector_size((count) * sizeof(type)))) type
+typedef FL_VECTOR(double, WIDTH) wide;
+typedef FL_VECTOR(float, FLOATS) narrow;
+typedef FL_VECTOR(uint64_t, WIDTH) bits64;
+typedef FL_VECTOR(uint32_t, FLOATS) bits32;
+typedef FL_VECTOR(uint16_t, FLOATS) bits16;
 
 #define FL_INLINE static inline __attribute__((always_inline))
-#define FL_EACH_PIECE _Pragma("GCC unroll 16") for (int k = 0; k < PIECES; k++)
+/* How many elements a register holds. */
+#define FL_ELEMENTS(vector) ((int)(sizeof(vector) / sizeof((vector){0}[0])))
+/* Piece k is one register. */
+#define FL_EACH_PIECE(vector) \
+    _Pragma("GCC unroll 16") for (int k = 0; k < LANES / FL_ELEMENTS(vector); k++)
 
 /* ---- elements to registers and back */
 
@@ -79,6 +94,16 @@ FL_INLINE void store_f16(uint16_t *at, narrow x)
     _mm_storel_epi64((__m128i *)(void *)at, _mm_cvtps_ph((__m128)x, 0));
 #endif
 }
+#elif defined(FL_LANE_NEON)
+FL_INLINE narrow load_f16(const uint16_t *at)
+{
+    return (narrow)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)));
+}
+
+FL_INLINE void store_f16(uint16_t *at, narrow x)
+{
+    vst1_u16(at, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
+}
 #else
 static float float_of_half(uint16_t half)
 {
@@ -124,25 +149,33 @@ static uint16_t half_of_float(float x)
 FL_INLINE narrow load_f16(const uint16_t *at)
 {
     narrow x = {0};
-    for (int i = 0; i < WIDTH; i++) x[i] = float_of_half(at[i]);
+    for (int i = 0; i < FLOATS; i++) x[i] = float_of_half(at[i]);
     return x;
 }
 
 FL_INLINE void store_f16(uint16_t *at, narrow x)
 {
-    for (int i = 0; i < WIDTH; i++) at[i] = half_of_float(x[i]);
+    for (int i = 0; i < FLOATS; i++) at[i] = half_of_float(x[i]);
 }
 #endif
 
-FL_INLINE wide widen_f64(wide x) { return x; }
+FL_INLINE wide widen_f64(wide x, int part)
+{
+    (void)part;
+    return x;
+}
 
 /* By hand where gcc would widen one half at a time. */
-FL_INLINE wide widen_f32(narrow x)
+FL_INLINE wide widen_f32(narrow x, int part)
 {
+    (void)part;
 #if FL_LANE_DOUBLES == 8
     return (wide)_mm512_cvtps_pd((__m256)x);
 #elif FL_LANE_DOUBLES == 4
     return (wide)_mm256_cvtps_pd((__m128)x);
+#elif defined(FL_LANE_NEON)
+    float32x4_t from = (float32x4_t)x;
+    return (wide)(part == 0 ? vcvt_f64_f32(vget_low_f32(from)) : vcvt_high_f64_f32(from));
 #else
     return __builtin_convertvector(x, wide);
 #endif
@@ -161,9 +194,9 @@ FL_INLINE bits32 nonfinite_f32(narrow x)
     return (bits32)(((bits32)x & exponent) == exponent);
 }
 
-#define FL_ANY(found, bits)                                         \
-    do {                                                            \
-        for (int i = 0; i < WIDTH; i++) *(found) |= (bits)[i] != 0; \
+#define FL_ANY(found, vector, bits)                                               \
+    do {                                                                          \
+        for (int i = 0; i < FL_ELEMENTS(vector); i++) *(found) |= (bits)[i] != 0; \
     } while (0)
 
 /* ---- steps of a sum, and how lanes are joined */
@@ -179,6 +212,8 @@ FL_INLINE wide add_square_f32(wide sum, wide x)
     return (wide)_mm512_fmadd_pd((__m512d)x, (__m512d)x, (__m512d)sum);
 #elif FL_LANE_DOUBLES == 4
     return (wide)_mm256_fmadd_pd((__m256d)x, (__m256d)x, (__m256d)sum);
+#elif defined(FL_LANE_NEON)
+    return (wide)vfmaq_f64((float64x2_t)sum, (float64x2_t)x, (float64x2_t)x);
 #else
     return add_square_f64(sum, x);
 #endif
@@ -233,59 +268,64 @@ FL_INLINE void read_ahead(const void *block, size_t bytes)
         if (is_written) memcpy(last, filled, (size_t)rest * sizeof(T)); \
     } while (0)
 
-#define FL_DEFINE_NORM(name, step, join, type, T, real)                           \
+#define FL_DEFINE_NORM(name, step, join, type, T, real, vector)                   \
     static double name##_##type(const void *data, int64_t count, bool *is_finite) \
     {                                                                             \
+        enum { ELEMENTS = FL_ELEMENTS(vector), PARTS = ELEMENTS / WIDTH };        \
         wide sum[PIECES] = {{0}};                                                 \
         bits64 nonfinite = {0};                                                   \
         bool is_bad = false;                                                      \
         FL_EACH_BLOCK(                                                            \
-            T, data, count, false, FL_EACH_PIECE {                                \
-                wide x = widen_##real(load_##type(block + k * WIDTH));            \
-                sum[k] = step(sum[k], x);                                         \
-                if (sizeof(T) == 8) nonfinite |= nonfinite_f64(x);                \
+            T, data, count, false, FL_EACH_PIECE(vector) {                        \
+                vector from = load_##type(block + k * ELEMENTS);                  \
+                FL_EACH_PART(PARTS)                                               \
+                {                                                                 \
+                    wide x = widen_##real(from, part);                            \
+                    sum[k * PARTS + part] = step(sum[k * PARTS + part], x);       \
+                    if (sizeof(T) == 8) nonfinite |= nonfinite_f64(x);            \
+                }                                                                 \
             });                                                                   \
         double result = reduce(sum, join);                                        \
-        FL_ANY(&is_bad, nonfinite);                                               \
+        FL_ANY(&is_bad, bits64, nonfinite);                                       \
         *is_finite = sizeof(T) == 8 ? !is_bad : isfinite(result);                 \
         return result;                                                            \
     }
 
 /* 0 times an element is 0 unless the element is infinite or NaN. */
-#define FL_DEFINE_UNSCALE(type, T, vector, scalar)                                        \
-    static void unscale_##type(void *data, int64_t count, double factor, bool *is_finite) \
-    {                                                                                     \
-        vector zeros[PIECES] = {{0}};                                                     \
-        const scalar by = (scalar)factor;                                                 \
-        bool is_bad = false;                                                              \
-        FL_EACH_BLOCK(                                                                    \
-            T, data, count, true, FL_EACH_PIECE {                                         \
-                T *at = block + k * WIDTH;                                                \
-                vector x = load_##type(at);                                               \
-                store_##type(at, x *by);                                                  \
-                zeros[k] += x * 0;                                                        \
-            });                                                                           \
-        for (int k = 0; k < PIECES; k++) FL_ANY(&is_bad, zeros[k]);                       \
-        *is_finite = !is_bad;                                                             \
+#define FL_DEFINE_UNSCALE(type, T, vector, scalar)                                               \
+    static void unscale_##type(void *data, int64_t count, double factor, bool *is_finite)        \
+    {                                                                                            \
+        vector zeros[LANES / FL_ELEMENTS(vector)] = {{0}};                                       \
+        const scalar by = (scalar)factor;                                                        \
+        bool is_bad = false;                                                                     \
+        FL_EACH_BLOCK(                                                                           \
+            T, data, count, true, FL_EACH_PIECE(vector) {                                        \
+                T *at = block + k * FL_ELEMENTS(vector);                                         \
+                vector x = load_##type(at);                                                      \
+                store_##type(at, x *by);                                                         \
+                zeros[k] += x * 0;                                                               \
+            });                                                                                  \
+        for (int k = 0; k < LANES / FL_ELEMENTS(vector); k++) FL_ANY(&is_bad, vector, zeros[k]); \
+        *is_finite = !is_bad;                                                                    \
     }
 
-#define FL_DEFINE_SCALE(type, T, scalar)                               \
+#define FL_DEFINE_SCALE(type, T, vector, scalar)                       \
     static void scale_##type(void *data, int64_t count, double factor) \
     {                                                                  \
         const scalar by = (scalar)factor;                              \
         FL_EACH_BLOCK(                                                 \
-            T, data, count, true, FL_EACH_PIECE {                      \
-                T *at = block + k * WIDTH;                             \
+            T, data, count, true, FL_EACH_PIECE(vector) {              \
+                T *at = block + k * FL_ELEMENTS(vector);               \
                 store_##type(at, load_##type(at) * by);                \
             });                                                        \
     }
 
-#define FL_DEFINE_PASSES(type, T, real, vector, scalar)                \
-    FL_DEFINE_NORM(square, add_square_##real, join_sum, type, T, real) \
-    FL_DEFINE_NORM(sum, add_magnitude, join_sum, type, T, real)        \
-    FL_DEFINE_NORM(most, keep_larger, join_larger, type, T, real)      \
-    FL_DEFINE_UNSCALE(type, T, vector, scalar)                         \
-    FL_DEFINE_SCALE(type, T, scalar)
+#define FL_DEFINE_PASSES(type, T, real, vector, scalar)                        \
+    FL_DEFINE_NORM(square, add_square_##real, join_sum, type, T, real, vector) \
+    FL_DEFINE_NORM(sum, add_magnitude, join_sum, type, T, real, vector)        \
+    FL_DEFINE_NORM(most, keep_larger, join_larger, type, T, real, vector)      \
+    FL_DEFINE_UNSCALE(type, T, vector, scalar)                                 \
+    FL_DEFINE_SCALE(type, T, vector, scalar)
 
 FL_DEFINE_PASSES(f64, double, f64, wide, double)
 FL_DEFINE_PASSES(f32, float, f32, narrow, float)
@@ -293,14 +333,14 @@ FL_DEFINE_PASSES(f16, uint16_t, f32, narrow, float)
 FL_DEFINE_PASSES(bf16, uint16_t, f32, narrow, float)
 
 /* One block of dst = beta * dst + alpha * src. */
-#define FL_COMBINE_BLOCK(into, from, real, to, of)          \
-    FL_EACH_PIECE                                           \
-    {                                                       \
-        __auto_type x = load_##from((of) + k * WIDTH);      \
-        nonfinite |= nonfinite_##real(x);                   \
-        x *= a;                                             \
-        if (b != 0) x += load_##into((to) + k * WIDTH) * b; \
-        store_##into((to) + k * WIDTH, x);                  \
+#define FL_COMBINE_BLOCK(into, from, real, bits, to, of)                \
+    FL_EACH_PIECE(bits)                                                 \
+    {                                                                   \
+        __auto_type x = load_##from((of) + k * FL_ELEMENTS(bits));      \
+        nonfinite |= nonfinite_##real(x);                               \
+        x *= a;                                                         \
+        if (b != 0) x += load_##into((to) + k * FL_ELEMENTS(bits)) * b; \
+        store_##into((to) + k * FL_ELEMENTS(bits), x);                  \
     }
 
 #define FL_DEFINE_COMBINE(into, D, from, S, real, scalar, bits)                                  \
@@ -315,17 +355,17 @@ FL_DEFINE_PASSES(bf16, uint16_t, f32, narrow, float)
         for (; count >= LANES; count -= LANES, to += LANES, of += LANES) {                       \
             read_ahead(to, LANES * sizeof(D));                                                   \
             read_ahead(of, LANES * sizeof(S));                                                   \
-            FL_COMBINE_BLOCK(into, from, real, to, of)                                           \
+            FL_COMBINE_BLOCK(into, from, real, bits, to, of)                                     \
         }                                                                                        \
         if (count > 0) {                                                                         \
             D last_to[LANES] = {0};                                                              \
             S last_of[LANES] = {0};                                                              \
             if (b != 0) memcpy(last_to, to, (size_t)count * sizeof(D));                          \
             memcpy(last_of, of, (size_t)count * sizeof(S));                                      \
-            FL_COMBINE_BLOCK(into, from, real, last_to, last_of)                                 \
+            FL_COMBINE_BLOCK(into, from, real, bits, last_to, last_of)                           \
             memcpy(to, last_to, (size_t)count * sizeof(D));                                      \
         }                                                                                        \
-        FL_ANY(&is_bad, nonfinite);                                                              \
+        FL_ANY(&is_bad, bits, nonfinite);                                                        \
         *is_finite = !is_bad;                                                                    \
     }
 

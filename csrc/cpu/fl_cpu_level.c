@@ -5,7 +5,16 @@
 #include <string.h>
 
 static const char variable[] = "FASTLOOP_CPU";
+#if defined(__x86_64__)
 static const char *const names[FL_CPU_LEVELS] = {"plain", "avx2", "avx512"};
+#define FL_CHOICES "plain, avx2 or avx512"
+#elif defined(__aarch64__)
+static const char *const names[FL_CPU_LEVELS] = {"plain", "neon"};
+#define FL_CHOICES "plain or neon"
+#else
+static const char *const names[FL_CPU_LEVELS] = {"plain"};
+#define FL_CHOICES "plain"
+#endif
 
 static fl_cpu_level level_of_machine(void)
 {
@@ -18,7 +27,7 @@ static fl_cpu_level level_of_machine(void)
         return FL_CPU_AVX512;
     return FL_CPU_AVX2;
 #else
-    return FL_CPU_PLAIN;
+    return (fl_cpu_level)(FL_CPU_LEVELS - 1);
 #endif
 }
 
@@ -42,8 +51,7 @@ int fl_cpu_level_check(fl_err *err)
 {
     const char *wanted = getenv(variable);
     if (wanted == NULL || *wanted == '\0' || level_named(wanted) < FL_CPU_LEVELS) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "%s=%.40s: it is plain, avx2 or avx512, or not set", variable,
-                   wanted);
+    return fl_fail(err, FL_EINVAL, "%s=%.40s: it is " FL_CHOICES ", or not set", variable, wanted);
 }
 
 const char *fl_cpu_level_name(fl_cpu_level level) { return names[level]; }

@@ -11,6 +11,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include "fl_cpu_neon.h"
 #endif
 
 enum {
@@ -70,6 +72,24 @@ static inline bool can_stream(int64_t row_bytes)
 }
 
 static inline void end_streaming(void) { _mm_sfence(); }
+#elif defined(__aarch64__)
+static void copy_long(char *dst, const char *src, size_t bytes)
+{
+    size_t at = -(uintptr_t)dst & 31;
+    memcpy(dst, src, at);
+    for (; at + 64 <= bytes; at += 64) {
+        const uint8_t *from = (const uint8_t *)src + at;
+        uint8x16_t x[4] = {vld1q_u8(from), vld1q_u8(from + 16), vld1q_u8(from + 32),
+                           vld1q_u8(from + 48)};
+        stream_pair(dst + at, x[0], x[1]);
+        stream_pair(dst + at + 32, x[2], x[3]);
+    }
+    memcpy(dst + at, src + at, bytes - at);
+}
+
+static inline bool can_stream(int64_t row_bytes) { return row_bytes >= LONG_ROW; }
+
+static inline void end_streaming(void) {}
 #else
 #define copy_long copy_any
 static inline bool can_stream(int64_t row_bytes)

@@ -11,6 +11,9 @@ const fl_token_ops *fl_cpu_token_ops_find(void)
         return &fl_cpu_tokens_avx512;
     case FL_CPU_AVX2:
         return &fl_cpu_tokens_avx2;
+#elif defined(__aarch64__)
+    case FL_CPU_NEON:
+        return &fl_cpu_tokens_neon;
 #endif
     default:
         return &fl_cpu_tokens_plain;

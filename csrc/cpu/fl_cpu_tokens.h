@@ -11,6 +11,8 @@ extern const fl_token_ops fl_cpu_tokens_plain;
 #if defined(__x86_64__)
 extern const fl_token_ops fl_cpu_tokens_avx2;
 extern const fl_token_ops fl_cpu_tokens_avx512;
+#elif defined(__aarch64__)
+extern const fl_token_ops fl_cpu_tokens_neon;
 #endif
 
 /* The table for the level of this machine (fl_cpu_level_find); static. */

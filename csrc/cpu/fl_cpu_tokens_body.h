@@ -1,6 +1,7 @@
 /* fl_cpu_tokens_body: the source behind one fl_token_ops table; included once by each of
  * fl_cpu_tokens_*.c, which names the table (FL_TOKENS, FL_TOKENS_NAME) and, where instructions
- * widen tokens, says how long a register is (FL_VECTOR_BYTES) and how one is filled.
+ * widen tokens, says how long a register is (FL_VECTOR_BYTES) and how tokens are widened: by
+ * FL_STEP bytes at a time, with FL_PUT.
  *
  * With registers, a run is worked in blocks of one register of tokens, which is compared once and
  * then widened piece by piece, for x and again for y: a second load from the nearest cache costs
@@ -83,8 +84,13 @@ typedef uint64_t out_64;
         return ones_##from##_##to(x, y, src, 0, count, shift, limit_##from(most));      \
     }
 
-#ifdef FL_VECTOR_BYTES
+#ifdef FL_V
+/* A step fills one register. */
+#define FL_STEP(token_bytes, out_bytes) (FL_VECTOR_BYTES / (out_bytes) * (token_bytes))
+#define FL_PUT(dst, widen, at) store_register(dst, widen(at))
+
 /* A register of elements from the tokens at `at`. */
+#define widen_none(at) load_register(at)
 #define widen_u8_16(at) FL_V(cvtepu8_epi16)(half(at))
 #define widen_i8_16(at) FL_V(cvtepi8_epi16)(half(at))
 #define widen_u8_32(at) FL_V(cvtepu8_epi32)(quarter(at))
@@ -97,7 +103,9 @@ typedef uint64_t out_64;
 #define widen_i16_64(at) FL_V(cvtepi16_epi64)(quarter(at))
 #define widen_u32_64(at) FL_V(cvtepu32_epi64)(half(at))
 #define widen_i32_64(at) FL_V(cvtepi32_epi64)(half(at))
+#endif
 
+#ifdef FL_VECTOR_BYTES
 #define FL_TOKENS_OF(from) __attribute__((vector_size(FL_VECTOR_BYTES), aligned(1))) bits_##from
 
 FL_INLINE bool is_any(const void *vector)
@@ -108,13 +116,13 @@ FL_INLINE bool is_any(const void *vector)
     return all != 0;
 }
 
-/* widen(at): a register of elements of the output from the tokens at `at`. */
+/* widen: what FL_PUT takes to make elements of the output of the tokens of a step. */
 #define FL_DEFINE_BLOCKS(from, to, widen)                                                  \
     FL_INLINE bool blocks_##from##_##to(char *x, char *y, const char *src, int64_t blocks, \
                                         int64_t shift, bits_##from most)                   \
     {                                                                                      \
         enum { TOKEN = sizeof(type_##from), OUT = sizeof(out_##to) };                      \
-        enum { STEP = FL_VECTOR_BYTES / OUT * TOKEN };                                     \
+        enum { STEP = FL_STEP(TOKEN, OUT), STEP_OUT = STEP / TOKEN * OUT };                \
         typedef FL_TOKENS_OF(from) tokens;                                                 \
         tokens above = {0};                                                                \
         for (int64_t b = 0; b < blocks; b++, src += FL_VECTOR_BYTES) {                     \
@@ -123,11 +131,11 @@ FL_INLINE bool is_any(const void *vector)
             above |= (tokens)(block > most);                                               \
             _Pragma("GCC unroll 8") for (int k = 0; k < FL_VECTOR_BYTES; k += STEP)        \
             {                                                                              \
-                store_register(x, widen(src + k));                                         \
-                x += FL_VECTOR_BYTES;                                                      \
+                FL_PUT(x, widen, src + k);                                                 \
+                x += STEP_OUT;                                                             \
                 if (y == NULL) continue;                                                   \
-                store_register(y, widen(src + k + shift * TOKEN));                         \
-                y += FL_VECTOR_BYTES;                                                      \
+                FL_PUT(y, widen, src + k + shift * TOKEN);                                 \
+                y += STEP_OUT;                                                             \
             }                                                                              \
         }                                                                                  \
         return !is_any(&above);                                                            \
@@ -150,8 +158,8 @@ FL_INLINE bool is_any(const void *vector)
 #define FL_DEFINE_WIDEN(from, to, widen) FL_DEFINE_LOOP(from, to)
 #endif
 
-FL_DEFINE_WIDEN(u8, 8, load_register)
-FL_DEFINE_WIDEN(i8, 8, load_register)
+FL_DEFINE_WIDEN(u8, 8, widen_none)
+FL_DEFINE_WIDEN(i8, 8, widen_none)
 FL_DEFINE_LOOP(u16, 8)
 FL_DEFINE_LOOP(i16, 8)
 FL_DEFINE_LOOP(u32, 8)
@@ -160,8 +168,8 @@ FL_DEFINE_LOOP(i64, 8)
 
 FL_DEFINE_WIDEN(u8, 16, widen_u8_16)
 FL_DEFINE_WIDEN(i8, 16, widen_i8_16)
-FL_DEFINE_WIDEN(u16, 16, load_register)
-FL_DEFINE_WIDEN(i16, 16, load_register)
+FL_DEFINE_WIDEN(u16, 16, widen_none)
+FL_DEFINE_WIDEN(i16, 16, widen_none)
 FL_DEFINE_LOOP(u32, 16)
 FL_DEFINE_LOOP(i32, 16)
 FL_DEFINE_LOOP(i64, 16)
@@ -170,8 +178,8 @@ FL_DEFINE_WIDEN(u8, 32, widen_u8_32)
 FL_DEFINE_WIDEN(i8, 32, widen_i8_32)
 FL_DEFINE_WIDEN(u16, 32, widen_u16_32)
 FL_DEFINE_WIDEN(i16, 32, widen_i16_32)
-FL_DEFINE_WIDEN(u32, 32, load_register)
-FL_DEFINE_WIDEN(i32, 32, load_register)
+FL_DEFINE_WIDEN(u32, 32, widen_none)
+FL_DEFINE_WIDEN(i32, 32, widen_none)
 FL_DEFINE_LOOP(i64, 32)
 
 FL_DEFINE_WIDEN(u8, 64, widen_u8_64)
@@ -180,7 +188,7 @@ FL_DEFINE_WIDEN(u16, 64, widen_u16_64)
 FL_DEFINE_WIDEN(i16, 64, widen_i16_64)
 FL_DEFINE_WIDEN(u32, 64, widen_u32_64)
 FL_DEFINE_WIDEN(i32, 64, widen_i32_64)
-FL_DEFINE_WIDEN(i64, 64, load_register)
+FL_DEFINE_WIDEN(i64, 64, widen_none)
 
 static void count_up(int64_t *out, int64_t first, int64_t count)
 {

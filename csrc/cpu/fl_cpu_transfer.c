@@ -1,13 +1,18 @@
 /* fl_cpu_transfer: see fl_cpu_transfer.h.
  *
- * Several threads may copy at a time. The mutex counts them, so that halt can wait for them. */
+ * Several threads may copy at a time. The mutex counts them, so that halt can wait for them.
+ * Helpers share the copy of a large batch, because one thread alone does not fill the memory's
+ * bandwidth. */
 #include "fl_cpu_transfer.h"
 
 #include "fl_cpu_rows.h"
 #include "fl_thread.h"
+#include "fl_thread_pool.h"
 
 #include <assert.h>
 #include <string.h>
+
+enum { PART_BYTES = 1 << 20, MOST_THREADS = 4 }; /* of a copy */
 
 typedef struct cpu_copy_stream cpu_copy_stream;
 
@@ -23,8 +28,9 @@ typedef struct cpu_transfer {
 } cpu_transfer;
 
 struct cpu_copy_stream {
-    uint32_t generation; /* set at open, then read-only */
-    cpu_transfer *free;  /* owned; consumer only */
+    uint32_t generation;     /* set at open, then read-only */
+    fl_thread_pool *threads; /* owned; likewise */
+    cpu_transfer *free;      /* owned; consumer only */
     pthread_mutex_t mutex;
     pthread_cond_t is_idle; /* with the mutex: running is 0 */
     int32_t running;        /* mutex: threads that copy */
@@ -73,11 +79,15 @@ static int open_copy_stream(int32_t device, void **out, fl_err *err)
     cpu_copy_stream *self = fl_alloc(sizeof *self);
     if (self == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for uploads");
     self->generation = fl_fork_generation();
-    int status = open_locks(self, err);
-    if (status == FL_OK)
+    int32_t threads = (int32_t)fl_min(fl_cpu_count(), MOST_THREADS);
+    int status = fl_thread_pool_open(threads, NULL, &self->threads, err);
+    if (status == FL_OK) status = open_locks(self, err);
+    if (status == FL_OK) {
         *out = self;
-    else
-        fl_free(self);
+        return FL_OK;
+    }
+    fl_thread_pool_close(self->threads);
+    fl_free(self);
     return status;
 }
 
@@ -110,6 +120,7 @@ static void close_copy_stream(void *copy_stream)
     cpu_copy_stream *self = copy_stream;
     if (self == NULL || is_foreign(self)) return;
     halt(self);
+    fl_thread_pool_close(self->threads);
     while (self->free != NULL) {
         cpu_transfer *transfer = self->free;
         self->free = transfer->next;
@@ -229,11 +240,26 @@ static void widen(char *buffer, const fl_transfer_cast *cast)
     }
 }
 
+typedef struct copy_job {
+    char *to;
+    const char *from;
+    int64_t bytes;
+} copy_job;
+
+static void copy_parts(void *context, int64_t first, int64_t end)
+{
+    const copy_job *job = context;
+    int64_t at = first * PART_BYTES, bytes = fl_min(job->bytes, end * PART_BYTES) - at;
+    fl_cpu_row_ops.copy_rows(job->to + at, job->from + at, bytes, bytes, 0, 1, true);
+}
+
 static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     cpu_transfer *transfer = self;
+    copy_job job = {transfer->buffer, fl_slot_data(slot), bytes};
     if (!begin_copy(transfer->copies)) return fl_fail(err, FL_ECLOSED, "the upload was halted");
-    fl_cpu_row_ops.copy_rows(transfer->buffer, fl_slot_data(slot), bytes, bytes, 0, 1, true);
+    fl_thread_pool_run(transfer->copies->threads, copy_parts, &job, (bytes - 1) / PART_BYTES + 1,
+                       1);
     for (int32_t i = 0; i < transfer->cast_count; i++)
         (transfer->casts[i].kind == FL_CAST_WIDEN ? widen : look_up)(transfer->buffer,
                                                                      &transfer->casts[i]);

@@ -1,16 +1,30 @@
 /* fl_cuda: see fl_cuda.h. */
 #include "fl_cuda.h"
+#include "fl_cuda_cast.h"
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_runtime.h"
+#include "fl_cuda_widen.h"
 
 const char *const fl_cuda_archs = FL_CUDA_ARCHS;
 const int fl_cuda_version = CUDART_VERSION;
+
+static cudaError_t load_all(void)
+{
+    cudaError_t error = fl_cuda_load_passes();
+    if (error == cudaSuccess) error = fl_cuda_load_casts();
+    return error == cudaSuccess ? fl_cuda_load_widens() : error;
+}
+
+int fl_cuda_load_kernels(fl_err *err)
+{
+    return fl_cuda_status(load_all(), "cudaFuncGetAttributes", err);
+}
 
 /* Of the current device, which is `device`. */
 static int check_code(int32_t device, fl_err *err)
 {
     int major, minor;
-    cudaError_t error = fl_cuda_find_code();
+    cudaError_t error = load_all();
     if (error == cudaSuccess) return FL_OK;
     if (error != cudaErrorNoKernelImageForDevice && error != cudaErrorInvalidDeviceFunction)
         return fl_cuda_fail(err, error, "cudaFuncGetAttributes");

@@ -16,8 +16,11 @@ extern const char *const fl_cuda_archs; /* "" in a build without CUDA */
 extern const int fl_cuda_version;       /* 0 */
 
 /* FL_OK if this module can work on the device: a driver is there, so is the device, and there is
- * code for its architecture; FL_EDEVICE otherwise. */
+ * code for its architecture, which is loaded now; FL_EDEVICE otherwise. */
 int fl_cuda_check(int32_t device, fl_err *err);
+
+/* Loads every kernel for the current device, which fl_cuda_check does, too. FL_EDEVICE. */
+int fl_cuda_load_kernels(fl_err *err);
 
 /* ---- passes over gradients: the table, contracts in fl_grad_ops.h */
 

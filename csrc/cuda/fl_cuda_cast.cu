@@ -4,6 +4,7 @@
  * The tables travel as an argument of the kernel, and each block looks up in a copy of its own. A
  * thread makes packs of 16 bytes, so loads and stores of a warp lie side by side. */
 #include "fl_cuda_cast.h"
+#include "fl_cuda_runtime.h"
 
 #include <cuda_runtime.h>
 #include <string.h>
@@ -115,6 +116,13 @@ launch(void *stream, int32_t processors, void *buffer, const fl_transfer_cast *c
     const void *args[] = {&given, &of};
     return cudaLaunchKernel(k_cast<T, CHANNELS>, dim3((unsigned)blocks), dim3(THREADS),
                             (void **)args, 0, (cudaStream_t)stream);
+}
+
+cudaError_t fl_cuda_load_casts(void)
+{
+    const void *kernels[] = {(const void *)k_cast<uint16_t, 4>, (const void *)k_cast<uint32_t, 4>,
+                             (const void *)k_cast<uint32_t, 3>};
+    return fl_cuda_load(kernels, (int)(sizeof kernels / sizeof *kernels));
 }
 
 cudaError_t

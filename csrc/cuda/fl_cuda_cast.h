@@ -16,6 +16,9 @@ extern "C" {
 cudaError_t
 fl_cuda_cast(void *stream, int32_t processors, void *buffer, const fl_transfer_cast *cast);
 
+/* As fl_cuda_load_passes. */
+cudaError_t fl_cuda_load_casts(void);
+
 #ifdef __cplusplus
 }
 #endif

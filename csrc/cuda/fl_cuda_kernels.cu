@@ -4,6 +4,7 @@
  * last block to finish adds these in an order of its own: sums depend on sizes alone. */
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_lanes.cuh"
+#include "fl_cuda_runtime.h"
 
 static constexpr int WARP = 32;
 static constexpr int FEW_ROWS = 165;
@@ -321,8 +322,14 @@ cudaError_t fl_cuda_update_scale(void *stream, const fl_scale_rule *rule, const 
     return launch(k_update_scale, 1, 1, stream, *rule, found_inf, scale, tracker, misses);
 }
 
-cudaError_t fl_cuda_find_code(void)
+cudaError_t fl_cuda_load_passes(void)
 {
-    cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, (const void *)k_norm_check<many>);
+    const void *kernels[] = {
+        (const void *)k_norm_check<few>, (const void *)k_norm_check<many>,
+        (const void *)k_scale<few>,      (const void *)k_scale<many>,
+        (const void *)k_combine<few>,    (const void *)k_combine<many>,
+        (const void *)k_write_rows,      (const void *)k_clip_factor,
+        (const void *)k_invert,          (const void *)k_update_scale,
+    };
+    return fl_cuda_load(kernels, (int)(sizeof kernels / sizeof *kernels));
 }

@@ -62,8 +62,8 @@ cudaError_t fl_cuda_invert(void *stream, const float *scale, float *inverse);
 cudaError_t fl_cuda_update_scale(void *stream, const fl_scale_rule *rule, const float *found_inf,
                                  float *scale, int32_t *tracker, int32_t *misses);
 
-/* Whether there is code for the current device in this module. */
-cudaError_t fl_cuda_find_code(void);
+/* Loads every kernel of the file for the current device; fails if none were compiled for it. */
+cudaError_t fl_cuda_load_passes(void);
 
 #ifdef __cplusplus
 }

@@ -23,6 +23,16 @@ int fl_cuda_enter(int32_t device, int32_t *before, fl_err *err)
     return FL_OK;
 }
 
+cudaError_t fl_cuda_load(const void *const *kernels, int count)
+{
+    struct cudaFuncAttributes attributes;
+    for (int i = 0; i < count; i++) {
+        cudaError_t error = cudaFuncGetAttributes(&attributes, kernels[i]);
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+}
+
 /* A thread that has not chosen a device is on device 0, but to put it back there would make a
  * context, of hundreds of megabytes, where nothing may want one. torch's own guards leave such a
  * thread where it is, too. The driver is asked, because every call of the runtime's that could tell
@@ -38,6 +48,33 @@ static bool has_context(int32_t device)
     if (get_state != NULL && get_state(device, &flags, &is_active) != 0) is_active = 1;
     dlclose(driver);
     return is_active != 0;
+}
+
+/* True where the driver cannot be asked. */
+static bool is_primary_current(int32_t device)
+{
+    int (*get_current)(void **) = NULL, (*retain)(void **, int) = NULL, (*release)(int) = NULL;
+    void *current = NULL, *primary = NULL;
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (driver == NULL) return true;
+    *(void **)&get_current = dlsym(driver, "cuCtxGetCurrent");
+    *(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain");
+    *(void **)&release = dlsym(driver, "cuDevicePrimaryCtxRelease_v2");
+    if (get_current != NULL && retain != NULL && release != NULL && get_current(&current) == 0 &&
+        current != NULL && retain(&primary, device) == 0)
+        (void)release(device);
+    dlclose(driver);
+    return primary == NULL || current == primary;
+}
+
+int fl_cuda_require_primary(int32_t device, fl_err *err)
+{
+    if (is_primary_current(device)) return FL_OK;
+    return fl_fail(err, FL_EDEVICE,
+                   "the current CUDA context of device %d is not its primary one (a green context, "
+                   "say), and copies run in that: iterate over the loader outside of it, or set "
+                   "FASTLOOP_DISABLE_CUDA=1",
+                   (int)device);
 }
 
 void fl_cuda_leave(int32_t before)

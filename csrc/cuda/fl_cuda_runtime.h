@@ -6,6 +6,10 @@
 
 #include <cuda_runtime_api.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Fills `err` with the call and the runtime's name and text for `error`, clears the runtime's
  * record of it and returns FL_EDEVICE; FL_ENOMEM for memory that could not be had. */
 int fl_cuda_fail(fl_err *err, cudaError_t error, const char *call);
@@ -25,5 +29,18 @@ int fl_cuda_enter(int32_t device, int32_t *before, fl_err *err);
 
 /* Puts it back, unless that device has no context: to choose it would make one there. */
 void fl_cuda_leave(int32_t before);
+
+/* FL_EDEVICE where the thread, which is on the device, has another context of it current than the
+ * primary one, in which streams and events of this floor are. */
+int fl_cuda_require_primary(int32_t device, fl_err *err);
+
+/* Loads these kernels for the current device. CUDA loads a kernel when it is first launched, which
+ * may wait for all work of the device: on a thread of a ring, beside a collective that waits for
+ * this process, for ever. */
+cudaError_t fl_cuda_load(const void *const *kernels, int count);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

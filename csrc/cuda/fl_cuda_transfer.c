@@ -5,6 +5,7 @@
  * of starting a copy. */
 #include "fl_cuda_transfer.h"
 
+#include "fl_cuda.h"
 #include "fl_cuda_cast.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
@@ -112,16 +113,26 @@ static void unpin(int32_t device, char *data)
 
 /* ---- a copy stream */
 
+/* Kernels are loaded now: their first launch is made by a thread of a ring. The priority is the
+ * greatest, or a cast's blocks would wait for all blocks of the kernel that runs. */
+static int create_stream_inside(cuda_copy_stream *self, fl_err *err)
+{
+    int least, greatest;
+    FL_TRY(fl_cuda_require_primary(self->device, err));
+    FL_CUDA_TRY(
+        cudaDeviceGetAttribute(&self->processors, cudaDevAttrMultiProcessorCount, self->device),
+        err);
+    FL_TRY(fl_cuda_load_kernels(err));
+    FL_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest), err);
+    FL_CUDA_TRY(cudaStreamCreateWithPriority(&self->stream, cudaStreamNonBlocking, greatest), err);
+    return FL_OK;
+}
+
 static int create_stream(cuda_copy_stream *self, fl_err *err)
 {
     device_scope scope;
     FL_TRY(enter(self->device, &scope, err));
-    int status = FL_CUDA_STATUS(
-        cudaDeviceGetAttribute(&self->processors, cudaDevAttrMultiProcessorCount, self->device),
-        err);
-    if (status == FL_OK)
-        status =
-            FL_CUDA_STATUS(cudaStreamCreateWithFlags(&self->stream, cudaStreamNonBlocking), err);
+    int status = create_stream_inside(self, err);
     leave(&scope);
     return status;
 }
@@ -263,8 +274,23 @@ static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *er
     return FL_OK;
 }
 
+/* In a capture the record would be part of the graph, and with it the copy stream that waits for
+ * it.
+ */
+static int refuse_capture(cudaStream_t stream, fl_err *err)
+{
+    enum cudaStreamCaptureStatus capture;
+    FL_CUDA_TRY(cudaStreamIsCapturing(stream, &capture), err);
+    if (capture == cudaStreamCaptureStatusNone) return FL_OK;
+    return fl_fail(err, FL_EDEVICE,
+                   "a batch was asked for while a graph is being captured; take it before the "
+                   "capture (static_buffers=True keeps the addresses for replays)");
+}
+
 static int record_begin(cuda_transfer *transfer, cudaStream_t stream, fl_err *err)
 {
+    FL_TRY(fl_cuda_require_primary(transfer->copies->device, err));
+    FL_TRY(refuse_capture(stream, err));
     if (transfer->event == NULL)
         FL_CUDA_TRY(cudaEventCreateWithFlags(&transfer->event, cudaEventDisableTiming), err);
     FL_CUDA_TRY(cudaEventRecord(transfer->event, stream), err);
@@ -309,16 +335,25 @@ static cudaError_t queue_cast(const cuda_transfer *transfer, const fl_transfer_c
     return fl_cuda_cast(copies->stream, copies->processors, transfer->buffer, cast);
 }
 
+static int queue_bytes(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, fl_err *err)
+{
+    for (int64_t at = 0, end; at < bytes; at = end) {
+        end = fl_min(bytes, fl_slot_pin_end(slot, at));
+        FL_CUDA_TRY(cudaMemcpyAsync((char *)transfer->buffer + at, fl_slot_data(slot) + at,
+                                    (size_t)(end - at), cudaMemcpyHostToDevice,
+                                    transfer->copies->stream),
+                    err);
+    }
+    return FL_OK;
+}
+
 static int
 queue_copy_locked(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, fl_err *err)
 {
     cudaStream_t stream = transfer->copies->stream;
     if (transfer->copies->is_halted) return fl_fail(err, FL_ECLOSED, "the upload was halted");
     FL_CUDA_TRY(cudaStreamWaitEvent(stream, transfer->event, 0), err);
-    if (bytes > 0)
-        FL_CUDA_TRY(cudaMemcpyAsync(transfer->buffer, fl_slot_data(slot), (size_t)bytes,
-                                    cudaMemcpyHostToDevice, stream),
-                    err);
+    FL_TRY(queue_bytes(transfer, slot, bytes, err));
     for (int32_t i = 0; i < transfer->cast_count; i++)
         FL_CUDA_TRY(queue_cast(transfer, &transfer->casts[i]), err);
     FL_CUDA_TRY(cudaEventRecord(transfer->event, stream), err);

@@ -4,6 +4,7 @@
  * A thread makes packs of 16 bytes, so stores of a warp lie side by side. Integers are loaded one
  * by one, because a row begins at any of them; those of a warp lie side by side too. */
 #include "fl_cuda_widen.h"
+#include "fl_cuda_runtime.h"
 
 #include <cuda_runtime.h>
 
@@ -121,6 +122,16 @@ launch(void *stream, int32_t processors, void *buffer, const fl_transfer_cast *c
     void *args[] = {&of};
     return cudaLaunchKernel(k_widen<From, To>, dim3((unsigned)blocks), dim3(THREADS), args, 0,
                             (cudaStream_t)stream);
+}
+
+cudaError_t fl_cuda_load_widens(void)
+{
+    const void *kernels[] = {
+        (const void *)k_widen<uint8_t, uint32_t>,  (const void *)k_widen<uint8_t, uint64_t>,
+        (const void *)k_widen<uint16_t, uint32_t>, (const void *)k_widen<uint16_t, uint64_t>,
+        (const void *)k_widen<uint32_t, uint64_t>,
+    };
+    return fl_cuda_load(kernels, (int)(sizeof kernels / sizeof *kernels));
 }
 
 cudaError_t

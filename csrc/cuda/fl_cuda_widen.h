@@ -15,6 +15,9 @@ extern "C" {
 cudaError_t
 fl_cuda_widen(void *stream, int32_t processors, void *buffer, const fl_transfer_cast *cast);
 
+/* As fl_cuda_load_passes. */
+cudaError_t fl_cuda_load_widens(void);
+
 #ifdef __cplusplus
 }
 #endif

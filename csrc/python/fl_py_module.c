@@ -13,6 +13,7 @@
 #include "fl_py_sequence_column.h"
 #include "fl_py_indices.h"
 #include "fl_py_lock_wait.h"
+#include "fl_py_move.h"
 #include "fl_py_numpy.h"
 #include "fl_py_parent_end.h"
 #include "fl_py_permutation.h"
@@ -161,6 +162,7 @@ static PyMethodDef module_methods[] = {
     {"fork_expected", module_fork_expected, METH_NOARGS, fork_expected_doc},
     {"fork_ended", module_fork_ended, METH_O, fork_ended_doc},
     {"keep_heap", module_keep_heap, METH_NOARGS, keep_heap_doc},
+    {"move", fl_py_move, METH_VARARGS, fl_py_move_doc},
     {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
@@ -244,8 +246,8 @@ static int module_clear(PyObject *module)
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec},
 #ifdef Py_mod_gil
-                                          /* What relies on it: docs/threads.md. */
-                                          {Py_mod_gil, Py_MOD_GIL_USED},
+                                          /* What is in its place: docs/threads.md. */
+                                          {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
                                           {0, NULL}};
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from fastloop.base.cgroup import memory_limits, read_table
 
+_SCARCE = 10  # memory is, where less than this part of it is available
+
 
 def _meminfo(name: str, default: int) -> int:
     """A line of /proc/meminfo, in bytes."""
@@ -25,6 +27,17 @@ def describe_memory() -> str:
     for limit, used in memory_limits()[:1]:
         text += f", and its cgroup uses {used / 2**30:.1f} of {limit / 2**30:.1f} GiB"
     return text
+
+
+def explain_kill() -> str:
+    """One sentence on who may have sent SIGKILL, by the memory there is now."""
+    total = min([_meminfo("MemTotal", 0), *(limit for limit, _ in memory_limits())])
+    if available_bytes() < total // _SCARCE:
+        return f"Most likely the system was out of memory: {describe_memory()}"
+    return (
+        "A program or a user has killed it, or the system for lack of memory, which `dmesg` then "
+        f"tells: {describe_memory()}"
+    )
 
 
 def budget_of(loader: object) -> int:

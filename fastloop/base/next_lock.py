@@ -1,12 +1,20 @@
-"""The lock of an iterator's ``next()``. Where two threads call it at once, torch's own iterators
-lose batches or hang."""
+"""Locks of objects that several threads use. Where two call ``next()`` at once, torch's own
+iterators lose batches or hang; without an interpreter lock counts lose numbers, too."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import wraps
 from typing import Any
+
+
+def has_interpreter_lock() -> bool:
+    """Whether one thread at a time runs Python. Once it does, it stays so."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 class NextLock:
@@ -23,3 +31,17 @@ class NextLock:
     def of_process(self) -> AbstractContextManager[Any]:
         locks, pid = self._locks, os.getpid()
         return locks.get(pid) or locks.setdefault(pid, threading.RLock())
+
+
+def count_alone(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A ``__next__`` that counts. The interpreter lock keeps two threads from adding to a count at
+    once; without one this takes ``_next_lock``."""
+    if has_interpreter_lock():
+        return next_batch
+
+    @wraps(next_batch)
+    def locked(iterator: Any) -> Any:
+        with iterator._next_lock.of_process():
+            return next_batch(iterator)
+
+    return locked

@@ -17,6 +17,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.autograd import profiler
 
+from fastloop.base.torch_parts import is_known
+
 _DOMAIN = "fastloop"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -28,6 +30,12 @@ class _Attached:
     _is_profiler_enabled = True
 
 
+class _Detached:
+    """In the place of torch's profiler where nobody knows whether it runs."""
+
+    _is_profiler_enabled = False
+
+
 def _find_nvtx() -> tuple[Callable[[str], Any], Callable[[], Any]] | None:
     """What begins and ends a range; None where nobody would read it. Only the package has domains
     of its own."""
@@ -36,9 +44,11 @@ def _find_nvtx() -> tuple[Callable[[str], Any], Callable[[], Any]] | None:
     try:
         import nvtx  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
-        if not hasattr(torch._C, "_nvtx"):
-            return None
         push: Callable[[str], Any] = torch.cuda.nvtx.range_push
+        try:
+            torch.cuda.nvtx.mark(_DOMAIN)  # type: ignore[no-untyped-call]
+        except RuntimeError:  # torch is built without
+            return None
         return lambda name: push(f"{_DOMAIN}::{name}"), torch.cuda.nvtx.range_pop
     return partial(nvtx.push_range, domain=_DOMAIN), partial(nvtx.pop_range, domain=_DOMAIN)
 
@@ -50,7 +60,8 @@ class _Open(threading.local):
 
 _nvtx = _find_nvtx()
 _open = _Open()
-tools: Any = profiler if _nvtx is None else _Attached
+_profiler: Any = profiler if is_known("profiler", "The profiler's timeline is left") else _Detached
+tools: Any = _profiler if _nvtx is None else _Attached
 
 
 def named(name: str, function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -65,7 +76,7 @@ def _call(name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any)
     with ExitStack() as stack:
         _open.names.append(name)
         stack.callback(_open.names.pop)
-        if profiler._is_profiler_enabled:
+        if _profiler._is_profiler_enabled:
             stack.enter_context(profiler.record_function(f"{_DOMAIN}::{name}"))
         if _nvtx is not None:
             push, pop = _nvtx

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
+from fastloop.base.torch_parts import difference, is_functorch_wrapped
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -112,8 +114,17 @@ def is_plain(tensor: torch.Tensor) -> bool:
         or tensor.is_neg()
         or tensor.is_conj()
         or getattr(tensor, "has_names", bool)()  # gone in torch 2.13
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or is_functorch_wrapped(tensor)
     )
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices and elements of a COO tensor, repeated ones too; added up where only torch's public
+    methods are known."""
+    if not difference("sparse"):
+        return tensor._indices(), tensor._values()
+    tensor = tensor.coalesce()
+    return tensor.indices(), tensor.values()
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:

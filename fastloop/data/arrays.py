@@ -25,9 +25,12 @@ from fastloop.data.torchvision_ops import is_torchvision
 def _make_field(name: str, value: object) -> _Field | RaggedField:
     if isinstance(value, RaggedArray):
         return RaggedField(name, value)
+    if isinstance(value, (list, tuple)) and all(isinstance(x, _NUMBERS) for x in value):
+        value = torch.tensor(value, device="cpu")
     return _Field(name, value)
 
 
+_NUMBERS = (int, float, np.bool_, np.integer, np.floating)
 _RESERVED = ("transform", "layout", "out_layout", "seed")
 _VIEWS = 256
 _ITEMS = "take an index, (index, view), or a slice, a list or a vector of these"
@@ -79,8 +82,9 @@ class ArrayDataset(EpochDataset):
     Args:
         *fields: or
         **named: each a ``numpy.ndarray`` of any strides, a ``numpy.memmap``, the path of a
-            ``.npy`` file (opened as a read-only memmap), a torch CPU tensor, or a
-            ``RaggedArray``. The first dimension counts samples and must be the same for all.
+            ``.npy`` file (opened as a read-only memmap), a torch CPU tensor, a ``RaggedArray``,
+            or a list of numbers (labels), which is copied. The first dimension counts samples and
+            must be the same for all.
         transform: what is done to images of uint8, in C: an operation or a ``Compose`` of
             ``fastloop.transforms`` for the first field, or a dict of them by field name (or
             position). Transforms of torchvision's ``v2`` are translated; any other callable is
@@ -139,7 +143,8 @@ class ArrayDataset(EpochDataset):
             i: self._make_transform(i, given, layout, out_layout)
             for i, given in self._given_transforms(transform).items()
         }
-        if self._transforms:
+        plans = [transform.plan for transform in self._transforms.values()]
+        if any(plan is not None and plan.is_random for plan in plans):
             self._epoch = Epoch()
         self._check_layouts(layout, out_layout)
 
@@ -233,6 +238,14 @@ class ArrayDataset(EpochDataset):
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         return [self[index] for index in indices]
 
+    def _size_remedy(self) -> str:
+        if not any(isinstance(field, RaggedField) for field in self._fields):
+            return ""
+        return (
+            "Sequences of a RaggedArray have several lengths: pass "
+            "collate_fn=fastloop.PadCollate() or fastloop.PackCollate()."
+        )
+
     def _as_sample(self, rows: list[Any]) -> Any:
         return tuple(rows) if self._keys is None else dict(zip(self._keys, rows, strict=True))
 
@@ -268,8 +281,7 @@ class ArrayDataset(EpochDataset):
 
     def _batch(self, items: list[tuple[int, int]]) -> Any:
         """Samples as one batch, as an array gives rows."""
-        assert self._epoch is not None
-        epoch, fields, rows = self._epoch.value, [], [row for row, _ in items]
+        epoch, fields, rows = self._epoch_now(), [], [row for row, _ in items]
         for i, field in enumerate(self._fields):
             transform = self._transforms.get(i)
             if transform is None:
@@ -281,8 +293,7 @@ class ArrayDataset(EpochDataset):
         return self._as_sample(fields)
 
     def _sample(self, index: int, view: int) -> Any:
-        assert self._epoch is not None
-        epoch, rows = self._epoch.value, []
+        epoch, rows = self._epoch_now(), []
         for i, field in enumerate(self._fields):
             transform = self._transforms.get(i)
             if transform is None:
@@ -307,7 +318,7 @@ class ArrayDataset(EpochDataset):
             view: of the sample.
             field: its name or position, where several have transforms.
         """
-        if self._epoch is None:
+        if not self._transforms:
             raise TypeError("params() is for datasets with transforms; pass transform= to this")
         try:
             operator.index(index)
@@ -318,7 +329,7 @@ class ArrayDataset(EpochDataset):
             ) from None
         row, view = self._read_item((index, view))
         if epoch is None:
-            epoch = self._epoch.value
+            epoch = self._epoch_now()
         keys = list(self._keys or range(len(self._fields)))
         transformed = [keys[i] for i in self._transforms]
         if field is None and len(transformed) > 1:

@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils import collate
-from torch.utils.data._utils.collate import default_collate  # torch's, whatever is put in its place
 
 from fastloop import _core
+from fastloop.base.torch_parts import collate_functions, default_collate, is_known
 
-_DEFAULTS = {
-    torch.Tensor: collate.collate_tensor_fn,
-    np.ndarray: collate.collate_numpy_array_fn,
-    (np.bool_, np.number, np.object_): collate.collate_numpy_scalar_fn,
-    float: collate.collate_float_fn,
-    int: collate.collate_int_fn,
-    str: collate.collate_str_fn,
-    bytes: collate.collate_str_fn,
-}
+
+@cache
+def _defaults() -> dict[Any, Callable[..., Any]]:
+    """The functions of leaves, by type, that C stands in for."""
+    torchs = collate_functions()
+    return {
+        torch.Tensor: torchs.collate_tensor_fn,
+        np.ndarray: torchs.collate_numpy_array_fn,
+        (np.bool_, np.number, np.object_): torchs.collate_numpy_scalar_fn,
+        float: torchs.collate_float_fn,
+        int: torchs.collate_int_fn,
+        str: torchs.collate_str_fn,
+        bytes: torchs.collate_str_fn,
+    }
 
 
 def is_default_collate(collate_fn: object) -> bool:
     """Whether it is torch's ``default_collate``, and as torch made it."""
-    return collate_fn is default_collate and collate.default_collate_fn_map == _DEFAULTS
+    return (
+        collate_fn is default_collate
+        and is_known("collate", "default_collate is left")
+        and collate_functions().default_collate_fn_map == _defaults()
+    )
 
 
 def _walk_container(fast: _core.Collate, batch: Any) -> Any:
     def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
         return fast.stack(batch)
 
-    leaves: dict[Any, Callable[..., Any]] = dict.fromkeys(_DEFAULTS, stack)
-    return collate.collate(batch, collate_fn_map=leaves)
+    leaves: dict[Any, Callable[..., Any]] = dict.fromkeys(_defaults(), stack)
+    return collate_functions().collate(batch, collate_fn_map=leaves)
 
 
 def make_collate(
@@ -48,7 +57,7 @@ def make_collate(
     return _core.Collate(
         torch=torch,
         memmap_type=np.memmap,
-        registry=collate.default_collate_fn_map,
+        registry=collate_functions().default_collate_fn_map,
         others=_walk_container,
         fallback=default_collate,
         worker_end=worker_end,

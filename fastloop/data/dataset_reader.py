@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
 
-from torch._utils import ExceptionWrapper
-from torch.utils.data import IterableDataset, IterDataPipe
-from torch.utils.data._utils.worker import _IterableDatasetStopIteration, get_worker_info
+from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
+
+from fastloop.base.torch_parts import ExceptionWrapper, StreamEnd
 
 Source = dict[str, Any]
 
@@ -209,7 +209,7 @@ class DatasetReader:
         end."""
         if isinstance(data, ExceptionWrapper):
             return None
-        is_end = isinstance(data, _IterableDatasetStopIteration)
+        is_end = isinstance(data, StreamEnd)
         return self.dump() if is_end else self.take()
 
 

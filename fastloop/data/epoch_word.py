@@ -1,14 +1,17 @@
 """The epoch of a dataset's random numbers, and who reads which.
 
-A dataset has one word, shared by all processes with the dataset. An iterator of a loader has
+A dataset whose samples are random has one word, shared by all processes with the dataset; 1024
+words share a descriptor. An iterator of a loader has
 numbers of its own, which hold from its begin to its end: they are read where it fetches samples.
 """
 
 from __future__ import annotations
 
 import operator
+import os
 import threading
 from collections.abc import Callable, MutableSequence, Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar, cast
 
 import torch
@@ -43,18 +46,51 @@ def _elements(words: torch.Tensor) -> MutableSequence[int]:
     return cast("MutableSequence[int]", memoryview(cast(Any, words.numpy())))
 
 
+class _Block:
+    """Shared memory for the words of several datasets. It lives as long as one of them."""
+
+    def __init__(self, words: torch.Tensor) -> None:
+        self.words = words  # int64 [words, 2]
+        self.taken = 0
+        self.process = os.getpid()  # after a fork two processes would take the same words
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """In a plain pickle and a deep copy. Processes get the block as below."""
+        return _without_block, ()
+
+
+def _without_block() -> None:
+    return None
+
+
+ForkingPickler.register(_Block, lambda block: (_Block, (block.words,)))
+_WORDS_OF_BLOCK = 1024
+_lock = threading.Lock()
+_block: _Block | None = None  # with words to take
+
+
+def _take_word() -> tuple[_Block, int]:
+    global _block
+    with _lock:
+        block = _block
+        if block is None or block.taken == len(block.words) or block.process != os.getpid():
+            block = _block = _Block(_share(2 * _WORDS_OF_BLOCK).view(_WORDS_OF_BLOCK, 2))
+        block.taken += 1
+        return block, block.taken - 1
+
+
 class Epoch:
     """Shared by forked children, and by spawned ones that it is sent to. A deep copy or a plain
-    pickle has a word of its own."""
+    pickle has a word of its own, with the numbers given here."""
 
-    def __init__(self, word: torch.Tensor | None = None) -> None:
-        if word is None:
-            word = _share(2)
-        # torch's reductions for multiprocessing have sent a tensor that is shared already.
-        if not word.is_shared():  # type: ignore[no-untyped-call]
-            word.share_memory_()  # type: ignore[no-untyped-call]
-        self._word = word
-        self._numbers = _elements(word)
+    def __init__(
+        self, numbers: Sequence[int] = (0, 0), block: _Block | None = None, place: int = 0
+    ) -> None:
+        is_new = block is None
+        self._block, self._place = _take_word() if block is None else (block, place)
+        self._numbers = _elements(self._block.words[self._place])
+        if is_new:
+            self._numbers[0], self._numbers[1] = numbers
 
     @property
     def value(self) -> int:
@@ -86,8 +122,8 @@ class Epoch:
         if self.users is None:
             self._numbers[0] = check_epoch(epoch)
 
-    def __reduce__(self) -> tuple[type[Epoch], tuple[torch.Tensor]]:
-        return Epoch, (self._word,)
+    def __reduce__(self) -> tuple[type[Epoch], tuple[Sequence[int], _Block, int]]:
+        return Epoch, (tuple(self._numbers), self._block, self._place)
 
 
 class IteratorEpochs:
@@ -172,6 +208,13 @@ class EpochDataset(Dataset[Any]):
     Loaders find these, also within other datasets, and begin their epochs."""
 
     _epoch: Epoch | None = None  # None: the samples are the same in all epochs
+
+    def _size_remedy(self) -> str:
+        """What stacks samples of several shapes; empty if none has another."""
+        return ""
+
+    def _epoch_now(self) -> int:
+        return 0 if self._epoch is None else self._epoch.value
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the random numbers from now on, in all processes that have the dataset.

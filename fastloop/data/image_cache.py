@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fastloop.data.field import Array
+from fastloop.data.files import read_npy_header
 
 _KIND = "u8:"
 _IMAGES, _INDEX, _LOCK = "fastloop-images.npy", "fastloop-index.json", "fastloop-lock"
@@ -89,6 +91,17 @@ class _Writer:
                 "with Resize((height, width)), or with Resize(size) and CenterCrop(size)"
             )
         _write_all(self._file, np.ascontiguousarray(image), self._head + row * self._row_bytes)
+
+
+def _has_header(path: str, count: int, size: int) -> bool:
+    """Whether the header of the images is as it was written, for so many in so many bytes."""
+    with open(path, "rb") as file:
+        try:
+            shape, is_fortran, dtype = read_npy_header(file)
+        except Exception:  # whatever NumPy's reader trips over
+            return False
+        is_same = dtype == np.uint8 and not is_fortran and shape[:1] == (count,)
+        return is_same and file.tell() + math.prod(shape) == size
 
 
 class _Build:
@@ -224,6 +237,7 @@ class ImageCache:
             is_whole = found["bytes"] == size and all(
                 0 <= row < count for pair in replaced.items() for row in pair
             )
+            is_whole = is_whole and _has_header(self._path(_IMAGES), count, size)
         except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
         if there["options"] != state["options"] and there["version"] == _VERSION:

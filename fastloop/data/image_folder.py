@@ -205,6 +205,12 @@ class ImageFolder(EpochDataset):
             "with this one, and take the same Subset of it"
         )
 
+    def _size_remedy(self) -> str:
+        return (
+            "Images of a folder may have several sizes: begin the transform with "
+            "Resize((height, width)), or with Resize(size) and CenterCrop(size)."
+        )
+
     # ---- samples
 
     def __len__(self) -> int:
@@ -236,7 +242,7 @@ class ImageFolder(EpochDataset):
         if self._plans is None:
             assert self._transform is not None
             return self._transform(import_module("PIL.Image").fromarray(pixels)), target
-        epoch = 0 if self._epoch is None else self._epoch.value
+        epoch = self._epoch_now()
         return self._plans.write(pixels, place, row, epoch, view), target
 
     def _read(self, row: int) -> tuple[Array, int]:
@@ -350,7 +356,7 @@ class ImageFolder(EpochDataset):
             raise TypeError(f"params() is for transforms that C does; {why}")
         row, view = read_item((index, view), len(self))
         if epoch is None:
-            epoch = 0 if self._epoch is None else self._epoch.value
+            epoch = self._epoch_now()
         epoch = check_epoch(epoch)
         arrays = self._arrays
         if arrays is not None:

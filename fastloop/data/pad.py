@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.utils.data._utils.collate import default_collate
 
 from fastloop import _core
+from fastloop.base.torch_parts import default_collate
 from fastloop.data.collate import make_collate
 from fastloop.data.sample_fields import (
     Fields,
@@ -353,7 +353,7 @@ class PackCollate(SequenceCollate):
                 rows.lengths,
                 rows.count,
                 rows.width,
-                make_fill(field, value, self._elements),
+                make_fill(field, value, self._elements, is_label),
                 is_int64,
                 is_label,
                 _float_bits(),
@@ -361,7 +361,7 @@ class PackCollate(SequenceCollate):
             if result is not NotImplemented:
                 return result
         tensors = as_tensors(field, is_int64)
-        value = check_element(field.of_sample(0), value, tensors[0].dtype)
+        value = check_element(field.of_sample(0), value, tensors[0].dtype, is_label)
         packed = tensors[0].new_full((rows.count, rows.width), value)
         flat = packed.view(-1)
         for i, start, length in zip(rows.order, rows.starts, rows.lengths, strict=True):

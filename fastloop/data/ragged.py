@@ -15,13 +15,21 @@ from fastloop.data.field import Array, Field, MappedFile
 Offsets = np.ndarray[Any, np.dtype[np.int32 | np.int64]]
 
 
+def _read_offset(offset: Any) -> int:
+    try:
+        number = operator.index(offset)
+    except TypeError:
+        kind = type(offset).__name__
+        raise TypeError(f"offsets has {offset!r}, a {kind}; pass integers") from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"offsets has {number}, which is no int64; pass offsets of values")
+    return number
+
+
 def _read_offsets(offsets: object) -> Offsets:
     """A read-only copy of them."""
-    if isinstance(offsets, (list, tuple)) and all(isinstance(at, int) for at in offsets):
-        beyond = next((at for at in offsets if not -(2**63) <= at < 2**63), None)
-        if beyond is not None:
-            raise ValueError(f"offsets has {beyond}, which is no int64; pass offsets of values")
-        offsets = np.array(offsets, np.int64)
+    if isinstance(offsets, (list, tuple, range)):
+        offsets = np.array([_read_offset(offset) for offset in offsets], np.int64)
     field = Field("offsets", offsets)
     source = field.source
     if len(source.shape) != 1 or len(field) == 0:
@@ -123,16 +131,19 @@ def _concatenate(sequences: Sequence[Any]) -> torch.Tensor | Array:
 def _as_dtype(values: torch.Tensor | Array, dtype: Any) -> torch.Tensor | Array:
     if dtype is None:
         return values
+    if isinstance(values, torch.Tensor) and values.dtype is torch.bfloat16:
+        values = values.float()  # NumPy has no bfloat16
     if isinstance(dtype, torch.dtype):
         converted: torch.Tensor | Array = torch.as_tensor(values).to(dtype)
     else:
-        converted = np.asarray(values).astype(dtype, copy=False)
-    if all("int" in str(each.dtype) for each in (values, converted)):
+        with np.errstate(invalid="ignore"):  # NaN and infinity, which are named below
+            converted = np.asarray(values).astype(dtype, copy=False)
+    if "int" in str(converted.dtype) or "bool" in str(converted.dtype):
         changed = np.flatnonzero(np.asarray(values) != np.asarray(converted))
         if changed.size:
             raise ValueError(
-                f"sequences holds {int(values[changed[0]])}, which dtype={dtype!r} does not have; "
-                "pass a wider dtype, or None"
+                f"sequences holds {values[changed[0]].item()}, which dtype={dtype!r} does not "
+                "have; pass a wider dtype, or None"
             )
     return converted
 
@@ -172,7 +183,7 @@ class RaggedArray(Sequence[torch.Tensor]):
     Args:
         values: 1-D: an ndarray, a memmap, the path of a ``.npy`` file (opened as a read-only
             memmap) or a CPU tensor, of any dtype that torch has. It is not copied.
-        offsets: 1-D, int32 or int64, ``[n + 1]``: sequence ``i`` is
+        offsets: 1-D, int32 or int64, or a list of integers, ``[n + 1]``: sequence ``i`` is
             ``values[offsets[i]:offsets[i + 1]]``. They may begin anywhere and do not fall. They are
             copied.
 
@@ -217,7 +228,8 @@ class RaggedArray(Sequence[torch.Tensor]):
 
         Raises:
             TypeError: what is no sequence of numbers; in lists, an integer beyond int64.
-            ValueError: an integer that ``dtype`` does not have; arrays that are not vectors.
+            ValueError: a number that ``dtype``, of integers or bools, does not have; arrays that
+                are not vectors.
         """
         if not isinstance(sequences, Iterable):
             raise TypeError(f"sequences is {sequences!r}; pass a list of sequences")
@@ -284,7 +296,14 @@ class RaggedArray(Sequence[torch.Tensor]):
         if not -len(self) <= row < len(self):
             raise IndexError(f"index {row} is out of range for {len(self)} sequences")
         row %= len(self)
-        return self._field.read_range(int(self._offsets[row]), int(self._offsets[row + 1]))
+        begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
+        sequence = self._field.read_range(begin, end)
+        if len(sequence) != end - begin:
+            raise ValueError(
+                f"sequence {row} is values[{begin}:{end}], but values has {len(self._field)} now: "
+                "it was resized; make the RaggedArray again"
+            )
+        return sequence
 
     def _take(self, rows: Array) -> RaggedArray:
         """A copy of some sequences."""

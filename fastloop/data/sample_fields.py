@@ -197,14 +197,20 @@ def check_padding(what: str, value: object) -> None:
         )
 
 
-def check_element(what: str, value: Any, dtype: torch.dtype) -> Any:
-    """The padding value as a number of the dtype. ValueError if it is none."""
+def check_element(what: str, value: Any, dtype: torch.dtype, is_label: bool = False) -> Any:
+    """The padding value as a number of the dtype. ValueError if it is none; that of PackCollate's
+    labels is no argument."""
     name = str(dtype).removeprefix("torch.")
     if dtype.is_floating_point or dtype.is_complex:
         return float(value)
     whole = int(value) if np.isfinite(float(value)) else None
     low, high = (0, 1) if dtype is torch.bool else _range_of(dtype)
     if whole is None or whole != value or not low <= whole <= high:
+        if is_label:
+            raise ValueError(
+                f"{what} is {name}, which cannot hold {value}, the padding of labels; pass labels "
+                "of integers, such as labels.long(), or name the field otherwise"
+            )
         raise ValueError(
             f"padding_value={value!r} is no {name}, which {what} holds; pass an integer from {low} "
             f"to {high}, by key as in padding_value={{'input_ids': 0, 'labels': -100}}"
@@ -217,20 +223,23 @@ def _range_of(dtype: torch.dtype) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-def make_fill(field: SampleField, value: Any, known: dict[Any, bytes]) -> Callable[[int], bytes]:
+def make_fill(
+    field: SampleField, value: Any, known: dict[Any, bytes], is_label: bool = False
+) -> Callable[[int], bytes]:
     """A function that gives the bytes of the padding for the number of a dtype.
 
     Args:
         field: that is padded.
         value: its padding value.
         known: what has been found so far, by key and dtype.
+        is_label: the value is PackCollate's own.
     """
 
     def fill(number: int) -> bytes:
         found = known.get((field.key, number))
         if found is None:
             dtype = DTYPES[number]
-            whole = check_element(field.of_sample(0), value, dtype)
+            whole = check_element(field.of_sample(0), value, dtype, is_label)
             element = torch.tensor([whole], dtype=dtype, device="cpu")
             found = known[field.key, number] = element.view(torch.uint8).numpy().tobytes()
         return found

@@ -102,7 +102,8 @@ class EpochSampler(Sampler[Item]):
 class ShuffleSampler(EpochSampler[int]):
     """All indices of a dataset in random order, in memory that does not grow with their number.
 
-    The order is a permutation that is computed where it is read, from (seed, epoch). Ranks take
+    The order is a permutation that is computed where it is read, from (seed, epoch); up to 4096
+    indices are listed, and every permutation of them is as likely as every other. Ranks take
     every ``num_replicas``-th index of it; the last take some of its first where it does not divide
     evenly, as with torch's DistributedSampler. Call ``set_epoch(e)`` before each epoch.
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from fastloop import _core
+from fastloop.base.moves import find_fault
 from fastloop.data.field import Array, MappedFile, find_file
 from fastloop.data.files import open_regular, read_npy_header
 
@@ -50,7 +51,7 @@ class OpenTokens(NamedTuple):
     """Where its tokens are read, and the ends of its documents where it says them."""
 
     file: TokenFile
-    source: int | Array  # a descriptor is closed by whoever takes it
+    source: int | Array | torch.Tensor  # a descriptor is closed by whoever takes it
     ends: np.ndarray[Any, np.dtype[np.int64]] | None
 
     @property
@@ -270,7 +271,12 @@ def take_buffers(values: Any, offsets: Any) -> OpenTokens:
     identity = array.nbytes, 0
     given = values, offsets
     file = TokenFile("values", "buffers", dtype, begin, tokens, identity, buffers=given)
-    return OpenTokens(file, array, bounds[1:].astype(np.int64) - first)
+    ends = bounds[1:].astype(np.int64) - first
+    if not isinstance(values, torch.Tensor):
+        return OpenTokens(file, array, ends)
+    if find_fault() is not None:
+        return OpenTokens(file, array.copy(), ends)
+    return OpenTokens(file, values.detach().as_subclass(torch.Tensor), ends)
 
 
 def _check_offsets(array: Array, bounds: Array) -> tuple[int, int]:

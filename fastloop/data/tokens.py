@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastloop import _core
+from fastloop.base.moves import watch
 from fastloop.data.epoch_word import Epoch, EpochDataset
 from fastloop.data.token_files import (
     FORMATS,
@@ -171,8 +172,10 @@ class TokenDataset(EpochDataset):
             )
             for each in taken
         )
-        self._core = _core.Windows(files, descriptors, **self._arguments._asdict())
-        return self._core
+        core = _core.Windows(files, descriptors, **self._arguments._asdict())
+        watch(core)
+        self._core = core
+        return core
 
     @property
     def _windows(self) -> _core.Windows:
@@ -193,9 +196,6 @@ class TokenDataset(EpochDataset):
         rows = [i if type(i) is int and 0 <= i < windows else self._resolve(i) for i in indices]
         batch = self._windows.read_batch(rows, self._epoch_now())
         return [self._as_sample(each) for each in zip(*(t.unbind(0) for t in batch), strict=True)]
-
-    def _epoch_now(self) -> int:
-        return 0 if self._epoch is None else self._epoch.value
 
     def _resolve(self, item: Any) -> int:
         try:

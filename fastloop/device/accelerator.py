@@ -13,16 +13,17 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from fastloop.base.tensors import sparse_parts
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:
     """The dense tensors that a tensor of any kind keeps its numbers in."""
-    if is_traceable_wrapper_subclass(tensor):
+    if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         return [part for name in names for part in _parts(getattr(tensor, name))]
     if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
+        return list(sparse_parts(tensor))
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
@@ -116,8 +117,12 @@ class Accelerator:
         if self._pid != os.getpid():
             torch.empty(0, device=self.device)  # raises what torch has to say about it
         module = torch.get_device_module(self.device)
-        is_capturing = getattr(module, "is_current_stream_capturing", bool)
-        if is_capturing():
+        is_capturing = getattr(module, "is_current_stream_capturing", None)
+        if is_capturing is None:
+            return
+        with module.device(self.device):  # else it is asked of the current device's stream
+            is_captured = is_capturing()
+        if is_captured:
             raise RuntimeError(
                 "a batch was asked for while a graph is being captured; take it before the "
                 "capture (static_buffers=True keeps the addresses for replays)"

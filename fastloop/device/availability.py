@@ -54,8 +54,12 @@ def warn_once(text: str) -> None:
 
 def fault_of(device: torch.device) -> str:
     """Why nothing of ours runs on a CUDA device; nothing if it does, or is not to."""
+    import torch
+
     if device.type != "cuda" or kernels_are_disabled():
         return ""
+    if torch.version.hip is not None:
+        return f"torch is built for ROCm {torch.version.hip}, and fastloop has code for CUDA alone"
     try:
         _check(device.index or 0)
     except RuntimeError as error:
@@ -64,9 +68,12 @@ def fault_of(device: torch.device) -> str:
 
 
 def find_fault(device: torch.device, what: str) -> str:
-    """`fault_of`, told as the reason for torch doing `what`."""
+    """`fault_of`, told as the reason for torch doing `what`; not on ROCm, where nothing can be done
+    about it."""
+    import torch
+
     fault = fault_of(device)
-    if fault:
+    if fault and torch.version.hip is None:
         warn_once(f"torch {what} in place of fastloop on {device}: {fault}")
     return fault
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
-from torch.utils.data._utils import pin_memory
 
 from fastloop import _core
 from fastloop.base.tensors import Place, extent, outside_inference_mode, split_buffer
+from fastloop.base.torch_parts import ExceptionWrapper, pin_memory
 from fastloop.device.accelerator import Accelerator, allocate_pinned
 from fastloop.device.uploader import Uploader
 
@@ -144,7 +143,7 @@ class PinnedMemory(Destination):
     @torch.inference_mode(False)  # as in torch's thread for it
     def send(self, batch: Any) -> Any:
         try:
-            return pin_memory.pin_memory(batch, self._device)  # type: ignore[no-untyped-call]
+            return pin_memory(batch, self._device)
         except Exception:
             index = torch.accelerator.current_device_index()
             where = f"in pin memory thread for device {index}"

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastloop import _core
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.next_lock import NextLock
 from fastloop.base.ranges import named, tools
+from fastloop.base.torch_parts import BaseIter
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.static_batch import StaticBatch
 from fastloop.device.uploader import NoUpload, Sent, Transform, Uploader
@@ -172,14 +172,14 @@ class LoaderPrefetcher(Prefetcher):
         super().close()
 
 
-class DeviceIter(LoaderPrefetcher, _BaseDataLoaderIter):  # type: ignore[override]
+class DeviceIter(LoaderPrefetcher, BaseIter):  # type: ignore[override]
     """The iterator of a loader with ``device=``: seeds, samplers, workers and state are those of
     the iterator below. What is on the device already is only transformed, or put at its fixed
     addresses."""
 
     def __init__(
         self,
-        source: _BaseDataLoaderIter,
+        source: BaseIter,
         accelerator: Accelerator,
         transform: Transform | None,
         is_static: bool,
@@ -206,6 +206,30 @@ class DeviceIter(LoaderPrefetcher, _BaseDataLoaderIter):  # type: ignore[overrid
     def close(self) -> None:
         self._drop()
         self._source.close()
+
+
+class TorchDeviceIter(Prefetcher):
+    """Over torch's own iterator, where fastloop does not know torch's iterators."""
+
+    def __init__(
+        self,
+        source: Any,
+        accelerator: Accelerator,
+        transform: Transform | None,
+        is_static: bool,
+    ) -> None:
+        super().__init__(source, accelerator, 2, Uploader(accelerator, transform), is_static)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_source":
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+    def _reset(self, *loader: Any) -> None:
+        """A new epoch of persistent workers."""
+        self._drop()
+        self._source._reset(*loader)
+        self._begin()
 
 
 def prefetch(

@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data._utils import pin_memory
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from fastloop import _core
 from fastloop.base.memory import budget_of
+from fastloop.base.moves import watch
+from fastloop.base.next_lock import NextLock, count_alone
 from fastloop.base.ranges import named, tools
+from fastloop.base.torch_parts import MapFetcher, pin_memory
 from fastloop.data.epoch_word import EpochDataset
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
@@ -54,6 +55,7 @@ class ArrayIter(ResumableIter):
         accelerator: Accelerator | None,
     ) -> None:
         self._shared = shared
+        self._next_lock = NextLock()
         self._begin_epoch(loader)
         super().__init__(loader)
         self._source = source
@@ -74,8 +76,11 @@ class ArrayIter(ResumableIter):
         copies_in_c = False
         # Without workers a copy by C would wait for all that the loop has queued.
         if accelerator is not None and self._num_workers > 0:
-            self._shared.fault = find_upload_fault(accelerator)
-            copies_in_c = has_uploads(accelerator)
+            if has_uploads(accelerator):
+                fields, index = self._source.table.outputs, accelerator.device.index
+                copies_in_c = self._shared.memory_for_arrays(fields, index).device >= 0
+            else:
+                self._shared.fault = find_upload_fault(accelerator)
         return find_destination(accelerator, copies_in_c, is_pinned=self._pin_memory)
 
     @property
@@ -85,9 +90,7 @@ class ArrayIter(ResumableIter):
 
     def _open_loader(self, loader: DataLoader[Any]) -> None:
         source, destination = self._source, self._destination
-        fetcher = _MapDatasetFetcher(
-            self._dataset, self._auto_collation, self._collate_fn, self._drop_last
-        )
+        fetcher = MapFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
         if self._num_workers == 0:
             self._dataset_fetcher = fetcher  # by torch's name, for others
         # The budget is one of pinned memory; without workers no batch is made ahead of its use.
@@ -95,8 +98,12 @@ class ArrayIter(ResumableIter):
         self._is_closed = False
         # Images go to a device that C copies to as bytes, tokens narrow, and are cast there.
         is_cut = destination is not None and destination.index >= 0
+        table = source.table
+        if is_cut:
+            table = table.cut()
+            watch(table)
         self._array_loader = _core.ArrayLoader(
-            table=source.table.cut() if is_cut else source.table,
+            table=table,
             pool=self._shared.memory_for_arrays(
                 source.table.outputs, destination.index if destination else -1
             ),
@@ -160,9 +167,10 @@ class ArrayIter(ResumableIter):
             self._look_again()
         data = next(self._array_loader)
         if self._pin_memory:
-            return pin_memory.pin_memory(data)  # type: ignore[no-untyped-call]
+            return pin_memory(data)
         return data
 
+    @count_alone
     def __next__(self) -> Any:
         if self._destination is not None:
             self._destination.check()

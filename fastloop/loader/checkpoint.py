@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fastloop.base.schema import Schema
+from fastloop.base.torch_parts import difference
 from fastloop.data.dataset_reader import has_place, is_stream
 from fastloop.data.samplers import LengthBucketBatchSampler
 from fastloop.loader.dataset_epochs import (
@@ -42,11 +43,13 @@ from fastloop.loader.epoch import (
     Generators,
     Position,
     State,
+    draws_each_epoch,
     find_generators,
     from_hex,
     read_states,
     sampler_with_epoch,
     samplers_of,
+    with_newer_keys,
     with_random_epoch,
     without_torchs,
 )
@@ -54,7 +57,7 @@ from fastloop.loader.left_batches import read_left, write_left
 from fastloop.loader.lightning_resume import Rest, rest_for_caller
 from fastloop.loader.rank_change import with_ranks_here
 
-VERSION = 4
+VERSION = 5
 
 _UNCHANGED = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
 _FIELDS = {
@@ -62,7 +65,8 @@ _FIELDS = {
     "epoch": int,
     "yielded": int,
     "begun": bool,
-    "draws_base_seed": bool,
+    "draws_base_seed": bool,  # whether the next new epoch does
+    "draws_each_epoch": bool,  # whether those after it do
     "not_resumable": str,  # why the epoch cannot go on in the middle; "": it can
     "left": str,  # which batches are, if not all behind those yielded
     "sampler_epoch": int,  # -1: the sampler has none
@@ -210,12 +214,14 @@ def save_state(loader: DataLoader[Any], position: Position) -> State:
         at_iter, at_next = epoch.at_iter, {**now, **epoch.at_next}
     elif TORCHS in generators or _seeds_stateful_workers(loader):
         now[TORCHS] = torch.get_rng_state()
+    draws = position.draws_otherwise(loader)
     return {
         "version": VERSION,
         "epoch": number,
         "yielded": yielded,
         "begun": is_begun,
-        "draws_base_seed": loader._iterator is None,
+        "draws_base_seed": loader._iterator is None if draws is None else draws,
+        "draws_each_epoch": draws_each_epoch(loader) if draws is None else draws,
         "not_resumable": why_not,
         "left": left,
         "sampler_epoch": -1 if sampler_epoch is None else sampler_epoch,
@@ -227,7 +233,21 @@ def save_state(loader: DataLoader[Any], position: Position) -> State:
     }
 
 
+def state_of_unknown() -> State:
+    """The state where fastloop does not know torch's iterators: it says so and nothing else."""
+    empty = {name: kind() for name, kind in _FIELDS.items()}
+    return {**empty, **NOWHERE, "version": VERSION, "not_resumable": difference("torch")}
+
+
 # ---- loading
+
+
+def refuse_state(strict: bool) -> None:
+    """Where fastloop does not know torch's iterators, no epoch can go on in the middle."""
+    text = f"the epoch starts anew, because fastloop does not know {difference('torch')}"
+    if strict:
+        raise ValueError(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _upgraded(state: dict[str, Any]) -> dict[str, Any]:
@@ -288,8 +308,8 @@ def _checked(state: object) -> State:
         state = _upgraded(state)
     if version in (1, 2):
         state = with_random_epoch(state)
-    if version in (1, 2, 3):
-        state = {**NOWHERE, "left": "", **state, "version": VERSION}
+    if version in (1, 2, 3, 4):
+        state = {**with_newer_keys(state), "version": VERSION}
     elif version != VERSION:
         raise ValueError(
             f"state['version'] is {version!r}, and this version of fastloop reads {VERSION} and "

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import TensorDataset, default_collate
 
 from fastloop import _core
+from fastloop.base.moves import watch
 from fastloop.base.tensors import DTYPES
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
 from fastloop.data.kinds import is_array_dataset, is_image_folder, is_token_dataset
@@ -156,7 +157,9 @@ class Columns:
         names, plans, casts = (
             tuple(getattr(column, name) for column in self.all) for name in ("name", "plan", "cast")
         )
-        return _core.Table(sources, torch.Tensor, names, files, plans, casts)
+        table = _core.Table(sources, torch.Tensor, names, files, plans, casts)
+        watch(table)
+        return table
 
     def add(
         self,

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.data
 
+from fastloop.base.torch_parts import call_as_torch, difference, new_arguments
 from fastloop.data.dataset_reader import has_place
-from fastloop.loader.checkpoint import load_state, save_state, warn_of_end
+from fastloop.loader.checkpoint import (
+    load_state,
+    refuse_state,
+    save_state,
+    state_of_unknown,
+    warn_of_end,
+)
 from fastloop.loader.extras import Extras, value_for_reader
 from fastloop.loader.iterators import iterate_anew, iterator_with
 from fastloop.loader.queue_depth import read_depth
@@ -171,6 +180,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         resume: str | None = None,
         on_worker_death: str = "raise",
         memory_budget: int | None = None,
+        **others: Any,
     ) -> None:
         if path not in PATHS:
             raise ValueError(f"path={path!r} is not one of {', '.join(map(repr, PATHS))}")
@@ -206,6 +216,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
+            **others,  # arguments of a later torch; TypeError for names that it does not know
         )
 
     @property
@@ -233,19 +244,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._shared.position.begin(iterator)
         return iterator
 
-    def _get_iterator(self) -> _BaseDataLoaderIter:
+    def _get_iterator(self, *args: Any, **kwargs: Any) -> _BaseDataLoaderIter:
+        """Makes an iterator. A later torch may pass arguments, which are for its own."""
         _check_worker_death(self.on_worker_death, self.path)  # attributes may have been assigned
         if self.num_workers > 0:
             self.check_worker_number_rationality()
         shared = self._shared
-        iterator = iterator_with(Extras.of(self), self, shared)
+        own = functools.partial(super()._get_iterator, *args, **kwargs)
+        iterator = iterator_with(Extras.of(self), self, shared, own)
         shared.note_open(iterator)
-        return iterator
+        return iterator  # type: ignore[no-any-return]
 
     def check_worker_number_rationality(self) -> None:
         """torch's warning is about processes: threads that wait for I/O may be many."""
         if self.path != "thread":
-            super().check_worker_number_rationality()
+            call_as_torch(super().check_worker_number_rationality)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader stands, for ``load_state_dict()``: O(1), saves no sample.
@@ -271,6 +284,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         Raises: what ``state_dict()`` of the dataset raised, or of its iterator; else nothing.
         """
+        if difference("torch"):
+            return state_of_unknown()
         return save_state(self, self._shared.position)
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> None:
@@ -311,6 +326,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ValueError: it is damaged or none of this class's, or with ``strict`` does not fit.
             In each case nothing has changed.
         """
+        if difference("torch"):
+            refuse_state(strict)
+            return
         load_state(self, self._shared.position, state, strict)
         if has_place(self.dataset):
             self._iterator = None  # persistent workers are where they are
@@ -354,3 +372,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         shared = Shared(state.pop("_position"))
         self.__dict__.update(state, _shared=shared)
+
+
+def _signature() -> inspect.Signature:
+    """Of `DataLoader.__init__`, with what a later torch adds by name: frameworks copy loaders by
+    their arguments."""
+    own = inspect.signature(DataLoader.__init__)
+    named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for name, default in new_arguments().items():
+        named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+    return own.replace(parameters=named)
+
+
+DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -24,15 +24,11 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torch.utils.data.dataloader import (
-    _BaseDataLoaderIter,
-    _MultiProcessingDataLoaderIter,
-    _SingleProcessDataLoaderIter,
-)
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
 from fastloop.base.interrupts import interrupt_later
+from fastloop.base.torch_parts import BaseIter, call_as_torch
 from fastloop.data.dataset_reader import has_place, is_stream
 from fastloop.data.epoch_word import IteratorEpochs
 from fastloop.data.samplers import EpochSampler, LengthBucketBatchSampler, ShuffleSampler
@@ -139,10 +135,20 @@ def sampler_with_epoch(loader: DataLoader[Any]) -> Any:
     return None
 
 
+def draws_each_epoch(loader: DataLoader[Any]) -> bool:
+    """Whether torch draws a base seed at every iter(). Persistent workers keep their first."""
+    return not (loader.persistent_workers and loader.num_workers > 0)
+
+
 def with_random_epoch(state: State) -> State:
     """A state of version 2 or before as one of version 3: the random numbers were those of the
     loader's epoch, where the user had set none."""
     return {"random_epoch": state.get("epoch"), "set_epochs": "", **state}
+
+
+def with_newer_keys(state: State) -> State:
+    """A state of version 3 or 4 as one of version 5: later epochs drew as the next one would."""
+    return {**NOWHERE, "left": "", "draws_each_epoch": state.get("draws_base_seed"), **state}
 
 
 # ---- what is left of an epoch
@@ -271,9 +277,10 @@ class Epoch:
         self.is_resumed = pending is not None and pending["begun"]
         self.is_spent = position.is_spent  # no batch is left, whatever was yielded
         # Whether a base seed is drawn. None: as torch's iterator does by itself.
-        self.draws_seed: bool | None = None
+        self.draws_seed = position.draws_otherwise(loader)
         self.borrowed: torch.Tensor | None = None  # what torch's generator is in for our draws
         if pending is not None and self.is_resumed:
+            self.draws_seed = None  # it was drawn before the state was saved
             self._resume(pending, datasets)
         elif pending is not None:
             self.random_epoch = next_random_epoch(pending["random_epoch"], self.with_epoch)
@@ -385,7 +392,7 @@ class Epoch:
         return self.yielded
 
 
-class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
+class ResumableIter(_core.FinalizerBase, BaseIter):
     """A base that makes torch's iterators resumable.
 
     It stands after torch's iterator in the list of bases: so it replaces the sampler's iterator
@@ -411,16 +418,12 @@ class ResumableIter(_core.FinalizerBase, _BaseDataLoaderIter):
     def __init__(self, loader: DataLoader[Any]) -> None:
         states = self._epoch.states
         with self._epoch.making_iterator():
-            super().__init__(loader)
+            call_as_torch(super().__init__, loader)
         if states is not None and states.base_seed is not None:
             self._base_seed = states.base_seed
         self._note_base_seed()
-        kind = (
-            _MultiProcessingDataLoaderIter
-            if self._num_workers > 0
-            else _SingleProcessDataLoaderIter
-        )
-        self._profile_name = f"enumerate(DataLoader)#{kind.__name__}.__next__"
+        kind = "MultiProcessing" if self._num_workers > 0 else "SingleProcess"
+        self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"
         if self._epoch.draws_seed is False and self._num_workers == 0:
             with self._epoch.borrowing():
                 self._sampler_iter = iter(self._index_sampler)  # with what the seed was drawn from
@@ -475,8 +478,9 @@ class Position:
         self.is_spent = is_spent  # the pending state's epoch has no batch left
         self.current: Epoch | None = None
         self._torchs_at_loading: torch.Tensor | None = None
+        self._draws_each_epoch: bool | None = None  # of the loader that saved the loaded state
 
-    def begin(self, iterator: _BaseDataLoaderIter) -> None:
+    def begin(self, iterator: BaseIter) -> None:
         """iter() has given this."""
         epoch = getattr(iterator, "_epoch", None)
         if epoch is None:
@@ -491,6 +495,13 @@ class Position:
         """The next iter() goes on from `state`."""
         self.pending, self.is_spent = state, is_spent
         self._torchs_at_loading = torch.default_generator.get_state()
+        self._draws_each_epoch = state["draws_each_epoch"]
+
+    def draws_otherwise(self, loader: DataLoader[Any]) -> bool | None:
+        """Whether a base seed is drawn in each epoch, where the loader that saved the loaded state
+        differed from this one in that. None: it did not, or none was loaded."""
+        draws = self._draws_each_epoch
+        return None if draws == draws_each_epoch(loader) else draws
 
     def torchs_at_saving(self) -> torch.Tensor | None:
         """The state that torch's generator is to be in for the draws of a pending epoch. None: as
@@ -505,17 +516,20 @@ class Position:
         """The next iter() begins the epoch of `state`."""
         self.number, self.random_epoch = state["epoch"], state["random_epoch"]
         self.pending, self.is_spent, self.current = None, False, None
+        self._draws_each_epoch = None
 
     def copy(self) -> Position:
         """For a copy of the loader, which has no iterator."""
         position = Position(self.number, self.pending, self.is_spent)
         position.random_epoch = self.random_epoch
         position._torchs_at_loading = self._torchs_at_loading
+        position._draws_each_epoch = self._draws_each_epoch
         return position
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A pickle of fastloop 0.1 has no random epoch, nor has the state in it, which says nothing
         of the dataset either."""
         if state["pending"] is not None:
-            state["pending"] = {**NOWHERE, "left": "", **with_random_epoch(state["pending"])}
-        self.__dict__.update({"random_epoch": state["number"], "_torchs_at_loading": None, **state})
+            state["pending"] = with_newer_keys(with_random_epoch(state["pending"]))
+        later = {"_torchs_at_loading": None, "_draws_each_epoch": None}
+        self.__dict__.update({"random_epoch": state["number"], **later, **state})

@@ -33,7 +33,9 @@ _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def as_vector(indices: object) -> Vector | None:
-    """A sequence of plain integers as a contiguous int64 vector; None if it is not one."""
+    """A sequence of plain integers as a contiguous int64 vector; None if it is not one.
+
+    A tensor is copied, because its memory may move."""
     if type(indices) is range:
         return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
     if type(indices) is torch.Tensor:
@@ -41,7 +43,7 @@ def as_vector(indices: object) -> Vector | None:
             return None  # torch indexes with bytes and bools as with masks
         if indices.layout is not torch.strided or indices.requires_grad:
             return None
-        indices = indices.numpy()
+        indices = np.array(indices.numpy())
     if type(indices) is np.ndarray:
         is_vector = indices.ndim == 1 and indices.dtype.kind in "iu" and indices.dtype != np.uint64
         return np.ascontiguousarray(indices, dtype=np.int64) if is_vector else None

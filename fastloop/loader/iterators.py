@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fastloop.base.torch_parts import BaseIter, is_known
 from fastloop.device.accelerator import Accelerator, open_accelerator
-from fastloop.device.prefetch import DeviceIter
+from fastloop.device.prefetch import DeviceIter, TorchDeviceIter
 from fastloop.loader.array_iter import ArrayIter
 from fastloop.loader.extras import Extras
 from fastloop.loader.route import find_route
@@ -18,20 +18,26 @@ from fastloop.loader.shared import Shared
 from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
 
 
-def iterator_with(extras: Extras, loader: DataLoader[Any], shared: Shared) -> _BaseDataLoaderIter:
+def iterator_with(
+    extras: Extras, loader: DataLoader[Any], shared: Shared, torchs_own: Callable[[], Any]
+) -> Any:
     """As ``fast_iterator``, its batches on ``extras.device``, transformed.
 
     Args:
         loader: has those extras as attributes that iterators look at.
+        torchs_own: makes the iterator that torch alone would make. It is used where this version of
+            fastloop does not know torch's iterators.
     """
     is_plain = extras.device_transform is None and not extras.static_buffers
     accelerator = None
     if extras.device is not None and not (is_plain and torch.device(extras.device).type == "cpu"):
         accelerator = open_accelerator(extras.device)
-    iterator = fast_iterator(loader, extras.path, shared, accelerator)
+    is_left = not is_known("torch", "Loaders are left")
+    iterator = torchs_own() if is_left else fast_iterator(loader, extras.path, shared, accelerator)
     if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
         return iterator
-    return DeviceIter(iterator, accelerator, extras.device_transform, extras.static_buffers)
+    kind = TorchDeviceIter if is_left else DeviceIter
+    return kind(iterator, accelerator, extras.device_transform, extras.static_buffers)
 
 
 def fast_iterator(
@@ -39,7 +45,7 @@ def fast_iterator(
     path: str = "auto",
     shared: Shared | None = None,
     accelerator: Accelerator | None = None,
-) -> _BaseDataLoaderIter:
+) -> BaseIter:
     """The fastest iterator that gives what ``iter(loader)`` of torch gives.
 
     Args:
@@ -82,7 +88,7 @@ def iterate_anew(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
 
 def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
     """Whether there were some."""
-    iterator: Any = loader._iterator
+    iterator: Any = getattr(loader, "_iterator", None)
     if not getattr(iterator, "is_broken", bool)():
         return False
     iterator.close()

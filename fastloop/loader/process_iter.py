@@ -1,9 +1,8 @@
-"""The iterator over worker processes: torch's own, which holds a pool of workers and a channel.
+"""The iterator over worker processes, which holds a pool of workers and a channel.
 
-torch's code asks for batches in its order and counts what is under way. The channel carries its
-requests and the replies through shared memory (``fastloop/workers``); the pool is the workers' life
-(``workers/lifecycle.py``). This module turns what the channel gives into what torch's code expects,
-and says what happens when a worker dies, on Ctrl-C, and at the end.
+``worker_iter.py`` orders the batches. The channel carries tasks and replies through shared memory
+(``fastloop/workers``); the pool is the workers' life (``workers/lifecycle.py``). This module
+connects the three, and says what happens when a worker dies, on Ctrl-C, and at the end.
 """
 
 from __future__ import annotations
@@ -12,20 +11,16 @@ import operator
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
-from itertools import islice
 from time import monotonic
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, _utils
-from torch.utils.data._utils.worker import _IterableDatasetStopIteration
-from torch.utils.data.dataloader import _DatasetKind
+from torch.utils.data import DataLoader
 
 from fastloop import _core
 from fastloop.base.interrupts import interrupts_held
 from fastloop.base.memory import budget_of
+from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, Resume, StreamEnd
 from fastloop.data.dataset_reader import DatasetReader
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
@@ -34,11 +29,11 @@ from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.worker_iter import TAKEN_MEANWHILE, WorkerIter
 from fastloop.workers.batch_pickle import OBJECT, unpack
 from fastloop.workers.delivery import Delivery
+from fastloop.workers.launcher import Launcher
 from fastloop.workers.lifecycle import CHECK_S, WorkerPool, is_exiting
-from fastloop.workers.mp_context import Context
-from fastloop.workers.request_queue import InitialState, Resumption
 from fastloop.workers.restarts import Restarts, is_batch
 from fastloop.workers.task_errors import add_batch, quote_indices
+from fastloop.workers.tasks import InitialState, Resumption, pickle_task
 
 # With on_worker_death="restart", how often a parent that gets batches looks for dead workers.
 _LOOK_S = 1.0
@@ -62,7 +57,7 @@ def _import_for_workers() -> None:
 
 
 class ProcessIter(WorkerIter):
-    """torch's iterator over a pool of worker processes and a channel in shared memory."""
+    """An iterator over a pool of worker processes and a channel in shared memory."""
 
     def __init__(
         self, loader: DataLoader[Any], shared: Shared, accelerator: Accelerator | None = None
@@ -100,18 +95,17 @@ class ProcessIter(WorkerIter):
         try:
             self._begin_epoch(loader, in_workers=True)
             states = self._epoch.states
-            self._context = Context(
+            self._launcher = Launcher(
                 loader.multiprocessing_context,
                 self._parent_end,
                 self._pool,
                 None if states is None else states.make_reader,
             )
             try:
-                taken = self._as_torch_takes(loader, multiprocessing_context=self._context)
-                super().__init__(taken)
+                super().__init__(self._as_torch_takes(loader))
             finally:
                 if not restarts:
-                    self._context.close()
+                    self._launcher.close()
             self._await_begin()
             shared.latest = weakref.ref(self)
         except BaseException:
@@ -145,8 +139,6 @@ class ProcessIter(WorkerIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         with self._next_lock.of_process():
             self._check_process()
-            self._leave_handler()
-            self._pool.reveal()
             self._parent_end.start_epoch()
             self._ends: list[tuple[Any, Any, bytes | None]] = []  # of workers that owe a batch
             self._expect_states()
@@ -161,6 +153,17 @@ class ProcessIter(WorkerIter):
                 self._delivery.restart(0 if self._in_order else -1)
             super()._reset(loader, first_iter)
             self._is_whole = True
+
+    def _start_worker(self, arguments: dict[str, Any]) -> Any:
+        return self._launcher.start(arguments)
+
+    def _send(self, worker: int, task: Any) -> None:
+        if task is None:
+            self._parent_end.end(worker)
+            return
+        if isinstance(task, Resume):
+            task = Resumption(worker, task)
+        self._parent_end.submit(worker, pickle_task(task), task)
 
     # ---- batches
 
@@ -196,7 +199,7 @@ class ProcessIter(WorkerIter):
         return int(count["bytes"] // max(1, count["batches"]))
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
-        data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
+        data = super()._process_data(data, worker_idx)
         self._last_worker = worker_idx
         if self._delivery is None and type(data) is _core.Reply:
             return unpack(data)
@@ -204,8 +207,7 @@ class ProcessIter(WorkerIter):
 
     def _get_data(self) -> tuple[Any, Any]:
         try:
-            data: tuple[Any, Any] = super()._get_data()  # type: ignore[no-untyped-call]
-            return data
+            return super()._get_data()
         except KeyboardInterrupt:
             # A traceback that is kept must not keep what is left of the workers.
             with interrupts_held():
@@ -213,7 +215,7 @@ class ProcessIter(WorkerIter):
                     self._shutdown_workers()
             raise
 
-    def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+    def _poll(self, timeout: float) -> tuple[bool, Any]:
         self._check_process()
         if self._arrived:
             return True, self._arrived.popleft()
@@ -250,7 +252,7 @@ class ProcessIter(WorkerIter):
             timeout = 0
 
     def _read(self, task: Any, reply: _core.Reply) -> tuple[Any, Any] | None:
-        """What a reply is to torch's code: a task's number and its batch, error or end."""
+        """What a reply is: a task's number and its batch, error or end."""
         states = self._epoch.states
         if isinstance(task, InitialState):
             self._note_initial(task, self._unpack_object(reply))
@@ -272,7 +274,7 @@ class ProcessIter(WorkerIter):
             data, state = data[0], data[1] or None
         if isinstance(data, ExceptionWrapper):
             add_batch(data, number, indices)
-        if isinstance(data, _IterableDatasetStopIteration):
+        if isinstance(data, StreamEnd):
             if self._parent_end.owes(data.worker_id):
                 self._ends.append((number, data, state))
                 return None
@@ -290,25 +292,13 @@ class ProcessIter(WorkerIter):
                 where="while reading what a DataLoader worker process has sent"
             )
 
-    def _finish(
-        self, number: int, end: _IterableDatasetStopIteration, state: bytes | None
-    ) -> tuple[Any, Any]:
+    def _finish(self, number: int, end: StreamEnd, state: bytes | None) -> tuple[Any, Any]:
         if self._epoch.states is not None:
             self._epoch.states.end(end.worker_id, state)
         self._parent_end.cancel(end.worker_id, is_gone=False)
         return number, end
 
     # ---- states of the dataset
-
-    @property  # type: ignore[override]
-    def _worker_queue_idx_cycle(self) -> Iterator[int]:
-        return self._worker_cycle
-
-    @_worker_queue_idx_cycle.setter
-    def _worker_queue_idx_cycle(self, cycle: Iterator[int]) -> None:
-        """torch begins an epoch with the first worker; one that goes on has its turn elsewhere."""
-        states = self._epoch.states
-        self._worker_cycle = islice(cycle, 0 if states is None else states.first_worker, None)
 
     def await_states(self) -> None:
         """Until each worker has sent the state that it began with: that takes as long as workers
@@ -337,7 +327,7 @@ class ProcessIter(WorkerIter):
         """Whether workers that are dead now get successors when they are wanted."""
         if self._restarts is None or self._refused:
             return False
-        if self._dataset_kind == _DatasetKind.Map:
+        if self._dataset_kind == DatasetKind.Map:
             return True
         states = self._epoch.states
         dead = self._pool.find_dead([True] * self._num_workers)
@@ -381,7 +371,7 @@ class ProcessIter(WorkerIter):
                 if fault:
                     self._refused[number] = f"It is not replaced: {fault}."
                     continue
-                self._shared.counts["restarts"] += 1
+                self._shared.add(restarts=1)
                 warnings.warn(
                     f"{text}A new process takes its place and loads its unfinished batches again.",
                     RuntimeWarning,
@@ -391,7 +381,7 @@ class ProcessIter(WorkerIter):
 
     def _find_place(self, number: int) -> tuple[str, DatasetReader | None]:
         """Why a dead worker's part of the dataset cannot be gone on with, or ""; and how to."""
-        states, is_map = self._epoch.states, self._dataset_kind == _DatasetKind.Map
+        states, is_map = self._epoch.states, self._dataset_kind == DatasetKind.Map
         if states is None:
             return "" if is_map else _STREAM, None
         first = self._parent_end.first_task(number)
@@ -420,7 +410,7 @@ class ProcessIter(WorkerIter):
         with interrupts_held():
             if self._parent_end.restart(number):
                 try:
-                    process = self._context.make_successor(number, reader)
+                    process = self._launcher.make_successor(number, reader)
                     successor = self._pool.replace(number, process)
                 except Exception as error:
                     if not self._parent_end.is_closed():
@@ -442,7 +432,8 @@ class ProcessIter(WorkerIter):
 
     def _raise_for(self, dead: list[int]) -> None:
         for number in dead:
-            self._mark_worker_as_unavailable(number)
+            self._send(number, None)
+            self._workers_status[number] = False
         raise RuntimeError("\n".join(self._last_words[number] for number in dead))
 
     def _explain_death(self, number: int) -> str:
@@ -462,18 +453,17 @@ class ProcessIter(WorkerIter):
         # At exit multiprocessing ends the workers, and a forked child has none.
         if getattr(self, "_shutdown", True) or is_exiting() or not self._pool.is_own():
             return
-        self._fill_in()
         try:
             self._parent_end.close()
             self._pool.stop()
         finally:
             with interrupts_held():
-                super()._shutdown_workers()
+                self._shutdown = True
                 self._parent_end.start_epoch()
                 self._task_info = {}
                 if self._delivery is not None:
                     self._delivery.drop()
-                self._context.close()
+                self._launcher.close()
                 if self._pool.forget_ended():
                     self._parent_end.release()
 

@@ -24,10 +24,16 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-from torch.utils.data._utils.collate import default_collate, default_convert
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
+from fastloop.base.torch_parts import (
+    default_collate,
+    default_convert,
+    difference,
+    is_known,
+    new_arguments,
+)
 from fastloop.data.collate import is_default_collate
 from fastloop.data.kinds import (
     derives_from_array_dataset,
@@ -187,7 +193,10 @@ def _check_singles(loader: DataLoader[Any]) -> None:
 
 def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
     if not _has_default_collate(loader):
-        raise NotCoveredError("collate_fn is not torch's default, or its registry was extended")
+        raise NotCoveredError(
+            difference("collate")
+            or "collate_fn is not torch's default, or its registry was extended"
+        )
     if _has_worker_init(loader) and _find_seeder(loader.worker_init_fn) is None:
         raise NotCoveredError("worker_init_fn runs in worker processes")
     if loader.num_workers > 0 and loader.prefetch_factor == 0:
@@ -228,12 +237,29 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
     Raises:
         ValueError: ``path`` demands a path that does not take this loader.
     """
+    for group in ("loader", "tensors"):
+        if not is_known(group, "Loaders are left"):
+            return Route("torch", difference(group))
+    for name, default in new_arguments().items():
+        if getattr(loader, name, default) is not default:
+            return Route(
+                "torch", f"{name} is an argument that this version of fastloop does not know"
+            )
+    route = _choose(loader, path, pin)
+    if is_known(route.path, f"Loaders with path={route.path!r} are left"):
+        return route
+    return Route("torch", difference(route.path))
+
+
+def _choose(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     if path == "torch":
         return Route("torch", "path='torch' was asked for")
     if path == "thread":
         _check_threads(loader)
         return Route("thread", "path='thread' was asked for")
     other = "process" if loader.num_workers > 0 else "sync"
+    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        return Route("torch", "the dataset is a data pipe")
     if path in ("process", "sync"):
         if path != other:
             raise ValueError(

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils.collate import default_convert
 
 from fastloop import _core
 from fastloop.base.tensors import place_of
+from fastloop.base.torch_parts import default_convert
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
 from fastloop.data.pad import LABEL_PADDING, PackCollate, PadCollate
@@ -107,7 +107,8 @@ class _Batch:
         sequences = self.sequences_of(field)
         dtype = torch_dtype(sequences.values)
         out = _out_dtype(dtype, is_int64)
-        fill = make_fill(field, value, {})(place_of(torch.empty(0, dtype=out)).dtype)
+        make = make_fill(field, value, {}, options.get("is_label", False))
+        fill = make(place_of(torch.empty(0, dtype=out)).dtype)
         options.update(is_int64=out != dtype, padding=fill)
         column = sequences.column(output, **options)
         self.add(field.name, sequences.name, column, sequences.file)

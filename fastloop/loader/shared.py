@@ -9,17 +9,18 @@ from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from fastloop import _core
 from fastloop.base.beside import Beside
 from fastloop.base.next_lock import NextLock
 from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named, tools
+from fastloop.base.torch_parts import BaseIter, DatasetKind
 from fastloop.data.collate import make_collate
 from fastloop.data.epoch_word import EpochsInWorker
 from fastloop.device.availability import warn_once
 from fastloop.loader.epoch import Position, ResumableIter
+from fastloop.loader.size_remedy import add_size_remedy
 from fastloop.workers.threads import CollateStock
 
 CLOSED = "the loader of this iterator was closed; call iter() on it again"
@@ -41,58 +42,67 @@ class Shared:
         self.collate: tuple[_core.ThreadPool, _core.Collate] | None = None  # of the sync path
         self.collates = CollateStock()  # of worker threads
         self.depth = 0  # of the queue, where prefetch_factor="auto" has found one
-        self.unpinnable_device = -1  # for copies to it, shared memory cannot be pinned
+        self.unpinnable: set[tuple[bool, int]] = set()  # (shared, device): cannot be pinned for it
         self.fault = ""  # why C does not upload, where it was meant to
         # Of paths that run torch's iterators, and of pools that were replaced.
         self.counts: Counter[str] = Counter()
+        self._lock = NextLock()  # iterators begin and count in several threads
         self.latest: Callable[[], Any] = lambda: None  # the iterator that counts its workers
         self.last_count: WorkerCounts = (), {}
 
-    def note_open(self, iterator: _BaseDataLoaderIter) -> None:
+    def note_open(self, iterator: BaseIter) -> None:
         # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
-        self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
+        with self._lock.of_process():
+            self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
 
     def memory_for_arrays(self, fields: int, device: int = -1) -> _core.BatchPool:
         """A new pool in a forked child, for more fields than the last one took, and for uploads to
-        another device."""
-        memory = self.array_memory
-        if not _is_usable(memory, device) or memory.fields < fields:
-            self._keep_counts_of(memory)
-            self.array_memory = memory = _core.BatchPool(fields, device=device)
+        another device; without a device where this memory cannot be pinned for it."""
+        with self._lock.of_process():
+            memory = self.array_memory
+            device = -1 if (False, device) in self.unpinnable else device
+            if not _is_usable(memory, device) or memory.fields < fields:
+                self._keep_counts_of(memory)
+                self.array_memory = memory = self._open_memory(fields, False, device)
         return memory
 
     def memory_for_workers(self, device: int = -1) -> _core.BatchPool:
         """Memory that worker processes share. If their batches go on to a device, copies can be
         made from it, unless shared memory cannot be pinned here."""
+        with self._lock.of_process():
+            return self._memory_for_workers(device)
+
+    def _memory_for_workers(self, device: int) -> _core.BatchPool:
         memory = self.worker_memory
-        device = -1 if device == self.unpinnable_device else device
+        device = -1 if (True, device) in self.unpinnable else device
         if not _is_usable(memory, device):
             self._keep_counts_of(memory)
-            try:
-                memory = _core.BatchPool(0, is_shared=True, device=device)
-            except RuntimeError as error:
-                if device < 0:
-                    raise
-                self.unpinnable_device = device
-                self.fault = (
-                    f"memory that worker processes share cannot be pinned for it ({error}); "
-                    "containers may need --ulimit memlock=-1"
-                )
-                warn_once(
-                    f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}"
-                )
-                memory = _core.BatchPool(0, is_shared=True)
-            self.worker_memory = memory
+            self.worker_memory = memory = self._open_memory(0, True, device)
         return memory
+
+    def _open_memory(self, fields: int, is_shared: bool, device: int) -> _core.BatchPool:
+        """A new pool; the user is told where its memory cannot be pinned for the device."""
+        try:
+            return _core.BatchPool(fields, is_shared=is_shared, device=device)
+        except RuntimeError as error:
+            if device < 0:
+                raise
+            self.unpinnable.add((is_shared, device))
+            what = "memory that worker processes share" if is_shared else "memory of batches"
+            self.fault = (
+                f"{what} cannot be pinned for it ({error}); containers may need --ulimit memlock=-1"
+            )
+            warn_once(f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}")
+        return _core.BatchPool(fields, is_shared=is_shared)
 
     def collate_here(self) -> _core.Collate:
         """The collate of iterators without workers. It stays for the next epoch, because its batch
         memory does: new memory costs more than what is copied into it."""
         # A forked child gets another pool, and may not use the memory again.
-        pool = thread_pool()
-        if self.collate is None or self.collate[0] is not pool:
-            self.collate = pool, make_collate(thread_pool=pool)
-        return self.collate[1]
+        pool, collate = thread_pool(), self.collate
+        if collate is None or collate[0] is not pool:
+            collate = self.collate = pool, make_collate(thread_pool=pool)
+        return collate[1]
 
     def _keep_counts_of(self, memory: _core.BatchPool | None) -> None:
         if memory is not None:
@@ -105,9 +115,10 @@ class Shared:
             total.update(memory.count() if memory is not None else {})
         return total
 
-    def count_wait(self, wait_ns: int) -> None:
-        self.counts["waits"] += 1
-        self.counts["wait_ns"] += wait_ns
+    def add(self, **counts: int) -> None:
+        with self._lock.of_process():
+            for name, count in counts.items():
+                self.counts[name] += count
 
     def count_workers(self) -> WorkerCounts:
         latest = self.latest()
@@ -150,7 +161,7 @@ class LockedIter(ResumableIter):
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._is_closed = False
         self._next_lock = NextLock()
-        is_map = loader._dataset_kind == _DatasetKind.Map
+        is_map = loader._dataset_kind == DatasetKind.Map
         self._overtakes = is_map and not loader.in_order and loader.num_workers > 1
         super().__init__(loader)
 
@@ -179,7 +190,7 @@ class LockedIter(ResumableIter):
             try:
                 if tools._is_profiler_enabled:
                     data = named("next", super().__next__)()
-                elif self._dataset_kind != _DatasetKind.Map:
+                elif self._dataset_kind != DatasetKind.Map:
                     data = super().__next__()
                 else:
                     # Without a profiler torch's does no more than this, and its record_function
@@ -190,9 +201,12 @@ class LockedIter(ResumableIter):
             except StopIteration:
                 self._epoch.is_over = True
                 raise
+            except RuntimeError as error:
+                add_size_remedy(error, self._dataset)
+                raise
             if self._overtakes:
                 self._note_left()
-            self._shared.counts["batches"] += 1
+            self._shared.add(batches=1)
             return data
 
     def close(self) -> None:

@@ -1,8 +1,7 @@
-"""The iterator over worker threads: torch's own, over queues and threads of this process.
+"""The iterator over worker threads of this process.
 
-torch's code asks for batches in its order, keeps what comes too early, and counts what is under
-way. ``workers/threads.py`` has the threads; here is what becomes of them: forks, ``close()``, the
-end.
+``worker_iter.py`` orders the batches, ``workers/threads.py`` has the threads; here is what becomes
+of them: forks, ``close()``, the end.
 """
 
 from __future__ import annotations
@@ -12,22 +11,21 @@ import sys
 import warnings
 import weakref
 from collections import Counter
-from queue import Empty
+from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, _utils
-from torch.utils.data._utils.worker import _IterableDatasetStopIteration
+from torch.utils.data import DataLoader
 
+from fastloop.base.torch_parts import ExceptionWrapper, StreamEnd
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import is_pinned_by_torch
-from fastloop.loader.shared import CLOSED, LoaderProxy, Shared, WorkerCounts
+from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.worker_iter import TAKEN_MEANWHILE, WorkerIter
 from fastloop.workers.lifecycle import CHECK_S, is_exiting
-from fastloop.workers.request_queue import InitialState
-from fastloop.workers.threads import PATIENCE_S, ThreadContext, WorkerThread, await_end
+from fastloop.workers.tasks import InitialState
+from fastloop.workers.threads import PATIENCE_S, Done, WorkerThread, await_end
 
 _NOTHING = object()  # what a wait gives in which nothing came
 
@@ -47,7 +45,7 @@ def _find_line(thread: WorkerThread) -> str:
 
 
 class ThreadIter(WorkerIter):
-    """torch's iterator over threads."""
+    """An iterator over threads."""
 
     def __init__(
         self, loader: DataLoader[Any], shared: Shared, accelerator: Accelerator | None = None
@@ -58,18 +56,36 @@ class ThreadIter(WorkerIter):
         # Where a dataset stands behind a batch nobody knows if several threads read it at once.
         self._has_states = loader.num_workers == 1
         self._begin_epoch(loader)
-        states, pin = self._epoch.states, _find_pin(loader, accelerator)
-        readers = None if states is None else states.make_reader
-        context = ThreadContext(self._datasets, shared.collates, pin, readers)
-        self._threads = context.threads
+        self._pin = _find_pin(loader, accelerator)
+        self._threads: list[WorkerThread] = []  # those that were not started, too
+        self._data_queue: Any = SimpleQueue()
+        self._done = Done()
         try:
-            super().__init__(LoaderProxy(loader, multiprocessing_context=context))
+            super().__init__(loader)
             self._await_begin()
             shared.latest = weakref.ref(self)
         except BaseException:
             # Ctrl-C, say: a traceback that is kept must not keep the threads.
             self._abandon()
             raise
+
+    def _start_worker(self, arguments: dict[str, Any]) -> WorkerThread:
+        states = self._epoch.states
+        thread = WorkerThread(
+            arguments,
+            results=self._data_queue,
+            done=self._done,
+            epochs=self._datasets,
+            stock=self._shared.collates,
+            pin=self._pin,
+            reader=None if states is None else states.make_reader(arguments["worker_id"]),
+        )
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def _send(self, worker: int, task: Any) -> None:
+        self._threads[worker].put(task)
 
     def count(self) -> WorkerCounts:
         fallbacks: Counter[str] = Counter()
@@ -96,7 +112,6 @@ class ThreadIter(WorkerIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         with self._next_lock.of_process():
             self._check_process()
-            self._leave_handler()
             self._expect_states()
             self._is_whole = False
             super()._reset(loader, first_iter)
@@ -108,7 +123,7 @@ class ThreadIter(WorkerIter):
         self._check_process()
         try:
             data = super()._next_data()
-        except AssertionError:  # torch's, who meets an iterator that is not open
+        except AssertionError:  # the iterator is not open
             if self._is_closed:
                 raise RuntimeError(CLOSED) from None
             raise
@@ -117,7 +132,7 @@ class ThreadIter(WorkerIter):
             self._note_state(0, state)
         return data
 
-    def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+    def _poll(self, timeout: float) -> tuple[bool, Any]:
         if self._arrived:
             return True, self._arrived.popleft()
         while True:
@@ -127,7 +142,7 @@ class ThreadIter(WorkerIter):
                 return is_there, received
 
     def _read(self, task: Any, data: Any) -> tuple[Any, Any] | None:
-        """What a reply is to torch's code: a task's number and its batch, error or end."""
+        """What a reply is: a task's number and its batch, error or end."""
         states = self._epoch.states
         if isinstance(task, InitialState):
             self._note_initial(task, data)
@@ -135,7 +150,7 @@ class ThreadIter(WorkerIter):
         if states is None or task not in self._task_info:  # of the epoch before
             return task, data
         data, state = data
-        if isinstance(data, _IterableDatasetStopIteration):
+        if isinstance(data, StreamEnd):
             states.end(0, state)
         elif not isinstance(data, ExceptionWrapper):
             states.receive(0)
@@ -159,7 +174,7 @@ class ThreadIter(WorkerIter):
             received = self._wait(begin_ns + round(timeout * 1e9))
             if received is _NOTHING:
                 return False, None
-            self._shared.count_wait(perf_counter_ns() - begin_ns)
+            self._shared.add(waits=1, wait_ns=perf_counter_ns() - begin_ns)
         return True, received
 
     def _wait(self, deadline_ns: int) -> Any:
@@ -193,7 +208,7 @@ class ThreadIter(WorkerIter):
             or self._shutdown
             or self._is_closed
             or not self._is_whole
-            or self._workers_done_event.is_set()
+            or self._done.is_set()
             or not all(thread.is_alive() for thread in self._threads)
         )
 

@@ -7,16 +7,16 @@ import weakref
 from time import perf_counter_ns
 from typing import Any
 
-from torch.utils.data import DataLoader, _utils
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data import DataLoader
 
 from fastloop import _core
+from fastloop.base.torch_parts import MultiIter, SingleIter
 from fastloop.data.batch_memory import call_lent
 from fastloop.data.kinds import fills_batches, find_collate
 from fastloop.loader.shared import CLOSED, LoaderProxy, LockedIter, Shared, WorkerCounts
 
 
-class SyncIter(_SingleProcessDataLoaderIter, LockedIter):
+class SyncIter(SingleIter, LockedIter):
     """torch's iterator without workers.
 
     Args:
@@ -51,7 +51,7 @@ class SyncIter(_SingleProcessDataLoaderIter, LockedIter):
     def _next_data(self) -> Any:
         begin_ns = perf_counter_ns()
         data = self._datasets.call(call_lent, self._lender, super()._next_data)
-        self._shared.count_wait(perf_counter_ns() - begin_ns)
+        self._shared.add(waits=1, wait_ns=perf_counter_ns() - begin_ns)
         states = self._epoch.states
         if states is not None and states.is_read_ahead:
             assert states.reader is not None
@@ -73,7 +73,7 @@ class SyncIter(_SingleProcessDataLoaderIter, LockedIter):
         super()._finalize()
 
 
-class TorchProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
+class TorchProcessIter(MultiIter, LockedIter):
     """torch's iterator over its own worker processes and queues."""
 
     _has_states = False
@@ -88,7 +88,7 @@ class TorchProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
         with self._next_lock.of_process():
             super()._reset(loader, first_iter)
 
-    def _try_get_data(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+    def _try_get_data(self, timeout: float = 5.0) -> tuple[bool, Any]:
         if self._is_closed:  # by another thread, and nothing comes any more
             raise RuntimeError(CLOSED)
         # Of torch's queue what arrives is read and unpickled by get(), which is no wait.
@@ -103,7 +103,7 @@ class TorchProcessIter(_MultiProcessingDataLoaderIter, LockedIter):
         if not is_there and reader is None:
             self._waited_ns += perf_counter_ns() - begin_ns
         if result[0] and self._waited_ns > 0:
-            self._shared.count_wait(self._waited_ns)
+            self._shared.add(waits=1, wait_ns=self._waited_ns)
             self._waited_ns = 0
         return result
 

@@ -1,36 +1,235 @@
-"""What the iterators over worker processes and worker threads have in common: torch's iterator
-without its thread for pinning and its handler of SIGCHLD, and how it ends."""
+"""The order of batches over workers, processes or threads: which worker gets the next task, which
+batch is next, and how an iterator ends.
+
+``WorkerIter`` does what torch's iterator over worker processes does (``torch_parts`` lists the
+methods under "workers"), without its queues, its thread for pinning and its handler of SIGCHLD. It
+is a subclass because frameworks ask ``isinstance``; none of torch's methods between it and the base
+of all iterators runs.
+"""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from contextlib import suppress
+from itertools import cycle, islice
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastloop import _core
 from fastloop.base.interrupts import interrupt_later, interrupts_held
 from fastloop.base.memory import budget_of
 from fastloop.base.nested import list_leaves
+from fastloop.base.torch_parts import ExceptionWrapper, MultiIter, Resume, StreamEnd
 from fastloop.data.dataset_reader import is_stateful
 from fastloop.loader.queue_depth import AutoDepth, QueueDepth
 from fastloop.loader.shared import LockedIter
 from fastloop.workers.lifecycle import is_exiting
-from fastloop.workers.request_queue import InitialState
+from fastloop.workers.tasks import InitialState
 
+# How long a wait lasts before it begins anew; torch's has the same.
+POLL_S = 5.0
 TAKEN_MEANWHILE = (
     "this iterator waits for a batch that was taken meanwhile: next() was called on it "
     "from inside next(), by a signal handler or a sampler"
 )
 
 
-class WorkerIter(_MultiProcessingDataLoaderIter, LockedIter):
-    """torch's iterator over workers that ``_shutdown_workers`` of a subclass ends."""
+class WorkerIter(MultiIter, LockedIter):
+    """An iterator over workers. Subclasses start them, send them tasks, receive what they make and
+    end them.
+
+    Attributes (names and meanings are torch's):
+        _task_info: by number of a task that is not handed out: its worker, and its data once it has
+            come before its turn.
+        _tasks_outstanding: tasks whose data has not come.
+        _send_idx, _rcvd_idx: the numbers of the next task to send, and to hand out.
+        _workers_status: which workers still have work in this epoch.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        LockedIter.__init__(self, loader)
+        self._prefetch_factor: int = loader.prefetch_factor or 0
+        self._in_order = loader.in_order
+        for name, value in (
+            ("num_workers", self._num_workers),
+            ("prefetch_factor", self._prefetch_factor),
+        ):
+            if value <= 0:
+                raise AssertionError(
+                    f"{name} must be greater than 0 for MultiProcessingDataLoaderIter"
+                )
+        self._worker_init_fn = loader.worker_init_fn
+        self._workers: list[Any] = []
+        self._shutdown = False
+        for number in range(self._num_workers):
+            self._workers.append(self._start_worker(self._arguments_of(number)))
+        self._reset(loader, first_iter=True)
+
+    # ---- what subclasses do
+
+    def _start_worker(self, arguments: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def _send(self, worker: int, task: Any) -> None:
+        """Sends (number, indices), a Resume or an InitialState; None is a worker's last task."""
+        raise NotImplementedError
+
+    def _poll(self, timeout: float) -> tuple[bool, Any]:
+        """Whether something came within `timeout` seconds, and the task's number and its data."""
+        raise NotImplementedError
+
+    def _shutdown_workers(self) -> None:
+        raise NotImplementedError
+
+    # ---- the order of batches
+
+    def _arguments_of(self, worker: int) -> dict[str, Any]:
+        """What torch's worker loop takes besides queues."""
+        return {
+            "dataset_kind": self._dataset_kind,
+            "dataset": self._dataset,
+            "auto_collation": self._auto_collation,
+            "collate_fn": self._collate_fn,
+            "drop_last": self._drop_last,
+            "base_seed": self._base_seed,
+            "init_fn": self._worker_init_fn,
+            "worker_id": worker,
+            "num_workers": self._num_workers,
+            "persistent_workers": self._persistent_workers,
+            "shared_seed": None,  # of data pipes, which torch loads
+        }
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if self._depth is not None:
+            self._depth.start_epoch()
+            self._prefetch_factor = self._depth.value
+        LockedIter._reset(self, loader, first_iter)
+        workers = range(self._num_workers)
+        self._send_idx = self._rcvd_idx = self._tasks_outstanding = 0
+        self._task_info: dict[int, tuple[Any, ...]] = {}
+        self._workers_status = [True for _ in workers]
+        self._workers_num_tasks = [0 for _ in workers]
+        states = self._epoch.states
+        # A resumed epoch goes on with the worker whose turn it was.
+        self._turns = islice(cycle(workers), 0 if states is None else states.first_worker, None)
+        if not first_iter:
+            for worker in workers:
+                self._send(worker, Resume())
+            answers = self._num_workers
+            while answers > 0:
+                answers -= isinstance(self._get_data()[0], Resume)
+        for _ in range(self._prefetch_factor * self._num_workers):
+            self._try_put_index()
+
+    def _get_data(self) -> tuple[Any, Any]:
+        """The next task's number, of those that have come, and its data."""
+        while True:
+            is_there, data = self._poll(self._timeout or POLL_S)
+            if is_there:
+                return data  # type: ignore[no-any-return]
+            if self._timeout > 0:
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+
+    def _next_data(self) -> Any:
+        if self._depth is None:
+            return self._take_next()
+        before = self._shared.count()["waits"]
+        data = self._take_next()
+        if self._shared.count()["waits"] == before:
+            self._depth.take()
+        else:
+            self._depth.wait(self._bytes_of(data))
+        grown = self._depth.value - self._prefetch_factor
+        self._prefetch_factor = self._shared.depth = self._depth.value
+        for _ in range(grown * self._num_workers):
+            self._try_put_index()
+        return data
+
+    def _take_next(self) -> Any:
+        """The batch whose turn it is; with in_order=False, the first that comes."""
+        while True:
+            self._pass_ended()
+            worker, *data = self._task_info[self._rcvd_idx]
+            if data:
+                del self._task_info[self._rcvd_idx]
+                self._rcvd_idx += 1
+                return self._process_data(data[0], worker)
+            if self._shutdown or self._tasks_outstanding <= 0:
+                raise AssertionError(
+                    "Invalid iterator state: shutdown or no outstanding tasks when fetching next "
+                    "data"
+                )
+            number, arrived = self._get_data()
+            self._tasks_outstanding -= 1
+            if isinstance(arrived, StreamEnd):
+                self._end_share(arrived.worker_id)
+            elif number != self._rcvd_idx and self._in_order:
+                self._task_info[number] += (arrived,)
+            else:
+                if number == self._rcvd_idx:
+                    self._rcvd_idx += 1
+                return self._process_data(arrived, self._task_info.pop(number)[0])
+
+    def _pass_ended(self) -> None:
+        """Passes over tasks of workers whose share of a stream has ended. StopIteration where no
+        task is left."""
+        while self._rcvd_idx < self._send_idx:
+            info = self._task_info.get(self._rcvd_idx)
+            if info is not None:
+                if len(info) == 2 or self._workers_status[info[0]]:
+                    return
+                del self._task_info[self._rcvd_idx]
+            self._rcvd_idx += 1
+        if not self._persistent_workers:
+            self._shutdown_workers()
+        raise StopIteration
+
+    def _end_share(self, worker: int) -> None:
+        """A worker's share of a stream has ended: others get its tasks."""
+        if not self._persistent_workers:
+            self._send(worker, None)
+        self._workers_status[worker] = False
+        self._try_put_index()
+
+    def _process_data(self, data: Any, worker: int) -> Any:
+        self._workers_num_tasks[worker] -= 1
+        self._try_put_index()
+        if isinstance(data, ExceptionWrapper):
+            data.reraise()  # type: ignore[no-untyped-call]
+        return data
+
+    def _try_put_index(self) -> None:
+        if self._send_idx == 0 and not self._awaited:
+            self._ask_initial_states()
+        limit = self._prefetch_factor * self._num_workers
+        if self._tasks_outstanding >= limit:
+            if self._depth is None:
+                raise AssertionError("Number of outstanding tasks exceeded maximum allowed tasks")
+            return  # a queue that has shrunk holds less than is under way
+        try:
+            indices = self._next_index()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            return
+        worker = self._choose_worker(limit)
+        if worker is None:
+            return
+        self._send(worker, (self._send_idx, indices))
+        self._task_info[self._send_idx] = (worker,)
+        self._workers_num_tasks[worker] += 1
+        self._tasks_outstanding += 1
+        self._send_idx += 1
+
+    def _choose_worker(self, limit: int) -> int | None:
+        """The next worker in turn that has work in this epoch; with in_order=False, one that has
+        less under way than its part of `limit`."""
+        for worker in islice(self._turns, self._num_workers):
+            if self._workers_status[worker] and (
+                self._in_order
+                or self._workers_num_tasks[worker] < limit // sum(self._workers_status)
+            ):
+                return worker
+        return None
 
     # ---- the depth of the queue, with prefetch_factor="auto"
 
@@ -49,42 +248,13 @@ class WorkerIter(_MultiProcessingDataLoaderIter, LockedIter):
         leaves = (leaf for _, leaf in list_leaves(data))
         return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        if self._depth is not None:
-            self._depth.start_epoch()
-            self._prefetch_factor = self._depth.value
-        super()._reset(loader, first_iter)
-
-    def _next_data(self) -> Any:
-        if self._depth is None:
-            return super()._next_data()  # type: ignore[no-untyped-call]
-        before = self._shared.count()["waits"]
-        data = super()._next_data()  # type: ignore[no-untyped-call]
-        if self._shared.count()["waits"] == before:
-            self._depth.take()
-        else:
-            self._depth.wait(self._bytes_of(data))
-        grown = self._depth.value - self._prefetch_factor
-        self._prefetch_factor = self._shared.depth = self._depth.value
-        for _ in range(grown * self._num_workers):
-            self._try_put_index()
-        return data
-
     # ---- states of the dataset
 
     def _expect_states(self) -> None:
         """An epoch begins."""
-        self._arrived: deque[tuple[Any, Any]] = deque()  # before torch's code asked for it
+        self._arrived: deque[tuple[Any, Any]] = deque()  # before anybody asked for it
         self._awaited: set[int] = set()  # workers whose first state has not come
         self._fault: ExceptionWrapper | None = None  # of a worker that could not begin
-
-    def _try_put_index(self) -> None:
-        if self._send_idx == 0 and not self._awaited:
-            self._ask_initial_states()
-        # Not while more is under way than a queue that has shrunk may hold.
-        limit = self._prefetch_factor * self._num_workers
-        if self._depth is None or self._tasks_outstanding < limit:
-            super()._try_put_index()
 
     def _ask_initial_states(self) -> None:
         """Once an epoch, before its first task."""
@@ -92,7 +262,7 @@ class WorkerIter(_MultiProcessingDataLoaderIter, LockedIter):
         if states is not None and (states.wants_initial or self._waits_to_begin()):
             self._awaited.update(range(self._num_workers))
             for worker in range(self._num_workers):
-                self._index_queues[worker].put(InitialState(worker, states))
+                self._send(worker, InitialState(worker, states))
 
     def _note_initial(self, task: InitialState, state: Any) -> None:
         states = self._epoch.states
@@ -116,39 +286,15 @@ class WorkerIter(_MultiProcessingDataLoaderIter, LockedIter):
             if self._fault is not None:
                 self._fault.reraise()  # type: ignore[no-untyped-call]
 
-    # torch pins in a thread of its own, which these have no use for.
-
-    @property
-    def _pin_memory(self) -> bool:
-        return False
-
-    @_pin_memory.setter
-    def _pin_memory(self, wanted: bool) -> None:
-        pass
-
-    def _leave_handler(self) -> None:
-        """torch's handler of SIGCHLD would raise a text of its own for workers."""
-        if self._worker_pids_set:
-            self._worker_pids_set = False  # first: after Ctrl-C here, _abandon() takes them out
-            torch._C._remove_worker_pids(id(self))
+    # ---- the end
 
     def _abandon(self) -> None:
         """What an __init__ that fails leaves behind, at whatever place."""
         with interrupts_held():
             self._shutdown_workers()
-            with suppress(ValueError):  # or the next iterator at this address could not be made
-                torch._C._remove_worker_pids(id(self))
-
-    def _fill_in(self) -> None:
-        """What torch's __init__ did not come to and its _shutdown_workers() looks for."""
-        found = self.__dict__
-        found.setdefault("_workers_done_event", threading.Event())
-        found.setdefault("_index_queues", [])
-        workers = found.setdefault("_workers", [])
-        found.setdefault("_workers_status", [False] * len(workers))
 
     def close(self) -> None:
-        super().close()
+        LockedIter.close(self)
         self._shutdown_workers()
 
     def _finalize(self) -> None:

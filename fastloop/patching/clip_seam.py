@@ -15,16 +15,16 @@ from contextlib import contextmanager
 import torch
 import torch.nn.utils as utils
 from torch import Tensor
-from torch.nn.utils import clip_grad
 
 from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named, tools
+from fastloop.base.torch_parts import clip_module
 from fastloop.patching.seams import Function, Seam, has_dispatch_mode
-from fastloop.step.grad_list import GradList, new_flag
+from fastloop.step.grad_list import GradList, new_flag, take_idle
 
 
 def make_seam(is_strict: bool) -> Seam:
-    seam = Seam("clip_grad_norm", is_strict, _probe)
+    seam = Seam("clip_grad_norm", is_strict, _probe, ("clip", "tensors"))
 
     def make_clip(before: Function) -> Function:
         lists = _Lists()
@@ -75,7 +75,7 @@ def make_seam(is_strict: bool) -> Seam:
         return _get_total_norm
 
     for name, make in (("_clip_grads_with_norm_", make_clip), ("_get_total_norm", make_norm)):
-        seam.add(clip_grad, name, make, aliases=[(utils, name.lstrip("_"))])
+        seam.add(clip_module, name, make, aliases=[(utils, name.lstrip("_"))])
     return seam
 
 
@@ -87,7 +87,7 @@ class _Lists:
 
     @contextmanager
     def take(self) -> Iterator[GradList]:
-        grads = self._idle.pop() if self._idle else GradList()
+        grads = take_idle(self._idle)
         try:
             yield grads
         finally:
@@ -137,6 +137,6 @@ def _probe() -> list[Tensor]:
             params = [torch.zeros(shape) for shape in ((3,), (2, 2))]
             for i, p in enumerate(params):
                 p.grad = torch.arange(1.0, 1.0 + p.numel()).view_as(p) * (0.1 + i)
-            found.append(clip_grad.clip_grad_norm_(params, max_norm, norm_type))
+            found.append(clip_module.clip_grad_norm_(params, max_norm, norm_type))
             found += [p.grad for p in params if p.grad is not None]
     return found

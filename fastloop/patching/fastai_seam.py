@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
-
+from fastloop.base.torch_parts import MultiIter, SingleIter
 from fastloop.patching.seams import Function, Seam
 
-_TORCHS = _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+_TORCHS = MultiIter, SingleIter
 
 
-def add_fastai(seam: Seam, make_iterator: Callable[[Any], Any]) -> None:
+def add_fastai(seam: Seam, make_iterator: Callable[[Any, Any], Any]) -> None:
     """Its iterators are made by ``make_iterator``, which is given what fastai calls a fake loader:
     what torch's iterators read of a loader, and no more."""
 
@@ -21,7 +21,7 @@ def add_fastai(seam: Seam, make_iterator: Callable[[Any], Any]) -> None:
             if not seam.is_on:
                 return before(fake_loader)
             seam.count()
-            return make_iterator(fake_loader)
+            return make_iterator(fake_loader, partial(before, fake_loader))
 
         return make
 

@@ -7,18 +7,30 @@ have: ``loader/extras.py``.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+from collections.abc import Callable
+from types import GeneratorType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, TensorDataset
 
+from fastloop.base.beside import Beside
+from fastloop.base.torch_parts import call_as_torch
+from fastloop.device.prefetch import Prefetcher
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader import extras as loader_extras
+from fastloop.loader.array_iter import ArrayIter
 from fastloop.loader.iterators import iterate_anew, iterator_with
 from fastloop.loader.shared import LoaderProxy, shared_of
+from fastloop.loader.torch_iters import SyncIter
+from fastloop.patching.bootstrap.fastloop_import_hook import after_import
 from fastloop.patching.fastai_seam import add_fastai
-from fastloop.patching.seams import Function, Seam
+from fastloop.patching.seams import Function, Seam, find_subclasses
+
+# The one class known whose __init__ does not call torch's.
+_STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 
 
 def _overrides(loader: DataLoader[Any]) -> bool:
@@ -31,30 +43,93 @@ def _has_pipe(loader: DataLoader[Any]) -> bool:
     return isinstance(loader.dataset, IterDataPipe | MapDataPipe)
 
 
-def _make_iterator(loader: DataLoader[Any]) -> Any:
+def _make_iterator(loader: DataLoader[Any], torchs_own: Callable[[], Any]) -> Any:
     extras = loader_extras.extras_of_torchs(loader)
     others = {name: getattr(extras, name) for name in extras.names_given()}
     seen: Any = LoaderProxy(loader, **others) if others else loader
-    return iterator_with(extras, seen, shared_of(loader))
+    return iterator_with(extras, seen, shared_of(loader), torchs_own)
+
+
+def _describe(loader: DataLoader[Any], iterator: Any) -> str:
+    """Its dataset, and how batches are made."""
+    while isinstance(iterator, Prefetcher):
+        iterator = iterator._source
+    kind, number = type(iterator).__name__, loader.num_workers
+    workers = f"{number} worker process{'es' * (number != 1)}"
+    if isinstance(iterator, ArrayIter):
+        how = "gathered by C"
+    elif isinstance(iterator, SyncIter) and iterator._collate is not None:
+        how = "in this process, collated by C"
+    elif isinstance(iterator, SyncIter):
+        how = "own collate without workers: torch's speed"
+    else:
+        how = workers if kind == "ProcessIter" else f"{workers}, torch's own"
+    return f"{type(loader.dataset).__name__}: {how}"
+
+
+def _watch_own_iters(
+    seam: Seam, seen: Beside[set[str]], leave: Callable[[DataLoader[Any], str], None]
+) -> Callable[[type], None]:
+    """What counts the loaders of a class whose ``__iter__`` never comes to torch's as left.
+
+    Args:
+        seen: has an entry for each loader that has come to torch's.
+    """
+    watched: set[type] = set()
+
+    def watch(cls: type) -> None:
+        """Classes with an ``__iter__`` of their own may never come to torch's."""
+        for owner in cls.__mro__[: cls.__mro__.index(DataLoader)]:
+            is_known = owner in watched or issubclass(cls, fastloop_loader.DataLoader)
+            if is_known or "__iter__" not in vars(owner) or not issubclass(owner, DataLoader):
+                continue
+            watched.add(owner)
+            place = seam.add(owner, "__iter__", make_own_iter)
+            if seam.is_on:
+                place.put_in()
+
+    def make_own_iter(before: Function) -> Function:
+        names = getattr(getattr(before, "__code__", None), "co_names", ())
+        calls_torchs = {"super", "__iter__", "_get_iterator"} & set(names)
+
+        def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
+            iterator = before(self)
+            is_late = isinstance(iterator, GeneratorType) and calls_torchs  # once it is started
+            if seam.is_on and not is_late and seen.find(self) is None:
+                leave(self, f"{type(self).__qualname__} makes its own iterators")
+            return iterator
+
+        return __iter__
+
+    return watch
 
 
 def make_seam(is_strict: bool) -> Seam:
     seam = Seam("dataloader", is_strict, _probe)
+    seen = Beside[set[str]](set)  # how the iterators of a loader that have come here were made
 
     def leave(loader: DataLoader[Any], reason: str) -> None:
         seam.leave(f"a {type(loader).__qualname__}", reason)
+
+    def note_epoch(loader: DataLoader[Any], iterator: Any) -> None:
+        how, before = _describe(loader, iterator), seen(loader)
+        seam.note_epoch(how, how not in before)
+        before.add(how)
 
     def make_get_iterator(before: Function) -> Function:
         def _get_iterator(self: DataLoader[Any]) -> Any:
             if not seam.is_on or _overrides(self):
                 return before(self)
+            seen(self)
             if _has_pipe(self):
                 leave(self, "the dataset is a data pipe")
                 return before(self)
             seam.count()
             if self.num_workers > 0:
-                self.check_worker_number_rationality()
-            return _make_iterator(self)
+                call_as_torch(self.check_worker_number_rationality)
+            iterator = _make_iterator(self, functools.partial(before, self))
+            note_epoch(self, iterator)
+            return iterator
 
         return _get_iterator
 
@@ -62,16 +137,35 @@ def make_seam(is_strict: bool) -> Seam:
         def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
             if not seam.is_on or isinstance(self, fastloop_loader.DataLoader):
                 return before(self)
+            seen(self)
             if _overrides(self):
                 leave(self, f"{type(self).__qualname__} makes its own iterators")
             return iterate_anew(self, functools.partial(before, self))
 
         return __iter__
 
+    watch = _watch_own_iters(seam, seen, leave)
+
+    def make_init(before: Function) -> Function:
+        def __init__(self: DataLoader[Any], *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            watch(type(self))
+            before(self, *args, **kwargs)
+
+        return __init__
+
     seam.say_lost = loader_extras.say_lost_without_seam
     loader_extras.is_served_as_torchs = lambda loader: seam.is_on and not _has_pipe(loader)
     seam.add(DataLoader, "_get_iterator", make_get_iterator)
     seam.add(DataLoader, "__iter__", make_iter)
+    seam.add(DataLoader, "__init__", make_init)
+
+    def watch_all() -> None:
+        for cls in find_subclasses(DataLoader):
+            watch(cls)
+
+    watch_all()
+    if _STATEFUL not in sys.modules:
+        after_import(_STATEFUL, watch_all)  # type: ignore[no-untyped-call]
     add_fastai(seam, _make_iterator)
     return seam
 

@@ -38,7 +38,12 @@ def _describe(name: str, seam: SeamStatus) -> str:
     if not seam.is_on:
         return f"{name} off ({seam.why})"
     left = (f"{count} left to torch ({why})" for why, count in seam.left.items())
-    return ", ".join([f"{name} {seam.native} native", *left])
+    served = (
+        f"{how}, {loaders} loader{'s' * (loaders != 1)}, {epochs} epoch{'s' * (epochs != 1)}"
+        for how, (loaders, epochs) in seam.served.items()
+    )
+    shown = f" [{'; '.join(served)}]" if seam.served else ""
+    return ", ".join([f"{name} {seam.native} native{shown}", *left])
 
 
 def _check_names(what: str | Iterable[str]) -> list[str]:

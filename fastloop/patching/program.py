@@ -117,12 +117,19 @@ def main(args: list[str]) -> int:
     if is_on or report is not None:
         what = options.what if is_on else ""
         arm(what, is_on and options.in_children, None if report is None else report.open)
+    global _on_error
+    if report is not None:
+        _on_error = report.close
     try:
         run_program(rest, options.is_module)
     finally:
         if report is not None:
-            report.close()
+            report.close(sys.exc_info()[1])
     return 0
+
+
+# Called before a traceback is printed, so that this is what users see last.
+_on_error: Callable[[BaseException], None] | None = None
 
 
 class _LateReport:
@@ -138,10 +145,12 @@ class _LateReport:
 
         self._opened = import_module(REPORT).report(*self._paths).__enter__()
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None) -> None:
+        """Does nothing the second time."""
         if self._opened is not None:
-            self._opened.__exit__(*sys.exc_info())
+            self._opened.__exit__(None, error, None)
         elif os.getpid() == self._process:
+            self._process = 0
             try:  # noqa: SIM105 - contextlib is an import
                 print("fastloop: no report, the program has not imported torch", file=sys.stderr)
             except (OSError, ValueError):
@@ -186,6 +195,15 @@ def _say_end(process: int) -> None:
         is_idle = not any(seam.native for seam in status.seams.values())
         where = " (this process alone is counted)" if is_idle else ""  # ranks may have done it
         print(f"fastloop: end of run: {status}{where}", file=sys.stderr)
+
+
+def say_end_of_rank(process: int) -> None:
+    """In a process that a launcher has started: it is its first rank that speaks."""
+    patch = sys.modules["fastloop.patching.patch"]
+    status = patch.patch_status()
+    is_used = any(seam.native or seam.left for seam in status.seams.values())
+    if os.getpid() == process and "RANK" in os.environ and _is_loud() and is_used:
+        print(f"fastloop: end of rank 0: {status}", file=sys.stderr)
 
 
 def _new_main() -> ModuleType:
@@ -302,6 +320,8 @@ def _guard(run: Callable[[], object]) -> None:
     except BaseException as found:
         error = found
     error.__traceback__ = traceback = _cut(error.__traceback__)
+    if _on_error is not None:
+        _on_error(error)
     hook = sys.excepthook
     _print(error)
 

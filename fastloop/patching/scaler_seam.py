@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from fastloop.base.beside import Beside
+from fastloop.base.torch_parts import TorchScaler
 from fastloop.patching.seams import Function, Seam, has_dispatch_mode
 from fastloop.step.grad_list import GradList
-from fastloop.step.scale_rule import BoundedScaler, Flags, TorchScaler
+from fastloop.step.scale_rule import BoundedScaler, Flags
 from fastloop.step.unscaling import unscale_at_once, unscale_collected
 
 _WHAT = "a GradScaler's step"
 
 
 def make_seam(is_strict: bool) -> Seam:
-    seam = Seam("grad_scaler", is_strict, _probe)
+    seam = Seam("grad_scaler", is_strict, _probe, ("scaler", "tensors"))
     grads_of = Beside(GradList)  # by optimizer
 
     def is_served(scaler: Any) -> bool:

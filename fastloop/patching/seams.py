@@ -10,31 +10,35 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastloop.base.torch_parts import count_dispatch_modes, difference, is_known
 from fastloop.patching.bootstrap.fastloop_import_hook import after_import
 
 Function = Callable[..., Any]
+
+# The thread that runs a seam's check, of which reports are told nothing; 0: none does. One at a
+# time, under patch()'s lock.
+checking_thread = 0
 
 
 def has_dispatch_mode() -> bool:
     """Whether somebody watches torch's operations one by one, as FakeTensorMode, make_fx and
     counters of operations do."""
-    return torch._C._len_torch_dispatch_stack() > 0
+    return bool(count_dispatch_modes() > 0)
 
 
 def _on_cpu() -> AbstractContextManager[Any]:
     """Makes the CPU the default device. Where it is already, without a mode of torch's, which would
     take a third of the time."""
-    if torch._C._len_torch_function_stack() == 0 and torch._C._get_default_device() == "cpu":
-        return nullcontext()
-    return torch.device("cpu")
+    return nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,21 @@ class SeamStatus:
         why: why they do not; empty where they do.
         native: calls that fastloop has served.
         left: calls that were left to torch, by reason.
+        served: by dataset and how it is loaded: how many loaders, and how many epochs of them.
     """
 
     is_on: bool
     why: str
     native: int
     left: dict[str, int]
+    served: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def find_subclasses(cls: Any) -> Iterator[Any]:
+    """Those that exist now, and theirs."""
+    for other in type.__subclasses__(cls):
+        yield other
+        yield from find_subclasses(other)
 
 
 class Place:
@@ -78,8 +91,13 @@ class Place:
         self._before: Any = None  # what was there; None: ours is not
         self.ours: Any = None
 
+    @property
+    def is_put_back(self) -> bool:
+        """Whether another tool has put back what was there before."""
+        return self.ours is not None and vars(self._owner).get(self._name) is self._before
+
     def put_in(self) -> None:
-        if self.ours is not None:
+        if self.ours is not None and not self.is_put_back:
             return  # it is there, or below what somebody else has put there
         before = vars(self._owner)[self._name]
         ours = self._make(before)
@@ -87,15 +105,24 @@ class Place:
         self.ours = functools.wraps(before)(ours) if callable(ours) else ours
         self._replace(before, self.ours)
 
+    def put_in_anew(self) -> None:
+        """Around what is there now, which does not come to the function that was put in."""
+        if self.ours is not None and vars(self._owner)[self._name] is not self.ours:
+            self._before = self.ours = None
+        self.put_in()
+
     def take_out(self) -> bool:
         """False: it stays, because somebody else's is on top of it."""
         if self.ours is None:
             return True
-        if vars(self._owner).get(self._name) is not self.ours:
+        if not self.is_put_back and vars(self._owner).get(self._name) is not self.ours:
             return False
         self._replace(self.ours, self._before)
         self._before = self.ours = None
         return True
+
+    def __str__(self) -> str:
+        return f"{getattr(self._owner, '__name__', self._owner)}.{self._name}"
 
     def _replace(self, old: Any, new: Any) -> None:
         for owner, name in [(self._owner, self._name), *self._aliases]:
@@ -140,13 +167,21 @@ class Seam:
         is_strict: whether what is left to torch is an error.
         probe: uses the functions on the CPU and returns what must be the same with torch's and with
             ours. Run whenever it is put in.
+        groups: of torch_parts, which have to be as fastloop knows them.
 
     Attributes:
         say_lost: what objects lose that go on without it; "" if nothing.
     """
 
-    def __init__(self, name: str, is_strict: bool, probe: Callable[[], list[Tensor]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        is_strict: bool,
+        probe: Callable[[], list[Tensor]],
+        groups: Iterable[str] = (),
+    ) -> None:
         self.name = name
+        self._groups = groups
         self.is_on = False
         self.say_lost: Callable[[], str] = str
         self._why = "it was not asked for"
@@ -156,6 +191,7 @@ class Seam:
         self._late: list[LatePlace] = []
         self._native = 0
         self._left: Counter[str] = Counter()
+        self._served: dict[str, tuple[int, int]] = {}
 
     def add(
         self,
@@ -173,24 +209,36 @@ class Seam:
 
     def put_in(self) -> bool:
         """Whether it is on; its status says why not."""
-        if self.is_on:
+        global checking_thread
+        if self.status().is_on:
             return True
+        for group in self._groups:
+            if not is_known(group, f"patch() leaves {self.name}"):
+                self._why = difference(group)
+                return False
+        checking_thread = get_ident()
         try:
             with _on_cpu():
                 self._put_in()
         except Exception as error:
             self._switch_off(f"torch is not as this version of fastloop knows it: {error}")
+        finally:
+            checking_thread = 0
         return self.is_on
 
     def _put_in(self) -> None:
+        self.is_on = False
         wanted = self._probe()
-        for place in self._places:
-            place.put_in()
-        self.is_on = True
-        self._forget()
-        if not all(map(torch.equal, wanted, self._probe())):
-            raise AssertionError("results or random numbers differ")
-        if self._native == 0:
+        for put_in in (Place.put_in, Place.put_in_anew):
+            for place in self._places:
+                put_in(place)
+            self.is_on = True
+            self._forget()
+            if not all(map(torch.equal, wanted, self._probe())):
+                raise AssertionError("results or random numbers differ")
+            if self._native > 0:
+                break
+        else:
             raise AssertionError("its calls do not come to fastloop")
         self._forget()
         for late in self._late:
@@ -207,10 +255,16 @@ class Seam:
     def _forget(self) -> None:
         self._native = 0
         self._left.clear()
+        self._served.clear()
 
     def count(self) -> None:
         """One call was served."""
         self._native += 1
+
+    def note_epoch(self, how: str, is_new: bool) -> None:
+        """A call that was served began an epoch of a loader, `is_new`: the first one so."""
+        loaders, epochs = self._served.get(how, (0, 0))
+        self._served[how] = loaders + is_new, epochs + 1
 
     def note(self, reason: str) -> None:
         """Why something is left to torch."""
@@ -227,6 +281,8 @@ class Seam:
             raise RuntimeError(f"FASTLOOP_STRICT=1, and {what} is left to torch: {reason}")
 
     def status(self) -> SeamStatus:
-        return SeamStatus(
-            self.is_on, "" if self.is_on else self._why, self._native, dict(self._left)
-        )
+        why = "" if self.is_on else self._why
+        for place in self._places:
+            if self.is_on and place.is_put_back:
+                why = f"another tool has put torch's {place} back; call fastloop.patch()"
+        return SeamStatus(not why, why, self._native, dict(self._left), dict(self._served))

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from fastloop.distributed.ranks import count_ranks, find_ranks, reduce_max
 from fastloop.see.batch_trials import Step, Trial, TrialRunner
 from fastloop.see.learning_rate import learning_rate_rule
+from fastloop.see.user_step import check_step
 
 _GOOD_ENOUGH = 0.95  # of the best throughput
 _LARGEST = 8192  # micro-batch that is tried if nothing else ends the search
@@ -97,9 +98,10 @@ def find_batch_size(
         loader = fastloop.DataLoader(dataset, plan.micro_batch, shuffle=True)
         stepper = fastloop.Stepper(optimizer, plan.accumulate)
 
-    A size does not fit if a step raises ``torch.OutOfMemoryError`` or ``MemoryError``, if torch's
-    allocator has to give back its cache to find room, or if the host has not the memory that
-    smaller steps have shown it to need. SYNC: every step is waited for.
+    A size does not fit if a step raises ``torch.OutOfMemoryError``, ``MemoryError`` or the
+    RuntimeError of torch's allocator of the CPU, if the allocator has to give back its cache to
+    find room, or if the host has not the memory that smaller steps have shown it to need. SYNC:
+    every step is waited for.
 
     Every rank of a process group calls this, with equal arguments; the slowest and the fullest rank
     count. DDP modules in ``state`` send nothing meanwhile, so the time of reductions is not in the
@@ -189,10 +191,7 @@ def _check_number(value: Any, name: str, least: int) -> None:
 
 
 def _check_trials(step_fn: Any, state: Sequence[Any], margin: Any, trials: Any) -> None:
-    if not callable(step_fn):
-        raise TypeError(
-            f"step_fn is a {type(step_fn).__name__}; pass a function of the number of samples"
-        )
+    check_step("step_fn", step_fn, "the number of samples")
     for kind, name in ((Module, "module"), (Optimizer, "optimizer")):
         if not any(isinstance(one, kind) for one in state):
             raise TypeError(

@@ -1,6 +1,7 @@
 """One trial of a micro-batch: a few full steps, what they took, and whether they fit.
 
-Out of memory is told by an exception's type alone. No collective runs inside a trial: ranks fail on
+Out of memory is told by an exception's type; torch's allocator of the CPU has none of its own, so
+its errors are told by its name. No collective runs inside a trial: ranks fail on
 their own, and say so behind it, so that nobody waits for a rank that has failed."""
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from fastloop.base.torch_parts import TorchScaler
 from fastloop.distributed.ranks import find_ranks, reduce_max
 from fastloop.see.device_memory import TrialMemory
 from fastloop.see.snapshot import Snapshot
-from fastloop.step.scale_rule import TorchScaler
+from fastloop.see.user_step import explaining
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
+_CPU_ALLOCATOR = "DefaultCPUAllocator: "  # in the RuntimeError of torch's allocator of the CPU
 
 Step = Callable[[int], object]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, OUT_OF_MEMORY) or _CPU_ALLOCATOR in str(error)
 
 
 @dataclass(frozen=True)
@@ -126,10 +133,10 @@ class TrialRunner:
         try:
             with self._ranks.silent():
                 trial = self._measure(size)
-        except OUT_OF_MEMORY as error:
-            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         except Exception as error:
-            return Trial(size, why="raised"), error
+            if not _is_out_of_memory(error):
+                return Trial(size, why="raised"), error
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         if why:  # the exception is gone here, and what its traceback held
             self._snapshot.restore()
             self._memory.release()
@@ -139,7 +146,8 @@ class TrialRunner:
 
     def _measure(self, size: int) -> Trial:
         with self._counted() as count:
-            self._step_fn(size)  # the optimizer makes its state, libraries their workspaces
+            with explaining(f"find_batch_size() has called step_fn({size})"):
+                self._step_fn(size)  # the optimizer makes its state, libraries their workspaces
             self._memory.synchronize()
             retries = self._memory.retries()
             seconds = [self._time_step(size) for _ in range(self._steps)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _DRAWS = 2000
 _LEVEL = 0.95
+_ALIKE = 0.03  # what a ratio may be off 1 by, and be no difference
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,10 @@ def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> Figure:
 
 
 def judge(ratio: Figure) -> str:
-    return "no difference" if ratio.has(1.0) else f"{ratio.median:.3g}x"
+    """A wide interval around 1 is no evidence of anything."""
+    if ratio.low >= 1 - _ALIKE and ratio.high <= 1 + _ALIKE:
+        return "no difference"
+    return "cannot tell" if ratio.has(1.0) else f"{ratio.median:.3g}x"
 
 
 def show_seconds(seconds: float) -> str:

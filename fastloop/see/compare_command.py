@@ -37,7 +37,15 @@ judged, because the program as it is differs from itself."""
 
 
 class TrialError(Exception):
-    """A program failed; its text says how."""
+    """A program failed; its text says how.
+
+    Args:
+        is_failure: False: it ran, and there is nothing to compare.
+    """
+
+    def __init__(self, text: str, is_failure: bool = True) -> None:
+        super().__init__(text)
+        self.is_failure = is_failure
 
 
 def _parse(args: list[str]) -> argparse.Namespace:
@@ -110,13 +118,17 @@ def _run(settings: Settings, program: list[str]) -> dict[str, Any]:
                 stderr=subprocess.STDOUT,
                 check=False,
             ).returncode
-        found = json.loads(record.read_text()) if record.exists() else None
+        has_record = record.exists()
+        found = json.loads(record.read_text()) if has_record else None
         if found is not None and (status == 0 or found["is_stopped"]):
             return dict(found)
+        if has_record and status == 0:
+            text = "NOT JUDGED: the program has not imported torch, so there is nothing to compare"
+            raise TrialError(text, is_failure=False)
         lines = printed.read_text(errors="replace").splitlines()[-_TAIL:]
     why = f"it ended with status {status}"
     if status == 0:
-        why = "it ended without a record: by os._exit(), or without importing torch"
+        why = "it ended without a record: by os._exit()"
     raise TrialError("\n".join([*lines, why]))
 
 
@@ -130,6 +142,9 @@ def _compare(given: argparse.Namespace, args: list[str]) -> int:
             try:
                 trials[kind].append(_run(settings, given.program))
             except TrialError as error:
+                if not error.is_failure:
+                    print(error)
+                    return _STATUS[UNKNOWN]
                 is_ours = kind == "patched" and number == 0
                 where = f"{kind} program fails" + is_ours * ", the plain one does not"
                 print(f"{error}\nfastloop compare: the {where}", file=sys.stderr)

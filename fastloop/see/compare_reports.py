@@ -17,6 +17,9 @@ Compares two reports of fastloop.report(): steps a second, the phases of a step 
 run, A first."""
 
 
+_OF_GPU = "  of it seen by the GPU", LABELS["host_to_device"]
+
+
 def load_report(path: str) -> dict[str, Any]:
     """Raises ValueError for what is no report, OSError for what cannot be read."""
     try:
@@ -48,6 +51,8 @@ def _phase_rows(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     pairs = [(label, a["phases"][name], b["phases"][name]) for name, label in LABELS.items()]
     pairs.insert(1, ("  of it seen by the GPU", a["gpu_wait"], b["gpu_wait"]))
     for label, *phases in [*pairs, ("step", a["step"], b["step"])]:
+        if label in _OF_GPU and not any(phases):
+            continue
         medians = [phase and phase["median_ms"] for phase in phases]
         shown = [
             f"{ms(median)} {percent(phase['share']) if phase and 'share' in phase else '':>4}"

@@ -88,7 +88,7 @@ def _show_bytes(count: float) -> str:
     return f"{count / 1e6:,.0f} MB"
 
 
-# Key of a trial, label, how its values are shown.
+# Key of a trial, label, how its values are shown. Of the first more is better, of all others less.
 _ROWS: list[tuple[str, str, Callable[[float], str]]] = [
     ("steps_per_second", "steps a second", _show_rate),
     ("data_wait_s", "data wait a step", show_seconds),
@@ -136,10 +136,32 @@ def _show_figure(figure: Figure, show: Callable[[float], str]) -> str:
     return f"{show(figure.median)} ({show(figure.low)} - {show(figure.high)})"
 
 
-def _show_ratio(ratio: Figure | None) -> str:
+def _show_ratio(ratio: Figure | None, is_more_better: bool, rounds: int) -> str:
     if ratio is None:
         return "n/a"
-    return f"{judge(ratio)} ({ratio.low:.3g} - {ratio.high:.3g})"
+    found, interval = judge(ratio), f" ({ratio.low:.3g} - {ratio.high:.3g})"
+    if found == "cannot tell":
+        return f"{found}{interval}; --rounds {_more(rounds)}"
+    if found == "no difference":
+        return found + interval
+    return f"{found}{interval} {'better' if (ratio.median > 1) == is_more_better else 'worse'}"
+
+
+def _more(rounds: int) -> int:
+    return max(7, 2 * rounds + 1)
+
+
+def _say_speed(cost: Costs | None, rounds: int) -> str:
+    """The last sentence."""
+    if cost is None or cost.ratio is None:
+        return "SPEED: n/a, too few steps"
+    found, ratio = judge(cost.ratio), cost.ratio
+    interval = f"{ratio.low:.3g} to {ratio.high:.3g} times as many steps a second"
+    if found == "cannot tell":
+        return f"SPEED: cannot tell ({interval}); --rounds {_more(rounds)}, on an idle machine"
+    if found == "no difference":
+        return "SPEED: no difference: patched within 3 % of plain"
+    return f"SPEED: patched is {'faster' if ratio.median > 1 else 'SLOWER'}: {found}, {interval}"
 
 
 def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -> str:
@@ -150,7 +172,8 @@ def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -
         cost = costs[key]
         if cost is not None:
             figures = (_show_figure(figure, show) for figure in (cost.plain, cost.patched))
-            lines.append(_line(label, *figures, _show_ratio(cost.ratio)))
+            ratio = _show_ratio(cost.ratio, key == "steps_per_second", len(plain))
+            lines.append(_line(label, *figures, ratio))
         elif key not in _OFTEN_ABSENT:
             lines.append(_line(label, "n/a", "n/a", "n/a"))
     lines.append(f"  patched: {patched[-1]['patched']}")
@@ -158,6 +181,7 @@ def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -
     if steps < limit:
         lines.append(f"  the program has ended by itself after {steps} of {limit} steps")
     lines.append(_say(find_verdict(plain, patched), plain[0], len(plain) + len(patched)))
+    lines.append(_say_speed(costs["steps_per_second"], len(plain)))
     return "\n".join(lines)
 
 

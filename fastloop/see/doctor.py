@@ -17,20 +17,23 @@ from fastloop._core import build_info, check_cuda
 from fastloop.base.requirements import kernels_are_disabled, require_torch
 from fastloop.device.availability import explain_error
 from fastloop.see.finding import Finding, Level, System
-from fastloop.see.gpu_checks import check_gpus, probe_gpu
+from fastloop.see.gpu_checks import check_gpus, find_driver, needed_driver, probe_gpu
 from fastloop.see.host_checks import (
     check_cpus,
     check_data,
     check_limits,
+    check_load,
     check_memory,
     check_shared_memory,
 )
 from fastloop.see.program_checks import (
+    check_decoders,
     check_lock,
     check_patchers,
     check_start_method,
     check_switches,
     check_threads,
+    check_torch,
 )
 
 
@@ -42,6 +45,18 @@ def _torch_line() -> str:
     import torch
 
     return str(torch.__version__)
+
+
+def _parts_line() -> str:
+    """Which of torch's private parts are not as fastloop knows them, and left to torch."""
+    if "torch" not in sys.modules:
+        return "not compared (torch is missing)"
+    from fastloop.base.torch_parts import GROUPS, difference
+
+    different = [f"{group} ({why})" for group in GROUPS if (why := difference(group))]
+    if not different:
+        return "all are known"
+    return f"left to torch's own code: {', '.join(different)}"
 
 
 def _threads() -> str:
@@ -57,21 +72,30 @@ def _limit() -> str:
     return f" (at most, FASTLOOP_CPU is {named})" if named else ""
 
 
-def _device() -> str:
+def _device(system: System) -> str:
     info = build_info()
     if not info["cuda"]:
         return f"CPU only, built without CUDA: {str(info['cuda_reason']).splitlines()[0]}"
-    built = f"CUDA {info['cuda']} for {info['cuda_archs']} and later"
+    driver = find_driver(system)
+    built = (
+        f"CUDA {info['cuda']} for {info['cuda_archs']} and later, needs driver "
+        f"{needed_driver(str(info['cuda']))} or newer, {f'has {driver}' if driver else 'sees none'}"
+    )
     if kernels_are_disabled():
         return f"{built}; torch's operations instead, FASTLOOP_DISABLE_CUDA is set"
+    hip = getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None)
+    if hip is not None:
+        return f"{built}; torch's operations instead, torch is built for ROCm {hip}"
     try:
         check_cuda(0)
     except RuntimeError as error:
+        if not any((system.root / at).exists() for at in ("proc/driver/nvidia", "dev/dxg")):
+            return f"{built}; no NVIDIA GPU is visible, so it is not used"
         return f"{built}; not usable here, {explain_error(error)}"
     return f"{built}; device 0 is ready"
 
 
-def _facts() -> dict[str, str]:
+def _facts(system: System) -> dict[str, str]:
     info = build_info()
     guarded = {
         "process_vm": "process_vm_readv/writev",
@@ -81,6 +105,7 @@ def _facts() -> dict[str, str]:
         "fastloop": f"{info['version']}, built with {info['compiler']}, DLPack {info['dlpack']}",
         "python": f"{platform.python_version()} on {platform.release()}",
         "torch": _torch_line(),
+        "torch parts": _parts_line(),
         "cpus": str(info["cpus"]),
         "mapped files": guarded,
         "page population": "MADV_POPULATE_WRITE"
@@ -90,7 +115,7 @@ def _facts() -> dict[str, str]:
         + ("pidfd" if info["watches_processes"] else "looking twice a second (no pidfd here)"),
         "code on the CPU": f"{info['instructions']}{_limit()}",
         "passes over gradients": _threads(),
-        "device": _device(),
+        "device": _device(system),
     }
 
 
@@ -122,7 +147,18 @@ class Diagnosis:
     def __str__(self) -> str:
         width = max(map(len, self.facts))
         lines = [f"{name:<{width}}  {value}" for name, value in self.facts.items()]
-        return "\n".join([*lines, "", *map(_describe, self.findings)])
+        return "\n".join([*lines, "", *map(_describe, self.findings), "", self.summary])
+
+    @property
+    def summary(self) -> str:
+        """One line: what is worth reading."""
+        found = {level: [f.id for f in self.findings if f.level is level] for level in Level}
+        parts = [
+            f"{len(found[level])} {name}{'s' * (len(found[level]) > 1)} ({', '.join(found[level])})"
+            for level, name in ((Level.FAIL, "failure"), (Level.WARN, "warning"))
+            if found[level]
+        ]
+        return f"doctor: {', '.join(parts) or 'nothing to do'}; {len(found[Level.NOTE])} to know"
 
 
 def _describe(finding: Finding) -> str:
@@ -143,15 +179,18 @@ def diagnose(
         data: a file or folder whose file system is read.
         probe: whether a GPU is used.
     """
-    facts = _facts()
+    facts = _facts(system)
     torch = sys.modules.get("torch")
     workers = getattr(loader, "num_workers", None)
     checks: dict[str, Callable[[], Finding | Iterable[Finding]]] = {
+        "torch": lambda: check_torch(torch),
         "cpus": lambda: check_cpus(system, workers),
+        "load": lambda: check_load(system),
         "threads": lambda: check_threads(system),
         "memory": lambda: check_memory(system),
         "shared memory": lambda: check_shared_memory(system, workers),
-        "limits": lambda: list(check_limits(system)),
+        "limits": lambda: list(check_limits(system, workers)),
+        "decoders": check_decoders,
         "start method": lambda: check_start_method(loader),
         "interpreter lock": check_lock,
         "switches": lambda: check_switches(system),
@@ -183,7 +222,15 @@ def doctor(loader: Any = None, *, data: str | None = None, probe: bool = False) 
             processes are sent is pickled, to name what cannot be.
         data: a file or folder; one file is read from disk, 64 MiB at most.
         probe: run a kernel and a copy on the GPU, and check their results (SYNC).
+
+    Raises:
+        TypeError: ``loader`` is no DataLoader.
     """
+    if loader is not None and not hasattr(loader, "num_workers"):
+        raise TypeError(
+            f"doctor() takes a DataLoader or nothing, got {type(loader).__name__}; for a file or "
+            "folder pass data="
+        )
     return diagnose(System(), loader, data, probe)
 
 

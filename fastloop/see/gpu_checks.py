@@ -18,19 +18,29 @@ _SLOW_COPY = 6e9  # bytes/s: less than PCIe 3 with 8 lanes
 _OTHERS = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 
 
+def find_driver(system: System) -> int | None:
+    """Return the major version of the NVIDIA driver that is loaded, None where none is visible."""
+    found = re.search(r"\s(\d{3})\.\d+", system.read("proc/driver/nvidia/version"))
+    return int(found[1]) if found else None
+
+
+def needed_driver(cuda: str) -> int:
+    """Return the oldest driver that runs a build for this CUDA ("12.9"), 0 if that is unknown."""
+    return int(NEEDED_DRIVERS.get(int(cuda.partition(".")[0]), 0))
+
+
 def check_gpus(system: System, torch: Any = None) -> Iterator[Finding]:
     """Whether the GPUs that the driver shows can be used. `torch` may be missing."""
     gpus = sorted((system.root / "proc/driver/nvidia/gpus").glob("*/information"))
     if not gpus:
         yield Finding("gpu", Level.OK, "no NVIDIA GPU is visible")
         return
-    found = re.search(r"\s(\d{3})\.\d+", system.read("proc/driver/nvidia/version"))
-    driver = int(found[1]) if found else None
+    driver = find_driver(system)
     models = [system.field(str(at.relative_to(system.root)), "Model:") or "?" for at in gpus]
     yield Finding("gpu", Level.OK, f"{', '.join(models)}, driver {driver or 'unknown'}")
     if torch is not None:
         yield _check_torch_build(str(torch.__version__), torch.version.cuda, driver)
-    yield _check_own_build()
+    yield _check_own_build(driver)
     yield _check_others(system)
 
 
@@ -43,7 +53,7 @@ def _check_torch_build(version: str, cuda: str | None, driver: int | None) -> Fi
             "the GPU is not used",
             "install a build with CUDA: pytorch.org/get-started/locally says which",
         )
-    needed = int(NEEDED_DRIVERS.get(int(cuda.partition(".")[0]), 0))
+    needed = needed_driver(cuda)
     if driver is not None and driver < needed:
         return Finding(
             "torch build",
@@ -56,7 +66,7 @@ def _check_torch_build(version: str, cuda: str | None, driver: int | None) -> Fi
     return Finding("torch build", Level.OK, f"torch {version} is built for CUDA {cuda}")
 
 
-def _check_own_build() -> Finding:
+def _check_own_build(driver: int | None) -> Finding:
     info = build_info()
     cost = "torch's operations run in place of fastloop's kernels, with the same results"
     if kernels_are_disabled():
@@ -66,12 +76,18 @@ def _check_own_build() -> Finding:
         reason = str(info["cuda_reason"]).partition("\n")[0]
         fix = "build it where nvcc is (CUDA_HOME says where)"
         return Finding("fastloop build", Level.WARN, f"without CUDA: {reason}", cost, fix)
+    cuda = str(info["cuda"])
+    needed = needed_driver(cuda)
+    if driver is not None and driver < needed:
+        fact = f"CUDA {cuda} needs a driver {needed} or newer; there is {driver}"
+        fix = "update the driver, or build fastloop with an nvcc of the driver's CUDA"
+        return Finding("fastloop build", Level.WARN, fact, cost, fix)
     try:
         check_cuda(0)
     except RuntimeError as error:
         fact, _, fix = explain_error(error).rpartition(";")
         return Finding("fastloop build", Level.WARN, fact or fix.strip(), cost, fix.strip())
-    return Finding("fastloop build", Level.OK, f"CUDA {info['cuda']}; device 0 is ready")
+    return Finding("fastloop build", Level.OK, f"CUDA {cuda}; device 0 is ready")
 
 
 def _check_others(system: System) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 from fastloop.base.cgroup import cpu_quota, memory_limits, oom_kills, read_table, throttled_share
 from fastloop.see.finding import Finding, Level, System
 
+_MUCH_LOAD = 1.5  # runnable tasks a CPU
+_MUCH_WAITING = 25  # percent
+_OWN_FILES = 64  # of a program that loads data
+_FILES_A_WORKER = 4  # torch's own take as many, fastloop's two; batches that are held take more
 _LITTLE_SHM = 1 << 30
 _LITTLE_MEMORY = 2 << 30
 _FEW_FILES = 4096
@@ -47,6 +52,21 @@ def check_cpus(system: System, workers: int | None = None) -> Finding:
         cost = f"programs that count CPUs start workers and threads for {visible}"
         return Finding("cpus", Level.NOTE, fact, cost, fix)
     return Finding("cpus", Level.OK, fact)
+
+
+def check_load(system: System) -> Finding:
+    """Whether others want the CPUs as well."""
+    visible, _, _ = _cpus(system)
+    load = float((system.read("proc/loadavg").split() or ["0"])[0])
+    found = re.search(r"some avg10=([\d.]+)", system.read("proc/pressure/cpu"))
+    waits = float(found[1]) if found else 0.0
+    fact = f"load {load:.1f} on {visible} CPUs"
+    if found:
+        fact += f"; something waited for a CPU {waits:.0f}% of the last 10 s"
+    if load <= _MUCH_LOAD * visible and waits < _MUCH_WAITING:
+        return Finding("load", Level.OK, fact)
+    cost = "workers and training share the CPUs with others; what is measured now is noise"
+    return Finding("load", Level.WARN, fact, cost, "end what is not needed (top shows it)")
 
 
 def usable_cpus(system: System) -> float:
@@ -113,11 +133,14 @@ def check_shared_memory(system: System, workers: int | None = None) -> Finding:
     return Finding("shared memory", Level.OK, fact)
 
 
-def check_limits(system: System) -> Iterator[Finding]:
-    """Locked memory and open files."""
+def check_limits(system: System, workers: int | None = None) -> Iterator[Finding]:
+    """Locked memory, where ranks may talk over RDMA, and open files."""
     locked = _soft_limit(system, "Max locked memory")
+    has_ranks = system.environ.get("WORLD_SIZE", "1") != "1"
     if locked is None:
         yield Finding("locked memory", Level.OK, "no limit is known")
+    elif not has_ranks:
+        yield Finding("locked memory", Level.OK, f"at most {gib(locked)} may be locked")
     else:
         yield Finding(
             "locked memory",
@@ -127,7 +150,16 @@ def check_limits(system: System) -> Iterator[Finding]:
             "docker run --ulimit memlock=-1, if ranks talk over RDMA",
         )
     files = _soft_limit(system, "Max open files")
-    if files is not None and files < _FEW_FILES:
+    needed = _OWN_FILES + _FILES_A_WORKER * (workers or 0)
+    if files is not None and files < needed:
+        yield Finding(
+            "open files",
+            Level.WARN,
+            f"{files} files may be open at a time, and {workers} workers take about {needed}",
+            "workers cannot be started: Too many open files",
+            f"ulimit -n {max(65536, 2 * needed)}, or fewer workers",
+        )
+    elif files is not None and files < _FEW_FILES:
         yield Finding(
             "open files",
             Level.NOTE,

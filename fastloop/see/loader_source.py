@@ -6,16 +6,20 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-
+from fastloop.base.torch_parts import MultiIter, difference
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.array_iter import ArrayIter
 from fastloop.loader.process_iter import ProcessIter
 from fastloop.loader.thread_iter import ThreadIter
 from fastloop.loader.torch_iters import SyncIter
+from fastloop.see.process_usage import runnable_ns
+from fastloop.see.remedies import find_remedy
 
 _PATHS = {ArrayIter: "array", ProcessIter: "process", ThreadIter: "thread", SyncIter: "sync"}
 _NO_WORKERS: tuple[tuple[int, ...], ...] = ()
+# What was there when next() was called, or came before the batch that it gave: this batch; only
+# others, whose turn it was not; none.
+READY, OTHERS, NONE = "ready", "others", "none"
 
 
 def find_inner(iterator: Any) -> Any:
@@ -54,6 +58,10 @@ class LoaderSource:
         self.trains = False  # an optimizer has stepped on its batches
         self.batches = 0
         self.wait = 0  # ns in next()
+        self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)  # of it, without first batches
+        self.remedy = find_remedy(getattr(loader, "dataset", None))
+        self.made = [0, 0]  # ns in which batches were made and looked at, of them not waiting
+        self._last: tuple[int, int] | None = None  # the same of workers, at the latest look
         self._ready = [0, 0]  # how often a number of ready batches was known, and their sum
         self._iterator: Callable[[], Any] = lambda: None
         self._done = _NO_WORKERS  # counts of workers of iterators before this one
@@ -64,26 +72,46 @@ class LoaderSource:
         if iterator is self._iterator():
             return
         self._done, self._now = _add(self._done, self._now), _NO_WORKERS
+        self._last = None
         self._iterator = weakref.ref(iterator)
         self.path = find_path(iterator)
 
-    def count_ready(self) -> int:
-        """Batches that can be taken at once, at least; -1: nobody knows."""
-        iterator = self._iterator()
+    def count_ready(self) -> tuple[int, int]:
+        """Before next(): batches that have come before their turn, and others that lie there, at
+        least; -1: nobody knows."""
+        iterator: Any = self._iterator()
         try:
-            if isinstance(iterator, ProcessIter):
-                return sum(map(iterator._parent_end.has_replies, range(self.workers)))
-            if isinstance(iterator, _MultiProcessingDataLoaderIter):
-                # Those in torch's queue, and those that came before their turn.
+            if isinstance(iterator, MultiIter) and not difference("queue"):
                 early = len(iterator._task_info) - iterator._tasks_outstanding
-                return int(iterator._data_queue.qsize()) + early
+                if isinstance(iterator, ProcessIter):
+                    return early, sum(map(iterator._parent_end.has_replies, range(self.workers)))
+                return early, int(iterator._data_queue.qsize())
         except (AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
             pass  # it is closed, or another kind of queue
-        return -1
+        return -1, -1
 
-    def note_batch(self, ready: int) -> None:
-        """One has come; `ready`, as `count_ready` said before."""
+    def find_turn(self, early: int, queued: int) -> str:
+        """After next(): READY, OTHERS or NONE.
+
+        Args:
+            early, queued: what ``count_ready()`` has said before.
+        """
+        iterator: Any = self._iterator()
+        if early < 0 or iterator is None:
+            return NONE
+        if not iterator._in_order:
+            return READY if queued > 0 else NONE
+        # Those that were taken from the queue meanwhile: this one, and others before their turn.
+        came = len(iterator._task_info) - iterator._tasks_outstanding - early + 1
+        if came <= queued:
+            return READY
+        return OTHERS if early > 0 or came > 1 else NONE
+
+    def note_batch(self, ready: int, turn: str, wait: int) -> None:
+        """One has come, after so many ns; -1: it was the first. `ready` lay there."""
         self.batches += 1
+        if wait >= 0:
+            self.waits[turn] += wait
         if ready >= 0:
             self._ready[0] += 1
             self._ready[1] += ready
@@ -93,14 +121,34 @@ class LoaderSource:
 
     def look(self) -> None:
         """Keeps what its workers have done so far."""
-        shared = getattr(self._iterator(), "_shared", None)
-        if shared is not None and self.path in ("process", "thread"):
-            self._now = shared.count_workers()[0]
+        iterator = self._iterator()
+        shared = getattr(iterator, "_shared", None)
+        if shared is None or self.path not in ("process", "thread"):
+            return
+        self._now = shared.count_workers()[0]
+        ran = _runnable_ns(iterator, self.path == "thread")
+        if None in ran or not all(count[0] for count in self._now):
+            return  # some have ended, or are yet to start
+        now = sum(count[1] for count in self._now), sum(ns or 0 for ns in ran)
+        if self._last is not None:
+            self.note_made(now[0] - self._last[0], now[1] - self._last[1])
+        self._last = now
+
+    def note_made(self, ns: int, ran: int) -> None:
+        """Batches were made for so long, and that long the thread had or wanted a CPU."""
+        self.made = [self.made[0] + ns, self.made[1] + ran]
 
     def count_workers(self) -> tuple[tuple[int, ...], ...]:
         """(batches, ns at work, ns waiting) of each, for threads the ns for the lock, too. Empty
         where nobody knows."""
         return _add(self._done, self._now)
+
+
+def _runnable_ns(iterator: Any, are_threads: bool) -> list[int | None]:
+    """Of each worker."""
+    if are_threads:
+        return [runnable_ns(f"self/task/{thread.native_id}") for thread in iterator._threads]
+    return [runnable_ns(str(worker.pid)) for worker in iterator._workers]
 
 
 def _add(

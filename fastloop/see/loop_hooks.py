@@ -14,17 +14,17 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from torch.nn.utils import clip_grad
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fastloop.base.torch_parts import BaseIter, clip_module
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.dataloader import DataLoader as FastDataLoader
-from fastloop.patching.seams import Function, Place
+from fastloop.patching import seams
+from fastloop.patching.seams import Function, Place, find_subclasses
 from fastloop.see.loop_observer import LoopObserver
 from fastloop.step.boundary import Boundary
 from fastloop.step.grad_list import GradList
@@ -40,6 +40,8 @@ def _find() -> tuple[LoopObserver, ...]:
     """The observers that are told of what this thread does."""
     observers = _observers
     ident = get_ident()
+    if seams.checking_thread == ident:
+        return ()
     for observer in observers:
         if observer.thread != ident:
             break
@@ -156,21 +158,14 @@ def _time_closure(closure: Function, observers: tuple[LoopObserver, ...]) -> Fun
     return timed
 
 
-def _with_subclasses(kind: Any) -> Iterator[Any]:
-    """Those that exist now."""
-    yield kind
-    for other in type.__subclasses__(kind):
-        yield from _with_subclasses(other)
-
-
 def _find_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
     for loader in (DataLoader, FastDataLoader):
         yield loader, "__iter__", _make_iter
-    for root in (_BaseDataLoaderIter, Prefetcher):
-        for kind in _with_subclasses(root):
+    for root in (BaseIter, Prefetcher):
+        for kind in (root, *find_subclasses(root)):
             if "__next__" in vars(kind):
                 yield kind, "__next__", _make_next
-    for kind in _with_subclasses(torch.amp.GradScaler):
+    for kind in (torch.amp.GradScaler, *find_subclasses(torch.amp.GradScaler)):
         if "step" in vars(kind):
             yield kind, "step", _make_scaler_step
         if "unscale_" in vars(kind):
@@ -179,8 +174,8 @@ def _find_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
     yield GradScaler, "unscale_and_clip_", _make_update
     yield GradList, "clip_parameters", _make_update
     for name in ("_get_total_norm", "_clip_grads_with_norm_"):
-        if name in vars(clip_grad):
-            yield clip_grad, name, _make_update
+        if name in vars(clip_module):
+            yield clip_module, name, _make_update
 
 
 def open_hooks(observer: LoopObserver) -> None:

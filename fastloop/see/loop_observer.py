@@ -13,15 +13,17 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
-
+from fastloop.base.torch_parts import BaseIter
 from fastloop.device.prefetch import Prefetcher
 from fastloop.see.gpu_usage import GpuUsage
 from fastloop.see.gpu_waits import EventPair, GpuWaits
-from fastloop.see.loader_source import LoaderSource, find_inner
-from fastloop.see.step_recorder import NOT_MEASURED, StepRecorder
+from fastloop.see.loader_source import NONE, READY, LoaderSource, find_inner
+from fastloop.see.process_usage import runnable_ns
+from fastloop.see.step_recorder import StepRecorder
 
-LOOK_NS = 1_000_000_000
+LOOK_NS = 1_000_000_000  # at the GPU
+_LOOK_AT_WORKERS_NS = LOOK_NS // 10  # epochs may be short
+_MOST_LOOKS = 100  # at batches that the loop makes itself
 _MAX_SOURCES = 64
 _MAX_LOG = 256  # events that are not told yet
 
@@ -38,11 +40,11 @@ class _Sources:
         if found is not None and found[0]() is owner:
             return found[1]
         inner = find_inner(owner)
-        if inner is not owner and isinstance(inner, _BaseDataLoaderIter):
+        if inner is not owner and isinstance(inner, BaseIter):
             source = self.find(inner)
         elif len(self.all) < _MAX_SOURCES:
             source = LoaderSource(owner)
-            if isinstance(owner, _BaseDataLoaderIter):
+            if isinstance(owner, BaseIter):
                 source.use(owner)
             self.all.append(source)
         else:  # a program that makes loaders again and again: the last one stands for them
@@ -91,9 +93,11 @@ class LoopObserver:
         self._depth = 0  # of calls inside each other
         self._loading_depth = 0  # of the one that loads for an upload
         self._loading: int | None = None  # ns; None: nothing is uploaded in this call
-        self._loading_begin = self._next_look = 0
+        self._loading_begin = self._next_look = self._next_look_at_workers = 0
         self._source: LoaderSource | None = None
-        self._ready = NOT_MEASURED
+        self._found = -1, -1  # batches that were there
+        self._made_since: tuple[int, int | None] = 0, None  # of a batch that the loop makes itself
+        self._looks = 0  # at those
 
     @property
     def recorder(self) -> StepRecorder:
@@ -122,7 +126,7 @@ class LoopObserver:
         now = self._clock()
         self._depth = 0
         source = self.sources.find(loader)
-        if isinstance(iterator, _BaseDataLoaderIter):
+        if isinstance(iterator, BaseIter):
             self.sources.bind(iterator, source)
             inner = find_inner(iterator)
             self.sources.bind(inner, source)
@@ -135,12 +139,14 @@ class LoopObserver:
         if self._depth == 1:
             now = self._clock()
             source = self._source = self.sources.find(iterator)
-            self._ready = source.count_ready()
+            self._found = source.count_ready()
+            if source.workers == 0 and self._looks < _MOST_LOOKS:
+                self._made_since = now, runnable_ns("thread-self")
             self._loading = 0 if isinstance(iterator, Prefetcher) else None
             self._loading_depth = 0
-            if now >= self._next_look:
-                self._next_look = now + LOOK_NS
-                self._look(source)
+            if now >= self._next_look_at_workers:
+                self._next_look_at_workers = now + _LOOK_AT_WORKERS_NS
+                self._look(source, now)
             if len(self._log) > _MAX_LOG:
                 self._read_log()
             if self.waits.is_on:
@@ -159,24 +165,30 @@ class LoopObserver:
             return
         source = self._source
         assert source is not None
-        kind = None
+        (begin, ran), self._made_since, kind = self._made_since, (0, None), None
         if error is not None:
             kind = StopIteration if isinstance(error, StopIteration) else type(error)
             source.look()
+        elif ran is not None:
+            source.note_made(now - begin, (runnable_ns("thread-self") or ran) - ran)
+            self._looks += 1
+        turn = NONE if kind else source.find_turn(*self._found)
+        ready = sum(self._found) if turn == READY else min(0, self._found[0])
         pair = self.waits.end() if self.waits.is_on else None
         end = self._recorder.leave_fetch if pair is None else self._leave_fetch
-        found = now, self._clock(), source, self._ready, self._loading, kind
+        found = now, self._clock(), source, ready, self._loading, kind, turn
         self._log.append((end, *found) if pair is None else (end, pair, *found))
 
     def _leave_fetch(self, pair: EventPair, *found: Any) -> None:
         run = self._recorder.leave_fetch(*found)
         self.waits.follow(pair, run, self._recorder.steps)
 
-    def _look(self, source: LoaderSource) -> None:
-        """Once a second."""
+    def _look(self, source: LoaderSource, now: int) -> None:
         source.look()
-        self.usage.look()
-        self.waits.look()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_NS
+            self.usage.look()
+            self.waits.look()
 
     # ---- updates
 

@@ -28,6 +28,20 @@ def cpu_seconds(pid: int) -> float | None:
         return None
 
 
+def runnable_ns(task: str) -> int | None:
+    """How long a thread was on a CPU or waited for one, so not for files, locks or sleep.
+
+    Args:
+        task: its folder below /proc; a process's is its first thread's.
+    """
+    try:
+        with open(f"/proc/{task}/schedstat") as file:
+            on_cpu, delayed, _ = map(int, file.read().split())
+    except (OSError, ValueError):  # it has ended, or the kernel does not count
+        return None
+    return on_cpu + delayed
+
+
 def find_descendants(pid: int) -> list[int]:
     """The processes that it has started, and theirs, that have not been waited for."""
     children: dict[int, list[int]] = {}

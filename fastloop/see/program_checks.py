@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from typing import Any
 
+from fastloop.base.requirements import INSTALL, NEWEST_TESTED, OLDEST, read_release
 from fastloop.see.finding import Finding, Level, System
 from fastloop.see.host_checks import usable_cpus
 
@@ -93,6 +94,23 @@ def check_threads(system: System) -> Finding:
     return Finding("threads", Level.OK, f"OMP_NUM_THREADS={text}" if text else "OpenMP's default")
 
 
+def check_torch(torch: Any) -> Finding:
+    """Whether fastloop's tests have run on this release of torch; None: it is not installed."""
+    oldest, newest = (".".join(map(str, release)) for release in (OLDEST, NEWEST_TESTED))
+    if torch is None:
+        cost = "only what needs no torch can be used, such as the tools for token files"
+        return Finding("torch", Level.NOTE, "not installed", cost, INSTALL)
+    version = str(torch.__version__)
+    if read_release(version) < OLDEST:
+        fact = f"{version} is older than {oldest}, the oldest that fastloop works with"
+        return Finding("torch", Level.FAIL, fact, "fastloop.DataLoader raises ImportError", INSTALL)
+    if read_release(version) > NEWEST_TESTED:
+        fact = f"{version} is newer than {newest}, the newest that fastloop is tested with"
+        cost = "where torch's private parts differ, torch's own code runs, with a RuntimeWarning"
+        return Finding("torch", Level.NOTE, fact, cost, "look for a newer fastloop")
+    return Finding("torch", Level.OK, f"{version} is tested: {oldest} to {newest} are")
+
+
 def check_lock() -> Finding:
     """Whether the interpreter has its global lock."""
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -102,6 +120,23 @@ def check_lock() -> Finding:
     cost = "worker threads run Python one at a time" if is_on else ""
     fix = "a module needs the lock: fastloop is one of them" if is_on else ""
     return Finding("interpreter lock", Level.NOTE if is_on else Level.OK, fact, cost, fix)
+
+
+def check_decoders() -> Finding:
+    """What decodes images for an ImageFolder."""
+    if "torch" not in sys.modules:
+        return Finding("decoders", Level.OK, "n/a: torch is missing")
+    from fastloop.data.decode import AutoDecoder
+
+    fix = "pip install fastloop[images]"
+    try:
+        name = AutoDecoder().name
+    except ImportError:
+        return Finding("decoders", Level.NOTE, "none", "ImageFolder reads no file", fix)
+    if name == "Pillow":
+        cost = "JPEGs take longer than with simplejpeg, torchcodec or torchvision"
+        return Finding("decoders", Level.NOTE, name, cost, fix)
+    return Finding("decoders", Level.OK, name)
 
 
 # ---- how workers start

@@ -73,7 +73,8 @@ class Report:
         self._ended_in = self._observer.end(_is_error(error))
         if _is_error(error):
             self._ended_by = type(error).__qualname__
-        written = [write_somewhere(path, self._make(kind_of(path))) for path in self.paths]
+        paths = self.paths if self._observer.recorder.steps.count > 0 else ()
+        written = [write_somewhere(path, self._make(kind_of(path))) for path in paths]
         self.paths = [path for path in written if path is not None]
         if self._verbose:
             say("\n".join([self.summary(), *(f"  written: {path}" for path in self.paths)]))
@@ -132,7 +133,8 @@ def report(*paths: str | os.PathLike[str], verbose: bool | None = None) -> Repor
     torch's, in frameworks, too. At the end of the block says on stderr what the loop waits for, and
     writes the files. Never waits for the GPU, and costs some microseconds a step, which it measures
     and says. Exceptions pass through, and the report is written all the same. Reports may be open
-    inside each other. What other threads do, and other processes, is not seen.
+    inside each other. What other threads do, and other processes, is not seen. Where no step was
+    taken, one line says so and no file is written.
 
     Args:
         paths: files to write: ``.html`` (a page, with a ``.json`` beside it), ``.json`` (the

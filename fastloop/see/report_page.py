@@ -8,12 +8,15 @@ from html import escape
 from typing import Any
 
 from fastloop.see.report_table import (
+    HEAD,
     LABELS,
     PARTS,
     describe_cost,
     describe_gpu,
     describe_loader,
+    describe_rate,
     describe_skips,
+    phase_rows,
     seconds,
 )
 from fastloop.see.verdict import ms, percent
@@ -203,21 +206,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="wide">{table}</div>'
 
 
-def _phase_row(label: str, phase: dict[str, Any] | None) -> list[str]:
-    if phase is None:
-        return [label, "n/a", "n/a", "n/a"]
-    return [label, percent(phase["share"]), ms(phase["median_ms"]), ms(phase["p95_ms"])]
-
-
-def _phase_table(found: dict[str, Any]) -> str:
-    rows = [_phase_row(label, found["phases"][name]) for name, label in LABELS.items()]
-    rows.insert(1, _phase_row("of the data wait, seen by the GPU", found["gpu_wait"]))
-    step = found["step"]
-    if step is not None:
-        rows.append(["the whole step", "", ms(step["median_ms"]), ms(step["p95_ms"])])
-    return _table(["of a step", "share", "median", "p95"], rows)
-
-
 def _part_table(found: dict[str, Any]) -> str:
     whole = found["seconds"]
     parts = found["seconds_of"]
@@ -236,8 +224,8 @@ def make_page(found: dict[str, Any]) -> str:
     ended = ""
     if found["ended_by"]:
         ended = f"<p>Ended by {escape(found['ended_by'])} in {found['ended_in'] or 'no step'}.</p>"
-    rate = f", {steps['per_second']:,.1f} a second" if steps["per_second"] else ""
-    title = f"{steps['count']:,} steps in {seconds(found['seconds'])}{rate}"
+    title = describe_rate(found)
+    gpu = f"<li>GPU busy: {escape(describe_gpu(found))}</li>" if found["gpu"]["uuid"] else ""
     versions = f"fastloop {found['fastloop']}, torch {found['torch']}, Python {found['python']}"
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -245,13 +233,12 @@ def make_page(found: dict[str, Any]) -> str:
 <title>fastloop report: {title}</title><style>{_STYLE}</style></head><body>
 <h1>fastloop report · {title} · {escape(found["began"])} · rank {found["rank"]}</h1>
 <p class="verdict {kind}">{escape(found["verdict"]["text"])}</p>{ended}
-<h2>Where a step goes</h2>{_draw_steps(found)}{_phase_table(found)}
+<h2>Where a step goes</h2>{_draw_steps(found)}{_table(HEAD, phase_rows(found))}
 <h2>How long steps wait for data</h2>{_draw_waits(found)}
 <h2>Batches ready</h2>{_draw_ready(found)}
 <h2>Where the run went</h2>{_part_table(found)}
 <h2>Loaders and workers</h2><ul class="plain">{loaders or "<li>n/a: none was seen</li>"}</ul>
-<ul class="plain"><li>Skipped steps: {escape(describe_skips(found))}</li>
-<li>GPU busy: {escape(describe_gpu(found))}</li></ul>
+<ul class="plain"><li>Skipped steps: {escape(describe_skips(found))}</li>{gpu}</ul>
 <footer>{escape(describe_cost(found))}; no synchronisation. The host's clock. The table of phases
 is of {steps["steady"]:,} steps, without the first ones of the run and of each epoch. {versions}.
 </footer></body></html>

@@ -36,24 +36,27 @@ def _row(name: str, *cells: str) -> str:
     return f"  {name:<24}" + "".join(f"{cell:>13}" for cell in cells)
 
 
-def _phase_rows(found: dict[str, Any]) -> list[str]:
-    rows = [_row("of a step", "share", "median", "p95")]
-    for name, label in LABELS.items():
-        phase = found["phases"][name]
-        cells = [percent(None)] * 3
-        if phase is not None:
-            cells = [percent(phase["share"]), ms(phase["median_ms"]), ms(phase["p95_ms"])]
-        rows.append(_row(label, *cells))
-        if name == "data_wait":
-            gpu = found["gpu_wait"]
-            shown = ["n/a"] * 3
-            if gpu is not None:
-                shown = [percent(gpu["share"]), ms(gpu["median_ms"]), ms(gpu["p95_ms"])]
-            rows.append(_row("  of it seen by the GPU", *shown))
-    step = found["step"]
-    if step is not None:
-        rows.append(_row("step", "", ms(step["median_ms"]), ms(step["p95_ms"])))
-    return rows
+HEAD = "of a step", "share", "mean", "median", "p95"
+
+
+def phase_rows(found: dict[str, Any]) -> list[list[str]]:
+    """Below HEAD. What is of a GPU is left out where there is none."""
+    rows = [(label, name, found["phases"][name]) for name, label in LABELS.items()]
+    rows.insert(1, ("  of it seen by the GPU", "gpu_wait", found["gpu_wait"]))
+    rows.append(("step", "step", found["step"]))
+    of_gpu = ("gpu_wait", "host_to_device") if found["gpu"]["uuid"] is None else ("step",)
+    return [
+        [label, *_phase_cells(phase)]
+        for label, name, phase in rows
+        if phase is not None or name not in of_gpu
+    ]
+
+
+def _phase_cells(phase: dict[str, Any] | None) -> list[str]:
+    if phase is None:
+        return ["n/a"] * 4
+    share = percent(phase["share"]) if "share" in phase else ""
+    return [share, *(ms(phase[f"{name}_ms"]) for name in HEAD[2:])]
 
 
 def describe_loader(loader: dict[str, Any]) -> str:
@@ -89,8 +92,6 @@ def describe_skips(found: dict[str, Any]) -> str:
 
 def describe_gpu(found: dict[str, Any]) -> str:
     gpu = found["gpu"]
-    if gpu["uuid"] is None:
-        return f"n/a ({gpu['why_unknown']})"
     busy = f"n/a ({gpu['why_unknown']})"
     if gpu["busy"] is not None:
         busy = f"{percent(gpu['busy'])} of the time, by {gpu['samples']} samples of NVML"
@@ -119,15 +120,22 @@ def _wrap(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
-def make_table(found: dict[str, Any]) -> str:
+def describe_rate(found: dict[str, Any]) -> str:
     steps = found["steps"]
-    rate = f", {steps['per_second']:,.1f} a second" if steps["per_second"] else ""
+    rate = f", {steps['per_second']:,.1f} a second once warm" if steps["per_second"] else ""
+    return f"{steps['count']:,} steps{rate}; {seconds(found['seconds'])} in all"
+
+
+def make_table(found: dict[str, Any]) -> str:
+    """One line where there was no step."""
+    steps = found["steps"]
+    if steps["count"] == 0:
+        return f"fastloop report: {found['verdict']['text']}"
     lines = [
-        f"fastloop report: {steps['count']:,} steps in {seconds(found['seconds'])}{rate}; "
-        f"{steps['steady']:,} in the table",
+        *_wrap(f"fastloop report: {describe_rate(found)}; {steps['steady']:,} in the table"),
         *_wrap(found["verdict"]["text"]),
         "",
-        *_phase_rows(found),
+        *(_row(*row) for row in (HEAD, *phase_rows(found))),
         "",
     ]
     for name, label in PARTS.items():
@@ -137,7 +145,8 @@ def make_table(found: dict[str, Any]) -> str:
     for loader in found["loaders"]:
         lines += _wrap(describe_loader(loader), "  ")
     lines += _wrap(f"skipped steps: {describe_skips(found)}", "  ")
-    lines += _wrap(f"GPU busy: {describe_gpu(found)}", "  ")
+    if found["gpu"]["uuid"] is not None:
+        lines += _wrap(f"GPU busy: {describe_gpu(found)}", "  ")
     if found["ended_by"]:
         lines += _wrap(f"ended by {found['ended_by']} in {found['ended_in'] or 'no step'}", "  ")
     lines.append(f"  {describe_cost(found)}")

@@ -18,7 +18,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from fastloop.step.scale_rule import TorchScaler
+from fastloop.base.torch_parts import TorchScaler, difference
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -80,6 +80,8 @@ def _keep(one: Any) -> Callable[[], object]:
 
 def _keep_stages(scaler: TorchScaler) -> Callable[[], object]:
     """Which optimizers it has unscaled since its last update(), which its state does not say."""
+    if difference("scaler") or not scaler.is_enabled():
+        return lambda: None
     restore = _keep_value(scaler._per_optimizer_states)
     return lambda: setattr(scaler, "_per_optimizer_states", restore())
 

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fastloop.see.loader_source import LoaderSource
+from fastloop.see.loader_source import NONE, LoaderSource
 
 CAPACITY = 16_384  # steps that are kept, 72 bytes each
 _MAX_RUNS = 64  # of loaders without a step between
@@ -31,7 +31,8 @@ class Step(NamedTuple):
         update: unscaling, clipping, the optimizers' steps.
         other: after the last of these.
         gpu_wait: between the end of the GPU's earlier work and the batch.
-        ready: batches that were ready when the last one was taken.
+        ready: batches that were ready when the last one was taken; 0: not the one whose turn it
+            was.
         is_first: of an epoch. Its first batch is not in ``wait``.
     """
 
@@ -225,6 +226,7 @@ class StepRecorder:
         ready: int = NOT_MEASURED,
         loading: int | None = None,
         error: type[BaseException] | None = None,
+        turn: str = NONE,
     ) -> Run:
         """It was next().
 
@@ -233,6 +235,7 @@ class StepRecorder:
             loading: ns since ``enter_fetch()`` in which no batch was copied to the device;
                 None: it is not known.
             error: what it has raised.
+            turn: what the loader's ``find_turn()`` says.
         """
         span, is_end = self._take(now, after), error is not None
         run = self._find_run(source)
@@ -241,14 +244,15 @@ class StepRecorder:
         upload = 0 if loading is None or is_end else span - loading
         if loading is not None:
             run.upload = max(run.upload, 0) + upload
-        if run.has_begun and run.fetches == 0 and not is_end:
+        is_first = run.has_begun and run.fetches == 0
+        if is_first and not is_end:
             run.start += span - upload
         else:
             run.wait += span - upload
         run.has_ended = is_end
         if not is_end:
             run.fetches += 1
-            source.note_batch(ready)
+            source.note_batch(ready, turn, -1 if is_first else span - upload)
         self._is_fetching = False
         self.has_failed = is_end and error is not StopIteration
         return run

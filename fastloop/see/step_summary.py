@@ -50,6 +50,7 @@ def _describe(values: Iterable[int], whole: int | None = None) -> dict[str, Any]
     total = sum(ordered)
     found = {
         "seconds": total / 1e9,
+        "mean_ms": total / len(ordered) / 1e6,
         "median_ms": _quantile(ordered, 0.5) / 1e6,
         "p95_ms": _quantile(ordered, 0.95) / 1e6,
     }
@@ -120,6 +121,9 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
         "batches": source.batches,
         "wait_s": source.wait / 1e9,
         "ready": source.mean_ready(),
+        "waits": {found: ns / 1e9 for found, ns in source.waits.items()},
+        "cpu_share": _share(min(source.made), source.made[0]),
+        "remedy": source.remedy or None,
         "workers": workers or None,
     }
 
@@ -159,7 +163,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
             "optimizers": len(recorder.optimizers),
             "skipped": recorder.skipped,
             "skips_unknown": observer.has_silent_skips,
-            "per_second": _share(count, totals["steps"]),
+            "per_second": _share(len(steady), whole / 1e9),
         },
         "step": _describe(step.total for step in steady),
         "phases": {

@@ -22,9 +22,11 @@ from fastloop.base.nested import list_leaves
 from fastloop.loader.dataset_epochs import epochs_within
 from fastloop.see.finding import System
 from fastloop.see.host_checks import usable_cpus
-from fastloop.see.process_usage import pss_bytes
+from fastloop.see.process_usage import pss_bytes, runnable_ns
+from fastloop.see.remedies import find_remedy
 from fastloop.see.snapshot import keep_random_state
 from fastloop.see.tune_search import Batch, Budget, Measured, OutOfTimeError, Search, Setting
+from fastloop.see.user_step import check_step, explaining
 
 PATHS = ("auto", "process", "thread")
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
@@ -131,12 +133,14 @@ def tune(
             within the limits of the cgroup.
 
     Raises:
-        TypeError: ``loader`` is no torch ``DataLoader``.
+        TypeError: ``loader`` is no torch ``DataLoader``, or ``step`` cannot be called with a batch.
         ValueError: it gives no batch, its sampler is an iterator, which could be used once, or an
             argument is out of its range.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(f"tune() takes a torch DataLoader, got {type(loader).__name__}")
+    if step is not None:
+        check_step("step", step, "a batch of the loader")
     if not seconds > 0:
         raise ValueError(f"seconds must be positive, got {seconds!r}")
     path = getattr(loader, "path", None)
@@ -149,7 +153,8 @@ def tune(
         batch = trials.measure_batch()
         search = Search(batch, budget, trials.measure, now.prefetch or 2, wanted)
         found = search.run(now)
-    return Suggestion(now, found, search.measured, batch, _notes(loader, now, found, search))
+    notes = _notes(loader, now, found, search, batch)
+    return Suggestion(now, found, search.measured, batch, notes)
 
 
 def _check_paths(paths: Sequence[str] | None, own: str | None) -> tuple[str | None, ...]:
@@ -195,9 +200,17 @@ def _ram(budget: int | None) -> int:
 
 
 def _notes(
-    loader: DataLoader[Any], now: Setting, found: Setting, search: Search
+    loader: DataLoader[Any], now: Setting, found: Setting, search: Search, batch: Batch
 ) -> tuple[str, ...]:
     notes = []
+    remedy = find_remedy(loader.dataset)
+    if remedy:
+        notes.append(f"faster than any number of workers may be {remedy}")
+    elif batch.load_cpu_s < batch.load_s / 2 and found.workers > 0 and found.path != "thread":
+        notes.append(
+            "making a batch is mostly waiting: threads wait at no cost, so try fastloop.DataLoader "
+            "with paths=['thread'], if the dataset is safe in threads"
+        )
     if found.workers != now.workers:
         notes.append(
             "another number of workers has other random seeds in them: augmentation by Python's, "
@@ -236,7 +249,8 @@ class _Trials:
         load_s, load_cpu_s = _timed(lambda: next(batches), self._each_s / 2)
         step_s = step_cpu_s = 0.0
         if self._has_step:
-            self._step(batch)
+            with explaining(f"tune() has called step(batch) with a {type(batch).__name__}"):
+                self._step(batch)
             step_s, step_cpu_s = _timed(lambda: self._step(batch), self._each_s / 2)
         return Batch(load_s, load_cpu_s, step_s, step_cpu_s, _bytes_of(batch))
 
@@ -268,14 +282,17 @@ class _Trials:
 
 
 def _timed(call: Callable[[], object], seconds: float) -> tuple[float, float]:
-    """Seconds of a call, on the clock and on CPUs, the mean of as many as there is time for."""
+    """Seconds of a call, on the clock and on CPUs, the mean of as many as there is time for. Where
+    others take the CPUs, waiting for one counts as being on it: more workers would wait as well."""
     _synchronize()
     begin, begin_cpu, count = perf_counter(), process_time(), 0
+    ran = runnable_ns("thread-self") or 0
     while count < 3 or perf_counter() - begin < seconds:
         call()
         count += 1
     _synchronize()
-    return (perf_counter() - begin) / count, (process_time() - begin_cpu) / count
+    seconds, ran = perf_counter() - begin, (runnable_ns("thread-self") or ran) - ran
+    return seconds / count, max(process_time() - begin_cpu, ran / 1e9) / count
 
 
 def _synchronize() -> None:

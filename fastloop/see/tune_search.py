@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 ALIKE = 0.03  # settings that are closer to the best than this are as good: the smallest is taken
 _SPARE = 1.2  # workers that are wanted for each one that is needed on average
 _MOST_WORKERS = 64
+_MOST_PER_CPU = 4  # processes, each of which takes memory and its share of a CPU; threads wait free
 _LEAST_CPU = 0.02  # of a batch's time, so that waiting alone does not want endless workers
 _DEEPEST = 16
 
@@ -75,18 +76,19 @@ class OutOfTimeError(Exception):
     """There is no time for another measurement."""
 
 
-def most_workers(batch: Batch, budget: Budget, prefetch: int) -> int:
+def most_workers(batch: Batch, budget: Budget, prefetch: int, path: str | None = None) -> int:
     """As many as CPUs and memory have room for: workers that wait most of the time share a CPU."""
     loop = batch.step_cpu_s / batch.step_s if batch.step_s > 0 else 0.0
     cpus = max(1.0, budget.cpus - loop)
     share = min(1.0, max(_LEAST_CPU, batch.load_cpu_s / batch.load_s)) if batch.load_s > 0 else 1.0
     by_memory = budget.ram_bytes // max(1, batch.bytes * (prefetch + 1))
-    return max(1, min(_MOST_WORKERS, math.ceil(cpus / share), by_memory))
+    by_kind = _MOST_WORKERS if path == "thread" else math.ceil(_MOST_PER_CPU * budget.cpus)
+    return max(1, min(_MOST_WORKERS, by_kind, math.ceil(cpus / share), by_memory))
 
 
-def wanted_workers(batch: Batch, budget: Budget, prefetch: int) -> int:
+def wanted_workers(batch: Batch, budget: Budget, prefetch: int, path: str | None = None) -> int:
     """The closed form: as many as make batches as fast as the loop takes them, and a fifth more."""
-    most = most_workers(batch, budget, prefetch)
+    most = most_workers(batch, budget, prefetch, path)
     if batch.step_s <= 0:
         return most
     return min(most, math.ceil(_SPARE * batch.load_s / batch.step_s))
@@ -150,8 +152,8 @@ class Search:
 
     def _climb(self, path: str | None) -> None:
         """From the closed form on, in steps of a quarter, up or down as long as it helps."""
-        most = most_workers(self._batch, self._budget, self._prefetch)
-        start = max(1, wanted_workers(self._batch, self._budget, self._prefetch))
+        most = most_workers(self._batch, self._budget, self._prefetch, path)
+        start = max(1, wanted_workers(self._batch, self._budget, self._prefetch, path))
         here = self._measure(self._of(start, path))
         for direction in (1, -1):
             workers, last = start, here

@@ -4,6 +4,7 @@ faster it could be at most, why, and what to change."""
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 from fastloop.see.finding import System
@@ -12,6 +13,10 @@ from fastloop.see.host_checks import usable_cpus
 INPUT_BOUND, PARTLY = 0.20, 0.05  # shares of a step
 _MIN_STEPS = 10  # for a verdict at all
 _SURE_STEPS = 50
+_BUSY = 0.8  # of workers' time: there is no more in them
+_UNEVEN = 5  # p95 over the median: it may not be the program
+_COMPUTES = 0.5  # of the time of samples on a CPU; below it they wait for something else
+_MOST_THREADS = 32
 
 _PHASE_NAMES = {
     "host_to_device": "copying to the device",
@@ -62,7 +67,7 @@ def find_verdict(found: dict[str, Any]) -> dict[str, Any]:
     if share < PARTLY:
         text = (
             f"NOT INPUT-BOUND: {percent(share)} of each step is waiting for data; a faster loader "
-            f"cannot help this run. Most of it is {_find_largest(found)}.{few}"
+            f"cannot help this run. Most of it is {_say_largest(found)}.{few}"
         )
         return _pack("not input-bound", share, basis, 1 / (1 - share), text=text)
     kind = "input-bound" if share >= INPUT_BOUND else "partly input-bound"
@@ -142,45 +147,55 @@ def _find_obstacle(found: dict[str, Any]) -> str:
     return ""
 
 
-def _find_largest(found: dict[str, Any]) -> str:
+def _say_largest(found: dict[str, Any]) -> str:
     phases = found["phases"]
     parts = {name: phases[name]["share"] or 0 for name in _PHASE_NAMES if phases[name]}
     largest = max(parts, key=lambda name: parts[name])
-    return f"{_PHASE_NAMES[largest]} ({percent(parts[largest])})"
+    text = f"{_PHASE_NAMES[largest]} ({percent(parts[largest])})"
+    times = phases[largest]["p95_ms"] / max(phases[largest]["median_ms"], 1e-6)
+    if times < _UNEVEN:
+        return text
+    load = os.getloadavg()[0]
+    why = f", as where CPUs are short (load {load:.1f}, {_say_cpus()})"
+    return (
+        f"{text}, but unevenly: one step in 20 takes {times:,.0f} times the median or longer"
+        f"{why if load > count_cpus() else ''}. Measure again on an idle machine"
+    )
 
 
 # ---- why
 
 
 def _find_cause(found: dict[str, Any]) -> tuple[str, str]:
-    """Why data is late, and what to do."""
+    """Why data is late, and what to do: one thing."""
     trained = [loader for loader in found["loaders"] if loader["trains"]]
     loader = max(trained, key=lambda loader: float(loader["wait_s"]))
     if loader["num_workers"] == 0:
+        cause = f"the loop loads {loader['name']} itself (num_workers=0)"
+        return cause, _advise(found, loader, loader["wait_s"], loader["batches"])
+    workers, waits = loader["workers"], loader["waits"]
+    if waits["ready"] > sum(waits.values()) / 2:
         return (
-            f"the loop loads {loader['name']} itself (num_workers=0)",
-            f"num_workers={min(2, count_cpus())} or more ({_say_cpus()})",
-        )
-    workers = loader["workers"]
-    ready = loader["ready"]
-    if ready is not None and ready >= 1:
-        return (
-            f"{ready:.1f} batches were ready on average when the loop asked for one, so it is not "
-            "loading: taking them over is slow (unpickling, copying between processes)",
+            f"{loader['ready']:.1f} batches were ready on average when the loop asked for one, so "
+            "it is not loading: taking them over is slow (unpickling, copying between processes)",
             "fewer and larger tensors in a batch"
             + ("" if loader["path"] != "torch" else ", or run it by python -m fastloop run"),
         )
-    if workers is None:
-        if loader["path"] == "array":
-            return (
-                f"{loader['num_workers']} threads gather and transform as fast as they can",
-                f"a higher num_workers ({_say_cpus()}), or a cheaper transform",
-            )
+    if workers is not None:
+        return _blame_workers(found, loader, workers)
+    if waits["others"] > sum(waits.values()) / 2:
+        return _blame_order(waits, "")
+    if loader["path"] == "array":
         return (
-            "not known, because torch's own iterators do not tell what their workers do",
-            "run it by python -m fastloop run, or with fastloop.DataLoader",
+            f"{loader['num_workers']} threads gather and transform as fast as they can",
+            f"num_workers {loader['num_workers']}→{count_cpus()} ({_say_cpus()})"
+            if loader["num_workers"] < count_cpus()
+            else f"a cheaper transform ({_say_cpus()})",
         )
-    return _blame_workers(found, loader, workers)
+    return (
+        "not known, because torch's own iterators do not tell what their workers do",
+        loader["remedy"] or "run it by python -m fastloop run, or with fastloop.DataLoader",
+    )
 
 
 def _say_cpus() -> str:
@@ -200,18 +215,50 @@ def _blame_workers(
             f"worker threads wait for the interpreter lock {percent(lock / busy)} of their time",
             'path="process", or code that gives the lock up',
         )
-    if share < 0.8:
+    if share >= _BUSY:
+        batches = sum(worker["batches"] for worker in workers)
+        return f"workers are busy {percent(share)}", _advise(found, loader, busy, batches)
+    waits = loader["waits"]
+    if waits["others"] > waits["none"]:
+        busiest = max(range(len(workers)), key=lambda n: float(workers[n]["busy_share"] or 0))
+        most = workers[busiest]["busy_share"] or 0
+        name = f"; worker {busiest} is busy {percent(most)}, all on average {percent(share)}"
+        return _blame_order(waits, name if most >= _BUSY else "")
+    return (
+        f"workers are busy {percent(share)} only, so it is not their number: batches come unevenly",
+        "a higher prefetch_factor",
+    )
+
+
+def _blame_order(waits: dict[str, float], name: str) -> tuple[str, str]:
+    part = waits["others"] / sum(waits.values())
+    return (
+        f"batches are handed out in order, and in {percent(part)} of the wait others were ready, "
+        f"but not the one whose turn it was (head-of-line blocking){name}",
+        "in_order=False, if the order of batches may vary; if not, "
+        + ("samples of more even cost" if name else "a higher prefetch_factor"),
+    )
+
+
+def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches: int) -> str:
+    """For samples that take `busy` seconds for so many batches: fastloop's own remedy first, and
+    never more workers that compute than there are CPUs."""
+    if loader["remedy"]:
+        return str(loader["remedy"])
+    number, cpus, share = loader["num_workers"], count_cpus(), loader["cpu_share"]
+    needed = _count_needed(found, busy, batches, number)
+    if share is not None and share < _COMPUTES:
+        threads = min(needed, _MOST_THREADS)
         return (
-            f"workers are busy {percent(share)} only, so it is not their number: batches come "
-            "unevenly",
-            "a higher prefetch_factor",
+            f'path="thread" with num_workers={threads}, if the dataset is safe in threads: samples '
+            f"wait {percent(1 - share)} of their time, and threads that wait need no CPU"
         )
-    number = loader["num_workers"]
-    needed = _count_needed(found, busy, sum(worker["batches"] for worker in workers), number)
-    advice = f"num_workers {number}→{needed} ({_say_cpus()})"
-    if needed > count_cpus():
-        advice += "; if they compute, and do not wait for files, a cheaper transform or a cache"
-    return f"workers are busy {percent(share)}", advice
+    if number >= cpus:
+        return (
+            f"a cheaper transform, or samples computed once and kept (fastloop.ArrayDataset): all "
+            f"{_say_cpus()} are taken"
+        )
+    return f"num_workers {number}→{min(needed, cpus)} ({_say_cpus()})"
 
 
 def _count_needed(found: dict[str, Any], busy: float, batches: int, number: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fastloop.step.scale_rule import TorchScaler
+from fastloop.base.torch_parts import TorchScaler
 
 _ON_NONFINITE = ("window", "micro", "ignore")
 

@@ -5,14 +5,20 @@ or not, under fastloop's scaler, torch's or none. The gradients come as `.grad` 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
+from fastloop.base.torch_parts import OptState, is_known
+from fastloop.step.fused_optimizer import (
+    FusedAttributes,
+    StepWatch,
+    takes_grad_scale,
+    times_of_user,
+)
 from fastloop.step.grad_buffers import GradBuffers
 from fastloop.step.grad_list import GradList, new_flag, parameters_of
 from fastloop.step.scaler import GradScaler
@@ -70,7 +76,7 @@ class Boundary:
         # A subclass's own unscaling is not passed over.
         self._is_ours = isinstance(scaler, GradScaler) and scaler._owns_unscaling()
         self._grads = GradList()
-        self._seen: tuple[Tensor, int] | None = None  # the window's scale and its version
+        self._seen: tuple[Tensor | None, float] | None = None  # the mark of the window's scale
         self.loaded_scale: float | None = None  # that of a window which load_state_dict() brought
 
     # ---- the scale, which must not change inside a window, or its losses would not add up
@@ -83,7 +89,7 @@ class Boundary:
         if scaler is None:
             return loss
         scaled: Tensor = scaler.scale(loss)
-        now = scaler._scale, scaler._scale._version
+        now = self._scale_mark()
         if self._seen is None:
             self._check_loaded_scale()
             self._seen = now
@@ -93,6 +99,10 @@ class Boundary:
                 "the Stepper"
             )
         return scaled
+
+    def _scale_mark(self) -> tuple[Tensor | None, float]:
+        """The same as long as the scale stays: the scale and its version."""
+        return self._scaler._scale, self._scaler._scale._version
 
     def _check_loaded_scale(self) -> None:
         if self.loaded_scale is not None and self.loaded_scale != self._scaler.get_scale():
@@ -121,7 +131,7 @@ class Boundary:
             return self._step(divisor, buffers, has_dropped)
         except BaseException:
             if self._scaler is not None:
-                self._scaler._per_optimizer_states.pop(id(self._optimizer), None)
+                self._forget_step()
             raise
         finally:
             self._grads.release()
@@ -185,8 +195,7 @@ class Boundary:
             if self._is_ours:
                 step_checked(scaler, optimizer, found_inf, grad_scale)
             else:
-                self._record(found_inf, stage=OptState.UNSCALED)
-                scaler.step(optimizer)
+                self._step_recorded(found_inf, grad_scale)
         if has_dropped:
             self._record(torch.ones_like(found_inf))
         scaler.update()
@@ -196,19 +205,20 @@ class Boundary:
         scaler, optimizer = self._scaler, self._optimizer
         scaler.unscale_(optimizer)
         grads = self._grads.collect_grads(optimizer)
-        flags = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
         norm = None
         if self._max_norm is not None:
             norm = grads.norm_check(new_flag(grads.device), divisor=divisor)
         if divisor != 1 or norm is not None:
             grads.scale_(grads.clip_factor(norm, self._max_norm, divisor=divisor))
-        with FusedAttributes(optimizer, gives_back=True):
+        with FusedAttributes(optimizer, gives_back=True), StepWatch(optimizer) as watch:
             scaler.step(optimizer)
-        found_inf = sum(flag.to(grads.device) for flag in flags)
+        found_inf = watch.found_inf
         scaler.update()
         if isinstance(found_inf, Tensor) and (not self._is_fused or not found_inf.is_cuda):
             found_inf = bool(found_inf)
         return Outcome(norm, found_inf)
+
+    # ---- what torch's scaler has no public methods for
 
     def _scale_on(self, device: torch.device) -> Tensor:
         """The scaler's; made here on a rank that joins the others' window without a loss."""
@@ -217,7 +227,57 @@ class Boundary:
         scale: Tensor = self._scaler._scale
         return scale
 
+    def _step_recorded(self, found_inf: Tensor, grad_scale: Tensor | None) -> None:
+        """The scaler's step where the gradients are unscaled already."""
+        self._record(found_inf, stage=OptState.UNSCALED)
+        self._scaler.step(self._optimizer)
+
     def _record(self, found_inf: Tensor, **stage: OptState) -> None:
         """What the scaler's update() is to know of this optimizer."""
         state = self._scaler._per_optimizer_states[id(self._optimizer)]
         state.update(found_inf_per_device={found_inf.device: found_inf}, **stage)
+
+    def _forget_step(self) -> None:
+        """The scaler forgets what it knows of this optimizer."""
+        self._scaler._per_optimizer_states.pop(id(self._optimizer), None)
+
+
+class PublicBoundary(Boundary):
+    """The same where torch's scaler is not the one that fastloop knows, by its public methods."""
+
+    def _scale_mark(self) -> tuple[Tensor | None, float]:
+        return None, self._scaler.get_scale()  # SYNC
+
+    def _scale_on(self, device: torch.device) -> Tensor:
+        scale: Tensor = self._scaler.scale(torch.ones((), dtype=torch.float32, device=device))
+        return scale
+
+    def _step_recorded(self, found_inf: Tensor, grad_scale: Tensor | None) -> None:
+        is_left = not self._is_fused or found_inf.device.type == "cpu"
+        self._step_optimizer(bool(found_inf) if is_left else found_inf, found_inf, grad_scale)
+        self._record(found_inf)
+
+    def _record(self, found_inf: Tensor, **stage: OptState) -> None:
+        """The scaler unscales the gradient of a stranger, which is inf where a step is skipped."""
+        parameter = torch.zeros_like(found_inf, requires_grad=True)
+        parameter.grad = torch.where(found_inf > 0, torch.inf, 0.0).to(found_inf)
+        self._stranger = _Stranger([{"params": [parameter]}])
+        self._scaler.unscale_(self._stranger)
+
+    def _forget_step(self) -> None:
+        with suppress(Exception):  # it has no scale yet
+            self._scaler.update(self._scaler.get_scale())  # SYNC
+
+
+class _Stranger(NamedTuple):
+    """No torch optimizer: the user's hooks would see it."""
+
+    param_groups: list[dict[str, Any]]
+
+
+def make_boundary(
+    optimizer: Optimizer, scaler: Any, max_norm: float | None, checks: bool
+) -> Boundary:
+    is_private = scaler is None or is_known("scaler", "The scaler's part in Stepper is left")
+    kind = Boundary if is_private else PublicBoundary
+    return kind(optimizer, scaler, max_norm, checks)

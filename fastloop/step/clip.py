@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Iterable
 
 from torch import Tensor
-from torch.nn.utils.clip_grad import clip_grad_norm_ as torch_clip_grad_norm_
 
 from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named, tools
-from fastloop.step.grad_list import GradList
+from fastloop.base.torch_parts import torch_clip_grad_norm_
+from fastloop.step.grad_list import GradList, take_idle
 
 # What the last call used: gradients seldom change their sizes from call to call.
 _idle: list[GradList] = []
@@ -59,7 +59,7 @@ def clip_grad_norm_(
                 stacklevel=2,
             )
     limits = float(max_norm), float(norm_type)
-    grads = _idle.pop() if _idle else GradList()
+    grads = take_idle(_idle)
     clip = grads.clip_parameters
     if tools._is_profiler_enabled:
         clip = named("clip", clip)
@@ -71,4 +71,5 @@ def clip_grad_norm_(
     if norm is not None:
         return norm
     # Bound at import: users put this function in place of torch's public name.
-    return torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+    norm = torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+    return norm

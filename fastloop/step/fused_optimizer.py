@@ -3,9 +3,11 @@ look for `grad_scale` and `found_inf` among their own attributes while they step
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -31,6 +33,35 @@ def times_of_user(optimizer: Optimizer, grad_scale: Tensor) -> Tensor:
     """With the grad_scale that the user has set on the optimizer multiplied in, as torch does."""
     of_user = getattr(optimizer, "grad_scale", None)
     return grad_scale if of_user is None else grad_scale * of_user
+
+
+class StepWatch:
+    """Sees whether an optimizer's step is called in a block, and the found_inf that it is given."""
+
+    found_inf: Tensor | bool = True  # whether the step was skipped
+
+    def __init__(self, optimizer: Any) -> None:
+        self._fields = vars(optimizer)
+        self._had = self._fields.get("step")
+        before = optimizer.step
+
+        @functools.wraps(before)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            found = getattr(optimizer, "found_inf", None)
+            # A tensor of its own: torch adds others to what it has.
+            self.found_inf = False if found is None else (found > 0).to(torch.float32).reshape(())
+            return before(*args, **kwargs)
+
+        self._fields["step"] = step
+
+    def __enter__(self) -> StepWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._had is None:
+            del self._fields["step"]
+        else:
+            self._fields["step"] = self._had
 
 
 class FusedAttributes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,10 @@ from fastloop import _core
 from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named, tools
 from fastloop.base.requirements import kernels_are_disabled
+from fastloop.base.tensors import sparse_parts
+from fastloop.base.torch_parts import difference, is_known
 from fastloop.device.availability import fault_of, find_fault
+from fastloop.step.no_engine import NoEngine
 
 _NORM_TYPES = (1.0, 2.0, float("inf"))  # that the engine computes
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # that it takes
@@ -50,11 +53,17 @@ def _new_scratch(like: Tensor, size: int) -> Tensor:
     return scratch
 
 
-class GradList(_core.GradListBase):
+if TYPE_CHECKING or is_known("tensors", "Passes over gradients are left"):
+    _Engine = _core.GradListBase
+else:
+    _Engine = NoEngine
+
+
+class GradList(_Engine):
     """The tensors that passes run over, collected anew before the first pass of each step."""
 
     # Named here too, because reports put something around it.
-    clip_parameters = _core.GradListBase.clip_parameters
+    clip_parameters = _Engine.clip_parameters
 
     def __new__(cls) -> GradList:
         new_scratch = None if kernels_are_disabled() else _new_scratch
@@ -88,6 +97,8 @@ class GradList(_core.GradListBase):
 
     def why_not_plain(self) -> str:
         """What about these tensors the engine does not take."""
+        if reason := difference("tensors"):
+            return reason
         for t in self.tensors:
             if type(t) is not Tensor:
                 return f"a gradient is a {type(t).__qualname__}"
@@ -194,6 +205,14 @@ class GradList(_core.GradListBase):
 empty_list = cache(GradList)  # for what needs no tensors
 
 
+def take_idle(lists: list[GradList]) -> GradList:
+    """One that no other thread has."""
+    try:
+        return lists.pop()
+    except IndexError:
+        return GradList()
+
+
 # ---- the same by torch's functions
 
 
@@ -231,7 +250,7 @@ def _combine(
 
 
 def _values(tensor: Tensor) -> Tensor:
-    return tensor._values() if tensor.is_sparse else tensor
+    return sparse_parts(tensor)[1] if tensor.is_sparse else tensor
 
 
 def _whole(norm: Any) -> Tensor:

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from fastloop.base.next_lock import NextLock
+
 
 class FlagCounter:
     """Counts flags that are set. Those of a device are added up there until somebody asks."""
 
     def __init__(self, count: int = 0) -> None:
         self.count = count  # of those that the host has read
+        self._lock = NextLock()  # one scaler counts the steps of optimizers in several threads
         self._unread: Tensor | None = None  # 0-d, on the device: the sum of the others
 
     def prepare(self, device: torch.device) -> None:
@@ -24,7 +27,8 @@ class FlagCounter:
     def add(self, flag: Tensor | bool) -> None:
         """Count a flag that is False, True, 0.0 or 1.0. Does not wait for a device."""
         if isinstance(flag, bool):
-            self.count += flag
+            with self._lock.of_process():
+                self.count += flag
             return
         if self._unread is None:
             self._unread = torch.zeros_like(flag)

@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp import grad_scaler
-from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
+from fastloop.base.torch_parts import TorchScaler, refresh_optimizer_state
 from fastloop.step.grad_list import empty_list
 
-TorchScaler = grad_scaler.GradScaler  # users may put ours in place of torch's public name
 Flags = dict[Any, Tensor]  # found_inf by device
 
 _INT_MAX = 2**31 - 1
-_EXTRAS = ("min_scale", "max_scale", "hysteresis")
+EXTRAS = ("min_scale", "max_scale", "hysteresis")
 
 
 class BoundedScaler(TorchScaler):
@@ -35,13 +33,8 @@ class BoundedScaler(TorchScaler):
         self._set_extras(low, high, hysteresis)
         if not self._enabled:
             return
-        _check_finite("init_scale", self._init_scale)
-        nearest = self._bounded(self._init_scale)
-        if nearest != self._init_scale:
-            raise ValueError(
-                f"init_scale={self._init_scale} is not between min_scale={low} and "
-                f"max_scale={high}; pass init_scale={nearest}"
-            )
+        check_finite("init_scale", self._init_scale)
+        check_bounds(self._init_scale, low, high)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Grow the scale, back off, or set it to new_scale: torch's, within our bounds.
@@ -55,7 +48,7 @@ class BoundedScaler(TorchScaler):
         if not self._enabled:
             return
         if new_scale is None and self._update_at_once():
-            self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+            self._per_optimizer_states = defaultdict(refresh_optimizer_state)
         else:
             self._update_by_torch(new_scale)
 
@@ -100,10 +93,10 @@ class BoundedScaler(TorchScaler):
     def _update_by_torch(self, new_scale: float | Tensor | None) -> None:
         scale, _ = self._check_scale_growth_tracker("update")
         if isinstance(new_scale, float):
-            _check_finite("new_scale", new_scale)
+            check_finite("new_scale", new_scale)
         elif isinstance(new_scale, Tensor) and new_scale.device.type == "cpu":
             for value in new_scale.float().reshape(-1).tolist():
-                _check_finite("new_scale", value)
+                check_finite("new_scale", value)
         for state in self._per_optimizer_states.values():
             # torch adds all flags into the first, which is not ours to change.
             flags = state["found_inf_per_device"]
@@ -131,21 +124,8 @@ class BoundedScaler(TorchScaler):
         if self._scale is not None and (self.min_scale or self.max_scale):
             self._scale.clamp_(self.min_scale, self.max_scale)
 
-    def _bounded(self, scale: float) -> float:
-        return min(max(scale, self.min_scale or -math.inf), self.max_scale or math.inf)
-
     def _set_extras(self, low: float | None, high: float | None, hysteresis: int) -> None:
-        for name, value in (("min_scale", low), ("max_scale", high)):
-            if value is not None and not 0 < value <= torch.finfo(torch.float32).max:
-                raise ValueError(
-                    f"{name}={value} is no positive float32 number; pass one, or None for no bound"
-                )
-        if low is not None and high is not None and low > high:
-            raise ValueError(f"min_scale={low} is larger than max_scale={high}; exchange them")
-        if hysteresis < 1:
-            raise ValueError(
-                f"hysteresis={hysteresis} is less than 1; pass 1 to back off at once, as torch does"
-            )
+        check_extras(low, high, hysteresis)
         self.min_scale, self.max_scale, self.hysteresis = low, high, hysteresis
 
     # ---- checkpoints
@@ -154,18 +134,18 @@ class BoundedScaler(TorchScaler):
         """torch's entries and min_scale, max_scale, hysteresis, _bad_steps."""
         state = super().state_dict()
         if self._enabled:
-            state.update({name: getattr(self, name) for name in _EXTRAS})
+            state.update({name: getattr(self, name) for name in EXTRAS})
             state["_bad_steps"] = int(self._bad_steps)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of ours or of torch's scaler."""
         if self._enabled and state_dict:
-            _check_finite("state_dict['scale']", state_dict["scale"])
-            self._set_extras(*(state_dict.get(name, getattr(self, name)) for name in _EXTRAS))
+            check_finite("state_dict['scale']", state_dict["scale"])
+            self._set_extras(*(state_dict.get(name, getattr(self, name)) for name in EXTRAS))
         super().load_state_dict(state_dict)
         if self._enabled:
-            self._init_scale = self._bounded(self._init_scale)
+            self._init_scale = bounded(self._init_scale, self.min_scale, self.max_scale)
             self._clamp_scale()
             bad_steps = state_dict.get("_bad_steps", self._bad_steps)
             if isinstance(self._bad_steps, Tensor):
@@ -177,12 +157,39 @@ class BoundedScaler(TorchScaler):
         return {**super().__getstate__(), "_bad_steps": int(self._bad_steps)}
 
 
+def bounded(scale: float, low: float | None, high: float | None) -> float:
+    return min(max(scale, low or -math.inf), high or math.inf)
+
+
+def check_bounds(init_scale: float, low: float | None, high: float | None) -> None:
+    nearest = bounded(init_scale, low, high)
+    if nearest != init_scale:
+        raise ValueError(
+            f"init_scale={init_scale} is not between min_scale={low} and "
+            f"max_scale={high}; pass init_scale={nearest}"
+        )
+
+
+def check_extras(low: float | None, high: float | None, hysteresis: int) -> None:
+    for name, value in (("min_scale", low), ("max_scale", high)):
+        if value is not None and not 0 < value <= torch.finfo(torch.float32).max:
+            raise ValueError(
+                f"{name}={value} is no positive float32 number; pass one, or None for no bound"
+            )
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"min_scale={low} is larger than max_scale={high}; exchange them")
+    if hysteresis < 1:
+        raise ValueError(
+            f"hysteresis={hysteresis} is less than 1; pass 1 to back off at once, as torch does"
+        )
+
+
 def as_one_flag(flags: Iterable[Tensor], device: torch.device) -> Flags:
     """Exactly 0.0 or 1.0, 0-d: fused optimizers skip at 1.0 and at nothing else."""
     total: Any = sum(flag.to(device, non_blocking=True) for flag in flags)
     return {device: (total > 0).to(torch.float32).reshape(())}
 
 
-def _check_finite(name: str, scale: float) -> None:
+def check_finite(name: str, scale: float) -> None:
     if not math.isfinite(scale):
         raise ValueError(f"{name}={scale} is not finite; pass a finite scale, such as 65536.0")

@@ -8,14 +8,14 @@ optimizers; and the bounds of `update`."""
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from fastloop.base.ranges import named, tools
+from fastloop.base.torch_parts import OptState, difference
 from fastloop.step.clip import clip_grad_norm_
 from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
 from fastloop.step.grad_list import GradList, parameters_of
@@ -215,7 +215,7 @@ class GradScaler(BoundedScaler):
             self._check_inf_per_device(optimizer)
         elif not self._owns_unscaling():
             self._merge_flags(state)  # they may be sums over ranks
-        scale = self._get_scale_async()
+        scale = self._scale
         assert scale is not None
         flags = [f.to(scale.device) for f in state["found_inf_per_device"].values()]
         of_user = getattr(optimizer, "grad_scale", None)
@@ -290,6 +290,10 @@ class GradScaler(BoundedScaler):
 
 def _has_cuda() -> bool:
     return not torch.cuda.amp.common.amp_definitely_not_available()  # type: ignore[no-untyped-call]
+
+
+if difference("scaler") and not TYPE_CHECKING:
+    from fastloop.step.scaler_by_torch import GradScaler
 
 
 def _is_method(method: object, function: object) -> bool:

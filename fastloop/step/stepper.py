@@ -31,7 +31,7 @@ from fastloop.step.arguments import (
     check_weight,
     enabled_scaler,
 )
-from fastloop.step.boundary import Boundary
+from fastloop.step.boundary import make_boundary
 from fastloop.step.grad_buffers import GradBuffers
 from fastloop.step.grad_list import parameters_of
 from fastloop.step.lookahead import Lookahead
@@ -123,7 +123,7 @@ class Stepper:
             accumulate if callable(accumulate) else check_size(accumulate, "accumulate")
         )
         max_norm, accum_dtype = check_max_norm(max_norm), check_accum_dtype(accum_dtype)
-        self._boundary = Boundary(optimizer, scaler, max_norm, checks=choice != "ignore")
+        self._boundary = make_boundary(optimizer, scaler, max_norm, checks=choice != "ignore")
         self._drops_micro = choice == "micro"
         # Owned, kept between windows; None: gradients add up in `.grad`.
         has_buffers = accum_dtype is not None or self._drops_micro
@@ -131,6 +131,7 @@ class Stepper:
         self._weighted_backward = WeightedBackward()
         self._state = State.IDLE
         self._loop: Lookahead | None = None  # of the iterate() that runs
+        self._is_used = False  # micro() has been entered, or a warning has said that it was not
         self._window: Window | None = None  # None: none is open
         self._weight = 0.0  # of the micro-batch that runs
         self._totals: Totals | None = None  # of the window, exchanged before its last backward
@@ -158,7 +159,7 @@ class Stepper:
         if self._state is not State.IDLE:
             raise RuntimeError("iterate() inside micro(): make micro() the loop's body")
         loop = self._loop = Lookahead(loader)
-        is_over = False
+        is_over, passed = False, 0
         try:
             if self._ranks.is_parallel:
                 self._note_more(self._exchange(SyncPoint.BEGIN, Totals()))
@@ -168,6 +169,9 @@ class Stepper:
                 except StopIteration:
                     break
                 yield batch.pop()  # not kept: its memory may be lent
+                passed += 1
+                if passed == 2:  # the first may be one that is left out
+                    self._warn_unused(passed)
                 if self._loop is not loop:
                     raise RuntimeError(
                         "another iterate() of this stepper has begun inside this loop; give the "
@@ -175,6 +179,7 @@ class Stepper:
                     )
             if loop.unequal:
                 raise RuntimeError(loop.unequal)
+            self._warn_unused(passed)
             if self._window is not None or loop.is_announced:
                 self._flush()
             is_over = True
@@ -183,6 +188,17 @@ class Stepper:
                 self._loop = None
                 if not is_over:
                     self._leave_loop(loop)
+
+    def _warn_unused(self, batches: int) -> None:
+        """Once, where no micro() of this stepper has been entered: it cannot step then."""
+        if batches and not self._is_used:
+            self._is_used = True
+            warnings.warn(
+                f"iterate() has given {batches} batches and micro() was not entered, so no step "
+                "was taken; put `with stepper.micro():` around forward and "
+                "stepper.backward(loss), in place of loss.backward() and optimizer.step()",
+                stacklevel=3,
+            )
 
     def _leave_loop(self, loop: Lookahead) -> None:
         """The loop has ended before its loader."""
@@ -215,6 +231,7 @@ class Stepper:
     def _enter(self, weight: float) -> None:
         if self._state is not State.IDLE:
             raise RuntimeError("micro() inside micro(): leave the first before entering the next")
+        self._is_used = True
         window = self._window or self._open()
         is_full = window.count + 1 >= window.size
         self._is_boundary = is_full or (self._loop is not None and not self._loop.has_more())
@@ -297,7 +314,8 @@ class Stepper:
         self._totals = None
         if state is State.ENTERED:
             reason = "an exception came before backward()" if has_failed else "without backward()"
-            warnings.warn(f"micro() was left, {reason}: not counted", stacklevel=3)
+            remedy = "" if has_failed else "; call stepper.backward(loss), not loss.backward()"
+            warnings.warn(f"micro() was left, {reason}: not counted{remedy}", stacklevel=3)
         else:
             self._discard(
                 "micro() was left by an exception after backward() had begun", has_begun=True

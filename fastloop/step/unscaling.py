@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import OptState
 
 from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named, tools
+from fastloop.base.torch_parts import OptState
 from fastloop.step.grad_list import GradList, new_flag
 
 

@@ -1,18 +1,23 @@
 """How a worker process gets its dataset.
 
 A forked worker inherits it. A spawned one is sent a pickle, in shared memory and with the large
-arrays beside it: they are written there once for all workers and mapped by each, privately and
-writable, instead of being copied through a pipe for every worker.
+arrays and tensors beside it: they are written there once for all workers and mapped by each,
+privately and writable, instead of being copied through a pipe for every worker. So a worker has
+what a forked one would have. torch would move tensors to shared memory instead, under everybody who
+knows their address; tensors that are there already are shared as by torch.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
 import mmap
 import os
 import pickle
 from multiprocessing import reduction
 from typing import Any
+
+import torch
 
 _LARGE = 1 << 20  # arrays of so many bytes go beside the pickle
 _PAGE = mmap.ALLOCATIONGRANULARITY
@@ -32,8 +37,8 @@ class SharedFile:
     def __init__(self) -> None:
         self._fd = -1
         self._end = 0
-        self._places: dict[tuple[int, int], int] = {}
-        self._alive: list[pickle.PickleBuffer] = []
+        self._places: dict[tuple[Any, ...], int] = {}
+        self._alive: list[Any] = []  # so that no address or storage is another's
 
     def fd(self) -> int:
         if self._fd < 0:
@@ -53,14 +58,18 @@ class SharedFile:
             self._end += _whole_pages(len(view))
         return offset, len(view)
 
-    def write_once(self, buffer: pickle.PickleBuffer) -> tuple[int, int]:
+    def write_once(
+        self, buffer: pickle.PickleBuffer, storage: torch.UntypedStorage | None
+    ) -> tuple[int, int]:
+        """The place of an array, or of a storage, which is known by itself: it may move."""
         import numpy as np
 
         view = buffer.raw()
+        owner: Any = buffer if storage is None else storage
         address = np.frombuffer(view, np.uint8).ctypes.data
-        key = address, view.nbytes
+        key = (address if storage is None else None, view.nbytes, storage and storage._cdata)
         if key not in self._places:
-            self._alive.append(buffer)
+            self._alive.append(owner)
             self._places[key], _ = self.write(view)
         return self._places[key], view.nbytes
 
@@ -68,6 +77,40 @@ class SharedFile:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
+
+
+def _open_storage(data: Any) -> torch.UntypedStorage:
+    """Over the memory that a worker has mapped; of a small one, a copy."""
+    whole = torch.frombuffer(data, dtype=torch.uint8)
+    return (whole if whole.numel() >= _LARGE else whole.clone()).untyped_storage()
+
+
+class _DatasetPickler(reduction.ForkingPickler):
+    """torch's, but of storages that are not shared it takes the bytes."""
+
+    def __init__(self, data: io.BytesIO, file: SharedFile) -> None:
+        super().__init__(data, 5, True, self._put_beside)
+        self._file = file
+        self._storages: dict[int, torch.UntypedStorage] = {}  # by the id of their buffers
+        self._buffers: list[pickle.PickleBuffer] = []  # so that no id is used twice
+        self.places: list[tuple[int, int]] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.UntypedStorage or obj.device.type != "cpu":
+            return NotImplemented
+        if obj.nbytes() == 0 or obj.is_shared():
+            return NotImplemented
+        view = (ctypes.c_char * obj.nbytes()).from_address(obj.data_ptr())
+        buffer = pickle.PickleBuffer(view)
+        self._storages[id(buffer)] = obj
+        self._buffers.append(buffer)
+        return _open_storage, (buffer,)
+
+    def _put_beside(self, buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < _LARGE:
+            return True
+        self.places.append(self._file.write_once(buffer, self._storages.get(id(buffer))))
+        return False
 
 
 def _map_privately(fd: int, offset: int, size: int) -> memoryview:
@@ -97,19 +140,12 @@ class DatasetTransfer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments, (fd, *rest, _), worker = self._contents
-        places: list[tuple[int, int]] = []
-
-        def put_beside(buffer: pickle.PickleBuffer) -> bool:
-            if buffer.raw().nbytes < _LARGE:
-                return True
-            places.append(self._file.write_once(buffer))
-            return False
-
-        file = io.BytesIO()
-        reduction.ForkingPickler(file, 5, True, put_beside).dump(arguments)
-        self._pickled = pickled = self._file.write(file.getbuffer(), self._pickled)
+        data = io.BytesIO()
+        pickler = _DatasetPickler(data, self._file)
+        pickler.dump(arguments)
+        self._pickled = pickled = self._file.write(data.getbuffer(), self._pickled)
         descriptors = reduction.DupFd(fd), reduction.DupFd(self._file.fd())
-        return _ReceivedDataset, (descriptors, tuple(rest), worker, pickled, places)
+        return _ReceivedDataset, (descriptors, tuple(rest), worker, pickled, pickler.places)
 
 
 class _ReceivedDataset:

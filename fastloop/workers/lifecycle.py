@@ -20,11 +20,9 @@ from multiprocessing.connection import wait
 from time import monotonic, sleep
 from typing import Any
 
-from torch.utils.data import _utils
-
 from fastloop import _core
 from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
-from fastloop.base.memory import describe_memory
+from fastloop.base.memory import describe_memory, explain_kill
 from fastloop.workers.main_module import explain_early_end
 
 # A parent that waits notices a dead worker after at most so many seconds.
@@ -36,10 +34,10 @@ _CODE_S = 5.0
 
 
 def is_exiting() -> bool:
-    """Whether the process is at its end, where multiprocessing ends all workers. It may do that
-    before torch's flag is set, and in processes that it has started itself that never is."""
-    has_flag = _utils is None or _utils.python_exit_status is not False  # type: ignore[redundant-expr]
-    return has_flag or util.is_exiting()
+    """Whether the process is at its end: multiprocessing ends all workers, or names of modules are
+    gone."""
+    ask = getattr(util, "is_exiting", None)
+    return ask is None or bool(ask())
 
 
 _all_workers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -65,17 +63,10 @@ class WorkerProcess:
         _all_workers.add(process)
         self._process = process
         self._fork_id = 0  # what _core calls it
-        self.is_hidden = False
         process.daemon = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._process, name)
-
-    @property
-    def pid(self) -> int | None:
-        """Hidden, it is this process's own: torch's iterator tells it to a handler of SIGCHLD that
-        raises a text of its own for dead children, and that finds none by it."""
-        return os.getpid() if self.is_hidden else self._process.pid
 
     def start_method(self) -> str:
         found: str | None = getattr(self._process, "_start_method", None)
@@ -151,16 +142,10 @@ class WorkerPool:
         self._stopped = threading.Event()
 
     def add(self, process: Any) -> WorkerProcess:
-        """One whose pid is hidden until reveal()."""
+        """A worker that is yet to be started."""
         worker = WorkerProcess(process)
-        worker.is_hidden = True
         self._workers.append(worker)
         return worker
-
-    def reveal(self) -> None:
-        """torch's iterator has all its workers."""
-        for worker in self._workers:
-            worker.is_hidden = False
 
     def replace(self, number: int, process: Any) -> WorkerProcess | None:
         """Starts a process in the place of one that has ended. None where stop() was called. Where
@@ -233,7 +218,7 @@ class WorkerPool:
         if not has_begun and code is not None and code > 0:
             text += explain_early_end(worker.start_method())
         if code == -signal.SIGKILL:
-            text += f"Most likely the system was out of memory: {describe_memory()}. "
+            text += f"{explain_kill()}. "
         elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
             text += "Run with num_workers=0 under python -X faulthandler to see where. "
         if tells_memory and code != -signal.SIGKILL:
@@ -263,13 +248,14 @@ class WorkerPool:
         finally:
             for worker in self._find_living():
                 worker.kill()
-            self._join(_FIRM_S)
+            self._join(_FIRM_S, is_patient=True)  # they end at once, and leave no zombies
 
-    def _join(self, seconds: float) -> None:
+    def _join(self, seconds: float, is_patient: bool = False) -> None:
+        """Waits for all to end; no longer after Ctrl-C, unless it `is_patient`."""
         deadline = monotonic() + seconds
         for worker in self._find_living():
             while worker.is_alive() and (rest := deadline - monotonic()) > 0:
-                if is_interrupted():
+                if is_interrupted() and not is_patient:
                     return
                 worker.join(min(rest, CHECK_S))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._utils import ExceptionWrapper
+from fastloop.base.torch_parts import ExceptionWrapper
 
 
 def quote_indices(indices: Any) -> str:

@@ -1,5 +1,4 @@
-"""Worker threads: what torch's iterator gets for queues, event and processes where threads of this
-process make the batches. docs/worker-threads.md has states and ends.
+"""Worker threads, which make batches in this process. docs/worker-threads.md has states and ends.
 
 torch's own worker loop must not run in a thread: it seeds the process's random generators, sets
 signal handlers and the number of torch's threads. The loop here does the rest of what it does.
@@ -8,7 +7,6 @@ signal handlers and the number of torch's threads. The loop here does the rest o
 from __future__ import annotations
 
 import atexit
-import inspect
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,24 +15,17 @@ from resource import RUSAGE_THREAD, getrusage
 from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
-from torch._utils import ExceptionWrapper
-from torch.utils.data import _utils
-from torch.utils.data._utils.worker import (
-    _IterableDatasetStopIteration,
-    _ResumeIteration,
-    _worker_loop,
-)
-from torch.utils.data.dataloader import _DatasetKind
-
 from fastloop import _core
+from fastloop.base.next_lock import has_interpreter_lock
 from fastloop.base.openmp import on_this_thread
+from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, Resume, StreamEnd, pin_memory
 from fastloop.data.batch_memory import lend
 from fastloop.data.collate import make_collate
 from fastloop.data.dataset_reader import DatasetReader
 from fastloop.data.epoch_word import IteratorEpochs
 from fastloop.data.kinds import fills_batches, find_collate, is_image_folder
-from fastloop.workers.request_queue import InitialState
 from fastloop.workers.task_errors import add_batch
+from fastloop.workers.tasks import InitialState
 
 # Seconds that are waited for threads to end: they do so after the sample they are at.
 PATIENCE_S = 2.5
@@ -68,11 +59,10 @@ class CollateStock:
 
 
 class Requests(SimpleQueue[Any]):
-    """The tasks of one thread; None is the last. With the calls that torch makes of a queue between
-    processes."""
+    """The tasks of one thread; None is the last."""
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        if isinstance(item, _ResumeIteration):
+        if isinstance(item, Resume):
             self._drop()
         super().put(item)
 
@@ -84,14 +74,8 @@ class Requests(SimpleQueue[Any]):
         except Empty:
             pass
 
-    def cancel_join_thread(self) -> None:
-        pass
 
-    def close(self) -> None:
-        pass
-
-
-class _Done:
+class Done:
     """The event that ends all work of an iterator. Without a lock, as finalizers set it."""
 
     def __init__(self) -> None:
@@ -144,46 +128,43 @@ class WorkerThread(threading.Thread):
     """One thread that makes batches, in the place of a process.
 
     Args:
+        arguments: of torch's worker loop, by name, without its queues.
+        results: where (task, data) goes.
+        done: set once nobody wants batches any more.
         epochs: of the datasets, for this iterator.
         stock: where collates come from and go back to.
         pin: the kind of accelerator that batches are pinned for, as torch's function takes it;
             None: they stay in ordinary memory.
         reader: of a dataset that can say where it stands. Batches, errors and ends then come as
             pairs: the second is the state after them, or None.
-        others: arguments of torch's worker loop by name.
     """
 
     def __init__(
         self,
+        arguments: dict[str, Any],
         *,
+        results: SimpleQueue[Any],
+        done: Done,
         epochs: IteratorEpochs,
         stock: CollateStock,
         pin: str | None,
         reader: DatasetReader | None,
-        dataset_kind: int,
-        dataset: Any,
-        index_queue: Requests,
-        data_queue: SimpleQueue[Any],
-        done_event: _Done,
-        auto_collation: bool,
-        collate_fn: Callable[[Any], Any],
-        drop_last: bool,
-        init_fn: Callable[[int], object] | None,
-        worker_id: int,
-        **_others: Any,
     ) -> None:
-        super().__init__(name=f"fastloop worker {worker_id}", daemon=True)
-        self.number = worker_id
-        self.pid = os.getpid()  # which torch's iterator asks for
+        self.number: int = arguments["worker_id"]
+        super().__init__(name=f"fastloop worker {self.number}", daemon=True)
+        self.pid = os.getpid()  # as worker processes have, for who measures them
         self._epochs = epochs
         self._stock = stock
         self._pin = pin
-        self._kind = dataset_kind
-        self._requests = index_queue
-        self._results = data_queue
-        self._done = done_event
-        self._init_fn = init_fn
+        self._kind = arguments["dataset_kind"]
+        self._requests = Requests()
+        self.put = self._requests.put
+        self._results = results
+        self._done = done
+        self._init_fn: Callable[[int], object] | None = arguments["init_fn"]
         self._collate: _core.Collate | None = None
+        dataset, collate_fn = arguments["dataset"], arguments["collate_fn"]
+        auto_collation = arguments["auto_collation"]
         found = find_collate(collate_fn, stock.take) if auto_collation else None
         if found is not None:
             collate_fn, self._collate = found
@@ -194,8 +175,14 @@ class WorkerThread(threading.Thread):
         self._fault: ExceptionWrapper | None = None  # why nothing can be loaded
         if reader is not None and reader.is_stream:
             dataset = reader
-        self._fetcher_args = dataset_kind, dataset, auto_collation, collate_fn, drop_last
-        has_getitems = dataset_kind == _DatasetKind.Map and bool(
+        self._fetcher_args = (
+            self._kind,
+            dataset,
+            auto_collation,
+            collate_fn,
+            arguments["drop_last"],
+        )
+        has_getitems = self._kind == DatasetKind.Map and bool(
             getattr(dataset, "__getitems__", None)
         )
         is_lazy = not has_getitems or is_image_folder(dataset)
@@ -242,7 +229,7 @@ class WorkerThread(threading.Thread):
                 return
             if isinstance(task, InitialState):
                 self._results.put((task, self._fault or self._dump()))
-            elif isinstance(task, _ResumeIteration):
+            elif isinstance(task, Resume):
                 self._results.put((task, None))
                 fetch, is_over = self._open_fetcher(), False
             elif not is_over:
@@ -265,7 +252,7 @@ class WorkerThread(threading.Thread):
     def _open_fetcher(self) -> Callable[[Any], Any]:
         self._fault = None
         try:
-            fetcher: Any = self._epochs.call(_DatasetKind.create_fetcher, *self._fetcher_args)
+            fetcher: Any = self._epochs.call(DatasetKind.create_fetcher, *self._fetcher_args)
         except BaseException:
             return self._failing(self._wrap_error())
         fetch: Callable[[Any], Any] = fetcher.fetch
@@ -281,10 +268,13 @@ class WorkerThread(threading.Thread):
     def _answer(self, fetch: Callable[[Any], Any], number: int, indices: Any) -> bool:
         """Whether the dataset has no more."""
         before = _Usage.now()
-        data = self._load(fetch, indices)
+        try:
+            data = self._load(fetch, indices)
+        except _StoppedError:
+            return False  # whoever waits for it meets close()
         if isinstance(data, ExceptionWrapper):
             add_batch(data, number, indices)
-        is_over = isinstance(data, _IterableDatasetStopIteration)
+        is_over = isinstance(data, StreamEnd)
         if self._reader is not None:
             data = data, self._reader.take_behind(data)
         self._results.put((number, data))
@@ -298,7 +288,7 @@ class WorkerThread(threading.Thread):
         return is_over
 
     def _measure_lock(self) -> None:
-        if perf_counter_ns() - self._probed_ns >= _PROBE_NS:
+        if has_interpreter_lock() and perf_counter_ns() - self._probed_ns >= _PROBE_NS:
             self._lock_wait_ns = _core.lock_wait()
             self._probed_ns = perf_counter_ns()
 
@@ -307,13 +297,13 @@ class WorkerThread(threading.Thread):
             wanted = _Indices(indices, self._done.is_set) if self._is_by_sample else indices
             data = self._epochs.call(fetch, wanted)
             if self._pin is not None and not isinstance(data, ExceptionWrapper):
-                return _utils.pin_memory.pin_memory(data, self._pin)  # type: ignore[no-untyped-call]
+                return pin_memory(data, self._pin)
             return data
         except _StoppedError:
-            return None
+            raise
         except BaseException as error:
-            if isinstance(error, StopIteration) and self._kind == _DatasetKind.Iterable:
-                return _IterableDatasetStopIteration(self.number)
+            if isinstance(error, StopIteration) and self._kind == DatasetKind.Iterable:
+                return StreamEnd(self.number)
             return self._wrap_error()
 
     def _wrap_error(self) -> ExceptionWrapper:
@@ -350,41 +340,3 @@ def _end_all() -> None:
     for thread in threads:
         thread.stop()
     await_end(threads)
-
-
-class ThreadContext:
-    """In the place of a multiprocessing context, for one iterator. torch's iterator asks it for a
-    queue of results, an event, and a queue and a process for each worker.
-
-    Args:
-        epochs, stock, pin: as ``WorkerThread``'s.
-        readers: of each worker, where its dataset can say where it stands.
-    """
-
-    def __init__(
-        self,
-        epochs: IteratorEpochs,
-        stock: CollateStock,
-        pin: str | None,
-        readers: Callable[[int], DatasetReader] | None = None,
-    ) -> None:
-        self._ours: dict[str, Any] = {"epochs": epochs, "stock": stock, "pin": pin}
-        self._readers = readers
-        self._results: SimpleQueue[Any] | None = None
-        self.threads: list[WorkerThread] = []  # those that were not started, too
-
-    def Queue(self) -> SimpleQueue[Any]:  # noqa: N802
-        if self._results is None:
-            self._results = SimpleQueue()
-            return self._results
-        return Requests()
-
-    def Event(self) -> _Done:  # noqa: N802
-        return _Done()
-
-    def Process(self, target: Any, args: tuple[Any, ...]) -> WorkerThread:  # noqa: N802
-        arguments = inspect.signature(_worker_loop).bind(*args).arguments
-        reader = None if self._readers is None else self._readers(arguments["worker_id"])
-        thread = WorkerThread(**self._ours, **arguments, reader=reader)
-        self.threads.append(thread)
-        return thread

@@ -1,4 +1,4 @@
-"""What runs in a worker process: torch's own loop, over queues of ours."""
+"""What runs in a worker process: torch's own loop, over the shared memory of its iterator."""
 
 from __future__ import annotations
 
@@ -10,24 +10,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data._utils.worker import (
-    _IterableDatasetStopIteration,
-    _ResumeIteration,
-    _worker_loop,
-)
 
 from fastloop import _core
 from fastloop.base.interrupts import end_quietly, release_in_child
+from fastloop.base.torch_parts import ExceptionWrapper, Resume, StreamEnd, run_worker_loop
 from fastloop.data.batch_memory import lend
 from fastloop.data.collate import make_collate
 from fastloop.data.dataset_reader import DatasetReader
 from fastloop.data.kinds import fills_batches, find_collate
 from fastloop.workers.batch_pickle import OBJECT, WRITTEN, pack
 from fastloop.workers.dataset_transfer import DatasetTransfer
-from fastloop.workers.request_queue import NO_STATE, InitialState
+from fastloop.workers.tasks import NO_STATE, InitialState
 
-_OBJECTS = (ExceptionWrapper, _IterableDatasetStopIteration)
+_OBJECTS = (ExceptionWrapper, StreamEnd)
 
 
 class _Results:
@@ -94,6 +89,8 @@ class _Results:
         data.exc_type = RuntimeError
         return data
 
+    # Torch's loop calls these at its end.
+
     def cancel_join_thread(self) -> None:
         pass
 
@@ -122,7 +119,7 @@ class _Requests:
                 self._results.put_initial_state()
                 continue
             self._results.send(*self._results.too_large.pop(request))
-        if isinstance(task, _ResumeIteration):
+        if isinstance(task, Resume):
             self._results.too_large.clear()
         return task
 
@@ -178,7 +175,7 @@ def run_worker(
         )
         if is_interruptible:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        _worker_loop(**arguments)
+        run_worker_loop(**arguments)
     except KeyboardInterrupt:
         pass
     end_quietly()

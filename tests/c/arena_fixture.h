@@ -6,6 +6,7 @@
 #include "fl_arena.h"
 
 #include <dirent.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 enum { KIB = 1 << 10, MIB = 1 << 20 };
@@ -49,6 +50,14 @@ static inline int64_t count_descriptors(void)
     while (readdir(all) != NULL) found++;
     closedir(all);
     return found;
+}
+
+/* How much address space this process may have. */
+static inline int64_t address_space_limit(void)
+{
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_AS, &limit) == 0);
+    return limit.rlim_cur > INT64_MAX ? INT64_MAX : (int64_t)limit.rlim_cur;
 }
 
 /* Address space of this process. */

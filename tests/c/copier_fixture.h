@@ -47,7 +47,7 @@ struct copier_fixture {
     fl_pool *pool;
     fl_inflight *table;
     fl_copier *copier;
-    int64_t largest;
+    _Atomic int64_t largest;
     int32_t workers;
     fake_worker fakes[WORKERS];
     pthread_t threads[WORKERS];

@@ -26,6 +26,8 @@ static inline void find_variants(void)
 #if defined(__x86_64__)
     if (fl_cpu_level_find() >= FL_CPU_AVX2) variants[variant_count++] = &fl_cpu_image_avx2;
     if (fl_cpu_level_find() >= FL_CPU_AVX512) variants[variant_count++] = &fl_cpu_image_avx512;
+#elif defined(__aarch64__)
+    if (fl_cpu_level_find() >= FL_CPU_NEON) variants[variant_count++] = &fl_cpu_image_neon;
 #endif
 }
 

@@ -22,6 +22,8 @@ static inline int find_variants(const fl_cpu_lanes *found[VARIANTS])
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq"))
         found[count++] = &fl_cpu_lanes_avx512;
+#elif defined(__aarch64__)
+    found[count++] = &fl_cpu_lanes_neon;
 #endif
     return count;
 }

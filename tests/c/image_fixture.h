@@ -263,6 +263,8 @@ static inline int find_tables(const fl_image_ops *tables[MAX_TABLES])
 #if defined(__x86_64__)
     if (fl_cpu_level_find() >= FL_CPU_AVX2) tables[count++] = &fl_cpu_image_avx2;
     if (fl_cpu_level_find() >= FL_CPU_AVX512) tables[count++] = &fl_cpu_image_avx512;
+#elif defined(__aarch64__)
+    if (fl_cpu_level_find() >= FL_CPU_NEON) tables[count++] = &fl_cpu_image_neon;
 #endif
     return count;
 }

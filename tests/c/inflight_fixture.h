@@ -36,7 +36,8 @@ typedef struct inflight_fixture {
     fl_arena *arena;
     fl_pool *pool;
     fl_inflight *table;
-    int64_t largest, reading;
+    _Atomic int64_t largest;
+    int64_t reading;
     task tasks[MOST_TASKS];
     fl_err err; /* of the last failure */
 } inflight_fixture;

@@ -58,7 +58,7 @@ put_value(const ragged_fixture *fix, int64_t row, int64_t i, bool is_widened, ch
         memcpy(dst, src, (size_t)bytes);
         return;
     }
-    bool is_negative = dtype.code == 0 && src[bytes - 1] < 0;
+    bool is_negative = dtype.code == 0 && (signed char)src[bytes - 1] < 0;
     memset(dst, is_negative ? 0xFF : 0, 8);
     memcpy(dst, src, (size_t)bytes);
 }

@@ -287,7 +287,11 @@ static void test_the_environment_chooses(void)
     CHECK(setenv("FASTLOOP_CPU", "avx", 1) == 0);
     fl_err err;
     CHECK_INT(fl_cpu_level_check(&err), FL_EINVAL);
+#if defined(__aarch64__)
+    CHECK(strcmp(err.text, "FASTLOOP_CPU=avx: it is plain or neon, or not set") == 0);
+#else
     CHECK(strcmp(err.text, "FASTLOOP_CPU=avx: it is plain, avx2 or avx512, or not set") == 0);
+#endif
     CHECK(unsetenv("FASTLOOP_CPU") == 0);
     for (int v = 0; v < variant_count; v++) printf(" %s", variants[v]->name);
 }

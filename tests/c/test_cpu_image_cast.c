@@ -197,15 +197,28 @@ static void test_casts_under_other_rounding(void)
 }
 
 #if defined(__x86_64__)
+static void flush_denormal_numbers(bool flushes)
+{
+    unsigned own = _mm_getcsr() & ~0x8040U;
+    _mm_setcsr(flushes ? own | 0x8040 : own); /* flush to zero, denormals are zeros */
+}
+#elif defined(__aarch64__)
+static void flush_denormal_numbers(bool flushes)
+{
+    uint64_t control = flushes ? 1 << 24 : 0;
+    __asm__ volatile("msr fpcr, %0" : : "r"(control));
+}
+#endif
+
+#if defined(__x86_64__) || defined(__aarch64__)
 static void test_casts_where_denormal_numbers_are_flushed(void)
 {
     static cast_case c;
     uint64_t state = 13;
-    unsigned own = _mm_getcsr();
     CHECK(make_line(&c, FL_IMAGE_F32, 0x1p-140F, 0, 1));
-    _mm_setcsr(own | 0x8040); /* flush to zero, denormals are zeros */
+    flush_denormal_numbers(true);
     check_cast(&c, FL_IMAGE_F32, 300, true, &state);
-    _mm_setcsr(own);
+    flush_denormal_numbers(false);
 }
 #endif
 
@@ -244,7 +257,7 @@ int main(void)
     RUN(test_casts_are_rounded_to_even);
     RUN(test_casts_by_any_table);
     RUN(test_casts_under_other_rounding);
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
     RUN(test_casts_where_denormal_numbers_are_flushed);
 #endif
     RUN(test_blocks);

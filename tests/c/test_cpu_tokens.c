@@ -16,6 +16,8 @@ static void find_variants(void)
     fl_cpu_level level = fl_cpu_level_find();
     if (level >= FL_CPU_AVX2) variants[variant_count++] = &fl_cpu_tokens_avx2;
     if (level >= FL_CPU_AVX512) variants[variant_count++] = &fl_cpu_tokens_avx512;
+#elif defined(__aarch64__)
+    variants[variant_count++] = &fl_cpu_tokens_neon;
 #endif
 }
 
@@ -30,7 +32,8 @@ static int64_t token_at(fl_token_type type, const char *tokens, int64_t i)
     int64_t bytes = fl_token_bytes(type), value = 0;
     memcpy(&value, tokens + i * bytes, (size_t)bytes);
     for (int64_t b = bytes; is_signed(type) && b < 8; b++)
-        if (tokens[i * bytes + bytes - 1] < 0) value |= (int64_t)(UINT64_C(0xFF) << (8 * b));
+        if ((signed char)tokens[i * bytes + bytes - 1] < 0)
+            value |= (int64_t)(UINT64_C(0xFF) << (8 * b));
     return value;
 }
 

@@ -5,7 +5,9 @@
 #include "pool_fixture.h"
 
 #include "fl_cpu_transfer.h"
+#include "fl_thread.h"
 
+#include <dirent.h>
 #include <semaphore.h>
 
 enum { BYTES = 64 * 1024 + 24, PARTS = 3, THREADS = 3, ROUNDS = 200 };
@@ -289,6 +291,44 @@ static void test_halt_waits_for_threads_that_copy(void)
     close_fixture(&f);
 }
 
+/* ---- large batches */
+
+static int64_t count_threads(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int64_t count = 0;
+    CHECK(tasks != NULL);
+    for (const struct dirent *task; (task = readdir(tasks)) != NULL;)
+        count += task->d_name[0] != '.';
+    closedir(tasks);
+    return count;
+}
+
+/* Small ones start no threads. */
+static void test_threads_share_the_copy_of_a_large_batch(void)
+{
+    static const int64_t sizes[] = {100, 1 << 20, (12 << 20) + 5};
+    fixture f = open_fixture();
+    int64_t before = count_threads();
+    for (int i = 0; i < 3; i++) {
+        fl_slot *slot = get_slot(f.pool, sizes[i]);
+        char *into = malloc((size_t)sizes[i] + 1);
+        void *transfer = get_transfer(&f, 1);
+        CHECK(into != NULL);
+        for (int64_t k = 0; k < sizes[i]; k++) fl_slot_data(slot)[k] = (char)(k * 31 >> 4);
+        into[sizes[i]] = 77;
+        set_buffer(transfer, into, false);
+        CHECK_INT(ops->copy(transfer, slot, sizes[i], NULL), FL_OK);
+        CHECK(ops->is_started(transfer));
+        CHECK(memcmp(into, fl_slot_data(slot), (size_t)sizes[i]) == 0 && into[sizes[i]] == 77);
+        CHECK((count_threads() > before) == (i == 2 && fl_cpu_count() > 1));
+        CHECK_INT(ops->finish(transfer, slot, sizes[i], NULL, NULL), FL_OK);
+        free(into);
+    }
+    close_fixture(&f);
+    CHECK_INT(count_threads(), before);
+}
+
 /* ---- resources, forks */
 
 static void test_each_resource_may_be_refused(void)
@@ -360,6 +400,7 @@ int main(void)
     RUN(test_what_nobody_wants_goes_back);
     RUN(test_nothing_is_copied_once_it_is_halted);
     RUN(test_halt_waits_for_threads_that_copy);
+    RUN(test_threads_share_the_copy_of_a_large_batch);
     RUN(test_each_resource_may_be_refused);
     RUN(test_a_forked_child_is_inert);
     RUN(test_any_memory_counts_as_pinned);

@@ -139,8 +139,10 @@ find_packed_behind(const fl_column *column, int32_t part, const fl_rows *rows, c
 
 static void close_packed(fl_column *column) { fl_free(column); }
 
-static const fl_column_ops packed_ops = {layout_packed, gather_packed, find_packed_behind,
-                                         close_packed};
+static const fl_column_ops packed_ops = {.layout = layout_packed,
+                                         .gather = gather_packed,
+                                         .row_behind = find_packed_behind,
+                                         .close = close_packed};
 
 /* A packed column between two of labels. */
 static fl_table *open_packed(int64_t *labels)

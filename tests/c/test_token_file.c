@@ -41,9 +41,15 @@ static void test_files_of_llmc(void)
     fl_token_layout found;
     fl_err err;
     for (int i = 0; i < 3; i++) {
-        CHECK_INT(read_llmc(narrow, 1024 + (10 << i), FL_TOKEN_TYPES, &found, &err), FL_OK);
+        CHECK_INT(read_llmc(narrow, 1024 + (10 << i), widths[i], &found, &err), FL_OK);
         CHECK(found.type == widths[i] && found.first_byte == 1024 && found.count == 10);
     }
+    CHECK_INT(read_llmc(narrow, 1024 + 20, FL_TOKEN_TYPES, &found, &err), FL_OK);
+    CHECK(found.type == FL_TOKEN_U16);
+    check_refused(read_llmc(narrow, 1024 + 10, FL_TOKEN_TYPES, &found, &err), &err,
+                  "it is cut, or pass dtype='uint8' if that is what its tokens are");
+    check_refused(read_llmc(narrow, 1024 + 40, FL_TOKEN_TYPES, &found, &err), &err,
+                  "it is too long, or pass dtype='uint32' if that is what its tokens are");
     CHECK_INT(read_llmc(wide, 1024 + 40, FL_TOKEN_I32, &found, &err), FL_OK);
     CHECK(found.type == FL_TOKEN_I32);
     check_refused(read_llmc(wide, 1024 + 20, FL_TOKEN_TYPES, &found, &err), &err, "it is cut");

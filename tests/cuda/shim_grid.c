@@ -329,7 +329,7 @@ cudaError_t shim_queue(cudaStream_t stream, shim_launch launch)
     *copy = launch;
     cudaError_t error = check_limits(&launch);
     if (error == cudaSuccess)
-        error = fake_try_launch(stream, run, copy);
+        error = fake_try_launch(stream, launch.kernel, run, copy);
     else
         error = fake_refuse_launch(error);
     if (error == cudaSuccess) return error;

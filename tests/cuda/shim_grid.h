@@ -19,6 +19,7 @@ typedef struct shim_launch {
     void *args;                  /* owned: of malloc */
     shim_extent blocks, threads; /* y and z are 1 in what can be run here */
     size_t parameter_bytes, shared_bytes;
+    const void *kernel; /* what is loaded */
 } shim_launch;
 
 /* Queues it; frees the arguments when it has run, or failed. Beyond a limit it fails as in CUDA. */

@@ -1,6 +1,9 @@
 /* Graphs that are captured while batches are uploaded: the rules by which the fake runtime keeps
  * captured work and other work apart, and that uploads spoil no capture. */
+#include "stream_fixture.h"
 #include "transfer_fixture.h"
+
+#include <string.h>
 
 enum { BATCHES = 24 };
 
@@ -267,6 +270,29 @@ static void test_a_batch_that_is_dropped_in_a_capture(void)
     CHECK(fake_is_clean());
 }
 
+/* The loop's stream is captured on device 1, while the thread is on device 0: the buffer is
+ * refused, and the copy stream stays out of the graph. The batch comes behind the capture. */
+static void test_no_buffer_is_set_in_a_capture_on_another_device(void)
+{
+    loop l;
+    cudaStream_t stream = open_stream_of_device_1();
+    fake_set_order(FAKE_EAGER, 0);
+    open_loop(&l, (fl_ring_config){.depth = 3, .is_in_order = true}, 1);
+    l.stream = stream;
+    begin(stream, RELAXED);
+    submit_upload(&l, 1, 1);
+    CHECK(slot_of(&l, 1)->buffer == NULL);
+    CHECK_INT(l.err.code, FL_EDEVICE);
+    CHECK(strstr(l.err.text, "while a graph is being captured") != NULL);
+    end(stream, cudaSuccess, 0);
+    take_tag(&l, 1);
+    train(&l, 2, 8);
+    fake_synchronize(stream);
+    close_loop(&l);
+    CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
+    CHECK(fake_is_clean());
+}
+
 int main(void)
 {
     start_tests();
@@ -278,5 +304,6 @@ int main(void)
     (void)cudaGetLastError();
     RUN(test_no_capture_is_spoiled);
     RUN(test_a_batch_that_is_dropped_in_a_capture);
+    RUN(test_no_buffer_is_set_in_a_capture_on_another_device);
     return 0;
 }

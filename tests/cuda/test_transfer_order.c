@@ -65,6 +65,28 @@ static void leave_early(fl_ring_config shape)
 
 static void test_leaving_early(void) { each_way(leave_early); }
 
+/* Kernels are loaded before a thread of the ring launches them beside a collective. */
+static void cast_beside_a_collective(fl_ring_config shape)
+{
+    loop l;
+    cudaStream_t stream;
+    fake_unload();
+    open_loop(&l, shape, 0);
+    CHECK_INT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    fake_spin(stream);
+    train(&l, 0, 8);
+    fake_synchronize(NULL);
+    fake_end_spins();
+    fake_synchronize(stream);
+    CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
+    close_loop(&l);
+}
+
+static void test_no_kernel_is_loaded_beside_a_collective(void)
+{
+    each_way(cast_beside_a_collective);
+}
+
 /* The copy does not wait for the take. */
 static void test_a_batch_is_copied_as_soon_as_it_is_filled(void)
 {
@@ -272,6 +294,28 @@ static int train_on_device_1_alone(void *arg)
     return 0;
 }
 
+/* An event of a green context cannot be recorded on a stream of the primary one: said before any is
+ * made, and outside of it the loop goes on. */
+static void test_a_green_context_is_named(void)
+{
+    loop l;
+    void *copies;
+    fl_err err = {0};
+    fake_set_order(FAKE_EAGER, 0);
+    open_loop(&l, (fl_ring_config){.depth = 3, .is_in_order = true}, 0);
+    fake_enter_green(true);
+    CHECK_INT(ops->open(0, &copies, &err), FL_EDEVICE);
+    CHECK(copies == NULL && strstr(err.text, "green context") != NULL);
+    submit_upload(&l, 1, 1);
+    CHECK_INT(l.err.code, FL_EDEVICE);
+    CHECK(slot_of(&l, 1)->buffer == NULL && strstr(l.err.text, "green context") != NULL);
+    fake_enter_green(false);
+    take_tag(&l, 1);
+    train(&l, 2, 8);
+    fake_synchronize(NULL);
+    close_loop(&l);
+}
+
 /* No thread has chosen device 0, where each of them is to begin with. */
 static void test_no_context_on_a_device_that_nobody_chose(void)
 {
@@ -342,6 +386,7 @@ int main(void)
     RUN(test_no_context_on_a_device_that_nobody_chose); /* first: contexts stay */
     RUN(test_every_kernel_sees_its_batch);
     RUN(test_leaving_early);
+    RUN(test_no_kernel_is_loaded_beside_a_collective);
     RUN(test_a_batch_is_copied_as_soon_as_it_is_filled);
     RUN(test_a_batch_that_waited_for_its_block_is_copied_at_once);
     RUN(test_nobody_waits_for_a_copy);
@@ -349,6 +394,7 @@ int main(void)
     RUN(test_a_batch_waits_for_memory);
     RUN(test_a_batch_that_cannot_be_filled);
     RUN(test_two_devices);
+    RUN(test_a_green_context_is_named);
     RUN(test_the_null_stream_is_the_devices);
     RUN(test_a_forked_child_is_inert);
     return 0;

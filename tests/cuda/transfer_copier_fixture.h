@@ -50,7 +50,7 @@ typedef struct loop {
     void *copy_stream;
     fl_inflight *table;
     fl_copier *copier;
-    int64_t largest;
+    _Atomic int64_t largest;
     buffer_heap heap;
     cudaStream_t stream; /* the consumer's current one */
     fake_worker fakes[MOST_WORKERS];

@@ -2,13 +2,17 @@
 
 import copy
 import multiprocessing
+import os
 import pickle
+import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.multiprocessing
 from epoch_child import answer
 
+from fastloop import ArrayDataset, transforms
 from fastloop.data.epoch_word import Epoch
 
 CONTEXTS = multiprocessing.get_all_start_methods()
@@ -70,3 +74,50 @@ def test_what_is_no_epoch_is_refused(wrong: Any, kind: type[Exception]) -> None:
         epoch.set(wrong)
     assert epoch.value == 0
     assert epoch.users is None
+
+
+# ---- descriptors
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_many_datasets_take_few_descriptors() -> None:
+    before = descriptors()
+    epochs = [Epoch() for _ in range(3000)]
+    assert descriptors() - before <= 3
+    for number, epoch in enumerate(epochs):
+        epoch.set(number)
+    assert [epoch.value for epoch in epochs] == list(range(3000))
+    assert len(pickle.dumps(epochs[0])) < 200
+    del epochs, epoch
+    assert descriptors() - before <= 1  # of words that are left to take
+
+
+def test_transforms_without_random_parameters_take_none() -> None:
+    images = np.arange(4 * 3 * 8 * 8, dtype=np.uint8).reshape(4, 3, 8, 8)
+    plain = ArrayDataset(images, transform=transforms.CenterCrop(4))
+    random = ArrayDataset(images, transform=transforms.RandomCrop(4))
+    function = ArrayDataset(images, transform=lambda image: image)
+    assert random._epoch is not None
+    assert plain._epoch is None and function._epoch is None
+    expected = plain[1][0]
+    plain.set_epoch(5)
+    assert torch.equal(plain[1][0], expected)
+    assert torch.equal(plain[[1, 2]][0][0], expected)
+    assert plain.params(1) == plain.params(1, epoch=5)
+
+
+def test_a_forked_child_takes_words_of_its_own() -> None:
+    """The parent takes the next one as the child does."""
+    Epoch()
+    pid = os.fork()
+    if pid == 0:
+        child = Epoch()
+        time.sleep(0.2)
+        child.set(9)
+        os._exit(0)
+    parent = Epoch()
+    assert os.waitpid(pid, 0)[1] == 0
+    assert parent.value == 0

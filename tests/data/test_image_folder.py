@@ -176,6 +176,15 @@ def test_results_of_different_sizes(root: Path) -> None:
         assert dataset.params(i) == [{"op": "Resize"}, {"op": "Pad"}, {"op": "ToDtype"}]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_of_different_sizes_says_what_gives_one(root: Path, workers: int) -> None:
+    loader = DataLoader(ImageFolder(root, T.Resize(18)), 14, num_workers=workers)
+    with pytest.raises(
+        RuntimeError, match=r"(equal size|not resizable)(.|\n)*begin the transform with Resize"
+    ):
+        list(loader)
+
+
 @pytest.mark.parametrize("out_layout", ["CHW", "HWC", "channels_last"])
 def test_layouts_of_results(root: Path, out_layout: str) -> None:
     dataset = ImageFolder(root, T.Compose(TRAIN), out_layout=out_layout)

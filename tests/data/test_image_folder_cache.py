@@ -196,6 +196,12 @@ def replace_images(folder: Path, pairs: list[Any]) -> None:
     (folder / INDEX).write_text(json.dumps({**index, "replaced": pairs}))
 
 
+def overwrite(folder: Path, at: int, data: bytes) -> None:
+    with open(folder / IMAGES, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
 DAMAGED: dict[str, Callable[[Path], Any]] = {
     "no index": lambda folder: (folder / INDEX).unlink(),
     "no images": lambda folder: (folder / IMAGES).unlink(),
@@ -204,6 +210,9 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
     "an empty index": lambda folder: os.truncate(folder / INDEX, 0),
     "an index of bytes": lambda folder: (folder / INDEX).write_bytes(b"\xff\x00"),
     "an index of something": lambda folder: (folder / INDEX).write_text("[1]"),
+    "a header of bytes": lambda folder: overwrite(folder, 0, b"\0" * 16),
+    "a header that is no literal": lambda folder: overwrite(folder, 12, b"((((("),
+    "a header of another type": lambda folder: overwrite(folder, 12, b"{'descr': '|i1'"),
     "an index too deep": lambda folder: (folder / INDEX).write_text("[" * 100_000),
     "images replaced that are none": lambda folder: replace_images(folder, [[1, 99]]),
     "images replaced by the last": lambda folder: replace_images(folder, [[1, -1]]),

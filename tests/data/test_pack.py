@@ -4,12 +4,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequence_collates import both
 
-from fastloop import PackCollate
+from fastloop import ArrayDataset, DataLoader, PackCollate, RaggedArray
 
 
 def packed_by_hand(rows: list[list[int]], limit: int | None) -> dict[str, Any]:
@@ -125,3 +126,16 @@ def test_packs_without_extras() -> None:
     assert list(both(PackCollate(return_position_ids=False), samples))[2:] == [
         *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     ]
+
+
+@pytest.mark.parametrize("path", ["sync", "array"])
+@pytest.mark.parametrize("name", ["labels", "input_ids"])
+def test_labels_of_bools_cannot_hold_their_padding(path: str, name: str) -> None:
+    """It is no argument of PackCollate, so the error advises none. Bare input_ids are labels."""
+    rows = RaggedArray.from_list([[True, False], [True]])
+    ids = {} if name == "input_ids" else {"input_ids": RaggedArray.from_list([[1, 2], [3]])}
+    data = ArrayDataset(**ids, **{name: rows})
+    text = "is bool, which cannot hold -100, the padding of labels; pass labels of integers"
+    with pytest.raises(ValueError, match=text) as raised:
+        list(DataLoader(data, 2, collate_fn=PackCollate(), path=path))
+    assert "padding_value" not in str(raised.value)

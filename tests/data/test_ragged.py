@@ -12,6 +12,7 @@ import torch
 from helpers import TorchLoader, assert_same
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import Subset
 
 from fastloop import ArrayDataset, DataLoader, PadCollate, RaggedArray, transforms
 
@@ -80,7 +81,10 @@ def test_offsets_are_copied() -> None:
         array.offsets[0] = 1
 
 
-@pytest.mark.parametrize("offsets", [torch.tensor(OFFSETS), tuple(OFFSETS)], ids=type)
+@pytest.mark.parametrize(
+    "offsets",
+    [torch.tensor(OFFSETS), tuple(OFFSETS), list(np.array(OFFSETS)), list(torch.tensor(OFFSETS))],
+)
 def test_offsets_of_other_types(offsets: Any) -> None:
     assert rows_of(RaggedArray(VALUES, offsets)) == ROWS
 
@@ -220,6 +224,37 @@ def test_from_list_refuses_what_the_dtype_does_not_have(dtype: Any) -> None:
 # ---- from_arrow
 
 
+@pytest.mark.parametrize(
+    ("rows", "odd"),
+    [
+        ([[1.0, 2.5]], "2.5"),
+        ([[1], [float("nan")]], "nan"),
+        ([np.array([3.5])], "3.5"),
+        ([torch.tensor([1.5], dtype=torch.bfloat16)], "1.5"),
+        ([[float("inf")]], "inf"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int64, "int32", np.uint8, torch.bool])
+@pytest.mark.filterwarnings("error")
+def test_from_list_cuts_no_float(rows: Any, odd: str, dtype: Any) -> None:
+    with pytest.raises(ValueError, match=f"holds {odd}, which dtype=.* does not have"):
+        RaggedArray.from_list(rows, dtype)
+
+
+def test_from_list_takes_whole_floats_for_integers() -> None:
+    rows = [[1.0, 2.0], [float(2**53)]]
+    assert rows_of(RaggedArray.from_list(rows, torch.int64)) == [[1, 2], [2**53]]
+
+
+def test_values_that_are_resized_give_no_short_row() -> None:
+    values = torch.arange(10)
+    ragged = RaggedArray(values, [0, 3, 10])
+    values.resize_(5)
+    assert ragged[0].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"sequence 1 is values\[3:10\], but values has 5 now"):
+        ragged[1]
+
+
 def test_an_arrow_column_of_one_chunk_is_not_copied() -> None:
     pa = pytest.importorskip("pyarrow")
     column = pa.array([[9], *ROWS, [8, 8]], pa.list_(pa.int32()))
@@ -277,7 +312,13 @@ BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "no offsets": (VALUES, [], ValueError, r"offsets has shape \(0,\); pass a vector of n \+ 1"),
     "2-D offsets": (VALUES, np.zeros((2, 2), int), ValueError, r"offsets has shape \(2, 2\)"),
     "offsets None": (VALUES, None, TypeError, "offsets is a NoneType"),
-    "offsets of text": (VALUES, ["a"], TypeError, "offsets is a list; pass a numpy"),
+    "offsets of text": (VALUES, ["a"], TypeError, "offsets has 'a', a str; pass integers"),
+    "offsets of listed floats": (
+        VALUES,
+        [0, 3.0],
+        TypeError,
+        r"offsets has 3\.0, a float; pass integers",
+    ),
     "negative": (VALUES, [-1, 3], ValueError, r"offsets\[0\]=-1 is negative"),
     "falling": (VALUES, [0, 5, 3, 6], ValueError, r"offsets\[2\]=3 is smaller than offsets\[1\]=5"),
     "lengths": (VALUES, [5, 2, 4], ValueError, r"If these are lengths.*cumsum\(lengths\)"),
@@ -349,5 +390,11 @@ def test_a_field_beside_images_with_transforms() -> None:
 
 def test_torchs_default_collate_says_that_rows_differ() -> None:
     data = ArrayDataset(RaggedArray(VALUES, OFFSETS))
-    with pytest.raises(RuntimeError, match="equal size"):
-        list(DataLoader(data, 4))
+    for arguments in ({}, {"num_workers": 1}, {"path": "torch"}):
+        with pytest.raises(
+            RuntimeError, match=r"(equal size|resizable)(.|\n)*pass collate_fn=fastloop.PadColl"
+        ):
+            list(DataLoader(Subset(data, range(4)), 4, **arguments))
+    with pytest.raises(RuntimeError) as raised:
+        list(DataLoader([torch.zeros(1), torch.zeros(2)], 2))
+    assert "fastloop" not in str(raised.value)

@@ -75,6 +75,16 @@ FILES: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "llmc, header cut": (LLMC[:500], {}, "500 bytes, fewer than the header.*it is cut"),
     "llmc, header alone": (LLMC[:1024], {}, "0 bytes behind.*says 100 tokens"),
     "llmc, cut": (LLMC[:-2], {}, "198 bytes behind.*says 100 tokens of 2 bytes; it is cut"),
+    "llmc, cut to half": (
+        LLMC[:-100],
+        {},
+        "100 bytes behind.*says 100 tokens of 2 bytes; it is cut, or pass dtype='uint8' if",
+    ),
+    "llmc, twice as long": (
+        LLMC + TOKENS.tobytes(),
+        {},
+        "400 bytes behind.*says 100 tokens of 2 bytes; it is too long, or pass dtype='uint32' if",
+    ),
     "llmc, longer than it says": (LLMC + b"\0\0", {}, "202 bytes behind.*says 100 tokens"),
     "llmc, no tokens": (llmc_header(20240520, 1, 0), {}, "is empty"),
     "llmc, fewer than no tokens": (llmc_header(20240520, 1, -7), {}, "says -7 tokens"),

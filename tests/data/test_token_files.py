@@ -79,10 +79,11 @@ def test_versions_of_npy(tmp_path: Path, version: tuple[int, int]) -> None:
 @pytest.mark.parametrize("dtype", ["u1", "u2", "u4"])
 @pytest.mark.parametrize("format", ["auto", "llmc"])
 def test_files_of_llmc(tmp_path: Path, format: str, dtype: str) -> None:
-    """gpt-2, llama-3, and the forks that write bytes behind the header of gpt-2."""
+    """gpt-2, llama-3, and the forks that write bytes behind the header of gpt-2, if told."""
     tokens = some_tokens(57, dtype)
     path = write_llmc(tmp_path / "x.bin", tokens)
-    dataset = TokenDataset(path, LENGTH, format=format, targets=None)
+    told = {"dtype": "uint8"} if dtype == "u1" else {}
+    dataset = TokenDataset(path, LENGTH, format=format, targets=None, **told)
     check_tokens(dataset, tokens)
     assert f"llmc, 57 tokens of {np.dtype(dtype).name}" in dataset.explain()
 

@@ -6,7 +6,9 @@ import os
 import pickle
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ from torch.utils.data._utils import pin_memory
 import fastloop.loader.iterators
 from fastloop import ArrayDataset, DataLoader, Stepper
 from fastloop import transforms as T
+from fastloop.device.accelerator import Accelerator
 
 PATHS = [("array", 0), ("array", 2), ("sync", 0), ("process", 2), ("thread", 2)]
 PATHS += [("torch", 0), ("torch", 2)]
@@ -389,3 +392,30 @@ def test_workers_see_no_device(late: LazyDevice) -> None:
 def pids(samples: list[int]) -> tuple[int, int]:
     assert not torch.cuda.is_initialized()
     return samples[0], os.getpid()
+
+
+@pytest.mark.parametrize("captured", [0, 1])
+def test_a_capture_is_asked_of_the_loaders_device(
+    monkeypatch: pytest.MonkeyPatch, captured: int
+) -> None:
+    """Device 0 is current, and the loader's is device 1."""
+    current = [0]
+
+    @contextmanager
+    def enter(device: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], int(device.index)
+        yield
+        current[0] = before
+
+    module = SimpleNamespace(
+        device=enter, is_current_stream_capturing=lambda: current[0] == captured
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    accelerator = Accelerator.__new__(Accelerator)  # without a stream
+    accelerator.device, accelerator._pid = torch.device("cuda", 1), os.getpid()
+    if captured == 0:
+        accelerator.check()
+    else:
+        with pytest.raises(RuntimeError, match="while a graph is being captured"):
+            accelerator.check()
+    assert current == [0]

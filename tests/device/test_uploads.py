@@ -37,6 +37,7 @@ TRIALS = {
         "an_interrupt_loses_no_batch",
         "a_batch_cannot_be_filled",
         "slots_cannot_be_pinned",
+        "nothing_can_be_pinned",
         "each_call_may_fail",
         "a_child_is_inert",
         "a_cycle_is_collected",

@@ -19,6 +19,8 @@ GIL_TOKENS = re.compile(
     r"\bfl_py_\w+(?=\s*\()"
 )
 
+SECTION_TOKENS = re.compile(rf"FL_PY_BEGIN_SECTION|FL_PY_END_SECTION|{LEAVES}|\bgoto\b")
+
 
 def ends_by_leaving(body: str, at: int) -> bool:
     """Whether the block that closes at `at` ends in a statement that leaves it."""
@@ -65,10 +67,26 @@ def gil_faults(function: Function) -> Iterator[tuple[int, str]]:
         yield line, "ends without the interpreter lock"
 
 
+def section_faults(function: Function) -> Iterator[tuple[int, str]]:
+    is_inside, line = False, 0
+    for token in SECTION_TOKENS.finditer(function.body):
+        word, line = token[0], function.body.count("\n", 0, token.start())
+        if word.endswith("_SECTION"):
+            begins = word == "FL_PY_BEGIN_SECTION"
+            if begins == is_inside:
+                yield line, f"{word} without its partner"
+            is_inside = begins
+        elif is_inside:
+            yield line, f"{word} in a section"
+    if is_inside:
+        yield line, "ends in a section"
+
+
 def cpylint(text: str) -> Iterator[tuple[int, str]]:
     for function in functions(text):
         opening = function.line + function.lines - 1 - function.body.count("\n")
-        for line, what in (*lock_faults(function), *gil_faults(function)):
+        faults = (lock_faults, gil_faults, section_faults)
+        for line, what in (fault for find in faults for fault in find(function)):
             yield opening + line, f"{function.name}: {what}"
 
 
@@ -91,6 +109,11 @@ def test_locks_and_the_interpreter_lock_are_paired() -> None:
         ("work(); Py_END_ALLOW_THREADS", "without its partner"),
         ("Py_BEGIN_ALLOW_THREADS if (x) return 0; Py_END_ALLOW_THREADS", "return without"),
         ("Py_BEGIN_ALLOW_THREADS PyErr_Clear(); Py_END_ALLOW_THREADS", "PyErr_Clear without"),
+        ("FL_PY_BEGIN_SECTION(o); x = work(); FL_PY_END_SECTION(); return x;", None),
+        ("FL_PY_BEGIN_SECTION(o); if (x) return 0; FL_PY_END_SECTION();", "return in a section"),
+        ("FL_PY_BEGIN_SECTION(o); FL_TRY(f()); FL_PY_END_SECTION();", "FL_TRY in a section"),
+        ("FL_PY_BEGIN_SECTION(o); work();", "ends in a section"),
+        ("work(); FL_PY_END_SECTION();", "without its partner"),
     ],
 )
 def test_cpylint_sees(body: str, fault: str | None) -> None:

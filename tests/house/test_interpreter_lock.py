@@ -1,8 +1,9 @@
-"""What relies on the interpreter lock is marked `GIL(name)` in the C code, and docs/threads.md says
-what will take its place; the module says that it needs the lock."""
+"""Where two threads can meet is marked `SHARED(name)` in the C code, and docs/threads.md says what
+protects it; the module does without the interpreter lock."""
 
-import importlib
+import os
 import re
+import subprocess
 import sys
 import sysconfig
 from collections import Counter
@@ -12,7 +13,7 @@ from sources import CSRC, ROOT, assert_none, c_files
 
 BINDING = CSRC / "python"
 PAGE = (ROOT / "docs" / "threads.md").read_text()
-MARK = re.compile(r"GIL\((\w+)\)")
+MARK = re.compile(r"SHARED\((\w+)\)")
 
 
 def marks_of(text: str) -> list[str]:
@@ -30,7 +31,7 @@ def rows_under(page: str, heading: str) -> list[list[str]]:
 
 
 def test_marks_and_rows_are_read() -> None:
-    assert marks_of("/* GIL(a): b.\n * GIL(c) */ int GIL(d);") == ["a", "c"]
+    assert marks_of("/* SHARED(a): b.\n * SHARED(c) */ int SHARED(d);") == ["a", "c"]
     page = "\n| mark | x |\n|---|---|\n| `f` `a` | `b` |\n| `g` `c` | |\n\n| `h` `i` |\n"
     assert rows_under(page, "mark") == [["f", "a"], ["g", "c"]]
 
@@ -39,9 +40,9 @@ def test_every_mark_is_in_the_table_once_and_every_row_is_marked() -> None:
     marks = Counter((path.stem, name) for path in c_files() for name in marks_of(path.read_text()))
     rows = Counter((file, name) for file, name in rows_under(PAGE, "mark"))
     assert marks
-    assert_none(f"{file}: GIL({name}) is not in docs/threads.md" for file, name in marks - rows)
-    assert_none(f"docs/threads.md: no GIL({name}) in {file}" for file, name in rows - marks)
-    assert_none(f"{file}: GIL({name}) twice" for (file, name), n in marks.items() if n > 1)
+    assert_none(f"{file}: SHARED({name}) is not in docs/threads.md" for file, name in marks - rows)
+    assert_none(f"docs/threads.md: no SHARED({name}) in {file}" for file, name in rows - marks)
+    assert_none(f"{file}: SHARED({name}) twice" for (file, name), n in marks.items() if n > 1)
 
 
 def test_every_type_is_marked_or_said_to_need_no_mark() -> None:
@@ -61,15 +62,23 @@ def test_no_mark_lies_below_the_binding() -> None:
     assert_none(path.name for path in below)
 
 
-def test_the_module_says_that_it_needs_the_interpreter_lock() -> None:
+def test_the_module_says_that_it_needs_no_interpreter_lock() -> None:
     source = (BINDING / "fl_py_module.c").read_text()
-    assert "{Py_mod_gil, Py_MOD_GIL_USED}" in source
-    assert not [p.name for p in c_files() if "Py_MOD_GIL_NOT_USED" in p.read_text()]
+    assert "{Py_mod_gil, Py_MOD_GIL_NOT_USED}" in source
+    assert not [p.name for p in c_files() if "Py_MOD_GIL_USED" in p.read_text()]
+
+
+def test_critical_sections_are_entered_in_one_way() -> None:
+    """With the lock nothing is left of them, and no thread returns from the middle of one."""
+    users = [p.name for p in c_files() if "Py_BEGIN_CRITICAL_SECTION" in p.read_text()]
+    assert users == ["fl_py_section.h"]
 
 
 @pytest.mark.skipif(
     not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this interpreter always has the lock"
 )
-def test_importing_the_module_switches_the_interpreter_lock_on() -> None:
-    importlib.import_module("fastloop._core")
-    assert sys._is_gil_enabled()  # type: ignore[attr-defined]
+def test_importing_the_package_leaves_the_interpreter_lock_off() -> None:
+    code = "import sys, fastloop._core, fastloop.loader; print(sys._is_gil_enabled())"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHON_GIL"}
+    command = [sys.executable, "-W", "error", "-c", code]
+    assert subprocess.check_output(command, env=environment, text=True) == "False\n"

@@ -11,10 +11,7 @@ from sources import ROOT
 pytestmark = pytest.mark.slow
 
 
-def losses(
-    folder: Path, name: str, *args: str, launcher: tuple[str, ...] = ()
-) -> list[list[float]]:
-    """The rows of the table that show losses."""
+def printed(folder: Path, name: str, *args: str, launcher: tuple[str, ...] = ()) -> str:
     done = subprocess.run(
         [sys.executable, *launcher, ROOT / "examples" / name, *args],
         cwd=folder,
@@ -24,8 +21,26 @@ def losses(
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("loss of ")]
+    return done.stdout
+
+
+def losses(
+    folder: Path, name: str, *args: str, launcher: tuple[str, ...] = ()
+) -> list[list[float]]:
+    """The rows of the table that show losses."""
+    lines = printed(folder, name, *args, launcher=launcher).splitlines()
+    rows = [line.split() for line in lines if line.startswith("loss of ")]
     return [[float(number) for number in row[4:]] for row in rows]
+
+
+def test_the_digits_are_learned_alike_and_augmented_otherwise(tmp_path: Path) -> None:
+    plain, augmented = printed(tmp_path, "digits.py", "--epochs", "1").split("\nThe same, with ")
+    rows = [
+        next(line for line in part.splitlines() if line.startswith("final loss")).split()[2:]
+        for part in (plain, augmented)
+    ]
+    assert rows[0][0] == rows[0][1] and rows[1][0] != rows[1][1]
+    assert "These losses differ because each side draws its own random crops" in augmented
 
 
 def test_the_small_transformer_learns_from_a_token_file(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def check_text(text, end, batch=None, indices=None):
     if indices is not None:
         assert f"(indices {indices})" in text, (indices, text)
     if end == signal.SIGKILL:
-        assert re.search(r"memory: [0-9.]+ of [0-9.]+ GiB", text), text
+        assert re.search(r"[0-9.]+ of [0-9.]+ GiB of memory", text), text
 
 
 def timed(iterator, kill=lambda: None):

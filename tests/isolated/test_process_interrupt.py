@@ -431,35 +431,3 @@ for send in (False, True):
     assert reached == [send, True, False]
 """,
     )
-
-
-def test_an_iter_interrupted_after_its_workers_are_known_leaves_no_trace(tmp_path: Path) -> None:
-    """torch keeps a list of workers by the address of their iterator, and refuses a second one."""
-    run_script(
-        tmp_path,
-        HEAD
-        + """
-from torch.utils.data._utils import signal_handling
-
-loader = DataLoader(Items(), 4, num_workers=1)
-add, known = signal_handling._set_worker_pids, []
-
-
-def interrupted_add(key, pids):
-    add(key, pids)
-    known.append(key)
-    raise KeyboardInterrupt
-
-
-signal_handling._set_worker_pids = interrupted_add
-try:
-    iter(loader)
-    raise AssertionError
-except KeyboardInterrupt:
-    pass
-signal_handling._set_worker_pids = add
-add(known[0], (os.getpid(),))  # ValueError if it is there still
-signal_handling._remove_worker_pids(known[0])
-assert check_batches(loader) == 16
-""",
-    )

@@ -172,7 +172,7 @@ for number in range(20):
         return not iterator._workers[1].is_alive() or published[1] == 2
 
     def look(frame, event, arg):
-        ours = ("loader/process_iter.py", "workers/lifecycle.py", "workers/request_queue.py")
+        ours = ("loader/process_iter.py", "workers/lifecycle.py", "workers/tasks.py")
         if not frame.f_code.co_filename.endswith(ours):
             return None
         lines[0] += event == "line"

@@ -379,3 +379,21 @@ def test_bits_of_every_nan_survive() -> None:
     array[::2] = np.uint32(0x7F800001).view(np.float32)
     (batch,) = next(iter(DataLoader(ArrayDataset(array), ROWS)))
     assert bits(batch) == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "labels", [[3, 1, 2], (0.5, 1.5, 2.5), [True, False, True], [np.int64(7)] * 3]
+)
+def test_a_list_of_numbers_is_a_field(labels: Any) -> None:
+    x, y = torch.arange(6).view(3, 2), torch.tensor(labels)
+    data = ArrayDataset(x, labels)
+    assert_same([data[i] for i in range(3)], [(x[i], y[i]) for i in range(3)])
+    loader = DataLoader(data, 2)
+    assert_same(list(loader), list(DataLoader(ArrayDataset(x, y), 2)))
+    assert loader.stats().path == "array"
+
+
+def test_lists_of_other_things_are_no_field() -> None:
+    for wrong in (["a", "b"], [[1], [2]], [None, 1]):
+        with pytest.raises(TypeError, match=r"field 1 is a list; pass a numpy\.ndarray"):
+            ArrayDataset(torch.arange(2), wrong)

@@ -40,7 +40,7 @@ FIELDS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "durations": (lambda: np.zeros(4, "m8[s]"), TypeError, r"timedelta64\[s\].*view\('int64'\)"),
     "long double": (lambda: np.zeros(4, "g"), TypeError, r"longdouble|float128.*astype"),
     "masked": (lambda: np.ma.zeros((4, 2)), TypeError, "MaskedArray.*numpy.asarray"),
-    "list": (lambda: [1, 2, 3, 4], TypeError, r"list.*numpy.asarray"),
+    "list": (lambda: ["a", "b", "c", "d"], TypeError, r"list.*numpy.asarray"),
     "number": (lambda: 3, TypeError, "int; pass"),
     "None": (lambda: None, TypeError, "NoneType; pass"),
     "bytes path": (lambda: b"x.npy", TypeError, "bytes; pass"),

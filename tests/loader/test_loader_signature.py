@@ -368,6 +368,7 @@ def test_warnings_are_torchs() -> None:
     def warned(cls: Any) -> list[tuple[type, str]]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
             cls(small_dataset(), num_workers=1000)
             iter(cls(small_dataset(), pin_memory=True, pin_memory_device="cuda"))
             loader = cls(small_dataset(), batch_size=N)

@@ -360,6 +360,45 @@ def test_persistent_workers(route: str, kind: str, stop: int) -> None:
         assert_same(resumed, expected[0])
 
 
+PERSISTENT, AGAIN, NONE = (2, True), (2, False), (0, False)  # workers, and whether they stay
+
+
+@pytest.mark.parametrize("route", ["array", "own"])
+@pytest.mark.parametrize("kind", ["shuffle", "shuffle-generator"])
+@pytest.mark.parametrize("began", ["not", "between", "middle"])
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [(PERSISTENT, AGAIN), (AGAIN, PERSISTENT), (PERSISTENT, NONE), (NONE, PERSISTENT)],
+)
+def test_persistent_workers_that_change_change_no_later_order(
+    route: str, kind: str, began: str, there: tuple[int, bool], here: tuple[int, bool]
+) -> None:
+    """A base seed is drawn when it was in the run that saved, after a second resume too."""
+    torch.manual_seed(3)
+    loader, generator = make(route, kind, there[0], persistent_workers=there[1])
+    if began != "not":
+        take(iter(loader))
+    rest = iter(loader) if began == "middle" else None
+    if rest is not None:
+        take(rest, 4)
+    state, torchs = loader.state_dict(), torch.get_rng_state()
+    expected = go_on(loader, generator, rest or iter(loader))[:3]
+
+    workers, stays = here
+    torch.set_rng_state(torchs)
+    loader, generator = make(route, kind, workers, seed=77, persistent_workers=stays)
+    loader.load_state_dict(state)
+    resumed = [take(iter(loader), None, 3)]
+    again, torchs = loader.state_dict(), torch.get_rng_state()
+    resumed.extend(take(iter(loader), None, 3) for _ in range(2))
+    assert_same(resumed, expected)
+
+    torch.set_rng_state(torchs)
+    loader, generator = make(route, kind, there[0], seed=78, persistent_workers=there[1])
+    loader.load_state_dict(again)
+    assert_same([take(iter(loader), None, 3) for _ in range(2)], expected[1:])
+
+
 @routes
 def test_persistent_workers_go_back_to_before_they_began(route: str) -> None:
     loader, _ = make(route, "shuffle-generator", 1, persistent_workers=True)

@@ -113,7 +113,7 @@ def test_an_epoch_that_is_left_is_not_loaded_to_its_end() -> None:
     iterator = iter(loader)
     assert next(iterator).item() == 0
     assert gate.is_reached.wait(300)
-    queue = loader._iterator._index_queues[1]
+    queue = loader._iterator._threads[1]._requests
     taken: list[int] = []
     again = threading.Thread(target=lambda loader: taken.append(next(iter(loader))), args=[loader])
     again.start()
@@ -228,7 +228,7 @@ def test_the_sample_under_way_is_the_last() -> None:
     assert gate.is_reached.wait(300)
     ender = threading.Thread(target=iterator.close)
     ender.start()
-    wait_until(lambda: iterator._workers_done_event.is_set())
+    wait_until(lambda: iterator._done.is_set())
     gate.is_open.set()
     ender.join(300)
     assert gate.loaded == [0, 1]
@@ -324,8 +324,8 @@ def test_a_thread_that_was_ended_from_outside() -> None:
     gate = Gate(at=1)
     iterator = iter(Threaded(FunctionDataset(gate), 1, timeout=300))
     assert gate.is_reached.wait(300)
-    iterator._index_queues[1]._drop()
-    iterator._index_queues[1].put(None)
+    iterator._threads[1]._requests._drop()
+    iterator._threads[1].put(None)
     gate.is_open.set()
     with pytest.raises(RuntimeError, match="DataLoader worker thread 1 ended unexpectedly"):
         list(iterator)
@@ -435,7 +435,7 @@ def test_a_thread_ends_that_is_closed_while_an_epoch_begins(
     with impatient(monkeypatch), pytest.warns(RuntimeWarning, match="still in code"):
         loader.close()
     # The rest of an iter() in another thread, which came before close() to the lock.
-    iterator._index_queues[0].put(threads._ResumeIteration())
+    iterator._threads[0].put(threads.Resume())
     gate.is_open.set()
     wait_until(lambda: running() == [])
 

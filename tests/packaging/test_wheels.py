@@ -17,7 +17,7 @@ from user_environment import NOT_SOURCES, lend, run, run_well
 
 pytestmark = pytest.mark.slow
 
-MAX_BYTES = 2_000_000
+MAX_BYTES = 2_750_000  # 0.9 MB of it are kernels, in the compression of CUDA 12
 GIVEN = os.environ.get("FASTLOOP_WHEELS")
 OLDEST_NUMPY = {"3.13": "2.1.0"}  # before: 1.26.4
 NAME = re.compile(
@@ -49,6 +49,20 @@ def parts_of(wheel: Path) -> re.Match[str]:
     found = NAME.fullmatch(wheel.name)
     assert found is not None, wheel.name
     return found
+
+
+def release_toolkit() -> str:
+    """The CUDA of release wheels, as pyproject.toml names it in the container's packages."""
+    named = r"\bcuda-(?:nvcc|cudart-devel)-(\d+)-(\d+)\b"
+    found = re.findall(named, (ROOT / "pyproject.toml").read_text())
+    assert len(found) == 2 and found[0] == found[1], found
+    return ".".join(found[0])
+
+
+def oldest_glibc(wheel: Path) -> tuple[int, ...]:
+    named = re.findall(r"manylinux_(\d+)_(\d+)_", wheel.name)
+    assert named, "auditwheel has not named a glibc"
+    return min(tuple(map(int, version)) for version in named)
 
 
 def python_of(wheel: Path) -> str:
@@ -91,14 +105,12 @@ def test_the_wheel_is_small_and_holds_the_package_alone(wheel: Path) -> None:
 
 
 def test_the_wheel_runs_on_the_oldest_glibc_that_it_names(wheel: Path, tmp_path: Path) -> None:
-    named = [tuple(map(int, v)) for v in re.findall(r"manylinux_(\d+)_(\d+)_", wheel.name)]
-    assert named, "auditwheel has not named a glibc"
     with zipfile.ZipFile(wheel) as archive:
         (core,) = (name for name in archive.namelist() if name.endswith(".so"))
         archive.extract(core, tmp_path)
     symbols = run_well("readelf", "-W", "--dyn-syms", core, cwd=tmp_path)
     wanted = [tuple(map(int, v)) for v in re.findall(r"@GLIBC_(\d+)\.(\d+)", symbols)]
-    assert max(wanted) <= min(named)
+    assert max(wanted) <= oldest_glibc(wheel)
 
 
 def test_it_imports_and_tells_how_it_was_built(
@@ -108,6 +120,20 @@ def test_it_imports_and_tells_how_it_was_built(
     version = parts_of(wheel)["version"]
     assert run_well(installed, "-c", code, cwd=tmp_path).split() == [version, version]
     assert run(installed, "-c", "import torch", cwd=tmp_path).returncode != 0
+
+
+def test_release_wheels_run_on_drivers_from_525_on() -> None:
+    """CUDA 12.8 is the first with code for every architecture; 13.0 needs driver 580."""
+    assert release_toolkit() in ("12.8", "12.9")
+
+
+def test_a_release_wheel_has_the_runtime_of_its_toolkit(
+    wheel: Path, installed: Path, tmp_path: Path
+) -> None:
+    if oldest_glibc(wheel) > (2, 28):
+        pytest.skip("built outside of the manylinux_2_28 container, with any toolkit")
+    code = "import fastloop; print(fastloop.build_info()['cuda'])"
+    assert run_well(installed, "-c", code, cwd=tmp_path).strip() == release_toolkit()
 
 
 def test_the_doctor_says_that_torch_is_missing(installed: Path, tmp_path: Path) -> None:

@@ -207,14 +207,22 @@ def test_errors_and_warnings_are_torchs() -> None:
     assert status().native == 0 and not status().left
 
 
+def clip_compiled(norm_type: float) -> None:
+    torch.compiler.reset()
+    params = params_of(torch.full((3,), 2.0))
+    compiled = torch.compile(clip_grad_norm_, backend="eager", fullgraph=True)
+    compiled(params, 1.0, norm_type)
+    assert params[0].grad is not None and params[0].grad[0] < 1.1
+
+
 def test_compiled_clips_are_whole_graphs_of_torchs() -> None:
+    try:
+        clip_compiled(2.0)
+    except torch._dynamo.exc.Unsupported:
+        pytest.skip("this torch cannot compile its own clip whole")
     fastloop.patch("clip_grad_norm")
     for norm_type in (2.0, math.inf):
-        torch.compiler.reset()
-        params = params_of(torch.full((3,), 2.0))
-        compiled = torch.compile(clip_grad_norm_, backend="eager", fullgraph=True)
-        compiled(params, 1.0, norm_type)
-        assert params[0].grad is not None and params[0].grad[0] < 1.1
+        clip_compiled(norm_type)
     assert status().native == 0 and not status().left
 
 
@@ -295,7 +303,7 @@ def test_a_torch_without_the_functions_is_left_alone(monkeypatch: pytest.MonkeyP
     assert vars(clip_grad)["_clip_grads_with_norm_"] is TORCHS[0]
 
 
-def test_a_seam_that_nothing_comes_to_is_off() -> None:
+def test_a_seam_is_put_in_again_where_torchs_functions_were_put_back() -> None:
     fresh = clip_seam.make_seam(False)
     assert fresh.put_in()
     theirs = vars(clip_grad)["_clip_grads_with_norm_"]
@@ -303,6 +311,7 @@ def test_a_seam_that_nothing_comes_to_is_off() -> None:
     fresh.take_out()
     for (module, name), torchs in zip(PLACES, TORCHS, strict=True):
         setattr(module, name, torchs)  # as somebody who has kept them
-    assert not fresh.put_in() and "do not come to fastloop" in fresh.status().why
+    assert fresh.put_in()
+    fresh.take_out()
     for (module, name), torchs in zip(PLACES, TORCHS, strict=True):
         setattr(module, name, torchs)

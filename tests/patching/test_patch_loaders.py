@@ -156,6 +156,61 @@ def test_subclasses_are_served_unless_they_make_their_own_iterators() -> None:
     }
 
 
+class Alone(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return iter([self.dataset[0]])
+
+
+class AloneByYield(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        yield self.dataset[0]
+
+
+class Late(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+def test_loaders_that_never_come_to_torchs_iter_are_counted_as_left() -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    with fastloop.patched():
+
+        class New(Alone):
+            pass
+
+        for cls in (torchdata.StatefulDataLoader, Alone, AloneByYield, New, Late, Infinite):
+            next(iter(cls(arrays(), 4)))
+        found = fastloop.patch_status().seams["dataloader"]
+    assert found.left == {
+        f"{name} makes its own iterators": 1
+        for name in ("StatefulDataLoader", "Alone", "AloneByYield", New.__qualname__)
+    }
+    assert found.native == 2 and "__wrapped__" not in vars(vars(Alone)["__iter__"])
+
+
+def own_collate(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def test_the_status_says_loaders_epochs_and_how_each_dataset_is_loaded() -> None:
+    with fastloop.patched():
+        first = DataLoader(arrays(), 4)
+        for loader in (first, first, DataLoader(arrays(), 4), DataLoader(Squares(), 4)):
+            list(loader)
+        list(DataLoader(Squares(), 4, num_workers=1))
+        list(DataLoader(Squares(), 4, collate_fn=own_collate))
+        state = fastloop.patch_status()
+    assert state.seams["dataloader"].served == {
+        "TensorDataset: gathered by C": (2, 3),
+        "Squares: in this process, collated by C": (1, 1),
+        "Squares: 1 worker process": (1, 1),
+        "Squares: own collate without workers: torch's speed": (1, 1),
+    }
+    text = "dataloader 6 native [TensorDataset: gathered by C, 2 loaders, 3 epochs; Squares: in"
+    assert str(state).startswith(text)
+
+
 def test_fastloops_own_class_does_not_go_through_the_seam() -> None:
     with fastloop.patched():
         list(fastloop.DataLoader(arrays(), 4))
@@ -197,6 +252,35 @@ def test_what_others_have_wrapped_stays_and_passes_on() -> None:
     finally:
         DataLoader._get_iterator = ours
         fastloop.unpatch()
+
+
+@pytest.mark.parametrize("name", ["_get_iterator", "__iter__"])
+@pytest.mark.parametrize("is_unpatched", [False, True])
+def test_what_another_tool_has_put_back_is_told_and_patched_anew(
+    name: str, is_unpatched: bool
+) -> None:
+    fastloop.patch()
+    setattr(DataLoader, name, TORCHS[name == "__iter__"])
+    status = fastloop.patch_status().seams["dataloader"]
+    assert not status.is_on and f"put torch's DataLoader.{name} back" in status.why
+    if is_unpatched:
+        fastloop.unpatch()
+    assert fastloop.patch().seams["dataloader"].is_on
+    assert isinstance(iter(DataLoader(arrays(), 4)), ArrayIter)
+
+
+def test_what_another_tool_has_put_in_place_of_ours_is_wrapped_anew() -> None:
+    fastloop.patch()
+    theirs: Any = lambda self: TORCHS[0](self)  # noqa: E731
+    try:
+        DataLoader._get_iterator = theirs  # type: ignore[method-assign]
+        fastloop.unpatch()
+        assert fastloop.patch().seams["dataloader"].is_on
+        assert isinstance(iter(DataLoader(arrays(), 4)), ArrayIter)
+        fastloop.unpatch()
+        assert vars(DataLoader)["_get_iterator"] is theirs
+    finally:
+        DataLoader._get_iterator = TORCHS[0]
 
 
 def test_a_torch_that_differs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,10 +394,14 @@ def test_strict_mode_raises_for_what_is_left_to_torch() -> None:
         from torch.utils.data.datapipes.iter import IterableWrapper
         fastloop.patch()
         list(DataLoader(torch.utils.data.TensorDataset(torch.zeros(3)), 2))
-        try:
-            list(DataLoader(IterableWrapper(range(4)), 2))
-        except RuntimeError as error:
-            print(error)
+        class Alone(DataLoader):
+            def __iter__(self):
+                return iter(self.dataset)
+        for loader in (DataLoader(IterableWrapper(range(4)), 2), Alone(range(4))):
+            try:
+                list(loader)
+            except RuntimeError as error:
+                print(error)
     """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -324,6 +412,7 @@ def test_strict_mode_raises_for_what_is_left_to_torch() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "FASTLOOP_STRICT=1" in done.stdout and "data pipe" in done.stdout
+    assert "Alone makes its own iterators" in done.stdout
 
 
 def test_threads_may_patch_at_once() -> None:

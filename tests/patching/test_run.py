@@ -177,7 +177,8 @@ def test_children_of_every_kind_are_patched_and_the_users_sitecustomize_runs(
     first, last = done.stderr.splitlines()
     assert first.startswith("fastloop ") and "on for dataloader, grad_scaler, clip_" in first
     others = "grad_scaler 0 native; clip_grad_norm 0 native"
-    assert last == f"fastloop: end of run: dataloader 1 native; {others}"
+    how = "TensorDataset: gathered by C, 1 loader, 1 epoch"
+    assert last == f"fastloop: end of run: dataloader 1 native [{how}]; {others}"
 
 
 @pytest.mark.parametrize("args", [["--no-children"], ["--only", "dataloader", "--no-children"]])
@@ -200,6 +201,22 @@ def test_a_process_that_has_loaded_nothing_says_that_others_are_not_counted(
 ) -> None:
     done = run(tmp_path, "-m", "fastloop", "run", "-c", "import torch")
     assert done.stderr.endswith("clip_grad_norm 0 native (this process alone is counted)\n")
+
+
+LAUNCHER = """
+import os, subprocess, sys
+code = "from script import show; show('rank')"
+for rank in "01":
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "RANK": rank}, check=True)
+"""
+
+
+def test_ranks_of_a_launcher_say_what_they_did(torch_program: Path) -> None:
+    (torch_program / "launch.py").write_text(LAUNCHER)
+    done = run(torch_program, "-m", "fastloop", "run", "launch.py")
+    assert done.stdout == "rank ArrayIter\n" * 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fastloop: end of rank 0: dataloader 1 native [TensorDataset: "), line
 
 
 def test_other_ranks_are_silent(torch_program: Path) -> None:

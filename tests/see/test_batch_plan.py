@@ -239,6 +239,43 @@ def test_an_error_that_is_no_lack_of_memory_is_not_taken_for_one(
         fastloop.find_batch_size(step, bench.model, bench.optimizer, keep=None)
 
 
+def test_what_torchs_allocator_of_the_cpu_refuses_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It raises a bare RuntimeError."""
+    bench = Bench(monkeypatch)
+
+    def step(n: int) -> None:
+        torch.empty(n if n <= 40 else 10**15)
+        bench.step(n)
+
+    plan = fastloop.find_batch_size(step, bench.model, bench.optimizer, keep=None)
+    assert (plan.largest, plan.is_limited) == (40, True)
+    assert "DefaultCPUAllocator: can't allocate memory" in str(plan)
+
+
+def _of_a_batch(batch: Any) -> None:
+    _images, _labels = batch
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "text"),
+    [
+        (_of_a_batch, TypeError, "it raised TypeError: cannot unpack non-iterable int object"),
+        (lambda batch: batch.to("cpu"), AttributeError, "'int' object has no attribute 'to'"),
+        (lambda images, labels: None, TypeError, "missing 1 required positional argument"),
+    ],
+)
+def test_a_step_of_a_batch_is_told_what_it_is_called_with(
+    step: Any, error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(monkeypatch)
+    with pytest.raises(error, match=text) as raised:
+        fastloop.find_batch_size(step, bench.model, bench.optimizer, keep=None)
+    assert "find_batch_size() has called step_fn(1); " in str(raised.value)
+    assert "with a number of samples, tune() with a batch" in str(raised.value)
+
+
 def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         torch.OutOfMemoryError,
@@ -314,7 +351,7 @@ def test_what_is_to_be_put_back_is_checked(monkeypatch: pytest.MonkeyPatch) -> N
         find(bench.step, bench.model, batch_size=4)
     with pytest.raises(TypeError, match="state holds a list, which has no state_dict"):
         find(bench.step, bench.model, bench.optimizer, [], batch_size=4)
-    with pytest.raises(TypeError, match="step_fn is a int; pass a function"):
+    with pytest.raises(TypeError, match="step_fn must be a function of"):
         find(3, bench.model, bench.optimizer, batch_size=4)
     lazy = torch.nn.LazyLinear(2)
     with pytest.raises(ValueError, match="parameter 'weight' has no shape yet"):

@@ -69,13 +69,33 @@ def test_the_table_has_medians_intervals_and_what_is_not_known() -> None:
     patched = [trial(steps_per_second=rate, cpu_s=None) for rate in (180.0, 200.0, 220.0)]
     rows = {line[:20].strip(): line for line in make_table(plain, patched, 5).splitlines()}
     assert "100.0 (90.0 - 110.0)" in rows["steps a second"]
-    assert rows["steps a second"].endswith("2x (2 - 2)")
+    assert rows["steps a second"].endswith("2x (2 - 2) better")
     assert rows["data wait a step"].endswith("no difference (1 - 1)")
     assert rows["CPU time a step"].split()[-3:] == ["n/a"] * 3
     assert "GPU memory" not in rows and "between epochs" not in rows
     text = "\n".join(rows.values())
     assert "ended by itself after 3 of 5 steps" in text
     assert "EQUAL to the last bit in all 6 runs: 3 losses of 3 steps" in text
+    assert text.endswith("SPEED: patched is faster: 2x, 2 to 2 times as many steps a second")
+
+
+@pytest.mark.parametrize(
+    ("rates", "row", "last"),
+    [
+        ((50.0, 100.0, 200.0), "cannot tell (0.5 - 2); --rounds 7", "cannot tell (0.5 to 2 times"),
+        ((98.0, 100.0, 102.0), "no difference (0.98 - 1.02)", "no difference: patched within 3 %"),
+        ((50.0, 51.0, 52.0), "0.51x (0.5 - 0.52) worse", "patched is SLOWER: 0.51x, 0.5 to 0.52"),
+    ],
+)
+def test_only_what_is_within_3_percent_is_no_difference(
+    rates: tuple[float, ...], row: str, last: str
+) -> None:
+    plain = [trial(total_s=4.0) for _ in rates]
+    patched = [trial(steps_per_second=rate * 10) for rate in rates]
+    table = make_table(plain, patched, 3)
+    (found,) = (line for line in table.splitlines() if "steps a second  " in line)
+    assert found.endswith(row) and table.splitlines()[-1].startswith(f"SPEED: {last}")
+    assert "0.75x (0.75 - 0.75) better" in table  # start to last step: less is better
 
 
 # ---- what a trial records, in this process
@@ -320,6 +340,16 @@ def test_a_program_is_ended_as_by_sys_exit(tmp_path: Path, monkeypatch: pytest.M
 
 
 # ---- the command itself
+
+
+@pytest.mark.slow
+def test_a_program_that_needs_no_torch_is_no_failure(tmp_path: Path) -> None:
+    done = compare(tmp_path, "-m", "this")
+    assert done.returncode == 3 and "fails" not in done.stderr, done.stderr
+    assert done.stdout == (
+        "NOT JUDGED: the program has not imported torch, so there is nothing to compare\n"
+    )
+
 
 IMPORTED = """
 import sys

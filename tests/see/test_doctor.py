@@ -16,7 +16,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import fastloop
+from fastloop.base import torch_parts
 from fastloop.base.cgroup import find_groups, memory_limits
+from fastloop.base.requirements import NEWEST_TESTED
+from fastloop.data import decode
 from fastloop.see import doctor, gpu_checks, host_checks, program_checks
 from fastloop.see.finding import Finding, Level, System
 
@@ -92,6 +95,35 @@ def test_the_quota_of_the_container_counts(fake: Make, files: dict[str, str]) ->
     assert "num_workers=4 asks for 1.6 times" in told(host_checks.check_cpus(system, workers=4))
 
 
+@pytest.mark.parametrize(
+    ("load", "pressure", "level"),
+    [
+        ("7.5", "some avg10=3.10 avg60=0.00", "OK"),
+        ("30.1", "some avg10=3.10 avg60=0.00", "WARN"),
+        ("7.5", "some avg10=99.10 avg60=0.00", "WARN"),
+        ("7.5", "", "OK"),
+    ],
+)
+def test_load_and_pressure(fake: Make, load: str, pressure: str, level: str) -> None:
+    files = {"proc/loadavg": f"{load} 1 1 2/3 4\n", "proc/pressure/cpu": pressure}
+    text = told(host_checks.check_load(fake(files)))
+    assert text.startswith(f"{level} load {load} on 8 CPUs")
+    assert ("waited for a CPU" in text) == bool(pressure)
+
+
+def test_decoders_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"simplejpeg": object(), "PIL.Image": object()}
+    monkeypatch.setattr(decode, "find_module", there.get)
+    monkeypatch.setattr(decode, "_SimpleJpeg", lambda module: SimpleNamespace(name="simplejpeg"))
+    monkeypatch.setattr(decode, "_Pillow", lambda module: SimpleNamespace(name="Pillow"))
+    monkeypatch.setattr(decode, "_open_torch_jpeg", lambda name: None)
+    assert told(program_checks.check_decoders()) == "OK simplejpeg, Pillow |  | "
+    del there["simplejpeg"]
+    assert told(program_checks.check_decoders()).startswith("NOTE Pillow | JPEGs take longer")
+    del there["PIL.Image"]
+    assert told(program_checks.check_decoders()).startswith("NOTE none | ImageFolder reads no")
+
+
 def test_affinity_and_throttling_are_told(fake: Make) -> None:
     status = {"proc/self/status": "Cpus_allowed_list:\t0,2-3\n"}
     assert "NOTE 8 CPUs visible, 3 allowed" in told(host_checks.check_cpus(fake(status)))
@@ -163,7 +195,11 @@ def test_a_small_shm_ends_in_bus_errors(fake: Make) -> None:
 def test_limits_of_the_process(fake: Make) -> None:
     text = "Max open files       1024  4096  files\nMax locked memory  8388608  8388608  bytes\n"
     locked, files = host_checks.check_limits(fake({"proc/self/limits": text}))
-    assert "NOTE at most 8 MiB may be locked" in told(locked)
+    assert told(locked) == "OK at most 8 MiB may be locked |  | "  # RDMA is for ranks
+    ranks = fake({"proc/self/limits": text}, environ={"WORLD_SIZE": "2"})
+    assert "NOTE at most 8 MiB may be locked" in told(next(host_checks.check_limits(ranks)))
+    _, crowd = host_checks.check_limits(fake({"proc/self/limits": text}), workers=400)
+    assert told(crowd).startswith("WARN 1024 files may be open at a time, and 400 workers take")
     assert "NOTE 1024 files may be open" in told(files)
     free = text.replace("8388608", "unlimited").replace("1024", "65536")
     levels = [f.level for f in host_checks.check_limits(fake({"proc/self/limits": free}))]
@@ -316,6 +352,42 @@ def gpu_findings(system: System, cuda: str | None = "13.0") -> dict[str, str]:
     return {f.id: told(f) for f in gpu_checks.check_gpus(system, fake_torch)}
 
 
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        (
+            "2.9.1",
+            "FAIL 2.9.1 is older than 2.10, the oldest that fastloop works with | fastloop.D",
+        ),
+        ("2.10.0", "OK 2.10.0 is tested: 2.10 to "),
+        ("{0}.{1}.1+cpu", "OK {0}.{1}.1+cpu is tested: 2.10 to {0}.{1} are"),
+        (
+            "{0}.{2}.0a0",
+            "NOTE {0}.{2}.0a0 is newer than {0}.{1}, the newest that fastloop is tested",
+        ),
+        (
+            "3.0.0",
+            "NOTE 3.0.0 is newer than {0}.{1}, the newest that fastloop is tested with | whe",
+        ),
+    ],
+)
+def test_releases_of_torch(version: str, text: str) -> None:
+    major, minor = NEWEST_TESTED
+    fake_torch = SimpleNamespace(__version__=version.format(major, minor, minor + 1))
+    finding = told(program_checks.check_torch(fake_torch))
+    assert finding.startswith(text.format(major, minor, minor + 1))
+    assert told(program_checks.check_torch(None)).startswith("NOTE not installed | ")
+
+
+def test_private_parts_of_torch_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    different = {"scaler": "torch 2.99.0: GradScaler.update has changed"}
+    monkeypatch.setattr(torch_parts, "difference", lambda group: different.get(group, ""))
+    line = doctor._facts(System())["torch parts"]
+    assert line == f"left to torch's own code: scaler ({different['scaler']})"
+    different.clear()
+    assert doctor._facts(System())["torch parts"] == "all are known"
+
+
 def test_no_gpu_is_no_fault(fake: Make) -> None:
     assert gpu_findings(fake()) == {"gpu": "OK no NVIDIA GPU is visible |  | "}
 
@@ -348,6 +420,17 @@ def test_fastloops_own_build_says_what_to_do(fake: Make, monkeypatch: pytest.Mon
     assert "WARN without CUDA: no nvcc |" in gpu_findings(with_gpu(fake))["fastloop build"]
 
 
+@pytest.mark.parametrize(("driver", "cuda", "needed"), [(535, "13.0", 580), (470, "12.9", 525)])
+def test_a_driver_too_old_for_fastloops_own_build(
+    fake: Make, monkeypatch: pytest.MonkeyPatch, driver: int, cuda: str, needed: int
+) -> None:
+    monkeypatch.setattr(gpu_checks, "build_info", lambda: {"cuda": cuda, "cuda_reason": ""})
+    monkeypatch.setattr(gpu_checks, "check_cuda", lambda index: None)
+    text = gpu_findings(with_gpu(fake, driver))["fastloop build"]
+    assert text.startswith(f"WARN CUDA {cuda} needs a driver {needed} or newer; there is {driver}")
+    assert gpu_findings(with_gpu(fake, needed))["fastloop build"].startswith(f"OK CUDA {cuda};")
+
+
 def test_others_on_the_gpu_are_named(fake: Make) -> None:
     text = gpu_findings(with_gpu(fake, others=f"411, 61000\n{os.getpid()}, 300\n"))["gpu sharing"]
     assert "NOTE other processes are on the GPUs: 411 (61000 MiB) |" in text
@@ -372,13 +455,16 @@ def test_the_report_has_every_check_and_one_that_breaks_stops_no_other(
     found = doctor.diagnose(fake(), data="/nonexistent")
     by_id = {finding.id: finding for finding in found.findings}
     assert list(by_id) == [
-        *("cpus", "threads", "memory", "shared memory", "locked memory", "open files"),
-        *("start method", "interpreter lock", "switches", "patchers", "gpu", "data"),
+        *("torch", "cpus", "load", "threads", "memory", "shared memory", "locked memory"),
+        *("open files", "decoders", "start method", "interpreter lock", "switches", "patchers"),
+        *("gpu", "data"),
     ]
     assert by_id["memory"].fact == "could not be checked: OSError: gone"
     assert (by_id["data"].level, found.status) == (Level.FAIL, 1)
     assert "\nfail  data: /nonexistent cannot be read" in str(found)
     assert "\n      costs: nothing can be loaded\n      do:    pass a path with data" in str(found)
+    summary = str(found).splitlines()[-1]
+    assert summary.startswith("doctor: 1 failure (data), 1 warning (shared memory); "), summary
     assert found.to_dict()["schema"] == 1
     assert set(found.to_dict()["checks"][0]) == {"id", "level", "fact", "cost", "fix"}
     assert pickle.loads(pickle.dumps(found)) == found
@@ -407,9 +493,29 @@ def test_the_command_prints_a_block_to_paste(capsys: pytest.CaptureFixture[str])
 def test_a_doctor_that_fails_itself_returns_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "_facts", lambda: 1 / 0)
+    monkeypatch.setattr(doctor, "_facts", lambda system: 1 / 0)
     assert doctor.main([]) == 2
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_machine_without_a_gpu_is_not_told_to_update_a_driver(
+    fake: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_cuda(index: int) -> None:
+        raise RuntimeError("CUDA error 35, driver version is insufficient")
+
+    info = {**doctor.build_info(), "cuda": "13.0", "cuda_archs": "80"}
+    monkeypatch.setattr(doctor, "build_info", lambda: info)
+    monkeypatch.setattr(doctor, "explain_error", lambda error: "update the driver")
+    monkeypatch.setattr(doctor, "kernels_are_disabled", lambda: False)
+    monkeypatch.setattr(doctor, "check_cuda", check_cuda)
+    assert "no NVIDIA GPU is visible" in doctor._device(fake())
+    assert doctor._device(with_gpu(fake)).endswith("not usable here, update the driver")
+
+
+def test_what_is_no_loader_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"takes a DataLoader or nothing, got int; .* data="):
+        fastloop.doctor(123)
 
 
 def test_from_python_a_loader_is_looked_at() -> None:

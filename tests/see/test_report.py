@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fastloop
 from fastloop.patching.seams import Place
-from fastloop.see import loop_hooks
+from fastloop.see import loop_hooks, loop_observer
+from fastloop.see.loader_source import LoaderSource
 from fastloop.see.loop_observer import LoopObserver
 from fastloop.see.step_summary import SCHEMA, summarize
 
@@ -109,6 +112,59 @@ def test_every_loader_is_seen_once(name: str) -> None:
     assert (one["ready"] is not None) == (name in ("torch-workers", "process", "thread"))
 
 
+class Late(Numbers):
+    """Sample 2 comes once next() waits for the third batch, behind sample 3."""
+
+    def __init__(self) -> None:
+        make = torch.multiprocessing.get_context("fork").Event
+        self.is_waited_for, self.are_others_there = make(), make()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 2:
+            self.is_waited_for.wait(300)
+            self.are_others_there.wait(300)
+            time.sleep(0.2)  # it is sent after this
+        if index == 3:
+            self.are_others_there.set()
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("path", ["torch", "process", "thread"])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_batch_that_others_overtake_is_waited_for_in_order_only(
+    path: str, in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, options = Late(), {"num_workers": 2, "in_order": in_order}
+    loader: Any = fastloop.DataLoader(data, 1, path=path, **options)  # type: ignore[arg-type]
+    if path == "torch":
+        loader = DataLoader(data, 1, **options)  # type: ignore[arg-type]
+    count, calls = LoaderSource.count_ready, iter((False, False, True))
+
+    def count_and_let_go(source: LoaderSource) -> tuple[int, int]:
+        found = count(source)
+        if next(calls, False):
+            data.is_waited_for.set()
+        return found
+
+    monkeypatch.setattr(LoaderSource, "count_ready", count_and_let_go)
+    (one,) = watch(lambda: train(loader))["loaders"]
+    assert (one["waits"]["others"] > 0) == in_order
+
+
+def test_a_loop_that_makes_batches_itself_says_how_long_it_waits_for_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_observer, "runnable_ns", lambda task: 7)
+    (one,) = watch(lambda: train(DataLoader(Numbers(), 2)))["loaders"]
+    assert one["cpu_share"] == 0
+    monkeypatch.setattr(loop_observer, "runnable_ns", lambda task: None)
+    (one,) = watch(lambda: train(DataLoader(Numbers(), 2)))["loaders"]
+    assert one["cpu_share"] is None
+
+
 def test_a_loop_computes_what_it_computes_without_a_report() -> None:
     loader = fastloop.DataLoader(Numbers(), 2, shuffle=True)
     alone, seen = [], []
@@ -121,6 +177,20 @@ def test_under_patch_too() -> None:
     with fastloop.patched():
         found = watch(lambda: train(DataLoader(Numbers(), 2)))
     assert found["loaders"][0]["path"] == "sync" and found["steps"]["count"] == 6
+
+
+def test_the_checks_of_patch_are_no_steps_of_the_loop() -> None:
+    def run() -> None:
+        fastloop.patch()
+        train(DataLoader(Numbers(), 2))
+
+    try:
+        found = watch(run)
+    finally:
+        fastloop.unpatch()
+        watch(lambda: None)  # takes out what was below
+    assert len(found["loaders"]) == 1
+    assert (found["steps"]["count"], found["steps"]["skipped"]) == (6, 0)
 
 
 @pytest.mark.parametrize("kind", [torch.amp.GradScaler, fastloop.GradScaler])
@@ -230,14 +300,25 @@ def test_a_loader_and_its_iterator_die_with_the_loop() -> None:
         assert report.to_dict()["loaders"][0]["name"] == "Numbers of 12"
 
 
-@pytest.mark.parametrize("fails", [True, False], ids=["an exception", "no step"])
+def test_a_block_without_a_step_says_one_line_and_writes_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fastloop.report(tmp_path / "run.html") as report:
+        list(DataLoader(Numbers(), 2))
+    assert os.listdir(tmp_path) == report.paths == []
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "NO VERDICT: 6 batches were taken, and no optimizer" in line
+    found = report.to_dict()
+    assert found["steps"]["count"] == 0 and found["phases"]["data_wait"] is None
+    assert found["measuring"]["us_per_step"] is None  # n/a, and not 0
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["an exception", "none"])
 def test_all_files_are_written_whatever_happens(tmp_path: Path, fails: bool) -> None:
     names = [tmp_path / "run.html", tmp_path / "run.trace.json.gz", tmp_path / "run.trace.json"]
     report = fastloop.report(*names, verbose=False)
-    with pytest.raises(LookupError, match="wrong") if fails else report:
-        if fails:
-            with report:
-                train(DataLoader(Numbers(), 2), fails_at=3)
+    with pytest.raises(LookupError, match="wrong") if fails else nullcontext(), report:
+        train(DataLoader(Numbers(), 2), fails_at=3 if fails else -1)
     assert sorted(os.listdir(tmp_path)) == [
         "run.html", "run.json", "run.trace.json", "run.trace.json.gz"
     ]  # fmt: skip
@@ -246,9 +327,6 @@ def test_all_files_are_written_whatever_happens(tmp_path: Path, fails: bool) -> 
     if fails:
         assert (found["ended_by"], found["ended_in"]) == ("LookupError", "forward+backward")
         assert (found["steps"]["count"], found["steps"]["unfinished_batches"]) == (3, 1)
-    else:
-        assert found["steps"]["count"] == 0 and found["phases"]["data_wait"] is None
-        assert found["measuring"]["us_per_step"] is None  # n/a, and not 0
 
 
 def test_a_file_that_cannot_be_written_goes_elsewhere(
@@ -259,6 +337,7 @@ def test_a_file_that_cannot_be_written_goes_elsewhere(
     spare.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(spare))
     with fastloop.report(folder / "run.json", verbose=False) as report:
+        train(DataLoader(Numbers(), 6))
         folder.rmdir()
     (path,) = report.paths
     assert spare in path.parents and json.loads(path.read_text())["schema"] == SCHEMA
@@ -272,6 +351,7 @@ def test_a_file_that_cannot_be_written_anywhere_hides_no_exception_and_is_told(
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "no"))
     with pytest.raises(KeyError), fastloop.report(folder / "run.json", verbose=True) as report:
+        train(DataLoader(Numbers(), 6))
         folder.rmdir()
         raise KeyError
     err = capsys.readouterr().err
@@ -285,6 +365,7 @@ def test_a_closed_stderr_takes_no_file_and_no_exception(
     closed = (tmp_path / "stderr").open("w")
     closed.close()
     with pytest.raises(KeyError), fastloop.report(tmp_path / "run.json", verbose=True):
+        train(DataLoader(Numbers(), 6))
         monkeypatch.setattr("sys.stderr", closed)
         raise KeyError
     assert (tmp_path / "run.json").exists()
@@ -296,7 +377,7 @@ def test_a_rank_that_is_no_number_is_the_first(
 ) -> None:
     monkeypatch.setenv("RANK", rank)
     with fastloop.report(tmp_path / "run.html", tmp_path / "run.trace.json") as report:
-        pass
+        train(DataLoader(Numbers(), 6))
     names = ["run.html", "run.trace.json", "run.json"]
     assert [path.name for path in report.paths] == names and all(map(Path.exists, report.paths))
     assert report.to_dict()["rank"] == 0
@@ -362,7 +443,7 @@ def test_names_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
 def test_a_rank_writes_files_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     with fastloop.report(tmp_path / "run.html") as report:
-        pass
+        train(DataLoader(Numbers(), 6))
     assert [path.name for path in report.paths] == ["run.rank3.html", "run.rank3.json"]
     assert report.to_dict()["rank"] == 3
 
@@ -404,8 +485,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 with fastloop.report("run.json", verbose=False):
     child = os.fork()
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
     for _ in DataLoader(TensorDataset(torch.zeros(4, 1)), 2):
-        pass
+        optimizer.step()
     if child == 0:
         print("child", len(fastloop.see.loop_hooks._observers), flush=True)
         sys.exit(0)

@@ -12,12 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
 
 import fastloop.__main__
+from fastloop.see import loader_source
 from fastloop.see.gpu_usage import GpuUsage
 from fastloop.see.gpu_waits import GpuWaits
 from fastloop.see.loader_source import LoaderSource
 from fastloop.see.loop_observer import LoopObserver
+from fastloop.see.remedies import find_remedy
 from fastloop.see.report_files import to_json
 from fastloop.see.report_page import make_page
 from fastloop.see.report_table import make_table
@@ -92,7 +96,7 @@ def test_the_first_step_of_an_epoch_is_not_in_the_table() -> None:
     [
         (30, 9.5, "input-bound", "INPUT-BOUND: the loop waits 75% of each step for data (30.0 ms "
          "of 40.0 ms on average). With data always ready: at most 4.00× faster. Cause: the loop "
-         "loads list of 1,000 itself (num_workers=0). Next: num_workers="),
+         "loads list of 1,000 itself (num_workers=0). Next: num_workers 0→"),
         (1, 8.5, "partly input-bound", "PARTLY INPUT-BOUND: the loop waits 10% of each step"),
         (0.1, 9.4, "not input-bound", "NOT INPUT-BOUND: 1.0% of each step is waiting for data; a "
          "faster loader cannot help this run. Most of it is forward and backward (94%)."),
@@ -124,27 +128,118 @@ def test_no_steps_and_no_loader_have_no_verdict() -> None:
     found = found_of(bare)
     assert "no batch came from a torch or fastloop DataLoader" in found["verdict"]["text"]
     assert found["phases"]["data_wait"] is None and found["waits"] is None
-    assert re.search(r"data wait +n/a +n/a +n/a", make_table(found))
+    assert re.search(r"data wait +n/a +n/a +n/a +n/a", make_table(found))
 
 
-WORKERS = {
-    "busy": ([(100, 98 * MS, 2 * MS)] * 2, -1, r"workers are busy 98%", r"num_workers 2→\d+ \("),
-    "idle": ([(100, 10 * MS, 90 * MS)] * 2, 0, "busy 10% only", "a higher prefetch_factor"),
-    "lock": ([(100, 90 * MS, 10 * MS, 80 * MS)] * 2, -1, "interpreter lock 89%", 'path="process"'),
-    "ready": ([(100, 10 * MS, 90 * MS)] * 2, 3, "3.0 batches were ready", "larger tensors"),
-    "torch": ([], -1, "torch's own iterators do not tell", "python -m fastloop run"),
+# Counts of workers, what next() found, ns of batches made and of those not waiting, what is said.
+COMPUTES, WAITS = [100, 99], [100, 10]
+BUSY, IDLE = [(100, 98 * MS, 2 * MS)] * 2, [(100, 10 * MS, 90 * MS)] * 2
+UNEVEN = [(50, 98 * MS, 2 * MS), (50, 4 * MS, 96 * MS)]
+WORKERS: dict[str, tuple[Any, ...]] = {
+    "busy": (BUSY, "none", COMPUTES, r"workers are busy 98%", r"^num_workers 2→3 \(8 CPUs"),
+    "busy, not known with what": (BUSY, "none", [0, 0], "busy 98%", r"^num_workers 2→3 \(8 CPUs"),
+    "lock": ([(100, 90 * MS, 10 * MS, 80 * MS)] * 2, "none", COMPUTES, "lock 89%", '"process"'),
+    "sleep": (BUSY, "none", WAITS, "busy 98%", '^path="thread" with num_workers=3, if .* 90% of'),
+    "idle": (IDLE, "none", COMPUTES, "busy 10% only", "^a higher prefetch_factor"),
+    "now and then": (IDLE, "others", COMPUTES, "head-of-line blocking", "in_order=False, .*prefet"),
+    "one": (UNEVEN, "others", COMPUTES, "worker 0 is busy 98%, all on average 51%", "even cost"),
+    "ready": (IDLE, "ready", COMPUTES, "3.0 batches were ready", "^fewer and larger tensors"),
+    "torch": ([], "none", [0, 0], "torch's own iterators do not tell", "python -m fastloop run"),
+    "torch's order": ([], "others", [0, 0], "100% of the wait others were ready", "in_order=False"),
 }  # fmt: skip
+
+
+def verdict_of(
+    source: LoaderSource, monkeypatch: pytest.MonkeyPatch, cpus: int = 8, wait: float = 10
+) -> Any:
+    monkeypatch.setattr("fastloop.see.verdict.count_cpus", lambda: cpus)
+    return found_of(loop_of(wait, 10, loader=source))["verdict"]
 
 
 @pytest.mark.parametrize("name", WORKERS)
 def test_the_cause_of_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts, ready, cause, advice = WORKERS[name]
+    counts, waited, made, cause, advice = WORKERS[name]
     source = LoaderSource(FakeLoader(2))
     monkeypatch.setattr(source, "count_workers", lambda: tuple(counts))
-    mean = None if ready < 0 else float(ready)
-    monkeypatch.setattr(source, "mean_ready", lambda: mean)
-    verdict = found_of(loop_of(10, 10, loader=source))["verdict"]
-    assert re.search(cause, verdict["cause"]) and re.search(advice, verdict["next"])
+    monkeypatch.setattr(source, "mean_ready", lambda: 3.0)
+    monkeypatch.setattr(source, "note_batch", lambda ready, turn, wait: None)
+    source.waits[waited], source.made = 10, made
+    verdict = verdict_of(source, monkeypatch)
+    assert re.search(cause, verdict["cause"]) and re.search(advice, verdict["next"]), verdict
+
+
+@pytest.mark.parametrize(("workers", "advice"), [(0, "num_workers 0→2 ("), (2, "a cheaper tran")])
+def test_what_computes_gets_no_more_workers_than_cpus(
+    workers: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = LoaderSource(FakeLoader(workers))
+    source.made = COMPUTES
+    monkeypatch.setattr(source, "count_workers", lambda: ((100, 10_000 * MS, 0),) * workers)
+    advised = verdict_of(source, monkeypatch, cpus=2, wait=40)["next"]
+    assert advised.startswith(advice) and "2 CPUs allowed" in advised
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_fastloop_loads_in_c_is_named_before_workers(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = FakeLoader(workers)
+    loader.dataset = Images()  # type: ignore[assignment]
+    source = LoaderSource(loader)
+    monkeypatch.setattr(source, "count_workers", lambda: ((100, 98 * MS, 2 * MS),) * workers)
+    assert verdict_of(source, monkeypatch)["next"].startswith("fastloop.ImageFolder(root, cache=")
+
+
+class Images:
+    def __init__(self) -> None:
+        self.samples = [("a/1.JPG", 0), ("b/2.jpg", 1)]
+
+
+class Crop:
+    __module__ = "torchvision.transforms.v2._geometry"
+
+
+class Holds:
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "remedy"),
+    [
+        (Images(), "fastloop.ImageFolder"),
+        (Subset(Images(), [0]), "fastloop.ImageFolder"),  # type: ignore[arg-type]
+        (Holds(files=[Path("a/1.png")]), "fastloop.ImageFolder"),
+        (Holds(data=torch.zeros(2), transform=Crop()), "fastloop.transforms"),
+        (Holds(datasets=[Holds(transform=Crop())] * 2), "fastloop.transforms"),
+        (Holds(names=["a.txt"], rows=[1.0], empty=[], nested=[[]]), ""),
+        (TensorDataset(torch.zeros(2)), ""),
+        ([1, 2], ""),
+        (Images, ""),
+        (None, ""),
+    ],
+)
+def test_remedies_by_what_a_dataset_holds(dataset: Any, remedy: str) -> None:
+    found = find_remedy(dataset)
+    assert found.startswith(remedy) if remedy else found == ""
+
+
+def test_how_much_of_the_time_workers_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first look at which all have made a batch; one that has ended counts no further."""
+    counts, ran = [(0, 5, 0), (1, 5, 0)], [1, 2]
+    shared = SimpleNamespace(count_workers=lambda: (tuple(counts), {}))
+    iterator = SimpleNamespace(_shared=shared, _workers=[Holds(pid=0), Holds(pid=1)])
+    monkeypatch.setattr(loader_source, "runnable_ns", lambda task: ran[int(task)])
+    source = LoaderSource(FakeLoader(2))
+    source._iterator, source.path = lambda: iterator, "process"
+    for counts[:], ran[:] in (
+        ([(0, 50, 0), (1, 50, 0)], [900, 900]),
+        ([(1, 100, 0), (2, 100, 0)], [1000, 1000]),
+        ([(2, 200, 0), (3, 200, 0)], [1010, 1020]),
+        ([(3, 300, 0), (4, 300, 0)], [1110, None]),  # type: ignore[list-item]
+    ):
+        source.look()
+    assert source.made == [200, 30]
 
 
 # ---- a GPU
@@ -332,8 +427,53 @@ def test_the_trace_is_nested() -> None:
 def test_the_table_fits_a_terminal() -> None:
     text = make_table(found_of(loop_of(10, 10)))
     assert max(map(len, text.splitlines())) <= 80
-    assert re.search(r"data wait +49% +10\.0 ms +10\.0 ms", text)
-    assert re.search(r"host to device +n/a +n/a +n/a", text) and "cost of measuring: " in text
+    assert re.search(r"data wait +49% +10\.0 ms +10\.0 ms +10\.0 ms", text)
+    assert "cost of measuring: " in text
+
+
+def test_the_table_has_the_mean_that_its_shares_are_of_and_no_gpu_where_there_is_none() -> None:
+    observer = loop_of(1, 3, 60)
+    for _ in range(10):
+        observer.recorder.steps.append((0, MS, -1, 503 * MS, MS // 2, 0, -1, 0, False))
+    found = found_of(observer)
+    text = make_table(found)
+    assert re.search(r"forward\+backward +99% +103 ms +3\.00 ms +503 ms\n", text), text
+    for shown in (text, make_page(found)):
+        assert "GPU" not in shown.replace("--gpu", "") and "host to device" not in shown
+    found["gpu"].update(uuid="GPU-1", why_unknown="no NVML")
+    for shown in (make_table(found), make_page(found)):
+        assert "seen by the GPU" in shown and "GPU busy: n/a (no NVML)" in shown
+        assert "host to device" in shown
+
+
+def test_steps_a_second_are_those_of_the_table() -> None:
+    """The first one imports things, compiles and warms up."""
+    observer = loop_of(1, 1, 0)
+    observer.recorder.steps.append((0, 0, -1, 9000 * MS, 0, 0, -1, 0, True))
+    for _ in range(50):
+        observer.recorder.steps.append((0, 0, -1, 10 * MS, 0, 0, -1, 0, False))
+    found = found_of(observer)
+    assert found["steps"]["per_second"] == pytest.approx(100)
+    assert "51 steps, 100.0 a second once warm" in make_table(found)
+
+
+@pytest.mark.parametrize(("load", "why"), [(9.0, "(load 9.0, 2 CPUs allowed)"), (0.5, "longer. M")])
+def test_uneven_steps_blame_nothing_with_confidence(
+    load: float, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0, 0))
+    monkeypatch.setattr("fastloop.see.verdict.count_cpus", lambda: 2)
+    observer = loop_of(0.1, 3, 60)
+    for _ in range(10):
+        observer.recorder.steps.append((0, 0, -1, 900 * MS, 0, 0, -1, 0, False))
+    text = found_of(observer)["verdict"]["text"]
+    assert "unevenly: one step in 20 takes 300 times the median" in text and why in text
+    assert "unevenly" not in found_of(loop_of(0.1, 3, 60))["verdict"]["text"]
+
+
+def test_a_run_without_a_step_is_one_line() -> None:
+    text = make_table(found_of(loop_of(1, 1, 0)))
+    assert text.startswith("fastloop report: NO VERDICT: no batch was taken") and "\n" not in text
 
 
 def test_two_reports_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,7 +482,7 @@ def test_two_reports_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[
     status = fastloop.__main__.main(["compare", *(str(tmp_path / n) for n in ("a.json", "b.json"))])
     out = capsys.readouterr().out
     assert status == 0 and re.search(r"data wait +10\.0 ms +49% +5\.00 ms +32% +×0\.50", out)
-    assert re.search(r"of it seen by the GPU +n/a +n/a +n/a", out)
+    assert "GPU" not in out and "host to device" not in out
     assert re.search(r"steps a second +48\.8 +64\.5 +×1\.32", out), out
 
 

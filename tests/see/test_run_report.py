@@ -57,6 +57,9 @@ def test_a_script_that_ends_in_any_way_is_reported(
     done = run(tmp_path, "--report", "script.py", what)
     assert done.returncode == status and "fastloop report: " in done.stderr, done.stderr
     assert done.stderr.count("Traceback") == (what == "raise")
+    if what == "raise":  # behind the report
+        assert "\nLookupError: wrong\nfastloop: end of run" in done.stderr, done.stderr
+        assert done.stderr.index("cost of measuring") < done.stderr.index("Traceback")
     found = json.loads((tmp_path / "fastloop-report.json").read_text())
     assert found["steps"]["count"] == steps and found["ended_by"] == ended_by
     assert found["loaders"][0]["path"] == "array"

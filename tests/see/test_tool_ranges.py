@@ -239,10 +239,11 @@ def test_without_the_package_torch_has_ranges_where_it_is_built_with_them(
     (tmp_path / "nvtx.py").write_text("raise ImportError('not installed')")
     fake = """
 import sys, torch
-if not sys.argv[1:]:
-    torch._C.__dict__.pop("_nvtx", None)
-else:
-    torch._C._nvtx = torch.cuda.nvtx
+def raise_error(name):
+    raise RuntimeError("NVTX functions not installed")
+torch.cuda.nvtx.mark = raise_error
+if sys.argv[1:]:
+    torch.cuda.nvtx.mark = lambda name: None
     torch.cuda.nvtx.range_push = lambda name: print("push", name)
     torch.cuda.nvtx.range_pop = lambda: print("pop")
 """

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from workers import wait_until
 
 import fastloop
 from fastloop import ArrayDataset, DataLoader, transforms, tune
+from fastloop.see.tune import _notes
+from fastloop.see.tune_search import Batch, Setting
 
 # Bytes for their batches of eight samples. A busy machine is slower with many.
 FOUR_WORKERS = 4 * 3 * 8 * 4 * 4
@@ -89,6 +92,19 @@ def test_threads_where_they_are_asked_for() -> None:
     assert found.batch.step_s == 0 and "not measured" in str(found)
     assert loader.path == "auto"
     assert not workers_of_mine()
+
+
+def test_notes_name_what_helps_more_than_workers() -> None:
+    loader = TorchLoader(Waits(), 4)
+    search = SimpleNamespace(is_complete=True)
+    now, found = Setting(0), Setting(2, 2)
+
+    def note(load_cpu_s: float) -> str:
+        return " ".join(_notes(loader, now, found, search, Batch(1, load_cpu_s, 0, 0, 1)))  # type: ignore[arg-type]
+
+    assert "paths=['thread']" in note(0.1) and "thread" not in note(0.9)
+    loader.dataset.files = ["a.jpg"]  # type: ignore[attr-defined]
+    assert "fastloop.ImageFolder" in note(0.1) and "thread" not in note(0.1)
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
@@ -183,6 +199,18 @@ def test_an_error_of_the_step_or_the_dataset_is_the_users_and_all_is_as_before()
         tune(DataLoader(Waits(0), 8, shuffle=True), lambda batch: 1 / 0, seconds=0.2)
     assert random_states() == before
     assert not workers_of_mine()
+
+
+def test_a_step_of_a_number_is_told_what_it_is_called_with() -> None:
+    """find_batch_size() calls its step with one."""
+    loader = DataLoader(ArrayDataset(torch.arange(20)), 4)
+    text = r"has called step\(batch\) with a list; it raised TypeError: .*, tune\(\) with a batch"
+    with pytest.raises(TypeError, match=text):
+        tune(loader, lambda n: torch.arange(20)[:n], seconds=0.1)
+    with pytest.raises(
+        TypeError, match="step must be a function of a batch of the loader, got int"
+    ):
+        tune(loader, 4)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,9 @@ LOOPS = {
 
 def best_of_all(loop: Loop) -> float:
     settings = [Setting(0)] + [
-        Setting(workers, prefetch) for workers in range(1, 65) for prefetch in (2, 4, 8, 16)
+        Setting(workers, prefetch)
+        for workers in range(1, 4 * int(loop.cpus) + 1)
+        for prefetch in (2, 4, 8, 16)
     ]
     return min(loop.measure(setting).batch_s for setting in settings)
 
@@ -146,17 +148,18 @@ def test_when_time_is_up_the_best_so_far() -> None:
 
 
 @pytest.mark.parametrize(
-    "load_s, cpu_share, step_s, cpus, wanted",
+    "load_s, cpu_share, step_s, cpus, path, wanted",
     [
-        (40 * MS, 1, 10 * MS, 8, 5),  # 4 are needed on average
-        (40 * MS, 1, 10 * MS, 2, 2),  # no more than CPUs
-        (80 * MS, 0.05, 5 * MS, 2, 20),  # what waits shares them
-        (1 * MS, 1, 10 * MS, 8, 1),
-        (30 * MS, 1, 0, 4, 4),
+        (40 * MS, 1, 10 * MS, 8, None, 5),  # 4 are needed on average
+        (40 * MS, 1, 10 * MS, 2, None, 2),  # no more than CPUs
+        (80 * MS, 0.05, 5 * MS, 2, "thread", 20),  # what waits shares them
+        (80 * MS, 0.05, 5 * MS, 2, "process", 8),  # but processes cost more than CPUs
+        (1 * MS, 1, 10 * MS, 8, None, 1),
+        (30 * MS, 1, 0, 4, None, 4),
     ],
 )
 def test_the_closed_form(
-    load_s: float, cpu_share: float, step_s: float, cpus: float, wanted: int
+    load_s: float, cpu_share: float, step_s: float, cpus: float, path: str | None, wanted: int
 ) -> None:
     batch = Batch(load_s, load_s * cpu_share, step_s, 0, 1)
-    assert wanted_workers(batch, Budget(cpus, 1 << 30), 2) == wanted
+    assert wanted_workers(batch, Budget(cpus, 1 << 30), 2, path) == wanted

@@ -99,6 +99,39 @@ def test_an_exception_at_the_boundary_ends_the_window() -> None:
 # ---- what is refused
 
 
+@pytest.mark.parametrize("batches", [1, 2, 5])
+def test_a_loop_without_micro_is_told_what_to_call(batches: int) -> None:
+    model = torch.nn.Linear(2, 1)
+    stepper = Stepper(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(UserWarning, match=r"put `with stepper\.micro\(\):` around") as told:
+        for _ in range(2):
+            for x in stepper.iterate([torch.ones(3, 2)] * batches):
+                model(x).sum().backward()
+    assert len(told) == 1 and told[0].filename == __file__
+    assert f"has given {min(batches, 2)} batches" in str(told[0].message)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_loop_may_leave_out_batches() -> None:
+    model = torch.nn.Linear(2, 1)
+    stepper = Stepper(torch.optim.SGD(model.parameters(), lr=0.1))
+    for number, x in enumerate(stepper.iterate([torch.ones(3, 2)] * 6)):
+        if number % 2:
+            with stepper.micro():
+                stepper.backward(model(x).sum())
+    assert list(stepper.iterate([])) == []
+
+
+def test_backward_of_the_loss_itself_is_told_what_to_call() -> None:
+    model = torch.nn.Linear(2, 1)
+    stepper = Stepper(torch.optim.SGD(model.parameters(), lr=0.1))
+    with (
+        pytest.warns(UserWarning, match=r"call stepper\.backward\(loss\), not loss\.backward\(\)"),
+        stepper.micro(),
+    ):
+        model(torch.ones(3, 2)).sum().backward()
+
+
 def test_what_may_not_follow_what() -> None:
     run = Run(2)
     stepper = run.stepper

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import fastloop.step.clip
+import fastloop.step.grad_list
 import fastloop.step.scaler
 from fastloop.step.grad_list import GradList
 
@@ -28,6 +29,6 @@ NAMES = ("engine", "torch")
 def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every pass run that way, until the test ends."""
     if name == "torch":
-        monkeypatch.setattr(fastloop.step.clip, "GradList", ByTorch)
+        monkeypatch.setattr(fastloop.step.grad_list, "GradList", ByTorch)
         monkeypatch.setattr(fastloop.step.clip, "_idle", [])
         monkeypatch.setattr(fastloop.step.scaler, "GradList", ByTorch)

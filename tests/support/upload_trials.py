@@ -6,6 +6,7 @@ import random
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -359,6 +360,31 @@ def slots_cannot_be_pinned() -> None:
         device.synchronize()
         del feed, batch
         device.close()
+
+
+def nothing_can_be_pinned() -> None:
+    """torch uploads every batch, after one warning, and it is not tried again."""
+    from fastloop import ArrayDataset, DataLoader
+    from fastloop.loader.iterators import fast_iterator
+
+    loader: Any = DataLoader(ArrayDataset(*SOURCES), 7, num_workers=2)
+    expected: Any = DataLoader(ArrayDataset(*SOURCES), 7, path="torch")
+    device = Device()
+    accelerator: Any = FakeAccelerator(device)
+    fake.fake_refuse_pins(True)
+    for told in (1, 0):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            iterator: Any = fast_iterator(loader, "auto", loader._shared, accelerator)
+        assert [w.category for w in caught] == [RuntimeWarning] * told, caught
+        assert not iterator.is_on_device
+        for batch, other in zip(iterator, expected, strict=True):
+            assert all(map(torch.equal, batch, other))
+    assert "memory of batches cannot be pinned for it (cudaHostRegister" in loader.stats().why
+    fake.fake_refuse_pins(False)
+    loader.close()
+    del iterator, batch
+    device.close()
 
 
 def fail_call(n: int, workers: int, error: int, is_sticky: bool) -> bool:

@@ -215,6 +215,7 @@ REFUSED: dict[str, tuple[Make, type[BaseException], str]] = {
 REFUSALS = list(REFUSED.values())
 
 
+@pytest.mark.needs_fork("a class that no process can import cannot be sent there")
 @in_workers
 def test_what_cannot_be_pickled_is_an_error(workers: int) -> None:
     """torch prints it, and hangs."""

@@ -145,11 +145,11 @@ for how in ("handler before", "handler after", "thread", "before"):
 
     signal.signal(signal.SIGUSR1, lambda *_: loader.close())
     if how == "before":
-        make = iterator._context.make_successor
+        make = iterator._launcher.make_successor
         def make_late(*args):
             loader.close()
             return make(*args)
-        iterator._context.make_successor = make_late
+        iterator._launcher.make_successor = make_late
     elif how == "thread":
         around_next_start(before=close)
     elif how == "handler before":

@@ -26,6 +26,7 @@ def seed_worker(worker_id: int, num_workers: int = 0, rank: int = 0) -> None:
 
 
 def test_lightning_seeds_workers_and_the_array_path_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lightning")
     from lightning.fabric import Fabric, seed_everything
 
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
@@ -45,6 +46,7 @@ def test_lightning_seeds_workers_and_the_array_path_stays(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("module", "name"), SEEDERS)
 def test_what_only_seeds_workers_keeps_the_array_path(module: str, name: str) -> None:
+    pytest.importorskip(module.partition(".")[0])
     function = getattr(importlib.import_module(module), name)
     for init in (function, partial(function, num_workers=1, rank=1)):
         loader = DataLoader(small_dataset(), num_workers=1, worker_init_fn=init, path="array")

@@ -14,9 +14,9 @@ typedef struct fl_py_array_loader {
     PyObject_HEAD
     uint32_t generation;     /* of the process that made it; set by new, then read-only */
     PyThread_type_lock lock; /* owned: around next, restart, use and close */
-    unsigned long owner;     /* thread that holds the lock, 0: none. Whoever holds it writes; any
-                                thread may read whether it is its own. GIL(owner) */
-    fl_py_array_ring ring;   /* lock */
+    atomic_ulong owner;    /* SHARED(owner): the thread that holds the lock, 0: none. Whoever holds
+                              it writes; any thread may read whether it is its own */
+    fl_py_array_ring ring; /* lock */
 } fl_py_array_loader;
 
 /* A thread that ended with the interpreter keeps the lock it held. */
@@ -187,6 +187,7 @@ static void loader_dealloc(fl_py_array_loader *self)
     loader_clear(self);
     fl_py_array_ring *ring = &self->ring;
     fl_py_index_source_close(&ring->indices);
+    fl_py_array_ring_free(ring);
     if (self->lock != NULL) PyThread_free_lock(self->lock);
     Py_XDECREF(ring->sentinels);
     Py_XDECREF(ring->timeout);
@@ -247,9 +248,7 @@ static PyObject *loader_close(fl_py_array_loader *self, PyObject *Py_UNUSED(igno
 {
     if (self->generation != fl_fork_generation()) Py_RETURN_NONE;
     fl_py_array_ring *ring = &self->ring;
-    /* GIL(stop): whoever is inside next() and frees the ring takes it out of here before. */
-    ring->is_closed = true;
-    if (ring->ring != NULL) fl_ring_stop(ring->ring);
+    fl_py_array_ring_stop(ring);
     /* From a signal handler or sampler inside next(): that call raises, the rest waits for it. */
     if (self->owner == PyThread_get_thread_ident()) Py_RETURN_NONE;
     if (enter(self) != 0) return NULL;
@@ -262,24 +261,30 @@ static PyObject *loader_close(fl_py_array_loader *self, PyObject *Py_UNUSED(igno
 PyDoc_STRVAR(use_doc, "use(table)\n--\n\n"
                       "Read from another table from the next batch on. Only without workers.");
 
+static int use_table(fl_py_array_ring *ring, PyObject *table)
+{
+    if (!Py_IS_TYPE(table, Py_TYPE(ring->table)) || ring->runs_ahead ||
+        ((fl_py_table *)table)->is_cut) {
+        PyErr_SetString(PyExc_ValueError, "use needs a Table, not cut, and no workers");
+        return -1;
+    }
+    int32_t outputs = fl_table_outputs(ring->table->table);
+    if (fl_table_outputs(((fl_py_table *)table)->table) != outputs) {
+        PyErr_Format(PyExc_ValueError, "use needs a Table of %d fields and no workers", outputs);
+        return -1;
+    }
+    if (ring->is_closed) fl_py_array_ring_close(ring); /* nobody reads the old table any more */
+    Py_SETREF(ring->table, (fl_py_table *)Py_NewRef(table));
+    ring->reads_files = fl_table_is_volatile(ring->table->table);
+    return 0;
+}
+
 static PyObject *loader_use(fl_py_array_loader *self, PyObject *table)
 {
-    fl_py_array_ring *ring = &self->ring;
-    /* GIL(table): looked at before the loader's lock is taken. */
-    if (!Py_IS_TYPE(table, Py_TYPE(ring->table)) || ring->runs_ahead ||
-        ((fl_py_table *)table)->is_cut)
-        return PyErr_Format(PyExc_ValueError, "use needs a Table, not cut, and no workers");
-    int32_t outputs = fl_table_outputs(ring->table->table);
-    if (fl_table_outputs(((fl_py_table *)table)->table) != outputs)
-        return PyErr_Format(PyExc_ValueError, "use needs a Table of %d fields and no workers",
-                            outputs);
     if (enter(self) != 0) return NULL;
-    if (ring->is_closed) fl_py_array_ring_close(ring); /* nobody reads the old table any more */
-    fl_py_table *old = ring->table;
-    ring->table = (fl_py_table *)Py_NewRef(table);
-    Py_DECREF(old);
-    ring->reads_files = fl_table_is_volatile(ring->table->table);
+    int status = use_table(&self->ring, table);
     leave(self);
+    if (status != 0) return NULL;
     Py_RETURN_NONE;
 }
 

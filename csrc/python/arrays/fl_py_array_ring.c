@@ -14,7 +14,9 @@ int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_or
                              .consumer_fills = !self->reads_files || self->timeout_ns == 0,
                              .lazy_bytes = self->reads_files ? 0 : FL_TABLE_SMALL_BYTES,
                              .is_in_order = is_in_order};
-    if (fl_ring_open(&config, &self->ring, &err) == FL_OK) return 0;
+    int status = fl_ring_open(&config, &self->opened, &err);
+    self->ring = self->opened;
+    if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;
 }
@@ -43,6 +45,12 @@ void fl_py_array_ring_reset(fl_py_array_ring *self)
     drop_batches(self);
 }
 
+void fl_py_array_ring_stop(fl_py_array_ring *self)
+{
+    self->is_closed = true;
+    if (self->opened != NULL) fl_ring_stop(self->opened);
+}
+
 void fl_py_array_ring_drop_epoch(fl_py_array_ring *self)
 {
     fl_py_index_source_drop(&self->indices);
@@ -57,9 +65,15 @@ void fl_py_array_ring_close(fl_py_array_ring *self)
     if (ring != NULL) {
         Py_BEGIN_ALLOW_THREADS
         halt_copies(&self->destination.base);
-        fl_ring_close(ring);
+        fl_ring_end(ring);
         Py_END_ALLOW_THREADS
         drop_batches(self);
     }
     fl_py_array_destination_close(&self->destination);
+}
+
+void fl_py_array_ring_free(fl_py_array_ring *self)
+{
+    fl_ring_close(self->opened);
+    self->opened = NULL;
 }

@@ -1,13 +1,16 @@
 /* fl_py_array_ring: the batches of an array loader on their way: the ring, where their indices come
  * from, and where they go. fl_py_submit fills it, fl_py_deliver empties it.
  *
- * All functions need the interpreter lock and the loader's own lock: one thread at a time. */
+ * All functions but stop need the interpreter lock, if there is one, and the loader's own lock: one
+ * thread at a time. */
 #ifndef FL_PY_ARRAY_RING_H
 #define FL_PY_ARRAY_RING_H
 
 #include "fl_py_array_destination.h"
 #include "fl_py_batch_pool.h"
 #include "fl_py_index_source.h"
+
+#include <stdatomic.h>
 
 /* What a batch of the ring is: rows, one row without the batch dimension, or a sentinel, whose tag
  * is FL_PY_TAG_SENTINEL or a key of fl_py_array_ring.sentinels, which are larger. */
@@ -26,7 +29,9 @@ typedef struct fl_py_array_ring {
     fl_py_table *table; /* owned; another one only while nothing is submitted */
     fl_py_index_source indices;
     fl_py_array_destination destination;
-    fl_ring *ring;         /* owned; NULL: closed, or finished and not persistent */
+    fl_ring *ring;         /* borrowed from opened; NULL: closed, or finished and not persistent */
+    fl_ring *opened;       /* owned: set by new, freed with the loader. So close() of any thread may
+                              stop it while another thread ends it */
     PyObject *sentinels;   /* owned: {tag: exception or (item,)} */
     int64_t next_sentinel; /* the tag of the next one */
     PyObject
@@ -41,7 +46,7 @@ typedef struct fl_py_array_ring {
     uint32_t epoch;          /* for the plans of the table */
     int64_t most_bytes;      /* of a batch of this epoch; */
     int64_t most_work_bytes; /* likewise */
-    bool is_closed;          /* GIL(is_closed): close() sets it, whoever is inside */
+    atomic_bool is_closed;   /* SHARED(is_closed): set by close() of any thread, then stays */
 } fl_py_array_ring;
 
 /* Opens the ring with so many threads: 0, or -1 and an exception. */
@@ -50,11 +55,17 @@ int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_or
 /* Drops what is submitted. Lets go of the interpreter lock; SYNC for a device. */
 void fl_py_array_ring_reset(fl_py_array_ring *self);
 
+/* Wakes the thread that waits for a batch. Any thread, without the loader's lock. */
+void fl_py_array_ring_stop(fl_py_array_ring *self);
+
 /* Forgets the epoch: sampler, sentinels, the pending result. */
 void fl_py_array_ring_drop_epoch(fl_py_array_ring *self);
 
 /* Drops what is submitted and ends the threads; until then they read the table's sources. Twice is
  * fine. Lets go of the interpreter lock; SYNC for a device. */
 void fl_py_array_ring_close(fl_py_array_ring *self);
+
+/* Frees what stop needs, of a closed one: nobody can call any more. */
+void fl_py_array_ring_free(fl_py_array_ring *self);
 
 #endif

@@ -40,6 +40,10 @@ static int receive(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
     }
     bool is_ready = self->runs_ahead && fl_ring_is_ready(self->ring);
     bool is_small = self->most_work_bytes < FL_TABLE_SMALL_BYTES && !self->reads_files;
+#ifdef Py_GIL_DISABLED
+    is_small = false; /* SHARED(gate): it may close at any time, and nobody waits for it in here */
+#endif
+    is_small = is_small && !fl_gate_is_closed(&self->table->gate);
     is_small = is_small && self->destination.base.copy_stream == NULL;
     int64_t begin_ns = is_ready ? 0 : fl_now_ns();
     int status = FL_ETIMEOUT;

@@ -11,7 +11,11 @@
 #include "fl_py_indices.h"
 #include "fl_py_mapped_file.h"
 #include "fl_py_sequence_column.h"
+#include "fl_py_table_arguments.h"
 #include "fl_py_windows.h"
+
+#include <stddef.h>
+#include <structmember.h>
 
 /* The plan of a field; NULL: it has none. */
 static const fl_py_image_plan *plan_of(const fl_py_table *self, int32_t f)
@@ -22,7 +26,7 @@ static const fl_py_image_plan *plan_of(const fl_py_table *self, int32_t f)
 }
 
 /* The column that a source is made for; NULL: rows of the source itself. */
-static const fl_py_sequence_column *sequences_of(const fl_py_table *self, int32_t f)
+static fl_py_sequence_column *sequences_of(const fl_py_table *self, int32_t f)
 {
     PyObject *source = PyTuple_GET_ITEM(self->sources, f);
     const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
@@ -31,7 +35,7 @@ static const fl_py_sequence_column *sequences_of(const fl_py_table *self, int32_
 }
 
 /* The windows that are source f; NULL: it is an array. */
-static const fl_py_windows *windows_of(const fl_py_table *self, int32_t f)
+static fl_py_windows *windows_of(const fl_py_table *self, int32_t f)
 {
     fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
     PyObject *source = PyTuple_GET_ITEM(self->sources, f);
@@ -232,6 +236,7 @@ static int adopt_views(fl_py_table *self, fl_tensor *views)
     }
     fl_table_close(self->table);
     fl_free(self->views);
+    fl_table_guard(table, &self->gate);
     self->table = table;
     self->views = views;
     return 0;
@@ -289,6 +294,40 @@ int fl_py_table_refresh(fl_py_table *self)
     return 0;
 }
 
+/* An array, of which the table has a view, where it lies now. */
+static void
+look_at_array(fl_py_table *self, int32_t f, int32_t part, PyObject *array, fl_tensor *view)
+{
+    fl_tensor now;
+    if (!fl_py_is_tensor(&self->dlpack, array)) return;
+    if (fl_py_view(&self->dlpack, array, &now) != 0) {
+        PyErr_Clear();
+        return;
+    }
+    const char *data = now.data;
+    now.data = view->data;
+    if (!is_same_view(&now, view)) return; /* refresh will see to it */
+    view->data = data;
+    fl_table_move(self->table, f, part, data);
+}
+
+void fl_py_table_look(fl_py_table *self)
+{
+    fl_tensor *views = self->views;
+    for (int32_t f = 0; f < self->count; views += count_views(self, f++)) {
+        PyObject *source = PyTuple_GET_ITEM(self->sources, f);
+        if (windows_of(self, f) != NULL)
+            fl_py_windows_look(windows_of(self, f));
+        else if (sequences_of(self, f) != NULL)
+            fl_table_move(self->table, f, 0,
+                          fl_py_sequence_column_look(sequences_of(self, f), &self->dlpack));
+        else if (!is_segments(self, f))
+            look_at_array(self, f, 0, source, views);
+        for (int32_t i = 0; is_segments(self, f) && i < count_parts(self, f); i++)
+            look_at_array(self, f, i, PyTuple_GET_ITEM(source, 2 * i), &views[2 * i]);
+    }
+}
+
 /* -1 and OSError if the file behind an array of source f is too short for one of the rows. */
 static int check_file(const fl_py_table *self, int32_t f, int32_t part, const fl_rows *rows)
 {
@@ -312,58 +351,6 @@ int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows)
     return 0;
 }
 
-/* The file of a source, or those of its segments, which are so many pairs. */
-static int check_file_of(PyObject *source, PyObject *file)
-{
-    if (!PyTuple_CheckExact(source)) return fl_py_mapped_file_check(file);
-    Py_ssize_t count = PyTuple_GET_SIZE(source);
-    if (count == 0 || count % 2 != 0 || count > INT32_MAX || !PyTuple_CheckExact(file) ||
-        PyTuple_GET_SIZE(file) != count / 2) {
-        PyErr_SetString(PyExc_TypeError, "segments are pairs of an array and its rows, and have a "
-                                         "file or None for each");
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < count / 2; i++)
-        if (fl_py_mapped_file_check(PyTuple_GET_ITEM(file, i)) != 0) return -1;
-    return 0;
-}
-
-static int check_files(PyObject *sources, PyObject *files)
-{
-    for (Py_ssize_t f = 0; f < PyTuple_GET_SIZE(files); f++)
-        if (check_file_of(PyTuple_GET_ITEM(sources, f), PyTuple_GET_ITEM(files, f)) != 0) return -1;
-    return 0;
-}
-
-static int check_plans(PyTypeObject *type, PyObject *plans, Py_ssize_t count)
-{
-    fl_py_state *state = PyType_GetModuleState(type);
-    bool fits = PyTuple_Check(plans) && PyTuple_GET_SIZE(plans) == count;
-    for (Py_ssize_t f = 0; fits && f < count; f++) {
-        PyObject *plan = PyTuple_GET_ITEM(plans, f);
-        fits = plan == Py_None || Py_IS_TYPE(plan, state->image_plan_type);
-    }
-    if (fits || plans == Py_None) return 0;
-    PyErr_Format(PyExc_TypeError, "Table needs an ImagePlan or None for each of %zd sources",
-                 count);
-    return -1;
-}
-
-static int check_casts(const fl_py_table *given)
-{
-    bool fits = PyTuple_Check(given->casts) && PyTuple_GET_SIZE(given->casts) == given->count;
-    for (int32_t f = 0; fits && f < given->count; f++) {
-        PyObject *cast = PyTuple_GET_ITEM(given->casts, f);
-        fits = cast == Py_None || (is_segments(given, f) && PyUnicode_Check(cast) &&
-                                   (PyUnicode_CompareWithASCIIString(cast, "int64") == 0 ||
-                                    PyUnicode_CompareWithASCIIString(cast, "float32") == 0));
-    }
-    if (fits || given->casts == Py_None) return 0;
-    PyErr_SetString(PyExc_TypeError, "casts are None, or for each source None, and for segments "
-                                     "\"int64\" or \"float32\" besides");
-    return -1;
-}
-
 /* The attributes of `like` but for the sources' views, which it makes. */
 static PyObject *make_table(PyTypeObject *type, const fl_py_table *like, PyObject *tensor_type)
 {
@@ -380,7 +367,10 @@ static PyObject *make_table(PyTypeObject *type, const fl_py_table *like, PyObjec
         self->has_plans |= plan_of(self, f) != NULL;
         if (windows_of(self, f) != NULL) self->fields.token_files = windows_of(self, f)->names;
     }
-    if (fl_py_dlpack_open(tensor_type, &self->dlpack) != 0 || rebuild(self) != 0) {
+    fl_err err;
+    bool has_gate = fl_gate_init(&self->gate, &err) == FL_OK;
+    if (!has_gate) fl_py_raise(&err, NULL);
+    if (!has_gate || fl_py_dlpack_open(tensor_type, &self->dlpack) != 0 || rebuild(self) != 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -403,11 +393,11 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_Format(PyExc_ValueError,
                             "Table needs a name and a file (or None) for each of %zd sources",
                             count);
-    if (check_files(given.sources, given.fields.files) != 0 ||
-        check_plans(type, given.plans, count) != 0)
+    const fl_py_state *state = PyType_GetModuleState(type);
+    if (fl_py_table_check_arguments(state->image_plan_type, given.sources, given.fields.files,
+                                    given.plans, given.casts) != 0)
         return NULL;
     given.count = (int32_t)count;
-    if (check_casts(&given) != 0) return NULL;
     return make_table(type, &given, tensor_type);
 }
 
@@ -430,7 +420,9 @@ static void table_dealloc(fl_py_table *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
     fl_table_close(self->table);
+    fl_gate_destroy(&self->gate);
     fl_free(self->views);
     fl_py_dlpack_close(&self->dlpack);
     Py_XDECREF(self->sources);
@@ -542,7 +534,17 @@ static PyObject *table_outputs(fl_py_table *self, void *Py_UNUSED(closure))
     return PyLong_FromLong(fl_table_outputs(self->table));
 }
 
+static PyObject *table_sources(fl_py_table *self, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(self->sources);
+}
+
+static PyMemberDef table_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(fl_py_table, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
 static PyGetSetDef table_getset[] = {
+    {"sources", (getter)table_sources, NULL, "a tuple of what it reads", NULL},
     {"outputs", (getter)table_outputs, NULL, "how many tensors a batch has", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
@@ -566,13 +568,11 @@ PyDoc_STRVAR(
     "of\n"
     "several arrays \"int64\" for integers, \"float32\" for float64, or None.");
 
-static PyType_Slot table_slots[] = {{Py_tp_doc, (void *)table_doc},
-                                    {Py_tp_new, table_new},
-                                    {Py_tp_traverse, table_traverse},
-                                    {Py_tp_dealloc, table_dealloc},
-                                    {Py_tp_methods, table_methods},
-                                    {Py_tp_getset, table_getset},
-                                    {0, NULL}};
+static PyType_Slot table_slots[] = {
+    {Py_tp_doc, (void *)table_doc},   {Py_tp_new, table_new},
+    {Py_tp_traverse, table_traverse}, {Py_tp_dealloc, table_dealloc},
+    {Py_tp_methods, table_methods},   {Py_tp_getset, table_getset},
+    {Py_tp_members, table_members},   {0, NULL}};
 
 PyType_Spec fl_py_table_spec = {.name = "fastloop._core.Table",
                                 .basicsize = sizeof(fl_py_table),

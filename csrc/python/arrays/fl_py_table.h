@@ -20,6 +20,8 @@ typedef struct fl_py_table {
     fl_tensor *views;    /* owned: of each source one or more, as the table reads it */
     int32_t count;       /* of sources */
     fl_table *table;     /* owned */
+    fl_gate gate;        /* of the table, and of each that takes its place */
+    PyObject *weakrefs;  /* owned */
 } fl_py_table;
 
 extern PyType_Spec fl_py_table_spec;
@@ -27,6 +29,10 @@ extern PyType_Spec fl_py_table_spec;
 /* Looks at the sources again, and rebuilds views and table if one has moved or changed its shape.
  * Only while nothing reads the table. 0, or -1 and an exception. */
 int fl_py_table_refresh(fl_py_table *self);
+
+/* Where its tensors lie now, if nothing else has changed. While its gate is closed and nobody is
+ * inside. */
+void fl_py_table_look(fl_py_table *self);
 
 /* After the rows have been read: -1 and OSError if a mapped file behind one of them has become too
  * short meanwhile; else 0. */

@@ -3,10 +3,12 @@
  * Plain lists, tuples and dicts are taken apart here, and the values in them are stacked
  * (fl_py_stack). Any other container is taken apart by torch's own function, which calls back for
  * the values in it; any other value is torch's altogether. So what comes out is what torch makes,
- * and what is refused is refused by torch. Enters with the interpreter lock. */
+ * and what is refused is refused by torch. Enters with the interpreter lock, and in the collate's
+ * section: iterators without workers share one. */
 #include "fl_py_collate.h"
 
 #include "fl_py_pad.h"
+#include "fl_py_section.h"
 #include "fl_py_stack.h"
 
 #include <string.h>
@@ -38,15 +40,14 @@ static void set_key_error(PyObject *key)
     Py_XDECREF(args);
 }
 
-/* [sample[key] for sample in batch]. GIL(values): a dict of the user's lends its value. */
+/* [sample[key] for sample in batch]. SHARED(values): any thread may change a sample. */
 static bool pick_key(const fl_py_items *batch, PyObject *key, PyObject **items)
 {
     for (Py_ssize_t i = 0; i < batch->count; i++) {
         PyObject *sample = batch->items[i], *item;
         if (PyDict_CheckExact(sample)) {
-            item = PyDict_GetItemWithError(sample, key);
+            item = fl_py_value(sample, key);
             if (item == NULL && !PyErr_Occurred()) set_key_error(key);
-            Py_XINCREF(item);
         } else {
             item = PyObject_GetItem(sample, key);
         }
@@ -99,13 +100,33 @@ static bool are_alike(const fl_py_items *batch, Py_ssize_t size)
     return true;
 }
 
-/* GIL(places): the samples are still as are_alike found them. */
+static PyObject *fail_sizes(void)
+{
+    return PyErr_Format(PyExc_RuntimeError,
+                        "each element in list of batch should be of equal size");
+}
+
+/* The items at one place of the samples: false, and no references, if there is none in one of them.
+ * SHARED(places): any thread may change the list. */
+static bool pick_place(const fl_py_items *batch, Py_ssize_t place, PyObject **items)
+{
+    for (Py_ssize_t i = 0; i < batch->count; i++) {
+        items[i] = fl_py_item(batch->items[i], place);
+        if (items[i] != NULL) continue;
+        while (i > 0) Py_DECREF(items[--i]);
+        return false;
+    }
+    return true;
+}
+
 static PyObject *collate_place(fl_py_collate *self, const fl_py_items *batch, Py_ssize_t place)
 {
     PyObject **items = PyMem_New(PyObject *, (size_t)batch->count);
     if (items == NULL) return PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < batch->count; i++)
-        items[i] = Py_NewRef(PySequence_Fast_GET_ITEM(batch->items[i], place));
+    if (!pick_place(batch, place, items)) {
+        PyMem_Free(items);
+        return fail_sizes();
+    }
     const fl_py_items part = {.items = items, .count = batch->count, .is_tuple = true};
     PyObject *result = collate_items(self, &part);
     drop_items(items, batch->count);
@@ -121,8 +142,7 @@ static PyObject *collate_sequence(fl_py_collate *self, const fl_py_items *batch)
         if (are_alike(batch, size)) /* each time: stacking may run Python code */
             value = collate_place(self, batch, place);
         else
-            PyErr_SetString(PyExc_RuntimeError,
-                            "each element in list of batch should be of equal size");
+            (void)fail_sizes();
         if (value == NULL)
             Py_CLEAR(result);
         else
@@ -153,18 +173,28 @@ static PyObject *collate_items(fl_py_collate *self, const fl_py_items *batch)
 
 /* ---- the type */
 
-/* GIL(registry): torch's dict, which any thread may change. */
-static bool is_unchanged(const fl_py_collate *self)
+/* Whether a dict has these keys and values in turn. */
+static bool has_items(PyObject *dict, PyObject *expected)
 {
     Py_ssize_t at = 0, count = 0;
     PyObject *key, *value;
-    if (PyDict_GET_SIZE(self->registry) * 2 != PyTuple_GET_SIZE(self->expected)) return false;
-    while (PyDict_Next(self->registry, &at, &key, &value)) {
-        if (PyTuple_GET_ITEM(self->expected, count) != key) return false;
-        if (PyTuple_GET_ITEM(self->expected, count + 1) != value) return false;
+    if (PyDict_GET_SIZE(dict) * 2 != PyTuple_GET_SIZE(expected)) return false;
+    while (PyDict_Next(dict, &at, &key, &value)) {
+        if (PyTuple_GET_ITEM(expected, count) != key) return false;
+        if (PyTuple_GET_ITEM(expected, count + 1) != value) return false;
         count += 2;
     }
     return true;
+}
+
+/* SHARED(registry): torch's dict, which any thread may change. */
+static bool is_unchanged(const fl_py_collate *self)
+{
+    bool has_same;
+    FL_PY_BEGIN_SECTION(self->registry);
+    has_same = has_items(self->registry, self->expected);
+    FL_PY_END_SECTION();
+    return has_same;
 }
 
 /* A default device and whatever else sees torch's calls: 1 yes, 0 no, -1 exception. */
@@ -179,23 +209,18 @@ static int is_mode_active(const fl_py_collate *self)
     return 0;
 }
 
-/* A batch as its own array of references: user code may change the list meanwhile, but not while
- * they are taken. GIL(samples) */
+/* A batch as its own array of references: user code may change the list meanwhile. */
 static PyObject *with_items(fl_py_collate *self, PyObject *samples,
                             PyObject *(*work)(fl_py_collate *, const fl_py_items *))
 {
     bool is_list = PyList_CheckExact(samples);
-    if ((!is_list && !PyTuple_CheckExact(samples)) || PySequence_Fast_GET_SIZE(samples) == 0)
+    fl_py_items batch = {.is_tuple = !is_list, .original = samples};
+    if (!is_list && !PyTuple_CheckExact(samples))
         return PyObject_CallOneArg(self->stacker.fallback, samples);
-    Py_ssize_t count = PySequence_Fast_GET_SIZE(samples);
-    PyObject **items = PyMem_New(PyObject *, (size_t)count);
-    if (items == NULL) return PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < count; i++)
-        items[i] = Py_NewRef(PySequence_Fast_GET_ITEM(samples, i));
-    const fl_py_items batch = {
-        .items = items, .count = count, .is_tuple = !is_list, .original = samples};
-    PyObject *result = work(self, &batch);
-    drop_items(items, count);
+    if (fl_py_items_take(samples, &batch.items, &batch.count) != 0) return NULL;
+    PyObject *result =
+        batch.count > 0 ? work(self, &batch) : PyObject_CallOneArg(self->stacker.fallback, samples);
+    drop_items(batch.items, batch.count);
     return result;
 }
 
@@ -212,11 +237,13 @@ static PyObject *collate_samples(fl_py_collate *self, PyObject *samples)
 static PyObject *collate_call(fl_py_collate *self, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"batch", NULL};
-    PyObject *samples;
+    PyObject *samples, *result;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Collate", keywords, &samples)) return NULL;
+    FL_PY_BEGIN_SECTION((PyObject *)self);
     self->stacker.stacks = 0;
-    PyObject *result = collate_samples(self, samples);
+    result = collate_samples(self, samples);
     fl_py_stacker_drop(&self->stacker);
+    FL_PY_END_SECTION();
     return result;
 }
 
@@ -303,14 +330,17 @@ static PyObject *collate_fallbacks(fl_py_collate *self, PyObject *Py_UNUSED(igno
     return fl_py_fallbacks_dict(self->stacker.fallbacks);
 }
 
+/* The keys and values of a dict in turn. */
 static PyObject *snapshot(PyObject *registry)
 {
-    PyObject *key, *value, *expected = PyTuple_New(2 * PyDict_GET_SIZE(registry));
+    PyObject *key, *value, *copy = PyDict_Copy(registry), *expected = NULL;
     Py_ssize_t at = 0, count = 0;
-    while (expected != NULL && PyDict_Next(registry, &at, &key, &value)) {
+    if (copy != NULL) expected = PyTuple_New(2 * PyDict_GET_SIZE(copy));
+    while (expected != NULL && PyDict_Next(copy, &at, &key, &value)) {
         PyTuple_SET_ITEM(expected, count++, Py_NewRef(key));
         PyTuple_SET_ITEM(expected, count++, Py_NewRef(value));
     }
+    Py_XDECREF(copy);
     return expected;
 }
 
@@ -396,14 +426,23 @@ static void collate_dealloc(fl_py_collate *self)
     Py_DECREF(type);
 }
 
+#define IN_SECTION(name) FL_PY_METHOD_IN_SECTION(name, fl_py_collate, self)
+IN_SECTION(collate_begin)
+IN_SECTION(collate_method_stack)
+IN_SECTION(collate_block)
+IN_SECTION(collate_pad)
+IN_SECTION(collate_pack)
+IN_SECTION(collate_segments)
+IN_SECTION(collate_fallbacks)
+
 static PyMethodDef collate_methods[] = {
-    {"begin", (PyCFunction)collate_begin, METH_NOARGS, begin_doc},
-    {"stack", (PyCFunction)collate_method_stack, METH_O, stack_doc},
-    {"block", (PyCFunction)collate_block, METH_VARARGS, block_doc},
-    {"pad", (PyCFunction)collate_pad, METH_VARARGS, pad_doc},
-    {"pack", (PyCFunction)collate_pack, METH_VARARGS, pack_doc},
-    {"segments", (PyCFunction)collate_segments, METH_VARARGS, segments_doc},
-    {"fallbacks", (PyCFunction)collate_fallbacks, METH_NOARGS, fallbacks_doc},
+    {"begin", (PyCFunction)collate_begin_in_section, METH_NOARGS, begin_doc},
+    {"stack", (PyCFunction)collate_method_stack_in_section, METH_O, stack_doc},
+    {"block", (PyCFunction)collate_block_in_section, METH_VARARGS, block_doc},
+    {"pad", (PyCFunction)collate_pad_in_section, METH_VARARGS, pad_doc},
+    {"pack", (PyCFunction)collate_pack_in_section, METH_VARARGS, pack_doc},
+    {"segments", (PyCFunction)collate_segments_in_section, METH_VARARGS, segments_doc},
+    {"fallbacks", (PyCFunction)collate_fallbacks_in_section, METH_NOARGS, fallbacks_doc},
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(

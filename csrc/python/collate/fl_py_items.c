@@ -1,6 +1,23 @@
 /* fl_py_items: the values at one place of the samples of a batch. */
 #include "fl_py_items.h"
 
+#include "fl_py_section.h"
+
+/* SHARED(samples): any thread may change the list, but not while it is copied. */
+int fl_py_items_take(PyObject *sequence, PyObject ***items, Py_ssize_t *count)
+{
+    FL_PY_BEGIN_SECTION(sequence);
+    *count = PySequence_Fast_GET_SIZE(sequence);
+    *items = *count > 0 ? PyMem_New(PyObject *, (size_t)*count) : NULL;
+    for (Py_ssize_t i = 0; *items != NULL && i < *count; i++)
+        (*items)[i] = Py_NewRef(PySequence_Fast_GET_ITEM(sequence, i));
+    FL_PY_END_SECTION();
+    if (*count == 0 || *items != NULL) return 0;
+    *count = 0;
+    PyErr_NoMemory();
+    return -1;
+}
+
 PyObject *fl_py_items_object(const fl_py_items *batch)
 {
     if (batch->original != NULL) return Py_NewRef(batch->original);

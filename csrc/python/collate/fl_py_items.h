@@ -11,6 +11,10 @@ typedef struct fl_py_items {
     PyObject *original; /* borrowed: the very list or tuple, if there is one */
 } fl_py_items;
 
+/* References to what is in a list or tuple now, which the caller drops: 0, or -1 and MemoryError.
+ * *items, with PyMem_Free, is the caller's; NULL where there is none. */
+int fl_py_items_take(PyObject *sequence, PyObject ***items, Py_ssize_t *count);
+
 /* The values as torch has them. New reference. */
 PyObject *fl_py_items_object(const fl_py_items *batch);
 

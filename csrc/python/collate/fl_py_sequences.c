@@ -8,6 +8,7 @@
 #include "fl_py_sequences.h"
 
 #include "fl_py_numpy.h"
+#include "fl_py_section.h"
 
 #include <string.h>
 
@@ -52,9 +53,11 @@ look_at_run(fl_py_stacker *self, PyObject *value, fl_py_sequences *out, fl_py_se
     if (is_list(value)) {
         *to = (fl_py_sequence){.list = value, .whole = PySequence_Fast_GET_SIZE(value)};
         to->length = to->whole;
-        bool is_first = out->kind == FL_PY_NUMBER_OTHER && to->length > 0;
-        if (is_first) out->kind = kind_of(PySequence_Fast_GET_ITEM(value, 0));
-        return is_first && out->kind == FL_PY_NUMBER_OTHER ? FL_PY_UNCOVERED : 0;
+        if (out->kind != FL_PY_NUMBER_OTHER || to->length == 0) return 0;
+        PyObject *first = fl_py_item(value, 0);
+        if (first != NULL) out->kind = kind_of(first);
+        Py_XDECREF(first);
+        return out->kind == FL_PY_NUMBER_OTHER ? FL_PY_UNCOVERED : 0;
     }
     int look = look_at_vector(self, value, &view);
     if (look != 0) return look;
@@ -118,24 +121,18 @@ static bool are_unmoved(const fl_py_stacker *self, const fl_py_sequences *seen)
     return true;
 }
 
-/* GIL(values): they do not change while references are taken. */
 int fl_py_sequences_open(fl_py_stacker *stacker, PyObject *values, fl_py_sequences *out)
 {
     *out = (fl_py_sequences){0};
-    Py_ssize_t count = PyList_GET_SIZE(values);
-    if (count == 0) {
+    if (fl_py_items_take(values, &out->values, &out->count) != 0) return -1;
+    if (out->count == 0) {
         PyErr_SetString(PyExc_ValueError, "values must not be empty");
         return -1;
     }
-    out->runs = PyMem_New(fl_py_sequence, (size_t)count);
-    out->values = PyMem_New(PyObject *, (size_t)count);
-    if (out->runs == NULL || out->values == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (; out->count < count; out->count++)
-        out->values[out->count] = Py_NewRef(PyList_GET_ITEM(values, out->count));
-    return look_at_runs(stacker, out);
+    out->runs = PyMem_New(fl_py_sequence, (size_t)out->count);
+    if (out->runs != NULL) return look_at_runs(stacker, out);
+    PyErr_NoMemory();
+    return -1;
 }
 
 void fl_py_sequences_close(fl_py_sequences *self)
@@ -211,18 +208,24 @@ static fl_py_number_kind put_floats(PyObject *const *items, int64_t count, char 
 
 enum { LARGER_KIND = 2 }; /* self->kind has grown: all is to be written again */
 
-/* 0, FL_PY_UNCOVERED or LARGER_KIND. GIL(numbers): nobody changes the list while it is read. */
+static fl_py_number_kind
+put_numbers(const fl_py_sequences *self, const fl_py_sequence *from, char *to)
+{
+    if (PySequence_Fast_GET_SIZE(from->list) != from->whole) return FL_PY_NUMBER_OTHER;
+    PyObject *const *items = PySequence_Fast_ITEMS(from->list);
+    if (self->kind == FL_PY_NUMBER_INT) return put_ints(items, from->length, (int64_t *)(void *)to);
+    if (self->kind == FL_PY_NUMBER_FLOAT) return put_floats(items, from->length, to, self->to.bits);
+    return put_bools(items, from->length, to);
+}
+
+/* 0, FL_PY_UNCOVERED or LARGER_KIND. SHARED(numbers): any thread may change the list,
+ * but not while it is read. */
 static int put_list(fl_py_sequences *self, const fl_py_sequence *from, char *to)
 {
-    if (PySequence_Fast_GET_SIZE(from->list) != from->whole) return FL_PY_UNCOVERED;
-    PyObject *const *items = PySequence_Fast_ITEMS(from->list);
-    fl_py_number_kind kind = self->kind;
-    if (kind == FL_PY_NUMBER_INT)
-        kind = put_ints(items, from->length, (int64_t *)(void *)to);
-    else if (kind == FL_PY_NUMBER_FLOAT)
-        kind = put_floats(items, from->length, to, self->to.bits);
-    else
-        kind = put_bools(items, from->length, to);
+    fl_py_number_kind kind;
+    FL_PY_BEGIN_SECTION(from->list);
+    kind = put_numbers(self, from, to);
+    FL_PY_END_SECTION();
     if (kind == self->kind) return 0;
     self->kind = kind;
     return kind == FL_PY_NUMBER_OTHER ? FL_PY_UNCOVERED : LARGER_KIND;

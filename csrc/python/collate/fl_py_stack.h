@@ -14,7 +14,8 @@ enum { FL_PY_FINE = FL_FALLBACK_REASONS };
 
 /* What stacking needs: torch's functions, and where batches are built: in a worker's slot, or in
  * pools of this process, one for each stack of a batch, so that the user who keeps one tensor keeps
- * no other. GIL(stacker): pools, stacks, has_warned and fallbacks change with each batch. */
+ * no other. SHARED(stacker): block, pools, stacks, has_warned and fallbacks change with each batch,
+ * in the section of the collate. */
 typedef struct fl_py_stacker {
     fl_py_dlpack dlpack;
     PyObject *memmap_type;                /* owned */

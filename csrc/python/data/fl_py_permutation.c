@@ -82,10 +82,11 @@ static PyMethodDef permutation_methods[] = {{"block",
                                              METH_VARARGS | METH_KEYWORDS, block_doc},
                                             {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(permutation_doc,
-             "Permutation(n, seed, epoch)\n--\n\n"
-             "A random order of the indices in [0, n) that takes no memory; the same for the same\n"
-             "arguments, always. n at most 2**62.");
+PyDoc_STRVAR(
+    permutation_doc,
+    "Permutation(n, seed, epoch)\n--\n\n"
+    "A random order of the indices in [0, n) that takes 8 KiB, whatever n is; the same for\n"
+    "the same arguments, always. n at most 2**62.");
 
 static PyType_Slot permutation_slots[] = {{Py_tp_doc, (void *)permutation_doc},
                                           {Py_tp_new, permutation_new},

@@ -190,6 +190,27 @@ int fl_py_sequence_column_open(const fl_py_sequence_column *self, bool is_volati
     return fl_column_pad_open(&config, out, err);
 }
 
+const char *fl_py_sequence_column_look(fl_py_sequence_column *self, const fl_py_dlpack *dlpack)
+{
+    fl_tensor now;
+    fl_ragged *ragged = self->is_packed ? &self->pack.ragged : &self->pad.ragged;
+    if (ragged->values == NULL) return NULL;
+    if (fl_py_view(dlpack, self->values, &now) == 0)
+        ragged->values = now.data;
+    else
+        PyErr_Clear();
+    return ragged->values;
+}
+
+static PyObject *column_sources(fl_py_sequence_column *self, void *Py_UNUSED(closure))
+{
+    return PyTuple_Pack(1, self->values);
+}
+
+static PyGetSetDef column_getset[] = {
+    {"sources", (getter)column_sources, NULL, "a tuple of what it reads", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+
 static int column_traverse(fl_py_sequence_column *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
@@ -227,11 +248,10 @@ PyDoc_STRVAR(
     "of them, 0 for that itself. max_tokens: 0 for one row. name, main_name: how errors call the\n"
     "fields.");
 
-static PyType_Slot column_slots[] = {{Py_tp_doc, (void *)column_doc},
-                                     {Py_tp_new, column_new},
-                                     {Py_tp_traverse, column_traverse},
-                                     {Py_tp_dealloc, column_dealloc},
-                                     {0, NULL}};
+static PyType_Slot column_slots[] = {
+    {Py_tp_doc, (void *)column_doc},   {Py_tp_new, column_new},
+    {Py_tp_traverse, column_traverse}, {Py_tp_dealloc, column_dealloc},
+    {Py_tp_getset, column_getset},     {0, NULL}};
 
 PyType_Spec fl_py_sequence_column_spec = {.name = "fastloop._core.SequenceColumn",
                                           .basicsize = sizeof(fl_py_sequence_column),

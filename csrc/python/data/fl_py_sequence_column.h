@@ -2,8 +2,7 @@
  * (fl_column_pad, fl_column_pack) over arrays of the user's.
  *
  * It is a source of a Table, which keeps it alive while the column that it opens is read. Its
- * arrays must not move: tensors have storages that cannot be resized. All functions need the
- * interpreter lock. */
+ * tensors have storages that cannot be resized. All functions need the interpreter lock. */
 #ifndef FL_PY_SEQUENCE_COLUMN_H
 #define FL_PY_SEQUENCE_COLUMN_H
 
@@ -25,5 +24,8 @@ extern PyType_Spec fl_py_sequence_column_spec;
 /* is_volatile: the values lie in a mapped file. FL_ENOMEM. The column borrows from self. */
 int fl_py_sequence_column_open(const fl_py_sequence_column *self, bool is_volatile, fl_column **out,
                                fl_err *err);
+
+/* Where the values lie now, which the columns that it opens from now on know; NULL: it has none. */
+const char *fl_py_sequence_column_look(fl_py_sequence_column *self, const fl_py_dlpack *dlpack);
 
 #endif

@@ -10,7 +10,9 @@
 #include "fl_py_seed.h"
 #include "fl_py_token_source.h"
 
+#include <stddef.h>
 #include <string.h>
+#include <structmember.h>
 #include <unistd.h>
 
 /* ---- what the arguments say */
@@ -142,6 +144,8 @@ static int read_sources(fl_py_windows *self, const arguments *given, fl_token_so
         }
         if (fl_py_token_source(&self->dlpack, item, self->kept, &sources[f]) != 0) return -1;
         PyTuple_SET_ITEM(self->names, f, Py_NewRef(PyTuple_GET_ITEM(item, 0)));
+        PyObject *source = sources[f].fd < 0 ? PyTuple_GET_ITEM(item, 1) : Py_None;
+        PyTuple_SET_ITEM(self->sources, f, Py_NewRef(source));
         if (sources[f].is_volatile) add_mapped(self, f, PyTuple_GET_ITEM(item, 6), &sources[f]);
         sources[f].most = limit_of(given, sources[f].type);
     }
@@ -203,6 +207,14 @@ static int open_both(fl_py_windows *self, const arguments *given)
     return status == FL_OK ? 0 : -1;
 }
 
+static int open_gate(fl_py_windows *self)
+{
+    fl_err err;
+    if (fl_gate_init(&self->gate, &err) == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
 static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     arguments given = {0};
@@ -212,12 +224,14 @@ static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     int64_t files = PyTuple_GET_SIZE(given.files);
     self->names = PyTuple_New(files);
     self->kept = PyList_New(0);
+    self->sources = PyTuple_New(files);
     self->fds = fl_alloc(files * (int64_t)sizeof *self->fds);
     self->mapped = fl_alloc(files * (int64_t)sizeof *self->mapped);
     if (self->fds == NULL || self->mapped == NULL) PyErr_NoMemory();
     for (int64_t f = 0; self->fds != NULL && f < files; f++) self->fds[f] = -1;
     self->files = files;
-    if (self->names == NULL || self->kept == NULL || self->fds == NULL || self->mapped == NULL ||
+    if (self->names == NULL || self->kept == NULL || self->sources == NULL || self->fds == NULL ||
+        self->mapped == NULL || open_gate(self) != 0 ||
         fl_py_dlpack_open_torch(&self->dlpack) != 0 || open_both(self, &given) != 0) {
         Py_DECREF(self);
         return NULL;
@@ -229,14 +243,17 @@ static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 static void windows_dealloc(fl_py_windows *self)
 {
     PyTypeObject *type = Py_TYPE(self);
+    if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
     fl_windows_close(self->windows);
     fl_token_reader_close(self->reader);
+    fl_gate_destroy(&self->gate);
     for (int64_t f = 0; self->fds != NULL && f < self->files; f++)
         if (self->fds[f] >= 0) close(self->fds[f]);
     fl_free(self->fds);
     fl_free(self->mapped);
     Py_XDECREF(self->names);
     Py_XDECREF(self->kept);
+    Py_XDECREF(self->sources);
     fl_py_dlpack_close(&self->dlpack);
     type->tp_free(self);
     Py_DECREF(type);
@@ -269,6 +286,19 @@ static PyObject *raise(const fl_py_windows *self, const fl_err *err)
     return fl_py_raise(err, &fields);
 }
 
+void fl_py_windows_look(fl_py_windows *self)
+{
+    for (int64_t f = 0; f < self->files; f++) {
+        fl_tensor now;
+        PyObject *source = PyTuple_GET_ITEM(self->sources, f);
+        if (!fl_py_is_tensor(&self->dlpack, source)) continue;
+        if (fl_py_view(&self->dlpack, source, &now) == 0)
+            fl_token_reader_move(self->reader, f, now.data);
+        else
+            PyErr_Clear();
+    }
+}
+
 int fl_py_windows_check_files(const fl_py_windows *self)
 {
     for (int64_t m = 0; m < self->mappings; m++) {
@@ -299,7 +329,9 @@ read_windows(fl_py_windows *self, const fl_window *windows, int64_t count, int64
     int status;
     Py_BEGIN_ALLOW_THREADS
     if (fl_token_reader_is_cold(self->reader)) fl_token_reader_advise(self->reader, windows, count);
+    fl_gate_enter(&self->gate);
     status = fl_token_reader_read(self->reader, windows, count, &out, 0, &err);
+    fl_gate_leave(&self->gate);
     Py_END_ALLOW_THREADS
     if (status == FL_OK && fl_py_windows_check_files(self) == 0) return tensors;
     Py_DECREF(tensors);
@@ -420,7 +452,18 @@ static PyObject *windows_io(fl_py_windows *self, void *Py_UNUSED(ignored))
     return words;
 }
 
+static PyObject *windows_sources(fl_py_windows *self, void *Py_UNUSED(ignored))
+{
+    return Py_NewRef(self->sources);
+}
+
+static PyMemberDef windows_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(fl_py_windows, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
 static PyGetSetDef windows_getset[] = {
+    {"sources", (getter)windows_sources, NULL, "a tuple of what it reads, and None for files",
+     NULL},
     {"counts", (getter)windows_counts, NULL,
      "windows of each file; for random ones, at how many tokens of each one can begin", NULL},
     {"io", (getter)windows_io, NULL, "how each file is read: 'memory', 'pread' or 'mmap'", NULL},
@@ -444,13 +487,11 @@ PyDoc_STRVAR(
     "the tokens at which documents end, or None. descriptors: a list of those in files; once\n"
     "this is made, it closes them, and the list is empty.");
 
-static PyType_Slot windows_slots[] = {{Py_tp_doc, (void *)windows_doc},
-                                      {Py_tp_new, windows_new},
-                                      {Py_tp_dealloc, windows_dealloc},
-                                      {Py_tp_methods, windows_methods},
-                                      {Py_tp_getset, windows_getset},
-                                      {Py_sq_length, windows_length},
-                                      {0, NULL}};
+static PyType_Slot windows_slots[] = {
+    {Py_tp_doc, (void *)windows_doc}, {Py_tp_new, windows_new},
+    {Py_tp_dealloc, windows_dealloc}, {Py_tp_methods, windows_methods},
+    {Py_tp_getset, windows_getset},   {Py_tp_members, windows_members},
+    {Py_sq_length, windows_length},   {0, NULL}};
 
 PyType_Spec fl_py_windows_spec = {.name = "fastloop._core.Windows",
                                   .basicsize = sizeof(fl_py_windows),

@@ -6,6 +6,7 @@
 #define FL_PY_WINDOWS_H
 
 #include "fl_column_window.h"
+#include "fl_gate.h"
 #include "fl_py_dlpack.h"
 
 /* Tokens of an array in a mapped file, which may become shorter. */
@@ -20,10 +21,13 @@ typedef struct fl_py_windows {
     fl_py_dlpack dlpack;
     fl_windows *windows;     /* owned */
     fl_token_reader *reader; /* owned; borrows from fds and kept */
+    PyObject *weakrefs;      /* owned */
     int *fds;                /* owned: `files` of them; -1: an array */
     int64_t files;
-    PyObject *names;             /* owned: tuple of str, one for each file */
-    PyObject *kept;              /* owned: list of the arrays that are read from */
+    PyObject *names;   /* owned: tuple of str, one for each file */
+    PyObject *kept;    /* owned: list of the arrays and files that are read from */
+    PyObject *sources; /* owned: tuple of the array of each file; None: it has a descriptor */
+    fl_gate gate;      /* around reads: arrays that are tensors may move */
     fl_py_mapped_tokens *mapped; /* owned: `mappings` of them */
     int64_t mappings;
     fl_column_window_config column; /* what tables read */
@@ -32,6 +36,9 @@ typedef struct fl_py_windows {
 } fl_py_windows;
 
 extern PyType_Spec fl_py_windows_spec;
+
+/* Where its arrays lie now. While nobody reads, through tables either. */
+void fl_py_windows_look(fl_py_windows *self);
 
 /* After tokens have been read: -1 and OSError if the mapped file behind an array has become too
  * short for its tokens meanwhile, in whose place the kernel may have read zeros; else 0. Files that

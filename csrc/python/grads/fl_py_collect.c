@@ -4,6 +4,8 @@
  * plain or not. */
 #include "fl_py_collect.h"
 
+#include "fl_py_section.h"
+
 int fl_py_grads_open(fl_py_grads *self, PyObject *tensor_type, PyObject *written,
                      PyObject *new_number, PyObject *new_scratch)
 {
@@ -104,14 +106,14 @@ static int add_gradient(fl_py_grads *self, PyObject *parameter)
     return status;
 }
 
-/* Adds each item; those of a list may be replaced meanwhile. GIL(items) */
+/* Adds each item. SHARED(items): those of a list may be replaced meanwhile. */
 static int add_each(fl_py_grads *self, PyObject *items, add_one *add)
 {
     bool is_fast = PyList_Check(items) || PyTuple_Check(items);
     PyObject *fast = is_fast ? Py_NewRef(items) : PySequence_List(items);
     int status = fast != NULL ? 0 : -1;
-    for (Py_ssize_t i = 0; status == 0 && i < PySequence_Fast_GET_SIZE(fast); i++) {
-        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(fast, i));
+    PyObject *item;
+    for (Py_ssize_t i = 0; status == 0 && (item = fl_py_item(fast, i)) != NULL; i++) {
         status = add(self, item);
         Py_DECREF(item);
     }
@@ -170,11 +172,9 @@ Py_ssize_t fl_py_grads_empty(const fl_py_grads *self)
 
 static int add_dtype(const fl_py_grads *self, PyObject *set, PyObject *tensor)
 {
-    Py_INCREF(tensor); /* a subclass's attribute may change the list */
     PyObject *dtype = PyObject_GetAttr(tensor, self->name_dtype);
     int status = dtype != NULL ? PySet_Add(set, dtype) : -1;
     Py_XDECREF(dtype);
-    Py_DECREF(tensor);
     return status;
 }
 
@@ -184,9 +184,12 @@ PyObject *fl_py_grads_dtypes(const fl_py_grads *self)
     int status = set != NULL ? 0 : -1;
     for (int32_t type = 0; status == 0 && self->is_plain && type < FL_FLOATS; type++)
         if (self->types & 1U << type) status = PySet_Add(set, self->dtypes[type]);
-    for (Py_ssize_t i = 0; status == 0 && !self->is_plain && i < PyList_GET_SIZE(self->tensors);
-         i++)
-        status = add_dtype(self, set, PyList_GET_ITEM(self->tensors, i));
+    PyObject *tensor;
+    for (Py_ssize_t i = 0; status == 0 && !self->is_plain; i++) {
+        if ((tensor = fl_py_item(self->tensors, i)) == NULL) break;
+        status = add_dtype(self, set, tensor); /* a subclass's attribute may change the list */
+        Py_DECREF(tensor);
+    }
     if (status != 0) Py_CLEAR(set);
     return set;
 }

@@ -10,6 +10,8 @@
 #include "fl_py_scalars.h"
 #include "fl_py_thread_pool.h"
 
+#include <stdatomic.h>
+
 #if PY_VERSION_HEX < 0x030C0000
 #include <structmember.h>
 #define Py_T_OBJECT_EX T_OBJECT_EX
@@ -20,7 +22,7 @@
 typedef struct grad_list {
     PyObject_HEAD
     fl_py_grads grads;
-    bool is_busy; /* GIL(is_busy): a thread is inside a method */
+    atomic_bool is_busy; /* SHARED(is_busy): a thread is inside a method, and has all of it */
 } grad_list;
 
 static PyObject *list_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -63,9 +65,9 @@ static void list_dealloc(grad_list *self)
 /* Takes the list for this thread: 0, or -1 and RuntimeError while another has it. */
 static int enter(grad_list *self)
 {
-    if (!self->is_busy && self->grads.tensors != NULL) {
-        self->is_busy = true;
-        return 0;
+    if (!atomic_exchange(&self->is_busy, true)) {
+        if (self->grads.tensors != NULL) return 0;
+        self->is_busy = false; /* the collector has been here */
     }
     PyErr_SetString(PyExc_RuntimeError,
                     "these gradients are being worked on by another thread, or from inside of a "
@@ -97,8 +99,9 @@ static PyObject *collect(grad_list *self, PyObject *items, fl_py_source source)
 {
     if (enter(self) != 0) return NULL;
     int status = fl_py_grads_collect(&self->grads, items, source);
+    bool is_plain = self->grads.is_plain;
     self->is_busy = false;
-    return status == 0 ? PyBool_FromLong(self->grads.is_plain) : NULL;
+    return status == 0 ? PyBool_FromLong(is_plain) : NULL;
 }
 
 PyDoc_STRVAR(collect_groups_doc,
@@ -177,7 +180,6 @@ static PyObject *list_norm_check(grad_list *self, PyObject *args)
     fl_divisor by;
     void *scale_at, *found_at, *norm_at;
     fl_py_grads *grads = &self->grads;
-    int32_t device = grads->device;
     if (!PyArg_ParseTuple(args, "O!dOdO:run_norm_check", pool_type_of(self), &pool, &norm_type,
                           &scale, &by.constant, &found_inf))
         return NULL;
@@ -187,6 +189,7 @@ static PyObject *list_norm_check(grad_list *self, PyObject *args)
         return NULL;
     }
     if (enter_plain(self) != 0) return NULL;
+    int32_t device = grads->device;
     /* Making a tensor runs Python, which may move what addresses point to: it comes first. */
     norm = make_number(self, &device, &norm_at);
     if (norm == NULL || fl_py_find_float(&grads->dlpack, scale, 32, &device, &scale_at) != 0)
@@ -215,11 +218,11 @@ static PyObject *list_clip_factor(grad_list *self, PyObject *args)
     fl_divisor by;
     void *norm_at, *found_at, *scale_at, *factor_at;
     fl_py_grads *grads = &self->grads;
-    int32_t device = grads->device;
     if (!PyArg_ParseTuple(args, "OdOOd:find_clip_factor", &norm, &max_norm, &found_inf, &scale,
                           &by.constant))
         return NULL;
     if (enter_plain(self) != 0) return NULL;
+    int32_t device = grads->device;
     /* Before the addresses, as above. */
     factor = make_number(self, &device, &factor_at);
     if (factor == NULL || fl_py_find_float(&grads->dlpack, norm, 64, &device, &norm_at) != 0 ||
@@ -245,12 +248,13 @@ static PyObject *list_scale(grad_list *self, PyObject *args)
 {
     fl_py_thread_pool *pool;
     PyObject *factor;
-    int32_t device = self->grads.device;
     if (!PyArg_ParseTuple(args, "O!O:run_scale", pool_type_of(self), &pool, &factor)) return NULL;
+    if (enter_plain(self) != 0) return NULL;
+    int32_t device = self->grads.device;
     const double *factor_at =
         fl_py_scalar_address(&self->grads.dlpack, factor, kDLFloat, 64, &device);
-    if (factor_at == NULL || enter_plain(self) != 0) return NULL;
-    return leave(self, fl_py_pass_scale(&self->grads, pool->pool, factor_at));
+    int status = factor_at != NULL ? fl_py_pass_scale(&self->grads, pool->pool, factor_at) : -1;
+    return leave(self, status);
 }
 
 PyDoc_STRVAR(unscale_doc,
@@ -263,15 +267,17 @@ static PyObject *list_unscale(grad_list *self, PyObject *args)
     fl_py_thread_pool *pool;
     PyObject *inv_scale, *found_inf;
     const fl_py_dlpack *dlpack = &self->grads.dlpack;
-    int32_t device = self->grads.device;
     if (!PyArg_ParseTuple(args, "O!OO:run_unscale", pool_type_of(self), &pool, &inv_scale,
                           &found_inf))
         return NULL;
+    if (enter_plain(self) != 0) return NULL;
+    int32_t device = self->grads.device;
+    int status = -1;
+    float *found_at = NULL;
     const float *inv_at = fl_py_scalar_address(dlpack, inv_scale, kDLFloat, 32, &device);
-    if (inv_at == NULL) return NULL;
-    float *found_at = fl_py_scalar_address(dlpack, found_inf, kDLFloat, 32, &device);
-    if (found_at == NULL || enter_plain(self) != 0) return NULL;
-    return leave(self, fl_py_pass_unscale(&self->grads, pool->pool, inv_at, found_at));
+    if (inv_at != NULL) found_at = fl_py_scalar_address(dlpack, found_inf, kDLFloat, 32, &device);
+    if (found_at != NULL) status = fl_py_pass_unscale(&self->grads, pool->pool, inv_at, found_at);
+    return leave(self, status);
 }
 
 PyDoc_STRVAR(
@@ -281,26 +287,32 @@ PyDoc_STRVAR(
     "becomes 1 if an element of source is not finite) may be None. False, and nothing is done,\n"
     "where the engine does not offer that for the two.");
 
+/* As fl_py_pass_combine, of numbers in tensors or None. */
+static int combine(fl_py_grads *grads, fl_thread_pool *pool, fl_py_grads *from, double alpha,
+                   PyObject *factor, double beta, PyObject *found_inf)
+{
+    void *factor_at, *found_at;
+    int32_t device = grads->device;
+    if (fl_py_find_float(&grads->dlpack, factor, 64, &device, &factor_at) != 0 ||
+        fl_py_find_float(&grads->dlpack, found_inf, 32, &device, &found_at) != 0)
+        return -1;
+    return fl_py_pass_combine(grads, pool, from, alpha, factor_at, beta, found_at);
+}
+
 static PyObject *list_combine(grad_list *self, PyObject *args)
 {
     fl_py_thread_pool *pool;
     grad_list *from;
     PyObject *factor, *found_inf;
     double alpha, beta;
-    void *factor_at, *found_at;
-    fl_py_grads *grads = &self->grads;
-    int32_t device = grads->device;
     if (!PyArg_ParseTuple(args, "O!O!dOdO:run_combine", pool_type_of(self), &pool,
                           find_base(Py_TYPE(self)), &from, &alpha, &factor, &beta, &found_inf))
         return NULL;
-    if (fl_py_find_float(&grads->dlpack, factor, 64, &device, &factor_at) != 0) return NULL;
-    if (fl_py_find_float(&grads->dlpack, found_inf, 32, &device, &found_at) != 0) return NULL;
-    if (from == self || !from->grads.is_plain) Py_RETURN_FALSE;
+    if (from == self) Py_RETURN_FALSE;
     if (enter(from) != 0) return NULL;
-    int is_done = -1;
-    if (enter_plain(self) == 0) {
-        is_done =
-            fl_py_pass_combine(grads, pool->pool, &from->grads, alpha, factor_at, beta, found_at);
+    int is_done = from->grads.is_plain ? -1 : 0;
+    if (is_done != 0 && enter_plain(self) == 0) {
+        is_done = combine(&self->grads, pool->pool, &from->grads, alpha, factor, beta, found_inf);
         self->is_busy = false;
     }
     from->is_busy = false;
@@ -377,10 +389,14 @@ static PyObject *list_clip_parameters(grad_list *self, PyObject *args)
 
 /* ---- the type */
 
-/* GIL(look): this and the members look at a list that another thread may be collecting. */
+/* SHARED(look): another thread may be collecting. The members are a reference that stays, and one
+ * byte. */
 static PyObject *list_get_dtypes(grad_list *self, void *Py_UNUSED(closure))
 {
-    return fl_py_grads_dtypes(&self->grads);
+    if (enter(self) != 0) return NULL;
+    PyObject *dtypes = fl_py_grads_dtypes(&self->grads);
+    self->is_busy = false;
+    return dtypes;
 }
 
 static PyMemberDef list_members[] = {{"tensors", Py_T_OBJECT_EX, offsetof(grad_list, grads.tensors),

@@ -17,8 +17,9 @@ typedef struct fl_py_launcher {
                               pass runs on a CUDA device */
     PyObject *scratch;     /* owned: what it made last, or NULL */
     int64_t scratch_bytes; /* of it, for the queue's device and stream; 0: it cannot be used */
-    int32_t usable_device; /* the last one that fl_cuda_check has approved, or FL_PY_CPU */
-    bool is_graphs;        /* scratch belongs to a graph that was captured */
+    _Atomic int32_t usable_device; /* the last one that fl_cuda_check has approved, or FL_PY_CPU;
+                                      update_scale looks at it from any thread */
+    bool is_graphs;                /* scratch belongs to a graph that was captured */
     fl_cuda_queue queue;
 } fl_py_launcher;
 

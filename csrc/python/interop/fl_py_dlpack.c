@@ -46,7 +46,7 @@ static int64_t count_elements(int32_t ndim, const int64_t *shape)
 }
 
 /* torch points *out at the shape and strides of the tensor itself, which are valid while the tensor
- * is unchanged. GIL(shape) */
+ * is unchanged. SHARED(shape) */
 static int borrow_anywhere(const fl_py_dlpack *dlpack, PyObject *object, DLTensor *out)
 {
     if (dlpack->api->dltensor_from_py_object_no_sync(object, out) != 0) return -1;

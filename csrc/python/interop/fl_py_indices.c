@@ -3,6 +3,7 @@
 
 #include "fl_py_error.h"
 #include "fl_py_numpy.h"
+#include "fl_py_section.h"
 
 static inline bool is_index_vector(const fl_tensor *view)
 {
@@ -70,20 +71,18 @@ static int add_vector(const fl_py_dlpack *dlpack, PyObject *item, fl_rows *rows)
     return -1;
 }
 
-/* GIL(items): here and below a list of the user's lends an item until it is referenced. */
+/* SHARED(items): here and below any thread may change a list of the user's, and so may Python code
+ * that converting an item runs. */
 int fl_py_rows_add(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows)
 {
     int added = add_vector(dlpack, items, rows);
     if (added != 0) return added;
     if (!PyList_CheckExact(items) && !PyTuple_CheckExact(items)) return 0;
-    int64_t before = rows->count, buffer[256];
+    int64_t before = rows->count, buffer[256], count = 256;
     Py_ssize_t next = 0;
-    while (next < PySequence_Fast_GET_SIZE(items)) {
-        int64_t count = 0;
-        for (; count < 256 && next < PySequence_Fast_GET_SIZE(items); next++) {
-            /* Converting may run Python code that changes the list. */
-            PyObject *item = PySequence_Fast_GET_ITEM(items, next);
-            Py_INCREF(item);
+    while (count == 256) {
+        PyObject *item;
+        for (count = 0; count < 256 && (item = fl_py_item(items, next)) != NULL; next++) {
             int done = fl_py_index(dlpack, item, &buffer[count++]);
             Py_DECREF(item);
             if (done == 1) continue;
@@ -116,12 +115,11 @@ static int read_view(const fl_py_dlpack *dlpack, PyObject *item, int64_t *index,
 int fl_py_rows_add_views(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows)
 {
     int done = PyList_CheckExact(items);
-    for (Py_ssize_t i = 0; done == 1 && i < PyList_GET_SIZE(items); i++) {
+    PyObject *item;
+    for (Py_ssize_t i = 0; done == 1 && (item = fl_py_item(items, i)) != NULL; i++) {
         int64_t index;
         uint8_t view;
         fl_err err;
-        PyObject *item = PyList_GET_ITEM(items, i);
-        Py_INCREF(item); /* converting may run Python code that changes the list */
         done = read_view(dlpack, item, &index, &view);
         Py_DECREF(item);
         if (done == 1 && fl_rows_add_views(rows, &index, &view, 1, &err) != FL_OK) {
@@ -140,13 +138,9 @@ PyObject *fl_py_int64_array(const fl_py_dlpack *dlpack, PyObject *sequence)
     PyObject *array = fl_py_int64_vector(length, &out);
     if (array == NULL) return NULL;
     for (Py_ssize_t i = 0; i < length; i++) {
-        int done = 0; /* a list that shrank meanwhile is not plain */
-        if (i < PySequence_Fast_GET_SIZE(sequence)) {
-            PyObject *item = PySequence_Fast_GET_ITEM(sequence, i);
-            Py_INCREF(item);
-            done = fl_py_index(dlpack, item, &out[i]);
-            Py_DECREF(item);
-        }
+        PyObject *item = fl_py_item(sequence, i); /* one that shrank meanwhile is not plain */
+        int done = item != NULL ? fl_py_index(dlpack, item, &out[i]) : 0;
+        Py_XDECREF(item);
         if (done == 1) continue;
         Py_DECREF(array);
         if (done < 0) return NULL;

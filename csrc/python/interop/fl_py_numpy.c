@@ -25,7 +25,7 @@ static bool find_dtype(PyArray_Descr *descr, fl_dtype *out)
     return false;
 }
 
-/* GIL(shape): the array's own, which only its owner may change. */
+/* SHARED(shape): the array's own, which only its owner may change. */
 int fl_py_array_view(PyObject *object, fl_tensor *out)
 {
     if (!PyArray_Check(object)) return 0;

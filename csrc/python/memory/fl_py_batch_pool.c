@@ -17,8 +17,8 @@
 /* Less address space than this is of no use for sharing memory. */
 static const int64_t LEAST_ARENA = 1 << 28;
 
-/* Memory of a shared file cannot be pinned everywhere. The slot of this try is kept and serves for
- * nothing else, because unpinning it would wait for the device. */
+/* Memory cannot be pinned everywhere, that of a shared file less often than other. The slot of this
+ * try is kept and serves for nothing else, because unpinning it would wait for the device. */
 static int try_pinning(fl_py_batch_pool *self, fl_err *err)
 {
     FL_TRY(fl_pool_get(self->pool, 1, &self->probe, err));
@@ -51,7 +51,7 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (status == FL_OK && device >= 0)
         fl_pool_pin(self->pool,
                     (fl_pinner){fl_cuda_transfer_ops.pin, fl_cuda_transfer_ops.unpin, device});
-    if (status == FL_OK && is_shared && device >= 0) status = try_pinning(self, &err);
+    if (status == FL_OK && device >= 0) status = try_pinning(self, &err);
     if (status == FL_OK) return (PyObject *)self;
     Py_DECREF(self);
     return fl_py_raise(&err, NULL);

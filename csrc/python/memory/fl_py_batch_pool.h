@@ -7,6 +7,7 @@
 #include <Python.h>
 
 #include "fl_pool.h"
+#include "fl_py_section.h"
 
 typedef struct fl_py_batch_pool {
     PyObject_HEAD
@@ -17,10 +18,10 @@ typedef struct fl_py_batch_pool {
     uint32_t generation; /* of the process that made it */
     int32_t fields;      /* tensors for which every slot has a header */
     int32_t device;      /* that batches are copied to; -1: they stay on the CPU */
-    /* GIL(counts): all iterators of the loader count here. */
-    int64_t batches, samples, bytes, waits, wait_ns;
-    int64_t largest; /* bytes that recent batches of workers needed, also in earlier epochs: their
-                        slots serve the next */
+    /* SHARED(counts): all iterators of the loader count here. */
+    fl_py_count batches, samples, bytes, waits, wait_ns;
+    _Atomic int64_t largest; /* bytes that recent batches of workers needed, also in earlier epochs:
+                                their slots serve the next */
 } fl_py_batch_pool;
 
 extern PyType_Spec fl_py_batch_pool_spec;

@@ -7,6 +7,7 @@
 #include "fl_py_batch_codec.h"
 
 #include "fl_py_place.h"
+#include "fl_py_section.h"
 
 #include <string.h>
 
@@ -67,22 +68,42 @@ static bool put_tensor(fl_py_writer *out, const fl_tensor *view, int64_t offset)
 
 static bool put_object(fl_py_writer *out, PyObject *object, int depth);
 
+static bool put_items(fl_py_writer *out, PyObject *dict, int depth)
+{
+    Py_ssize_t at = 0, count = PyDict_GET_SIZE(dict);
+    PyObject *key, *value;
+    bool is_put = put_tag(out, 'd', count);
+    for (; is_put && PyDict_Next(dict, &at, &key, &value); count--) {
+        Py_INCREF(key);
+        Py_INCREF(value);
+        is_put = put_object(out, key, depth) && put_object(out, value, depth);
+        Py_DECREF(key);
+        Py_DECREF(value);
+    }
+    return is_put && count == 0;
+}
+
+/* SHARED(batch): a thread of the user's in a worker may change what is in it, and others come into
+ * the section while an item waits for one of its own: each has references, and is counted. */
 static bool put_dict(fl_py_writer *out, PyObject *dict, int depth)
 {
-    Py_ssize_t at = 0;
-    PyObject *key, *value;
-    if (!put_tag(out, 'd', PyDict_GET_SIZE(dict))) return false;
-    while (PyDict_Next(dict, &at, &key, &value))
-        if (!put_object(out, key, depth) || !put_object(out, value, depth)) return false;
-    return true;
+    bool is_put;
+    FL_PY_BEGIN_SECTION(dict);
+    is_put = put_items(out, dict, depth);
+    FL_PY_END_SECTION();
+    return is_put;
 }
 
 static bool put_sequence(fl_py_writer *out, char tag, PyObject *sequence, int depth)
 {
     Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
     if (!put_tag(out, tag, count)) return false;
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (!put_object(out, PySequence_Fast_GET_ITEM(sequence, i), depth)) return false;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = fl_py_item(sequence, i);
+        bool is_put = item != NULL && put_object(out, item, depth);
+        Py_XDECREF(item);
+        if (!is_put) return false;
+    }
     return true;
 }
 
@@ -93,7 +114,6 @@ static bool put_int(fl_py_writer *out, PyObject *number)
     return overflow == 0 && put_tag(out, 'i', value);
 }
 
-/* No Python code runs here, so nothing changes under the loops. */
 static bool put_object(fl_py_writer *out, PyObject *object, int depth)
 {
     fl_tensor view;

@@ -8,6 +8,8 @@
 #include "fl_py_batch_pool.h"
 #include "fl_py_reply_destination.h"
 
+#include <stdatomic.h>
+
 typedef struct fl_py_parent_end {
     PyObject_HEAD
     fl_py_dlpack dlpack;
@@ -17,13 +19,13 @@ typedef struct fl_py_parent_end {
     fl_inflight *inflight;  /* owned: all requests that are not answered */
     uint32_t generation;    /* of the process that made it */
     int32_t workers, depth;
-    /* GIL(channel): close() and the end of a reply come from any thread, also while one is in
-     * next(). What is of the consumer's thread alone in fl_inflight, fl_shm_queue and the transfers
-     * of the destination is as safe as these. */
-    bool is_closed;      /* workers were told to stop */
-    bool is_overwritten; /* fl_py_report_corruption was called */
-    bool is_released;    /* all workers have ended */
-    bool has_waited;     /* since the last reply */
+    /* SHARED(channel): close() and the end of a reply come from any thread, also while one is in
+     * next(). These, and what is of the consumer's thread alone in fl_inflight, fl_shm_queue and
+     * the transfers of the destination, are only used in the section of this object. */
+    bool is_closed;             /* workers were told to stop */
+    atomic_bool is_overwritten; /* fl_py_report_corruption was called; read without the section */
+    bool is_released;           /* all workers have ended */
+    bool has_waited;            /* since the last reply */
     fl_py_reply_destination destination;
 } fl_py_parent_end;
 

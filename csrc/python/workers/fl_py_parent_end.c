@@ -1,10 +1,12 @@
 /* fl_py_parent_end: the heap type _core.ParentEnd. Tasks go in and replies come out; what lies
- * between is fl_inflight's. All methods need the interpreter lock. Inert in a forked child. */
+ * between is fl_inflight's. All methods need the interpreter lock, and run in the section of the
+ * parent end, as those of replies do. Inert in a forked child. */
 #include "fl_py_parent_end.h"
 
 #include "fl_py_channel.h"
 #include "fl_py_fallbacks.h"
 #include "fl_py_reply.h"
+#include "fl_py_section.h"
 #include "fl_thread.h"
 
 /* ---- open and close */
@@ -290,7 +292,9 @@ static PyObject *parent_end_cancel(fl_py_parent_end *self, PyObject *args, PyObj
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ip:cancel", keywords, &worker, &is_gone))
         return NULL;
     if (!check_worker(self, worker)) return NULL;
+    FL_PY_BEGIN_SECTION((PyObject *)self);
     fl_inflight_cancel(self->inflight, worker, is_gone);
+    FL_PY_END_SECTION();
     Py_RETURN_NONE;
 }
 
@@ -319,7 +323,7 @@ static PyObject *parent_end_first_task(fl_py_parent_end *self, PyObject *number)
 {
     int32_t worker = parse_worker(self, number);
     if (worker < 0) return NULL;
-    /* GIL(first_task): lent by the table. */
+    /* SHARED(first_task): lent by the table, in the section in which it is referenced. */
     PyObject *task = fl_inflight_first_key(self->inflight, worker);
     return Py_NewRef(task != NULL ? task : Py_None);
 }
@@ -491,26 +495,45 @@ static PyGetSetDef parent_end_getset[] = {
     {"has_destination", (getter)get_has_destination, NULL, has_destination_doc, NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
+#define IN_SECTION(name) FL_PY_METHOD_IN_SECTION(name, fl_py_parent_end, self)
+IN_SECTION(parent_end_submit)
+IN_SECTION(parent_end_receive)
+IN_SECTION(parent_end_start_epoch)
+IN_SECTION(parent_end_owes)
+IN_SECTION(parent_end_is_idle)
+IN_SECTION(parent_end_first_task)
+IN_SECTION(parent_end_run_ahead)
+IN_SECTION(parent_end_release_buffers)
+IN_SECTION(parent_end_release)
+IN_SECTION(parent_end_has_replies)
+IN_SECTION(parent_end_begun)
+IN_SECTION(parent_end_restart)
+IN_SECTION(parent_end_end)
+IN_SECTION(parent_end_close)
+IN_SECTION(parent_end_is_closed)
+IN_SECTION(parent_end_count)
+
 static PyMethodDef parent_end_methods[] = {
-    {"submit", (PyCFunction)parent_end_submit, METH_VARARGS, submit_doc},
-    {"receive", (PyCFunction)parent_end_receive, METH_O, receive_doc},
-    {"start_epoch", (PyCFunction)parent_end_start_epoch, METH_NOARGS, start_epoch_doc},
+    {"submit", (PyCFunction)parent_end_submit_in_section, METH_VARARGS, submit_doc},
+    {"receive", (PyCFunction)parent_end_receive_in_section, METH_O, receive_doc},
+    {"start_epoch", (PyCFunction)parent_end_start_epoch_in_section, METH_NOARGS, start_epoch_doc},
     {"cancel", (PyCFunction)(void (*)(void))parent_end_cancel, METH_VARARGS | METH_KEYWORDS,
      cancel_doc},
-    {"owes", (PyCFunction)parent_end_owes, METH_O, owes_doc},
-    {"is_idle", (PyCFunction)parent_end_is_idle, METH_NOARGS, is_idle_doc},
-    {"first_task", (PyCFunction)parent_end_first_task, METH_O, first_task_doc},
-    {"run_ahead", (PyCFunction)parent_end_run_ahead, METH_O, run_ahead_doc},
-    {"release_buffers", (PyCFunction)parent_end_release_buffers, METH_NOARGS, release_buffers_doc},
-    {"release", (PyCFunction)parent_end_release, METH_NOARGS, release_doc},
-    {"has_replies", (PyCFunction)parent_end_has_replies, METH_O, has_replies_doc},
-    {"begun", (PyCFunction)parent_end_begun, METH_O, begun_doc},
-    {"restart", (PyCFunction)parent_end_restart, METH_O, restart_doc},
-    {"end", (PyCFunction)parent_end_end, METH_O, end_doc},
-    {"close", (PyCFunction)parent_end_close, METH_NOARGS, close_doc},
-    {"is_closed", (PyCFunction)parent_end_is_closed, METH_NOARGS, is_closed_doc},
+    {"owes", (PyCFunction)parent_end_owes_in_section, METH_O, owes_doc},
+    {"is_idle", (PyCFunction)parent_end_is_idle_in_section, METH_NOARGS, is_idle_doc},
+    {"first_task", (PyCFunction)parent_end_first_task_in_section, METH_O, first_task_doc},
+    {"run_ahead", (PyCFunction)parent_end_run_ahead_in_section, METH_O, run_ahead_doc},
+    {"release_buffers", (PyCFunction)parent_end_release_buffers_in_section, METH_NOARGS,
+     release_buffers_doc},
+    {"release", (PyCFunction)parent_end_release_in_section, METH_NOARGS, release_doc},
+    {"has_replies", (PyCFunction)parent_end_has_replies_in_section, METH_O, has_replies_doc},
+    {"begun", (PyCFunction)parent_end_begun_in_section, METH_O, begun_doc},
+    {"restart", (PyCFunction)parent_end_restart_in_section, METH_O, restart_doc},
+    {"end", (PyCFunction)parent_end_end_in_section, METH_O, end_doc},
+    {"close", (PyCFunction)parent_end_close_in_section, METH_NOARGS, close_doc},
+    {"is_closed", (PyCFunction)parent_end_is_closed_in_section, METH_NOARGS, is_closed_doc},
     {"address", (PyCFunction)parent_end_address, METH_NOARGS, address_doc},
-    {"count", (PyCFunction)parent_end_count, METH_NOARGS, count_doc},
+    {"count", (PyCFunction)parent_end_count_in_section, METH_NOARGS, count_doc},
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(

@@ -1,12 +1,13 @@
 /* fl_py_reply: the heap type _core.Reply, a batch that a worker process has built.
  *
  * Its pickled part is read by Python; tensors in it are made over the slot, or at the destination.
- * All methods need the interpreter lock. */
+ * All methods need the interpreter lock, and run in the section of the parent end. */
 #include "fl_py_reply.h"
 
 #include "fl_hash.h"
 #include "fl_py_batch_codec.h"
 #include "fl_py_place.h"
+#include "fl_py_section.h"
 
 #include <string.h>
 
@@ -51,8 +52,10 @@ static void reply_dealloc(fl_py_reply *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    FL_PY_BEGIN_SECTION((PyObject *)self->parent_end);
     give_slot_back(self);
     fl_inflight_drop(self->parent_end->inflight, self->request);
+    FL_PY_END_SECTION();
     Py_XDECREF(self->memory);
     fl_free(self->head);
     Py_DECREF(self->parent_end);
@@ -321,11 +324,17 @@ static PyGetSetDef reply_getset[] = {{"kind", (getter)reply_kind, NULL, kind_doc
                                      {"upload", (getter)reply_upload, NULL, upload_doc, NULL},
                                      {NULL, NULL, NULL, NULL, NULL}};
 
+#define IN_SECTION(name) FL_PY_METHOD_IN_SECTION(name, fl_py_reply, self->parent_end)
+IN_SECTION(reply_open)
+IN_SECTION(reply_deliver)
+IN_SECTION(reply_load)
+IN_SECTION(reply_split)
+
 static PyMethodDef reply_methods[] = {
-    {"open", (PyCFunction)reply_open, METH_NOARGS, open_doc},
-    {"deliver", (PyCFunction)reply_deliver, METH_NOARGS, deliver_doc},
-    {"load", (PyCFunction)reply_load, METH_NOARGS, load_doc},
-    {"split", (PyCFunction)reply_split, METH_O, split_doc},
+    {"open", (PyCFunction)reply_open_in_section, METH_NOARGS, open_doc},
+    {"deliver", (PyCFunction)reply_deliver_in_section, METH_NOARGS, deliver_doc},
+    {"load", (PyCFunction)reply_load_in_section, METH_NOARGS, load_doc},
+    {"split", (PyCFunction)reply_split_in_section, METH_O, split_doc},
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(reply_doc, "A batch that a worker process has built; made by ParentEnd.receive().");

@@ -11,7 +11,7 @@ typedef struct fl_py_reply {
     PyObject_HEAD
     fl_py_parent_end *parent_end; /* owned */
     fl_request *request;          /* owned; its slot is NULL once the batch is delivered */
-    /* GIL(reply) */
+    /* SHARED(reply): in the section of the parent end. */
     bool is_open;
     bool is_lent;          /* one share of the slot is held here */
     bool is_moving;        /* is being delivered, while other threads may call */

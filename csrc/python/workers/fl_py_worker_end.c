@@ -2,8 +2,9 @@
  * its parent.
  *
  * Holds the request being worked on and the slot its batch is built in. What does not fit is
- * counted on, so that the parent learns how much the batch needs. Used by the worker's main thread;
- * a second thread, in C alone, watches the parent and ends this process soon after it. */
+ * counted on, so that the parent learns how much the batch needs. Used by the worker's main thread,
+ * and by threads of the dataset that collate, in its section; a thread in C alone watches the
+ * parent and ends this process soon after it. */
 #define _GNU_SOURCE
 #include "fl_py_worker_end.h"
 
@@ -11,6 +12,7 @@
 #include "fl_pages.h"
 #include "fl_py_place.h"
 #include "fl_py_batch_codec.h"
+#include "fl_py_section.h"
 #include "fl_thread.h"
 
 #include <errno.h>
@@ -39,7 +41,7 @@ struct fl_py_worker_end {
     bool is_mapped;    /* by this process; false: inherited */
     fl_shm_queue *shm; /* owned, over the mapping */
     int32_t worker;
-    /* GIL(request): a thread of the user's in a worker could come here, too. */
+    /* SHARED(request): a thread of the user's in a worker may come here, too; in the section. */
     fl_request_message request;
     int64_t used;           /* of the slot; beyond its limit when the batch is too large */
     int64_t found;          /* where the last tensor ends that find() gave the place of */
@@ -128,17 +130,22 @@ static int64_t reserve(fl_py_worker_end *self, int64_t bytes, char **data)
 PyObject *fl_py_worker_end_tensor(fl_py_worker_end *self, fl_dtype dtype, int32_t ndim,
                                   const int64_t *shape, char **data)
 {
-    int64_t bytes = fl_tensor_bytes(dtype, ndim, shape), before = self->used;
+    int64_t bytes = fl_tensor_bytes(dtype, ndim, shape);
     if (bytes < 0) return PyErr_NoMemory();
+    FL_PY_BEGIN_SECTION((PyObject *)self);
+    int64_t before = self->used;
     reserve(self, bytes, data);
+    if (*data == NULL) self->used = before; /* counted when it is packed */
+    FL_PY_END_SECTION();
     if (*data != NULL) return fl_py_tensor_at(&self->dlpack, NULL, *data, dtype, ndim, shape);
-    self->used = before; /* counted when it is packed */
     return fl_py_tensor_new(&self->dlpack, dtype, ndim, shape, data);
 }
 
 void fl_py_worker_end_count_fallback(fl_py_worker_end *self, int reason)
 {
+    FL_PY_BEGIN_SECTION((PyObject *)self);
     self->reply.fallbacks[reason]++;
+    FL_PY_END_SECTION();
 }
 
 /* The slot lies in the arena, the task in the slot. */
@@ -361,14 +368,23 @@ static PyObject *worker_end_watch(fl_py_worker_end *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+#define IN_SECTION(name) FL_PY_METHOD_IN_SECTION(name, fl_py_worker_end, self)
+IN_SECTION(worker_end_receive)
+IN_SECTION(worker_end_number)
+IN_SECTION(worker_end_find)
+IN_SECTION(worker_end_copy)
+IN_SECTION(worker_end_write)
+IN_SECTION(worker_end_rewind)
+IN_SECTION(worker_end_answer)
+
 static PyMethodDef worker_end_methods[] = {
-    {"receive", (PyCFunction)worker_end_receive, METH_O, receive_doc},
-    {"number", (PyCFunction)worker_end_number, METH_NOARGS, number_doc},
-    {"find", (PyCFunction)worker_end_find, METH_O, find_doc},
-    {"copy", (PyCFunction)worker_end_copy, METH_VARARGS, copy_doc},
-    {"write", (PyCFunction)worker_end_write, METH_VARARGS, write_doc},
-    {"rewind", (PyCFunction)worker_end_rewind, METH_NOARGS, rewind_doc},
-    {"answer", (PyCFunction)worker_end_answer, METH_VARARGS, answer_doc},
+    {"receive", (PyCFunction)worker_end_receive_in_section, METH_O, receive_doc},
+    {"number", (PyCFunction)worker_end_number_in_section, METH_NOARGS, number_doc},
+    {"find", (PyCFunction)worker_end_find_in_section, METH_O, find_doc},
+    {"copy", (PyCFunction)worker_end_copy_in_section, METH_VARARGS, copy_doc},
+    {"write", (PyCFunction)worker_end_write_in_section, METH_VARARGS, write_doc},
+    {"rewind", (PyCFunction)worker_end_rewind_in_section, METH_NOARGS, rewind_doc},
+    {"answer", (PyCFunction)worker_end_answer_in_section, METH_VARARGS, answer_doc},
     {"is_closed", (PyCFunction)worker_end_is_closed, METH_NOARGS, is_closed_doc},
     {"watch", (PyCFunction)worker_end_watch, METH_VARARGS, watch_doc},
     {NULL, NULL, 0, NULL}};

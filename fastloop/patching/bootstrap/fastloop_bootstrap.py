@@ -4,6 +4,7 @@ This file is imported by its own name, from a folder on ``sys.path``: the interp
 patched program starts run it at their start. So it imports nothing then, and starts no process.
 """
 
+import os
 import sys
 
 from fastloop_import_hook import after_import, forget
@@ -19,6 +20,12 @@ def act(what, is_loud, then):
             from fastloop.patching import patch as patching
 
             patching.patch([name for name in what.split(",") if name], verbose=is_loud)
+            if not is_loud:
+                import atexit
+
+                from fastloop.patching.program import say_end_of_rank
+
+                atexit.register(say_end_of_rank, os.getpid())
         if then is not None:
             then()
     except Exception as error:

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SITES = 64 };
+enum { MOST_SITES = 64, GREATEST_PRIORITY = -5 };
 
 /* Under the mutex. */
 static int64_t event_count, stream_count;
@@ -104,7 +104,8 @@ void fake_launch(cudaStream_t stream, void (*kernel)(void *), void *arg)
     pthread_mutex_unlock(&fake_mutex);
 }
 
-cudaError_t fake_try_launch(cudaStream_t stream, void (*kernel)(void *), void *arg)
+cudaError_t
+fake_try_launch(cudaStream_t stream, const void *function, void (*kernel)(void *), void *arg)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     struct CUstream_st *into = fake_stream_of(stream);
@@ -113,6 +114,8 @@ cudaError_t fake_try_launch(cudaStream_t stream, void (*kernel)(void *), void *a
     if (error == cudaSuccess) error = fake_use_stream(into);
     if (error == cudaSuccess) {
         launches++;
+        if (fake_load(into->device, function) && fake_has_work_beside(into))
+            fake_violation("a kernel is loaded by its launch, beside work of another stream");
         fake_op call = {.kind = FAKE_CALL, .kernel = kernel, .arg = arg, .owns_arg = true};
         if (!IS_IGNORED()) fake_submit(into, call);
         fake_run_some();
@@ -135,13 +138,27 @@ void fake_synchronize(cudaStream_t stream)
 
 /* ---- streams and events */
 
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
+    *least = 0;
+    *greatest = GREATEST_PRIORITY;
+    return fake_leave(error);
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)
+{
+    return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     if (error == cudaSuccess) error = fake_be_unsafe();
     if (flags != cudaStreamNonBlocking) fake_violation("a stream that waits for the NULL stream");
     if (error != cudaSuccess) return fake_leave(error);
     *stream = fake_open_stream(fake_current_device());
+    (*stream)->priority = priority;
     stream_count++;
     return fake_leave(cudaSuccess);
 }
@@ -250,6 +267,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     if (kind != cudaMemcpyHostToDevice) fake_violation("a copy of another kind");
     if (!fake_is_pinned(from, bytes))
         fake_violation("an asynchronous copy from memory that is not pinned");
+    if (into->priority != GREATEST_PRIORITY)
+        fake_violation("a copy, and its casts, behind the kernels of streams of its priority");
     fake_op copy = {.kind = FAKE_COPY, .from = from, .bytes = bytes};
     copy.to = fake_find_view(to, bytes, into->device);
     if (error == cudaSuccess) error = fake_use_stream(into);

@@ -24,6 +24,9 @@ cudaError_t fake_leave(cudaError_t error);
 bool fake_has_failed(void); /* for good */
 int fake_current_device(void);
 
+/* Whether the kernel was not loaded on the device before; it is now. */
+bool fake_load(int device, const void *function);
+
 /* ---- captures of graphs, in fake_capture.c: what a call has to fail with, if anything. Then the
  * captures concerned are spoiled, as CUDA has it. */
 

@@ -4,7 +4,8 @@
  * allows: that of a stream, and waits for events; memory is read when the work runs. Device memory
  * faults when the host touches it. What CUDA leaves undefined, and what would be slow in silence,
  * ends the process with a sentence: an asynchronous copy from memory that is not pinned, memory
- * that is pinned twice, or before its pages are there, or unpinned under a copy. Any thread. */
+ * that is pinned twice, or before its pages are there, or unpinned under a copy; a copy on a stream
+ * that has not the greatest priority. Any thread. */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
 
@@ -39,10 +40,21 @@ char *fake_host_view(const void *memory);
 void fake_launch(cudaStream_t stream, void (*kernel)(void *), void *arg);
 
 /* The same for the code under test: a call that may fail, and then nothing is queued. Otherwise the
- * kernel frees arg, of malloc. */
-cudaError_t fake_try_launch(cudaStream_t stream, void (*kernel)(void *), void *arg);
+ * kernel frees arg, of malloc. `function` is loaded by its first launch on a device, or before that
+ * by cudaFuncGetAttributes. To load may wait for all work of the device, some of which may wait for
+ * the host: a first launch beside another stream's work is a violation. */
+cudaError_t
+fake_try_launch(cudaStream_t stream, const void *function, void (*kernel)(void *), void *arg);
 cudaError_t fake_refuse_launch(cudaError_t error); /* one that is beyond a limit */
 int64_t fake_launches(void);                       /* so far, of those that did not fail */
+
+/* All kernels are to be loaded anew, as in a new process. */
+void fake_unload(void);
+
+/* Queues a kernel that runs until the host calls fake_end_spins, as a collective does whose peer
+ * waits for this host. Nothing on the host may wait for it meanwhile. */
+void fake_spin(cudaStream_t stream);
+void fake_end_spins(void);
 
 /* Runs all that is queued there, and what that waits for. */
 void fake_synchronize(cudaStream_t stream);
@@ -74,6 +86,9 @@ void fake_choose_default(bool is_right);
 
 /* Whether some call has made the device's primary context. */
 bool fake_has_context(int device);
+
+/* From now on the thread's current context is a green one of its device, or the primary one. */
+void fake_enter_green(bool is_green);
 
 /* While true, no memory can be pinned. */
 void fake_refuse_pins(bool is_refused);

@@ -9,6 +9,8 @@
 #include <dlfcn.h>
 #include <string.h>
 
+enum { MOST_KERNELS = 32 };
+
 /* Under the mutex. */
 static _Atomic int64_t calls; /* read without it */
 static int64_t fail_at, exchanges, fail_exchange_at;
@@ -20,10 +22,12 @@ static bool has_context[FAKE_DEVICES];
 static int processors = 2;
 static int fp64_ratio = 2;
 static bool has_code = true;
+static const void *loaded[FAKE_DEVICES][MOST_KERNELS]; /* NULL behind the last */
 
 static _Thread_local int current_device;
 static _Thread_local bool is_chosen[FAKE_DEVICES];
 static _Thread_local cudaError_t last_error;
+static _Thread_local bool is_green;
 
 /* ---- what every call begins and ends with */
 
@@ -128,6 +132,8 @@ bool fake_has_context(int device)
     return is_there;
 }
 
+void fake_enter_green(bool enters) { is_green = enters; }
+
 /* ---- the driver, which the runtime has loaded by its first call */
 
 static int get_state(int device, unsigned *flags, int *is_active)
@@ -138,6 +144,35 @@ static int get_state(int device, unsigned *flags, int *is_active)
     return cudaSuccess;
 }
 
+static int get_current(void **context)
+{
+    static char green;
+    *context = is_green ? &green : (void *)&has_context[current_device];
+    return cudaSuccess;
+}
+
+static int retain(void **context, int device)
+{
+    *context = &has_context[device];
+    return cudaSuccess;
+}
+
+static int release(int device)
+{
+    (void)device;
+    return cudaSuccess;
+}
+
+static const struct {
+    const char *name;
+    int (*function)();
+} driver[] = {
+    {"cuDevicePrimaryCtxGetState", get_state},
+    {"cuCtxGetCurrent", get_current},
+    {"cuDevicePrimaryCtxRetain", retain},
+    {"cuDevicePrimaryCtxRelease_v2", release},
+};
+
 void *fake_dlopen(const char *name, int flags)
 {
     if (strcmp(name, "libcuda.so.1") != 0) return dlopen(name, flags);
@@ -147,8 +182,9 @@ void *fake_dlopen(const char *name, int flags)
 void *fake_dlsym(void *library, const char *name)
 {
     if (library != &has_context) return dlsym(library, name);
-    return strcmp(name, "cuDevicePrimaryCtxGetState") == 0 ? *(void **)&(int (*)()){get_state}
-                                                           : NULL;
+    for (size_t i = 0; i < sizeof driver / sizeof *driver; i++)
+        if (strcmp(name, driver[i].name) == 0) return *(void **)&(int (*)()){driver[i].function};
+    return NULL;
 }
 
 int fake_dlclose(void *library) { return library != &has_context ? dlclose(library) : 0; }
@@ -190,12 +226,30 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     return fake_leave(error);
 }
 
+bool fake_load(int device, const void *function)
+{
+    int i = 0;
+    while (i < MOST_KERNELS && loaded[device][i] != NULL && loaded[device][i] != function) i++;
+    if (i == MOST_KERNELS) fake_violation("too many kernels");
+    bool is_new = loaded[device][i] == NULL;
+    loaded[device][i] = function;
+    return is_new;
+}
+
+void fake_unload(void)
+{
+    pthread_mutex_lock(&fake_mutex);
+    memset(loaded, 0, sizeof loaded);
+    pthread_mutex_unlock(&fake_mutex);
+}
+
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     (void)attributes;
-    (void)function;
-    return fake_leave(error == cudaSuccess && !has_code ? cudaErrorNoKernelImageForDevice : error);
+    if (error == cudaSuccess && !has_code) error = cudaErrorNoKernelImageForDevice;
+    if (error == cudaSuccess) (void)fake_load(current_device, function);
+    return fake_leave(error);
 }
 
 cudaError_t cudaGetLastError(void)

@@ -3,12 +3,13 @@
 #include "fl_cuda.h"
 #include "fl_cuda_cast.h"
 #include "fl_cuda_kernels.h"
+#include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-cudaError_t fl_cuda_find_code(void) { return cudaSuccess; }
+cudaError_t fl_cuda_load_passes(void) { return cudaSuccess; }
 
 const fl_grad_ops fl_cuda_grad_ops = {0};
 
@@ -62,7 +63,7 @@ static cudaError_t queue(void *stream, int32_t processors, void *buffer,
     self->from = (const uint8_t *)fake_host_view(buffer) + cast->from;
     self->to = fake_host_view(buffer) + cast->to;
     if (table_bytes > 0) memcpy(self->tables, cast->tables, table_bytes);
-    cudaError_t error = fake_try_launch(stream, run, self);
+    cudaError_t error = fake_try_launch(stream, (const void *)run, run, self);
     if (error != cudaSuccess) free(self);
     return error;
 }
@@ -78,4 +79,16 @@ cudaError_t
 fl_cuda_widen(void *stream, int32_t processors, void *buffer, const fl_transfer_cast *cast)
 {
     return queue(stream, processors, buffer, cast, run_widen, 0);
+}
+
+cudaError_t fl_cuda_load_casts(void)
+{
+    const void *kernel = (const void *)run_look_up;
+    return fl_cuda_load(&kernel, 1);
+}
+
+cudaError_t fl_cuda_load_widens(void)
+{
+    const void *kernel = (const void *)run_widen;
+    return fl_cuda_load(&kernel, 1);
 }

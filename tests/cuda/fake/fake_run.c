@@ -41,6 +41,7 @@ static fake_order order = FAKE_EAGER;
 static uint64_t state;
 static int64_t most_queued = FAKE_MOST_QUEUED, blocked;
 static bool may_block;
+static fake_mark *spin_end; /* what kernels that spin wait for; NULL: none does */
 static pthread_cond_t has_room = PTHREAD_COND_INITIALIZER;
 
 _Noreturn void fake_violation(const char *format, ...)
@@ -207,6 +208,8 @@ static void run_first(struct CUstream_st *stream)
 static void run_next(struct CUstream_st *stream)
 {
     const fake_op *op = stream->first;
+    if (op->kind == FAKE_SPIN && !op->mark->is_reached)
+        fake_violation("the host waits for a kernel that waits for the host");
     if (op->kind == FAKE_WAIT)
         while (!op->mark->is_reached) run_next(op->mark->stream);
     run_first(stream);
@@ -273,7 +276,24 @@ struct CUstream_st *fake_stream_at(uint64_t i)
 static bool can_run(const struct CUstream_st *stream)
 {
     const fake_op *op = stream->first;
-    return op != NULL && (op->kind != FAKE_WAIT || op->mark->is_reached);
+    bool waits = op != NULL && (op->kind == FAKE_WAIT || op->kind == FAKE_SPIN);
+    return op != NULL && (!waits || op->mark->is_reached);
+}
+
+void fake_spin(cudaStream_t stream)
+{
+    pthread_mutex_lock(&fake_mutex);
+    if (spin_end == NULL) spin_end = fake_new_mark(stream);
+    fake_queue(stream, (fake_op){.kind = FAKE_SPIN, .mark = spin_end});
+    pthread_mutex_unlock(&fake_mutex);
+}
+
+void fake_end_spins(void)
+{
+    pthread_mutex_lock(&fake_mutex);
+    if (spin_end != NULL) spin_end->is_reached = true;
+    spin_end = NULL;
+    pthread_mutex_unlock(&fake_mutex);
 }
 
 /* From the stream that `from` falls on, the next one that can go on. */
@@ -318,6 +338,15 @@ void fake_drop_work(void)
             free(op);
         }
     }
+}
+
+bool fake_has_work_beside(const struct CUstream_st *stream)
+{
+    for (uint64_t i = 0; fake_stream_at(i) != NULL; i++) {
+        const struct CUstream_st *other = fake_stream_at(i);
+        if (other != stream && other->device == stream->device && other->first != NULL) return true;
+    }
+    return false;
 }
 
 bool fake_is_read(const char *from, size_t bytes)

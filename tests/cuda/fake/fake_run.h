@@ -27,11 +27,11 @@ struct CUevent_st {
     int64_t captured;
 };
 
-typedef enum fake_kind { FAKE_COPY, FAKE_REACH, FAKE_WAIT, FAKE_CALL } fake_kind;
+typedef enum fake_kind { FAKE_COPY, FAKE_REACH, FAKE_WAIT, FAKE_SPIN, FAKE_CALL } fake_kind;
 
 typedef struct fake_op {
     fake_kind kind;
-    fake_mark *mark; /* FAKE_REACH, FAKE_WAIT */
+    fake_mark *mark; /* FAKE_REACH, FAKE_WAIT, FAKE_SPIN */
     char *to;        /* FAKE_COPY: device memory as the host sees it, and where from */
     const char *from;
     size_t bytes;
@@ -43,6 +43,7 @@ typedef struct fake_op {
 
 struct CUstream_st {
     int device;
+    int priority;     /* less is greater */
     bool is_blocking; /* waits for the NULL stream: not done here, but captures know of it */
     fake_op *first, *last;
     int64_t queued;
@@ -68,6 +69,9 @@ void fake_run_some(void);                         /* as the order says */
 void fake_run_stream(struct CUstream_st *stream); /* all of it, and what it waits for */
 void fake_run_device(int device);                 /* all its streams */
 void fake_drop_work(void);
+
+/* Whether other streams of its device have work. */
+bool fake_has_work_beside(const struct CUstream_st *stream);
 
 bool fake_is_read(const char *from, size_t bytes); /* a queued copy reads there */
 

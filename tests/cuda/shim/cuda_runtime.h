@@ -104,7 +104,8 @@ cudaError_t cudaLaunchKernel(void (*kernel)(Params...), dim3 blocks, dim3 thread
                                {blocks.x, blocks.y, blocks.z},
                                {threads.x, threads.y, threads.z},
                                shim_parameter_bytes<std::decay_t<Params>...>(),
-                               shared});
+                               shared,
+                               reinterpret_cast<const void *>(kernel)});
 }
 
 #endif

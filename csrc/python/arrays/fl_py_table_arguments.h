@@ -1,0 +1,12 @@
+/* fl_py_table_arguments: what _core.Table accepts as files, plans and casts of its sources. */
+#ifndef FL_PY_TABLE_ARGUMENTS_H
+#define FL_PY_TABLE_ARGUMENTS_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+/* Sources and files are tuples of one length. 0, or -1 and TypeError. */
+int fl_py_table_check_arguments(PyTypeObject *plan_type, PyObject *sources, PyObject *files,
+                                PyObject *plans, PyObject *casts);
+
+#endif

@@ -1,0 +1,88 @@
+"""Moves of tensors' memory, noticed before anybody here reads what was freed.
+
+``torch.UntypedStorage.share_memory_()``, which torch also calls when a tensor is pickled for
+another process, copies the storage to shared memory and frees what it had; all tensors over it
+change their address. A *keeper* is an object of C that keeps such an address: a ``_core.Table`` or
+``_core.Windows``. From ``watch()`` on, these methods of torch wait until nobody reads through it,
+keep readers out, and have it look where its tensors lie afterwards. docs/threads.md says more.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from fastloop import _core
+
+# Methods that change the address of a storage. The last two are called without the first, too.
+_MOVING = ("share_memory_", "_share_filename_cpu_", "_share_fd_cpu_")
+
+Keeper = _core.Table | _core.Windows
+
+_keepers: WeakKeyDictionary[Keeper, frozenset[int]] = WeakKeyDictionary()  # and their storages
+# Held during a move: who begins to watch sees the tensor before it or after it.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+def _noticing(move: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(move)
+    def call(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        with _lock:
+            found = tuple(keeper for keeper, held in _keepers.items() if self._cdata in held)
+            return _core.move(found, move, (self, *args), kwargs)
+
+    return call
+
+
+@functools.cache
+def find_fault() -> str | None:
+    """Why moves would go unnoticed with this release of torch; None: they are noticed from now on.
+
+    With a fault nothing may keep the address of a tensor.
+    """
+    storage = torch.UntypedStorage
+    for name in _MOVING:
+        if not callable(getattr(storage, name, None)):
+            return f"torch {torch.__version__} has no UntypedStorage.{name}"
+    for name in _MOVING:
+        setattr(storage, name, _noticing(getattr(storage, name)))
+    os.register_at_fork(after_in_child=_renew_lock)
+    return None
+
+
+def _tensors_in(source: Any) -> Iterator[torch.Tensor]:
+    if isinstance(source, torch.Tensor):
+        yield source
+    elif isinstance(source, tuple):
+        for each in source:
+            yield from _tensors_in(each)
+    elif isinstance(source, (_core.Table, _core.Windows, _core.SequenceColumn)):
+        yield from _tensors_in(source.sources)
+
+
+def watch(keeper: Keeper) -> None:
+    """Keeps the addresses in a Table or Windows right, as long as it lives.
+
+    Raises:
+        NotImplementedError: this release of torch does not let it.
+    """
+    storages = frozenset(tensor.untyped_storage()._cdata for tensor in _tensors_in(keeper))
+    if not storages:
+        return
+    fault = find_fault()
+    if fault is not None:
+        raise NotImplementedError(f"the memory of a tensor may move unnoticed: {fault}")
+    with _lock:
+        _keepers[keeper] = storages
+        _core.move((keeper,), bool, (), {})  # it looked when it was made, maybe before a move

@@ -1,0 +1,61 @@
+"""Versions are named as `make matrix` has found them, and nothing bounds them from above."""
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from sources import ROOT
+
+from fastloop.base.requirements import NEWEST_TESTED, OLDEST
+
+RESULTS: list[dict[str, Any]] = json.loads((ROOT / "docs/versions.json").read_text())
+GREEN = [result for result in RESULTS if result["passed"] and not result["why"]]
+
+
+def release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def project() -> dict[str, Any]:
+    tomllib = pytest.importorskip("tomllib", reason="is in Python from 3.11 on")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_tables_are_made_from_the_results() -> None:
+    program = ROOT / "tests/versions/results.py"
+    done = subprocess.run([sys.executable, program, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_oldest_and_the_newest_release_that_doctor_calls_tested_have_passed() -> None:
+    releases = {release(result["torch"]) for result in GREEN}
+    assert (min(releases), max(releases)) == (OLDEST, NEWEST_TESTED)
+
+
+def test_the_oldest_release_is_named_alike_everywhere() -> None:
+    asked = "torch>=" + ".".join(map(str, OLDEST))
+    assert project()["project"]["optional-dependencies"]["torch"] == [asked]
+
+
+def test_classifiers_name_interpreters_that_have_passed() -> None:
+    name = re.compile(r"Programming Language :: Python :: (3\.\d+)")
+    said = {found[1] for line in project()["project"]["classifiers"] if (found := name.match(line))}
+    passed = {"{}.{}".format(*release(result["python"])) for result in GREEN}
+    assert said == passed & said, f"no green cell for {sorted(said - passed)}"
+
+
+def test_what_users_install_has_lower_bounds_alone() -> None:
+    wanted = project()["project"]
+    extras = wanted["optional-dependencies"].values()
+    lines = [*wanted["dependencies"], *(line for extra in extras for line in extra)]
+    assert lines and [line for line in lines if not re.fullmatch(r"[\w-]+>=[\d.]+", line)] == []
+
+
+def test_the_frameworks_of_the_group_are_those_that_tests_install() -> None:
+    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    group = project()["dependency-groups"]["frameworks"]
+    assert group and [line for line in group if line not in lines] == []

@@ -1,0 +1,350 @@
+"""torch moves the memory of a tensor when it shares it with another process (`share_memory_()`, a
+pickle for a spawned worker, a queue, a pool) and frees what it had. Whatever holds an address of it
+here, threads that read ahead among them, must not read that. Sizes are such that the freed memory
+is unmapped, so that reading it ends the process."""
+
+from pathlib import Path
+
+import pytest
+from helpers import run_script
+
+HEAD = """
+import sys
+import numpy as np
+import torch
+import torch.multiprocessing as mp
+import fastloop
+from fastloop import ArrayDataset, DataLoader, PadCollate, PackCollate, RaggedArray, TokenDataset
+from fastloop import transforms
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader as TorchLoader
+
+ROWS, WIDTH = 4000, 2500  # 40 MB: glibc maps so much, and unmaps it
+
+
+def numbered():
+    return torch.arange(ROWS, dtype=torch.float32)[:, None].repeat(1, WIDTH)
+
+
+def check_rows(batches, labels=None):
+    count = 0
+    for rows, labels in batches:
+        assert bool((rows.flatten(1) == labels[:, None]).all()), (rows, labels)
+        count += len(labels)
+    return count
+
+
+def take_one(*_):
+    pass
+
+
+def put(tensor):
+    queue = mp.get_context("spawn").Queue()
+    queue.put(tensor)
+    queue.get()
+
+
+def run_pool(tensor):
+    with mp.get_context("spawn").Pool(1) as pool:
+        pool.map(take_one, [tensor])
+
+
+def share(tensor):
+    tensor.share_memory_()
+
+
+def spawn(tensor):
+    mp.spawn(take_one, args=(tensor,), nprocs=1)
+
+
+def poison(tensor):
+    # What was freed and not unmapped is given out again.
+    return [torch.full_like(tensor, -1) for _ in range(3)]
+
+
+def check_moves(tensor, address):
+    assert tensor.data_ptr() != address, "torch did not move it: the test shows nothing"
+"""
+
+# How each kind of dataset is made of a tensor whose row i holds i.
+KINDS = {
+    "tensors": "TensorDataset(x, torch.arange(ROWS))",
+    "numpy": "TensorDataset(x := torch.from_numpy(x.numpy().copy()), torch.arange(ROWS))",
+    "fields": "ArrayDataset(x, np.arange(ROWS))",
+    "subset": "Subset(TensorDataset(x, torch.arange(ROWS)), torch.randperm(ROWS))",
+    "several": "ConcatDataset([TensorDataset(part, labels) for part, labels in "
+    "zip(x.chunk(2), torch.arange(ROWS).chunk(2))])",
+    "stack": "StackDataset(x, torch.arange(ROWS))",
+    "images": "ArrayDataset(x := (x[:, :2500] % 250).byte().reshape(ROWS, 1, 50, 50), "
+    "np.arange(ROWS) % 250, transform=transforms.Compose([transforms.RandomHorizontalFlip()]))",
+}
+MOVES = ["share", "put", "run_pool", "spawn"]
+WORKERS = [0, 2]
+
+
+def run(tmp_path: Path, body: str, *args: object) -> str:
+    lines = body.strip().splitlines()
+    main = "\n".join(f"    {line}" for line in lines)
+    return run_script(tmp_path, f'{HEAD}\n\nif __name__ == "__main__":\n{main}\n', *args)
+
+
+OPEN_LOADER = """
+x = numbered()
+dataset = {dataset}
+address = x.data_ptr()
+loader = DataLoader(dataset, 16, num_workers={workers}, path="array", shuffle=True)
+batches = iter(loader)
+count = check_rows([next(batches) for _ in range(5)])
+{move}(x)
+check_moves(x, address)
+held = poison(x)
+assert count + check_rows(batches) == ROWS
+assert check_rows(loader) == ROWS
+"""
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("move", MOVES)
+def test_an_open_loader_survives_a_move(tmp_path: Path, move: str, workers: int) -> None:
+    run(tmp_path, OPEN_LOADER.format(dataset=KINDS["tensors"], move=move, workers=workers))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_dataset_survives_a_move(tmp_path: Path, kind: str, workers: int) -> None:
+    run(tmp_path, OPEN_LOADER.format(dataset=KINDS[kind], move="share", workers=workers))
+
+
+def test_batches_are_right_while_memory_moves(tmp_path: Path) -> None:
+    """Threads are in the middle of a copy when the memory goes."""
+    run(
+        tmp_path,
+        """
+labels = torch.arange(ROWS)
+for _ in range(12):
+    x = numbered()
+    batches = iter(DataLoader(TensorDataset(x, labels), 500, num_workers=3, path="array"))
+    for i in range(ROWS // 500):
+        if i == 2:
+            x.share_memory_()
+        check_rows([next(batches)])
+""",
+    )
+
+
+def test_other_threads_go_on_while_memory_moves(tmp_path: Path) -> None:
+    """A thread that moves waits for readers, and readers for it: nobody waits for ever."""
+    run(
+        tmp_path,
+        """
+import threading
+labels = torch.arange(ROWS)
+for workers in (0, 2):
+    for size in (8, 400):
+        x = numbered()
+        dataset = TensorDataset(x, labels)
+        counts = []
+
+        def read():
+            counts.append(check_rows(DataLoader(dataset, size, num_workers=workers, path="array")))
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        threads += [threading.Thread(target=share, args=(x,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        assert counts == [ROWS] * 4, (workers, size, counts)
+""",
+    )
+
+
+SECOND = """
+x = numbered()
+dataset = TensorDataset(x, torch.arange(ROWS))
+{prepare}
+batches = iter({Loader}(train, 16, num_workers=2))
+count = check_rows([next(batches) for _ in range(3)])
+other = {Loader}(valid, 100, num_workers=1, collate_fn=collate, multiprocessing_context="spawn")
+assert check_rows(other) == len(valid)
+held = poison(x)
+assert count + check_rows(batches) == len(train)
+"""
+COLLATE = """
+from torch.utils.data import default_collate
+
+def collate(samples):
+    return default_collate(samples)
+
+"""
+
+
+@pytest.mark.parametrize("Loader", ["DataLoader", "TorchLoader"])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_second_loader_with_spawned_workers(tmp_path: Path, is_split: bool, Loader: str) -> None:  # noqa: N803
+    """Of torch's too, which moves the tensors."""
+    prepare = "train = valid = dataset"
+    if is_split:
+        prepare = "train, valid = random_split(dataset, [ROWS - 500, 500])"
+    body = SECOND.format(prepare=prepare, Loader=Loader)
+    body = body.replace(f"iter({Loader}", "iter(DataLoader")
+    script = f'{HEAD}{COLLATE}\n\nif __name__ == "__main__":\n'
+    run_script(tmp_path, script + "\n".join(f"    {line}" for line in body.splitlines()))
+
+
+def test_a_second_loader_behind_patch(tmp_path: Path) -> None:
+    prepare = "train, valid = random_split(dataset, [ROWS - 500, 500]); fastloop.patch()"
+    body = SECOND.format(prepare=prepare, Loader="TorchLoader")
+    script = f'{HEAD}{COLLATE}\n\nif __name__ == "__main__":\n'
+    run_script(tmp_path, script + "\n".join(f"    {line}" for line in body.splitlines()))
+
+
+def test_loaders_of_this_package_move_nothing(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        HEAD
+        + COLLATE
+        + """
+if __name__ == "__main__":
+    x = numbered()
+    dataset = TensorDataset(x, torch.arange(ROWS))
+    addresses = [each.data_ptr() for each in dataset.tensors]
+    loader = DataLoader(
+        dataset, 100, num_workers=2, collate_fn=collate, multiprocessing_context="spawn"
+    )
+    assert check_rows(loader) == ROWS
+    assert addresses == [each.data_ptr() for each in dataset.tensors]
+    assert not any(each.is_shared() for each in dataset.tensors)
+""",
+    )
+
+
+TOKENS = """
+tokens = torch.arange(6_000_000, dtype=torch.int32)
+dataset = TokenDataset.from_buffers(tokens, [0, len(tokens)], 1000)
+check = lambda batches: [
+    [bool((x == x[:, :1] + torch.arange(1000)).all() and (y == x + 1).all()) for x, y in batches]
+]
+batches = iter(DataLoader(dataset, 32, num_workers={workers}))
+first = next(batches)
+address = tokens.data_ptr()
+{move}(tokens)
+check_moves(tokens, address)
+held = poison(tokens)
+assert dataset[3][0].tolist() == list(range(3000, 4000))
+assert dataset.__getitems__([0, 5])[1][0].tolist() == list(range(5000, 6000))
+for each in (batches, DataLoader(dataset, 32, num_workers={workers}), TorchLoader(dataset, 32)):
+    for x, y in each:
+        assert bool((x == x[:, :1] + torch.arange(1000)).all() and (y == x + 1).all())
+"""
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("move", ["share", "put"])
+def test_tokens_in_a_tensor_survive_a_move(tmp_path: Path, move: str, workers: int) -> None:
+    body = TOKENS.format(move=move, workers=workers)
+    body = body.replace("[0, len(tokens)]", "torch.tensor([0, len(tokens)])")
+    start = body.index("check = ")
+    body = body[:start] + body[body.index("batches = ") :]
+    run(tmp_path, body)
+
+
+RAGGED = """
+lengths = torch.arange(ROWS) % 700 + 1500
+offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+values = torch.repeat_interleave(torch.arange(ROWS), lengths)
+dataset = ArrayDataset(tokens=RaggedArray(values, offsets), number=torch.arange(ROWS))
+
+
+def check(batches):
+    for batch in batches:
+        {check}
+
+
+loader = DataLoader(dataset, 8, num_workers={workers}, collate_fn={collate}, path="array")
+batches = iter(loader)
+check([next(batches)])
+address = values.data_ptr()
+values.share_memory_()
+check_moves(values, address)
+held = poison(values)
+check(batches)
+check(loader)
+"""
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("collate", ["PadCollate(padding_value=-7)", "PackCollate()"])
+def test_sequences_in_a_tensor_survive_a_move(tmp_path: Path, collate: str, workers: int) -> None:
+    check = "assert set(batch['tokens'].unique().tolist()) - {-7} == set(batch['number'].tolist())"
+    run(tmp_path, RAGGED.format(check=check, collate=collate, workers=workers))
+
+
+TRANSFER = """
+class Writes(torch.utils.data.Dataset):
+    def __init__(self):
+        self.large = torch.arange(600_000.0)
+        self.view = self.large[1000:2000].view(torch.int32)
+        self.small = torch.zeros(8)
+        self.alias = self.small[2:4]
+        self.empty = torch.empty(0)
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.tied = self.weight.detach()
+        self.shared = torch.zeros(4).share_memory_()
+
+    def own(self):
+        return [self.large, self.small, self.weight]
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        self.large[1000] = -5
+        self.small[2] = 7
+        self.weight.data[0] = 9
+        self.shared[i] = 3
+        return [
+            self.view[:2].clone(), self.alias.clone(), self.empty.numel(), self.tied.clone(),
+            self.weight.requires_grad,
+        ]
+
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        dataset = Writes()
+        addresses = [each.data_ptr() for each in dataset.own()]
+        args = dict(batch_size=2, num_workers=2, multiprocessing_context=method)
+        ours = list(DataLoader(dataset, **args))
+        assert dataset.shared.tolist() == [3, 3, 3, 3]
+        assert addresses == [each.data_ptr() for each in dataset.own()]
+        assert dataset.large[1000] == 1000 and dataset.small.sum() == 0 and dataset.weight[0] == 1
+        assert_same(ours, list(TorchLoader(dataset, **args)))
+"""
+
+
+def test_a_spawned_worker_has_what_a_forked_one_has(tmp_path: Path) -> None:
+    """Its own copy of each tensor, views of one storage as views of one storage; what is in shared
+    memory is shared with everybody. Batches are torch's."""
+    run_script(tmp_path, f"{HEAD}from helpers import assert_same\n{TRANSFER}")
+
+
+def test_without_the_methods_that_move_no_address_is_kept(tmp_path: Path) -> None:
+    """As a later release of torch may be."""
+    run(
+        tmp_path,
+        """
+from fastloop.base import moves
+moves._MOVING = (*moves._MOVING, "_share_otherwise_")
+x = numbered()
+loader = DataLoader(TensorDataset(x, torch.arange(ROWS)), 100, num_workers=2)
+assert check_rows(loader) == ROWS
+assert loader.stats().path == "process" and "has no UntypedStorage._share_otherwise_" in (
+    loader.stats().why
+)
+tokens = torch.arange(6_000_000)
+dataset = TokenDataset.from_buffers(tokens, torch.tensor([0, 6_000_000]), 1000)
+tokens.share_memory_()
+held = poison(tokens)
+assert dataset[3][0].tolist() == list(range(3000, 4000))
+""".replace("", ""),
+    )

@@ -1,0 +1,108 @@
+"""docs/versions.json holds what `make matrix` has found, one result a cell; the tables of README.md
+and docs/versions.md are made from it. Run as a program it writes the tables; with --check it only
+says whether they are up to date."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "docs" / "versions.json"
+BEGIN = "<!-- made by tests/versions/results.py -->"
+END = "<!-- end of the table -->"
+
+
+@dataclass(frozen=True)
+class Result:
+    cell: str  # a word of VERSIONS
+    torch: str
+    python: str
+    machine: str
+    start_method: str
+    passed: int
+    failed: int
+    skipped: int
+    seconds: int  # of the tests alone
+    date: str
+    commit: str  # ends in "+" where files differed from it
+    why: str  # empty where all tests passed
+
+    @property
+    def is_green(self) -> bool:
+        return self.passed > 0 and not self.why
+
+
+def order(result: Result) -> tuple[bool, bool, list[int], str]:
+    """Releases of torch first, then interpreters, then start methods."""
+    is_other = result.start_method != "fork"
+    is_python = result.cell.startswith("py")
+    return is_other, is_python, [int(n) for n in re.findall(r"\d+", result.cell)], result.cell
+
+
+def load() -> dict[str, Result]:
+    if not FILE.exists():
+        return {}
+    results = [Result(**fields) for fields in json.loads(FILE.read_text())]
+    return {result.cell: result for result in results}
+
+
+def save(results: dict[str, Result]) -> None:
+    rows = [asdict(result) for result in sorted(results.values(), key=order)]
+    FILE.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def table(header: str, rows: list[list[str]]) -> str:
+    lines = [header, "|---" * (header.count("|") - 1) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def short_table(results: list[Result]) -> str:
+    """README's: which versions, and whether they pass."""
+    rows = [
+        [r.torch, f"{r.python}, {r.machine}", r.start_method, "passed" if r.is_green else "FAILED"]
+        for r in results
+    ]
+    return table("| torch | CPython | worker processes by | tests |", rows)
+
+
+def long_table(results: list[Result]) -> str:
+    rows = []
+    for r in results:
+        versions = [f"`{r.cell}`", r.torch, f"{r.python}, {r.machine}", r.start_method]
+        counts = [str(r.passed), str(r.failed), str(r.skipped), f"{r.seconds} s"]
+        rows.append([*versions, *counts, f"{r.date}, {r.commit}", r.why.replace("|", "\\|")])
+    header = (
+        "| cell | torch | CPython | start method | passed | failed | skipped | took | run | why |"
+    )
+    return table(header, rows)
+
+
+def with_table(text: str, made: str) -> str:
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{made}\n{END}{rest.split(END)[1]}"
+
+
+def main(is_check: bool) -> int:
+    results = sorted(load().values(), key=order)
+    pages = {ROOT / "README.md": short_table, ROOT / "docs" / "versions.md": long_table}
+    stale = []
+    for path, make in pages.items():
+        text = path.read_text()
+        wanted = with_table(text, make(results))
+        if text != wanted:
+            stale.append(path.name)
+        if not is_check:
+            path.write_text(wanted)
+    if is_check and stale:
+        print(
+            f"{' and '.join(stale)}: the table differs from docs/versions.json; run {sys.argv[0]}"
+        )
+    return int(is_check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

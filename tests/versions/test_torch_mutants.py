@@ -1,0 +1,171 @@
+"""torch, changed as a later release might: with fastloop everything goes on as with torch alone,
+and what fastloop cannot know is left to torch, with a warning.
+
+One process imports torch, and forks for each change. See torch_mutant_cases.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch_mutant_cases
+from torch_mutant_cases import CASES, KEYWORD, STATEMENTS
+from torch_mutant_fresh import FRESH
+from torch_mutant_program import SIGN
+from torch_mutants import NEWER
+
+from fastloop.base import torch_parts
+from fastloop.base.code_forms import syntax_digest
+from fastloop.base.requirements import NEWEST_TESTED, read_release
+
+SUPPORT = Path(torch_mutant_cases.__file__).parent
+
+
+class Mutants:
+    """The process that forks for each change. Ends what hangs, with all that it has started."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def report_of(self, name: str) -> dict[str, Any]:
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        print(name, file=process.stdin, flush=True)
+        report: dict[str, Any] = json.loads(process.stdout.readline())
+        assert report["case"] == name
+        return report
+
+    def _start(self) -> subprocess.Popen[str]:
+        program = SUPPORT / "torch_mutant_program.py"
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(program), "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def mutants() -> Iterator[Mutants]:
+    found = Mutants()
+    yield found
+    found.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_what_torch_alone_runs_goes_on(mutants: Mutants, name: str) -> None:
+    case, report = CASES[name], mutants.report_of(name)
+    assert "broken" not in report, report["broken"]
+    assert report["torch"] == [], "torch alone does not work so"
+    assert report["faults"] == []
+    assert report["others"] == []
+    if not case.group:
+        assert case.why
+        assert (report["warnings"], report["differences"]) == ([], {})
+        return
+    if name == STATEMENTS:
+        assert report["unnoticed"] == []
+    if case.group == KEYWORD:
+        assert any("added_later is an argument" in why for why in report["whys"])
+        assert (report["warnings"], report["differences"]) == ([], {})
+        return
+    assert case.group in report["differences"]
+    assert report["warnings"] or case.group in SILENT
+    for text in report["warnings"]:
+        assert SIGN in text and f"torch {NEWER if case.is_newer else torch.__version__}" in text
+    told = [report["status"], *report["whys"]]
+    reasons = report["differences"].values()
+    is_told = any(reason in text for reason in reasons for text in told)
+    assert is_told or case.group in UNTOLD, told
+
+
+# Groups without a why: no call is left to torch for them.
+UNTOLD = ("modes", "functorch", "sparse", "profiler", "queue", "single", "multi")
+
+
+# Asked by workers alone, whose warnings are on stderr.
+SILENT = ("functorch",)
+
+
+def test_every_part_of_the_table_has_its_changes() -> None:
+    """Renamed or removed, unless users have its name; with another parameter, and doing more."""
+    for group, parts in torch_parts._PARTS.items():
+        for part in parts:
+            of_part = dict(torch_mutant_cases.cases_of_part(part, group))
+            assert of_part.keys() <= CASES.keys()
+            without = torch_mutant_cases.PUBLIC | torch_mutant_cases.FIXED
+            assert of_part or part.path.rpartition(":")[2] in without, part.path
+            if part.forms:
+                assert any("does more" in name for name in of_part), part.path
+
+
+@pytest.mark.skipif(
+    read_release(torch.__version__) != NEWEST_TESTED, reason="has not the newest release's sources"
+)
+def test_the_table_has_the_syntax_of_the_newest_release() -> None:
+    every = [part for parts in torch_parts._PARTS.values() for part in parts]
+    for part in every:
+        assert bool(part.syntax) >= bool(part.forms), part.path
+        if part.syntax:
+            assert syntax_digest(torch_parts.resolve(part.path)) == part.syntax, part.path
+
+
+# ---- fresh processes
+
+PROGRAM = """
+import json, math, sys, warnings
+import torch
+from torch_mutant_program import Rows, Loops, _Torch
+torch.set_num_threads(1)
+loops = Loops(_Torch(), {})
+found = {name: getattr(loops, name)() for name in ("arrays", "processes", "streams", "scaler")}
+print(json.dumps([torch.__version__, sys.modules["torch_mutants"].edits_made, found]))
+"""
+
+
+def run_fresh(place: Path, name: str, command: list[str]) -> tuple[Any, str]:
+    """What the program prints, and what is on stderr."""
+    environment = os.environ | {"PYTHONPATH": f"{place}:{SUPPORT}", "TORCH_MUTANT": name}
+    with subprocess.Popen(
+        [sys.executable, *command, str(place / "program.py")],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=120)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
+    return json.loads(out), errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FRESH)
+def test_run_prints_what_python_does(tmp_path: Path, name: str) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "sitecustomize.py").write_text("import torch_mutant_fresh")
+    alone, _ = run_fresh(tmp_path, name, [])
+    ours, errors = run_fresh(tmp_path, name, ["-m", "fastloop", "run"])
+    assert ours == alone
+    version, edits, _ = alone
+    assert version == NEWER and "torch.version" in edits
+    edited, is_noticed = FRESH[name]
+    assert len(edits) > bool(edited)
+    if is_noticed or read_release(torch.__version__) == NEWEST_TESTED:
+        assert (SIGN in errors) == is_noticed, errors

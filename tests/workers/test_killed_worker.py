@@ -1,0 +1,40 @@
+"""What is said of a worker that SIGKILL has ended: lack of memory only where memory is scarce."""
+
+import os
+import re
+import signal
+
+import pytest
+from torch.utils.data import Dataset
+
+from fastloop import DataLoader
+from fastloop.base import memory
+
+
+class KillsItself(Dataset[int]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+@pytest.mark.parametrize(
+    ("available", "text", "absent"),
+    [
+        (22, "A program or a user has killed it, or the system for lack of memory", "Most likely"),
+        (1, "Most likely the system was out of memory: ", "A program or a user"),
+    ],
+)
+def test_memory_is_blamed_where_it_is_scarce(
+    available: int, text: str, absent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {"MemTotal": 23 << 20, "MemAvailable": available << 20}  # KiB
+    monkeypatch.setattr(memory, "read_table", lambda path: table)
+    monkeypatch.setattr(memory, "memory_limits", list)
+    loader = DataLoader(KillsItself(), 2, num_workers=1, path="process", memory_budget=1 << 20)
+    with pytest.raises(RuntimeError, match="SIGKILL") as raised:
+        list(loader)
+    assert text in str(raised.value) and absent not in str(raised.value)
+    assert re.search(rf"{available}\.0 of 23\.0 GiB of memory", str(raised.value))
