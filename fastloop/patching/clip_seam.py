@@ -129,7 +129,7 @@ def _find_max(grads: GradList) -> Tensor | None:
     return norm.to(*grads.dtypes)
 
 
-def _probe() -> list[Tensor]:
+def _probe(_: bool) -> list[Tensor]:
     """Norms and gradients, clipped and not."""
     found: list[Tensor] = []
     for max_norm in (0.3, 9.0):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable
 from types import GeneratorType
 from typing import Any
@@ -170,11 +169,11 @@ def make_seam(is_strict: bool) -> Seam:
     return seam
 
 
-def _probe() -> list[torch.Tensor]:
+def _probe(is_alone: bool) -> list[torch.Tensor]:
     """What an epoch yields, and the random states on the way. Of torch's own generator, unless
     another thread may be drawing from it."""
     dataset = TensorDataset(torch.arange(16.0).reshape(8, 2), torch.arange(8))
-    own = None if threading.active_count() == 1 else torch.Generator()
+    own = None if is_alone else torch.Generator()
     generator = own or torch.default_generator
     state = generator.get_state()
     try:

@@ -111,7 +111,7 @@ class _Optimizer:
             p.add_(1)
 
 
-def _probe() -> list[Tensor]:
+def _probe(_: bool) -> list[Tensor]:
     """Parameters, gradients and scale over steps of which one meets an infinity."""
     found: list[Tensor] = []
     for is_fused in (False, True):

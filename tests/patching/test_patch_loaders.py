@@ -30,6 +30,7 @@ import fastloop
 from fastloop.loader.array_iter import ArrayIter
 from fastloop.loader.process_iter import ProcessIter
 from fastloop.loader.torch_iters import SyncIter
+from fastloop.patching.seams import Place
 
 TORCHS = vars(DataLoader)["_get_iterator"], vars(DataLoader)["__iter__"]
 
@@ -454,6 +455,21 @@ def test_the_check_goes_beside_threads_that_draw(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(
         torch.rand(5)[-1:], found
     )  # after one for each of three batches, and the end
+
+
+def test_a_thread_may_end_during_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in, is_over = Place.put_in, threading.Event()
+    thread = threading.Thread(target=is_over.wait)
+    thread.start()
+
+    def end_it(place: Place) -> None:
+        is_over.set()
+        thread.join()
+        put_in(place)
+
+    monkeypatch.setattr(Place, "put_in", end_it)
+    status = fastloop.patch("dataloader").seams["dataloader"]
+    assert status.is_on, status.why
 
 
 def test_verbose_prints_a_line(capsys: pytest.CaptureFixture[str]) -> None:
