@@ -55,6 +55,7 @@ int fl_plan_map(fl_plan *plan, const int64_t *index, int64_t length, fl_err *err
 void fl_plan_set_block(fl_plan *plan, const int64_t *index, int64_t count);
 void fl_plan_set_range(fl_plan *plan, int64_t first, int64_t count);
 bool fl_plan_needs_block(const fl_plan *plan); /* the last block is used up */
+int64_t fl_plan_left(const fl_plan *plan);     /* indices of the block that no batch has taken */
 
 /* Forgets what is left of the block. */
 void fl_plan_restart(fl_plan *plan);

@@ -61,14 +61,15 @@ def find_fault() -> str | None:
     return None
 
 
-def _tensors_in(source: Any) -> Iterator[torch.Tensor]:
+def tensors_in(source: Any) -> Iterator[torch.Tensor]:
+    """All tensors that a keeper reads."""
     if isinstance(source, torch.Tensor):
         yield source
     elif isinstance(source, tuple):
         for each in source:
-            yield from _tensors_in(each)
+            yield from tensors_in(each)
     elif isinstance(source, (_core.Table, _core.Windows, _core.SequenceColumn)):
-        yield from _tensors_in(source.sources)
+        yield from tensors_in(source.sources)
 
 
 def watch(keeper: Keeper) -> None:
@@ -77,7 +78,7 @@ def watch(keeper: Keeper) -> None:
     Raises:
         NotImplementedError: this release of torch does not let it.
     """
-    storages = frozenset(tensor.untyped_storage()._cdata for tensor in _tensors_in(keeper))
+    storages = frozenset(tensor.untyped_storage()._cdata for tensor in tensors_in(keeper))
     if not storages:
         return
     fault = find_fault()

@@ -41,6 +41,7 @@ __all__ = [
     "DatasetKind",
     "ExceptionWrapper",
     "MapFetcher",
+    "Methods",
     "MultiIter",
     "OptState",
     "Part",
@@ -480,6 +481,33 @@ def run_worker_loop(*, dataset: Any, **arguments: Any) -> None:
         loop(dataset_holder=[dataset], **arguments)
     else:
         loop(dataset=dataset, **arguments)
+
+
+class Methods:
+    """Methods of torch whose work fastloop does itself. Where a tool or a user has put another in
+    the place of one, torch's code is to run, which calls it.
+
+    Args:
+        methods: pairs of a class of torch and a name; a class need not have a method of that name.
+    """
+
+    def __init__(self, *methods: tuple[type, str]) -> None:
+        self._methods = [(*method, self._find(*method)) for method in methods]
+
+    @staticmethod
+    def _find(cls: type, name: str) -> Any:
+        """The method as torch has it; what equals nothing if it was replaced already."""
+        method = vars(cls).get(name)
+        code = getattr(method, "__code__", None)
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        return object() if code is not None and code.co_filename != file else method
+
+    def find_replaced(self) -> str:
+        """The name of one that is no longer torch's, or ""."""
+        for cls, name, method in self._methods:
+            if vars(cls).get(name) is not method:
+                return f"{cls.__name__}.{name}"
+        return ""
 
 
 def _take(path: str, public: Any = None) -> Any:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from functools import partial
+from itertools import chain
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from fastloop import _core
 from fastloop.base.memory import budget_of
-from fastloop.base.moves import watch
+from fastloop.base.moves import tensors_in, watch
 from fastloop.base.next_lock import NextLock, count_alone
 from fastloop.base.ranges import named, tools
 from fastloop.base.torch_parts import MapFetcher, pin_memory
@@ -19,12 +22,12 @@ from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.destinations import Destination, find_destination
 from fastloop.loader.columns import NotCoveredError, is_same_structure
-from fastloop.loader.epoch import ResumableIter, skip_blocks
+from fastloop.loader.epoch import ResumableIter, rest_of_block, skip_blocks
 from fastloop.loader.index_blocks import find_blocks
-from fastloop.loader.route import Source, find_source
+from fastloop.loader.route import Source, find_source, gives_views
 from fastloop.loader.shared import Shared
 
-_BLOCKS, _BATCHES, _SINGLES = 0, 1, 2  # what ArrayLoader.restart() is given
+_BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is given
 
 
 class _InBlocks:
@@ -41,6 +44,16 @@ class _InBlocks:
         )
 
 
+def _find_counted(source: Source) -> tuple[torch.Tensor, ...]:
+    """The tensors whose changes in place are counted, and not seen by worker processes."""
+    found = []
+    for tensor in tensors_in(source.table):
+        is_shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
+        if not (is_shared or tensor.is_inference()):
+            found.append(tensor)
+    return tuple(found)
+
+
 class ArrayIter(ResumableIter):
     """Random numbers are drawn when torch draws them: the base seed in ``__init__``, the
     permutation when the first index is needed."""
@@ -53,17 +66,25 @@ class ArrayIter(ResumableIter):
         source: Source,
         shared: Shared,
         accelerator: Accelerator | None,
+        is_live: bool = False,
     ) -> None:
+        """Args: is_live: threads are to read the data as they are when they read them."""
         self._shared = shared
         self._next_lock = NextLock()
         self._begin_epoch(loader)
         super().__init__(loader)
         self._source = source
+        self._budget = budget_of(loader)
+        self._prefetch_factor = loader.prefetch_factor
+        self._in_order = loader.in_order
+        self._fetches_singles = not is_live and gives_views(loader)
+        self._counted = () if is_live or self._num_workers == 0 else _find_counted(source)
+        self._versions = [tensor._version for tensor in self._counted]
         self._destination = self._find_destination(accelerator)
         self._pin_memory = self._pin_memory and accelerator is None
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
-        self._open_loader(loader)
+        self._open_loader()
         # torch's iterator with workers ends its __init__ with a _reset, and so asks the sampler
         # for an iterator twice; samplers that draw in __iter__ can tell.
         if self._num_workers > 0:
@@ -88,7 +109,7 @@ class ArrayIter(ResumableIter):
         """Whether batches are there when they are handed out."""
         return self._destination is not None and self._destination.is_on_device
 
-    def _open_loader(self, loader: DataLoader[Any]) -> None:
+    def _open_loader(self) -> None:
         source, destination = self._source, self._destination
         fetcher = MapFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
         if self._num_workers == 0:
@@ -111,13 +132,13 @@ class ArrayIter(ResumableIter):
             structure=source.structure,
             maps=source.maps,
             workers=self._num_workers,
-            prefetch=loader.prefetch_factor or 1,
+            prefetch=self._prefetch_factor or 1,
             # One worker of torch's keeps the order in any case; here the consumer helps it.
-            in_order=loader.in_order or self._num_workers == 1,
+            in_order=self._in_order or self._num_workers == 1,
             persistent=self._persistent_workers,
             timeout=self._timeout,
             destination=destination,
-            budget=budget_of(loader) if is_ahead else sys.maxsize,
+            budget=self._budget if is_ahead else sys.maxsize,
         )
 
     @property
@@ -137,7 +158,8 @@ class ArrayIter(ResumableIter):
             remaining = self._remaining(blocks, skip_blocks)
             self._array_loader.restart(remaining, _BLOCKS, sampler, self._random_epoch)
         else:
-            kind = _BATCHES if self._auto_collation else _SINGLES
+            singles = _LISTS if self._fetches_singles else _SINGLES
+            kind = _BATCHES if self._auto_collation else singles
             self._array_loader.restart(self._sampler_iter, kind, None, self._random_epoch)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
@@ -145,8 +167,44 @@ class ArrayIter(ResumableIter):
         # At the end of an epoch it closes, unless it is persistent; a forked child has none.
         is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
         if not first_iter and not is_usable:
-            self._open_loader(loader)
+            self._open_loader()
+        if self._has_changed():
+            self._note_change()
         self._restart()
+
+    def _has_changed(self) -> bool:
+        """Whether torch has counted a change in place of the data since the workers began."""
+        return [tensor._version for tensor in self._counted] != self._versions
+
+    def _note_change(self) -> None:
+        kind, self._counted, self._versions = type(self._dataset).__name__, (), []
+        changed = f"the data of the {kind} were changed in place while workers loaded them"
+        if self._persistent_workers:
+            later = "Persistent worker processes would never see the change"
+        else:
+            later = "Worker processes would keep the data of iter(), and load the next epochs"
+            self._shared.changed = changed
+        warnings.warn(
+            f"{changed}; batches may hold old values or new ones, because the threads that gather "
+            f"them read the data as they are. {later}. fastloop.DataLoader(path='array') asks for "
+            "data as they are, and does not warn",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def _goes_on_in_child(self) -> bool:
+        """In a forked child the iterator of the parent goes on from where it stands, as torch's
+        does without workers."""
+        is_here = self._array_loader.is_own() or self._is_closed
+        if is_here or self._num_workers > 0 or self._destination is not None:
+            return False
+        source, block, left, kind, batch_sampler = self._array_loader.rest()
+        if block is not None:
+            count = block[1] if isinstance(block, tuple) else len(block)
+            source = chain((rest_of_block(block, count - left),), source)
+        self._open_loader()
+        self._array_loader.restart(source, kind, batch_sampler, self._random_epoch)
+        return True
 
     def _look_again(self) -> None:
         """Others were put into the dataset between two batches."""
@@ -183,7 +241,13 @@ class ArrayIter(ResumableIter):
         except StopIteration:
             self._epoch.is_over = True
             raise
+        except RuntimeError:
+            if not self._goes_on_in_child():
+                raise
+            return self.__next__()
         self._num_yielded += 1
+        if self._counted and self._has_changed():
+            self._note_change()
         return data
 
     def close(self) -> None:

@@ -154,7 +154,7 @@ def with_newer_keys(state: State) -> State:
 # ---- what is left of an epoch
 
 
-def _rest_of_block(block: Block, rows: int) -> Block:
+def rest_of_block(block: Block, rows: int) -> Block:
     if isinstance(block, tuple):
         first, count = block
         return first + rows, count - rows
@@ -166,7 +166,7 @@ def _skip_rows(blocks: Iterator[Block], rows: int) -> Iterator[Block]:
     for block in blocks:
         count = block[1] if isinstance(block, tuple) else len(block)
         if rows < count:
-            return chain((_rest_of_block(block, rows),), blocks)
+            return chain((rest_of_block(block, rows),), blocks)
         rows -= count
         if rows == 0:
             return blocks
@@ -187,7 +187,7 @@ def _take_rows(blocks: Iterator[Block], rows: int) -> tuple[list[Block], Iterato
         taken.append(_first_of_block(block, rows))
         count = block[1] if isinstance(block, tuple) else len(block)
         if rows < count:
-            return taken, chain((_rest_of_block(block, rows),), blocks)
+            return taken, chain((rest_of_block(block, rows),), blocks)
         rows -= count
         if rows == 0:
             break
@@ -277,7 +277,7 @@ class Epoch:
         self.is_resumed = pending is not None and pending["begun"]
         self.is_spent = position.is_spent  # no batch is left, whatever was yielded
         # Whether a base seed is drawn. None: as torch's iterator does by itself.
-        self.draws_seed = position.draws_otherwise(loader)
+        self.draws_seed = False if position.keeps_seed else position.draws_otherwise(loader)
         self.borrowed: torch.Tensor | None = None  # what torch's generator is in for our draws
         if pending is not None and self.is_resumed:
             self.draws_seed = None  # it was drawn before the state was saved
@@ -479,6 +479,8 @@ class Position:
         self.current: Epoch | None = None
         self._torchs_at_loading: torch.Tensor | None = None
         self._draws_each_epoch: bool | None = None  # of the loader that saved the loaded state
+        # The next iterator stands for one with persistent workers, which drew its seed already.
+        self.keeps_seed = False
 
     def begin(self, iterator: BaseIter) -> None:
         """iter() has given this."""
@@ -489,7 +491,7 @@ class Position:
         epoch.iterator = weakref.ref(iterator)
         self.number = epoch.number + 1
         self.random_epoch = epoch.random_epoch + 1
-        self.pending, self.is_spent = None, False
+        self.pending, self.is_spent, self.keeps_seed = None, False, False
 
     def load(self, state: State, is_spent: bool = False) -> None:
         """The next iter() goes on from `state`."""
@@ -531,5 +533,5 @@ class Position:
         of the dataset either."""
         if state["pending"] is not None:
             state["pending"] = with_newer_keys(with_random_epoch(state["pending"]))
-        later = {"_torchs_at_loading": None, "_draws_each_epoch": None}
+        later = {"_torchs_at_loading": None, "_draws_each_epoch": None, "keeps_seed": False}
         self.__dict__.update({"random_epoch": state["number"], **later, **state})

@@ -24,6 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
 from fastloop.base.openmp import on_this_thread
+from fastloop.base.torch_parts import Methods
 from fastloop.data.samplers import ShuffleSampler
 
 Block = torch.Tensor | tuple[int, int]
@@ -116,6 +117,7 @@ _BLOCKS: dict[type, Callable[[Any], Iterator[Block]]] = {
     DistributedSampler: _distributed,
     ShuffleSampler: ShuffleSampler.blocks,
 }
+_ITERS = Methods(*((cls, "__iter__") for cls in (BatchSampler, SubsetRandomSampler, *_BLOCKS)))
 
 
 def find_blocks(index_sampler: object) -> Iterator[Block] | None:
@@ -123,7 +125,7 @@ def find_blocks(index_sampler: object) -> Iterator[Block] | None:
 
     None for any other; it is then iterated in Python. Nothing is drawn before the first block.
     """
-    if type(index_sampler) is not BatchSampler:
+    if type(index_sampler) is not BatchSampler or _ITERS.find_replaced():
         return None
     sampler = index_sampler.sampler
     if type(sampler) is SubsetRandomSampler:

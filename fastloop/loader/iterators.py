@@ -13,7 +13,7 @@ from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.prefetch import DeviceIter, TorchDeviceIter
 from fastloop.loader.array_iter import ArrayIter
 from fastloop.loader.extras import Extras
-from fastloop.loader.route import find_route
+from fastloop.loader.route import find_replaced_iterator, find_route
 from fastloop.loader.shared import Shared
 from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
 
@@ -26,13 +26,13 @@ def iterator_with(
     Args:
         loader: has those extras as attributes that iterators look at.
         torchs_own: makes the iterator that torch alone would make. It is used where this version of
-            fastloop does not know torch's iterators.
+            fastloop does not know torch's iterators, or others have changed them.
     """
     is_plain = extras.device_transform is None and not extras.static_buffers
     accelerator = None
     if extras.device is not None and not (is_plain and torch.device(extras.device).type == "cpu"):
         accelerator = open_accelerator(extras.device)
-    is_left = not is_known("torch", "Loaders are left")
+    is_left = bool(find_replaced_iterator()) or not is_known("torch", "Loaders are left")
     iterator = torchs_own() if is_left else fast_iterator(loader, extras.path, shared, accelerator)
     if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
         return iterator
@@ -57,14 +57,14 @@ def fast_iterator(
             is true, else in CPU memory.
     """
     shared = shared or Shared()
-    route = find_route(loader, path, pin=True)
+    route = find_route(loader, path, pin=True, changed=shared.changed)
     # Those over workers are imported when the first is made: most programs have one kind or none.
     if route.path == "thread":
         from fastloop.loader.thread_iter import ThreadIter
 
         return ThreadIter(loader, shared, accelerator)
     if route.source is not None:
-        return ArrayIter(loader, route.source, shared, accelerator)
+        return ArrayIter(loader, route.source, shared, accelerator, is_live=path == "array")
     if route.path == "process":
         from fastloop.loader.process_iter import ProcessIter
 
@@ -92,5 +92,6 @@ def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
     if not getattr(iterator, "is_broken", bool)():
         return False
     iterator.close()
+    iterator._shared.position.keeps_seed = True
     loader._iterator = None
     return True

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     IterableDataset,
     IterDataPipe,
     MapDataPipe,
     RandomSampler,
     SequentialSampler,
+    StackDataset,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
@@ -28,6 +30,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import _core
 from fastloop.base.torch_parts import (
+    BaseIter,
+    MapFetcher,
+    Methods,
+    MultiIter,
+    SingleIter,
     default_collate,
     default_convert,
     difference,
@@ -63,6 +70,17 @@ _INDEX_SAMPLERS = (
     SequentialSampler,
     ShuffleSampler,
     WeightedRandomSampler,
+)
+_SAMPLE_METHODS = Methods(
+    *(
+        (cls, name)
+        for cls in (ConcatDataset, StackDataset, Subset, TensorDataset)
+        for name in ("__getitem__", "__getitems__")
+    ),
+    (MapFetcher, "fetch"),
+)
+_ITER_METHODS = Methods(
+    *((cls, "__next__") for cls in (BaseIter, SingleIter, MultiIter)), (MultiIter, "_next_data")
 )
 
 
@@ -169,17 +187,30 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
             )
 
 
-def _check_singles(loader: DataLoader[Any]) -> None:
-    """Single samples of C's are arrays; and a sampler of the user's may yield lists: of sequences
-    there is no such sample."""
-    dataset: object = loader.dataset
+def _below_subsets(dataset: object) -> object:
     while type(dataset) is Subset:
         dataset = dataset.dataset
+    return dataset
+
+
+def gives_views(loader: DataLoader[Any]) -> bool:
+    """Whether torch's own code gives views of the data with batch_size=None."""
+    dataset = _below_subsets(loader.dataset)
+    is_fastloops = is_array_dataset(dataset) or is_token_dataset(dataset)
+    return loader.num_workers == 0 and not is_fastloops
+
+
+def _check_singles(loader: DataLoader[Any], path: str) -> None:
+    """Single samples of C's are arrays; and a sampler of the user's may yield lists: of sequences
+    there is no such sample."""
+    dataset = _below_subsets(loader.dataset)
     if is_image_folder(dataset):
         raise NotCoveredError("a single sample of an ImageFolder has an int, as torchvision's")
     if is_hugging_face(dataset):
         raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
     if type(loader.sampler) in _INDEX_SAMPLERS:
+        if path != "array" and gives_views(loader):
+            raise NotCoveredError("single samples are views of the data, as torch's")
         return
     if is_array_dataset(dataset):
         from fastloop.data.ragged import RaggedField
@@ -191,7 +222,9 @@ def _check_singles(loader: DataLoader[Any]) -> None:
         raise NotCoveredError(f"the sampler may yield what is no index of a {name}")
 
 
-def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
+def _array_source(loader: DataLoader[Any], path: str, pin: bool) -> Source:
+    if replaced := _SAMPLE_METHODS.find_replaced():
+        raise NotCoveredError(f"torch's {replaced} was replaced by another")
     if not _has_default_collate(loader):
         raise NotCoveredError(
             difference("collate")
@@ -202,7 +235,7 @@ def _array_source(loader: DataLoader[Any], pin: bool) -> Source:
     if loader.num_workers > 0 and loader.prefetch_factor == 0:
         raise NotCoveredError("prefetch_factor is 0")
     if not loader._auto_collation:
-        _check_singles(loader)
+        _check_singles(loader, path)
     return find_source(loader.dataset, pin and loader.num_workers > 0, loader.collate_fn)
 
 
@@ -226,13 +259,21 @@ def _check_threads(loader: DataLoader[Any]) -> None:
         raise ValueError(f"path='thread' cannot load {what}")
 
 
-def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -> Route:
+def find_replaced_iterator() -> str:
+    """The name of a method of torch's iterators that a tool or a user has replaced, or ""."""
+    return _ITER_METHODS.find_replaced()
+
+
+def find_route(
+    loader: DataLoader[Any], path: str = "auto", pin: bool = False, changed: str = ""
+) -> Route:
     """The path for any torch ``DataLoader``, now.
 
     Args:
         loader: any torch DataLoader.
         path: as the argument of ``fastloop.DataLoader``.
         pin: an iterator will be made, so storages may be marked; else nothing is changed.
+        changed: why threads that read the data as they are would not give torch's batches, or "".
 
     Raises:
         ValueError: ``path`` demands a path that does not take this loader.
@@ -245,13 +286,15 @@ def find_route(loader: DataLoader[Any], path: str = "auto", pin: bool = False) -
             return Route(
                 "torch", f"{name} is an argument that this version of fastloop does not know"
             )
-    route = _choose(loader, path, pin)
+    if replaced := find_replaced_iterator():
+        return Route("torch", f"torch's {replaced} was replaced by another")
+    route = _choose(loader, path, pin, changed)
     if is_known(route.path, f"Loaders with path={route.path!r} are left"):
         return route
     return Route("torch", difference(route.path))
 
 
-def _choose(loader: DataLoader[Any], path: str, pin: bool) -> Route:
+def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Route:
     if path == "torch":
         return Route("torch", "path='torch' was asked for")
     if path == "thread":
@@ -268,9 +311,11 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool) -> Route:
                 f"path={other!r}"
             )
         return Route(path, f"path={path!r} was asked for")
+    if changed and path == "auto" and loader.num_workers > 0:
+        return Route("process", changed)
     _check_transforms(loader.dataset, path, other)
     try:
-        source = _array_source(loader, pin)
+        source = _array_source(loader, path, pin)
     except NotCoveredError as reason:
         if path == "array":
             raise ValueError(

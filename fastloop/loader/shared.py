@@ -44,6 +44,7 @@ class Shared:
         self.depth = 0  # of the queue, where prefetch_factor="auto" has found one
         self.unpinnable: set[tuple[bool, int]] = set()  # (shared, device): cannot be pinned for it
         self.fault = ""  # why C does not upload, where it was meant to
+        self.changed = ""  # that the data are changed in place, where threads have noticed it
         # Of paths that run torch's iterators, and of pools that were replaced.
         self.counts: Counter[str] = Counter()
         self._lock = NextLock()  # iterators begin and count in several threads

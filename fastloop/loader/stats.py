@@ -106,7 +106,7 @@ class LoaderStats:
 
 def stats_of(loader: DataLoader[Any], path: str, shared: Shared) -> LoaderStats:
     """Of a loader whose iterators are given ``path`` and ``shared``."""
-    route = find_route(loader, path)
+    route = find_route(loader, path, changed=shared.changed)
     count = shared.count()
     workers, fallbacks = shared.count_workers()
     return LoaderStats(

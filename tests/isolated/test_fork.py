@@ -41,6 +41,9 @@ for workers in (0, 1, 2):
         lent[0][0].fill_(-1)
         lent.clear()
         for old in (iterator, unused):
+            if workers == 0:  # goes on from where the parent's stands, as torch's does
+                check(list(old), 3 * (old is iterator))
+                continue
             for _ in range(2):
                 kind, error, text = outcome(lambda: next(old))
                 assert (kind, error) == ("raised", RuntimeError), error
@@ -73,6 +76,95 @@ for workers in (0, 1, 2):
     check(list(unused))
     del lent, more
     assert loader.stats().slots_lent == 0
+""",
+    )
+
+
+def test_an_iterator_without_workers_goes_on_in_a_child(tmp_path: Path) -> None:
+    """With the batches and random numbers that torch's gives there, and in a child of the child."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+from torch.utils.data import BatchSampler, RandomSampler, Sampler
+
+torch.set_num_threads(1)  # torch's own threads do not survive fork()
+
+class Own(Sampler):
+    def __iter__(self):
+        for _ in range(20):
+            yield int(torch.randint(40, ()))
+
+    def __len__(self):
+        return 20
+
+CASES = {
+    "sequential": {"batch_size": 4},
+    "shuffled": {"batch_size": 4, "shuffle": True},
+    "short": {"batch_size": 7, "shuffle": True},
+    "drop_last": {"batch_size": 7, "shuffle": True, "drop_last": True},
+    "replacement": {"batch_size": 7, "sampler": RandomSampler(dataset, True, 90)},
+    "own": {"batch_size": 4, "sampler": Own()},
+    "singles": {"batch_size": None, "sampler": BatchSampler(Own(), 3, False)},
+}
+
+def follow(iterator, steps, depth):
+    found = [labels.tolist() for _, labels in (next(iterator) for _ in range(steps))]
+    if depth > 0:
+        read, write = os.pipe()
+
+        def child():
+            with os.fdopen(write, "w") as pipe:
+                pipe.write(repr(follow(iterator, 1, depth - 1)))
+
+        in_child(child)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            found.append(pipe.read())
+    found += [labels.tolist() for _, labels in iterator]
+    return found, torch.rand(1).item()
+
+for name, given in CASES.items():
+    for steps in (0, 1, 3):
+        results = []
+        for cls in (TorchLoader, DataLoader):
+            torch.manual_seed(1)
+            loader = cls(dataset, **given)
+            iterator = iter(loader)
+            results.append(follow(iterator, steps, 2))
+        assert loader.stats().path == "array", name
+        assert results[0] == results[1], (name, steps, results)
+""",
+    )
+
+
+def test_persistent_workers_draw_no_seed_again_in_a_child(tmp_path: Path) -> None:
+    """Their first one stays, so the child's epochs have the order that the parent's have."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+for data in (dataset, ArrayDataset(x)):
+    for path in ("auto", "process"):
+        torch.manual_seed(1)
+        loader = DataLoader(
+            data, 4, shuffle=True, num_workers=1, persistent_workers=True, path=path
+        )
+        list(loader)
+        read, write = os.pipe()
+
+        def two_epochs():
+            return repr([[batch[0][:, 0].tolist() for batch in loader] for _ in range(2)])
+
+        def child():
+            with os.fdopen(write, "w") as pipe:
+                pipe.write(two_epochs() + repr(torch.rand(1)))
+
+        in_child(child)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            childs = pipe.read()
+        assert childs == two_epochs() + repr(torch.rand(1)), path
 """,
     )
 

@@ -95,7 +95,8 @@ CASES: dict[str, Any] = {
     ),
     "stream": (lambda: DataLoader(Counting(), 2), SyncIter),
     "stream workers": (lambda: DataLoader(Counting(), 2, num_workers=2), ProcessIter),
-    "no batches": (lambda: DataLoader(arrays(), None), ArrayIter),
+    "no batches": (lambda: DataLoader(arrays(), None), SyncIter),
+    "no batches workers": (lambda: DataLoader(arrays(), None, num_workers=2), ArrayIter),
 }
 
 

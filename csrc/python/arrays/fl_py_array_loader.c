@@ -204,7 +204,8 @@ PyDoc_STRVAR(restart_doc,
              "submits workers * prefetch batches.\n\n"
              "kind: 0 the source yields int64 vectors and (first, count) ranges to be cut into\n"
              "batches as batch_sampler says (its batch_size at the time, unless drop_last), 1 the\n"
-             "indices of a batch, 2 single indices. epoch: for the plans of the table.");
+             "indices of a batch, 2 single indices or lists of them, 3 the same, but `fetch` is\n"
+             "called with what is no list. epoch: for the plans of the table.");
 
 static PyObject *loader_restart(fl_py_array_loader *self, PyObject *args)
 {
@@ -295,7 +296,25 @@ static PyObject *loader_is_own(fl_py_array_loader *self, PyObject *Py_UNUSED(ign
     return PyBool_FromLong(self->generation == fl_fork_generation());
 }
 
+PyDoc_STRVAR(
+    rest_doc,
+    "rest()\n--\n\n"
+    "What the epoch has not read yet, as (iterator, block, left, kind, batch_sampler): first\n"
+    "the last `left` indices of block, then what the iterator gives. For a forked child,\n"
+    "which goes on with it. Only without workers.\n\n"
+    "Raises RuntimeError if a thread was in next() when the process forked.");
+
+static PyObject *loader_rest(fl_py_array_loader *self, PyObject *Py_UNUSED(ignored))
+{
+    if (self->ring.runs_ahead || self->owner != 0) {
+        PyErr_SetString(PyExc_RuntimeError, "this iterator was in use when the process forked");
+        return NULL;
+    }
+    return fl_py_index_source_rest(&self->ring.indices);
+}
+
 static PyMethodDef loader_methods[] = {
+    {"rest", (PyCFunction)loader_rest, METH_NOARGS, rest_doc},
     {"is_own", (PyCFunction)loader_is_own, METH_NOARGS, is_own_doc},
     {"use", (PyCFunction)loader_use, METH_O, use_doc},
     {"restart", (PyCFunction)loader_restart, METH_VARARGS, restart_doc},

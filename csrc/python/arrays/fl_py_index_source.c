@@ -133,11 +133,13 @@ static int read_batch(const fl_py_index_source *self, const fl_py_dlpack *dlpack
     return rows_or_item(added, rows);
 }
 
-static int read_single(const fl_py_dlpack *dlpack, PyObject *item, fl_rows *rows, bool *is_single)
+static int read_single(fl_py_index_kind kind, const fl_py_dlpack *dlpack, PyObject *item,
+                       fl_rows *rows, bool *is_single)
 {
     int64_t index;
     fl_err err;
     if (PyList_CheckExact(item)) return rows_or_item(fl_py_rows_add(dlpack, item, rows), rows);
+    if (kind == FL_PY_INDEX_LISTS) return FL_PY_INDEX_ITEM;
     *is_single = true;
     int added = fl_py_index(dlpack, item, &index);
     if (added == 1 && fl_rows_add(rows, &index, 1, &err) != FL_OK) return raise_status(&err);
@@ -152,10 +154,20 @@ int fl_py_index_source_read(fl_py_index_source *self, const fl_py_dlpack *dlpack
     if (self->kind == FL_PY_INDEX_BLOCKS) return read_from_blocks(self, dlpack, rows);
     *item = next_item(self);
     if (*item == NULL) return PyErr_Occurred() ? -1 : FL_PY_INDEX_END;
-    int got = self->kind == FL_PY_INDEX_BATCHES ? read_batch(self, dlpack, item, rows)
-                                                : read_single(dlpack, *item, rows, is_single);
+    int got = self->kind == FL_PY_INDEX_BATCHES
+                  ? read_batch(self, dlpack, item, rows)
+                  : read_single(self->kind, dlpack, *item, rows, is_single);
     if (got != FL_PY_INDEX_ITEM) Py_CLEAR(*item);
     return got;
+}
+
+static PyObject *or_none(PyObject *object) { return object != NULL ? object : Py_None; }
+
+PyObject *fl_py_index_source_rest(const fl_py_index_source *self)
+{
+    return Py_BuildValue("(OOLiO)", or_none(self->iterator), or_none(self->block),
+                         (long long)fl_plan_left(self->plan), (int)self->kind,
+                         or_none(self->batch_sampler));
 }
 
 void fl_py_index_source_drop(fl_py_index_source *self)

@@ -13,7 +13,8 @@ typedef enum {
     FL_PY_INDEX_BLOCKS,  /* the sampler yields int64 vectors and (first, count) ranges, to be cut
                             into batches */
     FL_PY_INDEX_BATCHES, /* it yields the indices of one batch */
-    FL_PY_INDEX_SINGLES  /* it yields one index, or a list of them, as for batch_size=None */
+    FL_PY_INDEX_SINGLES, /* it yields one index, or a list of them, as for batch_size=None */
+    FL_PY_INDEX_LISTS    /* the same, but a sample that is no list is torch's to fetch */
 } fl_py_index_kind;
 
 typedef struct fl_py_index_source {
@@ -47,6 +48,11 @@ enum { FL_PY_INDEX_END, FL_PY_INDEX_ROWS, FL_PY_INDEX_ITEM };
  */
 int fl_py_index_source_read(fl_py_index_source *self, const fl_py_dlpack *dlpack, fl_rows *rows,
                             bool *is_single, PyObject **item);
+
+/* What the epoch has not read yet: a new tuple (iterator, block, left, kind, batch_sampler). `left`
+ * indices at the end of `block` come before what the iterator gives; block is None before the
+ * first. NULL and an exception. */
+PyObject *fl_py_index_source_rest(const fl_py_index_source *self);
 
 /* Forgets the epoch. */
 void fl_py_index_source_drop(fl_py_index_source *self);
