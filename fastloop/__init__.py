@@ -6,10 +6,6 @@ NumPy nor torch; they are imported when a name that needs them is first used.
 
 from __future__ import annotations
 
-import sys
-
-from fastloop.saved_by_0_1 import PickleFinder as _PickleFinder
-
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this
 if TYPE_CHECKING:
     from typing import Any
@@ -140,10 +136,6 @@ def unload_ipython_extension(shell: object) -> None:
     from fastloop.patching import notebook
 
     notebook.unload()
-
-
-if _PickleFinder not in sys.meta_path:
-    sys.meta_path.append(_PickleFinder)
 
 
 def __getattr__(name: str) -> Any:

@@ -49,15 +49,13 @@ from fastloop.loader.epoch import (
     read_states,
     sampler_with_epoch,
     samplers_of,
-    with_newer_keys,
-    with_random_epoch,
     without_torchs,
 )
 from fastloop.loader.left_batches import read_left, write_left
 from fastloop.loader.lightning_resume import Rest, rest_for_caller
 from fastloop.loader.rank_change import with_ranks_here
 
-VERSION = 5
+VERSION = 1
 
 _UNCHANGED = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
 _FIELDS = {
@@ -250,22 +248,6 @@ def refuse_state(strict: bool) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _upgraded(state: dict[str, Any]) -> dict[str, Any]:
-    """A state of version 1, which left out what a loader does not have, as one of version 2."""
-    fits, moments = state.get("fits"), state.get("generators")
-    changed: dict[str, Any] = {"version": 2, "not_resumable": ""}
-    changed["sampler_epoch"] = state.get("sampler_epoch", -1)
-    if isinstance(fits, dict):
-        changed["fits"] = {name: _text(fits.get(name)) for name in _FACTS}
-    if isinstance(moments, dict):
-        given = {moment: moments.get(moment, {}) for moment in _MOMENTS}
-        changed["generators"] = {
-            moment: {**dict.fromkeys(GENERATORS, ""), **texts} if isinstance(texts, dict) else texts
-            for moment, texts in given.items()
-        }
-    return {**state, **changed}
-
-
 def _check_texts(name: str, texts: Any, keys: tuple[str, ...]) -> None:
     if not isinstance(texts, dict):
         raise TypeError(f"{name} is not a dict; {_UNCHANGED}")
@@ -303,17 +285,9 @@ def _checked(state: object) -> State:
     """A copy of our keys of the state. Others (accelerate) add keys of their own."""
     if not isinstance(state, dict):
         raise TypeError(f"state is a {type(state).__name__}, not a dict; {_UNCHANGED}")
-    version = state.get("version")
-    if version == 1:
-        state = _upgraded(state)
-    if version in (1, 2):
-        state = with_random_epoch(state)
-    if version in (1, 2, 3, 4):
-        state = {**with_newer_keys(state), "version": VERSION}
-    elif version != VERSION:
+    if state.get("version") != VERSION:
         raise ValueError(
-            f"state['version'] is {version!r}, and this version of fastloop reads {VERSION} and "
-            f"before; {_UNCHANGED}"
+            f"state['version'] must be {VERSION}, got {state.get('version')!r}; {_UNCHANGED}"
         )
     _check_parts(_SCHEMA.check(state, "state"))
     found = {**{key: state[key] for key in _FIELDS}, **states_within(state)}
@@ -338,8 +312,6 @@ def _find_differences(loader: DataLoader[Any], state: State) -> list[str]:
     known = ("iter", "next") if state["begun"] else ("now",)
     saved = {name for moment in known for name, text in moments[moment].items() if text}
     given = set(generators if is_drawn_from else without_torchs(generators))
-    if isinstance(loader.dataset, IterableDataset) and not saved:
-        given = set()  # versions before 4 left those out
     if not is_drawn_from:
         saved, given = saved - {TORCHS}, given - {TORCHS}
     if saved != given:

@@ -40,7 +40,6 @@ from fastloop.loader.dataset_epochs import (
     set_by_user,
 )
 from fastloop.loader.dataset_states import (
-    NOWHERE,
     DatasetStates,
     Places,
     fit_places,
@@ -138,17 +137,6 @@ def sampler_with_epoch(loader: DataLoader[Any]) -> Any:
 def draws_each_epoch(loader: DataLoader[Any]) -> bool:
     """Whether torch draws a base seed at every iter(). Persistent workers keep their first."""
     return not (loader.persistent_workers and loader.num_workers > 0)
-
-
-def with_random_epoch(state: State) -> State:
-    """A state of version 2 or before as one of version 3: the random numbers were those of the
-    loader's epoch, where the user had set none."""
-    return {"random_epoch": state.get("epoch"), "set_epochs": "", **state}
-
-
-def with_newer_keys(state: State) -> State:
-    """A state of version 3 or 4 as one of version 5: later epochs drew as the next one would."""
-    return {**NOWHERE, "left": "", "draws_each_epoch": state.get("draws_base_seed"), **state}
 
 
 # ---- what is left of an epoch
@@ -527,11 +515,3 @@ class Position:
         position._torchs_at_loading = self._torchs_at_loading
         position._draws_each_epoch = self._draws_each_epoch
         return position
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """A pickle of fastloop 0.1 has no random epoch, nor has the state in it, which says nothing
-        of the dataset either."""
-        if state["pending"] is not None:
-            state["pending"] = with_newer_keys(with_random_epoch(state["pending"]))
-        later = {"_torchs_at_loading": None, "_draws_each_epoch": None, "keeps_seed": False}
-        self.__dict__.update({"random_epoch": state["number"], **later, **state})

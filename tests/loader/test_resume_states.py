@@ -141,8 +141,8 @@ def torchs(text: Any) -> Callable[[dict[str, Any]], Any]:
 DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = {
     "none": (lambda state: None, TypeError, "state is a NoneType, not a dict; pass what"),
     "list": (lambda state: [state], TypeError, "state is a list"),
-    "empty": (lambda state: {}, ValueError, r"state\['version'\] is None, and this version"),
-    "version": (damaged(version=99), ValueError, "is 99, and this version of fastloop reads 5 and"),
+    "empty": (lambda state: {}, ValueError, r"state\['version'\] must be 1, got None"),
+    "version": (damaged(version=99), ValueError, "must be 1, got 99"),
     "no epoch": (without("epoch"), ValueError, "state has no 'epoch'"),
     "no reason": (without("not_resumable"), ValueError, "state has no 'not_resumable'"),
     "no generators": (without("generators"), ValueError, "state has no 'generators'"),

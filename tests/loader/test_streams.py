@@ -504,18 +504,6 @@ def test_bad_arguments(given: dict[str, Any]) -> None:
 # ---- what else stays
 
 
-def test_a_state_of_version_3_over_a_stream() -> None:
-    state = loader_of(OfDataset, 0, generator=torch.Generator()).state_dict()
-    for key in ("dataset_state", "fetcher_state", "_snapshot"):
-        del state[key]
-    none = dict.fromkeys(state["generators"]["now"], "")
-    state |= {"version": 3, "generators": {"now": none, "iter": none, "next": none}}
-    loader = loader_of(OfDataset, 0, generator=torch.Generator())
-    loader.load_state_dict({**state, "epoch": 4}, strict=True)
-    assert len(read(loader, 1)[0]) == 4
-    assert loader.state_dict()["epoch"] == 5
-
-
 def test_the_dataset_of_a_worker_is_the_users() -> None:
     seen = list(DataLoader(Tells(), None, num_workers=1, worker_init_fn=mark))
     assert seen == [True, "marked"]
