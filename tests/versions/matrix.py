@@ -63,6 +63,10 @@ class Cell:
     start_method: str = "fork"
 
     @property
+    def is_free_threaded(self) -> bool:
+        return re.fullmatch(r"py3\.\d+t", self.name) is not None
+
+    @property
     def folder(self) -> str:
         text = f"{self.torch}-{self.python}"
         return re.sub(r"[^\w.]+", "-", text).strip("-")
@@ -185,6 +189,8 @@ class Workshop:
             call(self.uv, "venv", "-q", "--clear", "--no-cache", "--python", cell.python, place)
         lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
         wanted = [line for line in lines if line.partition("==")[0] in REQUIREMENTS]
+        if cell.is_free_threaded:  # the last releases have no wheels for it; torch, too, is older
+            wanted = ["--only-binary", ":all:", *REQUIREMENTS]
         call(*pip, cell.torch, *wanted)
         if cell.python not in self.wheels:
             self.wheels[cell.python] = self.build(python, f"wheels/{cell.folder}")
