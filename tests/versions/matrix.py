@@ -46,8 +46,9 @@ t = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
 print("%d.%d" % sys.version_info[:2] + t)
 """
 ASK_VERSIONS = """
-import platform, torch
-print(torch.__version__, platform.python_version(), platform.machine())
+import platform, sysconfig, torch
+t = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+print(torch.__version__, platform.python_version() + t, platform.machine())
 """
 
 
