@@ -15,6 +15,8 @@ from fastloop.data.batch_memory import call_lent
 from fastloop.data.kinds import fills_batches, find_collate
 from fastloop.loader.shared import CLOSED, LoaderProxy, LockedIter, Shared, WorkerCounts
 
+_KILLED_S = 5.0  # for a worker after SIGTERM
+
 
 class SyncIter(SingleIter, LockedIter):
     """torch's iterator without workers.
@@ -109,7 +111,11 @@ class TorchProcessIter(MultiIter, LockedIter):
 
     def close(self) -> None:
         super().close()
+        was_open = not self._shutdown
         self._shutdown_workers()
+        # torch before 2.13 kills workers that do not end, and leaves them as zombies.
+        for worker in self._workers if was_open else ():
+            worker.join(_KILLED_S)
 
     def _finalize(self) -> None:
         super()._finalize()

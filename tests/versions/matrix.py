@@ -46,8 +46,9 @@ t = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
 print("%d.%d" % sys.version_info[:2] + t)
 """
 ASK_VERSIONS = """
-import platform, torch
-print(torch.__version__, platform.python_version(), platform.machine())
+import platform, sysconfig, torch
+t = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+print(torch.__version__, platform.python_version() + t, platform.machine())
 """
 
 
@@ -61,6 +62,10 @@ class Cell:
     torch: str  # what is asked of the index
     python: str  # the interpreter's path
     start_method: str = "fork"
+
+    @property
+    def is_free_threaded(self) -> bool:
+        return re.fullmatch(r"py3\.\d+t", self.name) is not None
 
     @property
     def folder(self) -> str:
@@ -185,6 +190,8 @@ class Workshop:
             call(self.uv, "venv", "-q", "--clear", "--no-cache", "--python", cell.python, place)
         lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
         wanted = [line for line in lines if line.partition("==")[0] in REQUIREMENTS]
+        if cell.is_free_threaded:  # the last releases have no wheels for it; torch, too, is older
+            wanted = ["--only-binary", ":all:", *REQUIREMENTS]
         call(*pip, cell.torch, *wanted)
         if cell.python not in self.wheels:
             self.wheels[cell.python] = self.build(python, f"wheels/{cell.folder}")
@@ -212,7 +219,10 @@ class Workshop:
         began = time.monotonic()
         with report.with_suffix(".log").open("w") as log:
             command = [place / "bin" / "pytest", *arguments(cell, jobs), f"--junitxml={report}"]
-            subprocess.run(command, cwd=self.folder / "nowhere", stdout=log, stderr=log)
+            # Else Triton, which torch's optimizers import, puts the lock back.
+            environ = {**os.environ, **({"PYTHON_GIL": "0"} if cell.is_free_threaded else {})}
+            nowhere = self.folder / "nowhere"
+            subprocess.run(command, cwd=nowhere, stdout=log, stderr=log, env=environ)
         seconds = round(time.monotonic() - began)
         counts, why = read_report(report)
         return self.result(cell, (torch.partition("+")[0], python, machine), counts, seconds, why)

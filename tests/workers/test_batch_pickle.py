@@ -201,7 +201,7 @@ class Local:
 
 Local.__qualname__ = "nowhere.Local"
 REFUSED: dict[str, tuple[Make, type[BaseException], str]] = {
-    "lambda": (lambda: lambda: 1, AttributeError, "Can't pickle local object"),
+    "lambda": (lambda: lambda: 1, AttributeError, " local object '"),  # CPython words it anew
     "generator": (lambda: (i for i in "ab"), TypeError, "cannot pickle 'generator' object"),
     "lock": (threading.Lock, TypeError, "cannot pickle '_thread.lock' object"),
     "module": (lambda: [np], TypeError, "cannot pickle 'module' object"),
