@@ -37,7 +37,7 @@ HEART = (
 # frameworks do is left out.
 HEART_OF_METHODS = ("loader", "--ignore=loader/test_frameworks_resume.py")
 # Lines of requirements-dev.txt. What else tests would use, such as frameworks, they skip.
-REQUIREMENTS = "numpy pytest pytest-xdist hypothesis psutil tqdm pillow setuptools".split()
+REQUIREMENTS = "numpy pytest pytest-xdist hypothesis psutil tqdm pillow cloudpickle".split()
 SOURCES = "fastloop csrc setup.py setup_cuda.py pyproject.toml README.md LICENSE".split()
 TESTED = re.compile(r"^(?:OLDEST|NEWEST_TESTED) = \((\d+), (\d+)\)", re.MULTILINE)
 ASK_MINOR = """
@@ -190,8 +190,9 @@ class Workshop:
             call(self.uv, "venv", "-q", "--clear", "--no-cache", "--python", cell.python, place)
         lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
         wanted = [line for line in lines if line.partition("==")[0] in REQUIREMENTS]
+        wanted.append("setuptools>=77")  # torch 2.11 and 2.12 want one before 82
         if cell.is_free_threaded:  # the last releases have no wheels for it; torch, too, is older
-            wanted = ["--only-binary", ":all:", *REQUIREMENTS]
+            wanted = ["--only-binary", ":all:", *REQUIREMENTS, "setuptools"]
         call(*pip, cell.torch, *wanted)
         if cell.python not in self.wheels:
             self.wheels[cell.python] = self.build(python, f"wheels/{cell.folder}")
