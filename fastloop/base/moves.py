@@ -19,9 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fastloop import _core
-
-# Methods that change the address of a storage. The last two are called without the first, too.
-_MOVING = ("share_memory_", "_share_filename_cpu_", "_share_fd_cpu_")
+from fastloop.base.torch_parts import difference, is_known, parts_of
 
 Keeper = _core.Table | _core.Windows
 
@@ -46,19 +44,18 @@ def _noticing(move: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def find_fault() -> str | None:
-    """Why moves would go unnoticed with this release of torch; None: they are noticed from now on.
-
-    With a fault nothing may keep the address of a tensor.
-    """
+def are_noticed() -> bool:
+    """Whether moves are noticed from now on. Where this torch does not let it, after one warning,
+    nothing may keep the address of a tensor."""
+    if not is_known("moves", "The tensors of datasets are left"):
+        return False
     storage = torch.UntypedStorage
-    for name in _MOVING:
-        if not callable(getattr(storage, name, None)):
-            return f"torch {torch.__version__} has no UntypedStorage.{name}"
-    for name in _MOVING:
-        setattr(storage, name, _noticing(getattr(storage, name)))
+    for part in parts_of("moves"):
+        name = part.path.rpartition(".")[2]
+        if callable(getattr(storage, name)):
+            setattr(storage, name, _noticing(getattr(storage, name)))
     os.register_at_fork(after_in_child=_renew_lock)
-    return None
+    return True
 
 
 def tensors_in(source: Any) -> Iterator[torch.Tensor]:
@@ -81,9 +78,10 @@ def watch(keeper: Keeper) -> None:
     storages = frozenset(tensor.untyped_storage()._cdata for tensor in tensors_in(keeper))
     if not storages:
         return
-    fault = find_fault()
-    if fault is not None:
-        raise NotImplementedError(f"the memory of a tensor may move unnoticed: {fault}")
+    if not are_noticed():
+        raise NotImplementedError(
+            f"the memory of a tensor may move unnoticed: {difference('moves')}"
+        )
     with _lock:
         _keepers[keeper] = storages
         _core.move((keeper,), bool, (), {})  # it looked when it was made, maybe before a move

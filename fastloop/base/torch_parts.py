@@ -101,6 +101,7 @@ class Part(NamedTuple):
 _EXCHANGE = "torch:Tensor.__dlpack_c_exchange_api__"
 _MODES = "torch._C:_len_torch_dispatch_stack"
 _WRAPPED = "torch._C._functorch:is_functorch_wrapped_tensor"
+_STORAGE = "torch:UntypedStorage."
 _PROFILER = "torch.autograd.profiler:_is_profiler_enabled"
 
 # Arguments of torch's DataLoader.
@@ -340,6 +341,14 @@ _PARTS: dict[str, tuple[Part, ...]] = {
     "sparse": (
         Part("torch:Tensor._indices", "memory of a sparse tensor that waits for an upload"),
         Part("torch:Tensor._values", "elements of a sparse gradient, repeated ones too"),
+    ),
+    # The last two are called without the first, too.
+    "moves": (
+        *(
+            Part(_STORAGE + name, "moves the memory of tensors, which base/moves.py has to notice")
+            for name in ("share_memory_", "_share_filename_cpu_", "_share_fd_cpu_")
+        ),
+        Part(_STORAGE + "_cdata", "tells whether tensors have one storage"),
     ),
     "profiler": (Part(_PROFILER, "fastloop's ranges are on the profiler's timeline"),),
     "queue": (

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fastloop import _core
-from fastloop.base.moves import find_fault
+from fastloop.base.moves import are_noticed
 from fastloop.data.field import Array, MappedFile, find_file
 from fastloop.data.files import open_regular, read_npy_header
 
@@ -274,7 +274,7 @@ def take_buffers(values: Any, offsets: Any) -> OpenTokens:
     ends = bounds[1:].astype(np.int64) - first
     if not isinstance(values, torch.Tensor):
         return OpenTokens(file, array, ends)
-    if find_fault() is not None:
+    if not are_noticed():
         return OpenTokens(file, array.copy(), ends)
     return OpenTokens(file, values.detach().as_subclass(torch.Tensor), ends)
 

@@ -333,12 +333,16 @@ def test_without_the_methods_that_move_no_address_is_kept(tmp_path: Path) -> Non
     run(
         tmp_path,
         """
-from fastloop.base import moves
-moves._MOVING = (*moves._MOVING, "_share_otherwise_")
+import warnings
+from fastloop.base import torch_parts
+parts = torch_parts._PARTS
+parts["moves"] += (torch_parts.Part("torch:UntypedStorage._share_otherwise_", "is not there"),)
+warnings.filterwarnings("error")
+warnings.filterwarnings("ignore", "The tensors of datasets are left", RuntimeWarning)
 x = numbered()
 loader = DataLoader(TensorDataset(x, torch.arange(ROWS)), 100, num_workers=2)
 assert check_rows(loader) == ROWS
-assert loader.stats().path == "process" and "has no UntypedStorage._share_otherwise_" in (
+assert loader.stats().path == "process" and "UntypedStorage._share_otherwise_ is gone" in (
     loader.stats().why
 )
 tokens = torch.arange(6_000_000)

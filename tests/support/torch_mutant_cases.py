@@ -47,6 +47,7 @@ LOOPS = {
     "modes": ("samples", *STEP_LOOPS),
     "functorch": ("samples", "processes"),
     "sparse": STEP_LOOPS,
+    "moves": ("arrays", "array_workers"),
     "profiler": ("samples", *STEP_LOOPS),
     "queue": ("array_workers", "processes"),
 }
@@ -101,7 +102,7 @@ def delete(path: str) -> Callable[[], None]:
 PUBLIC = {
     "DataLoader.__init__", "DataLoader.__iter__", "GradScaler.__init__", "GradScaler.scale",
     "GradScaler.unscale_", "GradScaler.step", "GradScaler.update", "clip_grad_norm_",
-    "default_collate", "default_convert", "DataLoader.state_dict",
+    "default_collate", "default_convert", "DataLoader.state_dict", "UntypedStorage.share_memory_",
 }  # fmt: skip
 
 
@@ -116,13 +117,16 @@ def resolved(path: str) -> Any:
 
 
 # Attributes of a type of C that nothing can take away here.
-FIXED = {"Tensor._indices", "Tensor._values"}
+FIXED = {
+    "Tensor._indices", "Tensor._values", "UntypedStorage._cdata",
+    "UntypedStorage._share_filename_cpu_", "UntypedStorage._share_fd_cpu_",
+}  # fmt: skip
 
 
 def cases_of_part(part: Any, group: str) -> Iterator[tuple[str, Case]]:
-    if part.path.partition(":")[2] in FIXED:
-        return
     module, _, names = part.path.partition(":")
+    if names in FIXED or (module == "torch" and names in PUBLIC):
+        return
     last = names.rpartition(".")[2]
     loops = LOOPS[group]
     noticed = group
