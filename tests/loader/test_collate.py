@@ -57,7 +57,7 @@ NUMPY_DTYPES = [
     for name in "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 "
     "float16 float32 float64 complex64 complex128".split()
 ]
-ODD = ("int", "uint", "bits", "complex")
+ODD = ("int", "uint", "bits", "complex", "bcomplex")
 TABLE_LACKS = {d for d in dtypes() if str(d)[len("torch.") :].startswith(ODD)}
 TABLE_LACKS -= set(NUMPY_DTYPES[1:9])
 TABLE_LACKS |= {torch.float4_e2m1fn_x2}
