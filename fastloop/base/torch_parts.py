@@ -509,7 +509,8 @@ class Methods:
         method = vars(cls).get(name)
         code = getattr(method, "__code__", None)
         file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-        return object() if code is not None and code.co_filename != file else method
+        is_torchs = method is None or getattr(code, "co_filename", None) == file
+        return method if is_torchs else object()
 
     def find_replaced(self) -> str:
         """The name of one that is no longer torch's, or ""."""

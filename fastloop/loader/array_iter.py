@@ -234,10 +234,12 @@ class ArrayIter(ResumableIter):
             self._destination.check()
         try:
             if tools._is_profiler_enabled:
-                return named("next", super().__next__)()
-            if self._pin_memory or self._source.is_stale():
-                return super().__next__()
-            data = next(self._array_loader)
+                data = named("next", super().__next__)()
+            elif self._pin_memory or self._source.is_stale():
+                data = super().__next__()
+            else:
+                data = next(self._array_loader)
+                self._num_yielded += 1
         except StopIteration:
             self._epoch.is_over = True
             raise
@@ -245,7 +247,6 @@ class ArrayIter(ResumableIter):
             if not self._goes_on_in_child():
                 raise
             return self.__next__()
-        self._num_yielded += 1
         if self._counted and self._has_changed():
             self._note_change()
         return data

@@ -80,7 +80,9 @@ _SAMPLE_METHODS = Methods(
     (MapFetcher, "fetch"),
 )
 _ITER_METHODS = Methods(
-    *((cls, "__next__") for cls in (BaseIter, SingleIter, MultiIter)), (MultiIter, "_next_data")
+    *((cls, "__next__") for cls in (BaseIter, SingleIter, MultiIter)),
+    *((cls, "_next_data") for cls in (SingleIter, MultiIter)),
+    (BaseIter, "_next_index"),
 )
 
 

@@ -138,6 +138,29 @@ for name, given in CASES.items():
     )
 
 
+def test_a_fork_inside_the_sampler_loses_no_batch_in_silence(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+class Forking:
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        for i in range(3):
+            self.pid = os.fork() if i == 1 else -1
+            yield [2 * i, 2 * i + 1]
+
+sampler = Forking()
+found = outcome(lambda: [y.tolist() for _, y in DataLoader(dataset, batch_sampler=sampler)])
+if sampler.pid == 0:
+    os._exit(0 if found[1] is RuntimeError else 1)
+assert os.wait()[1] == 0
+""",
+    )
+
+
 def test_persistent_workers_draw_no_seed_again_in_a_child(tmp_path: Path) -> None:
     """Their first one stays, so the child's epochs have the order that the parent's have."""
     run_script(

@@ -16,6 +16,7 @@ typedef struct fl_py_array_loader {
     PyThread_type_lock lock; /* owned: around next, restart, use and close */
     atomic_ulong owner;    /* SHARED(owner): the thread that holds the lock, 0: none. Whoever holds
                               it writes; any thread may read whether it is its own */
+    bool is_torn;          /* lock: the process forked inside next(), and this is the child */
     fl_py_array_ring ring; /* lock */
 } fl_py_array_loader;
 
@@ -61,6 +62,7 @@ static int enter(fl_py_array_loader *self)
 
 static void leave(fl_py_array_loader *self)
 {
+    self->is_torn = self->is_torn || self->generation != fl_fork_generation();
     self->owner = 0;
     PyThread_release_lock(self->lock);
 }
@@ -306,7 +308,7 @@ PyDoc_STRVAR(
 
 static PyObject *loader_rest(fl_py_array_loader *self, PyObject *Py_UNUSED(ignored))
 {
-    if (self->ring.runs_ahead || self->owner != 0) {
+    if (self->ring.runs_ahead || self->owner != 0 || self->is_torn) {
         PyErr_SetString(PyExc_RuntimeError, "this iterator was in use when the process forked");
         return NULL;
     }
