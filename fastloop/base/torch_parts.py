@@ -492,6 +492,16 @@ def run_worker_loop(*, dataset: Any, **arguments: Any) -> None:
         loop(dataset=dataset, **arguments)
 
 
+_PACKAGE = __file__.rpartition("base")[0]
+
+
+def is_fastloops(function: Any) -> bool:
+    """Whether it is code of this package: reports put theirs around torch's methods."""
+    return bool(
+        getattr(getattr(function, "__code__", None), "co_filename", "").startswith(_PACKAGE)
+    )
+
+
 class Methods:
     """Methods of torch whose work fastloop does itself. Where a tool or a user has put another in
     the place of one, torch's code is to run, which calls it.
@@ -515,7 +525,8 @@ class Methods:
     def find_replaced(self) -> str:
         """The name of one that is no longer torch's, or ""."""
         for cls, name, method in self._methods:
-            if vars(cls).get(name) is not method:
+            found = vars(cls).get(name)
+            if found is not method and not is_fastloops(found):
                 return f"{cls.__name__}.{name}"
         return ""
 
