@@ -165,12 +165,12 @@ SOURCES_aarch64 := tests/c/emulated.c
 LANE_CC = $(or $(CC_$(LANE)),$(CC))
 
 C_FLAGS := -std=c11 -O1 -g -pthread -Wall -Wextra -Wshadow -Wmissing-prototypes -Wconversion \
-	-DFL_FAULTS -Icsrc/base -Icsrc/core -Icsrc/cpu -Itests/c
+	-DFL_FAULTS $(addprefix -I,csrc/base csrc/cpu $(wildcard csrc/core/*/ csrc/cpu/*/)) -Itests/c
 ifeq ($(FASTLOOP_WERROR),1)
 C_FLAGS += -Werror
 endif
 LANE_DIR := build/ctest/$(LANE)
-LANE_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,$(wildcard csrc/base/*.c csrc/core/*.c csrc/cpu/*.c))
+LANE_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,$(wildcard csrc/base/*.c csrc/core/*/*.c csrc/cpu/*.c csrc/cpu/*/*.c))
 LANE_OBJECTS += $(patsubst %.c,$(LANE_DIR)/%.o,$(SOURCES_$(LANE)))
 LANE_TESTS := $(patsubst tests/c/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/c/test_*.c)))
 
@@ -238,7 +238,7 @@ $(LANE_DIR)/test_transfer_%: $(LANE_DIR)/tests/cuda/test_transfer_%.o $(TRANSFER
 run-lane: $(filter-out $(addprefix $(LANE_DIR)/,$(LEFT_OUT)),$(LANE_TESTS))
 	@$(PYTHON) tests/c/run_programs.py $(LANE) $(JOBS) $(C_TEST_TIMEOUT) '$(UNDER_$(LANE))' $^
 
--include $(wildcard $(LANE_DIR)/*/*/*.d $(LANE_DIR)/*/*/*/*.d)
+-include $(wildcard $(LANE_DIR)/*/*/*.d $(LANE_DIR)/*/*/*/*.d $(LANE_DIR)/*/*/*/*/*.d)
 
 # ---- lint
 

@@ -14,7 +14,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import setup_cuda
 
-FLOORS = ["csrc/base", "csrc/core", "csrc/cpu", "csrc/cuda", "csrc/python", *glob("csrc/python/*/")]
+FLOORS = [f"csrc/{floor}" for floor in ("base", "core", "cpu", "cuda", "python")]
+FLOORS += sorted(glob("csrc/co*/*/") + glob("csrc/cpu/*/") + glob("csrc/python/*/"))
 FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
 FLAGS += ["-Wmissing-prototypes", "-Wconversion"]
 # Sums have the same bits whatever the instruction set: no fused operations but those written.

@@ -1,9 +1,9 @@
 /* image_kernels: how long each kernel for images takes with each table that this machine can run.
  *
  * Not part of the library. From the root of the sources:
- *     gcc -O3 -std=gnu11 -ffp-contract=off -Icsrc/base -Icsrc/core -Icsrc/cpu \
- *         benchmarks/image_kernels.c csrc/cpu/fl_cpu_image*.c csrc/cpu/fl_cpu_level.c \
- *         csrc/core/fl_resample.c csrc/base/fl_base.c -lm -o build/image_kernels
+ *     gcc -O3 -std=gnu11 -ffp-contract=off -Icsrc/base -Icsrc/core/batch -Icsrc/core/image -Icsrc/cpu -Icsrc/cpu/image \
+ *         benchmarks/image_kernels.c csrc/cpu/image/fl_cpu_image*.c csrc/cpu/fl_cpu_level.c \
+ *         csrc/core/image/fl_resample.c csrc/base/fl_base.c -lm -o build/image_kernels
  * It prints microseconds a call, the least of many. */
 #include "fl_cpu_image.h"
 #include "fl_cpu_level.h"

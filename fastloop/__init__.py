@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
     from fastloop import transforms
     from fastloop.data.arrays import ArrayDataset
-    from fastloop.data.image_folder import ImageFolder
-    from fastloop.data.pad import PackCollate, PadCollate
-    from fastloop.data.ragged import RaggedArray
+    from fastloop.data.image_folder.dataset import ImageFolder
     from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler
-    from fastloop.data.tokens import TokenDataset
+    from fastloop.data.sequences.pad import PackCollate, PadCollate
+    from fastloop.data.sequences.ragged import RaggedArray
+    from fastloop.data.tokens.dataset import TokenDataset
     from fastloop.device.prefetch import prefetch
     from fastloop.loader.any_loader import stats
     from fastloop.loader.dataloader import DataLoader
     from fastloop.loader.stats import LoaderStats, WorkerStats
     from fastloop.patching.patch import PatchState, patch, patch_status, patched, unpatch
     from fastloop.patching.seams import SeamStatus
-    from fastloop.see.batch_plan import BatchPlan, find_batch_size
-    from fastloop.see.device_memory import MemoryUse, memory
-    from fastloop.see.doctor import Diagnosis, doctor
-    from fastloop.see.parameters import ParameterCount, count_parameters
-    from fastloop.see.report import Report, report
-    from fastloop.see.scalar_log import ScalarLog
-    from fastloop.see.tune import Suggestion, tune
     from fastloop.step.clip import clip_grad_norm_
     from fastloop.step.scaler import GradScaler
     from fastloop.step.stepper import Stepper
+    from fastloop.tools.batch_size.device_memory import MemoryUse, memory
+    from fastloop.tools.batch_size.plan import BatchPlan, find_batch_size
+    from fastloop.tools.doctor.doctor import Diagnosis, doctor
+    from fastloop.tools.parameters import ParameterCount, count_parameters
+    from fastloop.tools.report.report import Report, report
+    from fastloop.tools.scalars import ScalarLog
+    from fastloop.tools.tune.tune import Suggestion, tune
 
 __version__: str
 
@@ -78,40 +78,40 @@ __all__ = [
 
 _HOMES = {
     "ArrayDataset": "fastloop.data.arrays",
-    "BatchPlan": "fastloop.see.batch_plan",
+    "BatchPlan": "fastloop.tools.batch_size.plan",
     "DataLoader": "fastloop.loader.dataloader",
-    "Diagnosis": "fastloop.see.doctor",
+    "Diagnosis": "fastloop.tools.doctor.doctor",
     "GradScaler": "fastloop.step.scaler",
-    "ImageFolder": "fastloop.data.image_folder",
+    "ImageFolder": "fastloop.data.image_folder.dataset",
     "LengthBucketBatchSampler": "fastloop.data.samplers",
     "LoaderStats": "fastloop.loader.stats",
-    "MemoryUse": "fastloop.see.device_memory",
-    "PackCollate": "fastloop.data.pad",
-    "PadCollate": "fastloop.data.pad",
-    "ParameterCount": "fastloop.see.parameters",
+    "MemoryUse": "fastloop.tools.batch_size.device_memory",
+    "PackCollate": "fastloop.data.sequences.pad",
+    "PadCollate": "fastloop.data.sequences.pad",
+    "ParameterCount": "fastloop.tools.parameters",
     "PatchState": "fastloop.patching.patch",
-    "RaggedArray": "fastloop.data.ragged",
-    "Report": "fastloop.see.report",
-    "ScalarLog": "fastloop.see.scalar_log",
+    "RaggedArray": "fastloop.data.sequences.ragged",
+    "Report": "fastloop.tools.report.report",
+    "ScalarLog": "fastloop.tools.scalars",
     "SeamStatus": "fastloop.patching.seams",
     "ShuffleSampler": "fastloop.data.samplers",
     "Stepper": "fastloop.step.stepper",
-    "Suggestion": "fastloop.see.tune",
-    "TokenDataset": "fastloop.data.tokens",
+    "Suggestion": "fastloop.tools.tune.tune",
+    "TokenDataset": "fastloop.data.tokens.dataset",
     "WorkerStats": "fastloop.loader.stats",
     "clip_grad_norm_": "fastloop.step.clip",
-    "count_parameters": "fastloop.see.parameters",
-    "doctor": "fastloop.see.doctor",
-    "find_batch_size": "fastloop.see.batch_plan",
-    "memory": "fastloop.see.device_memory",
+    "count_parameters": "fastloop.tools.parameters",
+    "doctor": "fastloop.tools.doctor.doctor",
+    "find_batch_size": "fastloop.tools.batch_size.plan",
+    "memory": "fastloop.tools.batch_size.device_memory",
     "patch": "fastloop.patching.patch",
     "patch_status": "fastloop.patching.patch",
     "patched": "fastloop.patching.patch",
     "prefetch": "fastloop.device.prefetch",
-    "report": "fastloop.see.report",
+    "report": "fastloop.tools.report.report",
     "stats": "fastloop.loader.any_loader",
     "transforms": "fastloop.transforms",
-    "tune": "fastloop.see.tune",
+    "tune": "fastloop.tools.tune.tune",
     "unpatch": "fastloop.patching.patch",
 }
 

@@ -7,9 +7,9 @@ from importlib import import_module
 
 # Modules with a main(), which is given what follows the command's name and returns the exit status.
 _COMMANDS = {
-    "bench": "fastloop.see.bench",
-    "compare": "fastloop.see.compare_command",
-    "doctor": "fastloop.see.doctor",
+    "bench": "fastloop.tools.bench.bench",
+    "compare": "fastloop.tools.compare.command",
+    "doctor": "fastloop.tools.doctor.doctor",
     "run": "fastloop.patching.program",
 }
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from fastloop.data.image_arguments import InterpolationMode
-from fastloop.data.image_ops import (
+from fastloop.data.transforms.arguments import InterpolationMode
+from fastloop.data.transforms.ops import (
     CenterCrop,
     Compose,
     Identity,
@@ -25,7 +25,7 @@ from fastloop.data.image_ops import (
     ToImage,
     ToPureTensor,
 )
-from fastloop.data.torchvision_ops import remedy_for
+from fastloop.data.transforms.torchvision import remedy_for
 
 __all__ = [
     "CenterCrop",

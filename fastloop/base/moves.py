@@ -2,8 +2,8 @@
 
 ``torch.UntypedStorage.share_memory_()``, which torch also calls when a tensor is pickled for
 another process, copies the storage to shared memory and frees what it had; all tensors over it
-change their address. A *keeper* is an object of C that keeps such an address: a ``_core.Table`` or
-``_core.Windows``. From ``watch()`` on, these methods of torch wait until nobody reads through it,
+change their address. A *keeper* is an object of C that keeps such an address: a ``Table`` or
+``Windows``. From ``watch()`` on, these methods of torch wait until nobody reads through it,
 keep readers out, and have it look where its tensors lie afterwards. docs/threads.md says more.
 """
 
@@ -18,10 +18,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from fastloop import _core
+from fastloop._core import SequenceColumn, Table, Windows
+from fastloop._core import move as rebase
 from fastloop.base.torch_parts import difference, is_known, parts_of
 
-Keeper = _core.Table | _core.Windows
+Keeper = Table | Windows
 
 _keepers: WeakKeyDictionary[Keeper, frozenset[int]] = WeakKeyDictionary()  # and their storages
 # Held during a move: who begins to watch sees the tensor before it or after it.
@@ -38,7 +39,7 @@ def _noticing(move: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         with _lock:
             found = tuple(keeper for keeper, held in _keepers.items() if self._cdata in held)
-            return _core.move(found, move, (self, *args), kwargs)
+            return rebase(found, move, (self, *args), kwargs)
 
     return call
 
@@ -65,7 +66,7 @@ def tensors_in(source: Any) -> Iterator[torch.Tensor]:
     elif isinstance(source, tuple):
         for each in source:
             yield from tensors_in(each)
-    elif isinstance(source, (_core.Table, _core.Windows, _core.SequenceColumn)):
+    elif isinstance(source, (Table, Windows, SequenceColumn)):
         yield from tensors_in(source.sources)
 
 
@@ -84,4 +85,4 @@ def watch(keeper: Keeper) -> None:
         )
     with _lock:
         _keepers[keeper] = storages
-        _core.move((keeper,), bool, (), {})  # it looked when it was made, maybe before a move
+        rebase((keeper,), bool, (), {})  # it looked when it was made, maybe before a move

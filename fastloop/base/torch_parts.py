@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.utils.data
 
-from fastloop import _core
+from fastloop._core import GradListBase
 from fastloop.base.code_forms import (
     code_of,
     names_digest,
@@ -407,7 +407,7 @@ def _compare(part: Part) -> str:
         return f"{name} is gone"
     if part.path == _EXCHANGE:
         try:
-            _core.GradListBase(torch.Tensor, print, print)
+            GradListBase(torch.Tensor, print, print)
         except Exception as error:
             return f"{name}: {error}"
     if getattr(found, "__module__", "torch").partition(".")[0] != "torch":

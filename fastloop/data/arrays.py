@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastloop import _core
-from fastloop.data.epoch_word import Epoch, EpochDataset, check_epoch
+from fastloop._core import ImagePlan
+from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field as _Field
 from fastloop.data.field import torch_dtype
-from fastloop.data.field_transform import FieldTransform
-from fastloop.data.image_ops import is_own
-from fastloop.data.image_plan import LAYOUTS, OUT_LAYOUTS
-from fastloop.data.ragged import RaggedArray, RaggedField
-from fastloop.data.torchvision_ops import is_torchvision
+from fastloop.data.sequences.ragged import RaggedArray, RaggedField
+from fastloop.data.transforms.field_transform import FieldTransform
+from fastloop.data.transforms.ops import is_own
+from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS
+from fastloop.data.transforms.torchvision import is_torchvision
 
 
 def _make_field(name: str, value: object) -> _Field | RaggedField:
@@ -214,7 +214,7 @@ class ArrayDataset(EpochDataset):
         return FieldTransform(field.name, transform, shape, dtype, layout, out_layout, self._seed)
 
     @property
-    def _plans(self) -> tuple[_core.ImagePlan | None, ...]:
+    def _plans(self) -> tuple[ImagePlan | None, ...]:
         """One for each field."""
         found = (self._transforms.get(i) for i in range(len(self._fields)))
         return tuple(t.plan.core if t and t.plan else None for t in found)

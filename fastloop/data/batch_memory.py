@@ -13,25 +13,25 @@ from typing import TypeVar
 
 import torch
 
-from fastloop import _core
+from fastloop._core import Collate
 
 _T = TypeVar("_T")
 
 
 class _Lent(threading.local):
-    collate: _core.Collate | None = None
+    collate: Collate | None = None
 
 
 _lent = _Lent()
 
 
-def lend(collate: _core.Collate | None) -> _core.Collate | None:
+def lend(collate: Collate | None) -> Collate | None:
     """From now on this thread fetches batches for this collate; returns the one before."""
     before, _lent.collate = _lent.collate, collate
     return before
 
 
-def call_lent(collate: _core.Collate | None, function: Callable[[], _T]) -> _T:
+def call_lent(collate: Collate | None, function: Callable[[], _T]) -> _T:
     """``function()``, in which this thread fetches a batch for this collate."""
     before = lend(collate)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastloop import _core
+from fastloop._core import Collate, ThreadPool, WorkerEnd
 from fastloop.base.torch_parts import collate_functions, default_collate, is_known
 
 
@@ -37,7 +37,7 @@ def is_default_collate(collate_fn: object) -> bool:
     )
 
 
-def _walk_container(fast: _core.Collate, batch: Any) -> Any:
+def _walk_container(fast: Collate, batch: Any) -> Any:
     def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
         return fast.stack(batch)
 
@@ -46,15 +46,15 @@ def _walk_container(fast: _core.Collate, batch: Any) -> Any:
 
 
 def make_collate(
-    worker_end: _core.WorkerEnd | None = None, thread_pool: _core.ThreadPool | None = None
-) -> _core.Collate:
+    worker_end: WorkerEnd | None = None, thread_pool: ThreadPool | None = None
+) -> Collate:
     """A function that gives what ``default_collate`` gives.
 
     Args:
         worker_end: in a worker process, where batches are built.
         thread_pool: threads that share long copies; None: the caller's alone.
     """
-    return _core.Collate(
+    return Collate(
         torch=torch,
         memmap_type=np.memmap,
         registry=collate_functions().default_collate_fn_map,

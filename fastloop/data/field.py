@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from fastloop import _core
+from fastloop._core import Table
 from fastloop.data.files import open_regular, read_npy_header
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -96,7 +96,7 @@ class Field:
     def __init__(self, name: str, value: object) -> None:
         self.name = name
         self.opened: str | None = None
-        self._table: _core.Table | None = None
+        self._table: Table | None = None
         if isinstance(value, (str, os.PathLike)):
             self.opened = os.path.abspath(os.fspath(value))
             value = _open_npy(name, self.opened)
@@ -159,7 +159,7 @@ class Field:
             return self[begin:end]
         out = torch.empty((end - begin, *array.shape[1:]), dtype=torch_dtype(array))
         name = f"{self.name}[{begin}:{end}]"
-        piece = _core.Table((array[None, begin:end],), torch.Tensor, (name,), (self.file,))
+        piece = Table((array[None, begin:end],), torch.Tensor, (name,), (self.file,))
         piece.read_row(0, (out,))
         return out
 
@@ -172,7 +172,7 @@ class Field:
     def _read_mapped(self, array: Array, index: Any) -> torch.Tensor:
         """Rows of a mapped file. If the file has become shorter, this is an OSError, no crash."""
         if self._table is None:
-            self._table = _core.Table((array,), torch.Tensor, (self.name,), (self.file,))
+            self._table = Table((array,), torch.Tensor, (self.name,), (self.file,))
         dtype = torch_dtype(array)
         if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
             out = torch.empty(array.shape[1:], dtype=dtype)

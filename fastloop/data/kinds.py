@@ -13,16 +13,17 @@ from torch.utils.data import Subset
 from fastloop.data.collate import is_default_collate
 
 if TYPE_CHECKING:
-    from fastloop import _core
+    from fastloop._core import Collate
     from fastloop.data.arrays import ArrayDataset
-    from fastloop.data.image_folder import ImageFolder
-    from fastloop.data.pad import PackCollate, PadCollate
-    from fastloop.data.tokens import TokenDataset
+    from fastloop.data.image_folder.dataset import ImageFolder
+    from fastloop.data.sequences.pad import PackCollate, PadCollate
+    from fastloop.data.tokens.dataset import TokenDataset
 
 _ARRAYS = "fastloop.data.arrays", "ArrayDataset"
-_IMAGES = "fastloop.data.image_folder", "ImageFolder"
-_TOKENS = "fastloop.data.tokens", "TokenDataset"
-_COLLATES = ("fastloop.data.pad", "PadCollate"), ("fastloop.data.pad", "PackCollate")
+_IMAGES = "fastloop.data.image_folder.dataset", "ImageFolder"
+_TOKENS = "fastloop.data.tokens.dataset", "TokenDataset"
+_PAD = "fastloop.data.sequences.pad"
+_COLLATES = (_PAD, "PadCollate"), (_PAD, "PackCollate")
 
 
 def _find(home: str, name: str) -> type | None:
@@ -61,8 +62,8 @@ def fills_batches(dataset: Any) -> bool:
 
 
 def find_collate(
-    collate_fn: Any, open_core: Callable[[], _core.Collate]
-) -> tuple[Callable[[Any], Any], _core.Collate] | None:
+    collate_fn: Any, open_core: Callable[[], Collate]
+) -> tuple[Callable[[Any], Any], Collate] | None:
     """What does the same in memory of a core, and that core; None for functions of the user's."""
     if is_default_collate(collate_fn):
         core = open_core()

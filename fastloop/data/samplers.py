@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from fastloop import _core
-from fastloop.data.epoch_word import check_epoch
+from fastloop._core import Permutation
+from fastloop.data.epochs import check_epoch
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 Item = TypeVar("Item", covariant=True)
@@ -141,14 +141,14 @@ class ShuffleSampler(EpochSampler[int]):
     def blocks(self, first: int = 0) -> Iterator[torch.Tensor]:
         """The indices as int64 tensors, without the first ``first``. As torch's samplers do, it
         reads the epoch when the first is asked for."""
-        yield from self._cut(_core.Permutation(self.length, self.seed, self.epoch), first)
+        yield from self._cut(Permutation(self.length, self.seed, self.epoch), first)
 
     def iter_from(self, first: int) -> Iterator[int]:
         self._check_first(first, len(self))
-        permutation = _core.Permutation(self.length, self.seed, self.epoch)
+        permutation = Permutation(self.length, self.seed, self.epoch)
         return chain.from_iterable(block.tolist() for block in self._cut(permutation, first))
 
-    def _cut(self, permutation: _core.Permutation, first: int) -> Iterator[torch.Tensor]:
+    def _cut(self, permutation: Permutation, first: int) -> Iterator[torch.Tensor]:
         count = len(self)
         # All places but the last are there at every rank.
         is_short = self.rank + (count - 1) * self.num_replicas >= self.length
@@ -314,7 +314,7 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         count = len(self._lengths)
         if not self.shuffle:
             return np.arange(count)
-        return _core.Permutation(count, self.seed, epoch).block(0, count)
+        return Permutation(count, self.seed, epoch).block(0, count)
 
     def _plan_of(self, epoch: int) -> _Plan:
         settings = (self.seed, self.shuffle, self.drop_last, self.batch_size, self.max_tokens)

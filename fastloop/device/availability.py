@@ -10,7 +10,7 @@ import warnings
 from functools import cache
 from typing import TYPE_CHECKING
 
-from fastloop import _core
+from fastloop._core import build_info, check_cuda
 from fastloop.base.requirements import kernels_are_disabled
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ NEEDED_DRIVERS = {12: "525", 13: "580"}
 
 def explain_error(error: RuntimeError) -> str:
     """What check_cuda said, and what can be done about it."""
-    text, info = str(error), _core.build_info()
+    text, info = str(error), build_info()
     version = str(info["cuda"])
     major = int(version.partition(".")[0] or 0)
     if "CUDA error 35," in text and major in NEEDED_DRIVERS:
@@ -44,7 +44,7 @@ def explain_error(error: RuntimeError) -> str:
 @cache
 def _check(index: int) -> None:
     """Only what works is kept: a failure may pass."""
-    _core.check_cuda(index)
+    check_cuda(index)
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop import _core
+from fastloop._core import is_small_part
 from fastloop.base.tensors import Place, extent, outside_inference_mode, split_buffer
 from fastloop.base.torch_parts import ExceptionWrapper, pin_memory
 from fastloop.device.accelerator import Accelerator, allocate_pinned
@@ -131,7 +131,7 @@ class PinnedMemory(Destination):
         tensors = split_buffer(buffer, places)
         # Who keeps a small tensor (labels, say) is not to keep the whole batch.
         return [
-            self.copy(tensor) if _core.is_small_part(tensor.nbytes, buffer.nbytes) else tensor
+            self.copy(tensor) if is_small_part(tensor.nbytes, buffer.nbytes) else tensor
             for tensor in tensors
         ]
 

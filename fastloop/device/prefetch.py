@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fastloop import _core
+from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.next_lock import NextLock
 from fastloop.base.ranges import named, tools
@@ -34,7 +34,7 @@ class _Entry:
         self.batch = None
 
 
-class Prefetcher(_core.FinalizerBase):
+class Prefetcher(FinalizerBase):
     """Reads batches from an iterator until `depth` are on their way, then hands out the oldest."""
 
     def __init__(

@@ -11,19 +11,19 @@ import torch
 import torch.utils.data
 
 from fastloop.base.torch_parts import call_as_torch, difference, new_arguments
-from fastloop.data.dataset_reader import has_place
-from fastloop.loader.checkpoint import (
+from fastloop.data.stateful import has_place
+from fastloop.loader.extras import Extras, value_for_reader
+from fastloop.loader.iterators import iterate_anew, iterator_with
+from fastloop.loader.resume.checkpoint import (
     load_state,
     refuse_state,
     save_state,
     state_of_unknown,
     warn_of_end,
 )
-from fastloop.loader.extras import Extras, value_for_reader
-from fastloop.loader.iterators import iterate_anew, iterator_with
-from fastloop.loader.queue_depth import read_depth
 from fastloop.loader.route import PATHS
 from fastloop.loader.shared import CLOSED, Shared
+from fastloop.loader.workers.queue_depth import read_depth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

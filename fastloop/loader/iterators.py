@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader
 from fastloop.base.torch_parts import BaseIter, is_known
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.prefetch import DeviceIter, TorchDeviceIter
-from fastloop.loader.array_iter import ArrayIter
+from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.extras import Extras
+from fastloop.loader.plain.torch_iters import SyncIter, TorchProcessIter
 from fastloop.loader.route import find_replaced_iterator, find_route
 from fastloop.loader.shared import Shared
-from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
 
 
 def iterator_with(
@@ -60,13 +60,13 @@ def fast_iterator(
     route = find_route(loader, path, pin=True, changed=shared.changed)
     # Those over workers are imported when the first is made: most programs have one kind or none.
     if route.path == "thread":
-        from fastloop.loader.thread_iter import ThreadIter
+        from fastloop.loader.workers.threads import ThreadIter
 
         return ThreadIter(loader, shared, accelerator)
     if route.source is not None:
         return ArrayIter(loader, route.source, shared, accelerator, is_live=path == "array")
     if route.path == "process":
-        from fastloop.loader.process_iter import ProcessIter
+        from fastloop.loader.workers.processes import ProcessIter
 
         return ProcessIter(loader, shared, accelerator)
     if loader.num_workers > 0:

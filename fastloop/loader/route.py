@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop import _core
+from fastloop._core import Table
 from fastloop.base.torch_parts import (
     BaseIter,
     MapFetcher,
@@ -42,6 +42,7 @@ from fastloop.base.torch_parts import (
     new_arguments,
 )
 from fastloop.data.collate import is_default_collate
+from fastloop.data.index_blocks import Vector
 from fastloop.data.kinds import (
     derives_from_array_dataset,
     is_array_dataset,
@@ -50,15 +51,14 @@ from fastloop.data.kinds import (
     is_token_dataset,
 )
 from fastloop.data.samplers import ShuffleSampler
-from fastloop.loader.columns import Held, NotCoveredError, Structure
-from fastloop.loader.dataset_epochs import datasets_within
-from fastloop.loader.index_blocks import Vector
-from fastloop.loader.nested_columns import columns_within, find_rows
-from fastloop.loader.package_columns import (
+from fastloop.loader.arrays.columns import Held, NotCoveredError, Structure
+from fastloop.loader.arrays.nested import columns_within, find_rows
+from fastloop.loader.arrays.packages import (
     columns_of_hugging_face,
     indices_of_hugging_face,
     is_hugging_face,
 )
+from fastloop.loader.resume.dataset_epochs import datasets_within
 
 # What an index that is a list takes of them, and of an ArrayDataset, are the rows in it.
 _TAKE_LISTS = (TensorDataset, torch.Tensor, np.ndarray, np.memmap)
@@ -90,7 +90,7 @@ _ITER_METHODS = Methods(
 class Source:
     """Array data as the C core takes it."""
 
-    table: _core.Table
+    table: Table
     structure: Structure  # of a batch
     maps: tuple[Vector, ...]
     dataset: Any  # below its Subsets
@@ -126,7 +126,7 @@ def find_source(dataset: object, pin: bool, collate_fn: object = default_collate
         if is_sequence_collate(collate_fn) or (
             collate_fn is default_convert and is_array_dataset(dataset)
         ):
-            from fastloop.loader.sequence_columns import columns_of_sequences
+            from fastloop.loader.arrays.sequences import columns_of_sequences
 
             columns = columns_of_sequences(dataset, collate_fn)
         if columns is None and is_hugging_face(dataset):
@@ -215,7 +215,7 @@ def _check_singles(loader: DataLoader[Any], path: str) -> None:
             raise NotCoveredError("single samples are views of the data, as torch's")
         return
     if is_array_dataset(dataset):
-        from fastloop.data.ragged import RaggedField
+        from fastloop.data.sequences.ragged import RaggedField
 
         if any(isinstance(field, RaggedField) for field in dataset._fields):
             raise NotCoveredError("the sampler may yield what is no index of a RaggedArray")

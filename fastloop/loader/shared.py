@@ -10,16 +10,16 @@ from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader
 
-from fastloop import _core
+from fastloop._core import BatchPool, Collate, ThreadPool, keep_heap
 from fastloop.base.beside import Beside
 from fastloop.base.next_lock import NextLock
 from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named, tools
 from fastloop.base.torch_parts import BaseIter, DatasetKind
 from fastloop.data.collate import make_collate
-from fastloop.data.epoch_word import EpochsInWorker
+from fastloop.data.epochs import EpochsInWorker
 from fastloop.device.availability import warn_once
-from fastloop.loader.epoch import Position, ResumableIter
+from fastloop.loader.resume.epoch import Position, ResumableIter
 from fastloop.loader.size_remedy import add_size_remedy
 from fastloop.workers.threads import CollateStock
 
@@ -34,12 +34,12 @@ class Shared:
     """One loader's batch memory and counts, and where the loader stands."""
 
     def __init__(self, position: Position | None = None) -> None:
-        _core.keep_heap()  # samples are made of temporary arrays; forked workers inherit it
+        keep_heap()  # samples are made of temporary arrays; forked workers inherit it
         self.position = position or Position()
         self.open: list[weakref.ref[Any]] = []  # iterators that close() ends
-        self.array_memory: _core.BatchPool | None = None
-        self.worker_memory: _core.BatchPool | None = None
-        self.collate: tuple[_core.ThreadPool, _core.Collate] | None = None  # of the sync path
+        self.array_memory: BatchPool | None = None
+        self.worker_memory: BatchPool | None = None
+        self.collate: tuple[ThreadPool, Collate] | None = None  # of the sync path
         self.collates = CollateStock()  # of worker threads
         self.depth = 0  # of the queue, where prefetch_factor="auto" has found one
         self.unpinnable: set[tuple[bool, int]] = set()  # (shared, device): cannot be pinned for it
@@ -56,7 +56,7 @@ class Shared:
         with self._lock.of_process():
             self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
 
-    def memory_for_arrays(self, fields: int, device: int = -1) -> _core.BatchPool:
+    def memory_for_arrays(self, fields: int, device: int = -1) -> BatchPool:
         """A new pool in a forked child, for more fields than the last one took, and for uploads to
         another device; without a device where this memory cannot be pinned for it."""
         with self._lock.of_process():
@@ -67,13 +67,13 @@ class Shared:
                 self.array_memory = memory = self._open_memory(fields, False, device)
         return memory
 
-    def memory_for_workers(self, device: int = -1) -> _core.BatchPool:
+    def memory_for_workers(self, device: int = -1) -> BatchPool:
         """Memory that worker processes share. If their batches go on to a device, copies can be
         made from it, unless shared memory cannot be pinned here."""
         with self._lock.of_process():
             return self._memory_for_workers(device)
 
-    def _memory_for_workers(self, device: int) -> _core.BatchPool:
+    def _memory_for_workers(self, device: int) -> BatchPool:
         memory = self.worker_memory
         device = -1 if (True, device) in self.unpinnable else device
         if not _is_usable(memory, device):
@@ -81,10 +81,10 @@ class Shared:
             self.worker_memory = memory = self._open_memory(0, True, device)
         return memory
 
-    def _open_memory(self, fields: int, is_shared: bool, device: int) -> _core.BatchPool:
+    def _open_memory(self, fields: int, is_shared: bool, device: int) -> BatchPool:
         """A new pool; the user is told where its memory cannot be pinned for the device."""
         try:
-            return _core.BatchPool(fields, is_shared=is_shared, device=device)
+            return BatchPool(fields, is_shared=is_shared, device=device)
         except RuntimeError as error:
             if device < 0:
                 raise
@@ -94,9 +94,9 @@ class Shared:
                 f"{what} cannot be pinned for it ({error}); containers may need --ulimit memlock=-1"
             )
             warn_once(f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}")
-        return _core.BatchPool(fields, is_shared=is_shared)
+        return BatchPool(fields, is_shared=is_shared)
 
-    def collate_here(self) -> _core.Collate:
+    def collate_here(self) -> Collate:
         """The collate of iterators without workers. It stays for the next epoch, because its batch
         memory does: new memory costs more than what is copied into it."""
         # A forked child gets another pool, and may not use the memory again.
@@ -105,7 +105,7 @@ class Shared:
             collate = self.collate = pool, make_collate(thread_pool=pool)
         return collate[1]
 
-    def _keep_counts_of(self, memory: _core.BatchPool | None) -> None:
+    def _keep_counts_of(self, memory: BatchPool | None) -> None:
         if memory is not None:
             self.counts.update(memory.count())
             del self.counts["lent"]
@@ -136,7 +136,7 @@ class Shared:
                 memory.trim()
 
 
-def _is_usable(memory: _core.BatchPool | None, device: int) -> TypeGuard[_core.BatchPool]:
+def _is_usable(memory: BatchPool | None, device: int) -> TypeGuard[BatchPool]:
     return memory is not None and memory.is_own() and memory.device == device
 
 

@@ -20,10 +20,10 @@ from fastloop.base.torch_parts import call_as_torch
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader import extras as loader_extras
-from fastloop.loader.array_iter import ArrayIter
+from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.iterators import iterate_anew, iterator_with
+from fastloop.loader.plain.torch_iters import SyncIter
 from fastloop.loader.shared import LoaderProxy, shared_of
-from fastloop.loader.torch_iters import SyncIter
 from fastloop.patching.bootstrap.fastloop_import_hook import after_import
 from fastloop.patching.fastai_seam import add_fastai
 from fastloop.patching.seams import Function, Seam, find_subclasses

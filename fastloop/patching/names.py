@@ -9,5 +9,5 @@ SEAMS = {
 }
 
 # By name, because they stand above this room. The first imports torch, the second does not.
-REPORT = "fastloop.see.report"
-REPORT_FILES = "fastloop.see.report_files"
+REPORT = "fastloop.tools.report.report"
+REPORT_FILES = "fastloop.tools.report.files"

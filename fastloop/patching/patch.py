@@ -14,7 +14,7 @@ from importlib import import_module
 
 import torch
 
-from fastloop import _core
+from fastloop._core import version
 from fastloop.patching.names import SEAMS
 from fastloop.patching.seams import Seam, SeamStatus
 
@@ -124,7 +124,7 @@ def patch(what: str | Iterable[str] = _ALL, *, verbose: bool | None = None) -> P
 def _announce(state: PatchState) -> str:
     on = [name for name, seam in state.seams.items() if seam.is_on]
     off = [_describe(name, seam) for name, seam in state.seams.items() if not seam.is_on]
-    text = f"fastloop {_core.version}: "
+    text = f"fastloop {version}: "
     if on:
         text += f"on for {', '.join(on)} (torch {torch.__version__}); FASTLOOP=0 turns it off"
     return text + ("; " if on and off else "") + "; ".join(off)

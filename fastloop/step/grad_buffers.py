@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fastloop.distributed.ranks import Ranks
 from fastloop.step.grad_list import GradList, new_flag, parameters_of
+from fastloop.step.ranks import Ranks
 
 _ALIGNED_BYTES = 64  # where each parameter's part of a flat buffer begins
 

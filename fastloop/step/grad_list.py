@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from fastloop import _core
+from fastloop._core import GradListBase
 from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named, tools
 from fastloop.base.requirements import kernels_are_disabled
@@ -54,7 +54,7 @@ def _new_scratch(like: Tensor, size: int) -> Tensor:
 
 
 if TYPE_CHECKING or is_known("tensors", "Passes over gradients are left"):
-    _Engine = _core.GradListBase
+    _Engine = GradListBase
 else:
     _Engine = NoEngine
 

@@ -4,7 +4,7 @@ A state machine over micro-batches and windows: what may follow what, which micr
 window, what an exception leaves behind. docs/stepper.md draws it and has the arithmetic. Below it
 stand the window's arithmetic (window.py), the sums in buffers (grad_buffers.py), the optimizer's
 step (boundary.py), the counts and schedulers (outcomes.py), and the other ranks
-(distributed/ranks.py). Called on the thread that trains."""
+(step/ranks.py). Called on the thread that trains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fastloop.base.ranges import named, tools
-from fastloop.distributed.ranks import SyncPoint, Totals, find_ranks
 from fastloop.step.arguments import (
     as_schedulers,
     check_accum_dtype,
@@ -36,6 +35,7 @@ from fastloop.step.grad_buffers import GradBuffers
 from fastloop.step.grad_list import parameters_of
 from fastloop.step.lookahead import Lookahead
 from fastloop.step.outcomes import Outcomes
+from fastloop.step.ranks import SyncPoint, Totals, find_ranks
 from fastloop.step.stepper_checkpoint import VERSION, check_state
 from fastloop.step.window import WeightedBackward, Window
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fastloop import _core
+from fastloop._core import Reply, WorkerEnd
 from fastloop.base.nested import list_leaves
 from fastloop.base.tensors import BYTE, extent, is_plain
 from fastloop.device.destinations import Destination
@@ -39,9 +39,7 @@ class _SharedError(Exception):
 
 
 class _Packer(ForkingPickler):
-    def __init__(
-        self, file: io.BytesIO, worker_end: _core.WorkerEnd, is_shared: bool = False
-    ) -> None:
+    def __init__(self, file: io.BytesIO, worker_end: WorkerEnd, is_shared: bool = False) -> None:
         super().__init__(file)  # torch's protocol: with 5 read-only arrays stay so
         self._worker_end = worker_end
         self._is_shared = is_shared  # so the place in the slot does not say it all
@@ -135,7 +133,7 @@ def _hides_something(data: Any, packed: set[int]) -> bool:
 
 
 def pack(
-    worker_end: _core.WorkerEnd, data: Any, has_destination: bool = False
+    worker_end: WorkerEnd, data: Any, has_destination: bool = False
 ) -> tuple[bytes, int, bool]:
     """Puts the tensors of a batch into the slot of the current request.
 
@@ -212,7 +210,7 @@ class _Unpacker(pickle.Unpickler):
         return destination.copy(tensor) if is_shared or has_gaps else tensor
 
 
-def unpack(reply: _core.Reply, destination: Destination | None = None) -> Any:
+def unpack(reply: Reply, destination: Destination | None = None) -> Any:
     """The batch of a reply.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fastloop import _core
+from fastloop._core import ParentEnd, Reply
 from fastloop.base.tensors import outside_inference_mode
 from fastloop.device.destinations import Destination
 from fastloop.workers.batch_pickle import unpack
@@ -22,7 +22,7 @@ class Delivery:
     """Takes what an iterator gives and returns the batch at its destination. Missing memory may be
     there at the next call. One thread at a time, as the iterator's next() sees to."""
 
-    def __init__(self, parent_end: _core.ParentEnd, destination: Destination) -> None:
+    def __init__(self, parent_end: ParentEnd, destination: Destination) -> None:
         self._parent_end = parent_end
         self._destination = destination
         self._pending: Any = None  # what the iterator gave and is not delivered yet
@@ -62,7 +62,7 @@ class Delivery:
 
     def _deliver(self) -> Any:
         pending = self._pending
-        is_reply = type(pending) is _core.Reply
+        is_reply = type(pending) is Reply
         is_moved = is_reply and pending.upload > 0
         if is_moved:
             pending.deliver()  # whatever this raises, the next call tries it again
@@ -76,7 +76,7 @@ class Delivery:
             raise
 
     @outside_inference_mode
-    def _open(self, reply: _core.Reply) -> Any:
+    def _open(self, reply: Reply) -> Any:
         return self._destination.complete(unpack(reply, self._destination))
 
     def restart(self, first: int) -> None:

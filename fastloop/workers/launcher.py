@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.multiprocessing
 
-from fastloop import _core
-from fastloop.data.dataset_reader import DatasetReader
-from fastloop.workers import worker_main
+from fastloop._core import ParentEnd
+from fastloop.data.stateful import DatasetReader
+from fastloop.workers import main as worker_main
 from fastloop.workers.dataset_transfer import DatasetTransfer, SharedFile
 from fastloop.workers.lifecycle import WorkerPool, WorkerProcess
 
@@ -34,7 +34,7 @@ class Launcher:
     def __init__(
         self,
         context: BaseContext | None,
-        parent_end: _core.ParentEnd,
+        parent_end: ParentEnd,
         pool: WorkerPool,
         readers: Callable[[int], DatasetReader] | None = None,
     ) -> None:

@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 from time import monotonic, sleep
 from typing import Any
 
-from fastloop import _core
+from fastloop._core import expect_fork, fork_ended, fork_expected
 from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
 from fastloop.base.memory import describe_memory, explain_kill
 from fastloop.workers.main_module import explain_early_end
@@ -86,15 +86,15 @@ class WorkerProcess:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _start(self) -> None:
-        self._fork_id = _core.expect_fork()
+        self._fork_id = expect_fork()
         try:
             self._process.start()
         finally:
-            _core.fork_expected()
+            fork_expected()
 
     def forget(self) -> None:
         """It has ended: memory of batches that it had inherited may be used again."""
-        _core.fork_ended(self._fork_id)
+        fork_ended(self._fork_id)
 
     def is_alive(self) -> bool:
         if not self._process.is_alive():

@@ -15,15 +15,15 @@ from resource import RUSAGE_THREAD, getrusage
 from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
-from fastloop import _core
+from fastloop._core import Collate, lock_wait
 from fastloop.base.next_lock import has_interpreter_lock
 from fastloop.base.openmp import on_this_thread
 from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, Resume, StreamEnd, pin_memory
 from fastloop.data.batch_memory import lend
 from fastloop.data.collate import make_collate
-from fastloop.data.dataset_reader import DatasetReader
-from fastloop.data.epoch_word import IteratorEpochs
+from fastloop.data.epochs import IteratorEpochs
 from fastloop.data.kinds import fills_batches, find_collate, is_image_folder
+from fastloop.data.stateful import DatasetReader
 from fastloop.workers.task_errors import add_batch
 from fastloop.workers.tasks import InitialState
 
@@ -39,9 +39,9 @@ class CollateStock:
     collate is one thread's at a time."""
 
     def __init__(self) -> None:
-        self._idle: list[tuple[int, _core.Collate]] = []  # with the process they were made in
+        self._idle: list[tuple[int, Collate]] = []  # with the process they were made in
 
-    def take(self) -> _core.Collate:
+    def take(self) -> Collate:
         try:
             while True:
                 pid, collate = self._idle.pop()
@@ -51,7 +51,7 @@ class CollateStock:
             # Threads copy side by side already, so none shares its copies with others.
             return make_collate()
 
-    def give(self, collate: _core.Collate) -> None:
+    def give(self, collate: Collate) -> None:
         self._idle.append((os.getpid(), collate))
 
     def trim(self) -> None:
@@ -162,7 +162,7 @@ class WorkerThread(threading.Thread):
         self._results = results
         self._done = done
         self._init_fn: Callable[[int], object] | None = arguments["init_fn"]
-        self._collate: _core.Collate | None = None
+        self._collate: Collate | None = None
         dataset, collate_fn = arguments["dataset"], arguments["collate_fn"]
         auto_collation = arguments["auto_collation"]
         found = find_collate(collate_fn, stock.take) if auto_collation else None
@@ -289,7 +289,7 @@ class WorkerThread(threading.Thread):
 
     def _measure_lock(self) -> None:
         if has_interpreter_lock() and perf_counter_ns() - self._probed_ns >= _PROBE_NS:
-            self._lock_wait_ns = _core.lock_wait()
+            self._lock_wait_ns = lock_wait()
             self._probed_ns = perf_counter_ns()
 
     def _load(self, fetch: Callable[[Any], Any], indices: Any) -> Any:

@@ -13,7 +13,7 @@ import torch.multiprocessing
 from epoch_child import answer
 
 from fastloop import ArrayDataset, transforms
-from fastloop.data.epoch_word import Epoch
+from fastloop.data.epochs import Epoch
 
 CONTEXTS = multiprocessing.get_all_start_methods()
 

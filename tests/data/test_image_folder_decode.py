@@ -19,8 +19,8 @@ from image_folders import by_pillow, encode, picture, write_folder
 from PIL import Image
 
 from fastloop import ImageFolder
-from fastloop.data import decode
-from fastloop.data.decode import AutoDecoder
+from fastloop.data.image_folder import decode
+from fastloop.data.image_folder.decode import AutoDecoder
 
 simplejpeg = decode.find_module("simplejpeg")
 needs_simplejpeg = pytest.mark.skipif(simplejpeg is None, reason="simplejpeg is not installed")

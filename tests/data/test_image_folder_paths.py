@@ -126,7 +126,7 @@ class Spy:
                 self.found.append(places[0] is not None)
                 yield places
 
-        monkeypatch.setattr("fastloop.data.image_folder.find_places", find_places)
+        monkeypatch.setattr("fastloop.data.image_folder.dataset.find_places", find_places)
 
 
 def identity(batch: Any) -> Any:

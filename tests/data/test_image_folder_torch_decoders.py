@@ -15,8 +15,8 @@ pytest.importorskip("PIL", reason="Pillow is not installed")
 from image_folders import by_pillow, encode, picture
 from PIL import Image
 
-from fastloop.data import decode
-from fastloop.data.decode import AutoDecoder, read_jpeg_header
+from fastloop.data.image_folder import decode
+from fastloop.data.image_folder.decode import AutoDecoder, read_jpeg_header
 
 Mode = Enum("Mode", ["UNCHANGED", "RGB"])
 PATHS = {"torchcodec": "torchcodec.decoders", "torchvision": "torchvision.io"}

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from fastloop import PackCollate, PadCollate
-from fastloop.data.pad import SequenceCollate
+from fastloop.data.sequences.pad import SequenceCollate
 
 X = [[1, 2, 3], [4], [], [5, 6]]
 DTYPES = [

@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,8 +64,8 @@ def break_cuda(monkeypatch: pytest.MonkeyPatch, text: str, version: str) -> None
         raise RuntimeError(text)
 
     info = {"cuda": version, "cuda_reason": "" if version else "there is no nvcc\nanywhere"}
-    core = SimpleNamespace(check_cuda=check_cuda, build_info=lambda: info)
-    monkeypatch.setattr(availability, "_core", core)
+    monkeypatch.setattr(availability, "check_cuda", check_cuda)
+    monkeypatch.setattr(availability, "build_info", lambda: info)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -120,8 +119,8 @@ def test_what_was_switched_off_is_not_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_rocm_is_told_in_stats_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch calls its device "cuda" too, and no driver or build of fastloop would help."""
-    from fastloop.see import doctor
-    from fastloop.see.finding import System
+    from fastloop.tools.doctor import doctor
+    from fastloop.tools.doctor.finding import System
 
     break_cuda(monkeypatch, OLD_DRIVER, "12.9")
     monkeypatch.setattr(torch.version, "hip", "7.1.2")
@@ -138,8 +137,8 @@ def test_rocm_is_told_in_stats_without_a_warning(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from fastloop.see import doctor
-    from fastloop.see.finding import System
+    from fastloop.tools.doctor import doctor
+    from fastloop.tools.doctor.finding import System
 
     def check_cuda(index: int) -> None:
         raise RuntimeError(OLD_DRIVER)
@@ -147,7 +146,7 @@ def test_the_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     info = {"cuda": "13.0", "cuda_archs": "75 80", "cuda_reason": ""}
     monkeypatch.setattr(doctor, "build_info", lambda: info)
     monkeypatch.setattr(doctor, "check_cuda", check_cuda)
-    monkeypatch.setattr(availability._core, "build_info", lambda: info)
+    monkeypatch.setattr(availability, "build_info", lambda: info)
     (tmp_path / "dev/dxg").mkdir(parents=True)  # a GPU, as under WSL
     line = doctor._device(System(root=tmp_path))
     assert "for 75 80 and later, needs driver 580 or newer, sees none; not usable here" in line

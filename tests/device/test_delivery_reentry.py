@@ -12,7 +12,7 @@ import torch
 from fastloop import DataLoader, _core
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.destinations import Destination, DeviceMemory
-from fastloop.loader import process_iter
+from fastloop.loader.workers import processes as process_iter
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # for forks
 NESTED = "from inside its own next"

@@ -13,7 +13,7 @@ from fastloop import DataLoader, _core
 from fastloop.base.nested import list_leaves, map_leaves
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.destinations import Destination, DeviceMemory
-from fastloop.loader import process_iter
+from fastloop.loader.workers import processes as process_iter
 from fastloop.workers import delivery
 from fastloop.workers.batch_pickle import unpack
 

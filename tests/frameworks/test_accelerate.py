@@ -26,8 +26,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import fastloop
 from fastloop.base.memory import budget_of
-from fastloop.loader import process_iter
-from fastloop.loader.thread_iter import ThreadIter
+from fastloop.loader.workers import processes as process_iter
+from fastloop.loader.workers.threads import ThreadIter
 
 accelerate = pytest.importorskip("accelerate")
 from accelerate.state import AcceleratorState, GradientState

@@ -17,8 +17,8 @@ from torch_geometric.loader import (
     ImbalancedSampler,
 )
 
-from fastloop.loader.process_iter import ProcessIter
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.plain.torch_iters import SyncIter
+from fastloop.loader.workers.processes import ProcessIter
 
 
 def graph(index: int) -> Data:

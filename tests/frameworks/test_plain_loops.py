@@ -36,8 +36,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop.loader.array_iter import ArrayIter
-from fastloop.loader.process_iter import ProcessIter
+from fastloop.loader.arrays.iterator import ArrayIter
+from fastloop.loader.workers.processes import ProcessIter
 
 N = 23
 Pair = namedtuple("Pair", ["x", "y"])

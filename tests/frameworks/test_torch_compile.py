@@ -9,7 +9,7 @@ import torch
 from framework_trials import assert_same_everywhere, train
 from torch.utils.data import TensorDataset
 
-from fastloop.loader.array_iter import ArrayIter
+from fastloop.loader.arrays.iterator import ArrayIter
 
 
 def loader_of(cls: Any) -> Any:

@@ -190,7 +190,7 @@ import atexit, multiprocessing.util, threading
 import torch
 torch.set_num_threads(1)
 from fastloop import DataLoader
-from fastloop.loader import process_iter
+from fastloop.loader.workers import processes as process_iter
 from workers import *
 from workers import Items, wait_until
 

@@ -10,7 +10,7 @@ import os, signal, sys, threading
 import torch
 torch.set_num_threads(1)
 from fastloop import DataLoader
-from fastloop.workers import lifecycle, worker_main
+from fastloop.workers import lifecycle, main as worker_main
 from helpers import outcome
 from workers import *
 from workers import Items, wait_until
@@ -172,7 +172,7 @@ for number in range(20):
         return not iterator._workers[1].is_alive() or published[1] == 2
 
     def look(frame, event, arg):
-        ours = ("loader/process_iter.py", "workers/lifecycle.py", "workers/tasks.py")
+        ours = ("loader/workers/processes.py", "workers/lifecycle.py", "workers/tasks.py")
         if not frame.f_code.co_filename.endswith(ours):
             return None
         lines[0] += event == "line"

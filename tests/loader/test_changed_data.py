@@ -15,8 +15,8 @@ from torch.utils.data import Subset, TensorDataset
 
 import fastloop
 from fastloop import ArrayDataset, DataLoader
-from fastloop.loader.array_iter import ArrayIter
-from fastloop.loader.process_iter import ProcessIter
+from fastloop.loader.arrays.iterator import ArrayIter
+from fastloop.loader.workers.processes import ProcessIter
 
 ROWS, SIZE = 64, 4
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from workers import wait_until
 
 from fastloop import ArrayDataset, DataLoader
-from fastloop.data.epoch_word import Epoch, EpochDataset, IteratorEpochs
+from fastloop.data.epochs import Epoch, EpochDataset, IteratorEpochs
 
 every_path = pytest.mark.parametrize("path", PATHS)
 

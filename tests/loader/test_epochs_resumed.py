@@ -11,8 +11,8 @@ from torch.utils.data import ConcatDataset, Sampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader
-from fastloop.loader import checkpoint
-from fastloop.loader.lightning_resume import Rest
+from fastloop.loader.resume import checkpoint
+from fastloop.loader.resume.lightning import Rest
 
 
 def of_rank(rank: int = 0, path: str = "array-0", dataset: Any = None) -> Any:

@@ -11,8 +11,10 @@ import torch
 from helpers import TorchLoader, assert_same
 from torch.utils.data import BatchSampler, Dataset, TensorDataset
 
-from fastloop import DataLoader, LengthBucketBatchSampler, ShuffleSampler, _core
-from fastloop.loader.index_blocks import find_blocks
+from fastloop import DataLoader, LengthBucketBatchSampler, ShuffleSampler
+from fastloop._core import Permutation
+from fastloop.data import samplers
+from fastloop.data.index_blocks import find_blocks
 
 Batches = list[list[int]]
 ROUTES = ["array", "sync", "torch"]
@@ -152,7 +154,7 @@ def test_other_lengths_do_not_fit_the_state() -> None:
 
 
 class _Counting:
-    """A _core.Permutation that counts the indices it computes."""
+    """A Permutation that counts the indices it computes."""
 
     made = 0
 
@@ -164,13 +166,13 @@ class _Counting:
         return self.inner.block(first, count, step)
 
 
-_permutation = _core.Permutation
+_permutation = Permutation
 
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Counting]]:
     _Counting.made = 0
-    monkeypatch.setattr(_core, "Permutation", _Counting)
+    monkeypatch.setattr(samplers, "Permutation", _Counting)
     yield _Counting
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from workers import Gate, Items, Stream, wait_until
 
 from fastloop import DataLoader
-from fastloop.loader.queue_depth import AutoDepth, QueueDepth
+from fastloop.loader.workers.queue_depth import AutoDepth, QueueDepth
 
 FORK = {"multiprocessing_context": "fork"}
 PATHS: dict[str, dict[str, Any]] = {"process": FORK, "thread": {"path": "thread"}}

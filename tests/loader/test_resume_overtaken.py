@@ -11,7 +11,7 @@ from helpers import small_dataset
 from torch.utils.data import Dataset
 
 from fastloop import DataLoader, prefetch
-from fastloop.loader.left_batches import Left, LeftBatches, read_left, write_left
+from fastloop.loader.resume.left_batches import Left, LeftBatches, read_left, write_left
 
 PATHS = ["process", "thread", "torch"]
 N = 21

@@ -9,9 +9,9 @@ import pytest
 import torch
 from streams import STREAMS, MapWithState, OfBoth, OfDataset, OfIterator, OwnIterator, Plain
 
-import fastloop.workers.worker_main
+import fastloop.workers.main
 from fastloop import DataLoader
-from fastloop.loader.dataset_states import NOWHERE
+from fastloop.loader.resume.dataset_states import NOWHERE
 from fastloop.workers.batch_pickle import pack
 
 LENGTHS = {0: [7], 1: [7], 2: [5, 2], 3: [1, 5, 3]}  # uneven: some end early
@@ -533,7 +533,7 @@ def test_batches_of_streams_need_no_pickle(
             (tmp_path / "pickled").touch()
         return pack(end, data, has_destination)
 
-    monkeypatch.setattr(fastloop.workers.worker_main, "pack", pack_and_tell)
+    monkeypatch.setattr(fastloop.workers.main, "pack", pack_and_tell)
     assert len(list(loader_of(kind, 2, multiprocessing_context="fork"))) == 4
     assert not (tmp_path / "pickled").exists()
 

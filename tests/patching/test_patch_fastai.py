@@ -14,8 +14,8 @@ import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 import fastloop
-from fastloop.loader.process_iter import ProcessIter
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.plain.torch_iters import SyncIter
+from fastloop.loader.workers.processes import ProcessIter
 from fastloop.patching.bootstrap.fastloop_import_hook import forget
 
 TORCHS = _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter

@@ -27,9 +27,9 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import fastloop
-from fastloop.loader.array_iter import ArrayIter
-from fastloop.loader.process_iter import ProcessIter
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.arrays.iterator import ArrayIter
+from fastloop.loader.plain.torch_iters import SyncIter
+from fastloop.loader.workers.processes import ProcessIter
 from fastloop.patching.seams import Place
 
 TORCHS = vars(DataLoader)["_get_iterator"], vars(DataLoader)["__iter__"]

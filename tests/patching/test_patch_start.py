@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fastloop
 from workers import Items
 
-LATE = "numpy.random", "fastloop.loader.process_iter", "fastloop.loader.thread_iter"
+LATE = "numpy.random", "fastloop.loader.workers.processes", "fastloop.loader.workers.threads"
 imported = lambda: [name for name in LATE if name in sys.modules]
 before = imported()
 fastloop.patch()

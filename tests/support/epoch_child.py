@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastloop.data.epoch_word import Epoch
+from fastloop.data.epochs import Epoch
 
 
 def answer(epoch: Epoch, asked: Any, told: Any) -> None:

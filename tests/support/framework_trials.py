@@ -16,9 +16,9 @@ from compare import assert_identical
 from helpers import TorchLoader, bits
 
 import fastloop
-from fastloop.loader.array_iter import ArrayIter
-from fastloop.loader.process_iter import ProcessIter
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.arrays.iterator import ArrayIter
+from fastloop.loader.plain.torch_iters import SyncIter
+from fastloop.loader.workers.processes import ProcessIter
 
 Program = Callable[[Any], Any]
 FASTLOOPS = ArrayIter, ProcessIter, SyncIter

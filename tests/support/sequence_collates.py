@@ -4,7 +4,7 @@ from typing import Any
 
 from compare import assert_identical
 
-from fastloop.data.pad import SequenceCollate
+from fastloop.data.sequences.pad import SequenceCollate
 
 
 def by_torch(collate: SequenceCollate, samples: Any) -> Any:

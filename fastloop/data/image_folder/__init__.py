@@ -1,0 +1,1 @@
+"""Datasets of image files in folders of classes."""

@@ -1,0 +1,1 @@
+"""Datasets of windows of token files."""

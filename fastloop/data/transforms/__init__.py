@@ -1,0 +1,1 @@
+"""Image transforms, compiled to one plan that C runs."""

@@ -1,1 +1,0 @@
-"""What the ranks of one job tell each other."""

@@ -1,0 +1,1 @@
+"""Batches that C gathers from columns in memory."""

@@ -1,0 +1,260 @@
+"""The array path's iterator: torch's base iterator over batches that C gathers."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from fastloop._core import ArrayLoader
+from fastloop.base.memory import budget_of
+from fastloop.base.moves import tensors_in, watch
+from fastloop.base.next_lock import NextLock, count_alone
+from fastloop.base.ranges import named, tools
+from fastloop.base.torch_parts import MapFetcher, pin_memory
+from fastloop.data.epochs import EpochDataset
+from fastloop.data.index_blocks import find_blocks
+from fastloop.device.accelerator import Accelerator
+from fastloop.device.availability import find_upload_fault, has_uploads
+from fastloop.device.destinations import Destination, find_destination
+from fastloop.loader.arrays.columns import NotCoveredError, is_same_structure
+from fastloop.loader.resume.epoch import ResumableIter, rest_of_block, skip_blocks
+from fastloop.loader.route import Source, find_source, gives_views
+from fastloop.loader.shared import Shared
+
+_BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is given
+
+
+class _InBlocks:
+    """In the place of an iterator over the sampler, where C cuts batches out of whole blocks: what
+    others took from those would be missing in the epoch."""
+
+    def __iter__(self) -> _InBlocks:
+        return self
+
+    def __next__(self) -> Any:
+        raise RuntimeError(
+            "_sampler_iter of an iterator on the array path gives no batches, because the sampler "
+            "is read in blocks; pass path='torch' to the loader, or use load_state_dict() to skip"
+        )
+
+
+def _find_counted(source: Source) -> tuple[torch.Tensor, ...]:
+    """The tensors whose changes in place are counted, and not seen by worker processes."""
+    found = []
+    for tensor in tensors_in(source.table):
+        is_shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
+        if not (is_shared or tensor.is_inference()):
+            found.append(tensor)
+    return tuple(found)
+
+
+class ArrayIter(ResumableIter):
+    """Random numbers are drawn when torch draws them: the base seed in ``__init__``, the
+    permutation when the first index is needed."""
+
+    _workers = ()  # torch's name for the worker processes
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        source: Source,
+        shared: Shared,
+        accelerator: Accelerator | None,
+        is_live: bool = False,
+    ) -> None:
+        """Args: is_live: threads are to read the data as they are when they read them."""
+        self._shared = shared
+        self._next_lock = NextLock()
+        self._begin_epoch(loader)
+        super().__init__(loader)
+        self._source = source
+        self._budget = budget_of(loader)
+        self._prefetch_factor = loader.prefetch_factor
+        self._in_order = loader.in_order
+        self._fetches_singles = not is_live and gives_views(loader)
+        self._counted = () if is_live or self._num_workers == 0 else _find_counted(source)
+        self._versions = [tensor._version for tensor in self._counted]
+        self._destination = self._find_destination(accelerator)
+        self._pin_memory = self._pin_memory and accelerator is None
+        if self._num_workers == 0 and self._timeout != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        self._open_loader()
+        # torch's iterator with workers ends its __init__ with a _reset, and so asks the sampler
+        # for an iterator twice; samplers that draw in __iter__ can tell.
+        if self._num_workers > 0:
+            self._reset(loader, first_iter=True)
+        else:
+            self._restart()
+
+    def _find_destination(self, accelerator: Accelerator | None) -> Destination | None:
+        """Where batches arrive; None: in CPU memory of ours."""
+        copies_in_c = False
+        # Without workers a copy by C would wait for all that the loop has queued.
+        if accelerator is not None and self._num_workers > 0:
+            if has_uploads(accelerator):
+                fields, index = self._source.table.outputs, accelerator.device.index
+                copies_in_c = self._shared.memory_for_arrays(fields, index).device >= 0
+            else:
+                self._shared.fault = find_upload_fault(accelerator)
+        return find_destination(accelerator, copies_in_c, is_pinned=self._pin_memory)
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether batches are there when they are handed out."""
+        return self._destination is not None and self._destination.is_on_device
+
+    def _open_loader(self) -> None:
+        source, destination = self._source, self._destination
+        fetcher = MapFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
+        if self._num_workers == 0:
+            self._dataset_fetcher = fetcher  # by torch's name, for others
+        # The budget is one of pinned memory; without workers no batch is made ahead of its use.
+        is_ahead = destination is not None and self._num_workers > 0
+        self._is_closed = False
+        # Images go to a device that C copies to as bytes, tokens narrow, and are cast there.
+        is_cut = destination is not None and destination.index >= 0
+        table = source.table
+        if is_cut:
+            table = table.cut()
+            watch(table)
+        self._array_loader = ArrayLoader(
+            table=table,
+            pool=self._shared.memory_for_arrays(
+                source.table.outputs, destination.index if destination else -1
+            ),
+            fetch=partial(self._datasets.call, fetcher.fetch),
+            structure=source.structure,
+            maps=source.maps,
+            workers=self._num_workers,
+            prefetch=self._prefetch_factor or 1,
+            # One worker of torch's keeps the order in any case; here the consumer helps it.
+            in_order=self._in_order or self._num_workers == 1,
+            persistent=self._persistent_workers,
+            timeout=self._timeout,
+            destination=destination,
+            budget=self._budget if is_ahead else sys.maxsize,
+        )
+
+    @property
+    def _random_epoch(self) -> int:
+        """Of the transforms in the table."""
+        dataset = self._source.dataset
+        epoch = dataset._epoch if isinstance(dataset, EpochDataset) else None
+        return (epoch and self._datasets.find(epoch)) or 0
+
+    def _restart(self) -> None:
+        if self._destination is not None:
+            self._destination.check()
+        sampler = self._index_sampler
+        blocks = find_blocks(sampler) if self._auto_collation else None
+        if blocks is not None:
+            self._sampler_iter = _InBlocks()
+            remaining = self._remaining(blocks, skip_blocks)
+            self._array_loader.restart(remaining, _BLOCKS, sampler, self._random_epoch)
+        else:
+            singles = _LISTS if self._fetches_singles else _SINGLES
+            kind = _BATCHES if self._auto_collation else singles
+            self._array_loader.restart(self._sampler_iter, kind, None, self._random_epoch)
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        # At the end of an epoch it closes, unless it is persistent; a forked child has none.
+        is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
+        if not first_iter and not is_usable:
+            self._open_loader()
+        if self._has_changed():
+            self._note_change()
+        self._restart()
+
+    def _has_changed(self) -> bool:
+        """Whether torch has counted a change in place of the data since the workers began."""
+        return [tensor._version for tensor in self._counted] != self._versions
+
+    def _note_change(self) -> None:
+        kind, self._counted, self._versions = type(self._dataset).__name__, (), []
+        changed = f"the data of the {kind} were changed in place while workers loaded them"
+        if self._persistent_workers:
+            later = "Persistent worker processes would never see the change"
+        else:
+            later = "Worker processes would keep the data of iter(), and load the next epochs"
+            self._shared.changed = changed
+        warnings.warn(
+            f"{changed}; batches may hold old values or new ones, because the threads that gather "
+            f"them read the data as they are. {later}. fastloop.DataLoader(path='array') asks for "
+            "data as they are, and does not warn",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def _goes_on_in_child(self) -> bool:
+        """In a forked child the iterator of the parent goes on from where it stands, as torch's
+        does without workers."""
+        is_here = self._array_loader.is_own() or self._is_closed
+        if is_here or self._num_workers > 0 or self._destination is not None:
+            return False
+        source, block, left, kind, batch_sampler = self._array_loader.rest()
+        if block is not None:
+            count = block[1] if isinstance(block, tuple) else len(block)
+            source = chain((rest_of_block(block, count - left),), source)
+        self._open_loader()
+        self._array_loader.restart(source, kind, batch_sampler, self._random_epoch)
+        return True
+
+    def _look_again(self) -> None:
+        """Others were put into the dataset between two batches."""
+        try:
+            source = find_source(self._dataset, pin=False)
+            if not is_same_structure(source.structure, self._source.structure):
+                raise ValueError("give other batches")
+            self._array_loader.use(source.table)
+        except (NotCoveredError, ValueError) as error:
+            raise RuntimeError(
+                f"what the dataset holds was replaced during iteration and {error}; "
+                "call iter() on the loader again"
+            ) from error
+        self._source = source
+
+    def _next_data(self) -> Any:
+        if self._num_workers == 0 and self._source.is_stale():
+            self._look_again()
+        data = next(self._array_loader)
+        if self._pin_memory:
+            return pin_memory(data)
+        return data
+
+    @count_alone
+    def __next__(self) -> Any:
+        if self._destination is not None:
+            self._destination.check()
+        try:
+            if tools._is_profiler_enabled:
+                data = named("next", super().__next__)()
+            elif self._pin_memory or self._source.is_stale():
+                data = super().__next__()
+            else:
+                data = next(self._array_loader)
+                self._num_yielded += 1
+        except StopIteration:
+            self._epoch.is_over = True
+            raise
+        except RuntimeError:
+            if not self._goes_on_in_child():
+                raise
+            return self.__next__()
+        if self._counted and self._has_changed():
+            self._note_change()
+        return data
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._array_loader.close()
+
+    def _shutdown_workers(self) -> None:
+        """torch's name for it, which others call."""
+        self.close()

@@ -1,0 +1,1 @@
+"""Where an epoch stands: state_dict() and load_state_dict()."""

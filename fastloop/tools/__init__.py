@@ -1,0 +1,1 @@
+"""What users look at their loops with: reports, comparisons, tuning, the doctor."""

@@ -1,0 +1,1 @@
+"""find_batch_size(): which micro-batch fits and is fastest."""

@@ -1,0 +1,1 @@
+"""bench: a quick benchmark of this machine."""

@@ -1,0 +1,182 @@
+"""``python -m fastloop compare``: two reports, or a program as it is and patched.
+
+Nothing here imports torch: programs run in processes of their own, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fastloop.patching.names import SEAMS
+from fastloop.tools.compare.trial import Settings
+from fastloop.tools.compare.trials import (
+    DIFFERENT,
+    EQUAL,
+    UNKNOWN,
+    find_verdict,
+    make_table,
+    to_dict,
+)
+
+SCHEMA = "fastloop.compare/1"
+_STATUS = {EQUAL: 0, DIFFERENT: 1, UNKNOWN: 3}
+_FAILED = 2
+_MAX_STEPS = 10_000  # fewer than a recorder keeps
+_TAIL = 60  # lines of a program that failed
+
+USAGE = """python -m fastloop compare [OPTIONS] SCRIPT [ARGS]
+       python -m fastloop compare [OPTIONS] -m MODULE [ARGS]
+       python -m fastloop compare A.json B.json"""
+ABOUT = """Runs the first steps of a program as it is, then with torch patched, in turns, and says
+what both cost and whether losses and parameters are equal to the last bit. Or puts two reports of
+fastloop.report() side by side."""
+STATUS = """Exit status: 0 equal, 1 different, 2 the program or its arguments fail, 3 not to be
+judged, because the program as it is differs from itself."""
+
+
+class TrialError(Exception):
+    """A program failed; its text says how.
+
+    Args:
+        is_failure: False: it ran, and there is nothing to compare.
+    """
+
+    def __init__(self, text: str, is_failure: bool = True) -> None:
+        super().__init__(text)
+        self.is_failure = is_failure
+
+
+def _parse(args: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="fastloop compare", usage=USAGE, description=ABOUT, epilog=STATUS, allow_abbrev=False
+    )
+    parser.add_argument("--steps", type=int, default=50, metavar="N", help="of each run (50)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each (3)")
+    parser.add_argument(
+        "--seed", type=int, metavar="N",
+        help="for a program that sets none: of Python, NumPy and torch, when torch is imported",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", default=",".join(SEAMS), metavar="NAMES", help="what to patch, as with run"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("-m", action="store_true", dest="is_module", help=argparse.SUPPRESS)
+    parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    given = parser.parse_args(args)
+    for name, value, most in (("steps", given.steps, _MAX_STEPS), ("rounds", given.rounds, 100)):
+        if not 2 <= value <= most:
+            parser.error(f"--{name} takes 2 to {most:,}, not {value}")
+    if given.seed is not None and not 0 <= given.seed < 1 << 32:
+        parser.error(f"--seed takes 0 to {(1 << 32) - 1:,}, not {given.seed}")
+    unknown = [name for name in given.only.split(",") if name not in SEAMS]
+    if unknown:
+        parser.error(f"--only {unknown[0]!r} is nothing to patch; it takes {','.join(SEAMS)}")
+    if given.json is not None and not given.json.absolute().parent.is_dir():
+        parser.error(f"--json {given.json}: there is no folder {given.json.absolute().parent}")
+    if not given.program:
+        parser.error("there is nothing to run; name a script, or a module after -m")
+    return given
+
+
+def _find_obstacle() -> str:
+    """In the environment; "" if there is none."""
+    if os.environ.get("FASTLOOP") == "0":
+        return "FASTLOOP=0 is set, which switches off what is to be compared; unset it"
+    if os.environ.get("WORLD_SIZE", "1") != "1" or "TORCHELASTIC_RUN_ID" in os.environ:
+        return "ranks cannot be compared; start it without torchrun, on one process"
+    return ""
+
+
+def _make_environment(is_patched: bool, seed: int | None) -> dict[str, str]:
+    """The user's. A program that calls ``fastloop.patch()`` itself is not patched in plain runs."""
+    env = {name: value for name, value in os.environ.items() if name != "FASTLOOP_PATCH"}
+    env["FASTLOOP_VERBOSE"] = "0"
+    if not is_patched:
+        env["FASTLOOP"] = "0"
+    if seed is not None:
+        env["PYTHONHASHSEED"] = str(seed)
+    return env
+
+
+def _run(settings: Settings, program: list[str]) -> dict[str, Any]:
+    """One trial.
+
+    Raises:
+        TrialError: the program failed before its last step.
+    """
+    with tempfile.TemporaryDirectory(prefix="fastloop-compare-") as folder:
+        record, printed = Path(folder, "record.json"), Path(folder, "printed")
+        settings = replace(settings, record=str(record))
+        with printed.open("w") as output:
+            status = subprocess.run(
+                settings.command(program),
+                env=_make_environment(bool(settings.what), settings.seed),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            ).returncode
+        has_record = record.exists()
+        found = json.loads(record.read_text()) if has_record else None
+        if found is not None and (status == 0 or found["is_stopped"]):
+            return dict(found)
+        if has_record and status == 0:
+            text = "NOT JUDGED: the program has not imported torch, so there is nothing to compare"
+            raise TrialError(text, is_failure=False)
+        lines = printed.read_text(errors="replace").splitlines()[-_TAIL:]
+    why = f"it ended with status {status}"
+    if status == 0:
+        why = "it ended without a record: by os._exit()"
+    raise TrialError("\n".join([*lines, why]))
+
+
+def _compare(given: argparse.Namespace, args: list[str]) -> int:
+    plain_settings = Settings("", given.steps, "", given.seed, given.is_module)
+    kinds = {"plain": plain_settings, "patched": replace(plain_settings, what=given.only)}
+    trials: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    for number in range(given.rounds):
+        for kind, settings in kinds.items():
+            print(f"round {number + 1} of {given.rounds}, {kind}", file=sys.stderr, flush=True)
+            try:
+                trials[kind].append(_run(settings, given.program))
+            except TrialError as error:
+                if not error.is_failure:
+                    print(error)
+                    return _STATUS[UNKNOWN]
+                is_ours = kind == "patched" and number == 0
+                where = f"{kind} program fails" + is_ours * ", the plain one does not"
+                print(f"{error}\nfastloop compare: the {where}", file=sys.stderr)
+                return _STATUS[DIFFERENT] if is_ours else _FAILED
+    print(f"{' '.join(given.program)}: {given.rounds} rounds of {given.steps} steps, in turns")
+    print(make_table(**trials, limit=given.steps))
+    if given.json is not None:
+        found = {"schema": SCHEMA, "arguments": args, **to_dict(**trials)}
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    return _STATUS[find_verdict(**trials).kind]
+
+
+def main(args: list[str]) -> int:
+    if args and args[0].endswith(".json"):
+        status: int = import_module("fastloop.tools.compare.reports").main(args)
+        return status
+    given = _parse(args)
+    why_not = _find_obstacle()
+    if why_not:
+        print(f"fastloop compare: {why_not}", file=sys.stderr)
+        return _FAILED
+    try:
+        return _compare(given, args)
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:  # of --json
+        print(f"fastloop compare: {error}", file=sys.stderr)
+        return _FAILED

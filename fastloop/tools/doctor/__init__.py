@@ -1,0 +1,1 @@
+"""doctor: what this machine offers and what is wrong with it."""

@@ -1,0 +1,1 @@
+"""report(): what a loop waits for, as a table, a page and a trace."""

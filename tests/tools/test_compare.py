@@ -1,0 +1,394 @@
+"""``python -m fastloop compare SCRIPT``: what is equal, what differs, what cannot be judged, and
+what the trials record."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import run_script
+from torch.utils.data import DataLoader, TensorDataset
+
+from fastloop.tools.compare import command as compare_command
+from fastloop.tools.compare.trials import DIFFERENT, EQUAL, UNKNOWN, find_verdict, make_table
+from fastloop.tools.compare.watcher import EnoughSteps, TrialObserver
+
+# ---- the verdict, of trials that are made up
+
+
+def trial(**changes: Any) -> dict[str, Any]:
+    losses = [[step, "float32", str(1.0 / step), f"0{step}"] for step in (1, 2, 3)]
+    found: dict[str, Any] = {
+        "steps": 3, "is_stopped": True, "step_ms": [9.0, 1.0, 1.0], "steps_per_second": 1000.0,
+        "data_wait_s": 1e-3, "first_batch_s": 0.1, "between_epochs_s": None, "total_s": 3.0,
+        "cpu_s": 2e-3, "pss_bytes": 500_000_000, "gpu_bytes": None, "losses": losses,
+        "parameters": "ab", "patched": "dataloader 1 native", "calls_of_other_threads": 0,
+    }  # fmt: skip
+    return found | changes
+
+
+def other_loss() -> list[list[Any]]:
+    losses: list[list[Any]] = trial()["losses"]
+    losses[1] = [2, "float32", "0.25", "ff"]
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"losses": other_loss()}, "step 3: the loss is 0.5 (02) in the plain run and 0.25 (ff)"),
+        ({"losses": trial()["losses"][:2]}, "step 4: only the plain run has another backward pass"),
+        ({"steps": 2}, "the plain run has 3 steps, the patched one 2"),
+        ({"parameters": "cd"}, "step 3: the losses are equal, the parameters after it are not"),
+    ],
+)
+def test_a_difference_is_named(change: dict[str, Any], text: str) -> None:
+    verdict = find_verdict([trial()] * 2, [trial(), trial(**change)])
+    assert verdict.kind == DIFFERENT and text in verdict.text
+    verdict = find_verdict([trial(), trial(**change)], [trial()] * 2)
+    assert verdict.kind == UNKNOWN and "differs from itself: " in verdict.text
+    assert "--seed 0" in verdict.text
+
+
+def test_what_is_equal_and_what_was_not_seen() -> None:
+    assert find_verdict([trial()] * 2, [trial()] * 2).kind == EQUAL
+    unseen = [trial(losses=[], parameters=None, steps=0, calls_of_other_threads=7)] * 2
+    verdict = find_verdict(unseen, unseen)
+    assert verdict.kind == UNKNOWN and "7 calls came from other threads" in verdict.text
+
+
+def test_the_table_has_medians_intervals_and_what_is_not_known() -> None:
+    plain = [trial(steps_per_second=rate) for rate in (90.0, 100.0, 110.0)]
+    patched = [trial(steps_per_second=rate, cpu_s=None) for rate in (180.0, 200.0, 220.0)]
+    rows = {line[:20].strip(): line for line in make_table(plain, patched, 5).splitlines()}
+    assert "100.0 (90.0 - 110.0)" in rows["steps a second"]
+    assert rows["steps a second"].endswith("2x (2 - 2) better")
+    assert rows["data wait a step"].endswith("no difference (1 - 1)")
+    assert rows["CPU time a step"].split()[-3:] == ["n/a"] * 3
+    assert "GPU memory" not in rows and "between epochs" not in rows
+    text = "\n".join(rows.values())
+    assert "ended by itself after 3 of 5 steps" in text
+    assert "EQUAL to the last bit in all 6 runs: 3 losses of 3 steps" in text
+    assert text.endswith("SPEED: patched is faster: 2x, 2 to 2 times as many steps a second")
+
+
+@pytest.mark.parametrize(
+    ("rates", "row", "last"),
+    [
+        ((50.0, 100.0, 200.0), "cannot tell (0.5 - 2); --rounds 7", "cannot tell (0.5 to 2 times"),
+        ((98.0, 100.0, 102.0), "no difference (0.98 - 1.02)", "no difference: patched within 3 %"),
+        ((50.0, 51.0, 52.0), "0.51x (0.5 - 0.52) worse", "patched is SLOWER: 0.51x, 0.5 to 0.52"),
+    ],
+)
+def test_only_what_is_within_3_percent_is_no_difference(
+    rates: tuple[float, ...], row: str, last: str
+) -> None:
+    plain = [trial(total_s=4.0) for _ in rates]
+    patched = [trial(steps_per_second=rate * 10) for rate in rates]
+    table = make_table(plain, patched, 3)
+    (found,) = (line for line in table.splitlines() if "steps a second  " in line)
+    assert found.endswith(row) and table.splitlines()[-1].startswith(f"SPEED: {last}")
+    assert "0.75x (0.75 - 0.75) better" in table  # start to last step: less is better
+
+
+# ---- what a trial records, in this process
+
+
+@pytest.fixture
+def observe() -> Iterator[Callable[[int], TrialObserver]]:
+    opened: list[TrialObserver] = []
+
+    def open_one(limit: int) -> TrialObserver:
+        opened.append(TrialObserver(limit, 0.0))
+        opened[-1].open()
+        return opened[-1]
+
+    before = torch.autograd.backward
+    yield open_one
+    for observer in opened:
+        observer.finish()
+    assert torch.autograd.backward is before
+
+
+class Model:
+    def __init__(self) -> None:
+        self.weight = torch.zeros(1, requires_grad=True)
+        self.optimizer = torch.optim.SGD([self.weight], 0.1)
+        self.backwards = self.steps = 0
+
+    def backward(self, x: torch.Tensor | float = 1.0) -> None:
+        loss = (self.weight - x).square().sum()
+        loss.backward()
+        loss.detach().zero_()  # the trial has a copy
+        self.backwards += 1
+
+    def step(self, x: torch.Tensor | float = 1.0) -> None:
+        self.optimizer.zero_grad()
+        self.backward(x)
+        self.optimizer.step()
+        self.steps += 1
+
+
+def loader() -> Any:
+    return DataLoader(TensorDataset(torch.ones(8, 1)), 2)
+
+
+def test_a_loop_ends_after_its_last_step(observe: Callable[[int], TrialObserver]) -> None:
+    model, observer = Model(), observe(6)
+    with pytest.raises(EnoughSteps), suppress(Exception):  # what programs catch
+        for _ in range(2):
+            for (x,) in loader():
+                model.step(x)
+    found = observer.to_dict()
+    assert model.backwards == model.steps == found["steps"] == 6 and found["is_stopped"]
+    assert [loss[0] for loss in found["losses"]] == list(range(6))
+    assert found["losses"][0][1:] == ["float32", "2.0", "00000040"]  # 2 samples of (0 - 1)²
+    assert len(found["step_ms"]) == 6 and found["steps_per_second"] > 0
+    for key in ("data_wait_s", "first_batch_s", "between_epochs_s", "cpu_s", "pss_bytes"):
+        assert found[key] > 0, key
+    assert len(found["parameters"]) == 64 and json.dumps(found)
+
+
+def test_a_loop_without_a_loader(observe: Callable[[int], TrialObserver]) -> None:
+    model, observer = Model(), observe(3)
+    with pytest.raises(EnoughSteps):
+        for _ in range(100):
+            model.step()
+    found = observer.to_dict()
+    assert model.steps == found["steps"] == 3 and found["data_wait_s"] is None
+    assert [loss[0] for loss in found["losses"]] == [0, 1, 2]
+
+
+def test_micro_batches_are_losses_of_one_step(observe: Callable[[int], TrialObserver]) -> None:
+    model, observer = Model(), observe(2)
+    with pytest.raises(EnoughSteps):
+        for _ in range(2):
+            for number, (x,) in enumerate(loader()):
+                model.backward(x)
+                if number % 2:
+                    model.optimizer.step()
+    assert [loss[0] for loss in observer.to_dict()["losses"]] == [0, 0, 1, 1]
+
+
+def test_a_short_loop_gives_what_there_was(observe: Callable[[int], TrialObserver]) -> None:
+    model, observer = Model(), observe(50)
+    for (x,) in loader():
+        model.step(x)
+    parameters = model.weight
+    del model
+    observer.finish()
+    found = observer.to_dict()
+    assert found["steps"] == 4 and not found["is_stopped"]
+    parameters.data.fill_(float("nan"))
+    digests = {observer.to_dict()["parameters"]}
+    parameters.data.view(torch.int32).bitwise_xor_(1)  # another NaN
+    digests.add(observer.to_dict()["parameters"])
+    assert len(digests) == 1 and found["parameters"] not in digests
+
+
+def test_steps_that_a_scaler_skips_count(observe: Callable[[int], TrialObserver]) -> None:
+    model, observer = Model(), observe(2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with pytest.raises(EnoughSteps):
+        for _ in range(100):
+            for (x,) in loader():
+                model.optimizer.zero_grad()
+                scaler.scale((model.weight * x * float("inf")).sum()).backward()
+                scaler.step(model.optimizer)
+                scaler.update()
+    found = observer.to_dict()
+    assert found["steps"] == 2 and found["parameters"] is not None and found["cpu_s"] > 0
+
+
+# ---- programs
+
+SCRIPT = """
+import argparse, os, random, sys
+import fastloop, numpy, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("what")
+parser.add_argument("--steps", type=int, default=100)
+given = parser.parse_args()
+if given.what == "other bits":
+    fastloop.patch()
+torch_is_patched = fastloop.patch_status().seams["dataloader"].is_on
+if given.what != "no seed":
+    for set_seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        set_seed(0)
+weight = torch.randn(20, 1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+dataset = TensorDataset(torch.randn(100, 20))
+for epoch in range(100):
+    for number, (x,) in enumerate(DataLoader(dataset, 10, shuffle=True)):
+        if number == given.steps:
+            sys.exit(3 if given.what == "status" else 0)
+        if number == 2 and given.what == "raise":
+            raise LookupError("wrong")
+        if number == 2 and given.what == "raise patched" and torch_is_patched:
+            raise LookupError("wrong")
+        if number == 2 and given.what == "os._exit":
+            os._exit(0)
+        loss = (x @ weight).square().mean() + random.random() + numpy.random.rand()
+        if given.what == "other bits" and number == 1 and torch_is_patched:
+            loss = loss * (1 + 2e-7)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def compare(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    return subprocess.run(
+        [sys.executable, "-m", "fastloop", "compare", "--rounds", "2", "--steps", "3", *args],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.slow
+def test_a_program_that_computes_the_same(tmp_path: Path) -> None:
+    """It has no seed of its own."""
+    options = ["--seed", "1", "--json", "found.json", "-m", "train"]
+    done = compare(tmp_path, *options, "no seed", "--steps", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "EQUAL to the last bit in all 4 runs: 2 losses of 2 steps, and" in done.stdout
+    assert "ended by itself after 2 of 3 steps" in done.stdout
+    assert "  patched: dataloader 1 native" in done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["schema"] == compare_command.SCHEMA and found["verdict"]["kind"] == EQUAL
+    assert found["costs"]["steps_per_second"]["patched"]["median"] > 0
+    assert [len(of) for of in found["trials"].values()] == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "status", "text"),
+    [
+        ("other bits", 1, "DIFFERENT: step 2: the loss is "),
+        ("no seed", 3, "NOT JUDGED: the program differs from itself: step 1: "),
+    ],
+)
+def test_a_program_that_does_not(tmp_path: Path, what: str, status: int, text: str) -> None:
+    done = compare(tmp_path, "train.py", what)
+    assert done.returncode == status and text in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "status", "text"),
+    [
+        ("raise", 2, "the plain program fails\n"),
+        ("raise patched", 1, "the patched program fails, the plain one does not\n"),
+        ("status", 2, "it ended with status 3"),
+        ("os._exit", 2, "it ended without a record"),
+    ],
+)
+def test_a_program_that_fails(tmp_path: Path, what: str, status: int, text: str) -> None:
+    done = compare(tmp_path, "train.py", what, "--steps", "2" if what == "status" else "100")
+    assert done.returncode == status and text in done.stderr, done.stderr
+    is_raised = what.startswith("raise")
+    assert done.stderr.count("Traceback") == is_raised, done.stderr
+    assert done.stderr.count("LookupError: wrong\n") == is_raised
+
+
+# A program that has a try around everything, and threads and forks of its own.
+TRIAL = """
+import json, os, sys
+from fastloop.tools.compare.trial import Settings, main
+program = '''
+import atexit, os, torch
+if os.fork() == 0:
+    raise SystemExit
+os.wait()
+atexit.register(print, "exit handlers run")
+weight = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+try:
+    for _ in range(100):
+        weight.sum().backward()
+        optimizer.step()
+finally:
+    print("so do finally blocks")
+'''
+open("train.py", "w").write(program)
+settings = Settings("record.json", 4, "", None, False)
+text = settings.command([])[3]
+try:
+    main([text, "train.py"])
+finally:
+    if os.path.exists("record.json"):
+        print(json.load(open("record.json"))["steps"], "steps")
+"""
+
+
+def test_a_program_is_ended_as_by_sys_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = run_script(tmp_path, TRIAL)
+    assert printed == "so do finally blocks\n4 steps\nexit handlers run\n"
+
+
+# ---- the command itself
+
+
+@pytest.mark.slow
+def test_a_program_that_needs_no_torch_is_no_failure(tmp_path: Path) -> None:
+    done = compare(tmp_path, "-m", "this")
+    assert done.returncode == 3 and "fails" not in done.stderr, done.stderr
+    assert done.stdout == (
+        "NOT JUDGED: the program has not imported torch, so there is nothing to compare\n"
+    )
+
+
+IMPORTED = """
+import sys
+import fastloop.tools.compare.command
+print([name for name in ("torch", "numpy") if name in sys.modules])
+"""
+
+
+def test_the_command_takes_no_memory_from_what_it_measures(tmp_path: Path) -> None:
+    assert run_script(tmp_path, IMPORTED, is_fresh=True) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        ([], "there is nothing to run"),
+        (["--steps", "1", "x.py"], "--steps takes 2 to 10,000, not 1"),
+        (["--rounds", "1", "x.py"], "--rounds takes 2 to 100, not 1"),
+        (["--seed", "-1", "x.py"], "--seed takes 0 to 4,294,967,295, not -1"),
+        (["--only", "loader", "x.py"], "--only 'loader' is nothing to patch; it takes dataloader"),
+        (["--json", "no/a.json", "x.py"], "there is no folder"),
+    ],
+)
+def test_arguments_that_are_refused(
+    args: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        compare_command.main(args)
+    assert ended.value.code == 2 and error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "value"), [("FASTLOOP", "0"), ("WORLD_SIZE", "2")])
+def test_where_nothing_can_be_compared(
+    name: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert compare_command.main(["x.py"]) == 2
+    error = capsys.readouterr().err
+    assert "FASTLOOP=0 is set" in error if name == "FASTLOOP" else "without torchrun" in error

@@ -1,0 +1,511 @@
+"""What a report says: verdicts and their causes, the table, the page, the trace, two side by side,
+and what a GPU tells, by fakes."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+import fastloop.__main__
+from fastloop.tools.report import loader_source
+from fastloop.tools.report.files import to_json
+from fastloop.tools.report.gpu_usage import GpuUsage
+from fastloop.tools.report.gpu_waits import GpuWaits
+from fastloop.tools.report.loader_source import LoaderSource
+from fastloop.tools.report.observer import LoopObserver
+from fastloop.tools.report.page import make_page
+from fastloop.tools.report.remedies import find_remedy
+from fastloop.tools.report.summary import summarize
+from fastloop.tools.report.table import make_table
+from fastloop.tools.report.trace import make_trace
+
+MS = 1_000_000
+
+
+class FakeLoader:
+    """What a LoaderSource reads of a loader."""
+
+    def __init__(self, workers: int = 0) -> None:
+        self.dataset = list(range(1000))
+        self.num_workers = workers
+        self.batch_size = 8
+
+
+def loop_of(
+    wait: float, compute: float, steps: int = 100, loader: LoaderSource | None = None
+) -> LoopObserver:
+    """A loop whose steps wait and compute for so many ms."""
+    observer = LoopObserver(clock=lambda: 0, usage=GpuUsage(find=lambda: None))
+    source = loader or observer.sources.find(FakeLoader())
+    observer.sources.all[:] = [source]
+    recorder = observer.recorder
+    now = 0
+    for _ in range(steps):
+        recorder.enter_fetch(now, now)
+        now += round(wait * MS)
+        recorder.leave_fetch(now, now, source, 2)
+        recorder.enter_update(now := now + round(compute * MS), now, 1)
+        recorder.note_step(1)
+        recorder.leave_update(now := now + MS // 2, now, 1)
+    recorder.enter_fetch(now, now)
+    recorder.leave_fetch(now, now, source, error=StopIteration)
+    recorder.end(now)
+    return observer
+
+
+def found_of(observer: LoopObserver) -> dict[str, Any]:
+    texts = {"fastloop": "1", "torch": "2", "python": "3", "rank": 0, "began": "now"}
+    return {**summarize(observer), **texts, "ended_by": None, "ended_in": None}
+
+
+@pytest.mark.parametrize(("data", "compute"), [(30, 10), (10, 30), (1, 50), (0, 5), (50, 0.1)])
+def test_shares_and_medians_are_those_of_the_loop(data: float, compute: float) -> None:
+    """Of synthetic loops, within a thousandth."""
+    found = found_of(loop_of(data, compute))
+    whole = data + compute + 0.5
+    wait = found["phases"]["data_wait"]
+    assert wait["share"] == pytest.approx(data / whole, 1e-3)
+    assert wait["median_ms"] == pytest.approx(data) == pytest.approx(wait["p95_ms"])
+    assert found["phases"]["forward_backward"]["median_ms"] == pytest.approx(compute)
+    assert found["step"]["median_ms"] == pytest.approx(whole)
+    assert found["phases"]["host_to_device"] is None and found["gpu_wait"] is None
+    shares = [phase["share"] for phase in found["phases"].values() if phase]
+    assert sum(shares) == pytest.approx(1)
+    ceiling = found["verdict"]["ceiling"]
+    assert ceiling == pytest.approx(whole / (whole - data))
+
+
+def test_the_first_step_of_an_epoch_is_not_in_the_table() -> None:
+    observer = loop_of(10, 10, 60)
+    observer.recorder.steps.append((0, 0, -1, 10 * MS, 0, 0, -1, 0, True))
+    found = found_of(observer)
+    assert found["steps"]["steady"] == 40 and found["phases"]["data_wait"]["seconds"] == 0.4
+
+
+@pytest.mark.parametrize(
+    ("wait", "compute", "kind", "text"),
+    [
+        (30, 9.5, "input-bound", "INPUT-BOUND: the loop waits 75% of each step for data (30.0 ms "
+         "of 40.0 ms on average). With data always ready: at most 4.00× faster. Cause: the loop "
+         "loads list of 1,000 itself (num_workers=0). Next: num_workers 0→"),
+        (1, 8.5, "partly input-bound", "PARTLY INPUT-BOUND: the loop waits 10% of each step"),
+        (0.1, 9.4, "not input-bound", "NOT INPUT-BOUND: 1.0% of each step is waiting for data; a "
+         "faster loader cannot help this run. Most of it is forward and backward (94%)."),
+    ],
+)  # fmt: skip
+def test_verdicts(wait: float, compute: float, kind: str, text: str) -> None:
+    verdict = found_of(loop_of(wait, compute))["verdict"]
+    assert verdict["kind"] == kind and verdict["text"].startswith(text)
+    assert verdict["basis"] == "host"
+
+
+def test_few_steps_are_said_to_be_few() -> None:
+    texts = {n: found_of(loop_of(1, 1, n))["verdict"]["text"] for n in (9, 30, 100)}
+    assert "NO VERDICT: there are 9 steps" in texts[9]
+    assert "(Seen in 10 steps behind the first ones; 50 would be surer.)" in texts[30]
+    assert "surer" not in texts[100]
+
+
+def test_no_steps_and_no_loader_have_no_verdict() -> None:
+    empty = LoopObserver(clock=lambda: 0)
+    empty.end()
+    assert "no batch was taken" in found_of(empty)["verdict"]["text"]
+    bare = LoopObserver(clock=lambda: 0)
+    for now in range(0, 100 * MS, MS):
+        bare.recorder.enter_update(now, now, 1)
+        bare.recorder.note_step(1)
+        bare.recorder.leave_update(now + 1000, now + 1000, 1)
+    bare.recorder.end(100 * MS)
+    found = found_of(bare)
+    assert "no batch came from a torch or fastloop DataLoader" in found["verdict"]["text"]
+    assert found["phases"]["data_wait"] is None and found["waits"] is None
+    assert re.search(r"data wait +n/a +n/a +n/a +n/a", make_table(found))
+
+
+# Counts of workers, what next() found, ns of batches made and of those not waiting, what is said.
+COMPUTES, WAITS = [100, 99], [100, 10]
+BUSY, IDLE = [(100, 98 * MS, 2 * MS)] * 2, [(100, 10 * MS, 90 * MS)] * 2
+UNEVEN = [(50, 98 * MS, 2 * MS), (50, 4 * MS, 96 * MS)]
+WORKERS: dict[str, tuple[Any, ...]] = {
+    "busy": (BUSY, "none", COMPUTES, r"workers are busy 98%", r"^num_workers 2→3 \(8 CPUs"),
+    "busy, not known with what": (BUSY, "none", [0, 0], "busy 98%", r"^num_workers 2→3 \(8 CPUs"),
+    "lock": ([(100, 90 * MS, 10 * MS, 80 * MS)] * 2, "none", COMPUTES, "lock 89%", '"process"'),
+    "sleep": (BUSY, "none", WAITS, "busy 98%", '^path="thread" with num_workers=3, if .* 90% of'),
+    "idle": (IDLE, "none", COMPUTES, "busy 10% only", "^a higher prefetch_factor"),
+    "now and then": (IDLE, "others", COMPUTES, "head-of-line blocking", "in_order=False, .*prefet"),
+    "one": (UNEVEN, "others", COMPUTES, "worker 0 is busy 98%, all on average 51%", "even cost"),
+    "ready": (IDLE, "ready", COMPUTES, "3.0 batches were ready", "^fewer and larger tensors"),
+    "torch": ([], "none", [0, 0], "torch's own iterators do not tell", "python -m fastloop run"),
+    "torch's order": ([], "others", [0, 0], "100% of the wait others were ready", "in_order=False"),
+}  # fmt: skip
+
+
+def verdict_of(
+    source: LoaderSource, monkeypatch: pytest.MonkeyPatch, cpus: int = 8, wait: float = 10
+) -> Any:
+    monkeypatch.setattr("fastloop.tools.report.verdict.count_cpus", lambda: cpus)
+    return found_of(loop_of(wait, 10, loader=source))["verdict"]
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_the_cause_of_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, waited, made, cause, advice = WORKERS[name]
+    source = LoaderSource(FakeLoader(2))
+    monkeypatch.setattr(source, "count_workers", lambda: tuple(counts))
+    monkeypatch.setattr(source, "mean_ready", lambda: 3.0)
+    monkeypatch.setattr(source, "note_batch", lambda ready, turn, wait: None)
+    source.waits[waited], source.made = 10, made
+    verdict = verdict_of(source, monkeypatch)
+    assert re.search(cause, verdict["cause"]) and re.search(advice, verdict["next"]), verdict
+
+
+@pytest.mark.parametrize(("workers", "advice"), [(0, "num_workers 0→2 ("), (2, "a cheaper tran")])
+def test_what_computes_gets_no_more_workers_than_cpus(
+    workers: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = LoaderSource(FakeLoader(workers))
+    source.made = COMPUTES
+    monkeypatch.setattr(source, "count_workers", lambda: ((100, 10_000 * MS, 0),) * workers)
+    advised = verdict_of(source, monkeypatch, cpus=2, wait=40)["next"]
+    assert advised.startswith(advice) and "2 CPUs allowed" in advised
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_fastloop_loads_in_c_is_named_before_workers(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = FakeLoader(workers)
+    loader.dataset = Images()  # type: ignore[assignment]
+    source = LoaderSource(loader)
+    monkeypatch.setattr(source, "count_workers", lambda: ((100, 98 * MS, 2 * MS),) * workers)
+    assert verdict_of(source, monkeypatch)["next"].startswith("fastloop.ImageFolder(root, cache=")
+
+
+class Images:
+    def __init__(self) -> None:
+        self.samples = [("a/1.JPG", 0), ("b/2.jpg", 1)]
+
+
+class Crop:
+    __module__ = "torchvision.transforms.v2._geometry"
+
+
+class Holds:
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "remedy"),
+    [
+        (Images(), "fastloop.ImageFolder"),
+        (Subset(Images(), [0]), "fastloop.ImageFolder"),  # type: ignore[arg-type]
+        (Holds(files=[Path("a/1.png")]), "fastloop.ImageFolder"),
+        (Holds(data=torch.zeros(2), transform=Crop()), "fastloop.transforms"),
+        (Holds(datasets=[Holds(transform=Crop())] * 2), "fastloop.transforms"),
+        (Holds(names=["a.txt"], rows=[1.0], empty=[], nested=[[]]), ""),
+        (TensorDataset(torch.zeros(2)), ""),
+        ([1, 2], ""),
+        (Images, ""),
+        (None, ""),
+    ],
+)
+def test_remedies_by_what_a_dataset_holds(dataset: Any, remedy: str) -> None:
+    found = find_remedy(dataset)
+    assert found.startswith(remedy) if remedy else found == ""
+
+
+def test_how_much_of_the_time_workers_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first look at which all have made a batch; one that has ended counts no further."""
+    counts, ran = [(0, 5, 0), (1, 5, 0)], [1, 2]
+    shared = SimpleNamespace(count_workers=lambda: (tuple(counts), {}))
+    iterator = SimpleNamespace(_shared=shared, _workers=[Holds(pid=0), Holds(pid=1)])
+    monkeypatch.setattr(loader_source, "runnable_ns", lambda task: ran[int(task)])
+    source = LoaderSource(FakeLoader(2))
+    source._iterator, source.path = lambda: iterator, "process"
+    for counts[:], ran[:] in (
+        ([(0, 50, 0), (1, 50, 0)], [900, 900]),
+        ([(1, 100, 0), (2, 100, 0)], [1000, 1000]),
+        ([(2, 200, 0), (3, 200, 0)], [1010, 1020]),
+        ([(3, 300, 0), (4, 300, 0)], [1110, None]),  # type: ignore[list-item]
+    ):
+        source.look()
+    assert source.made == [200, 30]
+
+
+# ---- a GPU
+
+
+class FakeEvent:
+    now = 0.0  # ms: what the GPU has come to
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = FakeEvent.now
+
+    def query(self) -> bool:
+        return FakeEvent.now >= self.at + 5
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        assert self.query() and other.query()
+        return other.at - self.at
+
+
+class FakeEvents:
+    is_graph = False
+    made = 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return self.is_graph
+
+    def make(self) -> tuple[FakeEvent, FakeEvent]:
+        self.made += 1
+        return FakeEvent(), FakeEvent()
+
+
+class FakeIter:
+    pass
+
+
+def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes late, goes to its own step, and decides the verdict."""
+    events, clock = FakeEvents(), [0]
+    observer = LoopObserver(lambda: clock[0], GpuWaits(events), GpuUsage(find=lambda: None))
+    iterator = FakeIter()
+    optimizer = SimpleNamespace()
+    for number in range(100):
+        observer.enter_next(iterator)
+        clock[0] += 10 * MS
+        FakeEvent.now += number % 2 * 4  # hidden behind queued work in every second step
+        observer.leave_next(None)
+        clock[0] += 9 * MS
+        FakeEvent.now += 20
+        observer.enter_step(optimizer)
+        clock[0] += MS
+        observer.leave_update(id(optimizer))
+    observer.enter_next(iterator)
+    observer.leave_next(StopIteration())
+    observer.end()
+    steps = list(observer.recorder.steps)
+    assert [step.gpu_wait / MS for step in steps[:98]] == [0.0, 4.0] * 49
+    assert events.made < 100  # they are used again
+    found = found_of(observer)
+    assert found["verdict"]["basis"] == "gpu" and found["gpu_wait"]["share"] == pytest.approx(0.1)
+    assert "the GPU waits 10% of each step" in found["verdict"]["text"]
+    assert found["phases"]["data_wait"]["share"] == 0.5
+
+
+def test_events_that_have_not_fired_are_asked_again() -> None:
+    recorder = loop_of(1, 1, 2).recorder
+    run = SimpleNamespace(is_over=True, step=1)
+    waits = GpuWaits(FakeEvents())
+    waits.look()
+    waits.begin()
+    FakeEvent.now += 3
+    pair = waits.end()
+    waits.follow(pair, run, recorder.steps)
+    assert [step.gpu_wait for step in recorder.steps] == [-1, -1]
+    FakeEvent.now += 5
+    waits.poll(recorder.steps)
+    assert [step.gpu_wait for step in recorder.steps] == [-1, 3 * MS]
+
+
+def test_calls_inside_each_other_are_one() -> None:
+    observer = LoopObserver(clock=lambda: 0)
+    assert observer.enter_iter() and not observer.enter_iter()
+
+
+def test_no_event_is_recorded_into_a_graph() -> None:
+    events = FakeEvents()
+    waits = GpuWaits(events)
+    waits.look()
+    events.is_graph = True
+    waits.begin()
+    assert waits.end() is None and events.made == 0
+
+
+# ---- the files
+
+
+class Page(HTMLParser):
+    """Its tags are closed, and it names nothing outside itself."""
+
+    VOID = ("meta", "path", "rect")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names += [name for name, _ in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+        assert tag not in ("script", "link", "img", "iframe", "object", "a", "use", "image")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("steps", [0, 1, 30, 3000])
+def test_the_page_is_whole_and_needs_nothing_else(steps: int) -> None:
+    found = found_of(loop_of(10, 10, steps))
+    text = make_page(found)
+    page = Page(text)
+    assert not {"href", "src", "srcset", "onclick", "onload"} & set(page.names)
+    assert "://" not in text and "url(" not in text and "@import" not in text
+    assert "prefers-color-scheme:dark" in text and len(text.encode()) <= 200_000
+    for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        title = ElementTree.fromstring(drawing).find("title")
+        assert title is not None and title.text  # for those who do not see it
+
+
+@pytest.mark.parametrize("steps", [1, 30, 3000])
+def test_nothing_in_a_chart_is_cut_off(steps: int) -> None:
+    text = make_page(found_of(loop_of(10, 10, steps)))
+    for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        svg = ElementTree.fromstring(drawing)
+        height = float(svg.attrib["viewBox"].split()[3])
+        lines = [float(label.attrib["y"]) for label in svg.iter("text")]
+        # A phone shows them in 20 units, a quarter of them below the line.
+        assert lines and min(lines) > 0 and max(lines) + 5 <= height
+
+
+def test_a_page_of_many_uneven_steps_and_many_workers_is_small() -> None:
+    observer = loop_of(10, 10, 1)
+    for _ in range(64):
+        source = LoaderSource(FakeLoader())
+        source.workers, source._now = 64, ((123_456, 10**13, 10**13, 10**12),) * 64
+        observer.sources.all.append(source)
+    for number in range(16_384):
+        parts = (number * k % 9973 * 1000 for k in range(1, 6))
+        observer.recorder.steps.append((number, *parts, -1, number % 9, 0))
+    assert len(make_page(found_of(observer)).encode()) <= 200_000
+
+
+def test_what_a_dataset_is_called_cannot_break_the_page() -> None:
+    source = LoaderSource(FakeLoader())
+    source.name = "<script>alert(1)</script> & co"
+    assert "<script" not in make_page(found_of(loop_of(10, 10, loader=source)))
+
+
+def test_the_trace_is_nested() -> None:
+    observer = loop_of(10, 10, 50)
+    trace = json.loads(make_trace(observer.recorder.steps, 0))
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len([event for event in slices if event["name"].startswith("step ")]) == 50
+    end = 0.0
+    for event in slices:
+        if event["name"].startswith("step "):
+            assert event["ts"] >= end - 1e-6
+            begin, end = event["ts"], event["ts"] + event["dur"]
+            inside = begin
+        else:
+            assert event["ts"] >= inside - 1e-6 and event["ts"] + event["dur"] <= end + 1e-6
+            inside = event["ts"] + event["dur"]
+    assert [e["args"] for e in trace["traceEvents"] if e["ph"] == "C"] == [{"batches": 2}] * 50
+
+
+def test_the_table_fits_a_terminal() -> None:
+    text = make_table(found_of(loop_of(10, 10)))
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"data wait +49% +10\.0 ms +10\.0 ms +10\.0 ms", text)
+    assert "cost of measuring: " in text
+
+
+def test_the_table_has_the_mean_that_its_shares_are_of_and_no_gpu_where_there_is_none() -> None:
+    observer = loop_of(1, 3, 60)
+    for _ in range(10):
+        observer.recorder.steps.append((0, MS, -1, 503 * MS, MS // 2, 0, -1, 0, False))
+    found = found_of(observer)
+    text = make_table(found)
+    assert re.search(r"forward\+backward +99% +103 ms +3\.00 ms +503 ms\n", text), text
+    for shown in (text, make_page(found)):
+        assert "GPU" not in shown.replace("--gpu", "") and "host to device" not in shown
+    found["gpu"].update(uuid="GPU-1", why_unknown="no NVML")
+    for shown in (make_table(found), make_page(found)):
+        assert "seen by the GPU" in shown and "GPU busy: n/a (no NVML)" in shown
+        assert "host to device" in shown
+
+
+def test_steps_a_second_are_those_of_the_table() -> None:
+    """The first one imports things, compiles and warms up."""
+    observer = loop_of(1, 1, 0)
+    observer.recorder.steps.append((0, 0, -1, 9000 * MS, 0, 0, -1, 0, True))
+    for _ in range(50):
+        observer.recorder.steps.append((0, 0, -1, 10 * MS, 0, 0, -1, 0, False))
+    found = found_of(observer)
+    assert found["steps"]["per_second"] == pytest.approx(100)
+    assert "51 steps, 100.0 a second once warm" in make_table(found)
+
+
+@pytest.mark.parametrize(("load", "why"), [(9.0, "(load 9.0, 2 CPUs allowed)"), (0.5, "longer. M")])
+def test_uneven_steps_blame_nothing_with_confidence(
+    load: float, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0, 0))
+    monkeypatch.setattr("fastloop.tools.report.verdict.count_cpus", lambda: 2)
+    observer = loop_of(0.1, 3, 60)
+    for _ in range(10):
+        observer.recorder.steps.append((0, 0, -1, 900 * MS, 0, 0, -1, 0, False))
+    text = found_of(observer)["verdict"]["text"]
+    assert "unevenly: one step in 20 takes 300 times the median" in text and why in text
+    assert "unevenly" not in found_of(loop_of(0.1, 3, 60))["verdict"]["text"]
+
+
+def test_a_run_without_a_step_is_one_line() -> None:
+    text = make_table(found_of(loop_of(1, 1, 0)))
+    assert text.startswith("fastloop report: NO VERDICT: no batch was taken") and "\n" not in text
+
+
+def test_two_reports_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, wait in (("a.json", 10), ("b.json", 5)):
+        (tmp_path / name).write_text(to_json(found_of(loop_of(wait, 10))))
+    status = fastloop.__main__.main(["compare", *(str(tmp_path / n) for n in ("a.json", "b.json"))])
+    out = capsys.readouterr().out
+    assert status == 0 and re.search(r"data wait +10\.0 ms +49% +5\.00 ms +32% +×0\.50", out)
+    assert "GPU" not in out and "host to device" not in out
+    assert re.search(r"steps a second +48\.8 +64\.5 +×1\.32", out), out
+
+
+@pytest.mark.parametrize(
+    ("text", "error"), [("{", "is no JSON"), ("[]", "its schema is None"), (None, "No such file")]
+)
+def test_what_is_no_report_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, error: str
+) -> None:
+    if text is not None:
+        (tmp_path / "a.json").write_text(text)
+    assert fastloop.__main__.main(["compare", str(tmp_path / "a.json"), "b.json"]) == 2
+    assert error in capsys.readouterr().err
+    assert fastloop.__main__.main(["compare", "a.json"]) == 2
+
+
+@pytest.mark.parametrize("key", ["steps", "phases", "seconds_of", "verdict"])
+@pytest.mark.parametrize("value", [None, [], {}, 1])
+def test_a_damaged_report_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(to_json({**found_of(loop_of(1, 1)), key: value}))
+    assert fastloop.__main__.main(["compare", str(path), str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "a report is damaged" in err
