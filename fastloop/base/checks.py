@@ -1,0 +1,111 @@
+"""Readers of arguments. Each returns the value, or raises an error of one sentence: NAME must be
+RULE, got VALUE; with a remedy in parentheses where it is not obvious.
+
+A value of the wrong type is a TypeError, one out of range a ValueError. Every room reads its
+arguments with these; a rule that only one class has stands in that class.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+_Choice = TypeVar("_Choice")
+
+
+def make_message(name: str, rule: str, value: object, remedy: str = "") -> str:
+    """Return the text of a refusal; for errors that the readers below do not cover."""
+    return f"{name} must be {rule}, got {value!r}" + (f" ({remedy})" if remedy else "")
+
+
+def is_int(value: Any) -> bool:
+    """Tell whether `value` counts as an int: NumPy's integers and 0-d tensors do, bools do not."""
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether `value` counts as a real number; bools and text do not."""
+    if isinstance(value, (bool, str, bytes)):
+        return False
+    try:
+        to_float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+def to_float(value: Any) -> float:
+    """Return float(value); an int too large for a float becomes an infinity."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def is_sequence(value: Any) -> bool:
+    """Tell whether `value` is a sequence and not text."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def read_int(
+    name: str, value: Any, low: int | None = None, high: int | None = None, remedy: str = ""
+) -> int:
+    """Return `value` as an int within [low, high]."""
+    rule = f"an int{_describe_range(low, high)}"
+    if not is_int(value):
+        raise TypeError(make_message(name, rule, value, remedy))
+    number = operator.index(value)
+    if (low is not None and number < low) or (high is not None and number > high):
+        raise ValueError(make_message(name, rule, value, remedy))
+    return number
+
+
+def read_optional_int(
+    name: str, value: Any, low: int | None = None, high: int | None = None, remedy: str = ""
+) -> int | None:
+    """Return `value` as an int within [low, high], or None."""
+    if value is None:
+        return None
+    return read_int(name, value, low, high, remedy or "or None")
+
+
+def read_number(
+    name: str, value: Any, low: float = -math.inf, high: float = math.inf, remedy: str = ""
+) -> float:
+    """Return `value` as a float within [low, high]; NaN is refused. The ends may be infinite."""
+    least = None if low == -math.inf else low
+    rule = f"a number{_describe_range(least, None if high == math.inf else high)}"
+    if not is_number(value):
+        raise TypeError(make_message(name, rule, value, remedy))
+    number = to_float(value)
+    if not low <= number <= high:
+        raise ValueError(make_message(name, rule, value, remedy))
+    return number
+
+
+def read_choice(name: str, value: Any, choices: Sequence[_Choice], remedy: str = "") -> _Choice:
+    """Return the one of `choices` that equals `value`."""
+    for choice in choices:
+        if type(value) is type(choice) and value == choice:
+            return choice
+    raise ValueError(make_message(name, f"one of {', '.join(map(repr, choices))}", value, remedy))
+
+
+def check_callable(name: str, value: Any, rule: str = "a function") -> None:
+    """Refuse a value that cannot be called."""
+    if not callable(value):
+        raise TypeError(make_message(name, rule, value))
+
+
+def _describe_range(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return f" >= {low}" if low is not None else f" <= {high}" if high is not None else ""
+    return f" in [{low}, {high}]"

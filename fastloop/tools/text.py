@@ -1,0 +1,57 @@
+"""Tables, durations, sizes and ratios as text. Every command and report prints with these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def seconds(value: float | None) -> str:
+    """Format a duration given in seconds with three digits: "1.24 s", "37.1 ms", "950 µs"."""
+    if value is None or not math.isfinite(value):
+        return "n/a"
+    if value >= 100:
+        return f"{value:,.0f} s"
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if value * factor >= 1:
+            return f"{_three_digits(value * factor)} {unit}"
+    return f"{_three_digits(value * 1e6)} µs" if value else "0 s"
+
+
+def size(count: float | None) -> str:
+    """Format a number of bytes: "1.50 GiB", "12.0 MiB"."""
+    if count is None:
+        return "n/a"
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= factor:
+            return f"{_three_digits(count / factor)} {unit}"
+    return f"{count:.0f} B"
+
+
+def percent(share: float | None) -> str:
+    """Format a share of 1: "12%", "3.4%"."""
+    if share is None:
+        return "n/a"
+    return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}"
+
+
+def ratio(value: float | None) -> str:
+    """Format how many times as much: "1.25x"."""
+    return "n/a" if value is None else f"{_three_digits(value)}x"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Lay out rows in columns, the first aligned to the left, the others to the right."""
+    count = max((len(row) for row in rows), default=0)
+    padded = [[*row, *[""] * (count - len(row))] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*padded, strict=True)]
+    lines = []
+    for first, *others in padded:
+        cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join((f"{indent}{first:<{widths[0]}}", *cells)).rstrip())
+    return lines
+
+
+def _three_digits(value: float) -> str:
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:,.{min(max(digits, 0), 3)}f}"
