@@ -6,76 +6,7 @@ NumPy nor torch; they are imported when a name that needs them is first used.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this
-if TYPE_CHECKING:
-    from typing import Any
-
-    from fastloop import transforms
-    from fastloop.data.arrays import ArrayDataset
-    from fastloop.data.image_folder.dataset import ImageFolder
-    from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler
-    from fastloop.data.sequences.pad import PackCollate, PadCollate
-    from fastloop.data.sequences.ragged import RaggedArray
-    from fastloop.data.tokens.dataset import TokenDataset
-    from fastloop.device.prefetch import prefetch
-    from fastloop.loader.any_loader import stats
-    from fastloop.loader.dataloader import DataLoader
-    from fastloop.loader.stats import LoaderStats, WorkerStats
-    from fastloop.patching.patch import PatchState, patch, patch_status, patched, unpatch
-    from fastloop.patching.seams import SeamStatus
-    from fastloop.step.clip import clip_grad_norm_
-    from fastloop.step.scaler import GradScaler
-    from fastloop.step.stepper import Stepper
-    from fastloop.tools.batch_size.device_memory import MemoryUse, memory
-    from fastloop.tools.batch_size.plan import BatchPlan, find_batch_size
-    from fastloop.tools.doctor.doctor import Diagnosis, doctor
-    from fastloop.tools.parameters import ParameterCount, count_parameters
-    from fastloop.tools.report.report import Report, report
-    from fastloop.tools.scalars import ScalarLog
-    from fastloop.tools.tune.tune import Suggestion, tune
-
-__version__: str
-
-__all__ = [
-    "ArrayDataset",
-    "BatchPlan",
-    "DataLoader",
-    "Diagnosis",
-    "GradScaler",
-    "ImageFolder",
-    "LengthBucketBatchSampler",
-    "LoaderStats",
-    "MemoryUse",
-    "PackCollate",
-    "PadCollate",
-    "ParameterCount",
-    "PatchState",
-    "RaggedArray",
-    "Report",
-    "ScalarLog",
-    "SeamStatus",
-    "ShuffleSampler",
-    "Stepper",
-    "Suggestion",
-    "TokenDataset",
-    "WorkerStats",
-    "build_info",
-    "clip_grad_norm_",
-    "count_parameters",
-    "doctor",
-    "find_batch_size",
-    "memory",
-    "patch",
-    "patch_status",
-    "patched",
-    "prefetch",
-    "report",
-    "stats",
-    "transforms",
-    "tune",
-    "unpatch",
-]
-
+# Where the public names live; __init__.pyi says the same to type checkers.
 _HOMES = {
     "ArrayDataset": "fastloop.data.arrays",
     "BatchPlan": "fastloop.tools.batch_size.plan",
@@ -114,31 +45,32 @@ _HOMES = {
     "tune": "fastloop.tools.tune.tune",
     "unpatch": "fastloop.patching.patch",
 }
+__all__ = [*_HOMES, "build_info"]
 
 
 def build_info() -> dict[str, str | int]:
-    """What was built: version, compiler, DLPack, CUDA and for which architectures, or why without;
-    and what was found: CPUs and their instructions, how mapped files are read."""
+    """Return what was built (version, compiler, DLPack, CUDA and its architectures, or why without)
+    and what was found here (CPUs and their instructions, how mapped files are read)."""
     from fastloop._core import build_info
 
     return build_info()
 
 
 def load_ipython_extension(shell: object) -> None:
-    """``%load_ext fastloop``: `patch()` for the notebook, now or as soon as it imports torch."""
-    from fastloop.patching import notebook
+    """``%load_ext fastloop`` calls `patch()`, now or as soon as the notebook imports torch."""
+    from fastloop.cli import notebook
 
     notebook.load()
 
 
 def unload_ipython_extension(shell: object) -> None:
-    """``%unload_ext fastloop``: takes out what ``%load_ext`` has put in."""
-    from fastloop.patching import notebook
+    """``%unload_ext fastloop`` takes out the seams that ``%load_ext`` has put in."""
+    from fastloop.cli import notebook
 
     notebook.unload()
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__version__":
         from fastloop._core import version
 

@@ -1,28 +1,62 @@
-"""``python -m fastloop COMMAND``: finds the command and runs it."""
+"""Finds and runs a command: ``python -m fastloop COMMAND``, or the console script ``fastloop``."""
 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
-# Modules with a main(), which is given what follows the command's name and returns the exit status.
+TYPE_CHECKING = False  # importing typing would take as long as all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _COMMANDS = {
-    "bench": "fastloop.tools.bench.bench",
-    "compare": "fastloop.tools.compare.command",
-    "doctor": "fastloop.tools.doctor.doctor",
-    "run": "fastloop.patching.program",
+    "run": "run a program with torch patched, nothing in it changed",
+    "compare": "run it plain and patched: what both cost, and whether their numbers are equal",
+    "doctor": "what this machine offers, and what slows loops down here",
+    "bench": "a quick benchmark of this machine, torch beside fastloop",
 }
+_USAGE = """usage: python -m fastloop COMMAND [ARGS]
+
+commands (each has --help):
+{commands}
+  --version  print the version"""
 
 
-def main(args: list[str]) -> int:
-    if not args or args[0] not in _COMMANDS:
-        print(f"usage: python -m fastloop {' | '.join(_COMMANDS)} ...", file=sys.stderr)
-        return 2
-    status: int = import_module(_COMMANDS[args[0]]).main(args[1:])
-    return status
+def _open_command(name: str) -> Callable[[list[str]], int]:
+    """Import the module of a command: each imports what it needs and no more."""
+    if name == "run":
+        from fastloop.cli.run import main
+    elif name == "compare":
+        from fastloop.cli.compare import main
+    elif name == "doctor":
+        from fastloop.tools.doctor.doctor import main
+    else:
+        from fastloop.tools.bench.bench import main
+    return main
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command that `args` name and return its exit status; None: this process's."""
+    name, *others = (sys.argv[1:] if args is None else args) or ["--help"]
+    if name in _COMMANDS:
+        return _open_command(name)(others)
+    if name == "--version":
+        from fastloop._core import version
+
+        print(f"fastloop {version}")
+        return 0
+    usage = _USAGE.format(commands="\n".join(f"  {key:<9}{_COMMANDS[key]}" for key in _COMMANDS))
+    if name in ("-h", "--help"):
+        print(usage)
+        return 0
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(name, _COMMANDS, 1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    print(f"{usage}\nfastloop: unknown command {name!r}{hint}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":
-    _status = main(sys.argv[1:])
-    if _status:  # else ``python -i`` goes on without a word, as after any program
+    _status = main()
+    if _status:  # sys.exit(0) would end ``python -i``
         sys.exit(_status)

@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # whoever checks types is to learn which names there are
+if not TYPE_CHECKING:  # type checkers must not take every name for defined
 
     def __getattr__(name: str) -> NoReturn:
         text = f"module {__name__!r} has no attribute {name!r}"

@@ -1,1 +1,4 @@
-"""fastloop behind torch's own classes, for scripts and frameworks that nobody edits."""
+"""patch(): fastloop behind torch's own classes."""
+
+# What patch() can replace, by the names that users give.
+SEAMS = ("dataloader", "grad_scaler", "clip_grad_norm")

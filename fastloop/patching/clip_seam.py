@@ -1,9 +1,10 @@
-"""The seam of clipping: ``torch.nn.utils.clip_grad_norm_`` multiplies gradients by the engine, and
-not at all where there is nothing to clip.
+"""The seam of clipping: ``torch.nn.utils.clip_grad_norm_`` rescales gradients by the engine, and
+leaves them untouched if there is nothing to clip.
 
-The two functions that it looks up when it is called are replaced, so names bound before are served.
-The norm stays torch's, because the engine adds up in double: the last bits would differ. Only a
-largest absolute value has no last bits; torch takes many times as long for it on the CPU.
+The two functions that it looks up at each call are replaced, so a module that has imported it
+before is served as well. torch computes the norm: the engine adds up in double, which changes the
+last bits. Only a largest absolute value has no last bits, and torch takes many times as long for it
+on the CPU.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def make_seam(is_strict: bool) -> Seam:
                 tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
                 with lists.take() as grads:
                     grads.collect_tensors(tensors)
-                    norm = _find_max(grads)
+                    norm = _compute_max(grads)
                     if norm is not None and not (error_if_nonfinite and not norm.isfinite()):
                         return norm
             theirs: Tensor = before(tensors, norm_type, error_if_nonfinite, foreach)
@@ -80,7 +81,7 @@ def make_seam(is_strict: bool) -> Seam:
 
 
 class _Lists:
-    """One for each thread that is inside: gradients seldom change their sizes between calls."""
+    """Lends one GradList to each thread inside a clip; gradients seldom change between calls."""
 
     def __init__(self) -> None:
         self._idle: list[GradList] = []
@@ -96,7 +97,7 @@ class _Lists:
 
 
 def _why_not(grads: GradList, total_norm: Tensor) -> str:
-    """Why torch multiplies; nothing where the engine gives the same bits."""
+    """Return why torch must rescale; "" if the engine gives the same bits."""
     if has_dispatch_mode():
         return "a torch dispatch mode is on"
     if not grads.is_plain:
@@ -105,7 +106,7 @@ def _why_not(grads: GradList, total_norm: Tensor) -> str:
         return "gradients are of several dtypes"
     is_beside = type(total_norm) is Tensor and total_norm.device == grads.device
     if not is_beside or total_norm.ndim != 0 or total_norm.dtype not in grads.dtypes:
-        return "the norm is no number of the gradients' dtype beside them"
+        return "the norm is not a 0-d tensor of the gradients' dtype and device"
     return ""
 
 
@@ -119,8 +120,8 @@ def _multiply(grads: GradList, max_norm: float, total_norm: Tensor) -> None:
 
 
 @torch.no_grad()
-def _find_max(grads: GradList) -> Tensor | None:
-    """The largest absolute value. None: torch finds it, or raises."""
+def _compute_max(grads: GradList) -> Tensor | None:
+    """Return the largest absolute value; None: torch must compute it, or raise."""
     is_covered = grads.is_plain and grads.device.type == "cpu" and len(grads.dtypes) == 1
     if not is_covered or has_dispatch_mode() or not all(t.numel() for t in grads.tensors):
         return None
@@ -130,7 +131,7 @@ def _find_max(grads: GradList) -> Tensor | None:
 
 
 def _probe(_: bool) -> list[Tensor]:
-    """Norms and gradients, clipped and not."""
+    """Return norms and gradients, clipped and not."""
     found: list[Tensor] = []
     for max_norm in (0.3, 9.0):
         for norm_type in (2.0, math.inf):

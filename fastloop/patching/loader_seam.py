@@ -24,8 +24,7 @@ from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.iterators import iterate_anew, iterator_with
 from fastloop.loader.plain.torch_iters import SyncIter
 from fastloop.loader.shared import LoaderProxy, shared_of
-from fastloop.patching.bootstrap.fastloop_import_hook import after_import
-from fastloop.patching.fastai_seam import add_fastai
+from fastloop.patching.late_import import after_import
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
 # The one class known whose __init__ does not call torch's.
@@ -33,7 +32,7 @@ _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 
 
 def _overrides(loader: DataLoader[Any]) -> bool:
-    """Whether its class makes iterators itself."""
+    """Tell whether the loader's class makes iterators itself."""
     owner = next(cls for cls in type(loader).__mro__ if "_get_iterator" in vars(cls))
     return owner is not DataLoader
 
@@ -50,7 +49,7 @@ def _make_iterator(loader: DataLoader[Any], torchs_own: Callable[[], Any]) -> An
 
 
 def _describe(loader: DataLoader[Any], iterator: Any) -> str:
-    """Its dataset, and how batches are made."""
+    """Name the loader's dataset and how its batches are made."""
     while isinstance(iterator, Prefetcher):
         iterator = iterator._source
     kind, number = type(iterator).__name__, loader.num_workers
@@ -69,15 +68,16 @@ def _describe(loader: DataLoader[Any], iterator: Any) -> str:
 def _watch_own_iters(
     seam: Seam, seen: Beside[set[str]], leave: Callable[[DataLoader[Any], str], None]
 ) -> Callable[[type], None]:
-    """What counts the loaders of a class whose ``__iter__`` never comes to torch's as left.
+    """Return a function that watches a class, so that its loaders count as left if their
+    ``__iter__`` never reaches the ``__iter__`` of torch.
 
     Args:
-        seen: has an entry for each loader that has come to torch's.
+        seen: has an entry for each loader that has reached it.
     """
     watched: set[type] = set()
 
     def watch(cls: type) -> None:
-        """Classes with an ``__iter__`` of their own may never come to torch's."""
+        """Watch a class with an ``__iter__`` of its own."""
         for owner in cls.__mro__[: cls.__mro__.index(DataLoader)]:
             is_known = owner in watched or issubclass(cls, fastloop_loader.DataLoader)
             if is_known or "__iter__" not in vars(owner) or not issubclass(owner, DataLoader):
@@ -105,7 +105,7 @@ def _watch_own_iters(
 
 def make_seam(is_strict: bool) -> Seam:
     seam = Seam("dataloader", is_strict, _probe)
-    seen = Beside[set[str]](set)  # how the iterators of a loader that have come here were made
+    seen = Beside[set[str]](set)  # how each loader's iterators were made
 
     def leave(loader: DataLoader[Any], reason: str) -> None:
         seam.leave(f"a {type(loader).__qualname__}", reason)
@@ -164,14 +164,13 @@ def make_seam(is_strict: bool) -> Seam:
 
     watch_all()
     if _STATEFUL not in sys.modules:
-        after_import(_STATEFUL, watch_all)  # type: ignore[no-untyped-call]
-    add_fastai(seam, _make_iterator)
+        after_import(_STATEFUL, watch_all)
     return seam
 
 
 def _probe(is_alone: bool) -> list[torch.Tensor]:
-    """What an epoch yields, and the random states on the way. Of torch's own generator, unless
-    another thread may be drawing from it."""
+    """Return the batches of an epoch and the random states on the way. They are those of torch's
+    own generator, unless another thread may be drawing from it."""
     dataset = TensorDataset(torch.arange(16.0).reshape(8, 2), torch.arange(8))
     own = None if is_alone else torch.Generator()
     generator = own or torch.default_generator

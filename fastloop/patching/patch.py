@@ -10,15 +10,12 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 
 import torch
 
 from fastloop._core import version
-from fastloop.patching.names import SEAMS
+from fastloop.patching import SEAMS
 from fastloop.patching.seams import Seam, SeamStatus
-
-_ALL = tuple(SEAMS)
 
 _lock = threading.RLock()
 _seams: dict[str, Seam] = {}
@@ -26,7 +23,7 @@ _seams: dict[str, Seam] = {}
 
 @dataclass(frozen=True)
 class PatchState:
-    """What is patched: the status of each seam, by name. Prints as one line."""
+    """The status of each seam, by name. Prints as one line."""
 
     seams: dict[str, SeamStatus]
 
@@ -51,7 +48,7 @@ def _check_names(what: str | Iterable[str]) -> list[str]:
     for name in names:
         if name not in SEAMS:
             raise ValueError(
-                f"what={name!r} is nothing to patch; pass some of {', '.join(map(repr, SEAMS))}"
+                f"unknown patch target {name!r}; choose from {', '.join(map(repr, SEAMS))}"
             )
     return names
 
@@ -60,18 +57,27 @@ def _is_switched_off() -> bool:
     return os.environ.get("FASTLOOP") == "0"
 
 
-def _find(name: str) -> Seam:
-    seam = _seams.get(name)
-    if seam is None:
-        is_strict = os.environ.get("FASTLOOP_STRICT") == "1"
-        seam = _seams[name] = import_module(SEAMS[name]).make_seam(is_strict)
-    return seam
+def _open_seam(name: str) -> Seam:
+    if name not in _seams:
+        _seams[name] = _make_seam(name, os.environ.get("FASTLOOP_STRICT") == "1")
+    return _seams[name]
+
+
+def _make_seam(name: str, is_strict: bool) -> Seam:
+    """Import a seam's module only now: each costs milliseconds at the start of a program."""
+    if name == "dataloader":
+        from fastloop.patching.loader_seam import make_seam
+    elif name == "grad_scaler":
+        from fastloop.patching.scaler_seam import make_seam
+    else:
+        from fastloop.patching.clip_seam import make_seam
+    return make_seam(is_strict)
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """What the import of modules makes is no garbage, but enough of it sets off a collection of all
-    that torch has made, which takes longer than the import. It comes in the program's own time."""
+    """Pause the garbage collector: importing the seams would set off a collection of everything
+    that torch has made, which takes longer than the import."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -81,7 +87,7 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def patch(what: str | Iterable[str] = _ALL, *, verbose: bool | None = None) -> PatchState:
+def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> PatchState:
     """Put fastloop behind torch's own classes: nothing in a script has to change.
 
     Methods of torch's classes are replaced, so it does not matter whether a framework was imported
@@ -111,7 +117,7 @@ def patch(what: str | Iterable[str] = _ALL, *, verbose: bool | None = None) -> P
         if _is_switched_off():
             return patch_status()
         with _collector_paused():
-            are_on = [_find(name).put_in() for name in names]
+            are_on = [_open_seam(name).put_in() for name in names]
         state = patch_status()
     if verbose is None:
         verbose = os.environ.get("FASTLOOP_VERBOSE", "0") != "0" or not all(are_on)
@@ -130,11 +136,10 @@ def _announce(state: PatchState) -> str:
     return text + ("; " if on and off else "") + "; ".join(off)
 
 
-def unpatch(what: str | Iterable[str] = _ALL) -> PatchState:
-    """Take out what ``patch()`` has put in. Iterators that are running go on as they are.
+def unpatch(what: str | Iterable[str] = SEAMS) -> PatchState:
+    """Take out the functions that ``patch()`` has put in. Running iterators go on unchanged.
 
-    A function that somebody else has replaced or wrapped since stays where it is, and passes every
-    call on.
+    A function that another tool has wrapped since stays in place and passes every call on.
 
     Warns:
         RuntimeWarning: loaders that accelerate has made from ``fastloop.DataLoader`` are still
@@ -155,8 +160,9 @@ def unpatch(what: str | Iterable[str] = _ALL) -> PatchState:
 
 
 @contextmanager
-def patched(what: str | Iterable[str] = _ALL) -> Iterator[PatchState]:
-    """``patch()`` for a block: at its end what it has put in is taken out, and no more."""
+def patched(what: str | Iterable[str] = SEAMS) -> Iterator[PatchState]:
+    """``patch()`` for a block: its end takes out the seams that the block has put in, and no
+    others."""
     names = _check_names(what)
     with _lock:
         before = {name for name in names if name in _seams and _seams[name].is_on}
@@ -168,9 +174,12 @@ def patched(what: str | Iterable[str] = _ALL) -> Iterator[PatchState]:
 
 
 def patch_status() -> PatchState:
-    """What is patched, and what it has done: calls that were served and calls left to torch."""
+    """Return what is patched, how many calls each seam has served, and how many it left to
+    torch."""
     off = SeamStatus(
-        False, "FASTLOOP=0 is set" if _is_switched_off() else "it was not asked for", 0, {}
+        False, "FASTLOOP=0 is set" if _is_switched_off() else "patch() was not called for it", 0, {}
     )
     with _lock:
-        return PatchState({name: _seams[name].status() if name in _seams else off for name in _ALL})
+        return PatchState(
+            {name: _seams[name].status() if name in _seams else off for name in SEAMS}
+        )

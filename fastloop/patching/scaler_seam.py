@@ -1,9 +1,8 @@
 """The seam of grad scalers: ``torch.amp.GradScaler`` unscales and checks gradients by the engine.
 
-Two methods do all of it: ``unscale_``, in one call of the engine, and ``_unscale_grads_``, which
-``step`` asks where fused optimizers unscale by themselves. torch's ``step`` and ``update`` stay, as
-ours cost the same. A scaler whose ``_unscale_grads_`` is another, its class's or its own, is
-torch's.
+Two methods are replaced: ``unscale_``, by one call of the engine, and ``_unscale_grads_``, which
+``step`` calls for fused optimizers, which unscale by themselves. torch's ``step`` and ``update``
+stay: the engine would not be faster. A scaler that overrides ``_unscale_grads_`` is left to torch.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def make_seam(is_strict: bool) -> Seam:
     def unscale(
         grads: GradList, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> Flags | None:
-        flag = found_inf.clone()  # torch does not write into the caller's either
+        flag = found_inf.clone()  # torch does not write into the argument either
         try:
             grads.collect_groups(optimizer.param_groups)
             if not has_dispatch_mode() and unscale_collected(grads, inv_scale, flag, allow_fp16):
@@ -74,7 +73,7 @@ def make_seam(is_strict: bool) -> Seam:
 
     def make_check(before: Function) -> Function:
         def _check_scale_growth_tracker(self: Any, funcname: str) -> tuple[Tensor, Tensor]:
-            # Each step begins here, also of those whose gradients are not seen above.
+            # Every step begins here, even if a scaler's gradients are not seen above.
             is_torchs = seam.is_on and not isinstance(self, BoundedScaler)
             if funcname == "step" and is_torchs and not is_served(self):
                 seam.leave(_WHAT, f"{type(self).__qualname__} unscales gradients by itself")
@@ -96,11 +95,11 @@ def _why_not(grads: GradList, inv_scale: Tensor) -> str:
         return grads.why_not_plain()
     if grads.device != inv_scale.device:
         return f"gradients are on {grads.device}, and the scale on {inv_scale.device}"
-    return "the scale or the flag is no plain number"
+    return "the scale or the flag is not a plain 0-d tensor"
 
 
 class _Optimizer:
-    """No torch optimizer: the user's hooks would see its steps."""
+    """Stands in for an optimizer: hooks of the program would see the steps of a real one."""
 
     def __init__(self, params: list[Tensor], is_fused: bool) -> None:
         self.param_groups = [{"params": params}]
@@ -112,7 +111,7 @@ class _Optimizer:
 
 
 def _probe(_: bool) -> list[Tensor]:
-    """Parameters, gradients and scale over steps of which one meets an infinity."""
+    """Return parameters, gradients and scales over steps, one of which meets an infinity."""
     found: list[Tensor] = []
     for is_fused in (False, True):
         params = [torch.zeros(shape) for shape in ((3,), (2, 2))]

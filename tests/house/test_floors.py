@@ -162,6 +162,7 @@ ROOMS = {
     "step": {"base", "device"},
     "patching": {*BELOW_LOADER, "loader", "step"},
     "tools": {*BELOW_LOADER, "loader", "step", "patching"},
+    "cli": {*BELOW_LOADER, "loader", "step", "patching", "tools"},
 }
 
 

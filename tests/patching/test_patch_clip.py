@@ -95,9 +95,9 @@ def test_norms_and_gradients_are_torchs(dtype: torch.dtype) -> None:
 
 def test_the_largest_value_is_found_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     norms: list[Any] = []
-    find = clip_seam._find_max
+    find = clip_seam._compute_max
     monkeypatch.setattr(
-        clip_seam, "_find_max", lambda grads: norms.append(find(grads)) or norms[-1]
+        clip_seam, "_compute_max", lambda grads: norms.append(find(grads)) or norms[-1]
     )
     fastloop.patch("clip_grad_norm")
     norms.clear()
@@ -188,7 +188,7 @@ def test_a_norm_of_another_kind_is_torchs(norm: Any) -> None:
     wanted = clip_with()
     fastloop.patch("clip_grad_norm")
     assert_same(clip_with(), wanted)
-    assert status().left == {"the norm is no number of the gradients' dtype beside them": 1}
+    assert status().left == {"the norm is not a 0-d tensor of the gradients' dtype and device": 1}
 
 
 def test_errors_and_warnings_are_torchs() -> None:
@@ -291,7 +291,7 @@ def test_what_others_have_wrapped_stays_and_passes_on(module: Any, name: str) ->
 def test_a_torch_that_differs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clip_seam, "_multiply", lambda *args: None)
     found = fastloop.patch(verbose=False).seams["clip_grad_norm"]
-    assert not found.is_on and "not as this version of fastloop knows it" in found.why
+    assert not found.is_on and "differs from those that fastloop knows" in found.why
     assert [vars(module)[name] for module, name in PLACES] == TORCHS
 
 

@@ -213,7 +213,7 @@ def test_what_others_have_wrapped_stays_and_passes_on() -> None:
         TorchScaler.unscale_ = lambda self, optimizer: ours(self, optimizer)  # type: ignore[method-assign]
         run_cycle(make)
         assert status().native == 1
-        assert "somebody else" in fastloop.unpatch().seams["grad_scaler"].why
+        assert "other tools have put around" in fastloop.unpatch().seams["grad_scaler"].why
         run_cycle(make)
         assert status().native == 1
         assert fastloop.patch("grad_scaler").seams["grad_scaler"].is_on
@@ -295,7 +295,7 @@ def test_a_torch_that_differs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(scaler_seam, "unscale_at_once", forget)
     found = fastloop.patch(verbose=False).seams
     assert not found["grad_scaler"].is_on
-    assert "not as this version of fastloop knows it" in found["grad_scaler"].why
+    assert "differs from those that fastloop knows" in found["grad_scaler"].why
     assert found["dataloader"].is_on and found["clip_grad_norm"].is_on
 
 

@@ -1,20 +1,18 @@
-"""A trial: a program's first steps, as it is or patched, in a process of its own.
+"""A trial: a program's first steps, plain or patched, in a process of its own.
 
-``compare`` starts ``python -m fastloop.tools.compare.trial SETTINGS SCRIPT [ARGS]``. It imports
-neither torch nor NumPy before the program does.
+``compare`` starts the program by python, with Settings in the environment; sitecustomize
+(patching/bootstrap) calls ``begin()`` once the program has imported torch.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
 import sys
 from dataclasses import asdict, dataclass
-from time import perf_counter
 from typing import TYPE_CHECKING
-
-from fastloop.patching.program import arm, run_program
 
 if TYPE_CHECKING:
     from fastloop.tools.compare.watcher import TrialObserver
@@ -22,54 +20,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a trial.
+    """The arguments of a trial.
 
     Attributes:
-        record: the file that is written: what ``TrialObserver.to_dict()`` gives, or null where the
-            program has not imported torch.
+        record: the file that the trial writes: ``TrialObserver.to_dict()``. A program that does not
+            import torch writes none.
         steps: after how many optimizer steps the program ends.
-        what: what is patched, names with commas between; "" is nothing.
         seed: for the random numbers of Python, NumPy and torch; None leaves them to the program.
-        is_module: the program is named as a module.
     """
 
     record: str
     steps: int
-    what: str
     seed: int | None
-    is_module: bool
 
-    def command(self, program: list[str]) -> list[str]:
-        """That runs it."""
-        text = json.dumps(asdict(self))
-        return [sys.executable, "-m", "fastloop.tools.compare.trial", text, *program]
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
 
 
-class _Trial:
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._process = os.getpid()
-        self._began = perf_counter()
-        self._observer: TrialObserver | None = None
+def begin(settings: str, began: float) -> None:
+    """Watch this program from now on, and write what was seen when the interpreter ends."""
+    from fastloop.tools.compare.watcher import TrialObserver
 
-    def begin(self) -> None:
-        """Torch has been imported."""
-        from fastloop.tools.compare.watcher import TrialObserver
+    read = Settings(**json.loads(settings))
+    if read.seed is not None:
+        _seed_all(read.seed)
+    observer = TrialObserver(read.steps, began)
+    observer.open()
+    atexit.register(_end, observer, read.record, os.getpid())
 
-        if self._settings.seed is not None:
-            _seed_all(self._settings.seed)
-        self._observer = TrialObserver(self._settings.steps, self._began)
-        self._observer.open()
 
-    def end(self) -> None:
-        if os.getpid() != self._process:
-            return  # a fork has come to the end of the program
-        found = None
-        if self._observer is not None:
-            self._observer.finish()
-            found = self._observer.to_dict()
-        with open(self._settings.record, "w") as file:
-            json.dump(found, file)
+def _end(observer: TrialObserver, record: str, process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork has come to the end of the program
+    observer.finish()
+    with open(record, "w") as file:
+        json.dump(observer.to_dict(), file)
 
 
 def _seed_all(seed: int) -> None:
@@ -80,17 +65,3 @@ def _seed_all(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed)
-
-
-def main(args: list[str]) -> None:
-    settings, program = Settings(**json.loads(args[0])), args[1:]
-    trial = _Trial(settings)
-    arm(settings.what, bool(settings.what), trial.begin)
-    try:
-        run_program(program, settings.is_module)
-    finally:
-        trial.end()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""``python -m fastloop compare``: two reports, or a program as it is and patched.
+"""``python -m fastloop compare``: puts two reports, or a program plain and patched, side by side.
 
 Nothing here imports torch: programs run in processes of their own, one after the other.
 """
@@ -11,12 +11,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fastloop.patching.names import SEAMS
+from fastloop.cli.start import make_environment
+from fastloop.patching import SEAMS
 from fastloop.tools.compare.trial import Settings
 from fastloop.tools.compare.trials import (
     DIFFERENT,
@@ -31,23 +30,27 @@ SCHEMA = "fastloop.compare/1"
 _STATUS = {EQUAL: 0, DIFFERENT: 1, UNKNOWN: 3}
 _FAILED = 2
 _MAX_STEPS = 10_000  # fewer than a recorder keeps
+_NO_RECORD = (
+    "NOT JUDGED: there is nothing to compare, because the program has not imported torch, or has "
+    "ended by os._exit()"
+)
 _TAIL = 60  # lines of a program that failed
 
 USAGE = """python -m fastloop compare [OPTIONS] SCRIPT [ARGS]
        python -m fastloop compare [OPTIONS] -m MODULE [ARGS]
        python -m fastloop compare A.json B.json"""
-ABOUT = """Runs the first steps of a program as it is, then with torch patched, in turns, and says
+ABOUT = """Runs the first steps of a program plain and with torch patched, in turns, and says
 what both cost and whether losses and parameters are equal to the last bit. Or puts two reports of
 fastloop.report() side by side."""
-STATUS = """Exit status: 0 equal, 1 different, 2 the program or its arguments fail, 3 not to be
-judged, because the program as it is differs from itself."""
+STATUS = """Exit status: 0 equal, 1 different, 2 the program or its arguments fail, 3 cannot be
+judged, because the plain program differs from itself."""
 
 
 class TrialError(Exception):
     """A program failed; its text says how.
 
     Args:
-        is_failure: False: it ran, and there is nothing to compare.
+        is_failure: False if it ran and there is nothing to compare.
     """
 
     def __init__(self, text: str, is_failure: bool = True) -> None:
@@ -79,7 +82,7 @@ def _parse(args: list[str]) -> argparse.Namespace:
         parser.error(f"--seed takes 0 to {(1 << 32) - 1:,}, not {given.seed}")
     unknown = [name for name in given.only.split(",") if name not in SEAMS]
     if unknown:
-        parser.error(f"--only {unknown[0]!r} is nothing to patch; it takes {','.join(SEAMS)}")
+        parser.error(f"--only must name some of {','.join(SEAMS)}, got {unknown[0]!r}")
     if given.json is not None and not given.json.absolute().parent.is_dir():
         parser.error(f"--json {given.json}: there is no folder {given.json.absolute().parent}")
     if not given.program:
@@ -88,66 +91,61 @@ def _parse(args: list[str]) -> argparse.Namespace:
 
 
 def _find_obstacle() -> str:
-    """In the environment; "" if there is none."""
+    """Return what in the environment forbids a comparison; "" if nothing."""
     if os.environ.get("FASTLOOP") == "0":
-        return "FASTLOOP=0 is set, which switches off what is to be compared; unset it"
+        return "FASTLOOP=0 is set, which switches patching off; unset it"
     if os.environ.get("WORLD_SIZE", "1") != "1" or "TORCHELASTIC_RUN_ID" in os.environ:
         return "ranks cannot be compared; start it without torchrun, on one process"
     return ""
 
 
-def _make_environment(is_patched: bool, seed: int | None) -> dict[str, str]:
-    """The user's. A program that calls ``fastloop.patch()`` itself is not patched in plain runs."""
-    env = {name: value for name, value in os.environ.items() if name != "FASTLOOP_PATCH"}
-    env["FASTLOOP_VERBOSE"] = "0"
-    if not is_patched:
+def _make_environment(settings: Settings, what: str) -> dict[str, str]:
+    """Return the user's environment with what the trial adds. FASTLOOP=0 keeps a program that calls
+    ``fastloop.patch()`` itself from patching in plain runs."""
+    env = {**os.environ, **make_environment(what), "FASTLOOP_RUN": "1", "FASTLOOP_VERBOSE": "0"}
+    env["FASTLOOP_TRIAL"] = settings.to_text()
+    if not what:
         env["FASTLOOP"] = "0"
-    if seed is not None:
-        env["PYTHONHASHSEED"] = str(seed)
+    if settings.seed is not None:
+        env["PYTHONHASHSEED"] = str(settings.seed)
     return env
 
 
-def _run(settings: Settings, program: list[str]) -> dict[str, Any]:
-    """One trial.
+def _run(given: argparse.Namespace, what: str) -> dict[str, Any]:
+    """Run one trial, with `what` patched.
 
     Raises:
         TrialError: the program failed before its last step.
     """
     with tempfile.TemporaryDirectory(prefix="fastloop-compare-") as folder:
         record, printed = Path(folder, "record.json"), Path(folder, "printed")
-        settings = replace(settings, record=str(record))
+        settings = Settings(str(record), given.steps, given.seed)
         with printed.open("w") as output:
             status = subprocess.run(
-                settings.command(program),
-                env=_make_environment(bool(settings.what), settings.seed),
+                [sys.executable, *["-m"] * given.is_module, *given.program],
+                env=_make_environment(settings, what),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 check=False,
             ).returncode
-        has_record = record.exists()
-        found = json.loads(record.read_text()) if has_record else None
+        found = json.loads(record.read_text()) if record.exists() else None
         if found is not None and (status == 0 or found["is_stopped"]):
             return dict(found)
-        if has_record and status == 0:
-            text = "NOT JUDGED: the program has not imported torch, so there is nothing to compare"
-            raise TrialError(text, is_failure=False)
+        if status == 0:
+            raise TrialError(_NO_RECORD, is_failure=False)
         lines = printed.read_text(errors="replace").splitlines()[-_TAIL:]
-    why = f"it ended with status {status}"
-    if status == 0:
-        why = "it ended without a record: by os._exit()"
-    raise TrialError("\n".join([*lines, why]))
+    raise TrialError("\n".join([*lines, f"it ended with status {status}"]))
 
 
 def _compare(given: argparse.Namespace, args: list[str]) -> int:
-    plain_settings = Settings("", given.steps, "", given.seed, given.is_module)
-    kinds = {"plain": plain_settings, "patched": replace(plain_settings, what=given.only)}
+    kinds = {"plain": "", "patched": given.only}
     trials: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for number in range(given.rounds):
-        for kind, settings in kinds.items():
+        for kind, what in kinds.items():
             print(f"round {number + 1} of {given.rounds}, {kind}", file=sys.stderr, flush=True)
             try:
-                trials[kind].append(_run(settings, given.program))
+                trials[kind].append(_run(given, what))
             except TrialError as error:
                 if not error.is_failure:
                     print(error)
@@ -166,8 +164,9 @@ def _compare(given: argparse.Namespace, args: list[str]) -> int:
 
 def main(args: list[str]) -> int:
     if args and args[0].endswith(".json"):
-        status: int = import_module("fastloop.tools.compare.reports").main(args)
-        return status
+        from fastloop.tools.compare import reports
+
+        return reports.main(args)
     given = _parse(args)
     why_not = _find_obstacle()
     if why_not:

@@ -1,0 +1,103 @@
+"""The public names, for type checkers; ``__init__.py`` imports each when it is first used."""
+
+from fastloop import transforms as transforms
+from fastloop.data.arrays import ArrayDataset as ArrayDataset
+from fastloop.data.image_folder.dataset import ImageFolder as ImageFolder
+from fastloop.data.samplers import (
+    LengthBucketBatchSampler as LengthBucketBatchSampler,
+)
+from fastloop.data.samplers import (
+    ShuffleSampler as ShuffleSampler,
+)
+from fastloop.data.sequences.pad import PackCollate as PackCollate
+from fastloop.data.sequences.pad import PadCollate as PadCollate
+from fastloop.data.sequences.ragged import RaggedArray as RaggedArray
+from fastloop.data.tokens.dataset import TokenDataset as TokenDataset
+from fastloop.device.prefetch import prefetch as prefetch
+from fastloop.loader.any_loader import stats as stats
+from fastloop.loader.dataloader import DataLoader as DataLoader
+from fastloop.loader.stats import LoaderStats as LoaderStats
+from fastloop.loader.stats import WorkerStats as WorkerStats
+from fastloop.patching.patch import (
+    PatchState as PatchState,
+)
+from fastloop.patching.patch import (
+    patch as patch,
+)
+from fastloop.patching.patch import (
+    patch_status as patch_status,
+)
+from fastloop.patching.patch import (
+    patched as patched,
+)
+from fastloop.patching.patch import (
+    unpatch as unpatch,
+)
+from fastloop.patching.seams import SeamStatus as SeamStatus
+from fastloop.step.clip import clip_grad_norm_ as clip_grad_norm_
+from fastloop.step.scaler import GradScaler as GradScaler
+from fastloop.step.stepper import Stepper as Stepper
+from fastloop.tools.batch_size.device_memory import MemoryUse as MemoryUse
+from fastloop.tools.batch_size.device_memory import memory as memory
+from fastloop.tools.batch_size.plan import (
+    BatchPlan as BatchPlan,
+)
+from fastloop.tools.batch_size.plan import (
+    find_batch_size as find_batch_size,
+)
+from fastloop.tools.doctor.doctor import Diagnosis as Diagnosis
+from fastloop.tools.doctor.doctor import doctor as doctor
+from fastloop.tools.parameters import (
+    ParameterCount as ParameterCount,
+)
+from fastloop.tools.parameters import (
+    count_parameters as count_parameters,
+)
+from fastloop.tools.report.report import Report as Report
+from fastloop.tools.report.report import report as report
+from fastloop.tools.scalars import ScalarLog as ScalarLog
+from fastloop.tools.tune.tune import Suggestion as Suggestion
+from fastloop.tools.tune.tune import tune as tune
+
+__version__: str
+__all__ = [
+    "ArrayDataset",
+    "BatchPlan",
+    "DataLoader",
+    "Diagnosis",
+    "GradScaler",
+    "ImageFolder",
+    "LengthBucketBatchSampler",
+    "LoaderStats",
+    "MemoryUse",
+    "PackCollate",
+    "PadCollate",
+    "ParameterCount",
+    "PatchState",
+    "RaggedArray",
+    "Report",
+    "ScalarLog",
+    "SeamStatus",
+    "ShuffleSampler",
+    "Stepper",
+    "Suggestion",
+    "TokenDataset",
+    "WorkerStats",
+    "build_info",
+    "clip_grad_norm_",
+    "count_parameters",
+    "doctor",
+    "find_batch_size",
+    "memory",
+    "patch",
+    "patch_status",
+    "patched",
+    "prefetch",
+    "report",
+    "stats",
+    "transforms",
+    "tune",
+    "unpatch",
+]
+
+def build_info() -> dict[str, str | int]: ...

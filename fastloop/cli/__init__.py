@@ -1,0 +1,1 @@
+"""What `python -m fastloop COMMAND` runs; the top floor."""

@@ -1,0 +1,173 @@
+"""Arms an interpreter at its start: torch is patched once the program has imported it.
+
+``python -m fastloop run`` and ``compare`` put the folder ``bootstrap`` in front of PYTHONPATH; its
+sitecustomize.py calls ``start()`` in every interpreter. So this file imports little, and starts no
+process.
+
+Environment variables:
+    FASTLOOP_PATCH     what every interpreter patches: names with commas between
+    FASTLOOP_RUN       "1": this interpreter runs the program itself; it takes out the next three
+    FASTLOOP_CHILDREN  "0": the interpreters that the program starts are left alone
+    FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between
+    FASTLOOP_TRIAL     compare's settings of a trial (tools/compare/trial.py), as JSON
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fastloop.patching.late_import import after_import
+
+TYPE_CHECKING = False  # importing typing would take as long as all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+_FOLDER = os.path.join(os.path.dirname(__file__), "bootstrap")
+
+
+def make_environment(what: str) -> dict[str, str]:
+    """Return the variables by which interpreters patch `what`, names with commas between.
+
+    Raises:
+        ValueError: python was started with a flag that hides them.
+    """
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise ValueError("python's flags -E, -I and -S keep it from patching; leave them out")
+    before = os.environ.get("PYTHONPATH")
+    paths = [_FOLDER, *(before.split(os.pathsep) if before else ())]
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "FASTLOOP_PATCH": what}
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, which may be closed or a full disk."""
+    try:  # noqa: SIM105 - contextlib is an import
+        print(f"fastloop: {text}", file=sys.stderr)
+    except (OSError, ValueError):
+        pass
+
+
+def is_loud() -> bool:
+    """Tell whether this process may speak: the first of several ranks does."""
+    return os.environ.get("RANK", "0") == "0" and os.environ.get("FASTLOOP_VERBOSE", "1") != "0"
+
+
+def arm(what: str, verbose: bool, then: Callable[[], None] | None = None) -> None:
+    """Patch torch now if it is imported, else once the program imports it.
+
+    Args:
+        what: names with commas between; "" patches nothing.
+        verbose: whether a line on stderr says so.
+        then: called after it.
+    """
+    after_import("torch", lambda: _act(what, verbose, then))
+
+
+def _act(what: str, verbose: bool, then: Callable[[], None] | None) -> None:
+    """Never raises: without fastloop the program goes on with torch alone."""
+    try:
+        if what:
+            from fastloop.base.requirements import require_torch
+
+            require_torch("fastloop.patch()")
+            from fastloop.patching.patch import patch
+
+            patch([name for name in what.split(",") if name], verbose=verbose)
+        if then is not None:
+            then()
+    except Exception as error:
+        say(f"torch is not patched: {error if isinstance(error, ImportError) else repr(error)}")
+
+
+def start() -> None:
+    """Arm this interpreter by the variables of its environment."""
+    what = os.environ.get("FASTLOOP_PATCH", "")
+    if os.environ.get("FASTLOOP") == "0":
+        what = ""
+    if os.environ.pop("FASTLOOP_RUN", "") == "1":
+        _start_program(what)
+    elif what:
+        import atexit
+
+        atexit.register(_say_end, os.getpid(), "rank 0")
+        arm(what, verbose=False)
+
+
+def _start_program(what: str) -> None:
+    report, trial = (os.environ.pop(f"FASTLOOP_{name}", "") for name in ("REPORT", "TRIAL"))
+    if os.environ.pop("FASTLOOP_CHILDREN", "") == "0":
+        os.environ.pop("FASTLOOP_PATCH", None)
+        _remove_from_path()
+    then: Callable[[], None] | None = None
+    if trial:
+        import time
+
+        began = time.perf_counter()
+
+        def then() -> None:
+            from fastloop.tools.compare.trial import begin
+
+            begin(trial, began)
+
+    elif report:
+
+        def then() -> None:
+            _open_report(report.split(os.pathsep))
+
+    import atexit
+
+    if not trial:
+        atexit.register(_say_end, os.getpid(), "run", bool(report))
+    if what or then:
+        arm(what, is_loud(), then)
+
+
+def _open_report(paths: list[str]) -> None:
+    """Open a report on this program, whose torch has just been imported.
+
+    It closes before the traceback of an error is printed, so that the traceback is the last thing
+    that users see, or else when the interpreter ends.
+    """
+    import atexit
+
+    from fastloop.tools.report.report import report
+
+    opened = report(*paths).__enter__()
+    print_error = sys.excepthook
+
+    def close_first(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        opened.__exit__(kind, error, traceback)
+        print_error(kind, error, traceback)
+
+    sys.excepthook = close_first
+    atexit.register(opened.__exit__, None, None, None)
+
+
+def _remove_from_path() -> None:
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    others = [path for path in before if path != _FOLDER]
+    os.environ["PYTHONPATH"] = os.pathsep.join(others)
+    if not others:
+        del os.environ["PYTHONPATH"]
+
+
+def _say_end(process: int, of: str, wants_report: bool = False) -> None:
+    """Say at the interpreter's end what its seams did; processes that it forked stay silent."""
+    if os.getpid() != process or not is_loud():
+        return
+    if wants_report and "fastloop.tools.report.report" not in sys.modules:
+        say("no report, the program has not imported torch")
+    patching = sys.modules.get("fastloop.patching.patch")
+    if patching is None:
+        return
+    status = patching.patch_status()
+    is_used = any(seam.native or seam.left for seam in status.seams.values())
+    if of == "run":
+        is_idle = not any(seam.native for seam in status.seams.values())
+        where = " (this process alone is counted)" if is_idle else ""  # ranks may have done it
+        say(f"end of run: {status}{where}")
+    elif "RANK" in os.environ and is_used:
+        say(f"end of {of}: {status}")
