@@ -29,4 +29,12 @@ typedef struct fl_py_state {
     PyTypeObject *permutation_type;     /* owned */
 } fl_py_state;
 
+/* The PyType_Spec of a heap type of this module: its name, the struct of its objects, flags besides
+ * those that every type has, and its slots. */
+#define FL_PY_SPEC(NAME, STRUCT, FLAGS, SLOTS)                                             \
+    {                                                                                      \
+        .name = "fastloop._core." NAME, .basicsize = sizeof(STRUCT),                       \
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | (FLAGS), .slots = (SLOTS) \
+    }
+
 #endif

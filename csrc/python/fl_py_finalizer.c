@@ -2,6 +2,8 @@
  * line, where nothing can catch KeyboardInterrupt. */
 #include "fl_py_finalizer.h"
 
+#include "fl_py.h"
+
 #include <stdbool.h>
 
 /* Calls `self.name()` again while Ctrl-C interrupts it, 8 times at most. Returns whether it did. */
@@ -35,8 +37,5 @@ PyDoc_STRVAR(finalizer_doc,
 static PyType_Slot finalizer_slots[] = {
     {Py_tp_doc, (void *)finalizer_doc}, {Py_tp_finalize, finalize}, {0, NULL}};
 
-PyType_Spec fl_py_finalizer_spec = {.name = "fastloop._core.FinalizerBase",
-                                    .basicsize = sizeof(PyObject),
-                                    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE |
-                                             Py_TPFLAGS_IMMUTABLETYPE,
-                                    .slots = finalizer_slots};
+PyType_Spec fl_py_finalizer_spec =
+    FL_PY_SPEC("FinalizerBase", PyObject, Py_TPFLAGS_BASETYPE, finalizer_slots);

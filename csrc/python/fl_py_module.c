@@ -1,6 +1,5 @@
 /* fl_py_module: the module _core, with its types and functions. */
 #include "fl_py.h"
-
 #include "fl_cpu_level.h"
 #include "fl_cuda.h"
 #include "fl_pages.h"
@@ -171,15 +170,45 @@ static PyMethodDef module_methods[] = {
     {"build_info", module_build_info, METH_NOARGS, build_info_doc},
     {NULL, NULL, 0, NULL}};
 
-static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **out)
+/* The module's types, each with its place in the state. */
+static const struct {
+    PyType_Spec *spec;
+    size_t offset;
+} types[] = {
+    {&fl_py_table_spec, offsetof(fl_py_state, table_type)},
+    {&fl_py_batch_pool_spec, offsetof(fl_py_state, batch_pool_type)},
+    {&fl_py_array_loader_spec, offsetof(fl_py_state, array_loader_type)},
+    {&fl_py_collate_spec, offsetof(fl_py_state, collate_type)},
+    {&fl_py_worker_end_spec, offsetof(fl_py_state, worker_end_type)},
+    {&fl_py_reply_spec, offsetof(fl_py_state, reply_type)},
+    {&fl_py_parent_end_spec, offsetof(fl_py_state, parent_end_type)},
+    {&fl_py_thread_pool_spec, offsetof(fl_py_state, thread_pool_type)},
+    {&fl_py_grad_list_spec, offsetof(fl_py_state, grad_list_type)},
+    {&fl_py_image_plan_spec, offsetof(fl_py_state, image_plan_type)},
+    {&fl_py_sequence_column_spec, offsetof(fl_py_state, sequence_column_type)},
+    {&fl_py_windows_spec, offsetof(fl_py_state, windows_type)},
+    {&fl_py_permutation_spec, offsetof(fl_py_state, permutation_type)},
+    {&fl_py_finalizer_spec, offsetof(fl_py_state, finalizer_type)},
+};
+enum { TYPES = sizeof types / sizeof *types };
+
+static PyTypeObject **type_at(PyObject *module, int i)
 {
-    *out = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
-    return *out != NULL ? PyModule_AddType(module, *out) : -1;
+    return (PyTypeObject **)((char *)PyModule_GetState(module) + types[i].offset);
+}
+
+static int add_types(PyObject *module)
+{
+    for (int i = 0; i < TYPES; i++) {
+        PyTypeObject **type = type_at(module, i);
+        *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, types[i].spec, NULL);
+        if (*type == NULL || PyModule_AddType(module, *type) != 0) return -1;
+    }
+    return 0;
 }
 
 static int module_exec(PyObject *module)
 {
-    fl_py_state *state = PyModule_GetState(module);
     fl_err err;
     if (fl_cpu_level_check(&err) != FL_OK) {
         fl_py_raise(&err, NULL);
@@ -188,59 +217,18 @@ static int module_exec(PyObject *module)
     fl_fork_install();
     if (fl_py_numpy_import() != 0) return -1;
     if (PyModule_AddStringConstant(module, "version", FL_VERSION) != 0) return -1;
-    if (add_type(module, &fl_py_table_spec, &state->table_type) != 0) return -1;
-    if (add_type(module, &fl_py_batch_pool_spec, &state->batch_pool_type) != 0) return -1;
-    if (add_type(module, &fl_py_array_loader_spec, &state->array_loader_type) != 0) return -1;
-    if (add_type(module, &fl_py_collate_spec, &state->collate_type) != 0) return -1;
-    if (add_type(module, &fl_py_worker_end_spec, &state->worker_end_type) != 0) return -1;
-    if (add_type(module, &fl_py_reply_spec, &state->reply_type) != 0) return -1;
-    if (add_type(module, &fl_py_parent_end_spec, &state->parent_end_type) != 0) return -1;
-    if (add_type(module, &fl_py_thread_pool_spec, &state->thread_pool_type) != 0) return -1;
-    if (add_type(module, &fl_py_grad_list_spec, &state->grad_list_type) != 0) return -1;
-    if (add_type(module, &fl_py_image_plan_spec, &state->image_plan_type) != 0) return -1;
-    if (add_type(module, &fl_py_sequence_column_spec, &state->sequence_column_type) != 0) return -1;
-    if (add_type(module, &fl_py_windows_spec, &state->windows_type) != 0) return -1;
-    if (add_type(module, &fl_py_permutation_spec, &state->permutation_type) != 0) return -1;
-    return add_type(module, &fl_py_finalizer_spec, &state->finalizer_type);
+    return add_types(module);
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
 {
-    fl_py_state *state = PyModule_GetState(module);
-    Py_VISIT(state->table_type);
-    Py_VISIT(state->batch_pool_type);
-    Py_VISIT(state->array_loader_type);
-    Py_VISIT(state->collate_type);
-    Py_VISIT(state->worker_end_type);
-    Py_VISIT(state->reply_type);
-    Py_VISIT(state->parent_end_type);
-    Py_VISIT(state->thread_pool_type);
-    Py_VISIT(state->grad_list_type);
-    Py_VISIT(state->finalizer_type);
-    Py_VISIT(state->image_plan_type);
-    Py_VISIT(state->sequence_column_type);
-    Py_VISIT(state->windows_type);
-    Py_VISIT(state->permutation_type);
+    for (int i = 0; i < TYPES; i++) Py_VISIT(*type_at(module, i));
     return 0;
 }
 
 static int module_clear(PyObject *module)
 {
-    fl_py_state *state = PyModule_GetState(module);
-    Py_CLEAR(state->table_type);
-    Py_CLEAR(state->batch_pool_type);
-    Py_CLEAR(state->array_loader_type);
-    Py_CLEAR(state->collate_type);
-    Py_CLEAR(state->worker_end_type);
-    Py_CLEAR(state->reply_type);
-    Py_CLEAR(state->parent_end_type);
-    Py_CLEAR(state->thread_pool_type);
-    Py_CLEAR(state->grad_list_type);
-    Py_CLEAR(state->finalizer_type);
-    Py_CLEAR(state->image_plan_type);
-    Py_CLEAR(state->sequence_column_type);
-    Py_CLEAR(state->windows_type);
-    Py_CLEAR(state->permutation_type);
+    for (int i = 0; i < TYPES; i++) Py_CLEAR(*type_at(module, i));
     return 0;
 }
 

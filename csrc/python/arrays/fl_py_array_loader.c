@@ -344,8 +344,5 @@ static PyType_Slot loader_slots[] = {{Py_tp_doc, (void *)loader_doc},
                                      {Py_tp_methods, loader_methods},
                                      {0, NULL}};
 
-PyType_Spec fl_py_array_loader_spec = {.name = "fastloop._core.ArrayLoader",
-                                       .basicsize = sizeof(fl_py_array_loader),
-                                       .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-                                                Py_TPFLAGS_IMMUTABLETYPE,
-                                       .slots = loader_slots};
+PyType_Spec fl_py_array_loader_spec =
+    FL_PY_SPEC("ArrayLoader", fl_py_array_loader, Py_TPFLAGS_HAVE_GC, loader_slots);

@@ -574,8 +574,4 @@ static PyType_Slot table_slots[] = {
     {Py_tp_methods, table_methods},   {Py_tp_getset, table_getset},
     {Py_tp_members, table_members},   {0, NULL}};
 
-PyType_Spec fl_py_table_spec = {.name = "fastloop._core.Table",
-                                .basicsize = sizeof(fl_py_table),
-                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-                                         Py_TPFLAGS_IMMUTABLETYPE,
-                                .slots = table_slots};
+PyType_Spec fl_py_table_spec = FL_PY_SPEC("Table", fl_py_table, Py_TPFLAGS_HAVE_GC, table_slots);

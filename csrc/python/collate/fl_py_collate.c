@@ -7,6 +7,7 @@
  * section: iterators without workers share one. */
 #include "fl_py_collate.h"
 
+#include "fl_py.h"
 #include "fl_py_pad.h"
 #include "fl_py_section.h"
 #include "fl_py_stack.h"
@@ -460,8 +461,5 @@ static PyType_Slot collate_slots[] = {
     {Py_tp_clear, collate_clear},     {Py_tp_call, collate_call},
     {Py_tp_methods, collate_methods}, {0, NULL}};
 
-PyType_Spec fl_py_collate_spec = {.name = "fastloop._core.Collate",
-                                  .basicsize = sizeof(fl_py_collate),
-                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-                                           Py_TPFLAGS_IMMUTABLETYPE,
-                                  .slots = collate_slots};
+PyType_Spec fl_py_collate_spec =
+    FL_PY_SPEC("Collate", fl_py_collate, Py_TPFLAGS_HAVE_GC, collate_slots);

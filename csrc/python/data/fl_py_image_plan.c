@@ -1,6 +1,7 @@
 /* fl_py_image_plan: see fl_py_image_plan.h. */
 #include "fl_py_image_plan.h"
 
+#include "fl_py.h"
 #include "fl_cpu_image.h"
 #include "fl_image_cut.h"
 #include "fl_py_error.h"
@@ -327,7 +328,4 @@ static PyType_Slot plan_slots[] = {{Py_tp_doc, (void *)plan_doc}, {Py_tp_new, pl
                                    {Py_tp_dealloc, plan_dealloc}, {Py_tp_methods, plan_methods},
                                    {Py_tp_getset, plan_getset},   {0, NULL}};
 
-PyType_Spec fl_py_image_plan_spec = {.name = "fastloop._core.ImagePlan",
-                                     .basicsize = sizeof(fl_py_image_plan),
-                                     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-                                     .slots = plan_slots};
+PyType_Spec fl_py_image_plan_spec = FL_PY_SPEC("ImagePlan", fl_py_image_plan, 0, plan_slots);

@@ -2,6 +2,7 @@
  * may use one. */
 #include "fl_py_permutation.h"
 
+#include "fl_py.h"
 #include "fl_permutation.h"
 #include "fl_py_numpy.h"
 #include "fl_py_seed.h"
@@ -94,7 +95,5 @@ static PyType_Slot permutation_slots[] = {{Py_tp_doc, (void *)permutation_doc},
                                           {Py_tp_methods, permutation_methods},
                                           {0, NULL}};
 
-PyType_Spec fl_py_permutation_spec = {.name = "fastloop._core.Permutation",
-                                      .basicsize = sizeof(fl_py_permutation),
-                                      .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-                                      .slots = permutation_slots};
+PyType_Spec fl_py_permutation_spec =
+    FL_PY_SPEC("Permutation", fl_py_permutation, 0, permutation_slots);

@@ -1,6 +1,7 @@
 /* fl_py_sequence_column: see fl_py_sequence_column.h. */
 #include "fl_py_sequence_column.h"
 
+#include "fl_py.h"
 #include "fl_cpu_sequences.h"
 
 #include <string.h>
@@ -253,8 +254,5 @@ static PyType_Slot column_slots[] = {
     {Py_tp_traverse, column_traverse}, {Py_tp_dealloc, column_dealloc},
     {Py_tp_getset, column_getset},     {0, NULL}};
 
-PyType_Spec fl_py_sequence_column_spec = {.name = "fastloop._core.SequenceColumn",
-                                          .basicsize = sizeof(fl_py_sequence_column),
-                                          .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-                                                   Py_TPFLAGS_IMMUTABLETYPE,
-                                          .slots = column_slots};
+PyType_Spec fl_py_sequence_column_spec =
+    FL_PY_SPEC("SequenceColumn", fl_py_sequence_column, Py_TPFLAGS_HAVE_GC, column_slots);

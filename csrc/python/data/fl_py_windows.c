@@ -2,6 +2,7 @@
  * without the interpreter lock. */
 #include "fl_py_windows.h"
 
+#include "fl_py.h"
 #include "fl_cpu_tokens.h"
 #include "fl_plan.h"
 #include "fl_py_error.h"
@@ -493,7 +494,4 @@ static PyType_Slot windows_slots[] = {
     {Py_tp_getset, windows_getset},   {Py_tp_members, windows_members},
     {Py_sq_length, windows_length},   {0, NULL}};
 
-PyType_Spec fl_py_windows_spec = {.name = "fastloop._core.Windows",
-                                  .basicsize = sizeof(fl_py_windows),
-                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-                                  .slots = windows_slots};
+PyType_Spec fl_py_windows_spec = FL_PY_SPEC("Windows", fl_py_windows, 0, windows_slots);

@@ -5,6 +5,7 @@
  * the interpreter lock away, and whoever enters meanwhile is refused. */
 #include "fl_py_grad_list.h"
 
+#include "fl_py.h"
 #include "fl_py_clip.h"
 #include "fl_py_passes.h"
 #include "fl_py_scalars.h"
@@ -438,8 +439,5 @@ static PyType_Slot list_slots[] = {
     {Py_tp_traverse, list_traverse}, {Py_tp_clear, list_clear},   {Py_tp_methods, list_methods},
     {Py_tp_members, list_members},   {Py_tp_getset, list_getset}, {0, NULL}};
 
-PyType_Spec fl_py_grad_list_spec = {.name = "fastloop._core.GradListBase",
-                                    .basicsize = sizeof(grad_list),
-                                    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-                                             Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
-                                    .slots = list_slots};
+PyType_Spec fl_py_grad_list_spec =
+    FL_PY_SPEC("GradListBase", grad_list, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, list_slots);

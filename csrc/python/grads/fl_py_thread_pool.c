@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "fl_py_thread_pool.h"
 
+#include "fl_py.h"
 #include "fl_thread.h"
 
 #include <dlfcn.h>
@@ -54,7 +55,4 @@ PyDoc_STRVAR(
 static PyType_Slot pool_slots[] = {
     {Py_tp_doc, (void *)pool_doc}, {Py_tp_new, pool_new}, {Py_tp_dealloc, pool_dealloc}, {0, NULL}};
 
-PyType_Spec fl_py_thread_pool_spec = {.name = "fastloop._core.ThreadPool",
-                                      .basicsize = sizeof(fl_py_thread_pool),
-                                      .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-                                      .slots = pool_slots};
+PyType_Spec fl_py_thread_pool_spec = FL_PY_SPEC("ThreadPool", fl_py_thread_pool, 0, pool_slots);

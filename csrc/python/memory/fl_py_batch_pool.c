@@ -2,6 +2,7 @@
  * memory with its pages present; lent batches outlive the pool. */
 #include "fl_py_batch_pool.h"
 
+#include "fl_py.h"
 #include "fl_cuda.h"
 #include "fl_cuda_transfer.h"
 #include "fl_py_dlpack.h"
@@ -130,7 +131,4 @@ static PyType_Slot pool_slots[] = {{Py_tp_doc, (void *)pool_doc}, {Py_tp_new, po
                                    {Py_tp_dealloc, pool_dealloc}, {Py_tp_methods, pool_methods},
                                    {Py_tp_members, pool_members}, {0, NULL}};
 
-PyType_Spec fl_py_batch_pool_spec = {.name = "fastloop._core.BatchPool",
-                                     .basicsize = sizeof(fl_py_batch_pool),
-                                     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-                                     .slots = pool_slots};
+PyType_Spec fl_py_batch_pool_spec = FL_PY_SPEC("BatchPool", fl_py_batch_pool, 0, pool_slots);

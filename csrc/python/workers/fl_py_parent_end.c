@@ -3,6 +3,7 @@
  * parent end, as those of replies do. Inert in a forked child. */
 #include "fl_py_parent_end.h"
 
+#include "fl_py.h"
 #include "fl_py_channel.h"
 #include "fl_py_fallbacks.h"
 #include "fl_py_reply.h"
@@ -551,8 +552,5 @@ static PyType_Slot parent_end_slots[] = {
     {Py_tp_clear, parent_end_clear},     {Py_tp_methods, parent_end_methods},
     {Py_tp_getset, parent_end_getset},   {0, NULL}};
 
-PyType_Spec fl_py_parent_end_spec = {.name = "fastloop._core.ParentEnd",
-                                     .basicsize = sizeof(fl_py_parent_end),
-                                     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-                                              Py_TPFLAGS_IMMUTABLETYPE,
-                                     .slots = parent_end_slots};
+PyType_Spec fl_py_parent_end_spec =
+    FL_PY_SPEC("ParentEnd", fl_py_parent_end, Py_TPFLAGS_HAVE_GC, parent_end_slots);

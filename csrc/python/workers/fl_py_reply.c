@@ -4,6 +4,7 @@
  * All methods need the interpreter lock, and run in the section of the parent end. */
 #include "fl_py_reply.h"
 
+#include "fl_py.h"
 #include "fl_hash.h"
 #include "fl_py_batch_codec.h"
 #include "fl_py_place.h"
@@ -344,9 +345,5 @@ static PyType_Slot reply_slots[] = {
     {Py_tp_traverse, reply_traverse}, {Py_tp_methods, reply_methods},
     {Py_tp_getset, reply_getset},     {0, NULL}};
 
-PyType_Spec fl_py_reply_spec = {.name = "fastloop._core.Reply",
-                                .basicsize = sizeof(fl_py_reply),
-                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-                                         Py_TPFLAGS_IMMUTABLETYPE |
-                                         Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                                .slots = reply_slots};
+PyType_Spec fl_py_reply_spec = FL_PY_SPEC(
+    "Reply", fl_py_reply, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, reply_slots);

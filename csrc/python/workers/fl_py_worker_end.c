@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "fl_py_worker_end.h"
 
+#include "fl_py.h"
 #include "fl_hash.h"
 #include "fl_pages.h"
 #include "fl_py_place.h"
@@ -400,7 +401,4 @@ static PyType_Slot worker_end_slots[] = {{Py_tp_doc, (void *)worker_end_doc},
                                          {Py_tp_methods, worker_end_methods},
                                          {0, NULL}};
 
-PyType_Spec fl_py_worker_end_spec = {.name = "fastloop._core.WorkerEnd",
-                                     .basicsize = sizeof(fl_py_worker_end),
-                                     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-                                     .slots = worker_end_slots};
+PyType_Spec fl_py_worker_end_spec = FL_PY_SPEC("WorkerEnd", fl_py_worker_end, 0, worker_end_slots);
