@@ -23,7 +23,7 @@ static const int64_t MOST_BYTES = (int64_t)1 << 42;
 
 struct fl_region {
     fl_arena *arena; /* owned: one reference while given out */
-    fl_region *next; /* whoever holds the list it is in */
+    fl_region *next; /* the holder of the list it is in */
     int64_t offset, bytes;
     int32_t tier;
 };
@@ -146,7 +146,7 @@ static void free_list(fl_region *region)
 
 static void drop_reference(fl_arena *arena)
 {
-    /* acq_rel: whoever frees sees what the others did before they gave up their references. */
+    /* acq_rel: the thread that frees sees what others did before they gave up their references. */
     if (atomic_fetch_sub_explicit(&arena->references, 1, memory_order_acq_rel) != 1) return;
     munmap(arena->base, (size_t)arena->bytes);
     close(arena->fd);

@@ -34,7 +34,7 @@ int fl_arena_get(fl_arena *arena, int64_t bytes, fl_region **out, fl_err *err);
  * waits for nothing. NULL is fine. */
 void fl_region_give(fl_region *region);
 
-/* Gives the region back but leaves its memory as it is until the arena is freed, because another
+/* Gives the region back but leaves its memory untouched until the arena is freed, because another
  * process may still read it. Otherwise as fl_region_give. */
 void fl_region_abandon(fl_region *region);
 

@@ -29,7 +29,7 @@ static _Atomic uint32_t *own_word;     /* set where this process is a worker: it
 
 enum { WORD_BYTES = sizeof(uint32_t) };
 
-/* forks_of_program is written before forks: whoever reads the new number knows whose fork it is. */
+/* forks_of_program is written before forks: a reader of the new number knows whose fork it is. */
 static void enter_fork(void)
 {
     pthread_mutex_lock(&mutex);

@@ -2,7 +2,7 @@
  * it.
  *
  * Floor 0. Forks are numbered from 1. Memory that was lent at a fork may be read by the child: by a
- * child that the program itself has forked, for ever; by a worker process of ours, until
+ * child that the program itself has forked, for ever; by a worker process of fastloop, until
  * fl_fork_end. A fork between fl_fork_expect and fl_fork_expected, in the same thread, makes a
  * worker. */
 #ifndef FL_FORK_H

@@ -52,7 +52,7 @@ static inline void copy_1(char *dst, const char *src, size_t bytes)
 static inline void copy_any(char *dst, const char *src, size_t bytes) { memcpy(dst, src, bytes); }
 
 #if defined(__x86_64__)
-/* With non-temporal stores; whoever publishes dst calls end_streaming first. */
+/* With non-temporal stores; call end_streaming before dst is published. */
 __attribute__((target("avx"))) static void copy_long(char *dst, const char *src, size_t bytes)
 {
     size_t head = -(uintptr_t)dst & 31, at = head;

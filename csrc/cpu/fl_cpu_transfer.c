@@ -21,10 +21,9 @@ typedef struct cpu_transfer {
     struct cpu_transfer *next;     /* consumer only: in the free list */
     const fl_transfer_cast *casts; /* borrowed: cast_count of them; as buffer */
     int32_t cast_count;
-    char *buffer; /* borrowed; NULL: not set yet. Written before its part is counted */
-    _Atomic int32_t
-        parts;       /* to be filled, and one for the buffer: whoever is last starts the copy */
-    bool is_started; /* whoever starts the copy, then the consumer */
+    char *buffer;          /* borrowed; NULL: not set yet. Written before its part is counted */
+    _Atomic int32_t parts; /* yet to fill, and one for the buffer: the last one starts the copy */
+    bool is_started;       /* the starter of the copy, then the consumer */
 } cpu_transfer;
 
 struct cpu_copy_stream {
@@ -174,7 +173,8 @@ static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *er
     return FL_OK;
 }
 
-/* acq_rel: whoever starts the copy reads what all the others have written, the buffer included. */
+/* acq_rel: the thread that starts the copy reads what all others have written, the buffer included.
+ */
 static inline bool is_last(cpu_transfer *transfer)
 {
     return atomic_fetch_sub_explicit(&transfer->parts, 1, memory_order_acq_rel) == 1;

@@ -34,10 +34,10 @@ typedef struct fl_cuda_queue {
     void *scratch;  /* borrowed: device memory of fl_cuda_scratch_bytes(list) for every list whose
                        passes it serves, 16-byte aligned; its first FL_CUDA_TICKET_BYTES were 0 when
                        it was first used. NULL will do for clip_factor, invert and update_scale. */
-    bool is_listed; /* scratch holds the table of the list as it is now; set by the passes, cleared
-                       by whoever changes list, scratch or stream */
+    bool is_listed; /* scratch holds the table of the current list; set by the passes, cleared
+                       by a change of list, scratch or stream */
     int32_t processors; /* of the device; 0: it has not been asked yet. Set by the passes, cleared
-                           by whoever changes the device */
+                           by a change of the device */
     bool is_fp64_slow;  /* arithmetic in double costs more than loads; as processors */
     fl_err err;         /* of the pass that failed last */
 } fl_cuda_queue;

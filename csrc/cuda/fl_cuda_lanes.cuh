@@ -171,7 +171,7 @@ static __device__ double widen(float x)
 }
 
 /* The sum of the squares of a pack. Of sums from LEAST on, what squares lose below the least normal
- * float is no part that counts. Where the sum is less than that, infinite or NaN, it is formed anew
+ * float does not count. Where the sum is less than that, infinite or NaN, it is formed anew
  * of multiples that can neither overflow nor lose anything, unless an element itself is infinite.
  */
 template <class T, int N> static __device__ double group_squares(const pack<T, N> &x)

@@ -24,11 +24,10 @@ typedef struct cuda_transfer {
                           when the buffer may be written, on the copy stream when it is. */
     const fl_transfer_cast *casts; /* borrowed: cast_count of them; as buffer */
     int32_t cast_count;
-    void *buffer;  /* borrowed; NULL: not set yet. Written before its part is counted */
-    int64_t bytes; /* consumer only: of the batch, once finished */
-    _Atomic int32_t
-        parts;       /* to be filled, and one for the buffer: whoever is last starts the copy */
-    bool is_started; /* whoever starts the copy, then the consumer */
+    void *buffer;          /* borrowed; NULL: not set yet. Written before its part is counted */
+    int64_t bytes;         /* consumer only: of the batch, once finished */
+    _Atomic int32_t parts; /* yet to fill, and one for the buffer: the last one starts the copy */
+    bool is_started;       /* the starter of the copy, then the consumer */
 } cuda_transfer;
 
 struct cuda_copy_stream {
@@ -37,7 +36,7 @@ struct cuda_copy_stream {
     int32_t processors;  /* likewise: of the device */
     cudaStream_t stream; /* owned; likewise */
     pthread_mutex_t mutex;
-    bool is_halted;                 /* mutex, for whoever starts a copy; the consumer writes it */
+    bool is_halted;                 /* mutex, for starters of copies; the consumer writes it */
     cuda_transfer *free;            /* owned; consumer only */
     cuda_transfer *finished, *last; /* owned; consumer only: oldest and newest */
     int64_t finished_bytes;         /* consumer only: of these batches */
@@ -297,7 +296,8 @@ static int record_begin(cuda_transfer *transfer, cudaStream_t stream, fl_err *er
     return FL_OK;
 }
 
-/* acq_rel: whoever starts the copy reads what all the others have written, the buffer included. */
+/* acq_rel: the thread that starts the copy reads what all others have written, the buffer included.
+ */
 static inline bool is_last(cuda_transfer *transfer)
 {
     return atomic_fetch_sub_explicit(&transfer->parts, 1, memory_order_acq_rel) == 1;

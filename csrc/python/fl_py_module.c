@@ -47,7 +47,8 @@ static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *args)
     return array;
 }
 
-PyDoc_STRVAR(build_info_doc, "build_info()\n--\n\nHow this module was built, and what it found.");
+PyDoc_STRVAR(build_info_doc,
+             "build_info()\n--\n\nReturn how this module was built, and what it found.");
 
 /* Whether the kernel populates pages on request, tried on one page. */
 static bool can_populate(void)
@@ -114,7 +115,7 @@ static PyObject *module_expect_fork(PyObject *Py_UNUSED(module), PyObject *Py_UN
 }
 
 PyDoc_STRVAR(fork_expected_doc,
-             "fork_expected()\n--\n\nWhat this thread forks from now on is no worker.");
+             "fork_expected()\n--\n\nFrom now on this thread's forks are not workers.");
 
 static PyObject *module_fork_expected(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
@@ -122,8 +123,9 @@ static PyObject *module_fork_expected(PyObject *Py_UNUSED(module), PyObject *Py_
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(fork_ended_doc, "fork_ended(worker, /)\n--\n\n"
-                             "This worker looks at batches of ours no more. Once is enough.");
+PyDoc_STRVAR(fork_ended_doc,
+             "fork_ended(worker, /)\n--\n\n"
+             "The forked worker has exited: memory that it inherited may be reused. Idempotent.");
 
 static PyObject *module_fork_ended(PyObject *Py_UNUSED(module), PyObject *worker)
 {
@@ -135,8 +137,8 @@ static PyObject *module_fork_ended(PyObject *Py_UNUSED(module), PyObject *worker
 
 PyDoc_STRVAR(is_small_part_doc,
              "is_small_part(bytes, batch_bytes)\n--\n\n"
-             "Whether a tensor of a batch gets memory of its own, so that who keeps it keeps not\n"
-             "the batch.");
+             "True if a tensor is so small that it gets its own memory: keeping it does not keep\n"
+             "the whole batch alive.");
 
 static PyObject *module_is_small_part(PyObject *Py_UNUSED(module), PyObject *args)
 {

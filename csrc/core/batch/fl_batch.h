@@ -10,7 +10,7 @@
 
 typedef struct fl_batch {
     fl_rows rows;       /* owned by the ring */
-    fl_layout layout;   /* owned by the ring: for fill, and for whoever receives the batch */
+    fl_layout layout;   /* owned by the ring: for fill, and for the receiver of the batch */
     const void *source; /* borrowed until the batch is received: what the ring's fill reads */
     char *data;         /* where the batch is filled: memory that is borrowed until it is received,
                            or NULL. Then the ring takes a slot of its pool, and this is the slot's */

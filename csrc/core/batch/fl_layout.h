@@ -37,7 +37,7 @@ typedef struct fl_notes {
 } fl_notes;
 
 typedef struct fl_layout {
-    int64_t bytes;           /* of the buffer as it is filled: all outputs */
+    int64_t bytes;           /* of the buffer when it is filled: all outputs */
     int64_t delivered_bytes; /* of the buffer at the destination: what casts make lies behind */
     int64_t work_bytes;      /* what filling costs, in bytes that are copied */
     bool may_wait;           /* filling may wait for a disk */

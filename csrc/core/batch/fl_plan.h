@@ -63,7 +63,7 @@ void fl_plan_restart(fl_plan *plan);
 /* Adds indices of the block to `rows` until it has batch_size of them or the block ends. */
 int fl_plan_fill(fl_plan *plan, fl_rows *rows, int64_t batch_size, fl_err *err);
 
-/* Turns indices into rows of the table, in place; views stay as they are. FL_EINDEX names the first
+/* Turns indices into rows of the table, in place; views are left alone. FL_EINDEX names the first
  * index that is out of bounds, its position in the batch and the length; `rows` is then no longer
  * usable. */
 int fl_plan_resolve(const fl_plan *plan, fl_rows *rows, fl_err *err);

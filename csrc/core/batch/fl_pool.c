@@ -2,8 +2,8 @@
  *
  * Slots come back over a lock-free stack. Any thread pushes; only the holder of the pool's mutex
  * empties the stack, as a whole, by one exchange. No slot is popped singly, so there is no ABA
- * problem. Closing replaces the head by CLOSED; whoever brings a slot back after that frees it. The
- * pool's own memory is freed with the last slot. A slot that forked workers may still read is
+ * problem. Closing replaces the head by CLOSED; a slot brought back after that is freed at once.
+ * The pool's own memory is freed with the last slot. A slot that forked workers may still read is
  * RETIRED: it comes back over a second such stack, and is examined then and after each worker's
  * end.
  */
@@ -20,7 +20,7 @@ enum { MOST_PINS = 48 }; /* of a slot: each but the last is of as much as all be
 
 struct fl_slot {
     fl_pool *pool;     /* owned: one reference */
-    fl_slot *next;     /* whoever holds the list it is in */
+    fl_slot *next;     /* the holder of the list it is in */
     fl_pages pages;    /* owned unless there is a region; written by the holder of a FILLING slot */
     fl_region *region; /* owned; in an arena: the memory that pages describes; else NULL */
     int64_t used, before;    /* holder: most bytes ever asked for, now and before this holder */
@@ -28,8 +28,8 @@ struct fl_slot {
     int64_t ends[MOST_PINS]; /* holder: of the ranges that were pinned one by one */
     int32_t pins;            /* holder: how many */
     int64_t outgrown;        /* holder: bytes that were pinned of the slot that this one replaces */
-    int64_t lent_at;         /* whoever lends it: fl_fork_count then */
-    int64_t given_at;        /* whoever gives the last share: fl_fork_count then */
+    int64_t lent_at;         /* the lender: fl_fork_count then */
+    int64_t given_at;        /* the giver of the last share: fl_fork_count then */
     _Atomic int32_t shares;  /* > 0: LENT */
     _Alignas(64) char header[];
 };
@@ -84,7 +84,7 @@ void fl_pool_pin(fl_pool *pool, fl_pinner pinner) { pool->pinner = pinner; }
 
 static void drop_reference(fl_pool *pool)
 {
-    /* acq_rel: whoever frees sees what the others did before they gave up their references. */
+    /* acq_rel: the thread that frees sees what others did before they gave up their references. */
     if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) return;
     pthread_mutex_destroy(&pool->mutex);
     fl_free(pool);
@@ -190,7 +190,7 @@ static bool push(_Atomic(fl_slot *) *stack, fl_slot *slot)
     fl_slot *head = atomic_load_explicit(stack, memory_order_relaxed);
     while (head != CLOSED) {
         slot->next = head;
-        /* release: whoever empties the stack sees what was done with the slot. */
+        /* release: the thread that empties the stack sees what was done with the slot. */
         if (atomic_compare_exchange_weak_explicit(stack, &head, slot, memory_order_release,
                                                   memory_order_relaxed))
             return true;
@@ -211,7 +211,7 @@ static void recycle(fl_slot *slot)
 /* ---- slots that were lent during a fork: the child has tensors over them too, and in an arena
  * both processes share the memory */
 
-/* Makes the slot RETIRED; abandons it where the child is no worker, because its end is not told, or
+/* Makes the slot RETIRED; abandons it if the child is not a worker, because its end is not told, or
  * where the pool is closed. */
 static void retire(fl_slot *slot)
 {

@@ -1,10 +1,10 @@
 /* fl_pool: a pool of slots, the memory of batches: filled, lent to the user, and used again.
  *
- * Floor 1. A slot is EMPTY in the pool, FILLING or READY with whoever got it, or LENT in shares,
- * one for each tensor over its memory. The memory of a LENT slot is not written until the last
- * share comes back, which may be long after the pool is closed. A slot of an arena that was lent
- * during a fork is then RETIRED until the child has ended (fl_fork.h). When no slot is EMPTY a new
- * one is made, so nobody waits for one. In a forked child every call does nothing or fails with
+ * Floor 1. A slot is EMPTY in the pool, FILLING or READY with the thread that got it, or LENT in
+ * shares, one for each tensor over its memory. The memory of a LENT slot is not written until the
+ * last share comes back, which may be long after the pool is closed. A slot of an arena that was
+ * lent during a fork is then RETIRED until the child has ended (fl_fork.h). When no slot is EMPTY a
+ * new one is made, so nobody waits for one. In a forked child every call does nothing or fails with
  * FL_EFORK. docs/threads.md draws the states. */
 #ifndef FL_POOL_H
 #define FL_POOL_H
@@ -32,7 +32,7 @@ typedef struct fl_pinner {
  * on any thread. */
 void fl_pool_pin(fl_pool *pool, fl_pinner pinner);
 
-/* Populates and pins at least the first `bytes` of the slot. A slot that is no region is pinned
+/* Populates and pins at least the first `bytes` of the slot. A slot outside the arena is pinned
  * whole, once; a region as far as asked for, and at least twice as far each time it has to grow.
  * Takes long, and unpins nothing: a slot that another one replaces stays pinned until the pool is
  * trimmed or closed. Only the holder calls it, while no copy reads the slot. Fails as pin does;

@@ -45,8 +45,8 @@ struct fl_ring {
     bool consumer_waits;       /* mutex: in has_ready for a batch to be ready */
     bool consumer_drains;      /* mutex: in has_ready for busy_parts to be 0 */
     bool is_closing;           /* mutex */
-    /* Written under the mutex, polled without it: relaxed, because whoever sees a change takes the
-     * mutex before it reads anything else. */
+    /* Written under the mutex, polled without it: relaxed, because a thread that sees a change
+     * takes the mutex before it reads anything else. */
     _Atomic int64_t finished;  /* parts so far */
     _Atomic int64_t submitted; /* batches and added parts so far */
     bool is_alone;             /* set at open: one CPU, where polling keeps others from working */
@@ -376,7 +376,7 @@ static int receive_entry(fl_ring *ring, int64_t wait_ms, fl_entry **out)
             spin_locked(ring, &ring->finished, CONSUMER_SPIN_NS);
         else
             wait_ready_locked(ring, deadline_ns);
-        if (wait_ms > 0 && fl_now_ns() >= deadline_ns) break; /* whoever calls again finds it */
+        if (wait_ms > 0 && fl_now_ns() >= deadline_ns) break; /* the next call finds it */
     }
     pthread_mutex_unlock(&ring->mutex);
     return status;

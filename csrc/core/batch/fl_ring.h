@@ -19,7 +19,7 @@ typedef struct fl_ring_config {
     fl_fill *fill;
     /* Of batches with a transfer, else NULL: the ring calls part_filled after each part that was
      * filled, and start for the part that fl_ring_add_part adds. A failure of start is not the
-     * batch's: whoever receives the batch tries again. */
+     * batch's: the receiver of the batch tries again. */
     const fl_transfer_ops *transfers;
     fl_pool *pool;       /* borrowed until close */
     int64_t depth;       /* most batches submitted and not yet received, >= 1 */
@@ -28,8 +28,8 @@ typedef struct fl_ring_config {
                             started at the first batch of several parts, and help the consumer with
                             those */
     bool consumer_fills; /* of a ring that runs ahead: the consumer fills in receive what does not
-                            wait for a disk (layout.may_wait), rather than wait himself; in a ring
-                            that does not he always fills */
+                            wait for a disk (layout.may_wait), instead of waiting; in a ring
+                            that does not, it always fills */
     int64_t lazy_bytes;  /* for batches of less work a thread is woken only when most of `depth` are
                             unfilled: waking costs more than filling one */
     bool is_in_order;    /* false: receive returns any filled batch, the oldest first */

@@ -1,6 +1,6 @@
 /* fl_tensor: what an array is to the core: address, element type, shape, strides.
  *
- * Floor 1. A view owns nothing; whoever makes one keeps the memory alive. */
+ * Floor 1. A view owns nothing; its maker keeps the memory alive. */
 #ifndef FL_TENSOR_H
 #define FL_TENSOR_H
 
@@ -16,7 +16,7 @@ typedef struct fl_dtype {
 } fl_dtype;
 
 typedef struct fl_tensor {
-    const char *data; /* borrowed from whoever made the view; first element, may be NULL if empty */
+    const char *data; /* borrowed from the view's maker; first element, may be NULL if empty */
     fl_dtype dtype;
     int32_t ndim;
     int64_t shape[FL_MAX_NDIM];

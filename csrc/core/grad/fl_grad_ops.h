@@ -32,7 +32,7 @@ typedef struct fl_scale_rule {
 
 /* Pointers are to memory of the device and are used when the pass runs. On the CPU a pass is over
  * on return; on other devices it is queued. No function allocates, none waits for the device.
- * *found_inf becomes 1 if an element is infinite or NaN, and stays as it is otherwise. Sums are in
+ * *found_inf becomes 1 if an element is infinite or NaN, and is left alone otherwise. Sums are in
  * double, in an order that sizes alone decide; on a device that is slow at that, a 2-norm may be
  * wrong by 1.5 * 2^-24 of itself. FL_OK, on the CPU always; FL_EDEVICE: no element will change, and
  * the queue has the error. */

@@ -14,7 +14,7 @@ enum { FL_F64, FL_F32, FL_F16, FL_BF16, FL_FLOATS }; /* element types */
 enum { FL_CHUNK = 16384 }; /* elements; a tensor's last chunk may have fewer */
 
 typedef struct fl_span {
-    char *data; /* borrowed from whoever collects; contiguous */
+    char *data; /* borrowed from the collector; contiguous */
     int64_t count;
     int64_t chunk; /* number of its first chunk in the list */
     int32_t type;  /* FL_F64, ... */

@@ -1,6 +1,6 @@
 /* fl_image: the words that all files of image plans share.
  *
- * Floor 1. Sizes, operations as they are asked for, their parameters for one sample, the memory of
+ * Floor 1. Sizes, operations as requested, their parameters for one sample, the memory of
  * an image. Plain data. */
 #ifndef FL_IMAGE_H
 #define FL_IMAGE_H
@@ -34,7 +34,7 @@ typedef enum fl_padding_mode {
 
 enum { FL_MAX_IMAGE_OPS = 32, FL_MAX_FILL_BYTES = 4 * FL_MAX_CHANNELS };
 
-/* An operation as it is asked for. Fields that its kind does not name are 0. */
+/* An operation as requested. Fields that its kind does not name are 0. */
 typedef struct fl_image_op {
     fl_image_op_kind kind;
     uint8_t occurrence; /* how many of its kind come before it, < 8 for those that draw: its random

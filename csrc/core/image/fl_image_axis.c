@@ -17,7 +17,7 @@ static inline void append(fl_image_axis *axis, fl_segment s)
     axis->length += s.length;
 }
 
-/* Appends samples [from, to) of `source`, the last one first if they are to be reversed. */
+/* Appends samples [from, to) of `source`, the last one first if they are reversed. */
 static void append_range(fl_image_axis *axis, const fl_image_axis *source, int32_t from, int32_t to,
                          bool is_reversed)
 {

@@ -39,8 +39,8 @@ typedef struct fl_image_cast {
     bool is_streamed;
 } fl_image_cast;
 
-/* Rows of bytes as they are read: `before` elements of `fill`, then elements src[y * pitch + i *
- * step] for i < columns of row y, then `after` elements of `fill`. */
+/* Rows of bytes in the order of reading: `before` elements of `fill`, then elements src[y * pitch +
+ * i * step] for i < columns of row y, then `after` elements of `fill`. */
 typedef struct fl_image_block {
     const uint8_t *src; /* borrowed: the first element */
     int64_t pitch;      /* of any sign */

@@ -52,7 +52,7 @@ int fl_op_check_padding(const char *name, const fl_image_op *op, fl_err *err);
 int fl_op_check_mirrored(const char *name, fl_padding_mode mode, const int32_t padding[4],
                          fl_image_size in, fl_err *err);
 
-/* The `size` of operations that leave it as it is. */
+/* The `size` of operations that do not change it. */
 int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
 
 /* Rectangles of a random part of an area and a random ratio of their edges. */

@@ -15,7 +15,7 @@ typedef struct image_column {
     fl_column base;
     fl_row_runs runs;
     const fl_image_plan *plan; /* borrowed from the caller of open */
-    int64_t out_bytes;         /* of a result as it is filled */
+    int64_t out_bytes;         /* of a result when it is filled */
     int64_t work_bytes;        /* of a row; at most INT64_MAX */
     fl_image_source image;     /* an image in the source, without its address; */
     fl_image_source copy;      /* and one that was read from a mapped file */

@@ -15,7 +15,7 @@ typedef struct fl_column_image_config {
     fl_image_layout layout;    /* of the images in view */
     bool is_volatile;          /* a mapped file */
     const fl_image_plan *plan; /* borrowed until close */
-    /* A result as it is delivered: */
+    /* A result on delivery: */
     fl_dtype dtype;
     int64_t shape[3], stride[3]; /* strides in elements */
     /* Of one result, where the plan makes bytes that are looked up at the destination: count,

@@ -79,7 +79,7 @@ static int layout_packed(const fl_column *column, fl_column_batch *batch, fl_err
     return FL_OK;
 }
 
-/* The elements that are no values of sequences, of which `count` are there. */
+/* The elements behind the `count` values of sequences. */
 static void
 pad_sequence(const pack_column *self, const fl_packed *sequence, int64_t count, char *dst)
 {

@@ -13,7 +13,7 @@ typedef struct pad_column {
 
 static const pad_column *as_pad(const fl_column *column) { return (const pad_column *)column; }
 
-/* The length of a sequence as far as it is padded. */
+/* The length of a sequence, cut to the padded length. */
 static int find_row(const fl_column_pad_config *config, int64_t row, int64_t *begin,
                     int64_t *length, fl_err *err)
 {

@@ -1,5 +1,5 @@
 /* fl_column_pad: the kinds of column that pad sequences to the longest of a batch: their values, a
- * mask of what is no padding, or their lengths.
+ * mask that is 0 over the padding, or their lengths.
  *
  * Floor 1. docs/sequences-collate.md defines the outputs; docs/ragged-columns.md says how columns
  * make a batch of PadCollate. */

@@ -32,8 +32,8 @@ static void read_ahead(const window_column *self, const fl_column_batch *batch)
     }
 }
 
-/* x (0) or y (1), as it is made at the destination: of the tokens of x, from the first or from the
- * second on. They have at most the bytes of x as it is delivered, which fit. */
+/* x (0) or y (1), widened at the destination: of the tokens of x, from the first or from the
+ * second on. They take at most the bytes of x on delivery, which fit. */
 static void cut_output(const window_column *self, const fl_column_batch *batch, int32_t i)
 {
     const fl_column_window_config *config = &self->config;

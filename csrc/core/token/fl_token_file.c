@@ -158,7 +158,7 @@ int fl_token_file_read_llmc(const char *head, int64_t head_bytes, int64_t file_b
     return read_tokens(FL_LLMC_BYTES, file_bytes - FL_LLMC_BYTES, type, out, err);
 }
 
-/* Megatron's numbers of NumPy's types; those that are no tokens are missing. */
+/* Megatron's numbers of NumPy's types; types that cannot hold tokens are missing. */
 static fl_token_type find_megatron_type(int code)
 {
     static const fl_token_type types[] = {FL_TOKEN_TYPES, FL_TOKEN_U8,    FL_TOKEN_I8,

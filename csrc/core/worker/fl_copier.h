@@ -16,8 +16,9 @@
 typedef struct fl_copier fl_copier;
 
 /* Copies the first `bytes` of a slot to a buffer of at least as many, or begins to, or leaves to
- * whoever finishes the request what is yet to be done. Called by the copier's thread, for as long
- * as it takes. After a failure nothing has begun; the consumer, who tries again, meets the reason.
+ * the one that finishes the request what remains to be done. Called by the copier's thread, for as
+ * long as it takes. After a failure nothing has begun; the consumer, who tries again, meets the
+ * reason.
  */
 typedef int fl_copy_fn(const fl_dest_buffer *buffer, fl_slot *slot, int64_t bytes, fl_err *err);
 

@@ -2,7 +2,7 @@
  * for.
  *
  * Floor 1. Between the consumer, who wants batches, and fl_shm_queue, which carries messages. An
- * entry exists from the moment the consumer submits a task until he drops the batch. The table
+ * entry exists from the moment the consumer submits a task until it drops the batch. The table
  * decides when a request is sent (memory budget, room in the queue), in which order, and with how
  * much memory; it asks again, with more memory, for a batch that was too large. docs/processes.md
  * draws the states and says what happens when somebody dies.
@@ -74,7 +74,7 @@ int fl_inflight_receive(fl_inflight *table, fl_request **out, fl_err *err);
  * but for what its copy function has begun. True: *out holds out->copied bytes of it, which is
  * what the reply asked for when the copier saw it: the caller compares, as a worker may have
  * changed it since. False: nothing was copied. Needs the entry alone, so the consumer may let go of
- * what keeps other threads of his out. */
+ * what keeps its process's other threads out. */
 bool fl_inflight_finish(fl_inflight *table, fl_request *request, fl_dest_buffer *out);
 
 /* The bytes of an answered request are no longer under way. */

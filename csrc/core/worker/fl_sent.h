@@ -2,7 +2,7 @@
  *
  * Floor 1. The part of fl_inflight that its consumer shares with a copier (fl_copier), which has a
  * thread of its own: requests are found by worker and number, replies are seen before they are
- * received, and whoever wants a batch ends its copy. It owns no request. One mutex guards all;
+ * received, and the receiver of a batch ends its copy. It owns no request. One mutex guards all;
  * _locked: with it held. Nothing blocks but fl_sent_finish. In a forked child only fl_sent_close
  * may be called. */
 #ifndef FL_SENT_H

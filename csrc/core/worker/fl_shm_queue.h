@@ -3,7 +3,7 @@
  * Floor 1. A parent and its worker processes map the same memory. Each worker has two queues in it,
  * with one writer and one reader each. There is no lock: a process that dies at any instruction
  * leaves a queue with or without its last message, never with half of one. A request names the slot
- * that its batch is to be built in, so the parent alone hands out memory. A worker answers its
+ * in which its batch is built, so the parent alone hands out memory. A worker answers its
  * requests in order, each at most once. docs/processes.md has the rules.
  *
  * A worker may write anywhere in the shared memory by mistake. Each process therefore keeps its own
@@ -56,7 +56,7 @@ int fl_shm_queue_open(void *memory, int32_t workers, int32_t depth, fl_shm_queue
 int fl_shm_queue_attach(void *memory, int32_t workers, int32_t depth, fl_shm_queue **out,
                         fl_err *err);
 
-/* The shared memory stays as it is for the others. NULL is fine. */
+/* The shared memory stays for the others. NULL is fine. */
 void fl_shm_queue_free(fl_shm_queue *shm);
 
 /* ---- the parent, one thread at a time */

@@ -200,7 +200,7 @@ shuffle_block(const block_of *block, uint8_t *dst, int64_t dst_pitch, const uint
 /* ---- along rows, many taps: one result is a sum over samples that lie side by side */
 
 /* The last samples of a result, or all, if they are fewer than 16: bytes from .. from + 15 of a
- * row, with weight 0 where a byte is no sample or is in a step before. */
+ * row, with weight 0 where a byte is not a sample or belongs to a step before. */
 typedef struct tail_of {
     int32_t from;
     int16_t weight[DOT];

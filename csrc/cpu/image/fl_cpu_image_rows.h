@@ -52,7 +52,7 @@ FL_INLINE bool is_in_pieces(const fl_image_block *b)
            b->before + b->columns + b->after <= MOST_PIECES * LANE_BYTES;
 }
 
-/* 16 elements from `at` on: as far as they are of the source, of the 16 from column `first` on. */
+/* 16 elements from `at` on: those of the 16 from column `first` on that the source has. */
 FL_INLINE piece make_piece(const fl_image_block *b, int64_t at)
 {
     const lane places = FL_L(setr_epi8)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

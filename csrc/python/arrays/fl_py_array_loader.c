@@ -1,5 +1,5 @@
 /* fl_py_array_loader: see fl_py_array_loader.h. Threads may call next() together: a lock lets one
- * in at a time, and whoever waits for it has let go of the interpreter lock. */
+ * in at a time, and a thread that waits for it has let go of the interpreter lock. */
 #include "fl_py_array_loader.h"
 
 #include "fl_py.h"

@@ -141,7 +141,7 @@ static PyObject *raise_closed(fl_py_array_ring *self)
     return NULL;
 }
 
-/* Submits what is to be submitted before the next batch is received: 0, or -1 and an exception. */
+/* Submits the batches that are due before the next one is received: 0, or -1 and an exception. */
 static int prepare(fl_py_array_ring *self)
 {
     if (self->is_undelivered || (self->runs_ahead && self->deferred == NULL)) return 0;

@@ -14,7 +14,7 @@ typedef enum {
                             into batches */
     FL_PY_INDEX_BATCHES, /* it yields the indices of one batch */
     FL_PY_INDEX_SINGLES, /* it yields one index, or a list of them, as for batch_size=None */
-    FL_PY_INDEX_LISTS    /* the same, but a sample that is no list is torch's to fetch */
+    FL_PY_INDEX_LISTS    /* the same, but torch fetches a sample that is not a list */
 } fl_py_index_kind;
 
 typedef struct fl_py_index_source {

@@ -90,7 +90,7 @@ static int submit_batch(fl_py_array_ring *self, fl_batch *batch)
     return self->deferred == NULL;
 }
 
-/* A loader that does not run ahead reads the data as it is now, after the sampler has run. */
+/* A loader that does not run ahead reads the data now, after the sampler has run. */
 static int refresh_table(fl_py_array_ring *self)
 {
     if (fl_py_table_refresh(self->table) != 0) return -1;

@@ -197,7 +197,7 @@ static int look_at_rows(const fl_py_table *self, PyObject *rows, fl_tensor *view
     return view->shape[0] == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Source f as it is now, in as many views as it has. Windows and sequences stay as they are, and
+/* Source f at its present address, in as many views as it has. Windows and sequences stay, and
  * their view says nothing: its ndim is 0. */
 static int look_at_source(const fl_py_table *self, int32_t f, fl_tensor *views)
 {

@@ -1,4 +1,4 @@
-/* fl_py_table: the heap type _core.Table, a core table over tensors and arrays of the user's.
+/* fl_py_table: the heap type _core.Table, a core table over the user's tensors and arrays.
  *
  * All functions need the interpreter lock. */
 #ifndef FL_PY_TABLE_H

@@ -206,7 +206,7 @@ static fl_py_number_kind put_floats(PyObject *const *items, int64_t count, char 
     return FL_PY_NUMBER_FLOAT;
 }
 
-enum { LARGER_KIND = 2 }; /* self->kind has grown: all is to be written again */
+enum { LARGER_KIND = 2 }; /* self->kind has grown: everything must be written again */
 
 static fl_py_number_kind
 put_numbers(const fl_py_sequences *self, const fl_py_sequence *from, char *to)

@@ -2,7 +2,7 @@
  *
  * Arrays and numbers are stacked here if all are of one exact type, dtype and shape; what is mixed
  * follows rules of promotion that are torch's. Small tensors are stacked by torch.stack, which
- * looks into them faster than we can, into memory of ours. Enters with the interpreter lock. */
+ * looks into them faster than we can, into our memory. Enters with the interpreter lock. */
 #include "fl_py_stack.h"
 
 #include "fl_cpu_rows.h"
@@ -18,7 +18,7 @@ enum {
     LONG_COPY = 256 << 10,  /* from here on without the interpreter lock */
     SMALL_STACK = 4096,     /* up to here not worth a pool */
     KEPT_SLOTS = 16,        /* that a pool keeps for loops that hold some batches, */
-    KEPT_BYTES = 128 << 20  /* if these are no more bytes, or there are two */
+    KEPT_BYTES = 128 << 20  /* if these are not more bytes, or there are two */
 };
 
 PyObject *fl_py_fall_back(fl_py_stacker *self, const fl_py_items *batch, int reason)
@@ -257,7 +257,7 @@ make_stacked(fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *one
     return fl_py_stacker_tensor(self, one->dtype, one->ndim + 1, shape, data);
 }
 
-/* torch.stack(tensors, 0, out=out): what torch does in a worker, with memory of ours. */
+/* torch.stack(tensors, 0, out=out): what torch does in a worker, into our memory. */
 static PyObject *
 stack_into(fl_py_stacker *self, PyObject *tensors, const fl_py_items *batch, const fl_tensor *one)
 {

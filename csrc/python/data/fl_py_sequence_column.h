@@ -1,5 +1,5 @@
 /* fl_py_sequence_column: the heap type _core.SequenceColumn, one output of a batch of sequences
- * (fl_column_pad, fl_column_pack) over arrays of the user's.
+ * (fl_column_pad, fl_column_pack) over the user's arrays.
  *
  * It is a source of a Table, which keeps it alive while the column that it opens is read. Its
  * tensors have storages that cannot be resized. All functions need the interpreter lock. */

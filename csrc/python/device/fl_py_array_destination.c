@@ -56,7 +56,7 @@ static void keep_alloc_error(fl_py_array_destination *self)
     Py_XSETREF(self->alloc_error, value);
 }
 
-/* Makes the buffer of a batch before it is to be delivered: 1 done; 0 it failed and is tried again
+/* Makes the buffer of a batch before its delivery: 1 done; 0 it failed and is tried again
  * at delivery; -1 an interrupt has come. */
 static int try_buffer(fl_py_array_destination *self, fl_py_upload_slot *slot)
 {

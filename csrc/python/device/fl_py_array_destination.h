@@ -17,8 +17,8 @@
 typedef struct fl_py_upload_slot {
     bool is_used;
     bool is_filled;        /* every part was filled before the buffer was set */
-    int64_t bytes;         /* of the batch, as it is filled */
-    int64_t buffer_bytes;  /* and as it is delivered */
+    int64_t bytes;         /* of the batch when it is filled */
+    int64_t buffer_bytes;  /* and on delivery */
     void *transfer;        /* owned; NULL: the batch is filled in its buffer */
     fl_dest_buffer buffer; /* owned; its owner is NULL where there is none yet */
 } fl_py_upload_slot;
@@ -48,8 +48,8 @@ int fl_py_array_destination_open(fl_py_array_destination *self, PyObject *object
                                  int64_t budget);
 
 /* Gives the prepared batch its upload slot, and with it memory or a transfer. FL_ENOMEM: there is
- * none, for want of memory or because others are to be delivered first. An interrupt may have come:
- * then an exception is set, and after FL_OK the batch is to be submitted all the same. */
+ * none, for want of memory or because others must be delivered first. An interrupt may have come:
+ * then an exception is set, and after FL_OK the caller must still submit the batch. */
 int fl_py_array_destination_prepare(fl_py_array_destination *self, const fl_ring *ring,
                                     fl_batch *batch, fl_err *err);
 

@@ -51,7 +51,7 @@ void fl_py_reply_destination_expect(fl_py_reply_destination *self, int64_t bytes
     self->expected_bytes = fl_max(self->expected_bytes - self->expected_bytes / 8, bytes);
 }
 
-/* How many buffers the copier is to be lent. */
+/* How many buffers the copier needs. */
 static int32_t count_missing(const fl_py_reply_destination *self)
 {
     int32_t lent = FL_COPY_AHEAD - fl_copier_buffers_needed(self->copier);

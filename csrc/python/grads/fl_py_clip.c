@@ -138,7 +138,7 @@ PyObject *fl_py_unscale_and_clip(fl_py_grads *self, fl_thread_pool *pool, PyObje
     int32_t device = FL_PY_ANYWHERE;
     PyObject *answer = NULL;
     float *scale_at = NULL, *found_at = NULL;
-    /* Addresses are taken after the collection, which runs code of the user's. */
+    /* Addresses are taken after the collection, which runs the user's code. */
     if (fl_py_grads_collect(self, groups, FL_PY_GROUPS) == 0)
         scale_at = fl_py_scalar_address(&self->dlpack, scale, kDLFloat, 32, &device);
     if (scale_at != NULL)

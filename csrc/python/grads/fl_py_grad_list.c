@@ -2,7 +2,7 @@
  *
  * Collecting holds the tensors; passes then need no Python until the next collection. Numbers that
  * a device would know come and go as tensors of one number. One thread at a time: a long pass gives
- * the interpreter lock away, and whoever enters meanwhile is refused. */
+ * the interpreter lock away, and a thread that enters meanwhile is refused. */
 #include "fl_py_grad_list.h"
 
 #include "fl_py.h"

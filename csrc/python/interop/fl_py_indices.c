@@ -71,7 +71,7 @@ static int add_vector(const fl_py_dlpack *dlpack, PyObject *item, fl_rows *rows)
     return -1;
 }
 
-/* SHARED(items): here and below any thread may change a list of the user's, and so may Python code
+/* SHARED(items): here and below any thread may change the user's list, and so may Python code
  * that converting an item runs. */
 int fl_py_rows_add(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows)
 {

@@ -13,7 +13,7 @@
 /* 0; -1 and an exception for what is neither such a tuple nor None. */
 int fl_py_mapped_file_check(PyObject *file);
 
-/* 0, and in *end the address behind the last byte of the file as it is now; NULL: nobody knows, or
+/* 0, and in *end the address behind the file's present last byte; NULL: nobody knows, or
  * it is None. -1 and an exception. Calls Python. */
 int fl_py_mapped_file_end(PyObject *file, const char **end);
 

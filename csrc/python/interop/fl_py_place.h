@@ -22,7 +22,7 @@ typedef struct fl_py_parsed_place {
     int64_t shape[FL_MAX_NDIM];
 } fl_py_parsed_place;
 
-/* 0, or -1 and ValueError (TypeError for what is no integer). */
+/* 0, or -1 and ValueError (TypeError for a value that is not an integer). */
 int fl_py_place_parse(PyObject *place, fl_py_parsed_place *out);
 
 /* A field this small that is a small part of its batch gets memory of its own: a user who keeps the

@@ -20,7 +20,7 @@ typedef struct fl_py_parent_end {
     uint32_t generation;    /* of the process that made it */
     int32_t workers, depth;
     /* SHARED(channel): close() and the end of a reply come from any thread, also while one is in
-     * next(). These, and what is of the consumer's thread alone in fl_inflight, fl_shm_queue and
+     * next(). These, and the fields of the consumer's thread in fl_inflight, fl_shm_queue and
      * the transfers of the destination, are only used in the section of this object. */
     bool is_closed;             /* workers were told to stop */
     atomic_bool is_overwritten; /* fl_py_report_corruption was called; read without the section */

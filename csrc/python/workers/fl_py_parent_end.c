@@ -177,7 +177,7 @@ static int32_t parse_worker(const fl_py_parent_end *self, PyObject *object)
 
 /* ---- requests and replies */
 
-/* Of (number, indices), the number; -1 for what is no batch. */
+/* The number in (number, indices); -1 for anything else. */
 static int64_t turn_of(PyObject *task)
 {
     if (!PyTuple_CheckExact(task) || PyTuple_GET_SIZE(task) == 0) return -1;
