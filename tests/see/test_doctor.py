@@ -379,6 +379,7 @@ def gpu_findings(system: System, cuda: str | None = "13.0") -> dict[str, str]:
             "3.0.0",
             "NOTE 3.0.0 is newer than {0}.{1}, the newest that fastloop is tested with | whe",
         ),
+        ("99", "NOTE 99 is newer than {0}.{1}, the newest that fastloop is tested with | where"),
     ],
 )
 def test_releases_of_torch(version: str, text: str) -> None:
