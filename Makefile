@@ -85,7 +85,7 @@ OVERLAYS ?= 2.15.0 2.14.1
 OVERLAY_TESTS := $(addprefix $(CURDIR)/tests/,$(addprefix loader/test_,epochs.py loader_iteration.py loader_parity.py \
 	loader_signature.py resume.py streams.py thread_parity.py) $(addprefix workers/test_,process_parity.py restart.py) \
 	$(addprefix patching/test_patch_,clip.py loaders.py scaler.py) \
-	$(addprefix step/test_,clip.py scaler.py scaler_parity.py stepper.py))
+	$(addprefix step/test_,clip.py scaler.py scaler_parity.py stepper.py) versions/test_torch_mutants.py)
 
 overlay: install
 	@for release in $(OVERLAYS); do \

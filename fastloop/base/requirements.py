@@ -30,9 +30,9 @@ def require_torch(user: str) -> None:
 
 
 def read_release(version: str) -> tuple[int, int]:
-    """(major, minor) of torch.__version__. A version that has no such numbers counts as tested."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else NEWEST_TESTED
+    """(major, minor) of torch.__version__. A version without a number counts as tested."""
+    found = re.match(r"(\d+)(?:\.(\d+))?", version)
+    return (int(found[1]), int(found[2] or 0)) if found else NEWEST_TESTED
 
 
 def kernels_are_disabled() -> bool:

@@ -181,8 +181,10 @@ class GradList(_Engine):
             run(thread_pool(), factor)
             return
         with torch.no_grad():
-            for t in map(_values, self.tensors):
-                t.mul_(factor.to(t.device))
+            for t in self.tensors:
+                if t.is_sparse and difference("sparse"):
+                    t.copy_(t.coalesce())  # the public values() of repeated rows are a copy
+                _values(t).mul_(factor.to(t.device))
 
     def combine_(
         self,

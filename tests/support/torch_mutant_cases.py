@@ -46,7 +46,7 @@ LOOPS = {
     "clip": ("scaler", "clip"),
     "modes": ("samples", *STEP_LOOPS),
     "functorch": ("samples", "processes"),
-    "sparse": STEP_LOOPS,
+    "sparse": ("sparse_grads",),
     "moves": ("arrays", "array_workers"),
     "profiler": ("samples", *STEP_LOOPS),
     "queue": ("array_workers", "processes"),
@@ -102,7 +102,7 @@ def delete(path: str) -> Callable[[], None]:
 PUBLIC = {
     "DataLoader.__init__", "DataLoader.__iter__", "GradScaler.__init__", "GradScaler.scale",
     "GradScaler.unscale_", "GradScaler.step", "GradScaler.update", "clip_grad_norm_",
-    "default_collate", "default_convert", "DataLoader.state_dict", "UntypedStorage.share_memory_",
+    "default_collate", "default_convert",
 }  # fmt: skip
 
 
@@ -116,23 +116,37 @@ def resolved(path: str) -> Any:
     return resolve(path)
 
 
-# Attributes of a type of C that nothing can take away here.
-FIXED = {
-    "Tensor._indices", "Tensor._values", "UntypedStorage._cdata",
-    "UntypedStorage._share_filename_cpu_", "UntypedStorage._share_fd_cpu_",
-}  # fmt: skip
+class _ObjectsAlone:
+    """An attribute that is gone from its class, where fastloop looks for it. Objects still have it:
+    torch's own C and Python call it there."""
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def __get__(self, owner: Any, cls: Any) -> Any:
+        if owner is None:
+            raise AttributeError("gone")
+        return self._found.__get__(owner, cls)
+
+
+def hide(path: str) -> Callable[[], None]:
+    def run() -> None:
+        cls, name = getattr(torch, path.split(":")[1].split(".")[0]), path.rpartition(".")[2]
+        setattr(cls, name, _ObjectsAlone(getattr(cls, name)))
+
+    return run
 
 
 def cases_of_part(part: Any, group: str) -> Iterator[tuple[str, Case]]:
     module, _, names = part.path.partition(":")
-    if names in FIXED or (module == "torch" and names in PUBLIC):
-        return
     last = names.rpartition(".")[2]
     loops = LOOPS[group]
     noticed = group
     title = f"{module.rpartition('.')[2]}.{names}"
     if module in ("torch", "torch._C", "torch._C._functorch", "torch.autograd.profiler"):
-        yield f"{title} is gone", Case((), delete(part.path), loops, noticed)
+        is_of_tensors = module == "torch" and group != "tensors"
+        gone = (hide if is_of_tensors else delete)(part.path)
+        yield f"{title} is gone", Case((), gone, loops, noticed)
         return
     is_special = last.startswith("__") or names in PUBLIC
     if not is_special:

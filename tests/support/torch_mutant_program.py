@@ -167,6 +167,25 @@ class Loops:
                 assert not scaler.last_step_skipped()
         return found
 
+    def sparse_grads(self) -> Any:
+        """Windows of two over an embedding, with a row that comes twice."""
+        param = torch.nn.Parameter(torch.arange(8.0).reshape(4, 2))
+        optimizer = torch.optim.SGD([param], lr=0.125)
+        scaler = self.api.GradScaler("cpu", 8.0)
+        stepper = self.api.Stepper(optimizer, 2, scaler=scaler) if self.path else None
+        for i, factor in enumerate((0.5, 0.25, math.inf, 1.0)):
+            rows = torch.nn.functional.embedding(torch.tensor([0, 2, 2]), param, sparse=True)
+            if stepper is not None:
+                with stepper.micro():
+                    stepper.backward(rows.sum() * factor)
+                continue
+            scaler.scale(rows.sum() * factor / 2).backward()
+            if i % 2:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        return [scaler.get_scale(), plain(param)]
+
     def clip(self) -> Any:
         found = []
         for norm_type in (2.0, math.inf):

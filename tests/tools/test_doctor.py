@@ -289,6 +289,16 @@ def test_slow_modes_of_torch(fake: Make) -> None:
     assert program_checks.check_switches(fake()).level is Level.OK
 
 
+def test_a_lock_that_was_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_checks.sysconfig, "get_config_var", lambda name: 1)
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    text = told(program_checks.check_lock())
+    assert text.startswith("NOTE this Python is free-threaded, and the lock was put back")
+    assert "PYTHON_GIL=0" in text
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    assert program_checks.check_lock().level is Level.OK
+
+
 def test_more_threads_than_cpus(fake: Make) -> None:
     check = program_checks.check_threads
     assert "OMP_NUM_THREADS=16 on 8 usable" in told(check(fake(environ={"OMP_NUM_THREADS": "16"})))
@@ -372,6 +382,7 @@ def gpu_findings(system: System, cuda: str | None = "13.0") -> dict[str, str]:
             "3.0.0",
             "NOTE 3.0.0 is newer than {0}.{1}, the newest that fastloop is tested with | whe",
         ),
+        ("99", "NOTE 99 is newer than {0}.{1}, the newest that fastloop is tested with | where"),
     ],
 )
 def test_releases_of_torch(version: str, text: str) -> None:

@@ -32,6 +32,7 @@ HEART = (
     *(f"workers/test_{name}.py" for name in ("process_parity", "restart")),
     *(f"patching/test_patch_{name}.py" for name in ("clip", "loaders", "scaler")),
     *(f"step/test_{name}.py" for name in ("clip", "scaler", "scaler_parity", "stepper")),
+    "versions/test_torch_mutants.py",  # quick: the table's digests are this release's
 )
 # Only the loader starts processes by the method that is set; tests of workers name theirs. What
 # frameworks do is left out.

@@ -4,13 +4,17 @@ and what fastloop cannot know is left to torch, with a warning.
 One process imports torch, and forks for each change. See torch_mutant_cases.
 """
 
+import ast
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +23,10 @@ import torch_mutant_cases
 from torch_mutant_cases import CASES, KEYWORD, STATEMENTS
 from torch_mutant_fresh import FRESH
 from torch_mutant_program import SIGN
-from torch_mutants import NEWER
+from torch_mutants import ADDED, NEWER, Edit, order_parameters, rename, rename_parameter
 
 from fastloop.base import torch_parts
-from fastloop.base.code_forms import syntax_digest
+from fastloop.base.code_forms import names_digest, names_in, syntax_digest
 from fastloop.base.requirements import NEWEST_TESTED, read_release
 
 SUPPORT = Path(torch_mutant_cases.__file__).parent
@@ -95,20 +99,56 @@ def test_what_torch_alone_runs_goes_on(mutants: Mutants, name: str) -> None:
 UNTOLD = ("modes", "functorch", "sparse", "profiler", "queue", "single", "multi")
 
 
-# Asked by workers alone, whose warnings are on stderr.
-SILENT = ("functorch",)
+# Asked by workers alone, whose warnings are on stderr; with a public way to the same values.
+SILENT = ("functorch", "sparse")
 
 
 def test_every_part_of_the_table_has_its_changes() -> None:
-    """Renamed or removed, unless users have its name; with another parameter, and doing more."""
+    """Renamed or removed, unless users have its name; with another parameter, and doing more; with
+    other names of the attributes that fastloop reads."""
     for group, parts in torch_parts._PARTS.items():
         for part in parts:
             of_part = dict(torch_mutant_cases.cases_of_part(part, group))
-            assert of_part.keys() <= CASES.keys()
-            without = torch_mutant_cases.PUBLIC | torch_mutant_cases.FIXED
-            assert of_part or part.path.rpartition(":")[2] in without, part.path
+            assert of_part and of_part.keys() <= CASES.keys(), part.path
+            assert {f"{name} has another name" for name in part.sets} <= CASES.keys()
             if part.forms:
                 assert any("does more" in name for name in of_part), part.path
+            assert bool(part.syntax) >= bool(part.forms), part.path
+            assert bool(part.forms or part.sets) >= bool(part.syntax), part.path
+
+
+def form_of(tree: ast.Module) -> tuple[str, set[str]]:
+    """The digest of a module's one function, and the names in it."""
+    code = next(c for c in compile(tree, "torch", "exec").co_consts if isinstance(c, CodeType))
+    return names_digest(SimpleNamespace(__code__=code)), names_in(code)
+
+
+def changes_of(function: ast.FunctionDef, names: set[str]) -> dict[str, Edit]:
+    """A parameter renamed, two in another order, an attribute renamed: each in turn."""
+    path, given = f"torch:{function.name}", [a.arg for a in function.args.args]
+    attributes = [node for node in ast.walk(function) if isinstance(node, ast.Attribute)]
+    used = {node.attr for node in attributes if ast.unparse(node.value) != "_utils"}
+    return {
+        **{name: rename_parameter(path, name, name + ADDED) for name in given},
+        **{f"{n} and {n + 1}": order_parameters(path, n, n + 1) for n in range(len(given) - 1)},
+        **{f".{name}": rename(name) for name in used & names},  # others are in annotations
+    }
+
+
+def test_other_parameters_or_attributes_are_another_form() -> None:
+    every = [part for parts in torch_parts._PARTS.values() for part in parts if part.forms]
+    for path in dict.fromkeys(part.path for part in every):
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(torch_parts.resolve(path))))
+        function: Any = ast.parse(source).body[0]
+        function.decorator_list = []
+        source = ast.unparse(function)
+        form, names = form_of(ast.parse(source))
+        same = []
+        for title, edit in changes_of(function, names).items():
+            tree = ast.parse(source)
+            edit("torch", tree)
+            same += [title] if form_of(tree)[0] == form else []
+        assert same == [], path
 
 
 @pytest.mark.skipif(
@@ -117,7 +157,6 @@ def test_every_part_of_the_table_has_its_changes() -> None:
 def test_the_table_has_the_syntax_of_the_newest_release() -> None:
     every = [part for parts in torch_parts._PARTS.values() for part in parts]
     for part in every:
-        assert bool(part.syntax) >= bool(part.forms), part.path
         if part.syntax:
             assert syntax_digest(torch_parts.resolve(part.path)) == part.syntax, part.path
 

@@ -118,7 +118,7 @@ def check_lock() -> Finding:
     is_on = getattr(sys, "_is_gil_enabled", bool)()
     fact = "this Python is free-threaded, and " + ("the lock was put back" if is_on else "has none")
     cost = "worker threads run Python one at a time" if is_on else ""
-    fix = "a module needs the lock: fastloop is one of them" if is_on else ""
+    fix = "start it with PYTHON_GIL=0; a module has done this, often Triton" if is_on else ""
     return Finding("interpreter lock", Level.NOTE if is_on else Level.OK, fact, cost, fix)
 
 
