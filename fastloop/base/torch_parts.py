@@ -517,9 +517,8 @@ class Methods:
     def _find(cls: type, name: str) -> Any:
         """The method as torch has it; what equals nothing if it was replaced already."""
         method = vars(cls).get(name)
-        code = getattr(method, "__code__", None)
-        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-        is_torchs = method is None or getattr(code, "co_filename", None) == file
+        names = getattr(sys.modules.get(cls.__module__), "__dict__", None)
+        is_torchs = method is None or getattr(method, "__globals__", None) is names
         return method if is_torchs else object()
 
     def find_replaced(self) -> str:

@@ -92,6 +92,6 @@ def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
     if not getattr(iterator, "is_broken", bool)():
         return False
     iterator.close()
-    iterator._shared.position.keeps_seed = True
+    iterator._shared.position.kept_seed = iterator._base_seed
     loader._iterator = None
     return True

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
+    Dataset,
     IterableDataset,
     IterDataPipe,
     MapDataPipe,
@@ -74,7 +75,7 @@ _INDEX_SAMPLERS = (
 _SAMPLE_METHODS = Methods(
     *(
         (cls, name)
-        for cls in (ConcatDataset, StackDataset, Subset, TensorDataset)
+        for cls in (ConcatDataset, Dataset, StackDataset, Subset, TensorDataset)
         for name in ("__getitem__", "__getitems__")
     ),
     (MapFetcher, "fetch"),

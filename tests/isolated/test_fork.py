@@ -192,6 +192,49 @@ for data in (dataset, ArrayDataset(x)):
     )
 
 
+def test_workers_made_anew_in_a_child_have_the_seed_of_the_parents(tmp_path: Path) -> None:
+    """The next number of the generator is the one that the order is drawn from."""
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+class Seeds:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.initial_seed()
+
+torch.set_num_threads(1)
+loader = DataLoader(Seeds(), 2, shuffle=True, num_workers=1, persistent_workers=True)
+before = [batch.tolist() for batch in loader]
+
+def child():
+    for _ in range(2):
+        found = [batch.tolist() for batch in loader]
+        assert found == before, (found, before)
+
+in_child(child)
+""",
+    )
+
+
+def test_the_rest_of_an_epoch_is_for_a_child(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        HEAD
+        + """
+for workers in (0, 1):
+    iterator = iter(DataLoader(dataset, 4, num_workers=workers, path="array"))
+    first = [next(iterator)]
+    for _ in range(2):
+        kind, error, text = outcome(iterator._array_loader.rest)
+        assert error is RuntimeError and "in a forked child" in text, (kind, text)
+    check(first + list(iterator))
+""",
+    )
+
+
 def test_persistent_workers_in_a_child(tmp_path: Path) -> None:
     run_script(
         tmp_path,

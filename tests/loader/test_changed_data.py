@@ -3,13 +3,16 @@ workers began; threads read them as they are, so the loader notices that and say
 
 from __future__ import annotations
 
+import linecache
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers import run_script
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Subset, TensorDataset
 
@@ -109,6 +112,86 @@ def test_a_change_before_the_first_batch_is_noticed() -> None:
     x.zero_()
     with pytest.warns(RuntimeWarning, match="were changed in place"):
         next(iterator)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_warning_that_is_an_error_costs_no_batch(persistent: bool) -> None:
+    x = torch.arange(float(ROWS))
+    loader = DataLoader(TensorDataset(x), SIZE, num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    found = [next(iterator)[0]]
+    x.add_(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="were changed in place"):
+            next(iterator)
+        assert loader.state_dict()["yielded"] == 1
+        found += [batch for (batch,) in iterator]
+        assert torch.equal(torch.cat(found), x)
+        assert sum(1 for _ in loader) == ROWS // SIZE  # nothing of the epoch before
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_the_batch_of_such_a_warning_ends_with_its_epoch(is_over: bool) -> None:
+    x = torch.arange(float(ROWS))
+    loader = DataLoader(TensorDataset(x), SIZE, num_workers=2, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    x.add_(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="were changed in place"):
+            next(iterator)
+    if is_over:
+        loader.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            next(iterator)
+    else:
+        assert next(iter(loader))[0].tolist() == [0, 1, 2, 3]
+
+
+class _Eager(torch.utils.data.Sampler[list[int]]):
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(torch.randperm(ROWS).reshape(-1, SIZE).tolist())
+
+
+def test_a_warning_of_iter_that_is_an_error_draws_nothing() -> None:
+    data, orders = TensorDataset(torch.arange(float(ROWS))), []
+    for is_changed in (False, True):
+        torch.manual_seed(3)
+        loader = DataLoader(data, batch_sampler=_Eager(), num_workers=1, persistent_workers=True)
+        list(loader)
+        if is_changed:
+            data.tensors[0].add_(0)
+            with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match="in place"):
+                warnings.simplefilter("error")
+                iter(loader)
+        orders.append(torch.cat([batch for (batch,) in loader]).tolist())
+    assert orders[0] == orders[1]
+
+
+def _line_of(warning: warnings.WarningMessage) -> str:
+    return linecache.getline(warning.filename, warning.lineno).strip()
+
+
+@pytest.mark.parametrize("is_patched", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_warning_names_the_line_of_the_program(persistent: bool, is_patched: bool) -> None:
+    if is_patched:
+        fastloop.patch("dataloader", verbose=False)
+    cls = TorchLoader if is_patched else DataLoader
+    data = labelled()
+    loader = cls(data, SIZE, num_workers=2, persistent_workers=persistent)
+    with pytest.warns(RuntimeWarning, match="were changed in place") as found:
+        epochs(loader, data.tensors[1], 1)
+    assert _line_of(found[0]) == "for step, batch in enumerate(loader):"
+    if persistent:
+        loader = cls(data, SIZE, num_workers=2, persistent_workers=True)
+        list(loader)
+        data.tensors[1].add_(1)
+        with pytest.warns(RuntimeWarning, match="were changed in place") as found:
+            iter(loader)
+        assert _line_of(found[0]) == "iter(loader)"
 
 
 def _shared(x: torch.Tensor) -> torch.Tensor:
@@ -245,3 +328,34 @@ def test_methods_that_a_program_replaces_are_called(
         assert results[0][0][0] >= 1000 or name == "_next_index"
     monkeypatch.undo()
     assert fastloop.stats(loader).path == "array"
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+@pytest.mark.parametrize("owner", ["instance", "Dataset"])
+def test_getitems_of_a_program_is_called(
+    owner: str, is_within: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = TensorDataset(torch.arange(24))
+    on = data if owner == "instance" else torch.utils.data.Dataset
+    monkeypatch.setattr(on, "__getitems__", lambda *_: [(torch.tensor(7),)] * SIZE, raising=False)
+    if is_within:
+        data = Subset(data, range(8))
+    loader = DataLoader(data, SIZE)
+    assert all(batch.tolist() == [7] * SIZE for (batch,) in loader)
+    assert "__getitems__" in loader.stats().why
+
+
+def test_a_torch_without_sources_is_no_torch_with_other_methods(tmp_path: Path) -> None:
+    """Modules of .pyc files alone: their code names the files that it was compiled from."""
+    program = """
+import torch.utils.data
+for name, module in list(sys.modules.items()):
+    if name.startswith("torch.utils.data") and module.__file__.endswith(".py"):
+        module.__file__ += "c"
+from fastloop import DataLoader
+loader = DataLoader(torch.utils.data.TensorDataset(torch.arange(4)), shuffle=True)
+list(loader)
+print(loader.stats().path, loader.stats().why)
+"""
+    found = run_script(tmp_path, "import sys\n" + program)
+    assert found == "array TensorDataset of plain arrays, default collate\n"

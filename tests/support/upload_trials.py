@@ -372,6 +372,7 @@ def nothing_can_be_pinned() -> None:
     device = Device()
     accelerator: Any = FakeAccelerator(device)
     fake.fake_refuse_pins(True)
+    memories = set()
     for told in (1, 0):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -380,6 +381,8 @@ def nothing_can_be_pinned() -> None:
         assert not iterator.is_on_device
         for batch, other in zip(iterator, expected, strict=True):
             assert all(map(torch.equal, batch, other))
+        memories.add(loader._shared.array_memory)
+    assert len(memories) == 1  # it is not tried again, and memory stays for the next epoch
     assert "memory of batches cannot be pinned for it (cudaHostRegister" in loader.stats().why
     fake.fake_refuse_pins(False)
     loader.close()

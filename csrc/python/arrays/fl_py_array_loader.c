@@ -304,10 +304,17 @@ PyDoc_STRVAR(
     "What the epoch has not read yet, as (iterator, block, left, kind, batch_sampler): first\n"
     "the last `left` indices of block, then what the iterator gives. For a forked child,\n"
     "which goes on with it. Only without workers.\n\n"
-    "Raises RuntimeError if a thread was in next() when the process forked.");
+    "Raises RuntimeError in the process that made it, and if a thread was in next() when\n"
+    "the process forked.");
 
 static PyObject *loader_rest(fl_py_array_loader *self, PyObject *Py_UNUSED(ignored))
 {
+    if (self->generation == fl_fork_generation()) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "rest() is for an iterator in a forked child, not in the process that "
+                        "made it");
+        return NULL;
+    }
     if (self->ring.runs_ahead || self->owner != 0 || self->is_torn) {
         PyErr_SetString(PyExc_RuntimeError, "this iterator was in use when the process forked");
         return NULL;

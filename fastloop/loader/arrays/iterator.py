@@ -54,11 +54,20 @@ def _find_counted(source: Source) -> tuple[torch.Tensor, ...]:
     return tuple(found)
 
 
+def _level_of_program() -> int:
+    """The stacklevel, for the caller's warnings, of the line outside fastloop and torch."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("fastloop.", "torch.")):
+        level, frame = level + 1, frame.f_back
+    return level + 1
+
+
 class ArrayIter(ResumableIter):
     """Random numbers are drawn when torch draws them: the base seed in ``__init__``, the
     permutation when the first index is needed."""
 
     _workers = ()  # torch's name for the worker processes
+    _kept: tuple[Any, ...] = ()  # the batch that came with a warning that is an error
 
     def __init__(
         self,
@@ -163,13 +172,14 @@ class ArrayIter(ResumableIter):
             self._array_loader.restart(self._sampler_iter, kind, None, self._random_epoch)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        if self._has_changed():
+            self._note_change()
         super()._reset(loader, first_iter)
         # At the end of an epoch it closes, unless it is persistent; a forked child has none.
         is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
         if not first_iter and not is_usable:
             self._open_loader()
-        if self._has_changed():
-            self._note_change()
+        self._kept = ()
         self._restart()
 
     def _has_changed(self) -> bool:
@@ -189,7 +199,7 @@ class ArrayIter(ResumableIter):
             f"them read the data as they are. {later}. fastloop.DataLoader(path='array') asks for "
             "data as they are, and does not warn",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=_level_of_program(),
         )
 
     def _goes_on_in_child(self) -> bool:
@@ -232,6 +242,10 @@ class ArrayIter(ResumableIter):
     def __next__(self) -> Any:
         if self._destination is not None:
             self._destination.check()
+        if self._kept:
+            (data,), self._kept = self._kept, ()
+            self._num_yielded += 1
+            return data
         try:
             if tools._is_profiler_enabled:
                 data = named("next", super().__next__)()
@@ -248,11 +262,16 @@ class ArrayIter(ResumableIter):
                 raise
             return self.__next__()
         if self._counted and self._has_changed():
-            self._note_change()
+            try:
+                self._note_change()
+            except RuntimeWarning:
+                self._kept = (data,)
+                self._num_yielded -= 1
+                raise
         return data
 
     def close(self) -> None:
-        self._is_closed = True
+        self._is_closed, self._kept = True, ()
         self._array_loader.close()
 
     def _shutdown_workers(self) -> None:

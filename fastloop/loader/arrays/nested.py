@@ -108,6 +108,8 @@ def _columns_of_concat(dataset: ConcatDataset[Any]) -> Columns:
 
 def columns_within(dataset: object) -> Columns:
     """Those of any dataset. Raises NotCoveredError."""
+    if "__getitems__" in getattr(dataset, "__dict__", ()):
+        raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
     if type(dataset) is Subset:
         return _columns_of_subset(dataset)
     if type(dataset) is StackDataset:

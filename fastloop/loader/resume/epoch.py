@@ -265,7 +265,8 @@ class Epoch:
         self.is_resumed = pending is not None and pending["begun"]
         self.is_spent = position.is_spent  # no batch is left, whatever was yielded
         # Whether a base seed is drawn. None: as torch's iterator does by itself.
-        self.draws_seed = False if position.keeps_seed else position.draws_otherwise(loader)
+        self.kept_seed = position.kept_seed
+        self.draws_seed = position.draws_otherwise(loader) if self.kept_seed is None else False
         self.borrowed: torch.Tensor | None = None  # what torch's generator is in for our draws
         if pending is not None and self.is_resumed:
             self.draws_seed = None  # it was drawn before the state was saved
@@ -409,6 +410,8 @@ class ResumableIter(FinalizerBase, BaseIter):
             call_as_torch(super().__init__, loader)
         if states is not None and states.base_seed is not None:
             self._base_seed = states.base_seed
+        elif self._epoch.kept_seed is not None:
+            self._base_seed = self._epoch.kept_seed
         self._note_base_seed()
         kind = "MultiProcessing" if self._num_workers > 0 else "SingleProcess"
         self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"
@@ -467,8 +470,8 @@ class Position:
         self.current: Epoch | None = None
         self._torchs_at_loading: torch.Tensor | None = None
         self._draws_each_epoch: bool | None = None  # of the loader that saved the loaded state
-        # The next iterator stands for one with persistent workers, which drew its seed already.
-        self.keeps_seed = False
+        # That of persistent workers, which the next iterator replaces.
+        self.kept_seed: int | None = None
 
     def begin(self, iterator: BaseIter) -> None:
         """iter() has given this."""
@@ -479,7 +482,7 @@ class Position:
         epoch.iterator = weakref.ref(iterator)
         self.number = epoch.number + 1
         self.random_epoch = epoch.random_epoch + 1
-        self.pending, self.is_spent, self.keeps_seed = None, False, False
+        self.pending, self.is_spent, self.kept_seed = None, False, None
 
     def load(self, state: State, is_spent: bool = False) -> None:
         """The next iter() goes on from `state`."""
