@@ -219,6 +219,28 @@ def test_ranks_of_a_launcher_say_what_they_did(torch_program: Path) -> None:
     assert line.startswith("fastloop: end of rank 0: dataloader 1 native [TensorDataset: "), line
 
 
+RANK = """
+import torch.distributed
+from script import show
+torch.distributed.init_process_group("gloo")
+show("rank")
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_and_its_ranks_say_what_they_did(torch_program: Path) -> None:
+    (torch_program / "rank.py").write_text(RANK)
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = run(torch_program, "-m", "fastloop", "run", *launch, "rank.py")
+    assert done.returncode == 0 and done.stdout == "rank ArrayIter\n" * 2, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("fastloop")]
+    first, of_rank, last = told
+    assert ": on for dataloader" in first, told
+    assert of_rank.startswith("fastloop: end of rank 0: dataloader 1 native [TensorDataset: "), told
+    assert last.endswith("(this process alone is counted)"), told
+
+
 def test_other_ranks_are_silent(torch_program: Path) -> None:
     env = {"PYTHONPATH": str(torch_program / "users"), "RANK": "1"}
     done = run(torch_program, "-m", "fastloop", "run", "--no-children", "script.py", **env)
