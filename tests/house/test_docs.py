@@ -3,6 +3,7 @@ follows a batch through the code names functions that exist."""
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from sources import (
@@ -114,3 +115,14 @@ def test_the_way_of_a_batch_names_functions_that_exist() -> None:
 def test_a_step_that_names_nothing_is_seen(step: str, fault: str | None) -> None:
     faults = step_faults(step)
     assert faults == [] if fault is None else len(faults) == 1 and fault in faults[0], faults
+
+
+# ---- code
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda p: p.stem
+)
+def test_python_in_pages_compiles(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        compile(block, page.name, "exec")
