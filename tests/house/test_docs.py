@@ -4,6 +4,7 @@ follows a batch through the code names functions that exist."""
 import re
 from collections import Counter
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from sources import (
@@ -124,5 +125,5 @@ def test_a_step_that_names_nothing_is_seen(step: str, fault: str | None) -> None
     "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda p: p.stem
 )
 def test_python_in_pages_compiles(page: Path) -> None:
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-        compile(block, page.name, "exec")
+    for block in re.findall(r"```python\n(.*?)^ *```", page.read_text(), re.DOTALL | re.M):
+        compile(dedent(block), page.name, "exec")
