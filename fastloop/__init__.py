@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from fastloop.step.stepper import Stepper
     from fastloop.tools.batch_size.device_memory import MemoryUse, memory
     from fastloop.tools.batch_size.plan import BatchPlan, find_batch_size
-    from fastloop.tools.doctor.doctor import Diagnosis, doctor
+    from fastloop.tools.doctor.diagnosis import Diagnosis
+    from fastloop.tools.doctor.doctor import doctor
     from fastloop.tools.parameters import ParameterCount, count_parameters
     from fastloop.tools.report.report import Report, report
     from fastloop.tools.scalars import ScalarLog
@@ -80,7 +81,7 @@ _HOMES = {
     "ArrayDataset": "fastloop.data.arrays",
     "BatchPlan": "fastloop.tools.batch_size.plan",
     "DataLoader": "fastloop.loader.dataloader",
-    "Diagnosis": "fastloop.tools.doctor.doctor",
+    "Diagnosis": "fastloop.tools.doctor.diagnosis",
     "GradScaler": "fastloop.step.scaler",
     "ImageFolder": "fastloop.data.image_folder.dataset",
     "LengthBucketBatchSampler": "fastloop.data.samplers",

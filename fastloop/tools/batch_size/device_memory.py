@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fastloop.base.memory import available_bytes
+from fastloop.base.machine import available_bytes
 
 # ---- what users see
 

@@ -18,14 +18,13 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, TensorDataset, default_collate
 from torch.utils.data import DataLoader as TorchLoader
 
+from fastloop.base.machine import usable_cpus
 from fastloop.base.nested import list_leaves
 from fastloop.data.tokens.dataset import TokenDataset
 from fastloop.loader.dataloader import DataLoader
 from fastloop.step.clip import clip_grad_norm_
 from fastloop.step.scaler import GradScaler
 from fastloop.step.stepper import Stepper
-from fastloop.tools.doctor.finding import System
-from fastloop.tools.doctor.host import usable_cpus
 
 SEED = 1234
 TORCH, FASTLOOP, SPDL = "torch", "fastloop", "spdl"
@@ -148,7 +147,7 @@ def _counts(*counts: int, kind: str = "workers") -> list[str]:
     return [f"{count} {kind}" for count in dict.fromkeys(counts)]
 
 
-_CPUS = min(8, max(1, int(usable_cpus(System()))))
+_CPUS = min(8, max(1, int(usable_cpus())))
 _TUNED = {TORCH: _counts(0, 1, 2, _CPUS), FASTLOOP: _counts(0, 1, 2, _CPUS)}
 
 

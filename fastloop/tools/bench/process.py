@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from time import perf_counter
 from typing import Any
 
-from fastloop.tools.report.process_usage import cpu_seconds, pss_bytes
+from fastloop.base.machine import cpu_seconds, pss_bytes
 
 
 @dataclass(frozen=True)

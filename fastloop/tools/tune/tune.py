@@ -17,13 +17,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from fastloop.base.memory import available_bytes
+from fastloop.base.machine import available_bytes, pss_bytes, runnable_ns, usable_cpus
 from fastloop.base.nested import list_leaves
 from fastloop.loader.resume.dataset_epochs import epochs_within
 from fastloop.tools.batch_size.snapshot import keep_random_state
-from fastloop.tools.doctor.finding import System
-from fastloop.tools.doctor.host import usable_cpus
-from fastloop.tools.report.process_usage import pss_bytes, runnable_ns
 from fastloop.tools.report.remedies import find_remedy
 from fastloop.tools.tune.search import Batch, Budget, Measured, OutOfTimeError, Search, Setting
 from fastloop.tools.user_step import check_step, explaining
@@ -185,7 +182,7 @@ def _check_repeatable(loader: DataLoader[Any], paths: Sequence[str | None]) -> N
 def _cpus(budget: float | None) -> float:
     if budget is None:
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        return usable_cpus(System()) / (int(ranks) if ranks.isdigit() and int(ranks) else 1)
+        return usable_cpus() / (int(ranks) if ranks.isdigit() and int(ranks) else 1)
     if not budget > 0:
         raise ValueError(f"cpu_budget must be a positive number of CPUs, got {budget!r}")
     return budget
