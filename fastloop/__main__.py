@@ -7,7 +7,7 @@ from importlib import import_module
 
 # Modules with a main(), which is given what follows the command's name and returns the exit status.
 _COMMANDS = {
-    "bench": "fastloop.tools.bench.bench",
+    "bench": "fastloop.tools.bench",
     "compare": "fastloop.tools.compare.command",
     "doctor": "fastloop.tools.doctor.doctor",
     "run": "fastloop.patching.program",
