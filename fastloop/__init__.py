@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     from fastloop.step.clip import clip_grad_norm_
     from fastloop.step.scaler import GradScaler
     from fastloop.step.stepper import Stepper
-    from fastloop.tools.batch_size.device_memory import MemoryUse, memory
-    from fastloop.tools.batch_size.plan import BatchPlan, find_batch_size
+    from fastloop.tools.batch_size import BatchPlan, find_batch_size
     from fastloop.tools.doctor.diagnosis import Diagnosis
     from fastloop.tools.doctor.doctor import doctor
-    from fastloop.tools.parameters import ParameterCount, count_parameters
+    from fastloop.tools.memory import MemoryUse, ParameterCount, count_parameters, memory
     from fastloop.tools.report.report import Report, report
     from fastloop.tools.scalars import ScalarLog
     from fastloop.tools.tune.tune import Suggestion, tune
@@ -79,17 +78,17 @@ __all__ = [
 
 _HOMES = {
     "ArrayDataset": "fastloop.data.arrays",
-    "BatchPlan": "fastloop.tools.batch_size.plan",
+    "BatchPlan": "fastloop.tools.batch_size",
     "DataLoader": "fastloop.loader.dataloader",
     "Diagnosis": "fastloop.tools.doctor.diagnosis",
     "GradScaler": "fastloop.step.scaler",
     "ImageFolder": "fastloop.data.image_folder.dataset",
     "LengthBucketBatchSampler": "fastloop.data.samplers",
     "LoaderStats": "fastloop.loader.stats",
-    "MemoryUse": "fastloop.tools.batch_size.device_memory",
+    "MemoryUse": "fastloop.tools.memory",
     "PackCollate": "fastloop.data.sequences.pad",
     "PadCollate": "fastloop.data.sequences.pad",
-    "ParameterCount": "fastloop.tools.parameters",
+    "ParameterCount": "fastloop.tools.memory",
     "PatchState": "fastloop.patching.patch",
     "RaggedArray": "fastloop.data.sequences.ragged",
     "Report": "fastloop.tools.report.report",
@@ -101,10 +100,10 @@ _HOMES = {
     "TokenDataset": "fastloop.data.tokens.dataset",
     "WorkerStats": "fastloop.loader.stats",
     "clip_grad_norm_": "fastloop.step.clip",
-    "count_parameters": "fastloop.tools.parameters",
+    "count_parameters": "fastloop.tools.memory",
     "doctor": "fastloop.tools.doctor.doctor",
-    "find_batch_size": "fastloop.tools.batch_size.plan",
-    "memory": "fastloop.tools.batch_size.device_memory",
+    "find_batch_size": "fastloop.tools.batch_size",
+    "memory": "fastloop.tools.memory",
     "patch": "fastloop.patching.patch",
     "patch_status": "fastloop.patching.patch",
     "patched": "fastloop.patching.patch",

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from fastloop.base.checks import check_callable
 from fastloop.base.machine import available_bytes, pss_bytes, runnable_ns, usable_cpus
 from fastloop.base.nested import list_leaves
 from fastloop.loader.resume.dataset_epochs import epochs_within
-from fastloop.tools.batch_size.snapshot import keep_random_state
+from fastloop.tools.batch_size import explaining_step, keep_random_state
 from fastloop.tools.report.remedies import find_remedy
 from fastloop.tools.tune.search import Batch, Budget, Measured, OutOfTimeError, Search, Setting
-from fastloop.tools.user_step import check_step, explaining
 
 PATHS = ("auto", "process", "thread")
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
@@ -137,7 +137,7 @@ def tune(
     if not isinstance(loader, DataLoader):
         raise TypeError(f"tune() takes a torch DataLoader, got {type(loader).__name__}")
     if step is not None:
-        check_step("step", step, "a batch of the loader")
+        check_callable("step", step, "a function of a batch of the loader")
     if not seconds > 0:
         raise ValueError(f"seconds must be positive, got {seconds!r}")
     path = getattr(loader, "path", None)
@@ -246,7 +246,7 @@ class _Trials:
         load_s, load_cpu_s = _timed(lambda: next(batches), self._each_s / 2)
         step_s = step_cpu_s = 0.0
         if self._has_step:
-            with explaining(f"tune() has called step(batch) with a {type(batch).__name__}"):
+            with explaining_step(f"tune() called step(batch) with a {type(batch).__name__}"):
                 self._step(batch)
             step_s, step_cpu_s = _timed(lambda: self._step(batch), self._each_s / 2)
         return Batch(load_s, load_cpu_s, step_s, step_cpu_s, _bytes_of(batch))
