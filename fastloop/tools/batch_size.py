@@ -8,11 +8,11 @@ its own keeps nobody waiting.
 
 from __future__ import annotations
 
-import copy
 import gc
 import io
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -192,8 +192,8 @@ def choose_sizes(
     checks.read_int("lo", lo, 1)
     top = checks.read_optional_int("hi", hi, lo) or max(_LARGEST, lo)
     if batch_size is not None or keep is not None:
-        rule = "; with keep='effective' it is the samples in an optimizer step"
-        checks.read_int("batch_size", batch_size, 1, remedy=rule)
+        remedy = "with keep='effective' it is the samples in an optimizer step"
+        checks.read_int("batch_size", batch_size, 1, remedy=remedy)
     sizes: Sequence[int] = range(lo, top + 1)
     if keep is not None and batch_size is not None:
         share = batch_size // ranks
@@ -202,9 +202,10 @@ def choose_sizes(
         if not sizes:
             rule = f"{ranks} x a multiple of a number in [{lo}, {last}]"
             raise ValueError(checks.make_message("batch_size", rule, batch_size))
-    chosen = [sizes[0]]
-    while larger := [n for n in sizes if n > chosen[-1]]:
-        chosen.append(max((n for n in larger if n <= 2 * chosen[-1]), default=larger[0]))
+    at, chosen = 0, [sizes[0]]
+    while at < len(sizes) - 1:
+        at = max(at + 1, bisect_right(sizes, 2 * sizes[at]) - 1)
+        chosen.append(sizes[at])
     return chosen
 
 
@@ -337,14 +338,12 @@ class _Trials:
                 f"step_fn({size}) must step an optimizer of state, but none has stepped (let it "
                 "run a whole step, optimizer.step() included)"
             )
-        if self._devices:
-            return Trial(
-                size, seconds, max(map(torch.accelerator.max_memory_reserved, self._devices))
-            )
         peak = own_bytes("VmHWM")
-        if peak is None or self._before is None:
-            return Trial(size, seconds)
-        return Trial(size, seconds, max(0, peak - self._before))
+        if self._devices:
+            peak = max(map(torch.accelerator.max_memory_reserved, self._devices))
+        elif peak is not None:
+            peak = None if self._before is None else max(0, peak - self._before)
+        return Trial(size, seconds, peak)
 
     def _time_step(self, size: int) -> float:
         begin = perf_counter()
@@ -386,18 +385,19 @@ def _keep_state(one: Any) -> Callable[[], object]:
         raise TypeError(checks.make_message("state", "objects with a state_dict()", one, remedy))
     saved = io.BytesIO()
     torch.save(one.state_dict(), saved)
-    parameters: list[tuple[Any, Any, Any]] = []
     buffers: dict[str, Any] = {}
+    grads: list[tuple[Any, Any, Any]] = []
     if isinstance(one, Module):
-        buffers = copy.deepcopy(dict(one.named_buffers()))  # some are not part of the state
-        parameters = [(p, p.grad, copy.deepcopy(p.grad)) for p in one.parameters()]
+        # Some buffers are not part of the state.
+        buffers = {name: _to_host(buffer) for name, buffer in one.named_buffers()}
+        grads = [(p, p.grad, _to_host(p.grad)) for p in one.parameters()]
 
     def restore() -> None:
         saved.seek(0)
         one.load_state_dict(torch.load(saved, map_location="cpu", weights_only=False))
         for name, buffer in buffers.items():
             one.get_buffer(name).copy_(buffer)
-        for parameter, grad, copied in parameters:
+        for parameter, grad, copied in grads:
             parameter.grad = grad
             if grad is not None:
                 grad.copy_(copied)
@@ -405,6 +405,10 @@ def _keep_state(one: Any) -> Callable[[], object]:
             one._per_optimizer_states.clear()  # a step that failed had unscaled its gradients
 
     return restore
+
+
+def _to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().to("cpu", copy=True)
 
 
 def keep_random_state() -> Callable[[], None]:

@@ -63,18 +63,19 @@ def diagnose(
     facts, torch = _facts(root), sys.modules.get("torch")
     workers = getattr(loader, "num_workers", None)
     checks: dict[str, Callable[[], Finding]] = {
-        "torch": lambda: host.check_torch(torch),
         "cpus": lambda: host.check_cpus(root, workers),
         "load": lambda: host.check_load(root),
         "memory": lambda: host.check_memory(root),
         "shared memory": lambda: host.check_shared_memory(root, workers),
         "open files": lambda: host.check_open_files(root, workers),
-        "decoders": host.check_decoders,
         "start method": lambda: host.check_start_method(loader),
         "interpreter lock": host.check_lock,
         "switches": host.check_switches,
     }
-    if gpu.has_gpus(root):
+    if torch is not None:
+        checks = {"torch": lambda: host.check_torch(torch), **checks}
+        checks["decoders"] = host.check_decoders
+    if any((root / "proc/driver/nvidia/gpus").glob("*/information")):
         if torch is not None:
             checks["torch build"] = lambda: gpu.check_torch_build(root, torch)
         checks["fastloop build"] = lambda: gpu.check_own_build(root)

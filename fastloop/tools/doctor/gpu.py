@@ -20,11 +20,6 @@ _SLOW_COPY = 6e9  # bytes/s: less than PCIe 3 with 8 lanes
 _SMI = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 
 
-def has_gpus(root: Path) -> bool:
-    """Tell whether the NVIDIA driver shows a GPU."""
-    return any((root / "proc/driver/nvidia/gpus").glob("*/information"))
-
-
 def read_driver(root: Path) -> int:
     """Return the major version of the NVIDIA driver that is loaded, 0 if none is visible."""
     found = re.search(r"\s(\d{3})\.\d+", read_text(root / "proc/driver/nvidia/version"))
