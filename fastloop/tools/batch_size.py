@@ -167,9 +167,6 @@ def find_batch_size(
     ranks = count_ranks()
     try:
         sizes = choose_sizes(batch_size, keep, lo, hi, ranks)
-        checks.check_callable("step_fn", step_fn, "a function of the number of samples")
-        checks.read_number("margin", margin, 0.0, 0.9)
-        checks.read_int("trials", trials, 1)
         _check_state(state)
         runner = _Trials(step_fn, state, margin, trials)
     except (TypeError, ValueError):
@@ -264,6 +261,9 @@ class _Trials:
     def __init__(
         self, step_fn: Callable[[int], object], state: Sequence[Any], margin: float, steps: int
     ) -> None:
+        checks.check_callable("step_fn", step_fn, "a function of the number of samples")
+        checks.read_number("margin", margin, 0.0, 0.9)
+        checks.read_int("trials", steps, 1)
         modules = [one for one in state if isinstance(one, Module)]
         self._step_fn, self._state, self._margin, self._steps = step_fn, state, margin, steps
         self._ranks = find_ranks(modules)

@@ -84,16 +84,14 @@ def memory(
         return MemoryUse(found, None, host.most, host.left, now, None, peak)
     free, total = torch.accelerator.get_memory_info(found)
     read_fraction = getattr(module, "get_per_process_memory_fraction", lambda device: None)
-    return MemoryUse(
-        found,
-        read_fraction(found),
-        total,
-        free,
-        torch.accelerator.memory_allocated(found),
-        torch.accelerator.memory_reserved(found),
-        torch.accelerator.max_memory_allocated(found),
-        torch.accelerator.max_memory_reserved(found),
+    readers = (
+        torch.accelerator.memory_allocated,
+        torch.accelerator.memory_reserved,
+        torch.accelerator.max_memory_allocated,
+        torch.accelerator.max_memory_reserved,
     )
+    counts = [read(found) for read in readers]
+    return MemoryUse(found, read_fraction(found), total, free, *counts)
 
 
 @dataclass(frozen=True)
@@ -139,25 +137,19 @@ def count_parameters(model: torch.nn.Module) -> ParameterCount:
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(make_message("model", "a torch.nn.Module", model))
-    found: dict[Hashable, torch.nn.Parameter] = {}
-    trainable: set[Hashable] = set()
-    tied, lazy = [], []
     named: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
+    lazy = tuple(name for name, parameter in named.items() if is_lazy(parameter))
+    groups: dict[Hashable, list[str]] = {}  # names of the same elements of memory
     for name, parameter in named.items():
-        if is_lazy(parameter):
-            lazy.append(name)
-            continue
-        key = _identify(parameter)
-        tied += [name] if key in found else []
-        found.setdefault(key, parameter)
-        if parameter.requires_grad:
-            trainable.add(key)
+        if name not in lazy:
+            groups.setdefault(_identify(parameter), []).append(name)
+    found = [[named[name] for name in names] for names in groups.values()]
     return ParameterCount(
-        total=sum(p.numel() for p in found.values()),
-        trainable=sum(found[key].numel() for key in trainable),
-        bytes=sum(p.numel() * p.element_size() for p in found.values()),
-        tied=tuple(tied),
-        uninitialized=tuple(lazy),
+        total=sum(first.numel() for first, *_ in found),
+        trainable=sum(tied[0].numel() for tied in found if any(p.requires_grad for p in tied)),
+        bytes=sum(first.numel() * first.element_size() for first, *_ in found),
+        tied=tuple(name for _, *names in groups.values() for name in names),
+        uninitialized=lazy,
     )
 
 
