@@ -197,7 +197,7 @@ def choose_sizes(
         last = share if hi is None else min(hi, share)
         sizes = [n for n in range(lo, last + 1) if batch_size % (n * ranks) == 0]
         if not sizes:
-            rule = f"{ranks} x a multiple of a number in [{lo}, {last}]"
+            rule = f"divisible by {ranks} ranks x a micro-batch in [{lo}, {last}]"
             raise ValueError(checks.make_message("batch_size", rule, batch_size))
     at, chosen = 0, [sizes[0]]
     while at < len(sizes) - 1:

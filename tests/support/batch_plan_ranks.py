@@ -60,7 +60,7 @@ def case_arguments_differ() -> None:
     assert text in refusal(training.step, *training.state, batch_size=64 + 2 * RANK)
     text = "hi must be an int >= 1, got 0" if RANK else "raised on another rank"
     assert text in refusal(training.step, *training.state, batch_size=64, hi=0 if RANK else 8)
-    text = "batch_size must be 2 x a multiple of a number in [1, 3], got 7"
+    text = "batch_size must be divisible by 2 ranks x a micro-batch in [1, 3], got 7"
     assert text in refusal(training.step, *training.state, batch_size=7)
 
 
