@@ -25,7 +25,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import fastloop
-from fastloop.base.memory import budget_of
+from fastloop.base.machine import budget_of
 from fastloop.loader.workers import processes as process_iter
 from fastloop.loader.workers.threads import ThreadIter
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastloop._core import ArrayLoader
-from fastloop.base.memory import budget_of
+from fastloop.base.machine import budget_of
 from fastloop.base.moves import tensors_in, watch
 from fastloop.base.next_lock import NextLock, count_alone
 from fastloop.base.ranges import named, tools

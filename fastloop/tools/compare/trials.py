@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Any
 
-from fastloop.tools.bench.stats import Figure, judge, median_of, ratio_of, show_seconds
+from fastloop.tools.compare.stats import Figure, judge, median_of, ratio_of, show_seconds
 
 EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
 _Trial = dict[str, Any]

@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from fastloop.base.machine import runnable_ns
 from fastloop.base.torch_parts import MultiIter, difference
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.plain.torch_iters import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 from fastloop.loader.workers.threads import ThreadIter
-from fastloop.tools.report.process_usage import runnable_ns
 from fastloop.tools.report.remedies import find_remedy
 
 _PATHS = {ArrayIter: "array", ProcessIter: "process", ThreadIter: "thread", SyncIter: "sync"}

@@ -13,12 +13,12 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
+from fastloop.base.machine import runnable_ns
 from fastloop.base.torch_parts import BaseIter
 from fastloop.device.prefetch import Prefetcher
 from fastloop.tools.report.gpu_usage import GpuUsage
 from fastloop.tools.report.gpu_waits import EventPair, GpuWaits
 from fastloop.tools.report.loader_source import NONE, READY, LoaderSource, find_inner
-from fastloop.tools.report.process_usage import runnable_ns
 from fastloop.tools.report.recorder import StepRecorder
 
 LOOK_NS = 1_000_000_000  # at the GPU

@@ -7,8 +7,7 @@ import math
 import os
 from typing import Any
 
-from fastloop.tools.doctor.finding import System
-from fastloop.tools.doctor.host import usable_cpus
+from fastloop.base.machine import usable_cpus
 
 INPUT_BOUND, PARTLY = 0.20, 0.05  # shares of a step
 _MIN_STEPS = 10  # for a verdict at all
@@ -43,7 +42,7 @@ def ms(value: float | None) -> str:
 
 def count_cpus() -> int:
     """Those that affinity and the container's quota allow, at least one."""
-    return max(1, int(usable_cpus(System())))
+    return max(1, int(usable_cpus()))
 
 
 def find_verdict(found: dict[str, Any]) -> dict[str, Any]:
