@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.utils.data
 
-from fastloop.base.torch_parts import call_as_torch, difference, new_arguments
+from fastloop.base.torch_parts import call_as_torch, new_arguments
 from fastloop.data.stateful import has_place
 from fastloop.loader.extras import Extras, value_for_reader
 from fastloop.loader.iterators import iterate_anew, iterator_with
-from fastloop.loader.resume.checkpoint import (
-    load_state,
-    refuse_state,
-    save_state,
-    state_of_unknown,
-    warn_of_end,
-)
 from fastloop.loader.route import PATHS
 from fastloop.loader.shared import CLOSED, Shared
 from fastloop.loader.workers.queue_depth import read_depth
@@ -237,7 +230,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return shared
 
     def __iter__(self) -> _BaseDataLoaderIter:
-        warn_of_end(self, self._shared.position)
+        self._shared.position.warn_of_end(self)
         iterator: _BaseDataLoaderIter | None = iterate_anew(self, super().__iter__)
         if iterator is None:  # persistent workers, and close() has come in between
             raise RuntimeError(CLOSED)
@@ -284,9 +277,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         Raises: what ``state_dict()`` of the dataset raised, or of its iterator; else nothing.
         """
-        if difference("torch"):
-            return state_of_unknown()
-        return save_state(self, self._shared.position)
+        return self._shared.position.save(self)
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> None:
         """Let the next ``iter()`` go on where the loader that gave ``state`` stood.
@@ -326,10 +317,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ValueError: it is damaged or none of this class's, or with ``strict`` does not fit.
             In each case nothing has changed.
         """
-        if difference("torch"):
-            refuse_state(strict)
-            return
-        load_state(self, self._shared.position, state, strict)
+        self._shared.position.load(self, state, strict)
         if has_place(self.dataset):
             self._iterator = None  # persistent workers are where they are
 

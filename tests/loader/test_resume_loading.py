@@ -172,7 +172,7 @@ def test_a_checkpoint_of_another_loader_is_loaded_in_place(tmp_path: Path) -> No
 def loads_anew(loader: DataLoader[Any], state: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         loader.load_state_dict(state, strict=True)
-    with pytest.warns(UserWarning, match=f"{why}.*; epoch 0 starts anew") as caught:
+    with pytest.warns(RuntimeWarning, match=f"{why}.*; epoch 0 starts anew") as caught:
         loader.load_state_dict(state)
     assert [warning.filename for warning in caught] == [__file__]
 
@@ -200,8 +200,9 @@ def test_a_stream_between_epochs_needs_no_warning() -> None:
     assert len(list(loader)) == 5
 
 
-def test_out_of_order_the_array_path_starts_the_epoch_anew() -> None:
-    given = {"num_workers": 2, "in_order": False, "path": "array", "shuffle": True}
+@pytest.mark.parametrize("path", ["array", "process", "thread", "torch"])
+def test_out_of_order_the_epoch_starts_anew(path: str) -> None:
+    given = {"num_workers": 2, "in_order": False, "path": path, "shuffle": True}
     loader = loader_of(**given, generator=generator())
     iterator = iter(loader)
     assert loader.state_dict()["not_resumable"] == ""
@@ -209,7 +210,7 @@ def test_out_of_order_the_array_path_starts_the_epoch_anew() -> None:
     state = loader.state_dict()
     rest = list(iterator)
     other = loader_of(shuffle=True, generator=generator(9))
-    loads_anew(other, state, "with in_order=False the number of batches does not say")
+    loads_anew(other, state, "with in_order=False the number of batches does not tell")
     clone = loader_of(shuffle=True, generator=generator())
     assert labels(other) == labels(clone)  # the same epoch, from its start
     assert labels(other) == labels(clone)
@@ -295,7 +296,7 @@ def test_a_sampler_that_has_changed_is_set_to_the_epoch_of_the_state() -> None:
     state = state_of(loader_of(sampler=sampler))
     other = DistributedSampler(range(N), 5, 0)
     loader = loader_of(sampler=other)
-    with pytest.warns(UserWarning, match="batches of 5 on 2 ranks are no whole number"):
+    with pytest.warns(UserWarning, match="batches of 5 on 2 ranks are not a whole number"):
         loader.load_state_dict(state)
     assert other.epoch == 4
     assert len(list(loader)) == 2

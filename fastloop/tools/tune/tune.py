@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from fastloop.base.memory import available_bytes
 from fastloop.base.nested import list_leaves
-from fastloop.loader.resume.dataset_epochs import epochs_within
+from fastloop.data.epochs import epochs_within
 from fastloop.tools.batch_size.snapshot import keep_random_state
 from fastloop.tools.doctor.finding import System
 from fastloop.tools.doctor.host import usable_cpus
