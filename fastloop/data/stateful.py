@@ -13,7 +13,6 @@ fastloop adds ``steps``, the batches read since these states.
 from __future__ import annotations
 
 import pickle
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -85,8 +84,8 @@ class DatasetReader:
     Args:
         dataset: of either style.
         size: samples in a batch.
-        every: of an IterableDataset, batches from one state that ``take`` gives to the next; 0:
-            there is none.
+        every: of an IterableDataset, batches from one state that ``take_behind`` gives to the
+            next; 0: there is none.
         start: where the first epoch begins; None: at the dataset's own beginning.
         is_over: that epoch has ended, and the first one here is the next.
     """
@@ -160,7 +159,7 @@ class DatasetReader:
         self._steps = start["steps"]
         self.is_ended = start["fetcher_ended"]
         wanted = 0 if self.is_ended else self._steps * self._size
-        passed = sum(1 for _ in islice(_samples(self._iterator), min(wanted, sys.maxsize)))
+        passed = sum(1 for _ in islice(_samples(self._iterator), wanted))
         if passed <= wanted - self._size:
             raise ValueError(
                 f"the state counts {self._steps} batches of {self._size} to pass over, but the "
@@ -199,19 +198,16 @@ class DatasetReader:
             error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
             return pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
 
-    def take(self) -> bytes | None:
-        """Count a batch; return the state behind it if one is due."""
+    def take_behind(self, data: Any) -> bytes | None:
+        """Return the state behind a batch, an error or the end, if one is due."""
+        if isinstance(data, ExceptionWrapper):
+            return None
         self._steps += 1
-        if self._every == 0 or self._steps < self._every:
+        is_due = 0 < self._every <= self._steps
+        if not is_due and not isinstance(data, StreamEnd):
             return None
         self._steps = 0
         return self.dump()
-
-    def take_behind(self, data: Any) -> bytes | None:
-        """Return the state that is due behind a worker's batch, error or end."""
-        if isinstance(data, ExceptionWrapper):
-            return None
-        return self.dump() if isinstance(data, StreamEnd) else self.take()
 
 
 def _load(dumped: bytes) -> ReaderState:
@@ -235,12 +231,12 @@ class ReaderStates(NamedTuple):
 
     @property
     def has_states(self) -> bool:
-        """Whether any reader has a state of its dataset."""
+        """True if any reader has a state of its dataset."""
         return any(map(has_state, self.readers))
 
     @property
     def has_lost(self) -> bool:
-        """Whether batches would have to be read again because no state tells the place."""
+        """True if samples would have to be read again, because no state tells the place."""
         fetchers = [fetcher_state_of(state) for state in self.readers if not has_state(state)]
         return any(state["steps"] > 0 and not state["fetcher_ended"] for state in fetchers)
 
@@ -316,7 +312,7 @@ class DatasetStates:
 
     @property
     def wants_initial(self) -> bool:
-        """Whether workers send the states that they begin with."""
+        """True if workers send the states that they begin with."""
         return self._is_over or not self._start.has_states
 
     def make_reader(self, worker: int = 0) -> DatasetReader:
@@ -443,22 +439,15 @@ def fit_readers(loader: DataLoader[Any], saved: ReaderStates) -> ReaderStates:
     steps = any(state["steps"] > 0 for state in fetchers)
     if not (saved.has_states or steps or any(state["fetcher_ended"] for state in fetchers)):
         return ReaderStates()
-    what = (
-        f"the state is of a loader with num_workers={saved.workers}, and this one has "
-        f"num_workers={count}"
-    )
     reshard = getattr(dataset, "reshard_state_dict", None)
-    if not callable(reshard):
-        raise WorkerCountError(
-            f"{what}: each worker's part of the dataset has a state of its own; make the loader "
-            f"with num_workers={saved.workers}, or give {name} a method "
-            "reshard_state_dict(states, num_workers)"
-        )
     states = [state["dataset_state"] for state in saved.readers]
-    if steps or any(state is None for state in states):
+    if not callable(reshard) or steps or any(state is None for state in states):
         raise WorkerCountError(
-            f"{what}: reshard_state_dict() takes states of the dataset itself, after each batch "
-            "(snapshot_every_n_steps=1)"
+            f"the state is of a loader with num_workers={saved.workers}, and this one has "
+            f"num_workers={count}: each worker's part of the dataset has a state of its own; make "
+            f"the loader with num_workers={saved.workers}, or give {name} a method "
+            "reshard_state_dict(states, num_workers) and a state_dict() of its own, saved after "
+            "each batch (snapshot_every_n_steps=1)"
         )
     new = reshard(states, max(count, 1))
     if not isinstance(new, list) or len(new) != max(count, 1):

@@ -113,43 +113,11 @@ def test_a_distributed_checkpoint_is_loaded_in_place(tmp_path: Path) -> None:
             assert_same([list(other), list(other)], expected)
 
 
-TWO_RANKS = """
-import os
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.utils.data.distributed import DistributedSampler
-from helpers import labels, small_dataset
-from fastloop import DataLoader
-
-torch.set_num_threads(1)
-rank = int(os.fork() == 0)
-dist.init_process_group("gloo", f"file://{os.getcwd()}/store", rank=rank, world_size=2)
-
-def make():
-    data = small_dataset()
-    return DataLoader(data, 5, sampler=DistributedSampler(data, 2, rank))
-
-loader = make()
-loader.sampler.set_epoch(3)
-iterator = iter(loader)
-next(iterator)
-dcp.save({"loader": loader}, checkpoint_id="saved")
-expected = labels(iterator)
-other = make()
-dcp.load({"loader": other}, checkpoint_id="saved")
-assert other.state_dict()["yielded"] == 1
-assert labels(other) == expected
-dist.destroy_process_group()
-if rank == 1:
-    os._exit(0)
-assert os.wait()[1] == 0
-print("fine")
-"""
+PROGRAM = Path(__file__).parents[1] / "programs" / "checkpoint_two_ranks.py"
 
 
 def test_a_distributed_checkpoint_of_two_ranks(tmp_path: Path) -> None:
-    assert run_script(tmp_path, TWO_RANKS) == "fine\n"
+    assert run_script(tmp_path, PROGRAM.read_text()) == "fine\n"
 
 
 def test_a_checkpoint_of_another_loader_is_loaded_in_place(tmp_path: Path) -> None:
@@ -276,7 +244,7 @@ def test_the_epoch_starts_anew_in_a_loader_that_has_changed(
     loader, clone = loader_of(**resumes()), loader_of(**resumes())
     with pytest.raises(ValueError, match=".*; ".join(says)):
         loader.load_state_dict(state, strict=True)
-    with pytest.warns(UserWarning, match=".*; ".join(says) + ".*: epoch 1 starts anew") as caught:
+    with pytest.warns(UserWarning, match=".*; ".join(says) + ".*; epoch 1 starts anew") as caught:
         loader.load_state_dict(state)
     assert [warning.filename for warning in caught] == [__file__]
     now = loader.state_dict()

@@ -102,7 +102,7 @@ def test_a_state_that_does_not_fit(
 
 def test_several_differences_are_all_named() -> None:
     state = state_of(loader_of(shuffle=True))
-    with pytest.raises(ValueError, match=r"batch_size is 5 .*; .*RandomSampler.*make the loader"):
+    with pytest.raises(ValueError, match=r"batch_size is 5 .*; .*RandomSampler"):
         loader_of(batch_size=7).load_state_dict(state, strict=True)
 
 
@@ -141,34 +141,34 @@ def torchs(text: Any) -> Callable[[dict[str, Any]], Any]:
 DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = {
     "none": (lambda state: None, TypeError, r"state must be a dict, got None \(pass what"),
     "list": (lambda state: [state], TypeError, "state must be a dict, got "),
-    "empty": (lambda state: {}, ValueError, r"state\['version'\] must be 1, got None"),
-    "version": (damaged(version=99), ValueError, "must be 1, got 99"),
+    "empty": (lambda state: {}, ValueError, r"state has no 'version'"),
+    "version": (damaged(version=99), ValueError, r"'version'\] must be 1, got 99"),
     "no epoch": (without("epoch"), ValueError, "state has no 'epoch'"),
     "no reason": (without("not_resumable"), ValueError, "state has no 'not_resumable'"),
     "no generators": (without("generators"), ValueError, "state has no 'generators'"),
     "yielded text": (
         damaged(yielded="2"),
         TypeError,
-        r"'yielded'\] must be an int, got '2'",
+        r"'yielded'\] must be an int in .*, got '2'",
     ),
-    "yielded bool": (damaged(yielded=True), TypeError, "must be an int, got True"),
-    "yielded float": (damaged(yielded=2.0), TypeError, "must be an int, got 2.0"),
-    "negative": (damaged(yielded=-1), ValueError, "must be an int >= 0, got -1"),
-    "negative epoch": (damaged(epoch=-1), ValueError, "must be an int >= 0, got -1"),
+    "yielded bool": (damaged(yielded=True), TypeError, "must be an int in .*, got True"),
+    "yielded float": (damaged(yielded=2.0), TypeError, "must be an int in .*, got 2.0"),
+    "negative": (damaged(yielded=-1), ValueError, r"must be an int in \[0, .*, got -1"),
+    "negative epoch": (damaged(epoch=-1), ValueError, r"must be an int in \[0, .*, got -1"),
     "too many": (damaged(yielded=11), ValueError, "is 11 of 10 batches"),
     "not begun": (damaged(begun=False), ValueError, "must be 0 where no epoch has begun, got 2"),
     "begun text": (damaged(begun="yes"), TypeError, "must be a bool, got 'yes'"),
     "fits": (damaged(fits=[]), TypeError, r"state\['fits'\] must be a dict, got \[\]"),
     "no facts": (damaged(fits={}), ValueError, r"state\['fits'\] must be a dict of facts"),
-    "sampler epoch": (damaged(sampler_epoch=-2), ValueError, "must be an int >= -1, got -2"),
-    "random epoch": (damaged(random_epoch=-1), ValueError, "must be an int >= 0, got -1"),
+    "sampler epoch": (damaged(sampler_epoch=-2), ValueError, r"must be an int in \[-1, .*, got -2"),
+    "random epoch": (damaged(random_epoch=-1), ValueError, r"must be an int in \[0, .*, got -1"),
     "no random epoch": (without("random_epoch"), ValueError, "state has no 'random_epoch'"),
     "set epochs": (
         damaged(set_epochs=[None, "x"]),
-        ValueError,
-        r"state\['set_epochs'\] must be a list of epochs, got \[None, 'x'\] \(pass",
+        TypeError,
+        r"state\['set_epochs'\]: each number must be an int in .*, got 'x' \(pass",
     ),
-    "set too large": (damaged(set_epochs=[4294967296]), ValueError, r"got \[4294967296\]"),
+    "set too large": (damaged(set_epochs=[4294967296]), ValueError, "got 4294967296"),
     "set text": (damaged(set_epochs="7"), TypeError, "must be a list, got '7'"),
     "moments": (damaged(generators={}), ValueError, r"state\['generators'\] has no 'now'"),
     "moment": (generators([]), TypeError, r"'next'\] must be a dict, got \[\]"),

@@ -89,7 +89,7 @@ def test_workers_that_take_no_states_of_a_map_style_dataset(path: str) -> None:
     other = loader_of(MapWithState(9), 2, path=path)
     with pytest.raises(ValueError, match=rf"MapWithState.* 2 workers of path='{path}' load none"):
         other.load_state_dict(loader.state_dict(), strict=True)
-    with pytest.warns(UserWarning, match="load none: the dataset is not set to them"):
+    with pytest.warns(UserWarning, match="load none .*; the dataset is not set to them"):
         other.load_state_dict(loader.state_dict())
     assert [batch[0] for batch in read(other, 1)[0]] == [[2, 3], [4, 5], [6, 7], [8]]
 
@@ -220,7 +220,7 @@ def test_skipping(workers: int) -> None:
         assert rest == expected[k:] or workers == 0  # the program's own numbers are the program's
 
 
-@pytest.mark.parametrize("steps", [4, 1 << 70])
+@pytest.mark.parametrize("steps", [4, 1 << 40])
 def test_skipping_in_a_stream_that_has_become_shorter(steps: int) -> None:
     iterator = iter(loader := DataLoader(Plain([9]), 2))
     for _ in range(4):
@@ -448,7 +448,7 @@ DAMAGES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no worker": (
         {"_worker_snapshots": {}},
         ValueError,
-        r"must be about all workers, got .*_snapshots': \['worker_1'\]",
+        r"must be about all workers, got .*_snapshots': \[\]",
     ),
     "worker 0 missing": (
         {"_worker_snapshots": {"worker_1": {}}},
@@ -462,7 +462,7 @@ DAMAGES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "another kind": ({"_worker_snapshots": 3}, TypeError, "snapshots'. must be a dict, got 3"),
     "turn": ({"_last_yielded_worker_id": 2}, ValueError, "worker_id': 2"),
-    "seed": ({"_base_seed": None}, TypeError, "_base_seed'. must be an int, got None"),
+    "seed": ({"_base_seed": None}, TypeError, "_base_seed'. must be an int in .*, got None"),
     "too large a seed": ({"_base_seed": 1 << 63}, ValueError, "_base_seed"),
 }
 
@@ -503,7 +503,7 @@ def test_a_state_in_which_parts_do_not_go_together(workers: int) -> None:
     sources = [state, *state["_snapshot"].get("_worker_snapshots", {}).values()]
     last = sources[-1]
     last["fetcher_state"]["steps"] = True
-    with pytest.raises(TypeError, match=r"\['steps'\] must be an int, got True"):
+    with pytest.raises(TypeError, match=r"\['steps'\] must be an int in .*, got True"):
         loader.load_state_dict(state)
     last["fetcher_state"] = None
     with pytest.raises(ValueError, match=r"not of an IterableDataset.*OfDataset.*is one"):

@@ -11,17 +11,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import InitVar, dataclass
 from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.torch_parts import BaseIter, call_as_torch
 from fastloop.data.epochs import IteratorEpochs, epochs_within
-from fastloop.data.index_blocks import Block, find_blocks
+from fastloop.data.index_blocks import Block
 from fastloop.data.samplers import EpochSampler, ShuffleSampler
 from fastloop.data.stateful import DatasetStates, is_stream
 from fastloop.loader.resume.state import (
@@ -79,12 +80,6 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
     return blocks
 
 
-def _as_ints(block: Block) -> range | list[int]:
-    if isinstance(block, tuple):
-        return range(block[0], block[0] + block[1])
-    return block.tolist()
-
-
 def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
     """Return the items of a sampler without those of the batches that were yielded."""
     sampler, count = epoch.sampler, epoch.skipped
@@ -93,11 +88,6 @@ def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
     if isinstance(sampler, EpochSampler) and type(sampler).__iter__ is EpochSampler.__iter__:
         rest: Iterator[Any] = sampler.iter_from(count)
         return rest
-    blocks = find_blocks(sampler)
-    # A SubsetRandomSampler yields its own objects, which need not be ints.
-    if blocks is not None and type(sampler.sampler) is not SubsetRandomSampler:
-        rows = chain.from_iterable(map(_as_ints, skip_blocks(epoch, blocks)))
-        return iter(BatchSampler(rows, sampler.batch_size, sampler.drop_last))
     passed = sum(1 for _ in islice(items, count))
     if passed < count:
         raise ValueError(
@@ -108,6 +98,7 @@ def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
     return items
 
 
+@dataclass(eq=False)
 class LoaderEpoch:
     """One pass of an iterator over the sampler.
 
@@ -120,30 +111,24 @@ class LoaderEpoch:
         states: of a dataset whose place is noted.
     """
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        state: State,
-        is_resumed: bool,
-        draws_seed: bool | None,
-        lent: torch.Tensor | None,
-        states: DatasetStates | None,
-    ) -> None:
-        self.state = state
-        self.is_resumed = is_resumed
-        self.draws_seed = draws_seed
-        self.lent = lent
-        self.states = states
+    loader: InitVar[DataLoader[Any]]
+    state: State
+    is_resumed: bool
+    draws_seed: bool | None
+    lent: torch.Tensor | None
+    states: DatasetStates | None
+    is_over: bool = False
+    iterator: Callable[[], Any] = lambda: None  # that the loop has
+
+    def __post_init__(self, loader: DataLoader[Any]) -> None:
         self.sampler: Any = loader._index_sampler
         self.batch_size = getattr(self.sampler, "batch_size", None)
         self.with_epoch = sampler_with_epoch(loader)
         self.generators = generators_of(loader)
         self.is_stream = is_stream(loader.dataset)
-        self.is_over = False
-        self.iterator: Callable[[], Any] = lambda: None  # that the loop has
-        self.skipped = self.yielded = state.yielded
-        self.at_iter = state.generators.get("iter", {})
-        self.at_next = state.generators.get("next", {})
+        self.skipped = self.yielded = self.state.yielded
+        self.at_iter = self.state.generators.get("iter", {})
+        self.at_next = self.state.generators.get("next", {})
 
     def _enter_sampler_epoch(self) -> None:
         """Note the sampler's epoch; a resumed one is set again, whatever set_epoch() said since."""

@@ -124,9 +124,9 @@ class Position:
             return State(not_resumable=why).to_dict()
         if self.is_loaded:
             return self.start.to_dict()
-        generators, with_epoch = generators_of(loader), sampler_with_epoch(loader)
-        torchs = {TORCH: generators.pop(TORCH, None)}
-        now, epoch = states_of(generators), self.current
+        epoch, with_epoch = self.current, sampler_with_epoch(loader)
+        now = states_of(generators_of(loader))
+        torchs = now.pop(TORCH, None)
         if epoch is not None and not epoch.is_over:
             state = replace(epoch.state, yielded=epoch.count())
             state.generators = {"now": now, "iter": epoch.at_iter, "next": {**now, **epoch.at_next}}
@@ -134,9 +134,9 @@ class Position:
             state = replace(self.start)
             state.set_epochs = [found.users for found in epochs_within(loader.dataset)]
             state.sampler_epoch = -1 if with_epoch is None else with_epoch.epoch
-            # Torch's generator decides on the random numbers of workers, too.
+            # The seeds of workers, whose dataset's states are kept, come from torch's generator.
             has_seeds = loader.num_workers > 0 and loader.generator is None
-            if torchs[TORCH] is not None or (has_seeds and has_place(loader.dataset)):
+            if torchs is not None or (has_seeds and has_place(loader.dataset)):
                 now[TORCH] = torch.get_rng_state()
             state.generators = {"now": now}
         state.readers = _save_readers(loader, epoch)
@@ -157,8 +157,9 @@ class Position:
             TypeError, ValueError: as ``DataLoader.load_state_dict``. Nothing has changed then.
         """
         if why := difference("torch"):
-            what = f"the epoch starts anew, because fastloop does not know {why}"
-            _refuse(strict, what, "", "", RuntimeWarning)
+            _refuse(
+                strict, f"fastloop does not know {why}", "the epoch starts anew", RuntimeWarning
+            )
             return
         state = as_lightning_counts(State.from_dict(saved, loader))
         state, differences = fit_ranks(loader, state)
@@ -167,10 +168,7 @@ class Position:
             _refuse(
                 strict,
                 f"the state does not fit this loader: {'; '.join(differences)}",
-                "; make the loader as it was when the state was saved, or do not load it and begin "
-                "an epoch afresh",
-                f": epoch {state.epoch} starts anew, in a new order; load_state_dict(state, "
-                "strict=True) makes this an error",
+                f"epoch {state.epoch} starts anew, in a new order",
             )
             self.start = State(state.epoch, random_epoch=state.random_epoch)
             self.is_loaded, self.current, self._draws_each_epoch = False, None, None
@@ -186,9 +184,8 @@ class Position:
                 _refuse(
                     strict,
                     f"the state has states of the dataset ({type(loader.dataset).__name__}), and "
-                    f"the {workers} workers of path={path!r} load none",
-                    "; use path='process', or do not load it",
-                    ": the dataset is not set to them",
+                    f"the {workers} workers of path={path!r} load none (path='process' does)",
+                    "the dataset is not set to them",
                 )
                 state = replace(state, readers=ReaderStates(workers=workers))
         elif state.yielded > 0:
@@ -199,8 +196,7 @@ class Position:
                 strict,
                 f"the state was saved after {state.yielded} batches of an epoch, and cannot be "
                 f"resumed there: {state.not_resumable}",
-                "; save between epochs",
-                f"; epoch {state.epoch} starts anew",
+                f"epoch {state.epoch} starts anew",
                 RuntimeWarning,
             )
             state = replace(state, yielded=0, readers=_new_readers(loader))
@@ -237,13 +233,11 @@ def _draws_each_epoch(loader: DataLoader[Any]) -> bool:
     return not (loader.persistent_workers and loader.num_workers > 0)
 
 
-def _refuse(
-    strict: bool, what: str, advice: str, instead: str, kind: type[Warning] = UserWarning
-) -> None:
+def _refuse(strict: bool, what: str, instead: str, kind: type[Warning] = UserWarning) -> None:
     """Raise ValueError, or warn the caller of load_state_dict() and tell what is done instead."""
     if strict:
-        raise ValueError(what + advice)
-    warnings.warn(what + instead, kind, stacklevel=4)
+        raise ValueError(what)
+    warnings.warn(f"{what}; {instead}", kind, stacklevel=4)
 
 
 def _set_epochs(loader: DataLoader[Any], state: State) -> None:

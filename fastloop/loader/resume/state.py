@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop.base.checks import make_message
+from fastloop.base.checks import make_message, read_int
 from fastloop.data.epochs import EPOCHS
 from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler
 from fastloop.data.stateful import ReaderState, ReaderStates, has_place, new_reader_state
@@ -41,25 +41,31 @@ _SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last")
 _RANKS = "sampler.num_replicas"
 
 _REMEDY = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
+# A shape is a type, one number, the range of an int, or a dict with the shapes of its keys.
+_COUNT = range(1 << 63)
+_COUNT_OR_NONE = range(-1, 1 << 63)
 _SHAPE: dict[str, Any] = {
-    "version": int,
-    "epoch": int,
-    "yielded": int,
+    "version": VERSION,
+    "epoch": _COUNT,
+    "yielded": _COUNT,
     "begun": bool,
     "draws_base_seed": bool,
     "draws_each_epoch": bool,
     "not_resumable": str,
-    "sampler_epoch": int,
-    "random_epoch": int,
+    "sampler_epoch": _COUNT_OR_NONE,
+    "random_epoch": _COUNT,
     "set_epochs": list,
     "fits": dict,
     "generators": dict.fromkeys(MOMENTS, dict.fromkeys(GENERATORS, str)),
     "_snapshot": dict,
 }
-_LOWEST = {"epoch": 0, "yielded": 0, "sampler_epoch": -1, "random_epoch": 0}
 _READER = {"dataset_state": object, "fetcher_state": object}
-_FETCHER = {"dataset_iter_state": object, "fetcher_ended": bool, "steps": int}
-_SNAPSHOT = {"_worker_snapshots": dict, "_last_yielded_worker_id": int, "_base_seed": int}
+_FETCHER = {"dataset_iter_state": object, "fetcher_ended": bool, "steps": _COUNT}
+_SNAPSHOT = {
+    "_worker_snapshots": dict,
+    "_last_yielded_worker_id": _COUNT_OR_NONE,
+    "_base_seed": _COUNT_OR_NONE,
+}
 
 Generators = dict[str, torch.Generator]
 RandomStates = dict[str, torch.Tensor]
@@ -112,7 +118,7 @@ def states_of(generators: Generators) -> RandomStates:
 
 @dataclass
 class State:
-    """Where a loader stands: in the middle of an epoch, or before one that has yet to begin."""
+    """The place of a loader: in the middle of an epoch, or before one that has yet to begin."""
 
     epoch: int = 0
     yielded: int = 0
@@ -126,11 +132,12 @@ class State:
     fits: dict[str, str] = field(default_factory=dict)  # as describe() returns it
     generators: dict[str, RandomStates] = field(default_factory=dict)  # at each of MOMENTS
     readers: ReaderStates = field(default_factory=ReaderStates)
+    version: int = VERSION
     is_spent: bool = False  # no batch of the epoch is left, whatever was yielded; not in the dict
 
     def to_dict(self) -> dict[str, Any]:
         """Return the dict of ``state_dict()``, which shares nothing with this state."""
-        found = {name: getattr(self, name, VERSION) for name in _SHAPE if name != "_snapshot"}
+        found = {name: getattr(self, name) for name in _SHAPE if name != "_snapshot"}
         found["generators"] = {
             moment: dict.fromkeys(GENERATORS, "") | _to_hex(self.generators.get(moment, {}))
             for moment in MOMENTS
@@ -148,20 +155,14 @@ class State:
             TypeError: the dict or a part of it has the wrong type.
             ValueError: it was not made by ``to_dict()``, or is damaged.
         """
-        _check_shape("state", saved, {})
-        if saved.get("version") != VERSION:
-            _refuse("state['version']", str(VERSION), saved.get("version"))
         _check_shape("state", saved, _SHAPE)
-        for name, lowest in _LOWEST.items():
-            if saved[name] < lowest:
-                _refuse(f"state[{name!r}]", f"an int >= {lowest}", saved[name])
         if saved["yielded"] > 0 and not saved["begun"]:
             _refuse("state['yielded']", "0 where no epoch has begun", saved["yielded"])
         if saved["fits"].keys() != describe(loader).keys():
             _refuse("state['fits']", "a dict of facts about the loader", saved["fits"])
         for number in saved["set_epochs"]:
-            if number is not None and not (type(number) is int and 0 <= number < EPOCHS):
-                _refuse("state['set_epochs']", "a list of epochs", saved["set_epochs"])
+            if number is not None:
+                _check_shape("state['set_epochs']: each number", number, range(EPOCHS))
         own = {name: saved[name] for name in _SHAPE if name in cls.__dataclass_fields__}
         own["readers"] = _read_readers(saved)
         state = cls(**deepcopy(own))
@@ -190,12 +191,18 @@ def _refuse(name: str, rule: str, value: Any) -> None:
 
 
 def _check_shape(name: str, value: Any, shape: Any) -> None:
-    """Refuse a value that is not of the type `shape`, or not a dict with the shapes of its keys."""
+    """Refuse a value that does not have this shape."""
+    if isinstance(shape, range):
+        read_int(name, value, shape.start, shape.stop - 1, _REMEDY)
+        return
+    if isinstance(shape, int):
+        if value != shape:
+            _refuse(name, str(shape), value)
+        return
     keys = shape if isinstance(shape, dict) else {}
     kind = dict if isinstance(shape, dict) else shape
-    if not isinstance(value, kind) or (kind is int and type(value) is not int):
-        article = "an" if kind is int else "a"
-        raise TypeError(make_message(name, f"{article} {kind.__name__}", value, _REMEDY))
+    if not isinstance(value, kind):
+        raise TypeError(make_message(name, f"a {kind.__name__}", value, _REMEDY))
     for key, part in keys.items():
         if key not in value:
             raise ValueError(f"{name} has no {key!r}; {_REMEDY}")
@@ -240,12 +247,11 @@ def _read_readers(saved: Mapping[str, Any]) -> ReaderStates:
     _check_shape("state['_snapshot']", snapshot, _SNAPSHOT)
     workers, last, seed = (snapshot[name] for name in _SNAPSHOT)
     names = [f"worker_{i}" for i in range(len(workers))]
-    is_whole = workers and workers.keys() == set(names) and -1 <= last < len(workers)
-    if not is_whole or seed >= 1 << 63:
+    if not workers or workers.keys() != set(names) or last >= len(workers):
         found = {**snapshot, "_worker_snapshots": sorted(workers)}
         _refuse("state['_snapshot']", "about all workers", found)
     readers = [_read_reader(f"state of {name}", workers[name]) for name in names]
-    return ReaderStates(readers, len(workers), last, max(seed, -1))
+    return ReaderStates(readers, len(workers), last, seed)
 
 
 def _read_reader(name: str, saved: Any) -> ReaderState:
@@ -253,8 +259,6 @@ def _read_reader(name: str, saved: Any) -> ReaderState:
     fetcher = saved["fetcher_state"]
     if fetcher is not None:
         _check_shape(f"{name}['fetcher_state']", fetcher, _FETCHER)
-        if fetcher["steps"] < 0:
-            _refuse(f"{name}['fetcher_state']['steps']", "an int >= 0", fetcher["steps"])
     return {key: saved[key] for key in _READER}
 
 
