@@ -292,12 +292,10 @@ class DatasetStates:
         self.is_here = self._count == 0  # the dataset is in this process
         self._start = start
         self._is_over = is_over
-        readers = start.readers
-        if is_over or not readers:
-            readers = [new_reader_state(is_stream(loader.dataset))] * (self._count or 1)
-        self.base_seed = -1 if is_over else start.base_seed
-        self._last_worker = -1 if is_over else start.last_worker
-        self._places = [_Place(state) for state in readers]
+        shown = ReaderStates() if is_over else start
+        self.base_seed, self._last_worker = shown.base_seed, shown.last_worker
+        new = new_reader_state(is_stream(loader.dataset))
+        self._places = [_Place(state) for state in shown.readers or [new] * (self._count or 1)]
         self._ahead: deque[tuple[int, int, bytes | None]] = deque()
         self._before: DatasetStates | None = None
 

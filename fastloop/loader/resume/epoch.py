@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
@@ -80,14 +80,20 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
     return blocks
 
 
+def _begins_anywhere(sampler: Any) -> TypeGuard[EpochSampler[Any]]:
+    return isinstance(sampler, EpochSampler) and type(sampler).__iter__ is EpochSampler.__iter__
+
+
 def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
     """Return the items of a sampler without those of the batches that were yielded."""
     sampler, count = epoch.sampler, epoch.skipped
     if epoch.is_stream or count == 0:
         return items  # those of a stream are all alike
-    if isinstance(sampler, EpochSampler) and type(sampler).__iter__ is EpochSampler.__iter__:
-        rest: Iterator[Any] = sampler.iter_from(count)
-        return rest
+    if _begins_anywhere(sampler):
+        return sampler.iter_from(count)
+    if type(sampler) is BatchSampler and _begins_anywhere(sampler.sampler):
+        rows = sampler.sampler.iter_from(count * sampler.batch_size)
+        return iter(BatchSampler(rows, sampler.batch_size, sampler.drop_last))
     passed = sum(1 for _ in islice(items, count))
     if passed < count:
         raise ValueError(
