@@ -2,10 +2,12 @@
 
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from epoch_cases import PATHS, ROWS, epoch_of, epochs_of, make_dataset, make_loader
 from torch.utils.data import ConcatDataset, Sampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -116,6 +118,20 @@ def test_the_users_epoch_comes_with_the_state(path: str) -> None:
     assert [epochs_of(again) for _ in range(2)] == [{7}, {7}]  # as it would have been
     again.dataset.set_epoch(3)  # type: ignore[attr-defined]
     assert epochs_of(again) == {3}
+
+
+@pytest.mark.filterwarnings("ignore")  # of no process group
+def test_the_users_epoch_comes_with_a_distributed_checkpoint(tmp_path: Path) -> None:
+    """It is a list in the state, and is loaded into the list of a loader that has None there."""
+    dataset = make_dataset()
+    dataset.set_epoch(7)
+    loader = make_loader(dataset, "sync")
+    next(iter(loader))
+    dcp.save({"loader": loader}, checkpoint_id=tmp_path)
+    again = make_loader(make_dataset(), "sync")
+    assert again.state_dict()["set_epochs"] == [None]
+    dcp.load({"loader": again}, checkpoint_id=tmp_path)
+    assert [epochs_of(again) for _ in range(2)] == [{7}, {7}]
 
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
