@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.utils.data
 
-from fastloop.base.torch_parts import call_as_torch, difference, new_arguments
+from fastloop.base.torch_parts import call_as_torch, new_arguments
 from fastloop.data.stateful import has_place
 from fastloop.loader.extras import Extras, value_for_reader
 from fastloop.loader.iterators import iterate_anew, iterator_with
-from fastloop.loader.resume.checkpoint import (
-    load_state,
-    refuse_state,
-    save_state,
-    state_of_unknown,
-    warn_of_end,
-)
 from fastloop.loader.route import PATHS
 from fastloop.loader.shared import CLOSED, Shared
 from fastloop.loader.workers.queue_depth import read_depth
@@ -237,7 +230,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return shared
 
     def __iter__(self) -> _BaseDataLoaderIter:
-        warn_of_end(self, self._shared.position)
+        self._shared.position.warn_of_end(self)
         iterator: _BaseDataLoaderIter | None = iterate_anew(self, super().__iter__)
         if iterator is None:  # persistent workers, and close() has come in between
             raise RuntimeError(CLOSED)
@@ -261,80 +254,78 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             call_as_torch(super().check_worker_number_rationality)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this loader stands, for ``load_state_dict()``: O(1), saves no sample.
+        """Return where this loader stands, for ``load_state_dict()``. O(1); saves no sample.
 
-        Counts the batches yielded by the iterator made last, never those read ahead. After the
-        last batch, but before the loop has ended, the rest of the epoch is empty; once it has
-        ended, the state is that of the next epoch before its first batch.
+        The state counts the batches yielded by the iterator made last, never those read ahead.
+        After the last batch, but before the loop has ended, the rest of the epoch is empty; once it
+        has ended, the state is that of the next epoch before its first batch.
 
-        The state holds numbers, strings and dicts only (``torch.load(weights_only=True)`` and
-        JSON take it), with the same keys and types at all times, as
-        ``torch.distributed.checkpoint`` wants them: epoch, batches yielded, what describes dataset
-        and samplers, and the random states the epoch began with, or is to begin with. Costs no
+        The state holds numbers, strings, lists and dicts only (``torch.load(weights_only=True)``
+        and JSON take it), with the same keys and types at all times, as
+        ``torch.distributed.checkpoint`` needs: epoch, batches yielded, facts about dataset and
+        samplers, and the random states that the epoch began with, or will begin with. Costs no
         sync.
 
-        A dataset with ``state_dict()`` and ``load_state_dict()``, or whose iterator has them, adds
-        states of its own, as they are, from each worker. They belong to the batches yielded.
-        Before workers have started this waits until they have. ``docs/streams.md`` has the keys.
+        A dataset that has ``state_dict()`` and ``load_state_dict()``, or whose iterator has them,
+        adds its own states from each worker, unchanged. They belong to the batches yielded. Before
+        workers have started this waits until they have. ``docs/streams.md`` has the keys.
 
-        A state that cannot be resumed in the middle says why in ``"not_resumable"``: over an
-        ``IterableDataset`` without a state, which alone knows where it stands; on the array path
-        with ``in_order=False`` and several workers, or after ``batch_size`` was changed during the
-        epoch, where a count does not say which samples came.
+        A state that cannot be resumed in the middle of its epoch says why in ``"not_resumable"``:
+        over an ``IterableDataset`` without a state, which alone knows where it stands; with
+        ``in_order=False`` and several workers, or after ``batch_size`` was changed during the
+        epoch, where a count does not tell which samples came.
 
         Raises: what ``state_dict()`` of the dataset raised, or of its iterator; else nothing.
         """
-        if difference("torch"):
-            return state_of_unknown()
-        return save_state(self, self._shared.position)
+        return self._shared.position.save(self)
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> None:
-        """Let the next ``iter()`` go on where the loader that gave ``state`` stood.
+        """Let the next ``iter()`` go on where the loader that saved ``state`` stood.
 
         It yields the exact next batch and loads no sample before it; later epochs follow as they
-        would have. Workers, their number included, and ``path`` may differ. Generators passed to
-        the loader or its sampler are set. torch's own is only borrowed to draw the epoch's order:
-        restore it yourself (``torch.set_rng_state``) for later epochs to be the same. For an epoch
-        that is yet to begin it is not, if you seed it, or draw from it, before ``iter()``. Not
-        restored: what Python draws in workers (random numbers of an ArrayDataset's transforms
-        follow from the epoch), and whatever else a sampler of yours keeps or draws from. Such a
-        sampler is iterated again from the start of the epoch.
+        would have. ``path``, the number of workers and their other arguments may differ.
+
+        Random numbers: generators that were passed to the loader or its sampler are set. torch's
+        own is only borrowed to draw the epoch's order: restore it yourself
+        (``torch.set_rng_state``) for later epochs to be the same. If you seed it or draw from it
+        before ``iter()``, an epoch that has yet to begin is drawn from your numbers. Not restored:
+        the random numbers of Python code in workers (transforms of an ArrayDataset follow from the
+        epoch), and what a sampler of your own keeps or draws elsewhere. Such a sampler is iterated
+        again from the start of the epoch.
 
         Where this loader differs (batch size, length, samplers, generators), the epoch starts
-        anew, in a new order and with no generator set; where the state cannot be resumed in the
-        middle, it starts anew. A warning says why; with ``strict=True`` it is a ValueError.
+        anew, in a new order and with no generator set, and a UserWarning says why. Where the state
+        cannot be resumed in the middle, its epoch starts anew, with a RuntimeWarning. With
+        ``strict=True`` both are a ValueError.
 
         A state saved after the last batch but before the loop has ended stands at the end of that
         epoch: the next ``iter()`` gives no batch, and says so in a warning. Under Lightning it
         begins the next epoch if Lightning counts that one as trained.
 
-        A ``DistributedSampler`` is set to the epoch of the state; the state of one rank serves
-        all, of another number of ranks too if what these yielded is a whole number of batches of
-        those here. What is left of an epoch comes in that epoch's order even if ``set_epoch()`` is
-        called with another number before ``iter()``; the epochs after it take what ``set_epoch()``
-        says.
-        So it is with a dataset's ``set_epoch()``, but that a number set before loading stays.
+        A ``DistributedSampler`` is set to the epoch of the state. The state of one rank serves all;
+        it also serves another number of ranks, if the batches yielded are a whole number of those
+        here. The rest of an epoch comes in that epoch's order even if ``set_epoch()`` is called
+        with another number before ``iter()``; the epochs after it take the number of
+        ``set_epoch()``. The same holds for a dataset's ``set_epoch()``, except that a number set
+        before loading stays.
 
         States of a dataset are loaded into it by the next ``iter()``, or by workers as they start;
-        what they raise comes from there, or from ``next()``. They need as many workers as they are
-        from, or a dataset with ``reshard_state_dict(states, num_workers)``, which returns the
-        states for another number: ``iter()`` raises otherwise, or with ``strict`` this. Persistent
-        workers are replaced.
+        their errors come from there, or from ``next()``. They need the number of workers that they
+        were saved with, or a dataset with ``reshard_state_dict(states, num_workers)``, which
+        returns the states for another number: else ``iter()`` raises, or this with ``strict``.
+        Persistent workers are replaced.
 
         Raises:
             TypeError: ``state`` or one of its parts has the wrong type.
-            ValueError: it is damaged or none of this class's, or with ``strict`` does not fit.
+            ValueError: it is damaged or not from this class, or with ``strict`` does not fit.
             In each case nothing has changed.
         """
-        if difference("torch"):
-            refuse_state(strict)
-            return
-        load_state(self, self._shared.position, state, strict)
+        self._shared.position.load(self, state, strict)
         if has_place(self.dataset):
-            self._iterator = None  # persistent workers are where they are
+            self._iterator = None  # persistent workers cannot be set to a place
 
     def stats(self) -> LoaderStats:
-        """What this loader has done so far, and which path it takes now. Costs no sync."""
+        """Return what this loader has done so far, and the path it takes now. Costs no sync."""
         from fastloop.loader.stats import stats_of
 
         return stats_of(self, self.path, self._shared)

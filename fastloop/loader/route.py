@@ -43,6 +43,7 @@ from fastloop.base.torch_parts import (
     new_arguments,
 )
 from fastloop.data.collate import is_default_collate
+from fastloop.data.epochs import datasets_within
 from fastloop.data.index_blocks import Vector
 from fastloop.data.kinds import (
     derives_from_array_dataset,
@@ -59,7 +60,6 @@ from fastloop.loader.arrays.packages import (
     indices_of_hugging_face,
     is_hugging_face,
 )
-from fastloop.loader.resume.dataset_epochs import datasets_within
 
 # What an index that is a list takes of them, and of an ArrayDataset, are the rows in it.
 _TAKE_LISTS = (TensorDataset, torch.Tensor, np.ndarray, np.memmap)

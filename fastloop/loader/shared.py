@@ -17,9 +17,9 @@ from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named, tools
 from fastloop.base.torch_parts import BaseIter, DatasetKind
 from fastloop.data.collate import make_collate
-from fastloop.data.epochs import EpochsInWorker
 from fastloop.device.availability import warn_once
-from fastloop.loader.resume.epoch import Position, ResumableIter
+from fastloop.loader.resume.epoch import ResumableIter
+from fastloop.loader.resume.position import Position
 from fastloop.loader.size_remedy import add_size_remedy
 from fastloop.workers.threads import CollateStock
 
@@ -162,15 +162,13 @@ class LockedIter(ResumableIter):
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._is_closed = False
         self._next_lock = NextLock()
-        is_map = loader._dataset_kind == DatasetKind.Map
-        self._overtakes = is_map and not loader.in_order and loader.num_workers > 1
         super().__init__(loader)
 
     def _as_torch_takes(self, loader: DataLoader[Any], **others: Any) -> Any:
         """The loader for torch's iterator over worker processes, which are to be in the epochs of
         this iterator."""
         if self._datasets.epochs:
-            others["worker_init_fn"] = EpochsInWorker(self._datasets, loader.worker_init_fn)
+            others["worker_init_fn"] = self._datasets.wrap_init(loader.worker_init_fn)
         return LoaderProxy(loader, **others)
 
     def _note_state(self, worker: int, state: bytes | None) -> None:
@@ -178,11 +176,6 @@ class LockedIter(ResumableIter):
         epoch = self._epoch
         assert epoch.states is not None
         epoch.states.note(self._num_yielded + 1, worker, state, epoch.count())
-
-    def _note_left(self) -> None:
-        """A batch is handed out; torch's iterator knows which others it still waits for."""
-        torchs: Any = self
-        self._epoch.left.note(self._num_yielded, torchs._task_info, torchs._send_idx)
 
     def __next__(self) -> Any:
         with self._next_lock.of_process():
@@ -205,8 +198,6 @@ class LockedIter(ResumableIter):
             except RuntimeError as error:
                 add_size_remedy(error, self._dataset)
                 raise
-            if self._overtakes:
-                self._note_left()
             self._shared.add(batches=1)
             return data
 

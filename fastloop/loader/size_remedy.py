@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastloop.loader.resume.dataset_epochs import datasets_within
+from fastloop.data.epochs import datasets_within
 
 # The second where a worker's collate makes room in shared memory.
 _TORCHS = ("stack expects each tensor to be equal size", "storage that is not resizable")

@@ -155,7 +155,7 @@ class ArrayIter(ResumableIter):
         """Of the transforms in the table."""
         dataset = self._source.dataset
         epoch = dataset._epoch if isinstance(dataset, EpochDataset) else None
-        return (epoch and self._datasets.find(epoch)) or 0
+        return (epoch and self._datasets.number_of(epoch)) or 0
 
     def _restart(self) -> None:
         if self._destination is not None:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from fastloop.base.checks import check_callable, make_message, read_int, read_number
 from fastloop.base.machine import available_bytes, pss_bytes, runnable_ns, usable_cpus
 from fastloop.base.nested import list_leaves
-from fastloop.loader.resume.dataset_epochs import epochs_within
+from fastloop.data.epochs import epochs_within
 from fastloop.tools import text
 from fastloop.tools.batch_size import explaining_step, keep_random_state
 from fastloop.tools.report.remedies import find_remedy
