@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from fastloop.data.sequences.ragged import RaggedArray
     from fastloop.data.tokens.dataset import TokenDataset
     from fastloop.device.prefetch import prefetch
-    from fastloop.loader.any_loader import stats
     from fastloop.loader.dataloader import DataLoader
-    from fastloop.loader.stats import LoaderStats, WorkerStats
+    from fastloop.loader.stats import LoaderStats, WorkerStats, stats
     from fastloop.patching.patch import PatchState, patch, patch_status, patched, unpatch
     from fastloop.patching.seams import SeamStatus
     from fastloop.step.clip import clip_grad_norm_
@@ -109,7 +108,7 @@ _HOMES = {
     "patched": "fastloop.patching.patch",
     "prefetch": "fastloop.device.prefetch",
     "report": "fastloop.tools.report.report",
-    "stats": "fastloop.loader.any_loader",
+    "stats": "fastloop.loader.stats",
     "transforms": "fastloop.transforms",
     "tune": "fastloop.tools.tune.tune",
     "unpatch": "fastloop.patching.patch",

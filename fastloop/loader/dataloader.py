@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.utils.data
 
+from fastloop.base.checks import check_callable, read_choice, read_int
 from fastloop.base.torch_parts import call_as_torch, difference, new_arguments
 from fastloop.data.stateful import has_place
-from fastloop.loader.extras import Extras, value_for_reader
-from fastloop.loader.iterators import iterate_anew, iterator_with
+from fastloop.loader.frameworks import keep_arguments
+from fastloop.loader.iterators import iterate_anew, open_iterator
 from fastloop.loader.resume.checkpoint import (
     load_state,
     refuse_state,
@@ -39,45 +40,7 @@ if TYPE_CHECKING:
     from fastloop.loader.stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
-
-
-def _check_device(device: Any, transform: Any, is_static: bool) -> None:
-    if transform is not None and not callable(transform):
-        raise TypeError(
-            f"device_transform is a {type(transform).__name__}; pass a function of a batch"
-        )
-    if device is not None:
-        torch.device(device)  # raises what torch has to say about it
-    elif transform is not None or is_static:
-        raise ValueError("device_transform and static_buffers need a device; pass device=, too")
-
-
-def _check_resume(every: Any, resume: Any) -> None:
-    if type(every) is not int or every < 0:
-        raise ValueError(
-            f"snapshot_every_n_steps={every!r} is no count of batches; 1 sends a state of the "
-            "dataset behind each, 0 behind none"
-        )
-    if resume not in (None, "skip"):
-        raise ValueError(f"resume={resume!r} is not None or 'skip'")
-
-
-def _check_worker_death(choice: Any, path: str) -> None:
-    if choice not in ("raise", "restart"):
-        raise ValueError(f"on_worker_death={choice!r} is not one of 'raise', 'restart'")
-    if choice == "restart" and path == "torch":
-        raise ValueError(
-            "on_worker_death='restart' does not go with path='torch', whose workers are torch's "
-            "own; use path='auto' or 'process'"
-        )
-
-
-def _check_budget(budget: Any) -> None:
-    if budget is not None and (type(budget) is not int or budget <= 0):
-        raise ValueError(
-            f"memory_budget={budget!r} is no number of bytes; pass a positive int, or None for a "
-            "quarter of the memory available"
-        )
+_BUDGET = "or None: a quarter of the memory available"
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -182,22 +145,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         memory_budget: int | None = None,
         **others: Any,
     ) -> None:
-        if path not in PATHS:
-            raise ValueError(f"path={path!r} is not one of {', '.join(map(repr, PATHS))}")
-        _check_resume(snapshot_every_n_steps, resume)
-        _check_worker_death(on_worker_death, path)
-        _check_device(device, device_transform, static_buffers)
-        _check_budget(memory_budget)
-        if memory_budget is not None:
-            self.memory_budget = memory_budget
-        prefetch_factor = read_depth(prefetch_factor, num_workers)
-        self.device = device
-        self.path = path
-        self.device_transform = device_transform
-        self.static_buffers = static_buffers
-        self.snapshot_every_n_steps = snapshot_every_n_steps
-        self.resume = resume
+        self.path = read_choice("path", path, PATHS)
+        self.snapshot_every_n_steps = read_int(
+            "snapshot_every_n_steps",
+            snapshot_every_n_steps,
+            0,
+            remedy="1 sends a state of the dataset behind every batch, 0 none",
+        )
+        self.resume = read_choice("resume", resume, (None, "skip"))
         self.on_worker_death = on_worker_death
+        self._check_worker_death()
+        self.device, self.device_transform = device, device_transform
+        self.static_buffers = static_buffers
+        self._check_device()
+        if memory_budget is not None:
+            self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
+        if self._own_arguments():
+            keep_arguments(DataLoader)
         super().__init__(
             dataset,
             batch_size,
@@ -212,29 +176,40 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             worker_init_fn,
             multiprocessing_context,
             generator,
-            prefetch_factor=prefetch_factor,
+            prefetch_factor=read_depth(prefetch_factor, num_workers),
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
             **others,  # arguments of a later torch; TypeError for names that it does not know
         )
 
-    @property
-    def pin_memory_device(self) -> str:
-        """torch's. accelerate is given one that brings our arguments into the loader it makes."""
-        return value_for_reader(self, self.__dict__.get("pin_memory_device", ""))
+    def _own_arguments(self) -> dict[str, Any]:
+        """Return the arguments that torch's class does not have, where they are not the default."""
+        now = {name: getattr(self, name) for name in _OWN}
+        return {name: value for name, value in now.items() if value != _OWN[name]}
 
-    @pin_memory_device.setter
-    def pin_memory_device(self, value: str) -> None:
-        self.__dict__["pin_memory_device"] = value
+    def _check_device(self) -> None:
+        if self.device_transform is not None:
+            check_callable("device_transform", self.device_transform, "a function of a batch")
+        if self.device is not None:
+            torch.device(self.device)  # raises torch's own error
+        elif self.device_transform is not None or self.static_buffers:
+            raise ValueError("device_transform and static_buffers need a device; pass device=, too")
+
+    def _check_worker_death(self) -> None:
+        choice = read_choice("on_worker_death", self.on_worker_death, ("raise", "restart"))
+        if choice == "restart" and self.path == "torch":
+            raise ValueError(
+                "on_worker_death='restart' does not go with path='torch', whose workers are "
+                "torch's own; use path='auto' or 'process'"
+            )
 
     @property
     def _shared(self) -> Shared:
-        """Made on first use: a subclass's __init__ need not call ours."""
+        """Batch memory and counts, made on first use: a subclass's __init__ need not call ours."""
         shared: Shared | None = self.__dict__.get("_shared")
-        if shared is None:
-            shared = self.__dict__.setdefault("_shared", Shared())  # the same for all threads
-        return shared
+        # setdefault(): the same for all threads
+        return shared or self.__dict__.setdefault("_shared", Shared())
 
     def __iter__(self) -> _BaseDataLoaderIter:
         warn_of_end(self, self._shared.position)
@@ -245,18 +220,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return iterator
 
     def _get_iterator(self, *args: Any, **kwargs: Any) -> _BaseDataLoaderIter:
-        """Makes an iterator. A later torch may pass arguments, which are for its own."""
-        _check_worker_death(self.on_worker_death, self.path)  # attributes may have been assigned
+        """Make an iterator. A later torch may pass arguments, which are for its own."""
+        self._check_worker_death()  # attributes may have been assigned
         if self.num_workers > 0:
             self.check_worker_number_rationality()
-        shared = self._shared
-        own = functools.partial(super()._get_iterator, *args, **kwargs)
-        iterator = iterator_with(Extras.of(self), self, shared, own)
-        shared.note_open(iterator)
-        return iterator  # type: ignore[no-any-return]
+        iterator: _BaseDataLoaderIter = open_iterator(
+            self,
+            self._shared,
+            functools.partial(super()._get_iterator, *args, **kwargs),
+            self.path,
+            self.device,
+            self.device_transform,
+            self.static_buffers,
+        )
+        self._shared.note_open(iterator)
+        return iterator
 
     def check_worker_number_rationality(self) -> None:
-        """torch's warning is about processes: threads that wait for I/O may be many."""
+        """Give torch's warning, which is about processes: threads that wait for I/O may be many."""
         if self.path != "thread":
             call_as_torch(super().check_worker_number_rationality)
 
@@ -334,10 +315,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._iterator = None  # persistent workers are where they are
 
     def stats(self) -> LoaderStats:
-        """What this loader has done so far, and which path it takes now. Costs no sync."""
-        from fastloop.loader.stats import stats_of
+        """Return the counts of this loader, and the path that it takes now. Costs no sync."""
+        from fastloop.loader.stats import compute_stats
 
-        return stats_of(self, self.path, self._shared)
+        return compute_stats(self, self.path, self._shared)
 
     def close(self) -> None:
         """End the threads or workers of all iterators and give unused batch memory back.
@@ -375,8 +356,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
 
 def _signature() -> inspect.Signature:
-    """Of `DataLoader.__init__`, with what a later torch adds by name: frameworks copy loaders by
-    their arguments."""
+    """Return the signature of ``DataLoader.__init__``, with the arguments that a later torch adds:
+    frameworks copy loaders by their arguments."""
     own = inspect.signature(DataLoader.__init__)
     named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, default in new_arguments().items():
@@ -384,4 +365,5 @@ def _signature() -> inspect.Signature:
     return own.replace(parameters=named)
 
 
+_OWN = {name: getattr(DataLoader, name) for name in DataLoader.__annotations__}
 DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]

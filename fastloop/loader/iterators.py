@@ -1,4 +1,5 @@
-"""The one seam: the fast iterator for any ``torch.utils.data.DataLoader``."""
+"""The iterator of a loader: the fast one for any ``torch.utils.data.DataLoader``, and around it the
+one that puts batches on a device."""
 
 from __future__ import annotations
 
@@ -12,32 +13,38 @@ from fastloop.base.torch_parts import BaseIter, is_known
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.prefetch import DeviceIter, TorchDeviceIter
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.extras import Extras
 from fastloop.loader.plain.torch_iters import SyncIter, TorchProcessIter
-from fastloop.loader.route import find_replaced_iterator, find_route
+from fastloop.loader.route import choose_route, name_replaced_iterator
 from fastloop.loader.shared import Shared
 
 
-def iterator_with(
-    extras: Extras, loader: DataLoader[Any], shared: Shared, torchs_own: Callable[[], Any]
+def open_iterator(
+    loader: DataLoader[Any],
+    shared: Shared,
+    torchs_own: Callable[[], Any],
+    path: str = "auto",
+    device: torch.device | str | int | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    is_static: bool = False,
 ) -> Any:
-    """As ``fast_iterator``, its batches on ``extras.device``, transformed.
+    """Return an iterator over the loader's batches on `device`, transformed.
 
     Args:
-        loader: has those extras as attributes that iterators look at.
+        loader: any torch DataLoader, as for ``fast_iterator``.
         torchs_own: makes the iterator that torch alone would make. It is used where this version of
             fastloop does not know torch's iterators, or others have changed them.
+        path, device, transform, is_static: as the arguments of ``fastloop.DataLoader``.
     """
-    is_plain = extras.device_transform is None and not extras.static_buffers
+    is_plain = transform is None and not is_static
     accelerator = None
-    if extras.device is not None and not (is_plain and torch.device(extras.device).type == "cpu"):
-        accelerator = open_accelerator(extras.device)
-    is_left = bool(find_replaced_iterator()) or not is_known("torch", "Loaders are left")
-    iterator = torchs_own() if is_left else fast_iterator(loader, extras.path, shared, accelerator)
+    if device is not None and not (is_plain and torch.device(device).type == "cpu"):
+        accelerator = open_accelerator(device)
+    is_left = bool(name_replaced_iterator()) or not is_known("torch", "Loaders are left")
+    iterator = torchs_own() if is_left else fast_iterator(loader, path, shared, accelerator)
     if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
         return iterator
     kind = TorchDeviceIter if is_left else DeviceIter
-    return kind(iterator, accelerator, extras.device_transform, extras.static_buffers)
+    return kind(iterator, accelerator, transform, is_static)
 
 
 def fast_iterator(
@@ -46,19 +53,20 @@ def fast_iterator(
     shared: Shared | None = None,
     accelerator: Accelerator | None = None,
 ) -> BaseIter:
-    """The fastest iterator that gives what ``iter(loader)`` of torch gives.
+    """Return the fastest iterator that gives the batches of torch's ``iter(loader)``.
 
     Args:
-        loader: any torch DataLoader, or what has as much of one as torch's iterators read. That
-            there are no more workers than CPUs is for the caller to check, as with torch's.
+        loader: any torch DataLoader, or an object with those attributes of one that torch's
+            iterators read. The caller warns of more workers than CPUs, as with torch's iterators.
         path: as the argument of ``fastloop.DataLoader``.
         shared: memory and counts to go on with; fresh ones by default.
-        accelerator: where batches are wanted. They are there if the iterator's ``is_on_device``
+        accelerator: the device of the batches. They are there if the iterator's ``is_on_device``
             is true, else in CPU memory.
     """
     shared = shared or Shared()
-    route = find_route(loader, path, pin=True, changed=shared.changed)
-    # Those over workers are imported when the first is made: most programs have one kind or none.
+    route = choose_route(loader, path, pin=True, changed=shared.changed)
+    # Iterators over workers are imported when the first is made: most programs have one kind or
+    # none.
     if route.path == "thread":
         from fastloop.loader.workers.threads import ThreadIter
 
@@ -75,8 +83,8 @@ def fast_iterator(
 
 
 def iterate_anew(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
-    """What `iterate`, torch's ``__iter__``, returns. A fork, a death or Ctrl-C may have left
-    persistent workers useless: they are dropped before."""
+    """Call `iterate`, torch's ``__iter__``, without persistent workers that a fork, a death or
+    Ctrl-C has made useless."""
     _drop_broken_workers(loader)
     try:
         return iterate()
@@ -87,7 +95,7 @@ def iterate_anew(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
 
 
 def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
-    """Whether there were some."""
+    """Tell whether there were broken workers."""
     iterator: Any = getattr(loader, "_iterator", None)
     if not getattr(iterator, "is_broken", bool)():
         return False

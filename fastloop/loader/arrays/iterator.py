@@ -22,9 +22,8 @@ from fastloop.data.index_blocks import find_blocks
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.destinations import Destination, find_destination
-from fastloop.loader.arrays.columns import NotCoveredError, is_same_structure
+from fastloop.loader.arrays.source import Source, gives_views
 from fastloop.loader.resume.epoch import ResumableIter, rest_of_block, skip_blocks
-from fastloop.loader.route import Source, find_source, gives_views
 from fastloop.loader.shared import Shared
 
 _BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is given
@@ -206,27 +205,9 @@ class ArrayIter(ResumableIter):
         self._array_loader.restart(source, kind, batch_sampler, self._random_epoch)
         return True
 
-    def _look_again(self) -> None:
-        """Others were put into the dataset between two batches."""
-        try:
-            source = find_source(self._dataset, pin=False)
-            if not is_same_structure(source.structure, self._source.structure):
-                raise ValueError("give other batches")
-            self._array_loader.use(source.table)
-        except (NotCoveredError, ValueError) as error:
-            raise RuntimeError(
-                f"what the dataset holds was replaced during iteration and {error}; "
-                "call iter() on the loader again"
-            ) from error
-        self._source = source
-
     def _next_data(self) -> Any:
-        if self._num_workers == 0 and self._source.is_stale():
-            self._look_again()
         data = next(self._array_loader)
-        if self._pin_memory:
-            return pin_memory(data)
-        return data
+        return pin_memory(data) if self._pin_memory else data
 
     @count_alone
     def __next__(self) -> Any:
@@ -235,7 +216,7 @@ class ArrayIter(ResumableIter):
         try:
             if tools._is_profiler_enabled:
                 data = named("next", super().__next__)()
-            elif self._pin_memory or self._source.is_stale():
+            elif self._pin_memory:
                 data = super().__next__()
             else:
                 data = next(self._array_loader)
