@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -14,7 +13,7 @@ from fastloop.base.checks import check_callable, read_choice, read_int
 from fastloop.base.torch_parts import call_as_torch, difference, new_arguments
 from fastloop.data.stateful import has_place
 from fastloop.loader.frameworks import keep_arguments
-from fastloop.loader.iterators import iterate_anew, open_iterator
+from fastloop.loader.iterators import PATHS, iterate_anew, open_iterator
 from fastloop.loader.resume.checkpoint import (
     load_state,
     refuse_state,
@@ -22,7 +21,6 @@ from fastloop.loader.resume.checkpoint import (
     state_of_unknown,
     warn_of_end,
 )
-from fastloop.loader.route import PATHS
 from fastloop.loader.shared import CLOSED, Shared
 from fastloop.loader.workers.queue_depth import read_depth
 
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
 
 _T_co = TypeVar("_T_co", covariant=True)
 _BUDGET = "or None: a quarter of the memory available"
+_SNAPSHOTS = "1 sends a state of the dataset behind every batch, 0 behind none"
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -49,43 +48,43 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Takes every argument of torch's class, and
 
     Args:
-        device: where batches are wanted, uploaded while the loop computes, with workers as soon
-            as they are there. None leaves them in CPU memory. ``iter()`` raises torch's own error
-            if there is no such device.
+        device: the device of the batches. They are uploaded while the loop computes, with workers
+            as soon as they arrive. None leaves them in CPU memory. ``iter()`` raises torch's own
+            error if there is no such device.
         path: ``"auto"`` takes the fastest path that covers the dataset; ``"array"`` demands C
             gathering of array data, ``"process"`` worker processes over shared memory,
             ``"thread"`` worker threads in this process, ``"sync"`` loading in this process
             (ValueError where one does not apply); ``"torch"`` demands torch's own iterators.
-        prefetch_factor: besides torch's numbers ``"auto"``: 2 to begin with, one more each time
-            that ``next()`` waits though the queue had been full, up to 16, within
+        prefetch_factor: torch's numbers, or ``"auto"``: begins at 2, and grows by one each time
+            that ``next()`` waits although the queue had been full, up to 16, within
             ``memory_budget``.
             Workers then ask the sampler earlier than torch's would. It stays at 2 on the array
-            path, and is None without workers. ``stats().prefetch_factor`` tells.
-        device_transform: is given each batch on ``device`` and returns the batch for the loop:
-            conversion of uint8 images, say. It runs on the current stream, or on one of the
-            loader's own; tensors it uses besides must be there before ``iter()``.
+            path, and is None without workers. ``stats().prefetch_factor`` has its value.
+        device_transform: a function that takes each batch on ``device`` and returns the batch for
+            the loop; it may convert uint8 images, for example. It runs on the current stream, or on
+            one of the loader's own; other tensors that it uses must exist before ``iter()``.
         static_buffers: on ``device`` the tensors of all batches have the same addresses, for CUDA
             graphs, and are valid until the next batch is taken. All batches must be alike.
         snapshot_every_n_steps: workers send the state of an ``IterableDataset`` that has
-            ``state_dict()`` behind every n-th of their batches, 0: behind none; resuming reads the
-            samples of the batches since again. Without workers, states are always exact.
+            ``state_dict()`` behind every n-th of their batches, 0: behind none. Resuming reads the
+            samples of the batches since then again. Without workers, states are always exact.
         resume: ``"skip"`` lets ``load_state_dict()`` go on in the middle of an
             ``IterableDataset`` without ``state_dict()``: the samples of all batches yielded are
             read again and dropped. None: its epoch starts anew.
-        on_worker_death: what happens when a worker process is killed by a signal (out of memory,
-            say) or exits. ``"raise"``: torch's RuntimeError. ``"restart"``: a RuntimeWarning says
-            how it died, at which batch, and what memory there is, and a new process takes its
-            place: same number, same seed, ``worker_init_fn`` called. It loads the unfinished
-            batches again, in their place. What the dead worker kept, how far its random
-            generators were included, is gone. A batch at which two workers have died raises, as
-            do workers that cannot start, and those of an IterableDataset without ``state_dict()``;
-            with it, they go on behind the batches that have come. Exceptions of the dataset are
-            none of this. Without worker processes there is nothing to restart;
-            ValueError with ``path="torch"``.
+        on_worker_death: the answer to a worker process that is killed by a signal (for lack of
+            memory, perhaps) or exits. ``"raise"``: torch's RuntimeError. ``"restart"``: a new
+            process takes its place, with the same number and seed and a call of
+            ``worker_init_fn``, and loads the unfinished batches again, in their place; a
+            RuntimeWarning says how the worker died, at which batch, and how much memory there is.
+            The state of the dead worker is lost, that of its random generators included. A batch
+            at which two workers have died raises, as do workers that cannot start, and those of an
+            IterableDataset without ``state_dict()``; with it, they go on behind the batches that
+            have come. Exceptions of the dataset are raised as ever. ValueError with
+            ``path="torch"``.
         memory_budget: bytes that batches of worker processes, and those of array data in pinned
             memory, may take before the user has them. None: a quarter of the memory available at
             ``iter()``, within the limits of the cgroup. A single batch may always be larger, and
-            what the user holds is not counted.
+            batches that the user holds are not counted.
 
     With ``path="thread"`` (never chosen by itself) ``num_workers`` threads call the dataset,
     several at once: it must be safe in threads. Nothing is pickled or copied, so the dataset exists
@@ -99,13 +98,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     On the array path (an ``ArrayDataset``, a ``TensorDataset`` or a ``Subset`` of one, default
     collate) ``num_workers`` counts C threads in this process instead of processes; the data must
-    not be changed while they read ahead. Batches are ordinary tensors that own their memory.
-    They cannot be resized and do not start out in shared memory; pickling and
-    ``share_memory_()`` copy. ``stats()`` says which path runs and why. Tensors of batches from
-    worker processes, and large ones made without workers, cannot be resized either.
+    not be changed while they read ahead. The arrays are those that the dataset has at ``iter()``:
+    an attribute that is assigned later (``dataset.tensors``) is met by the next epoch.
+    Batches are ordinary tensors that own their memory. They cannot be resized and do not start out
+    in shared memory; pickling and ``share_memory_()`` copy. ``stats()`` says which path runs and
+    why. Tensors of batches from worker processes, and large ones made without workers, cannot be
+    resized either.
     """
 
-    # For subclasses whose __init__ does not call ours, or that set another default.
+    # For subclasses whose __init__ does not call this one, or that set another default.
     memory_budget: int | None = None
     device: torch.device | str | int | None = None
     path: str = "auto"
@@ -146,18 +147,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         **others: Any,
     ) -> None:
         self.path = read_choice("path", path, PATHS)
-        self.snapshot_every_n_steps = read_int(
-            "snapshot_every_n_steps",
-            snapshot_every_n_steps,
-            0,
-            remedy="1 sends a state of the dataset behind every batch, 0 none",
-        )
+        every = read_int("snapshot_every_n_steps", snapshot_every_n_steps, 0, remedy=_SNAPSHOTS)
+        self.snapshot_every_n_steps = every
         self.resume = read_choice("resume", resume, (None, "skip"))
         self.on_worker_death = on_worker_death
-        self._check_worker_death()
         self.device, self.device_transform = device, device_transform
         self.static_buffers = static_buffers
-        self._check_device()
+        self._check_arguments()
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
         if self._own_arguments():
@@ -188,15 +184,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         now = {name: getattr(self, name) for name in _OWN}
         return {name: value for name, value in now.items() if value != _OWN[name]}
 
-    def _check_device(self) -> None:
+    def _check_arguments(self) -> None:
+        """Check arguments against each other; again before each iter(), as attributes may have been
+        assigned."""
         if self.device_transform is not None:
             check_callable("device_transform", self.device_transform, "a function of a batch")
         if self.device is not None:
             torch.device(self.device)  # raises torch's own error
         elif self.device_transform is not None or self.static_buffers:
             raise ValueError("device_transform and static_buffers need a device; pass device=, too")
-
-    def _check_worker_death(self) -> None:
         choice = read_choice("on_worker_death", self.on_worker_death, ("raise", "restart"))
         if choice == "restart" and self.path == "torch":
             raise ValueError(
@@ -221,7 +217,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self, *args: Any, **kwargs: Any) -> _BaseDataLoaderIter:
         """Make an iterator. A later torch may pass arguments, which are for its own."""
-        self._check_worker_death()  # attributes may have been assigned
+        self._check_arguments()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
         iterator: _BaseDataLoaderIter = open_iterator(
@@ -336,12 +332,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from fastloop.loader.frameworks import unwrap
-from fastloop.loader.route import choose_route
+from fastloop.loader.iterators import choose_route
 from fastloop.loader.shared import Shared, shared_of
 
 

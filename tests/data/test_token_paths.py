@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler, Subset, random_split
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader, TokenDataset
-from fastloop.loader.arrays.source import open_source
+from fastloop.loader.arrays.columns import open_source
 
 T, BATCH = 16, 5
 COUNTS = (400, 9, 300)

@@ -12,7 +12,7 @@ from helpers import TorchLoader, assert_same
 from token_writers import some_tokens, write_llmc
 
 from fastloop import DataLoader, TokenDataset
-from fastloop.loader.arrays.source import open_source
+from fastloop.loader.arrays.columns import open_source
 
 PATHS = [("array", 0), ("array", 2), ("sync", 0), ("process", 2), ("torch", 0), ("torch", 2)]
 T, BATCH = 100, 7

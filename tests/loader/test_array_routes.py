@@ -173,7 +173,7 @@ def test_a_sampler_of_lists_is_left_to_torch_where_datasets_are_nested() -> None
         ours = DataLoader(MAKE[name](), **options)
         assert ours.stats().path == path
         assert_same(list(ours), list(TorchLoader(MAKE[name](), **options)))
-    assert "no index of a StackDataset" in ours.stats().why
+    assert "do not index a StackDataset" in ours.stats().why
     sampler = ShuffleSampler(MAKE["concat"]())
     loader = DataLoader(MAKE["concat"](), None, sampler=sampler, num_workers=1)
     assert loader.stats().path == "array"

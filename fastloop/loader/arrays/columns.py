@@ -1,18 +1,28 @@
-"""Columns: array data in the form that the C core takes, and the tensors that it does not take."""
+"""The columns of a dataset: the arrays behind it, in the form that the C core gathers from.
+
+Each *taker* knows one kind of dataset. It returns the columns, or None for datasets of other kinds;
+``take`` asks one after the other. Takers look at exact types, because a subclass may override
+anything. An attribute that is assigned to a dataset during an epoch is seen by the next ``iter()``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils import data as torch_data
 
 from fastloop._core import ImagePlan, SequenceColumn, Table, Windows
 from fastloop.base.moves import watch
 from fastloop.base.tensors import DTYPES
-from fastloop.data.field import Array, MappedFile
-from fastloop.data.index_blocks import Vector
+from fastloop.data.field import Array, Field, MappedFile, torch_dtype
+from fastloop.data.index_blocks import Vector, as_vector
+from fastloop.data.kinds import is_array_dataset, is_image_folder, is_token_dataset
 
 
 class NotCoveredError(Exception):
@@ -120,7 +130,7 @@ class Columns:
     """
 
     structure: Structure
-    all: list[Column] = field(default_factory=list)
+    all: list[Column] = dataclass_field(default_factory=list)
     rows: Vector | None = None
     kind: str = "plain arrays"
 
@@ -145,3 +155,246 @@ class Columns:
 def list_of(count: int) -> Structure:
     """Return the structure of a list of `count` outputs."""
     return (None,) * count
+
+
+@dataclass(frozen=True)
+class Source:
+    """The table of a dataset, as the C core takes it.
+
+    Attributes:
+        structure: of a batch.
+        maps: the rows that Subsets, or the indices of a dataset, leave; innermost first.
+        dataset: below its Subsets.
+        kind: the kind of data, for ``stats().why``.
+    """
+
+    table: Table
+    structure: Structure
+    maps: tuple[Vector, ...]
+    dataset: Any
+    kind: str
+
+
+def below_subsets(dataset: Any) -> Any:
+    """Return the dataset that Subsets within each other take their samples from."""
+    while type(dataset) is torch_data.Subset:
+        dataset = dataset.dataset
+    return dataset
+
+
+def gives_views(dataset: object, workers: int) -> bool:
+    """Tell whether single samples of torch's own code are views of the data."""
+    return workers == 0 and not (is_array_dataset(dataset) or is_token_dataset(dataset))
+
+
+# ---- takers of datasets that hold arrays
+
+Taker = Callable[[Any], Columns | None]
+
+
+def take(dataset: object, takers: Sequence[Taker]) -> Columns:
+    """Return the columns of the first taker that knows the dataset. Raises NotCoveredError."""
+    for taker in takers:
+        columns = taker(dataset)
+        if columns is not None:
+            return columns
+    raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
+
+
+def take_arrays(dataset: object) -> Columns | None:
+    if not is_array_dataset(dataset):
+        return None
+    if dataset._untranslated:
+        raise NotCoveredError(dataset._untranslated)
+    keys = dataset._keys
+    columns = Columns(dict.fromkeys(keys) if keys else list_of(len(dataset._fields)))
+    for field, plan in zip(dataset._fields, dataset._plans, strict=True):
+        if not isinstance(field, Field):
+            raise NotCoveredError(
+                f"{field.name} is a RaggedArray; pass PadCollate or PackCollate as collate_fn"
+            )
+        columns.add(field.name, field.source, field.file, plan)
+    return columns
+
+
+def take_images(dataset: object) -> Columns | None:
+    if not is_image_folder(dataset):
+        return None
+    if dataset._arrays is None:
+        raise NotCoveredError("the files of an ImageFolder without cache= are decoded in Python")
+    return replace(take(dataset._arrays, (take_arrays,)), kind="cached images")
+
+
+def take_tokens(dataset: object) -> Columns | None:
+    if not is_token_dataset(dataset):
+        return None
+    is_alone = dataset._keys is None and dataset._arguments.targets is None
+    names = dict.fromkeys(dataset._keys) if dataset._keys else list_of(2)
+    columns = Columns(None if is_alone else names, kind="windows of tokens")
+    columns.add("tokens", dataset._windows)
+    return columns
+
+
+def take_tensors(dataset: Any) -> Columns | None:
+    if type(dataset) is not torch_data.TensorDataset:
+        return None
+    columns = Columns(list_of(len(dataset.tensors)))
+    for i, tensor in enumerate(dataset.tensors):
+        columns.add(f"tensor {i}", tensor)
+    return columns
+
+
+@cache
+def _collated(dtype: np.dtype[Any], is_number: bool) -> torch.dtype | None:
+    """Return the dtype that torch makes of rows or numbers of NumPy; None: it refuses them."""
+    sample = np.zeros(() if is_number else 1, dtype)
+    try:
+        found: torch.dtype = torch_data.default_collate([sample[()]]).dtype
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return found
+
+
+def take_rows(dataset: Any) -> Columns | None:
+    """Take a tensor or an ndarray that is a dataset itself."""
+    columns = Columns(None)
+    if type(dataset) is torch.Tensor:
+        columns.add("the dataset", dataset)
+    elif type(dataset) in (np.ndarray, np.memmap):
+        field = Field("the dataset", dataset)
+        array: Any = field.source
+        if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
+            raise NotCoveredError(
+                f"the dataset has rows of {array.dtype}, of which torch makes others"
+            )
+        if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
+            raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
+        columns.add("the dataset", array, field.file, is_array=True)
+    else:
+        return None
+    return columns
+
+
+# ---- takers of datasets that are made of others
+
+
+def _rows_of(subset: Any) -> Vector:
+    """Return the rows of a Subset. Raises NotCoveredError."""
+    rows = as_vector(subset.indices)
+    if rows is None:
+        raise NotCoveredError("the indices of the Subset are not plain integers")
+    return rows
+
+
+def _pick(column: Column, rows: Vector) -> Column:
+    segment, *others = column.segments()
+    if others:
+        raise NotCoveredError("a Subset of a ConcatDataset lies within another dataset")
+    length = segment.length
+    if len(rows) and not -length <= rows.min() <= rows.max() < length:
+        raise NotCoveredError(f"an index of a Subset is out of range for {length} rows")
+    rows = np.where(rows < 0, rows + length, rows)
+    taken = rows if isinstance(segment.rows, int) else segment.rows[rows]
+    return replace(column, source=(segment._replace(rows=taken),), file=None)
+
+
+def take_subset(dataset: Any) -> Columns | None:
+    if type(dataset) is not torch_data.Subset:
+        return None
+    rows = _rows_of(dataset)
+    inner = take(dataset.dataset, TAKERS)
+    return Columns(inner.structure, [_pick(column, rows) for column in inner.all])
+
+
+def take_stack(dataset: Any) -> Columns | None:
+    if type(dataset) is not torch_data.StackDataset:
+        return None
+    parts: Any = dataset.datasets
+    is_dict = isinstance(parts, dict)
+    found = {
+        key: take(part, TAKERS) for key, part in (parts.items() if is_dict else enumerate(parts))
+    }
+    structures = {key: columns.structure for key, columns in found.items()}
+    stack = Columns(structures if is_dict else tuple(structures.values()))
+    for key, columns in found.items():
+        for column in columns.all:
+            column.segments()  # refuses more than rows
+            stack.all.append(replace(column, name=f"datasets[{key!r}], {column.name}"))
+    return stack
+
+
+def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
+    """Join the columns of the parts of a ConcatDataset, which has so many rows of each."""
+    first = columns[0]
+    if any(column.is_array is not first.is_array for column in columns):
+        raise NotCoveredError("a ConcatDataset has tensors in one dataset, ndarrays in another")
+    segments: list[Segment] = []
+    for column, length in zip(columns, lengths, strict=True):
+        found = column.segments()
+        rows = sum(segment.length for segment in found)
+        if rows != length:
+            raise NotCoveredError(
+                f"the ConcatDataset was made when {column.name} had {length} rows, "
+                f"and it has {rows}"
+            )
+        segments += found
+    return replace(first, source=tuple(segments), file=None)
+
+
+def _is_same_structure(a: Structure, b: Structure) -> bool:
+    """Tell whether types and keys are the same, in the same order."""
+    if type(a) is not type(b) or a is None or len(a) != len(b):
+        return a is b
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_is_same_structure(a[key], b[key]) for key in a)
+    return all(map(_is_same_structure, a, b))
+
+
+def take_concat(dataset: Any) -> Columns | None:
+    if type(dataset) is not torch_data.ConcatDataset:
+        return None
+    lengths = np.diff(dataset.cumulative_sizes, prepend=0).tolist()
+    # torch takes no sample of empty parts, so they may be of other kinds.
+    pairs = list(zip(dataset.datasets, lengths, strict=True))
+    pairs = [pair for pair in pairs if pair[1] > 0] or pairs[:1]
+    parts = [take(part, TAKERS) for part, _ in pairs]
+    structure = parts[0].structure
+    if not all(_is_same_structure(part.structure, structure) for part in parts):
+        raise NotCoveredError("a dataset of the ConcatDataset has samples of other structure")
+    columns = zip(*(part.all for part in parts), strict=True)
+    return Columns(structure, [_join(same, [length for _, length in pairs]) for same in columns])
+
+
+# Datasets that may lie within others.
+TAKERS: tuple[Taker, ...] = (
+    take_arrays,
+    take_images,
+    take_tokens,
+    take_tensors,
+    take_rows,
+    take_subset,
+    take_stack,
+    take_concat,
+)
+
+
+def open_source(dataset: Any, pin: bool, takers: Sequence[Taker] = TAKERS) -> Source:
+    """Open the table of a dataset. Raises NotCoveredError.
+
+    Args:
+        dataset: any.
+        pin: threads will read ahead, so keep the storages of tensors from being resized.
+        takers: are asked for the dataset below Subsets, one after the other.
+    """
+    maps: list[Vector] = []
+    while type(dataset) is torch_data.Subset:
+        maps.insert(0, _rows_of(dataset))
+        dataset = dataset.dataset
+    try:
+        columns = take(dataset, takers)
+        table = columns.table(pin)
+    except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise NotCoveredError(str(error)) from error
+    if columns.rows is not None:
+        maps.insert(0, columns.rows)
+    return Source(table, columns.structure, tuple(maps), dataset, columns.kind)
