@@ -20,7 +20,8 @@ from framework_runs import (
     model_of,
     weights,
 )
-from helpers import run_ranks, run_script
+from helpers import run_ranks
+from programs import run_program
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -205,19 +206,9 @@ def test_path_budget_restarts_and_states_survive_prepare(
     assert type(prepared.base_dataloader.__iter__()) is ThreadIter
 
 
-def test_a_loader_that_is_made_before_accelerate_is_imported(tmp_path: Path) -> None:
-    for source in ("accelerate", "accelerate.data_loader"):
-        run_script(
-            tmp_path,
-            f"""
-import sys
-import fastloop, torch
-loader = fastloop.DataLoader(torch.arange(4), device="cpu", device_transform=lambda x: x * 2)
-assert "accelerate" not in sys.modules
-from {source} import skip_first_batches
-assert [x.item() for x in skip_first_batches(loader, 1)] == [2, 4, 6]
-""",
-        )
+@pytest.mark.parametrize("module", ["accelerate", "accelerate.data_loader"])
+def test_a_loader_that_is_made_before_accelerate_is_imported(module: str, tmp_path: Path) -> None:
+    run_program(tmp_path, "loader_before_accelerate", module)
 
 
 def test_a_loader_without_arguments_of_its_own_becomes_torchs() -> None:
