@@ -10,7 +10,7 @@ import torch
 import torch.utils.data
 
 from fastloop.base.checks import check_callable, read_choice, read_int
-from fastloop.base.torch_parts import call_as_torch, difference, new_arguments
+from fastloop.base.torch_parts import BaseIter, call_as_torch, difference, new_arguments
 from fastloop.data.stateful import has_place
 from fastloop.loader.frameworks import keep_arguments
 from fastloop.loader.iterators import PATHS, iterate_anew, open_iterator
@@ -28,11 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch.utils.data import Dataset, Sampler
-    from torch.utils.data.dataloader import (
-        _BaseDataLoaderIter,
-        _collate_fn_t,
-        _worker_init_fn_t,
-    )
+    from torch.utils.data.dataloader import _collate_fn_t, _worker_init_fn_t
     from typing_extensions import Self
 
     from fastloop.loader.stats import LoaderStats
@@ -207,20 +203,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # setdefault(): the same for all threads
         return shared or self.__dict__.setdefault("_shared", Shared())
 
-    def __iter__(self) -> _BaseDataLoaderIter:
+    def __iter__(self) -> BaseIter:
         warn_of_end(self, self._shared.position)
-        iterator: _BaseDataLoaderIter | None = iterate_anew(self, super().__iter__)
+        iterator: BaseIter | None = iterate_anew(self, super().__iter__)
         if iterator is None:  # persistent workers, and close() has come in between
             raise RuntimeError(CLOSED)
         self._shared.position.begin(iterator)
         return iterator
 
-    def _get_iterator(self, *args: Any, **kwargs: Any) -> _BaseDataLoaderIter:
+    def _get_iterator(self, *args: Any, **kwargs: Any) -> BaseIter:
         """Make an iterator. A later torch may pass arguments, which are for its own."""
         self._check_arguments()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
-        iterator: _BaseDataLoaderIter = open_iterator(
+        iterator: BaseIter = open_iterator(
             self,
             self._shared,
             functools.partial(super()._get_iterator, *args, **kwargs),

@@ -6,7 +6,6 @@ path of fastloop takes run torch's own code.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -279,7 +278,12 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     seeder = _name_seeder(loader.worker_init_fn) if has_init else ""
     if replaced := _SAMPLE_METHODS.find_replaced():
         raise NotCoveredError(f"torch's {replaced} was replaced by another")
-    if not _has_default_collate(loader, is_sequence):
+    # PadCollate and PackCollate collate fields without sequences by torch's default.
+    collate_fn = default_collate if is_sequence else loader.collate_fn
+    is_default = collate_fn is default_convert
+    if loader._auto_collation:
+        is_default = is_default_collate(collate_fn)
+    if not is_default:
         raise NotCoveredError(
             difference("collate")
             or "collate_fn is not torch's default, or its registry was extended"
@@ -301,24 +305,12 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     return Route("array", why, source)
 
 
-def _has_default_collate(loader: DataLoader[Any], is_sequence: bool) -> bool:
-    if not loader._auto_collation:
-        return loader.collate_fn is default_convert
-    # PadCollate and PackCollate collate fields without sequences by torch's default.
-    return is_default_collate(default_collate if is_sequence else loader.collate_fn)
-
-
 def _name_seeder(init: Any) -> str:
     """Return the name of a worker_init_fn, or of the function of a partial, that only seeds; or
     ""."""
-    function = init.func if type(init) is functools.partial else init
-    for module, name in _SEEDERS:
-        # A program that has the function has imported its module. A function that others have put
-        # into that module has another __module__.
-        is_there = function is getattr(sys.modules.get(module), name, None)
-        if is_there and getattr(function, "__module__", None) == module:
-            return name
-    return ""
+    function = init.func if isinstance(init, functools.partial) else init
+    name = getattr(function, "__name__", "")
+    return name if (getattr(function, "__module__", ""), name) in _SEEDERS else ""
 
 
 def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
