@@ -169,9 +169,6 @@ class Seam:
             fastloop's. It is told whether this thread is the only one, so that no other draws from
             torch's own generator. Run whenever the seam is put in.
         groups: of torch_parts, which have to be as fastloop knows them.
-
-    Attributes:
-        say_lost: what objects lose that go on without it; "" if nothing.
     """
 
     def __init__(
@@ -184,7 +181,6 @@ class Seam:
         self.name = name
         self._groups = groups
         self.is_on = False
-        self.say_lost: Callable[[], str] = str
         self._why = "it was not asked for"
         self._is_strict = is_strict
         self._probe = probe
