@@ -37,7 +37,7 @@ from accelerate.utils import DataLoaderConfiguration
 
 @pytest.fixture(autouse=True)
 def no_state() -> Iterator[None]:
-    """accelerate keeps the arguments of the first Accelerator for all."""
+    """Forget the arguments of the first Accelerator, which accelerate keeps for all."""
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -128,7 +128,7 @@ def is_doubled(loader: Any, first: int = 0) -> bool:
 
 @pytest.fixture(params=[False, True], ids=["torch", "patched"])
 def patched(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """What a loader is given stays, whether patch() is on or not."""
+    """A loader keeps its arguments, whether patch() is on or not."""
     if not request.param:
         yield False
         return
@@ -160,7 +160,7 @@ def test_a_transform_survives_prepare_and_what_follows(
     assert is_doubled(prepared) and is_doubled(prepared)
     assert is_doubled(accelerator.skip_first_batches(prepared, 2), 8)
     assert fastloop.stats(prepared).batches == 2 * len(list(plain))
-    assert not is_doubled(plain)  # the same dataset in a loader of torch's
+    assert not is_doubled(plain)  # the same dataset in a plain loader
 
 
 def test_a_transform_survives_copies_and_a_second_prepare(patched: bool) -> None:
