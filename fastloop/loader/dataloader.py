@@ -152,8 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._check_arguments()
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
-        if self._own_arguments():
-            keep_arguments(DataLoader)
+        self._tell_accelerate()
         super().__init__(
             dataset,
             batch_size,
@@ -179,6 +178,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Return the arguments that torch's class does not have, where they are not the default."""
         now = {name: getattr(self, name) for name in _OWN}
         return {name: value for name, value in now.items() if value != _OWN[name]}
+
+    def _tell_accelerate(self) -> None:
+        if self._own_arguments():
+            keep_arguments(DataLoader)
 
     def _check_arguments(self) -> None:
         """Check arguments against each other; again before each iter(), as attributes may have been
@@ -340,6 +343,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         shared = Shared(state.pop("_position"))
         self.__dict__.update(state, _shared=shared)
+        self._tell_accelerate()
 
 
 def _signature() -> inspect.Signature:

@@ -206,9 +206,10 @@ def test_path_budget_restarts_and_states_survive_prepare(
     assert type(prepared.base_dataloader.__iter__()) is ThreadIter
 
 
+@pytest.mark.parametrize("how", ["made", "unpickled"])
 @pytest.mark.parametrize("module", ["accelerate", "accelerate.data_loader"])
-def test_a_loader_that_is_made_before_accelerate_is_imported(module: str, tmp_path: Path) -> None:
-    run_program(tmp_path, "loader_before_accelerate", module)
+def test_a_loader_that_is_there_before_accelerate(module: str, how: str, tmp_path: Path) -> None:
+    run_program(tmp_path, "loader_before_accelerate", module, how)
 
 
 def test_a_loader_without_arguments_of_its_own_becomes_torchs() -> None:
