@@ -40,7 +40,7 @@ _HOMES = {
     "patched": "fastloop.patching.patch",
     "prefetch": "fastloop.device.prefetch",
     "report": "fastloop.tools.report.report",
-    "stats": "fastloop.loader.any_loader",
+    "stats": "fastloop.loader.stats",
     "transforms": "fastloop.transforms",
     "tune": "fastloop.tools.tune.tune",
     "unpatch": "fastloop.patching.patch",

@@ -1,8 +1,4 @@
-"""The seam of loaders: ``torch.utils.data.DataLoader`` makes the iterators of ``fast_iterator``.
-
-A loader that accelerate has made from one of ours keeps the arguments that torch's class does not
-have: ``loader/extras.py``.
-"""
+"""The seam of loaders: ``torch.utils.data.DataLoader`` makes the iterators of ``fast_iterator``."""
 
 from __future__ import annotations
 
@@ -16,15 +12,14 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, TensorDataset
 
 from fastloop.base.beside import Beside
+from fastloop.base.late_import import after_import
 from fastloop.base.torch_parts import call_as_torch
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader import dataloader as fastloop_loader
-from fastloop.loader import extras as loader_extras
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.iterators import iterate_anew, iterator_with
+from fastloop.loader.iterators import iterate_anew, open_iterator
 from fastloop.loader.plain.torch_iters import SyncIter
-from fastloop.loader.shared import LoaderProxy, shared_of
-from fastloop.patching.late_import import after_import
+from fastloop.loader.shared import shared_of
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
 # The one class known whose __init__ does not call torch's.
@@ -42,10 +37,7 @@ def _has_pipe(loader: DataLoader[Any]) -> bool:
 
 
 def _make_iterator(loader: DataLoader[Any], torchs_own: Callable[[], Any]) -> Any:
-    extras = loader_extras.extras_of_torchs(loader)
-    others = {name: getattr(extras, name) for name in extras.names_given()}
-    seen: Any = LoaderProxy(loader, **others) if others else loader
-    return iterator_with(extras, seen, shared_of(loader), torchs_own)
+    return open_iterator(loader, shared_of(loader), torchs_own)
 
 
 def _describe(loader: DataLoader[Any], iterator: Any) -> str:
@@ -152,8 +144,6 @@ def make_seam(is_strict: bool) -> Seam:
 
         return __init__
 
-    seam.say_lost = loader_extras.say_lost_without_seam
-    loader_extras.is_served_as_torchs = lambda loader: seam.is_on and not _has_pipe(loader)
     seam.add(DataLoader, "_get_iterator", make_get_iterator)
     seam.add(DataLoader, "__iter__", make_iter)
     seam.add(DataLoader, "__init__", make_init)

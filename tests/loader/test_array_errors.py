@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import N, run_script, small_dataset
+from helpers import N, small_dataset
+from programs import run_program
 from torch.utils.data import TensorDataset
 
 from fastloop import ArrayDataset, DataLoader
@@ -141,41 +142,10 @@ def test_a_path_that_is_no_npy_file(
             assert str(path) in str(caught.value)
 
 
-SPECIAL = """
-import os
-import socket
-from fastloop import ArrayDataset
-
-os.mkfifo("fifo.npy")
-os.symlink("fifo.npy", "link.npy")
-listener = socket.socket(socket.AF_UNIX)
-listener.bind("socket.npy")
-stat, fifos = os.stat, []
-
-
-def stat_and_replace(path, **kwargs):
-    # Another process puts a FIFO there when the file was looked at, but is not open yet.
-    found = stat(path, **kwargs)
-    if str(path).endswith("late.npy") and not fifos:
-        os.unlink(path)
-        fifos.append(os.mkfifo(path))
-    return found
-
-
-os.stat = stat_and_replace
-open("late.npy", "wb").close()
-for path in ("fifo.npy", "link.npy", "socket.npy", "/dev/zero", "/dev/null", "late.npy"):
-    try:
-        ArrayDataset(x=path)
-    except ValueError as error:
-        print(error)
-"""
-
-
 def test_a_path_that_is_no_regular_file(tmp_path: Path) -> None:
     """In a process of its own: a FIFO would keep this one waiting for somebody who writes to it,
     and a device may give bytes without end."""
-    lines = run_script(tmp_path, SPECIAL, timeout=300).splitlines()
+    lines = run_program(tmp_path, "special_files", timeout=300).splitlines()
     kinds = ["FIFO", "FIFO", "socket", "character device", "character device", "FIFO"]
     names = ["fifo.npy", "link.npy", "socket.npy", "/dev/zero", "/dev/null", "late.npy"]
     assert len(lines) == len(kinds)

@@ -305,7 +305,7 @@ LEFT_TO_OTHERS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"collate_fn": PackCollate()},
         "gather for PackCollate from an ArrayDataset, and the dataset is a TensorDataset",
     ),
-    "lists": (DATASETS["one"], {"batch_size": None, "sampler": [[0, 1]]}, "no index of a Ragged"),
+    "lists": (DATASETS["one"], {"batch_size": None, "sampler": [[0, 1]]}, "do not index a Ragged"),
     "name": (
         lambda: ArrayDataset(x=ragged(), max_length_q=Y),
         {"collate_fn": PackCollate()},
