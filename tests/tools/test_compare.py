@@ -69,22 +69,34 @@ def test_the_table_has_medians_intervals_and_what_is_not_known() -> None:
     patched = [trial(steps_per_second=rate, cpu_s=None) for rate in (180.0, 200.0, 220.0)]
     rows = {line[:20].strip(): line for line in make_table(plain, patched, 5).splitlines()}
     assert "100.0 (90.0 - 110.0)" in rows["steps a second"]
-    assert rows["steps a second"].endswith("2x (2 - 2) better")
-    assert rows["data wait a step"].endswith("no difference (1 - 1)")
+    assert rows["steps a second"].endswith("2x (2.00x - 2.00x) better")
+    assert rows["data wait a step"].endswith("no difference (1.00x - 1.00x)")
     assert rows["CPU time a step"].split()[-3:] == ["n/a"] * 3
     assert "GPU memory" not in rows and "between epochs" not in rows
     text = "\n".join(rows.values())
     assert "ended by itself after 3 of 5 steps" in text
     assert "EQUAL to the last bit in all 6 runs: 3 losses of 3 steps" in text
-    assert text.endswith("SPEED: patched is faster: 2x, 2 to 2 times as many steps a second")
+    assert text.endswith("SPEED: patched is faster: 2x, 2.00x to 2.00x as many steps a second")
 
 
 @pytest.mark.parametrize(
     ("rates", "row", "last"),
     [
-        ((50.0, 100.0, 200.0), "cannot tell (0.5 - 2); --rounds 7", "cannot tell (0.5 to 2 times"),
-        ((98.0, 100.0, 102.0), "no difference (0.98 - 1.02)", "no difference: patched within 3 %"),
-        ((50.0, 51.0, 52.0), "0.51x (0.5 - 0.52) worse", "patched is SLOWER: 0.51x, 0.5 to 0.52"),
+        (
+            (50.0, 100.0, 200.0),
+            "cannot tell (0.500x - 2.00x); --rounds 7",
+            "cannot tell (0.500x to 2.00x",
+        ),
+        (
+            (98.0, 100.0, 102.0),
+            "no difference (0.980x - 1.02x)",
+            "no difference: patched within 3 %",
+        ),
+        (
+            (50.0, 51.0, 52.0),
+            "0.51x (0.500x - 0.520x) worse",
+            "patched is SLOWER: 0.51x, 0.500x to",
+        ),
     ],
 )
 def test_only_what_is_within_3_percent_is_no_difference(
@@ -95,7 +107,7 @@ def test_only_what_is_within_3_percent_is_no_difference(
     table = make_table(plain, patched, 3)
     (found,) = (line for line in table.splitlines() if "steps a second  " in line)
     assert found.endswith(row) and table.splitlines()[-1].startswith(f"SPEED: {last}")
-    assert "0.75x (0.75 - 0.75) better" in table  # start to last step: less is better
+    assert "0.75x (0.750x - 0.750x) better" in table  # start to last step: less is better
 
 
 # ---- what a trial records, in this process

@@ -18,15 +18,12 @@ from torch.utils.data import Subset, TensorDataset
 import fastloop.__main__
 from fastloop.tools.report import loader_source
 from fastloop.tools.report.files import to_json
-from fastloop.tools.report.gpu_usage import GpuUsage
-from fastloop.tools.report.gpu_waits import GpuWaits
-from fastloop.tools.report.loader_source import LoaderSource
+from fastloop.tools.report.gpu import GpuUsage, GpuWaits
+from fastloop.tools.report.loader_source import LoaderSource, find_remedy
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.page import make_page
-from fastloop.tools.report.remedies import find_remedy
+from fastloop.tools.report.render import make_table, make_trace
 from fastloop.tools.report.summary import summarize
-from fastloop.tools.report.table import make_table
-from fastloop.tools.report.trace import make_trace
 
 MS = 1_000_000
 
@@ -44,8 +41,8 @@ def loop_of(
     wait: float, compute: float, steps: int = 100, loader: LoaderSource | None = None
 ) -> LoopObserver:
     """A loop whose steps wait and compute for so many ms."""
-    observer = LoopObserver(clock=lambda: 0, usage=GpuUsage(find=lambda: None))
-    source = loader or observer.sources.find(FakeLoader())
+    observer = LoopObserver(clock=lambda: 0, usage=GpuUsage(read=lambda: None))
+    source = loader or observer.sources.lookup(FakeLoader())
     observer.sources.all[:] = [source]
     recorder = observer.recorder
     now = 0
@@ -95,7 +92,7 @@ def test_the_first_step_of_an_epoch_is_not_in_the_table() -> None:
     ("wait", "compute", "kind", "text"),
     [
         (30, 9.5, "input-bound", "INPUT-BOUND: the loop waits 75% of each step for data (30.0 ms "
-         "of 40.0 ms on average). With data always ready: at most 4.00× faster. Cause: the loop "
+         "of 40.0 ms on average). With data always ready: at most 4.00x as fast. Cause: the loop "
          "loads list of 1,000 itself (num_workers=0). Next: num_workers 0→"),
         (1, 8.5, "partly input-bound", "PARTLY INPUT-BOUND: the loop waits 10% of each step"),
         (0.1, 9.4, "not input-bound", "NOT INPUT-BOUND: 1.0% of each step is waiting for data; a "
@@ -284,7 +281,7 @@ class FakeIter:
 def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes late, goes to its own step, and decides the verdict."""
     events, clock = FakeEvents(), [0]
-    observer = LoopObserver(lambda: clock[0], GpuWaits(events), GpuUsage(find=lambda: None))
+    observer = LoopObserver(lambda: clock[0], GpuWaits(events), GpuUsage(read=lambda: None))
     iterator = FakeIter()
     optimizer = SimpleNamespace()
     for number in range(100):
@@ -298,7 +295,7 @@ def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
         clock[0] += MS
         observer.leave_update(id(optimizer))
     observer.enter_next(iterator)
-    observer.leave_next(StopIteration())
+    observer.leave_next(StopIteration)
     observer.end()
     steps = list(observer.recorder.steps)
     assert [step.gpu_wait / MS for step in steps[:98]] == [0.0, 4.0] * 49
@@ -481,13 +478,13 @@ def test_two_reports_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[
         (tmp_path / name).write_text(to_json(found_of(loop_of(wait, 10))))
     status = fastloop.__main__.main(["compare", *(str(tmp_path / n) for n in ("a.json", "b.json"))])
     out = capsys.readouterr().out
-    assert status == 0 and re.search(r"data wait +10\.0 ms +49% +5\.00 ms +32% +×0\.50", out)
+    assert status == 0 and re.search(r"data wait +10\.0 ms +49% +5\.00 ms +32% +0\.500x", out)
     assert "GPU" not in out and "host to device" not in out
-    assert re.search(r"steps a second +48\.8 +64\.5 +×1\.32", out), out
+    assert re.search(r"steps a second +48\.8 +64\.5 +1\.32x", out), out
 
 
 @pytest.mark.parametrize(
-    ("text", "error"), [("{", "is no JSON"), ("[]", "its schema is None"), (None, "No such file")]
+    ("text", "error"), [("{", "must hold JSON"), ("[]", "got None"), (None, "No such file")]
 )
 def test_what_is_no_report_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, error: str

@@ -1,8 +1,8 @@
-"""Where a loop is watched: methods of torch's classes and ours, while a report is open.
+"""The hooks by which open reports watch a loop: replaced methods of torch's classes and fastloop's.
 
-Replaced are `iter()` of loaders, `next()` of their iterators, and what scalers and clipping do;
-optimizers have hooks of torch's own for it. Nothing is replaced where no report is open. Any
-thread may come through here: a report is told of its own thread alone, and counts the others.
+Replaced are `iter()` of loaders, `next()` of their iterators, and the methods of scalers and
+clipping; optimizers have torch's own hooks. Without an open report nothing is replaced. Any thread
+may come through here: a report hears of its own thread alone, and counts the calls of others.
 """
 
 from __future__ import annotations
@@ -36,27 +36,21 @@ _places: dict[tuple[Any, str], Place] = {}
 _handles: list[Any] = []  # of torch's hooks
 
 
-def _find() -> tuple[LoopObserver, ...]:
-    """The observers that are told of what this thread does."""
-    observers = _observers
-    ident = get_ident()
-    if seams.checking_thread == ident:
-        return ()
-    for observer in observers:
-        if observer.thread != ident:
-            break
-    else:
-        return observers
-    for observer in observers:
-        observer.elsewhere += observer.thread != ident
-    return tuple(observer for observer in observers if observer.thread == ident)
+def _list_observers() -> list[LoopObserver]:
+    """Return the observers that hear of this thread."""
+    observers, ident = _observers, get_ident()
+    if not observers or seams.checking_thread == ident:
+        return []
+    own = [observer for observer in observers if observer.thread == ident]
+    if len(own) < len(observers):
+        for observer in observers:
+            observer.elsewhere += observer.thread != ident
+    return own
 
 
 def _make_iter(before: Function) -> Function:
     def __iter__(self: Any) -> Any:  # noqa: N807
-        observers = [observer for observer in _find() if observer.enter_iter()]
-        if not observers:
-            return before(self)
+        observers = [observer for observer in _list_observers() if observer.enter_iter()]
         iterator = None
         try:
             iterator = before(self)
@@ -70,30 +64,25 @@ def _make_iter(before: Function) -> Function:
 
 def _make_next(before: Function) -> Function:
     def __next__(self: Any) -> Any:  # noqa: N807
-        observers = _find()
-        if not observers:
-            return before(self)
+        observers = _list_observers()
         for observer in observers:
             observer.enter_next(self)
+        error = None
         try:
-            batch = before(self)
-        except BaseException as error:
+            return before(self)
+        except BaseException as raised:
+            error = type(raised)
+            raise
+        finally:
             for observer in observers:
                 observer.leave_next(error)
-            raise
-        for observer in observers:
-            observer.leave_next(None)
-        return batch
 
     return __next__
 
 
 def _make_update(before: Function) -> Function:
     def update(*args: Any, **kwargs: Any) -> Any:
-        observers = _find()
-        if not observers:
-            return before(*args, **kwargs)
-        token = object()
+        observers, token = _list_observers(), object()
         for observer in observers:
             observer.enter_update(id(token))
         try:
@@ -105,32 +94,26 @@ def _make_update(before: Function) -> Function:
     return update
 
 
-def _make_step(before: Function, find_optimizer: Callable[..., Any]) -> Function:
-    """Of what calls an optimizer's step, or skips it."""
+def _make_step(before: Function) -> Function:
+    """Make the hook of a method that calls an optimizer's step, or skips it."""
     update = _make_update(before)
 
-    def step(*args: Any, **kwargs: Any) -> Any:
-        observers = _find()
-        decided = [observer.steps_decided for observer in observers]
-        result = update(*args, **kwargs)
-        for observer, count in zip(observers, decided, strict=True):
+    def step(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        decided = [(observer, observer.steps_decided) for observer in _list_observers()]
+        result = update(owner, *args, **kwargs)
+        for observer, count in decided:
             if observer.steps_decided == count:
-                observer.note_skip(find_optimizer(*args, **kwargs))
+                if isinstance(owner, Boundary):
+                    observer.note_skip(owner._optimizer)
+                else:  # a GradScaler
+                    observer.note_skip(args[0] if args else kwargs["optimizer"])
         return result
 
     return step
 
 
-def _make_scaler_step(before: Function) -> Function:
-    return _make_step(before, lambda scaler, optimizer, *args, **kwargs: optimizer)
-
-
-def _make_boundary_step(before: Function) -> Function:
-    return _make_step(before, lambda boundary, *args, **kwargs: boundary._optimizer)
-
-
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    observers = _find()
+    observers = _list_observers()
     for observer in observers:
         observer.enter_step(optimizer)
     if observers and len(args) > 1 and callable(args[1]):
@@ -141,11 +124,11 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    for observer in _find():
+    for observer in _list_observers():
         observer.leave_update(id(optimizer))
 
 
-def _time_closure(closure: Function, observers: tuple[LoopObserver, ...]) -> Function:
+def _time_closure(closure: Function, observers: list[LoopObserver]) -> Function:
     def timed() -> Any:
         for observer in observers:
             observer.enter_closure()
@@ -158,19 +141,19 @@ def _time_closure(closure: Function, observers: tuple[LoopObserver, ...]) -> Fun
     return timed
 
 
-def _find_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
+def _list_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
     for loader in (DataLoader, FastDataLoader):
         yield loader, "__iter__", _make_iter
-    for root in (BaseIter, Prefetcher):
+    for root, name, make in (
+        (BaseIter, "__next__", _make_next),
+        (Prefetcher, "__next__", _make_next),
+        (torch.amp.GradScaler, "step", _make_step),
+        (torch.amp.GradScaler, "unscale_", _make_update),
+    ):
         for kind in (root, *find_subclasses(root)):
-            if "__next__" in vars(kind):
-                yield kind, "__next__", _make_next
-    for kind in (torch.amp.GradScaler, *find_subclasses(torch.amp.GradScaler)):
-        if "step" in vars(kind):
-            yield kind, "step", _make_scaler_step
-        if "unscale_" in vars(kind):
-            yield kind, "unscale_", _make_update
-    yield Boundary, "step", _make_boundary_step
+            if name in vars(kind):
+                yield kind, name, make
+    yield Boundary, "step", _make_step
     yield GradScaler, "unscale_and_clip_", _make_update
     yield GradList, "clip_parameters", _make_update
     for name in ("_get_total_norm", "_clip_grads_with_norm_"):
@@ -179,12 +162,11 @@ def _find_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
 
 
 def open_hooks(observer: LoopObserver) -> None:
-    """From now on it is told."""
+    """Tell this observer of all that its thread does from now on."""
     global _observers
     with _lock:
-        for owner, name, make in _find_places():
-            place = _places.setdefault((owner, name), Place(owner, name, make))
-            place.put_in()
+        for owner, name, make in _list_places():
+            _places.setdefault((owner, name), Place(owner, name, make)).put_in()
         if not _handles:
             _handles.append(register_optimizer_step_pre_hook(_before_step))
             _handles.append(register_optimizer_step_post_hook(_after_step))
@@ -192,7 +174,7 @@ def open_hooks(observer: LoopObserver) -> None:
 
 
 def close_hooks(observer: LoopObserver) -> None:
-    """From now on it is not; the last one takes out what was replaced."""
+    """Tell this observer of nothing more; the last one puts back what was replaced."""
     global _observers
     with _lock:
         _observers = tuple(other for other in _observers if other is not observer)
@@ -208,7 +190,7 @@ def _take_out() -> None:
 
 
 def _forget() -> None:
-    """In a forked child, where nobody would read it."""
+    """Close everything in a forked child, which nobody reads."""
     global _observers, _lock
     _lock = threading.Lock()
     _observers = ()

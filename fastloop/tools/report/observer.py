@@ -1,7 +1,7 @@
 """LoopObserver: what one report is told of a loop, handed to its recorder.
 
-It knows which loader an iterator is of, looks at workers and the GPU once a second, and keeps calls
-that lie inside others from being counted twice. Called on the thread of its report.
+It knows which loader an iterator belongs to, looks at workers and the GPU from time to time, and
+keeps calls that lie inside others from being counted twice. Called on the thread of its report.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from typing import Any
 
 from fastloop.base.torch_parts import BaseIter
 from fastloop.device.prefetch import Prefetcher
-from fastloop.tools.report.gpu_usage import GpuUsage
-from fastloop.tools.report.gpu_waits import EventPair, GpuWaits
-from fastloop.tools.report.loader_source import NONE, READY, LoaderSource, find_inner
+from fastloop.tools.report.gpu import EventPair, GpuUsage, GpuWaits
+from fastloop.tools.report.loader_source import NONE, READY, LoaderSource, loading_iterator
 from fastloop.tools.report.process_usage import runnable_ns
 from fastloop.tools.report.recorder import StepRecorder
 
-LOOK_NS = 1_000_000_000  # at the GPU
-_LOOK_AT_WORKERS_NS = LOOK_NS // 10  # epochs may be short
-_MOST_LOOKS = 100  # at batches that the loop makes itself
+_LOOK_AT_GPU_NS = 1_000_000_000
+_LOOK_AT_WORKERS_NS = 100_000_000  # epochs may be short
+_MAX_LOOKS = 100  # at batches that the loop makes itself
 _MAX_SOURCES = 64
-_MAX_LOG = 256  # events that are not told yet
+_MAX_LOG = 256  # events that the recorder has not read yet
 
 
 class _Sources:
-    """The LoaderSource of each loader and iterator, by address, until that dies."""
+    """The LoaderSource of each loader and iterator, by address until the object dies: loaders of
+    users may define __eq__ and so have no hash."""
 
     def __init__(self) -> None:
         self.all: list[LoaderSource] = []
         self._found: dict[int, tuple[weakref.ref[Any], LoaderSource]] = {}
 
-    def find(self, owner: Any) -> LoaderSource:
+    def lookup(self, owner: Any) -> LoaderSource:
         found = self._found.get(id(owner))
         if found is not None and found[0]() is owner:
             return found[1]
-        inner = find_inner(owner)
+        inner = loading_iterator(owner)
         if inner is not owner and isinstance(inner, BaseIter):
-            source = self.find(inner)
+            source = self.lookup(inner)
         elif len(self.all) < _MAX_SOURCES:
             source = LoaderSource(owner)
             if isinstance(owner, BaseIter):
@@ -54,8 +54,7 @@ class _Sources:
         return source
 
     def bind(self, owner: Any, source: LoaderSource) -> None:
-        key = id(owner)
-        self._found[key] = weakref.ref(owner, partial(self._forget, key)), source
+        self._found[id(owner)] = weakref.ref(owner, partial(self._forget, id(owner))), source
 
     def _forget(self, key: int, reference: weakref.ref[Any]) -> None:
         if key in self._found and self._found[key][0] is reference:
@@ -63,15 +62,20 @@ class _Sources:
 
 
 class LoopObserver:
-    """Tells a recorder.
+    """Writes down what happens in a loop, and lets its recorder read that later.
 
-    Hooks only write down what happened, because each of them runs between two long computations,
-    where caches hold nothing of ours. The recorder reads it some hundred events at a time.
+    Hooks run between two long computations, when caches hold nothing of fastloop: so they only
+    append to a list, which the recorder reads some hundred events at a time.
 
     Args:
-        clock: ns that only grow.
-        waits: of the GPU for batches.
-        usage: of the GPU.
+        clock: returns ns that only grow.
+        waits: the waits of the GPU for batches.
+        usage: the usage of the GPU.
+
+    Attributes:
+        elsewhere: calls on other threads.
+        steps_decided: steps that were taken or skipped.
+        has_silent_skips: whether an optimizer may skip steps by itself, on the device.
     """
 
     def __init__(
@@ -81,9 +85,8 @@ class LoopObserver:
         usage: GpuUsage | None = None,
     ) -> None:
         self.thread = get_ident()
-        self.elsewhere = 0  # calls on other threads
-        self.steps_decided = 0  # taken or skipped
-        self.has_silent_skips = False  # an optimizer may skip by itself, on the device
+        self.elsewhere = self.steps_decided = 0
+        self.has_silent_skips = False
         self.sources = _Sources()
         self.waits = waits or GpuWaits()
         self.usage = usage or GpuUsage()
@@ -92,70 +95,86 @@ class LoopObserver:
         self._log: list[tuple[Any, ...]] = []  # methods and their arguments
         self._depth = 0  # of calls inside each other
         self._loading_depth = 0  # of the one that loads for an upload
-        self._loading: int | None = None  # ns; None: nothing is uploaded in this call
+        self._loading: int | None = None  # ns; None: this call uploads nothing
         self._loading_begin = self._next_look = self._next_look_at_workers = 0
         self._source: LoaderSource | None = None
         self._found = -1, -1  # batches that were there
-        self._made_since: tuple[int, int | None] = 0, None  # of a batch that the loop makes itself
+        self._made_since: tuple[int, int | None] = 0, None  # for a batch that the loop makes itself
         self._looks = 0  # at those
 
     @property
     def recorder(self) -> StepRecorder:
-        """It knows of all events so far."""
-        self._read_log()
-        return self._recorder
-
-    def _read_log(self) -> None:
+        """The recorder, which knows of all events so far."""
         log, self._log = self._log, []
         for method, *args in log:
             method(*args)
+        return self._recorder
+
+    def _write(self, method: Callable[..., Any], *args: Any) -> None:
+        """Log an event of now; the second time ends the cost of measuring it."""
+        now = self._clock()
+        self._log.append((method, now, self._clock(), *args))
 
     # ---- loaders
 
     def enter_iter(self) -> bool:
-        """False inside another call, which counts as one with it."""
+        """Note iter(); False inside another call, which counts as one with it."""
         if self._depth > 0:
             return False
         self._depth = 1
-        now = self._clock()
-        self._log.append((self._recorder.enter_fetch, now, now))
+        self._write(self._recorder.enter_fetch)
         return True
 
     def leave_iter(self, loader: Any, iterator: Any) -> None:
-        """Args: iterator: None where iter() has raised."""
+        """Note the end of iter().
+
+        Args:
+            iterator: None if iter() has raised.
+        """
         now = self._clock()
         self._depth = 0
-        source = self.sources.find(loader)
+        source = self.sources.lookup(loader)
         if isinstance(iterator, BaseIter):
+            inner = loading_iterator(iterator)
             self.sources.bind(iterator, source)
-            inner = find_inner(iterator)
             self.sources.bind(inner, source)
             source.use(inner)
         end = self._recorder.leave_iter
         self._log.append((end, now, self._clock(), source, iterator is None))
 
     def enter_next(self, iterator: Any) -> None:
+        """Note next(). Below an iterator that uploads, the first call inside is the loading."""
         self._depth += 1
-        if self._depth == 1:
-            now = self._clock()
-            source = self._source = self.sources.find(iterator)
-            self._found = source.count_ready()
-            if source.workers == 0 and self._looks < _MOST_LOOKS:
-                self._made_since = now, runnable_ns("thread-self")
-            self._loading = 0 if isinstance(iterator, Prefetcher) else None
-            self._loading_depth = 0
-            if now >= self._next_look_at_workers:
-                self._next_look_at_workers = now + _LOOK_AT_WORKERS_NS
-                self._look(source, now)
-            if len(self._log) > _MAX_LOG:
-                self._read_log()
-            if self.waits.is_on:
-                self.waits.begin()
-            self._log.append((self._recorder.enter_fetch, now, self._clock()))
-        elif self._loading is not None and self._loading_depth == 0:
-            self._loading_depth, self._loading_begin = self._depth, self._clock()
+        if self._depth > 1:
+            if self._loading is not None and self._loading_depth == 0:
+                self._loading_depth, self._loading_begin = self._depth, self._clock()
+            return
+        now = self._clock()
+        source = self._source = self.sources.lookup(iterator)
+        self._found = source.count_ready()
+        if source.workers == 0 and self._looks < _MAX_LOOKS:
+            self._made_since = now, runnable_ns("thread-self")
+        self._loading = 0 if isinstance(iterator, Prefetcher) else None
+        self._loading_depth = 0
+        if now >= self._next_look_at_workers:
+            self._next_look_at_workers = now + _LOOK_AT_WORKERS_NS
+            source.look()
+            if now >= self._next_look:
+                self._next_look = now + _LOOK_AT_GPU_NS
+                self.usage.look()
+                self.waits.look()
+        if len(self._log) > _MAX_LOG:
+            self.recorder  # noqa: B018 - reads the log
+        if self.waits.is_on:
+            self.waits.begin()
+        self._log.append((self._recorder.enter_fetch, now, self._clock()))
 
-    def leave_next(self, error: BaseException | None) -> None:
+    def leave_next(self, error: type[BaseException] | None) -> None:
+        """Note the end of next().
+
+        Args:
+            error: what it raised.
+        """
         now = self._clock()
         self._depth -= 1
         if self._loading is not None and self._depth + 1 == self._loading_depth:
@@ -165,68 +184,57 @@ class LoopObserver:
             return
         source = self._source
         assert source is not None
-        (begin, ran), self._made_since, kind = self._made_since, (0, None), None
+        (begin, ran), self._made_since, turn = self._made_since, (0, None), NONE
         if error is not None:
-            kind = StopIteration if isinstance(error, StopIteration) else type(error)
+            error = StopIteration if issubclass(error, StopIteration) else error
             source.look()
-        elif ran is not None:
-            source.note_made(now - begin, (runnable_ns("thread-self") or ran) - ran)
-            self._looks += 1
-        turn = NONE if kind else source.find_turn(*self._found)
+        else:
+            turn = source.judge_turn(*self._found)
+            if ran is not None:
+                source.note_made(now - begin, (runnable_ns("thread-self") or ran) - ran)
+                self._looks += 1
         ready = sum(self._found) if turn == READY else min(0, self._found[0])
         pair = self.waits.end() if self.waits.is_on else None
-        end = self._recorder.leave_fetch if pair is None else self._leave_fetch
-        found = now, self._clock(), source, ready, self._loading, kind, turn
-        self._log.append((end, *found) if pair is None else (end, pair, *found))
+        found = now, self._clock(), source, ready, self._loading, error, turn
+        self._log.append((self._leave_fetch, pair, *found))
 
-    def _leave_fetch(self, pair: EventPair, *found: Any) -> None:
+    def _leave_fetch(self, pair: EventPair | None, *found: Any) -> None:
         run = self._recorder.leave_fetch(*found)
-        self.waits.follow(pair, run, self._recorder.steps)
-
-    def _look(self, source: LoaderSource, now: int) -> None:
-        source.look()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_NS
-            self.usage.look()
-            self.waits.look()
+        if pair is not None:
+            self.waits.follow(pair, run, self._recorder.steps)
 
     # ---- updates
 
     def enter_update(self, token: int) -> None:
-        now = self._clock()
-        self._log.append((self._recorder.enter_update, now, self._clock(), token))
+        self._write(self._recorder.enter_update, token)
 
     def leave_update(self, token: int) -> None:
-        now = self._clock()
-        self._log.append((self._recorder.leave_update, now, self._clock(), token))
+        self._write(self._recorder.leave_update, token)
 
     def enter_step(self, optimizer: Any) -> None:
-        now, token = self._clock(), id(optimizer)
         self.steps_decided += 1
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             self.has_silent_skips = True
         if len(self._log) > _MAX_LOG:
-            self._read_log()
-        self._log.append((self._recorder.enter_update, now, self._clock(), token))
-        self._log.append((self._recorder.note_step, token))
+            self.recorder  # noqa: B018 - reads the log
+        self._write(self._recorder.enter_update, id(optimizer))
+        self._log.append((self._recorder.note_step, id(optimizer)))
 
     def note_skip(self, optimizer: Any) -> None:
-        """Its step was not called, by a scaler or a Stepper."""
+        """Note that a scaler or a Stepper did not call the optimizer's step."""
         self.steps_decided += 1
         self._log.append((self._recorder.note_skip, id(optimizer)))
 
     def enter_closure(self) -> None:
-        now = self._clock()
-        self._log.append((self._recorder.enter_closure, now, self._clock()))
+        self._write(self._recorder.enter_closure)
 
     def leave_closure(self) -> None:
-        now = self._clock()
-        self._log.append((self._recorder.leave_closure, now, self._clock()))
+        self._write(self._recorder.leave_closure)
 
     # ---- the end
 
     def end(self, is_error: bool = False) -> str:
-        """As the recorder's."""
+        """Stop recording, and return the phase that ``StepRecorder.end()`` names."""
         now = self._clock()
         phase = self.recorder.end(now, is_error)
         for source in self.sources.all:

@@ -23,8 +23,8 @@ from fastloop.loader.resume.dataset_epochs import epochs_within
 from fastloop.tools.batch_size.snapshot import keep_random_state
 from fastloop.tools.doctor.finding import System
 from fastloop.tools.doctor.host import usable_cpus
+from fastloop.tools.report.loader_source import find_remedy
 from fastloop.tools.report.process_usage import pss_bytes, runnable_ns
-from fastloop.tools.report.remedies import find_remedy
 from fastloop.tools.tune.search import Batch, Budget, Measured, OutOfTimeError, Search, Setting
 from fastloop.tools.user_step import check_step, explaining
 
