@@ -42,8 +42,8 @@ def loop_of(
 ) -> LoopObserver:
     """A loop whose steps wait and compute for so many ms."""
     observer = LoopObserver(clock=lambda: 0, usage=GpuUsage(read=lambda: None))
-    source = loader or observer.sources.lookup(FakeLoader())
-    observer.sources.all[:] = [source]
+    source = loader or observer.lookup_source(FakeLoader())
+    observer.sources[:] = [source]
     recorder = observer.recorder
     now = 0
     for _ in range(steps):
@@ -288,14 +288,14 @@ def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
         observer.enter_next(iterator)
         clock[0] += 10 * MS
         FakeEvent.now += number % 2 * 4  # hidden behind queued work in every second step
-        observer.leave_next(None)
+        observer.leave_next()
         clock[0] += 9 * MS
         FakeEvent.now += 20
         observer.enter_step(optimizer)
         clock[0] += MS
-        observer.leave_update(id(optimizer))
+        observer.leave_update(optimizer)
     observer.enter_next(iterator)
-    observer.leave_next(StopIteration)
+    observer.leave_next(error=StopIteration)
     observer.end()
     steps = list(observer.recorder.steps)
     assert [step.gpu_wait / MS for step in steps[:98]] == [0.0, 4.0] * 49
@@ -323,7 +323,8 @@ def test_events_that_have_not_fired_are_asked_again() -> None:
 
 def test_calls_inside_each_other_are_one() -> None:
     observer = LoopObserver(clock=lambda: 0)
-    assert observer.enter_iter() and not observer.enter_iter()
+    loader = object()
+    assert observer.enter_iter(loader) is loader and observer.enter_iter(loader) is None
 
 
 def test_no_event_is_recorded_into_a_graph() -> None:
@@ -391,7 +392,7 @@ def test_a_page_of_many_uneven_steps_and_many_workers_is_small() -> None:
     for _ in range(64):
         source = LoaderSource(FakeLoader())
         source.workers, source._now = 64, ((123_456, 10**13, 10**13, 10**12),) * 64
-        observer.sources.all.append(source)
+        observer.sources.append(source)
     for number in range(16_384):
         parts = (number * k % 9973 * 1000 for k in range(1, 6))
         observer.recorder.steps.append((number, *parts, -1, number % 9, 0))

@@ -94,7 +94,7 @@ class TrialObserver(LoopObserver):
         super().enter_step(optimizer)
         self._stop_after_last()
 
-    def leave_update(self, token: int) -> None:
+    def leave_update(self, token: object, *ignored: object) -> None:
         self._read_usage_once()  # its time is the first step's
         super().leave_update(token)
 

@@ -48,68 +48,28 @@ def _list_observers() -> list[LoopObserver]:
     return own
 
 
-def _make_iter(before: Function) -> Function:
-    def __iter__(self: Any) -> Any:  # noqa: N807
-        observers = [observer for observer in _list_observers() if observer.enter_iter()]
-        iterator = None
-        try:
-            iterator = before(self)
-        finally:
-            for observer in observers:
-                observer.leave_iter(self, iterator)
-        return iterator
+def _wrap(enter: str, leave: str) -> Callable[[Function], Function]:
+    """Return a maker of hooks: functions that call these methods of each observer before and after
+    the function that they replace."""
 
-    return __iter__
+    def make(before: Function) -> Function:
+        def hook(*args: Any, **kwargs: Any) -> Any:
+            observers = _list_observers()
+            notes = [getattr(observer, enter)(*args, **kwargs) for observer in observers]
+            result = error = None
+            try:
+                result = before(*args, **kwargs)
+                return result
+            except BaseException as raised:
+                error = type(raised)  # the exception itself would keep this frame alive
+                raise
+            finally:
+                for observer, note in zip(observers, notes, strict=True):
+                    getattr(observer, leave)(note, result, error)
 
+        return hook
 
-def _make_next(before: Function) -> Function:
-    def __next__(self: Any) -> Any:  # noqa: N807
-        observers = _list_observers()
-        for observer in observers:
-            observer.enter_next(self)
-        error = None
-        try:
-            return before(self)
-        except BaseException as raised:
-            error = type(raised)
-            raise
-        finally:
-            for observer in observers:
-                observer.leave_next(error)
-
-    return __next__
-
-
-def _make_update(before: Function) -> Function:
-    def update(*args: Any, **kwargs: Any) -> Any:
-        observers, token = _list_observers(), object()
-        for observer in observers:
-            observer.enter_update(id(token))
-        try:
-            return before(*args, **kwargs)
-        finally:
-            for observer in observers:
-                observer.leave_update(id(token))
-
-    return update
-
-
-def _make_step(before: Function) -> Function:
-    """Make the hook of a method that calls an optimizer's step, or skips it."""
-    update = _make_update(before)
-
-    def step(owner: Any, *args: Any, **kwargs: Any) -> Any:
-        decided = [(observer, observer.steps_decided) for observer in _list_observers()]
-        result = update(owner, *args, **kwargs)
-        for observer, count in decided:
-            if observer.steps_decided == count:
-                if isinstance(owner, Boundary):
-                    observer.note_skip(owner._optimizer)
-                else:  # a GradScaler
-                    observer.note_skip(args[0] if args else kwargs["optimizer"])
-        return result
-
-    return step
+    return make
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -125,7 +85,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for observer in _list_observers():
-        observer.leave_update(id(optimizer))
+        observer.leave_update(optimizer)
 
 
 def _time_closure(closure: Function, observers: list[LoopObserver]) -> Function:
@@ -142,23 +102,29 @@ def _time_closure(closure: Function, observers: list[LoopObserver]) -> Function:
 
 
 def _list_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
-    for loader in (DataLoader, FastDataLoader):
-        yield loader, "__iter__", _make_iter
+    of_iter, of_next = _wrap("enter_iter", "leave_iter"), _wrap("enter_next", "leave_next")
+    of_step = _wrap("enter_scaler_step", "leave_scaler_step")
+    of_update = _wrap("enter_update", "leave_update")
     for root, name, make in (
-        (BaseIter, "__next__", _make_next),
-        (Prefetcher, "__next__", _make_next),
-        (torch.amp.GradScaler, "step", _make_step),
-        (torch.amp.GradScaler, "unscale_", _make_update),
+        (BaseIter, "__next__", of_next),
+        (Prefetcher, "__next__", of_next),
+        (torch.amp.GradScaler, "step", of_step),
+        (torch.amp.GradScaler, "unscale_", of_update),
     ):
         for kind in (root, *find_subclasses(root)):
             if name in vars(kind):
                 yield kind, name, make
-    yield Boundary, "step", _make_step
-    yield GradScaler, "unscale_and_clip_", _make_update
-    yield GradList, "clip_parameters", _make_update
-    for name in ("_get_total_norm", "_clip_grads_with_norm_"):
-        if name in vars(clip_module):
-            yield clip_module, name, _make_update
+    for owner, name, make in (
+        (DataLoader, "__iter__", of_iter),
+        (FastDataLoader, "__iter__", of_iter),
+        (Boundary, "step", of_step),
+        (GradScaler, "unscale_and_clip_", of_update),
+        (GradList, "clip_parameters", of_update),
+        (clip_module, "_get_total_norm", of_update),
+        (clip_module, "_clip_grads_with_norm_", of_update),
+    ):
+        if name in vars(owner):
+            yield owner, name, make
 
 
 def open_hooks(observer: LoopObserver) -> None:

@@ -100,7 +100,7 @@ class LoaderSource:
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
         self.remedy = find_remedy(getattr(loader, "dataset", None))
         self.made = [0, 0]
-        self._last: tuple[int, int] | None = None  # the same of workers, at the latest look
+        self._last: tuple[int, int] | None = None  # the same of workers, at the last look
         self._ready = [0, 0]  # how often a number of ready batches was known, and their sum
         self._iterator: Callable[[], Any] = lambda: None
         self._done: _Counts = ()  # counts of workers of iterators before this one

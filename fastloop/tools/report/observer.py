@@ -6,15 +6,16 @@ keeps calls that lie inside others from being counted twice. Called on the threa
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from functools import partial
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
+from torch.utils.weak import WeakIdKeyDictionary
+
 from fastloop.base.torch_parts import BaseIter
 from fastloop.device.prefetch import Prefetcher
+from fastloop.step.boundary import Boundary
 from fastloop.tools.report.gpu import EventPair, GpuUsage, GpuWaits
 from fastloop.tools.report.loader_source import NONE, READY, LoaderSource, loading_iterator
 from fastloop.tools.report.process_usage import runnable_ns
@@ -27,45 +28,11 @@ _MAX_SOURCES = 64
 _MAX_LOG = 256  # events that the recorder has not read yet
 
 
-class _Sources:
-    """The LoaderSource of each loader and iterator, by address until the object dies: loaders of
-    users may define __eq__ and so have no hash."""
-
-    def __init__(self) -> None:
-        self.all: list[LoaderSource] = []
-        self._found: dict[int, tuple[weakref.ref[Any], LoaderSource]] = {}
-
-    def lookup(self, owner: Any) -> LoaderSource:
-        found = self._found.get(id(owner))
-        if found is not None and found[0]() is owner:
-            return found[1]
-        inner = loading_iterator(owner)
-        if inner is not owner and isinstance(inner, BaseIter):
-            source = self.lookup(inner)
-        elif len(self.all) < _MAX_SOURCES:
-            source = LoaderSource(owner)
-            if isinstance(owner, BaseIter):
-                source.use(owner)
-            self.all.append(source)
-        else:  # a program that makes loaders again and again: the last one stands for them
-            source = self.all[-1]
-            source.name = "further loaders"
-        self.bind(owner, source)
-        return source
-
-    def bind(self, owner: Any, source: LoaderSource) -> None:
-        self._found[id(owner)] = weakref.ref(owner, partial(self._forget, id(owner))), source
-
-    def _forget(self, key: int, reference: weakref.ref[Any]) -> None:
-        if key in self._found and self._found[key][0] is reference:
-            del self._found[key]
-
-
 class LoopObserver:
     """Writes down what happens in a loop, and lets its recorder read that later.
 
-    Hooks run between two long computations, when caches hold nothing of fastloop: so they only
-    append to a list, which the recorder reads some hundred events at a time.
+    Hooks run between two long computations, when caches hold none of fastloop's data: so they
+    only append to a list, which the recorder reads some hundred events at a time.
 
     Args:
         clock: returns ns that only grow.
@@ -87,7 +54,8 @@ class LoopObserver:
         self.thread = get_ident()
         self.elsewhere = self.steps_decided = 0
         self.has_silent_skips = False
-        self.sources = _Sources()
+        self.sources: list[LoaderSource] = []
+        self._bound: Any = WeakIdKeyDictionary()  # the LoaderSource of each loader and iterator
         self.waits = waits or GpuWaits()
         self.usage = usage or GpuUsage()
         self._clock = clock
@@ -117,30 +85,47 @@ class LoopObserver:
 
     # ---- loaders
 
-    def enter_iter(self) -> bool:
-        """Note iter(); False inside another call, which counts as one with it."""
+    def lookup_source(self, owner: Any) -> LoaderSource:
+        """Return the LoaderSource of a loader or an iterator, a new one for a new owner."""
+        source: LoaderSource | None = self._bound.get(owner)
+        if source is not None:
+            return source
+        inner = loading_iterator(owner)
+        if inner is not owner and isinstance(inner, BaseIter):
+            source = self.lookup_source(inner)
+        elif len(self.sources) < _MAX_SOURCES:
+            source = LoaderSource(owner)
+            if isinstance(owner, BaseIter):
+                source.use(owner)
+            self.sources.append(source)
+        else:  # a program that makes loaders again and again: the last one stands for them
+            source = self.sources[-1]
+            source.name = "further loaders"
+        self._bound[owner] = source
+        return source
+
+    def enter_iter(self, loader: Any) -> Any:
+        """Note iter(), and return the loader; None inside another call, which counts as one with
+        it."""
         if self._depth > 0:
-            return False
+            return None
         self._depth = 1
         self._write(self._recorder.enter_fetch)
-        return True
+        return loader
 
-    def leave_iter(self, loader: Any, iterator: Any) -> None:
-        """Note the end of iter().
-
-        Args:
-            iterator: None if iter() has raised.
-        """
+    def leave_iter(self, loader: Any, iterator: Any, error: object) -> None:
+        """Note the end of iter(), for what `enter_iter()` returned."""
+        if loader is None:
+            return
         now = self._clock()
         self._depth = 0
-        source = self.sources.lookup(loader)
+        source = self.lookup_source(loader)
         if isinstance(iterator, BaseIter):
             inner = loading_iterator(iterator)
-            self.sources.bind(iterator, source)
-            self.sources.bind(inner, source)
+            self._bound[iterator] = self._bound[inner] = source
             source.use(inner)
         end = self._recorder.leave_iter
-        self._log.append((end, now, self._clock(), source, iterator is None))
+        self._log.append((end, now, self._clock(), source, error is not None))
 
     def enter_next(self, iterator: Any) -> None:
         """Note next(). Below an iterator that uploads, the first call inside is the loading."""
@@ -150,7 +135,7 @@ class LoopObserver:
                 self._loading_depth, self._loading_begin = self._depth, self._clock()
             return
         now = self._clock()
-        source = self._source = self.sources.lookup(iterator)
+        source = self._source = self.lookup_source(iterator)
         self._found = source.count_ready()
         if source.workers == 0 and self._looks < _MAX_LOOKS:
             self._made_since = now, runnable_ns("thread-self")
@@ -169,12 +154,10 @@ class LoopObserver:
             self.waits.begin()
         self._log.append((self._recorder.enter_fetch, now, self._clock()))
 
-    def leave_next(self, error: type[BaseException] | None) -> None:
-        """Note the end of next().
-
-        Args:
-            error: what it raised.
-        """
+    def leave_next(
+        self, note: object = None, batch: object = None, error: type[BaseException] | None = None
+    ) -> None:
+        """Note the end of next(), and the type of what it raised."""
         now = self._clock()
         self._depth -= 1
         if self._loading is not None and self._depth + 1 == self._loading_depth:
@@ -205,11 +188,30 @@ class LoopObserver:
 
     # ---- updates
 
-    def enter_update(self, token: int) -> None:
-        self._write(self._recorder.enter_update, token)
+    def enter_update(self, *args: Any, **kwargs: Any) -> object:
+        """Note that an update begins, and return its token."""
+        token = object()
+        self._write(self._recorder.enter_update, id(token))
+        return token
 
-    def leave_update(self, token: int) -> None:
-        self._write(self._recorder.leave_update, token)
+    def leave_update(self, token: object, *ignored: object) -> None:
+        self._write(self._recorder.leave_update, id(token))
+
+    def enter_scaler_step(self, owner: Any, *args: Any, **kwargs: Any) -> tuple[Any, int, object]:
+        """Note a method that calls the step of an optimizer or skips it: a GradScaler's or a
+        Boundary's."""
+        optimizer = args[0] if args else kwargs.get("optimizer")
+        if isinstance(owner, Boundary):
+            optimizer = owner._optimizer
+        return optimizer, self.steps_decided, self.enter_update()
+
+    def leave_scaler_step(
+        self, note: tuple[Any, int, object], result: object, error: object
+    ) -> None:
+        optimizer, decided, token = note
+        self.leave_update(token)
+        if error is None and self.steps_decided == decided:
+            self.note_skip(optimizer)
 
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
@@ -237,7 +239,7 @@ class LoopObserver:
         """Stop recording, and return the phase that ``StepRecorder.end()`` names."""
         now = self._clock()
         phase = self.recorder.end(now, is_error)
-        for source in self.sources.all:
+        for source in self.sources:
             source.look()
         self.waits.poll(self._recorder.steps)
         self.usage.end()

@@ -149,7 +149,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
             "batches": recorder.apart["batches"],
             "wait_s": recorder.apart["wait"] / 1e9,
         },
-        "loaders": [_describe_loader(source) for source in observer.sources.all],
+        "loaders": [_describe_loader(source) for source in observer.sources],
         "calls_of_other_threads": observer.elsewhere,
         "gpu": {
             "uuid": usage.uuid,
