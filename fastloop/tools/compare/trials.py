@@ -23,7 +23,7 @@ class Verdict:
 
     Attributes:
         kind: EQUAL, DIFFERENT or UNKNOWN.
-        text: where they differ, or why that is unknown.
+        text: what is equal, where they differ, or why that is unknown.
     """
 
     kind: str
@@ -75,7 +75,12 @@ def find_verdict(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> Verdict:
     for other in patched:
         if found := _find_difference(first, other, ("the plain run", "the patched one")):
             return Verdict(DIFFERENT, found)
-    return Verdict(EQUAL, "")
+    parameters = ", and the parameters after the last one"
+    return Verdict(
+        EQUAL,
+        f"{len(first['losses'])} losses of {first['steps']} steps"
+        f"{parameters if first['parameters'] else '; parameters: n/a'}",
+    )
 
 
 # ---- costs
@@ -156,18 +161,6 @@ def _describe_speed(cost: Costs | None, rounds: int) -> str:
     return f"SPEED: patched is {'faster' if ratio.median > 1 else 'SLOWER'}: {found}, {interval}"
 
 
-def _describe_verdict(verdict: Verdict, first: _Trial, trials: int) -> str:
-    if verdict.kind == UNKNOWN:
-        return f"NOT JUDGED: {verdict.text}"
-    if verdict.kind == DIFFERENT:
-        return f"DIFFERENT: {verdict.text}"
-    parameters = ", and the parameters after the last one"
-    return (
-        f"EQUAL to the last bit in all {trials} runs: {len(first['losses'])} losses of "
-        f"{first['steps']} steps{parameters if first['parameters'] else '; parameters: n/a'}"
-    )
-
-
 def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -> str:
     """Return the costs, then the verdict; 100 columns and more."""
     costs, rounds, steps = _compute_costs(plain, patched), len(plain), plain[0]["steps"]
@@ -178,7 +171,9 @@ def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -
     if steps < limit:
         lines.append(f"  the program has ended by itself after {steps} of {limit} steps")
     verdict = find_verdict(plain, patched)
-    lines.append(_describe_verdict(verdict, plain[0], rounds + len(patched)))
+    titles = {DIFFERENT: "DIFFERENT", UNKNOWN: "NOT JUDGED"}
+    equal = f"EQUAL to the last bit in all {rounds + len(patched)} runs"
+    lines.append(f"{titles.get(verdict.kind, equal)}: {verdict.text}")
     lines.append(_describe_speed(costs["steps_per_second"], rounds))
     return "\n".join(lines)
 

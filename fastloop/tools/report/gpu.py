@@ -1,13 +1,14 @@
 """The GPU's side of a report: how busy it was (NVML), and how long it waited for batches (events).
 
-Nothing here waits for the GPU, and nothing starts CUDA or imports torch.
+Nothing here waits for the GPU, and nothing starts CUDA.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from typing import Any
+
+import torch
 
 from fastloop.tools.report.recorder import Run, StepRing
 
@@ -20,8 +21,7 @@ def read_uuid() -> str | None:
     """Return the UUID of the current CUDA device in NVML's form; None if CUDA is not in use.
 
     NVML numbers devices otherwise than CUDA_VISIBLE_DEVICES does, so it is asked by UUID."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     uuid = str(getattr(properties, "uuid", ""))
@@ -36,7 +36,7 @@ class GpuUsage:
         read: returns the UUID of the device.
 
     Attributes:
-        why: why there are no samples.
+        why_unknown: why there are no samples.
     """
 
     def __init__(self, nvml: Any = None, read: Any = read_uuid) -> None:
@@ -46,7 +46,7 @@ class GpuUsage:
         self._handle: Any = None  # None: NVML does not count
         self.uuid: str | None = None
         self.samples = self._sum = 0
-        self.why = "no CUDA device is in use"
+        self.why_unknown: str | None = "no CUDA device is in use"
 
     def _open(self) -> None:
         self.uuid = self._read() or None
@@ -61,9 +61,9 @@ class GpuUsage:
             self._is_open = True
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.uuid)
         except ImportError:
-            self.why = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+            self.why_unknown = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
         except Exception as error:
-            self.why = f"NVML does not know {self.uuid}: {error}"
+            self.why_unknown = f"NVML does not know {self.uuid}: {error}"
 
     def look(self) -> None:
         """Take one sample, which is of the last second at most."""
@@ -74,9 +74,11 @@ class GpuUsage:
         try:
             self._sum += int(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
             self.samples += 1
+            self.why_unknown = None
         except Exception as error:  # parts of a GPU (MIG) have no such count
             self._handle = None
-            self.why = f"NVML does not count it for this device: {error}"
+            if not self.samples:
+                self.why_unknown = f"NVML does not count it for this device: {error}"
 
     @property
     def busy(self) -> float | None:
@@ -90,23 +92,6 @@ class GpuUsage:
             self._nvml.nvmlShutdown()
 
 
-class CudaEvents:
-    """Pairs of events on torch's current stream."""
-
-    def is_initialized(self) -> bool:
-        """Tell whether CUDA is in use; asking does not start it."""
-        torch = sys.modules.get("torch")
-        return torch is not None and bool(torch.cuda.is_initialized())
-
-    def is_capturing(self) -> bool:
-        """Tell whether the stream records a graph, which events would become a part of."""
-        return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
-
-    def make(self) -> EventPair:
-        event: Any = sys.modules["torch"].cuda.Event
-        return event(enable_timing=True), event(enable_timing=True)
-
-
 class GpuWaits:
     """Times how long the GPU idles for each batch, by events that are polled, never waited for.
 
@@ -115,14 +100,14 @@ class GpuWaits:
     has work from before.
 
     Args:
-        events: makes the pairs; has ``is_initialized()``, ``is_capturing()`` and ``make()``.
+        cuda: the module ``torch.cuda``, or one like it.
 
     Attributes:
         is_on: whether there is a GPU to ask.
     """
 
-    def __init__(self, events: Any = None) -> None:
-        self._events = events or CudaEvents()
+    def __init__(self, cuda: Any = torch.cuda) -> None:
+        self._cuda = cuda
         self._free: list[EventPair] = []
         self._open: EventPair | None = None
         self._pending: deque[tuple[EventPair, Run]] = deque()  # oldest first
@@ -130,19 +115,21 @@ class GpuWaits:
 
     def look(self) -> None:
         """Ask once a second whether CUDA is in use by now."""
-        self.is_on = self.is_on or self._events.is_initialized()
+        self.is_on = self.is_on or self._cuda.is_initialized()
 
     def begin(self) -> None:
         """Record the event before ``next()``."""
         self._open = None
-        if not self._events.is_capturing():
-            self._open = self._free.pop() if self._free else self._events.make()
+        if not self._cuda.is_current_stream_capturing():  # they would become part of its graph
+            event = self._cuda.Event
+            new = () if self._free else (event(enable_timing=True), event(enable_timing=True))
+            self._open = new or self._free.pop()
             self._open[0].record()
 
     def end(self) -> EventPair | None:
         """Record the event after ``next()``, and return both."""
         pair, self._open = self._open, None
-        if pair is None or self._events.is_capturing():
+        if pair is None or self._cuda.is_current_stream_capturing():
             return None
         pair[1].record()
         return pair

@@ -92,13 +92,14 @@ class LoaderSource:
 
     def __init__(self, loader: Any) -> None:
         self.name = _describe(loader)
-        self.workers = int(getattr(loader, "num_workers", getattr(loader, "_num_workers", 0)))
-        self.batch_size = getattr(loader, "batch_size", None)
+        self.num_workers = int(getattr(loader, "num_workers", getattr(loader, "_num_workers", 0)))
+        size = getattr(loader, "batch_size", None)
+        self.batch_size = size if isinstance(size, int) else None
         self.path = ""
         self.trains = False
         self.batches = self.wait = 0
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
-        self.remedy = find_remedy(getattr(loader, "dataset", None))
+        self.remedy = find_remedy(getattr(loader, "dataset", None)) or None
         self.made = [0, 0]
         self._last: tuple[int, int] | None = None  # the same of workers, at the last look
         self._ready = [0, 0]  # how often a number of ready batches was known, and their sum
@@ -123,7 +124,9 @@ class LoaderSource:
             if isinstance(iterator, MultiIter) and not difference("queue"):
                 early = len(iterator._task_info) - iterator._tasks_outstanding
                 if isinstance(iterator, ProcessIter):
-                    return early, sum(map(iterator._parent_end.has_replies, range(self.workers)))
+                    return early, sum(
+                        map(iterator._parent_end.has_replies, range(self.num_workers))
+                    )
                 return early, int(iterator._data_queue.qsize())
         except (AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
             pass  # it is closed, or another kind of queue

@@ -137,7 +137,7 @@ class LoopObserver:
         now = self._clock()
         source = self._source = self.lookup_source(iterator)
         self._found = source.count_ready()
-        if source.workers == 0 and self._looks < _MAX_LOOKS:
+        if source.num_workers == 0 and self._looks < _MAX_LOOKS:
             self._made_since = now, runnable_ns("thread-self")
         self._loading = 0 if isinstance(iterator, Prefetcher) else None
         self._loading_depth = 0

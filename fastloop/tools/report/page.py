@@ -26,20 +26,15 @@ _STYLE = """
 --clip_optimizer:#6ea3f0;--other:#7d8590}}
 body{margin:0 auto;padding:1.5rem 1rem 3rem;max-width:60rem;background:var(--page);
 color:var(--text);font:16px/1.5 system-ui,sans-serif}
-h1{font-size:1.1rem;color:var(--soft);font-weight:500}h2{font-size:1.05rem;margin:2rem 0 .5rem}
-.verdict{font-size:1.15rem;border-left:.35rem solid var(--soft);background:var(--card);
-padding:.8rem 1rem;border-radius:.3rem}
-.verdict.input{border-color:var(--data_wait)}.verdict.not{border-color:var(--forward_backward)}
-.verdict.partly{border-color:var(--host_to_device)}
-svg{display:block;width:100%;height:auto}svg text{fill:var(--soft);font:12px system-ui,sans-serif}
-figure{margin:0}figcaption,footer{color:var(--soft);font-size:.9rem}
-.wide{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+h1,h2{font-size:1.1rem;margin:2rem 0 .5rem}h1,figcaption,footer{color:var(--soft);font-weight:500}
+.verdict{font-size:1.15rem;border-left:.35rem solid;background:var(--card);padding:.8rem 1rem}
+.input{border-color:var(--data_wait)}.partly{border-color:var(--host_to_device)}
+.not{border-color:var(--forward_backward)}
+svg{display:block;width:100%}svg text{fill:var(--soft);font-size:12px}figure{margin:0}
+div{overflow-x:auto}table{border-collapse:collapse;width:100%}
 th,td{text-align:right;padding:.3rem .5rem;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child,td:first-child{text-align:left;white-space:normal}
 ul{list-style:none;padding:0}.legend li{display:inline;margin-right:1rem}
-.legend li::before{content:"";display:inline-block;width:.8em;height:.8em;margin-right:.4em;
-border-radius:.15em;background:var(--of)}
 @media(max-width:600px){svg text{font-size:20px}th,td{padding:.3rem .2rem;font-size:.85rem}}
 """
 _WIDTH, _LEFT, _TOP, _HEIGHT = 640, 80, 16, 160  # of a chart; the space left of it and above
@@ -107,7 +102,7 @@ def _draw_steps(found: dict[str, Any]) -> str:
     last, size = len(next(iter(shown.values()))) - 1, series["steps_per_bar"]
     labels = {0: f"{series['first_step']:,}", last: f"step {found['steps']['count'] - 1:,}"}
     says = f"Time of each {'step' if size == 1 else f'{size} steps, on average'}, by phase."
-    items = (f'<li style="--of:var(--{name})">{escape(LABELS[name])}</li>' for name in shown)
+    items = (f'<li style="color:var(--{name})">■ {escape(LABELS[name])}</li>' for name in shown)
     return f'<ul class="legend">{"".join(items)}</ul>' + bars(shown, says, labels, "ms")
 
 
@@ -138,7 +133,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
         "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>"
         for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)
     )
-    return f'<div class="wide"><table>{text}</table></div>'
+    return f"<div><table>{text}</table></div>"
 
 
 def make_page(found: dict[str, Any]) -> str:

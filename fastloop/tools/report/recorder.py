@@ -8,10 +8,11 @@ The recorder has no clock: events bring their times, so they may be told later. 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import NamedTuple
+
+import numpy as np
 
 from fastloop.tools.report.loader_source import NONE, LoaderSource
 
@@ -54,7 +55,6 @@ class Step(NamedTuple):
         return sum(part for part in self[1:6] if part != NOT_MEASURED)
 
 
-_WIDTH = len(Step._fields)
 _GPU_WAIT = Step._fields.index("gpu_wait")
 
 
@@ -62,30 +62,27 @@ class StepRing:
     """The last steps, in memory that does not grow."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        self._cells = array("q", bytes(8 * _WIDTH * capacity))
-        self._capacity = capacity
+        self._rows = np.zeros((capacity, len(Step._fields)), np.int64)
         self.count = 0  # of all steps there were
 
     def append(self, step: tuple[int, ...]) -> None:
-        begin = self.count % self._capacity * _WIDTH
-        self._cells[begin : begin + _WIDTH] = array("q", step)
+        self._rows[self.count % len(self._rows)] = step
         self.count += 1
 
     def add_gpu_wait(self, number: int, ns: int) -> None:
         """Add to the GPU's wait of a step, if the step is still there."""
-        if self.count - number <= self._capacity:
-            at = number % self._capacity * _WIDTH + _GPU_WAIT
-            self._cells[at] = max(self._cells[at], 0) + ns
+        if self.count - number <= len(self._rows):
+            row = self._rows[number % len(self._rows)]
+            row[_GPU_WAIT] = max(int(row[_GPU_WAIT]), 0) + ns
 
     @property
     def first(self) -> int:
         """The number of the oldest step that is still there."""
-        return max(0, self.count - self._capacity)
+        return max(0, self.count - len(self._rows))
 
     def __iter__(self) -> Iterator[Step]:
         for number in range(self.first, self.count):
-            begin = number % self._capacity * _WIDTH
-            yield Step(*self._cells[begin : begin + _WIDTH])
+            yield Step(*self._rows[number % len(self._rows)].tolist())
 
 
 class Run:
@@ -183,9 +180,7 @@ class StepRecorder:
         self._last = run
         return run
 
-    def leave_iter(
-        self, now: int, after: int, source: LoaderSource, has_failed: bool = False
-    ) -> None:
+    def leave_iter(self, now: int, after: int, source: LoaderSource, failed: bool = False) -> None:
         """Note the end of iter()."""
         span = self._take(now, after)
         before = self._runs.pop(id(source), None)
@@ -196,7 +191,7 @@ class StepRecorder:
         run.began_at = run.last_at
         run.start = span
         self._is_fetching = False
-        self._has_failed = has_failed
+        self._has_failed = failed
 
     def leave_fetch(
         self,

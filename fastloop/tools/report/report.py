@@ -7,19 +7,10 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fastloop._core import version
-from fastloop.tools.report.files import (
-    find_files,
-    kind_of,
-    read_rank,
-    say,
-    to_json,
-    write,
-    write_somewhere,
-)
+from fastloop.tools.report import files
 from fastloop.tools.report.hooks import close_hooks, open_hooks
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.page import make_page
@@ -52,12 +43,7 @@ class Report:
         open_hooks(self._observer)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if os.getpid() != self._process or not self._is_open:
             return  # the child of a fork leaves the block, too
         observer = self._opened()
@@ -68,10 +54,10 @@ class Report:
         self._ended_by = type(error).__qualname__ if is_error else ""
         self._ended_in = observer.end(is_error)
         paths = self.paths if observer.recorder.steps.count > 0 else ()
-        written = [write_somewhere(path, self._make(kind_of(path))) for path in paths]
+        written = [files.write_somewhere(path, self._make(files.kind_of(path))) for path in paths]
         self.paths = [path for path in written if path is not None]
         if self._verbose:
-            say("\n".join([self.summary(), *(f"  written: {path}" for path in self.paths)]))
+            files.say("\n".join([self.summary(), *(f"  written: {path}" for path in self.paths)]))
 
     def _opened(self) -> LoopObserver:
         if self._observer is None:
@@ -82,7 +68,7 @@ class Report:
         if kind == "trace":
             steps = self._opened().recorder.steps
             return make_trace(steps, steps.first)
-        return make_page(self.to_dict()) if kind == "html" else to_json(self.to_dict())
+        return make_page(self.to_dict()) if kind == "html" else files.to_json(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers, as JSON takes them; inside the block the numbers until now, without
@@ -96,7 +82,7 @@ class Report:
             "fastloop": version,
             "torch": str(sys.modules["torch"].__version__),
             "python": sys.version.split()[0],
-            "rank": read_rank(),
+            "rank": files.read_rank(),
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began_at)),
             "ended_by": self._ended_by or None,
             "ended_in": self._ended_in or None,
@@ -108,16 +94,16 @@ class Report:
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write ``to_dict()``. Raises OSError if that is impossible."""
-        write(Path(path), self._make("json"))
+        files.write(Path(path), self._make("json"))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs neither another file nor a network. Raises OSError."""
-        write(Path(path), self._make("html"))
+        files.write(Path(path), self._make("html"))
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the last steps for Perfetto, compressed if the name ends in ``.gz``. Raises
         OSError."""
-        write(Path(path), self._make("trace"))
+        files.write(Path(path), self._make("trace"))
 
 
 def report(*paths: str | os.PathLike[str], verbose: bool | None = None) -> Report:
@@ -143,5 +129,5 @@ def report(*paths: str | os.PathLike[str], verbose: bool | None = None) -> Repor
         OSError: a folder is missing, or a file may not be written.
     """
     if verbose is None:
-        verbose = read_rank() == 0 and os.environ.get("FASTLOOP_VERBOSE", "1") != "0"
-    return Report(find_files(paths), verbose)
+        verbose = files.read_rank() == 0 and os.environ.get("FASTLOOP_VERBOSE", "1") != "0"
+    return Report(files.find_files(paths), verbose)

@@ -90,6 +90,10 @@ def _make_series(steps: Any, first: int) -> dict[str, Any]:
     }
 
 
+def _pick(owner: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(owner, name) for name in names}
+
+
 def _describe_loader(source: LoaderSource) -> dict[str, Any]:
     workers = [
         {
@@ -102,24 +106,18 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
         for batches, busy, waiting, *lock in source.count_workers()
     ]
     return {
-        "name": source.name,
-        "trains": source.trains,
-        "path": source.path,
-        "num_workers": source.workers,
-        "batch_size": source.batch_size if isinstance(source.batch_size, int) else None,
-        "batches": source.batches,
+        **_pick(source, "name", "trains", "path", "num_workers", "batch_size", "batches", "remedy"),
         "wait_s": source.wait / 1e9,
         "ready": source.mean_ready(),
         "waits": {found: ns / 1e9 for found, ns in source.waits.items()},
         "cpu_share": _share(min(source.made), source.made[0]),
-        "remedy": source.remedy or None,
         "workers": workers or None,
     }
 
 
 def summarize(observer: LoopObserver) -> dict[str, Any]:
     """Return the numbers of all that was recorded until now."""
-    recorder, usage = observer.recorder, observer.usage
+    recorder = observer.recorder
     first, count = recorder.steps.first, recorder.steps.count
     steps = np.array(list(recorder.steps), [(name, np.int64) for name in Step._fields])
     steady = _choose_steady(steps, first)
@@ -134,10 +132,8 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
             "count": count,
             "kept": len(steps),
             "steady": len(steady),
-            "batches": recorder.batches,
-            "unfinished_batches": recorder.unfinished_batches,
+            **_pick(recorder, "batches", "unfinished_batches", "skipped"),
             "optimizers": len(recorder.optimizers),
-            "skipped": recorder.skipped,
             "skips_unknown": observer.has_silent_skips,
             "per_second": _share(len(steady), whole / 1e9),
         },
@@ -145,18 +141,10 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
         "phases": {name: _describe(steady[field], whole) for name, field in PHASES.items()},
         "gpu_wait": _describe(gpu["gpu_wait"], int(_total(gpu).sum())),
         "gpu_wait_steps": len(gpu),
-        "apart": {
-            "batches": recorder.apart["batches"],
-            "wait_s": recorder.apart["wait"] / 1e9,
-        },
+        "apart": {"batches": recorder.apart["batches"], "wait_s": recorder.apart["wait"] / 1e9},
         "loaders": [_describe_loader(source) for source in observer.sources],
         "calls_of_other_threads": observer.elsewhere,
-        "gpu": {
-            "uuid": usage.uuid,
-            "busy": usage.busy,
-            "samples": usage.samples,
-            "why_unknown": None if usage.samples else usage.why,
-        },
+        "gpu": _pick(observer.usage, "uuid", "busy", "samples", "why_unknown"),
         "measuring": {
             "us_per_step": measuring / 1e3 / count if count else None,
             "share": _share(measuring, recorder.elapsed()),
@@ -164,5 +152,4 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
         "waits": _count_waits(_known(steady["wait"])),
         "series": _make_series(steps, first),
     }
-    found["verdict"] = judge(found)
-    return found
+    return {**found, "verdict": judge(found)}

@@ -25,6 +25,7 @@ _PHASE_NAMES = {
     "clip_optimizer": "clipping and the optimizer",
     "other": "the rest after the optimizer's step (logging, metrics)",
 }
+_WORKER_FIELDS = "batches", "busy_s", "waiting_s", "lock_s"
 
 
 def count_cpus() -> int:
@@ -44,17 +45,12 @@ def judge(found: dict[str, Any]) -> dict[str, Any]:
     # The GPU's view of the wait counts, if it is known for most steps.
     basis = "gpu" if count and 2 * count >= steps else "host"
     wait = found["gpu_wait"] if basis == "gpu" else found["phases"]["data_wait"]
-    verdict: dict[str, Any] = {
-        "kind": "unknown", "share": None, "basis": basis, "ceiling": None, "cause": None,
-        "next": None,
-    }  # fmt: skip
+    verdict = dict.fromkeys(("share", "ceiling", "cause", "next")) | {"basis": basis}
     if why_not := _explain_obstacle(found):
-        return {**verdict, "text": f"NO VERDICT: {why_not}"}
-    share = verdict["share"] = wait["share"] or 0.0
-    ceiling = verdict["ceiling"] = 1 / (1 - share) if share < 1 else None
-    few = ""
-    if steps < _SURE_STEPS:
-        few = f" (Seen in {steps} steps behind the first ones; {_SURE_STEPS} would be surer.)"
+        return {**verdict, "kind": "unknown", "text": f"NO VERDICT: {why_not}."}
+    share = wait["share"] or 0.0
+    verdict |= {"share": share, "ceiling": 1 / (1 - share) if share < 1 else None}
+    few = "" if steps >= _SURE_STEPS else f" (Seen in {steps} steps; {_SURE_STEPS} would be surer.)"
     if share < PARTLY:
         text = (
             f"NOT INPUT-BOUND: {percent(share)} of each step is waiting for data; a faster loader "
@@ -63,43 +59,32 @@ def judge(found: dict[str, Any]) -> dict[str, Any]:
         return {**verdict, "kind": "not input-bound", "text": text}
     kind = "input-bound" if share >= INPUT_BOUND else "partly input-bound"
     cause, advice = _explain_wait(found)
-    who = "the GPU" if basis == "gpu" else "the loop"
     mean = wait["mean_ms"] / 1e3
-    faster = f"at most {ratio(ceiling)} as fast" if ceiling else "waiting is all there is"
     text = (
-        f"{kind.upper()}: {who} waits {percent(share)} of each step for data "
-        f"({seconds(mean)} of {seconds(mean / share)} on average). With data always ready: "
-        f"{faster}. Cause: {cause}. Next: {advice}.{few}"
+        f"{kind.upper()}: the {'GPU' if basis == 'gpu' else 'loop'} waits {percent(share)} of each "
+        f"step for data ({seconds(mean)} of {seconds(mean / share)} on average). With data always "
+        f"ready: at most {ratio(verdict['ceiling'])} as fast. Cause: {cause}. Next: {advice}.{few}"
     )
     return {**verdict, "kind": kind, "cause": cause, "next": advice, "text": text}
 
 
 def _explain_obstacle(found: dict[str, Any]) -> str:
     """Say why there is no verdict; "" if there is one."""
-    steps, why = found["steps"], ""
+    steps = found["steps"]
     if steps["count"] == 0:
-        batches = found["apart"]["batches"] + steps["unfinished_batches"]
-        seen = f"{batches:,} batches were taken" if batches else "no batch was taken"
-        why = (
-            f"{seen}, and no optimizer of torch.optim has stepped, so there are no steps to measure"
-        )
+        batches = f"{found['apart']['batches'] + steps['unfinished_batches']:,}"
+        seen = "no batch was taken" if batches == "0" else f"{batches} batches were taken"
+        why = f"{seen}, and no optimizer of torch.optim has stepped, so there is nothing to measure"
     elif found["phases"]["data_wait"] is None and steps["steady"]:
-        why = (
-            "no batch came from a torch or fastloop DataLoader, so the time of waiting for data is "
-            "unknown"
-        )
+        why = "no batch came from a torch or fastloop DataLoader, so no wait for data was seen"
     elif steps["steady"] < _MIN_STEPS:
-        why = (
-            f"there are {steps['steady']} steps beside the first of each epoch; it takes "
-            f"{_MIN_STEPS}"
-        )
+        why = f"there are {steps['steady']} steps beside the first of each epoch, not {_MIN_STEPS}"
+    else:
+        return ""
     elsewhere = found["calls_of_other_threads"]
-    if why and elsewhere:
-        why += (
-            f". {elsewhere:,} calls came from other threads: open the report in the thread that "
-            "runs the loop"
-        )
-    return why and f"{why}."
+    if elsewhere:
+        why += f". {elsewhere:,} calls came from other threads: open the report in that thread"
+    return why
 
 
 def _describe_largest(found: dict[str, Any]) -> str:
@@ -110,13 +95,11 @@ def _describe_largest(found: dict[str, Any]) -> str:
     times = phases[largest]["p95_ms"] / max(phases[largest]["median_ms"], 1e-6)
     if times < _UNEVEN:
         return text
-    load, why = os.getloadavg()[0], ""
+    text += f", but unevenly: one step in 20 takes {times:,.0f} times the median or longer"
+    load = os.getloadavg()[0]
     if load > count_cpus():
-        why = f", as where CPUs are short (load {load:.1f}, {_describe_cpus()})"
-    return (
-        f"{text}, but unevenly: one step in 20 takes {times:,.0f} times the median or longer{why}. "
-        "Measure again on an idle machine"
-    )
+        text += f", as where CPUs are short (load {load:.1f}, {_describe_cpus()})"
+    return f"{text}. Measure again on an idle machine"
 
 
 def _describe_cpus() -> str:
@@ -132,64 +115,59 @@ def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
     trained = [loader for loader in found["loaders"] if loader["trains"]]
     loader = max(trained, key=lambda loader: float(loader["wait_s"]))
     workers, waits, number = loader["workers"] or [], loader["waits"], loader["num_workers"]
-    busy, waiting, lock = (
-        sum(worker[name] or 0 for worker in workers) for name in ("busy_s", "waiting_s", "lock_s")
-    )
-    share = busy / (busy + waiting) if busy else 0.0
+    sums = {name: sum(worker[name] or 0 for worker in workers) for name in _WORKER_FIELDS}
+    busy, lock, whole = sums["busy_s"], sums["lock_s"], sum(waits.values())
+    share = busy / (busy + sums["waiting_s"]) if busy else 0.0
     if number == 0:
         advice = _advise(found, loader, loader["wait_s"], loader["batches"])
         return f"the loop loads {loader['name']} itself (num_workers=0)", advice
-    if waits["ready"] > sum(waits.values()) / 2:
+    if waits["ready"] > whole / 2:
         run = "" if loader["path"] != "torch" else ", or run it by python -m fastloop run"
         return (
             f"{loader['ready']:.1f} batches were ready on average when the loop asked for one, so "
-            "loading is fast enough, and taking them over is slow (unpickling, copying between "
-            "processes)",
+            "taking them over is slow (unpickling, copying between processes), not loading",
             f"fewer and larger tensors in a batch{run}",
         )
     if lock > busy / 2:
-        return (
-            f"worker threads wait for the interpreter lock {percent(lock / busy)} of their time",
-            'path="process", or code that gives the lock up',
-        )
+        cause = f"worker threads wait for the interpreter lock {percent(lock / busy)} of their time"
+        return cause, 'path="process", or code that gives the lock up'
     if share >= _BUSY:
-        batches = sum(worker["batches"] for worker in workers)
-        return f"workers are busy {percent(share)}", _advise(found, loader, busy, batches)
-    if waits["others"] > (waits["none"] if workers else sum(waits.values()) / 2):
-        return _blame_order(waits, workers, share)
+        advice = _advise(found, loader, busy, sums["batches"])
+        return f"workers are busy {percent(share)}", advice
+    if waits["others"] > (waits["none"] if workers else whole / 2):
+        return _blame_order(percent(waits["others"] / whole), workers, share)
     if workers:
-        return (
-            f"workers are busy {percent(share)} only, so their number is enough: batches come "
-            "unevenly",
-            "a higher prefetch_factor",
+        cause = (
+            f"workers are busy {percent(share)} only, so there are enough: batches come unevenly"
         )
+        return cause, "a higher prefetch_factor"
     if loader["path"] == "array":
         cause = f"{number} threads gather and transform as fast as they can"
-        if number < count_cpus():
-            return cause, f"num_workers {number}→{count_cpus()} ({_describe_cpus()})"
-        return cause, f"a cheaper transform ({_describe_cpus()})"
-    return (
-        "unknown, because torch's own iterators do not tell what their workers do",
-        loader["remedy"] or "run it by python -m fastloop run, or with fastloop.DataLoader",
+        return cause, _advise_threads(number)
+    cause = "unknown, because torch's own iterators do not tell what their workers do"
+    remedy = loader["remedy"] or "run it by python -m fastloop run, or with fastloop.DataLoader"
+    return cause, remedy
+
+
+def _blame_order(part: str, workers: list[dict[str, Any]], share: float) -> tuple[str, str]:
+    """Blame the order of batches; name the worker that alone is busy, if there is one."""
+    cause = (
+        f"batches are handed out in order, and in {part} of the wait others were ready, but not "
+        "the one whose turn it was (head-of-line blocking)"
     )
-
-
-def _blame_order(
-    waits: dict[str, float], workers: list[dict[str, Any]], share: float
-) -> tuple[str, str]:
-    """Blame the order of batches; name the worker that is busy alone, if there is one."""
+    advice = "in_order=False, if the order of batches may vary; if not, "
     shares = [worker["busy_share"] or 0.0 for worker in workers]
-    most, name = max(shares, default=0.0), ""
-    if most >= _BUSY:
-        name = f"; worker {shares.index(most)} is busy {percent(most)}"
-        name += f", all on average {percent(share)}"
-    return (
-        f"batches are handed out in order, and in {percent(waits['others'] / sum(waits.values()))} "
-        "of the wait others were ready, but not the one whose turn it was (head-of-line blocking)"
-        + name,
-        "in_order=False, if the order of batches may vary; if not, "
-        + ("samples of more even cost" if name else "a higher prefetch_factor"),
-    )
+    most = max(shares, default=0.0)
+    if most < _BUSY:
+        return cause, f"{advice}a higher prefetch_factor"
+    cause += f"; worker {shares.index(most)} is busy {percent(most)}, all on average "
+    return cause + percent(share), f"{advice}samples of more even cost"
+
+
+def _advise_threads(number: int) -> str:
+    if number < count_cpus():
+        return f"num_workers {number}→{count_cpus()} ({_describe_cpus()})"
+    return f"a cheaper transform ({_describe_cpus()})"
 
 
 def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches: int) -> str:
@@ -202,15 +180,12 @@ def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches:
     if share is not None and share < _COMPUTES:
         return (
             f'path="thread" with num_workers={min(needed, _MAX_THREADS)}, if the dataset is safe '
-            f"in threads: samples wait {percent(1 - share)} of their time, and threads that wait "
-            "need no CPU"
+            f"in threads: samples wait {percent(1 - share)} of their time, which needs no CPU"
         )
-    if number >= cpus:
-        return (
-            "a cheaper transform, or samples computed once and kept (fastloop.ArrayDataset): all "
-            f"{_describe_cpus()} are taken"
-        )
-    return f"num_workers {number}→{min(needed, cpus)} ({_describe_cpus()})"
+    if number < cpus:
+        return f"num_workers {number}→{min(needed, cpus)} ({_describe_cpus()})"
+    kept = "samples computed once and kept (fastloop.ArrayDataset)"
+    return f"a cheaper transform, or {kept}: all {_describe_cpus()} are taken"
 
 
 def _count_needed(found: dict[str, Any], busy: float, batches: int, number: int) -> int:
