@@ -120,11 +120,13 @@ class GpuWaits:
     def begin(self) -> None:
         """Record the event before ``next()``."""
         self._open = None
-        if not self._cuda.is_current_stream_capturing():  # they would become part of its graph
-            event = self._cuda.Event
-            new = () if self._free else (event(enable_timing=True), event(enable_timing=True))
-            self._open = new or self._free.pop()
-            self._open[0].record()
+        if self._cuda.is_current_stream_capturing():
+            return  # events would become part of the graph
+        make = self._cuda.Event
+        if not self._free:
+            self._free.append((make(enable_timing=True), make(enable_timing=True)))
+        self._open = self._free.pop()
+        self._open[0].record()
 
     def end(self) -> EventPair | None:
         """Record the event after ``next()``, and return both."""

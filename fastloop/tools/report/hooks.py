@@ -72,33 +72,23 @@ def _wrap(enter: str, leave: str) -> Callable[[Function], Function]:
     return make
 
 
+_of_closure = _wrap("enter_closure", "leave_closure")
+
+
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
     observers = _list_observers()
     for observer in observers:
         observer.enter_step(optimizer)
     if observers and len(args) > 1 and callable(args[1]):
-        return (args[0], _time_closure(args[1], observers), *args[2:]), kwargs
+        return (args[0], _of_closure(args[1]), *args[2:]), kwargs
     if observers and callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": _time_closure(kwargs["closure"], observers)}
+        return args, {**kwargs, "closure": _of_closure(kwargs["closure"])}
     return None
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for observer in _list_observers():
         observer.leave_update(optimizer)
-
-
-def _time_closure(closure: Function, observers: list[LoopObserver]) -> Function:
-    def timed() -> Any:
-        for observer in observers:
-            observer.enter_closure()
-        try:
-            return closure()
-        finally:
-            for observer in observers:
-                observer.leave_closure()
-
-    return timed
 
 
 def _list_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:

@@ -230,7 +230,7 @@ class LoopObserver:
     def enter_closure(self) -> None:
         self._write(self._recorder.enter_closure)
 
-    def leave_closure(self) -> None:
+    def leave_closure(self, *ignored: object) -> None:
         self._write(self._recorder.leave_closure)
 
     # ---- the end

@@ -19,7 +19,7 @@ from fastloop.tools.report.loader_source import NONE, LoaderSource
 CAPACITY = 16_384  # steps that are kept, 72 bytes each
 NOT_MEASURED = -1
 _MAX_RUNS = 64  # of loaders without a step between
-_TOTALS = (
+PARTS = (  # of a run
     "before", "first_batch", "steps", "between_epochs", "validation", "unfinished", "after",
     "measuring",
 )  # fmt: skip
@@ -120,7 +120,7 @@ class StepRecorder:
 
     def __init__(self, now: int, capacity: int = CAPACITY) -> None:
         self.steps = StepRing(capacity)
-        self.totals = SimpleNamespace(**dict.fromkeys(_TOTALS, 0))
+        self.totals = SimpleNamespace(**dict.fromkeys(PARTS, 0))
         self.skipped = 0
         self.batches = 0  # of steps
         self.apart = {"batches": 0, "wait": 0}

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastloop.tools.report.files import read_rank
-from fastloop.tools.report.recorder import NOT_MEASURED, Step
+from fastloop.tools.report.recorder import NOT_MEASURED, PARTS, Step
 from fastloop.tools.report.summary import PHASES
 from fastloop.tools.text import percent, ratio, seconds, table
 
@@ -26,16 +26,6 @@ LABELS = {
     "clip_optimizer": "clip+optimizer",
     "other": "other",
     "step": "step",
-}
-_PARTS = {
-    "before": "before the first batch was asked for",
-    "first_batch": "first batch",
-    "steps": "steps",
-    "between_epochs": "between epochs",
-    "validation": "validation (batches without a step)",
-    "unfinished": "unfinished step",
-    "after": "after the loop",
-    "measuring": "measuring",
 }
 
 # ---- rows
@@ -70,15 +60,16 @@ def _time(phase: dict[str, Any], name: str) -> str:
 
 def part_rows(found: dict[str, Any]) -> list[list[str]]:
     """Return the table of the run's parts, its head first; parts that took no time are left out."""
-    whole, parts = found["seconds"], found["seconds_of"]
-    return [
-        ["of the run", "time", "share"],
-        *(
-            [label, seconds(parts[name]), percent(parts[name] / whole)]
-            for name, label in _PARTS.items()
-            if parts[name] > 0
-        ),
-    ]
+    rows = [["of the run", "time", "share"]]
+    for name in PARTS:
+        time = found["seconds_of"][name]
+        if time > 0:
+            rows.append([_label(name), seconds(time), percent(time / found["seconds"])])
+    return rows
+
+
+def _label(part: str) -> str:
+    return part.replace("_", " ")
 
 
 def describe_rate(found: dict[str, Any]) -> str:
@@ -114,13 +105,11 @@ def _describe_loader(loader: dict[str, Any]) -> str:
         f"worker{'s' if number != 1 else ''}): {loader['batches']:,} batches, "
         f"{seconds(loader['wait_s'])} waited"
     )
-    for number, worker in enumerate(workers[:_MAX_WORKERS]):
-        text += (
-            f"; worker {number}: {worker['batches']:,} batches, {seconds(worker['busy_s'])} busy, "
-            f"{seconds(worker['waiting_s'])} waiting"
-        )
-        if worker["lock_s"] is not None:
-            text += f", {seconds(worker['lock_s'])} for the interpreter lock"
+    for i, worker in enumerate(workers[:_MAX_WORKERS]):
+        busy, waiting, lock = (worker[name] for name in ("busy_s", "waiting_s", "lock_s"))
+        text += f"; worker {i}: {worker['batches']:,} batches, {seconds(busy)} busy, "
+        text += f"{seconds(waiting)} waiting"
+        text += "" if lock is None else f", {seconds(lock)} for the interpreter lock"
     if len(workers) > _MAX_WORKERS:
         text += f"; {len(workers) - _MAX_WORKERS} more workers: in the JSON"
     return text if workers or not number else f"{text}; workers: n/a"
@@ -135,21 +124,13 @@ def make_table(found: dict[str, Any]) -> str:
     if found["steps"]["count"] == 0:
         return f"fastloop report: {verdict}"
     title = f"fastloop report: {describe_rate(found)}; {found['steps']['steady']:,} in the table"
-    return "\n".join(
-        [
-            *textwrap.wrap(title, _WIDTH, subsequent_indent="  "),
-            *textwrap.wrap(verdict, _WIDTH, subsequent_indent="  "),
-            *("", *table(phase_rows(found)), ""),
-            *(*table(part_rows(found)), ""),
-            *(
-                line
-                for fact in list_facts(found)
-                for line in textwrap.wrap(
-                    fact, _WIDTH, initial_indent="  ", subsequent_indent="    "
-                )
-            ),
-        ]
-    )
+    lines = [*_wrap(title), *_wrap(verdict), "", *table(phase_rows(found)), ""]
+    lines += [*table(part_rows(found)), ""]
+    return "\n".join(sum((_wrap(fact, "  ") for fact in list_facts(found)), lines))
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
 
 
 def _change(before: float | None, after: float | None) -> str:
@@ -172,9 +153,9 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
         change = _change(*(phase.get("median_ms") for phase in phases))
         rows.append([label, *map(str.__add__, times, shares), change])
     rows.append(["time of the run"])
-    for name, label in _PARTS.items():
+    for name in PARTS:
         before, after = a["seconds_of"][name], b["seconds_of"][name]
-        rows.append([label, seconds(before), seconds(after), _change(before, after)])
+        rows.append([_label(name), seconds(before), seconds(after), _change(before, after)])
     verdicts = [f"  {name}: {one['verdict']['text']}" for name, one in (("A", a), ("B", b))]
     return "\n".join([*table(rows), *verdicts])
 
