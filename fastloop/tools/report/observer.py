@@ -78,9 +78,10 @@ class LoopObserver:
             method(*args)
         return self._recorder
 
-    def _write(self, method: Callable[..., Any], *args: Any) -> None:
-        """Log an event of now; the second time ends the cost of measuring it."""
-        now = self._clock()
+    def _write(self, now: int, method: Callable[..., Any], *args: Any) -> None:
+        """Log an event of `now`; the time after it ends the cost of measuring it."""
+        if len(self._log) > _MAX_LOG:
+            self.recorder  # noqa: B018 - reads the log
         self._log.append((method, now, self._clock(), *args))
 
     # ---- loaders
@@ -110,7 +111,7 @@ class LoopObserver:
         if self._depth > 0:
             return None
         self._depth = 1
-        self._write(self._recorder.enter_fetch)
+        self._write(self._clock(), self._recorder.enter_fetch)
         return loader
 
     def leave_iter(self, loader: Any, iterator: Any, error: object) -> None:
@@ -124,8 +125,7 @@ class LoopObserver:
             inner = loading_iterator(iterator)
             self._bound[iterator] = self._bound[inner] = source
             source.use(inner)
-        end = self._recorder.leave_iter
-        self._log.append((end, now, self._clock(), source, error is not None))
+        self._write(now, self._recorder.leave_iter, source, error is not None)
 
     def enter_next(self, iterator: Any) -> None:
         """Note next(). Below an iterator that uploads, the first call inside is the loading."""
@@ -148,11 +148,9 @@ class LoopObserver:
                 self._next_look = now + _LOOK_AT_GPU_NS
                 self.usage.look()
                 self.waits.look()
-        if len(self._log) > _MAX_LOG:
-            self.recorder  # noqa: B018 - reads the log
         if self.waits.is_on:
             self.waits.begin()
-        self._log.append((self._recorder.enter_fetch, now, self._clock()))
+        self._write(now, self._recorder.enter_fetch)
 
     def leave_next(
         self, note: object = None, batch: object = None, error: type[BaseException] | None = None
@@ -169,7 +167,6 @@ class LoopObserver:
         assert source is not None
         (begin, ran), self._made_since, turn = self._made_since, (0, None), NONE
         if error is not None:
-            error = StopIteration if issubclass(error, StopIteration) else error
             source.look()
         else:
             turn = source.judge_turn(*self._found)
@@ -178,11 +175,10 @@ class LoopObserver:
                 self._looks += 1
         ready = sum(self._found) if turn == READY else min(0, self._found[0])
         pair = self.waits.end() if self.waits.is_on else None
-        found = now, self._clock(), source, ready, self._loading, error, turn
-        self._log.append((self._leave_fetch, pair, *found))
+        self._write(now, self._leave_fetch, pair, source, ready, self._loading, error, turn)
 
-    def _leave_fetch(self, pair: EventPair | None, *found: Any) -> None:
-        run = self._recorder.leave_fetch(*found)
+    def _leave_fetch(self, now: int, after: int, pair: EventPair | None, *found: Any) -> None:
+        run = self._recorder.leave_fetch(now, after, *found)
         if pair is not None:
             self.waits.follow(pair, run, self._recorder.steps)
 
@@ -191,11 +187,11 @@ class LoopObserver:
     def enter_update(self, *args: Any, **kwargs: Any) -> object:
         """Note that an update begins, and return its token."""
         token = object()
-        self._write(self._recorder.enter_update, id(token))
+        self._write(self._clock(), self._recorder.enter_update, id(token))
         return token
 
     def leave_update(self, token: object, *ignored: object) -> None:
-        self._write(self._recorder.leave_update, id(token))
+        self._write(self._clock(), self._recorder.leave_update, id(token))
 
     def enter_scaler_step(self, owner: Any, *args: Any, **kwargs: Any) -> tuple[Any, int, object]:
         """Note a method that calls the step of an optimizer or skips it: a GradScaler's or a
@@ -205,9 +201,7 @@ class LoopObserver:
             optimizer = owner._optimizer
         return optimizer, self.steps_decided, self.enter_update()
 
-    def leave_scaler_step(
-        self, note: tuple[Any, int, object], result: object, error: object
-    ) -> None:
+    def leave_scaler_step(self, note: tuple[Any, int, object], _: object, error: object) -> None:
         optimizer, decided, token = note
         self.leave_update(token)
         if error is None and self.steps_decided == decided:
@@ -217,9 +211,7 @@ class LoopObserver:
         self.steps_decided += 1
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             self.has_silent_skips = True
-        if len(self._log) > _MAX_LOG:
-            self.recorder  # noqa: B018 - reads the log
-        self._write(self._recorder.enter_update, id(optimizer))
+        self._write(self._clock(), self._recorder.enter_update, id(optimizer))
         self._log.append((self._recorder.note_step, id(optimizer)))
 
     def note_skip(self, optimizer: Any) -> None:
@@ -228,10 +220,10 @@ class LoopObserver:
         self._log.append((self._recorder.note_skip, id(optimizer)))
 
     def enter_closure(self) -> None:
-        self._write(self._recorder.enter_closure)
+        self._write(self._clock(), self._recorder.enter_closure)
 
     def leave_closure(self, *ignored: object) -> None:
-        self._write(self._recorder.leave_closure)
+        self._write(self._clock(), self._recorder.leave_closure)
 
     # ---- the end
 

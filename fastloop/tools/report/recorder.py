@@ -229,7 +229,7 @@ class StepRecorder:
             run.fetches += 1
             source.note_batch(ready, turn, -1 if is_first else span)
         self._is_fetching = False
-        self._has_failed = error not in (None, StopIteration)
+        self._has_failed = error is not None and not issubclass(error, StopIteration)
         return run
 
     # ---- the optimizer
