@@ -285,17 +285,17 @@ def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     iterator = FakeIter()
     optimizer = SimpleNamespace()
     for number in range(100):
-        observer.enter_next(iterator)
+        observer.enter_next(None, (iterator,), {})
         clock[0] += 10 * MS
         FakeEvent.now += number % 2 * 4  # hidden behind queued work in every second step
-        observer.leave_next()
+        observer.leave_next(None, None, None)
         clock[0] += 9 * MS
         FakeEvent.now += 20
         observer.enter_step(optimizer)
         clock[0] += MS
-        observer.leave_update(optimizer)
-    observer.enter_next(iterator)
-    observer.leave_next(error=StopIteration)
+        observer.leave_update(optimizer, None, None)
+    observer.enter_next(None, (iterator,), {})
+    observer.leave_next(None, None, StopIteration)
     observer.end()
     steps = list(observer.recorder.steps)
     assert [step.gpu_wait / MS for step in steps[:98]] == [0.0, 4.0] * 49
@@ -322,9 +322,12 @@ def test_events_that_have_not_fired_are_asked_again() -> None:
 
 
 def test_calls_inside_each_other_are_one() -> None:
-    observer = LoopObserver(clock=lambda: 0)
-    loader = object()
-    assert observer.enter_iter(loader) is loader and observer.enter_iter(loader) is None
+    observer, loader = LoopObserver(clock=lambda: 0), FakeLoader()
+    for _ in range(2):
+        observer.enter_iter(None, (loader,), {})
+    for _ in range(2):
+        observer.leave_iter(None, None, None)
+    assert [method.__name__ for method, *_ in observer._log] == ["enter_fetch", "leave_iter"]
 
 
 def test_no_event_is_recorded_into_a_graph() -> None:

@@ -85,8 +85,8 @@ class TrialObserver(LoopObserver):
 
     # ---- the ends of the first step and of the last
 
-    def enter_next(self, iterator: Any) -> None:
-        super().enter_next(iterator)
+    def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
+        super().enter_next(token, args, kwargs)
         self._stop_after_last()
 
     def enter_step(self, optimizer: Any) -> None:
@@ -94,9 +94,9 @@ class TrialObserver(LoopObserver):
         super().enter_step(optimizer)
         self._stop_after_last()
 
-    def leave_update(self, token: object, *ignored: object) -> None:
+    def leave_update(self, token: object, result: object, error: object) -> None:
         self._read_usage_once()  # its time is the first step's
-        super().leave_update(token)
+        super().leave_update(token, result, error)
 
     def note_skip(self, optimizer: Any) -> None:
         self._optimizers[id(optimizer)] = optimizer

@@ -31,20 +31,21 @@ from fastloop.step.scaler import GradScaler
 from fastloop.tools.report.observer import LoopObserver
 
 _lock = threading.Lock()
-_observers: tuple[LoopObserver, ...] = ()  # of open reports; replaced under the lock
+_observers: dict[int, tuple[LoopObserver, ...]] = {}  # by thread; replaced under the lock
 _places: dict[tuple[Any, str], Place] = {}
 _handles: list[Any] = []  # of torch's hooks
 
 
-def _list_observers() -> list[LoopObserver]:
+def _list_observers() -> tuple[LoopObserver, ...]:
     """Return the observers that hear of this thread."""
     observers, ident = _observers, get_ident()
-    if not observers or seams.checking_thread == ident:
-        return []
-    own = [observer for observer in observers if observer.thread == ident]
-    if len(own) < len(observers):
-        for observer in observers:
-            observer.elsewhere += observer.thread != ident
+    if seams.checking_thread == ident:
+        return ()
+    own = observers.get(ident, ())
+    if len(observers) > bool(own):
+        for others in observers.values():
+            for observer in others:
+                observer.elsewhere += observer.thread != ident
     return own
 
 
@@ -54,8 +55,9 @@ def _wrap(enter: str, leave: str) -> Callable[[Function], Function]:
 
     def make(before: Function) -> Function:
         def hook(*args: Any, **kwargs: Any) -> Any:
-            observers = _list_observers()
-            notes = [getattr(observer, enter)(*args, **kwargs) for observer in observers]
+            observers, token = _list_observers(), object()
+            for observer in observers:
+                getattr(observer, enter)(token, args, kwargs)
             result = error = None
             try:
                 result = before(*args, **kwargs)
@@ -64,8 +66,8 @@ def _wrap(enter: str, leave: str) -> Callable[[Function], Function]:
                 error = type(raised)  # the exception itself would keep this frame alive
                 raise
             finally:
-                for observer, note in zip(observers, notes, strict=True):
-                    getattr(observer, leave)(note, result, error)
+                for observer in observers:
+                    getattr(observer, leave)(token, result, error)
 
         return hook
 
@@ -88,7 +90,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for observer in _list_observers():
-        observer.leave_update(optimizer)
+        observer.leave_update(optimizer, None, None)
 
 
 def _list_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
@@ -126,14 +128,17 @@ def open_hooks(observer: LoopObserver) -> None:
         if not _handles:
             _handles.append(register_optimizer_step_pre_hook(_before_step))
             _handles.append(register_optimizer_step_post_hook(_after_step))
-        _observers = (*_observers, observer)
+        own = _observers.get(observer.thread, ())
+        _observers = {**_observers, observer.thread: (*own, observer)}
 
 
 def close_hooks(observer: LoopObserver) -> None:
     """Tell this observer of nothing more; the last one puts back what was replaced."""
     global _observers
     with _lock:
-        _observers = tuple(other for other in _observers if other is not observer)
+        own = tuple(one for one in _observers.get(observer.thread, ()) if one is not observer)
+        others = {thread: kept for thread, kept in _observers.items() if thread != observer.thread}
+        _observers = {**others, observer.thread: own} if own else others
         if not _observers:
             _take_out()
 
@@ -149,7 +154,7 @@ def _forget() -> None:
     """Close everything in a forked child, which nobody reads."""
     global _observers, _lock
     _lock = threading.Lock()
-    _observers = ()
+    _observers = {}
     _take_out()
 
 

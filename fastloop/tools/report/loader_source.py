@@ -107,9 +107,13 @@ class LoaderSource:
         self._done: _Counts = ()  # counts of workers of iterators before this one
         self._now: _Counts = ()
 
+    def uses(self, iterator: Any) -> bool:
+        """Tell whether its counts come from this iterator."""
+        return iterator is self._iterator()
+
     def use(self, iterator: Any) -> None:
         """Take counts from this iterator of the loader from now on."""
-        if iterator is self._iterator():
+        if self.uses(iterator):
             return
         self._done, self._now, self._last = self.count_workers(), (), None
         self._iterator = weakref.ref(iterator)

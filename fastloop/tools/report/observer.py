@@ -65,7 +65,9 @@ class LoopObserver:
         self._loading_depth = 0  # of the one that loads for an upload
         self._loading: int | None = None  # ns; None: this call uploads nothing
         self._loading_begin = self._next_look = self._next_look_at_workers = 0
-        self._source: LoaderSource | None = None
+        self._loader: Any = None  # whose iter() is under way
+        self._source: LoaderSource | None = None  # of the latest next()
+        self._deciding: list[tuple[Any, int]] = []  # optimizers that a scaler steps or skips
         self._found = -1, -1  # batches that were there
         self._made_since: tuple[int, int | None] = 0, None  # for a batch that the loop makes itself
         self._looks = 0  # at those
@@ -80,8 +82,6 @@ class LoopObserver:
 
     def _write(self, now: int, method: Callable[..., Any], *args: Any) -> None:
         """Log an event of `now`; the time after it ends the cost of measuring it."""
-        if len(self._log) > _MAX_LOG:
-            self.recorder  # noqa: B018 - reads the log
         self._log.append((method, now, self._clock(), *args))
 
     # ---- loaders
@@ -105,29 +105,26 @@ class LoopObserver:
         self._bound[owner] = source
         return source
 
-    def enter_iter(self, loader: Any) -> Any:
-        """Note iter(), and return the loader; None inside another call, which counts as one with
-        it."""
-        if self._depth > 0:
-            return None
-        self._depth = 1
-        self._write(self._clock(), self._recorder.enter_fetch)
-        return loader
+    def enter_iter(self, token: object, args: Any, kwargs: Any) -> None:
+        """Note iter(); inside another call it counts as one with that."""
+        self._depth += 1
+        if self._depth == 1:
+            (self._loader,) = args
+            self._write(self._clock(), self._recorder.enter_fetch)
 
-    def leave_iter(self, loader: Any, iterator: Any, error: object) -> None:
-        """Note the end of iter(), for what `enter_iter()` returned."""
-        if loader is None:
-            return
+    def leave_iter(self, token: object, iterator: Any, error: object) -> None:
         now = self._clock()
-        self._depth = 0
-        source = self.lookup_source(loader)
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        source, self._loader = self.lookup_source(self._loader), None
         if isinstance(iterator, BaseIter):
             inner = loading_iterator(iterator)
             self._bound[iterator] = self._bound[inner] = source
             source.use(inner)
         self._write(now, self._recorder.leave_iter, source, error is not None)
 
-    def enter_next(self, iterator: Any) -> None:
+    def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
         """Note next(). Below an iterator that uploads, the first call inside is the loading."""
         self._depth += 1
         if self._depth > 1:
@@ -135,7 +132,9 @@ class LoopObserver:
                 self._loading_depth, self._loading_begin = self._depth, self._clock()
             return
         now = self._clock()
-        source = self._source = self.lookup_source(iterator)
+        (iterator,), source = args, self._source
+        if source is None or not source.uses(iterator):  # else the look-up, which takes longer
+            source = self._source = self.lookup_source(iterator)
         self._found = source.count_ready()
         if source.num_workers == 0 and self._looks < _MAX_LOOKS:
             self._made_since = now, runnable_ns("thread-self")
@@ -148,14 +147,14 @@ class LoopObserver:
                 self._next_look = now + _LOOK_AT_GPU_NS
                 self.usage.look()
                 self.waits.look()
+        if len(self._log) > _MAX_LOG:
+            self.recorder  # noqa: B018 - reads the log
         if self.waits.is_on:
             self.waits.begin()
-        self._write(now, self._recorder.enter_fetch)
+        self._log.append((self._recorder.enter_fetch, now, self._clock()))
 
-    def leave_next(
-        self, note: object = None, batch: object = None, error: type[BaseException] | None = None
-    ) -> None:
-        """Note the end of next(), and the type of what it raised."""
+    def leave_next(self, token: object, batch: object, error: type[BaseException] | None) -> None:
+        """Note the end of next(), and the type of the exception that it raised."""
         now = self._clock()
         self._depth -= 1
         if self._loading is not None and self._depth + 1 == self._loading_depth:
@@ -175,35 +174,39 @@ class LoopObserver:
                 self._looks += 1
         ready = sum(self._found) if turn == READY else min(0, self._found[0])
         pair = self.waits.end() if self.waits.is_on else None
-        self._write(now, self._leave_fetch, pair, source, ready, self._loading, error, turn)
+        found = now, self._clock(), source, ready, self._loading, error, turn
+        if pair is None:
+            self._log.append((self._recorder.leave_fetch, *found))
+        else:
+            self._log.append((self._leave_fetch, pair, *found))
 
-    def _leave_fetch(self, now: int, after: int, pair: EventPair | None, *found: Any) -> None:
-        run = self._recorder.leave_fetch(now, after, *found)
-        if pair is not None:
-            self.waits.follow(pair, run, self._recorder.steps)
+    def _leave_fetch(self, pair: EventPair, *found: Any) -> None:
+        run = self._recorder.leave_fetch(*found)
+        self.waits.follow(pair, run, self._recorder.steps)
 
     # ---- updates
 
-    def enter_update(self, *args: Any, **kwargs: Any) -> object:
-        """Note that an update begins, and return its token."""
-        token = object()
-        self._write(self._clock(), self._recorder.enter_update, id(token))
-        return token
+    def enter_update(self, token: object, args: Any, kwargs: Any) -> None:
+        now = self._clock()
+        self._log.append((self._recorder.enter_update, now, self._clock(), id(token)))
 
-    def leave_update(self, token: object, *ignored: object) -> None:
-        self._write(self._clock(), self._recorder.leave_update, id(token))
+    def leave_update(self, token: object, result: object, error: object) -> None:
+        now = self._clock()
+        self._log.append((self._recorder.leave_update, now, self._clock(), id(token)))
 
-    def enter_scaler_step(self, owner: Any, *args: Any, **kwargs: Any) -> tuple[Any, int, object]:
+    def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
         """Note a method that calls the step of an optimizer or skips it: a GradScaler's or a
         Boundary's."""
-        optimizer = args[0] if args else kwargs.get("optimizer")
-        if isinstance(owner, Boundary):
-            optimizer = owner._optimizer
-        return optimizer, self.steps_decided, self.enter_update()
+        if isinstance(args[0], Boundary):
+            optimizer = args[0]._optimizer
+        else:
+            optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
+        self._deciding.append((optimizer, self.steps_decided))
+        self.enter_update(token, args, kwargs)
 
-    def leave_scaler_step(self, note: tuple[Any, int, object], _: object, error: object) -> None:
-        optimizer, decided, token = note
-        self.leave_update(token)
+    def leave_scaler_step(self, token: object, result: object, error: object) -> None:
+        optimizer, decided = self._deciding.pop()
+        self.leave_update(token, result, error)
         if error is None and self.steps_decided == decided:
             self.note_skip(optimizer)
 
@@ -211,7 +214,10 @@ class LoopObserver:
         self.steps_decided += 1
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             self.has_silent_skips = True
-        self._write(self._clock(), self._recorder.enter_update, id(optimizer))
+        if len(self._log) > _MAX_LOG:
+            self.recorder  # noqa: B018 - reads the log
+        now = self._clock()
+        self._log.append((self._recorder.enter_update, now, self._clock(), id(optimizer)))
         self._log.append((self._recorder.note_step, id(optimizer)))
 
     def note_skip(self, optimizer: Any) -> None:
@@ -219,10 +225,10 @@ class LoopObserver:
         self.steps_decided += 1
         self._log.append((self._recorder.note_skip, id(optimizer)))
 
-    def enter_closure(self) -> None:
+    def enter_closure(self, token: object, args: Any, kwargs: Any) -> None:
         self._write(self._clock(), self._recorder.enter_closure)
 
-    def leave_closure(self, *ignored: object) -> None:
+    def leave_closure(self, token: object, result: object, error: object) -> None:
         self._write(self._clock(), self._recorder.leave_closure)
 
     # ---- the end

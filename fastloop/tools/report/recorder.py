@@ -9,7 +9,7 @@ The recorder has no clock: events bring their times, so they may be told later. 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +19,6 @@ from fastloop.tools.report.loader_source import NONE, LoaderSource
 CAPACITY = 16_384  # steps that are kept, 72 bytes each
 NOT_MEASURED = -1
 _MAX_RUNS = 64  # of loaders without a step between
-PARTS = (  # of a run
-    "before", "first_batch", "steps", "between_epochs", "validation", "unfinished", "after",
-    "measuring",
-)  # fmt: skip
 
 
 class Step(NamedTuple):
@@ -88,6 +84,11 @@ class StepRing:
 class Run:
     """The batches of one loader in a window, and the time after each."""
 
+    __slots__ = (
+        "began_at", "compute", "fetches", "has_begun", "has_ended", "is_over", "last_at", "ready",
+        "source", "start", "step", "upload", "wait",
+    )  # fmt: skip
+
     def __init__(self, source: LoaderSource) -> None:
         self.source = source
         self.start = 0  # iter() and the first batch after it
@@ -103,6 +104,23 @@ class Run:
         return self.start + self.wait + max(self.upload, 0) + self.compute
 
 
+@dataclass
+class Totals:
+    """The time of a whole run in ns, by part; the parts sum to the time since it began."""
+
+    before: int = 0
+    first_batch: int = 0
+    steps: int = 0
+    between_epochs: int = 0
+    validation: int = 0
+    unfinished: int = 0
+    after: int = 0
+    measuring: int = 0
+
+
+PARTS = tuple(vars(Totals()))
+
+
 class StepRecorder:
     """Records the steps of one loop.
 
@@ -114,13 +132,12 @@ class StepRecorder:
         capacity: how many steps are kept.
 
     Attributes:
-        totals: ns of the whole run, by part; they sum to the time since it began.
         apart: batches, and ns of waiting, that no step used.
     """
 
     def __init__(self, now: int, capacity: int = CAPACITY) -> None:
         self.steps = StepRing(capacity)
-        self.totals = SimpleNamespace(**dict.fromkeys(PARTS, 0))
+        self.totals = Totals()
         self.skipped = 0
         self.batches = 0  # of steps
         self.apart = {"batches": 0, "wait": 0}
@@ -327,11 +344,10 @@ class StepRecorder:
                 self.batches += run.fetches
                 if run.upload != NOT_MEASURED:
                     upload = max(upload, 0) + run.upload
+        parts = wait, upload, compute, self._update, other
+        self.totals.steps += sum(part for part in parts if part != NOT_MEASURED)
         end = self._now - self._begin - behind
-        parts = end, wait, upload, compute, self._update, other
-        step = Step(*parts, NOT_MEASURED, ready, is_first)
-        self.totals.steps += step.total
-        self.steps.append(step)
+        self.steps.append((end, *parts, NOT_MEASURED, ready, int(is_first)))
         self._empty_window()
 
     def _set_apart(self, run: Run) -> None:
