@@ -59,10 +59,3 @@ def judge(ratio: Figure) -> str:
     if ratio.low >= 1 - _ALIKE and ratio.high <= 1 + _ALIKE:
         return "no difference"
     return "cannot tell" if ratio.has(1.0) else f"{ratio.median:.3g}x"
-
-
-def show_seconds(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"

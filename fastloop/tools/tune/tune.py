@@ -24,7 +24,7 @@ from fastloop.base.nested import list_leaves
 from fastloop.data.epochs import epochs_within
 from fastloop.tools import text
 from fastloop.tools.batch_size import explaining_step, keep_random_state
-from fastloop.tools.report.remedies import find_remedy
+from fastloop.tools.report.loader_source import find_remedy
 from fastloop.tools.tune.search import Batch, Budget, Measured, OutOfTimeError, Search, Setting
 
 PATHS = ("auto", "process", "thread")
