@@ -22,7 +22,6 @@ from torch_mutant_program import SIGN
 from torch_mutants import NEWER
 
 from fastloop.base import torch_parts
-from fastloop.base.code_forms import syntax_digest
 from fastloop.base.requirements import NEWEST_TESTED, read_release
 
 SUPPORT = Path(torch_mutant_cases.__file__).parent
@@ -119,7 +118,7 @@ def test_the_table_has_the_syntax_of_the_newest_release() -> None:
     for part in every:
         assert bool(part.syntax) >= bool(part.forms), part.path
         if part.syntax:
-            assert syntax_digest(torch_parts.resolve(part.path)) == part.syntax, part.path
+            assert torch_parts.syntax_digest(torch_parts.resolve(part.path)) == part.syntax, part.path
 
 
 # ---- fresh processes
