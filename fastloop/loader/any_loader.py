@@ -32,7 +32,7 @@ def stats(loader: Any) -> LoaderStats:
     found = _unwrap(loader)
     if isinstance(found, DataLoader):
         return found.stats()
-    shared = shared_of.find(found)
+    shared = shared_of.get(found)
     if shared is not None:
         return stats_of(found, extras_of_torchs(found).path, shared)
     why = "fastloop has made no iterator of this loader; call fastloop.patch() before iter()"

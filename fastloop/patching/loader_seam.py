@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from types import GeneratorType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, TensorDataset
+from torch.utils.weak import WeakIdKeyDictionary
 
-from fastloop.base.beside import Beside
 from fastloop.base.torch_parts import call_as_torch
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader import dataloader as fastloop_loader
@@ -23,7 +23,7 @@ from fastloop.loader import extras as loader_extras
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.iterators import iterate_anew, iterator_with
 from fastloop.loader.plain.torch_iters import SyncIter
-from fastloop.loader.shared import LoaderProxy, shared_of
+from fastloop.loader.shared import LoaderProxy, Shared, shared_of
 from fastloop.patching.bootstrap.fastloop_import_hook import after_import
 from fastloop.patching.fastai_seam import add_fastai
 from fastloop.patching.seams import Function, Seam, find_subclasses
@@ -46,7 +46,7 @@ def _make_iterator(loader: DataLoader[Any], torchs_own: Callable[[], Any]) -> An
     extras = loader_extras.extras_of_torchs(loader)
     others = {name: getattr(extras, name) for name in extras.names_given()}
     seen: Any = LoaderProxy(loader, **others) if others else loader
-    return iterator_with(extras, seen, shared_of(loader), torchs_own)
+    return iterator_with(extras, seen, shared_of.setdefault(loader, Shared()), torchs_own)
 
 
 def _describe(loader: DataLoader[Any], iterator: Any) -> str:
@@ -67,7 +67,7 @@ def _describe(loader: DataLoader[Any], iterator: Any) -> str:
 
 
 def _watch_own_iters(
-    seam: Seam, seen: Beside[set[str]], leave: Callable[[DataLoader[Any], str], None]
+    seam: Seam, seen: MutableMapping[Any, set[str]], leave: Callable[[DataLoader[Any], str], None]
 ) -> Callable[[type], None]:
     """What counts the loaders of a class whose ``__iter__`` never comes to torch's as left.
 
@@ -94,7 +94,7 @@ def _watch_own_iters(
         def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
             iterator = before(self)
             is_late = isinstance(iterator, GeneratorType) and calls_torchs  # once it is started
-            if seam.is_on and not is_late and seen.find(self) is None:
+            if seam.is_on and not is_late and self not in seen:
                 leave(self, f"{type(self).__qualname__} makes its own iterators")
             return iterator
 
@@ -105,13 +105,14 @@ def _watch_own_iters(
 
 def make_seam(is_strict: bool) -> Seam:
     seam = Seam("dataloader", is_strict, _probe)
-    seen = Beside[set[str]](set)  # how the iterators of a loader that have come here were made
+    seen: MutableMapping[Any, set[str]] = WeakIdKeyDictionary()
+    # how the iterators of a loader that have come here were made
 
     def leave(loader: DataLoader[Any], reason: str) -> None:
         seam.leave(f"a {type(loader).__qualname__}", reason)
 
     def note_epoch(loader: DataLoader[Any], iterator: Any) -> None:
-        how, before = _describe(loader, iterator), seen(loader)
+        how, before = _describe(loader, iterator), seen.setdefault(loader, set())
         seam.note_epoch(how, how not in before)
         before.add(how)
 
@@ -119,7 +120,7 @@ def make_seam(is_strict: bool) -> Seam:
         def _get_iterator(self: DataLoader[Any]) -> Any:
             if not seam.is_on or _overrides(self):
                 return before(self)
-            seen(self)
+            seen.setdefault(self, set())
             if _has_pipe(self):
                 leave(self, "the dataset is a data pipe")
                 return before(self)
@@ -136,7 +137,7 @@ def make_seam(is_strict: bool) -> Seam:
         def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
             if not seam.is_on or isinstance(self, fastloop_loader.DataLoader):
                 return before(self)
-            seen(self)
+            seen.setdefault(self, set())
             if _overrides(self):
                 leave(self, f"{type(self).__qualname__} makes its own iterators")
             return iterate_anew(self, functools.partial(before, self))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from fastloop.base.openmp import thread_pool
-from fastloop.base.ranges import named, tools
+from fastloop.base.ranges import named
 from fastloop.base.torch_parts import torch_clip_grad_norm_
 from fastloop.step.grad_list import GradList, take_idle
 
@@ -60,9 +60,7 @@ def clip_grad_norm_(
             )
     limits = float(max_norm), float(norm_type)
     grads = take_idle(_idle)
-    clip = grads.clip_parameters
-    if tools._is_profiler_enabled:
-        clip = named("clip", clip)
+    clip = named("clip", grads.clip_parameters)
     norm: Tensor | None = clip(thread_pool(), parameters, *limits, error_if_nonfinite)
     if norm is None:
         grads.warn_of_fallback()

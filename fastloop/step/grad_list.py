@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from fastloop._core import GradListBase
 from fastloop.base.openmp import thread_pool
-from fastloop.base.ranges import named, tools
+from fastloop.base.ranges import named
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.tensors import sparse_parts
 from fastloop.base.torch_parts import difference, is_known
@@ -133,9 +133,7 @@ class GradList(_Engine):
         false alarm."""
         scale = self._beside(scale)
         if self.is_plain and norm_type in _NORM_TYPES:
-            run = self.run_norm_check
-            if tools._is_profiler_enabled:
-                run = named("check", run)
+            run = named("check", self.run_norm_check)
             norm: Tensor = run(thread_pool(), norm_type, scale, divisor, found_inf)
             return norm
         norm = _norm_check(self.tensors, found_inf, norm_type, self.device)
@@ -175,10 +173,7 @@ class GradList(_Engine):
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
         if self.is_plain:
-            run = self.run_scale
-            if tools._is_profiler_enabled:
-                run = named("unscale_and_clip", run)
-            run(thread_pool(), factor)
+            named("unscale_and_clip", self.run_scale)(thread_pool(), factor)
             return
         with torch.no_grad():
             for t in map(_values, self.tensors):
@@ -203,6 +198,19 @@ class GradList(_Engine):
 
 
 empty_list = cache(GradList)  # for what needs no tensors
+
+_MAX_LISTS = 16
+
+
+def grads_of(lists: dict[int, GradList], optimizer: Any) -> GradList:
+    """Return the list that collected this optimizer's gradients last. By its id: a list is a cache
+    of sizes, so it does no harm that a later optimizer may get that of one which is gone."""
+    grads = lists.get(id(optimizer))
+    if grads is None:
+        if len(lists) >= _MAX_LISTS:
+            lists.clear()
+        grads = lists[id(optimizer)] = GradList()
+    return grads
 
 
 def take_idle(lists: list[GradList]) -> GradList:

@@ -14,16 +14,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fastloop.base.ranges import named, tools
+from fastloop.base.ranges import named
 from fastloop.base.torch_parts import OptState, difference
 from fastloop.step.clip import clip_grad_norm_
 from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
-from fastloop.step.grad_list import GradList, parameters_of
+from fastloop.step.grad_list import GradList, grads_of, parameters_of
 from fastloop.step.outcomes import FlagCounter
 from fastloop.step.scale_rule import BoundedScaler, Flags, as_one_flag
 from fastloop.step.unscaling import unscale_at_once, unscale_collected
-
-_MAX_GRAD_LISTS = 16
 
 
 class GradScaler(BoundedScaler):
@@ -111,15 +109,9 @@ class GradScaler(BoundedScaler):
         return flags if len(flags) < 2 else as_one_flag(flags.values(), inv_scale.device)
 
     def _grads_of(self, optimizer: Optimizer) -> GradList:
-        lists = self._grad_lists
-        if lists is None:
-            lists = self._grad_lists = {}
-        grads = lists.get(id(optimizer))
-        if grads is None:
-            if len(lists) >= _MAX_GRAD_LISTS:
-                lists.clear()
-            grads = lists[id(optimizer)] = GradList()
-        return grads
+        if self._grad_lists is None:
+            self._grad_lists = {}
+        return grads_of(self._grad_lists, optimizer)
 
     def _owns_unscaling(self) -> bool:
         """Whether neither a subclass nor the user has put something else in our methods' place."""
@@ -189,9 +181,7 @@ class GradScaler(BoundedScaler):
 
         Returns:
             What `optimizer.step` returns, None where it is not called."""
-        step, is_named = super().step, tools._is_profiler_enabled
-        if is_named:
-            step = named("step", step)
+        step = named("step", super().step)
         is_fused = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
         if not is_fused or "closure" in kwargs:
             return step(optimizer, *args, **kwargs)
@@ -200,8 +190,7 @@ class GradScaler(BoundedScaler):
         if state["stage"] is OptState.STEPPED or not takes_grad_scale(optimizer):
             result = step(optimizer, *args, **kwargs)
         else:
-            fused = named("step", self._step_fused) if is_named else self._step_fused
-            result = fused(optimizer, state, *args, **kwargs)
+            result = named("step", self._step_fused)(optimizer, state, *args, **kwargs)
         self._note_step(next(iter(state["found_inf_per_device"].values()), False))
         return result
 

@@ -19,7 +19,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fastloop.base.ranges import named, tools
+from fastloop.base.ranges import named
 from fastloop.step.arguments import (
     as_schedulers,
     check_accum_dtype,
@@ -366,9 +366,7 @@ class Stepper:
                 buffers = self._reduce_gradients()
         if totals.counted:
             divisor = window.divisor(totals.weight, self._ranks.size)
-            step = self._boundary.step
-            if tools._is_profiler_enabled:
-                step = named("step", step)
+            step = named("step", self._boundary.step)
             outcome = step(divisor, buffers, totals.has_dropped > 0)
             self._mean_weight = totals.weight / totals.counted
             self._last_norm = outcome.norm

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastloop.base.openmp import thread_pool
-from fastloop.base.ranges import named, tools
+from fastloop.base.ranges import named
 from fastloop.base.torch_parts import OptState
 from fastloop.step.grad_list import GradList, new_flag
 
@@ -27,9 +27,7 @@ def unscale_at_once(
     if state["stage"] is not OptState.READY:
         return False
     found_inf, groups = new_flag(scale.device), optimizer.param_groups
-    run = grads.unscale_and_clip
-    if tools._is_profiler_enabled:
-        run = named("unscale" if clip is None else "unscale_and_clip", run)
+    run = named("unscale" if clip is None else "unscale_and_clip", grads.unscale_and_clip)
     done: Tensor | bool = run(thread_pool(), groups, scale, found_inf, clip)
     if done is not False:
         state["found_inf_per_device"] = {scale.device: found_inf}
@@ -48,10 +46,7 @@ def unscale_collected(
     is_refused = not allow_fp16 and torch.float16 in grads.dtypes
     if not is_here or not are_numbers or not is_plain or is_refused:
         return False
-    run = grads.run_unscale
-    if tools._is_profiler_enabled:
-        run = named("unscale", run)
-    run(thread_pool(), inv_scale, found_inf)
+    named("unscale", grads.run_unscale)(thread_pool(), inv_scale, found_inf)
     return True
 
 

@@ -118,7 +118,8 @@ def test_the_table_has_the_syntax_of_the_newest_release() -> None:
     for part in every:
         assert bool(part.syntax) >= bool(part.forms), part.path
         if part.syntax:
-            assert torch_parts.syntax_digest(torch_parts.resolve(part.path)) == part.syntax, part.path
+            found = torch_parts.syntax_digest(torch_parts.resolve(part.path))
+            assert found == part.syntax, part.path
 
 
 # ---- fresh processes
