@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 class Schema(NamedTuple):
     """The keys of a state dict and the types of their values."""
 
-    fields: Mapping[str, type | tuple[type, ...]]  # exact types: a bool is no int
+    fields: Mapping[str, type | tuple[type, ...]]  # exact types: a bool does not count as int
     advice: str  # the end of every message: what to pass instead
     names_types: bool = True  # whether the message for a wrong type names the right one
 
@@ -21,7 +21,7 @@ class Schema(NamedTuple):
             name: how messages call it.
 
         Raises:
-            TypeError: the state is no dict, or a field has another type.
+            TypeError: the state is not a dict, or a field has another type.
             ValueError: a field is missing.
         """
         if not isinstance(state, dict):

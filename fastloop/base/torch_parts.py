@@ -72,7 +72,7 @@ class Part(NamedTuple):
     sets: tuple[str, ...] = ()
 
 
-# Arguments of torch's DataLoader.
+# Arguments of torch.utils.data.DataLoader.
 _ARGUMENTS = frozenset(
     "self dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory "
     "drop_last timeout worker_init_fn multiprocessing_context generator prefetch_factor "
@@ -312,7 +312,7 @@ call_as_torch = types.FunctionType(
 
 @functools.cache
 def new_arguments() -> dict[str, Any]:
-    """Return the defaults of those arguments of torch's DataLoader that fastloop does not know."""
+    """Return the defaults of the DataLoader arguments that fastloop does not know, by name."""
     arguments = inspect.signature(torch.utils.data.DataLoader.__init__).parameters.values()
     return {a.name: a.default for a in arguments if a.name not in _ARGUMENTS}
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from fastloop.base.checks import make_message
+
 
 class SyncPoint(Enum):
     """The point of its loop at which a rank sends a message."""
@@ -30,7 +32,7 @@ class SyncPoint(Enum):
 
 
 class Totals(NamedTuple):
-    """What one rank sends, and the sums over all ranks."""
+    """The numbers that one rank sends, and their sums over all ranks."""
 
     weight: float = 0.0  # of the window's micro-batches
     counted: float = 0.0  # micro-batches with a weight above 0
@@ -71,7 +73,7 @@ class Ranks:
     # ---- when gradients travel
 
     def enter_micro(self, sync: bool) -> None:
-        """Before a micro-batch's forward, whose backward reduces gradients if `sync`."""
+        """Prepare a micro-batch, before its forward: its backward reduces gradients if `sync`."""
         if self._sharded and sync != self._is_synced:
             self._set_shards(sync)
         if not sync:
@@ -87,7 +89,7 @@ class Ranks:
                 self._contexts.append(context)
 
     def leave_micro(self) -> None:
-        """After its backward."""
+        """End a micro-batch, after its backward."""
         while self._contexts:
             self._contexts.pop().__exit__(None, None, None)
 
@@ -118,7 +120,7 @@ class Ranks:
                     param._unsharded_param.grad = None
 
     def backward_of_nothing(self, loss: Tensor) -> None:
-        """In place of a last micro-batch's backward: adds nothing, and has gradients reduced.
+        """Run in place of a last micro-batch's backward: add nothing, have gradients reduced.
 
         Without DDP alone it is the backward of 0 · loss, which can give NaN."""
         if not self.can_reduce_alone:
@@ -198,18 +200,12 @@ def find_ranks(model: Module | Iterable[Module] | None) -> Ranks:
     """The ranks that a model's DDP or FSDP modules train with."""
     if model is None:
         return Ranks([], [])
-    if not isinstance(model, Iterable | Module):
-        raise TypeError(
-            f"model is a {type(model).__name__}; pass the torch.nn.Module that the loop calls, or "
-            "a list of modules"
-        )
-    models = [model] if isinstance(model, Module) else list(model)
+    several: Any = model  # which mypy would narrow
+    models = list(several) if isinstance(several, Iterable) else [several]
     for part in models:
         if not isinstance(part, Module):
-            raise TypeError(
-                f"model holds a {type(part).__name__}; pass the torch.nn.Module that the loop "
-                "calls, or a list of modules"
-            )
+            rule = "the torch.nn.Module that the loop calls, or several"
+            raise TypeError(make_message("model", rule, part))
     parts = [part for whole in models for part in whole.modules()]
     sharded = [part for part in parts if hasattr(type(part), "set_requires_gradient_sync")]
     return Ranks([part for part in parts if hasattr(type(part), "no_sync")], sharded)
