@@ -35,8 +35,11 @@ class GradBuffers:
 
     def clear(self) -> None:
         """Empty the sum without touching its memory: the next `add` overwrites it."""
-        self.is_empty = True
-        self._used: set[int] | None = set()  # parameters with a gradient; None: all
+        self._used: set[int] = set()  # parameters that had a gradient
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._used
 
     def fit(self) -> None:
         """Make memory for the optimizer's present parameters, unless it is there.
@@ -101,19 +104,14 @@ class GradBuffers:
             self.sums.combine_(grads, found_inf, alpha=share, beta=0.0 if overwrites else 1.0)
             if found_inf is not None and found_inf:
                 return False  # what was written is overwritten later
-            self._used = None
+            self._used.update(range(len(self._params)))
         else:
-            self._add_some(grads, share)
-        self.is_empty = False
-        return True
-
-    def _add_some(self, grads: GradList, share: float) -> None:
-        self._zero_if_empty()
-        here = [i for i, p in enumerate(self._params) if p.grad is not None]
-        self._used_sums.collect(self._views[i] for i in here).combine_(grads, alpha=share)
-        self._used_sums.release()
-        if self._used is not None:
+            self._zero_if_empty()
+            here = [i for i, p in enumerate(self._params) if p.grad is not None]
+            self._used_sums.collect(self._views[i] for i in here).combine_(grads, alpha=share)
+            self._used_sums.release()
             self._used.update(here)
+        return True
 
     def _zero_if_empty(self) -> None:
         for flat, _ in self._flats if self.is_empty else ():
@@ -126,27 +124,24 @@ class GradBuffers:
         used: set[int] = set()
         for flat, where in self._flats:
             flags = flat[flat.numel() - len(where) :]
-            mine = [float(self._used is None or i in self._used) for i in where]
+            mine = [float(i in self._used) for i in where]
             flat.div_(ranks.size)
             flags.copy_(torch.tensor(mine))
             ranks.sum_(flat)
             used.update(i for i, n in zip(where, flags.real.tolist(), strict=True) if n > 0)
-        self.is_empty = False
-        self._used = None if len(used) == len(self._params) else used
+        self._used = used
 
     def write(self, factor: Tensor | float, grads: GradList) -> None:
         """Write factor * self into `.grad` of the parameters, rounded once. `grads` then holds
         those."""
-        used = self._used
-        if used is None and len(grads.collect_grads(self._optimizer).tensors) == len(self._params):
-            grads.combine_(self.sums, alpha=factor, beta=0.0)
-            return
         for i, p in enumerate(self._params):
-            if used is not None and i not in used:
+            if i not in self._used:
                 p.grad = None
             elif p.grad is None:
                 p.grad = torch.empty_like(p, requires_grad=False)
         grads.collect_grads(self._optimizer)
-        sums = (v for i, v in enumerate(self._views) if used is None or i in used)
-        grads.combine_(self._used_sums.collect(sums), alpha=factor, beta=0.0)
+        sums = self.sums
+        if len(self._used) < len(self._params):
+            sums = self._used_sums.collect(self._views[i] for i in sorted(self._used))
+        grads.combine_(sums, alpha=factor, beta=0.0)
         self._used_sums.release()

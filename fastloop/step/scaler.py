@@ -131,43 +131,8 @@ class GradScaler(BoundedScaler):
         state["found_inf_per_device"] = flags
         return flags
 
-    def unscale_and_clip_(
-        self,
-        optimizer: Optimizer,
-        max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-    ) -> Tensor:
-        """`unscale_(optimizer)` and `clip_grad_norm_` of all its parameters, in one or two passes.
-
-        Args:
-            optimizer: whose gradients; `step` is then called as after `unscale_`.
-            max_norm, norm_type, error_if_nonfinite: as `torch.nn.utils.clip_grad_norm_`.
-
-        Returns:
-            The total norm of the unscaled gradients before they were clipped, a 0-d tensor of the
-            dtype and on the device that torch's function gives; also kept as `last_norm`.
-
-        Gradients are read once, then multiplied once by min(1, max_norm / (norm + 1e-6)) / scale,
-        and not written where that is 1. If one is not finite, `step` will skip; until then they are
-        unscaled but not clipped, so that one can see which it was (where torch's functions run they
-        hold what torch's clipping leaves: zeros and NaN). A disabled scaler only clips.
-
-        Does not wait for the device, unless error_if_nonfinite (SYNC, as in torch).
-
-        Raises:
-            RuntimeError: called twice, or after `step`, without `update` between; with
-                error_if_nonfinite, the total norm is not finite (the gradients are unscaled then).
-            ValueError: a gradient is float16, as in `unscale_`.
-        """
-        clip = float(max_norm), float(norm_type), error_if_nonfinite
-        norm = self._enabled and self._unscale_at_once(optimizer, clip)
-        if norm is False:
-            self.unscale_(optimizer)
-        if isinstance(norm, bool) or (error_if_nonfinite and not norm.isfinite()):
-            return self._clip(optimizer, max_norm, norm_type, error_if_nonfinite)
-        self.last_norm = norm
-        return norm
+    # Named here too, because reports put something around it.
+    unscale_and_clip_ = BoundedScaler.unscale_and_clip_
 
     # ---- the step
 

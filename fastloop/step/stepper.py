@@ -112,8 +112,18 @@ class Stepper:
             raise TypeError(make_message("optimizer", "a torch.optim.Optimizer", optimizer))
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("LBFGS calls a closure several times a step; Stepper has one gradient")
-        scaler = _read_scaler(scaler)
-        choice = _read_on_nonfinite(on_nonfinite, scaler is not None)
+        if scaler is not None and not isinstance(scaler, TorchScaler):
+            raise TypeError(make_message("scaler", "a torch or fastloop GradScaler", scaler))
+        scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        choice = on_nonfinite
+        if choice is None:
+            choice = "ignore" if scaler is None else "window"
+        read_choice("on_nonfinite", choice, ("window", "micro", "ignore"))
+        if choice == "ignore" and scaler is not None:
+            raise ValueError(
+                "on_nonfinite must be 'window' or 'micro' with an enabled scaler, got 'ignore' "
+                "(the scaler finds its scale by skipping steps with infinite gradients)"
+            )
         accum_dtype = read_choice("accum_dtype", accum_dtype, (None, torch.float32, torch.float64))
         self._optimizer = optimizer
         self._outcomes = Outcomes(_read_schedulers(scheduler))
@@ -206,7 +216,7 @@ class Stepper:
             )
 
     def _leave_loop(self, loop: Lookahead) -> None:
-        """The loop has ended before its loader."""
+        """End the loop before its loader has ended."""
         if loop.is_announced:
             self._ranks.send_leave_notice()
         if self._state is State.IDLE:
@@ -561,26 +571,6 @@ def _check_loss(loss: Any) -> None:
             f"loss must be one number, got shape {tuple(loss.shape)} (pass its mean: the weight of "
             "micro() says how much that counts)"
         )
-
-
-def _read_on_nonfinite(choice: str | None, has_scaler: bool) -> str:
-    """Read the choice; None becomes its default."""
-    if choice is None:
-        return "window" if has_scaler else "ignore"
-    choice = read_choice("on_nonfinite", choice, ("window", "micro", "ignore"))
-    if choice == "ignore" and has_scaler:
-        raise ValueError(
-            "on_nonfinite must be 'window' or 'micro' with an enabled scaler, got 'ignore' (the "
-            "scaler finds its scale by skipping steps with infinite gradients)"
-        )
-    return choice
-
-
-def _read_scaler(scaler: Any) -> Any:
-    """Read the scaler; None if it is disabled."""
-    if scaler is not None and not isinstance(scaler, TorchScaler):
-        raise TypeError(make_message("scaler", "a torch or fastloop GradScaler", scaler))
-    return scaler if scaler is not None and scaler.is_enabled() else None
 
 
 def _read_schedulers(scheduler: Any) -> list[LRScheduler]:
