@@ -25,6 +25,7 @@ from fastloop.base import torch_parts
 from fastloop.base.requirements import NEWEST_TESTED, read_release
 
 SUPPORT = Path(torch_mutant_cases.__file__).parent
+PROGRAM = SUPPORT.parent / "programs/torch_mutant_loops.py"
 
 
 class Mutants:
@@ -124,22 +125,12 @@ def test_the_table_has_the_syntax_of_the_newest_release() -> None:
 
 # ---- fresh processes
 
-PROGRAM = """
-import json, math, sys, warnings
-import torch
-from torch_mutant_program import Rows, Loops, _Torch
-torch.set_num_threads(1)
-loops = Loops(_Torch(), {})
-found = {name: getattr(loops, name)() for name in ("arrays", "processes", "streams", "scaler")}
-print(json.dumps([torch.__version__, sys.modules["torch_mutants"].edits_made, found]))
-"""
-
 
 def run_fresh(place: Path, name: str, command: list[str]) -> tuple[Any, str]:
-    """What the program prints, and what is on stderr."""
+    """Return the output of the program, as JSON says it, and its stderr."""
     environment = os.environ | {"PYTHONPATH": f"{place}:{SUPPORT}", "TORCH_MUTANT": name}
     with subprocess.Popen(
-        [sys.executable, *command, str(place / "program.py")],
+        [sys.executable, *command, str(PROGRAM)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -158,7 +149,6 @@ def run_fresh(place: Path, name: str, command: list[str]) -> tuple[Any, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FRESH)
 def test_run_prints_what_python_does(tmp_path: Path, name: str) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "sitecustomize.py").write_text("import torch_mutant_fresh")
     alone, _ = run_fresh(tmp_path, name, [])
     ours, errors = run_fresh(tmp_path, name, ["-m", "fastloop", "run"])
