@@ -143,8 +143,8 @@ class BoundedScaler(TorchScaler):
             super().update(self._bounded(scale))
 
     def _note_step(self, flag: Tensor | bool) -> None:
-        is_known = isinstance(flag, bool) or flag.device.type == "cpu"
-        self._last_skipped = bool(flag) if is_known else flag
+        is_on_host = isinstance(flag, bool) or flag.device.type == "cpu"
+        self._last_skipped = bool(flag) if is_on_host else flag
         self._skips.add(self._last_skipped)
 
     def last_step_skipped(self) -> bool:

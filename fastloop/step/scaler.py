@@ -49,6 +49,7 @@ class GradScaler(BoundedScaler):
     Raises:
         ValueError: init_scale is not finite or not within the bounds; min_scale or max_scale is not
             a positive number, or min_scale is larger; hysteresis is less than 1.
+        TypeError: hysteresis is not an int.
         AssertionError: torch's own, for growth_factor and backoff_factor.
     """
 
