@@ -1,5 +1,5 @@
 """clip_grad_norm_: torch's, in one pass that reads and one that writes only if there is something
-to clip. What the engine does not cover is torch's own function's."""
+to clip. torch's own function does what the engine does not cover."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastloop.base.ranges import named
 from fastloop.base.torch_parts import torch_clip_grad_norm_
 from fastloop.step.grad_list import GradList, take_idle
 
-# What the last call used: gradients seldom change their sizes from call to call.
+# The list of the last call: gradients seldom change their sizes from call to call.
 _idle: list[GradList] = []
 
 
@@ -40,8 +40,8 @@ def clip_grad_norm_(
 
     For norms 1, 2 and inf of ordinary tensors of one dtype, on the CPU or on one CUDA device, sums
     and the factor are of double precision, the gradients are read once (always: nothing tells
-    whether they have changed since an earlier pass) and written only if the factor is not 1. All
-    else is torch's own function.
+    whether they have changed since an earlier pass) and written only if the factor is not 1.
+    torch's own function does the rest.
 
     Raises:
         RuntimeError: error_if_nonfinite and the norm is inf or NaN, the gradients being unchanged;

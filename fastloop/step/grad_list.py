@@ -6,7 +6,7 @@ device, and no two share memory. torch's own functions run it over any other lis
 meaning, and over every list on CUDA if the environment has FASTLOOP_DISABLE_CUDA=1.
 
 Numbers that a device computes (norm, factor, found_inf) stay 0-d tensors on the gradients' device,
-so that no pass waits for it; Python floats are what the host knows."""
+so that no pass waits for it; Python floats are numbers that the host knows."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ class Ranks:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """A context in which DDP sends nothing, so that a rank may fail in it on its own: neither
-        gradients nor buffers. Not for sharded modules, whose forward is a collective."""
+        """Keep DDP from sending gradients and buffers in this block: a rank may fail in it on its
+        own. Not for sharded modules, whose forward is a collective."""
         with ExitStack() as stack:
             for module in self._replicated:
                 stack.enter_context(module.no_sync())  # type: ignore[operator]
@@ -134,8 +134,8 @@ class Ranks:
             torch.autograd.backward(sums, [torch.zeros_like(s) for s in sums])
 
     def finish_window(self) -> None:
-        """Run, while all ranks are here, what DDP would run in its next forward: a rank that
-        leaves its loop then keeps nobody waiting in a forward."""
+        """Run the collectives of DDP's next forward now, while all ranks are here: a rank that then
+        leaves its loop keeps no other waiting in a forward."""
         self._is_static = False
         for module in self._ddp:
             if module.reducer._rebuild_buckets():
@@ -154,7 +154,7 @@ class Ranks:
     # ---- messages
 
     def exchange(self, point: SyncPoint, own: Totals) -> Totals:
-        """The sums over all ranks. Waits until each has sent its message (SYNC).
+        """Return the sums over all ranks. Waits until each has sent its message (SYNC).
 
         Raises RuntimeError on every rank if they are not all at the same point."""
         if self._leave_notice is not None:
@@ -197,7 +197,7 @@ class Ranks:
 
 
 def find_ranks(model: Module | Iterable[Module] | None) -> Ranks:
-    """The ranks that a model's DDP or FSDP modules train with."""
+    """Find a model's DDP and FSDP modules, and the ranks that they train with."""
     if model is None:
         return Ranks([], [])
     several: Any = model  # which mypy would narrow
@@ -212,8 +212,8 @@ def find_ranks(model: Module | Iterable[Module] | None) -> Ranks:
 
 
 def reduce_max(values: Sequence[float]) -> list[float]:
-    """The largest of each value over all ranks, which must all call it (SYNC). Without a process
-    group the values themselves."""
+    """Return the largest of each value over all ranks, which must all call it (SYNC). Without a
+    process group these are the values themselves."""
     if count_ranks() == 1:
         return list(values)
     message = torch.tensor(values, dtype=torch.float64, device=_message_device(None))
@@ -222,7 +222,7 @@ def reduce_max(values: Sequence[float]) -> list[float]:
 
 
 def count_ranks() -> int:
-    """1 without a process group."""
+    """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if _is_running() else 1
 
 
@@ -235,7 +235,7 @@ def _is_fsdp1(module: Module) -> bool:
 
 
 def _message_device(group: Any) -> torch.device:
-    """The CPU if the group can: reading a message then makes nobody wait for an accelerator."""
+    """Choose the CPU if the group can: reading a message there waits for no accelerator."""
     group = dist.distributed_c10d._get_default_group() if group is None else group
     kinds = [torch.device(kind).type for kind in group._device_types]
     return torch.device("cpu" if "cpu" in kinds or not kinds else kinds[0])
