@@ -62,14 +62,14 @@ class Outcome(NamedTuple):
 
 
 class _Flagged(NamedTuple):
-    """An optimizer of one gradient, through which a scaler is told of a found_inf. Not a torch
-    optimizer: the user's hooks would see it."""
+    """An optimizer of one gradient, by which a scaler learns of a found_inf. Not one of torch: hooks
+    of the user would see it."""
 
     param_groups: list[dict[str, Any]]
 
 
 class Boundary:
-    """How the gradients of a window become a step of one optimizer."""
+    """Turns the gradients of a window into a step of one optimizer."""
 
     def __init__(
         self, optimizer: Optimizer, scaler: Any, max_norm: float | None, checks: bool
