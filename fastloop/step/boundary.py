@@ -62,8 +62,8 @@ class Outcome(NamedTuple):
 
 
 class _Flagged(NamedTuple):
-    """An optimizer of one gradient, by which a scaler learns of a found_inf. Not one of torch: hooks
-    of the user would see it."""
+    """An optimizer of one gradient, by which a scaler learns of a found_inf. Not a torch optimizer:
+    the user's hooks would see that."""
 
     param_groups: list[dict[str, Any]]
 

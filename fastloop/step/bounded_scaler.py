@@ -204,7 +204,7 @@ class BoundedScaler(TorchScaler):
 
 
 def as_one_flag(flags: Iterable[Tensor], device: torch.device) -> Flags:
-    """Join flags to one, exactly 0.0 or 1.0, 0-d: fused optimizers skip at 1.0 and at nothing else."""
+    """Join flags to one, exactly 0.0 or 1.0, 0-d: fused optimizers skip at 1.0 alone."""
     total: Any = sum(flag.to(device, non_blocking=True) for flag in flags)
     return {device: (total > 0).to(torch.float32).reshape(())}
 
