@@ -22,7 +22,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fastloop.base.checks import make_message, read_choice, read_int, read_number
 from fastloop.base.ranges import named
-from fastloop.base.schema import Schema
 from fastloop.base.torch_parts import TorchScaler
 from fastloop.step.boundary import Boundary
 from fastloop.step.grad_buffers import GradBuffers
@@ -33,17 +32,8 @@ from fastloop.step.window import Lookahead, WeightedBackward, Window
 Batch = TypeVar("Batch")
 
 _VERSION = 1
-_STATE = Schema(
-    {
-        "version": int,
-        "boundaries": int,
-        "stepped": int,
-        "skipped": int,
-        "mean_weight": (float, type(None)),
-        "open_micros": int,
-    },
-    "pass the dict that state_dict() of a fastloop.Stepper returned, unchanged",
-)
+# The integers in a state; it has "mean_weight" too, a float or None.
+_COUNTS = ("version", "boundaries", "stepped", "skipped", "open_micros")
 _UNEQUAL = (
     "{} of {} ranks have another window and the others have none. Give every rank the same number "
     "of windows: DistributedSampler pads its parts to equal lengths, drop_last=True cuts them"
@@ -490,11 +480,7 @@ class Stepper:
             RuntimeError: inside micro().
         """
         self._refuse_inside_micro("load_state_dict")
-        state = _STATE.check(state_dict, "state")
-        if state["version"] != _VERSION:
-            raise ValueError(
-                make_message("state['version']", str(_VERSION), state["version"], _STATE.advice)
-            )
+        state = _read_state(state_dict)
         self._end_window()
         self._outcomes.load_state_dict(state)
         self._mean_weight = state["mean_weight"]
@@ -560,6 +546,22 @@ def _read_weight(weight: Any) -> float:
     if number == math.inf:
         raise ValueError(make_message("weight", "a finite number", number, remedy))
     return number
+
+
+def _read_state(state: Any) -> dict[str, Any]:
+    remedy = "pass the dict that state_dict() of a fastloop.Stepper returned, unchanged"
+    if not isinstance(state, dict):
+        raise TypeError(make_message("state", "a dict", state, remedy))
+    for key in (*_COUNTS, "mean_weight"):
+        if key not in state:
+            raise ValueError(f"state must have {key!r} ({remedy})")
+    for key in _COUNTS:
+        read_int(f"state[{key!r}]", state[key], 0, remedy=remedy)
+    if state["version"] != _VERSION:
+        raise ValueError(make_message("state['version']", str(_VERSION), state["version"], remedy))
+    if state["mean_weight"] is not None:
+        read_number("state['mean_weight']", state["mean_weight"], 0, remedy=remedy)
+    return state
 
 
 def _check_loss(loss: Any) -> None:
