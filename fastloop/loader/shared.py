@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, MutableMapping
+from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop._core import BatchPool, Collate, ThreadPool, keep_heap
-from fastloop.base.beside import Beside
 from fastloop.base.next_lock import NextLock
 from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named, tools
@@ -135,8 +135,13 @@ class Shared:
                 memory.trim()
 
 
-# By loader of torch's class.
-shared_of = Beside(Shared)
+def _is_usable(memory: BatchPool | None, device: int) -> TypeGuard[BatchPool]:
+    return memory is not None and memory.is_own() and memory.device == device
+
+
+# For loaders of torch's class. Kept outside the loader: frameworks copy and pickle its attributes.
+# By identity, because a loader need not be hashable.
+shared_of: MutableMapping[DataLoader[Any], Shared] = WeakIdKeyDictionary()
 
 
 class LoaderProxy:

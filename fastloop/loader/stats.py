@@ -124,7 +124,7 @@ def stats(loader: Any) -> LoaderStats:
     own = getattr(found, "_shared", None)
     if isinstance(own, Shared):
         return compute_stats(found, found.path, own)  # type: ignore[attr-defined]
-    shared = shared_of.find(found)
+    shared = shared_of.get(found)
     if shared is not None:
         return compute_stats(found, "auto", shared)
     why = "fastloop has made no iterator of this loader; call fastloop.patch() before iter()"

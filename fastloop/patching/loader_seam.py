@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from types import GeneratorType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, TensorDataset
+from torch.utils.weak import WeakIdKeyDictionary
 
-from fastloop.base.beside import Beside
 from fastloop.base.late_import import after_import
 from fastloop.base.torch_parts import call_as_torch
 from fastloop.device.prefetch import Prefetcher
@@ -19,7 +19,7 @@ from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.iterators import iterate_anew, open_iterator
 from fastloop.loader.plain.torch_iters import SyncIter
-from fastloop.loader.shared import shared_of
+from fastloop.loader.shared import Shared, shared_of
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
 # The one class known whose __init__ does not call torch's.
@@ -37,7 +37,7 @@ def _has_pipe(loader: DataLoader[Any]) -> bool:
 
 
 def _make_iterator(loader: DataLoader[Any], torchs_own: Callable[[], Any]) -> Any:
-    return open_iterator(loader, shared_of(loader), torchs_own)
+    return open_iterator(loader, shared_of.setdefault(loader, Shared()), torchs_own)
 
 
 def _describe(loader: DataLoader[Any], iterator: Any) -> str:
@@ -58,7 +58,7 @@ def _describe(loader: DataLoader[Any], iterator: Any) -> str:
 
 
 def _watch_own_iters(
-    seam: Seam, seen: Beside[set[str]], leave: Callable[[DataLoader[Any], str], None]
+    seam: Seam, seen: MutableMapping[Any, set[str]], leave: Callable[[DataLoader[Any], str], None]
 ) -> Callable[[type], None]:
     """Return a function that watches a class, so that its loaders count as left if their
     ``__iter__`` never reaches the ``__iter__`` of torch.
@@ -86,7 +86,7 @@ def _watch_own_iters(
         def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
             iterator = before(self)
             is_late = isinstance(iterator, GeneratorType) and calls_torchs  # once it is started
-            if seam.is_on and not is_late and seen.find(self) is None:
+            if seam.is_on and not is_late and self not in seen:
                 leave(self, f"{type(self).__qualname__} makes its own iterators")
             return iterator
 
@@ -97,13 +97,14 @@ def _watch_own_iters(
 
 def make_seam(is_strict: bool) -> Seam:
     seam = Seam("dataloader", is_strict, _probe)
-    seen = Beside[set[str]](set)  # how each loader's iterators were made
+    # By loader: how its iterators were made.
+    seen: MutableMapping[Any, set[str]] = WeakIdKeyDictionary()
 
     def leave(loader: DataLoader[Any], reason: str) -> None:
         seam.leave(f"a {type(loader).__qualname__}", reason)
 
     def note_epoch(loader: DataLoader[Any], iterator: Any) -> None:
-        how, before = _describe(loader, iterator), seen(loader)
+        how, before = _describe(loader, iterator), seen.setdefault(loader, set())
         seam.note_epoch(how, how not in before)
         before.add(how)
 
@@ -111,7 +112,7 @@ def make_seam(is_strict: bool) -> Seam:
         def _get_iterator(self: DataLoader[Any]) -> Any:
             if not seam.is_on or _overrides(self):
                 return before(self)
-            seen(self)
+            seen.setdefault(self, set())
             if _has_pipe(self):
                 leave(self, "the dataset is a data pipe")
                 return before(self)
@@ -128,7 +129,7 @@ def make_seam(is_strict: bool) -> Seam:
         def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
             if not seam.is_on or isinstance(self, fastloop_loader.DataLoader):
                 return before(self)
-            seen(self)
+            seen.setdefault(self, set())
             if _overrides(self):
                 leave(self, f"{type(self).__qualname__} makes its own iterators")
             return iterate_anew(self, functools.partial(before, self))

@@ -181,6 +181,7 @@ def test_nothing_is_named_without_a_tool(monkeypatch: pytest.MonkeyPatch) -> Non
     clip_grad_norm_(model.parameters(), 0.1)
     scaler.step(optimizer)
     assert ranges.tools is torch.autograd.profiler
+    assert ranges.named("none", int) is int
 
 
 # ---- Nsight
