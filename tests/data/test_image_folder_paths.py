@@ -21,8 +21,7 @@ from workers import on_collection
 
 from fastloop import DataLoader, ImageFolder, _core
 from fastloop import transforms as T
-from fastloop.data import batch_memory
-from fastloop.data.collate import make_collate
+from fastloop.data.collate import borrow_places, make_collate
 
 TRAIN = T.Compose(
     [
@@ -118,15 +117,15 @@ class Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: list[bool] = []
-        find = batch_memory.find_places
+        borrow = borrow_places
 
         @contextmanager
-        def find_places(like: Any, count: int) -> Any:
-            with find(like, count) as places:
+        def spying(like: Any, count: int) -> Any:
+            with borrow(like, count) as places:
                 self.found.append(places[0] is not None)
                 yield places
 
-        monkeypatch.setattr("fastloop.data.image_folder.dataset.find_places", find_places)
+        monkeypatch.setattr("fastloop.data.image_folder.dataset.borrow_places", spying)
 
 
 def identity(batch: Any) -> Any:

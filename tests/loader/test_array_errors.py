@@ -20,7 +20,7 @@ from fastloop import ArrayDataset, DataLoader
 
 GOOD = np.zeros((4, 2))
 FIELDS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "objects": (lambda: np.array([1, None, "a", 2], object), TypeError, "object.*pad them"),
+    "objects": (lambda: np.array([1, None, "a", 2], object), TypeError, "object.*pad rows"),
     "ragged": (
         lambda: np.array([[1], [1, 2], [], [3]], object),
         TypeError,
@@ -42,16 +42,20 @@ FIELDS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "long double": (lambda: np.zeros(4, "g"), TypeError, r"longdouble|float128.*astype"),
     "masked": (lambda: np.ma.zeros((4, 2)), TypeError, "MaskedArray.*numpy.asarray"),
     "list": (lambda: ["a", "b", "c", "d"], TypeError, r"list.*numpy.asarray"),
-    "number": (lambda: 3, TypeError, "int; pass"),
-    "None": (lambda: None, TypeError, "NoneType; pass"),
-    "bytes path": (lambda: b"x.npy", TypeError, "bytes; pass"),
-    "numpy scalar": (lambda: np.float32(1), TypeError, "float32; pass"),
-    "0-d array": (lambda: np.array(3.0), ValueError, "0-dimensional.*count samples"),
-    "0-d tensor": (lambda: torch.tensor(3.0), ValueError, "0-dimensional.*count samples"),
+    "number": (lambda: 3, TypeError, "got int .pass numpy.asarray"),
+    "None": (lambda: None, TypeError, "got NoneType .pass numpy.asarray"),
+    "bytes path": (lambda: b"x.npy", TypeError, "got bytes .pass numpy.asarray"),
+    "numpy scalar": (lambda: np.float32(1), TypeError, "got float32 .pass numpy.asarray"),
+    "0-d array": (lambda: np.array(3.0), ValueError, r"counts samples, got shape \(\)"),
+    "0-d tensor": (lambda: torch.tensor(3.0), ValueError, r"counts samples, got shape \(\)"),
     "sparse": (lambda: torch.eye(4).to_sparse(), TypeError, r"sparse_coo.*to_dense\(\)"),
     "csr": (lambda: torch.eye(4).to_sparse_csr(), TypeError, r"sparse_csr.*to_dense\(\)"),
-    "meta": (lambda: torch.zeros(4, device="meta"), TypeError, r"on meta; pass.*t.cpu\(\)"),
-    "dataset": (lambda: TensorDataset(torch.zeros(4)), TypeError, "TensorDataset; pass"),
+    "meta": (lambda: torch.zeros(4, device="meta"), TypeError, r"on meta .pass t.cpu\(\)"),
+    "dataset": (
+        lambda: TensorDataset(torch.zeros(4)),
+        TypeError,
+        "got TensorDataset .pass numpy.asarray",
+    ),
 }
 if hasattr(np.dtypes, "StringDType"):
     FIELDS["new strings"] = (
@@ -73,9 +77,9 @@ def test_a_field_that_is_no_array(
 
 
 def test_no_field_both_kinds_of_field_and_unequal_fields() -> None:
-    with pytest.raises(TypeError, match=r"at least one field, as in ArrayDataset\(x, y\)"):
+    with pytest.raises(TypeError, match="there must be at least one"):
         ArrayDataset()
-    with pytest.raises(TypeError, match="either all by position or all by name"):
+    with pytest.raises(TypeError, match=r"either all by position, .* or all by name"):
         ArrayDataset(GOOD, x=GOOD)
     with pytest.raises(ValueError, match=r"same number of rows.*field 0 has 4, field 1 has 3"):
         ArrayDataset(GOOD, GOOD[:3])
@@ -114,8 +118,8 @@ FILES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         ValueError,
         "cannot be opened as",
     ),
-    "archive": (_archive, ValueError, "is an archive; pass a .npy file"),
-    "scalar": (_npy(np.array(1.0)), ValueError, "0-dimensional"),
+    "archive": (_archive, ValueError, r"cannot be opened as .*of an .npz archive, pass"),
+    "scalar": (_npy(np.array(1.0)), ValueError, "counts samples"),
     "strings": (_npy(np.array(["a", "b"])), TypeError, "encode the text as integers"),
     "big-endian": (_npy(np.zeros(3, ">i4")), TypeError, "newbyteorder"),
     "missing": (lambda p: None, FileNotFoundError, "No such file"),
@@ -151,7 +155,7 @@ def test_a_path_that_is_no_regular_file(tmp_path: Path) -> None:
     assert len(lines) == len(kinds)
     for line, kind, name in zip(lines, kinds, names, strict=True):
         assert line.startswith("field 'x': '/")
-        assert f"{name}' is a {kind}, not a regular file; save" in line
+        assert f"{name}' must be a regular file, got a {kind} (save" in line
 
 
 def test_the_file_that_was_looked_at_is_mapped(

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fastloop.data.field import Array
-from fastloop.data.files import read_npy_header
+from fastloop.data.field import Array, read_npy_header
 
 _KIND = "u8:"
 _IMAGES, _INDEX, _LOCK = "fastloop-images.npy", "fastloop-index.json", "fastloop-lock"

@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
+from fastloop.base.checks import read_choice, read_int
 from fastloop.data.arrays import ArrayDataset, read_item
-from fastloop.data.batch_memory import find_places
+from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Array
 from fastloop.data.image_folder.cache import ImageCache
 from fastloop.data.image_folder.decode import AutoDecoder, Decode, check_image, name_of, read_image
 from fastloop.data.image_folder.files import find_classes, find_samples, read_extensions, read_root
-from fastloop.data.samplers import check_int
-from fastloop.data.tokens.arguments import check_choice
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype, is_own
 from fastloop.data.transforms.plan import OUT_LAYOUTS, Geometry, Values
 from fastloop.data.transforms.sized_plans import SizedPlans
@@ -142,8 +141,8 @@ class ImageFolder(EpochDataset):
     ) -> None:
         self.root = read_root(root)
         self.extensions = read_extensions(extensions)
-        self._seed = check_int("seed", seed, 0, 2**64)
-        check_choice("out_layout", out_layout, OUT_LAYOUTS)
+        self._seed = read_int("seed", seed, 0, 2**64 - 1)
+        read_choice("out_layout", out_layout, OUT_LAYOUTS)
         self._out_layout = out_layout
         self._decode = _read_decode(decode)
         self._on_error = _read_on_error(on_error)
@@ -225,7 +224,7 @@ class ImageFolder(EpochDataset):
         if self._out_layout == "channels_last":  # which torch's collate stacks in another layout
             plan = None
         like = plan.empty() if plan is not None else None
-        with find_places(like, len(indices)) as places:
+        with borrow_places(like, len(indices)) as places:
             # One by one: a thread that is to end stops between two samples (workers/threads.py).
             return [
                 self._sample(*read_item(index, len(self)), place)

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastloop.data.field import Array
-from fastloop.data.files import open_regular
+from fastloop.data.field import Array, open_regular
 
 Decode = Callable[[bytes], Any]
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import Collate, FinalizerBase
 from fastloop.base.torch_parts import MultiIter, SingleIter
-from fastloop.data.batch_memory import call_lent
-from fastloop.data.kinds import fills_batches, find_collate
+from fastloop.data.collate import call_lent
+from fastloop.data.kinds import may_borrow, open_collate
 from fastloop.loader.shared import CLOSED, LoaderProxy, LockedIter, Shared, WorkerCounts
 
 _KILLED_S = 5.0  # for a worker after SIGTERM
@@ -43,12 +43,12 @@ class SyncIter(SingleIter, LockedIter):
         self._datasets.call(super().__init__, taken)
         self._dataset = self._dataset_fetcher.dataset = loader.dataset
         is_tried = has_own_collate and self._auto_collation
-        found = find_collate(self._collate_fn, shared.collate_here) if is_tried else None
+        found = open_collate(self._collate_fn, shared.collate_here) if is_tried else None
         if found is not None:
             self._dataset_fetcher.collate_fn, self._collate = found
             self._fallbacks_before = Counter(self._collate.fallbacks())
             shared.latest = weakref.ref(self)
-            if found[0] is self._collate and fills_batches(self._dataset):
+            if found[0] is self._collate and may_borrow(self._dataset):
                 self._lender = self._collate
 
     def _next_data(self) -> Any:
