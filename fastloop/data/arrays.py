@@ -16,10 +16,9 @@ from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field as _Field
 from fastloop.data.field import torch_dtype
 from fastloop.data.sequences.ragged import RaggedArray, RaggedField
-from fastloop.data.transforms.field_transform import FieldTransform
+from fastloop.data.transforms.dataset_transform import FieldTransform, is_torchvision
 from fastloop.data.transforms.ops import is_own
 from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS
-from fastloop.data.transforms.torchvision import is_torchvision
 
 
 def _make_field(name: str, value: object) -> _Field | RaggedField:

@@ -18,10 +18,9 @@ from fastloop.data.image_folder.decode import AutoDecoder, Decode, check_image, 
 from fastloop.data.image_folder.files import find_classes, find_samples, read_extensions, read_root
 from fastloop.data.samplers import check_int
 from fastloop.data.tokens.arguments import check_choice
-from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype, is_own
+from fastloop.data.transforms.dataset_transform import SizedPlans, compile_transform
+from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype
 from fastloop.data.transforms.plan import OUT_LAYOUTS, Geometry, Values
-from fastloop.data.transforms.sized_plans import SizedPlans
-from fastloop.data.transforms.torchvision import UntranslatedError, translate
 
 _MOST_SKIPPED = 32  # files in a row; more are no accident
 
@@ -160,7 +159,9 @@ class ImageFolder(EpochDataset):
         if self._on_error == "skip":
             flags = torch.zeros(len(self.samples), dtype=torch.uint8, device="cpu")
             self._skipped = _Skipped(flags)
-        self._epoch = Epoch() if self._plans is not None and self._plans.is_random else None
+        self._epoch = (
+            Epoch() if self._plans and any(op.is_random for op in self._plans.ops) else None
+        )
         self._cached: ArrayDataset | None = None
         self._baked: tuple[Geometry | Values, ...] = ()
         if store is not None:
@@ -168,18 +169,14 @@ class ImageFolder(EpochDataset):
 
     def _compile(self, transform: Any) -> tuple[SizedPlans | None, str]:
         """The plans, or None and why there are none."""
-        chain: tuple[Geometry | Values, ...] = ()
-        try:
-            if transform is not None:
-                _check_transform(transform)
-                chain = tuple(part for op in translate(transform) for part in op._chain())
-            return SizedPlans(chain, self._out_layout, self._seed), ""
-        except UntranslatedError as error:
-            reason = str(error)
-        except (TypeError, ValueError) as error:
-            if is_own(transform) or not callable(transform) or isinstance(transform, type):
-                raise
-            reason = str(error)  # torchvision may do what C cannot
+        if transform is None:
+            return SizedPlans((), self._out_layout, self._seed), ""
+        _check_transform(transform)
+        plans, reason = compile_transform(
+            transform, lambda chain: SizedPlans(chain, self._out_layout, self._seed)
+        )
+        if plans is not None:
+            return plans, ""
         if self._out_layout != "CHW":
             raise ValueError(
                 f"out_layout={self._out_layout!r} is for transforms that C does, and {reason}; "
@@ -243,7 +240,7 @@ class ImageFolder(EpochDataset):
             assert self._transform is not None
             return self._transform(import_module("PIL.Image").fromarray(pixels)), target
         epoch = self._epoch_now()
-        return self._plans.write(pixels, place, row, epoch, view), target
+        return self._plans.plan_for(pixels.shape).apply(pixels, row, epoch, view, place), target
 
     def _read(self, row: int) -> tuple[Array, int]:
         """The image of a row, and the row of the file that it comes from."""
@@ -310,7 +307,7 @@ class ImageFolder(EpochDataset):
         def make(row: int) -> tuple[Array, int]:
             pixels, found = self._read(row)
             if self._baked:
-                pixels = baked.write(pixels, None, 0, 0, 0).numpy()
+                pixels = baked.plan_for(pixels.shape).apply(pixels, 0).numpy()
             return pixels, found
 
         on_error = self._on_error
@@ -364,7 +361,7 @@ class ImageFolder(EpochDataset):
             is_whole = len(self._baked) == len(self._plans.ops)
             return baked if is_whole else baked + arrays.params(row, epoch, view)
         pixels, _ = self._read(row)
-        return self._plans.of(pixels.shape).params(row, epoch, view, pixels.shape[:2])
+        return self._plans.plan_for(pixels.shape).params(row, epoch, view, pixels.shape[:2])
 
     def explain(self) -> str:
         """Who decodes, where each operation runs, and why; and whose the random parameters are."""
