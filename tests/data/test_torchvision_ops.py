@@ -1,5 +1,5 @@
-"""Transforms of torchvision's v2 as `transform=`: translated to the same operations of ours, or run
-as they are, with the reason."""
+"""Transforms of torchvision's v2 as `transform=`: translated to the same operations of fastloop, or
+run in Python, with the reason."""
 
 import copy
 import pickle

@@ -134,7 +134,7 @@ def check_decoders() -> Finding:
     except ImportError:
         return Finding("decoders", Level.NOTE, "none", "ImageFolder reads no file", fix)
     if name == "Pillow":
-        cost = "JPEGs take longer than with simplejpeg, torchcodec or torchvision"
+        cost = "JPEGs take longer than with simplejpeg"
         return Finding("decoders", Level.NOTE, name, cost, fix)
     return Finding("decoders", Level.OK, name)
 
