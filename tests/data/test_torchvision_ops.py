@@ -151,7 +151,7 @@ def test_what_is_not_translated_runs_as_it_is(make: Callable[[], Any], reason: s
     assert reason.removeprefix("^field 0: ").split(" ")[0] in dataset.explain()
     assert "path='process' or 'sync'" in dataset.explain()
     both = ArrayDataset(IMAGES, IMAGES, transform={0: transform, 1: T.Pad(1)})
-    line = r"\nfield 1: uint8 .*, by C, when dataset\[i\] is asked for, because "
+    line = r"\nfield 1: uint8 .*, by C, in dataset\[i\], because "
     assert re.search(line + reason.removeprefix("^").removesuffix("$"), both.explain())
     for i in range(6):
         torch.manual_seed(i)

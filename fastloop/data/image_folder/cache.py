@@ -129,11 +129,7 @@ class ImageCache:
             replaced = {int(row): int(other) for row, other in found.pop("replaced")}
             version, options = found["version"], found["options"]
             rows_are_there = all(0 <= row < count for pair in replaced.items() for row in pair)
-        except FileNotFoundError:
-            return None
-        except OSError:
-            raise
-        except Exception:  # NumPy and json raise many types over a damaged file
+        except Exception:  # the file is not there; NumPy and json raise many types if it is damaged
             return None
         if version == _VERSION and options != note["options"]:
             name = f"options of cache={self.argument!r}"

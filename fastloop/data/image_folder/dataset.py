@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -275,10 +276,8 @@ class ImageFolder(EpochDataset):
             rule = f"None if C does not do the transform: {self._untranslated}"
             raise ValueError(make_message("cache", rule, argument))
         ops = self._plans.ops
-        kept = [i for i, op in enumerate(ops) if type(op) not in (Resize, CenterCrop)]
-        kept_from = kept[0] if kept else len(ops)
-        self._baked, rest = ops[:kept_from], ops[kept_from:]
-        baked = SizedPlans(self._baked, "HWC", 0)
+        self._baked = tuple(takewhile(lambda op: type(op) in (Resize, CenterCrop), ops))
+        baked, rest = SizedPlans(self._baked, "HWC", 0), ops[len(self._baked) :]
 
         def make(row: int) -> tuple[Array, int]:
             pixels, source = self._read(row)
@@ -328,9 +327,8 @@ class ImageFolder(EpochDataset):
         epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
         arrays = self._arrays
         if arrays is not None:
-            baked = [{"op": type(op).__name__} for op in self._baked]
-            is_whole = len(self._baked) == len(self._plans.ops)
-            return baked if is_whole else baked + arrays.params(row, epoch, view)
+            baked: list[dict[str, Any]] = [{"op": type(op).__name__} for op in self._baked]
+            return (baked + arrays.params(row, epoch, view))[: len(self._plans.ops)]
         pixels, _ = self._read(row)
         return self._plans.plan_for(pixels.shape).params(row, epoch, view, pixels.shape[:2])
 

@@ -62,6 +62,9 @@ class Argument(NamedTuple):
     read: Callable[[str, Any], Any]
     encode: Callable[[Any], Any] | None = None
 
+    def __repr__(self) -> str:
+        return "Argument"  # help() shows it for each argument
+
 
 def _as_list(value: Any) -> Any:
     """Return the numbers of a vector as a list, and any other value unchanged."""
@@ -72,10 +75,9 @@ def _as_list(value: Any) -> Any:
 def _read_lengths(name: str, value: Any, low: int, counts: tuple[int, ...], rule: str) -> list[int]:
     value = _as_list(value)
     each = [value] if is_int(value) else value
-    if not is_sequence(each):
-        raise TypeError(make_message(name, rule, value))
-    if len(each) not in counts:
-        raise ValueError(make_message(name, rule, value))
+    if not is_sequence(each) or len(each) not in counts:
+        kind = ValueError if is_sequence(each) else TypeError
+        raise kind(make_message(name, rule, value))
     return [read_int(name, length, low, _MAX_LENGTH) for length in each]
 
 

@@ -209,17 +209,11 @@ class FieldTransform:
             others: why other fields keep the dataset from the loader's threads, or "".
         """
         if self.plan is None:
-            return [
-                f"{self.name}: Python, a sample at a time, in worker processes or in this one "
-                "(path='process' or 'sync'), because "
-                f"{self.untranslated.removeprefix(self.name + ': ')}"
-            ]
-        where = (
-            f"when dataset[i] is asked for, because {others}"
-            if others
-            else "in the threads of loaders that take path='array' (stats() says which), elsewhere "
-            "where dataset[i] is asked for"
-        )
+            where = "a sample at a time, in worker processes or in this one"
+            reason = self.untranslated.removeprefix(f"{self.name}: ")
+            return [f"{self.name}: Python, {where} (path='process' or 'sync'), because {reason}"]
+        where = "in the threads of loaders that take path='array' (see stats()), else in dataset[i]"
+        where = f"in dataset[i], because {others}" if others else where
         rows, result = f"{self.shape} {self.layout}", f"{self.describe_result()} {self.out_layout}"
         lines = [f"{self.name}: uint8 {rows} -> {result}, by C, {where}"]
         lines += [f"  {op!r}: {op.work}" for op in self.plan.ops]

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -77,12 +78,10 @@ class ImageOp:
             raise ValueError(make_message(name, rule, image.shape))
         compiled = self._compiled
         if compiled is None or compiled[0] != shape:
-            compiled = shape, compile_plan(tuple(self._chain()), shape)
-            self._compiled = compiled
-        index = 0
-        if compiled[1].is_random:
-            index = int(torch.randint(2**63 - 1, (), device="cpu"))
-        return compiled[1].apply(image.detach(), index)
+            compiled = self._compiled = shape, compile_plan(tuple(self._chain()), shape)
+        _, plan = compiled
+        index = int(torch.randint(2**63 - 1, (), device="cpu")) if plan.is_random else 0
+        return plan.apply(image.detach(), index)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_compiled"}
@@ -259,8 +258,8 @@ def compile_plan(
             text names operation, argument and value.
     """
     channels, height, width = _read_shape(shape, layout, may_differ)
-    of_images: dict[str, Any] = {"height": height, "width": width, "channels": channels}
-    of_images |= {"layout": layout, "seed": seed}
+    images: dict[str, Any] = {"height": height, "width": width, "channels": channels}
+    open_core: Callable[..., ImagePlan] = partial(ImagePlan, **images, layout=layout, seed=seed)
     every_byte = torch.arange(256, dtype=torch.uint8, device="cpu").expand(channels, 256)
     numbers = Numbers(every_byte, torch.uint8)
     specs: list[dict[str, Any]] = []
@@ -268,8 +267,8 @@ def compile_plan(
 
     def get_size() -> tuple[int, int]:
         as_bytes: dict[str, Any] = {"out_dtype": "uint8", "tables": None, "linear": None}
-        _, *size = ImagePlan(tuple(specs), out_layout="CHW", **as_bytes, **of_images).out_shape
-        return size[0], size[1]
+        _, height, width = open_core(tuple(specs), out_layout="CHW", **as_bytes).out_shape
+        return height, width
 
     for i, op in enumerate(ops):
         if isinstance(op, Values):
@@ -290,12 +289,11 @@ def compile_plan(
                 fill = later.change(fill) if isinstance(later, Values) else fill
             spec["out_fill"] = fill.elements()
         specs.append(spec)
-    core = ImagePlan(
+    core = open_core(
         tuple(specs),
         out_dtype=DTYPES[numbers.dtype],
         out_layout=out_layout,
         tables=None if numbers.is_byte else numbers.elements(),
         linear=numbers.linear,
-        **of_images,
     )
     return Plan(ops, core, numbers.dtype, out_layout)
