@@ -417,6 +417,20 @@ def test_a_full_disk_is_met_before_anything_is_decoded(tmp_path: Path) -> None:
     )
 
 
+def test_room_is_taken_before_the_second_image(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a full disk would be a SIGBUS."""
+
+    def refuse(file: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    decode = Counting()
+    with pytest.raises(OSError, match=r"cache='u8:.*': No space left on device .pass a folder"):
+        cached(root, decode=decode)
+    assert decode.calls == 1
+    assert os.listdir(root.parent / "cache") == [LOCK]
+
+
 # ---- several processes
 
 FORK = multiprocessing.get_context("fork")

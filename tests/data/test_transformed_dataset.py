@@ -438,7 +438,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: dataset_of(transform=T.Compose([T.RandomVerticalFlip()] * 9)),
         ValueError,
-        "^field 0: RandomVerticalFlip must occur at most 8 times",
+        "^field 0: a plan has at most 8 of RandomVerticalFlip$",
     ),
     (
         lambda: dataset_of(IMAGES.astype(np.float32)),

@@ -58,7 +58,7 @@ def is_torchvision(transform: object) -> bool:
 def _translate(transform: Any) -> Iterator[Geometry | Values]:
     """Yield the operations of fastloop that a transform stands for, or raise UntranslatedError."""
     name = type(transform).__name__
-    if isinstance(transform, ImageOp) and image_ops.is_own(transform):
+    if image_ops.is_own(transform):
         yield from transform._chain()
     elif getattr(sys.modules.get(_V2), name, None) is not type(transform):
         reason = f"must be of fastloop.transforms or {_V2}"

@@ -8,7 +8,7 @@ Each is a dataclass. The annotation of a field says how the argument is read and
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, V
 _BOX = ("top", "left", "height", "width")
 
 
-def is_own(op: object) -> bool:
+def is_own(op: object) -> TypeGuard[ImageOp]:
     """Tell whether `op` is an operation of this module. A subclass is not: it may do anything."""
     return isinstance(op, ImageOp) and globals().get(type(op).__name__) is type(op)
 

@@ -24,7 +24,6 @@ from fastloop.data.transforms.arguments import DTYPES, Argument, to_floats
 LAYOUTS = ("CHW", "HWC")
 OUT_LAYOUTS = (*LAYOUTS, "channels_last")
 _MAX_CHANNELS = 4
-_MAX_OCCURRENCES = 8  # of one kind of operation in a plan: fl_image_op.occurrence
 
 GetSize = Callable[[], tuple[int, int]]  # returns (height, width) of images before an operation
 
@@ -274,11 +273,9 @@ def compile_plan(
         if isinstance(op, Values):
             numbers = op.change(numbers)
             continue
-        name = type(op).__name__
         if op.is_resize and not numbers.is_byte:
+            name = type(op).__name__
             raise ValueError(f"{name} must stand before ToDtype, because C resizes uint8 images")
-        if counts[op.kind] == _MAX_OCCURRENCES:
-            raise ValueError(f"{name} must occur at most {_MAX_OCCURRENCES} times (leave some out)")
         spec = {"kind": op.kind, "occurrence": counts[op.kind], **op.spec(get_size)}
         counts[op.kind] += 1
         if op.fill_name:
