@@ -229,7 +229,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"on_error": "ignore"}, f"{ON_ERROR}'ignore'"),
     ({"on_error": None}, f"{ON_ERROR}None"),
     ({"extensions": ["jpg"]}, rf"{EXTENSIONS}\['jpg'\]"),
-    ({"extensions": "."}, f"{EXTENSIONS}'.'"),
+    ({"extensions": "jpg"}, f"{EXTENSIONS}'jpg'"),
     ({"extensions": [3]}, rf"{EXTENSIONS}\[3\]"),
     ({"extensions": []}, rf"{EXTENSIONS}\[\]"),
     ({"extensions": 3}, "'int' object is not iterable"),

@@ -45,7 +45,7 @@ def _read_extensions(extensions: Any) -> tuple[str, ...]:
     if extensions is None:
         return _EXTENSIONS
     given = (extensions,) if isinstance(extensions, str) else tuple(extensions)
-    if not given or not all(isinstance(name, str) and name[:1] == "." != name for name in given):
+    if not given or not all(isinstance(name, str) and name.startswith(".") for name in given):
         raise ValueError(make_message("extensions", "a list of names such as '.jpg'", extensions))
     return tuple(name.lower() for name in given)
 

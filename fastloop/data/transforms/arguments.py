@@ -195,7 +195,7 @@ Fill = Annotated[float | Sequence[float] | None, Argument(_read_fill)]
 Erased = Annotated[Any, Argument(_read_erased)]
 Interpolation = Annotated[Any, Argument(_read_interpolation, _INTERPOLATIONS.get)]
 Flag = Annotated[bool, Argument(_read_flag)]
-CoreFlag = Annotated[bool, Argument(_read_flag, bool)]
+CoreFlag = Annotated[bool, Argument(_read_flag, bool)]  # that C is told of
 Probability = Annotated[float, Argument(_read_probability, float)]
 Scale = Annotated[Sequence[float], Argument(_read_range, tuple)]
 Share = Annotated[Sequence[float], Argument(partial(_read_range, high=1), tuple)]

@@ -4,7 +4,7 @@ Each is a dataclass. The annotation of a field says how the argument is read and
 (arguments.py), so an operation of C is its docstring, its number and its fields.
 """
 
-# Without `from __future__ import annotations`: dataclasses then keep the annotations themselves.
+# No `from __future__ import annotations`: it would make text of the annotations, which are read.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
