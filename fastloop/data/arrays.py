@@ -15,10 +15,9 @@ from fastloop.base.checks import make_message, read_choice, read_int
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field, torch_dtype
 from fastloop.data.sequences.ragged import RaggedArray, RaggedField
-from fastloop.data.transforms.field_transform import FieldTransform
+from fastloop.data.transforms.dataset_transform import FieldTransform, is_torchvision
 from fastloop.data.transforms.ops import is_own
 from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS
-from fastloop.data.transforms.torchvision import is_torchvision
 
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)
 _VIEWS = 256

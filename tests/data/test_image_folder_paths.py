@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def truth(dataset: Any, epoch: int, **arguments: Any) -> list[Any]:
-    """By torch's loader. The dataset keeps no epoch of the user's."""
+    """torch's loader gives these batches. The epoch of `dataset` stays unset."""
     other = ImageFolder(dataset.root, dataset.transform, seed=dataset._seed)
     other.set_epoch(epoch)
     return list(TorchLoader(other, **arguments))
@@ -86,7 +86,7 @@ def test_errors_are_in_their_place(root: Path, arguments: dict[str, Any]) -> Non
     with DataLoader(dataset, 4, **arguments) as loader:
         batches = iter(loader)
         first = next(batches)
-        with pytest.raises(OSError, match=rf"'{path}' cannot be decoded with auto: Pillow: it is"):
+        with pytest.raises(OSError, match=rf"'{path}' cannot be decoded with auto: Pillow: it has"):
             next(batches)
         if arguments.get("num_workers"):
             third = next(batches)

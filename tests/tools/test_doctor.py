@@ -121,7 +121,6 @@ def test_decoders_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "find_module", there.get)
     monkeypatch.setattr(decode, "_SimpleJpeg", lambda module: SimpleNamespace(name="simplejpeg"))
     monkeypatch.setattr(decode, "_Pillow", lambda module: SimpleNamespace(name="Pillow"))
-    monkeypatch.setattr(decode, "_open_torch_jpeg", lambda name: None)
     assert told(host.check_decoders()) == "OK simplejpeg, Pillow |  | "
     del there["simplejpeg"]
     assert told(host.check_decoders()).startswith("NOTE Pillow | JPEGs take longer")
