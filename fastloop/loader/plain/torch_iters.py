@@ -4,7 +4,6 @@ over torch's worker processes."""
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from time import perf_counter_ns
 from typing import Any
 
@@ -46,7 +45,7 @@ class SyncIter(SingleIter, LockedIter):
         found = open_collate(self._collate_fn, shared.collate_here) if is_tried else None
         if found is not None:
             self._dataset_fetcher.collate_fn, self._collate = found
-            self._fallbacks_before = Counter(self._collate.fallbacks())
+            self._fallbacks_before = self._collate.fallbacks()
             shared.latest = weakref.ref(self)
             if found[0] is self._collate and may_borrow(self._dataset):
                 self._lender = self._collate
@@ -62,8 +61,14 @@ class SyncIter(SingleIter, LockedIter):
         return data
 
     def count(self) -> WorkerCounts:
+        # Without global names: a finalizer calls it while the interpreter clears modules.
         assert self._collate is not None
-        return (), dict(Counter(self._collate.fallbacks()) - self._fallbacks_before)
+        before = self._fallbacks_before
+        counts = {
+            reason: count - before.get(reason, 0)
+            for reason, count in self._collate.fallbacks().items()
+        }
+        return (), {reason: count for reason, count in counts.items() if count > 0}
 
     def _finalize(self) -> None:
         if self._collate is not None:
