@@ -306,22 +306,26 @@ def _server(paths: str) -> str:
     return _servers[paths][0]
 
 
+PROGRAMS = Path(__file__).parents[1] / "programs"
+
+
 def run_script(
     folder: Path,
-    text: str,
+    program: str | Path,
     *args: object,
     returncode: int = 0,
     stderr: str = "",
     timeout: float = 300,
     is_fresh: bool = False,
 ) -> str:
-    """Runs `text` as a program and returns what it prints. Where torch is to be imported by the
-    program itself, and not before it begins, it `is_fresh`.
+    """Run a program, given as a file or as its text, in `folder`, and return what it prints. With
+    `is_fresh` torch is not imported before the program imports it.
 
     It must end by itself with `returncode` and write nothing to stderr, or something that
     contains `stderr`."""
-    script = folder / "script.py"
-    script.write_text(text)
+    script = program if isinstance(program, Path) else folder / "script.py"
+    if isinstance(program, str):
+        script.write_text(program)
     done = run_program(script, *args, cwd=folder, timeout=timeout, is_fresh=is_fresh)
     report = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.returncode == returncode, report
