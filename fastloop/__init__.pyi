@@ -14,10 +14,16 @@ from fastloop.data.sequences.pad import PadCollate as PadCollate
 from fastloop.data.sequences.ragged import RaggedArray as RaggedArray
 from fastloop.data.tokens.dataset import TokenDataset as TokenDataset
 from fastloop.device.prefetch import prefetch as prefetch
-from fastloop.loader.any_loader import stats as stats
 from fastloop.loader.dataloader import DataLoader as DataLoader
-from fastloop.loader.stats import LoaderStats as LoaderStats
-from fastloop.loader.stats import WorkerStats as WorkerStats
+from fastloop.loader.stats import (
+    LoaderStats as LoaderStats,
+)
+from fastloop.loader.stats import (
+    WorkerStats as WorkerStats,
+)
+from fastloop.loader.stats import (
+    stats as stats,
+)
 from fastloop.patching.patch import (
     PatchState as PatchState,
 )
@@ -37,21 +43,21 @@ from fastloop.patching.seams import SeamStatus as SeamStatus
 from fastloop.step.clip import clip_grad_norm_ as clip_grad_norm_
 from fastloop.step.scaler import GradScaler as GradScaler
 from fastloop.step.stepper import Stepper as Stepper
-from fastloop.tools.batch_size.device_memory import MemoryUse as MemoryUse
-from fastloop.tools.batch_size.device_memory import memory as memory
-from fastloop.tools.batch_size.plan import (
-    BatchPlan as BatchPlan,
-)
-from fastloop.tools.batch_size.plan import (
-    find_batch_size as find_batch_size,
-)
-from fastloop.tools.doctor.doctor import Diagnosis as Diagnosis
+from fastloop.tools.batch_size import BatchPlan as BatchPlan
+from fastloop.tools.batch_size import find_batch_size as find_batch_size
+from fastloop.tools.doctor.diagnosis import Diagnosis as Diagnosis
 from fastloop.tools.doctor.doctor import doctor as doctor
-from fastloop.tools.parameters import (
+from fastloop.tools.memory import (
+    MemoryUse as MemoryUse,
+)
+from fastloop.tools.memory import (
     ParameterCount as ParameterCount,
 )
-from fastloop.tools.parameters import (
+from fastloop.tools.memory import (
     count_parameters as count_parameters,
+)
+from fastloop.tools.memory import (
+    memory as memory,
 )
 from fastloop.tools.report.report import Report as Report
 from fastloop.tools.report.report import report as report

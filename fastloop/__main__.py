@@ -30,7 +30,7 @@ def _open_command(name: str) -> Callable[[list[str]], int]:
     elif name == "doctor":
         from fastloop.tools.doctor.doctor import main
     else:
-        from fastloop.tools.bench.bench import main
+        from fastloop.tools.bench import main
     return main
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from fastloop.data.transforms.arguments import InterpolationMode
+from fastloop.data.transforms.dataset_transform import remedy_for
 from fastloop.data.transforms.ops import (
     CenterCrop,
     Compose,
@@ -25,7 +26,6 @@ from fastloop.data.transforms.ops import (
     ToImage,
     ToPureTensor,
 )
-from fastloop.data.transforms.torchvision import remedy_for
 
 __all__ = [
     "CenterCrop",

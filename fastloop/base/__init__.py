@@ -1,1 +1,1 @@
-"""What knows nothing of loaders or steps: nested batches, interrupts, memory, threads, schemas."""
+"""Helpers that know neither loaders nor steps: arguments, nested batches, interrupts, threads."""

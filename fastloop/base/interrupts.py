@@ -1,9 +1,9 @@
-"""Ctrl-C held back where it would be lost.
+"""Ctrl-C is held back where it would be lost.
 
-In a finalizer or a fork handler Python prints it as an exception that was ignored. Between the
-start of a worker and its entry in a list it would leave a process behind. Blocking the signal does
-not help: another thread of the program takes it then, and Python raises in the main thread all the
-same.
+In a finalizer or a fork handler Python prints KeyboardInterrupt as an ignored exception. Between
+the start of a worker and its entry in a list, it would leave a process behind. Blocking the signal
+does not help: another thread of the program then takes it, and Python still raises in the main
+thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# The program's handler, while one of ours is in its place, and the signals that ours has taken.
+# The program's handler while interrupts_held() replaces it, and the signals taken meanwhile.
 _held: list[Any] = []
 _taken: list[int] = []
 
@@ -26,7 +26,7 @@ def interrupt() -> None:
 
 
 def interrupt_later() -> None:
-    """For finalizers: Ctrl-C comes when they are over."""
+    """Send Ctrl-C when the running finalizer is over."""
     timer = threading.Timer(0.01, interrupt)
     timer.daemon = True
     timer.start()
@@ -34,7 +34,7 @@ def interrupt_later() -> None:
 
 @contextmanager
 def interrupts_held(resend: Callable[[], None] = interrupt) -> Iterator[None]:
-    """Ctrl-C that comes in this block is raised at its end, by ``resend``."""
+    """Hold back Ctrl-C in this block and send it again at the end, by ``resend``."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not callable(handler) or _held:
@@ -55,29 +55,29 @@ def interrupts_held(resend: Callable[[], None] = interrupt) -> Iterator[None]:
 
 
 def is_interrupted() -> bool:
-    """Whether Ctrl-C is held back now."""
+    """Tell whether a Ctrl-C is held back now."""
     return bool(_held and _taken)
 
 
 def release_in_child() -> None:
-    """For a process that was forked in such a block: gives it the program's handler again."""
+    """Restore the program's handler in a process that was forked inside interrupts_held()."""
     if _held:
         signal.signal(signal.SIGINT, _held.pop())
     _taken.clear()
 
 
 def end_quietly() -> None:
-    """For a worker at its end: from here on Ctrl-C is ignored."""
+    """Ignore Ctrl-C from here on: the worker is at its end."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # By this has_met_interrupt() knows that the process is at its end.
+        # has_met_interrupt() tells by this that the process is at its end.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     except KeyboardInterrupt:
         end_quietly()
 
 
 def has_met_interrupt(pid: int | None) -> bool:
-    """Whether Ctrl-C has come to a worker: it is pending there, or the worker is at its end.
+    """Tell whether a worker has got Ctrl-C: it is pending there, or the worker is at its end.
 
     A worker that has taken it and still runs the dataset's code shows neither.
     """

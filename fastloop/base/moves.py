@@ -1,10 +1,10 @@
-"""Moves of tensors' memory, noticed before anybody here reads what was freed.
+"""Moves of tensors' memory are noticed before C reads memory that was freed.
 
 ``torch.UntypedStorage.share_memory_()``, which torch also calls when a tensor is pickled for
-another process, copies the storage to shared memory and frees what it had; all tensors over it
+another process, copies the storage to shared memory and frees the old memory; all tensors over it
 change their address. A *keeper* is an object of C that keeps such an address: a ``Table`` or
-``Windows``. From ``watch()`` on, these methods of torch wait until nobody reads through it,
-keep readers out, and have it look where its tensors lie afterwards. docs/threads.md says more.
+``Windows``. Once ``watch()`` was called for it, these methods of torch wait until nobody reads
+through it, keep readers out, and make it look up its tensors again. docs/threads.md says more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastloop.base.torch_parts import difference, is_known, parts_of
 Keeper = Table | Windows
 
 _keepers: WeakKeyDictionary[Keeper, frozenset[int]] = WeakKeyDictionary()  # and their storages
-# Held during a move: who begins to watch sees the tensor before it or after it.
+# Held during a move: watch() sees a tensor before the move or after it.
 _lock = threading.RLock()
 
 
@@ -46,8 +46,8 @@ def _noticing(move: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def are_noticed() -> bool:
-    """Whether moves are noticed from now on. Where this torch does not let it, after one warning,
-    nothing may keep the address of a tensor."""
+    """Notice moves from now on, and return True. Returns False, after one warning, where this torch
+    is not known: then nothing may keep the address of a tensor."""
     if not is_known("moves", "The tensors of datasets are left"):
         return False
     storage = torch.UntypedStorage
@@ -60,7 +60,7 @@ def are_noticed() -> bool:
 
 
 def tensors_in(source: Any) -> Iterator[torch.Tensor]:
-    """All tensors that a keeper reads."""
+    """Yield all tensors that a keeper reads."""
     if isinstance(source, torch.Tensor):
         yield source
     elif isinstance(source, tuple):
@@ -71,10 +71,10 @@ def tensors_in(source: Any) -> Iterator[torch.Tensor]:
 
 
 def watch(keeper: Keeper) -> None:
-    """Keeps the addresses in a Table or Windows right, as long as it lives.
+    """Keep the addresses in a Table or Windows right, as long as it lives.
 
     Raises:
-        NotImplementedError: this release of torch does not let it.
+        NotImplementedError: fastloop does not know this release of torch.
     """
     storages = frozenset(tensor.untyped_storage()._cdata for tensor in tensors_in(keeper))
     if not storages:

@@ -56,11 +56,11 @@ def _map_fields(value: Any, leaf: Leaf, path: Path) -> Any:
 
 
 def map_leaves(value: Any, leaf: Leaf, path: Path = ()) -> Any:
-    """The same containers, with ``leaf(path, x)`` in place of each x that is not one.
+    """Return the same containers, with ``leaf(path, x)`` in place of each x that is not one.
 
     Args:
         value: any batch.
-        leaf: is given the keys, indices and field names that lead to x, and x.
+        leaf: takes the keys, indices and field names that lead to x, and x.
         path: to ``value`` itself.
     """
     kind = type(value)
@@ -80,7 +80,7 @@ def map_leaves(value: Any, leaf: Leaf, path: Path = ()) -> Any:
 
 
 def list_leaves(value: Any) -> list[tuple[Path, Any]]:
-    """All leaves with their paths."""
+    """List all leaves with their paths."""
     found: list[tuple[Path, Any]] = []
     map_leaves(value, lambda path, leaf: found.append((path, leaf)))
     return found

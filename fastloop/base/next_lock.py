@@ -1,5 +1,5 @@
-"""Locks of objects that several threads use. Where two call ``next()`` at once, torch's own
-iterators lose batches or hang; without an interpreter lock counts lose numbers, too."""
+"""Locks of objects that several threads use. Where two threads call ``next()`` at once, torch's own
+iterators lose batches or hang; without an interpreter lock, counts lose numbers too."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 
 
 def has_interpreter_lock() -> bool:
-    """Whether one thread at a time runs Python. Once it does, it stays so."""
+    """Tell whether one thread at a time runs Python. Once true, it stays true."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 class NextLock:
-    """One thread at a time in ``with lock.of_process():``.
+    """A lock that lets one thread at a time into ``with lock.of_process():``.
 
     A thread may enter again, as when a dataset or a signal handler calls ``next()`` on the iterator
-    it is called by: then all is as in torch.
+    that is calling it; torch allows that too.
     """
 
     def __init__(self) -> None:
-        # By process: in a forked child a thread that does not exist there may hold the parent's.
+        # By process: in a forked child, a thread that is not there may hold the parent's lock.
         self._locks: dict[int, AbstractContextManager[Any]] = {}
 
     def of_process(self) -> AbstractContextManager[Any]:
-        # Not get(): that of CPython 3.13t takes 30 µs for a number that another thread has put in.
+        # Not get(): in CPython 3.13t it takes 30 µs for a key that another thread has put in.
         locks, pid = self._locks, os.getpid()
         try:
             return locks[pid]
@@ -38,8 +38,8 @@ class NextLock:
 
 
 def count_alone(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A ``__next__`` that counts. The interpreter lock keeps two threads from adding to a count at
-    once; without one this takes ``_next_lock``."""
+    """Decorate a ``__next__`` that counts. Two threads must not add to a count at once: where no
+    interpreter lock prevents it, take ``_next_lock``."""
     if has_interpreter_lock():
         return next_batch
 

@@ -1,4 +1,4 @@
-"""The OpenMP threads that torch's operations run on, and our own work on them."""
+"""The OpenMP threads that torch's operations run on, and fastloop's work on them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fastloop._core import ThreadPool
 
 @contextmanager
 def on_this_thread() -> Iterator[None]:
-    """torch's operations in the body use the calling thread alone.
+    """Keep torch's operations in the body on the calling thread.
 
     OpenMP threads spin for milliseconds after their last work, on cores that the next work needs.
-    Other threads of the program keep their number of OpenMP threads, which is one of each thread,
-    unlike that of `torch.set_num_threads`. Where torch has no OpenMP, nothing changes."""
+    OpenMP counts threads for each caller, unlike `torch.set_num_threads`, so other threads of the
+    program keep theirs. Where torch has no OpenMP, nothing changes."""
     threads, library = torch.get_num_threads(), openmp()
     if library is None or threads == 1:
         yield
@@ -34,7 +34,7 @@ def on_this_thread() -> Iterator[None]:
 
 @cache
 def openmp() -> Any:
-    """The OpenMP library that torch uses; None if there is none, or it cannot be found."""
+    """Return the OpenMP library that torch uses; None if there is none, or it cannot be found."""
     torch.get_num_threads()  # sets OpenMP's number when it is asked for the first time
     try:
         library = ctypes.CDLL(None)
@@ -53,5 +53,5 @@ def make_thread_pool(threads: int, _process: int) -> ThreadPool:
 
 
 def thread_pool() -> ThreadPool:
-    """As many threads as torch's own operations use, shared by all work of this process."""
+    """Return the pool that all work of this process shares, as wide as torch's own operations."""
     return make_thread_pool(torch.get_num_threads(), getpid())

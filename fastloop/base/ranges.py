@@ -1,8 +1,9 @@
-"""Names for what fastloop does in a step, on the timelines of tools: of torch's profiler while that
-runs, of Nsight Systems (NVTX) where that has started the program.
+"""Names for the parts of a step, on the timelines of tools: torch's profiler while it runs, and
+Nsight Systems (NVTX) where that has started the program.
 
-What every batch and step passes through asks `tools._is_profiler_enabled`, one attribute, and does
-no more for it where no tool is attached.
+A call site writes ``named("check", function)(arguments)``. Without a tool that asks one attribute
+and calls the function itself: no frame and no context manager stands between. What every batch
+passes through asks ``tools._is_profiler_enabled`` on the spot.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -24,21 +26,9 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class _Attached:
-    """In the place of torch's profiler where another tool is attached from the beginning."""
-
-    _is_profiler_enabled = True
-
-
-class _Detached:
-    """In the place of torch's profiler where nobody knows whether it runs."""
-
-    _is_profiler_enabled = False
-
-
-def _find_nvtx() -> tuple[Callable[[str], Any], Callable[[], Any]] | None:
-    """What begins and ends a range; None where nobody would read it. Only the package has domains
-    of its own."""
+def _load_nvtx() -> tuple[Callable[[str], Any], Callable[[], Any]] | None:
+    """Return the functions that begin and end a range; None without Nsight. Only the nvtx package
+    has domains; torch's ranges carry the domain in their names."""
     if not os.environ.get("NVTX_INJECTION64_PATH"):  # as Nsight sets it
         return None
     try:
@@ -58,16 +48,19 @@ class _Open(threading.local):
         self.names: list[str] = []
 
 
-_nvtx = _find_nvtx()
+_nvtx = _load_nvtx()
 _open = _Open()
-_profiler: Any = profiler if is_known("profiler", "The profiler's timeline is left") else _Detached
-tools: Any = _profiler if _nvtx is None else _Attached
+_has_profiler = is_known("profiler", "The profiler's timeline is left")
+_profiler: Any = profiler if _has_profiler else SimpleNamespace(_is_profiler_enabled=False)
+# Nsight is attached from the beginning to the end; torch's profiler says when it runs.
+tools: Any = _profiler if _nvtx is None else SimpleNamespace(_is_profiler_enabled=True)
 
 
 def named(name: str, function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function, of which each call is a range "fastloop::<name>" for the tools that are
-    attached; one inside another of the same name is a part of that."""
-    return partial(_call, name, function)
+    """Return the function, or one whose call is a range "fastloop::<name>" if a tool is attached.
+
+    A range inside another of the same name is a part of that."""
+    return partial(_call, name, function) if tools._is_profiler_enabled else function
 
 
 def _call(name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

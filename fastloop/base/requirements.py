@@ -1,5 +1,5 @@
-"""What the environment has and allows: whether a usable torch is installed, which is checked when a
-name that needs it is used, and whether FASTLOOP_DISABLE_CUDA leaves CUDA to torch."""
+"""Requirements on the environment: a usable torch, checked when a name that needs it is used, and
+whether FASTLOOP_DISABLE_CUDA leaves CUDA to torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def require_torch(user: str) -> None:
 
 
 def read_release(version: str) -> tuple[int, int]:
-    """(major, minor) of torch.__version__. A version without a number counts as tested."""
+    """Return (major, minor) of torch.__version__. A version without a number counts as tested."""
     found = re.match(r"(\d+)(?:\.(\d+))?", version)
     return (int(found[1]), int(found[2] or 0)) if found else NEWEST_TESTED
 
 
 def kernels_are_disabled() -> bool:
-    """Whether FASTLOOP_DISABLE_CUDA is set: torch's operations run in place of our kernels."""
+    """Tell whether FASTLOOP_DISABLE_CUDA is set: torch's operations then replace our kernels."""
     return os.environ.get("FASTLOOP_DISABLE_CUDA", "0") not in ("", "0")

@@ -36,7 +36,7 @@ DTYPES: dict[int, torch.dtype] = {
     }.items()
     for dtype in dtypes
 }
-# Those that DLPack does not have get numbers below 0, which C never gives.
+# dtypes that DLPack does not have get numbers below 0, which C never gives.
 _others = {found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 _others -= set(DTYPES.values())
 DTYPES.update({-1 - i: dtype for i, dtype in enumerate(sorted(_others, key=str))})
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 def place_of(tensor: torch.Tensor) -> Place:
-    """At offset 0, with the strides that ``tensor.to(device)`` gives."""
+    """Return a tensor's place at offset 0, with the strides that ``tensor.to(device)`` gives."""
     strides = tensor.stride()
     if not tensor.is_contiguous():
         strides = torch.empty_like(tensor, device="meta").stride()
@@ -62,19 +62,19 @@ def place_of(tensor: torch.Tensor) -> Place:
 
 
 def pad(size: int) -> int:
-    """The next multiple of 64 bytes."""
+    """Round up to a multiple of 64 bytes."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def lay_out(places: Sequence[Place]) -> tuple[list[Place], int]:
-    """The same, one after the other in a buffer; how many bytes that has."""
+    """Put places one after the other into a buffer. Returns them, and its size in bytes."""
     sizes = (pad(math.prod(place.shape) * DTYPES[place.dtype].itemsize) for place in places)
     *offsets, size = accumulate(sizes, initial=0)
     return [place._replace(offset=at) for place, at in zip(places, offsets, strict=True)], size
 
 
 def outside_inference_mode(function: Callable[P, T]) -> Callable[P, T]:
-    """For functions that make tensors: those of the inference mode could not be used outside of it.
+    """Leave inference mode for a function that makes tensors, so that all may use them.
     Costs less than torch's decorator where that mode is off."""
 
     @functools.wraps(function)
@@ -89,9 +89,9 @@ def outside_inference_mode(function: Callable[P, T]) -> Callable[P, T]:
 
 @outside_inference_mode
 def split_buffer(buffer: torch.Tensor, places: Iterable[Sequence[Any]]) -> list[torch.Tensor]:
-    """The tensors at these places of a buffer, which begins where its storage does.
+    """Return the tensors at these places of a buffer, which begins where its storage does.
 
-    Each has a version of its own, 0. Views would share one: writing to a view would spoil the
+    Each has a version counter of its own. Views would share one, so writing to one view would spoil
     graphs that have saved another.
     """
     storage, device = buffer.untyped_storage(), buffer.device
@@ -104,7 +104,7 @@ def split_buffer(buffer: torch.Tensor, places: Iterable[Sequence[Any]]) -> list[
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its numbers are all there is to it, so that a copy of them is a copy of it."""
+    """Tell whether a tensor is its numbers and nothing more: a copy of them is a copy of it."""
     return not (
         type(tensor) is not torch.Tensor
         or tensor.layout is not torch.strided
@@ -119,8 +119,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices and elements of a COO tensor, repeated ones too; added up where only torch's public
-    methods are known."""
+    """Return indices and elements of a COO tensor, repeated ones too; they are added up where only
+    torch's public methods are known."""
     if not difference("sparse"):
         return tensor._indices(), tensor._values()
     tensor = tensor.coalesce()
@@ -128,7 +128,7 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes of the storage from the tensor's first to its last element."""
+    """Return the range of bytes in the storage from the tensor's first to its last element."""
     size, begin = tensor.element_size(), int(tensor.storage_offset())
     if tensor.numel() == 0:
         return 0, 0

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 import sys
 
+from fastloop.base.late_import import cancel
 from fastloop.cli.start import arm
 from fastloop.patching import SEAMS
-from fastloop.patching.late_import import cancel
 
 _on_before: set[str] = set()  # seams that were on when the extension was loaded
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 
-from fastloop.patching.late_import import after_import
+from fastloop.base.late_import import after_import
 
 TYPE_CHECKING = False  # importing typing would take as long as all of this
 if TYPE_CHECKING:

@@ -1,10 +1,18 @@
-"""torch's default_collate with the work in C: the Python it needs around it."""
+"""The Python around the collate in C, and how datasets write samples straight into the memory of
+the batch that is being made.
+
+A thread that fetches a batch *lends* its collate, and a dataset *borrows* places in the batch. The
+collate then finds the samples in place. Nobody else may see these samples before the collate,
+because a later batch overwrites them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,24 +20,26 @@ import torch
 from fastloop._core import Collate, ThreadPool, WorkerEnd
 from fastloop.base.torch_parts import collate_functions, default_collate, is_known
 
+_T = TypeVar("_T")
+
 
 @cache
 def _defaults() -> dict[Any, Callable[..., Any]]:
-    """The functions of leaves, by type, that C stands in for."""
-    torchs = collate_functions()
+    """The functions of torch that C stands in for, by the type of leaf."""
+    functions = collate_functions()
     return {
-        torch.Tensor: torchs.collate_tensor_fn,
-        np.ndarray: torchs.collate_numpy_array_fn,
-        (np.bool_, np.number, np.object_): torchs.collate_numpy_scalar_fn,
-        float: torchs.collate_float_fn,
-        int: torchs.collate_int_fn,
-        str: torchs.collate_str_fn,
-        bytes: torchs.collate_str_fn,
+        torch.Tensor: functions.collate_tensor_fn,
+        np.ndarray: functions.collate_numpy_array_fn,
+        (np.bool_, np.number, np.object_): functions.collate_numpy_scalar_fn,
+        float: functions.collate_float_fn,
+        int: functions.collate_int_fn,
+        str: functions.collate_str_fn,
+        bytes: functions.collate_str_fn,
     }
 
 
 def is_default_collate(collate_fn: object) -> bool:
-    """Whether it is torch's ``default_collate``, and as torch made it."""
+    """Tell torch's ``default_collate``, unless its function or its table of types was changed."""
     return (
         collate_fn is default_collate
         and is_known("collate", "default_collate is left")
@@ -48,11 +58,11 @@ def _walk_container(fast: Collate, batch: Any) -> Any:
 def make_collate(
     worker_end: WorkerEnd | None = None, thread_pool: ThreadPool | None = None
 ) -> Collate:
-    """A function that gives what ``default_collate`` gives.
+    """Return a function that makes the batches of ``default_collate``.
 
     Args:
         worker_end: in a worker process, where batches are built.
-        thread_pool: threads that share long copies; None: the caller's alone.
+        thread_pool: threads that share long copies; None: the calling thread copies alone.
     """
     return Collate(
         torch=torch,
@@ -63,3 +73,39 @@ def make_collate(
         worker_end=worker_end,
         thread_pool=thread_pool,
     )
+
+
+# ---- memory of the batch that is being made
+
+_lent = threading.local()  # .collate: for which this thread fetches a batch
+
+
+def lend(collate: Collate | None) -> Collate | None:
+    """Lend this collate to the datasets of this thread, until the next call. Return the one that
+    was lent before."""
+    before: Collate | None = getattr(_lent, "collate", None)
+    _lent.collate = collate
+    return before
+
+
+def call_lent(collate: Collate | None, function: Callable[[], _T]) -> _T:
+    """Return ``function()``, during which this thread lends the collate."""
+    before = lend(collate)
+    try:
+        return function()
+    finally:
+        lend(before)
+
+
+@contextmanager
+def borrow_places(like: torch.Tensor | None, count: int) -> Iterator[Sequence[torch.Tensor | None]]:
+    """Borrow a tensor for each of ``count`` samples that are like this one: in the batch that is
+    being made, or None each if nothing is lent or ``like`` is None."""
+    collate = lend(None)  # a dataset that is read meanwhile, by a decoder, makes no samples
+    try:
+        if collate is None or like is None or count == 0:
+            yield [None] * count
+        else:
+            yield collate.block(like, count).unbind(0)
+    finally:
+        lend(collate)

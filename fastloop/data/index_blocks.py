@@ -1,4 +1,4 @@
-"""Samplers as blocks of int64 indices: torch's give the same numbers, drawn at the same moments.
+"""Samplers as blocks of int64 indices: the numbers of torch's samplers, drawn at the same moments.
 
 A block is a tensor or, for consecutive indices, a pair (first, count). It is drawn when the first
 batch that needs it is asked for, because torch's samplers are generators and draw then.
@@ -13,13 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data as torch_data
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop._core import int64_array
@@ -30,27 +24,27 @@ from fastloop.data.samplers import ShuffleSampler
 Block = torch.Tensor | tuple[int, int]
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 
-_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+# torch indexes with bytes and bools as with masks.
+_INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def as_vector(indices: object) -> Vector | None:
-    """A sequence of plain integers as a contiguous int64 vector; None if it is not one.
+def as_vector(indices: Any) -> Vector | None:
+    """Return a sequence of plain integers as a contiguous int64 vector; None for anything else.
 
     A tensor is copied, because its memory may move."""
     if type(indices) is range:
         return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
+    if type(indices) in (list, tuple):
+        return int64_array(indices, torch.Tensor)
     if type(indices) is torch.Tensor:
-        if indices.dtype not in _SIGNED or indices.device.type != "cpu" or indices.is_neg():
-            return None  # torch indexes with bytes and bools as with masks
-        if indices.layout is not torch.strided or indices.requires_grad:
+        is_plain = indices.layout is torch.strided and indices.device.type == "cpu"
+        if not is_plain or indices.dtype not in _INDEX_DTYPES or indices.is_neg():
             return None
         indices = np.array(indices.numpy())
-    if type(indices) is np.ndarray:
-        is_vector = indices.ndim == 1 and indices.dtype.kind in "iu" and indices.dtype != np.uint64
-        return np.ascontiguousarray(indices, dtype=np.int64) if is_vector else None
-    if isinstance(indices, (list, tuple)) and type(indices) in (list, tuple):
-        return int64_array(indices, torch.Tensor)
-    return None
+    if type(indices) is not np.ndarray or indices.ndim != 1:
+        return None
+    is_integer = indices.dtype.kind in "iu" and indices.dtype != np.uint64
+    return np.ascontiguousarray(indices, dtype=np.int64) if is_integer else None
 
 
 def _permutation(n: int, generator: Any) -> torch.Tensor:
@@ -58,11 +52,11 @@ def _permutation(n: int, generator: Any) -> torch.Tensor:
         return torch.randperm(n, generator=generator).cpu()
 
 
-def _sequential(sampler: SequentialSampler) -> Iterator[Block]:
+def _sequential(sampler: Any) -> Iterator[Block]:
     yield 0, len(sampler.data_source)
 
 
-def _random(sampler: RandomSampler) -> Iterator[Block]:
+def _random(sampler: Any) -> Iterator[Block]:
     n = len(sampler.data_source)
     generator = sampler.generator
     if generator is None:
@@ -80,19 +74,20 @@ def _random(sampler: RandomSampler) -> Iterator[Block]:
     yield _permutation(n, generator)[:rest]
 
 
-def _subset(sampler: SubsetRandomSampler, indices: torch.Tensor) -> Iterator[Block]:
+def _subset(sampler: Any) -> Iterator[Block]:
+    indices = torch.from_numpy(as_vector(sampler.indices))
     yield indices[_permutation(len(indices), sampler.generator)]
 
 
-def _weighted(sampler: WeightedRandomSampler) -> Iterator[Block]:
+def _weighted(sampler: Any) -> Iterator[Block]:
     indices = torch.multinomial(
         sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator
     )
     yield indices.cpu()
 
 
-def _distributed(sampler: DistributedSampler[Any]) -> Iterator[Block]:
-    n = len(sampler.dataset)  # type: ignore[arg-type]
+def _distributed(sampler: Any) -> Iterator[Block]:
+    n = len(sampler.dataset)
     if sampler.shuffle:
         generator = torch.Generator()
         generator.manual_seed(sampler.seed + sampler.epoch)
@@ -111,25 +106,25 @@ def _distributed(sampler: DistributedSampler[Any]) -> Iterator[Block]:
 
 
 _BLOCKS: dict[type, Callable[[Any], Iterator[Block]]] = {
-    SequentialSampler: _sequential,
-    RandomSampler: _random,
-    WeightedRandomSampler: _weighted,
+    torch_data.SequentialSampler: _sequential,
+    torch_data.RandomSampler: _random,
+    torch_data.SubsetRandomSampler: _subset,
+    torch_data.WeightedRandomSampler: _weighted,
     DistributedSampler: _distributed,
     ShuffleSampler: ShuffleSampler.blocks,
 }
-_ITERS = Methods(*((cls, "__iter__") for cls in (BatchSampler, SubsetRandomSampler, *_BLOCKS)))
+_ITERS = Methods(*((cls, "__iter__") for cls in (torch_data.BatchSampler, *_BLOCKS)))
 
 
-def find_blocks(index_sampler: object) -> Iterator[Block] | None:
-    """The blocks of a plain ``BatchSampler`` over a sampler known here, by exact type.
+def find_blocks(index_sampler: Any) -> Iterator[Block] | None:
+    """Return the blocks of a plain ``BatchSampler`` over a sampler known here, by exact type.
 
     None for any other; it is then iterated in Python. Nothing is drawn before the first block.
     """
-    if type(index_sampler) is not BatchSampler or _ITERS.find_replaced():
+    if type(index_sampler) is not torch_data.BatchSampler or _ITERS.find_replaced():
         return None
     sampler = index_sampler.sampler
-    if type(sampler) is SubsetRandomSampler:
-        indices = as_vector(sampler.indices)
-        return None if indices is None else _subset(sampler, torch.from_numpy(indices))
+    if type(sampler) is torch_data.SubsetRandomSampler and as_vector(sampler.indices) is None:
+        return None
     make = _BLOCKS.get(type(sampler))
     return None if make is None else make(sampler)

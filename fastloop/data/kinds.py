@@ -1,9 +1,10 @@
-"""Which of the package's datasets or collates something is, without an import of their modules:
-whoever has one has imported its module. So those pay for them who use them."""
+"""Which of the package's datasets and collates an object is, and what C does for it.
+
+Classes are compared by name: importing them here would load their modules for every loader.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -19,56 +20,50 @@ if TYPE_CHECKING:
     from fastloop.data.sequences.pad import PackCollate, PadCollate
     from fastloop.data.tokens.dataset import TokenDataset
 
-_ARRAYS = "fastloop.data.arrays", "ArrayDataset"
-_IMAGES = "fastloop.data.image_folder.dataset", "ImageFolder"
-_TOKENS = "fastloop.data.tokens.dataset", "TokenDataset"
-_PAD = "fastloop.data.sequences.pad"
-_COLLATES = (_PAD, "PadCollate"), (_PAD, "PackCollate")
 
-
-def _find(home: str, name: str) -> type | None:
-    """None: nobody has imported it."""
-    return getattr(sys.modules.get(home), name, None)
+def _is_class(cls: type, home: str, *names: str) -> bool:
+    return cls.__name__ in names and cls.__module__ == f"fastloop.data.{home}"
 
 
 def is_array_dataset(value: object) -> TypeGuard[ArrayDataset]:
-    """An ArrayDataset, and none of a subclass; as in those below."""
-    return type(value) is _find(*_ARRAYS)
+    """Tell an ArrayDataset; a subclass does not count, here and below: its methods may differ."""
+    return _is_class(type(value), "arrays", "ArrayDataset")
 
 
 def derives_from_array_dataset(value: object) -> TypeGuard[ArrayDataset]:
-    cls = _find(*_ARRAYS)
-    return cls is not None and isinstance(value, cls)
+    """Tell an ArrayDataset or an object of a subclass."""
+    return any(_is_class(cls, "arrays", "ArrayDataset") for cls in type(value).__mro__)
 
 
 def is_image_folder(value: object) -> TypeGuard[ImageFolder]:
-    return type(value) is _find(*_IMAGES)
+    """Tell an ImageFolder."""
+    return _is_class(type(value), "image_folder.dataset", "ImageFolder")
 
 
 def is_token_dataset(value: object) -> TypeGuard[TokenDataset]:
-    return type(value) is _find(*_TOKENS)
+    """Tell a TokenDataset."""
+    return _is_class(type(value), "tokens.dataset", "TokenDataset")
 
 
-def is_sequence_collate(value: object) -> TypeGuard[PadCollate | PackCollate]:
-    return any(type(value) is _find(*names) for names in _COLLATES)
+def is_sequence_collate(value: Any) -> TypeGuard[PadCollate | PackCollate]:
+    """Tell a PadCollate or a PackCollate."""
+    return _is_class(type(value), "sequences.pad", "PadCollate", "PackCollate")
 
 
-def fills_batches(dataset: Any) -> bool:
-    """Whether samples may lie in memory that is lent (data/batch_memory.py): nobody but an
-    ImageFolder has them before the collate."""
+def may_borrow(dataset: Any) -> bool:
+    """Tell whether only the collate sees the dataset's samples: those of an ImageFolder."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return is_image_folder(dataset)
 
 
-def find_collate(
+def open_collate(
     collate_fn: Any, open_core: Callable[[], Collate]
 ) -> tuple[Callable[[Any], Any], Collate] | None:
-    """What does the same in memory of a core, and that core; None for functions of the user's."""
-    if is_default_collate(collate_fn):
-        core = open_core()
-        return core, core
-    if is_sequence_collate(collate_fn):
-        core = open_core()
-        return partial(collate_fn.collate, core), core
-    return None
+    """Return a function that does the work of ``collate_fn`` in C, and the core in whose memory it
+    does; None if ``collate_fn`` is unknown here and must be called."""
+    is_default = is_default_collate(collate_fn)
+    if not (is_default or is_sequence_collate(collate_fn)):
+        return None
+    core = open_core()
+    return core if is_default else partial(collate_fn.collate, core), core

@@ -1,12 +1,12 @@
-"""Samplers whose order is a function of (seed, epoch), so that an epoch goes on at any place
-without the items before it: ``iter_from`` gives the rest.
+"""Samplers whose order is a function of (seed, epoch), so that an epoch can go on at any place
+without computing the items before it: ``iter_from`` gives the rest.
 
-Every rank computes the order of all and takes its share, so no rank has more items than another.
+Every rank computes the order of all ranks and takes its share, so no rank has more items than
+another.
 """
 
 from __future__ import annotations
 
-import operator
 import zlib
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
@@ -20,64 +20,49 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from fastloop._core import Permutation
+from fastloop.base.checks import make_message, read_int, read_optional_int
 from fastloop.data.epochs import check_epoch
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 Item = TypeVar("Item", covariant=True)
 
 _BLOCK = 4096  # indices of a ShuffleSampler that are computed at once
-_MEGA_BATCHES = 4  # at least so many, where there are batches enough
+_MEGA_BATCHES = 4  # at least so many, if there are enough batches
+_MOST = 2**62  # of indices, and of the length of a sample
 
 
-def check_int(name: str, value: Any, lowest: int, end: int = 2**63) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is no integer; pass one from {lowest} on")
-    if not lowest <= number < end:
-        raise ValueError(f"{name}={number} is not in [{lowest}, {end}); pass an integer that is")
-    return number
-
-
-def _find_ranks(num_replicas: Any, rank: Any) -> tuple[int, int]:
-    """As torch's DistributedSampler finds them; without a process group there is one rank."""
+def _read_ranks(num_replicas: Any, rank: Any) -> tuple[int, int]:
+    """Return number of ranks and rank: as given, else those of torch.distributed, else one rank."""
     is_running = dist.is_available() and dist.is_initialized()
-    if num_replicas is None:
-        num_replicas = dist.get_world_size() if is_running else 1
-    world = check_int("num_replicas", num_replicas, 1)
-    if rank is None:
-        if world > 1 and not is_running:
-            raise ValueError(
-                f"num_replicas={world}, but torch.distributed is not initialised to say which of "
-                "them this process is; pass rank="
-            )
-        rank = dist.get_rank() if is_running else 0
-    number = check_int("rank", rank, 0)
-    if number >= world:
+    world = dist.get_world_size() if is_running else 1
+    if num_replicas is not None:
+        world = read_int("num_replicas", num_replicas, 1)
+    if rank is not None:
+        return world, read_int("rank", rank, 0, world - 1, "pass num_replicas, too")
+    if world > 1 and not is_running:
         raise ValueError(
-            f"rank={number} is not in [0, {world}); pass num_replicas, the number of processes, "
-            "and each process's rank among them"
+            f"rank must be given with num_replicas={world}, because torch.distributed is not "
+            "initialised"
         )
-    return world, number
+    return world, dist.get_rank() if is_running else 0
 
 
 class EpochSampler(Sampler[Item]):
     """A sampler that can begin anywhere.
 
-    A ``fastloop.DataLoader`` calls ``iter_from`` to resume, unless a subclass has an ``__iter__``
-    of its own.
+    A ``fastloop.DataLoader`` calls ``iter_from`` to resume, unless a subclass defines ``__iter__``.
     """
 
     def __init__(self, seed: int, num_replicas: int | None, rank: int | None) -> None:
-        self.seed = check_int("seed", seed, 0, 2**64)
-        self.num_replicas, self.rank = _find_ranks(num_replicas, rank)
+        self.seed = read_int("seed", seed, 0, 2**64 - 1)
+        self.num_replicas, self.rank = _read_ranks(num_replicas, rank)
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Before ``iter()``: the order becomes that of this epoch. As in torch's
-        DistributedSampler, nobody else counts epochs; without this all have the same order.
+        """Choose the epoch whose order the next ``iter()`` gives.
+
+        Call it before each epoch, as for a DistributedSampler: nothing else counts epochs, so
+        without it all epochs have the same order.
 
         Raises:
             ValueError: not in [0, 2**32).
@@ -85,7 +70,7 @@ class EpochSampler(Sampler[Item]):
         self.epoch = check_epoch(epoch)
 
     def iter_from(self, first: int) -> Iterator[Item]:
-        """What ``iter()`` yields, without the first ``first`` items, none of which is made."""
+        """Yield the items of ``iter()`` without the first ``first``, which are not computed."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Item]:
@@ -94,31 +79,32 @@ class EpochSampler(Sampler[Item]):
     def _check_first(self, first: int, count: int) -> None:
         if not 0 <= first <= count:
             raise ValueError(
-                f"epoch {self.epoch} of this {type(self).__name__} has {count} items, so none can "
-                f"be left after {first}; make it as it was when these were counted"
+                f"epoch {self.epoch} of this {type(self).__name__} has {count} items and cannot "
+                f"begin after {first}; make the sampler with the arguments it was saved with"
             )
 
 
 class ShuffleSampler(EpochSampler[int]):
     """All indices of a dataset in random order, in memory that does not grow with their number.
 
-    The order is a permutation that is computed where it is read, from (seed, epoch); up to 4096
-    indices are listed, and every permutation of them is as likely as every other. Ranks take
-    every ``num_replicas``-th index of it; the last take some of its first where it does not divide
-    evenly, as with torch's DistributedSampler. Call ``set_epoch(e)`` before each epoch.
+    The order is a permutation computed from (seed, epoch) while it is read; up to 4096 indices are
+    listed, and then all permutations are equally likely. Each rank takes every
+    ``num_replicas``-th index; if the length does not divide evenly, the last ranks take some of the
+    first indices again, as a DistributedSampler does. Call ``set_epoch(e)`` before each epoch.
 
     Args:
-        length_or_dataset: how many indices, or what has a ``len()``.
+        length_or_dataset: the number of indices, or an object with a ``len()``.
         seed: from 0 to 2**64 - 1.
-        num_replicas: number of ranks. Default: of ``torch.distributed`` where that is initialised,
-            else 1.
-        rank: of this process. Default: likewise, else 0.
+        num_replicas: number of ranks. Default: that of ``torch.distributed`` if initialised, else
+            1.
+        rank: of this process. Default: that of ``torch.distributed`` if initialised, else 0.
 
     Yields:
         int, from 0 to length - 1.
 
     Raises:
-        TypeError, ValueError: an argument that is none of these.
+        TypeError: an argument of another type.
+        ValueError: a number out of range; several ranks without ``rank`` or a process group.
     """
 
     def __init__(
@@ -132,15 +118,15 @@ class ShuffleSampler(EpochSampler[int]):
         super().__init__(seed, num_replicas, rank)
         is_sized = hasattr(length_or_dataset, "__len__")
         length = len(length_or_dataset) if is_sized else length_or_dataset  # type: ignore[arg-type]
-        self.length = check_int("length_or_dataset", length, 0, 2**62)
+        self.length = read_int("length_or_dataset", length, 0, _MOST)
 
     def __len__(self) -> int:
-        """Of one rank."""
+        """The number of indices of one rank."""
         return -(-self.length // self.num_replicas)
 
     def blocks(self, first: int = 0) -> Iterator[torch.Tensor]:
-        """The indices as int64 tensors, without the first ``first``. As torch's samplers do, it
-        reads the epoch when the first is asked for."""
+        """Yield the indices as int64 tensors, without the first ``first``. The epoch is read when
+        the first tensor is asked for, as in torch's samplers."""
         yield from self._cut(Permutation(self.length, self.seed, self.epoch), first)
 
     def iter_from(self, first: int) -> Iterator[int]:
@@ -150,7 +136,7 @@ class ShuffleSampler(EpochSampler[int]):
 
     def _cut(self, permutation: Permutation, first: int) -> Iterator[torch.Tensor]:
         count = len(self)
-        # All places but the last are there at every rank.
+        # Every rank has all places but maybe the last.
         is_short = self.rank + (count - 1) * self.num_replicas >= self.length
         whole = count - is_short
         for begin in range(first, whole, _BLOCK):
@@ -166,69 +152,66 @@ class ShuffleSampler(EpochSampler[int]):
 class _Plan:
     """The batches of one epoch, of all ranks. A step is one batch of every rank."""
 
-    key: tuple[Any, ...]  # all that it depends on, and that may change
+    key: tuple[Any, ...]  # the settings from which it was made, which users may change
     order: Vector  # the samples of each step side by side, longest first
     begins: list[int]  # of each step, in `order`
     ends: list[int]
 
 
 def _read_lengths(given: Any) -> Vector:
-    """As a contiguous vector that nobody else writes to."""
+    """Return a copy as a contiguous vector."""
     given = getattr(given, "lengths", given)  # of a RaggedArray
     if isinstance(given, torch.Tensor):
         given = given.detach().cpu().numpy()
-    try:
-        lengths = np.asarray(given)
-    except ValueError:  # lists of different lengths
-        lengths = np.empty((0, 0))
+    lengths = np.asarray(given)
     if lengths.ndim != 1:
         raise ValueError(
-            "lengths is no flat sequence; pass one number of tokens for each sample, as in "
+            "lengths must be a flat sequence of the number of tokens of each sample, such as "
             "[len(text) for text in texts]"
         )
     if lengths.dtype.kind not in "iu" and len(lengths) > 0:
-        raise TypeError(f"lengths has dtype {lengths.dtype}, not integers; pass numbers of tokens")
-    if len(lengths) > 0 and (lengths.min() < 0 or lengths.max() >= 2**62):
-        at = int(np.flatnonzero((lengths < 0) | (lengths >= 2**62))[0])
-        raise ValueError(f"lengths[{at}] is {lengths[at]}, which is no number of tokens")
+        raise TypeError(f"lengths must be integers, got dtype {lengths.dtype}")
+    outside = np.flatnonzero((lengths < 0) | (lengths >= _MOST))
+    if outside.size:
+        at = int(outside[0])
+        raise ValueError(make_message(f"lengths[{at}]", "in [0, 2**62)", int(lengths[at])))
     return lengths.astype(np.int64)
 
 
 class LengthBucketBatchSampler(EpochSampler[list[int]]):
     """Batches of samples of similar length, so that little of a padded batch is padding.
 
-    The samples are shuffled and cut into mega-batches; each is sorted by length, longest first, and
-    cut into steps. A step is one batch for every rank, all of neighbours in length, so the ranks
-    have as much work as each other, and equally many batches. The step with the longest sample
-    changes places with the first, so memory that does not suffice is noticed at once. What fills no
-    step at the end of a mega-batch goes on to the next. All of this is a function of (seed, epoch)
-    and the lengths: call ``set_epoch(e)`` before each epoch.
+    The samples are shuffled and cut into mega-batches. Each mega-batch is sorted by length, longest
+    first, and cut into steps; samples that do not fill a step go on to the next mega-batch. A step
+    is one batch for every rank, of samples that are neighbours in length, so ranks have equal work
+    and equally many batches. The step with the longest sample changes places with the first, so
+    that a lack of memory shows at once. The order is a function of (seed, epoch) and the lengths:
+    call ``set_epoch(e)`` before each epoch.
 
-    Of the last step, which may be incomplete, ``drop_last=True`` drops what is there. Otherwise it
-    is shared out, and where it does not divide evenly by the ranks, some of its own samples, the
-    longest, come twice.
+    The last step may be incomplete. ``drop_last=True`` drops it. Otherwise the ranks share it, and
+    if its samples do not divide evenly, the longest of them come twice.
 
     Args:
         lengths: tokens of each sample, as they will be padded (so cut at ``max_length``): a
             sequence, ndarray or tensor of integers, or a ``RaggedArray``.
-        batch_size: samples of a batch; with ``max_tokens`` too, at most.
-        max_tokens: a batch has as many samples as it can without the longest times their number
-            being more than this.
-        mega_batch_mult: steps of a mega-batch, about; fewer where that would make fewer than four
-            mega-batches.
-        shuffle: False sorts all samples by length, in every epoch the same: for evaluation.
+        batch_size: samples of a batch; the most that it has, if ``max_tokens`` is given as well.
+        max_tokens: the most tokens of a padded batch: its samples times the longest of them.
+        mega_batch_mult: about how many steps a mega-batch has; fewer if there would be fewer than
+            four mega-batches.
+        shuffle: False sorts all samples by length, the same in every epoch: for evaluation.
         seed: from 0 to 2**64 - 1.
         drop_last: whether an incomplete last step is left out.
-        num_replicas: number of ranks. Default: of ``torch.distributed`` where that is initialised,
-            else 1.
-        rank: of this process. Default: likewise, else 0.
+        num_replicas: number of ranks. Default: that of ``torch.distributed`` if initialised, else
+            1.
+        rank: of this process. Default: that of ``torch.distributed`` if initialised, else 0.
 
     Yields:
         list[int]: the samples of a batch of this rank, longest first.
 
     Raises:
-        TypeError, ValueError: an argument that is none of these; neither ``batch_size`` nor
-            ``max_tokens``; a sample longer than ``max_tokens``, which is named.
+        TypeError: an argument of another type.
+        ValueError: a number out of range; neither ``batch_size`` nor ``max_tokens``; a sample
+            longer than ``max_tokens``; several ranks without ``rank`` or a process group.
     """
 
     def __init__(
@@ -246,22 +229,18 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
     ) -> None:
         super().__init__(seed, num_replicas, rank)
         if batch_size is None and max_tokens is None:
-            raise ValueError(
-                "neither batch_size nor max_tokens says how large a batch is; pass one of them"
-            )
-        self.batch_size = None if batch_size is None else check_int("batch_size", batch_size, 1)
-        self.max_tokens = None if max_tokens is None else check_int("max_tokens", max_tokens, 1)
-        self.mega_batch_mult = check_int("mega_batch_mult", mega_batch_mult, 1)
+            raise ValueError("batch_size or max_tokens must be given, to say how large batches are")
+        self.batch_size = read_optional_int("batch_size", batch_size, 1)
+        self.max_tokens = read_optional_int("max_tokens", max_tokens, 1)
+        self.mega_batch_mult = read_int("mega_batch_mult", mega_batch_mult, 1)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self._lengths = _read_lengths(lengths)
         self._plan: _Plan | None = None
         if self.max_tokens is not None and self._lengths.max(initial=0) > self.max_tokens:
             at = int(np.argmax(self._lengths > self.max_tokens))
-            raise ValueError(
-                f"lengths[{at}] is {self._lengths[at]}, more than max_tokens={self.max_tokens}, so "
-                "no batch can hold that sample; raise max_tokens, or truncate or leave out longer "
-                "samples"
-            )
+            rule = f"at most max_tokens={self.max_tokens}"
+            remedy = "raise max_tokens, or truncate or leave out such samples"
+            raise ValueError(make_message(f"lengths[{at}]", rule, int(self._lengths[at]), remedy))
 
     @property
     def sampler(self) -> LengthBucketBatchSampler:
@@ -270,18 +249,18 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of what its batches depend on besides (seed, epoch) and the ranks."""
+        """A text that differs if the batches of equal (seed, epoch) and ranks do."""
         return (
             f"{len(self._lengths)} samples of lengths {zlib.crc32(self._lengths.data):08x} by "
             f"{self.max_tokens} tokens and {self.mega_batch_mult} steps"
         )
 
     def __len__(self) -> int:
-        """Batches of one rank in the epoch that is set: with ``max_tokens`` it depends on it."""
+        """The number of batches of one rank; with ``max_tokens`` it depends on the epoch."""
         return self.length_of(self.epoch)
 
     def length_of(self, epoch: int) -> int:
-        """``len()`` in that epoch."""
+        """Return ``len()`` of this epoch."""
         return len(self._plan_of(epoch).begins)
 
     def iter_from(self, first: int) -> Iterator[list[int]]:
@@ -297,7 +276,7 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
     # ---- the order
 
     def _samples_of_step(self, longest: int) -> int:
-        """Of all ranks, where the longest sample of a batch has so many tokens."""
+        """Return the samples of a step, of all ranks, by the tokens of its longest sample."""
         sizes = [] if self.batch_size is None else [self.batch_size]
         if self.max_tokens is not None:
             sizes.append(self.max_tokens // max(longest, 1))
@@ -310,12 +289,6 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         step = self._samples_of_step(int(self._lengths.sum(dtype=float)) // count)
         return step * max(min(self.mega_batch_mult, count // (_MEGA_BATCHES * step)), 1)
 
-    def _shuffled(self, epoch: int) -> Vector:
-        count = len(self._lengths)
-        if not self.shuffle:
-            return np.arange(count)
-        return Permutation(count, self.seed, epoch).block(0, count)
-
     def _plan_of(self, epoch: int) -> _Plan:
         settings = (self.seed, self.shuffle, self.drop_last, self.batch_size, self.max_tokens)
         key = (epoch, self.num_replicas, self.mega_batch_mult, *settings)
@@ -325,7 +298,10 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         return plan
 
     def _make_plan(self, epoch: int, key: tuple[Any, ...]) -> _Plan:
-        shuffled, size = self._shuffled(epoch), self._samples_of_mega_batch()
+        count, size = len(self._lengths), self._samples_of_mega_batch()
+        shuffled = np.arange(count)
+        if self.shuffle:
+            shuffled = Permutation(count, self.seed, epoch).block(0, count)
         parts: list[Vector] = []
         steps: list[int] = []  # samples of each
         left = shuffled[:0]
@@ -348,8 +324,8 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         return _Plan(key, order, begins, ends)
 
     def _cut_steps(self, pool: Vector, steps: list[int]) -> int:
-        """Appends the sizes of the whole steps in these samples, longest first, to `steps`; says
-        how many samples these are."""
+        """Cut samples, longest first, into whole steps and append the sizes of these to ``steps``.
+        Return the number of samples that they take."""
         at = 0
         while at < len(pool):
             size = self._samples_of_step(int(self._lengths[pool[at]]))

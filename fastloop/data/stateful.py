@@ -1,80 +1,91 @@
-"""How one process reads a dataset that can say where it stands, after torchdata's protocol:
-``state_dict()`` and ``load_state_dict()`` of the dataset, of the iterator that it gives, or both.
+"""Datasets that say where they stand, after torchdata's protocol: ``state_dict()`` and
+``load_state_dict()`` of the dataset, of the iterator that it gives, or of both.
 
-A *source* is such a state as torchdata's loader keeps it for a worker: ``dataset_state``, and of an
-IterableDataset ``fetcher_state`` with the iterator's state and whether the iterator has ended. The
-batches read since that state, ``steps``, are ours.
+``DatasetReader`` reads such a dataset in one process. ``DatasetStates`` is the place of all readers
+in one epoch, as the loader's process knows it: batches that were read ahead do not count. Workers
+send a state behind a batch; it stays pickled until a loader's state is asked for.
+
+A *reader state* is what torchdata's loader keeps for a worker: ``dataset_state`` and, of an
+IterableDataset, ``fetcher_state`` with the iterator's state and whether the iterator has ended.
+fastloop adds ``steps``, the batches read since these states.
 """
 
 from __future__ import annotations
 
 import pickle
-import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
-from typing import Any
+from copy import deepcopy
+from itertools import chain, islice, repeat
+from typing import Any, NamedTuple
 
-from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 
 from fastloop.base.torch_parts import ExceptionWrapper, StreamEnd
 
-Source = dict[str, Any]
+ReaderState = dict[str, Any]
 
 
 def is_stateful(thing: object) -> bool:
-    """Whether it follows torchdata's protocol."""
+    """Tell whether `thing` follows torchdata's protocol."""
     return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def is_stream(dataset: object) -> bool:
+    """Tell whether `dataset` is read by its iterator, and is not a data pipe."""
     return isinstance(dataset, IterableDataset) and not isinstance(dataset, IterDataPipe)
 
 
 def has_place(dataset: object) -> bool:
-    """Whether where a dataset stands is noted with its batches."""
+    """Tell whether the place of a dataset is noted with its batches."""
     return is_stream(dataset) or is_stateful(dataset)
 
 
-def new_source(is_stream: bool, dataset_state: Any = None) -> Source:
+def new_reader_state(is_stream: bool, dataset_state: Any = None) -> ReaderState:
+    """Return the state of a reader that begins where `dataset_state` says."""
     fetcher_state = {"dataset_iter_state": None, "fetcher_ended": False, "steps": 0}
     return {"dataset_state": dataset_state, "fetcher_state": fetcher_state if is_stream else None}
 
 
-def has_state(source: Source) -> bool:
-    fetcher_state = source["fetcher_state"] or {}
-    states = source["dataset_state"], fetcher_state.get("dataset_iter_state")
-    return any(state is not None for state in states)
+def fetcher_state_of(state: ReaderState) -> dict[str, Any]:
+    """Return the state of the dataset's iterator; a map-style dataset has a new one."""
+    found: dict[str, Any] = state["fetcher_state"] or new_reader_state(True)["fetcher_state"]
+    return found
 
 
-def _load_into(thing: Any, state: Any, what: str) -> None:
+def has_state(state: ReaderState) -> bool:
+    """Tell whether the dataset or its iterator has given a state."""
+    states = state["dataset_state"], fetcher_state_of(state)["dataset_iter_state"]
+    return any(part is not None for part in states)
+
+
+def _load_into(thing: Any, state: Any, name: str) -> None:
     if not is_stateful(thing):
         raise ValueError(
-            f"the loaded state has one of {what}, but {type(thing).__name__} has no "
+            f"the loaded state has one of {name}, but {type(thing).__name__} has no "
             "load_state_dict(); load it into a loader of the same dataset"
         )
     thing.load_state_dict(state)
 
 
-class _Begun:
-    """An iterator, for itertools, which ask for one: iter() of the user's may begin anew."""
+def _samples(iterator: Iterator[Any]) -> Iterator[Any]:
+    # Not `for sample in iterator`: iter() of a user's iterator may begin anew.
+    return map(next, repeat(iterator))
 
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator = iterator
 
-    def __iter__(self) -> Iterator[Any]:
-        return self._iterator
+# ---- in the process that reads
 
 
 class DatasetReader:
-    """A dataset, where it goes on, and its state after each batch. torch's fetcher takes this in
-    the place of an IterableDataset and sees the same samples.
+    """A dataset, the place where it goes on, and its state after each batch. torch's fetcher takes
+    this in place of an IterableDataset and sees the same samples.
 
     Args:
         dataset: of either style.
         size: samples in a batch.
-        every: of an IterableDataset, batches from one state that ``take`` gives to the next; 0:
-            there is none.
+        every: of an IterableDataset, batches from one state that ``take_behind`` gives to the
+            next; 0: there is none.
         start: where the first epoch begins; None: at the dataset's own beginning.
         is_over: that epoch has ended, and the first one here is the next.
     """
@@ -84,7 +95,7 @@ class DatasetReader:
         dataset: Any,
         size: int,
         every: int = 1,
-        start: Source | None = None,
+        start: ReaderState | None = None,
         is_over: bool = False,
     ) -> None:
         self.dataset = dataset
@@ -101,8 +112,8 @@ class DatasetReader:
     # ---- where reading begins
 
     def begin_in_worker(self, init: Callable[[int], object] | None, worker: int) -> None:
-        """The worker_init_fn of a worker: the user's, who is to find the dataset itself, comes
-        before any state is loaded."""
+        """Begin in a worker process, as its worker_init_fn. The user's, `init`, runs before any
+        state is loaded, and sees the dataset itself."""
         object.__setattr__(get_worker_info(), "dataset", self.dataset)
         with self._noting_fault():
             if init is not None:
@@ -112,7 +123,7 @@ class DatasetReader:
 
     @contextmanager
     def _noting_fault(self) -> Iterator[None]:
-        """An error in a worker, as torch's worker tells it with its first batch."""
+        """Keep an error in a worker process as torch's worker reports it with its first batch."""
         try:
             yield
         except Exception:
@@ -122,34 +133,33 @@ class DatasetReader:
             raise
 
     def load_dataset(self) -> None:
-        """Of a map-style dataset this is all there is to load."""
+        """Load the dataset's own state; a map-style dataset has no other."""
         if self._start is not None and self._start["dataset_state"] is not None:
             _load_into(self.dataset, self._start["dataset_state"], "the dataset")
 
     def __iter__(self) -> Iterator[Any]:
-        """torch's fetcher begins an epoch."""
+        """Begin an epoch; torch's fetcher calls this."""
         self._steps, self.is_ended, self.fault = 0, False, None
         with self._noting_fault():
             self.load_dataset()
             start, self._start = self._start, None
             self._iterator = iter(self.dataset)
             if start is not None:
-                self._go_on(start)
-        return iter(()) if self.is_ended else chain(_Begun(self._iterator), self._note_end())
+                self._go_on(start["fetcher_state"])
+        return iter(()) if self.is_ended else chain(_samples(self._iterator), self._note_end())
 
-    def _go_on(self, start: Source) -> None:
-        fetcher_state = start["fetcher_state"]
-        state = fetcher_state["dataset_iter_state"]
+    def _go_on(self, start: dict[str, Any]) -> None:
+        state = start["dataset_iter_state"]
         if state is not None:
             _load_into(self._iterator, state, "the dataset's iterator")
         if self._is_over:
             if state is not None:
                 self._iterator = iter(self.dataset)
             return
-        self._steps = fetcher_state["steps"]
-        self.is_ended = fetcher_state["fetcher_ended"]
+        self._steps = start["steps"]
+        self.is_ended = start["fetcher_ended"]
         wanted = 0 if self.is_ended else self._steps * self._size
-        passed = sum(1 for _ in islice(_Begun(self._iterator), min(wanted, sys.maxsize)))
+        passed = sum(1 for _ in islice(_samples(self._iterator), wanted))
         if passed <= wanted - self._size:
             raise ValueError(
                 f"the state counts {self._steps} batches of {self._size} to pass over, but the "
@@ -159,64 +169,288 @@ class DatasetReader:
         self.is_ended = self.is_ended or passed < wanted
 
     def _note_end(self) -> Iterator[Any]:
-        """Stands behind the dataset's iterator, and so is asked when that one has ended."""
+        # Chained behind the dataset's iterator, this is asked when that one has ended.
         self.is_ended = True
         yield from ()
 
     # ---- states
 
-    @property
-    def is_stateful(self) -> bool:
-        return is_stateful(self.dataset) or is_stateful(self._iterator)
-
-    def state(self) -> Source:
-        """Now, with what the user's objects return as it is."""
-        source = new_source(self.is_stream)
+    def state(self) -> ReaderState:
+        """Return the state now, with the user's objects as they were returned."""
+        state = new_reader_state(self.is_stream)
         if self.is_stream:
-            source["fetcher_state"]["fetcher_ended"] = self.is_ended
+            state["fetcher_state"]["fetcher_ended"] = self.is_ended
         if is_stateful(self._iterator):
-            source["fetcher_state"]["dataset_iter_state"] = self._iterator.state_dict()
+            state["fetcher_state"]["dataset_iter_state"] = self._iterator.state_dict()
         if is_stateful(self.dataset) and self._iterator is not self.dataset:
-            source["dataset_state"] = self.dataset.state_dict()
-        return source
+            state["dataset_state"] = self.dataset.state_dict()
+        return state
 
     def dump(self) -> bytes | None:
-        """The state now, pickled; an error if the user's code raises one; None: there is none."""
-        if not self.is_stateful:
+        """Return the pickled state now, or the pickled error that the user's code raised; None if
+        neither dataset nor iterator has a state."""
+        if not (is_stateful(self.dataset) or is_stateful(self._iterator)):
             return None
         try:
             return pickle.dumps(self.state(), pickle.HIGHEST_PROTOCOL)
         except Exception:
             where = f"in state_dict() of the dataset ({type(self.dataset).__name__})"
             error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-        try:
-            return pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
-        except Exception:  # of a class that cannot be pickled
-            error.exc_msg = f"{error.exc_type.__qualname__}\n{error.exc_msg}"
-            error.exc_type = RuntimeError
             return pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
 
-    def take(self) -> bytes | None:
-        """After a batch: the state, if one is due."""
+    def take_behind(self, data: Any) -> bytes | None:
+        """Return the state behind a batch, an error or the end, if one is due."""
+        if isinstance(data, ExceptionWrapper):
+            return None
         self._steps += 1
-        if self._every == 0 or self._steps < self._every:
+        is_due = 0 < self._every <= self._steps
+        if not is_due and not isinstance(data, StreamEnd):
             return None
         self._steps = 0
         return self.dump()
 
-    def take_behind(self, data: Any) -> bytes | None:
-        """The state behind what torch's worker has made, if one is due: a batch, an error or the
-        end."""
-        if isinstance(data, ExceptionWrapper):
+
+def _load(dumped: bytes) -> ReaderState:
+    """Return the state that was dumped, or raise the error of the user's code."""
+    state: Any = pickle.loads(dumped)
+    if isinstance(state, ExceptionWrapper):
+        state.reraise()  # type: ignore[no-untyped-call]
+    return state  # type: ignore[no-any-return]
+
+
+# ---- in the loader's process
+
+
+class ReaderStates(NamedTuple):
+    """The part of a loader's state that is about its dataset."""
+
+    readers: Sequence[ReaderState] = ()  # of each worker, or of this process; (): nothing is known
+    workers: int = 0
+    last_worker: int = -1  # whose batch was yielded last
+    base_seed: int = -1  # that the workers had; -1: unknown
+
+    @property
+    def has_states(self) -> bool:
+        """True if any reader has a state of its dataset."""
+        return any(map(has_state, self.readers))
+
+    @property
+    def has_lost(self) -> bool:
+        """True if samples would have to be read again, because no state tells the place."""
+        fetchers = [fetcher_state_of(state) for state in self.readers if not has_state(state)]
+        return any(state["steps"] > 0 and not state["fetcher_ended"] for state in fetchers)
+
+
+class _Place:
+    """The place of one reader, behind the batches that the loop has."""
+
+    def __init__(self, start: ReaderState) -> None:
+        self.state: bytes | ReaderState = start
+        self.steps: int = fetcher_state_of(start)["steps"]  # batches yielded since that state
+        self.yielded = 0
+        self.received = 0
+        self.has_begun = False
+        self.end: tuple[int, bytes | None] | None = None  # after how many batches, and the state
+
+    def take(self, state: bytes | None) -> None:
+        self.yielded += 1
+        self.steps += 1
+        if state is not None:
+            self.state, self.steps = state, 0
+
+    def save(self, is_ahead: bool = False) -> ReaderState:
+        """Return the state behind the batches yielded, or behind all that have come."""
+        ahead = self.received - self.yielded if is_ahead else 0
+        state, steps, has_ended = self.state, self.steps + ahead, False
+        if self.end is not None and self.end[0] == self.yielded + ahead:
+            state, has_ended = self.end[1] or state, True
+            steps = steps if self.end[1] is None else 0
+        saved = _load(state) if isinstance(state, bytes) else deepcopy(state)
+        if saved["fetcher_state"] is not None:
+            saved["fetcher_state"]["steps"] = steps
+            saved["fetcher_state"]["fetcher_ended"] |= has_ended
+        return saved
+
+
+class DatasetStates:
+    """The states of a dataset's readers in one epoch. It outlives the loader's iterator.
+
+    Args:
+        loader: whose epoch it is.
+        start: where the epoch goes on.
+        is_over: that was the end of the epoch before this one.
+    """
+
+    def __init__(self, loader: DataLoader[Any], start: ReaderStates, is_over: bool = False) -> None:
+        self.reader: DatasetReader | None = None  # in this process
+        self.is_read_ahead = False
+        self._noted = 0  # the last batch's number
+        self._dataset = loader.dataset
+        self._every: int = getattr(loader, "snapshot_every_n_steps", 1)
+        self._size: int = getattr(loader._index_sampler, "batch_size", None) or 1
+        self._count = loader.num_workers
+        self.is_here = self._count == 0  # the dataset is in this process
+        self._start = start
+        self._is_over = is_over
+        shown = ReaderStates() if is_over else start
+        self.base_seed, self._last_worker = shown.base_seed, shown.last_worker
+        new = new_reader_state(is_stream(loader.dataset))
+        self._places = [_Place(state) for state in shown.readers or [new] * (self._count or 1)]
+        self._ahead: deque[tuple[int, int, bytes | None]] = deque()
+        self._before: DatasetStates | None = None
+
+    def follow(self, before: DatasetStates) -> None:
+        """Note the states of the epoch before, from which the same workers go on."""
+        self._before, before._before = before, None
+
+    @property
+    def first_worker(self) -> int:
+        """The worker that yields the first batch."""
+        return (self._last_worker + 1) % max(self._count, 1)
+
+    @property
+    def wants_initial(self) -> bool:
+        """True if workers send the states that they begin with."""
+        return self._is_over or not self._start.has_states
+
+    def make_reader(self, worker: int = 0) -> DatasetReader:
+        """Return the reader for a worker, or for this process."""
+        start = deepcopy(self._start.readers[worker]) if self._start.readers else None
+        return DatasetReader(self._dataset, self._size, self._every, start, self._is_over)
+
+    def make_successor(self, worker: int, is_resuming: bool) -> DatasetReader | None:
+        """Return the reader for a process in place of a dead one. It goes on behind all batches
+        that have come from that one. None: no state tells where that is.
+
+        Args:
+            is_resuming: the process has yet to be told that this epoch begins.
+
+        Raises: what state_dict() of the dataset or its iterator raised.
+        """
+        is_here = self._places[worker].has_begun or not self.wants_initial
+        if not is_here and self._before is None:
+            return self.make_reader(worker)
+        states = self if is_here or self._before is None else self._before
+        state = states._places[worker].save(is_ahead=True)
+        if not has_state(state):
             return None
-        is_end = isinstance(data, StreamEnd)
-        return self.dump() if is_end else self.take()
+        is_over = not is_here and not is_resuming
+        return DatasetReader(self._dataset, self._size, self._every, state, is_over)
+
+    def can_succeed(self, worker: int) -> bool:
+        """Tell whether a state says where the next epoch of a worker begins."""
+        try:
+            return has_state(self._places[worker].save(is_ahead=True))
+        except Exception:  # of the user's state_dict()
+            return False
+
+    def read_ahead(self) -> None:
+        """Note that batches are read before they are yielded: then states are taken behind each in
+        this process, too."""
+        self.is_read_ahead = True
+        if self.reader is not None and self.wants_initial:
+            self.begin(0, self.reader.dump())
+
+    # ---- news from workers
+
+    def begin(self, worker: int, state: bytes | None) -> None:
+        """Note the state before a worker's first batch."""
+        self._places[worker].has_begun = True
+        if state is not None:
+            self._places[worker].state = state
+
+    def receive(self, worker: int) -> None:
+        """Note that a batch has come; it may be read ahead."""
+        self._places[worker].received += 1
+
+    def end(self, worker: int, state: bytes | None) -> None:
+        """Note that a worker has no more batches than have come, and its last state."""
+        self._places[worker].end = self._places[worker].received, state
+
+    def note(self, number: int, worker: int, state: bytes | None, yielded: int) -> None:
+        """Note that a batch is handed out.
+
+        Args:
+            number: of batches handed out in this epoch, this one included.
+            state: after it, where one is due.
+            yielded: how many of those the loop has already.
+        """
+        self._noted = number
+        self._ahead.append((number, worker, state))
+        self._take(yielded)
+
+    def _take(self, yielded: int) -> None:
+        while self._ahead and self._ahead[0][0] <= yielded:
+            _, self._last_worker, state = self._ahead.popleft()
+            self._places[self._last_worker].take(state)
+
+    # ---- saving
+
+    def save(self, yielded: int, is_over: bool, persistent: bool) -> ReaderStates | None:
+        """Return the states behind `yielded` batches. None: the epoch is over, and its worker
+        processes, which end with it, leave nothing to the next one.
+
+        Raises: what state_dict() of the dataset or its iterator raised.
+        """
+        if is_over and not (self.is_here or persistent):
+            return None
+        self._take(yielded)
+        if self._count == 0:
+            return ReaderStates([self._save_here(yielded)])
+        readers = [place.save() for place in self._places]
+        return ReaderStates(readers, self._count, self._last_worker, self.base_seed)
+
+    def _save_here(self, yielded: int) -> ReaderState:
+        if self.reader is None or yielded < self._noted:
+            return self._places[0].save()
+        state = self.reader.state()
+        if state["fetcher_state"] is not None and not has_state(state):
+            state["fetcher_state"]["steps"] = yielded
+        return state
 
 
-def load_source(dumped: bytes) -> Source:
-    """What ``DatasetReader.dump`` gave. Raises the error of the user's code, if that is it."""
-    source = pickle.loads(dumped)
-    if isinstance(source, ExceptionWrapper):
-        source.reraise()  # type: ignore[no-untyped-call]
-    loaded: Source = source
-    return loaded
+# ---- in a loader with other workers
+
+
+class WorkerCountError(ValueError, AssertionError):
+    """A state was saved with another number of workers. StatefulDataLoader asserts the number."""
+
+
+def fit_readers(loader: DataLoader[Any], saved: ReaderStates) -> ReaderStates:
+    """Return the saved states for the workers that `loader` has.
+
+    Raises:
+        WorkerCountError: the number of workers is another, and the dataset cannot tell what each
+            is to read.
+        ValueError: they are of a dataset of the other style.
+    """
+    dataset: Any = loader.dataset
+    name, style, count = type(dataset).__name__, is_stream(dataset), loader.num_workers
+    if any((state["fetcher_state"] is not None) != style for state in saved.readers):
+        raise ValueError(
+            f"the state is {'not ' if style else ''}of an IterableDataset, and the loader's "
+            f"dataset ({name}) is {'' if style else 'not '}one"
+        )
+    if saved.workers == count:
+        return saved
+    fetchers = [fetcher_state_of(state) for state in saved.readers]
+    steps = any(state["steps"] > 0 for state in fetchers)
+    if not (saved.has_states or steps or any(state["fetcher_ended"] for state in fetchers)):
+        return ReaderStates()
+    reshard = getattr(dataset, "reshard_state_dict", None)
+    states = [state["dataset_state"] for state in saved.readers]
+    if not callable(reshard) or steps or any(state is None for state in states):
+        raise WorkerCountError(
+            f"the state is of a loader with num_workers={saved.workers}, and this one has "
+            f"num_workers={count}: each worker's part of the dataset has a state of its own; make "
+            f"the loader with num_workers={saved.workers}, or give {name} a method "
+            "reshard_state_dict(states, num_workers) and a state_dict() of its own, saved after "
+            "each batch (snapshot_every_n_steps=1)"
+        )
+    new = reshard(states, max(count, 1))
+    if not isinstance(new, list) or len(new) != max(count, 1):
+        raise ValueError(
+            f"reshard_state_dict() of {name} must return a list of {max(count, 1)} states, "
+            f"got {new!r}"
+        )
+    return ReaderStates([new_reader_state(style, state) for state in new], count)

@@ -12,7 +12,7 @@ import torch
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.next_lock import NextLock
-from fastloop.base.ranges import named, tools
+from fastloop.base.ranges import named
 from fastloop.base.torch_parts import BaseIter
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.static_batch import StaticBatch
@@ -27,10 +27,7 @@ class _Entry:
         self.sent: Sent | None = None
 
     def send(self, uploader: Uploader | NoUpload) -> None:
-        send = uploader.send
-        if tools._is_profiler_enabled:
-            send = named("upload", send)
-        self.sent = send(self.batch)
+        self.sent = named("upload", uploader.send)(self.batch)
         self.batch = None
 
 
@@ -65,10 +62,7 @@ class Prefetcher(FinalizerBase):
     def __next__(self) -> Any:
         self._accelerator.check()
         with self._next_lock.of_process():
-            fill = self._fill
-            if tools._is_profiler_enabled:
-                fill = named("prefetch", fill)
-            fill()
+            named("prefetch", self._fill)()
             if not self._ahead:
                 raise self._pending_error.pop()
             sent = self._ahead[0].sent

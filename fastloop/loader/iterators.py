@@ -1,43 +1,125 @@
-"""The one seam: the fast iterator for any ``torch.utils.data.DataLoader``."""
+"""The iterator of a loader: the path that a loader takes, why, and the iterator of that path. Any
+``torch.utils.data.DataLoader`` has a path. It is chosen anew at every ``iter()``; loaders that no
+path of fastloop takes run torch's own code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils import data as torch_data
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
+from torch.utils.data.distributed import DistributedSampler
 
-from fastloop.base.torch_parts import BaseIter, is_known
+from fastloop.base.torch_parts import (
+    BaseIter,
+    MapFetcher,
+    Methods,
+    MultiIter,
+    SingleIter,
+    default_collate,
+    default_convert,
+    difference,
+    is_known,
+    new_arguments,
+)
+from fastloop.data.collate import is_default_collate
+from fastloop.data.epochs import datasets_within
+from fastloop.data.field import Field
+from fastloop.data.kinds import (
+    derives_from_array_dataset,
+    is_array_dataset,
+    is_image_folder,
+    is_sequence_collate,
+)
+from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.prefetch import DeviceIter, TorchDeviceIter
+from fastloop.loader.arrays.columns import (
+    TAKERS,
+    NotCoveredError,
+    Source,
+    Taker,
+    below_subsets,
+    gives_views,
+    open_source,
+)
+from fastloop.loader.arrays.hugging_face import is_hugging_face, take_hugging_face
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.extras import Extras
 from fastloop.loader.plain.torch_iters import SyncIter, TorchProcessIter
-from fastloop.loader.route import find_replaced_iterator, find_route
 from fastloop.loader.shared import Shared
 
+PATHS = ("auto", "array", "process", "thread", "sync", "torch")
+# An index of these datasets, and of an ArrayDataset, may be a list of rows.
+_TAKE_LISTS = (torch_data.TensorDataset, torch.Tensor, np.ndarray, np.memmap)
+# These samplers yield ints and nothing else.
+_INT_SAMPLERS = (
+    DistributedSampler,
+    torch_data.RandomSampler,
+    torch_data.SequentialSampler,
+    ShuffleSampler,
+    torch_data.WeightedRandomSampler,
+)
+_NESTING = (torch_data.ConcatDataset, torch_data.StackDataset, torch_data.Subset)
+_SAMPLE_METHODS = Methods(
+    *(
+        (cls, name)
+        for cls in (*_NESTING, torch_data.Dataset, torch_data.TensorDataset)
+        for name in ("__getitem__", "__getitems__")
+    ),
+    (MapFetcher, "fetch"),
+)
+_ITER_METHODS = Methods(
+    *((cls, "__next__") for cls in (BaseIter, SingleIter, MultiIter)),
+    *((cls, "_next_data") for cls in (SingleIter, MultiIter)),
+    (BaseIter, "_next_index"),
+)
+# Functions that frameworks set as worker_init_fn: (module, function). They seed the random
+# generators of a worker process and do nothing else; no Python runs in the array path's threads.
+_SEEDERS = (
+    ("lightning.fabric.utilities.seed", "pl_worker_init_function"),
+    ("lightning_fabric.utilities.seed", "pl_worker_init_function"),
+    ("transformers.trainer_utils", "seed_worker"),
+)
 
-def iterator_with(
-    extras: Extras, loader: DataLoader[Any], shared: Shared, torchs_own: Callable[[], Any]
+
+class Route(NamedTuple):
+    path: str
+    why: str
+    source: Source | None = None
+
+
+def open_iterator(
+    loader: DataLoader[Any],
+    shared: Shared,
+    torchs_own: Callable[[], Any],
+    path: str = "auto",
+    device: torch.device | str | int | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    is_static: bool = False,
 ) -> Any:
-    """As ``fast_iterator``, its batches on ``extras.device``, transformed.
+    """Return an iterator over the loader's batches on `device`, transformed.
 
     Args:
-        loader: has those extras as attributes that iterators look at.
+        loader: any torch DataLoader, as for ``fast_iterator``.
         torchs_own: makes the iterator that torch alone would make. It is used where this version of
             fastloop does not know torch's iterators, or others have changed them.
+        path, device, transform, is_static: as the arguments of ``fastloop.DataLoader``.
     """
-    is_plain = extras.device_transform is None and not extras.static_buffers
+    is_plain = transform is None and not is_static
     accelerator = None
-    if extras.device is not None and not (is_plain and torch.device(extras.device).type == "cpu"):
-        accelerator = open_accelerator(extras.device)
-    is_left = bool(find_replaced_iterator()) or not is_known("torch", "Loaders are left")
-    iterator = torchs_own() if is_left else fast_iterator(loader, extras.path, shared, accelerator)
+    if device is not None and not (is_plain and torch.device(device).type == "cpu"):
+        accelerator = open_accelerator(device)
+    is_left = bool(name_replaced_iterator()) or not is_known("torch", "Loaders are left")
+    iterator = torchs_own() if is_left else fast_iterator(loader, path, shared, accelerator)
     if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
         return iterator
     kind = TorchDeviceIter if is_left else DeviceIter
-    return kind(iterator, accelerator, extras.device_transform, extras.static_buffers)
+    return kind(iterator, accelerator, transform, is_static)
 
 
 def fast_iterator(
@@ -46,19 +128,20 @@ def fast_iterator(
     shared: Shared | None = None,
     accelerator: Accelerator | None = None,
 ) -> BaseIter:
-    """The fastest iterator that gives what ``iter(loader)`` of torch gives.
+    """Return the fastest iterator that gives the batches of torch's ``iter(loader)``.
 
     Args:
-        loader: any torch DataLoader, or what has as much of one as torch's iterators read. That
-            there are no more workers than CPUs is for the caller to check, as with torch's.
+        loader: any torch DataLoader, or an object with those attributes of one that torch's
+            iterators read. The caller warns of more workers than CPUs, as with torch's iterators.
         path: as the argument of ``fastloop.DataLoader``.
         shared: memory and counts to go on with; fresh ones by default.
-        accelerator: where batches are wanted. They are there if the iterator's ``is_on_device``
+        accelerator: the device of the batches. They are there if the iterator's ``is_on_device``
             is true, else in CPU memory.
     """
     shared = shared or Shared()
-    route = find_route(loader, path, pin=True, changed=shared.changed)
-    # Those over workers are imported when the first is made: most programs have one kind or none.
+    route = choose_route(loader, path, pin=True, changed=shared.changed)
+    # Iterators over workers are imported when the first is made: most programs have one kind or
+    # none.
     if route.path == "thread":
         from fastloop.loader.workers.threads import ThreadIter
 
@@ -75,8 +158,8 @@ def fast_iterator(
 
 
 def iterate_anew(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
-    """What `iterate`, torch's ``__iter__``, returns. A fork, a death or Ctrl-C may have left
-    persistent workers useless: they are dropped before."""
+    """Call `iterate`, torch's ``__iter__``, without persistent workers that a fork, a death or
+    Ctrl-C has made useless."""
     _drop_broken_workers(loader)
     try:
         return iterate()
@@ -87,7 +170,7 @@ def iterate_anew(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
 
 
 def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
-    """Whether there were some."""
+    """Tell whether there were broken workers."""
     iterator: Any = getattr(loader, "_iterator", None)
     if not getattr(iterator, "is_broken", bool)():
         return False
@@ -95,3 +178,173 @@ def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
     iterator._shared.position.kept_seed = iterator._base_seed
     loader._iterator = None
     return True
+
+
+def choose_route(
+    loader: DataLoader[Any], path: str = "auto", pin: bool = False, changed: str = ""
+) -> Route:
+    """Return the path that any torch ``DataLoader`` takes now.
+
+    Args:
+        path: as the argument of ``fastloop.DataLoader``.
+        pin: an iterator will be made, so storages may be marked; else nothing is changed.
+        changed: why threads that read the data during the epoch would not give torch's batches,
+            or "".
+
+    Raises:
+        ValueError: ``path`` demands a path that does not take this loader.
+    """
+    for group in ("loader", "tensors"):
+        if not is_known(group, "Loaders are left"):
+            return Route("torch", difference(group))
+    for name, default in new_arguments().items():
+        if getattr(loader, name, default) is not default:
+            return Route("torch", f"this version of fastloop does not know the argument {name}")
+    if replaced := name_replaced_iterator():
+        return Route("torch", f"torch's {replaced} was replaced by another")
+    route = _choose(loader, path, pin, changed)
+    if is_known(route.path, f"Loaders with path={route.path!r} are left"):
+        return route
+    return Route("torch", difference(route.path))
+
+
+def name_replaced_iterator() -> str:
+    """Return the name of a method of torch's iterators that was replaced by another, or ""."""
+    return _ITER_METHODS.find_replaced()
+
+
+def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Route:
+    other = "process" if loader.num_workers > 0 else "sync"
+    if path == "thread":
+        _check_threads(loader)
+    elif path != "torch" and isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        return Route("torch", "the dataset is a data pipe")
+    elif path in ("process", "sync") and path != other:
+        raise ValueError(
+            f"path={path!r} cannot load with num_workers={loader.num_workers}; 'process' needs "
+            f"worker processes, 'sync' has none; use path={other!r}"
+        )
+    if path not in ("auto", "array"):
+        return Route(path, f"path={path!r} was asked for")
+    if changed and path == "auto" and loader.num_workers > 0:
+        return Route("process", changed)
+    _check_transforms(loader.dataset, path, other)
+    try:
+        return _array_route(loader, path, pin)
+    except NotCoveredError as reason:
+        if path == "array":
+            raise ValueError(
+                f"path='array' cannot load this: {reason}; use path='auto' for any dataset"
+            ) from None
+        return Route(other, str(reason))
+
+
+def _check_threads(loader: DataLoader[Any]) -> None:
+    """Raise ValueError for a loader that worker threads cannot serve."""
+    dataset, workers, context = loader.dataset, loader.num_workers, loader.multiprocessing_context
+    faults = {
+        "with num_workers=0; pass the number of threads, or use path='sync', which has none": (
+            workers == 0
+        ),
+        f"with multiprocessing_context={context!r}, as no process is started; leave it out, or use "
+        "path='process'": context is not None,
+        f"a DataPipe ({type(dataset).__name__}), which asks in which worker process it is; use "
+        "path='process'": isinstance(dataset, IterDataPipe | MapDataPipe),
+        f"an IterableDataset with num_workers={workers}: each thread would give all of it, as "
+        "get_worker_info() is None in threads; pass num_workers=1, which reads ahead, or use "
+        "path='process'": isinstance(dataset, IterableDataset) and workers > 1,
+    }
+    for fault, applies in faults.items():
+        if applies:
+            raise ValueError(f"path='thread' cannot load {fault}")
+
+
+def _check_transforms(dataset: object, path: str, other: str) -> None:
+    """Refuse a transform that C cannot run. Python would run it slower, and with other random
+    numbers, so the user must ask for that path."""
+    for found in datasets_within(dataset):
+        if derives_from_array_dataset(found) and found._untranslated:
+            raise ValueError(
+                f"path={path!r} cannot load this: {found._untranslated}; use path={other!r}, which "
+                "calls it for every sample"
+            )
+
+
+def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
+    """Return the array path. Raises NotCoveredError."""
+    dataset = below_subsets(loader.dataset)
+    is_sequence = loader._auto_collation and is_sequence_collate(loader.collate_fn)
+    has_init = loader.num_workers > 0 and loader.worker_init_fn is not None
+    seeder = _name_seeder(loader.worker_init_fn) if has_init else ""
+    if replaced := _SAMPLE_METHODS.find_replaced():
+        raise NotCoveredError(f"torch's {replaced} was replaced by another")
+    # PadCollate and PackCollate collate fields without sequences by torch's default.
+    collate_fn = default_collate if is_sequence else loader.collate_fn
+    is_default = collate_fn is default_convert
+    if loader._auto_collation:
+        is_default = is_default_collate(collate_fn)
+    if not is_default:
+        raise NotCoveredError(
+            difference("collate")
+            or "collate_fn is not torch's default, or its registry was extended"
+        )
+    if has_init and not seeder:
+        raise NotCoveredError("worker_init_fn runs in worker processes")
+    if loader.num_workers > 0 and loader.prefetch_factor == 0:
+        raise NotCoveredError("prefetch_factor is 0")
+    if not loader._auto_collation:
+        _check_singles(loader, path, dataset)
+    takers = _takers_of(loader, dataset)
+    source = open_source(loader.dataset, pin and loader.num_workers > 0, takers)
+    collate = type(loader.collate_fn).__name__ if is_sequence else "default collate"
+    why = f"{type(loader.dataset).__name__} of {source.kind}, {collate}"
+    if getattr(dataset, "_transforms", None):
+        why += ", transforms in C"
+    if seeder:
+        why += f"; {seeder} has nothing to seed in threads of C"
+    return Route("array", why, source)
+
+
+def _name_seeder(init: Any) -> str:
+    """Return the name of a worker_init_fn, or of the function of a partial, that only seeds; or
+    ""."""
+    function = init.func if isinstance(init, functools.partial) else init
+    name = getattr(function, "__name__", "")
+    return name if (getattr(function, "__module__", ""), name) in _SEEDERS else ""
+
+
+def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
+    """Raise NotCoveredError for single samples that C does not make, and for a sampler that may
+    yield lists of rows, which index only some datasets."""
+    if is_image_folder(dataset):
+        raise NotCoveredError("a single sample of an ImageFolder has an int, as torchvision's")
+    if is_hugging_face(dataset):
+        raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
+    if type(loader.sampler) in _INT_SAMPLERS:
+        if path != "array" and gives_views(dataset, loader.num_workers):
+            raise NotCoveredError("single samples are views of the data, as torch's")
+        return
+    name = "" if type(dataset) in _TAKE_LISTS else type(dataset).__name__
+    if is_array_dataset(dataset):
+        name = "RaggedArray" if _has_sequences(dataset) else ""
+    if name:
+        raise NotCoveredError(f"the sampler may yield values that do not index a {name}")
+
+
+def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[Taker]:
+    if is_sequence_collate(loader.collate_fn):
+        from fastloop.loader.arrays.sequences import take_sequences
+
+        return (functools.partial(take_sequences, collate_fn=loader.collate_fn),)
+    if not loader._auto_collation and _has_sequences(dataset):
+        from fastloop.loader.arrays.sequences import take_ragged
+
+        return (take_ragged,)
+    return take_hugging_face, *TAKERS
+
+
+def _has_sequences(dataset: object) -> bool:
+    """Tell whether an ArrayDataset has RaggedArrays."""
+    if not is_array_dataset(dataset):
+        return False
+    return not all(isinstance(field, Field) for field in dataset._fields)

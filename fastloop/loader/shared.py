@@ -1,29 +1,32 @@
-"""What the iterators of a loader share: ``Shared`` is one loader's batch memory and counts,
-``LockedIter`` the ``next()`` of the iterators that run torch's own code."""
+"""The parts that a loader's iterators share: ``Shared`` is one loader's batch memory and counts,
+``LockedIter`` the ``next()`` of iterators that run torch's own code."""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop._core import BatchPool, Collate, ThreadPool, keep_heap
-from fastloop.base.beside import Beside
 from fastloop.base.next_lock import NextLock
 from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named, tools
 from fastloop.base.torch_parts import BaseIter, DatasetKind
 from fastloop.data.collate import make_collate
-from fastloop.data.epochs import EpochsInWorker
+from fastloop.data.epochs import datasets_within
 from fastloop.device.availability import warn_once
-from fastloop.loader.resume.epoch import Position, ResumableIter
-from fastloop.loader.size_remedy import add_size_remedy
+from fastloop.loader.resume.epoch import ResumableIter
+from fastloop.loader.resume.position import Position
 from fastloop.workers.threads import CollateStock
 
 CLOSED = "the loader of this iterator was closed; call iter() on it again"
+# torch's errors for samples of several shapes; the second where a worker's collate makes room in
+# shared memory.
+_SIZE_ERRORS = ("stack expects each tensor to be equal size", "storage that is not resizable")
 
 # (batches, ns at work, ns waiting) of each worker, for threads also the ns they waited for the
 # interpreter lock; and fallbacks by reason.
@@ -52,83 +55,79 @@ class Shared:
         self.last_count: WorkerCounts = (), {}
 
     def note_open(self, iterator: BaseIter) -> None:
+        """Remember an iterator for close()."""
         # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
         with self._lock.of_process():
             self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
 
     def memory_for_arrays(self, fields: int, device: int = -1) -> BatchPool:
-        """A new pool in a forked child, for more fields than the last one took, and for uploads to
-        another device; without a device where this memory cannot be pinned for it."""
+        """Return memory for batches of so many tensors, from which copies to a device can be made,
+        unless memory cannot be pinned here."""
         with self._lock.of_process():
-            memory = self.array_memory
-            device = -1 if (False, device) in self.unpinnable else device
-            if not _is_usable(memory, device) or memory.fields < fields:
-                self._keep_counts_of(memory)
-                self.array_memory = memory = self._open_memory(fields, False, device)
-        return memory
+            self.array_memory = self._renew(self.array_memory, fields, False, device)
+            return self.array_memory
 
     def memory_for_workers(self, device: int = -1) -> BatchPool:
-        """Memory that worker processes share. If their batches go on to a device, copies can be
-        made from it, unless shared memory cannot be pinned here."""
+        """Return memory that worker processes share, likewise."""
         with self._lock.of_process():
-            return self._memory_for_workers(device)
+            self.worker_memory = self._renew(self.worker_memory, 0, True, device)
+            return self.worker_memory
 
-    def _memory_for_workers(self, device: int) -> BatchPool:
-        memory = self.worker_memory
-        device = -1 if (True, device) in self.unpinnable else device
-        if not _is_usable(memory, device):
-            self._keep_counts_of(memory)
-            self.worker_memory = memory = self._open_memory(0, True, device)
-        return memory
-
-    def _open_memory(self, fields: int, is_shared: bool, device: int) -> BatchPool:
-        """A new pool; the user is told where its memory cannot be pinned for the device."""
+    def _renew(
+        self, memory: BatchPool | None, fields: int, is_shared: bool, device: int
+    ) -> BatchPool:
+        """Return `memory`, or new memory where it cannot be used: in a forked child, for another
+        device or for more tensors."""
+        device = -1 if (is_shared, device) in self.unpinnable else device
+        if memory is not None:
+            if memory.is_own() and memory.device == device and memory.fields >= fields:
+                return memory
+            self.counts.update(memory.count())
+            del self.counts["lent"]
         try:
             return BatchPool(fields, is_shared=is_shared, device=device)
         except RuntimeError as error:
             if device < 0:
                 raise
             self.unpinnable.add((is_shared, device))
-            what = "memory that worker processes share" if is_shared else "memory of batches"
+            name = "memory that worker processes share" if is_shared else "memory of batches"
             self.fault = (
-                f"{what} cannot be pinned for it ({error}); containers may need --ulimit memlock=-1"
+                f"{name} cannot be pinned for it ({error}); containers may need --ulimit memlock=-1"
             )
             warn_once(f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}")
         return BatchPool(fields, is_shared=is_shared)
 
     def collate_here(self) -> Collate:
-        """The collate of iterators without workers. It stays for the next epoch, because its batch
-        memory does: new memory costs more than what is copied into it."""
-        # A forked child gets another pool, and may not use the memory again.
-        pool, collate = thread_pool(), self.collate
-        if collate is None or collate[0] is not pool:
-            collate = self.collate = pool, make_collate(thread_pool=pool)
-        return collate[1]
-
-    def _keep_counts_of(self, memory: BatchPool | None) -> None:
-        if memory is not None:
-            self.counts.update(memory.count())
-            del self.counts["lent"]
+        """Return the collate of iterators without workers. It stays for the next epoch, because its
+        batch memory does: new memory costs more than the copies into it."""
+        # A forked child gets another pool, and must not use the memory again.
+        pool = thread_pool()
+        if self.collate is None or self.collate[0] is not pool:
+            self.collate = pool, make_collate(thread_pool=pool)
+        return self.collate[1]
 
     def count(self) -> Counter[str]:
+        """Return the counts of all iterators so far, by name."""
         total = Counter(self.counts)
         for memory in (self.array_memory, self.worker_memory):
             total.update(memory.count() if memory is not None else {})
         return total
 
     def add(self, **counts: int) -> None:
+        """Add to counts, by name."""
         with self._lock.of_process():
             for name, count in counts.items():
                 self.counts[name] += count
 
     def count_workers(self) -> WorkerCounts:
+        """Return the counts of each worker of the latest iterator."""
         latest = self.latest()
         if latest is not None:
             self.last_count = latest.count()
         return self.last_count
 
     def trim(self) -> None:
-        """Gives memory back that no batch lies in."""
+        """Free memory that holds no batch."""
         self.collate = None
         self.collates.trim()
         for memory in (self.array_memory, self.worker_memory):
@@ -140,12 +139,13 @@ def _is_usable(memory: BatchPool | None, device: int) -> TypeGuard[BatchPool]:
     return memory is not None and memory.is_own() and memory.device == device
 
 
-# Of a loader of torch's class.
-shared_of = Beside(Shared)
+# For loaders of torch's class. Kept outside the loader: frameworks copy and pickle its attributes.
+# By identity, because a loader need not be hashable.
+shared_of: MutableMapping[DataLoader[Any], Shared] = WeakIdKeyDictionary()
 
 
 class LoaderProxy:
-    """A loader that has other attributes."""
+    """A loader with other values of some attributes."""
 
     def __init__(self, loader: DataLoader[Any], **others: Any) -> None:
         self._loader = loader
@@ -156,33 +156,28 @@ class LoaderProxy:
 
 
 class LockedIter(ResumableIter):
-    """Below one of torch's iterators in the list of bases: one thread at a time in ``next()``,
-    which counts batches, and raises once the iterator is closed."""
+    """Mixin for torch's iterators: serialises next(), counts batches, refuses use after close().
+
+    It stands behind one of torch's iterators in the list of bases.
+    """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._is_closed = False
         self._next_lock = NextLock()
-        is_map = loader._dataset_kind == DatasetKind.Map
-        self._overtakes = is_map and not loader.in_order and loader.num_workers > 1
         super().__init__(loader)
 
     def _as_torch_takes(self, loader: DataLoader[Any], **others: Any) -> Any:
-        """The loader for torch's iterator over worker processes, which are to be in the epochs of
-        this iterator."""
+        """Return the loader for torch's iterator over worker processes, which have to be in the
+        epochs of this iterator."""
         if self._datasets.epochs:
-            others["worker_init_fn"] = EpochsInWorker(self._datasets, loader.worker_init_fn)
+            others["worker_init_fn"] = self._datasets.wrap_init(loader.worker_init_fn)
         return LoaderProxy(loader, **others)
 
     def _note_state(self, worker: int, state: bytes | None) -> None:
-        """The next batch is about to be handed out; the state after it, where one came."""
+        """Note the dataset's state behind the next batch, before it is handed out."""
         epoch = self._epoch
         assert epoch.states is not None
         epoch.states.note(self._num_yielded + 1, worker, state, epoch.count())
-
-    def _note_left(self) -> None:
-        """A batch is handed out; torch's iterator knows which others it still waits for."""
-        torchs: Any = self
-        self._epoch.left.note(self._num_yielded, torchs._task_info, torchs._send_idx)
 
     def __next__(self) -> Any:
         with self._next_lock.of_process():
@@ -195,7 +190,7 @@ class LockedIter(ResumableIter):
                     data = super().__next__()
                 else:
                     # Without a profiler torch's does no more than this, and its record_function
-                    # is a third of what a batch from workers costs this process.
+                    # is a third of the time that a batch from workers costs this process.
                     next_data: Callable[[], Any] = self._next_data
                     data = next_data()
                     self._num_yielded += 1
@@ -203,12 +198,18 @@ class LockedIter(ResumableIter):
                 self._epoch.is_over = True
                 raise
             except RuntimeError as error:
-                add_size_remedy(error, self._dataset)
+                _add_size_remedy(error, self._dataset)
                 raise
-            if self._overtakes:
-                self._note_left()
             self._shared.add(batches=1)
             return data
 
     def close(self) -> None:
         self._is_closed = True
+
+
+def _add_size_remedy(error: RuntimeError, dataset: Any) -> None:
+    """Add the remedies of fastloop's datasets to torch's error for samples of several shapes. The
+    error may come from a worker."""
+    if any(text in str(error) for text in _SIZE_ERRORS):
+        remedies = dict.fromkeys(each._size_remedy() for each in datasets_within(dataset))
+        error.args = ("\n".join([str(error).rstrip(), *filter(None, remedies)]),)

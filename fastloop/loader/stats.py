@@ -1,4 +1,4 @@
-"""What a loader has done so far, as a small value."""
+"""The counts of a loader, as a small value."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from fastloop.loader.route import find_route
-from fastloop.loader.shared import Shared
+from fastloop.loader.frameworks import unwrap
+from fastloop.loader.iterators import choose_route
+from fastloop.loader.shared import Shared, shared_of
 
 
 @dataclass(frozen=True)
 class WorkerStats:
-    """What one worker process or thread has done.
+    """Counts of one worker process or thread.
 
     Attributes:
         batches: batches it has built.
@@ -80,33 +81,59 @@ class LoaderStats:
     fallbacks: dict[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        made = f"{self.batches:,} batches"
+        parts = [f"LoaderStats(path={self.path!r}: {self.why}", f"{self.batches:,} batches"]
         if self.samples is not None:
-            made += f", {self.samples:,} samples"
+            parts[-1] += f", {self.samples:,} samples"
         if self.bytes is not None:
-            made += f", {self.bytes / 1e6:,.1f} MB"
-        text = (
-            f"LoaderStats(path={self.path!r}: {self.why}; {made}; "
-            f"waited {self.waits:,} times, {self.seconds_waited:.3f} s; "
-            f"slots: {self.slots_lent} lent, {self.slots_replaced} replaced"
-        )
+            parts[-1] += f", {self.bytes / 1e6:,.1f} MB"
+        parts.append(f"waited {self.waits:,} times, {self.seconds_waited:.3f} s")
+        parts.append(f"slots: {self.slots_lent} lent, {self.slots_replaced} replaced")
         if self.restarts > 0:
-            text += f"; {self.restarts:,} workers replaced after their death"
+            parts.append(f"{self.restarts:,} workers replaced after their death")
         for number, worker in enumerate(self.workers):
-            text += (
-                f"; worker {number}: {worker.batches:,} batches, {worker.seconds_busy:.3f} s busy, "
-                f"{worker.seconds_waiting:.3f} s waiting"
-            )
+            text = f"worker {number}: {worker.batches:,} batches, {worker.seconds_busy:.3f} s busy"
+            text += f", {worker.seconds_waiting:.3f} s waiting"
             if worker.seconds_waiting_for_lock is not None:
                 text += f", {worker.seconds_waiting_for_lock:.3f} s for the interpreter lock"
+            parts.append(text)
         for reason, count in self.fallbacks.items():
-            text += f"; {count:,} fallbacks to torch's collate: {reason}"
-        return text + ")"
+            parts.append(f"{count:,} fallbacks to torch's collate: {reason}")
+        return "; ".join(parts) + ")"
 
 
-def stats_of(loader: DataLoader[Any], path: str, shared: Shared) -> LoaderStats:
-    """Of a loader whose iterators are given ``path`` and ``shared``."""
-    route = find_route(loader, path, changed=shared.changed)
+def stats(loader: Any) -> LoaderStats:
+    """Return the counts of any loader so far, and the path that it takes now. Costs no sync.
+
+    Args:
+        loader: a ``fastloop.DataLoader``; a loader of torch's class, which ``fastloop.patch()``
+            serves; or a loader that accelerate or Fabric has made of one.
+
+    Returns:
+        As ``fastloop.DataLoader.stats()``. A loader that torch alone has iterated so far has
+        ``path="torch"`` and counts of 0: torch counts nothing.
+
+    Raises:
+        TypeError: ``loader`` holds no torch DataLoader.
+    """
+    found = unwrap(loader)
+    if not isinstance(found, DataLoader):
+        raise TypeError(
+            f"loader must be a DataLoader, or a framework's wrapper of one, got a "
+            f"{type(loader).__qualname__}"
+        )
+    own = getattr(found, "_shared", None)
+    if isinstance(own, Shared):
+        return compute_stats(found, found.path, own)  # type: ignore[attr-defined]
+    shared = shared_of.get(found)
+    if shared is not None:
+        return compute_stats(found, "auto", shared)
+    why = "fastloop has made no iterator of this loader; call fastloop.patch() before iter()"
+    return LoaderStats("torch", why, 0, None, None, 0, 0.0, 0, 0)
+
+
+def compute_stats(loader: DataLoader[Any], path: str, shared: Shared) -> LoaderStats:
+    """Return the counts of a loader whose iterators are given ``path`` and ``shared``."""
+    route = choose_route(loader, path, changed=shared.changed)
     count = shared.count()
     workers, fallbacks = shared.count_workers()
     return LoaderStats(

@@ -18,7 +18,7 @@ import torch.nn.utils as utils
 from torch import Tensor
 
 from fastloop.base.openmp import thread_pool
-from fastloop.base.ranges import named, tools
+from fastloop.base.ranges import named
 from fastloop.base.torch_parts import clip_module
 from fastloop.patching.seams import Function, Seam, has_dispatch_mode
 from fastloop.step.grad_list import GradList, new_flag, take_idle
@@ -113,10 +113,7 @@ def _why_not(grads: GradList, total_norm: Tensor) -> str:
 @torch.no_grad()
 def _multiply(grads: GradList, max_norm: float, total_norm: Tensor) -> None:
     factor = torch.clamp(max_norm / (total_norm + 1e-6), max=1.0)
-    run = grads.run_scale
-    if tools._is_profiler_enabled:
-        run = named("clip", run)
-    run(thread_pool(), factor.double())
+    named("clip", grads.run_scale)(thread_pool(), factor.double())
 
 
 @torch.no_grad()

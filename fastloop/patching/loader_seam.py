@@ -1,30 +1,25 @@
-"""The seam of loaders: ``torch.utils.data.DataLoader`` makes the iterators of ``fast_iterator``.
-
-A loader that accelerate has made from one of ours keeps the arguments that torch's class does not
-have: ``loader/extras.py``.
-"""
+"""The seam of loaders: ``torch.utils.data.DataLoader`` makes the iterators of ``fast_iterator``."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from types import GeneratorType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, TensorDataset
+from torch.utils.weak import WeakIdKeyDictionary
 
-from fastloop.base.beside import Beside
+from fastloop.base.late_import import after_import
 from fastloop.base.torch_parts import call_as_torch
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader import dataloader as fastloop_loader
-from fastloop.loader import extras as loader_extras
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.iterators import iterate_anew, iterator_with
+from fastloop.loader.iterators import iterate_anew, open_iterator
 from fastloop.loader.plain.torch_iters import SyncIter
-from fastloop.loader.shared import LoaderProxy, shared_of
-from fastloop.patching.late_import import after_import
+from fastloop.loader.shared import Shared, shared_of
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
 # The one class known whose __init__ does not call torch's.
@@ -42,10 +37,7 @@ def _has_pipe(loader: DataLoader[Any]) -> bool:
 
 
 def _make_iterator(loader: DataLoader[Any], torchs_own: Callable[[], Any]) -> Any:
-    extras = loader_extras.extras_of_torchs(loader)
-    others = {name: getattr(extras, name) for name in extras.names_given()}
-    seen: Any = LoaderProxy(loader, **others) if others else loader
-    return iterator_with(extras, seen, shared_of(loader), torchs_own)
+    return open_iterator(loader, shared_of.setdefault(loader, Shared()), torchs_own)
 
 
 def _describe(loader: DataLoader[Any], iterator: Any) -> str:
@@ -66,7 +58,7 @@ def _describe(loader: DataLoader[Any], iterator: Any) -> str:
 
 
 def _watch_own_iters(
-    seam: Seam, seen: Beside[set[str]], leave: Callable[[DataLoader[Any], str], None]
+    seam: Seam, seen: MutableMapping[Any, set[str]], leave: Callable[[DataLoader[Any], str], None]
 ) -> Callable[[type], None]:
     """Return a function that watches a class, so that its loaders count as left if their
     ``__iter__`` never reaches the ``__iter__`` of torch.
@@ -94,7 +86,7 @@ def _watch_own_iters(
         def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
             iterator = before(self)
             is_late = isinstance(iterator, GeneratorType) and calls_torchs  # once it is started
-            if seam.is_on and not is_late and seen.find(self) is None:
+            if seam.is_on and not is_late and self not in seen:
                 leave(self, f"{type(self).__qualname__} makes its own iterators")
             return iterator
 
@@ -105,13 +97,14 @@ def _watch_own_iters(
 
 def make_seam(is_strict: bool) -> Seam:
     seam = Seam("dataloader", is_strict, _probe)
-    seen = Beside[set[str]](set)  # how each loader's iterators were made
+    # By loader: how its iterators were made.
+    seen: MutableMapping[Any, set[str]] = WeakIdKeyDictionary()
 
     def leave(loader: DataLoader[Any], reason: str) -> None:
         seam.leave(f"a {type(loader).__qualname__}", reason)
 
     def note_epoch(loader: DataLoader[Any], iterator: Any) -> None:
-        how, before = _describe(loader, iterator), seen(loader)
+        how, before = _describe(loader, iterator), seen.setdefault(loader, set())
         seam.note_epoch(how, how not in before)
         before.add(how)
 
@@ -119,7 +112,7 @@ def make_seam(is_strict: bool) -> Seam:
         def _get_iterator(self: DataLoader[Any]) -> Any:
             if not seam.is_on or _overrides(self):
                 return before(self)
-            seen(self)
+            seen.setdefault(self, set())
             if _has_pipe(self):
                 leave(self, "the dataset is a data pipe")
                 return before(self)
@@ -136,7 +129,7 @@ def make_seam(is_strict: bool) -> Seam:
         def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
             if not seam.is_on or isinstance(self, fastloop_loader.DataLoader):
                 return before(self)
-            seen(self)
+            seen.setdefault(self, set())
             if _overrides(self):
                 leave(self, f"{type(self).__qualname__} makes its own iterators")
             return iterate_anew(self, functools.partial(before, self))
@@ -152,8 +145,6 @@ def make_seam(is_strict: bool) -> Seam:
 
         return __init__
 
-    seam.say_lost = loader_extras.say_lost_without_seam
-    loader_extras.is_served_as_torchs = lambda loader: seam.is_on and not _has_pipe(loader)
     seam.add(DataLoader, "_get_iterator", make_get_iterator)
     seam.add(DataLoader, "__iter__", make_iter)
     seam.add(DataLoader, "__init__", make_init)

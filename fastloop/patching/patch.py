@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -141,10 +140,6 @@ def unpatch(what: str | Iterable[str] = SEAMS) -> PatchState:
 
     A function that another tool has wrapped since stays in place and passes every call on.
 
-    Warns:
-        RuntimeWarning: loaders that accelerate has made from ``fastloop.DataLoader`` are still
-            there, and give other batches from their next ``iter()`` on.
-
     Raises:
         ValueError: ``what`` has an unknown name.
     """
@@ -154,8 +149,6 @@ def unpatch(what: str | Iterable[str] = SEAMS) -> PatchState:
         for seam in seams:
             seam.take_out()
         state = patch_status()
-    for text in filter(None, (seam.say_lost() for seam in seams)):
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
     return state
 
 

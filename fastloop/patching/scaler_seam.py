@@ -13,19 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastloop.base.beside import Beside
 from fastloop.base.torch_parts import TorchScaler
 from fastloop.patching.seams import Function, Seam, has_dispatch_mode
-from fastloop.step.grad_list import GradList
-from fastloop.step.scale_rule import BoundedScaler, Flags
-from fastloop.step.unscaling import unscale_at_once, unscale_collected
+from fastloop.step.bounded_scaler import BoundedScaler, Flags
+from fastloop.step.grad_list import GradList, grads_of, unscale_at_once, unscale_collected
 
 _WHAT = "a GradScaler's step"
 
 
 def make_seam(is_strict: bool) -> Seam:
     seam = Seam("grad_scaler", is_strict, _probe, ("scaler", "tensors"))
-    grads_of = Beside(GradList)  # by optimizer
+    lists: dict[int, GradList] = {}
 
     def is_served(scaler: Any) -> bool:
         return getattr(scaler._unscale_grads_, "__func__", None) is inner.ours
@@ -34,7 +32,7 @@ def make_seam(is_strict: bool) -> Seam:
         def unscale_(self: Any, optimizer: Any) -> None:
             is_ours = not torch.compiler.is_compiling() and seam.is_on and self._enabled
             is_ours = is_ours and not has_dispatch_mode() and is_served(self)
-            if is_ours and unscale_at_once(self, optimizer, grads_of(optimizer)):
+            if is_ours and unscale_at_once(self, optimizer, grads_of(lists, optimizer)):
                 seam.count()
             else:
                 before(self, optimizer)
@@ -47,7 +45,9 @@ def make_seam(is_strict: bool) -> Seam:
         ) -> Flags:
             is_ours = not torch.compiler.is_compiling() and seam.is_on and is_served(self)
             if is_ours:
-                flags = unscale(grads_of(optimizer), optimizer, inv_scale, found_inf, allow_fp16)
+                flags = unscale(
+                    grads_of(lists, optimizer), optimizer, inv_scale, found_inf, allow_fp16
+                )
                 if flags is not None:
                     return flags
             theirs: Flags = before(self, optimizer, inv_scale, found_inf, allow_fp16)

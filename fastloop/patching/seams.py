@@ -137,9 +137,6 @@ class Seam:
             and with fastloop. Its argument says whether this thread is the only one, so that no
             other draws from torch's own generator. Run whenever the seam is put in.
         groups: the groups of base/torch_parts.py on which it relies.
-
-    Attributes:
-        say_lost: returns what objects lose that outlive the seam; "" if nothing.
     """
 
     def __init__(
@@ -152,7 +149,6 @@ class Seam:
         self.name = name
         self._groups = groups
         self.is_on = False
-        self.say_lost: Callable[[], str] = str
         self._why = "patch() was not called for it"
         self._is_strict = is_strict
         self._probe = probe

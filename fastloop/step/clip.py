@@ -1,5 +1,5 @@
 """clip_grad_norm_: torch's, in one pass that reads and one that writes only if there is something
-to clip. What the engine does not cover is torch's own function's."""
+to clip. torch's own function does what the engine does not cover."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from fastloop.base.openmp import thread_pool
-from fastloop.base.ranges import named, tools
+from fastloop.base.ranges import named
 from fastloop.base.torch_parts import torch_clip_grad_norm_
 from fastloop.step.grad_list import GradList, take_idle
 
-# What the last call used: gradients seldom change their sizes from call to call.
+# The list of the last call: gradients seldom change their sizes from call to call.
 _idle: list[GradList] = []
 
 
@@ -40,8 +40,8 @@ def clip_grad_norm_(
 
     For norms 1, 2 and inf of ordinary tensors of one dtype, on the CPU or on one CUDA device, sums
     and the factor are of double precision, the gradients are read once (always: nothing tells
-    whether they have changed since an earlier pass) and written only if the factor is not 1. All
-    else is torch's own function.
+    whether they have changed since an earlier pass) and written only if the factor is not 1.
+    torch's own function does the rest.
 
     Raises:
         RuntimeError: error_if_nonfinite and the norm is inf or NaN, the gradients being unchanged;
@@ -60,9 +60,7 @@ def clip_grad_norm_(
             )
     limits = float(max_norm), float(norm_type)
     grads = take_idle(_idle)
-    clip = grads.clip_parameters
-    if tools._is_profiler_enabled:
-        clip = named("clip", clip)
+    clip = named("clip", grads.clip_parameters)
     norm: Tensor | None = clip(thread_pool(), parameters, *limits, error_if_nonfinite)
     if norm is None:
         grads.warn_of_fallback()

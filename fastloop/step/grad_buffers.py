@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import accumulate
 from operator import is_
 from typing import Any
 
@@ -19,55 +19,45 @@ _ALIGNED_BYTES = 64  # where each parameter's part of a flat buffer begins
 class GradBuffers:
     """A gradient-sized sum: one flat tensor for each device and dtype, parameters are views of it.
 
-    Holds the parameters of one moment; whoever adds a parameter group makes new buffers. Flat
-    tensors end with one element a parameter, which says after a reduction whether any rank had a
-    gradient for it: a parameter that none has used keeps `.grad` None, as under DDP."""
+    Flat tensors end with one element a parameter, which says after a reduction whether any rank had
+    a gradient for it: a parameter that none has used keeps `.grad` None, as under DDP."""
 
     def __init__(self, optimizer: Optimizer, dtype: torch.dtype | None) -> None:
         self._optimizer = optimizer  # borrowed
         self._dtype = dtype  # of the sum; None: the gradients' own
         self._params: list[Tensor] = []
         self._flats: list[tuple[Tensor, list[int]]] = []  # owned; the parameters in each
-        self._views: list[Tensor] = []  # by parameter
+        self._views: list[Tensor] = []  # of a flat tensor, one for each parameter
         self.sums = GradList()  # holds the views
         self._grads = GradList()  # the optimizer's, for the time of a call
         self._used_sums = GradList()  # some of the views, likewise
         self.clear()
 
     def clear(self) -> None:
-        """Empty, without touching the memory: the next `add` overwrites it."""
-        self.is_empty = True
-        self._used: set[int] | None = set()  # parameters with a gradient; None: all
+        """Empty the sum without touching its memory: the next `add` overwrites it."""
+        self._used: set[int] = set()  # parameters that had a gradient
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._used
 
     def fit(self) -> None:
-        """Have memory for the optimizer's parameters as they are now.
+        """Make memory for the optimizer's present parameters, unless it is there.
 
         Raises:
             RuntimeError: the sum is not empty, and the optimizer has another number of parameters.
             ValueError: a gradient is sparse.
         """
-        has_as_many = len(self._params) == sum(
-            len(g["params"]) for g in self._optimizer.param_groups
-        )
-        if not self.is_empty:
-            if not has_as_many:
-                raise RuntimeError(
-                    "a parameter group was added in the middle of a window; add it between windows"
-                )
-            return
         params = parameters_of(self._optimizer)
-        if has_as_many and all(map(is_, self._params, params)):
+        has_as_many = len(params) == len(self._params)
+        if not self.is_empty and not has_as_many:
+            raise RuntimeError(
+                "a parameter group was added in the middle of a window; add it between windows"
+            )
+        if not self.is_empty or (has_as_many and all(map(is_, self._params, params))):
             return
-        self._params, self._flats = params, []
-        views: dict[int, Tensor] = {}
-        for (device, kind), where in self._kinds().items():
-            self._flats.append((_flat(params, where, device, kind, views), where))
-        self._views = [views[i] for i in range(len(params))]
-        self.sums.collect(self._views)
-
-    def _kinds(self) -> dict[Any, list[int]]:
         kinds: dict[Any, list[int]] = {}
-        for i, p in enumerate(self._params):
+        for i, p in enumerate(params):
             if p.is_sparse or (p.grad is not None and p.grad.is_sparse):
                 raise ValueError(
                     f"parameter {i} has a sparse gradient, and accumulation buffers are dense; "
@@ -75,11 +65,26 @@ class GradBuffers:
                 )
             dtype = p.dtype if self._dtype is None else torch.promote_types(self._dtype, p.dtype)
             kinds.setdefault((p.device, dtype), []).append(i)
-        return kinds
+        self._params, self._views = params, params[:]
+        self._flats = [(self._flat(where, *kind), where) for kind, where in kinds.items()]
+        self.sums.collect(self._views)
+
+    def _flat(self, where: list[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Make a flat tensor for these parameters and their flags, and the views of it."""
+        step = _ALIGNED_BYTES // dtype.itemsize
+        sizes = (-(-self._params[i].numel() // step) * step for i in where)
+        *starts, end = accumulate(sizes, initial=0)
+        flat = torch.empty(end + len(where), dtype=dtype, device=device)
+        for i, start in zip(where, starts, strict=True):
+            p = self._params[i]
+            # Strides as the gradient's, so that passes over both run straight through memory.
+            strides = torch.empty_like(p, device="meta").stride()
+            self._views[i] = flat[start : start + p.numel()].as_strided(p.shape, strides)
+        return flat
 
     def add(self, share: float, *, only_finite: bool = False) -> bool:
-        """self += share * the optimizer's gradients; returns whether it did. With only_finite
-        (SYNC) it does not if an element is inf or NaN."""
+        """Compute self += share * the optimizer's gradients; returns whether it did. With
+        only_finite (SYNC) it does not if an element is inf or NaN."""
         self.fit()
         grads = self._grads.collect_grads(self._optimizer)
         is_added = self._add(grads, share, only_finite)
@@ -99,97 +104,44 @@ class GradBuffers:
             self.sums.combine_(grads, found_inf, alpha=share, beta=0.0 if overwrites else 1.0)
             if found_inf is not None and found_inf:
                 return False  # what was written is overwritten later
-            self._used = None
+            self._used.update(range(len(self._params)))
         else:
-            self._add_some(grads, share)
-        self.is_empty = False
+            self._zero_if_empty()
+            here = [i for i, p in enumerate(self._params) if p.grad is not None]
+            self._used_sums.collect(self._views[i] for i in here).combine_(grads, alpha=share)
+            self._used_sums.release()
+            self._used.update(here)
         return True
 
-    def _add_some(self, grads: GradList, share: float) -> None:
-        if self.is_empty:
-            self._zero()
-        here = [i for i, p in enumerate(self._params) if p.grad is not None]
-        self._used_sums.collect(self._views[i] for i in here).combine_(grads, alpha=share)
-        self._used_sums.release()
-        if self._used is not None:
-            self._used.update(here)
-
-    def _zero(self) -> None:
-        for flat, _ in self._flats:
+    def _zero_if_empty(self) -> None:
+        for flat, _ in self._flats if self.is_empty else ():
             flat.zero_()
 
     def reduce(self, ranks: Ranks) -> None:
-        """The mean over all ranks; each must call it (SYNC: which parameters are used is read)."""
+        """Average over all ranks; each must call it (SYNC: which parameters are used is read)."""
         self.fit()
-        if self.is_empty:
-            self._zero()
+        self._zero_if_empty()
         used: set[int] = set()
         for flat, where in self._flats:
             flags = flat[flat.numel() - len(where) :]
-            mine = [float(self._used is None or i in self._used) for i in where]
+            mine = [float(i in self._used) for i in where]
             flat.div_(ranks.size)
             flags.copy_(torch.tensor(mine))
             ranks.sum_(flat)
             used.update(i for i, n in zip(where, flags.real.tolist(), strict=True) if n > 0)
-        self.is_empty = False
-        self._used = None if len(used) == len(self._params) else used
+        self._used = used
 
     def write(self, factor: Tensor | float, grads: GradList) -> None:
-        """factor * self into `.grad` of the parameters, rounded once; `grads` then holds those."""
-        used = self._used
-        if used is None and len(grads.collect_grads(self._optimizer).tensors) == len(self._params):
-            grads.combine_(self.sums, alpha=factor, beta=0.0)
-            return
+        """Write factor * self into `.grad` of the parameters, rounded once. `grads` then holds
+        those."""
         for i, p in enumerate(self._params):
-            if used is not None and i not in used:
+            if i not in self._used:
                 p.grad = None
             elif p.grad is None:
                 p.grad = torch.empty_like(p, requires_grad=False)
         grads.collect_grads(self._optimizer)
-        sums = (v for i, v in enumerate(self._views) if used is None or i in used)
-        grads.combine_(self._used_sums.collect(sums), alpha=factor, beta=0.0)
+        sums = self.sums
+        if len(self._used) < len(self._params):
+            sums = self._used_sums.collect(self._views[i] for i in sorted(self._used))
+        grads.combine_(sums, alpha=factor, beta=0.0)
         self._used_sums.release()
-
-    # ---- saving
-
-    def tensors(self) -> list[Tensor | None]:
-        """The sums by parameter; None where there was no gradient."""
-        self.fit()
-        if self.is_empty:
-            return [None] * len(self._params)
-        used = self._used
-        return [v if used is None or i in used else None for i, v in enumerate(self._views)]
-
-    def load(self, tensors: list[Tensor | None]) -> None:
-        """Take over what `tensors` gave, in place of what is here."""
-        self.fit()
-        self._zero()
-        for view, tensor in zip(self._views, tensors, strict=True):
-            if tensor is not None:
-                view.copy_(tensor)
-        used = {i for i, tensor in enumerate(tensors) if tensor is not None}
-        self.is_empty = not used
-        self._used = None if len(used) == len(self._params) else used
-
-
-def _flat(
-    params: list[Tensor],
-    where: Iterable[int],
-    device: torch.device,
-    dtype: torch.dtype,
-    views: dict[int, Tensor],
-) -> Tensor:
-    """A flat tensor for these parameters and their flags; adds the views of it."""
-    where = list(where)
-    step = _ALIGNED_BYTES // torch.empty((), dtype=dtype).element_size()
-    starts, end = [], 0
-    for i in where:
-        starts.append(end)
-        end += -(-params[i].numel() // step) * step
-    flat = torch.empty(end + len(where), dtype=dtype, device=device)
-    for i, start in zip(where, starts, strict=True):
-        p = params[i]
-        # Strides as the gradient's, so that passes over both run straight through memory.
-        strides = torch.empty_like(p, device="meta").stride()
-        views[i] = flat[start : start + p.numel()].as_strided(p.shape, strides)
-    return flat

@@ -6,7 +6,7 @@ device, and no two share memory. torch's own functions run it over any other lis
 meaning, and over every list on CUDA if the environment has FASTLOOP_DISABLE_CUDA=1.
 
 Numbers that a device computes (norm, factor, found_inf) stay 0-d tensors on the gradients' device,
-so that no pass waits for it; Python floats are what the host knows."""
+so that no pass waits for it; Python floats are numbers that the host knows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from torch.optim import Optimizer
 
 from fastloop._core import GradListBase
 from fastloop.base.openmp import thread_pool
-from fastloop.base.ranges import named, tools
+from fastloop.base.ranges import named
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.tensors import sparse_parts
-from fastloop.base.torch_parts import difference, is_known
+from fastloop.base.torch_parts import OptState, difference, is_known
 from fastloop.device.availability import fault_of, find_fault
-from fastloop.step.no_engine import NoEngine
 
 _NORM_TYPES = (1.0, 2.0, float("inf"))  # that the engine computes
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # that it takes
+_MAX_LISTS = 16
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
@@ -37,7 +37,8 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
 
 
 def new_flag(device: torch.device) -> Tensor:
-    """A found_inf: 0-d float32, 0.0 until a pass meets an element that is not finite, then 1.0."""
+    """Make a found_inf: 0-d float32, 0.0 until a pass meets an element that is not finite, then
+    1.0."""
     return torch.zeros((), dtype=torch.float32, device=device)
 
 
@@ -47,10 +48,49 @@ def _new_number(like: Tensor | None) -> Tensor:
 
 
 def _new_scratch(like: Tensor, size: int) -> Tensor:
-    """Memory that passes on a device need: `size` bytes, of which the first 16 are 0."""
+    """Make the memory that passes on a device need: `size` bytes, of which the first 16 are 0."""
     scratch = torch.empty(size // 8 + 2, dtype=torch.float64, device=like.device)
     scratch[:2].zero_()
     return scratch
+
+
+class NoEngine:
+    """Stands in for the C engine where torch's tensors are not laid out as fastloop knows. No list
+    is plain, so torch's own functions run all passes."""
+
+    is_plain = False
+    tensors: list[Any]
+
+    def __new__(cls, *_: Any) -> NoEngine:
+        made = super().__new__(cls)
+        made.tensors = []
+        return made
+
+    @property
+    def dtypes(self) -> set[Any]:
+        return {t.dtype for t in self.tensors}
+
+    def collect_groups(self, param_groups: Iterable[Any]) -> bool:
+        return self.collect_parameters(p for group in param_groups for p in group["params"])
+
+    def collect_parameters(self, parameters: Iterable[Any]) -> bool:
+        return self.collect_tensors(p.grad for p in parameters if p.grad is not None)
+
+    def collect_tensors(self, tensors: Iterable[Any]) -> bool:
+        self.tensors = list(tensors)
+        return False
+
+    def release(self) -> None:
+        self.tensors = []
+
+    def unscale_and_clip(self, *_: Any) -> bool:
+        return False
+
+    def clip_parameters(self, pool: Any, parameters: Iterable[Any], *_: Any) -> None:
+        self.collect_parameters(parameters)
+
+    def update_scale(self, *_: Any) -> None:
+        raise TypeError(f"torch {torch.__version__} updates the scale itself")
 
 
 if TYPE_CHECKING or is_known("tensors", "Passes over gradients are left"):
@@ -96,7 +136,7 @@ class GradList(_Engine):
             find_fault(self.device, "runs the passes over gradients")
 
     def why_not_plain(self) -> str:
-        """What about these tensors the engine does not take."""
+        """Say why the engine does not take these tensors."""
         if reason := difference("tensors"):
             return reason
         for t in self.tensors:
@@ -116,7 +156,7 @@ class GradList(_Engine):
 
     @property
     def device(self) -> torch.device:
-        """Where norm and factor are: the first tensor's device, the CPU if there is none."""
+        """The device of norm and factor: the first tensor's, the CPU if there is none."""
         return self.tensors[0].device if self.tensors else torch.device("cpu")
 
     def norm_check(
@@ -127,15 +167,13 @@ class GradList(_Engine):
         divisor: float = 1.0,
         norm_type: float = 2.0,
     ) -> Tensor:
-        """One read: the norm of gradients / (scale * divisor), 0-d float64; sets found_inf.
+        """Return the norm of gradients / (scale * divisor), 0-d float64, and set found_inf.
 
         The check is of every element as it lies in memory: norms too large for float32 are no
         false alarm."""
-        scale = self._beside(scale)
+        scale = None if scale is None else scale.to(self.device)
         if self.is_plain and norm_type in _NORM_TYPES:
-            run = self.run_norm_check
-            if tools._is_profiler_enabled:
-                run = named("check", run)
+            run = named("check", self.run_norm_check)
             norm: Tensor = run(thread_pool(), norm_type, scale, divisor, found_inf)
             return norm
         norm = _norm_check(self.tensors, found_inf, norm_type, self.device)
@@ -150,12 +188,12 @@ class GradList(_Engine):
         scale: Tensor | None = None,
         divisor: float = 1.0,
     ) -> Tensor:
-        """What `scale_` multiplies by to divide by scale * divisor and then clip to max_norm as
-        torch does (min(1, max_norm / (norm + 1e-6))): 0-d float64. No clipping without max_norm or
-        where found_inf is set."""
+        """Return the factor for `scale_` that divides by scale * divisor and then clips to max_norm
+        as torch does (min(1, max_norm / (norm + 1e-6))): 0-d float64. No clipping without max_norm
+        or where found_inf is set."""
         if max_norm is None:
             norm, max_norm = None, 0.0
-        scale = self._beside(scale)
+        scale = None if scale is None else scale.to(self.device)
         if self.is_plain:
             found: Tensor = self.find_clip_factor(norm, max_norm, found_inf, scale, divisor)
             return found
@@ -166,19 +204,10 @@ class GradList(_Engine):
         clipped = factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         return clipped if found_inf is None else torch.where(found_inf > 0, factor, clipped)
 
-    def _beside(self, number: Tensor | None) -> Tensor | None:
-        """A number on the device of the gradients."""
-        if number is None or number.device == self.device:
-            return number
-        return number.to(self.device)
-
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
         if self.is_plain:
-            run = self.run_scale
-            if tools._is_profiler_enabled:
-                run = named("unscale_and_clip", run)
-            run(thread_pool(), factor)
+            named("unscale_and_clip", self.run_scale)(thread_pool(), factor)
             return
         with torch.no_grad():
             for t in self.tensors:
@@ -194,9 +223,9 @@ class GradList(_Engine):
         alpha: float | Tensor = 1.0,
         beta: float = 1.0,
     ) -> None:
-        """self = beta * self + alpha * source, tensor by tensor, in float32 (float64 where one is,
-        complex where they are) and rounded once. Sets found_inf by the elements of source. beta 0
-        does not read self."""
+        """Compute self = beta * self + alpha * source, tensor by tensor, in float32 (float64 where
+        one is, complex where they are) and rounded once. Sets found_inf by the elements of source.
+        beta 0 does not read self."""
         if source.is_plain and self.is_plain:
             host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
             if self.run_combine(thread_pool(), source, host, device, beta, found_inf):
@@ -207,12 +236,70 @@ class GradList(_Engine):
 empty_list = cache(GradList)  # for what needs no tensors
 
 
+def grads_of(lists: dict[int, GradList], optimizer: Any) -> GradList:
+    """Return the list that collected this optimizer's gradients last. By its id: a list is a cache
+    of sizes, so it does no harm that a later optimizer may get that of one which is gone."""
+    grads = lists.get(id(optimizer))
+    if grads is None:
+        if len(lists) >= _MAX_LISTS:
+            lists.clear()
+        grads = lists[id(optimizer)] = GradList()
+    return grads
+
+
 def take_idle(lists: list[GradList]) -> GradList:
-    """One that no other thread has."""
+    """Return a list that no other thread has."""
     try:
         return lists.pop()
     except IndexError:
         return GradList()
+
+
+# ---- what torch's GradScaler does to an optimizer's gradients, for any scaler of its class
+
+
+def unscale_at_once(
+    scaler: Any, optimizer: Any, grads: GradList, clip: tuple[float, float, bool] | None = None
+) -> Tensor | bool:
+    """Do the work of an enabled scaler's unscale_, and clip in the same pass, in one call of C.
+
+    Returns:
+        False if nothing is done, because torch's unscale_ has to run, or to raise; True if the
+        gradients are unscaled alone; else their norm before clipping.
+    """
+    scale = scaler._scale
+    if scale is None or not _is_plain_number(scale):
+        return False
+    state = scaler._per_optimizer_states[id(optimizer)]
+    if state["stage"] is not OptState.READY:
+        return False
+    found_inf, groups = new_flag(scale.device), optimizer.param_groups
+    run = named("unscale" if clip is None else "unscale_and_clip", grads.unscale_and_clip)
+    done: Tensor | bool = run(thread_pool(), groups, scale, found_inf, clip)
+    if done is not False:
+        state["found_inf_per_device"] = {scale.device: found_inf}
+        state["stage"] = OptState.UNSCALED
+    return done
+
+
+def unscale_collected(
+    grads: GradList, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+) -> bool:
+    """Do the work of `_unscale_grads_`, into found_inf. Returns False, and does nothing, if torch's
+    method has to run, or to raise."""
+    is_here = grads.device == inv_scale.device == found_inf.device
+    are_numbers = _is_plain_number(inv_scale) and _is_plain_number(found_inf)
+    is_plain = grads.is_plain and len(grads.tensors) > 0
+    is_refused = not allow_fp16 and torch.float16 in grads.dtypes
+    if not is_here or not are_numbers or not is_plain or is_refused:
+        return False
+    named("unscale", grads.run_unscale)(thread_pool(), inv_scale, found_inf)
+    return True
+
+
+def _is_plain_number(number: Tensor) -> bool:
+    is_covered = type(number) is Tensor and number.device.type in ("cpu", "cuda")
+    return is_covered and number.dtype is torch.float32 and number.ndim == 0
 
 
 # ---- the same by torch's functions
@@ -256,7 +343,7 @@ def _values(tensor: Tensor) -> Tensor:
 
 
 def _whole(norm: Any) -> Tensor:
-    """A DTensor's value on every rank."""
+    """Return a DTensor's value on every rank."""
     whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     return whole
 

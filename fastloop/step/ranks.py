@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from fastloop.base.checks import make_message
+
 
 class SyncPoint(Enum):
     """The point of its loop at which a rank sends a message."""
@@ -30,7 +32,7 @@ class SyncPoint(Enum):
 
 
 class Totals(NamedTuple):
-    """What one rank sends, and the sums over all ranks."""
+    """The numbers that one rank sends, and their sums over all ranks."""
 
     weight: float = 0.0  # of the window's micro-batches
     counted: float = 0.0  # micro-batches with a weight above 0
@@ -71,7 +73,7 @@ class Ranks:
     # ---- when gradients travel
 
     def enter_micro(self, sync: bool) -> None:
-        """Before a micro-batch's forward, whose backward reduces gradients if `sync`."""
+        """Prepare a micro-batch, before its forward: its backward reduces gradients if `sync`."""
         if self._sharded and sync != self._is_synced:
             self._set_shards(sync)
         if not sync:
@@ -87,14 +89,14 @@ class Ranks:
                 self._contexts.append(context)
 
     def leave_micro(self) -> None:
-        """After its backward."""
+        """End a micro-batch, after its backward."""
         while self._contexts:
             self._contexts.pop().__exit__(None, None, None)
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """A context in which DDP sends nothing, so that a rank may fail in it on its own: neither
-        gradients nor buffers. Not for sharded modules, whose forward is a collective."""
+        """Keep DDP from sending gradients and buffers in this block: a rank may fail in it on its
+        own. Not for sharded modules, whose forward is a collective."""
         with ExitStack() as stack:
             for module in self._replicated:
                 stack.enter_context(module.no_sync())  # type: ignore[operator]
@@ -118,7 +120,7 @@ class Ranks:
                     param._unsharded_param.grad = None
 
     def backward_of_nothing(self, loss: Tensor) -> None:
-        """In place of a last micro-batch's backward: adds nothing, and has gradients reduced.
+        """Run in place of a last micro-batch's backward: add nothing, have gradients reduced.
 
         Without DDP alone it is the backward of 0 · loss, which can give NaN."""
         if not self.can_reduce_alone:
@@ -132,8 +134,8 @@ class Ranks:
             torch.autograd.backward(sums, [torch.zeros_like(s) for s in sums])
 
     def finish_window(self) -> None:
-        """Run, while all ranks are here, what DDP would run in its next forward: a rank that
-        leaves its loop then keeps nobody waiting in a forward."""
+        """Run the collectives of DDP's next forward now, while all ranks are here: a rank that then
+        leaves its loop keeps no other waiting in a forward."""
         self._is_static = False
         for module in self._ddp:
             if module.reducer._rebuild_buckets():
@@ -152,7 +154,7 @@ class Ranks:
     # ---- messages
 
     def exchange(self, point: SyncPoint, own: Totals) -> Totals:
-        """The sums over all ranks. Waits until each has sent its message (SYNC).
+        """Return the sums over all ranks. Waits until each has sent its message (SYNC).
 
         Raises RuntimeError on every rank if they are not all at the same point."""
         if self._leave_notice is not None:
@@ -195,29 +197,23 @@ class Ranks:
 
 
 def find_ranks(model: Module | Iterable[Module] | None) -> Ranks:
-    """The ranks that a model's DDP or FSDP modules train with."""
+    """Find a model's DDP and FSDP modules, and the ranks that they train with."""
     if model is None:
         return Ranks([], [])
-    if not isinstance(model, Iterable | Module):
-        raise TypeError(
-            f"model is a {type(model).__name__}; pass the torch.nn.Module that the loop calls, or "
-            "a list of modules"
-        )
-    models = [model] if isinstance(model, Module) else list(model)
+    several: Any = model  # which mypy would narrow
+    models = list(several) if isinstance(several, Iterable) else [several]
     for part in models:
         if not isinstance(part, Module):
-            raise TypeError(
-                f"model holds a {type(part).__name__}; pass the torch.nn.Module that the loop "
-                "calls, or a list of modules"
-            )
+            rule = "the torch.nn.Module that the loop calls, or several"
+            raise TypeError(make_message("model", rule, part))
     parts = [part for whole in models for part in whole.modules()]
     sharded = [part for part in parts if hasattr(type(part), "set_requires_gradient_sync")]
     return Ranks([part for part in parts if hasattr(type(part), "no_sync")], sharded)
 
 
 def reduce_max(values: Sequence[float]) -> list[float]:
-    """The largest of each value over all ranks, which must all call it (SYNC). Without a process
-    group the values themselves."""
+    """Return the largest of each value over all ranks, which must all call it (SYNC). Without a
+    process group these are the values themselves."""
     if count_ranks() == 1:
         return list(values)
     message = torch.tensor(values, dtype=torch.float64, device=_message_device(None))
@@ -226,7 +222,7 @@ def reduce_max(values: Sequence[float]) -> list[float]:
 
 
 def count_ranks() -> int:
-    """1 without a process group."""
+    """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if _is_running() else 1
 
 
@@ -239,7 +235,7 @@ def _is_fsdp1(module: Module) -> bool:
 
 
 def _message_device(group: Any) -> torch.device:
-    """The CPU if the group can: reading a message then makes nobody wait for an accelerator."""
+    """Choose the CPU if the group can: reading a message there waits for no accelerator."""
     group = dist.distributed_c10d._get_default_group() if group is None else group
     kinds = [torch.device(kind).type for kind in group._device_types]
     return torch.device("cpu" if "cpu" in kinds or not kinds else kinds[0])

@@ -1,29 +1,34 @@
 """GradScaler: torch's, whose passes over the gradients are the engine's (fastloop.step.grad_list).
 
-State machine, messages, private fields and pickling are torch's, inherited. Ours is what it calls:
-`_unscale_grads_` (the pass), `_check_inf_per_device` (that of optimizers which unscale by
-themselves), `_maybe_opt_step` (whether a step is skipped); the branch of `step` for fused
-optimizers; and the bounds of `update`."""
+State machine, messages, private fields and pickling are torch's, inherited. fastloop overrides the
+methods that torch's call: `_unscale_grads_` (the pass), `_check_inf_per_device` (that of optimizers
+which unscale by themselves), `_maybe_opt_step` (whether a step is skipped); the branch of `step`
+for fused optimizers; and `update`, whose rule runs in C."""
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fastloop.base.ranges import named, tools
-from fastloop.base.torch_parts import OptState, difference
-from fastloop.step.clip import clip_grad_norm_
-from fastloop.step.fused_optimizer import FusedAttributes, takes_grad_scale, times_of_user
-from fastloop.step.grad_list import GradList, parameters_of
-from fastloop.step.outcomes import FlagCounter
-from fastloop.step.scale_rule import BoundedScaler, Flags, as_one_flag
-from fastloop.step.unscaling import unscale_at_once, unscale_collected
+from fastloop.base.ranges import named
+from fastloop.base.torch_parts import OptState, TorchScaler, difference, refresh_optimizer_state
+from fastloop.step.bounded_scaler import BoundedScaler, Flags, as_one_flag, check_finite
+from fastloop.step.grad_list import (
+    GradList,
+    empty_list,
+    grads_of,
+    unscale_at_once,
+    unscale_collected,
+)
+from fastloop.step.outcomes import fused_attributes, takes_grad_scale, times_of_user
 
-_MAX_GRAD_LISTS = 16
+_INT_MAX = 2**31 - 1
 
 
 class GradScaler(BoundedScaler):
@@ -39,17 +44,15 @@ class GradScaler(BoundedScaler):
 
     Where every gradient is an ordinary tensor on the CPU, or all are on one CUDA device, passes run
     in C or as one kernel each; elsewhere torch's own run. The state dict holds torch's five keys,
-    so that torch's scaler loads it, and ours.
+    so that torch's scaler loads it, and fastloop's.
 
     Raises:
         ValueError: init_scale is not finite or not within the bounds; min_scale or max_scale is not
             a positive number, or min_scale is larger; hysteresis is less than 1.
+        TypeError: hysteresis is not an int.
         AssertionError: torch's own, for growth_factor and backoff_factor.
     """
 
-    # Defaults are the class's: an instance unpickled from an older version has them all.
-    last_norm: Tensor | None = None  # what unscale_and_clip_ last returned; None in copies
-    _last_skipped: Tensor | bool = False
     _grad_lists: dict[int, GradList] | None = None  # by id of the optimizer: caches, no more
 
     def __init__(
@@ -72,11 +75,8 @@ class GradScaler(BoundedScaler):
                 stacklevel=2,
             )
             enabled = False
-        super().__init__(
-            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
-        )
-        self._set_bounds(min_scale, max_scale, hysteresis)
-        self._skips = FlagCounter()
+        torchs = device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+        super().__init__(*torchs, min_scale=min_scale, max_scale=max_scale, hysteresis=hysteresis)
 
     # ---- the passes
 
@@ -93,7 +93,6 @@ class GradScaler(BoundedScaler):
     def _unscale_at_once(
         self, optimizer: Optimizer, clip: tuple[float, float, bool] | None
     ) -> Tensor | bool:
-        """As `fastloop.step.unscaling.unscale_at_once`; False, too, where others' methods run."""
         if not self._owns_unscaling():
             return False
         return unscale_at_once(self, optimizer, self._grads_of(optimizer), clip)
@@ -111,18 +110,12 @@ class GradScaler(BoundedScaler):
         return flags if len(flags) < 2 else as_one_flag(flags.values(), inv_scale.device)
 
     def _grads_of(self, optimizer: Optimizer) -> GradList:
-        lists = self._grad_lists
-        if lists is None:
-            lists = self._grad_lists = {}
-        grads = lists.get(id(optimizer))
-        if grads is None:
-            if len(lists) >= _MAX_GRAD_LISTS:
-                lists.clear()
-            grads = lists[id(optimizer)] = GradList()
-        return grads
+        if self._grad_lists is None:
+            self._grad_lists = {}
+        return grads_of(self._grad_lists, optimizer)
 
     def _owns_unscaling(self) -> bool:
-        """Whether neither a subclass nor the user has put something else in our methods' place."""
+        """Tell whether neither a subclass nor the user has replaced the methods of this class."""
         return _is_method(self.unscale_, GradScaler.unscale_) and _is_method(
             self._unscale_grads_, GradScaler._unscale_grads_
         )
@@ -139,44 +132,8 @@ class GradScaler(BoundedScaler):
         state["found_inf_per_device"] = flags
         return flags
 
-    def unscale_and_clip_(
-        self,
-        optimizer: Optimizer,
-        max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-    ) -> Tensor:
-        """`unscale_(optimizer)` and `clip_grad_norm_` of all its parameters, in one or two passes.
-
-        Args:
-            optimizer: whose gradients; `step` is then called as after `unscale_`.
-            max_norm, norm_type, error_if_nonfinite: as `torch.nn.utils.clip_grad_norm_`.
-
-        Returns:
-            The total norm of the unscaled gradients before they were clipped, a 0-d tensor of the
-            dtype and on the device that torch's function gives; also kept as `last_norm`.
-
-        Gradients are read once, then multiplied once by min(1, max_norm / (norm + 1e-6)) / scale,
-        and not written where that is 1. If one is not finite, `step` will skip; until then they are
-        unscaled but not clipped, so that one can see which it was (where torch's functions run they
-        hold what torch's clipping leaves: zeros and NaN). A disabled scaler only clips.
-
-        Does not wait for the device, unless error_if_nonfinite (SYNC, as in torch).
-
-        Raises:
-            RuntimeError: called twice, or after `step`, without `update` between; with
-                error_if_nonfinite, the total norm is not finite (the gradients are unscaled then).
-            ValueError: a gradient is float16, as in `unscale_`.
-        """
-        clip = float(max_norm), float(norm_type), error_if_nonfinite
-        norm = self._enabled and self._unscale_at_once(optimizer, clip)
-        if norm is False:
-            self.unscale_(optimizer)
-        if isinstance(norm, bool) or (error_if_nonfinite and not norm.isfinite()):
-            params = parameters_of(optimizer)
-            norm = clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
-        self.last_norm = norm
-        return norm
+    # Named here too, because reports put something around it.
+    unscale_and_clip_ = BoundedScaler.unscale_and_clip_
 
     # ---- the step
 
@@ -188,10 +145,8 @@ class GradScaler(BoundedScaler):
         (SYNC, as in torch). What torch sets on a fused optimizer is gone when its step raises.
 
         Returns:
-            What `optimizer.step` returns, None where it is not called."""
-        step, is_named = super().step, tools._is_profiler_enabled
-        if is_named:
-            step = named("step", step)
+            The result of `optimizer.step`, None where it is not called."""
+        step = named("step", super(BoundedScaler, self).step)
         is_fused = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
         if not is_fused or "closure" in kwargs:
             return step(optimizer, *args, **kwargs)
@@ -200,16 +155,15 @@ class GradScaler(BoundedScaler):
         if state["stage"] is OptState.STEPPED or not takes_grad_scale(optimizer):
             result = step(optimizer, *args, **kwargs)
         else:
-            fused = named("step", self._step_fused) if is_named else self._step_fused
-            result = fused(optimizer, state, *args, **kwargs)
+            result = named("step", self._step_fused)(optimizer, state, *args, **kwargs)
         self._note_step(next(iter(state["found_inf_per_device"].values()), False))
         return result
 
     def _step_fused(
         self, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        """This one branch of torch's `step` is ours: torch's asks inspect.signature at every step,
-        and leaves its two tensors on the optimizer if that raises."""
+        """Do one branch of torch's `step`: torch's asks inspect.signature at every step, and leaves
+        its two tensors on the optimizer if that raises."""
         is_unscaled = state["stage"] is OptState.UNSCALED
         if not is_unscaled:
             self._check_inf_per_device(optimizer)
@@ -221,7 +175,7 @@ class GradScaler(BoundedScaler):
         of_user = getattr(optimizer, "grad_scale", None)
         grad_scale = of_user if is_unscaled else times_of_user(optimizer, scale)
         found_inf = flags[0] if len(flags) == 1 else sum(flags)
-        with FusedAttributes(optimizer, grad_scale=grad_scale, found_inf=found_inf):
+        with fused_attributes(optimizer, grad_scale=grad_scale, found_inf=found_inf):
             result: float | None = optimizer.step(*args, **kwargs)
         state["stage"] = OptState.STEPPED
         return result
@@ -235,66 +189,107 @@ class GradScaler(BoundedScaler):
         result: float | None = None if is_skipped else optimizer.step(*args, **kwargs)
         return result
 
-    # ---- what happened
+    # ---- the scale
 
-    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
-        super()._lazy_init_scale_growth_tracker(dev)
-        self._skips.prepare(dev)
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Grow the scale, back off, or set it to new_scale: torch's rule, within the bounds.
 
-    def _note_step(self, flag: Tensor | bool) -> None:
-        is_known = isinstance(flag, bool) or flag.device.type == "cpu"
-        self._last_skipped = bool(flag) if is_known else flag
-        self._skips.add(self._last_skipped)
-
-    def last_step_skipped(self) -> bool:
-        """Whether the last `step`, of whichever optimizer, was skipped. SYNC on CUDA."""
-        return bool(self._last_skipped)
-
-    @property
-    def skipped_steps(self) -> int:
-        """How many optimizer steps were skipped. SYNC on CUDA."""
-        return self._skips.read()
-
-    # ---- checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """torch's five entries and min_scale, max_scale, hysteresis, skipped_steps, _bad_steps, all
-        numbers or None; {} where disabled. SYNC on CUDA."""
-        state = super().state_dict()
-        if self._enabled:
-            state["skipped_steps"] = self.skipped_steps
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of ours or of torch's scaler, which leaves what torch's lacks as it is.
+        Does not wait for the device. A new_scale that is not finite leaves the scale unchanged
+        where only a device other than the CPU could tell.
 
         Raises:
-            RuntimeError: it is empty, being that of a disabled scaler.
-            ValueError: its scale is not finite.
+            ValueError: new_scale is inf or NaN.
         """
+        if not self._enabled:
+            return
+        if new_scale is None and self._update_at_once():
+            self._per_optimizer_states = defaultdict(refresh_optimizer_state)
+        else:
+            self._update_by_torch(new_scale)
+
+    def _flags(self) -> list[Tensor]:
+        states = self._per_optimizer_states.values()
+        return [flag for state in states for flag in state["found_inf_per_device"].values()]
+
+    def _update_at_once(self) -> bool:
+        """Do the work of torch's operations below in one call, if the scale is a plain tensor."""
+        scale, tracker = self._check_scale_growth_tracker("update")
+        flags = self._flags()
+        is_covered = scale.device.type in ("cpu", "cuda") and type(self._growth_interval) is int
+        if not flags or not is_covered:
+            return False
+        found = flags[0] if len(flags) == 1 else as_one_flag(flags, scale.device)[scale.device]
+        rule = (
+            self._growth_factor,
+            self._backoff_factor,
+            min(self._growth_interval, _INT_MAX),
+            min(self.hysteresis, _INT_MAX),
+            self.min_scale or -math.inf,
+            self.max_scale or math.inf,
+        )
+        misses = self._bad_steps_on(scale.device) if self.hysteresis > 1 else tracker
+        try:
+            empty_list().update_scale(found, rule, scale, tracker, misses)
+        except (TypeError, ValueError):
+            return False  # a scale of another dtype, a flag on another device, no engine there
+        return True
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        # All that a captured step adds to is made with the scale: a graph goes on with these.
+        super()._lazy_init_scale_growth_tracker(dev)
+        self._skips.prepare(dev)
+        if self.hysteresis > 1:
+            self._bad_steps_on(dev)
+
+    def _bad_steps_on(self, device: torch.device) -> Tensor:
+        if not isinstance(self._bad_steps, Tensor):
+            self._bad_steps = torch.full((), self._bad_steps, dtype=torch.int32, device=device)
+        return self._bad_steps
+
+    def _update_by_torch(self, new_scale: float | Tensor | None) -> None:
+        scale, _ = self._check_scale_growth_tracker("update")
+        if isinstance(new_scale, Tensor) and new_scale.device.type == "cpu":
+            for value in new_scale.float().reshape(-1).tolist():
+                check_finite("new_scale", value)
+        elif isinstance(new_scale, float):
+            check_finite("new_scale", new_scale)
+        flags = self._flags() if new_scale is None else []
+        for state in self._per_optimizer_states.values():
+            # Copies, because torch adds all flags into the first, which others may hold.
+            of_device = state["found_inf_per_device"]
+            state["found_inf_per_device"] = {d: flag.clone() for d, flag in of_device.items()}
+        before = scale.clone()
+        TorchScaler.update(self, new_scale)
+        is_kept = scale.isfinite().logical_not_()
+        if self.hysteresis > 1 and flags:
+            bad = self._bad_steps_on(scale.device)
+            is_bad = as_one_flag(flags, scale.device)[scale.device] > 0
+            bad.add_(1).mul_(is_bad)
+            is_kept.logical_or_(is_bad.logical_and_(bad < self.hysteresis))
+        scale.copy_(torch.where(is_kept, before, scale))
+        self._clamp_scale()
+
+    def _clamp_scale(self) -> None:
+        if self._scale is not None and (self.min_scale or self.max_scale):
+            self._scale.clamp_(self.min_scale, self.max_scale)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         if self._enabled:
-            self._skips.count = state_dict.get("skipped_steps", self.skipped_steps)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        for name in ("_grad_lists", "_skips", "last_norm"):
-            state.pop(name, None)
-        read = {"_skipped_steps": self.skipped_steps, "_last_skipped": self.last_step_skipped()}
-        return {**state, **read}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"_skipped_steps": 0, **state})
-        self._skips = FlagCounter(self.__dict__.pop("_skipped_steps"))
+            self._init_scale = self._bounded(self._init_scale)
+            self._clamp_scale()
 
 
 def _has_cuda() -> bool:
     return not torch.cuda.amp.common.amp_definitely_not_available()  # type: ignore[no-untyped-call]
 
 
-if difference("scaler") and not TYPE_CHECKING:
-    from fastloop.step.scaler_by_torch import GradScaler
-
-
 def _is_method(method: object, function: object) -> bool:
     return getattr(method, "__func__", None) is function
+
+
+if difference("scaler") and not TYPE_CHECKING:
+    # Under the same name, for pickles, which go from one torch to another.
+    BoundedScaler.__name__ = BoundedScaler.__qualname__ = "GradScaler"
+    BoundedScaler.__module__ = __name__
+    GradScaler = BoundedScaler

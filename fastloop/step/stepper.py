@@ -3,11 +3,12 @@
 A state machine over micro-batches and windows: what may follow what, which micro-batch closes a
 window, what an exception leaves behind. docs/stepper.md draws it and has the arithmetic. Below it
 stand the window's arithmetic (window.py), the sums in buffers (grad_buffers.py), the optimizer's
-step (boundary.py), the counts and schedulers (outcomes.py), and the other ranks
-(step/ranks.py). Called on the thread that trains."""
+step (boundary.py), the counts and schedulers (outcomes.py), and the other ranks (ranks.py). Called
+on the thread that trains."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from enum import Enum
@@ -17,30 +18,22 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fastloop.base.ranges import named, tools
-from fastloop.step.arguments import (
-    as_schedulers,
-    check_accum_dtype,
-    check_loss,
-    check_max_norm,
-    check_on_nonfinite,
-    check_size,
-    check_weight,
-    enabled_scaler,
-)
-from fastloop.step.boundary import make_boundary
+from fastloop.base.checks import make_message, read_choice, read_int, read_number
+from fastloop.base.ranges import named
+from fastloop.base.torch_parts import TorchScaler
+from fastloop.step.boundary import Boundary
 from fastloop.step.grad_buffers import GradBuffers
-from fastloop.step.grad_list import parameters_of
-from fastloop.step.lookahead import Lookahead
 from fastloop.step.outcomes import Outcomes
 from fastloop.step.ranks import SyncPoint, Totals, find_ranks
-from fastloop.step.stepper_checkpoint import VERSION, check_state
-from fastloop.step.window import WeightedBackward, Window
+from fastloop.step.window import Lookahead, WeightedBackward, Window
 
 Batch = TypeVar("Batch")
 
+_VERSION = 1
+# The integers in a state; it has "mean_weight" too, a float or None.
+_COUNTS = ("version", "boundaries", "stepped", "skipped", "open_micros")
 _UNEQUAL = (
     "{} of {} ranks have another window and the others have none. Give every rank the same number "
     "of windows: DistributedSampler pads its parts to equal lengths, drop_last=True cuts them"
@@ -48,7 +41,7 @@ _UNEQUAL = (
 
 
 class State(Enum):
-    """Where a Stepper is, in or outside of a micro-batch."""
+    """The places at which a Stepper can be, in or outside of a micro-batch."""
 
     IDLE = 0  # outside
     ENTERED = 1  # before backward()
@@ -106,24 +99,36 @@ class Stepper:
         on_nonfinite: str | None = None,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer is a {type(optimizer).__name__}, not a torch Optimizer")
+            raise TypeError(make_message("optimizer", "a torch.optim.Optimizer", optimizer))
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("LBFGS calls a closure several times a step; Stepper has one gradient")
-        scaler = enabled_scaler(scaler)
-        choice = check_on_nonfinite(on_nonfinite, scaler is not None)
+        if scaler is not None and not isinstance(scaler, TorchScaler):
+            raise TypeError(make_message("scaler", "a torch or fastloop GradScaler", scaler))
+        scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        choice = on_nonfinite
+        if choice is None:
+            choice = "ignore" if scaler is None else "window"
+        read_choice("on_nonfinite", choice, ("window", "micro", "ignore"))
+        if choice == "ignore" and scaler is not None:
+            raise ValueError(
+                "on_nonfinite must be 'window' or 'micro' with an enabled scaler, got 'ignore' "
+                "(the scaler finds its scale by skipping steps with infinite gradients)"
+            )
+        accum_dtype = read_choice("accum_dtype", accum_dtype, (None, torch.float32, torch.float64))
         self._optimizer = optimizer
-        self._outcomes = Outcomes(as_schedulers(scheduler))
+        self._outcomes = Outcomes(_read_schedulers(scheduler))
         self._ranks = find_ranks(model)
         if self._ranks.has_shards and (accum_dtype or choice == "micro"):
             raise ValueError(
                 "accum_dtype and on_nonfinite='micro' need whole gradients, which FSDP modules do "
                 "not have; leave them out, or use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
-        self._accumulate = (
-            accumulate if callable(accumulate) else check_size(accumulate, "accumulate")
-        )
-        max_norm, accum_dtype = check_max_norm(max_norm), check_accum_dtype(accum_dtype)
-        self._boundary = make_boundary(optimizer, scaler, max_norm, checks=choice != "ignore")
+        if not callable(accumulate):
+            accumulate = read_int("accumulate", accumulate, 1)
+        self._accumulate = accumulate
+        if max_norm is not None:
+            max_norm = read_number("max_norm", max_norm, 0, remedy="or None: no clipping")
+        self._boundary = Boundary(optimizer, scaler, max_norm, checks=choice != "ignore")
         self._drops_micro = choice == "micro"
         # Owned, kept between windows; None: gradients add up in `.grad`.
         has_buffers = accum_dtype is not None or self._drops_micro
@@ -133,7 +138,7 @@ class Stepper:
         self._loop: Lookahead | None = None  # of the iterate() that runs
         self._is_used = False  # micro() has been entered, or a warning has said that it was not
         self._window: Window | None = None  # None: none is open
-        self._weight = 0.0  # of the micro-batch that runs
+        self._weight = 0.0  # of the running micro-batch
         self._totals: Totals | None = None  # of the window, exchanged before its last backward
         self._mean_weight: float | None = None  # of the last window, over all ranks
         self._is_boundary = False
@@ -142,7 +147,7 @@ class Stepper:
     # ---- the loop
 
     def iterate(self, loader: Iterable[Batch]) -> _Batches[Batch]:
-        """The loader's batches; the last one closes its window, however short.
+        """Yield the loader's batches; the last one closes its window, however short.
 
         One micro() for each batch. A loader with a length, which len() tells, is counted; one
         without is read one batch ahead, where that is needed. A window left open at the end (a
@@ -190,7 +195,7 @@ class Stepper:
                     self._leave_loop(loop)
 
     def _warn_unused(self, batches: int) -> None:
-        """Once, where no micro() of this stepper has been entered: it cannot step then."""
+        """Warn once if no micro() of this stepper has been entered: it cannot step then."""
         if batches and not self._is_used:
             self._is_used = True
             warnings.warn(
@@ -201,7 +206,7 @@ class Stepper:
             )
 
     def _leave_loop(self, loop: Lookahead) -> None:
-        """The loop has ended before its loader."""
+        """End the loop before its loader has ended."""
         if loop.is_announced:
             self._ranks.send_leave_notice()
         if self._state is State.IDLE:
@@ -210,12 +215,12 @@ class Stepper:
     # ---- a micro-batch
 
     def micro(self, weight: float | Tensor = 1) -> _Micro:
-        """A context for one micro-batch: its forward, and backward() once.
+        """Return a context for one micro-batch: its forward, and backward() once.
 
         Args:
-            weight: what its mean loss counts: its number of samples, or of tokens. A number or a
-                0-d tensor (SYNC if that is on a device), not negative, finite. With 0 nothing is
-                contributed, and backward() runs nothing.
+            weight: its number of samples, or of tokens, by which its mean loss counts. A finite
+                number >= 0 or a 0-d tensor (SYNC if that is on a device). With 0 the micro-batch
+                contributes nothing, and backward() runs nothing.
 
         Leaving it takes the optimizer's step if it closes the window. Left by an exception, or
         without backward(), the micro-batch is not counted; if backward() had begun, the whole
@@ -226,7 +231,7 @@ class Stepper:
             RuntimeError: on entering: inside another micro(), or the ranks of a DDP job are at
                 different places.
         """
-        return _Micro(self, check_weight(weight))
+        return _Micro(self, _read_weight(weight))
 
     def _enter(self, weight: float) -> None:
         if self._state is not State.IDLE:
@@ -250,7 +255,7 @@ class Stepper:
         size = self._accumulate
         if callable(size):
             done = self._outcomes.boundaries
-            size = check_size(size(done), f"accumulate({done})")
+            size = read_int(f"accumulate({done})", size(done), 1)
         left = None if self._loop is None else self._loop.left
         if left is not None and not self._ranks.is_parallel:
             size = max(1, min(size, left + 1))
@@ -275,7 +280,7 @@ class Stepper:
                 "backward() for the second time in one micro(): add the losses and call it once, "
                 "or give each its own micro()"
             )
-        check_loss(loss)
+        _check_loss(loss)
         self._state = State.BACKWARD
         window, weight = self._window, self._weight
         assert window is not None
@@ -366,9 +371,7 @@ class Stepper:
                 buffers = self._reduce_gradients()
         if totals.counted:
             divisor = window.divisor(totals.weight, self._ranks.size)
-            step = self._boundary.step
-            if tools._is_profiler_enabled:
-                step = named("step", step)
+            step = named("step", self._boundary.step)
             outcome = step(divisor, buffers, totals.has_dropped > 0)
             self._mean_weight = totals.weight / totals.counted
             self._last_norm = outcome.norm
@@ -378,7 +381,7 @@ class Stepper:
             self._outcomes.add(True)
 
     def _reduce_gradients(self) -> GradBuffers:
-        """The window's gradients, reduced by the stepper itself."""
+        """Return the window's gradients, reduced by the stepper itself."""
         buffers = self._buffers
         if buffers is None:
             buffers = GradBuffers(self._optimizer, None)
@@ -419,7 +422,7 @@ class Stepper:
             raise
 
     def _note_more(self, totals: Totals) -> None:
-        """Which ranks' loops have another window."""
+        """Note which ranks' loops have another window."""
         loop = self._loop
         assert loop is not None
         loop.is_announced = loop.has_more()
@@ -431,7 +434,7 @@ class Stepper:
 
     @property
     def is_boundary(self) -> bool:
-        """Whether the micro-batch that runs, or ran last, closes its window."""
+        """True if the micro-batch that runs, or ran last, closes its window."""
         return self._is_boundary
 
     @property
@@ -452,65 +455,42 @@ class Stepper:
         return self._outcomes.read()[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs, also in the middle of a window (SYNC).
+        """Return the counts and weights that a resumed run needs; numbers only (SYNC as `stepped`).
 
-        Holds copies of an open window's gradients; under DDP each rank has its own. Save it beside
-        the states of model, optimizer, scaler, scheduler and loader, between micro-batches.
+        Save it beside the states of model, optimizer, scaler, scheduler and loader, at a boundary:
+        it does not hold the gradients of an open window.
 
         Raises:
-            RuntimeError: inside micro(), or in the middle of a window under FSDP.
+            RuntimeError: inside micro().
         """
         self._refuse_inside_micro("state_dict")
         return {
-            "version": VERSION,
+            "version": _VERSION,
             **self._outcomes.state_dict(),
             "mean_weight": self._mean_weight,
-            "is_buffered": self._buffers is not None,
-            "window": None if self._window is None else self._window_state(self._window),
-        }
-
-    def _window_state(self, window: Window) -> dict[str, Any]:
-        if self._ranks.has_shards:
-            raise RuntimeError(
-                "state_dict() in the middle of a window under FSDP, which keeps the gradients so "
-                "far to itself; call it when stepper.is_boundary"
-            )
-        if self._buffers is not None:
-            tensors = self._buffers.tensors()
-        else:
-            tensors = [p.grad for p in parameters_of(self._optimizer)]
-        return {
-            **vars(window),
-            "ranks": self._ranks.size,
-            "scale": self._boundary.saved_scale(),
-            "tensors": [t if t is None else t.detach().clone() for t in tensors],
+            "open_micros": 0 if self._window is None else self._window.count,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what state_dict() returned, in place of a window that is open here.
+        """Take over the result of state_dict(). A window that is open here is dropped, and one that
+        was open there begins anew, with a RuntimeWarning.
 
         Raises:
-            TypeError, ValueError: it is no such state, or one of other parameters, or of the middle
-                of a window of another number of ranks.
+            TypeError, ValueError: it is not such a state.
             RuntimeError: inside micro().
         """
         self._refuse_inside_micro("load_state_dict")
-        params = parameters_of(self._optimizer)
-        window = check_state(
-            state_dict, params, is_buffered=self._buffers is not None, ranks=self._ranks.size
-        )
+        state = _read_state(state_dict)
         self._end_window()
-        self._outcomes.load_state_dict(state_dict)
-        self._mean_weight = state_dict["mean_weight"]
-        if window is None:
-            return
-        self._window = Window(**{name: window[name] for name in Window.__annotations__})
-        self._boundary.loaded_scale = window["scale"]
-        if self._buffers is not None:
-            self._buffers.load(window["tensors"])
-            return
-        for p, t in zip(params, window["tensors"], strict=True):
-            p.grad = None if t is None else t.detach().to(p.device, p.dtype, copy=True)
+        self._outcomes.load_state_dict(state)
+        self._mean_weight = state["mean_weight"]
+        if count := state["open_micros"]:
+            warnings.warn(
+                f"the state was saved {count} micro-batches into a window, and these are lost: the "
+                "window begins anew; save when stepper.is_boundary to lose none",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _refuse_inside_micro(self, method: str) -> None:
         if self._state is not State.IDLE:
@@ -518,7 +498,7 @@ class Stepper:
 
 
 class _Batches(Iterator[Batch]):
-    """What iterate() returns: a generator, and the length of what it reads."""
+    """The generator of iterate(), with the length of its loader."""
 
     def __init__(self, loader: Iterable[Batch], batches: Generator[Batch]) -> None:
         self._loader: Any = loader
@@ -539,7 +519,7 @@ class _Batches(Iterator[Batch]):
 
 
 class _Micro:
-    """What `with stepper.micro():` enters and leaves."""
+    """The context that micro() returns."""
 
     __slots__ = ("_stepper", "_weight")
 
@@ -552,3 +532,59 @@ class _Micro:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._stepper._leave(kind is not None)
+
+
+# ---- arguments
+
+
+def _read_weight(weight: Any) -> float:
+    """Read a finite number >= 0, or a tensor of one (SYNC on a device)."""
+    if isinstance(weight, Tensor) and weight.numel() == 1:
+        weight = weight.item()
+    remedy = "its number of samples or tokens; 0 leaves the micro-batch out"
+    number = read_number("weight", weight, 0, remedy=remedy)
+    if number == math.inf:
+        raise ValueError(make_message("weight", "a finite number", number, remedy))
+    return number
+
+
+def _read_state(state: Any) -> dict[str, Any]:
+    remedy = "pass the dict that state_dict() of a fastloop.Stepper returned, unchanged"
+    if not isinstance(state, dict):
+        raise TypeError(make_message("state", "a dict", state, remedy))
+    for key in (*_COUNTS, "mean_weight"):
+        if key not in state:
+            raise ValueError(f"state must have {key!r} ({remedy})")
+    for key in _COUNTS:
+        read_int(f"state[{key!r}]", state[key], 0, remedy=remedy)
+    if state["version"] != _VERSION:
+        raise ValueError(make_message("state['version']", str(_VERSION), state["version"], remedy))
+    if state["mean_weight"] is not None:
+        read_number("state['mean_weight']", state["mean_weight"], 0, remedy=remedy)
+    return state
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.is_complex():
+        kind = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
+        raise TypeError(f"loss must be a real tensor, got {kind}")
+    if loss.numel() != 1:
+        raise ValueError(
+            f"loss must be one number, got shape {tuple(loss.shape)} (pass its mean: the weight of "
+            "micro() says how much that counts)"
+        )
+
+
+def _read_schedulers(scheduler: Any) -> list[LRScheduler]:
+    if scheduler is None:
+        return []
+    several = list(scheduler) if isinstance(scheduler, Iterable) else [scheduler]
+    for one in several:
+        if isinstance(one, ReduceLROnPlateau):
+            raise TypeError(
+                "scheduler must not be a ReduceLROnPlateau, whose step() needs a metric; leave it "
+                "out and call its step(metric) yourself"
+            )
+        if not callable(getattr(one, "step", None)):
+            raise TypeError(make_message("scheduler", "one or several LRScheduler", one))
+    return several

@@ -1,9 +1,12 @@
-"""ScalarLog: losses and norms on their way from the device, without the loop waiting for them."""
+"""ScalarLog: losses and norms of a loop, read from the device without waiting for it.
+
+Each number is copied into a pinned slot of 8 bytes behind the work that is queued; one event stands
+behind the copies of a step. One thread uses a log.
+"""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastloop.base.checks import check_callable, make_message, read_int
 from fastloop.device.accelerator import Accelerator, open_accelerator
 
 Number = int | float
@@ -24,7 +28,7 @@ _SLOTS = 64  # pinned at a time
 
 
 class ScalarLog:
-    """Collects 0-d tensors of a training loop, and gives them as numbers once they have arrived.
+    """Collects 0-d tensors of a training loop and returns them as numbers once they have arrived.
 
     ``loss.item()`` makes the host wait until the device has caught up. A log copies the number into
     pinned memory behind the work that is queued, and finds it there a step or two later. ``push``,
@@ -49,40 +53,41 @@ class ScalarLog:
     may make that one push wait.
 
     Args:
-        capacity: arrived steps that are kept for poll() and drain(); if more are not fetched, the
-            oldest are dropped, and counted in ``dropped``. Numbers on their way are never dropped.
-        on_nonfinite: called with step, name and value for each number that is inf or NaN, by
-            whichever method finds that it has arrived, on the caller's thread. What it raises comes
-            out of that method; nothing is lost by it.
+        capacity: arrived steps that are kept for poll() and drain(); beyond that the oldest are
+            dropped and counted in ``dropped``. Numbers on their way are never dropped.
+        on_nonfinite: called with step, name and value for each number that is inf or NaN, in the
+            method that finds that it has arrived. An error that it raises leaves that method; no
+            number is lost.
 
     Raises:
         TypeError, ValueError: an argument is not one of the above.
     """
 
     def __init__(self, capacity: int = 4096, *, on_nonfinite: OnNonfinite | None = None) -> None:
-        _check_arguments(capacity, on_nonfinite)
-        self._capacity, self._on_nonfinite = capacity, on_nonfinite
+        if on_nonfinite is not None:
+            check_callable("on_nonfinite", on_nonfinite, "a function of step, name and value")
+        self._capacity, self._on_nonfinite = read_int("capacity", capacity, 1), on_nonfinite
         self._travelling: deque[_Record] = deque()  # in order of pushing
         self._arrived: deque[tuple[int, dict[str, Number]]] = deque()  # not fetched yet
-        self._nonfinite: deque[tuple[int, str, float]] = deque()  # not told yet
+        self._nonfinite: deque[tuple[int, str, float]] = deque()  # not reported yet
         self._last: dict[str, Number] = {}
         self._slots: dict[torch.device, _Slots] = {}
         self.dropped = 0
 
     def push(self, step: int, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-        """Send the numbers of a step on their way. Never waits.
+        """Send the numbers of a step to the host. Never waits.
 
         Args:
             step: its number, which comes back with the values.
-            scalars, named: by name, tensors of one element of any real dtype on any device, or
-                numbers. A tensor's number is the one it has at this point of its stream; it may be
+            scalars, named: tensors of one element, of any real dtype and on any device, or
+                numbers. A tensor counts with its value at this point of its stream; it may be
                 overwritten afterwards.
 
         Raises:
-            TypeError, ValueError: a step or value is something else; nothing of the step is logged.
+            TypeError, ValueError: a step or value is something else; the step is not logged.
             RuntimeError: a tensor is on a device whose graph is being captured.
         """
-        number = _check_step(step)
+        number = read_int("step", step)
         values = {**(scalars or {}), **named}
         for name, value in values.items():
             _check_scalar(name, value)
@@ -93,19 +98,19 @@ class ScalarLog:
         self._receive()
 
     def poll(self) -> list[tuple[int, dict[str, Number]]]:
-        """The steps that have arrived since the last call, in order of pushing, each once. Never
-        waits."""
+        """Return the steps that have arrived since the last call, in order of pushing, each once.
+        Never waits."""
         self._receive()
         return self._fetch()
 
     def last(self) -> dict[str, Number]:
-        """The newest number that has arrived for each name; empty before the first. Never waits."""
+        """Return the newest number that has arrived for each name. Never waits."""
         self._receive()
         return dict(self._last)
 
     def drain(self) -> list[tuple[int, dict[str, Number]]]:
-        """What poll() gives, and all that is still on its way: for the end of an epoch, before a
-        checkpoint, in an exception's handler. SYNC."""
+        """Wait for all numbers on their way and return them with those of poll(): for the end of an
+        epoch, before a checkpoint, in an exception's handler. SYNC."""
         for record in self._travelling:
             record.wait()
         self._receive()
@@ -123,7 +128,7 @@ class ScalarLog:
         return self._slots[device].copy(value.detach())
 
     def _receive(self) -> None:
-        """Take in what has arrived, up to the first step that has not; then tell of what is not
+        """Take in steps up to the first that has not arrived; then report numbers that are not
         finite."""
         while self._travelling and self._travelling[0].has_arrived():
             record = self._travelling.popleft()
@@ -139,9 +144,9 @@ class ScalarLog:
             self._arrived.popleft()
             self.dropped += 1
         while self._nonfinite:
-            told = self._nonfinite.popleft()
+            report = self._nonfinite.popleft()  # removed first: the callback may raise
             if self._on_nonfinite is not None:
-                self._on_nonfinite(*told)
+                self._on_nonfinite(*report)
 
     def _fetch(self) -> list[tuple[int, dict[str, Number]]]:
         fetched = list(self._arrived)
@@ -176,14 +181,14 @@ class _Copy(NamedTuple):
     slots: _Slots
 
     def read(self) -> Number:
-        """Once: gives the slot back."""
+        """Return the number and give the slot back. Called once."""
         number: Number = _as_scalar(self.slot, self.source.dtype).item()
         self.slots.free.append(self.slot)
         return number
 
 
 class _Slots:
-    """Pinned memory for copies from one device. Grows if more are under way than ever before."""
+    """Pinned memory for copies from one device. Grows if more copies are under way than before."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -203,7 +208,7 @@ def _as_scalar(slot: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _accelerator_of(tensor: Tensor) -> Accelerator | None:
-    """None for tensors whose number can be read at once."""
+    """Return None for a tensor whose number can be read at once."""
     return None if tensor.is_cpu else _open(tensor.device)
 
 
@@ -212,41 +217,16 @@ def _open(device: torch.device) -> Accelerator:
     return open_accelerator(device)
 
 
-def _check_arguments(capacity: Any, on_nonfinite: Any) -> None:
-    if not isinstance(capacity, int) or isinstance(capacity, bool):
-        raise TypeError(f"capacity is {capacity!r}; pass the number of steps to keep, an int")
-    if capacity < 1:
-        raise ValueError(f"capacity is {capacity}; pass the number of steps to keep, 1 or more")
-    if on_nonfinite is not None and not callable(on_nonfinite):
-        raise TypeError(
-            f"on_nonfinite is a {type(on_nonfinite).__name__}; pass a function of step, name and "
-            "value, or None"
-        )
-
-
-def _check_step(step: Any) -> int:
-    try:
-        return operator.index(step)
-    except TypeError:
-        raise TypeError(f"step is {step!r}; pass the number of the step, an int") from None
-
-
 def _check_scalar(name: Any, value: Any) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"a scalar's name is {name!r}; pass a str")
+        raise TypeError(make_message("the name of a scalar", "a str", name))
     if not isinstance(value, Tensor):
         if not isinstance(value, Real):
-            raise TypeError(f"{name} is a {type(value).__name__}; pass a 0-d tensor or a number")
-        return
-    if value.numel() != 1 or value.is_meta:
-        raise ValueError(
-            f"{name} is a tensor of {tuple(value.shape)} on {value.device}; pass one number, such "
-            f"as {name}.mean()"
-        )
-    if value.is_complex():
-        raise TypeError(f"{name} is of {value.dtype}; pass a real number, such as {name}.abs()")
-    if value.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            f"{name} is pushed while a graph is being captured, which cannot tell when a copy has "
-            "arrived; push it after the replay"
-        )
+            raise TypeError(make_message(name, "a 0-d tensor or a number", value))
+    elif value.numel() != 1 or value.is_meta:
+        rule = "a tensor of one element, not on meta"
+        raise ValueError(f"{name} must be {rule}, got {tuple(value.shape)} on {value.device}")
+    elif value.is_complex():
+        raise TypeError(f"{name} must be real, got {value.dtype} (pass {name}.abs(), say)")
+    elif value.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"{name} must be pushed outside of a graph's capture: after the replay")

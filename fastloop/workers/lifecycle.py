@@ -22,7 +22,7 @@ from typing import Any
 
 from fastloop._core import expect_fork, fork_ended, fork_expected
 from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
-from fastloop.base.memory import describe_memory, explain_kill
+from fastloop.base.machine import describe_memory, explain_kill
 from fastloop.workers.main_module import explain_early_end
 
 # A parent that waits notices a dead worker after at most so many seconds.

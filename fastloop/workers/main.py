@@ -14,9 +14,8 @@ import torch
 from fastloop._core import WorkerEnd, keep_heap
 from fastloop.base.interrupts import end_quietly, release_in_child
 from fastloop.base.torch_parts import ExceptionWrapper, Resume, StreamEnd, run_worker_loop
-from fastloop.data.batch_memory import lend
-from fastloop.data.collate import make_collate
-from fastloop.data.kinds import fills_batches, find_collate
+from fastloop.data.collate import lend, make_collate
+from fastloop.data.kinds import may_borrow, open_collate
 from fastloop.data.stateful import DatasetReader
 from fastloop.workers.batch_pickle import OBJECT, WRITTEN, pack
 from fastloop.workers.dataset_transfer import DatasetTransfer
@@ -161,11 +160,11 @@ def run_worker(
             if not reader.is_stream:
                 arguments["dataset"] = reader.dataset
         collate_fn: Callable[[Any], Any] = arguments["collate_fn"]
-        found = find_collate(collate_fn, partial(make_collate, worker_end))
+        found = open_collate(collate_fn, partial(make_collate, worker_end))
         if arguments["auto_collation"] and found is not None:
             collate_fn, collate = found
             results.is_collated = True
-            if collate_fn is collate and fills_batches(arguments["dataset"]):
+            if collate_fn is collate and may_borrow(arguments["dataset"]):
                 lend(collate)
         arguments.update(
             index_queue=_Requests(worker_end, results),

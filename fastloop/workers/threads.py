@@ -19,10 +19,9 @@ from fastloop._core import Collate, lock_wait
 from fastloop.base.next_lock import has_interpreter_lock
 from fastloop.base.openmp import on_this_thread
 from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, Resume, StreamEnd, pin_memory
-from fastloop.data.batch_memory import lend
-from fastloop.data.collate import make_collate
+from fastloop.data.collate import lend, make_collate
 from fastloop.data.epochs import IteratorEpochs
-from fastloop.data.kinds import fills_batches, find_collate, is_image_folder
+from fastloop.data.kinds import is_image_folder, may_borrow, open_collate
 from fastloop.data.stateful import DatasetReader
 from fastloop.workers.task_errors import add_batch
 from fastloop.workers.tasks import InitialState
@@ -165,11 +164,11 @@ class WorkerThread(threading.Thread):
         self._collate: Collate | None = None
         dataset, collate_fn = arguments["dataset"], arguments["collate_fn"]
         auto_collation = arguments["auto_collation"]
-        found = find_collate(collate_fn, stock.take) if auto_collation else None
+        found = open_collate(collate_fn, stock.take) if auto_collation else None
         if found is not None:
             collate_fn, self._collate = found
             self._fallbacks_before = self._collate.fallbacks()
-        is_lent = collate_fn is self._collate and fills_batches(dataset)
+        is_lent = collate_fn is self._collate and may_borrow(dataset)
         self._lender = self._collate if is_lent else None
         self._reader = reader
         self._fault: ExceptionWrapper | None = None  # why nothing can be loaded

@@ -1,5 +1,5 @@
-"""Decoders of ImageFolder: what Pillow makes of a file is what comes out, whoever decodes it; what
-functions of the user's may return."""
+"""Decoders of ImageFolder: each gives the bits that Pillow gives; the results that users' functions
+may return."""
 
 import io
 import re
@@ -89,9 +89,6 @@ FILES: dict[str, Callable[[], bytes]] = {
 }
 
 
-OF_TORCH = ("torchcodec.decoders", "torchvision.io")
-
-
 def hide(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     find = decode.find_module
     monkeypatch.setattr(decode, "find_module", lambda name: None if name in names else find(name))
@@ -103,7 +100,7 @@ def test_bits_are_pillows(
     make: Callable[[], bytes], has_simplejpeg: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_simplejpeg:
-        hide(monkeypatch, "simplejpeg", *OF_TORCH)
+        hide(monkeypatch, "simplejpeg")
     data = make()
     np.testing.assert_array_equal(AutoDecoder()(data), by_pillow(data))
 
@@ -145,7 +142,7 @@ def test_memory_is_used_again_in_a_thread_and_not_in_others() -> None:
     np.testing.assert_array_equal(second, by_pillow(small))
 
 
-# ---- files that are no images
+# ---- files that are not images
 
 
 def bomb(height: int, width: int) -> bytes:
@@ -166,16 +163,16 @@ def png_bomb() -> bytes:
 BROKEN: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "it is empty$"),
     "truncated": (lambda: encode(pixels(200, 200))[:-900], "Pillow: image file is truncated"),
-    "head of a JPEG": (lambda: b"\xff\xd8\xff", "Pillow: it is no image that Pillow knows$"),
+    "head of a JPEG": (lambda: b"\xff\xd8\xff", "Pillow: it has no format that Pillow knows$"),
     "truncated PNG": (lambda: FILES["PNG"]()[:-300], "Pillow: .*[Tt]runcated"),
-    "text": (lambda: b"<html>404</html>", "with auto: Pillow: it is no image that Pillow knows$"),
+    "text": (lambda: b"<html>404</html>", "with auto: Pillow: it has no format that Pillow knows$"),
     "bomb": (lambda: bomb(30000, 30000), "Pillow: Image size .* exceeds limit of 178956970 pixel"),
     "PNG bomb": (png_bomb, "with auto: Pillow: Image size .* exceeds limit of 178956970 pixels"),
 }
 
 
 @pytest.mark.parametrize(("make", "text"), BROKEN.values(), ids=BROKEN)
-def test_errors_name_file_and_decoders(
+def test_errors_of_files_name_file_and_decoders(
     tmp_path: Path, make: Callable[[], bytes], text: str
 ) -> None:
     path = tmp_path / "a" / "1.jpg"
@@ -212,15 +209,23 @@ def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         OSError, match=r"\.png' cannot .*simplejpeg takes no such file: pip install pi"
     ):
         dataset[[path.endswith("png") for path, _ in dataset.samples].index(True)]
-    hide(monkeypatch, "simplejpeg", "PIL.Image", *OF_TORCH)
+    hide(monkeypatch, "simplejpeg", "PIL.Image")
     with pytest.raises(
-        ImportError, match=r"finds neither .*; pip install fastloop\[images\], or p"
+        ImportError, match=r"needs simplejpeg or Pillow \(pip install fastloop\[images\], or p"
     ):
         ImageFolder(root)
     assert ImageFolder(root, decode=np.load).explain()
 
 
-# ---- functions of the user's
+def test_a_module_that_does_not_load_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "other_numpy.py").write_text("raise ValueError('numpy.dtype size changed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert decode.find_module("other_numpy") is None
+
+
+# ---- users' functions
 
 
 def numbered(data: bytes) -> Any:
@@ -276,28 +281,28 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "float": (np.zeros((4, 4, 3)), TypeError, r"float64 \(4, 4, 3\)"),
     "bool": (np.zeros((4, 4, 3), bool), TypeError, r"bool \(4, 4, 3\)"),
     "signed": (np.zeros((4, 4, 3), np.int8), TypeError, r"int8 \(4, 4, 3\)"),
-    "CHW": (np.zeros((3, 4, 4), np.uint8), ValueError, r"shape \(3, 4, 4\)"),
-    "grey": (np.zeros((4, 4), np.uint8), ValueError, r"shape \(4, 4\)"),
-    "RGBA": (np.zeros((4, 4, 4), np.uint8), ValueError, r"shape \(4, 4, 4\)"),
-    "no pixels": (np.zeros((0, 4, 3), np.uint8), ValueError, r"shape \(0, 4, 3\)"),
-    "tensor": (torch.zeros(4, 4, 3, dtype=torch.uint8), TypeError, "a Tensor"),
-    "None": (None, TypeError, "a NoneType"),
+    "CHW": (np.zeros((3, 4, 4), np.uint8), ValueError, r"uint8 \(3, 4, 4\)"),
+    "grey": (np.zeros((4, 4), np.uint8), ValueError, r"uint8 \(4, 4\)"),
+    "RGBA": (np.zeros((4, 4, 4), np.uint8), ValueError, r"uint8 \(4, 4, 4\)"),
+    "no pixels": (np.zeros((0, 4, 3), np.uint8), ValueError, r"uint8 \(0, 4, 3\)"),
+    "tensor": (torch.zeros(4, 4, 3, dtype=torch.uint8), TypeError, "Tensor"),
+    "None": (None, TypeError, "NoneType"),
 }
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize(("result", "kind", "what"), WRONG.values(), ids=WRONG)
-def test_results_that_are_no_images(
+def test_results_that_are_not_images(
     tmp_path: Path, result: Any, kind: type[Exception], what: str, on_error: str
 ) -> None:
-    """Which is no fault of the file, so none is skipped."""
+    """The function is at fault, so no file is skipped."""
 
     def wrong(data: bytes) -> Any:
         return result
 
     dataset = ImageFolder(write_folder(tmp_path, 2), decode=wrong, on_error=on_error)
     where = re.escape(repr(dataset.samples[0][0]))
-    text = rf"^decode=.*\.wrong returned {what} for {where}; return a numpy.ndarray of uint8 and"
+    text = rf"^the result of decode=.*\.wrong for {where} must be a numpy.ndarray .*, got '{what}'$"
     with pytest.raises(kind, match=text):
         dataset[0]
     assert dataset.skipped_files == []

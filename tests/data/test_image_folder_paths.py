@@ -21,8 +21,7 @@ from workers import on_collection
 
 from fastloop import DataLoader, ImageFolder, _core
 from fastloop import transforms as T
-from fastloop.data import batch_memory
-from fastloop.data.collate import make_collate
+from fastloop.data.collate import borrow_places, make_collate
 
 TRAIN = T.Compose(
     [
@@ -48,7 +47,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def truth(dataset: Any, epoch: int, **arguments: Any) -> list[Any]:
-    """By torch's loader. The dataset keeps no epoch of the user's."""
+    """torch's loader gives these batches. The epoch of `dataset` stays unset."""
     other = ImageFolder(dataset.root, dataset.transform, seed=dataset._seed)
     other.set_epoch(epoch)
     return list(TorchLoader(other, **arguments))
@@ -87,7 +86,7 @@ def test_errors_are_in_their_place(root: Path, arguments: dict[str, Any]) -> Non
     with DataLoader(dataset, 4, **arguments) as loader:
         batches = iter(loader)
         first = next(batches)
-        with pytest.raises(OSError, match=rf"'{path}' cannot be decoded with auto: Pillow: it is"):
+        with pytest.raises(OSError, match=rf"'{path}' cannot be decoded with auto: Pillow: it has"):
             next(batches)
         if arguments.get("num_workers"):
             third = next(batches)
@@ -118,15 +117,15 @@ class Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: list[bool] = []
-        find = batch_memory.find_places
+        borrow = borrow_places
 
         @contextmanager
-        def find_places(like: Any, count: int) -> Any:
-            with find(like, count) as places:
+        def spying(like: Any, count: int) -> Any:
+            with borrow(like, count) as places:
                 self.found.append(places[0] is not None)
                 yield places
 
-        monkeypatch.setattr("fastloop.data.image_folder.dataset.find_places", find_places)
+        monkeypatch.setattr("fastloop.data.image_folder.dataset.borrow_places", spying)
 
 
 def identity(batch: Any) -> Any:

@@ -4,6 +4,7 @@ was wrong and what to do."""
 import errno
 import os
 import pickle
+import re
 import resource
 import struct
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from token_writers import (
 from fastloop import DataLoader, TokenDataset
 
 TOKENS = some_tokens(100)
+DTYPES = "uint8, int8, uint16, int16, uint32, int32, int64"
 
 
 def npy_bytes(array: Any) -> bytes:
@@ -101,15 +103,19 @@ FILES: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "npy, magic alone": (NPY[:6], {}, "cannot be opened as a .npy file"),
     "npy, another version": (NPY[:6] + b"\7\7" + NPY[8:], {}, "version"),
     "npy, no npy": (TOKENS.tobytes(), {"format": "npy"}, "cannot be opened as a .npy file"),
-    "npy, floats": (npy_bytes(np.zeros(100)), {}, "dtype float64, which is no type of tokens"),
-    "npy, bool": (npy_bytes(np.zeros(100, bool)), {}, "dtype bool, which is no type of tokens"),
-    "npy, uint64": (npy_bytes(np.zeros(100, "u8")), {}, "dtype uint64.*save it as one of"),
-    "npy, big-endian": (npy_bytes(np.zeros(100, ">u2")), {}, "dtype >u2"),
+    "npy, floats": (npy_bytes(np.zeros(100)), {}, "must have a dtype of uint8, .*got float64"),
+    "npy, bool": (npy_bytes(np.zeros(100, bool)), {}, "must have a dtype of uint8, .*got bool"),
+    "npy, uint64": (npy_bytes(np.zeros(100, "u8")), {}, "must have a dtype of uint8, .*got uint64"),
+    "npy, big-endian": (npy_bytes(np.zeros(100, ">u2")), {}, "must have a dtype of .*got >u2"),
     "npy, objects": (npy_bytes(np.array([1, None])), {}, "objects"),
-    "npy, two dimensions": (npy_bytes(np.zeros((10, 10), "u2")), {}, r"shape \(10, 10\).*reshape"),
+    "npy, two dimensions": (
+        npy_bytes(np.zeros((10, 10), "u2")),
+        {},
+        r"must be a vector of tokens, got shape \(10, 10\)",
+    ),
     "npy, no dimension": (npy_bytes(np.array(7, "u2")), {}, r"shape \(\)"),
-    "npy, empty": (npy_bytes(TOKENS[:0]), {}, "is empty"),
-    "npy, another dtype": (NPY, {"dtype": "int32"}, "dtype uint16, and dtype='int32'; leave"),
+    "npy, empty": (npy_bytes(TOKENS[:0]), {}, r"vector of tokens, got shape \(0,\)"),
+    "npy, another dtype": (NPY, {"dtype": "int32"}, "must have a dtype of int32, got uint16"),
     "npy, more tokens than bytes": (
         NPY.replace(b"(100,), }", b"(%d,), }" % 10**30)[: len(NPY)],
         {},
@@ -220,17 +226,17 @@ def test_an_index_that_is_missing(tmp_path: Path) -> None:
         TokenDataset.from_megatron(tmp_path / "y", 10)
     with pytest.raises(FileNotFoundError, match=r"x.bin.index"):
         TokenDataset(tmp_path / "x.bin", 10, format="datatrove")
-    with pytest.raises(ValueError, match=r"x' does not end with .bin"):
+    with pytest.raises(ValueError, match=r"x' must end with .bin"):
         TokenDataset(write_llmc(tmp_path / "x", TOKENS), 10, format="megatron")
 
 
 def test_what_is_no_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match=r"pipe' is a FIFO, not a regular file; write the tokens"):
+    with pytest.raises(ValueError, match=r"pipe' must be a regular file, got a FIFO .write the"):
         TokenDataset(tmp_path / "pipe", 10, dtype="uint16")
-    with pytest.raises(ValueError, match=r"/dev/zero' is a character device"):
+    with pytest.raises(ValueError, match=r"/dev/zero' must be .*got a character device"):
         TokenDataset("/dev/zero", 10, dtype="uint16")
-    with pytest.raises(IsADirectoryError, match=r"Is a directory; pass its files") as error:
+    with pytest.raises(IsADirectoryError, match=r"Is a directory") as error:
         TokenDataset(tmp_path, 10, dtype="uint16")
     assert error.value.filename == str(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"nothing"):
@@ -246,95 +252,99 @@ def test_an_index_that_is_no_regular_file(tmp_path: Path) -> None:
     """Without waiting for its other end."""
     (tmp_path / "x.bin").write_bytes(TOKENS.tobytes())
     os.mkfifo(tmp_path / "x.idx")
-    with pytest.raises(ValueError, match=r"x.idx' is a FIFO"):
+    with pytest.raises(ValueError, match=r"x.idx' must be .*got a FIFO"):
         TokenDataset.from_megatron(tmp_path / "x", 10)
     assert len(TokenDataset(tmp_path / "x.bin", 10, dtype="uint16")) == 9
 
 
 def test_paths_that_are_none() -> None:
     for paths in (None, 3, {"a.bin"}, b"a.bin"):
-        with pytest.raises(TypeError, match=r"paths is a .*pass a path, a pattern"):
+        with pytest.raises(TypeError, match=r"paths must be a path, a pattern .*, got"):
             TokenDataset(paths, 10)  # type: ignore[arg-type]
-    for paths in ([None], [b"a.bin"]):
-        with pytest.raises(TypeError, match=r"paths has a .*pass each path as str"):
-            TokenDataset(paths, 10)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"paths is empty"):
+    with pytest.raises(TypeError, match="not NoneType"):
+        TokenDataset([None], 10)  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"paths must have at least one file"):
         TokenDataset([], 10)
-    for prefix in (None, [3], b"a"):
-        with pytest.raises(TypeError, match=r"paths (is|has) a .*; pass"):
+    for prefix in (None, [3]):
+        with pytest.raises(TypeError, match=r"not (NoneType|int)"):
             TokenDataset.from_megatron(prefix, 10)  # type: ignore[arg-type]
-    for path in ("", "a\0b"):
-        with pytest.raises(ValueError, match=r"paths has .*which is no name of a file"):
-            TokenDataset([path], 10)
+    with pytest.raises(ValueError, match="null"):
+        TokenDataset(["a\0b"], 10)
+    with pytest.raises(IsADirectoryError):
+        TokenDataset("", 10)
 
 
-ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "seq_len of text": ({"seq_len": "10"}, TypeError, "seq_len='10' is no integer"),
-    "seq_len of floats": ({"seq_len": 10.0}, TypeError, "seq_len=10.0 is no integer"),
-    "seq_len of a vector": (
-        {"seq_len": np.array([8, 9])},
-        TypeError,
-        "seq_len=array.* is no integer",
-    ),
-    "no seq_len": ({"seq_len": 0}, ValueError, r"seq_len=0 is not in \[1, "),
-    "endless seq_len": ({"seq_len": 2**31}, ValueError, "seq_len=2147483648 is not in"),
-    "no stride": ({"stride": 0}, ValueError, r"stride=0 is not in \[1, "),
-    "random stride": ({"stride": 5, "mode": "random"}, ValueError, "stride=5 with mode='random'"),
-    "format": ({"format": "bin"}, ValueError, "format='bin' is not one of 'auto', 'raw'"),
-    "dtype": ({"dtype": "float32"}, ValueError, "dtype='float32' is no type of tokens; pass one"),
-    "dtype of torch": ({"dtype": torch.float16}, ValueError, "dtype=torch.float16 is no type"),
-    "no dtype": ({"dtype": None}, ValueError, "dtype=None is no type"),
-    "no name of a dtype": ({"dtype": "u17"}, ValueError, "dtype='u17' is no type"),
-    "big-endian": ({"dtype": ">u2"}, ValueError, "dtype='>u2' is no type"),
-    "mode": ({"mode": "shuffle"}, ValueError, "mode='shuffle' is not one of 'strided', 'random'"),
-    "targets": ({"targets": "next"}, ValueError, "targets='next' is not one of 'shift', 'same'"),
-    "targets of bool": ({"targets": True}, ValueError, "targets=True is not one of"),
-    "io": ({"io": "aio"}, ValueError, "io='aio' is not one of 'auto', 'pread', 'mmap'"),
-    "out_dtype": ({"out_dtype": torch.int16}, ValueError, "int16 is no .*pass one of int64"),
-    "out_dtype of floats": (
-        {"out_dtype": float},
-        ValueError,
-        "no type.*; pass one of int64",
-    ),
-    "eos_id below zero": ({"eos_id": -1}, ValueError, "eos_id=-1 is not in"),
-    "eos_id outside": ({"eos_id": 9, "vocab_size": 9}, ValueError, r"eos_id=9 is not in \[0, 8\]"),
-    "eos_id of bool": ({"eos_id": True}, TypeError, "eos_id=True is no integer"),
-    "no vocabulary": ({"vocab_size": 0}, ValueError, "vocab_size=0 is not in"),
-    "seed below zero": ({"seed": -1}, ValueError, "seed=-1 is not in"),
-    "seed too large": ({"seed": 2**64}, ValueError, "seed=18446744073709551616 is not in"),
-    "seed of none": ({"seed": None}, TypeError, "seed=None is no integer"),
-    "documents unknown": (
-        {"return_docs": True},
-        ValueError,
-        "return_docs=True, but .*x.bin' has no index of documents; pass eos_id=",
-    ),
-    "no window": (
-        {"seq_len": 100},
-        ValueError,
-        "seq_len=100.*takes files of 101 tokens, and the longest, .*x.bin', has 100; pass a",
-    ),
-    "no room": (
-        {"mode": "jittered", "seq_len": 60},
-        ValueError,
-        "seq_len=60 with mode='jittered'.*takes files of 120 tokens, and the longest",
-    ),
-}
+# An argument, a value that it cannot have, and the rule in "NAME must be RULE, got VALUE".
+ARGUMENTS: list[tuple[str, Any, type[Exception], str]] = [
+    ("seq_len", "10", TypeError, "an int in [1, 2147483647]"),
+    ("seq_len", 10.0, TypeError, "an int in [1, 2147483647]"),
+    ("seq_len", np.array([8, 9]), TypeError, "an int in [1, 2147483647]"),
+    ("seq_len", 0, ValueError, "an int in [1, 2147483647]"),
+    ("seq_len", 2**31, ValueError, "an int in [1, 2147483647]"),
+    ("stride", 0, ValueError, "an int in [1, 2147483647]"),
+    ("format", "bin", ValueError, "one of 'auto', 'raw', 'npy', 'llmc', 'megatron', 'datatrove'"),
+    ("dtype", "float32", ValueError, f"one of {DTYPES}"),
+    ("dtype", torch.float16, ValueError, f"one of {DTYPES}"),
+    ("dtype", None, ValueError, f"one of {DTYPES}"),
+    ("dtype", "u17", ValueError, f"one of {DTYPES}"),
+    ("dtype", ">u2", ValueError, f"one of {DTYPES}"),
+    ("mode", "shuffle", ValueError, "one of 'strided', 'random', 'jittered'"),
+    ("targets", "next", ValueError, "one of 'shift', 'same', None"),
+    ("targets", True, ValueError, "one of 'shift', 'same', None"),
+    ("io", "aio", ValueError, "one of 'auto', 'pread', 'mmap'"),
+    ("out_dtype", torch.int16, ValueError, "one of int64, int32, uint16, uint32"),
+    ("out_dtype", float, ValueError, "one of int64, int32, uint16, uint32"),
+    ("eos_id", -1, ValueError, "an int in [0, 9223372036854775807]"),
+    ("eos_id", True, TypeError, "an int in [0, 9223372036854775807]"),
+    ("vocab_size", 0, ValueError, "an int in [1, 9223372036854775807]"),
+    ("seed", -1, ValueError, "an int in [0, 18446744073709551615]"),
+    ("seed", 2**64, ValueError, "an int in [0, 18446744073709551615]"),
+    ("seed", None, TypeError, "an int in [0, 18446744073709551615]"),
+]
 
 
-@pytest.mark.parametrize(("changes", "kind", "text"), ARGUMENTS.values(), ids=ARGUMENTS)
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    (tmp_path / "x.bin").write_bytes(TOKENS.tobytes())
+    return tmp_path / "x.bin"
+
+
+@pytest.mark.parametrize(("name", "value", "kind", "rule"), ARGUMENTS, ids=str)
 def test_an_argument_that_cannot_be(
-    tmp_path: Path, changes: dict[str, Any], kind: type[Exception], text: str
+    raw: Path, name: str, value: Any, kind: type[Exception], rule: str
 ) -> None:
-    path = tmp_path / "x.bin"
-    path.write_bytes(TOKENS.tobytes())
-    with pytest.raises(kind, match=text):
-        TokenDataset(path, **{"seq_len": 10, "dtype": "uint16", **changes})
+    with pytest.raises(kind, match=f"^{re.escape(f'{name} must be {rule}, got {value!r}')}"):
+        TokenDataset(raw, **{"seq_len": 10, "dtype": "uint16", name: value})
+
+
+TOGETHER: list[tuple[dict[str, Any], str]] = [
+    ({"stride": 5, "mode": "random"}, "stride must be None with mode='random', got 5"),
+    ({"eos_id": 9, "vocab_size": 9}, r"eos_id must be an int in \[0, 8\], got 9"),
+    (
+        {"return_docs": True},
+        "eos_id must be given with return_docs=True, because .*x.bin' has no index of documents",
+    ),
+    (
+        {"seq_len": 100},
+        "file of 101 tokens for seq_len=100, .*but the longest, .*x.bin', has 100 .pass a shorter",
+    ),
+    (
+        {"mode": "jittered", "seq_len": 60},
+        "file of 120 tokens for seq_len=60, mode='jittered' and targets='shift', but the longest",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), TOGETHER, ids=str)
+def test_arguments_that_do_not_go_together(raw: Path, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        TokenDataset(raw, **{"seq_len": 10, "dtype": "uint16", **changes})
 
 
 def test_tokens_that_samples_cannot_hold(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(bytes(400))
     for wide, narrow in (("uint32", "uint16"), ("int64", "uint32"), ("int32", "uint32")):
-        with pytest.raises(ValueError, match=f"x.bin' has tokens of {wide}, which out_dtype="):
+        with pytest.raises(ValueError, match=f"x.bin', which are {wide}, got {narrow}"):
             TokenDataset(tmp_path / "x.bin", 10, dtype=wide, out_dtype=narrow)
 
 
@@ -342,7 +352,9 @@ def test_a_token_of_documents_that_files_cannot_hold(tmp_path: Path) -> None:
     """As when eos_id is that of another tokenizer: there would be no documents."""
     path = write_llmc(tmp_path / "x.bin", TOKENS)
     assert len(TokenDataset(path, 10, eos_id=2**16 - 1)) == 9
-    with pytest.raises(ValueError, match=r"eos_id=128001, .*x.bin' are uint16, at most 65535"):
+    with pytest.raises(
+        ValueError, match=r"eos_id must be at most 65535 .*x.bin', whose .* uint16, got 128001"
+    ):
         TokenDataset(path, 10, eos_id=128001)
 
 
@@ -387,74 +399,30 @@ def test_a_token_too_large_for_int32(tmp_path: Path) -> None:
         dataset[0]
 
 
-BUFFERS: dict[str, tuple[Callable[[], Any], Callable[[], Any], type[Exception], str]] = {
-    "values of floats": (
-        lambda: np.zeros(9),
-        lambda: np.array([0, 9]),
-        TypeError,
-        "values has dtype float64",
-    ),
-    "values of lists": (lambda: [1, 2], lambda: np.array([0, 2]), TypeError, "values is a list"),
-    "values of two dimensions": (
-        lambda: np.zeros((3, 3), "u2"),
-        lambda: np.array([0, 9]),
-        ValueError,
-        r"values has shape \(3, 3\)",
-    ),
-    "values with gaps": (
-        lambda: np.zeros(9, "u2")[::2],
-        lambda: np.array([0, 5]),
-        ValueError,
-        r"strides \(4,\); pass one row without gaps",
-    ),
-    "offsets of floats": (
-        lambda: TOKENS,
-        lambda: np.array([0.0, 9.0]),
-        TypeError,
-        "offsets has dtype float64; pass int32 or int64",
-    ),
-    "offsets of uint64": (
-        lambda: TOKENS,
-        lambda: np.array([0, 9], np.uint64),
-        TypeError,
-        "offsets has dtype uint64",
-    ),
-    "one offset": (lambda: TOKENS, lambda: np.array([0]), ValueError, "offsets has 1 elements"),
-    "no offset": (lambda: TOKENS, lambda: np.array([], "i8"), ValueError, "offsets has 0"),
-    "falling": (
-        lambda: TOKENS,
-        lambda: np.array([0, 9, 8, 10]),
-        ValueError,
-        "offsets falls from 9 to 8 at element 2",
-    ),
-    "beyond the end": (
-        lambda: TOKENS,
-        lambda: np.array([0, 101]),
-        ValueError,
-        "offsets goes from 0 to 101, and values has 100 tokens",
-    ),
-    "below zero": (
-        lambda: TOKENS,
-        lambda: np.array([-1, 10]),
-        ValueError,
-        "offsets goes from -1 to 10",
-    ),
-    "no tokens": (lambda: TOKENS, lambda: np.array([5, 5]), ValueError, "offsets holds no token"),
-    "meta": (
-        lambda: torch.zeros(9, dtype=torch.int32, device="meta"),
-        lambda: np.array([0, 9]),
-        TypeError,
-        r"values is on meta; pass values.cpu\(\)",
-    ),
+META = torch.zeros(9, dtype=torch.int32, device="meta")
+BUFFERS: dict[str, tuple[Any, Any, type[Exception], str]] = {
+    "floats": (np.zeros(9), np.array([0, 9]), TypeError, f"a dtype of {DTYPES}, got float64"),
+    "a list": ([1, 2], np.array([0, 2]), TypeError, "values must be a numpy.ndarray.*got list"),
+    "two dimensions": (np.zeros((3, 3), "u2"), [0, 9], ValueError, r"got shape \(3, 3\)"),
+    "gaps": (np.zeros(9, "u2")[::2], [0, 5], ValueError, "values must have no gaps"),
+    "meta": (META, [0, 9], TypeError, "values must be a dense CPU tensor, got .*on meta"),
+    "offsets of floats": (TOKENS, np.array([0.0, 9.0]), TypeError, "int64, got float64"),
+    "offsets of uint64": (TOKENS, np.array([0, 9], "u8"), TypeError, "int64, got uint64"),
+    "one offset": (TOKENS, np.array([0]), ValueError, "offsets must hold at least one token"),
+    "no offset": (TOKENS, np.array([], "i8"), ValueError, r"a vector of n \+ 1 offsets"),
+    "falling": (TOKENS, np.array([0, 9, 8, 10]), ValueError, r"at least offsets\[1\]=9, got 8"),
+    "beyond": (TOKENS, np.array([0, 101]), ValueError, r"lie in \[0, 100\], .*got 0 to 101"),
+    "below zero": (TOKENS, np.array([-1, 10]), ValueError, "offsets must lie in .*got -1 to 10"),
+    "no tokens": (TOKENS, np.array([5, 5]), ValueError, "offsets must hold at least one token"),
 }
 
 
 @pytest.mark.parametrize(("values", "offsets", "kind", "text"), BUFFERS.values(), ids=BUFFERS)
 def test_buffers_that_cannot_be(
-    values: Callable[[], Any], offsets: Callable[[], Any], kind: type[Exception], text: str
+    values: Any, offsets: Any, kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind, match=text):
-        TokenDataset.from_buffers(values(), offsets(), 2)
+        TokenDataset.from_buffers(values, offsets, 2)
 
 
 def test_an_index_outside_the_dataset(tmp_path: Path) -> None:
@@ -466,7 +434,9 @@ def test_an_index_outside_the_dataset(tmp_path: Path) -> None:
         with pytest.raises(IndexError, match=f"index {index} is out of range"):
             dataset.__getitems__([0, index])
     for item in ("0", 1.0, slice(2), None):
-        with pytest.raises(TypeError, match=r"a sample is .*pass an index"):
+        with pytest.raises(
+            TypeError, match=r"index must be an int, got .*for several samples, use"
+        ):
             dataset[item]
 
 
@@ -538,7 +508,7 @@ def test_a_file_that_changed_before_a_worker_opens_it(tmp_path: Path) -> None:
     assert len(pickle.loads(pickled)) == 9
     os.utime(path, (2e9, 2e9))
     with pytest.raises(
-        OSError, match=r"no longer what the dataset was made of.*1224 bytes"
+        OSError, match=r"has changed since the dataset was made.*1224 bytes"
     ) as error:
         len(pickle.loads(pickled))
     assert error.value.filename == str(path)
@@ -572,12 +542,12 @@ def test_an_index_that_was_replaced_before_a_worker_opens_it(tmp_path: Path, kin
     assert len(pickle.loads(pickled)) == 9
     write(40)
     os.utime(path, (1e9, 1e9))
-    with pytest.raises(OSError, match=r"no longer what the dataset was made of") as error:
+    with pytest.raises(OSError, match=r"has changed since the dataset was made") as error:
         len(pickle.loads(pickled))
     assert error.value.filename == str(index)
 
 
 def test_arrays_take_no_options_of_files() -> None:
     for option in ({"format": "raw"}, {"dtype": "uint16"}):
-        with pytest.raises(TypeError, match=f"{next(iter(option))}=.* is about files.*leave"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(option))}'"):
             TokenDataset.from_buffers(TOKENS, np.array([0, 100]), 10, **option)

@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler, Subset, random_split
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader, TokenDataset
-from fastloop.loader.route import find_source
+from fastloop.loader.arrays.columns import open_source
 
 T, BATCH = 16, 5
 COUNTS = (400, 9, 300)
@@ -154,7 +154,7 @@ def test_lists_that_a_sampler_yields_are_no_samples(paths: list[Path]) -> None:
     """With batch_size=None they would be, for a dataset that takes them."""
     dataset = TokenDataset(paths, T)
     for cls in (TorchLoader, DataLoader):
-        with pytest.raises(TypeError, match=r"a sample is \[0, 1\]; pass an index"):
+        with pytest.raises(TypeError, match=r"index must be an int, got \[0, 1\]"):
             next(iter(cls(dataset, None, sampler=[[0, 1]])))
     assert DataLoader(dataset, None, sampler=RandomSampler(dataset)).stats().path == "array"
 
@@ -183,7 +183,7 @@ def test_tokens_are_cut_for_a_device_where_they_are_narrower(
 ) -> None:
     values = np.arange(100).astype(dtype)
     dataset = TokenDataset.from_buffers(values, np.array([0, 100]), T, **options)
-    table = find_source(dataset, pin=False).table
+    table = open_source(dataset, pin=False).table
     cut = table.cut()
     assert (cut is not table) is is_cut
     rows = dataset[0] if isinstance(dataset[0], tuple) else (dataset[0],)
@@ -261,25 +261,6 @@ def test_a_token_that_is_out_of_range(paths: list[Path], case: Any) -> None:
         list(cls(dataset, BATCH, **more))
 
 
-_GROWTH = """
-import os, sys
-import torch
-from fastloop import DataLoader, TokenDataset
-
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-dataset = TokenDataset(sys.argv[1], 4096, dtype="uint16", mode="random", io=sys.argv[2])
-how = dataset._windows.io[0]
-loader = DataLoader(torch.utils.data.Subset(dataset, range(12000)), 32, num_workers=1)
-before = 0
-for i, (x, y) in enumerate(loader):
-    if i == 20:
-        before = resident()
-print(how, (resident() - before) // 2**20)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("io", ["auto", "pread"])
 def test_memory_does_not_grow_with_a_file(tmp_path: Path, io: str) -> None:
@@ -287,8 +268,9 @@ def test_memory_does_not_grow_with_a_file(tmp_path: Path, io: str) -> None:
     path = tmp_path / "large.bin"
     with path.open("wb") as file:
         file.truncate(2**31)
+    program = Path(__file__).parents[1] / "programs" / "token_growth.py"
     run = subprocess.run(
-        [sys.executable, "-c", _GROWTH, str(path), io], capture_output=True, text=True, check=True
+        [sys.executable, program, path, io], capture_output=True, text=True, check=True
     )
     how, growth = run.stdout.split()
     assert how == "pread" and int(growth) < 16

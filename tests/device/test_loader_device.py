@@ -308,7 +308,7 @@ def test_bad_arguments() -> None:
     for kwargs in ({"device_transform": len}, {"static_buffers": True}):
         with pytest.raises(ValueError, match="need a device; pass device="):
             loader_of(0, **kwargs)
-    with pytest.raises(TypeError, match="device_transform is a int"):
+    with pytest.raises(TypeError, match="device_transform must be a function of a batch, got 3"):
         loader_of(0, device="cpu", device_transform=3)
     with pytest.raises(RuntimeError, match="nowhere"):
         loader_of(0, device="nowhere")

@@ -1,4 +1,4 @@
-"""accelerate: its loaders train the same behind fastloop.patch(), and take our arguments along."""
+"""accelerate: its loaders train the same behind fastloop.patch(), and keep fastloop's arguments."""
 
 import copy
 import pickle
@@ -21,11 +21,12 @@ from framework_runs import (
     weights,
 )
 from helpers import run_ranks
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from programs import run_program
+from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import fastloop
-from fastloop.base.memory import budget_of
+from fastloop.base.machine import budget_of
 from fastloop.loader.workers import processes as process_iter
 from fastloop.loader.workers.threads import ThreadIter
 
@@ -36,7 +37,7 @@ from accelerate.utils import DataLoaderConfiguration
 
 @pytest.fixture(autouse=True)
 def no_state() -> Iterator[None]:
-    """accelerate keeps the arguments of the first Accelerator for all."""
+    """Forget the arguments of the first Accelerator, which accelerate keeps for all."""
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -109,7 +110,7 @@ def test_two_ranks_train_alike(tmp_path: Path) -> None:
         assert output.endswith("all alike\n"), output
 
 
-# ---- our own loader
+# ---- fastloop's own loader
 
 
 def double(batch: Any) -> Any:
@@ -125,40 +126,67 @@ def is_doubled(loader: Any, first: int = 0) -> bool:
     return torch.equal(rows, arrays().tensors[0][first:] * 2)
 
 
+@pytest.fixture(params=[False, True], ids=["torch", "patched"])
+def patched(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """A loader keeps its arguments, whether patch() is on or not."""
+    if not request.param:
+        yield False
+        return
+    with fastloop.patched():
+        yield True
+
+
+@pytest.fixture
+def no_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dataset", [arrays, Samples, Stream])
-def test_a_transform_survives_prepare_and_what_follows(dataset: Any, workers: int) -> None:
+def test_a_transform_survives_prepare_and_what_follows(
+    dataset: Any, workers: int, patched: bool, no_warning: None
+) -> None:
     given: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if dataset is Stream:
         given = {}
     loader = fastloop.DataLoader(dataset(), 4, device="cpu", device_transform=double, **given)
     plain = DataLoader(loader.dataset, 4)
-    with fastloop.patched(), warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        accelerator = accelerator_of(dispatch_batches=False)
-        prepared = accelerator.prepare(loader)
-        assert type(prepared.base_dataloader) is DataLoader
-        del loader
-        assert is_doubled(prepared) and is_doubled(prepared)
-        assert is_doubled(accelerator.skip_first_batches(prepared, 2), 8)
-        assert fastloop.stats(prepared).batches == 2 * len(list(plain))
-        assert not is_doubled(plain)  # the same dataset, and no loader of ours
+    accelerator = accelerator_of(dispatch_batches=False)
+    prepared = accelerator.prepare(loader)
+    assert type(prepared.base_dataloader) is fastloop.DataLoader
+    del loader
+    assert is_doubled(prepared) and is_doubled(prepared)
+    assert is_doubled(accelerator.skip_first_batches(prepared, 2), 8)
+    assert fastloop.stats(prepared).batches == 2 * len(list(plain))
+    assert not is_doubled(plain)  # the same dataset in a plain loader
 
 
-def test_a_transform_survives_copies_of_the_prepared_loader() -> None:
-    with fastloop.patched():
-        prepared = accelerator_of().prepare(ours(device_transform=double))
-        for other in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
-            assert is_doubled(other)
+def test_a_transform_survives_copies_and_a_second_prepare(patched: bool) -> None:
+    prepared = accelerator_of().prepare(ours(device_transform=double))
+    for other in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
+        assert is_doubled(other)
+    again = accelerate.data_loader.prepare_data_loader(dataloader=prepared, put_on_device=False)
+    assert is_doubled(again)
 
 
-def test_all_of_a_loader_that_is_skipped_into_before_prepare() -> None:
-    with fastloop.patched():
-        loader = accelerator_of().skip_first_batches(ours(device_transform=double), 1)
-        assert is_doubled(loader, 4)
+def test_all_of_a_loader_that_is_skipped_into_before_prepare(patched: bool) -> None:
+    loader = ours(device_transform=double)
+    assert is_doubled(accelerator_of().skip_first_batches(loader, 1), 4)
+    assert is_doubled(accelerate.skip_first_batches(loader, 1), 4)
 
 
-def test_path_budget_and_restarts_survive_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transform_over_a_data_pipe_survives_prepare(patched: bool) -> None:
+    pipe = IterableWrapper([torch.arange(4)] * 3)
+    loader = fastloop.DataLoader(pipe, device="cpu", device_transform=lambda batch: batch * 2)
+    rows = list(accelerator_of(dispatch_batches=False).prepare(loader))
+    assert [row.tolist() for row in rows] == [[[0, 2, 4, 6]]] * 3
+
+
+def test_path_budget_restarts_and_states_survive_prepare(
+    patched: bool, monkeypatch: pytest.MonkeyPatch, no_warning: None
+) -> None:
     budgets = []
 
     def spy(loader: Any) -> int:
@@ -166,79 +194,39 @@ def test_path_budget_and_restarts_survive_prepare(monkeypatch: pytest.MonkeyPatc
         return budgets[-1]
 
     monkeypatch.setattr(process_iter, "budget_of", spy)
-    given: dict[str, Any] = {"path": "process", "on_worker_death": "restart"}
-    with fastloop.patched():
-        accelerator = accelerator_of()
-        prepared = accelerator.prepare(ours(num_workers=1, memory_budget=5 << 20, **given))
-        iterator = prepared.base_dataloader.__iter__()
-        assert type(iterator) is process_iter.ProcessIter and iterator._has_restarts()
-        assert budgets == [5 << 20]
-        assert fastloop.stats(prepared).path == "process"
-        prepared = accelerator.prepare(ours(num_workers=1, path="thread"))
-        assert type(prepared.base_dataloader.__iter__()) is ThreadIter
+    given: dict[str, Any] = {"path": "process", "on_worker_death": "restart", "resume": "skip"}
+    accelerator = accelerator_of()
+    prepared = accelerator.prepare(ours(num_workers=1, memory_budget=5 << 20, **given))
+    iterator = prepared.base_dataloader.__iter__()
+    assert type(iterator) is process_iter.ProcessIter and iterator._has_restarts()
+    assert budgets == [5 << 20]
+    assert fastloop.stats(prepared).path == "process"
+    assert prepared.base_dataloader.resume == "skip"
+    prepared = accelerator.prepare(ours(num_workers=1, path="thread"))
+    assert type(prepared.base_dataloader.__iter__()) is ThreadIter
 
 
-def said_by_prepare(loader: Any, **config: Any) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        accelerator_of(**config).prepare(loader)
-    found = [w for w in caught if issubclass(w.category, RuntimeWarning)]
-    assert all(w.filename == __file__ for w in found)
-    return [str(w.message) for w in found]
+@pytest.mark.parametrize("how", ["made", "unpickled"])
+@pytest.mark.parametrize("module", ["accelerate", "accelerate.data_loader"])
+def test_a_loader_that_is_there_before_accelerate(module: str, how: str, tmp_path: Path) -> None:
+    run_program(tmp_path, "loader_before_accelerate", module, how)
 
 
-def test_without_the_seam_prepare_names_what_is_lost() -> None:
-    assert said_by_prepare(fastloop.DataLoader(arrays(), 4)) == []
-    given: dict[str, Any] = {"path": "array", "memory_budget": 1 << 20, "resume": "skip"}
-    (text,) = said_by_prepare(ours(**given))
-    assert "take over device, path, memory_budget, resume; call fastloop.patch() before" in text
-    with pytest.raises(ValueError, match=r"device, device_transform; call fastloop\.patch\(\)"):
-        accelerator_of().prepare(ours(device_transform=double))
+def test_a_loader_without_arguments_of_its_own_becomes_torchs() -> None:
+    ours(path="array")  # accelerate's functions are wrapped
+    prepared = accelerator_of().prepare(fastloop.DataLoader(arrays(), 4))
+    assert type(prepared.base_dataloader) is DataLoader
+    skipped = accelerate.skip_first_batches(DataLoader(arrays(), 4), 1)
+    assert type(skipped) is DataLoader and len(list(skipped)) == -(-ROWS // 4) - 1
 
 
-def test_with_the_seam_prepare_names_what_torch_iterates() -> None:
-    with fastloop.patched():
-        assert said_by_prepare(ours(path="array")) == []
-        (text,) = said_by_prepare(ours(resume="skip"))
-        assert "take over resume: they belong to state_dict()" in text
-        (text,) = said_by_prepare(ours(), use_stateful_dataloader=True)
-        assert "take over device; leave out use_stateful_dataloader" in text
-        pipe = fastloop.DataLoader(IterableWrapper(range(4)), device="cpu", device_transform=double)
-        with pytest.raises(ValueError, match="device, device_transform"):
-            accelerator_of().prepare(pipe)
+def test_a_stateful_loader_cannot_take_them_over() -> None:
+    with pytest.warns(RuntimeWarning, match="which loses device, path; leave out use_stateful"):
+        accelerator_of(use_stateful_dataloader=True).prepare(ours(path="array"))
+    with pytest.raises(ValueError, match="which loses device, device_transform; leave out"):
+        accelerator_of(use_stateful_dataloader=True).prepare(ours(device_transform=double))
 
 
-def test_unpatch_names_what_prepared_loaders_lose() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        with fastloop.patched():
-            accelerator_of().prepare(ours(device_transform=double))  # and is gone
-            kept = accelerator_of().prepare(ours(device=None, path="array"))
-    with (
-        pytest.warns(RuntimeWarning, match=r"next iter\(\) on they lose device, device_transform$"),
-        fastloop.patched(),
-    ):
-        kept = accelerator_of().prepare(ours(device_transform=double))
-    assert not fastloop.patch_status().seams["dataloader"].is_on and not is_doubled(kept)
-
-
-@pytest.mark.parametrize("is_on", [False, True])
-def test_static_buffers_are_refused(is_on: bool) -> None:
-    with (
-        fastloop.patched() if is_on else warnings.catch_warnings(),
-        pytest.raises(ValueError, match="static_buffers=True does not go with accelerate"),
-    ):
+def test_static_buffers_are_refused(patched: bool) -> None:
+    with pytest.raises(ValueError, match="static_buffers must be False with accelerate"):
         accelerator_of().prepare(ours(static_buffers=True))
-
-
-def test_others_read_what_was_given() -> None:
-    loader = ours(device_transform=double, static_buffers=True)
-    assert type(loader.pin_memory_device) is str
-    loader.pin_memory_device = "cuda"
-    assert loader.pin_memory_device == vars(loader)["pin_memory_device"] == "cuda"
-    with fastloop.patched():
-        batches = BatchSampler(SequentialSampler(range(ROWS)), 4, False)
-        loader = fastloop.DataLoader(
-            arrays(), batch_sampler=batches, path="array", pin_memory_device="cuda"
-        )
-        assert accelerator_of().prepare(loader).pin_memory_device == "cuda"

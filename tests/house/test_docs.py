@@ -3,6 +3,8 @@ follows a batch through the code names functions that exist."""
 
 import re
 from collections import Counter
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from sources import (
@@ -24,7 +26,7 @@ ONE_BATCH = DOCS / "one-batch.md"
 
 
 def module_names() -> set[str]:
-    """As the tables name them: "fl_ring" for fl_ring.c and .h, "loader/route.py" in the package."""
+    """As the tables name them: "fl_ring" for fl_ring.c and .h, "loader/stats.py" in the package."""
     modules = {path.relative_to(PACKAGE).as_posix() for path in python_modules().values()}
     return modules | {path.stem for path in c_files()}
 
@@ -102,7 +104,7 @@ def test_the_way_of_a_batch_names_functions_that_exist() -> None:
     ("step", "fault"),
     [
         ("1. `fl_ring.c:fl_ring_submit` takes it.", None),
-        ("1. `loader/route.py:find_route`,\n   then `fl_ring.c:fl_ring_submit`.", None),
+        ("1. `loader/iterators.py:choose_route`,\n   then `fl_ring.c:fl_ring_submit`.", None),
         ("1. `fl_ring.c:fl_ring_lost` takes it.", "fl_ring_lost"),
         ("1. `fl_lost.c:fl_ring_submit` takes it.", "fl_lost.c"),
         ("1. `loader/dataloader.py:DataLoader.lost` is called.", "DataLoader.lost"),
@@ -114,3 +116,14 @@ def test_the_way_of_a_batch_names_functions_that_exist() -> None:
 def test_a_step_that_names_nothing_is_seen(step: str, fault: str | None) -> None:
     faults = step_faults(step)
     assert faults == [] if fault is None else len(faults) == 1 and fault in faults[0], faults
+
+
+# ---- code
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda p: p.stem
+)
+def test_python_in_pages_compiles(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)^ *```", page.read_text(), re.DOTALL | re.M):
+        compile(dedent(block), page.name, "exec")

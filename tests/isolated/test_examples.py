@@ -78,3 +78,13 @@ def test_two_ranks_train_the_digits(tmp_path: Path) -> None:
     for torchs, ours in rows:
         assert abs(torchs - ours) <= 1e-5 * torchs
     assert rows[-1][1] < 0.9 * rows[0][1]
+
+
+def test_the_program_of_readme_learns(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text().split("## A whole program\n\n```python\n")[1]
+    (tmp_path / "program.py").write_text(text.split("```")[0])
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    found = [float(line.split()[1]) for line in done.stdout.splitlines()]
+    assert len(found) == 3 and found[2] < found[0]

@@ -134,7 +134,7 @@ def test_a_batch_of_more_than_2_gib(tmp_path: Path) -> None:
         tmp_path,
         HEAD
         + """
-from fastloop.base.memory import available_bytes
+from fastloop.base.machine import available_bytes
 if available_bytes() < 14 << 30:
     sys.exit(0)
 size = 1_200_000_000

@@ -395,5 +395,5 @@ def test_a_list_of_numbers_is_a_field(labels: Any) -> None:
 
 def test_lists_of_other_things_are_no_field() -> None:
     for wrong in (["a", "b"], [[1], [2]], [None, 1]):
-        with pytest.raises(TypeError, match=r"field 1 is a list; pass a numpy\.ndarray"):
+        with pytest.raises(TypeError, match=r"field 1 must be a numpy\.ndarray.*got list"):
             ArrayDataset(torch.arange(2), wrong)

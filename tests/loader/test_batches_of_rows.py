@@ -72,11 +72,11 @@ def test_a_batch_has_the_strides_of_the_array_paths(out_layout: str) -> None:
     ("index", "kind", "text"),
     [
         ([0, ROWS], IndexError, f"^index {ROWS} is out of range for a dataset of length {ROWS}$"),
-        ([(0, 1), (1, 256)], ValueError, r"^view=256 is not in \[0, 256\); pass \(index, view\)"),
-        ([0, 1.0], TypeError, "^1.0 is no sample of a dataset with transforms; take an index, "),
-        (torch.tensor([0.5]), TypeError, "^0.5 is no sample"),
-        (np.zeros((2, 2), int), TypeError, "^an index of 2 dimensions; take an index, "),
-        ([True, False], IndexError, f"^a mask of 2 is not for a dataset of length {ROWS}$"),
+        ([(0, 1), (1, 256)], ValueError, r"^view must be an int in \[0, 255\], got 256$"),
+        ([0, 1.0], TypeError, "^a sample must be an index, .* got 1.0$"),
+        (torch.tensor([0.5]), TypeError, "^a sample must be .* got 0.5$"),
+        (np.zeros((2, 2), int), TypeError, "^index must be a vector, got 2 dimensions$"),
+        ([True, False], IndexError, f"^a mask must have the dataset's length {ROWS}, got 2$"),
     ],
 )
 def test_batches_that_there_are_not(index: Any, kind: type[Exception], text: str) -> None:
@@ -140,9 +140,7 @@ def test_mixed_items_are_counted(workers: int) -> None:
 def test_a_pair_of_indices_without_transforms_is_torchs() -> None:
     images = ArrayDataset(IMAGES)
     assert_same(images[1, 2][0], torch.from_numpy(IMAGES.copy())[1, 2])
-    with pytest.raises(
-        IndexError, match=r"; \(1, 2\) is an index for each dimension here, because"
-    ):
+    with pytest.raises(IndexError, match="too many indices"):
         ArrayDataset(IMAGES, np.arange(ROWS))[1, 2]
     with pytest.raises(IndexError, match=r"^index 9 is out of bounds .* with size 9$"):
         images[ROWS]

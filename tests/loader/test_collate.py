@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_identical, result
-from helpers import run_script
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import run_program
 from samples import BATCHES, CONTAINERS, Open, Point, X, dtypes, tensor_of
 from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -290,31 +290,11 @@ def test_an_extended_registry_is_honoured_at_every_call(monkeypatch: pytest.Monk
 
 # ---- warnings
 
-WARNS = """
-import sys, warnings
-import numpy as np
-from torch.utils.data import default_collate
-from fastloop.data.collate import make_collate
-
-collate = make_collate() if sys.argv[1] == "ours" else default_collate
-a = np.zeros(3)
-a.flags.writeable = False
-b = np.memmap("mapped", np.uint8, "w+", shape=4)
-b = np.memmap("mapped", np.uint8, "r")
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    for batch in ([np.zeros(3)] * 2, [np.zeros(3), a], [a, a], [b, b], [a[::-1]], [a.T]):
-        try:
-            print(collate(batch).tolist(), len(caught))
-        except ValueError as error:
-            print(error)
-for warning in caught:
-    print(warning.category, warning.message)
-"""
-
 
 def test_read_only_arrays_warn_once_as_torch_does(tmp_path: Path) -> None:
-    ours, theirs = (run_script(tmp_path, WARNS, whose) for whose in ("ours", "theirs"))
+    ours, theirs = (
+        run_program(tmp_path, "read_only_arrays", whose) for whose in ("ours", "theirs")
+    )
     assert ours == theirs
     assert ours.count("not writable") == 1
 
@@ -436,48 +416,13 @@ def test_samples_that_change_meanwhile_are_no_crash() -> None:
     assert Key.victim == {}
 
 
-RESIZES = """
-import gc
-import sys
-
-import torch
-
-from fastloop.data.collate import make_collate
-
-ITEMS = 300_000
-resize_at, spare = map(int, sys.argv[1:])
-tensors = [torch.full((ITEMS,), i) for i in range(4)]
-runs = 0
-
-
-def resize(phase, info):
-    global runs
-    runs += phase == "start"
-    if runs == resize_at:
-        for tensor in tensors:
-            tensor.resize_(8 * ITEMS)
-
-
-collate = make_collate()
-collate([tensor.clone() for tensor in tensors])
-gc.collect()
-gc.callbacks.append(resize)
-gc.set_threshold(1)
-kept = [[] for _ in range(spare)]
-stack = collate(list(tensors))
-gc.set_threshold(0)
-gc.callbacks.clear()
-assert torch.equal(stack[:, :ITEMS], torch.arange(4)[:, None].expand(4, ITEMS))
-"""
-
-
 @pytest.mark.parametrize("spare", [0, 1])
 @pytest.mark.parametrize("resize_at", [1, 2])
 def test_a_finalizer_may_resize_what_is_being_stacked(
     tmp_path: Path, resize_at: int, spare: int
 ) -> None:
     """Python's collector runs where objects are made, and the stack is one."""
-    run_script(tmp_path, RESIZES, resize_at, spare)
+    run_program(tmp_path, "resize_while_stacking", resize_at, spare)
 
 
 def test_errors_leave_no_trace() -> None:

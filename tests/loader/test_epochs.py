@@ -283,7 +283,7 @@ def test_an_iterable_dataset_that_reads_at_the_start_of_a_resumed_epoch() -> Non
     next(iterator)
     state = loader.state_dict()
     dataset.set_epoch(2)
-    with pytest.warns(UserWarning, match="starts anew"):
+    with pytest.warns(RuntimeWarning, match="starts anew"):
         loader.load_state_dict(state)
     assert [epochs_of(loader) for _ in range(2)] == [{7}, {2}]
 

@@ -2,17 +2,19 @@
 
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from epoch_cases import PATHS, ROWS, epoch_of, epochs_of, make_dataset, make_loader
 from torch.utils.data import ConcatDataset, Sampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader
-from fastloop.loader.resume import checkpoint
-from fastloop.loader.resume.lightning import Rest
+from fastloop.loader.resume import position
+from fastloop.loader.resume.state import State
 
 
 def of_rank(rank: int = 0, path: str = "array-0", dataset: Any = None) -> Any:
@@ -109,13 +111,27 @@ def test_the_users_epoch_comes_with_the_state(path: str) -> None:
     dataset = make_dataset()
     dataset.set_epoch(7)
     state = saved(make_loader(dataset, path))
-    assert (state["random_epoch"], state["set_epochs"]) == (0, "7")
+    assert (state["random_epoch"], state["set_epochs"]) == (0, [7])
     again = make_loader(make_dataset(), path)
     again.load_state_dict(state, strict=True)
     assert again.state_dict() == state
     assert [epochs_of(again) for _ in range(2)] == [{7}, {7}]  # as it would have been
     again.dataset.set_epoch(3)  # type: ignore[attr-defined]
     assert epochs_of(again) == {3}
+
+
+@pytest.mark.filterwarnings("ignore")  # of no process group
+def test_the_users_epoch_comes_with_a_distributed_checkpoint(tmp_path: Path) -> None:
+    """It is a list in the state, and is loaded into the list of a loader that has None there."""
+    dataset = make_dataset()
+    dataset.set_epoch(7)
+    loader = make_loader(dataset, "sync")
+    next(iter(loader))
+    dcp.save({"loader": loader}, checkpoint_id=tmp_path)
+    again = make_loader(make_dataset(), "sync")
+    assert again.state_dict()["set_epochs"] == [None]
+    dcp.load({"loader": again}, checkpoint_id=tmp_path)
+    assert [epochs_of(again) for _ in range(2)] == [{7}, {7}]
 
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
@@ -168,7 +184,7 @@ def test_two_datasets() -> None:
     list(loader)
     loader.dataset.datasets[1].set_epoch(9)  # type: ignore[attr-defined]
     state = saved(loader)
-    assert (state["random_epoch"], sorted(state["set_epochs"].split(","))) == (1, ["-", "9"])
+    assert (state["random_epoch"], sorted(state["set_epochs"], key=str)) == (1, [9, None])
     again = DataLoader(joined(), ROWS)
     again.load_state_dict(state)
     assert [epoch_of(batch) for batch in again] == [9]
@@ -214,7 +230,7 @@ def test_lightning_that_counts_an_epoch_as_trained(
         loader.sampler.set_epoch(told)
     else:
         loader, again = (make_loader(make_dataset(), "array-0") for _ in range(2))
-    monkeypatch.setattr(checkpoint, "rest_for_caller", lambda: (Rest.NEXT_EPOCH, 0))
+    monkeypatch.setattr(position, "as_lightning_counts", State.next_epoch)
     again.load_state_dict(saved(loader, 3))
     assert epochs_of(again) == {(told or 0) + 1}
 
@@ -234,7 +250,7 @@ def test_an_epoch_that_starts_anew(told: int | None, numbers: list[int]) -> None
 
 def test_a_state_of_other_datasets_says_nothing_about_these() -> None:
     state = saved(make_loader(TensorDataset(torch.arange(ROWS)), "array-0"))
-    assert state["set_epochs"] == ""
+    assert state["set_epochs"] == []
     loader = make_loader(make_dataset(), "array-0")
     loader.dataset.set_epoch(5)  # type: ignore[attr-defined]
     loader.load_state_dict(state, strict=True)

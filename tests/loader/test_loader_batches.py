@@ -323,17 +323,6 @@ def test_a_dataset_that_grows_between_batches_is_seen_without_workers() -> None:
     assert_same(*seen)
 
 
-def test_tensors_put_in_place_of_the_datasets_are_seen_without_workers() -> None:
-    seen = []
-    for cls in (DataLoader, TorchLoader):
-        dataset = TensorDataset(torch.zeros(6))
-        iterator = iter(cls(dataset, 2))
-        batches = [next(iterator)]
-        dataset.tensors = (torch.ones(6),)
-        seen.append([*batches, next(iterator)])
-    assert_same(*seen)
-
-
 def test_a_source_cannot_be_resized_while_threads_read_it() -> None:
     x = torch.arange(1000.0)
     loader = DataLoader(TensorDataset(x), 10, num_workers=2)

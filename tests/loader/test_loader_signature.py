@@ -225,7 +225,7 @@ def test_a_prefetch_factor_is_what_torch_takes_for_one(path: str) -> None:
 
 def test_path_and_device_that_do_not_exist_are_named() -> None:
     dataset = small_dataset()
-    with pytest.raises(ValueError, match=r"path='fast' is not one of 'auto', 'array'"):
+    with pytest.raises(ValueError, match=r"path must be one of 'auto', 'array'.*, got 'fast'"):
         DataLoader(dataset, path="fast")
     with pytest.raises(ValueError, match=r"device=.*meta.* is neither the CPU .*batch\.to"):
         iter(DataLoader(dataset, device="meta"))
@@ -392,7 +392,7 @@ def test_loaders_are_told_apart_by_their_datasets_not_by_equality() -> None:
 
 @pytest.mark.parametrize("budget", [0, -1, True, 1.5, "1 GB"])
 def test_memory_budgets_that_are_none_are_named(budget: Any) -> None:
-    with pytest.raises(ValueError, match=r"memory_budget=.* is no number of bytes; pass a posi"):
+    with pytest.raises((TypeError, ValueError), match="memory_budget must be an int >= 1, got"):
         DataLoader(small_dataset(), memory_budget=budget)
 
 

@@ -14,9 +14,9 @@ from helpers import (
     epoch,
     in_fives,
     labels,
-    run_script,
     small_dataset,
 )
+from programs import run_program
 
 from fastloop import DataLoader
 
@@ -54,101 +54,15 @@ def test_a_subclass_need_not_call_our_init(workers: int, collate: Any) -> None:
     assert loader.on_worker_death == "raise"
 
 
-TORCHDATA = """
-import pickle
-import warnings
-import torch.utils.data
-import fastloop
-
-warnings.simplefilter("ignore")  # set_vital is deprecated
-torch.utils.data.DataLoader = fastloop.DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
-
-assert issubclass(StatefulDataLoader, fastloop.DataLoader)
-dataset = torch.utils.data.TensorDataset(torch.arange(6))
-for workers in (0, 1):
-    with StatefulDataLoader(dataset, 2, num_workers=workers) as loader:
-        print(loader.stats().batches, len(pickle.loads(pickle.dumps(loader))))
-        iterator = iter(loader)
-        next(iterator)
-        state = loader.state_dict()
-    del iterator
-    loader = StatefulDataLoader(dataset, 2, num_workers=workers)
-    loader.load_state_dict(state)
-    print([batch.tolist() for [batch] in loader])
-    loader.close()
-"""
-
-
 def test_torchdatas_loader_over_ours(tmp_path: Path) -> None:
     pytest.importorskip("torchdata")
-    assert run_script(tmp_path, TORCHDATA) == "0 3\n[[2, 3], [4, 5]]\n" * 2
-
-
-INFINITE = """
-import gc
-import torch
-from torch.utils.data import TensorDataset
-from fastloop import DataLoader
-
-
-class Repeats:
-    def __init__(self, sampler):
-        self.sampler = sampler
-
-    def __iter__(self):
-        while True:
-            yield from iter(self.sampler)
-
-
-class Infinite(DataLoader):
-    # One iterator for all epochs, as in ultralytics.
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        object.__setattr__(self, "batch_sampler", Repeats(self.batch_sampler))
-        self.iterator = super().__iter__()
-
-    def __len__(self):
-        return len(self.batch_sampler.sampler)
-
-    def __iter__(self):
-        for _ in range(len(self)):
-            yield next(self.iterator)
-
-    def __del__(self):
-        for worker in self.iterator._workers:
-            worker.terminate()
-        self.iterator._shutdown_workers()
-
-    def reset(self):
-        self.iterator = self._get_iterator()
-
-
-dataset = TensorDataset(torch.arange(6))
-for workers, collate in ((0, None), (1, None), (1, list)):
-    args = {"batch_size": 2, "num_workers": workers, "collate_fn": collate}
-    loader = Infinite(dataset, **args)
-    print(loader.stats().path, len([batch for epoch in range(3) for batch in loader]))
-    next(loader.iterator)
-    loader.reset()
-    first, *_ = loader
-    print(first)
-    del loader
-    older = Infinite(dataset, **args)
-    loader = Infinite(dataset, **args)
-    loader.iterator, older.iterator = older.iterator, loader.iterator
-    loader.itself, older.itself = loader, older  # cycles: an iterator is finalized first
-    del loader, older
-    gc.collect()
-loaders = [Infinite(dataset, **args), Infinite(dataset, 2)]  # there when the interpreter exits
-"""
+    assert run_program(tmp_path, "torchdata_over_fastloop") == "0 3\n[[2, 3], [4, 5]]\n" * 2
 
 
 def test_a_loader_whose_iterator_never_ends(tmp_path: Path) -> None:
     """Nothing is printed where its __del__ ends workers that it may not have."""
     arrays = "array 9\n[tensor([0, 1])]\n"
-    assert run_script(tmp_path, INFINITE) == (
+    assert run_program(tmp_path, "infinite_loader") == (
         arrays + arrays + "process 9\n[(tensor(0),), (tensor(1),)]\n"
     )
 

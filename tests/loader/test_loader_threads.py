@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ListSampler, N, in_fives, labels, loader_of, outcome, run_script, slow_array
+from helpers import ListSampler, N, in_fives, labels, loader_of, outcome, slow_array
+from programs import run_program
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, TensorDataset
 from workers import is_thread_in, wait_until
@@ -145,144 +146,23 @@ def test_a_dataset_may_take_from_the_iterator_it_is_read_by(path: str) -> None:
     assert sorted(i for batch in traces[0] for i in batch) == list(range(12))
 
 
-IN_NEXT = """
-import os, signal, sys, threading
-import torch
-torch.set_num_threads(1)
-from fastloop import DataLoader
-from helpers import outcome
-from workers import *
-
-def wait(event):
-    assert event.wait(300)
-"""
-
-HELD_IN_NEXT = (
-    IN_NEXT
-    + """
-inside, end = threading.Event(), threading.Event()
-
-class Holds(Items):
-    def __getitem__(self, i):
-        if i == 0:
-            inside.set()
-            wait(end)
-        return super().__getitem__(i)
-"""
-)
-
-
 def test_a_child_that_was_forked_while_another_thread_is_in_next(tmp_path: Path) -> None:
-    run_script(
-        tmp_path,
-        HELD_IN_NEXT
-        + """
-for path in ("sync", "torch"):
-    inside.clear(), end.clear()
-    got = []
-    iterator = iter(DataLoader(Holds(8), 2, path=path))
-    thread = threading.Thread(target=lambda: got.append(next(iterator)))
-    thread.start()
-    wait(inside)
-    child = os.fork()
-    if child == 0:
-        os._exit(next(iterator)[:, 0].tolist() != [2, 3])
-    assert os.waitpid(child, 0)[1] == 0
-    end.set()
-    thread.join()
-    assert got[0][:, 0].tolist() == [0, 1] and next(iterator)[:, 0].tolist() == [2, 3]
-""",
-        timeout=300,
-    )
+    run_program(tmp_path, "fork_in_next", timeout=300)
 
 
 def test_a_signal_handler_takes_the_batch_that_is_waited_for(tmp_path: Path) -> None:
     """As in torch, the call that it has interrupted gets the next one. Where there is none, it ends
     with an error that says why."""
-    run_script(
-        tmp_path,
-        IN_NEXT
-        + """
-inner = []
-
-class Held(Items):
-    def __getitem__(self, i):
-        while not released:
-            time.sleep(0.001)
-        return super().__getitem__(i)
-
-def handle(*_):
-    released.fill_(1)
-    inner.append(int(next(iterator)[0, 0]))
-
-signal.signal(signal.SIGUSR1, handle)
-for n in (2, 1):
-    inner.clear()
-    released = torch.zeros(1).share_memory_()
-    iterator = iter(DataLoader(Held(n), 1, num_workers=1))
-
-    def send():
-        wait_until(lambda: is_thread_in("_poll"))
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    result = outcome(lambda: int(next(iterator)[0, 0]))
-    thread.join()
-    assert inner == [0], inner
-    assert result == 1 if n == 2 else "was taken meanwhile" in result[2], result
-""",
-        timeout=300,
-    )
+    run_program(tmp_path, "signal_in_next", timeout=300)
 
 
 def test_ctrl_c_while_another_thread_is_in_next(tmp_path: Path) -> None:
-    run_script(
-        tmp_path,
-        HELD_IN_NEXT
-        + """
-iterator = iter(DataLoader(Holds(8), 2, path="sync"))
-got = []
-thread = threading.Thread(target=lambda: got.append(next(iterator)))
-thread.start()
-wait(inside)
-interrupt = Interrupt(when=lambda: is_thread_in("__next__"))
-error_text(lambda: next(iterator), KeyboardInterrupt)
-end.set()
-thread.join()
-got += iterator
-assert [batch[:, 0].tolist() for batch in got] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-""",
-        timeout=300,
-    )
+    run_program(tmp_path, "interrupt_in_next", timeout=300)
 
 
 def test_close_ends_the_wait_for_a_worker(tmp_path: Path) -> None:
     """One thread waits for a batch, another for the lock of next()."""
-    run_script(
-        tmp_path,
-        IN_NEXT
-        + """
-for path, persistent in (("process", False), ("process", True), ("torch", False)):
-    hook = SleepAt(0)
-    loader = DataLoader(
-        Items(8, hook), 2, num_workers=1, persistent_workers=persistent, path=path
-    )
-    iterator, results = iter(loader), []
-    threads = [threading.Thread(target=lambda: results.append(outcome(lambda: next(iterator))))
-               for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: bool(hook.is_there))
-    loader.close()
-    for thread in threads:
-        thread.join(300)
-    assert [kind for _, kind, _ in results] == [RuntimeError] * 2, results
-    assert all("closed; call iter()" in text for _, _, text in results), results
-    assert not children()
-""",
-        timeout=300,
-    )
+    run_program(tmp_path, "close_in_next", timeout=300)
 
 
 @both

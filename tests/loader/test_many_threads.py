@@ -27,8 +27,8 @@ from fastloop import (
     TokenDataset,
     _core,
 )
-from fastloop.base.beside import Beside
 from fastloop.data.collate import make_collate
+from fastloop.loader.shared import Shared, shared_of
 from fastloop.transforms import Compose, RandomCrop, Resize
 
 N = 96  # samples
@@ -319,10 +319,11 @@ def test_a_registry_that_changes_while_batches_are_collated() -> None:
     assert Own not in registry
 
 
-def test_eight_threads_ask_what_is_beside_one_object() -> None:
+def test_threads_that_ask_at_once_get_one_shared_state_of_a_loader() -> None:
     for _ in range(200):
-        beside, owner = Beside(object), TorchLoader([1])
-        assert len(set(run_threads(lambda _, b=beside, o=owner: b(o), 4))) == 1
+        loader = TorchLoader([1])
+        found = run_threads(lambda _, o=loader: shared_of.setdefault(o, Shared()), 4)
+        assert len({*map(id, found)}) == 1
 
 
 # ---- one parent end

@@ -113,43 +113,11 @@ def test_a_distributed_checkpoint_is_loaded_in_place(tmp_path: Path) -> None:
             assert_same([list(other), list(other)], expected)
 
 
-TWO_RANKS = """
-import os
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.utils.data.distributed import DistributedSampler
-from helpers import labels, small_dataset
-from fastloop import DataLoader
-
-torch.set_num_threads(1)
-rank = int(os.fork() == 0)
-dist.init_process_group("gloo", f"file://{os.getcwd()}/store", rank=rank, world_size=2)
-
-def make():
-    data = small_dataset()
-    return DataLoader(data, 5, sampler=DistributedSampler(data, 2, rank))
-
-loader = make()
-loader.sampler.set_epoch(3)
-iterator = iter(loader)
-next(iterator)
-dcp.save({"loader": loader}, checkpoint_id="saved")
-expected = labels(iterator)
-other = make()
-dcp.load({"loader": other}, checkpoint_id="saved")
-assert other.state_dict()["yielded"] == 1
-assert labels(other) == expected
-dist.destroy_process_group()
-if rank == 1:
-    os._exit(0)
-assert os.wait()[1] == 0
-print("fine")
-"""
+PROGRAM = Path(__file__).parents[1] / "programs" / "checkpoint_two_ranks.py"
 
 
 def test_a_distributed_checkpoint_of_two_ranks(tmp_path: Path) -> None:
-    assert run_script(tmp_path, TWO_RANKS) == "fine\n"
+    assert run_script(tmp_path, PROGRAM.read_text()) == "fine\n"
 
 
 def test_a_checkpoint_of_another_loader_is_loaded_in_place(tmp_path: Path) -> None:
@@ -172,7 +140,7 @@ def test_a_checkpoint_of_another_loader_is_loaded_in_place(tmp_path: Path) -> No
 def loads_anew(loader: DataLoader[Any], state: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         loader.load_state_dict(state, strict=True)
-    with pytest.warns(UserWarning, match=f"{why}.*; epoch 0 starts anew") as caught:
+    with pytest.warns(RuntimeWarning, match=f"{why}.*; epoch 0 starts anew") as caught:
         loader.load_state_dict(state)
     assert [warning.filename for warning in caught] == [__file__]
 
@@ -200,8 +168,9 @@ def test_a_stream_between_epochs_needs_no_warning() -> None:
     assert len(list(loader)) == 5
 
 
-def test_out_of_order_the_array_path_starts_the_epoch_anew() -> None:
-    given = {"num_workers": 2, "in_order": False, "path": "array", "shuffle": True}
+@pytest.mark.parametrize("path", ["array", "process", "thread", "torch"])
+def test_out_of_order_the_epoch_starts_anew(path: str) -> None:
+    given = {"num_workers": 2, "in_order": False, "path": path, "shuffle": True}
     loader = loader_of(**given, generator=generator())
     iterator = iter(loader)
     assert loader.state_dict()["not_resumable"] == ""
@@ -209,7 +178,7 @@ def test_out_of_order_the_array_path_starts_the_epoch_anew() -> None:
     state = loader.state_dict()
     rest = list(iterator)
     other = loader_of(shuffle=True, generator=generator(9))
-    loads_anew(other, state, "with in_order=False the number of batches does not say")
+    loads_anew(other, state, "with in_order=False the number of batches does not tell")
     clone = loader_of(shuffle=True, generator=generator())
     assert labels(other) == labels(clone)  # the same epoch, from its start
     assert labels(other) == labels(clone)
@@ -275,7 +244,7 @@ def test_the_epoch_starts_anew_in_a_loader_that_has_changed(
     loader, clone = loader_of(**resumes()), loader_of(**resumes())
     with pytest.raises(ValueError, match=".*; ".join(says)):
         loader.load_state_dict(state, strict=True)
-    with pytest.warns(UserWarning, match=".*; ".join(says) + ".*: epoch 1 starts anew") as caught:
+    with pytest.warns(UserWarning, match=".*; ".join(says) + ".*; epoch 1 starts anew") as caught:
         loader.load_state_dict(state)
     assert [warning.filename for warning in caught] == [__file__]
     now = loader.state_dict()
@@ -295,7 +264,7 @@ def test_a_sampler_that_has_changed_is_set_to_the_epoch_of_the_state() -> None:
     state = state_of(loader_of(sampler=sampler))
     other = DistributedSampler(range(N), 5, 0)
     loader = loader_of(sampler=other)
-    with pytest.warns(UserWarning, match="batches of 5 on 2 ranks are no whole number"):
+    with pytest.warns(UserWarning, match="batches of 5 on 2 ranks are not a whole number"):
         loader.load_state_dict(state)
     assert other.epoch == 4
     assert len(list(loader)) == 2

@@ -96,7 +96,7 @@ def test_the_end_of_an_epoch_is_its_end_with_other_ranks(kind: str) -> None:
 def test_what_is_no_whole_number_of_batches_is_refused(kind: str) -> None:
     state = saved_after(kind, 2, 6, 3)
     (loader,) = ranks_of(kind, 1, 16)
-    text = "3 batches of 6 on 2 ranks are no whole number of batches of 16 on 1 ranks; choose"
+    text = "3 batches of 6 on 2 ranks are not a whole number of batches of 16 on 1 ranks; choose"
     with pytest.raises(ValueError, match=text):
         loader.load_state_dict(state, strict=True)
     with pytest.warns(UserWarning, match=f"{text}.* starts anew"):

@@ -102,7 +102,7 @@ def test_a_state_that_does_not_fit(
 
 def test_several_differences_are_all_named() -> None:
     state = state_of(loader_of(shuffle=True))
-    with pytest.raises(ValueError, match=r"batch_size is 5 .*; .*RandomSampler.*make the loader"):
+    with pytest.raises(ValueError, match=r"batch_size is 5 .*; .*RandomSampler"):
         loader_of(batch_size=7).load_state_dict(state, strict=True)
 
 
@@ -139,33 +139,42 @@ def torchs(text: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = {
-    "none": (lambda state: None, TypeError, "state is a NoneType, not a dict; pass what"),
-    "list": (lambda state: [state], TypeError, "state is a list"),
-    "empty": (lambda state: {}, ValueError, r"state\['version'\] must be 1, got None"),
-    "version": (damaged(version=99), ValueError, "must be 1, got 99"),
+    "none": (lambda state: None, TypeError, r"state must be a dict, got None \(pass what"),
+    "list": (lambda state: [state], TypeError, "state must be a dict, got "),
+    "empty": (lambda state: {}, ValueError, r"state has no 'version'"),
+    "version": (damaged(version=99), ValueError, r"'version'\] must be 1, got 99"),
     "no epoch": (without("epoch"), ValueError, "state has no 'epoch'"),
     "no reason": (without("not_resumable"), ValueError, "state has no 'not_resumable'"),
     "no generators": (without("generators"), ValueError, "state has no 'generators'"),
-    "yielded text": (damaged(yielded="2"), TypeError, r"state\['yielded'\] is '2', not int"),
-    "yielded bool": (damaged(yielded=True), TypeError, "is True, not int"),
-    "yielded float": (damaged(yielded=2.0), TypeError, "is 2.0, not int"),
-    "negative": (damaged(yielded=-1), ValueError, "is -1, but cannot be negative"),
-    "negative epoch": (damaged(epoch=-1), ValueError, "is -1, but cannot be negative"),
+    "yielded text": (
+        damaged(yielded="2"),
+        TypeError,
+        r"'yielded'\] must be an int in .*, got '2'",
+    ),
+    "yielded bool": (damaged(yielded=True), TypeError, "must be an int in .*, got True"),
+    "yielded float": (damaged(yielded=2.0), TypeError, "must be an int in .*, got 2.0"),
+    "negative": (damaged(yielded=-1), ValueError, r"must be an int in \[0, .*, got -1"),
+    "negative epoch": (damaged(epoch=-1), ValueError, r"must be an int in \[0, .*, got -1"),
     "too many": (damaged(yielded=11), ValueError, "is 11 of 10 batches"),
-    "not begun": (damaged(begun=False), ValueError, "2 batches of no epoch"),
-    "begun text": (damaged(begun="yes"), TypeError, "is 'yes', not bool"),
-    "fits": (damaged(fits=[]), TypeError, r"state\['fits'\] is \[\], not dict"),
-    "no facts": (damaged(fits={}), ValueError, r"state\['fits'\] has \[\], not \['batch_sampler'"),
-    "sampler epoch": (damaged(sampler_epoch=-2), ValueError, "is -2, but cannot be negative"),
-    "random epoch": (damaged(random_epoch=-1), ValueError, "is -1, but cannot be negative"),
+    "not begun": (damaged(begun=False), ValueError, "must be 0 where no epoch has begun, got 2"),
+    "begun text": (damaged(begun="yes"), TypeError, "must be a bool, got 'yes'"),
+    "fits": (damaged(fits=[]), TypeError, r"state\['fits'\] must be a dict, got \[\]"),
+    "no facts": (damaged(fits={}), ValueError, r"state\['fits'\] must be a dict of facts"),
+    "sampler epoch": (damaged(sampler_epoch=-2), ValueError, r"must be an int in \[-1, .*, got -2"),
+    "random epoch": (damaged(random_epoch=-1), ValueError, r"must be an int in \[0, .*, got -1"),
     "no random epoch": (without("random_epoch"), ValueError, "state has no 'random_epoch'"),
-    "set epochs": (damaged(set_epochs="-,x"), ValueError, r"state\['set_epochs'\] is '-,x'; pass"),
-    "set too large": (damaged(set_epochs="4294967296"), ValueError, r"is '4294967296'"),
-    "moments": (damaged(generators={}), ValueError, r"has \[\], not \['iter', 'next', 'now'\]"),
-    "moment": (generators([]), TypeError, "'next'.* is not a dict"),
-    "no torch": (generators({}), ValueError, r"\['next'\] has \[\], not \['batch_sampler'"),
-    "other": (generators({"disk": "00"}), ValueError, r"\['next'\] has \['disk'\], not"),
-    "number": (torchs(5), TypeError, r"\['next'\]\['torch'\] is 5, not str"),
+    "set epochs": (
+        damaged(set_epochs=[None, "x"]),
+        TypeError,
+        r"state\['set_epochs'\]: each number must be an int in .*, got 'x' \(pass",
+    ),
+    "set too large": (damaged(set_epochs=[4294967296]), ValueError, "got 4294967296"),
+    "set text": (damaged(set_epochs="7"), TypeError, "must be a list, got '7'"),
+    "moments": (damaged(generators={}), ValueError, r"state\['generators'\] has no 'now'"),
+    "moment": (generators([]), TypeError, r"'next'\] must be a dict, got \[\]"),
+    "no torch": (generators({}), ValueError, r"\['next'\] has no 'torch'"),
+    "other": (generators({"disk": "00"}), ValueError, r"\['next'\] has no 'torch'"),
+    "number": (torchs(5), TypeError, r"\['next'\]\['torch'\] must be a str, got 5"),
     "hex": (torchs("xyz"), ValueError, "generator 'torch' cannot be read"),
     "short": (torchs("00ff"), ValueError, "generator 'torch' cannot be read"),
     "zeros": (torchs("00" * 5056), ValueError, "'torch' cannot be read"),

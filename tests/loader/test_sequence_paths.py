@@ -297,15 +297,23 @@ LEFT_TO_OTHERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "default collate": (DATASETS["one"], {}, "pass PadCollate or PackCollate"),
     "subclass": (DATASETS["one"], {"collate_fn": Padder()}, "collate_fn is not torch's default"),
     "no batches": (DATASETS["one"], {"collate_fn": PadCollate(), "batch_size": None}, "collate_fn"),
-    "no sequences": (lambda: ArrayDataset(Y), {"collate_fn": PadCollate()}, "no field"),
-    "value": (DATASETS["masked"], {"collate_fn": PadCollate({"labels": 0.5})}, "padding_value=0.5"),
+    "no sequences": (
+        lambda: ArrayDataset(Y),
+        {"collate_fn": PadCollate()},
+        "samples must be of fields with",
+    ),
+    "value": (
+        DATASETS["masked"],
+        {"collate_fn": PadCollate({"labels": 0.5})},
+        "cannot hold its padding 0.5",
+    ),
     "strides": (lambda: ArrayDataset(STRIDED), {"collate_fn": PadCollate()}, "not contiguous"),
     "tensors": (
         lambda: TensorDataset(torch.zeros(9, 2)),
         {"collate_fn": PackCollate()},
         "gather for PackCollate from an ArrayDataset, and the dataset is a TensorDataset",
     ),
-    "lists": (DATASETS["one"], {"batch_size": None, "sampler": [[0, 1]]}, "no index of a Ragged"),
+    "lists": (DATASETS["one"], {"batch_size": None, "sampler": [[0, 1]]}, "do not index a Ragged"),
     "name": (
         lambda: ArrayDataset(x=ragged(), max_length_q=Y),
         {"collate_fn": PackCollate()},

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import TorchLoader, assert_same, collector_off, run_script
+from helpers import TorchLoader, assert_same, collector_off
+from programs import run_program
 from torch.utils.data import Dataset
 
 from fastloop import DataLoader
@@ -134,32 +135,7 @@ def test_threads_with_an_iterator_each() -> None:
 
 def test_a_forked_child_goes_on_in_memory_of_its_own(tmp_path: Path) -> None:
     """With NumPy alone: threads of torch's that the parent has started are not there."""
-    run_script(
-        tmp_path,
-        """
-import os
-import numpy as np
-import torch
-from fastloop import DataLoader
-
-samples = [torch.from_numpy(np.full((3, 224, 224), i % 251, np.uint8)) for i in range(128)]
-loader = DataLoader(samples, 64)
-
-def check(batches):
-    for number, batch in enumerate(batches):
-        rows = np.arange(64 * number, 64 * number + 64) % 251
-        assert (batch.numpy().reshape(64, -1) == rows[:, None]).all()
-
-kept = list(loader)
-child = os.fork()
-for _ in range(3):
-    check(loader)
-check(kept)
-if child:
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-""",
-        timeout=300,
-    )
+    run_program(tmp_path, "fork_with_batches", timeout=300)
 
 
 def test_large_samples_are_not_stacked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

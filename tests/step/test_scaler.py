@@ -19,8 +19,8 @@ from helpers import assert_same
 
 from fastloop import GradScaler
 from fastloop.step.boundary import step_checked
-from fastloop.step.fused_optimizer import takes_grad_scale
 from fastloop.step.grad_list import GradList
+from fastloop.step.outcomes import takes_grad_scale
 
 TorchScaler = torch.amp.GradScaler
 INF = math.inf

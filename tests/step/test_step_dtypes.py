@@ -9,7 +9,7 @@ from typing import Any
 import passes
 import pytest
 import torch
-from helpers import assert_same, outcome
+from helpers import outcome
 from torch import Tensor
 
 import fastloop
@@ -202,14 +202,13 @@ def test_a_nan_in_an_imaginary_part_is_found(dtype: torch.dtype, spoil: float) -
 
 
 def test_accum_dtype_is_that_of_both_parts_of_complex_gradients() -> None:
-    """complex64 gradients of 1 + 1j and of 2^-30 of it: their sum needs double."""
+    """complex64 gradients of 1 + 1j, of 2^-30 of it, and of -1 - 1j: their sum needs double."""
     p = torch.zeros(1, dtype=torch.complex64).requires_grad_()
-    stepper = Stepper(torch.optim.SGD([p], 1.0), 4, accum_dtype=torch.float64)
-    for g in (1 + 1j, 2**-30 * (1 + 1j)):
+    stepper = Stepper(torch.optim.SGD([p], 1.0), 3, accum_dtype=torch.float64)
+    for g in (1 + 1j, 2**-30 * (1 + 1j), -1 - 1j):
         with stepper.micro():
             stepper.backward((p * torch.tensor([g]).conj()).real.sum())
-    (held,) = stepper.state_dict()["window"]["tensors"]
-    assert_same(held, torch.tensor([(1 + 1j) * (1 + 2**-30) / 4], dtype=torch.complex128))
+    assert -p.item() * 3 * 2**30 == pytest.approx(1 + 1j, rel=1e-5)
 
 
 class TakesScale(torch.optim.SGD):
@@ -239,20 +238,9 @@ def test_a_complex_loss_is_refused_as_torch_does(accumulate: int) -> None:
     stepper = Stepper(torch.optim.SGD([p], 1.0), accumulate)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # micro() is left without a backward
-        with pytest.raises(TypeError, match=r"torch.complex64; pass a real"), stepper.micro():
+        with (
+            pytest.raises(TypeError, match="loss must be a real tensor"),
+            stepper.micro(),
+        ):
             stepper.backward(p.sum())
     assert p.grad is None
-
-
-def test_a_complex_gradient_is_not_loaded_for_a_real_parameter() -> None:
-    training = Training((torch.complex64,), accumulate=2)
-    training.micro(1, 1)
-    state = training.stepper.state_dict()
-    other = Training((torch.float32,), accumulate=2)
-    with pytest.raises(ValueError, match=r"gradient 0 is of torch.complex64, .* torch.float32"):
-        other.stepper.load_state_dict(state)
-    again = Training((torch.complex64,), accumulate=2)
-    again.stepper.load_state_dict(state)
-    again.micro(2, 1)
-    training.micro(2, 1)
-    assert_same(again.seen, training.seen)

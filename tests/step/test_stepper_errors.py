@@ -1,6 +1,5 @@
 """Stepper: what exceptions leave behind, what is refused, the states it saves and loads."""
 
-import copy
 import gc
 import pickle
 import warnings
@@ -148,7 +147,7 @@ def test_what_may_not_follow_what() -> None:
         stepper.backward(run.loss(0))
         with pytest.raises(RuntimeError, match="second time in one micro"):
             stepper.backward(run.loss(0))
-    assert stepper.state_dict()["window"]["count"] == 1
+    assert stepper.state_dict()["open_micros"] == 1
     with pytest.raises(RuntimeError, match="has begun inside this loop"):
         for _ in stepper.iterate(range(4)):
             run.micro()
@@ -159,21 +158,21 @@ def test_what_may_not_follow_what() -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "text"),
     [
-        ({"accumulate": 0}, ValueError, "accumulate is 0; a window has at least 1"),
-        ({"accumulate": -3}, ValueError, "accumulate is -3"),
-        ({"accumulate": 2.0}, TypeError, "accumulate is 2.0; pass the number"),
-        ({"accumulate": True}, TypeError, "accumulate is True"),
-        ({"accumulate": "4"}, TypeError, "accumulate is '4'"),
-        ({"max_norm": -1}, ValueError, "max_norm is -1.0"),
-        ({"max_norm": float("nan")}, ValueError, "max_norm is nan"),
-        ({"max_norm": "1a"}, TypeError, "max_norm is '1a'"),
-        ({"model": 3}, TypeError, "model is a int; pass the torch.nn.Module"),
-        ({"model": ["a"]}, TypeError, "model holds a str"),
-        ({"scaler": 3}, TypeError, "scaler is a int; pass a fastloop.GradScaler"),
-        ({"scheduler": 3}, TypeError, "scheduler is a int without step"),
-        ({"accum_dtype": torch.bfloat16}, ValueError, "accum_dtype is torch.bfloat16"),
-        ({"accum_dtype": "float32"}, ValueError, "accum_dtype is 'float32'"),
-        ({"on_nonfinite": "skip"}, ValueError, "on_nonfinite is 'skip'; pass one of window"),
+        ({"accumulate": 0}, ValueError, "accumulate must be an int >= 1, got 0"),
+        ({"accumulate": -3}, ValueError, "got -3"),
+        ({"accumulate": 2.0}, TypeError, "accumulate must be an int >= 1, got 2.0"),
+        ({"accumulate": True}, TypeError, "got True"),
+        ({"accumulate": "4"}, TypeError, "got '4'"),
+        ({"max_norm": -1}, ValueError, "max_norm must be a number >= 0, got -1 (or None: no clip"),
+        ({"max_norm": float("nan")}, ValueError, "got nan"),
+        ({"max_norm": "1a"}, TypeError, "got '1a'"),
+        ({"model": 3}, TypeError, "model must be the torch.nn.Module that the loop calls"),
+        ({"model": ["a"]}, TypeError, "got 'a'"),
+        ({"scaler": 3}, TypeError, "scaler must be a torch or fastloop GradScaler, got 3"),
+        ({"scheduler": 3}, TypeError, "scheduler must be one or several LRScheduler, got 3"),
+        ({"accum_dtype": torch.bfloat16}, ValueError, "accum_dtype must be one of None, torch"),
+        ({"accum_dtype": "float32"}, ValueError, "got 'float32'"),
+        ({"on_nonfinite": "skip"}, ValueError, "must be one of 'window', 'micro', 'ignore', got"),
     ],
 )
 def test_wrong_arguments(wrong: Any, error: type[Exception], text: str) -> None:
@@ -184,26 +183,26 @@ def test_wrong_arguments(wrong: Any, error: type[Exception], text: str) -> None:
 
 def test_wrong_arguments_that_need_others() -> None:
     run = Run()
-    with pytest.raises(TypeError, match="optimizer is a Sequential"):
+    with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer, got"):
         Stepper(run.model)  # type: ignore[arg-type]
     plateau = ReduceLROnPlateau(run.optimizer)
     with pytest.raises(TypeError, match=r"ReduceLROnPlateau.*call its step\(metric\) yourself"):
         Stepper(run.optimizer, scheduler=[plateau])
     scaler = torch.amp.GradScaler("cpu")
-    with pytest.raises(ValueError, match="'ignore' with an enabled scaler"):
+    with pytest.raises(ValueError, match="with an enabled scaler, got 'ignore'"):
         Stepper(run.optimizer, scaler=scaler, on_nonfinite="ignore")
     off = torch.amp.GradScaler("cpu", enabled=False)
     Stepper(run.optimizer, scaler=off, on_nonfinite="ignore")
-    for weight in (-1, INF, float("nan"), torch.tensor(-0.5)):
-        with pytest.raises(ValueError, match="pass a finite number that is not negative"):
+    for weight in (-1, INF, float("nan"), torch.tensor(-0.5), 10**400):
+        with pytest.raises(ValueError, match=r"weight must be .*; 0 leaves the micro-batch out"):
             run.stepper.micro(weight)
-    for weight in ("many", "1", None, 10**400, torch.ones(2), [1]):
-        with pytest.raises(TypeError, match="weight is"):
+    for weight in ("many", "1", None, torch.ones(2), torch.tensor(1j), [1]):
+        with pytest.raises(TypeError, match="weight must be a number >= 0, got"):
             run.stepper.micro(weight)  # type: ignore[arg-type]
     with run.stepper.micro():
-        with pytest.raises(ValueError, match=r"loss has the shape \(4, 1\); pass one number"):
+        with pytest.raises(ValueError, match=r"loss must be one number, got shape \(4, 1\)"):
             run.stepper.backward(run.model(torch.ones(4, 3)))
-        with pytest.raises(TypeError, match="loss is a float"):
+        with pytest.raises(TypeError, match="loss must be a real tensor, got float"):
             run.stepper.backward(1.0)  # type: ignore[arg-type]
         run.stepper.backward(run.loss(0))
 
@@ -222,7 +221,7 @@ def test_wrong_arguments_that_need_others() -> None:
     ],
     ids=["plain", "fused", "accum_dtype", "micro", "scaler"],
 )
-def test_resumes_in_the_middle_of_a_window(kwargs: Any) -> None:
+def test_resumes_at_a_boundary_and_begins_an_open_window_anew(kwargs: Any) -> None:
     def make() -> tuple[Run, DataLoader[Any]]:
         mine = dict(kwargs)
         if "scaler" in mine:
@@ -230,37 +229,46 @@ def test_resumes_in_the_middle_of_a_window(kwargs: Any) -> None:
         loader = DataLoader(small_dataset(50), batch_size=4, shuffle=True, path="array")
         return Run(4, schedule=0.9, **mine), loader
 
-    def train(run: Run, loader: Any, seen: list[Any], stop: int | None = None) -> None:
+    def train(run: Run, loader: Any, seen: list[Any]) -> None:
         for x, y in run.stepper.iterate(loader):
             with run.stepper.micro(weight=float(y.sum()) + 1):
                 run.stepper.backward(run.model(x).square().mean())
-            seen.append(save(run, loader))
-            if len(seen) == stop:
-                return
+            seen.append(pickle.dumps([part.state_dict() for part in parts(run, loader)]))
 
     def parts(run: Run, loader: Any) -> list[Any]:
-        scheduler = run.stepper._outcomes._schedulers[0]
-        found = [run.model, run.optimizer, scheduler, run.stepper, loader]
-        return (
-            found
-            if run.stepper._boundary._scaler is None
-            else [*found, run.stepper._boundary._scaler]
-        )
+        boundary = run.stepper._boundary
+        found = [run.stepper, run.model, run.optimizer, run.stepper._outcomes._schedulers[0]]
+        return [*found, loader, *([] if boundary._scaler is None else [boundary._scaler])]
 
-    def save(run: Run, loader: Any) -> Any:
-        return pickle.dumps([part.state_dict() for part in parts(run, loader)])
-
-    torch.manual_seed(7)
-    whole, states = make(), []
-    train(*whole, states)
-    assert len(states) == 13 and whole[0].stepper.stepped == 4
-    for at in range(13):
+    def resume(saved: bytes, **changes: int) -> Run:
         run, loader = make()
-        for part, state in zip(parts(run, loader), pickle.loads(states[at]), strict=True):
+        states = pickle.loads(saved)  # anew: optimizers keep the tensors that they load
+        states[0].update(changes)
+        for part, state in zip(parts(run, loader), states, strict=True):
             part.load_state_dict(state)
         train(run, loader, [])
-        assert run.parameters() == whole[0].parameters(), at
-        assert run.stepper.stepped == 4
+        return run
+
+    torch.manual_seed(7)
+    whole, saved = make(), []
+    train(*whole, saved)
+    assert len(saved) == 13 and whole[0].stepper.stepped == 4
+    at_boundary = make()[0].stepper.state_dict()
+    for at, parts_saved in enumerate(saved):
+        state = pickle.loads(parts_saved)[0]
+        if at in (3, 7, 11, 12):
+            at_boundary = state
+            assert resume(parts_saved).parameters() == whole[0].parameters(), at
+            continue
+        count = at % 4 + 1
+        assert state == {**at_boundary, "open_micros": count}
+        with pytest.warns(RuntimeWarning, match=f"saved {count} micro-batches into a window"):
+            run = resume(parts_saved)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            other = resume(parts_saved, open_micros=0)
+        assert run.parameters() == other.parameters(), at
+        assert run.stepper.stepped == at // 4 + -(-(12 - at) // 4)
 
 
 def test_states_that_do_not_fit() -> None:
@@ -268,37 +276,26 @@ def test_states_that_do_not_fit() -> None:
     run.micro()
     good = run.stepper.state_dict()
     run.micro(5)
-    assert good["window"]["count"] == 1  # a copy
-
-    def refused(kind: type[Exception], text: str, stepper: Any = None, **changes: Any) -> None:
-        state = copy.deepcopy(good)
-        for key, value in changes.items():
-            (state["window"] if key in state["window"] else state)[key] = value
-        with pytest.raises(kind, match=text):
-            (stepper or run.stepper).load_state_dict(state)
-
-    tensors = good["window"]["tensors"]
-    refused(ValueError, "version", version=99)
-    refused(TypeError, "'stepped'", stepped="1")
-    refused(ValueError, "of 3 parameters, and the optimizer has 4", tensors=tensors[1:])
-    refused(ValueError, r"has the shape \(5,\)", tensors=[tensors[1], *tensors[1:]])
-    refused(ValueError, "in which 2 ranks have a part each, and there are 1 here", ranks=2)
-    refused(ValueError, "the state holds gradients", Run(accum_dtype=torch.float64).stepper)
-    with pytest.raises(TypeError, match="not a dict"):
-        run.stepper.load_state_dict([])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="has no 'version'"):
-        run.stepper.load_state_dict({})
-    assert run.stepper.state_dict()["window"]["count"] == 2  # untouched by what was refused
-    del good["window"]["ranks"]  # as in states of the first versions
-    run.stepper.load_state_dict(good)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    scaled = Run(3, scaler=scaler)
-    scaled.micro()
-    other = Run(3, scaler=torch.amp.GradScaler("cpu", init_scale=2.0))
-    other.stepper.load_state_dict(scaled.stepper.state_dict())
-    warned = pytest.warns(UserWarning, match="discarded")
-    with warned, pytest.raises(RuntimeError, match="load the scaler's state_dict"):
-        other.micro()
+    advice = "(pass the dict that state_dict() of a fastloop.Stepper returned, unchanged)"
+    refused: list[tuple[Any, type[Exception], str]] = [
+        ({**good, "version": 99}, ValueError, r"state\['version'\] must be 1, got 99"),
+        ({**good, "stepped": "1"}, TypeError, r"state\['stepped'\] must be an int >= 0, got '1'"),
+        ({**good, "skipped": -1}, ValueError, r"state\['skipped'\] must be an int >= 0, got -1"),
+        ({**good, "mean_weight": "1"}, TypeError, r"state\['mean_weight'\] must be a number"),
+        ({**good, "open_micros": True}, TypeError, r"state\['open_micros'\]"),
+        ([], TypeError, r"state must be a dict, got \[\]"),
+        ({}, ValueError, "state must have 'version'"),
+    ]
+    for state, error, text in refused:
+        with pytest.raises(error, match=text) as caught:
+            run.stepper.load_state_dict(state)
+        assert advice in str(caught.value)
+    assert run.stepper.state_dict()["open_micros"] == 2  # untouched by what was refused
+    assert run.has_gradients()
+    with pytest.warns(RuntimeWarning, match="the window begins anew") as told:
+        run.stepper.load_state_dict(good)
+    assert len(told) == 1 and told[0].filename == __file__
+    assert run.stepper.state_dict()["open_micros"] == 0 and not run.has_gradients()
 
 
 def test_lbfgs_is_refused_at_once() -> None:

@@ -23,7 +23,7 @@ def encode(image: Any, kind: str = "JPEG", **options: Any) -> bytes:
 
 
 def by_pillow(data: bytes) -> Any:
-    """What torchvision's loader makes of the bytes of a file."""
+    """Decode the bytes of a file as torchvision's loader does."""
     with Image.open(io.BytesIO(data)) as image:
         return np.asarray(image.convert("RGB"))
 

@@ -7,7 +7,6 @@ import pytest
 
 import fastloop.step.clip
 import fastloop.step.grad_list
-import fastloop.step.scaler
 from fastloop.step.grad_list import GradList
 
 
@@ -31,4 +30,3 @@ def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "torch":
         monkeypatch.setattr(fastloop.step.grad_list, "GradList", ByTorch)
         monkeypatch.setattr(fastloop.step.clip, "_idle", [])
-        monkeypatch.setattr(fastloop.step.scaler, "GradList", ByTorch)

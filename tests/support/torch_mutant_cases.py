@@ -167,8 +167,7 @@ def cases_of_part(part: Any, group: str) -> Iterator[tuple[str, Case]]:
 
 def known_syntax() -> dict[str, str]:
     """Of torch before it is edited."""
-    from fastloop.base.code_forms import syntax_digest
-    from fastloop.base.torch_parts import _PARTS
+    from fastloop.base.torch_parts import _PARTS, syntax_digest
 
     every = [part.path for parts in _PARTS.values() for part in parts if part.syntax]
     return {path: syntax_digest(resolved(path)) for path in every}

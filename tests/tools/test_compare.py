@@ -4,6 +4,7 @@ what the trials record."""
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -70,22 +71,34 @@ def test_the_table_has_medians_intervals_and_what_is_not_known() -> None:
     patched = [trial(steps_per_second=rate, cpu_s=None) for rate in (180.0, 200.0, 220.0)]
     rows = {line[:20].strip(): line for line in make_table(plain, patched, 5).splitlines()}
     assert "100.0 (90.0 - 110.0)" in rows["steps a second"]
-    assert rows["steps a second"].endswith("2x (2 - 2) better")
-    assert rows["data wait a step"].endswith("no difference (1 - 1)")
+    assert rows["steps a second"].endswith("2x (2.00x - 2.00x) better")
+    assert rows["data wait a step"].endswith("no difference (1.00x - 1.00x)")
     assert rows["CPU time a step"].split()[-3:] == ["n/a"] * 3
     assert "GPU memory" not in rows and "between epochs" not in rows
     text = "\n".join(rows.values())
     assert "ended by itself after 3 of 5 steps" in text
     assert "EQUAL to the last bit in all 6 runs: 3 losses of 3 steps" in text
-    assert text.endswith("SPEED: patched is faster: 2x, 2 to 2 times as many steps a second")
+    assert text.endswith("SPEED: patched is faster: 2x, 2.00x to 2.00x as many steps a second")
 
 
 @pytest.mark.parametrize(
     ("rates", "row", "last"),
     [
-        ((50.0, 100.0, 200.0), "cannot tell (0.5 - 2); --rounds 7", "cannot tell (0.5 to 2 times"),
-        ((98.0, 100.0, 102.0), "no difference (0.98 - 1.02)", "no difference: patched within 3 %"),
-        ((50.0, 51.0, 52.0), "0.51x (0.5 - 0.52) worse", "patched is SLOWER: 0.51x, 0.5 to 0.52"),
+        (
+            (50.0, 100.0, 200.0),
+            "cannot tell (0.500x - 2.00x); --rounds 7",
+            "cannot tell (0.500x to 2.00x",
+        ),
+        (
+            (98.0, 100.0, 102.0),
+            "no difference (0.980x - 1.02x)",
+            "no difference: patched within 3 %",
+        ),
+        (
+            (50.0, 51.0, 52.0),
+            "0.51x (0.500x - 0.520x) worse",
+            "patched is SLOWER: 0.51x, 0.500x to",
+        ),
     ],
 )
 def test_only_what_is_within_3_percent_is_no_difference(
@@ -96,7 +109,7 @@ def test_only_what_is_within_3_percent_is_no_difference(
     table = make_table(plain, patched, 3)
     (found,) = (line for line in table.splitlines() if "steps a second  " in line)
     assert found.endswith(row) and table.splitlines()[-1].startswith(f"SPEED: {last}")
-    assert "0.75x (0.75 - 0.75) better" in table  # start to last step: less is better
+    assert "0.75x (0.750x - 0.750x) better" in table  # start to last step: less is better
 
 
 # ---- what a trial records, in this process
@@ -210,45 +223,11 @@ def test_steps_that_a_scaler_skips_count(observe: Callable[[int], TrialObserver]
 
 # ---- programs
 
-SCRIPT = """
-import argparse, os, random, sys
-import fastloop, numpy, torch
-from torch.utils.data import DataLoader, TensorDataset
-
-parser = argparse.ArgumentParser()
-parser.add_argument("what")
-parser.add_argument("--steps", type=int, default=100)
-given = parser.parse_args()
-if given.what == "other bits":
-    fastloop.patch()
-torch_is_patched = fastloop.patch_status().seams["dataloader"].is_on
-if given.what != "no seed":
-    for set_seed in (torch.manual_seed, random.seed, numpy.random.seed):
-        set_seed(0)
-weight = torch.randn(20, 1, requires_grad=True)
-optimizer = torch.optim.SGD([weight], 0.1)
-dataset = TensorDataset(torch.randn(100, 20))
-for epoch in range(100):
-    for number, (x,) in enumerate(DataLoader(dataset, 10, shuffle=True)):
-        if number == given.steps:
-            sys.exit(3 if given.what == "status" else 0)
-        if number == 2 and given.what == "raise":
-            raise LookupError("wrong")
-        if number == 2 and given.what == "raise patched" and torch_is_patched:
-            raise LookupError("wrong")
-        if number == 2 and given.what == "os._exit":
-            os._exit(0)
-        loss = (x @ weight).square().mean() + random.random() + numpy.random.rand()
-        if given.what == "other bits" and number == 1 and torch_is_patched:
-            loss = loss * (1 + 2e-7)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-"""
+PROGRAM = Path(__file__).parent.parent / "programs" / "compare_loop.py"
 
 
 def compare(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(SCRIPT)
+    shutil.copy(PROGRAM, folder / "train.py")
     return subprocess.run(
         [sys.executable, "-m", "fastloop", "compare", "--rounds", "2", "--steps", "3", *args],
         cwd=folder,

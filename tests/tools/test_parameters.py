@@ -13,7 +13,7 @@ def test_parameters_are_counted_by_kind() -> None:
     count = fastloop.count_parameters(model)
     assert (count.total, count.trainable, count.frozen) == (16 + 8 + 10, 22, 12)
     assert count.bytes == 24 * 4 + 10 * 2
-    assert str(count) == "34 parameters (22 trainable, 12 frozen), 0.0 MiB"
+    assert str(count) == "34 parameters (22 trainable, 12 frozen), 116 B"
 
 
 def test_tied_parameters_count_once_and_are_named() -> None:
@@ -48,6 +48,6 @@ def test_lazy_parameters_are_named_and_not_counted() -> None:
     assert "not counted, run a batch first: 1.weight, 1.bias" in str(count)
 
 
-def test_what_is_no_module_is_refused() -> None:
-    with pytest.raises(TypeError, match="model is a list; pass the torch"):
+def test_only_a_module_is_taken() -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got \[Linear"):
         fastloop.count_parameters([nn.Linear(1, 1)])  # type: ignore[arg-type]

@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = """
-import sys
-what = sys.argv[1]
-if what == "without torch":
-    sys.exit(0)
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-def main():
-    parameter = torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.SGD([parameter], 0.1)
-    for number, (x,) in enumerate(DataLoader(TensorDataset(torch.ones(8, 1)), 2)):
-        optimizer.zero_grad()
-        (parameter * x).sum().backward()
-        optimizer.step()
-        if number == 2 and what == "exit":
-            sys.exit(3)
-        if number == 2 and what == "raise":
-            raise LookupError("wrong")
-
-main()
-"""
+PROGRAM = Path(__file__).parent.parent / "programs" / "report_loop.py"
 
 
 def run(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    (folder / "script.py").write_text(SCRIPT)
+    shutil.copy(PROGRAM, folder / "script.py")
     return subprocess.run(
         [sys.executable, "-m", "fastloop", "run", *args],
         cwd=folder,

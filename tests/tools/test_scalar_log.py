@@ -84,11 +84,21 @@ def test_what_the_callback_raises_comes_out_and_loses_nothing() -> None:
 @pytest.mark.parametrize(
     ("step", "value", "error", "text"),
     [
-        (1.5, 0, TypeError, r"step is 1\.5; pass the number of the step"),
-        (1, "2", TypeError, "x is a str; pass a 0-d tensor or a number"),
-        (1, torch.ones(2, 3), ValueError, r"x is a tensor of \(2, 3\) on cpu; .* x\.mean\(\)"),
-        (1, torch.ones((), device="meta"), ValueError, "on meta; pass one number"),
-        (1, torch.ones((), dtype=torch.cfloat), TypeError, "torch.complex64; pass a real number"),
+        (1.5, 0, TypeError, r"step must be an int, got 1\.5"),
+        (1, "2", TypeError, "x must be a 0-d tensor or a number, got '2'"),
+        (
+            1,
+            torch.ones(2, 3),
+            ValueError,
+            r"x must be .* one element.*, got \(2, 3\) on cpu",
+        ),
+        (1, torch.ones((), device="meta"), ValueError, r"x must be .*, got \(\) on meta"),
+        (
+            1,
+            torch.ones((), dtype=torch.cfloat),
+            TypeError,
+            r"x must be real, got torch.complex64 \(pass x\.abs",
+        ),
     ],
 )
 def test_what_is_no_scalar_is_refused_and_nothing_of_the_step_is_logged(
@@ -101,13 +111,15 @@ def test_what_is_no_scalar_is_refused_and_nothing_of_the_step_is_logged(
 
 
 def test_arguments_are_checked() -> None:
-    with pytest.raises(ValueError, match="capacity is 0; pass"):
+    with pytest.raises(ValueError, match="capacity must be an int >= 1, got 0"):
         ScalarLog(0)
-    with pytest.raises(TypeError, match="capacity is True; pass"):
+    with pytest.raises(TypeError, match="capacity must be an int >= 1, got True"):
         ScalarLog(True)
-    with pytest.raises(TypeError, match="on_nonfinite is a int; pass a function"):
+    with pytest.raises(
+        TypeError, match="on_nonfinite must be a function of step, name and value, got 3"
+    ):
         ScalarLog(on_nonfinite=3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a scalar's name is 3; pass a str"):
+    with pytest.raises(TypeError, match="the name of a scalar must be a str, got 3"):
         ScalarLog().push(1, {3: 1.0})  # type: ignore[dict-item]
 
 

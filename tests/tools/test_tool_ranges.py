@@ -181,33 +181,14 @@ def test_nothing_is_named_without_a_tool(monkeypatch: pytest.MonkeyPatch) -> Non
     clip_grad_norm_(model.parameters(), 0.1)
     scaler.step(optimizer)
     assert ranges.tools is torch.autograd.profiler
+    assert ranges.named("none", int) is int
 
 
 # ---- Nsight
 
-NVTX = """
-import sys
-
-def push_range(message, domain=None):
-    print("push", message, domain)
-
-def pop_range(domain=None):
-    print("pop", domain)
-"""
-PROGRAM = """
-import sys
-import torch
-from torch.utils.data import TensorDataset
-from fastloop import DataLoader, GradScaler, clip_grad_norm_
-
-p = torch.nn.Parameter(torch.ones(3))
-optimizer = torch.optim.SGD([p], 0.1)
-scaler = GradScaler("cpu", 8.0)
-for (x,) in DataLoader(TensorDataset(torch.ones(2, 3)), batch_size=2):
-    scaler.scale((p * x).sum()).backward()
-    clip_grad_norm_([p], 1.0)
-    scaler.step(optimizer)
-"""
+PROGRAMS = Path(__file__).parent.parent / "programs"
+NVTX = (PROGRAMS / "fake_nvtx.py").read_text()
+PROGRAM = (PROGRAMS / "ranged_step.py").read_text()
 
 
 def tell(text: str) -> list[str]:
@@ -237,16 +218,7 @@ def test_without_the_package_torch_has_ranges_where_it_is_built_with_them(
 ) -> None:
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/tool.so")
     (tmp_path / "nvtx.py").write_text("raise ImportError('not installed')")
-    fake = """
-import sys, torch
-def raise_error(name):
-    raise RuntimeError("NVTX functions not installed")
-torch.cuda.nvtx.mark = raise_error
-if sys.argv[1:]:
-    torch.cuda.nvtx.mark = lambda name: None
-    torch.cuda.nvtx.range_push = lambda name: print("push", name)
-    torch.cuda.nvtx.range_pop = lambda: print("pop")
-"""
+    fake = (PROGRAMS / "fake_torch_nvtx.py").read_text() + "\n"
     out = run_script(tmp_path, fake + PROGRAM, "with", is_fresh=True)
     assert out.splitlines()[:2] == ["push fastloop::next", "pop"]
     assert run_script(tmp_path, fake + PROGRAM, is_fresh=True) == ""
@@ -257,5 +229,5 @@ def test_the_package_is_not_imported_without_a_tool(
 ) -> None:
     monkeypatch.delenv("NVTX_INJECTION64_PATH", raising=False)
     (tmp_path / "nvtx.py").write_text(NVTX)
-    last = "\nassert 'nvtx' not in sys.modules"
+    last = "\nimport sys; assert 'nvtx' not in sys.modules"
     assert run_script(tmp_path, PROGRAM + last, is_fresh=True) == ""

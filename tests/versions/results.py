@@ -1,6 +1,5 @@
-"""docs/versions.json holds what `make matrix` has found, one result a cell; the tables of README.md
-and docs/versions.md are made from it. Run as a program it writes the tables; with --check it only
-says whether they are up to date."""
+"""Makes the table of docs/versions.md and a sentence of README.md from docs/versions.json, which
+holds one result of `make matrix` a cell. With --check it only says whether they are up to date."""
 
 from __future__ import annotations
 
@@ -60,13 +59,19 @@ def table(header: str, rows: list[list[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def short_table(results: list[Result]) -> str:
-    """README's: which versions, and whether they pass."""
-    rows = [
-        [r.torch, f"{r.python}, {r.machine}", r.start_method, "passed" if r.is_green else "FAILED"]
-        for r in results
-    ]
-    return table("| torch | CPython | worker processes by | tests |", rows)
+def summary(results: list[Result]) -> str:
+    """Name the versions on which tests have passed, and those on which they failed, for README."""
+    green = [r for r in results if r.is_green]
+    forked = [r for r in green if r.start_method == "fork"]
+    torches = dict.fromkeys(r.torch for r in forked if not r.cell.startswith("py"))
+    pythons = dict.fromkeys(r.cell.removeprefix("py") for r in forked if r.cell.startswith("py"))
+    methods = dict.fromkeys(r.start_method for r in green)
+    text = (
+        f"torch {', '.join(torches)} on CPython 3.11; CPython {', '.join(pythons)} with the\n"
+        f"newest torch for it; workers started by {', '.join(methods)}."
+    )
+    failed = [f"{r.cell} (torch {r.torch}, CPython {r.python})" for r in results if not r.is_green]
+    return text + (f" FAILED: {', '.join(failed)}." if failed else "")
 
 
 def long_table(results: list[Result]) -> str:
@@ -88,7 +93,7 @@ def with_table(text: str, made: str) -> str:
 
 def main(is_check: bool) -> int:
     results = sorted(load().values(), key=order)
-    pages = {ROOT / "README.md": short_table, ROOT / "docs" / "versions.md": long_table}
+    pages = {ROOT / "README.md": summary, ROOT / "docs" / "versions.md": long_table}
     stale = []
     for path, make in pages.items():
         text = path.read_text()

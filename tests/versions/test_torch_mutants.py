@@ -26,10 +26,10 @@ from torch_mutant_program import SIGN
 from torch_mutants import ADDED, NEWER, Edit, order_parameters, rename, rename_parameter
 
 from fastloop.base import torch_parts
-from fastloop.base.code_forms import names_digest, names_in, syntax_digest
 from fastloop.base.requirements import NEWEST_TESTED, read_release
 
 SUPPORT = Path(torch_mutant_cases.__file__).parent
+PROGRAM = SUPPORT.parent / "programs/torch_mutant_loops.py"
 
 
 class Mutants:
@@ -120,7 +120,7 @@ def test_every_part_of_the_table_has_its_changes() -> None:
 def form_of(tree: ast.Module) -> tuple[str, set[str]]:
     """The digest of a module's one function, and the names in it."""
     code = next(c for c in compile(tree, "torch", "exec").co_consts if isinstance(c, CodeType))
-    return names_digest(SimpleNamespace(__code__=code)), names_in(code)
+    return torch_parts.names_digest(SimpleNamespace(__code__=code)), torch_parts._names_in(code)
 
 
 def changes_of(function: ast.FunctionDef, names: set[str]) -> dict[str, Edit]:
@@ -158,27 +158,18 @@ def test_the_table_has_the_syntax_of_the_newest_release() -> None:
     every = [part for parts in torch_parts._PARTS.values() for part in parts]
     for part in every:
         if part.syntax:
-            assert syntax_digest(torch_parts.resolve(part.path)) == part.syntax, part.path
+            found = torch_parts.syntax_digest(torch_parts.resolve(part.path))
+            assert found == part.syntax, part.path
 
 
 # ---- fresh processes
 
-PROGRAM = """
-import json, math, sys, warnings
-import torch
-from torch_mutant_program import Rows, Loops, _Torch
-torch.set_num_threads(1)
-loops = Loops(_Torch(), {})
-found = {name: getattr(loops, name)() for name in ("arrays", "processes", "streams", "scaler")}
-print(json.dumps([torch.__version__, sys.modules["torch_mutants"].edits_made, found]))
-"""
-
 
 def run_fresh(place: Path, name: str, command: list[str]) -> tuple[Any, str]:
-    """What the program prints, and what is on stderr."""
+    """Return the output of the program, as JSON says it, and its stderr."""
     environment = os.environ | {"PYTHONPATH": f"{place}:{SUPPORT}", "TORCH_MUTANT": name}
     with subprocess.Popen(
-        [sys.executable, *command, str(place / "program.py")],
+        [sys.executable, *command, str(PROGRAM)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -197,7 +188,6 @@ def run_fresh(place: Path, name: str, command: list[str]) -> tuple[Any, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FRESH)
 def test_run_prints_what_python_does(tmp_path: Path, name: str) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "sitecustomize.py").write_text("import torch_mutant_fresh")
     alone, _ = run_fresh(tmp_path, name, [])
     ours, errors = run_fresh(tmp_path, name, ["-m", "fastloop", "run"])

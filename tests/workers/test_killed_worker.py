@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import Dataset
 
 from fastloop import DataLoader
-from fastloop.base import memory
+from fastloop.base import machine
 
 
 class KillsItself(Dataset[int]):
@@ -31,8 +31,8 @@ def test_memory_is_blamed_where_it_is_scarce(
     available: int, text: str, absent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {"MemTotal": 23 << 20, "MemAvailable": available << 20}  # KiB
-    monkeypatch.setattr(memory, "read_table", lambda path: table)
-    monkeypatch.setattr(memory, "memory_limits", list)
+    monkeypatch.setattr(machine, "read_table", lambda path: table)
+    monkeypatch.setattr(machine, "list_groups", lambda controller, root: [])
     loader = DataLoader(KillsItself(), 2, num_workers=1, path="process", memory_budget=1 << 20)
     with pytest.raises(RuntimeError, match="SIGKILL") as raised:
         list(loader)

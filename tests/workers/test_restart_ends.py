@@ -260,7 +260,9 @@ check_clean()
 
 def test_values_are_checked() -> None:
     dataset = small_dataset()
-    with pytest.raises(ValueError, match="on_worker_death='resume' is not one of 'raise', 'rest"):
+    with pytest.raises(
+        ValueError, match=r"on_worker_death must be one of 'raise', 'restart', got 'res"
+    ):
         DataLoader(dataset, on_worker_death="resume")
     with pytest.raises(ValueError, match="use path='auto' or 'process'"):
         DataLoader(dataset, on_worker_death="restart", path="torch")

@@ -13,7 +13,7 @@ enum { MAX_HELPERS = 7 }; /* threads that help a loader without workers with lar
 typedef struct fl_py_array_loader {
     PyObject_HEAD
     uint32_t generation;     /* of the process that made it; set by new, then read-only */
-    PyThread_type_lock lock; /* owned: around next, restart, use and close */
+    PyThread_type_lock lock; /* owned: around next, restart and close */
     atomic_ulong owner;    /* SHARED(owner): the thread that holds the lock, 0: none. Whoever holds
                               it writes; any thread may read whether it is its own */
     bool is_torn;          /* lock: the process forked inside next(), and this is the child */
@@ -261,36 +261,6 @@ static PyObject *loader_close(fl_py_array_loader *self, PyObject *Py_UNUSED(igno
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(use_doc, "use(table)\n--\n\n"
-                      "Read from another table from the next batch on. Only without workers.");
-
-static int use_table(fl_py_array_ring *ring, PyObject *table)
-{
-    if (!Py_IS_TYPE(table, Py_TYPE(ring->table)) || ring->runs_ahead ||
-        ((fl_py_table *)table)->is_cut) {
-        PyErr_SetString(PyExc_ValueError, "use needs a Table, not cut, and no workers");
-        return -1;
-    }
-    int32_t outputs = fl_table_outputs(ring->table->table);
-    if (fl_table_outputs(((fl_py_table *)table)->table) != outputs) {
-        PyErr_Format(PyExc_ValueError, "use needs a Table of %d fields and no workers", outputs);
-        return -1;
-    }
-    if (ring->is_closed) fl_py_array_ring_close(ring); /* nobody reads the old table any more */
-    Py_SETREF(ring->table, (fl_py_table *)Py_NewRef(table));
-    ring->reads_files = fl_table_is_volatile(ring->table->table);
-    return 0;
-}
-
-static PyObject *loader_use(fl_py_array_loader *self, PyObject *table)
-{
-    if (enter(self) != 0) return NULL;
-    int status = use_table(&self->ring, table);
-    leave(self);
-    if (status != 0) return NULL;
-    Py_RETURN_NONE;
-}
-
 PyDoc_STRVAR(is_own_doc, "is_own()\n--\n\nFalse in a forked child, where it does nothing.");
 
 static PyObject *loader_is_own(fl_py_array_loader *self, PyObject *Py_UNUSED(ignored))
@@ -325,7 +295,6 @@ static PyObject *loader_rest(fl_py_array_loader *self, PyObject *Py_UNUSED(ignor
 static PyMethodDef loader_methods[] = {
     {"rest", (PyCFunction)loader_rest, METH_NOARGS, rest_doc},
     {"is_own", (PyCFunction)loader_is_own, METH_NOARGS, is_own_doc},
-    {"use", (PyCFunction)loader_use, METH_O, use_doc},
     {"restart", (PyCFunction)loader_restart, METH_VARARGS, restart_doc},
     {"close", (PyCFunction)loader_close, METH_NOARGS, close_doc},
     {NULL, NULL, 0, NULL}};

@@ -25,8 +25,9 @@ typedef struct fl_py_array_ring {
     int64_t timeout_ns;
     int64_t depth; /* batches in flight: workers * prefetch, or 1 */
     bool is_persistent, runs_ahead;
+    fl_py_table *table; /* owned */
+    bool reads_files;   /* the table is volatile */
 
-    fl_py_table *table; /* owned; another one only while nothing is submitted */
     fl_py_index_source indices;
     fl_py_array_destination destination;
     fl_ring *ring;         /* borrowed from opened; NULL: closed, or finished and not persistent */
@@ -42,7 +43,6 @@ typedef struct fl_py_array_ring {
     fl_batch undelivered; /* received from the ring and not delivered, if is_undelivered; its slot
                              is owned */
     bool is_undelivered;
-    bool reads_files;        /* the table is volatile */
     uint32_t epoch;          /* for the plans of the table */
     int64_t most_bytes;      /* of a batch of this epoch; */
     int64_t most_work_bytes; /* likewise */

@@ -1,41 +1,41 @@
-"""The cache of an ImageFolder: decoded images in one .npy file, and an index that says of what.
+"""The cache of an ImageFolder: decoded images in one .npy file, with a note behind the images that
+says of which files and options they are.
 
-Made once by whoever holds the lock of the folder, however many processes want it; docs say in
-which states a crash may leave the folder, and that the next opener recovers from each.
+One process makes the file under another name, behind a lock, and renames it. So the file is whole
+or not there, and a reader needs no lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
-import io
 import json
-import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 
-from fastloop.data.field import Array
-from fastloop.data.files import read_npy_header
+from fastloop.base.checks import make_message
+from fastloop.data.field import Array, read_npy_header
 
 _KIND = "u8:"
-_IMAGES, _INDEX, _LOCK = "fastloop-images.npy", "fastloop-index.json", "fastloop-lock"
-_UNFINISHED = "fastloop-unfinished-"
+_IMAGES, _LOCK = "fastloop-images.npy", "fastloop-lock"
+_UNFINISHED = "fastloop-unfinished.npy"
 _VERSION = 1
 
-# From a row, its image and the row of the file that it comes from. Called by several threads.
+# Returns the image of a row, and the row of the file that it comes from. Called by several threads.
 Make = Callable[[int], tuple[Array, int]]
 
 
 def _digest_files(root: str, paths: Sequence[str]) -> str:
-    """Of name, size and time of change of each. One that is not there, or behind links that go
-    round, is left to the decoder."""
+    """Return a digest of name, size and mtime of each file.
+
+    A file that `stat` cannot reach counts as one of size -1: the decoder reports it.
+    """
     digest = hashlib.blake2b(digest_size=32)
     for path in paths:
         try:
@@ -48,259 +48,147 @@ def _digest_files(root: str, paths: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _is_same(path: str, other: str) -> bool:
-    return os.path.realpath(path) == os.path.realpath(other)
-
-
-def _write_all(file: int, data: Any, at: int) -> None:
-    rest = memoryview(data).cast("B")
-    while len(rest) > 0:
-        done = os.pwrite(file, rest, at)
-        rest, at = rest[done:], at + done
-
-
-class _Writer:
-    """A .npy file of images that is being written, by several threads.
-
-    Args:
-        file: open for writing.
-        count: of images.
-        shape: of each.
-        paths: of the files they come from, for errors.
-    """
-
-    def __init__(self, file: int, shape: tuple[int, ...], paths: Sequence[str]) -> None:
-        self._file, self._shape, self._paths = file, shape, paths
-        header = io.BytesIO()
-        full = (len(paths), *shape)
-        np.lib.format.write_array_header_2_0(
-            header, {"descr": "|u1", "fortran_order": False, "shape": full}
-        )
-        self._head = header.tell()
-        self._row_bytes = int(np.prod(shape))
-        self.bytes = self._head + self._row_bytes * len(paths)
-        os.posix_fallocate(file, 0, self.bytes)  # a full disk is met here, and not in an hour
-        _write_all(file, header.getvalue(), 0)
-
-    def write(self, row: int, image: Array) -> None:
-        if image.shape != self._shape:
-            (height, width), (first_height, first_width) = image.shape[:2], self._shape[:2]
-            raise ValueError(
-                f"cache= needs images of one size, and {self._paths[row]!r} has {height} x {width} "
-                f"where {self._paths[0]!r} has {first_height} x {first_width}; begin the transform "
-                "with Resize((height, width)), or with Resize(size) and CenterCrop(size)"
-            )
-        _write_all(self._file, np.ascontiguousarray(image), self._head + row * self._row_bytes)
-
-
-def _has_header(path: str, count: int, size: int) -> bool:
-    """Whether the header of the images is as it was written, for so many in so many bytes."""
-    with open(path, "rb") as file:
-        try:
-            shape, is_fortran, dtype = read_npy_header(file)
-        except Exception:  # whatever NumPy's reader trips over
-            return False
-        is_same = dtype == np.uint8 and not is_fortran and shape[:1] == (count,)
-        return is_same and file.tell() + math.prod(shape) == size
-
-
-class _Build:
-    """Makes all rows but the first, with a thread for each CPU."""
-
-    def __init__(self, make: Make, writer: _Writer, count: int) -> None:
-        self._make, self._writer = make, writer
-        self._rows = iter(range(1, count))
-        self._lock = threading.Lock()
-        self._is_over = False
-        self.replaced: dict[int, int] = {}
-
-    def run(self) -> None:
-        threads = len(os.sched_getaffinity(0))
-        with ThreadPoolExecutor(threads, "fastloop-cache") as pool:
-            try:
-                for done in [pool.submit(self._work) for _ in range(threads)]:
-                    done.result()
-            finally:  # after an error, or Ctrl-C
-                self._is_over = True
-
-    def _next(self) -> int | None:
-        with self._lock:
-            return None if self._is_over else next(self._rows, None)
-
-    def _work(self) -> None:
-        try:
-            while (row := self._next()) is not None:
-                image, found = self._make(row)
-                self._writer.write(row, image)
-                if found != row:
-                    self.replaced[row] = found
-        except BaseException:
-            self._is_over = True
-            raise
-
-
 class ImageCache:
     """The cache in one folder.
 
     Args:
         argument: ``"u8:<folder>"``.
+        root: of the files. Names are relative to it, so that all may be moved.
     """
 
-    def __init__(self, argument: Any) -> None:
+    def __init__(self, argument: Any, root: str) -> None:
         if not isinstance(argument, str) or not argument.startswith(_KIND) or argument == _KIND:
-            raise ValueError(f"cache={argument!r} is none; pass 'u8:<folder>'")
+            raise ValueError(make_message("cache", "'u8:<folder>'", argument))
         self.argument = argument
+        self._root = root
         self._folder = os.path.abspath(os.path.expanduser(argument.removeprefix(_KIND)))
-
-    def check_outside(self, root: str) -> None:
-        """A folder in the root is a class, of no images, for whoever lists the root next."""
         above, folder = os.path.realpath(root), os.path.realpath(self._folder)
         if folder != above and os.path.commonpath([above, folder]) == above:
-            raise ValueError(
-                f"cache={self.argument!r} lies in root={root!r}, where each folder is a class; "
-                "pass a folder elsewhere"
-            )
+            rule = f"outside of root={root!r}, where each folder is a class"
+            raise ValueError(make_message("cache", rule, argument))
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)
 
     def open(
-        self, root: str, paths: Sequence[str], options: dict[str, Any], make: Make
+        self, paths: Sequence[str], options: dict[str, Any], make: Make
     ) -> tuple[str, dict[int, int]]:
-        """The path of the .npy file of the images, and which rows have the image of another row.
-        Waits while another process makes it.
+        """Return the path of the images, and for each row with the image of another file its row.
+
+        Waits while another process makes the images.
 
         Args:
-            root: that names are told from, so that all may be moved.
             paths: of the files.
-            options: that images depend on, as they are in JSON.
-            make: called where the file is to be made.
+            options: that images depend on. They go through JSON.
+            make: called for each row if the images are not there.
 
         Raises:
             OSError: the folder cannot be read or written, or is full.
-            ValueError: the folder has images of other options, or of another root that is still
-                there; or sizes of images differ.
+            ValueError: the folder has images of other options; or sizes of images differ.
         """
-        of_images: list[OSError] = []
-
-        def make_noted(row: int) -> tuple[Array, int]:
-            try:
-                return make(row)
-            except OSError as error:
-                of_images.append(error)
-                raise
-
-        state = {"version": _VERSION, "options": options, "files": _digest_files(root, paths)}
-        try:
+        note = {"version": _VERSION, "options": options, "files": _digest_files(self._root, paths)}
+        with self._explained():
             os.makedirs(self._folder, exist_ok=True)
+            replaced = self._read(note, len(paths))
+        if replaced is None:
             with self._locked():
-                replaced = self._find(state, root, len(paths))
+                replaced = self._read(note, len(paths))
                 if replaced is None:
-                    replaced = self._build(state, root, paths, make_noted)
-        except OSError as error:
-            if any(error is other for other in of_images):
-                raise
-            raise self._explain(error) from error
+                    replaced = self._build(note, paths, make)
         return self._path(_IMAGES), replaced
-
-    def _explain(self, error: OSError) -> OSError:
-        """The error with the argument."""
-        text = f"cache={self.argument!r}: {error.strerror}; pass a folder that can be written to"
-        return type(error)(error.errno, text, error.filename or self._folder)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """The lock is the kernel's, which frees it when its holder dies."""
-        try:
-            file = os.open(self._path(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
-                raise
-            yield  # who may not write here may read what is complete
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            self._remove_unfinished()
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
-            os.close(file)
-
-    def _find(self, state: dict[str, Any], root: str, count: int) -> dict[int, int] | None:
-        """Which rows were replaced, of images that are there and right; else None."""
-        try:
-            with open(self._path(_INDEX), encoding="utf-8") as file:
-                found = json.load(file)
-            size = os.stat(self._path(_IMAGES)).st_size
-            there = {key: found[key] for key in state}
-            replaced = {int(row): int(other) for row, other in found["replaced"]}
-            is_whole = found["bytes"] == size and all(
-                0 <= row < count for pair in replaced.items() for row in pair
-            )
-            is_whole = is_whole and _has_header(self._path(_IMAGES), count, size)
-        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-        if there["options"] != state["options"] and there["version"] == _VERSION:
-            raise ValueError(
-                f"cache={self.argument!r} has images of other options: {there['options']}, and "
-                f"wanted are {state['options']}; pass another folder, or delete that one"
-            )
-        other = str(found.get("root", root))
-        if there["files"] != state["files"] and not _is_same(root, other) and os.path.isdir(other):
-            raise ValueError(
-                f"cache={self.argument!r} has images of {other!r}, and wanted are those of "
-                f"{root!r}; pass a folder for each, or delete that one"
-            )
-        return replaced if is_whole and there == state else None
-
-    def _build(
-        self, state: dict[str, Any], root: str, paths: Sequence[str], make: Make
-    ) -> dict[int, int]:
-        """Images first, the index last: an index is only ever beside the images it is of."""
-        first, found = make(0)
-        with self._finished(_IMAGES) as file:
-            writer = _Writer(file, first.shape, paths)
-            writer.write(0, first)
-            build = _Build(make, writer, len(paths))
-            build.run()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(_INDEX))
-            self._sync_folder()
-        if found != 0:
-            build.replaced[0] = found
-        pairs = sorted(build.replaced.items())
-        root = os.path.realpath(root)
-        index = {**state, "root": root, "bytes": writer.bytes, "replaced": pairs}
-        with self._finished(_INDEX) as file:
-            _write_all(file, json.dumps(index).encode(), 0)
-        return build.replaced
-
-    def _remove_unfinished(self) -> None:
-        """What builders have left that were killed."""
-        for name in os.listdir(self._folder):
-            if name.startswith(_UNFINISHED):
-                os.unlink(self._path(name))
+        """Hold the lock of the folder. The kernel frees it when its holder dies."""
+        with self._explained():
+            lock = open(self._path(_LOCK), "ab")  # noqa: SIM115 (closed below)
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a fork has it open, too
 
     @contextlib.contextmanager
-    def _finished(self, name: str) -> Iterator[int]:
-        """A file that has its name only once it is on the disk."""
-        path = self._path(f"{_UNFINISHED}{name}")
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    def _explained(self) -> Iterator[None]:
+        """Add the argument and a remedy to errors of the folder."""
         try:
-            try:
-                yield file
-                os.fsync(file)
-            finally:
-                os.close(file)
-            os.rename(path, self._path(name))
-        except BaseException:
-            os.unlink(path)
-            raise
-        self._sync_folder()
+            yield
+        except OSError as error:
+            text = f"cache={self.argument!r}: {error.strerror} (pass a folder that can be written)"
+            raise type(error)(error.errno, text, error.filename or self._folder) from error
 
-    def _sync_folder(self) -> None:
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def _read(self, note: dict[str, Any], count: int) -> dict[int, int] | None:
+        """Return which rows were replaced, or None if the images are not there, damaged or old."""
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            with open(self._path(_IMAGES), "rb") as file:
+                shape, is_fortran, dtype = read_npy_header(file)
+                file.seek(int(np.prod(shape)), os.SEEK_CUR)
+                found = json.loads(file.read())
+            replaced = {int(row): int(other) for row, other in found.pop("replaced")}
+            version, options = found["version"], found["options"]
+            rows_are_there = all(0 <= row < count for pair in replaced.items() for row in pair)
+        except Exception:  # the file is not there; NumPy and json raise many types if it is damaged
+            return None
+        if version == _VERSION and options != note["options"]:
+            name = f"options of cache={self.argument!r}"
+            rule, remedy = f"those of its images, {options}", "pass another folder, or delete it"
+            raise ValueError(make_message(name, rule, note["options"], remedy))
+        is_array = shape[:1] + shape[3:] == (count, 3) and dtype == np.uint8 and not is_fortran
+        return replaced if is_array and rows_are_there and found == note else None
+
+    def _build(self, note: dict[str, Any], paths: Sequence[str], make: Make) -> dict[int, int]:
+        """Make the images, and return which rows were replaced."""
+        path, count = self._path(_UNFINISHED), len(paths)
+        first, source = make(0)
+        replaced = {} if source == 0 else {0: source}
+        try:
+            with self._explained():
+                images = np.lib.format.open_memmap(path, "w+", np.uint8, (count, *first.shape))
+                with open(path, "r+b") as file:  # a full disk is met here: later it is a SIGBUS
+                    os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
+            images[0] = first
+            self._fill(images, paths, make, replaced)
+            with self._explained():
+                images.flush()
+                with open(path, "ab") as file:
+                    pairs = sorted(replaced.items())
+                    file.write(json.dumps({**note, "replaced": pairs}).encode())
+                os.rename(path, self._path(_IMAGES))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        return replaced
+
+    def _fill(
+        self, images: Array, paths: Sequence[str], make: Make, replaced: dict[int, int]
+    ) -> None:
+        """Make all rows but the first, with a thread for each CPU."""
+        threads = len(os.sched_getaffinity(0))
+        is_over = threading.Event()
+
+        def work(first: int) -> None:
+            for row in range(first, len(images), threads):
+                if is_over.is_set():
+                    return
+                image, source = make(row)
+                if image.shape != images.shape[1:]:
+                    sizes = ["{} x {}".format(*shape) for shape in (image.shape, images.shape[1:])]
+                    raise ValueError(
+                        f"cache= needs images of one size, got {sizes[0]} in {paths[row]!r} and "
+                        f"{sizes[1]} in {paths[0]!r} (begin the transform with "
+                        "Resize((height, width)), or with Resize(size) and CenterCrop(size))"
+                    )
+                images[row] = image
+                if source != row:
+                    replaced[row] = source
+
+        with ThreadPoolExecutor(threads, "fastloop-cache") as pool:
+            rest = [pool.submit(work, 1 + i) for i in range(threads)]
+            try:
+                wait(rest, return_when=FIRST_EXCEPTION)
+            finally:  # after Ctrl-C, too
+                is_over.set()
+        for done in rest:
+            done.result()

@@ -2,87 +2,87 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
-from importlib import import_module
+from itertools import takewhile
 from typing import Any
 
 import torch
 
+from fastloop.base.checks import make_message, read_choice, read_int
 from fastloop.data.arrays import ArrayDataset, read_item
-from fastloop.data.batch_memory import find_places
+from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Array
 from fastloop.data.image_folder.cache import ImageCache
-from fastloop.data.image_folder.decode import AutoDecoder, Decode, check_image, name_of, read_image
-from fastloop.data.image_folder.files import find_classes, find_samples, read_extensions, read_root
-from fastloop.data.samplers import check_int
-from fastloop.data.tokens.arguments import check_choice
-from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype, is_own
+from fastloop.data.image_folder.decode import (
+    AutoDecoder,
+    Decode,
+    check_image,
+    find_module,
+    name_of,
+    read_image,
+)
+from fastloop.data.transforms.dataset_transform import SizedPlans, compile_transform
+from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype
 from fastloop.data.transforms.plan import OUT_LAYOUTS, Geometry, Values
-from fastloop.data.transforms.sized_plans import SizedPlans
-from fastloop.data.transforms.torchvision import UntranslatedError, translate
 
-_MOST_SKIPPED = 32  # files in a row; more are no accident
-
-
-class _Skipped:
-    """Which files were skipped, in all processes that have the dataset: a byte for each, which all
-    that write to it set to 1."""
-
-    def __init__(self, flags: torch.Tensor) -> None:
-        if not flags.is_shared():  # type: ignore[no-untyped-call]
-            flags.share_memory_()  # type: ignore[no-untyped-call]
-        self.flags = flags
-        self._appended: set[int] = set()  # in this process, of files that ``samples`` has got since
-
-    def add(self, row: int, error: Exception) -> None:
-        if not self.rows():
-            warnings.warn(
-                f"ImageFolder skips {error}; the file after it takes its place. skipped_files "
-                "lists this and any that follow",
-                stacklevel=2,
-            )
-        if row < len(self.flags):
-            self.flags[row] = 1
-        else:
-            self._appended.add(row)
-
-    def rows(self) -> list[int]:
-        return [*self.flags.nonzero().flatten().tolist(), *sorted(self._appended)]
-
-    def __reduce__(self) -> tuple[type[_Skipped], tuple[torch.Tensor]]:
-        return _Skipped, (self.flags,)
+_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+_MAX_SKIPPED = 32  # files in a row; more are not an accident
 
 
-def _read_decode(decode: Any) -> Decode:
-    if isinstance(decode, str) and decode == "auto":
-        return AutoDecoder()
-    if callable(decode) and not isinstance(decode, type):
-        return decode  # type: ignore[no-any-return]
-    raise TypeError(
-        f"decode={decode!r} is neither 'auto' nor a function; pass one from the bytes of a file to "
-        "a numpy.ndarray of uint8 and shape [height, width, 3]"
-    )
+def _read_function(name: str, value: Any, words: Sequence[str], rule: str) -> Any:
+    """Return `value` if it is a function or one of the words; a class is neither."""
+    is_function = callable(value) and not isinstance(value, type)
+    if not is_function and not (isinstance(value, str) and value in words):
+        raise TypeError(make_message(name, rule, value))
+    return value
 
 
-def _read_on_error(on_error: Any) -> Any:
-    if callable(on_error) and not isinstance(on_error, type):
-        return on_error
-    if isinstance(on_error, str) and on_error in ("raise", "skip"):
-        return on_error
-    raise TypeError(
-        f"on_error={on_error!r} is none of 'raise', 'skip' and a function; pass a function from "
-        "(path, error) to an image of uint8 and shape [height, width, 3]"
-    )
+def _read_extensions(extensions: Any) -> tuple[str, ...]:
+    """Return the extensions in lower case, as names of files are compared."""
+    if extensions is None:
+        return _EXTENSIONS
+    given = (extensions,) if isinstance(extensions, str) else tuple(extensions)
+    if not given or not all(isinstance(name, str) and name.startswith(".") for name in given):
+        raise ValueError(make_message("extensions", "a list of names such as '.jpg'", extensions))
+    return tuple(name.lower() for name in given)
 
 
-def _check_transform(transform: Any) -> None:
-    if isinstance(transform, type) or not callable(transform):
-        raise TypeError(
-            f"transform={transform!r} cannot be called; pass an operation of fastloop.transforms, "
-            "Compose([...]) of several, or what torchvision's ImageFolder takes"
+def _list_classes(root: str) -> list[str]:
+    """List the folders in the root, sorted."""
+    with os.scandir(root) as entries:
+        classes = sorted(entry.name for entry in entries if entry.is_dir())
+    if not classes:
+        raise FileNotFoundError(f"Couldn't find any class folder in {root}.")
+    return classes
+
+
+def _list_samples(
+    root: str, classes: Sequence[str], extensions: tuple[str, ...]
+) -> list[tuple[str, int]]:
+    """List (path, number of the class) of each file with one of the extensions, at any depth and
+    behind links, in torchvision's order."""
+    samples: list[tuple[str, int]] = []
+    empty = []
+    for target, name in enumerate(classes):
+        before = len(samples)
+        # torchvision sorts the triples of os.walk, so a folder comes before its contents.
+        for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True)):
+            samples += [
+                (os.path.join(folder, file), target)
+                for file in sorted(files)
+                if file.lower().endswith(extensions)
+            ]
+        if len(samples) == before:
+            empty.append(name)
+    if empty:
+        raise FileNotFoundError(
+            f"Found no valid file for the classes {', '.join(empty)}. "
+            f"Supported extensions are: {', '.join(extensions)}"
         )
+    return samples
 
 
 class ImageFolder(EpochDataset):
@@ -92,18 +92,16 @@ class ImageFolder(EpochDataset):
         root: the folder with a folder for each class.
         transform: an operation or a ``Compose`` of ``fastloop.transforms``, or of torchvision's
             ``v2``, which is translated: C does it, and its random parameters are a function of
-            (seed, epoch, index, view). Any other callable gets what torchvision's ImageFolder
-            gives it, a ``PIL.Image`` in RGB, in Python. None: images as they are.
-        decode: ``"auto"``: simplejpeg where installed, else torchcodec or torchvision for JPEG,
-            and Pillow, chosen by what is in the file;
+            (seed, epoch, index, view). Any other callable gets a ``PIL.Image`` in RGB, as from
+            torchvision's ImageFolder, in Python. None: images unchanged.
+        decode: ``"auto"``: simplejpeg for JPEG if it is installed, and Pillow;
             or a function from the bytes of a file to a ``numpy.ndarray`` of uint8 and shape
-            [height, width, 3], RGB. It should release the interpreter lock. What it returns is
-            read before its next call in the same thread, so it may use memory again.
+            [height, width, 3], RGB. It should release the interpreter lock. Its result is read
+            before its next call in the same thread, so it may use memory again.
         extensions: of files that are images, ``[".jpg", ...]``; None: torchvision's.
-        on_error: of a file that cannot be read or decoded. ``"raise"``; ``"skip"``: the image and
-            the class of the next file in ``samples`` that can be take its place, so batches keep
-            their size, and ``skipped_files`` lists it; or a function that is given (path, error)
-            and returns an image to take its place, as of ``decode``.
+        on_error: for a file that cannot be read or decoded. ``"raise"``; ``"skip"``: image and
+            class of the next file in ``samples`` that can be read take its place, so batches keep
+            their size; or a function from (path, error) to an image to take its place.
         cache: ``"u8:<folder>"``: all images, decoded and through the ``Resize`` and ``CenterCrop``
             that ``transform`` begins with, are written to a file in that folder before this
             returns, unless they are there; from then on loaders read them as arrays.
@@ -114,16 +112,18 @@ class ImageFolder(EpochDataset):
         classes, class_to_idx: the names of the classes, and the number of each.
         samples, imgs: a list of (path, number of the class).
         targets: a list of the numbers of the classes.
+        skipped_files: the files that ``on_error="skip"`` has replaced in this process, in the
+            order in which they were met, and those that were replaced in the cache.
 
-    Sample ``i`` is (image, number of its class): a tensor, uint8 of shape [3, height, width] where
-    no transform makes it something else, and an int. Sample ``(i, view)``, view 0 to 255, is
-    another random result for image ``i``. Works in ``torch.utils.data.DataLoader``, too, with the
-    same bits; call ``set_epoch()`` before each epoch there.
+    Sample ``i`` is (image, number of its class): a tensor, uint8 of shape [3, height, width]
+    unless a transform changes that, and an int. Sample ``(i, view)``, view 0 to 255, is another
+    random result for image ``i``. Works in ``torch.utils.data.DataLoader``, too, with the same
+    bits; call ``set_epoch()`` before each epoch there.
 
     Raises:
         FileNotFoundError: no root, no class in it, or no image in a class.
-        TypeError, ValueError: arguments that cannot be, with the remedy; with a cache, images of
-            different sizes, or a folder that has the cache of other options.
+        TypeError, ValueError: wrong arguments; with a cache, images of different sizes, or a
+            folder that has the cache of other options.
         ImportError: neither simplejpeg nor Pillow is installed.
         OSError: from samples: a file that cannot be read or decoded. It names path and decoders.
     """
@@ -140,70 +140,50 @@ class ImageFolder(EpochDataset):
         out_layout: str = "CHW",
         seed: int = 0,
     ) -> None:
-        self.root = read_root(root)
-        self.extensions = read_extensions(extensions)
-        self._seed = check_int("seed", seed, 0, 2**64)
-        check_choice("out_layout", out_layout, OUT_LAYOUTS)
-        self._out_layout = out_layout
-        self._decode = _read_decode(decode)
-        self._on_error = _read_on_error(on_error)
+        self.root = os.path.expanduser(os.fsdecode(root))
+        self.extensions = _read_extensions(extensions)
+        self._seed = read_int("seed", seed, 0, 2**64 - 1)
+        self._out_layout = read_choice("out_layout", out_layout, OUT_LAYOUTS)
+        rule = "'auto', or a function from bytes to an array [height, width, 3] of uint8"
+        decode = _read_function("decode", decode, ("auto",), rule)
+        self._decode: Decode = AutoDecoder() if isinstance(decode, str) else decode
+        rule = "'raise', 'skip', or a function from (path, error) to an image"
+        self._on_error = _read_function("on_error", on_error, ("raise", "skip"), rule)
         self._transform = transform
         self._plans, self._untranslated = self._compile(transform)
-        store = ImageCache(cache) if cache is not None else None
-        if store is not None:
-            store.check_outside(self.root)
-        self.classes, self.class_to_idx = find_classes(self.root)
-        self.samples = find_samples(self.root, self.class_to_idx, self.extensions)
+        self.classes = _list_classes(self.root)
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.samples = _list_samples(self.root, self.classes, self.extensions)
         self.imgs = self.samples
         self.targets = [target for _, target in self.samples]
-        self._skipped: _Skipped | None = None
-        if self._on_error == "skip":
-            flags = torch.zeros(len(self.samples), dtype=torch.uint8, device="cpu")
-            self._skipped = _Skipped(flags)
-        self._epoch = Epoch() if self._plans is not None and self._plans.is_random else None
-        self._cached: ArrayDataset | None = None
+        self.skipped_files: list[str] = []
+        is_random = self._plans is not None and any(op.is_random for op in self._plans.ops)
+        self._epoch = Epoch() if is_random else None
         self._baked: tuple[Geometry | Values, ...] = ()
-        if store is not None:
-            self._cached = self._open_cache(store)
+        self._cached = None if cache is None else self._open_cache(cache)
 
     def _compile(self, transform: Any) -> tuple[SizedPlans | None, str]:
-        """The plans, or None and why there are none."""
-        chain: tuple[Geometry | Values, ...] = ()
-        try:
-            if transform is not None:
-                _check_transform(transform)
-                chain = tuple(part for op in translate(transform) for part in op._chain())
-            return SizedPlans(chain, self._out_layout, self._seed), ""
-        except UntranslatedError as error:
-            reason = str(error)
-        except (TypeError, ValueError) as error:
-            if is_own(transform) or not callable(transform) or isinstance(transform, type):
-                raise
-            reason = str(error)  # torchvision may do what C cannot
+        """Return the plans, or None and why C cannot do the transform."""
+        if transform is None:
+            return SizedPlans((), self._out_layout, self._seed), ""
+        rule = "an operation of fastloop.transforms, Compose([...]) of several, or a function"
+        _read_function("transform", transform, (), rule)
+        plans, reason = compile_transform(
+            transform, lambda chain: SizedPlans(chain, self._out_layout, self._seed)
+        )
+        if plans is not None:
+            return plans, ""
         if self._out_layout != "CHW":
-            raise ValueError(
-                f"out_layout={self._out_layout!r} is for transforms that C does, and {reason}; "
-                "leave out_layout out"
-            )
-        try:
-            import_module("PIL.Image")
-        except ImportError as error:
-            raise ImportError(
-                f"transform is called with a PIL.Image, because {reason}; pip install pillow"
-            ) from error
+            rule = f"'CHW' if C does not do the transform: {reason}"
+            raise ValueError(make_message("out_layout", rule, self._out_layout))
+        if find_module("PIL.Image") is None:
+            raise ImportError(f"transform needs a PIL.Image, because {reason} (pip install pillow)")
         return None, reason
 
     @property
     def transform(self) -> Any:
-        """As it was given. It was compiled then, so another is for another dataset."""
+        """The transform that was given. Read-only: it was compiled then."""
         return self._transform
-
-    @transform.setter
-    def transform(self, transform: Any) -> None:
-        raise AttributeError(
-            "the transform of an ImageFolder is compiled when it is made; make another ImageFolder "
-            "with this one, and take the same Subset of it"
-        )
 
     def _size_remedy(self) -> str:
         return (
@@ -217,70 +197,66 @@ class ImageFolder(EpochDataset):
         return len(self.samples)
 
     def __getitem__(self, index: Any) -> tuple[Any, int]:
-        row, view = read_item(index, len(self))
-        return self._sample(row, view, None)
+        return self._sample(*read_item(index, len(self)))
 
     def __getitems__(self, indices: Sequence[Any]) -> list[tuple[Any, int]]:
         plan = self._plans.whole if self._plans is not None and self._cached is None else None
-        if self._out_layout == "channels_last":  # which torch's collate stacks in another layout
+        if self._out_layout == "channels_last":  # torch's collate stacks these in another layout
             plan = None
         like = plan.empty() if plan is not None else None
-        with find_places(like, len(indices)) as places:
-            # One by one: a thread that is to end stops between two samples (workers/threads.py).
+        with borrow_places(like, len(indices)) as places:
+            # One by one: a thread that is closed stops between two samples (workers/threads.py).
             return [
                 self._sample(*read_item(index, len(self)), place)
                 for index, place in zip(indices, places, strict=True)
             ]
 
-    def _sample(self, row: int, view: int, place: torch.Tensor | None) -> tuple[Any, int]:
+    def _sample(self, row: int, view: int, place: torch.Tensor | None = None) -> tuple[Any, int]:
         arrays = self._arrays
         if arrays is not None:
             image, target = arrays[row, view]
             return image, int(target)
-        pixels, found = self._read(row)
-        target = self.samples[found][1]
+        pixels, source = self._read(row)
+        target = self.samples[source][1]
         if self._plans is None:
-            assert self._transform is not None
-            return self._transform(import_module("PIL.Image").fromarray(pixels)), target
-        epoch = self._epoch_now()
-        return self._plans.write(pixels, place, row, epoch, view), target
+            return self._transform(find_module("PIL.Image").fromarray(pixels)), target
+        plan = self._plans.plan_for(pixels.shape)
+        return plan.apply(pixels, row, self._epoch_now(), view, place), target
 
     def _read(self, row: int) -> tuple[Array, int]:
-        """The image of a row, and the row of the file that it comes from."""
-        path = self.samples[row][0]
-        try:
-            return read_image(self._decode, path), row
-        except OSError as error:
-            if self._on_error == "raise":
-                raise
-            if self._skipped is not None:
-                return self._read_next(row, error, self._skipped)
+        """Return the image of a row, and the row of the file that it comes from."""
+        first: OSError | None = None
+        tries = min(_MAX_SKIPPED, len(self)) if self._on_error == "skip" else 1
+        for source in range(row, row + tries):
+            path = self.samples[source % len(self)][0]
             try:
-                image = self._on_error(path, error)
-            except StopIteration as end:  # which a loop over batches would take for its own
-                who = f"on_error={name_of(self._on_error)}"
-                raise RuntimeError(f"{who} raised StopIteration for {path!r}") from end
-            return check_image(image, f"on_error={name_of(self._on_error)}", path), row
-
-    def _read_next(self, row: int, first: OSError, skipped: _Skipped) -> tuple[Array, int]:
-        """The image of the next file that can be read."""
-        skipped.add(row, first)
-        tries = min(_MOST_SKIPPED, len(self))
-        for step in range(1, tries):
-            found = (row + step) % len(self)
-            try:
-                return read_image(self._decode, self.samples[found][0]), found
+                return read_image(self._decode, path), source % len(self)
             except OSError as error:
-                skipped.add(found, error)
+                if self._on_error == "raise":
+                    raise
+                if self._on_error != "skip":
+                    return self._replace(path, error), row
+                self._note_skipped(path, error)
+                first = first or error
         raise OSError(f"{first}; nor can the {tries - 1} files after it be read") from first
 
-    @property
-    def skipped_files(self) -> list[str]:
-        """The files that ``on_error="skip"`` has skipped so far, in worker processes, too; of those
-        that were appended to ``samples`` those of this process."""
-        if self._skipped is None:
-            return []
-        return [self.samples[row][0] for row in self._skipped.rows() if row < len(self)]
+    def _replace(self, path: str, error: OSError) -> Array:
+        who = f"on_error={name_of(self._on_error)}"
+        try:
+            image = self._on_error(path, error)
+        except StopIteration as end:  # would end a loop over batches without an error
+            raise RuntimeError(f"{who} raised StopIteration for {path!r}") from end
+        return check_image(image, who, path)
+
+    def _note_skipped(self, path: str, error: object) -> None:
+        if not self.skipped_files:
+            warnings.warn(
+                f"ImageFolder skips {error}; the file after it takes its place. skipped_files "
+                "lists this and any that follow in this process",
+                stacklevel=2,
+            )
+        if path not in self.skipped_files:
+            self.skipped_files.append(path)
 
     # ---- the cache
 
@@ -290,45 +266,37 @@ class ImageFolder(EpochDataset):
         arrays = self._cached
         if arrays is not None and len(arrays) != len(self.samples):
             raise RuntimeError(
-                f"samples has {len(self.samples)} files, and the cache {len(arrays)} images; take "
-                "a torch.utils.data.Subset of the dataset rather than change its samples"
+                f"samples must have the {len(arrays)} files of the cache, got {len(self.samples)} "
+                "(take a torch.utils.data.Subset in place of changing samples)"
             )
         return arrays
 
-    def _open_cache(self, store: ImageCache) -> ArrayDataset:
+    def _open_cache(self, argument: Any) -> ArrayDataset:
         if self._plans is None:
-            raise ValueError(
-                f"cache={store.argument!r} is for transforms that C does, and "
-                f"{self._untranslated}; leave cache out"
-            )
+            rule = f"None if C does not do the transform: {self._untranslated}"
+            raise ValueError(make_message("cache", rule, argument))
         ops = self._plans.ops
-        kept = next((i for i, op in enumerate(ops) if type(op) not in (Resize, CenterCrop)), None)
-        kept = len(ops) if kept is None else kept
-        self._baked, rest = ops[:kept], ops[kept:]
-        baked = SizedPlans(self._baked, "HWC", 0)
+        self._baked = tuple(takewhile(lambda op: type(op) in (Resize, CenterCrop), ops))
+        baked, rest = SizedPlans(self._baked, "HWC", 0), ops[len(self._baked) :]
 
         def make(row: int) -> tuple[Array, int]:
-            pixels, found = self._read(row)
+            pixels, source = self._read(row)
             if self._baked:
-                pixels = baked.write(pixels, None, 0, 0, 0).numpy()
-            return pixels, found
+                pixels = baked.plan_for(pixels.shape).apply(pixels, 0).numpy()
+            return pixels, source
 
         on_error = self._on_error
-        path, replaced = store.open(
-            self.root,
-            [path for path, _ in self.samples],
-            {
-                "decode": name_of(self._decode),
-                "transform": [repr(op) for op in self._baked],
-                "on_error": on_error if isinstance(on_error, str) else name_of(on_error),
-            },
-            make,
-        )
+        options = {
+            "decode": name_of(self._decode),
+            "transform": [repr(op) for op in self._baked],
+            "on_error": on_error if isinstance(on_error, str) else name_of(on_error),
+        }
+        cache = ImageCache(argument, self.root)
+        path, replaced = cache.open([path for path, _ in self.samples], options, make)
         targets = torch.tensor(self.targets, dtype=torch.int64, device="cpu")
-        for row, found in replaced.items():
-            targets[row] = self.targets[found]
-        if self._skipped is not None:
-            self._skipped.flags[list(replaced)] = 1
+        for row, source in replaced.items():
+            targets[row] = self.targets[source]
+        self.skipped_files = [self.samples[row][0] for row in sorted(replaced)]
         arrays = ArrayDataset(
             path,
             targets,
@@ -343,8 +311,9 @@ class ImageFolder(EpochDataset):
     # ---- reports
 
     def params(self, index: int, epoch: int | None = None, view: int = 0) -> list[dict[str, Any]]:
-        """The random parameters of a sample: one dict for each operation, in order. Reads the file,
-        because they depend on the size of the image.
+        """Return the random parameters of a sample: one dict for each operation, in order.
+
+        Reads the file, because they depend on the size of the image.
 
         Args:
             index: of the sample.
@@ -355,37 +324,30 @@ class ImageFolder(EpochDataset):
             why = self._untranslated or "there is none"
             raise TypeError(f"params() is for transforms that C does; {why}")
         row, view = read_item((index, view), len(self))
-        if epoch is None:
-            epoch = self._epoch_now()
-        epoch = check_epoch(epoch)
+        epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
         arrays = self._arrays
         if arrays is not None:
-            baked = [{"op": type(op).__name__} for op in self._baked]
-            is_whole = len(self._baked) == len(self._plans.ops)
-            return baked if is_whole else baked + arrays.params(row, epoch, view)
+            baked: list[dict[str, Any]] = [{"op": type(op).__name__} for op in self._baked]
+            return (baked + arrays.params(row, epoch, view))[: len(self._plans.ops)]
         pixels, _ = self._read(row)
-        return self._plans.of(pixels.shape).params(row, epoch, view, pixels.shape[:2])
+        return self._plans.plan_for(pixels.shape).params(row, epoch, view, pixels.shape[:2])
 
     def explain(self) -> str:
-        """Who decodes, where each operation runs, and why; and whose the random parameters are."""
-        decoder = self._decode
-        who = decoder.name if isinstance(decoder, AutoDecoder) else name_of(decoder)
-        lines = [
-            f"{len(self)} files of {len(self.classes)} classes in {self.root!r}",
-            f"decode: {who}, in the worker that loads the sample, or where dataset[i] is asked for",
-        ]
-        if self._plans is None:
-            lines.append(
-                "transform: Python, with a PIL.Image, and random numbers of the process, because "
-                f"{self._untranslated}"
-            )
-            return "\n".join(lines)
+        """Return a text: the decoders, where each operation runs and why, the random parameters."""
+        lines = [f"{len(self)} files of {len(self.classes)} classes in {self.root!r}"]
         if self._cached is not None:
-            lines[1] = f"decoded: {self._cached!r}"
+            lines.append(f"decoded: {self._cached!r}")
             lines += [f"  {op!r}: done in the cache" for op in self._baked]
             return "\n".join([*lines, self._cached.explain()])
-        lines.append(f"transform: by C, behind the decoder, to {self._out_layout}")
-        lines += [f"  {op!r}: {op.work}" for op in self._plans.ops]
+        who = self._decode.name if isinstance(self._decode, AutoDecoder) else name_of(self._decode)
+        where = "in the worker that loads the sample, or where dataset[i] is asked for"
+        lines.append(f"decode: {who}, {where}")
+        if self._plans is None:
+            numbers = "with a PIL.Image, and random numbers of the process"
+            lines.append(f"transform: Python, {numbers}, because {self._untranslated}")
+        else:
+            lines.append(f"transform: by C, behind the decoder, to {self._out_layout}")
+            lines += [f"  {op!r}: {op.work}" for op in self._plans.ops]
         if self._epoch is not None:
             lines.append(f"random parameters: seed {self._seed}, {self._epoch.explain()}")
         return "\n".join(lines)

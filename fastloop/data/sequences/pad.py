@@ -1,19 +1,20 @@
 """PadCollate and PackCollate: samples with sequences of different length as batches.
 
-Sequences are written by C (``Collate``) where they are lists of plain numbers, arrays or
-tensors, and by torch's functions otherwise; the results are the same.
+C writes the sequences (``Collate``) if they are lists of plain numbers, arrays or tensors; torch's
+functions do otherwise, with the same results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
 
 from fastloop._core import Collate
+from fastloop.base.checks import make_message, read_choice, read_optional_int
 from fastloop.base.torch_parts import default_collate
 from fastloop.data.collate import make_collate
 from fastloop.data.sequences.sample_fields import (
@@ -21,9 +22,8 @@ from fastloop.data.sequences.sample_fields import (
     SampleField,
     as_tensors,
     check_element,
-    check_padding,
+    is_number,
     make_fill,
-    read_count,
     take_apart,
 )
 
@@ -43,13 +43,16 @@ def _collate_others(field: SampleField, core: Collate | None) -> Any:
 
 
 class SequenceCollate:
-    """What both classes share: where batches are built.
+    """The base of both classes: where batches are built.
 
-    ``collate`` is given a ``Collate``, whose memory the tensors are made in; loaders of
-    fastloop pass theirs. With None, torch's functions do everything.
+    ``collate`` is given a ``Collate``, in whose memory it makes the tensors; loaders of fastloop
+    pass theirs. With None, torch's functions do everything.
     """
 
     _own: Collate | None = None  # for calls by others
+
+    def __init__(self) -> None:
+        self._elements: dict[Any, bytes] = {}  # of padding, by key and dtype
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         if self._own is None:
@@ -57,11 +60,13 @@ class SequenceCollate:
         return self.collate(self._own, samples)
 
     def collate(self, core: Collate | None, samples: Sequence[Any]) -> Any:
+        """Return the batch of these samples."""
         if core is not None and not core.begin():
             core = None
-        return self._collate(core, take_apart(samples))
+        fields = take_apart(samples)
+        return fields.join(self._make_outputs(core, fields))
 
-    def _collate(self, core: Collate | None, fields: Fields) -> Any:
+    def _make_outputs(self, core: Collate | None, fields: Fields) -> dict[Hashable, Any]:
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,28 +81,28 @@ class SequenceCollate:
 # ---- padding
 
 
-def _check_name(argument: str, value: Any, name: str) -> str:
-    """The name of an output, or "" for none."""
+def _read_name(argument: str, value: Any, name: str) -> str:
+    """Return the name of an output, or "" for none."""
     if isinstance(value, bool):
         return name if value else ""
     if isinstance(value, str) and value:
         return value
-    raise TypeError(f"{argument}={value!r} is no bool and no name; pass True, False or a name")
+    raise TypeError(make_message(argument, "True, False or a name", value))
 
 
 class PadCollate(SequenceCollate):
     """A ``collate_fn`` that pads sequences to the longest in a batch.
 
     Args:
-        padding_value: a number, or a dict of numbers by key (by place for tuples). Under a number,
-            and for keys that a dict does not have, labels are padded with -100, masks with 0; see
-            below.
+        padding_value: a number, or a dict of numbers by key (by place for tuples). With a number,
+            and for keys that the dict lacks, labels are padded with -100, masks with 0; see below.
         padding_side: ``"right"`` or ``"left"``: where padding goes.
         pad_to_multiple_of: widths are rounded up to a multiple of this.
         max_length: sequences are cut to their first ``max_length`` elements.
-        return_mask: int64 ``[batch, width]``, 1 at elements and 0 at padding, called
-            ``"attention_mask"``, or by the name given.
-        return_lengths: int64 ``[batch]``, called ``"lengths"``, or by the name given.
+        return_mask: whether batches have a mask, int64 ``[batch, width]``, 1 at elements and 0 at
+            padding. It is called ``"attention_mask"``, or by the name given here.
+        return_lengths: whether batches have the lengths, int64 ``[batch]``. They are called
+            ``"lengths"``, or by the name given here.
 
     A sample is a dict or a tuple of fields, or one sequence. Fields of sequences (lists of numbers,
     1-D arrays or tensors) come out as ``[batch, width]``, each of its own width; other fields as
@@ -113,7 +118,7 @@ class PadCollate(SequenceCollate):
 
     Raises:
         TypeError, ValueError: arguments, when made; when called, samples that are not alike, values
-            that are no sequences, a padding value that a dtype does not have.
+            that are not sequences, a padding value that a dtype cannot hold.
     """
 
     def __init__(
@@ -125,28 +130,27 @@ class PadCollate(SequenceCollate):
         return_mask: bool | str = False,
         return_lengths: bool | str = False,
     ) -> None:
+        super().__init__()
         if isinstance(padding_value, Mapping):
-            for key, value in padding_value.items():
-                check_padding(f"padding_value[{key!r}]", value)
             padding_value = dict(padding_value)
-        else:
-            check_padding("padding_value", padding_value)
-        if padding_side not in ("right", "left"):
-            raise ValueError(f"padding_side={padding_side!r} is not 'right' or 'left'")
+        values = padding_value.values() if isinstance(padding_value, dict) else [padding_value]
+        if not all(map(is_number, values)):
+            rule = "a number, or a dict of numbers by key"
+            raise TypeError(make_message("padding_value", rule, padding_value))
         self.padding_value = padding_value
-        self.padding_side = padding_side
-        self.pad_to_multiple_of = read_count("pad_to_multiple_of", pad_to_multiple_of, 1)
-        self.max_length = read_count("max_length", max_length, 1)
+        self.padding_side = read_choice("padding_side", padding_side, ("right", "left"))
+        self.pad_to_multiple_of = read_optional_int("pad_to_multiple_of", pad_to_multiple_of, 1)
+        self.max_length = read_optional_int("max_length", max_length, 1)
         self.return_mask = return_mask
         self.return_lengths = return_lengths
-        self._mask = _check_name("return_mask", return_mask, "attention_mask")
-        self._lengths = _check_name("return_lengths", return_lengths, "lengths")
+        self._mask = _read_name("return_mask", return_mask, "attention_mask")
+        self._lengths = _read_name("return_lengths", return_lengths, "lengths")
         if self._mask and self._mask == self._lengths:
             raise ValueError(f"return_mask and return_lengths have one name, {self._mask!r}")
-        self._elements: dict[Any, bytes] = {}  # of padding, by key and dtype
 
-    def _collate(self, core: Collate | None, fields: Fields) -> Any:
-        main, outputs = fields.main(), dict[Hashable, Any]()
+    def _make_outputs(self, core: Collate | None, fields: Fields) -> dict[Hashable, Any]:
+        main = fields.main()
+        outputs: dict[Hashable, Any] = {}
         has_mask = bool(self._mask) and not fields.has(self._mask)
         has_lengths = bool(self._lengths) and not fields.has(self._lengths)
         mask = lengths = None
@@ -156,60 +160,45 @@ class PadCollate(SequenceCollate):
             elif field is main:
                 outputs[field.name], mask, lengths = self._pad(core, field, has_mask, has_lengths)
             else:
-                outputs[field.name] = self._pad(core, field, False, False)[0]
+                outputs[field.name], _, _ = self._pad(core, field, False, False)
         if has_mask:
             outputs[self._mask] = mask
         if has_lengths:
             outputs[self._lengths] = lengths
-        return fields.join(outputs)
+        return outputs
 
     def _pad(
         self, core: Collate | None, field: SampleField, has_mask: bool, has_lengths: bool
     ) -> Any:
-        """The tuple (padded, mask or None, lengths or None)."""
-        value = field.padding(self.padding_value, self._mask)
-        is_int64 = field.is_int64(self._mask)
+        """Return the tuple (padded, mask or None, lengths or None)."""
+        value, is_int64 = field.padding(self.padding_value, self._mask), field.is_int64(self._mask)
+        is_left, multiple = self.padding_side == "left", self.pad_to_multiple_of or 1
         if core is not None:
-            result = core.pad(
-                field.values,
-                make_fill(field, value, self._elements),
-                is_int64,
-                self.padding_side == "left",
-                self.pad_to_multiple_of or 1,
-                -1 if self.max_length is None else self.max_length,
-                has_mask,
-                has_lengths,
-                _float_bits(),
-            )
+            fill = make_fill(field, value, self._elements)
+            most = -1 if self.max_length is None else self.max_length
+            layout = field.values, fill, is_int64, is_left, multiple, most
+            result = core.pad(*layout, has_mask, has_lengths, _float_bits())
             if result is not NotImplemented:
                 return result
         tensors = [tensor[: self.max_length] for tensor in as_tensors(field, is_int64)]
-        value = check_element(field.of_sample(0), value, tensors[0].dtype)
-        return self._pad_by_torch(tensors, value, has_mask, has_lengths)
-
-    def _pad_by_torch(
-        self, tensors: list[torch.Tensor], value: Any, has_mask: bool, has_lengths: bool
-    ) -> Any:
-        sizes = [len(tensor) for tensor in tensors]
-        multiple = self.pad_to_multiple_of or 1
-        width = -(-max(sizes) // multiple) * multiple
+        width = -(-max(map(len, tensors)) // multiple) * multiple
+        value = check_element(field, value, tensors[0].dtype)
         padded = tensors[0].new_full((len(tensors), width), value)
-        mask = padded.new_zeros(padded.shape, dtype=torch.int64) if has_mask else None
-        for i, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
-            begin = width - size if self.padding_side == "left" else 0
-            padded[i, begin : begin + size] = tensor
-            if mask is not None:
-                mask[i, begin : begin + size] = 1
-        lengths = torch.tensor(sizes, device=padded.device) if has_lengths else None
-        return padded, mask, lengths
+        mask = padded.new_zeros(padded.shape, dtype=torch.int64)
+        for i, tensor in enumerate(tensors):
+            place = slice(width - len(tensor), None) if is_left else slice(len(tensor))
+            padded[i, place] = tensor
+            mask[i, place] = 1
+        lengths = torch.tensor(list(map(len, tensors)), device=padded.device)
+        return padded, mask if has_mask else None, lengths if has_lengths else None
 
 
-# ---- packing
+# ---- packing: C has the same errors, in fl_packing.c and fl_column_pack.c
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the sequences of a batch lie in the rows that are packed."""
+    """The places of the sequences of a batch in the rows that are packed."""
 
     count: int
     width: int
@@ -218,56 +207,53 @@ class Rows:
     lengths: list[int]
     bounds: list[int]  # of segments, padding too
 
-    def longest(self) -> int:
-        return max((end - begin for begin, end in pairwise(self.bounds)), default=0)
 
-
-def _lay_in_a_row(lengths: list[int]) -> Rows:
-    bounds = [0]
-    for length in lengths:
-        bounds.append(bounds[-1] + length)
-    return Rows(1, bounds[-1], list(range(len(lengths))), bounds[:-1], lengths, bounds)
-
-
-def lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
-    """First fit, in order; without ``max_tokens``, one row.
-
-    Raises:
-        ValueError: a sequence that is longer than a row.
-    """
-    if max_tokens is None:
-        return _lay_in_a_row(lengths)
+def _choose_rows(lengths: list[int], max_tokens: int) -> tuple[list[list[int]], list[int]]:
+    """Return the samples of each row, and the room that is left there."""
     rows: list[list[int]] = [[]]
-    used = [0]
+    room = [max_tokens]
     for i, length in enumerate(lengths):
         if length > max_tokens:
             raise ValueError(
                 f"sample {i} of the batch has {length} tokens, more than max_tokens={max_tokens}; "
                 "cut it, or pass a larger max_tokens"
             )
-        row = next((r for r, size in enumerate(used) if size + length <= max_tokens), len(rows))
+        row = next((row for row, free in enumerate(room) if length <= free), len(rows))
         if row == len(rows):
             rows.append([])
-            used.append(0)
+            room.append(max_tokens)
         rows[row].append(i)
-        used[row] += length
+        room[row] -= length
+    return rows, room
+
+
+def lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
+    """Lay each sequence in the first row with room for it; without ``max_tokens``, all in one row.
+
+    Raises:
+        ValueError: a sequence that is longer than a row.
+    """
+    if max_tokens is None:
+        rows, room, width = [[*range(len(lengths))]], [0], sum(lengths)
+    else:
+        rows, room = _choose_rows(lengths, max_tokens)
+        width = max_tokens
     starts, bounds = [], [0]
-    for row, samples in enumerate(rows):
+    for samples, free in zip(rows, room, strict=True):
         for i in samples:
             starts.append(bounds[-1])
             bounds.append(bounds[-1] + lengths[i])
-        end = (row + 1) * max_tokens
-        if bounds[-1] < end:
-            bounds.append(end)
-    order = [i for samples in rows for i in samples]
-    return Rows(len(rows), max_tokens, order, starts, [lengths[i] for i in order], bounds)
+        if free > 0:
+            bounds.append(bounds[-1] + free)
+    order = list(chain.from_iterable(rows))
+    return Rows(len(rows), width, order, starts, [lengths[i] for i in order], bounds)
 
 
 def _lengths_of(field: SampleField) -> list[int]:
     try:
         return [len(value) for value in field.values]
     except TypeError:
-        as_tensors(field, False)  # says which is none
+        as_tensors(field, False)  # names the value that is not a sequence
         raise
 
 
@@ -275,13 +261,14 @@ class PackCollate(SequenceCollate):
     """A ``collate_fn`` that lays sequences end to end, without padding between them.
 
     Args:
-        max_tokens: None: one row of all tokens, as ``DataCollatorWithFlattening`` makes it. Else
-            rows of so many: each sample goes into the first row that has room for it, and rows are
-            filled up with padding.
-        return_position_ids: int64, of the shape of the rows: 0, 1, 2, ... in each sequence.
-        return_cu_seqlens: where sequences begin, for attention of variable length: int32
-            ``[segments + 1]`` over the rows laid end to end, as ``"cu_seq_lens_q"`` and
-            ``"cu_seq_lens_k"``; the length of the longest as an int, ``"max_length_q"`` and
+        max_tokens: the tokens of a row. Each sample goes into the first row with room for it, and
+            rows are filled up with padding. None: one row of all tokens, as
+            ``DataCollatorWithFlattening`` makes it.
+        return_position_ids: whether batches have positions, int64 of the shape of the rows: 0, 1,
+            2, ... in each sequence.
+        return_cu_seqlens: whether batches say where sequences begin, for attention of variable
+            length: int32 ``[segments + 1]`` over the rows laid end to end, as ``"cu_seq_lens_q"``
+            and ``"cu_seq_lens_k"``; the length of the longest as an int, ``"max_length_q"`` and
             ``"max_length_k"``. The padding of a row is a segment of its own.
 
     Every field of sequences comes out as ``[rows, tokens]``; in a sample they have one length.
@@ -293,7 +280,8 @@ class PackCollate(SequenceCollate):
 
     Raises:
         TypeError, ValueError: arguments, when made; when called, samples that are not alike, values
-            that are no sequences, fields of different length, a sample longer than ``max_tokens``.
+            that are not sequences, fields of different length, a sample longer than
+            ``max_tokens``.
     """
 
     def __init__(
@@ -302,14 +290,16 @@ class PackCollate(SequenceCollate):
         return_position_ids: bool = True,
         return_cu_seqlens: bool = True,
     ) -> None:
-        self.max_tokens = read_count("max_tokens", max_tokens, 1)
+        super().__init__()
+        self.max_tokens = read_optional_int("max_tokens", max_tokens, 1)
         self.return_position_ids = bool(return_position_ids)
         self.return_cu_seqlens = bool(return_cu_seqlens)
-        self._elements: dict[Any, bytes] = {}  # of padding, by key and dtype
 
-    def _collate(self, core: Collate | None, fields: Fields) -> Any:
-        main, outputs = fields.main(), dict[Hashable, Any]()
-        rows = lay_in_rows(_lengths_of(main), self.max_tokens)
+    def _make_outputs(self, core: Collate | None, fields: Fields) -> dict[Hashable, Any]:
+        main = fields.main()
+        outputs: dict[Hashable, Any] = {}
+        lengths = _lengths_of(main)
+        rows = lay_in_rows(lengths, self.max_tokens)
         if rows.count * rows.width > _INT32_MAX:
             raise ValueError(
                 f"the batch has {rows.count * rows.width} tokens, more than cu_seqlens can count "
@@ -320,46 +310,33 @@ class PackCollate(SequenceCollate):
             if not field.holds_sequences:
                 outputs[field.name] = _collate_others(field, core)
             elif not (field.is_named and field.key == "attention_mask"):
-                self._check_lengths(field, main, rows)
+                own = _lengths_of(field)
+                if own != lengths:
+                    i = next(i for i in range(len(own)) if own[i] != lengths[i])
+                    raise ValueError(
+                        f"{field.of_sample(i)} has {own[i]} elements, but {main.key!r} has "
+                        f"{lengths[i]}; sequences of a sample are packed side by side and must "
+                        "have one length"
+                    )
                 outputs[field.name] = self._pack(core, field, rows, field.name == "labels")
         if is_hugging_face and "labels" not in outputs:
             labels = SampleField("labels", "labels", main.values, True, True)
             outputs["labels"] = self._pack(core, labels, rows, True)
         self._add_segments(core, fields, rows, outputs)
-        return fields.join(outputs)
-
-    def _check_lengths(self, field: SampleField, main: SampleField, rows: Rows) -> None:
-        if field is main:
-            return
-        lengths = _lengths_of(field)
-        for i, length in zip(rows.order, rows.lengths, strict=True):
-            if lengths[i] != length:
-                raise ValueError(
-                    f"{field.of_sample(i)} has {lengths[i]} elements, but {main.key!r} has "
-                    f"{length}; sequences of a sample are packed side by side and must have one "
-                    "length"
-                )
+        return outputs
 
     def _pack(self, core: Collate | None, field: SampleField, rows: Rows, is_label: bool) -> Any:
         value = LABEL_PADDING if is_label else field.padding(0)
         is_int64 = field.is_int64()
-        in_order = [field.values[i] for i in rows.order]
         if core is not None:
-            result = core.pack(
-                in_order,
-                rows.starts,
-                rows.lengths,
-                rows.count,
-                rows.width,
-                make_fill(field, value, self._elements, is_label),
-                is_int64,
-                is_label,
-                _float_bits(),
-            )
+            in_order = [field.values[i] for i in rows.order]
+            fill = make_fill(field, value, self._elements, is_label)
+            layout = rows.starts, rows.lengths, rows.count, rows.width
+            result = core.pack(in_order, *layout, fill, is_int64, is_label, _float_bits())
             if result is not NotImplemented:
                 return result
         tensors = as_tensors(field, is_int64)
-        value = check_element(field.of_sample(0), value, tensors[0].dtype, is_label)
+        value = check_element(field, value, tensors[0].dtype, is_label)
         packed = tensors[0].new_full((rows.count, rows.width), value)
         flat = packed.view(-1)
         for i, start, length in zip(rows.order, rows.starts, rows.lengths, strict=True):
@@ -372,16 +349,15 @@ class PackCollate(SequenceCollate):
         self, core: Collate | None, fields: Fields, rows: Rows, outputs: dict[Hashable, Any]
     ) -> None:
         has_positions = self.return_position_ids and not fields.has("position_ids")
-        is_dict = fields.kind is dict
-        copies = (2 if is_dict else 1) if self.return_cu_seqlens else 0
+        names = ["q", "k"] if fields.kind is dict else ["q"]
+        ends = names if self.return_cu_seqlens else []
         make = _segments_by_torch if core is None else core.segments
-        bounds, position_ids = make(rows.bounds, rows.count, rows.width, copies, has_positions)
+        bounds, position_ids = make(rows.bounds, rows.count, rows.width, len(ends), has_positions)
         if has_positions:
             outputs["position_ids"] = position_ids
-        if copies:
-            outputs.update(zip(("cu_seq_lens_q", "cu_seq_lens_k"), bounds, strict=False))
-            for name in ("max_length_q", "max_length_k")[:copies]:
-                outputs[name] = rows.longest()
+        longest = max((end - begin for begin, end in pairwise(rows.bounds)), default=0)
+        outputs |= {f"cu_seq_lens_{end}": each for end, each in zip(ends, bounds, strict=True)}
+        outputs |= {f"max_length_{end}": longest for end in ends}
 
 
 def _segments_by_torch(

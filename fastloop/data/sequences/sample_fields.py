@@ -1,9 +1,8 @@
-"""Batches of samples taken apart into fields: which of them hold sequences, what they are called in
-a batch, and with what they are padded. docs/sequences-collate.md says so in one piece."""
+"""Batches of samples taken apart into fields: which of them hold sequences, their names in a batch,
+and the values that pad them. docs/sequences-collate.md has the rules in one piece."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,43 +10,41 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastloop.base.checks import make_message
 from fastloop.base.tensors import DTYPES
 
 # Hugging Face's names, and the padding that its tokenizers and collators give them. Integers of
-# these names come out as int64; padding of input_ids and decoder_input_ids is the user's.
+# these names come out as int64. The user chooses the padding of input_ids and decoder_input_ids.
 _PADDING = {
-    "labels": -100,
-    "label": -100,
-    "label_ids": -100,
-    "attention_mask": 0,
-    "decoder_attention_mask": 0,
-    "token_type_ids": 0,
-    "position_ids": 0,
+    **dict.fromkeys(("labels", "label", "label_ids"), -100),
+    **dict.fromkeys(("attention_mask", "decoder_attention_mask"), 0),
+    **dict.fromkeys(("token_type_ids", "position_ids"), 0),
     "special_tokens_mask": 1,
 }
 _INT64 = {"input_ids", "decoder_input_ids", *_PADDING}
+_SEQUENCE = "a list of numbers, a 1-D array or a 1-D tensor"
 
 
 @dataclass
 class SampleField:
-    """The values at one place of the samples of a batch."""
+    """The values of one field in the samples of a batch."""
 
     key: Hashable  # in samples; 0 for bare sequences
     name: Hashable  # in the batch
     values: list[Any]
     holds_sequences: bool
-    is_named: bool  # in dicts, where names have a meaning
+    is_named: bool  # in dicts, whose names have a meaning
 
     def of_sample(self, i: int) -> str:
-        """How errors call a value."""
+        """Return the name of a value in errors."""
         return f"{self.key!r} of sample {i}" if self.is_named else f"place {self.key} of sample {i}"
 
     def is_int64(self, mask: str = "") -> bool:
-        """Whether its integers come out as int64. ``mask``: the name of the mask."""
+        """Tell whether the integers come out as int64. ``mask``: the name of the mask."""
         return self.is_named and (self.key in _INT64 or self.key == mask)
 
     def padding(self, given: Any, mask: str = "") -> Any:
-        """The value, of what is given as ``padding_value``."""
+        """Return the padding value, of the argument ``padding_value``."""
         if isinstance(given, Mapping):
             for key in (self.key, self.name):
                 if key in given:
@@ -66,22 +63,21 @@ class Fields:
     all: list[SampleField]
 
     def main(self) -> SampleField:
-        """Whose mask, lengths and segments a batch has."""
+        """Return the field that gives a batch its mask, lengths and segments."""
         sequences = [field for field in self.all if field.holds_sequences]
         if not sequences:
-            keys = ", ".join(repr(field.key) for field in self.all) or "none"
-            raise TypeError(
-                f"no field of the samples holds sequences (fields: {keys}); a sequence is a list "
-                "of numbers, a 1-D array or a 1-D tensor. Use torch's default collate without any"
-            )
+            keys = [field.key for field in self.all]
+            remedy = "for other samples, use torch's default collate"
+            raise TypeError(make_message("samples", f"of fields with {_SEQUENCE}", keys, remedy))
         named = (field for field in sequences if field.is_named and field.key == "input_ids")
         return next(named, sequences[0])
 
     def has(self, name: str) -> bool:
-        """Whether the batch has a field of this name."""
+        """Tell whether the batch has a field of this name."""
         return self.kind is dict and any(field.name == name for field in self.all)
 
     def join(self, outputs: dict[Hashable, Any]) -> Any:
+        """Return the batch of these outputs."""
         if self.kind is dict:
             return outputs
         values = list(outputs.values())
@@ -89,19 +85,27 @@ class Fields:
 
 
 def is_number(value: object) -> bool:
+    """Tell a number that a sequence may hold, bools and 0-d tensors included."""
     if isinstance(value, torch.Tensor):
         return value.ndim == 0
     return isinstance(value, (int, float, np.number, np.bool_))
 
 
 def _are_numbers(values: list[Any]) -> bool:
+    # The types of a long list are found ten times as fast as each number is looked at.
     return set(map(type, values)) <= {int, float, bool} or all(map(is_number, values))
 
 
 def is_sequence(value: object) -> bool:
+    """Tell a sequence; of a list, the first element decides."""
     if isinstance(value, (list, tuple)):
         return not value or is_number(value[0])
     return isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 1
+
+
+def _describe(value: object) -> str:
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    return f"{type(value).__name__}{shape}"
 
 
 def _kind_of(samples: Sequence[Any]) -> type:
@@ -110,20 +114,17 @@ def _kind_of(samples: Sequence[Any]) -> type:
         return dict
     if isinstance(first, tuple):
         return list
-    if isinstance(first, list):
+    if isinstance(first, list):  # a sequence, or fields: an empty list leaves it to the next
         full = next((sample for sample in samples if not isinstance(sample, list) or sample), [])
         return object if isinstance(full, list) and _are_numbers(full) else list
     if is_sequence(first):
         return object
-    shape = f" of shape {tuple(first.shape)}" if hasattr(first, "shape") else ""
-    raise TypeError(
-        f"sample 0 is a {type(first).__name__}{shape}; a sample is a dict or a tuple of fields, or "
-        "one sequence: a list of numbers, a 1-D array or a 1-D tensor"
-    )
+    rule = f"a dict or a tuple of fields, or {_SEQUENCE}"
+    raise TypeError(f"sample 0 must be {rule}, got {_describe(first)}")
 
 
 def _names_of(keys: Sequence[Hashable]) -> dict[Hashable, Hashable]:
-    """As DataCollatorWithPadding names them."""
+    """Return the name in the batch of each key, as DataCollatorWithPadding names it."""
     names = {key: key for key in keys}
     if "input_ids" in names and "labels" not in names:
         label = next((key for key in ("label", "label_ids") if key in names), None)
@@ -137,34 +138,28 @@ def _take_key(samples: Sequence[Any], key: Hashable) -> list[Any]:
         return [sample[key] for sample in samples]
     except (KeyError, TypeError, IndexError):
         for i, sample in enumerate(samples):
-            if not isinstance(sample, Mapping):
-                raise TypeError(
-                    f"sample {i} is a {type(sample).__name__}, but sample 0 is a dict; samples of "
-                    "a batch must be alike"
+            if not isinstance(sample, Mapping) or key not in sample:
+                error = KeyError if isinstance(sample, Mapping) else TypeError
+                raise error(
+                    f"sample {i} must be a dict with {key!r}, as sample 0 is, got a "
+                    f"{_describe(sample)}"
                 ) from None
-            if key not in sample:
-                raise KeyError(f"sample {i} has no {key!r}, but sample 0 has") from None
         raise
 
 
 def _take_places(samples: Sequence[Any]) -> list[list[Any]]:
     size = len(samples[0])
     for i, sample in enumerate(samples):
-        if not isinstance(sample, (tuple, list)):
-            raise TypeError(
-                f"sample {i} is a {type(sample).__name__}, but sample 0 is a "
-                f"{type(samples[0]).__name__}; samples of a batch must be alike"
-            )
-        if len(sample) != size:
-            raise ValueError(
-                f"sample {i} has {len(sample)} fields, but sample 0 has {size}; samples of a "
-                "batch must be alike"
-            )
+        is_tuple = isinstance(sample, (tuple, list))
+        if not is_tuple or len(sample) != size:
+            got = f"{len(sample)} fields" if is_tuple else f"a {_describe(sample)}"
+            rule = f"a tuple or list of {size} fields, as sample 0 is"
+            raise (ValueError if is_tuple else TypeError)(f"sample {i} must be {rule}, got {got}")
     return [list(values) for values in zip(*samples, strict=True)]
 
 
 def take_apart(samples: Sequence[Any]) -> Fields:
-    """The fields of a batch.
+    """Return the fields of a batch.
 
     Raises:
         TypeError: samples that are neither fields nor sequences, or not alike.
@@ -174,72 +169,66 @@ def take_apart(samples: Sequence[Any]) -> Fields:
     if len(samples) == 0:
         raise ValueError("the batch has no samples")
     kind = _kind_of(samples)
-    if kind is dict:
+    is_named = kind is dict
+    if is_named:
         names = _names_of(list(samples[0]))
-        values = {key: _take_key(samples, key) for key in names}
-        fields = [
-            SampleField(key, name, values[key], is_sequence(values[key][0]), True)
-            for key, name in names.items()
-        ]
-        return Fields(kind, fields)
-    places = [list(samples)] if kind is object else _take_places(samples)
-    return Fields(
-        kind, [SampleField(i, i, v, is_sequence(v[0]), False) for i, v in enumerate(places)]
-    )
+        columns = [(key, name, _take_key(samples, key)) for key, name in names.items()]
+    else:
+        places = [list(samples)] if kind is object else _take_places(samples)
+        columns = [(i, i, values) for i, values in enumerate(places)]
+    fields = [
+        SampleField(key, name, values, is_sequence(values[0]), is_named)
+        for key, name, values in columns
+    ]
+    return Fields(kind, fields)
 
 
-def check_padding(what: str, value: object) -> None:
-    """TypeError unless it is a number."""
-    if not is_number(value):
-        raise TypeError(
-            f"{what} is {value!r}, a {type(value).__name__}; pass a number, or a dict of numbers "
-            "by key"
-        )
+# ---- padding
 
 
-def check_element(what: str, value: Any, dtype: torch.dtype, is_label: bool = False) -> Any:
-    """The padding value as a number of the dtype. ValueError if it is none; that of PackCollate's
-    labels is no argument."""
-    name = str(dtype).removeprefix("torch.")
+def check_element(
+    field: SampleField, value: Any, dtype: torch.dtype, is_label: bool = False
+) -> Any:
+    """Return the padding value as a number that the dtype of the field can hold.
+
+    Args:
+        is_label: the value is PackCollate's, not the user's.
+
+    Raises:
+        ValueError: the dtype cannot hold it.
+    """
     if dtype.is_floating_point or dtype.is_complex:
         return float(value)
+    low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     whole = int(value) if np.isfinite(float(value)) else None
-    low, high = (0, 1) if dtype is torch.bool else _range_of(dtype)
-    if whole is None or whole != value or not low <= whole <= high:
-        if is_label:
-            raise ValueError(
-                f"{what} is {name}, which cannot hold {value}, the padding of labels; pass labels "
-                "of integers, such as labels.long(), or name the field otherwise"
-            )
-        raise ValueError(
-            f"padding_value={value!r} is no {name}, which {what} holds; pass an integer from {low} "
-            f"to {high}, by key as in padding_value={{'input_ids': 0, 'labels': -100}}"
-        )
-    return whole
-
-
-def _range_of(dtype: torch.dtype) -> tuple[int, int]:
-    info = torch.iinfo(dtype)
-    return int(info.min), int(info.max)
+    if whole is not None and whole == value and low <= whole <= high:
+        return whole
+    remedy = f"pass an integer from {low} to {high}, by key as in padding_value={{'labels': -100}}"
+    if is_label:
+        remedy = "pass labels of integers, such as labels.long(), or name the field otherwise"
+    name = str(dtype).removeprefix("torch.")
+    raise ValueError(
+        f"{field.of_sample(0)} is {name}, which cannot hold its padding {value!r} ({remedy})"
+    )
 
 
 def make_fill(
     field: SampleField, value: Any, known: dict[Any, bytes], is_label: bool = False
 ) -> Callable[[int], bytes]:
-    """A function that gives the bytes of the padding for the number of a dtype.
+    """Return a function from the number of a dtype to the bytes of the padding.
 
     Args:
         field: that is padded.
         value: its padding value.
-        known: what has been found so far, by key and dtype.
-        is_label: the value is PackCollate's own.
+        known: the bytes found so far, by key and dtype.
+        is_label: the value is PackCollate's, not the user's.
     """
 
     def fill(number: int) -> bytes:
         found = known.get((field.key, number))
         if found is None:
             dtype = DTYPES[number]
-            whole = check_element(field.of_sample(0), value, dtype, is_label)
+            whole = check_element(field, value, dtype, is_label)
             element = torch.tensor([whole], dtype=dtype, device="cpu")
             found = known[field.key, number] = element.view(torch.uint8).numpy().tobytes()
         return found
@@ -247,20 +236,17 @@ def make_fill(
     return fill
 
 
+# ---- sequences that C does not take
+
+
 def _tensor_of(what: str, value: Any) -> torch.Tensor:
     if not is_sequence(value):
-        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-        raise TypeError(
-            f"{what} is a {type(value).__name__}{shape}, no sequence, but sample 0 has one there; "
-            "a sequence is a list of numbers, a 1-D array or a 1-D tensor"
-        )
-    if isinstance(value, torch.Tensor):
-        return value
+        raise TypeError(f"{what} must be a sequence, as in sample 0, got a {_describe(value)}")
     try:
         if isinstance(value, np.ndarray):
             return torch.from_numpy(np.array(value))
-        return torch.tensor(value)
-    except Exception as error:  # torch has several for what it has no dtype for
+        return value if isinstance(value, torch.Tensor) else torch.tensor(value)
+    except Exception as error:  # torch raises several types for dtypes that it does not have
         raise TypeError(f"{what} cannot be a tensor: {error}") from error
 
 
@@ -274,41 +260,26 @@ def _dtype_of_lists(tensors: list[torch.Tensor]) -> torch.dtype:
 
 
 def as_tensors(field: SampleField, is_int64: bool) -> list[torch.Tensor]:
-    """The sequences of a field as 1-D tensors of one dtype, by torch's own functions.
+    """Return the sequences of a field as 1-D tensors of one dtype, made by torch's functions.
 
     Raises:
-        TypeError: a value that is no sequence, or of another dtype than the first.
+        TypeError: a value that is not a sequence, or of another dtype than the first.
     """
     tensors = [_tensor_of(field.of_sample(i), value) for i, value in enumerate(field.values)]
     are_lists = [isinstance(value, (list, tuple)) for value in field.values]
     if all(are_lists):
         dtype = _dtype_of_lists(tensors)
         return [tensor.to(dtype) for tensor in tensors]
+    kinds = [
+        f"a {type(value).__name__} of {str(tensor.dtype).removeprefix('torch.')}"
+        for value, tensor in zip(field.values, tensors, strict=True)
+    ]
     for i, tensor in enumerate(tensors):
         if are_lists[i] != are_lists[0] or tensor.dtype != tensors[0].dtype:
-            kinds = [
-                f"a {type(field.values[k]).__name__} of {str(tensors[k].dtype)[6:]}" for k in (i, 0)
-            ]
             raise TypeError(
-                f"{field.of_sample(i)} is {kinds[0]}, but that of sample 0 is {kinds[1]}; the "
-                "sequences of a field must all be lists, or arrays and tensors of one dtype"
+                f"{field.of_sample(i)} must be like that of sample 0, {kinds[0]}, got {kinds[i]} "
+                "(lists alone, or arrays and tensors of one dtype)"
             )
-    is_integer = not tensors[0].is_floating_point() and not tensors[0].is_complex()
-    if is_int64 and is_integer and tensors[0].dtype is not torch.bool:
-        return [tensor.to(torch.int64) for tensor in tensors]
-    return tensors
-
-
-def read_count(name: str, value: Any, least: int) -> int | None:
-    """An optional argument that counts something. TypeError, ValueError."""
-    if value is None:
-        return None
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = None
-    if count is None or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is no integer; pass one, or None")
-    if not least <= count < 2**63:
-        raise ValueError(f"{name}={value!r} is not at least {least}; pass such an integer, or None")
-    return count
+    dtype = tensors[0].dtype
+    is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+    return [tensor.to(torch.int64) for tensor in tensors] if is_int64 and is_integer else tensors

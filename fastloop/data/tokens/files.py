@@ -1,14 +1,13 @@
-"""Files of tokens: which there are, what their headers say, and whether they are still the same.
+"""Files of tokens: their names, their headers and indices, and whether they are still the same.
 
-Formats are told by content and by the index beside a file, never by a suffix alone. The layouts of
-headers and indices are known to C; that of .npy to NumPy.
+A format is told by content and by the index beside a file, never by a suffix alone. C knows the
+layouts of headers and indices, NumPy that of .npy.
 """
 
 from __future__ import annotations
 
 import errno
 import glob
-import operator
 import os
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,26 +17,27 @@ import numpy as np
 import torch
 
 from fastloop._core import token_header, token_index
+from fastloop.base.checks import is_sequence, make_message
 from fastloop.base.moves import are_noticed
-from fastloop.data.field import Array, MappedFile, find_file
-from fastloop.data.files import open_regular, read_npy_header
+from fastloop.data.field import Array, MappedFile, open_regular, read_npy_header
+from fastloop.data.sequences.ragged import RaggedArray
 
 FORMATS = ("auto", "raw", "npy", "llmc", "megatron", "datatrove")
-_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 _HEADER_BYTES = 1024
 _NPY = b"\x93NUMPY"
 _MEGATRON = b"MMIDIDX"
-# What datatrove writes beside "x.ds".
-_DATATROVE_BESIDE = (".ds.index", ".ds.metadata", ".ds.loss")
-
+_DATATROVE_BESIDE = (".ds.index", ".ds.metadata", ".ds.loss")  # written beside "x.ds"
 
 Identity = tuple[int, int]  # size in bytes, time of the last change in ns
+Ends = np.ndarray[Any, np.dtype[np.int64]]  # of documents, in tokens
+Layout = tuple[str, int, int]  # dtype, first byte, number of tokens
 
 
 class TokenFile(NamedTuple):
-    """What is known of a file that windows are read from, or of arrays of the user's."""
+    """A file from which windows are read, or arrays of the user in place of one."""
 
-    path: str  # for arrays, what errors call them
+    path: str  # of arrays, their name in errors
     format: str
     dtype: str
     first_byte: int
@@ -48,58 +48,41 @@ class TokenFile(NamedTuple):
 
 
 class OpenTokens(NamedTuple):
-    """Where its tokens are read, and the ends of its documents where it says them."""
+    """An open file of tokens."""
 
     file: TokenFile
-    source: int | Array | torch.Tensor  # a descriptor is closed by whoever takes it
-    ends: np.ndarray[Any, np.dtype[np.int64]] | None
-
-    @property
-    def mapped(self) -> MappedFile | None:
-        """The mapped file in which an array lies, which may become shorter."""
-        return find_file(self.source) if isinstance(self.source, np.ndarray) else None
+    source: int | Array | torch.Tensor  # a descriptor must be closed by the function that gets it
+    ends: Ends | None  # of its documents, if it says them
+    mapped: MappedFile | None = None  # in which the array lies; it may become shorter
 
 
-def read_dtype(dtype: Any, argument: str = "dtype", known: Sequence[str] = _DTYPES) -> str:
-    """The name of one of the known types, from what NumPy or torch call it."""
-    name: str | None = None
-    if isinstance(dtype, torch.dtype):
-        name = str(dtype).removeprefix("torch.")
-    elif dtype is not None:
-        try:
-            found = np.dtype(dtype)
-        except TypeError:
-            pass
-        else:
-            name = found.name if found.isnative else None
-    if name is None or name not in known:
-        raise ValueError(
-            f"{argument}={dtype!r} is no type of tokens; pass one of {', '.join(known)}"
-        )
-    return name
+def read_dtype(name: str, dtype: Any, known: Sequence[str] = DTYPES) -> str:
+    """Return the name of a dtype of NumPy or torch that must be one of ``known``."""
+    is_torchs = isinstance(dtype, torch.dtype)
+    try:
+        found = np.dtype(str(dtype).removeprefix("torch.") if is_torchs else dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if found.name not in known or not found.isnative:
+        raise ValueError(make_message(name, f"one of {', '.join(known)}", dtype))
+    return found.name
 
 
-def find_paths(paths: Any) -> list[str]:
-    """The absolute paths of one path, one pattern, or a list of them, each pattern's in order."""
+def expand_paths(paths: Any) -> list[str]:
+    """Return the absolute paths of a path, a pattern or a list of these. Files of a pattern come in
+    the order of their names."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    if not isinstance(paths, Sequence) or isinstance(paths, bytes):
-        raise TypeError(
-            f"paths is a {type(paths).__name__}; pass a path, a pattern as 'data/*.bin', or a "
-            "list of them"
-        )
-    found = [path for given in paths for path in _expand(given)]
-    if not found:
-        raise ValueError("paths is empty; pass at least one file")
-    return found
+    if not is_sequence(paths):
+        rule = "a path, a pattern such as 'data/*.bin', or a list of these"
+        raise TypeError(make_message("paths", rule, paths))
+    if not paths:
+        raise ValueError("paths must have at least one file, got none")
+    return [path for given in paths for path in _expand(os.fsdecode(given))]
 
 
-def _expand(given: Any) -> list[str]:
-    if not isinstance(given, (str, os.PathLike)) or isinstance(os.fspath(given), bytes):
-        raise TypeError(f"paths has a {type(given).__name__}; pass each path as str or PathLike")
-    if given == "" or "\0" in os.fspath(given):
-        raise ValueError(f"paths has {given!r}, which is no name of a file; pass one")
-    path = os.path.abspath(os.fspath(given))
+def _expand(path: str) -> list[str]:
+    path = os.path.abspath(path)
     if not glob.has_magic(path) or os.path.exists(path):
         return [path]
     found = sorted(glob.glob(path, recursive=True))
@@ -109,10 +92,7 @@ def _expand(given: Any) -> list[str]:
 
 
 def open_tokens(path: str, format: str, dtype: str) -> OpenTokens:
-    """Opens a file and finds its tokens. ValueError or OSError, which names it."""
-    if os.path.isdir(path):
-        remedy = f"Is a directory; pass its files, as {os.path.join(path, '*.bin')!r}"
-        raise IsADirectoryError(errno.EISDIR, remedy, path)
+    """Open a file and read its layout. Raise ValueError or OSError, which name it."""
     try:
         with open_regular(path, "paths", "write the tokens to a file, or use from_buffers") as file:
             return _read_layout(path, file, format, dtype)
@@ -125,15 +105,14 @@ def open_tokens(path: str, format: str, dtype: str) -> OpenTokens:
 
 def _read_layout(path: str, opened: BinaryIO, format: str, dtype: str) -> OpenTokens:
     state = os.fstat(opened.fileno())
-    identity = _identity(state)
     head = os.pread(opened.fileno(), _HEADER_BYTES, 0)
     if format == "auto":
-        format = _find_format(path, head)
+        format = _detect_format(path, head)
     beside = ends = None
     if format == "npy":
         layout = _read_npy(path, opened, state.st_size, dtype)
-    elif format in _INDEX_OF:
-        index = _INDEX_OF[format](path)
+    elif format in ("megatron", "datatrove"):
+        index = _index_of(path, format)
         layout, ends, changed = _read_index(index, state.st_size, format, dtype)
         beside = index, changed
     else:
@@ -143,47 +122,36 @@ def _read_layout(path: str, opened: BinaryIO, format: str, dtype: str) -> OpenTo
             raise ValueError(f"{path!r} {error}") from None
         if format == "auto":
             format = "llmc" if layout[1] else "raw"
-    return OpenTokens(
-        TokenFile(path, format, *layout, identity, beside), os.dup(opened.fileno()), ends
-    )
+    file = TokenFile(path, format, *layout, _identity(state), beside)
+    return OpenTokens(file, os.dup(opened.fileno()), ends)
 
 
-def _find_format(path: str, head: bytes) -> str:
+def _detect_format(path: str, head: bytes) -> str:
     if head.startswith(_NPY):
         return "npy"
     if path.endswith(_DATATROVE_BESIDE):
         tokens = path[: path.rindex(".")]
         raise ValueError(f"{path!r} is not tokens but what datatrove writes beside {tokens!r}")
-    if path.endswith(".ds") and os.path.exists(_datatrove_index(path)):
+    if path.endswith(".ds") and os.path.exists(_index_of(path, "datatrove")):
         return "datatrove"
-    if path.endswith(".bin") and _begins_with(_megatron_index(path), _MEGATRON):
-        return "megatron"
+    if path.endswith(".bin") and os.path.isfile(index := _index_of(path, "megatron")):
+        with open(index, "rb") as file:
+            if file.read(len(_MEGATRON)) == _MEGATRON:
+                return "megatron"
     return "auto"
 
 
-def _begins_with(path: str, magic: bytes) -> bool:
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return file.read(len(magic)) == magic
-
-
-def _datatrove_index(path: str) -> str:
-    return f"{path}.index"
-
-
-def _megatron_index(path: str) -> str:
+def _index_of(path: str, format: str) -> str:
+    if format == "datatrove":
+        return f"{path}.index"
     if not path.endswith(".bin"):
-        raise ValueError(f"{path!r} does not end with .bin; pass the .bin file of a Megatron index")
+        raise ValueError(f"{path!r} must end with .bin (pass the .bin file of a Megatron index)")
     return f"{path.removesuffix('.bin')}.idx"
-
-
-_INDEX_OF = {"megatron": _megatron_index, "datatrove": _datatrove_index}
 
 
 def _read_index(
     path: str, file_bytes: int, format: str, dtype: str
-) -> tuple[tuple[str, int, int], np.ndarray[Any, np.dtype[np.int64]], Identity]:
+) -> tuple[Layout, Ends, Identity]:
     with open_regular(path, "index", "write the index again") as file:
         identity = _identity(os.fstat(file.fileno()))
         index = file.read()
@@ -193,38 +161,32 @@ def _read_index(
         raise ValueError(f"{path!r} {error}") from None
 
 
-def _read_npy(path: str, opened: BinaryIO, file_bytes: int, dtype: str) -> tuple[str, int, int]:
+def _read_npy(path: str, opened: BinaryIO, file_bytes: int, dtype: str) -> Layout:
     try:
         shape, _, found = read_npy_header(opened)
     except OSError:
         raise
-    except Exception as error:  # whatever NumPy's reader trips over
+    except Exception as error:  # NumPy's reader raises many types
         raise ValueError(f"{path!r} cannot be opened as a .npy file: {error}") from error
-    if found.name not in _DTYPES or not found.isnative:
-        raise ValueError(
-            f"{path!r} has dtype {found}, which is no type of tokens; save it as one of "
-            f"{', '.join(_DTYPES)}"
-        )
-    if dtype not in ("auto", found.name):
-        raise ValueError(f"{path!r} has dtype {found}, and dtype={dtype!r}; leave dtype out")
-    if len(shape) != 1:
-        raise ValueError(f"{path!r} has shape {shape}; save the tokens as one row, a.reshape(-1)")
+    known = DTYPES if dtype == "auto" else (dtype,)
+    if found.name not in known or not found.isnative:
+        raise ValueError(f"{path!r} must have a dtype of {', '.join(known)}, got {found}")
+    if len(shape) != 1 or shape[0] == 0:
+        raise ValueError(f"{path!r} must be a vector of tokens, got shape {shape}")
     first, tokens = opened.tell(), shape[0]
     if file_bytes - first != tokens * found.itemsize:
         raise ValueError(
             f"{path!r} has {file_bytes - first} bytes behind its header, which says {tokens} "
             f"tokens of {found.itemsize} bytes; it is cut, or its writer was stopped"
         )
-    if tokens == 0:
-        raise ValueError(f"{path!r} is empty; leave it out")
     return found.name, first, tokens
 
 
 def open_again(file: TokenFile) -> OpenTokens:
-    """Opens what was open before, maybe in another process. OSError for a file that has changed."""
+    """Open a file that was open before, maybe in another process. Raise OSError if it changed."""
     if file.buffers is not None:
         return take_buffers(*file.buffers)
-    # What has changed may be of no layout any more, so this is seen first.
+    # A file that has changed may have no valid layout, so its identity is compared first.
     for path, was in ((file.path, file.identity), *([file.beside] if file.beside else [])):
         now = _identity(os.stat(path))
         if now != was:
@@ -238,10 +200,13 @@ def open_again(file: TokenFile) -> OpenTokens:
 
 
 def _changed(path: str, was: Identity, now: Identity) -> OSError:
+    before, after = (
+        f"{size} bytes from {datetime.fromtimestamp(changed / 1e9)}" for size, changed in (was, now)
+    )
     return OSError(
         errno.ESTALE,
-        f"The file is no longer what the dataset was made of: it had {_describe(was)} and has "
-        f"{_describe(now)}; make the dataset again",
+        f"The file has changed since the dataset was made: it had {before} and has {after}; make "
+        "the dataset again",
         path,
     )
 
@@ -250,73 +215,28 @@ def _identity(state: os.stat_result) -> Identity:
     return state.st_size, state.st_mtime_ns
 
 
-def _describe(identity: Identity) -> str:
-    size, changed = identity
-    return f"{size} bytes from {datetime.fromtimestamp(changed / 1e9)}"
-
-
 def take_buffers(values: Any, offsets: Any) -> OpenTokens:
-    """Tokens in memory, and the documents in them: values[offsets[i]:offsets[i + 1]]."""
-    array = _as_array("values", values)
-    if array.dtype.name not in _DTYPES or not array.dtype.isnative:
-        raise TypeError(
-            f"values has dtype {array.dtype}, which is no type of tokens; pass one of "
-            f"{', '.join(_DTYPES)}"
-        )
-    bounds = _as_array("offsets", offsets)
-    if bounds.dtype.name not in ("int32", "int64") or not bounds.dtype.isnative:
-        raise TypeError(f"offsets has dtype {bounds.dtype}; pass int32 or int64")
-    first, last = _check_offsets(array, bounds)
-    begin, tokens, dtype = first * array.itemsize, last - first, array.dtype.name
-    identity = array.nbytes, 0
-    given = values, offsets
-    file = TokenFile("values", "buffers", dtype, begin, tokens, identity, buffers=given)
-    ends = bounds[1:].astype(np.int64) - first
-    if not isinstance(values, torch.Tensor):
-        return OpenTokens(file, array, ends)
-    if not are_noticed():
-        return OpenTokens(file, array.copy(), ends)
-    return OpenTokens(file, values.detach().as_subclass(torch.Tensor), ends)
+    """Return tokens in memory, of documents ``values[offsets[i]:offsets[i + 1]]``."""
+    ragged = RaggedArray(_from_arrow(values), _from_arrow(offsets))
+    source, bounds = ragged.values, ragged.offsets.astype(np.int64)
+    array = source.detach().numpy() if isinstance(source, torch.Tensor) else source
+    dtype = array.dtype.name
+    if dtype not in DTYPES:
+        raise TypeError(f"values must have a dtype of {', '.join(DTYPES)}, got {dtype}")
+    if not array.flags.c_contiguous:
+        raise ValueError("values must have no gaps (pass numpy.ascontiguousarray(values))")
+    begin, end = int(bounds[0]), int(bounds[-1])
+    if begin == end:
+        raise ValueError("offsets must hold at least one token, got none")
+    if isinstance(source, torch.Tensor):
+        # torch may move the memory of a tensor, and must then tell; a copy is never moved.
+        source = source.detach().as_subclass(torch.Tensor) if are_noticed() else array.copy()
+    first, identity, given = begin * array.itemsize, (array.nbytes, 0), (values, offsets)
+    file = TokenFile("values", "buffers", dtype, first, end - begin, identity, None, given)
+    return OpenTokens(file, source, bounds[1:] - begin, ragged.file)
 
 
-def _check_offsets(array: Array, bounds: Array) -> tuple[int, int]:
-    if len(bounds) < 2:
-        raise ValueError(
-            f"offsets has {len(bounds)} elements; pass one for the begin of each document and one "
-            "for the end of the last"
-        )
-    first, last = operator.index(bounds[0]), operator.index(bounds[-1])
-    falls = np.flatnonzero(bounds[1:] < bounds[:-1])
-    if falls.size:
-        i = int(falls[0])
-        raise ValueError(
-            f"offsets falls from {bounds[i]} to {bounds[i + 1]} at element {i + 1}; each document "
-            "must end where it begins or behind"
-        )
-    if first < 0 or last > len(array):
-        raise ValueError(
-            f"offsets goes from {first} to {last}, and values has {len(array)} tokens; pass those "
-            "that belong together"
-        )
-    if first == last:
-        raise ValueError("offsets holds no token; pass documents that have some")
-    return first, last
-
-
-def _as_array(name: str, value: Any) -> Array:
-    """One row, without a copy: of an ndarray, a tensor, or an array of Arrow's."""
-    if isinstance(value, torch.Tensor):
-        if value.device.type != "cpu":
-            raise TypeError(f"{name} is on {value.device}; pass {name}.cpu()")
-        value = value.detach().numpy()
-    if not hasattr(value, "__array__") or isinstance(value, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} is a {type(value).__name__}; pass an ndarray, a tensor, or an Arrow array"
-        )
-    array = np.asarray(value)
-    if array.ndim != 1 or not array.flags.c_contiguous:
-        raise ValueError(
-            f"{name} has shape {array.shape} and strides {array.strides}; pass one row without "
-            "gaps, numpy.ascontiguousarray(a).reshape(-1)"
-        )
-    return array
+def _from_arrow(array: Any) -> Any:
+    """View an array of Arrow as NumPy's; return any other value."""
+    is_known = isinstance(array, (np.ndarray, torch.Tensor)) or not hasattr(array, "__array__")
+    return array if is_known else np.asarray(array)

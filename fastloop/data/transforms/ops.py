@@ -1,64 +1,48 @@
-"""The operations of fastloop.transforms, with names, arguments and defaults of torchvision's v2."""
+"""The operations of fastloop.transforms, with names, arguments and defaults of torchvision's v2.
 
-from __future__ import annotations
+Each is a dataclass. The annotation of a field says how the argument is read and how C is told of it
+(arguments.py), so an operation of C is its docstring, its number and its fields.
+"""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+# No `from __future__ import annotations`: it would make text of the annotations, which are read.
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
-from fastloop.data.transforms.arguments import (
-    DTYPES,
-    INTERPOLATIONS,
-    PADDING_MODES,
-    as_list,
-    check_dtype,
-    check_padding_mode,
-    check_probability,
-    check_range,
-    read_fill,
-    read_flag,
-    read_interpolation,
-    read_padding,
-    read_resize,
-    read_size,
-    read_statistics,
-)
-from fastloop.data.transforms.plan import Geometry, ImageOp, Numbers, Values
+from fastloop.base.checks import make_message
+from fastloop.data.transforms import arguments as arg
+from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, Values
 
-FindSize = Callable[[], tuple[int, int]]
-_INFINITY = float("inf")
+_BOX = ("top", "left", "height", "width")
 
 
-def is_own(op: object) -> bool:
-    """Whether it is an operation of this module, and of no subclass, which may do anything."""
+def is_own(op: object) -> TypeGuard[ImageOp]:
+    """Tell whether `op` is an operation of this module. A subclass is not: it may do anything."""
     return isinstance(op, ImageOp) and globals().get(type(op).__name__) is type(op)
 
 
 class Compose(ImageOp):
-    """Operations one after the other.
+    """Apply operations one after the other.
 
     Args:
         transforms: operations of this module; a Compose among them stands for its own.
     """
 
     def __init__(self, transforms: Any) -> None:
+        rule = "a list of at least one operation"
         if not isinstance(transforms, Sequence):
-            raise TypeError(
-                f"Compose: transforms is a {type(transforms).__name__}; pass a list of operations"
-            )
+            raise TypeError(make_message("Compose: transforms", rule, transforms))
         if not transforms:
-            raise ValueError("Compose: transforms is empty; pass at least one operation")
+            raise ValueError(make_message("Compose: transforms", rule, transforms))
         for i, op in enumerate(transforms):
             if not is_own(op):
-                name = op.__name__ if isinstance(op, type) else type(op).__name__
-                raise TypeError(
-                    f"Compose: item {i} is {'the class' if isinstance(op, type) else 'a'} {name}; "
-                    "pass instances of the operations of fastloop.transforms. A torchvision "
-                    "v2.Compose goes to ArrayDataset(transform=) as it is; a function of yours "
-                    "goes into a Dataset around the ArrayDataset, or into collate_fn"
-                )
+                remedy = "pass a torchvision v2.Compose to the dataset itself, in place of this one"
+                name, rule = f"Compose: item {i}", "an operation of fastloop.transforms"
+                raise TypeError(make_message(name, rule, op, remedy))
         self.transforms = transforms
 
     def _chain(self) -> Iterator[Geometry | Values]:
@@ -82,7 +66,7 @@ class Compose(ImageOp):
         return "\n  ".join(["Compose(", *"\n".join(lines).split("\n")]) + "\n)"
 
 
-# ---- operations that change no bit of a tensor: a plan has nothing of them
+# ---- operations that change no number: plans leave them out
 
 
 class _Unchanged(ImageOp):
@@ -94,72 +78,65 @@ class _Unchanged(ImageOp):
 
 
 class Identity(_Unchanged):
-    """Nothing."""
+    """Return the image."""
 
 
 class ToImage(_Unchanged):
-    """Nothing to a tensor. Called with an array [H, W, C] or [H, W], a tensor [C, H, W]."""
+    """Return a tensor unchanged, and an array [H, W, C] or [H, W] as a tensor [C, H, W]."""
 
     def __call__(self, image: Any) -> torch.Tensor:
         if isinstance(image, np.ndarray):
             return torch.from_numpy(np.atleast_3d(image)).permute(2, 0, 1).contiguous()
         if not isinstance(image, torch.Tensor):
-            raise TypeError(
-                f"ToImage: the image is a {type(image).__name__}; pass a torch.Tensor or a "
-                "numpy.ndarray (of a PIL image: numpy.asarray(image))"
-            )
+            rule = "a torch.Tensor or a numpy.ndarray"
+            raise TypeError(make_message("ToImage: the image", rule, image, "numpy.asarray(image)"))
         return image
 
 
 class ToPureTensor(_Unchanged):
-    """Nothing to a tensor, but for the type of one of torchvision's ``tv_tensors``."""
+    """Return a torch.Tensor in place of one of torchvision's ``tv_tensors``."""
 
     def __call__(self, image: Any) -> Any:
         is_tv_tensor = type(image).__module__.startswith("torchvision.tv_tensors")
         return image.as_subclass(torch.Tensor) if is_tv_tensor else image
 
 
-# ---- geometry
+# ---- geometry: kind is the number of enum fl_image_op_kind
 
 
-class Pad(Geometry):
-    """Padding on all sides.
+class _Padded(Geometry):
+    fill_name = "fill"
+    fill: Any
+    padding_mode: str
+
+    def _check(self) -> None:
+        if self.padding_mode != "constant" and len(arg.to_floats(self.fill)) > 1:
+            rule = f"one number with padding_mode={self.padding_mode!r}"
+            raise ValueError(make_message(f"{type(self).__name__}: fill", rule, self.fill))
+
+
+@dataclass(repr=False, eq=False)
+class Pad(_Padded):
+    """Pad an image on all sides.
 
     Args:
         padding: pixels on each side; or (left and right, top and bottom); or (left, top, right,
             bottom).
-        fill: what constant padding holds, a number or one for each channel.
+        fill: the number in constant padding, or one for each channel.
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``.
     """
 
     kind = 0
     is_random = False
 
-    def __init__(
-        self,
-        padding: int | Sequence[int],
-        fill: float | Sequence[float] | None = 0,
-        padding_mode: str = "constant",
-    ) -> None:
-        padding = as_list(padding)
-        read_padding("Pad", padding)
-        check_padding_mode("Pad", padding_mode, fill)
-        self.padding = list(padding) if isinstance(padding, Sequence) else int(padding)
-        self.fill = fill
-        self.padding_mode = padding_mode
-
-    def spec(self, find_size: FindSize) -> dict[str, Any]:
-        return {
-            "padding": read_padding("Pad", self.padding),
-            "padding_mode": PADDING_MODES[self.padding_mode],
-        }
-
-    def filling(self) -> tuple[str, tuple[float, ...]]:
-        return "fill", read_fill("Pad", "fill", self.fill)
+    padding: arg.Padding
+    fill: arg.Fill = 0
+    padding_mode: arg.PaddingMode = "constant"
 
 
+@dataclass(repr=False, eq=False)
 class CenterCrop(Geometry):
-    """The middle of an image, padded with 0 where it is smaller.
+    """Cut out the middle of an image, padded with 0 where the image is smaller.
 
     Args:
         size: (height, width), or an int for a square.
@@ -167,112 +144,102 @@ class CenterCrop(Geometry):
 
     kind = 1
     is_random = False
+    fill_name = "fill"
+    fill = 0
 
-    def __init__(self, size: int | Sequence[int]) -> None:
-        self.size = read_size("CenterCrop", size)
-
-    def spec(self, find_size: FindSize) -> dict[str, Any]:
-        return {"size": tuple(self.size)}
-
-    def filling(self) -> tuple[str, tuple[float, ...]]:
-        return "fill", (0.0,)
+    size: arg.Size
 
 
-class RandomCrop(Geometry):
-    """A crop at a random place.
+@dataclass(repr=False, eq=False)
+class RandomCrop(_Padded):
+    """Cut out a part at a random place.
 
     Args:
         size: (height, width), or an int for a square.
         padding: as of Pad, before the crop. None: none.
-        pad_if_needed: pad an image that is smaller than ``size``, by what it lacks, on both sides.
+        pad_if_needed: pad an image that is smaller than ``size`` by the difference, on both sides.
         fill: as of Pad.
         padding_mode: as of Pad.
     """
 
     kind = 2
+    told = (*_BOX, "padding")
 
-    def __init__(
-        self,
-        size: int | Sequence[int],
-        padding: int | Sequence[int] | None = None,
-        pad_if_needed: bool = False,
-        fill: float | Sequence[float] | None = 0,
-        padding_mode: str = "constant",
-    ) -> None:
-        self.size = read_size("RandomCrop", size)
-        padding = as_list(padding)
-        left, top, right, bottom = read_padding("RandomCrop", 0 if padding is None else padding)
-        check_padding_mode("RandomCrop", padding_mode, fill)
-        self.padding = [left, right, top, bottom] if padding else None  # as torchvision keeps it
-        self.pad_if_needed = read_flag("RandomCrop", "pad_if_needed", pad_if_needed)
-        self.fill = fill
-        self.padding_mode = padding_mode
-
-    def spec(self, find_size: FindSize) -> dict[str, Any]:
-        left, right, top, bottom = self.padding or [0] * 4
-        return {
-            "size": tuple(self.size),
-            "padding": (left, top, right, bottom),
-            "pad_if_needed": self.pad_if_needed,
-            "padding_mode": PADDING_MODES[self.padding_mode],
-        }
-
-    def filling(self) -> tuple[str, tuple[float, ...]]:
-        return "fill", read_fill("RandomCrop", "fill", self.fill)
-
-    def describe(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        return {name: drawn[name] for name in ("top", "left", "height", "width", "padding")}
+    size: arg.Size
+    padding: arg.CropPadding = None
+    pad_if_needed: arg.CoreFlag = False
+    fill: arg.Fill = 0
+    padding_mode: arg.PaddingMode = "constant"
 
 
-class Resize(Geometry):
-    """An image of another size.
+class _Resampled(Geometry):
+    is_resize = True
+    _work = "resamples uint8 pixels"
+    interpolation: Any
+    antialias: bool | None
+
+    def _check(self) -> None:
+        # C has the integer algorithm that torch has for antialias=True, and no other.
+        is_on = isinstance(self.antialias, (bool, np.bool_)) and self.antialias
+        if not is_on and self.interpolation in ("bilinear", "bicubic"):
+            rule = f"True with interpolation={self.interpolation!r}"
+            raise ValueError(
+                make_message(f"{type(self).__name__}: antialias", rule, self.antialias)
+            )
+
+
+@dataclass(repr=False, eq=False)
+class Resize(_Resampled):
+    """Resize an image.
 
     Args:
-        size: (height, width); or an int for the shorter edge; or None, where ``max_size`` is the
+        size: (height, width); or an int for the shorter edge; or None if ``max_size`` is the
             longer edge.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"nearest"`` or ``"nearest-exact"``.
-        max_size: with an int as size, the most that the longer edge may have.
+        max_size: the most that the longer edge may have. Goes with an int as size, or None.
         antialias: True. False is not covered for bilinear and bicubic.
     """
 
     kind = 3
     is_random = False
-    is_resize = True
 
-    def __init__(
-        self,
-        size: int | Sequence[int] | None,
-        interpolation: Any = "bilinear",
-        max_size: int | None = None,
-        antialias: bool | None = True,
-    ) -> None:
-        self.size = read_resize(size, max_size)
-        self.interpolation = read_interpolation("Resize", interpolation, antialias)
-        self.max_size = max_size
-        self.antialias = antialias
+    size: arg.ResizeSize
+    interpolation: arg.Interpolation = "bilinear"
+    max_size: arg.LongestEdge = None
+    antialias: bool | None = True
 
-    def spec(self, find_size: FindSize) -> dict[str, Any]:
-        size = self.size
+    def _check(self) -> None:
+        super()._check()
+        edges: Any = self.size
+        if edges is None and self.max_size is None:
+            rule = "an int, or (height, width), without max_size"
+            raise ValueError(make_message("Resize: size", rule, None))
+        if edges is None or self.max_size is None:
+            return
+        if len(edges) == 2:
+            raise ValueError(make_message("Resize: size", "an int, or None, with max_size", edges))
+        if self.max_size <= edges[0]:
+            rule = f"an int > size={edges[0]}, the shorter edge"
+            raise ValueError(make_message("Resize: max_size", rule, self.max_size))
+
+    def spec(self, get_size: GetSize) -> dict[str, Any]:
+        size: Any = self.size
         if size is None:
             assert self.max_size is not None
-            edges = find_size()
+            edges = get_size()
             short = int(self.max_size * min(edges) / max(edges))
             size = [short if edge < max(edges) else self.max_size for edge in edges]
             if short == 0:
-                raise ValueError(
-                    f"Resize: max_size={self.max_size} leaves no pixels of the shorter edge of "
-                    f"images of size {edges}; pass a larger max_size"
-                )
+                rule = f"large enough for a pixel of the shorter edge of images of size {edges}"
+                raise ValueError(make_message("Resize: max_size", rule, self.max_size))
         height, width = size if len(size) == 2 else (size[0], 0)
-        return {
-            "size": (height, width),
-            "max_size": (self.max_size or 0) if width == 0 else 0,
-            "interpolation": INTERPOLATIONS[self.interpolation],
-        }
+        longest = (self.max_size or 0) if width == 0 else 0
+        return {**super().spec(get_size), "size": (height, width), "max_size": longest}
 
 
-class RandomResizedCrop(Geometry):
-    """A crop of random area and aspect ratio at a random place, resized.
+@dataclass(repr=False, eq=False)
+class RandomResizedCrop(_Resampled):
+    """Cut out a part of random area, aspect ratio and place, and resize it.
 
     Args:
         size: (height, width) of the result, or an int for a square.
@@ -283,164 +250,105 @@ class RandomResizedCrop(Geometry):
     """
 
     kind = 4
-    is_resize = True
+    told = _BOX
 
-    def __init__(
-        self,
-        size: int | Sequence[int],
-        scale: Sequence[float] = (0.08, 1.0),
-        ratio: Sequence[float] = (3.0 / 4.0, 4.0 / 3.0),
-        interpolation: Any = "bilinear",
-        antialias: bool | None = True,
-    ) -> None:
-        self.size = read_size("RandomResizedCrop", size)
-        check_range("RandomResizedCrop", "scale", scale, 0, _INFINITY)
-        check_range("RandomResizedCrop", "ratio", ratio, 0, _INFINITY)
-        self.scale = scale
-        self.ratio = ratio
-        self.interpolation = read_interpolation("RandomResizedCrop", interpolation, antialias)
-        self.antialias = antialias
-
-    def spec(self, find_size: FindSize) -> dict[str, Any]:
-        return {
-            "size": tuple(self.size),
-            "scale": tuple(map(float, self.scale)),
-            "ratio": tuple(map(float, self.ratio)),
-            "interpolation": INTERPOLATIONS[self.interpolation],
-        }
-
-    def describe(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        return {name: drawn[name] for name in ("top", "left", "height", "width")}
+    size: arg.Size
+    scale: arg.Scale = (0.08, 1.0)
+    ratio: arg.Ratio = (3.0 / 4.0, 4.0 / 3.0)
+    interpolation: arg.Interpolation = "bilinear"
+    antialias: bool | None = True
 
 
+@dataclass(repr=False, eq=False)
 class _RandomFlip(Geometry):
-    def __init__(self, p: float = 0.5) -> None:
-        check_probability(type(self).__name__, p)
-        self.p = p
+    told_applied = "flip"
 
-    def spec(self, find_size: FindSize) -> dict[str, Any]:
-        return {"p": float(self.p)}
-
-    def describe(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        return {"flip": drawn["applied"]}
+    p: arg.Probability = 0.5
 
 
 class RandomHorizontalFlip(_RandomFlip):
-    """Left and right exchanged, with probability ``p``."""
+    """Exchange left and right, with probability ``p``."""
 
     kind = 5
 
 
 class RandomVerticalFlip(_RandomFlip):
-    """Top and bottom exchanged, with probability ``p``."""
+    """Exchange top and bottom, with probability ``p``."""
 
     kind = 6
 
 
+@dataclass(repr=False, eq=False)
 class RandomErasing(Geometry):
-    """A rectangle of random area, aspect ratio and place filled, with probability ``p``.
+    """Fill a rectangle of random area, aspect ratio and place, with probability ``p``.
 
     Args:
         p: probability.
         scale: bounds of the rectangle's area, as a share of the image's.
         ratio: bounds of its height over its width.
-        value: what it is filled with, a number or one for each channel. ``"random"`` is not
-            covered.
-        inplace: taken for torchvision's sake; no image of yours is ever written to.
+        value: the number it is filled with, or one for each channel. ``"random"`` is not covered.
+        inplace: taken because torchvision has it; your image is never written to.
     """
 
     kind = 7
+    fill_name = "value"
+    told_applied = "erase"
+    told = _BOX
+    _work = "fills a rectangle of the result"
 
-    def __init__(
-        self,
-        p: float = 0.5,
-        scale: Sequence[float] = (0.02, 0.33),
-        ratio: Sequence[float] = (0.3, 3.3),
-        value: Any = 0.0,
-        inplace: bool = False,
-    ) -> None:
-        check_probability("RandomErasing", p)
-        check_range("RandomErasing", "scale", scale, 0, 1)
-        check_range("RandomErasing", "ratio", ratio, 0, _INFINITY)
-        if isinstance(value, str) or value is None:
-            raise ValueError(
-                f"RandomErasing: value={value!r} is not covered; pass a number or one for each "
-                "channel, such as the mean, or erase with noise in the training loop, on the batch"
-            )
-        self.p = p
-        self.scale = scale
-        self.ratio = ratio
-        self.value = list(read_fill("RandomErasing", "value", value))
-        self.inplace = read_flag("RandomErasing", "inplace", inplace)
-
-    @property
-    def work(self) -> str:
-        return "fills a rectangle of the result"
-
-    def spec(self, find_size: FindSize) -> dict[str, Any]:
-        return {
-            "p": float(self.p),
-            "scale": tuple(map(float, self.scale)),
-            "ratio": tuple(map(float, self.ratio)),
-        }
-
-    def filling(self) -> tuple[str, tuple[float, ...]]:
-        return "value", tuple(self.value)
-
-    def describe(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        place = {name: drawn[name] for name in ("top", "left", "height", "width")}
-        return {"erase": drawn["applied"], **place}
+    p: arg.Probability = 0.5
+    scale: arg.Share = (0.02, 0.33)
+    ratio: arg.Ratio = (0.3, 3.3)
+    value: arg.Erased = 0.0
+    inplace: arg.Flag = False
 
 
 # ---- values
 
 
+@dataclass(repr=False, eq=False)
 class ToDtype(Values):
-    """Another dtype.
+    """Change the dtype.
 
     Args:
         dtype: ``torch.float32``, ``torch.float16``, ``torch.bfloat16`` or ``torch.uint8``.
         scale: from uint8, divide by 255 (more exactly: multiply by float32's 1/255).
 
-    In a transform of several operations all is computed in float32 and rounded once, at the end,
-    to the dtype of the last ToDtype.
+    A transform of several operations computes in float32 and rounds once, at the end, to the dtype
+    of the last ToDtype.
     """
 
-    def __init__(self, dtype: torch.dtype, scale: bool = False) -> None:
-        check_dtype(dtype)
-        self.dtype = dtype
-        self.scale = read_flag("ToDtype", "scale", scale)
+    dtype: arg.Dtype
+    scale: arg.Flag = False
 
     @property
     def work(self) -> str:
-        return f"to {DTYPES[self.dtype]}; {super().work}"
+        return f"to {arg.DTYPES[self.dtype]}; {super().work}"
 
     def change(self, numbers: Numbers) -> Numbers:
         if not numbers.is_byte:
             if self.dtype is torch.uint8:
-                raise ValueError(
-                    "ToDtype: dtype=torch.uint8 of images that are float by then is not covered; "
-                    "leave the ToDtype out that made them float"
-                )
+                rule = "a float type after a ToDtype that made images float"
+                raise ValueError(make_message("ToDtype: dtype", rule, self.dtype))
             return Numbers(numbers.values, self.dtype, numbers.linear)
         if self.dtype is torch.uint8:
             return numbers
         factor = 1.0 / 255 if self.scale else 1.0
-        values = numbers.values.to(torch.float32)
-        if self.scale:
-            values.mul_(factor)
+        values = numbers.values.to(torch.float32).mul_(factor)
         return Numbers(values, self.dtype, (factor, 0.0, 1.0) * len(values))
 
     def __call__(self, image: Any) -> torch.Tensor:
         if isinstance(image, torch.Tensor) and image.is_floating_point():
             if self.dtype is torch.uint8:
-                raise TypeError(f"ToDtype: dtype=torch.uint8 of a {image.dtype} image; pass uint8")
+                rule = "uint8 for dtype=torch.uint8"
+                raise TypeError(make_message("ToDtype: the image", rule, image.dtype))
             return image.to(self.dtype)
         return super().__call__(image)
 
 
+@dataclass(repr=False, eq=False)
 class Normalize(Values):
-    """(number - mean) / std of float images, channel by channel.
+    """Compute (number - mean) / std of float images, channel by channel.
 
     Args:
         mean: one for each channel, or one for all.
@@ -448,29 +356,22 @@ class Normalize(Values):
         inplace: write to the float image that this is called with. Without effect in a dataset.
     """
 
-    def __init__(self, mean: Any, std: Any, inplace: bool = False) -> None:
-        self.mean = read_statistics("mean", mean)
-        self.std = read_statistics("std", std)
-        self.inplace = read_flag("Normalize", "inplace", inplace)
+    mean: arg.Means
+    std: arg.Deviations
+    inplace: arg.Flag = False
 
     def _statistics(self, channels: int) -> list[list[float]]:
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
-                raise ValueError(
-                    f"Normalize: {name}={values} has {len(values)} values, and images have "
-                    f"{channels} channels; pass one number for each channel"
-                )
-        return [
-            values if len(values) == channels else values * channels
-            for values in (self.mean, self.std)
-        ]
+                rule = f"one number, or one for each of {channels} channels"
+                raise ValueError(make_message(f"Normalize: {name}", rule, values))
+        return [(values * channels)[:channels] for values in (self.mean, self.std)]
 
     def change(self, numbers: Numbers) -> Numbers:
         mean, std = self._statistics(len(numbers.values))
         if numbers.is_byte:
-            raise ValueError(
-                "Normalize: images are uint8 by then; put ToDtype(torch.float32, scale=True) before"
-            )
+            remedy = "put ToDtype(torch.float32, scale=True) before"
+            raise ValueError(make_message("Normalize: images", "float", torch.uint8, remedy))
         columns = (torch.tensor(v, dtype=torch.float32, device="cpu")[:, None] for v in (mean, std))
         values = numbers.values.sub(next(columns)).div_(next(columns))
         linear, so_far = None, numbers.linear
@@ -480,14 +381,13 @@ class Normalize(Values):
         return Numbers(values, numbers.dtype, linear)
 
     def __call__(self, image: Any) -> torch.Tensor:
-        """Of float tensors [..., C, H, W], by torch."""
+        """Normalize a float tensor [..., C, H, W] by torch."""
+        name, rule = "Normalize: the image", "a float tensor [..., C, H, W]"
         if not isinstance(image, torch.Tensor) or not image.is_floating_point():
-            kind = image.dtype if isinstance(image, torch.Tensor) else type(image).__name__
-            raise TypeError(f"Normalize: the image is {kind}; put ToDtype(torch.float32) before")
+            remedy = "put ToDtype(torch.float32) before"
+            raise TypeError(make_message(name, rule, getattr(image, "dtype", image), remedy))
         if image.ndim < 3:
-            raise ValueError(
-                f"Normalize: the image has shape {tuple(image.shape)}; pass [..., C, H, W]"
-            )
+            raise ValueError(make_message(name, rule, image.shape))
         mean, std = (
             torch.tensor(v, dtype=image.dtype, device=image.device).view(-1, 1, 1)
             for v in self._statistics(image.shape[-3])

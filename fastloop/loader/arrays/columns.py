@@ -1,38 +1,40 @@
-"""Columns: array data as the C core takes it, and what of torch's tensors it does not take."""
+"""The columns of a dataset: the arrays behind it, in the form that the C core gathers from.
+
+Each *taker* knows one kind of dataset. It returns the columns, or None for datasets of other kinds;
+``take`` asks one after the other. Takers look at exact types, because a subclass may override
+anything. An attribute that is assigned to a dataset during an epoch is seen by the next ``iter()``.
+"""
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils import data as torch_data
 
 from fastloop._core import ImagePlan, SequenceColumn, Table, Windows
 from fastloop.base.moves import watch
 from fastloop.base.tensors import DTYPES
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
-from fastloop.data.index_blocks import Vector
+from fastloop.data.index_blocks import Vector, as_vector
 from fastloop.data.kinds import is_array_dataset, is_image_folder, is_token_dataset
-
-if TYPE_CHECKING:
-    from fastloop.data.arrays import ArrayDataset
 
 
 class NotCoveredError(Exception):
     """The array path does not take this loader. The text says why."""
 
 
-# Those that C gathers: DLPack's, of which this one is left to torch.
+# C gathers the dtypes of DLPack but for this one, which is left to torch.
 _DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
 
 
 def check_tensor(name: str, tensor: object) -> None:
+    """Raise NotCoveredError for a tensor that C does not gather from."""
     if type(tensor) is not torch.Tensor:
         raise NotCoveredError(f"{name} is a {type(tensor).__name__}, not a plain torch.Tensor")
     reasons = {
@@ -52,7 +54,7 @@ def check_tensor(name: str, tensor: object) -> None:
 
 
 def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """An alias whose storage cannot be resized, so that threads may read it.
+    """Return an alias whose storage cannot be resized, so that threads may read it.
 
     torch marks a storage that it shares with NumPy as not resizable, for good.
     """
@@ -62,36 +64,41 @@ def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-Rows = torch.Tensor | Array
-# What lies around the outputs of a batch, as C has it: None for the next output, a tuple of
-# structures for a list, a dict of structures for a dict.
+# The containers around the outputs of a batch, in the form that C takes: None for the next output,
+# a tuple of structures for a list, a dict of structures for a dict.
 Structure = Any
 
 
 class Segment(NamedTuple):
-    """Rows of one array: all of them, or those in a vector."""
+    """Rows of one array: the first `rows`, or those whose numbers are in a vector."""
 
-    array: Rows
+    array: torch.Tensor | Array
     rows: Vector | int
     file: MappedFile | None
 
-
-Origin = Rows | SequenceColumn | Windows | tuple[Segment, ...]
+    @property
+    def length(self) -> int:
+        return self.rows if isinstance(self.rows, int) else len(self.rows)
 
 
 @dataclass(frozen=True)
 class Column:
-    """What C makes one or more outputs of."""
+    """The source of one or more outputs of a batch.
+
+    Attributes:
+        is_array: samples are rows of NumPy, which torch collates otherwise than tensors.
+        cast: the dtype of batches where it differs from the source: int64 or float32.
+    """
 
     name: str
-    source: Origin
+    source: torch.Tensor | Array | SequenceColumn | Windows | tuple[Segment, ...]
     file: MappedFile | None = None
     plan: ImagePlan | None = None
-    is_array: bool = False  # samples have NumPy's rows, which collate otherwise than tensors
-    cast: str | None = None  # the dtype of batches, where it is another: int64 or float32
+    is_array: bool = False
+    cast: str | None = None
 
     def segments(self) -> tuple[Segment, ...]:
-        """Raises NotCoveredError where it is more than rows that are copied."""
+        """Return the rows as segments. Raises NotCoveredError where C does more than copy rows."""
         source = self.source
         if isinstance(source, tuple):
             return source
@@ -100,58 +107,41 @@ class Column:
         return (Segment(source, len(source), self.file),)
 
     def for_core(self, pin: bool) -> tuple[Any, Any]:
-        """Source and file as ``Table`` takes them; `pin` as ``find_source`` has it."""
+        """Return source and file as ``Table`` takes them; `pin` as in ``open_source``."""
+
+        def keep(array: Any) -> Any:
+            return pin_storage(array) if pin and isinstance(array, torch.Tensor) else array
+
         if not isinstance(self.source, tuple):
-            return _pinned(self.source) if pin else self.source, self.file
+            return keep(self.source), self.file
         source: list[Any] = []
         for array, rows, _ in self.source:
-            source += (_pinned(array) if pin else array, rows)
+            source += (keep(array), rows)
         return tuple(source), tuple(segment.file for segment in self.source)
-
-
-def _pinned(source: Any) -> Any:
-    return pin_storage(source) if isinstance(source, torch.Tensor) else source
-
-
-class Held(NamedTuple):
-    """What a dataset holds in an attribute, to which users may assign something else."""
-
-    owner: Any
-    name: str
-    value: Any
-    items: tuple[Any, ...] | None  # of a list or dict, which users may change
-
-    @classmethod
-    def of(cls, owner: Any, name: str) -> Held:
-        value = getattr(owner, name)
-        return cls(
-            owner, name, value, tuple(_items(value)) if type(value) in (list, dict) else None
-        )
-
-    def is_stale(self) -> bool:
-        """Whether they have."""
-        value, items = getattr(self.owner, self.name), self.items
-        if value is not self.value:
-            return True
-        if items is None:
-            return False
-        return len(value) != len(items) or any(map(operator.is_not, _items(value), items))
-
-
-def _items(value: Any) -> Iterator[Any]:
-    return iter(value.values() if type(value) is dict else value)
 
 
 @dataclass
 class Columns:
-    """What a table is made of, and the structure of a batch."""
+    """The columns of a table, and the structure of the batches that C makes of it.
+
+    Attributes:
+        rows: the rows of the table that the dataset has, in its order; None: all.
+        kind: the kind of data, for ``stats().why``.
+    """
 
     structure: Structure
     all: list[Column] = dataclass_field(default_factory=list)
-    held: list[Held] = dataclass_field(default_factory=list)
+    rows: Vector | None = None
+    kind: str = "plain arrays"
+
+    def add(self, name: str, source: Any, *others: Any, **named: Any) -> None:
+        """Add a ``Column``. Raises NotCoveredError for a tensor that C does not gather from."""
+        if isinstance(source, torch.Tensor):
+            check_tensor(name, source)
+        self.all.append(Column(name, source, *others, **named))
 
     def table(self, pin: bool) -> Table:
-        """Args: pin: as ``find_source`` has it."""
+        """Open the table of all columns; `pin` as in ``open_source``."""
         pairs = [column.for_core(pin) for column in self.all]
         sources, files = tuple(zip(*pairs, strict=True)) or ((), ())
         names, plans, casts = (
@@ -161,44 +151,67 @@ class Columns:
         watch(table)
         return table
 
-    def add(
-        self,
-        name: str,
-        source: Origin,
-        file: MappedFile | None = None,
-        plan: ImagePlan | None = None,
-        is_array: bool = False,
-        cast: str | None = None,
-    ) -> None:
-        """Raises NotCoveredError for a tensor that C does not gather from."""
-        if isinstance(source, torch.Tensor):
-            check_tensor(name, source)
-        self.all.append(Column(name, source, file, plan, is_array, cast))
-
-
-def is_same_structure(a: Structure, b: Structure) -> bool:
-    """Of the same types, and with the same keys in the same order."""
-    if type(a) is not type(b) or a is None or len(a) != len(b):
-        return a is b
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(is_same_structure(a[key], b[key]) for key in a)
-    return all(map(is_same_structure, a, b))
-
 
 def list_of(count: int) -> Structure:
-    """A list of so many outputs."""
+    """Return the structure of a list of `count` outputs."""
     return (None,) * count
 
 
-def _columns_of_arrays(dataset: ArrayDataset) -> Columns:
-    from fastloop.data.sequences.ragged import RaggedField
+@dataclass(frozen=True)
+class Source:
+    """The table of a dataset, as the C core takes it.
 
+    Attributes:
+        structure: of a batch.
+        maps: the rows that Subsets, or the indices of a dataset, leave; innermost first.
+        dataset: below its Subsets.
+        kind: the kind of data, for ``stats().why``.
+    """
+
+    table: Table
+    structure: Structure
+    maps: tuple[Vector, ...]
+    dataset: Any
+    kind: str
+
+
+def below_subsets(dataset: Any) -> Any:
+    """Return the dataset that Subsets within each other take their samples from."""
+    while type(dataset) is torch_data.Subset:
+        dataset = dataset.dataset
+    return dataset
+
+
+def gives_views(dataset: object, workers: int) -> bool:
+    """Tell whether single samples of torch's own code are views of the data."""
+    return workers == 0 and not (is_array_dataset(dataset) or is_token_dataset(dataset))
+
+
+# ---- takers of datasets that hold arrays
+
+Taker = Callable[[Any], Columns | None]
+
+
+def take(dataset: object, takers: Sequence[Taker]) -> Columns:
+    """Return the columns of the first taker that knows the dataset. Raises NotCoveredError."""
+    if "__getitems__" in getattr(dataset, "__dict__", ()):
+        raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
+    for taker in takers:
+        columns = taker(dataset)
+        if columns is not None:
+            return columns
+    raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
+
+
+def take_arrays(dataset: object) -> Columns | None:
+    if not is_array_dataset(dataset):
+        return None
     if dataset._untranslated:
         raise NotCoveredError(dataset._untranslated)
     keys = dataset._keys
     columns = Columns(dict.fromkeys(keys) if keys else list_of(len(dataset._fields)))
     for field, plan in zip(dataset._fields, dataset._plans, strict=True):
-        if isinstance(field, RaggedField):
+        if not isinstance(field, Field):
             raise NotCoveredError(
                 f"{field.name} is a RaggedArray; pass PadCollate or PackCollate as collate_fn"
             )
@@ -206,59 +219,184 @@ def _columns_of_arrays(dataset: ArrayDataset) -> Columns:
     return columns
 
 
-@functools.cache
+def take_images(dataset: object) -> Columns | None:
+    if not is_image_folder(dataset):
+        return None
+    if dataset._arrays is None:
+        raise NotCoveredError("the files of an ImageFolder without cache= are decoded in Python")
+    return replace(take(dataset._arrays, (take_arrays,)), kind="cached images")
+
+
+def take_tokens(dataset: object) -> Columns | None:
+    if not is_token_dataset(dataset):
+        return None
+    is_alone = dataset._keys is None and dataset._arguments.targets is None
+    names = dict.fromkeys(dataset._keys) if dataset._keys else list_of(2)
+    columns = Columns(None if is_alone else names, kind="windows of tokens")
+    columns.add("tokens", dataset._windows)
+    return columns
+
+
+def take_tensors(dataset: Any) -> Columns | None:
+    if type(dataset) is not torch_data.TensorDataset:
+        return None
+    columns = Columns(list_of(len(dataset.tensors)))
+    for i, tensor in enumerate(dataset.tensors):
+        columns.add(f"tensor {i}", tensor)
+    return columns
+
+
+@cache
 def _collated(dtype: np.dtype[Any], is_number: bool) -> torch.dtype | None:
-    """What torch makes of NumPy's rows or numbers; None: it refuses them."""
+    """Return the dtype that torch makes of rows or numbers of NumPy; None: it refuses them."""
     sample = np.zeros(() if is_number else 1, dtype)
     try:
-        found: torch.dtype = default_collate([sample[()]]).dtype
+        found: torch.dtype = torch_data.default_collate([sample[()]]).dtype
     except (TypeError, ValueError, RuntimeError):
         return None
     return found
 
 
-def _check_array(name: str, array: Array) -> None:
-    """Rows that torch refuses are left to it."""
-    if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
-        raise NotCoveredError(f"{name} has rows of {array.dtype}, of which torch makes others")
-    if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
-        raise NotCoveredError(f"{name} has rows of strides {array.strides[1:]}")
-
-
-def add_rows(columns: Columns, name: str, rows: object) -> None:
-    """Those of a tensor or an array that is indexed itself."""
-    if isinstance(rows, np.ndarray) and type(rows) in (np.ndarray, np.memmap):
-        field = Field(name, rows)
-        assert isinstance(field.source, np.ndarray)
-        _check_array(name, field.source)
-        columns.add(name, field.source, field.file, is_array=True)
-        return
-    if type(rows) is not torch.Tensor:
-        raise NotCoveredError(f"{name} is a {type(rows).__name__}, not plain array data")
-    columns.add(name, rows)
-
-
-def columns_of(dataset: object) -> Columns:
-    """Those of a dataset that is not made of others. Raises NotCoveredError."""
-    if is_image_folder(dataset):
-        if dataset._arrays is None:
-            raise NotCoveredError(
-                "the files of an ImageFolder without cache= are decoded in Python"
-            )
-        dataset = dataset._arrays
-    if is_array_dataset(dataset):
-        return _columns_of_arrays(dataset)
-    if type(dataset) is TensorDataset:
-        columns = Columns(list_of(len(dataset.tensors)), held=[Held.of(dataset, "tensors")])
-        for i, tensor in enumerate(dataset.tensors):
-            columns.add(f"tensor {i}", tensor)
-        return columns
-    if is_token_dataset(dataset):
-        is_alone = dataset._keys is None and dataset._arguments.targets is None
-        names = dict.fromkeys(dataset._keys) if dataset._keys else list_of(2)
-        columns = Columns(None if is_alone else names)
-        columns.add("tokens", dataset._windows)
-        return columns
+def take_rows(dataset: Any) -> Columns | None:
+    """Take a tensor or an ndarray that is a dataset itself."""
     columns = Columns(None)
-    add_rows(columns, "the dataset", dataset)
+    if type(dataset) is torch.Tensor:
+        columns.add("the dataset", dataset)
+    elif type(dataset) in (np.ndarray, np.memmap):
+        field = Field("the dataset", dataset)
+        array: Any = field.source
+        if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
+            raise NotCoveredError(
+                f"the dataset has rows of {array.dtype}, of which torch makes others"
+            )
+        if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
+            raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
+        columns.add("the dataset", array, field.file, is_array=True)
+    else:
+        return None
     return columns
+
+
+# ---- takers of datasets that are made of others
+
+
+def _rows_of(subset: Any) -> Vector:
+    """Return the rows of a Subset. Raises NotCoveredError."""
+    rows = as_vector(subset.indices)
+    if rows is None:
+        raise NotCoveredError("the indices of the Subset are not plain integers")
+    return rows
+
+
+def _pick(column: Column, rows: Vector) -> Column:
+    segment, *others = column.segments()
+    if others:
+        raise NotCoveredError("a Subset of a ConcatDataset lies within another dataset")
+    length = segment.length
+    if len(rows) and not -length <= rows.min() <= rows.max() < length:
+        raise NotCoveredError(f"an index of a Subset is out of range for {length} rows")
+    rows = np.where(rows < 0, rows + length, rows)
+    taken = rows if isinstance(segment.rows, int) else segment.rows[rows]
+    return replace(column, source=(segment._replace(rows=taken),), file=None)
+
+
+def take_subset(dataset: Any) -> Columns | None:
+    if type(dataset) is not torch_data.Subset:
+        return None
+    rows = _rows_of(dataset)
+    inner = take(dataset.dataset, TAKERS)
+    return Columns(inner.structure, [_pick(column, rows) for column in inner.all])
+
+
+def take_stack(dataset: Any) -> Columns | None:
+    if type(dataset) is not torch_data.StackDataset:
+        return None
+    parts: Any = dataset.datasets
+    is_dict = isinstance(parts, dict)
+    found = {
+        key: take(part, TAKERS) for key, part in (parts.items() if is_dict else enumerate(parts))
+    }
+    structures = {key: columns.structure for key, columns in found.items()}
+    stack = Columns(structures if is_dict else tuple(structures.values()))
+    for key, columns in found.items():
+        for column in columns.all:
+            column.segments()  # refuses more than rows
+            stack.all.append(replace(column, name=f"datasets[{key!r}], {column.name}"))
+    return stack
+
+
+def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
+    """Join the columns of the parts of a ConcatDataset, which has so many rows of each."""
+    first = columns[0]
+    if any(column.is_array is not first.is_array for column in columns):
+        raise NotCoveredError("a ConcatDataset has tensors in one dataset, ndarrays in another")
+    segments: list[Segment] = []
+    for column, length in zip(columns, lengths, strict=True):
+        found = column.segments()
+        rows = sum(segment.length for segment in found)
+        if rows != length:
+            raise NotCoveredError(
+                f"the ConcatDataset was made when {column.name} had {length} rows, "
+                f"and it has {rows}"
+            )
+        segments += found
+    return replace(first, source=tuple(segments), file=None)
+
+
+def _is_same_structure(a: Structure, b: Structure) -> bool:
+    """Tell whether types and keys are the same, in the same order."""
+    if type(a) is not type(b) or a is None or len(a) != len(b):
+        return a is b
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_is_same_structure(a[key], b[key]) for key in a)
+    return all(map(_is_same_structure, a, b))
+
+
+def take_concat(dataset: Any) -> Columns | None:
+    if type(dataset) is not torch_data.ConcatDataset:
+        return None
+    lengths = np.diff(dataset.cumulative_sizes, prepend=0).tolist()
+    # torch takes no sample of empty parts, so they may be of other kinds.
+    pairs = list(zip(dataset.datasets, lengths, strict=True))
+    pairs = [pair for pair in pairs if pair[1] > 0] or pairs[:1]
+    parts = [take(part, TAKERS) for part, _ in pairs]
+    structure = parts[0].structure
+    if not all(_is_same_structure(part.structure, structure) for part in parts):
+        raise NotCoveredError("a dataset of the ConcatDataset has samples of other structure")
+    columns = zip(*(part.all for part in parts), strict=True)
+    return Columns(structure, [_join(same, [length for _, length in pairs]) for same in columns])
+
+
+# Datasets that may lie within others.
+TAKERS: tuple[Taker, ...] = (
+    take_arrays,
+    take_images,
+    take_tokens,
+    take_tensors,
+    take_rows,
+    take_subset,
+    take_stack,
+    take_concat,
+)
+
+
+def open_source(dataset: Any, pin: bool, takers: Sequence[Taker] = TAKERS) -> Source:
+    """Open the table of a dataset. Raises NotCoveredError.
+
+    Args:
+        dataset: any.
+        pin: threads will read ahead, so keep the storages of tensors from being resized.
+        takers: are asked for the dataset below Subsets, one after the other.
+    """
+    maps: list[Vector] = []
+    while type(dataset) is torch_data.Subset:
+        maps.insert(0, _rows_of(dataset))
+        dataset = dataset.dataset
+    try:
+        columns = take(dataset, takers)
+        table = columns.table(pin)
+    except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise NotCoveredError(str(error)) from error
+    if columns.rows is not None:
+        maps.insert(0, columns.rows)
+    return Source(table, columns.structure, tuple(maps), dataset, columns.kind)

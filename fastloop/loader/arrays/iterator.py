@@ -1,9 +1,10 @@
-"""The array path's iterator: torch's base iterator over batches that C gathers."""
+"""The iterator of the array path: torch's base iterator over batches that C gathers."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastloop._core import ArrayLoader
-from fastloop.base.memory import budget_of
+from fastloop.base.machine import budget_of
 from fastloop.base.moves import tensors_in, watch
 from fastloop.base.next_lock import NextLock, count_alone
 from fastloop.base.ranges import named, tools
@@ -22,17 +23,16 @@ from fastloop.data.index_blocks import find_blocks
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.destinations import Destination, find_destination
-from fastloop.loader.arrays.columns import NotCoveredError, is_same_structure
+from fastloop.loader.arrays.columns import Source, gives_views
 from fastloop.loader.resume.epoch import ResumableIter, rest_of_block, skip_blocks
-from fastloop.loader.route import Source, find_source, gives_views
 from fastloop.loader.shared import Shared
 
 _BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is given
 
 
 class _InBlocks:
-    """In the place of an iterator over the sampler, where C cuts batches out of whole blocks: what
-    others took from those would be missing in the epoch."""
+    """Stands in for the sampler's iterator where C cuts batches out of whole blocks: indices that a
+    program took from it would be missing in the epoch."""
 
     def __iter__(self) -> _InBlocks:
         return self
@@ -44,14 +44,12 @@ class _InBlocks:
         )
 
 
-def _find_counted(source: Source) -> tuple[torch.Tensor, ...]:
-    """The tensors whose changes in place are counted, and not seen by worker processes."""
-    found = []
+def _counting(source: Source) -> Iterator[torch.Tensor]:
+    """Yield the tensors whose changes in place torch counts, and worker processes would not see."""
     for tensor in tensors_in(source.table):
         is_shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
         if not (is_shared or tensor.is_inference()):
-            found.append(tensor)
-    return tuple(found)
+            yield tensor
 
 
 def _level_of_program() -> int:
@@ -77,22 +75,24 @@ class ArrayIter(ResumableIter):
         accelerator: Accelerator | None,
         is_live: bool = False,
     ) -> None:
-        """Args: is_live: threads are to read the data as they are when they read them."""
+        """Args: is_live: threads read the data at the time of gathering, as the user has asked."""
         self._shared = shared
         self._next_lock = NextLock()
         self._begin_epoch(loader)
         super().__init__(loader)
+        if self._num_workers == 0 and self._timeout != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._source = source
         self._budget = budget_of(loader)
         self._prefetch_factor = loader.prefetch_factor
-        self._in_order = loader.in_order
-        self._fetches_singles = not is_live and gives_views(loader)
-        self._counted = () if is_live or self._num_workers == 0 else _find_counted(source)
-        self._versions = [tensor._version for tensor in self._counted]
-        self._destination = self._find_destination(accelerator)
+        # One worker of torch's keeps the order in any case; here the consumer helps it.
+        self._in_order = loader.in_order or self._num_workers == 1
+        self._fetches_singles = not is_live and gives_views(source.dataset, self._num_workers)
+        self._versions: dict[torch.Tensor, int] = {}
+        if self._num_workers > 0 and not is_live:
+            self._versions = {tensor: tensor._version for tensor in _counting(source)}
+        self._destination = self._open_destination(accelerator)
         self._pin_memory = self._pin_memory and accelerator is None
-        if self._num_workers == 0 and self._timeout != 0:
-            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._open_loader()
         # torch's iterator with workers ends its __init__ with a _reset, and so asks the sampler
         # for an iterator twice; samplers that draw in __iter__ can tell.
@@ -101,8 +101,8 @@ class ArrayIter(ResumableIter):
         else:
             self._restart()
 
-    def _find_destination(self, accelerator: Accelerator | None) -> Destination | None:
-        """Where batches arrive; None: in CPU memory of ours."""
+    def _open_destination(self, accelerator: Accelerator | None) -> Destination | None:
+        """Return where batches arrive; None: in the loader's own CPU memory."""
         copies_in_c = False
         # Without workers a copy by C would wait for all that the loop has queued.
         if accelerator is not None and self._num_workers > 0:
@@ -115,7 +115,7 @@ class ArrayIter(ResumableIter):
 
     @property
     def is_on_device(self) -> bool:
-        """Whether batches are there when they are handed out."""
+        """Tell whether batches are on the device when they are handed out."""
         return self._destination is not None and self._destination.is_on_device
 
     def _open_loader(self) -> None:
@@ -125,25 +125,22 @@ class ArrayIter(ResumableIter):
             self._dataset_fetcher = fetcher  # by torch's name, for others
         # The budget is one of pinned memory; without workers no batch is made ahead of its use.
         is_ahead = destination is not None and self._num_workers > 0
-        self._is_closed = False
-        # Images go to a device that C copies to as bytes, tokens narrow, and are cast there.
-        is_cut = destination is not None and destination.index >= 0
+        device = destination.index if destination is not None else -1
         table = source.table
-        if is_cut:
+        if device >= 0:
+            # Images go to a device that C copies to as bytes, tokens narrow, and are cast there.
             table = table.cut()
             watch(table)
+        self._is_closed = False
         self._array_loader = ArrayLoader(
             table=table,
-            pool=self._shared.memory_for_arrays(
-                source.table.outputs, destination.index if destination else -1
-            ),
+            pool=self._shared.memory_for_arrays(source.table.outputs, device),
             fetch=partial(self._datasets.call, fetcher.fetch),
             structure=source.structure,
             maps=source.maps,
             workers=self._num_workers,
             prefetch=self._prefetch_factor or 1,
-            # One worker of torch's keeps the order in any case; here the consumer helps it.
-            in_order=self._in_order or self._num_workers == 1,
+            in_order=self._in_order,
             persistent=self._persistent_workers,
             timeout=self._timeout,
             destination=destination,
@@ -152,10 +149,10 @@ class ArrayIter(ResumableIter):
 
     @property
     def _random_epoch(self) -> int:
-        """Of the transforms in the table."""
+        """The epoch of the random transforms in the table."""
         dataset = self._source.dataset
         epoch = dataset._epoch if isinstance(dataset, EpochDataset) else None
-        return (epoch and self._datasets.find(epoch)) or 0
+        return (epoch and self._datasets.number_of(epoch)) or 0
 
     def _restart(self) -> None:
         if self._destination is not None:
@@ -172,8 +169,7 @@ class ArrayIter(ResumableIter):
             self._array_loader.restart(self._sampler_iter, kind, None, self._random_epoch)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
-        if self._has_changed():
-            self._note_change()
+        self._warn_of_change()  # first: as an error it must leave everything as it was
         super()._reset(loader, first_iter)
         # At the end of an epoch it closes, unless it is persistent; a forked child has none.
         is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
@@ -182,29 +178,31 @@ class ArrayIter(ResumableIter):
         self._kept = ()
         self._restart()
 
-    def _has_changed(self) -> bool:
-        """Whether torch has counted a change in place of the data since the workers began."""
-        return [tensor._version for tensor in self._counted] != self._versions
-
-    def _note_change(self) -> None:
-        kind, self._counted, self._versions = type(self._dataset).__name__, (), []
-        changed = f"the data of the {kind} were changed in place while workers loaded them"
+    def _warn_of_change(self) -> None:
+        """Warn if torch has counted a change in place of the data since the workers began."""
+        if all(tensor._version == version for tensor, version in self._versions.items()):
+            return
+        self._versions = {}
+        changed = (
+            f"the data of the {type(self._dataset).__name__} were changed in place while workers "
+            "loaded them"
+        )
         if self._persistent_workers:
             later = "Persistent worker processes would never see the change"
         else:
             later = "Worker processes would keep the data of iter(), and load the next epochs"
             self._shared.changed = changed
         warnings.warn(
-            f"{changed}; batches may hold old values or new ones, because the threads that gather "
-            f"them read the data as they are. {later}. fastloop.DataLoader(path='array') asks for "
-            "data as they are, and does not warn",
+            f"{changed}; batches may hold old values or new ones, because threads gather them from "
+            f"the data themselves. {later}. fastloop.DataLoader(path='array') asks for the data at "
+            "the time of gathering, and does not warn",
             RuntimeWarning,
             stacklevel=_level_of_program(),
         )
 
     def _goes_on_in_child(self) -> bool:
-        """In a forked child the iterator of the parent goes on from where it stands, as torch's
-        does without workers."""
+        """Go on in a forked child where the parent's iterator stood, as torch's does without
+        workers."""
         is_here = self._array_loader.is_own() or self._is_closed
         if is_here or self._num_workers > 0 or self._destination is not None:
             return False
@@ -216,27 +214,9 @@ class ArrayIter(ResumableIter):
         self._array_loader.restart(source, kind, batch_sampler, self._random_epoch)
         return True
 
-    def _look_again(self) -> None:
-        """Others were put into the dataset between two batches."""
-        try:
-            source = find_source(self._dataset, pin=False)
-            if not is_same_structure(source.structure, self._source.structure):
-                raise ValueError("give other batches")
-            self._array_loader.use(source.table)
-        except (NotCoveredError, ValueError) as error:
-            raise RuntimeError(
-                f"what the dataset holds was replaced during iteration and {error}; "
-                "call iter() on the loader again"
-            ) from error
-        self._source = source
-
     def _next_data(self) -> Any:
-        if self._num_workers == 0 and self._source.is_stale():
-            self._look_again()
         data = next(self._array_loader)
-        if self._pin_memory:
-            return pin_memory(data)
-        return data
+        return pin_memory(data) if self._pin_memory else data
 
     @count_alone
     def __next__(self) -> Any:
@@ -249,7 +229,7 @@ class ArrayIter(ResumableIter):
         try:
             if tools._is_profiler_enabled:
                 data = named("next", super().__next__)()
-            elif self._pin_memory or self._source.is_stale():
+            elif self._pin_memory:
                 data = super().__next__()
             else:
                 data = next(self._array_loader)
@@ -261,10 +241,10 @@ class ArrayIter(ResumableIter):
             if not self._goes_on_in_child():
                 raise
             return self.__next__()
-        if self._counted and self._has_changed():
+        if self._versions:
             try:
-                self._note_change()
-            except RuntimeWarning:
+                self._warn_of_change()
+            except RuntimeWarning:  # warnings are errors: the next next() gives this batch
                 self._kept = (data,)
                 self._num_yielded -= 1
                 raise
@@ -275,5 +255,5 @@ class ArrayIter(ResumableIter):
         self._array_loader.close()
 
     def _shutdown_workers(self) -> None:
-        """torch's name for it, which others call."""
+        """Close, by torch's name for it, which frameworks call."""
         self.close()

@@ -1,25 +1,23 @@
-"""What PadCollate and PackCollate make of sequences in arrays, as columns that C gathers.
+"""The outputs of PadCollate and PackCollate over arrays, as columns that C gathers.
 
-A column is one output of a batch. docs/sequences-collate.md says what the outputs are.
+A column is one output of a batch. docs/sequences-collate.md describes the outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 import torch
 
-from fastloop._core import ImagePlan, SequenceColumn
+from fastloop._core import SequenceColumn
 from fastloop.base.tensors import place_of
-from fastloop.base.torch_parts import default_convert
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
 from fastloop.data.sequences.pad import LABEL_PADDING, PackCollate, PadCollate
 from fastloop.data.sequences.ragged import RaggedField
-from fastloop.data.sequences.sample_fields import Fields, SampleField, make_fill, take_apart
+from fastloop.data.sequences.sample_fields import SampleField, make_fill, take_apart
 from fastloop.loader.arrays.columns import (
     Columns,
     NotCoveredError,
@@ -28,22 +26,26 @@ from fastloop.loader.arrays.columns import (
     pin_storage,
 )
 
-
-@dataclass(frozen=True)
-class _Sequences:
-    """The sequences of one field, in memory that stays where it is."""
-
-    name: str
-    values: torch.Tensor | Array
-    offsets: Array
-    file: MappedFile | None
-
-    def column(self, output: str, **options: Any) -> SequenceColumn:
-        return SequenceColumn(torch.Tensor, output, self.offsets, self.values, **options)
+_Source = Field | RaggedField
 
 
-def _flat(name: str, values: torch.Tensor | Array) -> torch.Tensor | Array:
-    """The values as a vector, without a copy."""
+def _values_of(field: _Source) -> torch.Tensor | Array:
+    return field.array.values if isinstance(field, RaggedField) else field.source
+
+
+def _offsets_of(field: _Source) -> Array:
+    """Return where sequences begin; those of a field of 2-D arrays are of equal length."""
+    if isinstance(field, RaggedField):
+        return field.array.offsets
+    rows, width = field.source.shape
+    return np.arange(rows + 1) * width
+
+
+def _make_column(
+    field: _Source, output: str, **options: Any
+) -> tuple[str, SequenceColumn, MappedFile | None]:
+    """Return the arguments of ``Columns.add`` for an output that C makes of sequences."""
+    name, values = field.name, _values_of(field)
     if isinstance(values, torch.Tensor):
         check_tensor(name, values)
         is_plain = values.is_contiguous()
@@ -52,195 +54,148 @@ def _flat(name: str, values: torch.Tensor | Array) -> torch.Tensor | Array:
         is_plain = values.flags.c_contiguous and values.flags.aligned
     if not is_plain:
         raise NotCoveredError(f"the values of {name} are not contiguous")
-    return values.reshape(-1)
-
-
-def _sequences_of(field: Field | RaggedField) -> _Sequences:
-    """Those of a field of 2-D arrays are of equal length."""
-    name = field.name
-    if isinstance(field, RaggedField):
-        array = field.array
-        return _Sequences(name, _flat(name, array.values), array.offsets, array.file)
-    rows, width = field.source.shape
-    return _Sequences(name, _flat(name, field.source), np.arange(rows + 1) * width, field.file)
-
-
-def _sample_of(field: Field | RaggedField, plan: object) -> torch.Tensor:
-    """Of the dtype and the number of dimensions that samples of the field have."""
-    source = field.array.values if isinstance(field, RaggedField) else field.source
-    ndim = 1 if isinstance(field, RaggedField) else len(source.shape) - 1
-    return torch.empty((1,) * (3 if plan is not None else ndim), dtype=torch_dtype(source))
-
-
-def _out_dtype(dtype: torch.dtype, is_int64: bool) -> torch.dtype:
-    is_integer = not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
-    return torch.int64 if is_int64 and is_integer else dtype
+    file = field.array.file if isinstance(field, RaggedField) else field.file
+    flat, offsets = values.reshape(-1), _offsets_of(field)
+    return name, SequenceColumn(torch.Tensor, output, offsets, flat, **options), file
 
 
 class _Batch:
-    """The columns of the batches of a dataset, in the order of their outputs."""
+    """The columns of a batch, in the order of its outputs."""
 
     def __init__(self, dataset: ArrayDataset) -> None:
-        keys: Sequence[Hashable] = dataset._keys or range(len(dataset._fields))
-        self.dataset = dataset
+        keys = dataset._keys or range(len(dataset._fields))
+        pairs = zip(dataset._fields, dataset._plans, strict=True)
+        self.sources: dict[Hashable, Any] = dict(zip(keys, pairs, strict=True))
+        samples = {}
+        for key, (field, plan) in self.sources.items():
+            ndim = 1 if isinstance(field, RaggedField) else len(field.source.shape) - 1
+            dtype = torch_dtype(_values_of(field))
+            samples[key] = torch.empty((1,) * (3 if plan is not None else ndim), dtype=dtype)
+        # The collate's own code decides on names, padding values and dtypes.
+        self.fields = take_apart([samples if dataset._keys else tuple(samples.values())])
+        self.main = self.fields.main()
         self.columns = Columns(None)
         self.names: list[Hashable] = []
-        pairs = zip(dataset._fields, dataset._plans, strict=True)
-        self.fields: dict[Hashable, tuple[Field | RaggedField, ImagePlan | None]]
-        self.fields = dict(zip(keys, pairs, strict=True))
 
-    def take_apart(self) -> Fields:
-        samples = {key: _sample_of(*field) for key, field in self.fields.items()}
-        return take_apart([samples if self.dataset._keys else tuple(samples.values())])
-
-    def sequences_of(self, field: SampleField) -> _Sequences:
-        return _sequences_of(self.fields[field.key][0])
-
-    def add(self, name: Hashable, of: str, source: Any, file: Any = None, plan: Any = None) -> None:
+    def add(self, name: Hashable, *column: Any) -> None:
         if name in self.names:
             raise NotCoveredError(f"{name!r} is the name of a field and of another output")
         self.names.append(name)
-        self.columns.add(of, source, file, plan)
+        self.columns.add(*column)
 
     def add_rows(self, field: SampleField) -> None:
-        source, plan = self.fields[field.key]
-        assert isinstance(source, Field)
+        source, plan = self.sources[field.key]
         self.add(field.name, source.name, source.source, source.file, plan)
 
-    def add_values(
-        self, output: str, field: SampleField, value: Any, is_int64: bool, **options: Any
-    ) -> None:
-        sequences = self.sequences_of(field)
-        dtype = torch_dtype(sequences.values)
-        out = _out_dtype(dtype, is_int64)
-        make = make_fill(field, value, {}, options.get("is_label", False))
-        fill = make(place_of(torch.empty(0, dtype=out)).dtype)
-        options.update(is_int64=out != dtype, padding=fill)
-        column = sequences.column(output, **options)
-        self.add(field.name, sequences.name, column, sequences.file)
+    def add_made(self, name: Hashable, output: str, /, **options: Any) -> None:
+        """Add an output that C makes of the lengths of the main field's sequences."""
+        self.add(name, *_make_column(self.sources[self.main.key][0], output, **options))
 
-    def finish(self, is_dict: bool) -> Columns:
+    def add_values(
+        self, field: SampleField, output: str, value: Any, is_int64: bool, **options: Any
+    ) -> None:
+        source, _ = self.sources[field.key]
+        dtype = out = torch_dtype(_values_of(source))
+        is_float = dtype.is_floating_point or dtype.is_complex
+        if is_int64 and not is_float and dtype is not torch.bool:
+            out = torch.int64
+        fill = make_fill(field, value, {}, options.get("is_label", False))
+        options["padding"] = fill(place_of(torch.empty(0, dtype=out)).dtype)
+        self.add(field.name, *_make_column(source, output, is_int64=out != dtype, **options))
+
+    def finish(self) -> Columns:
+        is_dict = self.fields.kind is dict
         self.columns.structure = dict.fromkeys(self.names) if is_dict else list_of(len(self.names))
         return self.columns
 
 
 def _pad(dataset: ArrayDataset, collate: PadCollate) -> Columns:
-    batch = _Batch(dataset)
-    fields = batch.take_apart()
-    main, mask = fields.main(), collate._mask
+    batch, mask = _Batch(dataset), collate._mask
     options: dict[str, Any] = {
         "is_left": collate.padding_side == "left",
         "multiple": collate.pad_to_multiple_of or 1,
     }
     if collate.max_length is not None:
         options["max_length"] = collate.max_length
-    for field in fields.all:
-        if not field.holds_sequences:
+    for field in batch.fields.all:
+        if field.holds_sequences:
+            value = field.padding(collate.padding_value, mask)
+            batch.add_values(field, "padded", value, field.is_int64(mask), **options)
+        else:
             batch.add_rows(field)
-            continue
-        value = field.padding(collate.padding_value, mask)
-        batch.add_values("padded", field, value, field.is_int64(mask), **options)
-    lengths = batch.sequences_of(main)
     for name, output in ((mask, "mask"), (collate._lengths, "lengths")):
-        if name and not fields.has(name):
-            batch.add(name, lengths.name, lengths.column(output, **options))
-    return batch.finish(fields.kind is dict)
-
-
-class _Packed(_Batch):
-    """Those that PackCollate makes: the first makes the packing for the others."""
-
-    def __init__(self, dataset: ArrayDataset, max_tokens: int | None) -> None:
-        super().__init__(dataset)
-        self.of = self.take_apart()
-        self.main = self.of.main()
-        self.max_tokens = max_tokens
-        self.leader: int | None = None  # where the first lies
-
-    def options(self, field: SampleField) -> dict[str, Any]:
-        at = len(self.names)
-        if self.leader is None:
-            self.leader = at
-        kind = "" if field.is_named else "place "
-        return {
-            "main": self.sequences_of(self.main).offsets,
-            "leader": at - self.leader,
-            "max_tokens": self.max_tokens or 0,
-            "name": f"{kind}{field.key!r}",
-            "main_name": repr(self.main.key),
-        }
-
-    def add_packed(self, field: SampleField, is_label: bool) -> None:
-        value = LABEL_PADDING if is_label else field.padding(0)
-        options = self.options(field)
-        self.add_values("packed", field, value, field.is_int64(), is_label=is_label, **options)
-
-    def add_made_labels(self) -> None:
-        """Of input_ids."""
-        labels = SampleField("labels", "labels", self.main.values, True, True)
-        self.fields["labels"] = self.fields[self.main.key]
-        self.add_packed(labels, True)
-
-    def add_segments(self, output: str, name: Hashable) -> None:
-        main = self.sequences_of(self.main)
-        self.add(name, main.name, main.column(output, **self.options(self.main)))
+        if name and not batch.fields.has(name):
+            batch.add_made(name, output, **options)
+    return batch.finish()
 
 
 def _pack(dataset: ArrayDataset, collate: PackCollate) -> Columns:
-    batch = _Packed(dataset, collate.max_tokens)
-    fields = batch.of
-    is_dict = fields.kind is dict
+    batch = _Batch(dataset)
+    fields, main = batch.fields, batch.main
+    first: int | None = None  # the place of the first packed output, which packs for the others
+
+    def options(field: SampleField) -> dict[str, Any]:
+        nonlocal first
+        at = len(batch.names)
+        first = at if first is None else first
+        return {
+            "main": _offsets_of(batch.sources[main.key][0]),
+            "leader": at - first,
+            "max_tokens": collate.max_tokens or 0,
+            "name": f"{'' if field.is_named else 'place '}{field.key!r}",
+            "main_name": repr(main.key),
+        }
+
+    def add_packed(field: SampleField, is_label: bool) -> None:
+        value, is_int64 = LABEL_PADDING if is_label else field.padding(0), field.is_int64()
+        batch.add_values(field, "packed", value, is_int64, is_label=is_label, **options(field))
+
     for field in fields.all:
         if not field.holds_sequences:
             batch.add_rows(field)
         elif not (field.is_named and field.key == "attention_mask"):
-            batch.add_packed(field, field.name == "labels")
-    is_hugging_face = batch.main.is_named and batch.main.key == "input_ids"
-    if is_hugging_face and "labels" not in batch.names:
-        batch.add_made_labels()
+            add_packed(field, field.name == "labels")
+    if main.is_named and main.key == "input_ids" and "labels" not in batch.names:
+        batch.sources["labels"] = batch.sources[main.key]
+        add_packed(SampleField("labels", "labels", main.values, True, True), True)
     if collate.return_position_ids and not fields.has("position_ids"):
-        batch.add_segments("positions", "position_ids")
-    ends = ("q", "k") if is_dict else ("q",)
+        batch.add_made("position_ids", "positions", **options(main))
     if collate.return_cu_seqlens:
-        for end in ends:
-            batch.add_segments("bounds", f"cu_seq_lens_{end}")
-        for end in ends:
-            batch.add_segments("longest", f"max_length_{end}")
-    return batch.finish(is_dict)
+        for name, output in (("cu_seq_lens", "bounds"), ("max_length", "longest")):
+            for end in ("q", "k") if fields.kind is dict else ("q",):
+                batch.add_made(f"{name}_{end}", output, **options(main))
+    return batch.finish()
 
 
-def _take_singly(dataset: ArrayDataset) -> Columns:
-    """Samples as they are."""
-    batch = _Batch(dataset)
-    for key, (field, plan) in batch.fields.items():
-        if isinstance(field, Field):
-            batch.add(key, field.name, field.source, field.file, plan)
-            continue
-        sequences = _sequences_of(field)
-        column = sequences.column("padded", padding=bytes(torch_dtype(sequences.values).itemsize))
-        batch.add(key, sequences.name, column, sequences.file)
-    return batch.finish(dataset._keys is not None)
+def take_ragged(dataset: object) -> Columns | None:
+    """Return the columns of single samples of a dataset with RaggedArrays."""
+    if not isinstance(dataset, ArrayDataset) or type(dataset) is not ArrayDataset:
+        return None
+    keys = dataset._keys
+    columns = Columns(dict.fromkeys(keys) if keys else list_of(len(dataset._fields)))
+    for field, plan in zip(dataset._fields, dataset._plans, strict=True):
+        if isinstance(field, RaggedField):
+            padding = bytes(torch_dtype(field.array.values).itemsize)
+            columns.add(*_make_column(field, "padded", padding=padding))
+        else:
+            columns.add(field.name, field.source, field.file, plan)
+    return columns
 
 
-def columns_of_sequences(dataset: object, collate_fn: object) -> Columns | None:
-    """Those of a dataset whose batches hold sequences; None: they hold none.
+def take_sequences(dataset: object, collate_fn: Any) -> Columns:
+    """Return the columns of the batches that a collate makes of a dataset.
 
     Raises:
         NotCoveredError: fields that C does not gather from.
-        TypeError, ValueError: what the collate would refuse.
+        TypeError, ValueError: errors that the collate itself raises.
     """
-    is_collate = type(collate_fn) in (PadCollate, PackCollate)
-    if type(dataset) is not ArrayDataset or dataset._untranslated:
-        if is_collate:
-            name = type(collate_fn).__name__
-            raise NotCoveredError(
-                f"threads of C gather for {name} from an ArrayDataset, and the dataset is a "
-                f"{type(dataset).__name__}"
-            )
-        return None
-    if isinstance(collate_fn, PadCollate) and is_collate:
+    if not isinstance(dataset, ArrayDataset) or type(dataset) is not ArrayDataset:
+        raise NotCoveredError(
+            f"threads of C gather for {type(collate_fn).__name__} from an ArrayDataset, and the "
+            f"dataset is a {type(dataset).__name__}"
+        )
+    if dataset._untranslated:
+        raise NotCoveredError(dataset._untranslated)
+    if isinstance(collate_fn, PadCollate):
         return _pad(dataset, collate_fn)
-    if isinstance(collate_fn, PackCollate) and is_collate:
-        return _pack(dataset, collate_fn)
-    is_ragged = any(isinstance(field, RaggedField) for field in dataset._fields)
-    return _take_singly(dataset) if is_ragged and collate_fn is default_convert else None
+    return _pack(dataset, collate_fn)

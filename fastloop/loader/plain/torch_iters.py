@@ -1,9 +1,10 @@
-"""torch's own iterators, which count what they give: without workers, with our collate where it
-applies, and over torch's worker processes."""
+"""torch's own iterators with counts: without workers, where the collate is in C if it applies, and
+over torch's worker processes."""
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from time import perf_counter_ns
 from typing import Any
 
@@ -11,22 +12,22 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import Collate, FinalizerBase
 from fastloop.base.torch_parts import MultiIter, SingleIter
-from fastloop.data.batch_memory import call_lent
-from fastloop.data.kinds import fills_batches, find_collate
+from fastloop.data.collate import call_lent
+from fastloop.data.kinds import may_borrow, open_collate
 from fastloop.loader.shared import CLOSED, LoaderProxy, LockedIter, Shared, WorkerCounts
 
 _KILLED_S = 5.0  # for a worker after SIGTERM
 
 
 class SyncIter(SingleIter, LockedIter):
-    """torch's iterator without workers.
+    """The iterator of torch without workers.
 
     Args:
         has_own_collate: the collate is in C where torch's default is asked for.
     """
 
     _collate: Collate | None = None
-    _lender: Collate | None = None  # that, where samples may lie in the batch's memory
+    _lender: Collate | None = None  # the collate, where samples may lie in the batch's memory
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, has_own_collate: bool) -> None:
         self._shared = shared
@@ -42,12 +43,12 @@ class SyncIter(SingleIter, LockedIter):
         self._datasets.call(super().__init__, taken)
         self._dataset = self._dataset_fetcher.dataset = loader.dataset
         is_tried = has_own_collate and self._auto_collation
-        found = find_collate(self._collate_fn, shared.collate_here) if is_tried else None
+        found = open_collate(self._collate_fn, shared.collate_here) if is_tried else None
         if found is not None:
             self._dataset_fetcher.collate_fn, self._collate = found
-            self._fallbacks_before = self._collate.fallbacks()
+            self._fallbacks_before = Counter(self._collate.fallbacks())
             shared.latest = weakref.ref(self)
-            if found[0] is self._collate and fills_batches(self._dataset):
+            if found[0] is self._collate and may_borrow(self._dataset):
                 self._lender = self._collate
 
     def _next_data(self) -> Any:
@@ -57,17 +58,12 @@ class SyncIter(SingleIter, LockedIter):
         states = self._epoch.states
         if states is not None and states.is_read_ahead:
             assert states.reader is not None
-            self._note_state(0, states.reader.take())
+            self._note_state(0, states.reader.take_behind(data))
         return data
 
     def count(self) -> WorkerCounts:
         assert self._collate is not None
-        before = self._fallbacks_before
-        counts = {
-            reason: count - before.get(reason, 0)
-            for reason, count in self._collate.fallbacks().items()
-        }
-        return (), {reason: count for reason, count in counts.items() if count > 0}
+        return (), dict(Counter(self._collate.fallbacks()) - self._fallbacks_before)
 
     def _finalize(self) -> None:
         if self._collate is not None:
@@ -76,7 +72,7 @@ class SyncIter(SingleIter, LockedIter):
 
 
 class TorchProcessIter(MultiIter, LockedIter):
-    """torch's iterator over its own worker processes and queues."""
+    """The iterator of torch over its own worker processes and queues."""
 
     _has_states = False
     _waited_ns = 0  # since the last batch came
@@ -93,7 +89,7 @@ class TorchProcessIter(MultiIter, LockedIter):
     def _try_get_data(self, timeout: float = 5.0) -> tuple[bool, Any]:
         if self._is_closed:  # by another thread, and nothing comes any more
             raise RuntimeError(CLOSED)
-        # Of torch's queue what arrives is read and unpickled by get(), which is no wait.
+        # get() of torch's queue also reads and unpickles the batch, which does not count as a wait.
         reader = getattr(self._data_queue, "_reader", None)
         begin_ns = perf_counter_ns()
         is_there = not self._data_queue.empty()

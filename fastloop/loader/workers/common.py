@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later, interrupts_held
-from fastloop.base.memory import budget_of
+from fastloop.base.machine import budget_of
 from fastloop.base.nested import list_leaves
 from fastloop.base.torch_parts import ExceptionWrapper, MultiIter, Resume, StreamEnd
 from fastloop.data.stateful import is_stateful

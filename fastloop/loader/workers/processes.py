@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import ParentEnd, Reply
 from fastloop.base.interrupts import interrupts_held
-from fastloop.base.memory import budget_of
+from fastloop.base.machine import budget_of
 from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, Resume, StreamEnd
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator

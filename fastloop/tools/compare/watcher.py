@@ -1,28 +1,26 @@
-"""TrialObserver: what the first steps of a program cost and compute, and their end.
+"""TrialObserver: watches the first steps of a program, their losses and costs, and then ends it.
 
-It watches the loop as a report does, and every root of a backward pass besides. After the last step
-it ends the program, by an exception that looks like ``sys.exit()``. Until then nothing is
-synchronised.
+It hears of the loop as a report does, and of every root of a backward pass besides. After the last
+step it raises an exception that looks like ``sys.exit()``. Until then it never waits for the GPU.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from threading import get_ident
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastloop._core import version
+from fastloop.base.machine import cpu_seconds_of_all, pss_bytes_of_all
 from fastloop.patching.patch import patch_status
 from fastloop.patching.seams import Function, Place
 from fastloop.tools.report.hooks import close_hooks, open_hooks
 from fastloop.tools.report.observer import LoopObserver
-from fastloop.tools.report.process_usage import cpu_seconds_of_all, pss_bytes_of_all
-from fastloop.tools.report.recorder import NOT_MEASURED, Step
+from fastloop.tools.report.recorder import NOT_MEASURED
 
 _MAX_ELEMENTS = 4096  # of a root that are kept; a loss has one
 
@@ -31,31 +29,22 @@ class EnoughSteps(SystemExit):
     """Ends the program quietly: its ``finally`` blocks and exit handlers run."""
 
 
-class _Loss(NamedTuple):
-    step: int  # from 0
-    value: Tensor
-
-
-class _Usage(NamedTuple):
-    cpu_seconds: float
-    pss_bytes: int | None
-
-
-def _use() -> _Usage:
-    return _Usage(cpu_seconds_of_all(), pss_bytes_of_all())
+def _read_usage() -> tuple[float, int]:
+    """Return the CPU seconds and the bytes of this process and all that it has started."""
+    return cpu_seconds_of_all(), pss_bytes_of_all() or 0
 
 
 def _has_gpu() -> bool:
-    """Whether the program uses CUDA."""
+    """Tell whether the program uses CUDA."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 class TrialObserver(LoopObserver):
-    """Of the thread that makes it.
+    """Watches the thread that makes it.
 
     Args:
         limit: steps after which the program ends.
-        began: when the program did, by ``perf_counter()``.
+        began: the time at which the program began, by ``perf_counter()``.
     """
 
     def __init__(self, limit: int, began: float) -> None:
@@ -64,19 +53,19 @@ class TrialObserver(LoopObserver):
         self._began = began
         self._total = 0.0  # seconds until the last step was done
         self._is_open = self._is_stopped = False
-        self._losses: list[_Loss] = []
+        self._losses: list[tuple[int, Tensor]] = []  # with their steps, from 0
         self._optimizers: dict[int, Any] = {}  # that have stepped; their parameters must not die
-        self._begin: _Usage | None = None  # at the end of the first step, which warms up
-        self._end: _Usage | None = None
+        self._usage: list[tuple[float, int]] = []  # after the first step, which warms up, and last
         self._drain = 0.0  # seconds until a GPU has done what is queued after the last step
-        self._backward = Place(torch.autograd, "backward", self._watch)
+        self._backward = Place(torch.autograd, "backward", self._make_backward)
 
     def open(self) -> None:
+        """Watch the program from now on."""
         self._is_open = True
         self._backward.put_in()
         open_hooks(self)
 
-    def _watch(self, before: Function) -> Function:
+    def _make_backward(self, before: Function) -> Function:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if self._is_open and get_ident() == self.thread:
                 self._note_roots(args[0] if args else kwargs.get("tensors"))
@@ -92,12 +81,12 @@ class TrialObserver(LoopObserver):
                 self._log.append((self._note_loss, kept))
 
     def _note_loss(self, value: Tensor) -> None:
-        self._losses.append(_Loss(self._recorder.current, value))
+        self._losses.append((self._recorder.current, value))
 
-    # ---- where the first step ends, and the last
+    # ---- the ends of the first step and of the last
 
-    def enter_next(self, iterator: Any) -> None:
-        super().enter_next(iterator)
+    def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
+        super().enter_next(token, args, kwargs)
         self._stop_after_last()
 
     def enter_step(self, optimizer: Any) -> None:
@@ -105,18 +94,18 @@ class TrialObserver(LoopObserver):
         super().enter_step(optimizer)
         self._stop_after_last()
 
-    def leave_update(self, token: int) -> None:
-        self._use_after_first()  # its time is the first step's
-        super().leave_update(token)
+    def leave_update(self, token: object, result: object, error: object) -> None:
+        self._read_usage_once()  # its time is the first step's
+        super().leave_update(token, result, error)
 
     def note_skip(self, optimizer: Any) -> None:
         self._optimizers[id(optimizer)] = optimizer
         super().note_skip(optimizer)
-        self._use_after_first()
+        self._read_usage_once()
 
-    def _use_after_first(self) -> None:
-        if self._begin is None and self.steps_decided > 0:
-            self._begin = _use()
+    def _read_usage_once(self) -> None:
+        if not self._usage and self.steps_decided > 0:
+            self._usage.append(_read_usage())
 
     def _stop_after_last(self) -> None:
         # Each step has an optimizer's at least, so the recorder need not be asked before.
@@ -126,7 +115,7 @@ class TrialObserver(LoopObserver):
             raise EnoughSteps
 
     def finish(self) -> None:
-        """Nothing is watched any more."""
+        """Stop watching; waits for the GPU."""
         if not self._is_open:
             return
         self._is_open = False
@@ -138,18 +127,20 @@ class TrialObserver(LoopObserver):
             torch.cuda.synchronize()
             self._drain = perf_counter() - now
         self._total = now + self._drain - self._began
-        self._end = _use()
+        self._usage.append(_read_usage())
 
-    # ---- what was found
+    # ---- the record
 
     def to_dict(self) -> dict[str, Any]:
-        """After ``finish()``. Waits for the GPU. ``docs/compare.md`` has the keys; what was not
-        measured is None."""
+        """Return the record of the trial, after ``finish()``; it waits for the GPU.
+        ``docs/compare.md`` describes the keys; None is unknown."""
         steps = list(self._recorder.steps)[: self._limit]
         later = steps[1:]  # the first warms up
         epochs = sum(step.is_first for step in later)
         seconds = sum(step.total for step in later) / 1e9 + self._drain
+        waits = [step.wait for step in later if step.wait != NOT_MEASURED]
         totals = self._recorder.totals
+        (cpu, _), (cpu_at_end, _) = self._usage[0], self._usage[-1]
         return {
             "fastloop": version,
             "torch": str(torch.__version__),
@@ -157,36 +148,24 @@ class TrialObserver(LoopObserver):
             "is_stopped": self._is_stopped,
             "step_ms": [step.total / 1e6 for step in steps],
             "steps_per_second": len(later) / seconds if seconds else None,
-            "data_wait_s": _mean_wait(later),
+            "data_wait_s": sum(waits) / len(waits) / 1e9 if waits else None,
             "first_batch_s": totals.first_batch / 1e9 if totals.first_batch else None,
             "between_epochs_s": totals.between_epochs / epochs / 1e9 if epochs else None,
             "total_s": self._total,
-            **self._usage_of(len(later)),
-            "losses": [[loss.step, *_describe(loss.value)] for loss in self._kept_losses()],
+            "cpu_s": (cpu_at_end - cpu) / len(later) if later else None,
+            "pss_bytes": max(memory for _, memory in self._usage) or None,
+            "gpu_bytes": torch.cuda.max_memory_allocated() if _has_gpu() else None,
+            "losses": [
+                [step, *_describe(loss)] for step, loss in self._losses if step < self._limit
+            ],
             "parameters": self._digest(),
             "patched": str(patch_status()),
             "calls_of_other_threads": self.elsewhere,
         }
 
-    def _usage_of(self, steps: int) -> dict[str, Any]:
-        looks = [look for look in (self._begin, self._end) if look is not None]
-        memory = [look.pss_bytes for look in looks if look.pss_bytes is not None]
-        cpu = None
-        if steps and self._begin is not None and self._end is not None:
-            cpu = (self._end.cpu_seconds - self._begin.cpu_seconds) / steps
-        on_gpu = torch.cuda.max_memory_allocated() if _has_gpu() else None
-        return {
-            "cpu_s": cpu,
-            "pss_bytes": max(memory, default=None),
-            "gpu_bytes": on_gpu,
-        }
-
-    def _kept_losses(self) -> Iterable[_Loss]:
-        return (loss for loss in self._losses if loss.step < self._limit)
-
     def _digest(self) -> str | None:
-        """Of the parameters of all optimizers that have stepped, in their order; None: there are
-        none, or some have no bytes to read."""
+        """Digest the parameters of all optimizers that have stepped, in their order; None if there
+        are none, or some have no bytes to read."""
         digest = hashlib.sha256()
         groups = (g for optimizer in self._optimizers.values() for g in optimizer.param_groups)
         try:
@@ -198,13 +177,8 @@ class TrialObserver(LoopObserver):
         return digest.hexdigest() if self._optimizers else None
 
 
-def _mean_wait(steps: list[Step]) -> float | None:
-    waits = [step.wait for step in steps if step.wait != NOT_MEASURED]
-    return sum(waits) / len(waits) / 1e9 if waits else None
-
-
-def _describe(root: Tensor) -> tuple[str, float | str | None, str]:
-    """dtype; the value, if it is one number; the bits."""
+def _describe(root: Tensor) -> tuple[str, str | None, str]:
+    """Return the dtype, the value if it is one number, and the bits."""
     bits = _bits(root)
     shown = bits.hex() if len(bits) <= 16 else hashlib.sha256(bits).hexdigest()
     value = repr(root.item()) if root.numel() == 1 else None
@@ -212,7 +186,7 @@ def _describe(root: Tensor) -> tuple[str, float | str | None, str]:
 
 
 def _bits(tensor: Tensor) -> memoryview:
-    """Its bytes. All NaN are one: which of them a sum gives is left open by IEEE 754."""
+    """Return a tensor's bytes. All NaN become one: IEEE 754 leaves open which one a sum gives."""
     flat = tensor.detach().cpu().contiguous().flatten()
     if flat.is_floating_point() and flat.element_size() > 1 and bool(flat.isnan().any()):
         flat = flat.masked_fill(flat.isnan(), float("nan"))

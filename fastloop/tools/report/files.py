@@ -1,6 +1,6 @@
 """The files of a report: what a name asks for, and how it is written so that nothing is lost.
 
-Imported before torch is: a name that cannot be written is an error before the program runs.
+Imported before torch: a name that cannot be written is an error before the program runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 DEFAULT = "fastloop-report.html"
-_KINDS = {".trace.json": "trace", ".trace.json.gz": "trace", ".html": "html", ".json": "json"}
+_KINDS = {".html": "html", ".trace.json": "trace", ".trace.json.gz": "trace", ".json": "json"}
 
 
 def _ending(path: Path) -> str:
@@ -24,47 +24,38 @@ def _ending(path: Path) -> str:
 
 
 def kind_of(path: Path) -> str:
-    """ "html", "json" or "trace"."""
+    """Return "html", "json" or "trace"."""
     return _KINDS[_ending(path)]
 
 
-def find_rank() -> int:
-    """0 without ranks. RANK is the program's: it may be anything."""
+def read_rank() -> int:
+    """Return RANK; 0 if it is unset or anything else, because it belongs to the program."""
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdecimal() else 0
 
 
-def is_first_rank() -> bool:
-    return find_rank() == 0
-
-
 def _of_rank(path: Path) -> Path:
-    """Ranks other than the first have files of their own."""
-    if is_first_rank():
-        return path
-    ending = _ending(path)
+    """Give each rank but the first files of its own."""
+    ending, rank = _ending(path), read_rank()
     stem = path.name.removesuffix(ending)
-    return path.with_name(f"{stem}.rank{find_rank()}{ending}")
+    return path.with_name(f"{stem}.rank{rank}{ending}") if rank else path
 
 
 def find_files(names: Iterable[str | os.PathLike[str]], of_rank: bool = True) -> list[Path]:
-    """The files of these names, absolute. A page brings its numbers: ``run.html`` is
+    """Return the absolute paths of a report's files. A page brings its numbers: ``run.html`` is
     ``run.json``, too, unless another JSON file is named.
 
     Args:
-        of_rank: as this rank writes them.
+        of_rank: whether this rank writes them, under names of its own.
 
     Raises:
         ValueError: a name has none of the endings.
-        OSError: its folder is not there, or may not be written in.
+        OSError: a folder is missing, or a file may not be written.
     """
     paths = [Path(name).absolute() for name in names]
     for path in paths:
         if not _ending(path):
-            raise ValueError(
-                f"{path.name!r} is no name for a report; it ends in .html, .json, .trace.json or "
-                ".trace.json.gz"
-            )
+            raise ValueError(f"a report's name must end in {', '.join(_KINDS)}, got {path.name!r}")
         if not path.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {str(path.parent)!r}; make it first")
         if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -75,7 +66,7 @@ def find_files(names: Iterable[str | os.PathLike[str]], of_rank: bool = True) ->
 
 
 def write(path: Path, text: str) -> None:
-    """As a whole or not at all."""
+    """Write a file as a whole or not at all."""
     data = text.encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
@@ -89,7 +80,11 @@ def write(path: Path, text: str) -> None:
 
 
 def write_somewhere(path: Path, text: str) -> Path | None:
-    """Where it is, if need be in the folder for temporary files; None: nowhere. stderr is told."""
+    """Write a file, if need be into a temporary folder, and say so on stderr.
+
+    Returns:
+        The file's path; None if it could not be written anywhere.
+    """
     try:
         write(path, text)
         return path
@@ -99,14 +94,14 @@ def write_somewhere(path: Path, text: str) -> Path | None:
         other = Path(tempfile.mkdtemp(prefix="fastloop-report-")) / path.name
         write(other, text)
     except OSError as error:
-        say(f"{failed}, nor could one for temporary files ({error})")
+        say(f"{failed}, nor could a temporary file ({error})")
         return None
     say(f"{failed}; the report is {str(other)!r}")
     return other
 
 
 def say(text: str) -> None:
-    """On stderr, if that takes it: it may be closed, or a full disk."""
+    """Print on stderr, which may be closed or a full disk."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 

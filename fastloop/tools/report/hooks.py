@@ -1,8 +1,8 @@
-"""Where a loop is watched: methods of torch's classes and ours, while a report is open.
+"""The hooks by which open reports watch a loop: replaced methods of torch's classes and fastloop's.
 
-Replaced are `iter()` of loaders, `next()` of their iterators, and what scalers and clipping do;
-optimizers have hooks of torch's own for it. Nothing is replaced where no report is open. Any
-thread may come through here: a report is told of its own thread alone, and counts the others.
+Replaced are `iter()` of loaders, `next()` of their iterators, and the methods of scalers and
+clipping; optimizers have torch's own hooks. Without an open report nothing is replaced. Any thread
+may come through here: a report hears of its own thread alone, and counts the calls of others.
 """
 
 from __future__ import annotations
@@ -31,171 +31,114 @@ from fastloop.step.scaler import GradScaler
 from fastloop.tools.report.observer import LoopObserver
 
 _lock = threading.Lock()
-_observers: tuple[LoopObserver, ...] = ()  # of open reports; replaced under the lock
+_observers: dict[int, tuple[LoopObserver, ...]] = {}  # by thread; replaced under the lock
 _places: dict[tuple[Any, str], Place] = {}
 _handles: list[Any] = []  # of torch's hooks
 
 
-def _find() -> tuple[LoopObserver, ...]:
-    """The observers that are told of what this thread does."""
-    observers = _observers
-    ident = get_ident()
+def _list_observers() -> tuple[LoopObserver, ...]:
+    """Return the observers that hear of this thread."""
+    observers, ident = _observers, get_ident()
     if seams.checking_thread == ident:
         return ()
-    for observer in observers:
-        if observer.thread != ident:
-            break
-    else:
-        return observers
-    for observer in observers:
-        observer.elsewhere += observer.thread != ident
-    return tuple(observer for observer in observers if observer.thread == ident)
+    own = observers.get(ident, ())
+    if len(observers) > bool(own):
+        for others in observers.values():
+            for observer in others:
+                observer.elsewhere += observer.thread != ident
+    return own
 
 
-def _make_iter(before: Function) -> Function:
-    def __iter__(self: Any) -> Any:  # noqa: N807
-        observers = [observer for observer in _find() if observer.enter_iter()]
-        if not observers:
-            return before(self)
-        iterator = None
-        try:
-            iterator = before(self)
-        finally:
+def _wrap(enter: str, leave: str) -> Callable[[Function], Function]:
+    """Return a maker of hooks: functions that call these methods of each observer before and after
+    the function that they replace."""
+
+    def make(before: Function) -> Function:
+        def hook(*args: Any, **kwargs: Any) -> Any:
+            observers, token = _list_observers(), object()
             for observer in observers:
-                observer.leave_iter(self, iterator)
-        return iterator
+                getattr(observer, enter)(token, args, kwargs)
+            result = error = None
+            try:
+                result = before(*args, **kwargs)
+                return result
+            except BaseException as raised:
+                error = type(raised)  # the exception itself would keep this frame alive
+                raise
+            finally:
+                for observer in observers:
+                    getattr(observer, leave)(token, result, error)
 
-    return __iter__
+        return hook
 
-
-def _make_next(before: Function) -> Function:
-    def __next__(self: Any) -> Any:  # noqa: N807
-        observers = _find()
-        if not observers:
-            return before(self)
-        for observer in observers:
-            observer.enter_next(self)
-        try:
-            batch = before(self)
-        except BaseException as error:
-            for observer in observers:
-                observer.leave_next(error)
-            raise
-        for observer in observers:
-            observer.leave_next(None)
-        return batch
-
-    return __next__
+    return make
 
 
-def _make_update(before: Function) -> Function:
-    def update(*args: Any, **kwargs: Any) -> Any:
-        observers = _find()
-        if not observers:
-            return before(*args, **kwargs)
-        token = object()
-        for observer in observers:
-            observer.enter_update(id(token))
-        try:
-            return before(*args, **kwargs)
-        finally:
-            for observer in observers:
-                observer.leave_update(id(token))
-
-    return update
-
-
-def _make_step(before: Function, find_optimizer: Callable[..., Any]) -> Function:
-    """Of what calls an optimizer's step, or skips it."""
-    update = _make_update(before)
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        observers = _find()
-        decided = [observer.steps_decided for observer in observers]
-        result = update(*args, **kwargs)
-        for observer, count in zip(observers, decided, strict=True):
-            if observer.steps_decided == count:
-                observer.note_skip(find_optimizer(*args, **kwargs))
-        return result
-
-    return step
-
-
-def _make_scaler_step(before: Function) -> Function:
-    return _make_step(before, lambda scaler, optimizer, *args, **kwargs: optimizer)
-
-
-def _make_boundary_step(before: Function) -> Function:
-    return _make_step(before, lambda boundary, *args, **kwargs: boundary._optimizer)
+_of_closure = _wrap("enter_closure", "leave_closure")
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    observers = _find()
+    observers = _list_observers()
     for observer in observers:
         observer.enter_step(optimizer)
     if observers and len(args) > 1 and callable(args[1]):
-        return (args[0], _time_closure(args[1], observers), *args[2:]), kwargs
+        return (args[0], _of_closure(args[1]), *args[2:]), kwargs
     if observers and callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": _time_closure(kwargs["closure"], observers)}
+        return args, {**kwargs, "closure": _of_closure(kwargs["closure"])}
     return None
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    for observer in _find():
-        observer.leave_update(id(optimizer))
+    for observer in _list_observers():
+        observer.leave_update(optimizer, None, None)
 
 
-def _time_closure(closure: Function, observers: tuple[LoopObserver, ...]) -> Function:
-    def timed() -> Any:
-        for observer in observers:
-            observer.enter_closure()
-        try:
-            return closure()
-        finally:
-            for observer in observers:
-                observer.leave_closure()
-
-    return timed
-
-
-def _find_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
-    for loader in (DataLoader, FastDataLoader):
-        yield loader, "__iter__", _make_iter
-    for root in (BaseIter, Prefetcher):
+def _list_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
+    of_iter, of_next = _wrap("enter_iter", "leave_iter"), _wrap("enter_next", "leave_next")
+    of_step = _wrap("enter_scaler_step", "leave_scaler_step")
+    of_update = _wrap("enter_update", "leave_update")
+    for root, name, make in (
+        (BaseIter, "__next__", of_next),
+        (Prefetcher, "__next__", of_next),
+        (torch.amp.GradScaler, "step", of_step),
+        (torch.amp.GradScaler, "unscale_", of_update),
+    ):
         for kind in (root, *find_subclasses(root)):
-            if "__next__" in vars(kind):
-                yield kind, "__next__", _make_next
-    for kind in (torch.amp.GradScaler, *find_subclasses(torch.amp.GradScaler)):
-        if "step" in vars(kind):
-            yield kind, "step", _make_scaler_step
-        if "unscale_" in vars(kind):
-            yield kind, "unscale_", _make_update
-    yield Boundary, "step", _make_boundary_step
-    yield GradScaler, "unscale_and_clip_", _make_update
-    yield GradList, "clip_parameters", _make_update
-    for name in ("_get_total_norm", "_clip_grads_with_norm_"):
-        if name in vars(clip_module):
-            yield clip_module, name, _make_update
+            if name in vars(kind):
+                yield kind, name, make
+    for owner, name, make in (
+        (DataLoader, "__iter__", of_iter),
+        (FastDataLoader, "__iter__", of_iter),
+        (Boundary, "step", of_step),
+        (GradScaler, "unscale_and_clip_", of_update),
+        (GradList, "clip_parameters", of_update),
+        (clip_module, "_get_total_norm", of_update),
+        (clip_module, "_clip_grads_with_norm_", of_update),
+    ):
+        if name in vars(owner):
+            yield owner, name, make
 
 
 def open_hooks(observer: LoopObserver) -> None:
-    """From now on it is told."""
+    """Tell this observer of all that its thread does from now on."""
     global _observers
     with _lock:
-        for owner, name, make in _find_places():
-            place = _places.setdefault((owner, name), Place(owner, name, make))
-            place.put_in()
+        for owner, name, make in _list_places():
+            _places.setdefault((owner, name), Place(owner, name, make)).put_in()
         if not _handles:
             _handles.append(register_optimizer_step_pre_hook(_before_step))
             _handles.append(register_optimizer_step_post_hook(_after_step))
-        _observers = (*_observers, observer)
+        own = _observers.get(observer.thread, ())
+        _observers = {**_observers, observer.thread: (*own, observer)}
 
 
 def close_hooks(observer: LoopObserver) -> None:
-    """From now on it is not; the last one takes out what was replaced."""
+    """Tell this observer of nothing more; the last one puts back what was replaced."""
     global _observers
     with _lock:
-        _observers = tuple(other for other in _observers if other is not observer)
+        own = tuple(one for one in _observers.get(observer.thread, ()) if one is not observer)
+        others = {thread: kept for thread, kept in _observers.items() if thread != observer.thread}
+        _observers = {**others, observer.thread: own} if own else others
         if not _observers:
             _take_out()
 
@@ -208,10 +151,10 @@ def _take_out() -> None:
 
 
 def _forget() -> None:
-    """In a forked child, where nobody would read it."""
+    """Close everything in a forked child, which nobody reads."""
     global _observers, _lock
     _lock = threading.Lock()
-    _observers = ()
+    _observers = {}
     _take_out()
 
 

@@ -1,37 +1,69 @@
-"""LoaderSource: what a report knows of one loader, and goes on knowing when the loader is gone."""
+"""LoaderSource: the facts that a report keeps of one loader, also after the loader is gone.
+
+It hides how iterators of every kind are asked for workers and ready batches, and which datasets
+fastloop loads faster than more workers would.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from itertools import islice
+from os import PathLike, fspath
 from typing import Any
 
+from fastloop.base.machine import runnable_ns
 from fastloop.base.torch_parts import MultiIter, difference
+from fastloop.data.kinds import is_image_folder
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.plain.torch_iters import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 from fastloop.loader.workers.threads import ThreadIter
-from fastloop.tools.report.process_usage import runnable_ns
-from fastloop.tools.report.remedies import find_remedy
 
 _PATHS = {ArrayIter: "array", ProcessIter: "process", ThreadIter: "thread", SyncIter: "sync"}
-_NO_WORKERS: tuple[tuple[int, ...], ...] = ()
-# What was there when next() was called, or came before the batch that it gave: this batch; only
-# others, whose turn it was not; none.
+# Ready when next() was called, or before its batch came: this batch; only others, whose turn it
+# was not; none.
 READY, OTHERS, NONE = "ready", "others", "none"
+_Counts = tuple[tuple[int, ...], ...]
+
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_MAX_PARTS = 64  # attributes of a dataset that are looked at
 
 
-def find_inner(iterator: Any) -> Any:
-    """The iterator that loads, below those that upload."""
+def loading_iterator(iterator: Any) -> Any:
+    """Return the iterator that loads, below those that upload."""
     while isinstance(iterator, Prefetcher):
         iterator = iterator._source
     return iterator
 
 
-def find_path(iterator: Any) -> str:
-    """How batches are made, as in LoaderStats; "torch" for iterators that are not ours."""
-    return next((name for kind, name in _PATHS.items() if isinstance(iterator, kind)), "torch")
+def find_remedy(dataset: Any) -> str:
+    """Return the advice for a dataset that fastloop loads in C; "" for all others, which only
+    workers, threads or a cache can help."""
+    for _ in range(8):  # Subsets and the like, inside each other
+        if is_image_folder(dataset):
+            is_cached = dataset._cached is not None
+            return "" if is_cached else "cache='u8:FOLDER' for the ImageFolder: decoded only once"
+        has_parts = hasattr(dataset, "__dict__") and not isinstance(dataset, type)
+        parts = list(islice(vars(dataset).values(), _MAX_PARTS)) if has_parts else []
+        if any(map(_names_images, parts)):
+            return "fastloop.ImageFolder(root, cache='u8:FOLDER'), which decodes each image once"
+        if any(type(part).__module__.startswith("torchvision.transforms") for part in parts):
+            return (
+                "fastloop.transforms in place of torchvision's, over a fastloop.ArrayDataset: they "
+                "run in C"
+            )
+        inner = getattr(dataset, "datasets", None)
+        dataset = inner[0] if isinstance(inner, list) and inner else getattr(dataset, "dataset", 0)
+    return ""
+
+
+def _names_images(part: Any) -> bool:
+    """Tell whether `part` is a list of paths of images, or of tuples that begin with one."""
+    first = part[0] if isinstance(part, list | tuple) and part else None
+    first = first[0] if isinstance(first, list | tuple) and first else first
+    return isinstance(first, str | PathLike) and str(fspath(first)).lower().endswith(_IMAGES)
 
 
 def _describe(loader: Any) -> str:
@@ -39,7 +71,7 @@ def _describe(loader: Any) -> str:
     name = type(dataset).__name__ if dataset is not None else type(loader).__name__
     try:
         return f"{name} of {len(dataset):,}"  # type: ignore[arg-type]
-    except Exception:  # a stream has no length, and lengths of users' may raise anything
+    except Exception:  # a stream has no length, and a user's __len__ may raise anything
         return name
 
 
@@ -47,68 +79,82 @@ class LoaderSource:
     """Counts of one loader.
 
     Args:
-        loader: a DataLoader, or an iterator whose loader is not known. It is not kept.
+        loader: a DataLoader, or an iterator whose loader is unknown. It is not kept.
+
+    Attributes:
+        path: how batches are made, as in LoaderStats; "torch" for torch's iterators, "" before the
+            first batch.
+        trains: whether an optimizer has stepped on its batches.
+        wait: ns in next().
+        waits: the same without first batches, by what was ready.
+        made: ns in which batches were made while somebody looked, and of them ns not waiting.
     """
 
     def __init__(self, loader: Any) -> None:
         self.name = _describe(loader)
-        self.workers = int(getattr(loader, "num_workers", getattr(loader, "_num_workers", 0)))
-        self.batch_size = getattr(loader, "batch_size", None)
-        self.path = ""  # how batches are made; "" before the first
-        self.trains = False  # an optimizer has stepped on its batches
-        self.batches = 0
-        self.wait = 0  # ns in next()
-        self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)  # of it, without first batches
-        self.remedy = find_remedy(getattr(loader, "dataset", None))
-        self.made = [0, 0]  # ns in which batches were made and looked at, of them not waiting
-        self._last: tuple[int, int] | None = None  # the same of workers, at the latest look
+        self.num_workers = int(getattr(loader, "num_workers", getattr(loader, "_num_workers", 0)))
+        size = getattr(loader, "batch_size", None)
+        self.batch_size = size if isinstance(size, int) else None
+        self.path = ""
+        self.trains = False
+        self.batches = self.wait = 0
+        self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
+        self.remedy = find_remedy(getattr(loader, "dataset", None)) or None
+        self.made = [0, 0]
+        self._last: tuple[int, int] | None = None  # the same of workers, at the last look
         self._ready = [0, 0]  # how often a number of ready batches was known, and their sum
         self._iterator: Callable[[], Any] = lambda: None
-        self._done = _NO_WORKERS  # counts of workers of iterators before this one
-        self._now = _NO_WORKERS
+        self._done: _Counts = ()  # counts of workers of iterators before this one
+        self._now: _Counts = ()
+
+    def uses(self, iterator: Any) -> bool:
+        """Tell whether its counts come from this iterator."""
+        return iterator is self._iterator()
 
     def use(self, iterator: Any) -> None:
-        """Batches come from this iterator of a DataLoader from now on."""
-        if iterator is self._iterator():
+        """Take counts from this iterator of the loader from now on."""
+        if self.uses(iterator):
             return
-        self._done, self._now = _add(self._done, self._now), _NO_WORKERS
-        self._last = None
+        self._done, self._now, self._last = self.count_workers(), (), None
         self._iterator = weakref.ref(iterator)
-        self.path = find_path(iterator)
+        kinds = (name for kind, name in _PATHS.items() if isinstance(iterator, kind))
+        self.path = next(kinds, "torch")
 
     def count_ready(self) -> tuple[int, int]:
-        """Before next(): batches that have come before their turn, and others that lie there, at
-        least; -1: nobody knows."""
+        """Return, before next(), the batches that came before their turn, and others that lie
+        there, at least; -1 for both if unknown."""
         iterator: Any = self._iterator()
         try:
             if isinstance(iterator, MultiIter) and not difference("queue"):
                 early = len(iterator._task_info) - iterator._tasks_outstanding
                 if isinstance(iterator, ProcessIter):
-                    return early, sum(map(iterator._parent_end.has_replies, range(self.workers)))
+                    return early, sum(
+                        map(iterator._parent_end.has_replies, range(self.num_workers))
+                    )
                 return early, int(iterator._data_queue.qsize())
         except (AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
             pass  # it is closed, or another kind of queue
         return -1, -1
 
-    def find_turn(self, early: int, queued: int) -> str:
-        """After next(): READY, OTHERS or NONE.
+    def judge_turn(self, early: int, queued: int) -> str:
+        """Return READY, OTHERS or NONE, after next().
 
         Args:
-            early, queued: what ``count_ready()`` has said before.
+            early, queued: the answer of ``count_ready()`` before it.
         """
         iterator: Any = self._iterator()
         if early < 0 or iterator is None:
             return NONE
         if not iterator._in_order:
             return READY if queued > 0 else NONE
-        # Those that were taken from the queue meanwhile: this one, and others before their turn.
+        # The batches that left the queue meanwhile: this one, and others before their turn.
         came = len(iterator._task_info) - iterator._tasks_outstanding - early + 1
         if came <= queued:
             return READY
         return OTHERS if early > 0 or came > 1 else NONE
 
     def note_batch(self, ready: int, turn: str, wait: int) -> None:
-        """One has come, after so many ns; -1: it was the first. `ready` lay there."""
+        """Count a batch that came after `wait` ns (-1: the first), when `ready` lay there."""
         self.batches += 1
         if wait >= 0:
             self.waits[turn] += wait
@@ -120,40 +166,33 @@ class LoaderSource:
         return self._ready[1] / self._ready[0] if self._ready[0] else None
 
     def look(self) -> None:
-        """Keeps what its workers have done so far."""
+        """Keep the present counts of its workers."""
         iterator = self._iterator()
         shared = getattr(iterator, "_shared", None)
         if shared is None or self.path not in ("process", "thread"):
             return
         self._now = shared.count_workers()[0]
-        ran = _runnable_ns(iterator, self.path == "thread")
+        if self.path == "thread":
+            tasks = [f"self/task/{thread.native_id}" for thread in iterator._threads]
+        else:
+            tasks = [str(worker.pid) for worker in iterator._workers]
+        ran = [runnable_ns(task) for task in tasks]
         if None in ran or not all(count[0] for count in self._now):
-            return  # some have ended, or are yet to start
+            return  # some have ended, or have made no batch yet
         now = sum(count[1] for count in self._now), sum(ns or 0 for ns in ran)
         if self._last is not None:
             self.note_made(now[0] - self._last[0], now[1] - self._last[1])
         self._last = now
 
     def note_made(self, ns: int, ran: int) -> None:
-        """Batches were made for so long, and that long the thread had or wanted a CPU."""
+        """Count `ns` in which batches were made, and `ran` in which the thread had or wanted a
+        CPU."""
         self.made = [self.made[0] + ns, self.made[1] + ran]
 
-    def count_workers(self) -> tuple[tuple[int, ...], ...]:
-        """(batches, ns at work, ns waiting) of each, for threads the ns for the lock, too. Empty
-        where nobody knows."""
-        return _add(self._done, self._now)
-
-
-def _runnable_ns(iterator: Any, are_threads: bool) -> list[int | None]:
-    """Of each worker."""
-    if are_threads:
-        return [runnable_ns(f"self/task/{thread.native_id}") for thread in iterator._threads]
-    return [runnable_ns(str(worker.pid)) for worker in iterator._workers]
-
-
-def _add(
-    before: tuple[tuple[int, ...], ...], now: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[int, ...], ...]:
-    if not before or not now:
-        return before or now
-    return tuple(tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(before, now, strict=False))
+    def count_workers(self) -> _Counts:
+        """Return (batches, ns at work, ns waiting) of each worker, for threads also the ns for the
+        interpreter lock. Empty if unknown."""
+        if not self._done or not self._now:
+            return self._done or self._now
+        pairs = zip(self._done, self._now, strict=False)
+        return tuple(tuple(map(sum, zip(a, b, strict=True))) for a, b in pairs)

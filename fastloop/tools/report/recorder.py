@@ -1,39 +1,39 @@
-"""StepRecorder: where the time of a training loop goes, from what happens at its borders.
+"""StepRecorder: where the time of a training loop goes, computed from the events at its borders.
 
-It is told of batches that are taken, of optimizers that step, and of nothing else. Each nanosecond
-between two such events is added to one counter, so the parts of a step sum to the step. Which
-batches were trained on is known when an optimizer steps: until then they wait in a window.
-docs/report.md draws it. It has no clock: events bring their times, so they may be told later.
-Keeps a fixed number of steps.
+The events are batches that are taken and optimizers that step. Each nanosecond between two events
+goes to one counter, so the parts of a step sum to the step. Only an optimizer's step tells which
+batches were trained on: until then batches wait in a window (docs/report.md has a drawing).
+The recorder has no clock: events bring their times, so they may be told later. Its memory is fixed.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from fastloop.tools.report.loader_source import NONE, LoaderSource
 
 CAPACITY = 16_384  # steps that are kept, 72 bytes each
-_MAX_RUNS = 64  # of loaders without a step between
 NOT_MEASURED = -1
+_MAX_RUNS = 64  # of loaders without a step between
 
 
 class Step(NamedTuple):
-    """One step. Times in ns of the host's clock; NOT_MEASURED where nothing was measured.
+    """One step; times in ns of the host's clock, NOT_MEASURED if unknown.
 
     Attributes:
-        end: when it was over, since the report began.
-        wait: in next() of its loaders.
-        upload: of next(), what copying to the device took the host.
+        end: its end, counted from the begin of the report.
+        wait: time in next() of its loaders, without the first batch of an epoch.
+        upload: the host's part of copying to the device, in next().
         compute: from the batch to the optimizer, and between optimizers: forward and backward.
         update: unscaling, clipping, the optimizers' steps.
         other: after the last of these.
         gpu_wait: between the end of the GPU's earlier work and the batch.
-        ready: batches that were ready when the last one was taken; 0: not the one whose turn it
-            was.
-        is_first: of an epoch. Its first batch is not in ``wait``.
+        ready: batches that were ready at its last next(); 0 if the one whose turn it was was not.
+        is_first: whether it is the first step of an epoch.
     """
 
     end: int
@@ -48,11 +48,9 @@ class Step(NamedTuple):
 
     @property
     def total(self) -> int:
-        parts = (self.wait, self.upload, self.compute, self.update, self.other)
-        return sum(part for part in parts if part != NOT_MEASURED)
+        return sum(part for part in self[1:6] if part != NOT_MEASURED)
 
 
-_WIDTH = len(Step._fields)
 _GPU_WAIT = Step._fields.index("gpu_wait")
 
 
@@ -60,32 +58,27 @@ class StepRing:
     """The last steps, in memory that does not grow."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        self._cells = array("q", bytes(8 * _WIDTH * capacity))
-        self._capacity = capacity
+        self._rows = np.zeros((capacity, len(Step._fields)), np.int64)
         self.count = 0  # of all steps there were
 
-    def append(self, step: tuple[int, ...]) -> int:
-        """Its number."""
-        begin = self.count % self._capacity * _WIDTH
-        self._cells[begin : begin + _WIDTH] = array("q", step)
+    def append(self, step: tuple[int, ...]) -> None:
+        self._rows[self.count % len(self._rows)] = step
         self.count += 1
-        return self.count - 1
 
     def add_gpu_wait(self, number: int, ns: int) -> None:
-        """Once it is known, if the step is still there."""
-        if self.count - number <= self._capacity:
-            at = number % self._capacity * _WIDTH + _GPU_WAIT
-            self._cells[at] = max(self._cells[at], 0) + ns
+        """Add to the GPU's wait of a step, if the step is still there."""
+        if self.count - number <= len(self._rows):
+            row = self._rows[number % len(self._rows)]
+            row[_GPU_WAIT] = max(int(row[_GPU_WAIT]), 0) + ns
 
     @property
     def first(self) -> int:
         """The number of the oldest step that is still there."""
-        return max(0, self.count - self._capacity)
+        return max(0, self.count - len(self._rows))
 
     def __iter__(self) -> Iterator[Step]:
         for number in range(self.first, self.count):
-            begin = number % self._capacity * _WIDTH
-            yield Step(*self._cells[begin : begin + _WIDTH])
+            yield Step(*self._rows[number % len(self._rows)].tolist())
 
 
 class Run:
@@ -105,35 +98,41 @@ class Run:
         self.has_ended = False  # by StopIteration
         self.began_at = self.last_at = 0  # numbers of events
         self.is_over = False  # it is known which step its batches were for:
-        self.step: int | None = None  # None: there is none
+        self.step: int | None = None  # None: for no step
 
     def total(self) -> int:
         return self.start + self.wait + max(self.upload, 0) + self.compute
 
 
+@dataclass
 class Totals:
-    """Seconds of the whole run, in ns. Their sum is the time since it began."""
+    """The time of a whole run in ns, by part; the parts sum to the time since it began."""
 
-    def __init__(self) -> None:
-        self.before = 0  # the first batch was asked for
-        self.first_batch = 0
-        self.steps = 0
-        self.between_epochs = 0
-        self.validation = 0
-        self.unfinished = 0
-        self.after = 0
-        self.measuring = 0
+    before: int = 0
+    first_batch: int = 0
+    steps: int = 0
+    between_epochs: int = 0
+    validation: int = 0
+    unfinished: int = 0
+    after: int = 0
+    measuring: int = 0
+
+
+PARTS = tuple(vars(Totals()))
 
 
 class StepRecorder:
-    """Records steps.
+    """Records the steps of one loop.
 
-    Methods are given the time of their event (``now``), and when the loop went on after it
-    (``after``): what is between was measuring. Times are ns that only grow.
+    Methods take the time of their event (``now``) and the time at which the loop went on
+    (``after``): between the two lies the cost of measuring. Times are ns that only grow.
 
     Args:
-        now: when it begins.
-        capacity: steps that are kept.
+        now: the time at which recording begins.
+        capacity: how many steps are kept.
+
+    Attributes:
+        apart: batches, and ns of waiting, that no step used.
     """
 
     def __init__(self, now: int, capacity: int = CAPACITY) -> None:
@@ -141,32 +140,28 @@ class StepRecorder:
         self.totals = Totals()
         self.skipped = 0
         self.batches = 0  # of steps
-        self.apart = {"batches": 0, "wait": 0}  # of those without a step
+        self.apart = {"batches": 0, "wait": 0}
         self.unfinished_batches = 0
         self.optimizers: set[int] = set()
         self._runs: dict[int, Run] = {}  # by their source
-        self._last: Run | None = None  # the one with the latest batch
         self._events = 0
         self._is_fetching = False
-        self.has_failed = False  # iter() or next() has raised, and nothing came since
-        self._stack: list[int] = []  # what is under way of the update
-        self._leave()
+        self._has_failed = False  # iter() or next() has raised, and no event came since
+        self._stack: list[int] = []  # tokens of the updates that are under way
+        self._empty_window()
         self._begin = self._mark = self._now = now
 
-    def _leave(self) -> None:
-        """The window is empty."""
+    def _empty_window(self) -> None:
         self._runs.clear()
-        self._last = None
+        self._last: Run | None = None  # the one with the latest batch
         self._update = 0
         self._tail = 0  # forward and backward between two optimizers
-        self._lead = 0  # what was before the latest update, where there is no loader
+        self._lead = 0  # time before the latest update, if there is no loader
         self._stepped: set[int] = set()  # optimizers
         self._is_updated = False
 
-    # ---- the clock
-
     def _take(self, now: int, after: int) -> int:
-        """The time since the last event."""
+        """Return the time since the last event, which this one ends."""
         gap = now - self._mark
         self._now, self._mark = now, after
         self.totals.measuring += after - now
@@ -175,12 +170,11 @@ class StepRecorder:
     # ---- batches
 
     def enter_fetch(self, now: int, after: int) -> None:
-        """iter() or next() of a loader begins: what was since the last event?"""
-        gap = self._take(now, after)
-        self.has_failed = False
+        """Note that iter() or next() of a loader begins: it ends a step if an optimizer stepped."""
+        gap, last = self._take(now, after), self._last
+        self._has_failed = False
         self._is_fetching = True
         self._stack.clear()  # an optimizer that raised
-        last = self._last
         if self._stepped:
             self._commit(gap)
         elif last is None:
@@ -192,7 +186,7 @@ class StepRecorder:
         else:
             last.compute += gap
 
-    def _find_run(self, source: LoaderSource) -> Run:
+    def _open_run(self, source: LoaderSource) -> Run:
         run = self._runs.get(id(source))
         if run is None:
             if len(self._runs) == _MAX_RUNS:
@@ -203,20 +197,18 @@ class StepRecorder:
         self._last = run
         return run
 
-    def leave_iter(
-        self, now: int, after: int, source: LoaderSource, has_failed: bool = False
-    ) -> None:
-        """It was iter()."""
+    def leave_iter(self, now: int, after: int, source: LoaderSource, failed: bool = False) -> None:
+        """Note the end of iter()."""
         span = self._take(now, after)
         before = self._runs.pop(id(source), None)
         if before is not None:
             self._set_apart(before)
-        run = self._find_run(source)
+        run = self._open_run(source)
         run.has_begun = True
         run.began_at = run.last_at
         run.start = span
         self._is_fetching = False
-        self.has_failed = has_failed
+        self._has_failed = failed
 
     def leave_fetch(
         self,
@@ -228,56 +220,54 @@ class StepRecorder:
         error: type[BaseException] | None = None,
         turn: str = NONE,
     ) -> Run:
-        """It was next().
+        """Note the end of next(), and return the run of its batch.
 
         Args:
             ready: batches that were ready when it was called.
-            loading: ns since ``enter_fetch()`` in which no batch was copied to the device;
-                None: it is not known.
-            error: what it has raised.
-            turn: what the loader's ``find_turn()`` says.
+            loading: ns since ``enter_fetch()`` in which no batch was copied to the device; None if
+                unknown.
+            error: the exception that it raised.
+            turn: the answer of ``LoaderSource.judge_turn()``.
         """
-        span, is_end = self._take(now, after), error is not None
-        run = self._find_run(source)
+        span, run = self._take(now, after), self._open_run(source)
         run.ready = ready
         source.wait += span
-        upload = 0 if loading is None or is_end else span - loading
-        if loading is not None:
-            run.upload = max(run.upload, 0) + upload
         is_first = run.has_begun and run.fetches == 0
-        if is_first and not is_end:
-            run.start += span - upload
+        if loading is not None:
+            upload = 0 if error is not None else span - loading
+            run.upload = max(run.upload, 0) + upload
+            span -= upload
+        if is_first and error is None:
+            run.start += span
         else:
-            run.wait += span - upload
-        run.has_ended = is_end
-        if not is_end:
+            run.wait += span
+        run.has_ended = error is not None
+        if error is None:
             run.fetches += 1
-            source.note_batch(ready, turn, -1 if is_first else span - upload)
+            source.note_batch(ready, turn, -1 if is_first else span)
         self._is_fetching = False
-        self.has_failed = is_end and error is not StopIteration
+        self._has_failed = error is not None and not issubclass(error, StopIteration)
         return run
 
     # ---- the optimizer
 
     def enter_update(self, now: int, after: int, token: int) -> None:
-        """Unscaling, clipping or a step begins; inside another one nothing changes."""
-        if self._stack or self._is_fetching:
-            self._stack.append(token)
-            return
-        gap = self._take(now, after)
-        last = self._last
-        if last is None and not self.steps.count and not self._is_updated:
-            self.totals.before += gap
-        elif last is None:
-            self._tail += self._lead
-            self._lead = gap
-        elif self._is_updated:
-            self._tail += gap
-        else:
-            last.compute += gap
+        """Note that unscaling, clipping or a step begins; inside another one it counts as one."""
+        if not self._stack and not self._is_fetching:
+            gap, last = self._take(now, after), self._last
+            if last is None and not self.steps.count and not self._is_updated:
+                self.totals.before += gap
+            elif last is None:
+                self._tail += self._lead
+                self._lead = gap
+            elif self._is_updated:
+                self._tail += gap
+            else:
+                last.compute += gap
         self._stack.append(token)
 
     def leave_update(self, now: int, after: int, token: int) -> None:
+        """Note that an update ends, and all that began in it."""
         if token not in self._stack:
             return
         del self._stack[self._stack.index(token) :]
@@ -286,21 +276,22 @@ class StepRecorder:
             self._is_updated = True
 
     def note_step(self, optimizer: int) -> None:
-        """Inside an update: this optimizer steps."""
+        """Note that this optimizer steps, inside an update."""
         if not self._runs and optimizer in self._stepped:
-            lead, self._lead = self._lead, 0  # without a loader it begins where the last has ended
+            # Without a loader a step begins where the last one has ended.
+            lead, self._lead = self._lead, 0
             self._commit(0, behind=lead)
             self._lead = lead
         self._stepped.add(optimizer)
         self.optimizers.add(optimizer)
 
     def note_skip(self, optimizer: int) -> None:
-        """After an update: a scaler has not called the step of this optimizer."""
+        """Note, after an update, that a scaler has skipped this optimizer's step."""
         self.note_step(optimizer)
         self.skipped += 1
 
     def enter_closure(self, now: int, after: int) -> None:
-        """Inside an update: the optimizer calls the loop's forward and backward."""
+        """Note that an optimizer calls the loop's forward and backward, inside an update."""
         self._update += self._take(now, after)
 
     def leave_closure(self, now: int, after: int) -> None:
@@ -310,24 +301,24 @@ class StepRecorder:
 
     @property
     def current(self) -> int:
-        """The number of the step that what comes now belongs to."""
+        """The number of the step that the next event belongs to."""
         is_between = not self._runs and bool(self._stepped)  # without a loader it ends later
         return self.steps.count + is_between
 
     def _is_trained_on(self, run: Run, last: Run) -> bool:
-        """Whether the step that follows `last` is one on the batches of `run`, too."""
+        """Tell whether the step that follows `last` used the batches of `run`, too."""
         if run is last:
             return True
         if run.has_ended:
             return False
         if run.source.trains:
             return True
-        # Two loaders side by side: as many batches of each, and not one after the other.
+        # Two loaders side by side give as many batches each, and not one after the other.
         is_beside = run.last_at > last.began_at and run.has_begun == last.has_begun
         return is_beside and run.fetches == last.fetches
 
     def _commit(self, other: int, behind: int = 0) -> None:
-        """The window was a step, with `other` at its end, `behind` ns ago."""
+        """Write the window as a step that ended `behind` ns ago, with `other` at its end."""
         last = self._last
         is_first, wait, compute = False, 0, self._tail + self._lead
         upload = ready = NOT_MEASURED
@@ -344,7 +335,10 @@ class StepRecorder:
                 run.source.trains = True
                 run.step, run.is_over = self.steps.count, True
                 is_first = is_first or run.has_begun
-                self._add_start(run.start)
+                if self.steps.count == 0:
+                    self.totals.first_batch += run.start
+                else:
+                    self.totals.between_epochs += run.start
                 wait += run.wait
                 compute += run.compute
                 self.batches += run.fetches
@@ -353,17 +347,11 @@ class StepRecorder:
         parts = wait, upload, compute, self._update, other
         self.totals.steps += sum(part for part in parts if part != NOT_MEASURED)
         end = self._now - self._begin - behind
-        self.steps.append((end, *parts, NOT_MEASURED, ready, is_first))
-        self._leave()
-
-    def _add_start(self, ns: int) -> None:
-        if self.steps.count == 0:
-            self.totals.first_batch += ns
-        else:
-            self.totals.between_epochs += ns
+        self.steps.append((end, *parts, NOT_MEASURED, ready, int(is_first)))
+        self._empty_window()
 
     def _set_apart(self, run: Run) -> None:
-        """There was no step on its batches."""
+        """Count a run whose batches no step used."""
         run.is_over = True
         if run.fetches == 0:
             self.totals.between_epochs += run.total()
@@ -375,15 +363,16 @@ class StepRecorder:
     # ---- the end
 
     def end(self, now: int, is_error: bool = False) -> str:
-        """Nothing is recorded any more.
+        """Stop recording.
 
         Args:
-            is_error: an exception has ended the loop.
+            is_error: whether an exception has ended the loop.
 
         Returns:
-            The phase in which it came; "" without one, and outside of the loop."""
+            The phase in which the exception came; "" without one, and outside the loop.
+        """
         gap = self._take(now, now)
-        phase = self._find_phase() if is_error else ""
+        phase = self._name_phase() if is_error else ""
         if phase == "clip+optimizer":
             self._update += gap
         elif phase == "other":
@@ -401,16 +390,16 @@ class StepRecorder:
             else:
                 self._set_apart(run)
         self.totals.unfinished += self._update + self._tail + self._lead
-        self._leave()
+        self._empty_window()
         return phase
 
-    def _find_phase(self) -> str:
+    def _name_phase(self) -> str:
         last = self._last
         if self._stack:
             return "clip+optimizer"
         if self._stepped:
             return "other"
-        if self.has_failed:
+        if self._has_failed:
             return "data wait"
         if last is None or last.has_ended:
             return ""
@@ -418,5 +407,5 @@ class StepRecorder:
         return "forward+backward" if is_training else "validation"
 
     def elapsed(self) -> int:
-        """ns since it began, up to the last event."""
+        """Return the ns from the begin to the last event."""
         return self._mark - self._begin

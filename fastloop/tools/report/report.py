@@ -1,5 +1,5 @@
-"""``fastloop.report()``: where the time of a training loop goes, whose fault it is, and what the
-most is that a faster loader could give."""
+"""``fastloop.report()``: where the time of a training loop goes, why, and how much a faster loader
+could give at most."""
 
 from __future__ import annotations
 
@@ -7,39 +7,22 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fastloop._core import version
-from fastloop.tools.report.files import (
-    find_files,
-    find_rank,
-    is_first_rank,
-    kind_of,
-    say,
-    to_json,
-    write,
-    write_somewhere,
-)
+from fastloop.tools.report import files
 from fastloop.tools.report.hooks import close_hooks, open_hooks
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.page import make_page
+from fastloop.tools.report.render import make_table, make_trace
 from fastloop.tools.report.summary import summarize
-from fastloop.tools.report.table import make_table
-from fastloop.tools.report.trace import make_trace
-
-
-def _is_error(error: BaseException | None) -> bool:
-    """``sys.exit()`` is none."""
-    is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
-    return error is not None and not is_exit
 
 
 class Report:
-    """What ``report()`` gives: open in a ``with`` block, to be read in and after it.
+    """A report that ``report()`` returns: open in a ``with`` block, to be read in it and after it.
 
     Attributes:
-        paths: the files that its end writes, and after it those that are written.
+        paths: the files that its end writes, and after the end those that are written.
     """
 
     def __init__(self, paths: list[Path], verbose: bool) -> None:
@@ -60,94 +43,91 @@ class Report:
         open_hooks(self._observer)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if os.getpid() != self._process or not self._is_open or self._observer is None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if os.getpid() != self._process or not self._is_open:
             return  # the child of a fork leaves the block, too
-        close_hooks(self._observer)
+        observer = self._opened()
+        close_hooks(observer)
         self._is_open = False
-        self._ended_in = self._observer.end(_is_error(error))
-        if _is_error(error):
-            self._ended_by = type(error).__qualname__
-        paths = self.paths if self._observer.recorder.steps.count > 0 else ()
-        written = [write_somewhere(path, self._make(kind_of(path))) for path in paths]
+        is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
+        is_error = error is not None and not is_exit
+        self._ended_by = type(error).__qualname__ if is_error else ""
+        self._ended_in = observer.end(is_error)
+        paths = self.paths if observer.recorder.steps.count > 0 else ()
+        written = [files.write_somewhere(path, self._make(files.kind_of(path))) for path in paths]
         self.paths = [path for path in written if path is not None]
         if self._verbose:
-            say("\n".join([self.summary(), *(f"  written: {path}" for path in self.paths)]))
+            files.say("\n".join([self.summary(), *(f"  written: {path}" for path in self.paths)]))
 
-    def _find_observer(self) -> LoopObserver:
+    def _opened(self) -> LoopObserver:
         if self._observer is None:
             raise RuntimeError("this report was not opened; use it in a with statement")
         return self._observer
 
     def _make(self, kind: str) -> str:
         if kind == "trace":
-            steps = self._find_observer().recorder.steps
+            steps = self._opened().recorder.steps
             return make_trace(steps, steps.first)
-        found = self.to_dict()
-        return make_page(found) if kind == "html" else to_json(found)
+        return make_page(self.to_dict()) if kind == "html" else files.to_json(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, as JSON takes them; inside the block those until now, without the step that
-        is under way. ``docs/report.md`` has the keys. Costs no sync.
+        """Return the numbers, as JSON takes them; inside the block the numbers until now, without
+        the step that is under way. ``docs/report.md`` describes the keys. Costs no sync.
 
-        Raises RuntimeError before the block, as all methods do."""
-        torch = sys.modules["torch"]
+        Raises:
+            RuntimeError: the block has not begun, as with all methods.
+        """
         return {
-            **summarize(self._find_observer()),
+            **summarize(self._opened()),
             "fastloop": version,
-            "torch": str(torch.__version__),
+            "torch": str(sys.modules["torch"].__version__),
             "python": sys.version.split()[0],
-            "rank": find_rank(),
+            "rank": files.read_rank(),
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began_at)),
             "ended_by": self._ended_by or None,
             "ended_in": self._ended_in or None,
         }
 
     def summary(self) -> str:
-        """A table for terminals, the verdict on top."""
+        """Return a table for terminals, the verdict on top."""
         return make_table(self.to_dict())
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write ``to_dict()``. OSError where that is not possible."""
-        write(Path(path), self._make("json"))
+        """Write ``to_dict()``. Raises OSError if that is impossible."""
+        files.write(Path(path), self._make("json"))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page that needs no other file, nor a network. OSError as above."""
-        write(Path(path), self._make("html"))
+        """Write a page that needs neither another file nor a network. Raises OSError."""
+        files.write(Path(path), self._make("html"))
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the last steps for Perfetto, compressed where the name ends in ``.gz``. OSError as
-        above."""
-        write(Path(path), self._make("trace"))
+        """Write the last steps for Perfetto, compressed if the name ends in ``.gz``. Raises
+        OSError."""
+        files.write(Path(path), self._make("trace"))
 
 
 def report(*paths: str | os.PathLike[str], verbose: bool | None = None) -> Report:
     """Watch a training loop: ``with fastloop.report("run.html") as r:`` around it.
 
-    Measures batches of any torch or fastloop ``DataLoader`` and steps of any optimizer of
-    torch's, in frameworks, too. At the end of the block says on stderr what the loop waits for, and
-    writes the files. Never waits for the GPU, and costs some microseconds a step, which it measures
-    and says. Exceptions pass through, and the report is written all the same. Reports may be open
-    inside each other. What other threads do, and other processes, is not seen. Where no step was
+    Measures batches of any torch or fastloop ``DataLoader`` and steps of any ``torch.optim``
+    optimizer, in frameworks, too. At the end of the block it says on stderr what the loop waits
+    for, and writes the files. It never waits for the GPU, and costs some microseconds a step, which
+    it measures and prints. Exceptions pass through, and the report is written all the same. Reports
+    may be open inside each other. Other threads and other processes are not seen. If no step was
     taken, one line says so and no file is written.
 
     Args:
         paths: files to write: ``.html`` (a page, with a ``.json`` beside it), ``.json`` (the
             numbers), ``.trace.json`` or ``.trace.json.gz`` (the last 16,384 steps for Perfetto).
             A rank other than 0 writes ``.rank1`` before the ending. A file that cannot be written
-            in the end goes to the folder for temporary files, and stderr says so; no file is
-            worth an exception there.
+            at the end goes to the folder for temporary files, and stderr says so; no file raises
+            an exception there.
         verbose: whether to print the table. None: on rank 0, unless FASTLOOP_VERBOSE is 0.
 
     Raises:
         ValueError: a name has another ending.
-        OSError: a folder is not there, or a file may not be written.
+        OSError: a folder is missing, or a file may not be written.
     """
     if verbose is None:
-        verbose = is_first_rank() and os.environ.get("FASTLOOP_VERBOSE", "1") != "0"
-    return Report(find_files(paths), verbose)
+        verbose = files.read_rank() == 0 and os.environ.get("FASTLOOP_VERBOSE", "1") != "0"
+    return Report(files.find_files(paths), verbose)

@@ -1,5 +1,5 @@
-"""What the numbers of a report mean, in words: whether data is what the loop waits for, how much
-faster it could be at most, why, and what to change."""
+"""The meaning of a report's numbers in words: whether the loop waits for data, how much faster it
+could be at most, why it waits, and what to change."""
 
 from __future__ import annotations
 
@@ -7,147 +7,86 @@ import math
 import os
 from typing import Any
 
-from fastloop.tools.doctor.finding import System
-from fastloop.tools.doctor.host import usable_cpus
+from fastloop.base.machine import usable_cpus
+from fastloop.tools.text import percent, ratio, seconds
 
 INPUT_BOUND, PARTLY = 0.20, 0.05  # shares of a step
 _MIN_STEPS = 10  # for a verdict at all
 _SURE_STEPS = 50
-_BUSY = 0.8  # of workers' time: there is no more in them
-_UNEVEN = 5  # p95 over the median: it may not be the program
-_COMPUTES = 0.5  # of the time of samples on a CPU; below it they wait for something else
-_MOST_THREADS = 32
+_BUSY = 0.8  # a share of the workers' time: above it they can give no more
+_UNEVEN = 5  # p95 over the median: above it the program may not be to blame
+_COMPUTES = 0.5  # a share of the time of loading: below it samples wait, and need no CPU
+_MAX_THREADS = 32
 
 _PHASE_NAMES = {
     "host_to_device": "copying to the device",
     "forward_backward": "forward and backward",
     "clip_optimizer": "clipping and the optimizer",
-    "other": "what follows the optimizer's step (logging, metrics)",
+    "other": "the rest after the optimizer's step (logging, metrics)",
 }
-
-
-def percent(share: float | None) -> str:
-    """ "n/a" for None."""
-    if share is None:
-        return "n/a"
-    return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}"
-
-
-def ms(value: float | None) -> str:
-    """Three digits; "n/a" for None."""
-    if value is None:
-        return "n/a"
-    digits = max(0, 2 - math.floor(math.log10(value))) if 0 < value < 100 else int(value == 0)
-    return f"{value:.{min(digits, 4)}f} ms"
+_WORKER_FIELDS = "batches", "busy_s", "waiting_s", "lock_s"
 
 
 def count_cpus() -> int:
-    """Those that affinity and the container's quota allow, at least one."""
-    return max(1, int(usable_cpus(System())))
+    """Return the CPUs that affinity and the container's quota allow, at least one."""
+    return max(1, int(usable_cpus()))
 
 
-def find_verdict(found: dict[str, Any]) -> dict[str, Any]:
-    """Of the numbers of ``summarize()``.
+def judge(found: dict[str, Any]) -> dict[str, Any]:
+    """Judge the numbers of ``summarize()``.
 
     Returns:
         ``kind`` ("input-bound", "partly input-bound", "not input-bound", "unknown"), ``share`` of
-        a step that goes into waiting, ``basis`` ("gpu" or "host": whose clock says so), ``ceiling``
+        a step that is waiting, ``basis`` ("gpu" or "host": whose clock says so), ``ceiling``
         (times as fast with data always ready), ``cause``, ``next`` and all of it as ``text``.
     """
-    wait, basis = _find_wait(found)
-    why_not = _find_obstacle(found)
-    if why_not or wait is None or wait["share"] is None:
-        text = f"NO VERDICT: {why_not}"
-        return _pack("unknown", None, basis, text=text)
-    share: float = wait["share"]
-    steps = found["steps"]["steady"]
-    few = ""
-    if steps < _SURE_STEPS:
-        few = f" (Seen in {steps} steps behind the first ones; {_SURE_STEPS} would be surer.)"
+    steps, count = found["steps"]["steady"], found["gpu_wait_steps"]
+    # The GPU's view of the wait counts, if it is known for most steps.
+    basis = "gpu" if count and 2 * count >= steps else "host"
+    wait = found["gpu_wait"] if basis == "gpu" else found["phases"]["data_wait"]
+    verdict = dict.fromkeys(("share", "ceiling", "cause", "next")) | {"basis": basis}
+    if why_not := _explain_obstacle(found):
+        return {**verdict, "kind": "unknown", "text": f"NO VERDICT: {why_not}."}
+    share = wait["share"] or 0.0
+    verdict |= {"share": share, "ceiling": 1 / (1 - share) if share < 1 else None}
+    few = "" if steps >= _SURE_STEPS else f" (Seen in {steps} steps; {_SURE_STEPS} would be surer.)"
     if share < PARTLY:
         text = (
             f"NOT INPUT-BOUND: {percent(share)} of each step is waiting for data; a faster loader "
-            f"cannot help this run. Most of it is {_say_largest(found)}.{few}"
+            f"cannot help this run. Most of it is {_describe_largest(found)}.{few}"
         )
-        return _pack("not input-bound", share, basis, 1 / (1 - share), text=text)
+        return {**verdict, "kind": "not input-bound", "text": text}
     kind = "input-bound" if share >= INPUT_BOUND else "partly input-bound"
-    ceiling = 1 / (1 - share) if share < 1 else None
-    cause, advice = _find_cause(found)
-    who = "the GPU" if basis == "gpu" else "the loop"
-    mean_wait = wait["seconds"] / steps if basis == "host" else wait["seconds"] / _gpu_steps(found)
-    mean_step = mean_wait / share
-    faster = f"at most {ceiling:.2f}× faster" if ceiling else "waiting is all there is"
+    cause, advice = _explain_wait(found)
+    mean = wait["mean_ms"] / 1e3
     text = (
-        f"{kind.upper()}: {who} waits {percent(share)} of each step for data "
-        f"({ms(mean_wait * 1e3)} of {ms(mean_step * 1e3)} on average). With data always ready: "
-        f"{faster}. Cause: {cause}. Next: {advice}.{few}"
+        f"{kind.upper()}: the {'GPU' if basis == 'gpu' else 'loop'} waits {percent(share)} of each "
+        f"step for data ({seconds(mean)} of {seconds(mean / share)} on average). With data always "
+        f"ready: at most {ratio(verdict['ceiling'])} as fast. Cause: {cause}. Next: {advice}.{few}"
     )
-    return _pack(kind, share, basis, ceiling, cause, advice, text)
+    return {**verdict, "kind": kind, "cause": cause, "next": advice, "text": text}
 
 
-def _pack(
-    kind: str,
-    share: float | None,
-    basis: str,
-    ceiling: float | None = None,
-    cause: str | None = None,
-    advice: str | None = None,
-    text: str = "",
-) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "share": share,
-        "basis": basis,
-        "ceiling": ceiling,
-        "cause": cause,
-        "next": advice,
-        "text": text,
-    }
-
-
-def _gpu_steps(found: dict[str, Any]) -> int:
-    steps: int = found["gpu_wait_steps"]
-    return steps
-
-
-def _find_wait(found: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """The wait that the GPU saw, where most steps tell; else the host's."""
-    if found["gpu_wait"] is not None and 2 * _gpu_steps(found) >= found["steps"]["steady"]:
-        return found["gpu_wait"], "gpu"
-    return found["phases"]["data_wait"], "host"
-
-
-def _find_obstacle(found: dict[str, Any]) -> str:
-    """Why nothing can be said; "" if something can."""
+def _explain_obstacle(found: dict[str, Any]) -> str:
+    """Say why there is no verdict; "" if there is one."""
     steps = found["steps"]
-    elsewhere = found["calls_of_other_threads"]
-    hint = ""
-    if elsewhere:
-        hint = (
-            f" {elsewhere:,} calls came from other threads: open the report in the thread that "
-            "runs the loop."
-        )
     if steps["count"] == 0:
-        batches = found["apart"]["batches"] + steps["unfinished_batches"]
-        seen = f"{batches:,} batches were taken" if batches else "no batch was taken"
-        return (
-            f"{seen}, and no optimizer of torch.optim has stepped, so there are no steps to "
-            f"measure.{hint}"
-        )
-    if found["phases"]["data_wait"] is None and steps["steady"]:
-        return (
-            "no batch came from a torch or fastloop DataLoader, so how long the loop waits for "
-            f"data is not known.{hint}"
-        )
-    if steps["steady"] < _MIN_STEPS:
-        return (
-            f"there are {steps['steady']} steps beside the first of each epoch; it takes "
-            f"{_MIN_STEPS}.{hint}"
-        )
-    return ""
+        batches = f"{found['apart']['batches'] + steps['unfinished_batches']:,}"
+        seen = "no batch was taken" if batches == "0" else f"{batches} batches were taken"
+        why = f"{seen}, and no optimizer of torch.optim has stepped, so there is nothing to measure"
+    elif found["phases"]["data_wait"] is None and steps["steady"]:
+        why = "no batch came from a torch or fastloop DataLoader, so no wait for data was seen"
+    elif steps["steady"] < _MIN_STEPS:
+        why = f"there are {steps['steady']} steps beside the first of each epoch, not {_MIN_STEPS}"
+    else:
+        return ""
+    elsewhere = found["calls_of_other_threads"]
+    if elsewhere:
+        why += f". {elsewhere:,} calls came from other threads: open the report in that thread"
+    return why
 
 
-def _say_largest(found: dict[str, Any]) -> str:
+def _describe_largest(found: dict[str, Any]) -> str:
     phases = found["phases"]
     parts = {name: phases[name]["share"] or 0 for name in _PHASE_NAMES if phases[name]}
     largest = max(parts, key=lambda name: parts[name])
@@ -155,123 +94,104 @@ def _say_largest(found: dict[str, Any]) -> str:
     times = phases[largest]["p95_ms"] / max(phases[largest]["median_ms"], 1e-6)
     if times < _UNEVEN:
         return text
+    text += f", but unevenly: one step in 20 takes {times:,.0f} times the median or longer"
     load = os.getloadavg()[0]
-    why = f", as where CPUs are short (load {load:.1f}, {_say_cpus()})"
-    return (
-        f"{text}, but unevenly: one step in 20 takes {times:,.0f} times the median or longer"
-        f"{why if load > count_cpus() else ''}. Measure again on an idle machine"
-    )
+    if load > count_cpus():
+        text += f", as where CPUs are short (load {load:.1f}, {_describe_cpus()})"
+    return f"{text}. Measure again on an idle machine"
+
+
+def _describe_cpus() -> str:
+    cpus = count_cpus()
+    return f"{cpus} CPU{'s' if cpus > 1 else ''} allowed"
 
 
 # ---- why
 
 
-def _find_cause(found: dict[str, Any]) -> tuple[str, str]:
-    """Why data is late, and what to do: one thing."""
+def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
+    """Say why data is late, and one thing to do about it."""
     trained = [loader for loader in found["loaders"] if loader["trains"]]
     loader = max(trained, key=lambda loader: float(loader["wait_s"]))
-    if loader["num_workers"] == 0:
-        cause = f"the loop loads {loader['name']} itself (num_workers=0)"
-        return cause, _advise(found, loader, loader["wait_s"], loader["batches"])
-    workers, waits = loader["workers"], loader["waits"]
-    if waits["ready"] > sum(waits.values()) / 2:
+    workers, waits, number = loader["workers"] or [], loader["waits"], loader["num_workers"]
+    sums = {name: sum(worker[name] or 0 for worker in workers) for name in _WORKER_FIELDS}
+    busy, lock, whole = sums["busy_s"], sums["lock_s"], sum(waits.values())
+    share = busy / (busy + sums["waiting_s"]) if busy else 0.0
+    if number == 0:
+        advice = _advise(found, loader, loader["wait_s"], loader["batches"])
+        return f"the loop loads {loader['name']} itself (num_workers=0)", advice
+    if waits["ready"] > whole / 2:
+        run = "" if loader["path"] != "torch" else ", or run it by python -m fastloop run"
         return (
             f"{loader['ready']:.1f} batches were ready on average when the loop asked for one, so "
-            "it is not loading: taking them over is slow (unpickling, copying between processes)",
-            "fewer and larger tensors in a batch"
-            + ("" if loader["path"] != "torch" else ", or run it by python -m fastloop run"),
+            "taking them over is slow (unpickling, copying between processes), not loading",
+            f"fewer and larger tensors in a batch{run}",
         )
-    if workers is not None:
-        return _blame_workers(found, loader, workers)
-    if waits["others"] > sum(waits.values()) / 2:
-        return _blame_order(waits, "")
-    if loader["path"] == "array":
-        return (
-            f"{loader['num_workers']} threads gather and transform as fast as they can",
-            f"num_workers {loader['num_workers']}→{count_cpus()} ({_say_cpus()})"
-            if loader["num_workers"] < count_cpus()
-            else f"a cheaper transform ({_say_cpus()})",
-        )
-    return (
-        "not known, because torch's own iterators do not tell what their workers do",
-        loader["remedy"] or "run it by python -m fastloop run, or with fastloop.DataLoader",
-    )
-
-
-def _say_cpus() -> str:
-    cpus = count_cpus()
-    return f"{cpus} CPU{'s' if cpus > 1 else ''} allowed"
-
-
-def _blame_workers(
-    found: dict[str, Any], loader: dict[str, Any], workers: list[dict[str, Any]]
-) -> tuple[str, str]:
-    busy = sum(worker["busy_s"] for worker in workers)
-    waiting = sum(worker["waiting_s"] for worker in workers)
-    lock = sum(worker["lock_s"] or 0 for worker in workers)
-    share = busy / (busy + waiting) if busy + waiting > 0 else 0.0
     if lock > busy / 2:
-        return (
-            f"worker threads wait for the interpreter lock {percent(lock / busy)} of their time",
-            'path="process", or code that gives the lock up',
-        )
+        cause = f"worker threads wait for the interpreter lock {percent(lock / busy)} of their time"
+        return cause, 'path="process", or code that gives the lock up'
     if share >= _BUSY:
-        batches = sum(worker["batches"] for worker in workers)
-        return f"workers are busy {percent(share)}", _advise(found, loader, busy, batches)
-    waits = loader["waits"]
-    if waits["others"] > waits["none"]:
-        busiest = max(range(len(workers)), key=lambda n: float(workers[n]["busy_share"] or 0))
-        most = workers[busiest]["busy_share"] or 0
-        name = f"; worker {busiest} is busy {percent(most)}, all on average {percent(share)}"
-        return _blame_order(waits, name if most >= _BUSY else "")
-    return (
-        f"workers are busy {percent(share)} only, so it is not their number: batches come unevenly",
-        "a higher prefetch_factor",
-    )
+        advice = _advise(found, loader, busy, sums["batches"])
+        return f"workers are busy {percent(share)}", advice
+    if waits["others"] > (waits["none"] if workers else whole / 2):
+        return _blame_order(percent(waits["others"] / whole), workers, share)
+    if workers:
+        cause = (
+            f"workers are busy {percent(share)} only, so there are enough: batches come unevenly"
+        )
+        return cause, "a higher prefetch_factor"
+    if loader["path"] == "array":
+        cause = f"{number} threads gather and transform as fast as they can"
+        return cause, _advise_threads(number)
+    cause = "unknown, because torch's own iterators do not tell what their workers do"
+    remedy = loader["remedy"] or "run it by python -m fastloop run, or with fastloop.DataLoader"
+    return cause, remedy
 
 
-def _blame_order(waits: dict[str, float], name: str) -> tuple[str, str]:
-    part = waits["others"] / sum(waits.values())
-    return (
-        f"batches are handed out in order, and in {percent(part)} of the wait others were ready, "
-        f"but not the one whose turn it was (head-of-line blocking){name}",
-        "in_order=False, if the order of batches may vary; if not, "
-        + ("samples of more even cost" if name else "a higher prefetch_factor"),
+def _blame_order(part: str, workers: list[dict[str, Any]], share: float) -> tuple[str, str]:
+    """Blame the order of batches; name the worker that alone is busy, if there is one."""
+    cause = (
+        f"batches are handed out in order, and in {part} of the wait others were ready, but not "
+        "the one whose turn it was (head-of-line blocking)"
     )
+    advice = "in_order=False, if the order of batches may vary; if not, "
+    shares = [worker["busy_share"] or 0.0 for worker in workers]
+    most = max(shares, default=0.0)
+    if most < _BUSY:
+        return cause, f"{advice}a higher prefetch_factor"
+    cause += f"; worker {shares.index(most)} is busy {percent(most)}, all on average "
+    return cause + percent(share), f"{advice}samples of more even cost"
+
+
+def _advise_threads(number: int) -> str:
+    if number < count_cpus():
+        return f"num_workers {number}→{count_cpus()} ({_describe_cpus()})"
+    return f"a cheaper transform ({_describe_cpus()})"
 
 
 def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches: int) -> str:
-    """For samples that take `busy` seconds for so many batches: fastloop's own remedy first, and
-    never more workers that compute than there are CPUs."""
+    """Advise on samples that take `busy` seconds for so many batches: fastloop's own remedy first,
+    and never more workers that compute than there are CPUs."""
     if loader["remedy"]:
         return str(loader["remedy"])
     number, cpus, share = loader["num_workers"], count_cpus(), loader["cpu_share"]
     needed = _count_needed(found, busy, batches, number)
     if share is not None and share < _COMPUTES:
-        threads = min(needed, _MOST_THREADS)
         return (
-            f'path="thread" with num_workers={threads}, if the dataset is safe in threads: samples '
-            f"wait {percent(1 - share)} of their time, and threads that wait need no CPU"
+            f'path="thread" with num_workers={min(needed, _MAX_THREADS)}, if the dataset is safe '
+            f"in threads: samples wait {percent(1 - share)} of their time, which needs no CPU"
         )
-    if number >= cpus:
-        return (
-            f"a cheaper transform, or samples computed once and kept (fastloop.ArrayDataset): all "
-            f"{_say_cpus()} are taken"
-        )
-    return f"num_workers {number}→{min(needed, cpus)} ({_say_cpus()})"
+    if number < cpus:
+        return f"num_workers {number}→{min(needed, cpus)} ({_describe_cpus()})"
+    kept = "samples computed once and kept (fastloop.ArrayDataset)"
+    return f"a cheaper transform, or {kept}: all {_describe_cpus()} are taken"
 
 
 def _count_needed(found: dict[str, Any], busy: float, batches: int, number: int) -> int:
-    """Workers that make batches as fast as the rest of the loop takes them, and a fifth more."""
-    rest: float = found["seconds_of"]["steps"] - _waited(found)
-    taken: int = found["steps"]["batches"]
+    """Return how many workers make batches as fast as the rest of the loop takes them, and a fifth
+    more."""
+    wait, taken = found["phases"]["data_wait"], found["steps"]["batches"]
+    rest = found["seconds_of"]["steps"] * (1 - (wait["share"] or 0))
     if batches == 0 or taken == 0 or rest <= 0:
         return number + 1
-    return max(number + 1, math.ceil(1.2 * (busy / batches) / (rest / taken)))
-
-
-def _waited(found: dict[str, Any]) -> float:
-    """Seconds of all steps, as many as of those in the table."""
-    wait = found["phases"]["data_wait"]
-    steps: float = found["seconds_of"]["steps"]
-    return steps * (wait["share"] or 0) if wait else 0.0
+    return max(number + 1, math.ceil(1.2 * (busy / batches) / float(rest / taken)))

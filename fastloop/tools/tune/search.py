@@ -1,5 +1,5 @@
-"""Which setting of a loader a loop wants: arithmetic and a search over measurements, which others
-make. ``docs/tune.md`` has the reasons."""
+"""The setting of a loader that a loop wants: arithmetic, and a search over measurements.
+docs/tune.md has the reasons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 ALIKE = 0.03  # settings that are closer to the best than this are as good: the smallest is taken
-_SPARE = 1.2  # workers that are wanted for each one that is needed on average
+_SPARE = 1.2  # workers for each one that is needed on average
 _MOST_WORKERS = 64
 _MOST_PER_CPU = 4  # processes, each of which takes memory and its share of a CPU; threads wait free
 _LEAST_CPU = 0.02  # of a batch's time, so that waiting alone does not want endless workers
@@ -17,7 +17,7 @@ _DEEPEST = 16
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """Smaller ones take less of the machine.
+    """A setting of a loader. Smaller ones take less of the machine.
 
     Attributes:
         workers: ``num_workers``.
@@ -32,7 +32,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one batch costs.
+    """The cost of one batch.
 
     Attributes:
         load_s: seconds to make it in this process, nothing else running.
@@ -51,7 +51,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Budget:
-    """What workers and their batches may take: CPUs, and bytes of memory."""
+    """CPUs and bytes of memory that workers and their batches may take."""
 
     cpus: float
     ram_bytes: int
@@ -64,7 +64,7 @@ class Measured:
     Attributes:
         batch_s: seconds a batch, work of the loop included.
         wait_s: of those, seconds the loop waited for the batch.
-        memory_bytes: what its workers take; None where that was not measured.
+        memory_bytes: memory of its workers; None if it was not measured.
     """
 
     batch_s: float
@@ -77,7 +77,7 @@ class OutOfTimeError(Exception):
 
 
 def most_workers(batch: Batch, budget: Budget, prefetch: int, path: str | None = None) -> int:
-    """As many as CPUs and memory have room for: workers that wait most of the time share a CPU."""
+    """Return how many workers CPUs and memory have room for; those that mostly wait share a CPU."""
     loop = batch.step_cpu_s / batch.step_s if batch.step_s > 0 else 0.0
     cpus = max(1.0, budget.cpus - loop)
     share = min(1.0, max(_LEAST_CPU, batch.load_cpu_s / batch.load_s)) if batch.load_s > 0 else 1.0
@@ -87,11 +87,11 @@ def most_workers(batch: Batch, budget: Budget, prefetch: int, path: str | None =
 
 
 def wanted_workers(batch: Batch, budget: Budget, prefetch: int, path: str | None = None) -> int:
-    """The closed form: as many as make batches as fast as the loop takes them, and a fifth more."""
+    """Return how many workers make batches as fast as the loop takes them, and a fifth more."""
     most = most_workers(batch, budget, prefetch, path)
     if batch.step_s <= 0:
         return most
-    return min(most, math.ceil(_SPARE * batch.load_s / batch.step_s))
+    return max(1, min(most, math.ceil(_SPARE * batch.load_s / batch.step_s)))
 
 
 class Search:
@@ -99,7 +99,7 @@ class Search:
 
     Args:
         probe: measures a setting; may raise OutOfTimeError.
-        prefetch: ``prefetch_factor`` to begin with.
+        prefetch: the first ``prefetch_factor``.
         paths: values of ``path`` to try with workers.
     """
 
@@ -111,19 +111,16 @@ class Search:
         prefetch: int = 2,
         paths: Sequence[str | None] = (None,),
     ) -> None:
-        self._batch = batch
-        self._budget = budget
-        self._probe = probe
-        self._prefetch = prefetch
-        self._paths = paths
+        self._batch, self._budget, self._probe = batch, budget, probe
+        self._prefetch, self._paths = prefetch, paths
         self.measured: dict[Setting, Measured] = {}
         self.is_complete = False
 
     def run(self, now: Setting) -> Setting:
-        """The smallest setting that is as good as the best one found.
+        """Return the smallest setting that is as good as the best one found.
 
         Args:
-            now: what the loader has; measured first, so that there is something to compare with.
+            now: the loader's setting, which is measured first, for comparison.
         """
         try:
             self._measure(now)
@@ -138,12 +135,9 @@ class Search:
         return self.best()
 
     def best(self) -> Setting:
-        fastest = min(found.batch_s for found in self.measured.values())
-        return min(
-            setting
-            for setting, found in self.measured.items()
-            if found.batch_s <= fastest * (1 + ALIKE)
-        )
+        """Return the smallest setting that is as good as the fastest one measured."""
+        most_s = min(found.batch_s for found in self.measured.values()) * (1 + ALIKE)
+        return min(setting for setting, found in self.measured.items() if found.batch_s <= most_s)
 
     def _measure(self, setting: Setting) -> Measured:
         if setting not in self.measured:
@@ -151,17 +145,14 @@ class Search:
         return self.measured[setting]
 
     def _climb(self, path: str | None) -> None:
-        """From the closed form on, in steps of a quarter, up or down as long as it helps."""
+        """Go from the closed form in steps of a quarter, up or else down, as long as it helps."""
         most = most_workers(self._batch, self._budget, self._prefetch, path)
-        start = max(1, wanted_workers(self._batch, self._budget, self._prefetch, path))
-        here = self._measure(self._of(start, path))
+        start = wanted_workers(self._batch, self._budget, self._prefetch, path)
+        here = self._measure(Setting(start, self._prefetch, path))
         for direction in (1, -1):
             workers, last = start, here
-            while True:
-                workers += direction * max(1, workers // 4)
-                if not 1 <= workers <= most:
-                    break
-                found = self._measure(self._of(workers, path))
+            while 1 <= (workers := workers + direction * max(1, workers // 4)) <= most:
+                found = self._measure(Setting(workers, self._prefetch, path))
                 if not self._is_worth(found, last, direction):
                     break
                 last = found
@@ -170,14 +161,14 @@ class Search:
 
     @staticmethod
     def _is_worth(found: Measured, last: Measured, direction: int) -> bool:
-        """More workers for a shorter time, fewer for one that is not longer."""
+        """Accept more workers for a shorter time, fewer for one that is not longer."""
         if direction > 0:
             return found.batch_s < last.batch_s * (1 - ALIKE)
         return found.batch_s <= last.batch_s * (1 + ALIKE / 2)
 
     def _deepen(self) -> None:
-        """A deeper queue, where batches come fast enough on average and the loop waits all the
-        same: some of them take longer than others."""
+        """Try deeper queues while the loop waits although batches come fast enough on average: some
+        of them take longer than others."""
         best = self.best()
         while best.workers > 0 and 0 < best.prefetch < _DEEPEST:
             found = self.measured[best]
@@ -188,6 +179,3 @@ class Search:
             if held > self._budget.ram_bytes or not self._is_worth(self._measure(deeper), found, 1):
                 return
             best = deeper
-
-    def _of(self, workers: int, path: str | None) -> Setting:
-        return Setting(workers, self._prefetch if workers > 0 else 0, path)

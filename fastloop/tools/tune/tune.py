@@ -1,4 +1,5 @@
-"""``fastloop.tune``: which number of workers and how deep a queue a loop wants, by measuring it."""
+"""``fastloop.tune``: measures a loop over copies of a loader with settings that search.py chooses,
+and puts back all that iterating changes."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,16 +18,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from fastloop.base.memory import available_bytes
+from fastloop.base.checks import check_callable, make_message, read_int, read_number
+from fastloop.base.machine import available_bytes, pss_bytes, runnable_ns, usable_cpus
 from fastloop.base.nested import list_leaves
-from fastloop.loader.resume.dataset_epochs import epochs_within
-from fastloop.tools.batch_size.snapshot import keep_random_state
-from fastloop.tools.doctor.finding import System
-from fastloop.tools.doctor.host import usable_cpus
-from fastloop.tools.report.process_usage import pss_bytes, runnable_ns
-from fastloop.tools.report.remedies import find_remedy
+from fastloop.data.epochs import epochs_within
+from fastloop.tools import text
+from fastloop.tools.batch_size import explaining_step, keep_random_state
+from fastloop.tools.report.loader_source import find_remedy
 from fastloop.tools.tune.search import Batch, Budget, Measured, OutOfTimeError, Search, Setting
-from fastloop.tools.user_step import check_step, explaining
 
 PATHS = ("auto", "process", "thread")
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
@@ -34,7 +33,7 @@ _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ra
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What ``tune()`` found. ``str()`` of it is the line to paste and the evidence.
+    """The result of ``tune()``. ``str()`` of it is the line to paste and the evidence.
 
     Attributes:
         num_workers, prefetch_factor, path: for the loader. ``prefetch_factor`` is None without
@@ -42,8 +41,8 @@ class Suggestion:
         now: the setting that the loader has.
         found: the suggested one.
         measured: every setting that was tried.
-        batch: what making a batch and a step of the loop cost.
-        notes: what else is to be known.
+        batch: the cost of making a batch and of a step of the loop.
+        notes: remarks, the most useful one first.
     """
 
     now: Setting
@@ -66,7 +65,7 @@ class Suggestion:
 
     @property
     def speedup(self) -> float:
-        """Of the loop, over what it is now."""
+        """How many times as fast as now the loop is with the suggestion."""
         return self.measured[self.now].batch_s / self.measured[self.found].batch_s
 
     @property
@@ -80,27 +79,21 @@ class Suggestion:
         return ", ".join(arguments)
 
     def __str__(self) -> str:
-        batch = self.batch
-        step = f"{batch.step_s * 1e3:.3g} ms" if batch.step_s > 0 else "not measured"
-        lines = [
-            f"DataLoader(..., {self.line})    # {self.speedup:.2f}x of now",
-            f"a batch: {batch.load_s * 1e3:.3g} ms to make in this process "
-            f"({batch.load_cpu_s * 1e3:.3g} ms of CPU), {batch.bytes / 1e6:.3g} MB; "
-            f"a step of the loop: {step}",
-            f"{'workers':>7} {'prefetch':>8} {'path':>8} {'ms a step':>10} {'waits':>6} "
-            f"{'memory':>9}",
-        ]
+        batch, rows = self.batch, [["workers", "prefetch", "path", "a step", "waits", "memory", ""]]
         for setting, found in self.measured.items():
-            marks = [
-                name for name, of in (("now", self.now), ("suggested", self.found)) if setting == of
-            ]
-            memory = "n/a" if found.memory_bytes is None else f"{found.memory_bytes / 1e6:.0f} MB"
-            lines.append(
-                f"{setting.workers:>7} {setting.prefetch or '-':>8} {setting.path or 'torch':>8} "
-                f"{found.batch_s * 1e3:>10.3g} {found.wait_s / found.batch_s:>6.0%} {memory:>9}"
-                f"  {', '.join(marks)}".rstrip()
-            )
-        return "\n".join([*lines, *self.notes])
+            mark = "now" * (setting == self.now) or "suggested" * (setting == self.found)
+            row = [setting.workers, setting.prefetch or "-", setting.path or "torch"]
+            waits = text.percent(found.wait_s / found.batch_s)
+            row += [text.seconds(found.batch_s), waits, text.size(found.memory_bytes), mark]
+            rows.append([str(cell) for cell in row])
+        step = text.seconds(batch.step_s) if batch.step_s > 0 else "not measured"
+        lines = [
+            f"DataLoader(..., {self.line})    # {text.ratio(self.speedup)} of now",
+            f"a batch: {text.seconds(batch.load_s)} to make in this process "
+            f"({text.seconds(batch.load_cpu_s)} of CPU), {text.size(batch.bytes)}; a step of the "
+            f"loop: {step}",
+        ]
+        return "\n".join([*lines, *text.table(rows), *self.notes])
 
 
 def tune(
@@ -112,7 +105,7 @@ def tune(
     cpu_budget: float | None = None,
     ram_budget: int | None = None,
 ) -> Suggestion:
-    """Measures a loop over ``loader`` with other numbers of workers and depths of its queue.
+    """Measure a loop over ``loader`` with other numbers of workers and depths of its queue.
 
     Nothing is changed: the loader, its datasets' epochs, the global random generators (of Python,
     NumPy and torch, on its devices, too) and those of its samplers and datasets are as before.
@@ -127,83 +120,70 @@ def tune(
         seconds: about how long to measure. A first measurement of each kind is made anyway.
         paths: of fastloop's loader, to try with workers: ``"auto"`` (the one that is chosen by
             itself), ``"process"``, ``"thread"``. None: the loader's own.
-        cpu_budget: CPUs that loop and workers may use. None: what affinity and the container's
-            quota allow, shared with the other ranks of this machine.
+        cpu_budget: CPUs that loop and workers may use. None: those that affinity and the
+            container's quota allow, shared with the other ranks of this machine.
         ram_budget: bytes that batches made ahead may take. None: half of what is available,
             within the limits of the cgroup.
 
     Raises:
-        TypeError: ``loader`` is no torch ``DataLoader``, or ``step`` cannot be called with a batch.
-        ValueError: it gives no batch, its sampler is an iterator, which could be used once, or an
-            argument is out of its range.
+        TypeError: ``loader`` is not a torch ``DataLoader``, or ``step`` cannot be called with a
+            batch.
+        ValueError: the loader gives no batch, its sampler is an iterator, which could be used once,
+            or an argument is out of its range.
     """
     if not isinstance(loader, DataLoader):
-        raise TypeError(f"tune() takes a torch DataLoader, got {type(loader).__name__}")
+        raise TypeError(make_message("loader", "a torch DataLoader", loader))
     if step is not None:
-        check_step("step", step, "a batch of the loader")
-    if not seconds > 0:
-        raise ValueError(f"seconds must be positive, got {seconds!r}")
+        check_callable("step", step, "a function of a batch of the loader")
+    read_number("seconds", seconds, 0.01)
     path = getattr(loader, "path", None)
-    wanted = _check_paths(paths, path)
+    wanted = _read_paths(paths, path)
     _check_repeatable(loader, wanted)
-    budget = Budget(_cpus(cpu_budget), _ram(ram_budget))
+    if cpu_budget is None:
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        cpu_budget = usable_cpus() / (int(ranks) if ranks.isdigit() and int(ranks) else 1)
+    if ram_budget is None:
+        ram_budget = max(1, available_bytes() // 2)
+    cpus, ram_bytes = (
+        read_number("cpu_budget", cpu_budget, 0.01),
+        read_int("ram_budget", ram_budget, 1),
+    )
     now = Setting(loader.num_workers, loader.prefetch_factor or 0, path)
     with _unchanged(loader):
         trials = _Trials(loader, step, seconds)
         batch = trials.measure_batch()
+        budget = Budget(cpus, ram_bytes)
         search = Search(batch, budget, trials.measure, now.prefetch or 2, wanted)
         found = search.run(now)
     notes = _notes(loader, now, found, search, batch)
     return Suggestion(now, found, search.measured, batch, notes)
 
 
-def _check_paths(paths: Sequence[str] | None, own: str | None) -> tuple[str | None, ...]:
+def _read_paths(paths: Sequence[str] | None, own: str | None) -> tuple[str | None, ...]:
     if paths is None:
         return (own,)
     if own is None:
-        raise ValueError("paths are of fastloop's DataLoader; this one is torch's: leave them out")
-    wrong = [path for path in paths if path not in PATHS]
-    if wrong or isinstance(paths, str) or not paths:
-        raise ValueError(f"paths must be some of {PATHS}, got {paths!r}")
+        raise ValueError(make_message("paths", "None for torch's DataLoader", paths))
+    if isinstance(paths, str) or not paths or not set(paths) <= set(PATHS):
+        raise ValueError(make_message("paths", f"some of {PATHS}", paths))
     return tuple(paths)
 
 
 def _check_repeatable(loader: DataLoader[Any], paths: Sequence[str | None]) -> None:
     for name in ("sampler", "batch_sampler"):
-        if isinstance(getattr(loader, name), Iterator):
-            raise ValueError(
-                f"tune() would use up {name}={getattr(loader, name)!r}, which can be iterated "
-                "once; pass a list of what it gives"
-            )
+        if isinstance(value := getattr(loader, name), Iterator):
+            remedy = "tune() iterates it more than once; pass a list"
+            raise ValueError(make_message(name, "iterable again", value, remedy))
     if "thread" in paths and isinstance(loader.dataset, IterableDataset):
-        raise ValueError(
-            "tune() cannot try threads over an IterableDataset, of which each would give all; "
-            "pass paths=['process']"
-        )
-
-
-def _cpus(budget: float | None) -> float:
-    if budget is None:
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        return usable_cpus(System()) / (int(ranks) if ranks.isdigit() and int(ranks) else 1)
-    if not budget > 0:
-        raise ValueError(f"cpu_budget must be a positive number of CPUs, got {budget!r}")
-    return budget
-
-
-def _ram(budget: int | None) -> int:
-    if budget is None:
-        return available_bytes() // 2
-    if not budget > 0:
-        raise ValueError(f"ram_budget must be a positive number of bytes, got {budget!r}")
-    return budget
+        rule, remedy = "['process'] for an IterableDataset", "each thread would give all of it"
+        raise ValueError(make_message("paths", rule, list(paths), remedy))
 
 
 def _notes(
     loader: DataLoader[Any], now: Setting, found: Setting, search: Search, batch: Batch
 ) -> tuple[str, ...]:
     notes = []
-    remedy = find_remedy(loader.dataset)
+    remedy, is_stream = find_remedy(loader.dataset), isinstance(loader.dataset, IterableDataset)
     if remedy:
         notes.append(f"faster than any number of workers may be {remedy}")
     elif batch.load_cpu_s < batch.load_s / 2 and found.workers > 0 and found.path != "thread":
@@ -218,7 +198,7 @@ def _notes(
         )
     if found.path == "thread" and now.path != "thread":
         notes.append("threads call the dataset several at a time: it must be safe for that")
-    if found.workers > 0 and isinstance(loader.dataset, IterableDataset) and now.workers == 0:
+    if found.workers > 0 and is_stream and now.workers == 0:
         notes.append("each worker iterates a stream of its own: it must share them out")
     if not search.is_complete:
         notes.append("time was up before every setting of interest was tried: give more seconds")
@@ -226,50 +206,43 @@ def _notes(
 
 
 class _Trials:
-    """Measures a loop over copies of a loader.
-
-    Args:
-        seconds: for all of it.
-    """
+    """Measures a loop over copies of a loader, for some seconds in all."""
 
     def __init__(
         self, loader: DataLoader[Any], step: Callable[[Any], object] | None, seconds: float
     ) -> None:
-        self._loader = loader
-        self._step = step if step is not None else lambda batch: None
+        self._loader, self._step = loader, step or (lambda batch: None)
         self._has_step = step is not None
-        self._each_s = seconds / 10
-        self._end = perf_counter() + seconds
-        self._made = 0
+        self._each_s, self._end = seconds / 10, perf_counter() + seconds
+        self._count = 0
 
     def measure_batch(self) -> Batch:
-        """The cost of a batch that is made in this process, and of a step."""
-        batches = _batches(_copy_of(self._loader, Setting(0, 0, self._path_of_none())))
+        """Measure the cost of a batch that is made in this process, and of a step."""
+        path = "auto" if hasattr(self._loader, "path") else None
+        batches = _repeat(_copy_of(self._loader, Setting(0, 0, path)))
         batch = next(batches)
-        load_s, load_cpu_s = _timed(lambda: next(batches), self._each_s / 2)
+        load_s, load_cpu_s = _time(lambda: next(batches), self._each_s / 2)
         step_s = step_cpu_s = 0.0
         if self._has_step:
-            with explaining(f"tune() has called step(batch) with a {type(batch).__name__}"):
+            with explaining_step(f"tune() called step(batch) with a {type(batch).__name__}"):
                 self._step(batch)
-            step_s, step_cpu_s = _timed(lambda: self._step(batch), self._each_s / 2)
-        return Batch(load_s, load_cpu_s, step_s, step_cpu_s, _bytes_of(batch))
-
-    def _path_of_none(self) -> str | None:
-        return "auto" if hasattr(self._loader, "path") else None
+            step_s, step_cpu_s = _time(lambda: self._step(batch), self._each_s / 2)
+        leaves = (leaf for _, leaf in list_leaves(batch) if isinstance(leaf, torch.Tensor))
+        return Batch(load_s, load_cpu_s, step_s, step_cpu_s, sum(leaf.nbytes for leaf in leaves))
 
     def measure(self, setting: Setting) -> Measured:
-        if self._made >= 2 and perf_counter() + self._each_s > self._end:
+        """Measure the loop with one setting. Raises OutOfTimeError if time is up."""
+        if self._count >= 2 and perf_counter() + self._each_s > self._end:
             raise OutOfTimeError
-        self._made += 1
+        self._count += 1
         loader = _copy_of(self._loader, setting)
-        batches = _batches(loader)
-        # What workers have made before the clock starts must not count.
+        batches = _repeat(loader)
+        # Batches that workers have made before the clock starts must not count.
         ahead = setting.workers * (setting.prefetch + 1) + 1
         for batch in islice(batches, ahead):
             self._step(batch)
         _synchronize()
-        begin = perf_counter()
-        count, wait_s = 0, 0.0
+        begin, count, wait_s = perf_counter(), 0, 0.0
         while count < 4 or perf_counter() - begin < self._each_s:
             asked = perf_counter()
             batch = next(batches)
@@ -278,12 +251,13 @@ class _Trials:
             count += 1
         _synchronize()
         batch_s = (perf_counter() - begin) / count
-        return Measured(batch_s, wait_s / count, _workers_memory(loader))
+        return Measured(batch_s, wait_s / count, _memory_of_workers(loader))
 
 
-def _timed(call: Callable[[], object], seconds: float) -> tuple[float, float]:
-    """Seconds of a call, on the clock and on CPUs, the mean of as many as there is time for. Where
-    others take the CPUs, waiting for one counts as being on it: more workers would wait as well."""
+def _time(call: Callable[[], object], seconds: float) -> tuple[float, float]:
+    """Return the mean seconds of a call, on the clock and on CPUs, of as many as there is time for.
+
+    Waiting for a CPU that others take counts as being on it: more workers would wait as well."""
     _synchronize()
     begin, begin_cpu, count = perf_counter(), process_time(), 0
     ran = runnable_ns("thread-self") or 0
@@ -291,32 +265,33 @@ def _timed(call: Callable[[], object], seconds: float) -> tuple[float, float]:
         call()
         count += 1
     _synchronize()
-    seconds, ran = perf_counter() - begin, (runnable_ns("thread-self") or ran) - ran
-    return seconds / count, max(process_time() - begin_cpu, ran / 1e9) / count
+    took, ran = perf_counter() - begin, (runnable_ns("thread-self") or ran) - ran
+    return took / count, max(process_time() - begin_cpu, ran / 1e9) / count
 
 
 def _synchronize() -> None:
-    """Work that the device was given counts as done where a measurement ends."""
+    """Wait for the device: its queued work counts as part of a measurement."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
 
-def _batches(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Epoch after epoch."""
+def _repeat(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yield batches epoch after epoch."""
     while True:
-        count = 0
+        is_empty = True
         for batch in loader:
-            count += 1
+            is_empty = False
             yield batch
-        if count == 0:
-            raise ValueError("tune() needs a loader that gives batches, but its epoch is empty")
+        if is_empty:
+            raise ValueError("loader must give batches, got an empty epoch")
 
 
 def _copy_of(loader: DataLoader[Any], setting: Setting) -> DataLoader[Any]:
-    """The same loader with another setting, and with nothing under way."""
+    """Return the same loader with another setting, and without an iterator."""
     copy: DataLoader[Any] = object.__new__(type(loader))
-    state = {k: v for k, v in vars(loader).items() if k not in ("_shared", "_iterator")}
-    state.update(
+    # Not by setattr(), which loaders refuse for some names; _shared belongs to the original.
+    copy.__dict__.update({k: v for k, v in vars(loader).items() if k != "_shared"})
+    copy.__dict__.update(
         _iterator=None,
         num_workers=setting.workers,
         prefetch_factor=setting.prefetch or None,
@@ -324,38 +299,31 @@ def _copy_of(loader: DataLoader[Any], setting: Setting) -> DataLoader[Any]:
         timeout=loader.timeout if setting.workers > 0 else 0,
     )
     if setting.path is not None:
-        state["path"] = setting.path if setting.workers > 0 else "auto"
-    copy.__dict__.update(state)
+        copy.__dict__["path"] = setting.path if setting.workers > 0 else "auto"
     return copy
 
 
-def _bytes_of(batch: Any) -> int:
-    leaves = (leaf for _, leaf in list_leaves(batch))
-    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-
-
-def _workers_memory(loader: DataLoader[Any]) -> int | None:
-    """The proportional set size of its worker processes."""
-    workers = getattr(loader._iterator, "_workers", ())
-    found = [pss_bytes(worker.pid) for worker in workers if worker.pid not in (None, os.getpid())]
+def _memory_of_workers(loader: DataLoader[Any]) -> int | None:
+    """Return the proportional set size of a loader's worker processes."""
+    pids = [worker.pid for worker in getattr(loader._iterator, "_workers", ())]
+    found = [pss_bytes(pid) for pid in pids if pid not in (None, os.getpid())]
     return sum(found) if found and None not in found else None  # type: ignore[arg-type]
 
 
-def _find_generators(loader: DataLoader[Any]) -> list[Any]:
-    """torch's, Python's and NumPy's of a loader, and of its samplers and datasets, which may lie
-    inside each other."""
+def _list_generators(loader: DataLoader[Any]) -> list[Any]:
+    """Return the generators of a loader and of its samplers and datasets, nested ones included."""
+    seen: dict[int, Any] = {}
     todo: list[Any] = [loader, loader.batch_sampler]
-    seen = {id(of): of for of in todo}
-    for of in todo:
-        for value in getattr(of, "__dict__", {}).values():
+    for one in todo:
+        for value in getattr(one, "__dict__", {}).values():
             if isinstance(value, (*_GENERATORS, Dataset, Sampler)) and id(value) not in seen:
                 seen[id(value)] = value
                 todo.append(value)
-    return [of for of in todo if isinstance(of, _GENERATORS)]
+    return [one for one in todo if isinstance(one, _GENERATORS)]
 
 
 def _keep(generator: Any) -> Callable[[], object]:
-    """What puts it back as it is now."""
+    """Return a function that gives a generator the state that it has now."""
     if isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
         return partial(setattr, bits, "state", bits.state)
@@ -366,16 +334,14 @@ def _keep(generator: Any) -> Callable[[], object]:
 
 @contextmanager
 def _unchanged(loader: DataLoader[Any]) -> Iterator[None]:
-    """What iterating draws and counts is taken back."""
-    restores = [keep_random_state(), *map(_keep, _find_generators(loader))]
-    epochs = [(epoch, epoch.value) for epoch in epochs_within(loader.dataset)]
-    try:
-        with warnings.catch_warnings():
-            # More workers than CPUs is what is tried.
-            warnings.filterwarnings("ignore", "This DataLoader will create")
-            yield
-    finally:
-        for restore in restores:
-            restore()
-        for epoch, number in epochs:
-            epoch.begin(number)
+    """Take back what iterating draws and counts."""
+    with ExitStack() as stack:
+        for epoch in epochs_within(loader.dataset):
+            stack.callback(epoch.begin, epoch.value)
+        for generator in _list_generators(loader):
+            stack.callback(_keep(generator))
+        stack.callback(keep_random_state())
+        stack.enter_context(warnings.catch_warnings())
+        # More workers than CPUs are tried on purpose.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield

@@ -1,0 +1,274 @@
+"""Facts about the machine and its processes: all that is read from /proc, /sys and control groups.
+
+Nested groups limit together, so the group of this process and all groups above it count. In a
+container the kernel may name a path outside the mounted part; the mounted top is the group then.
+`root` is the folder that holds proc and sys: tests pass a copy. A file that cannot be read counts
+as empty. Any thread may call these functions.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+_ROOT = Path("/")
+_SCARCE = 10  # memory is scarce if less than this part of it is available
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, "" if it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def read_table(path: Path) -> dict[str, int]:
+    """Return the number that follows the first word of each line, for lines that have one."""
+    lines = (line.split() for line in read_text(path).splitlines())
+    return {
+        words[0].rstrip(":"): int(words[1])
+        for words in lines
+        if len(words) > 1 and words[1].isdigit()
+    }
+
+
+def list_groups(controller: str, root: Path = _ROOT) -> list[Path]:
+    """Return the folders of a controller's groups, of version 1 or 2, innermost first.
+
+    Args:
+        controller: "cpu" or "memory".
+        root: the folder that holds proc and sys.
+    """
+    found: list[Path] = []
+    for line in read_text(root / "proc/self/cgroup").splitlines():
+        _, names, path = [*line.split(":", 2), "", ""][:3]
+        if names and controller not in names.split(","):
+            continue
+        for name in (names, controller) if names else ("", "unified"):
+            top = root / "sys/fs/cgroup" / name
+            if not names and not (top / "cgroup.controllers").exists():
+                continue  # not the top of version 2
+            parts = Path(path.strip().lstrip("/"))
+            folders = [top / part for part in (parts, *parts.parents)]
+            found += [folder for folder in folders if folder.is_dir() and folder not in found]
+    return found
+
+
+# ---- CPUs
+
+
+class Cpus(NamedTuple):
+    """The CPUs that the machine has, that affinity allows, and that the cgroups pay for."""
+
+    visible: int
+    allowed: int
+    quota: float | None  # None: no limit
+
+    @property
+    def usable(self) -> float:
+        """CPU time that this process can have, in CPUs."""
+        return self.allowed if self.quota is None else min(float(self.allowed), self.quota)
+
+
+def read_cpus(root: Path = _ROOT) -> Cpus:
+    """Return how many CPUs there are and how many this process may use."""
+    visible = _count(read_text(root / "sys/devices/system/cpu/online")) or os.cpu_count() or 1
+    _, _, allowed = read_text(root / "proc/self/status").partition("Cpus_allowed_list:")
+    return Cpus(visible, _count(allowed.partition("\n")[0]) or visible, _read_quota(root))
+
+
+def usable_cpus() -> float:
+    """Return the CPU time that affinity and cgroups allow this process, in CPUs."""
+    return read_cpus().usable
+
+
+def _count(text: str) -> int:
+    """Count the members of a list in the kernel's notation, "0-3,8"."""
+    ends = [part.split("-") for part in text.strip().split(",") if part]
+    return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
+
+
+def _read_quota(root: Path) -> float | None:
+    quotas = []
+    for folder in list_groups("cpu", root):
+        words = read_text(folder / "cpu.max").split() or [
+            read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+        ]
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
+
+
+def throttled_share(root: Path = _ROOT) -> float:
+    """Return the share of scheduling periods in which a group had no CPU time left."""
+    shares = [0.0]
+    for folder in list_groups("cpu", root):
+        table = read_table(folder / "cpu.stat")
+        if periods := table.get("nr_periods"):
+            shares.append(table.get("nr_throttled", 0) / periods)
+    return max(shares)
+
+
+# ---- memory
+
+
+class Memory(NamedTuple):
+    """The memory of the machine and of the cgroup with the least left, in bytes."""
+
+    total: int
+    available: int
+    limit: int | None = None  # None: no group has a limit
+    used: int = 0  # of the limit, without cached files, which the kernel drops if need be
+
+    @property
+    def left(self) -> int:
+        """Bytes that this process can have without swapping."""
+        room = self.available if self.limit is None else self.limit - self.used
+        return max(0, min(self.available, room))
+
+    @property
+    def most(self) -> int:
+        """Bytes that this process could have if nothing else ran."""
+        return self.total if self.limit is None else min(self.total, self.limit)
+
+
+def read_memory(root: Path = _ROOT) -> Memory:
+    """Return the memory of the machine and of this process's cgroups."""
+    table = read_table(root / "proc/meminfo")
+    total, available = table.get("MemTotal", 0) << 10, table.get("MemAvailable", 1 << 20) << 10
+    limits = []
+    for folder in list_groups("memory", root):
+        stat = read_table(folder / "memory.stat")
+        names = ("inactive_file", "active_file")
+        cache = sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in names)
+        for name, used_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, used = read_text(folder / name).strip(), read_text(folder / used_name).strip()
+            if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
+                limits.append((int(limit), max(0, int(used) - cache)))
+    if not limits:
+        return Memory(total, available)
+    return Memory(total, available, *min(limits, key=lambda pair: pair[0] - pair[1]))
+
+
+def available_bytes() -> int:
+    """Return the memory that this process can have without swapping, within its cgroups."""
+    return read_memory().left
+
+
+def oom_kills(root: Path = _ROOT) -> int:
+    """Return how many processes of this process's cgroup were killed for lack of memory."""
+    names = ("memory.events", "memory.oom_control")
+    files = (folder / name for folder in list_groups("memory", root)[:1] for name in names)
+    return max((read_table(file).get("oom_kill", 0) for file in files), default=0)
+
+
+def describe_memory() -> str:
+    """Return one sentence with the memory's figures, for errors."""
+    memory = read_memory()
+    available, total = memory.available / 2**30, memory.total / 2**30
+    text = f"{available:.1f} of {total:.1f} GiB of memory are available now"
+    if memory.limit is not None:
+        used, limit = memory.used / 2**30, memory.limit / 2**30
+        text += f", and its cgroup uses {used:.1f} of {limit:.1f} GiB"
+    return text
+
+
+def explain_kill() -> str:
+    """Return one sentence on the likely sender of SIGKILL, judged by the memory left now."""
+    memory = read_memory()
+    if memory.left < memory.most // _SCARCE:
+        return f"Most likely the system was out of memory: {describe_memory()}"
+    return (
+        "A program or a user has killed it, or the system for lack of memory, which `dmesg` then "
+        f"tells: {describe_memory()}"
+    )
+
+
+def budget_of(loader: object) -> int:
+    """Return the loader's memory_budget in bytes; its default is a quarter of the available memory,
+    at least 64 MiB."""
+    wanted: int | None = getattr(loader, "memory_budget", None)  # torch's loaders have none
+    return wanted or max(64 << 20, available_bytes() // 4)
+
+
+# ---- processes
+
+
+def pss_bytes(pid: int) -> int | None:
+    """Return a process's proportional set size: pages that processes share are divided among
+    them. None if it cannot be read."""
+    found = read_table(Path(f"/proc/{pid}/smaps_rollup")).get("Pss")
+    return None if found is None else found << 10
+
+
+def own_bytes(name: str) -> int | None:
+    """Return a field of /proc/self/status that is a size: VmRSS, or VmHWM, its peak."""
+    found = read_table(Path("/proc/self/status")).get(name)
+    return None if found is None else found << 10
+
+
+def reset_own_peak() -> int | None:
+    """Begin to count VmHWM anew and return the memory of now; None if the kernel refuses."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    return own_bytes("VmRSS")
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Return the CPU time of a process's threads, without its children; None if it has ended."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # the clock that clock_getcpuclockid(3) returns
+    except OSError:
+        return None
+
+
+def runnable_ns(task: str) -> int | None:
+    """Return how long a thread ran or waited for a CPU, so not for files, locks or sleep.
+
+    Args:
+        task: the thread's folder below /proc; a process's folder stands for its first thread.
+    """
+    try:
+        with open(f"/proc/{task}/schedstat") as file:
+            on_cpu, delayed, _ = map(int, file.read().split())
+    except (OSError, ValueError):  # it has ended, or the kernel does not count
+        return None
+    return on_cpu + delayed
+
+
+def list_descendants(pid: int) -> list[int]:
+    """Return the processes that a process and its descendants have started and not waited for."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        # The program's name, in parentheses, may have spaces.
+        words = read_text(Path(f"/proc/{name}/stat")).rpartition(")")[2].split()
+        if words:
+            children.setdefault(int(words[1]), []).append(int(name))
+    found = children.get(pid, [])
+    for child in found:
+        found += children.get(child, [])
+    return found
+
+
+def cpu_seconds_of_all() -> float:
+    """Return the CPU time of this process and its descendants, also of those that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    running = map(cpu_seconds, list_descendants(os.getpid()))
+    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(t or 0.0 for t in running)
+
+
+def pss_bytes_of_all() -> int | None:
+    """Return the memory of this process and its descendants; None if it cannot be read."""
+    own = pss_bytes(os.getpid())
+    if own is None:
+        return None
+    return own + sum(pss_bytes(pid) or 0 for pid in list_descendants(os.getpid()))

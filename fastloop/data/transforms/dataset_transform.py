@@ -1,0 +1,265 @@
+"""The ``transform=`` of a dataset: translated to operations and compiled to plans of C, or called.
+
+Transforms of torchvision's v2 are translated without an import of torchvision: a program that has
+one of its objects has imported it. A class must be torchvision's own, because a subclass may do
+anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import default_collate
+
+from fastloop.base.checks import make_message
+from fastloop.data.transforms import ops as image_ops
+from fastloop.data.transforms.arguments import DTYPES
+from fastloop.data.transforms.plan import Geometry, ImageOp, Plan, Values, compile_plan
+
+Chain = tuple[Geometry | Values, ...]
+_T = TypeVar("_T")
+
+_V2 = "torchvision.transforms.v2"
+# Names of torchvision, with a replacement for each.
+_INSTEAD = {
+    "ToTensor": "ToImage(), ToDtype(torch.float32, scale=True)",
+    "PILToTensor": "ToImage()",
+    "ConvertImageDtype": "ToDtype(dtype, scale=True)",
+    "functional": "torchvision.transforms.v2.functional, or an operation called with a tensor",
+    "Lambda": "a Dataset around the ArrayDataset, or a collate_fn, with your function",
+}
+_TRIAL = (512, 512, 3)  # an image that any chain takes, if sizes of results differ
+_MAX_PLANS = 64  # that are kept for sizes of images
+
+
+class UntranslatedError(Exception):
+    """C cannot do a transform. The text says why."""
+
+
+def remedy_for(name: str) -> str:
+    """Return the advice for an operation of this name, which C does not have."""
+    if name in _INSTEAD:
+        return f"use {_INSTEAD[name]}"
+    return (
+        "apply it to the batch, on the device, or pass torchvision's own v2.Compose as transform= "
+        "to ArrayDataset and path='process' to DataLoader (path='sync' without workers)"
+    )
+
+
+def is_torchvision(transform: object) -> bool:
+    return type(transform).__module__.partition(".")[0] == "torchvision"
+
+
+def _translate(transform: Any) -> Iterator[Geometry | Values]:
+    """Yield the operations of fastloop that a transform stands for, or raise UntranslatedError."""
+    name = type(transform).__name__
+    if image_ops.is_own(transform):
+        yield from transform._chain()
+    elif getattr(sys.modules.get(_V2), name, None) is not type(transform):
+        reason = f"must be of fastloop.transforms or {_V2}"
+        if is_torchvision(transform):
+            own = name if hasattr(image_ops, name) else _INSTEAD.get(name)
+            reason += f", got one of torchvision.transforms{f' (write {own} of v2)' if own else ''}"
+        raise UntranslatedError(f"{getattr(transform, '__name__', name)} {reason}")
+    elif name == "Compose":
+        for part in transform.transforms:
+            yield from _translate(part)
+    elif hasattr(image_ops, name):
+        yield from _make_own(getattr(image_ops, name), transform)._chain()
+    else:
+        instead = f" (write {_INSTEAD[name]})" if name in _INSTEAD else ""
+        raise UntranslatedError(f"fastloop.transforms has no {name}{instead}")
+
+
+def _make_own(cls: Any, transform: Any) -> ImageOp:
+    """Make fastloop's operation of torchvision's, whose attributes have the arguments' names."""
+    names = [field.name for field in fields(cls)] if is_dataclass(cls) else []
+    arguments = {name: getattr(transform, name) for name in names}
+    if cls is image_ops.RandomCrop and transform.padding is not None:
+        left, right, top, bottom = transform.padding
+        arguments["padding"] = [left, top, right, bottom]
+    if cls is image_ops.RandomErasing and transform.value is None:
+        arguments["value"] = "random"
+    try:
+        return cls(**arguments)  # type: ignore[no-any-return]
+    except (TypeError, ValueError) as error:
+        raise UntranslatedError(str(error)) from error
+
+
+def compile_transform(
+    transform: Any, compile_chain: Callable[[Chain], _T]
+) -> tuple[_T | None, str]:
+    """Return what `compile_chain` makes of a transform, or None and why C cannot do it.
+
+    Args:
+        transform: as users pass it, or a chain of operations.
+
+    Raises:
+        TypeError, ValueError: operations of fastloop that do not go with the images.
+    """
+    try:
+        is_chain = isinstance(transform, tuple)
+        return compile_chain(transform if is_chain else tuple(_translate(transform))), ""
+    except UntranslatedError as error:
+        return None, str(error)
+    except (TypeError, ValueError) as error:
+        if isinstance(transform, tuple) or image_ops.is_own(transform):
+            raise
+        return None, str(error)  # torchvision may do what C cannot
+
+
+@dataclass(eq=False, repr=False)
+class FieldTransform:
+    """The transform of one field of an ArrayDataset. Compiled again when it is unpickled.
+
+    Attributes:
+        name: of the field, in errors.
+        transform: of fastloop, of torchvision, or a callable; a plan's operations, if it has one.
+        shape: of a row.
+        dtype: of the field.
+        layout: of rows.
+        out_layout: of results.
+        seed: of random parameters.
+        plan: None if C cannot do it; `untranslated` then says why.
+
+    Raises:
+        TypeError, ValueError: operations of fastloop that do not go with these images.
+    """
+
+    name: str
+    transform: Any
+    shape: Sequence[int]
+    dtype: torch.dtype
+    layout: str
+    out_layout: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        try:
+            self.plan, reason = compile_transform(self.transform, self._compile)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.name}: {error}") from None
+        self.untranslated = f"{self.name}: {reason}" if reason else ""
+        self.transform = self.transform if self.plan is None else self.plan.ops
+
+    def _compile(self, chain: Chain) -> Plan:
+        if self.dtype is not torch.uint8:
+            remedy = "(x * 255).round().astype('uint8') if numbers are in [0, 1]"
+            raise TypeError(make_message("images with a transform", "uint8", self.dtype, remedy))
+        return compile_plan(chain, self.shape, self.layout, self.out_layout, self.seed)
+
+    def apply(self, image: Any, index: int, epoch: int, view: int) -> Any:
+        """Return the result for one row."""
+        if self.plan is not None:
+            return self.plan.apply(image, index, epoch, view)
+        if not is_torchvision(self.transform):
+            return self.transform(image)
+        result = self.transform(image.permute(2, 0, 1) if self.layout == "HWC" else image)
+        if self.out_layout == "CHW":
+            return result
+        if not isinstance(result, torch.Tensor) or result.ndim != 3:
+            name, rule = f"{self.name}: out_layout", "'CHW' if results are not tensors [C, H, W]"
+            raise TypeError(make_message(name, rule, self.out_layout))
+        interleaved = result.permute(1, 2, 0)
+        if self.out_layout == "HWC":
+            return interleaved
+        return interleaved.contiguous().permute(2, 0, 1)
+
+    def stack(self, images: Iterable[Any], items: Sequence[tuple[int, int]], epoch: int) -> Any:
+        """Return the results for several rows, of these (index, view), as one batch."""
+        pairs = zip(images, items, strict=True)
+        if self.plan is None:
+            if not items:
+                raise IndexError(
+                    f"{self.name}: only its transform, a function, knows the shape of results, so "
+                    "a batch must take at least one row"
+                )
+            return default_collate([self.apply(row, i, epoch, view) for row, (i, view) in pairs])
+        out = self.plan.empty(len(items))
+        for place, (image, (i, view)) in zip(out, pairs, strict=True):
+            self.plan.apply(image, i, epoch, view, place)
+        return out
+
+    @property
+    def has_layouts(self) -> bool:
+        """Tell whether layout and out_layout have an effect: functions get rows unchanged."""
+        return self.plan is not None or is_torchvision(self.transform)
+
+    def params(self, index: int, epoch: int, view: int) -> list[dict[str, Any]]:
+        """Return the random parameters of a row, one dict for each operation."""
+        if self.plan is None:
+            raise TypeError(f"params() is for transforms that C does; {self.untranslated}")
+        height, width = self.shape[1:] if self.layout == "CHW" else self.shape[:2]
+        return self.plan.params(index, epoch, view, (height, width))
+
+    def describe_result(self) -> str:
+        if self.plan is None:
+            return "the result of the transform"
+        return f"{DTYPES[self.plan.dtype]} {self.plan.core.out_shape}"
+
+    def explain(self, others: str) -> list[str]:
+        """Return a line on the whole, and one for each operation.
+
+        Args:
+            others: why other fields keep the dataset from the loader's threads, or "".
+        """
+        if self.plan is None:
+            where = "a sample at a time, in worker processes or in this one"
+            reason = self.untranslated.removeprefix(f"{self.name}: ")
+            return [f"{self.name}: Python, {where} (path='process' or 'sync'), because {reason}"]
+        where = "in the threads of loaders that take path='array' (see stats()), else in dataset[i]"
+        where = f"in dataset[i], because {others}" if others else where
+        rows, result = f"{self.shape} {self.layout}", f"{self.describe_result()} {self.out_layout}"
+        lines = [f"{self.name}: uint8 {rows} -> {result}, by C, {where}"]
+        lines += [f"  {op!r}: {op.work}" for op in self.plan.ops]
+        if self.plan.dtype is not torch.uint8 and not others:
+            uncut = self.plan.core.uncut
+            cut = f"nothing, the result is uploaded, because {uncut}"
+            cut = cut if uncut else "the table of numbers; uint8 is uploaded"
+            lines.append(f"  on a CUDA device, with workers: {cut}")
+        return lines
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FieldTransform, tuple(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(eq=False, repr=False)
+class SizedPlans:
+    """The plans of one chain for RGB images [height, width, 3] of different sizes.
+
+    Attributes:
+        ops: the chain.
+        out_layout: of results.
+        seed: of random parameters.
+        whole: one plan for all images, if results have one size. Else each size has its own.
+
+    Raises:
+        TypeError, ValueError: operations that do not go with any image.
+    """
+
+    ops: Chain
+    out_layout: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        self._compile_kept = lru_cache(_MAX_PLANS)(self._compile)
+        self.whole: Plan | None = None
+        try:
+            self.whole = self._compile((0, 0, 3))
+        except ValueError:
+            self._compile(_TRIAL)  # raises if the fault is not that sizes of results differ
+
+    def _compile(self, shape: tuple[int, ...]) -> Plan:
+        return compile_plan(self.ops, shape, "HWC", self.out_layout, self.seed, may_differ=True)
+
+    def plan_for(self, shape: tuple[int, ...]) -> Plan:
+        """Return the plan for images of this shape."""
+        return self.whole or self._compile_kept(shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SizedPlans, (self.ops, self.out_layout, self.seed)

@@ -1,0 +1,372 @@
+"""``State`` is where a loader stands, as ``state_dict()`` says it: how it is written, checked and
+compared with the loader that loads it.
+
+The dict holds numbers, strings, lists and dicts only. Its keys and types are the same for every
+loader at all times, because torch.distributed.checkpoint loads into a state that is there. Its size
+depends on the number of generators alone: the state of each takes about 10 KB of hex digits. The
+part about the dataset is torchdata's, with the user's objects in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from fastloop.base.checks import make_message, read_int
+from fastloop.data.epochs import EPOCHS
+from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler
+from fastloop.data.stateful import ReaderState, ReaderStates, has_place, new_reader_state
+
+VERSION = 1
+TORCH = "torch"  # the name of torch's global generator, which belongs to the program
+GENERATORS = (TORCH, "loader", "batch_sampler", "sampler")  # the owners of generators
+MOMENTS = ("now", "iter", "next")  # at saving, before iter(sampler), before its first item
+
+SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_SEEDLESS = (SequentialSampler, DistributedSampler, LengthBucketBatchSampler, ShuffleSampler)
+_SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last")
+_RANKS = "sampler.num_replicas"
+
+_REMEDY = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
+# A shape is a type, one number, the range of an int, or a dict with the shapes of its keys.
+_COUNT = range(1 << 63)
+_COUNT_OR_NONE = range(-1, 1 << 63)
+_SHAPE: dict[str, Any] = {
+    "version": VERSION,
+    "epoch": _COUNT,
+    "yielded": _COUNT,
+    "begun": bool,
+    "draws_base_seed": bool,
+    "draws_each_epoch": bool,
+    "not_resumable": str,
+    "sampler_epoch": _COUNT_OR_NONE,
+    "random_epoch": _COUNT,
+    "set_epochs": list,
+    "fits": dict,
+    "generators": dict.fromkeys(MOMENTS, dict.fromkeys(GENERATORS, str)),
+    "_snapshot": dict,
+}
+_READER = {"dataset_state": object, "fetcher_state": object}
+_FETCHER = {"dataset_iter_state": object, "fetcher_ended": bool, "steps": _COUNT}
+_SNAPSHOT = {
+    "_worker_snapshots": dict,
+    "_last_yielded_worker_id": _COUNT_OR_NONE,
+    "_base_seed": _COUNT_OR_NONE,
+}
+
+Generators = dict[str, torch.Generator]
+RandomStates = dict[str, torch.Tensor]
+
+
+# ---- what a loader draws its order from
+
+
+def samplers_of(loader: DataLoader[Any]) -> tuple[Any, Any]:
+    """Return the sampler that yields batches (samples, with batch_size=None), and the one that it
+    takes indices from."""
+    outer = loader._index_sampler
+    return outer, getattr(outer, "sampler", None)
+
+
+def sampler_with_epoch(loader: DataLoader[Any]) -> Any:
+    """Return the sampler that has set_epoch(), as DistributedSampler does, or None."""
+    for sampler in samplers_of(loader):
+        has_setter = callable(getattr(sampler, "set_epoch", None))
+        if has_setter and type(getattr(sampler, "epoch", None)) is int:
+            return sampler
+    return None
+
+
+def generators_of(loader: DataLoader[Any]) -> Generators:
+    """Return the generators that an epoch's order may depend on, each once, by their owners."""
+    outer, inner = samplers_of(loader)
+    is_map = loader._dataset_kind == 0  # else the seeds of workers alone are drawn
+    found: Generators = {}
+    sampler = inner if type(outer) is BatchSampler else outer
+    is_given = type(sampler) in SEEDED and sampler.generator not in (None, torch.default_generator)
+    if is_map and not is_given and type(sampler) not in _SEEDLESS:
+        found[TORCH] = torch.default_generator
+    owners = (loader, outer, inner) if is_map else (loader,)
+    for name, owner in zip(GENERATORS[1:], owners, strict=False):
+        generator = getattr(owner, "generator", None)
+        is_known = generator is torch.default_generator or generator in found.values()
+        if isinstance(generator, torch.Generator) and not is_known:
+            found[name] = generator
+    return found
+
+
+def states_of(generators: Generators) -> RandomStates:
+    """Return the states that generators have now."""
+    return {name: generator.get_state() for name, generator in generators.items()}
+
+
+# ---- the dict
+
+
+@dataclass
+class State:
+    """The place of a loader: in the middle of an epoch, or before one that has yet to begin."""
+
+    epoch: int = 0
+    yielded: int = 0
+    begun: bool = False
+    draws_base_seed: bool = True  # the next new epoch does
+    draws_each_epoch: bool = True  # those after it do
+    not_resumable: str = ""  # why the epoch cannot go on in the middle; "": it can
+    sampler_epoch: int = -1  # -1: the sampler has none
+    random_epoch: int = 0  # of datasets' random numbers; before an epoch the lowest it may have
+    set_epochs: list[int | None] = field(default_factory=list)  # by set_epoch(), of each dataset
+    fits: dict[str, str] = field(default_factory=dict)  # as describe() returns it
+    generators: dict[str, RandomStates] = field(default_factory=dict)  # at each of MOMENTS
+    readers: ReaderStates = field(default_factory=ReaderStates)
+    version: int = VERSION
+    is_spent: bool = False  # no batch of the epoch is left, whatever was yielded; not in the dict
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the dict of ``state_dict()``, which shares nothing with this state."""
+        found = {name: getattr(self, name) for name in _SHAPE if name != "_snapshot"}
+        found["generators"] = {
+            moment: dict.fromkeys(GENERATORS, "") | _to_hex(self.generators.get(moment, {}))
+            for moment in MOMENTS
+        }
+        return deepcopy({**found, **_write_readers(self.readers)})
+
+    @classmethod
+    def from_dict(cls, saved: Any, loader: DataLoader[Any]) -> State:
+        """Return the state that a dict says. Other keys, as accelerate's, are left out.
+
+        Args:
+            loader: its generators can be set to the states of those in the dict.
+
+        Raises:
+            TypeError: the dict or a part of it has the wrong type.
+            ValueError: it was not made by ``to_dict()``, or is damaged.
+        """
+        _check_shape("state", saved, _SHAPE)
+        if saved["yielded"] > 0 and not saved["begun"]:
+            _refuse("state['yielded']", "0 where no epoch has begun", saved["yielded"])
+        if saved["fits"].keys() != describe(loader).keys():
+            _refuse("state['fits']", "a dict of facts about the loader", saved["fits"])
+        for number in saved["set_epochs"]:
+            if number is not None:
+                _check_shape("state['set_epochs']: each number", number, range(EPOCHS))
+        own = {name: saved[name] for name in _SHAPE if name in cls.__dataclass_fields__}
+        own["readers"] = _read_readers(saved)
+        state = cls(**deepcopy(own))
+        generators = {TORCH: torch.default_generator, **generators_of(loader)}
+        state.generators = {
+            moment: {name: _decode(name, text, generators) for name, text in texts.items() if text}
+            for moment, texts in saved["generators"].items()
+        }
+        return state
+
+    def next_epoch(self) -> State:
+        """Return the state before the epoch that follows."""
+        return replace(
+            self,
+            epoch=self.epoch + 1,
+            yielded=0,
+            begun=False,
+            not_resumable="",
+            sampler_epoch=self.sampler_epoch + (self.sampler_epoch >= 0),
+            random_epoch=self.random_epoch + 1,
+        )
+
+
+def _refuse(name: str, rule: str, value: Any) -> None:
+    raise ValueError(make_message(name, rule, value, _REMEDY))
+
+
+def _check_shape(name: str, value: Any, shape: Any) -> None:
+    """Refuse a value that does not have this shape."""
+    if isinstance(shape, range):
+        read_int(name, value, shape.start, shape.stop - 1, _REMEDY)
+        return
+    if isinstance(shape, int):
+        if value != shape:
+            _refuse(name, str(shape), value)
+        return
+    keys = shape if isinstance(shape, dict) else {}
+    kind = dict if isinstance(shape, dict) else shape
+    if not isinstance(value, kind):
+        raise TypeError(make_message(name, f"a {kind.__name__}", value, _REMEDY))
+    for key, part in keys.items():
+        if key not in value:
+            raise ValueError(f"{name} has no {key!r}; {_REMEDY}")
+        _check_shape(f"{name}[{key!r}]", value[key], part)
+
+
+def _to_hex(states: RandomStates) -> dict[str, str]:
+    return {name: state.numpy().tobytes().hex() for name, state in states.items()}
+
+
+def _decode(name: str, text: str, generators: Generators) -> torch.Tensor:
+    try:
+        state = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+        if name in generators:  # else find_differences() says that it is absent
+            torch.Generator(device=generators[name].device).set_state(state)
+    except (RuntimeError, TypeError, ValueError) as error:
+        message = f"the state of generator {name!r} cannot be read: {error}; {_REMEDY}"
+        raise ValueError(message) from error
+    return state
+
+
+def _write_readers(states: ReaderStates) -> dict[str, Any]:
+    """Return the keys of a loader's state that are StatefulDataLoader's. Without workers the first
+    two say where the dataset stands; with workers the last one does, and is there alone."""
+    if states.workers == 0:
+        reader = states.readers[0] if states.readers else new_reader_state(False)
+        return {**reader, "_snapshot": {}}
+    if not states.readers:
+        return {"_snapshot": {}}
+    workers = {f"worker_{i}": {"worker_id": i, **state} for i, state in enumerate(states.readers)}
+    values = (workers, states.last_worker, states.base_seed)
+    return {"_snapshot": dict(zip(_SNAPSHOT, values, strict=True))}
+
+
+def _read_readers(saved: Mapping[str, Any]) -> ReaderStates:
+    snapshot = saved["_snapshot"]
+    if snapshot == {}:
+        if not _READER.keys() & saved.keys():
+            return ReaderStates()
+        reader = _read_reader("state", saved)
+        return ReaderStates([reader] if any(part is not None for part in reader.values()) else [])
+    _check_shape("state['_snapshot']", snapshot, _SNAPSHOT)
+    workers, last, seed = (snapshot[name] for name in _SNAPSHOT)
+    names = [f"worker_{i}" for i in range(len(workers))]
+    if not workers or workers.keys() != set(names) or last >= len(workers):
+        found = {**snapshot, "_worker_snapshots": sorted(workers)}
+        _refuse("state['_snapshot']", "about all workers", found)
+    readers = [_read_reader(f"state of {name}", workers[name]) for name in names]
+    return ReaderStates(readers, len(workers), last, seed)
+
+
+def _read_reader(name: str, saved: Any) -> ReaderState:
+    _check_shape(name, saved, _READER)
+    fetcher = saved["fetcher_state"]
+    if fetcher is not None:
+        _check_shape(f"{name}['fetcher_state']", fetcher, _FETCHER)
+    return {key: saved[key] for key in _READER}
+
+
+# ---- beside a loader
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except Exception:  # the user's __len__ may raise anything, and saving raises nothing
+        return None
+
+
+def count_batches(loader: DataLoader[Any], sampler_epoch: int) -> int | None:
+    """Return the number of batches of an epoch, or None if the sampler has no length."""
+    sampler = loader._index_sampler
+    if isinstance(sampler, LengthBucketBatchSampler) and sampler_epoch >= 0:
+        return sampler.length_of(sampler_epoch)
+    return _length(sampler)
+
+
+def describe(loader: DataLoader[Any]) -> dict[str, str]:
+    """Return the facts that must be the same in a loader that resumes; "": it has no such thing."""
+    outer, inner = samplers_of(loader)
+    batches, items = (outer, inner) if loader._auto_collation else (None, outer)
+    facts: dict[str, Any] = {"dataset_length": _length(loader.dataset)}
+    facts.update({name: getattr(batches, name, None) for name in ("batch_size", "drop_last")})
+    for name, sampler in (("batch_sampler", batches), ("sampler", items)):
+        facts[name] = None if sampler is None else type(sampler).__name__
+        # The length of a LengthBucketBatchSampler differs from epoch to epoch.
+        facts[f"{name}_length"] = getattr(sampler, "fingerprint", None) or _length(sampler)
+    facts.update({f"sampler.{name}": getattr(items, name, None) for name in _SETTINGS})
+    return {n: str(fact) if type(fact) in (bool, int, str) else "" for n, fact in facts.items()}
+
+
+def find_differences(loader: DataLoader[Any], state: State) -> list[str]:
+    """Return why a loader is not the one that `state` was saved of; [] if it may be."""
+    here = describe(loader)
+
+    def differ(name: str, there: object, here: object) -> str:
+        return f"{name} is {there or 'absent'} in the state and {here or 'absent'} here"
+
+    if state.readers.has_states and not has_place(loader.dataset):
+        name = type(loader.dataset).__name__
+        return [f"the state has states of a dataset, and {name} has no load_state_dict()"]
+    found = [differ(n, state.fits[n], here[n]) for n in here if state.fits[n] != here[n]]
+    has_epoch = sampler_with_epoch(loader) is not None
+    if has_epoch != (state.sampler_epoch >= 0):
+        found.append(f"the sampler has an epoch {'here' if has_epoch else 'in the state'} only")
+    moments = ("iter", "next") if state.begun else ("now",)
+    saved = {name for moment in moments for name in state.generators.get(moment, {})}
+    given = set(generators_of(loader))
+    if state.yielded == 0:  # torch's generator has not been drawn from yet
+        saved, given = saved - {TORCH}, given - {TORCH}
+    if saved != given:
+        found.append(differ("generator", *(", ".join(sorted(names)) for names in (saved, given))))
+    return found
+
+
+# ---- another number of ranks
+
+
+def fit_ranks(loader: DataLoader[Any], state: State) -> tuple[State, list[str]]:
+    """Return the state as the ranks of `loader` would have saved it, and why they cannot go on in
+    the middle of the epoch. Other differences than in the number of ranks are not looked at.
+
+    The samplers known here deal an epoch's order out in turns: rank r of R takes its places r,
+    r + R, r + 2R and so on. The batches that all ranks have yielded are then the beginning of that
+    order, and other ranks can go on behind it, where it is a whole number of their batches.
+    """
+    there, here = state.fits, describe(loader)
+    if not (there[_RANKS] and here[_RANKS]) or there[_RANKS] == here[_RANKS]:
+        return state, []
+    outer, inner = samplers_of(loader)
+    is_bucketed = type(outer) is LengthBucketBatchSampler
+    if is_bucketed:
+        is_known = there["sampler_length"] == here["sampler_length"]
+    else:
+        length = str(_length_for_ranks(inner, int(there[_RANKS])))
+        is_known = type(outer) is BatchSampler and there["sampler_length"] == length
+    if not is_known or there["sampler"] != here["sampler"]:
+        return state, []
+    before, now = (int(facts["batch_size"] or 0) * int(facts[_RANKS]) for facts in (there, here))
+    if str(state.yielded) == there["batch_sampler_length"]:
+        yielded, rest = len(outer), 0
+    elif is_bucketed:
+        yielded, rest = state.yielded, state.yielded if before != now or now == 0 else 0
+    else:
+        yielded, rest = divmod(state.yielded * before, now)
+    if rest == 0:
+        following = ("batch_size", "batch_sampler_length", "sampler_length", _RANKS)
+        fits = {**there, **{name: here[name] for name in following}}
+        return replace(state, fits=fits, yielded=yielded), []
+    saved, wanted = (
+        f"batches of {facts['batch_size'] or 'max_tokens'} on {facts[_RANKS]} ranks"
+        for facts in (there, here)
+    )
+    return state, [
+        f"{state.yielded} {saved} are not a whole number of {wanted}; choose a batch_size that "
+        "leaves batch_size * ranks the same, or save between epochs"
+    ]
+
+
+def _length_for_ranks(sampler: Any, ranks: int) -> int | None:
+    """Return the length that a sampler known here would have for another number of ranks."""
+    if type(sampler) is ShuffleSampler:
+        return -(-sampler.length // ranks)
+    if type(sampler) is DistributedSampler:
+        samples = len(sampler.dataset)  # type: ignore[arg-type]
+        return samples // ranks if sampler.drop_last else -(-samples // ranks)
+    return None

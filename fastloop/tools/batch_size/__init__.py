@@ -1,1 +1,0 @@
-"""find_batch_size(): which micro-batch fits and is fastest."""

@@ -1,0 +1,199 @@
+"""``python -m fastloop bench``: torch and fastloop at the same work, on this machine.
+
+Results are compared first, then contestants take turns in rounds. Each side counts at the best of
+its settings. ``benchmarks/`` has the project's own benchmarks, with limits and other packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.nn import Linear, Sequential, functional
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
+
+from fastloop.loader.dataloader import DataLoader
+from fastloop.step.scaler import GradScaler
+from fastloop.step.stepper import Stepper
+from fastloop.tools import text
+
+TORCH, FASTLOOP = "torch", "fastloop"
+_WORKERS = (0, 2)
+_ACCUMULATE, _MAX_NORM = 4, 1.0
+
+# Does the work once; yields one result for each batch or step.
+Run = Callable[[], Iterator[Any]]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One side at one of its settings."""
+
+    side: str
+    setting: str
+    run: Run
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: `make` returns contestants whose results differ by `tolerance` at most."""
+
+    title: str
+    make: Callable[[], list[Contestant]]
+    tolerance: float = 0.0
+
+
+def _make_loaders(fields: tuple[torch.Tensor, ...], batch_size: int) -> list[Contestant]:
+    dataset, contestants = TensorDataset(*fields), []
+    for workers in _WORKERS:
+        for side, kind in ((TORCH, TorchLoader), (FASTLOOP, DataLoader)):
+            loader: TorchLoader[Any] = kind(
+                dataset, batch_size, True, num_workers=workers, persistent_workers=workers > 0
+            )
+            contestants.append(Contestant(side, f"{workers} workers", loader.__iter__))
+    return contestants
+
+
+def make_table() -> list[Contestant]:
+    """Make loaders of rows of 20 numbers and a label."""
+    return _make_loaders((torch.rand(20_000, 20), torch.arange(20_000)), 256)
+
+
+def make_images() -> list[Contestant]:
+    """Make loaders of images that lie in memory."""
+    pixels = torch.randint(256, (2_048, 3, 96, 96), dtype=torch.uint8)
+    return _make_loaders((pixels, torch.arange(2_048)), 64)
+
+
+def make_steps() -> list[Contestant]:
+    """Make loops of optimizer steps: scaled losses, accumulation, clipping, SGD."""
+    batches = torch.randn(_ACCUMULATE, 8, 64)
+    sides = ((TORCH, _torch_step), (FASTLOOP, _stepper_step))
+    return [Contestant(side, "SGD", _make_run(make_step, batches)) for side, make_step in sides]
+
+
+def _make_run(make_step: Callable[..., Callable[[Any], None]], batches: torch.Tensor) -> Run:
+    torch.manual_seed(0)
+    model = Sequential(*[Linear(64, 64) for _ in range(40)])
+    step = make_step(model, torch.optim.SGD(model.parameters(), 0.01, momentum=0.9))
+
+    def run() -> Iterator[torch.Tensor]:
+        for _ in range(5):
+            step(batches)
+            yield next(model.parameters()).detach().norm()
+
+    return run
+
+
+def _torch_step(model: Sequential, optimizer: torch.optim.Optimizer) -> Callable[[Any], None]:
+    scaler: Any = torch.amp.GradScaler("cpu")
+
+    def step(batches: Any) -> None:
+        for batch in batches:
+            loss = functional.mse_loss(model(batch), batch) / _ACCUMULATE
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_NORM)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _stepper_step(model: Sequential, optimizer: torch.optim.Optimizer) -> Callable[[Any], None]:
+    stepper = Stepper(optimizer, _ACCUMULATE, scaler=GradScaler("cpu"), max_norm=_MAX_NORM)
+
+    def step(batches: Any) -> None:
+        for batch in batches:
+            with stepper.micro():
+                stepper.backward(functional.mse_loss(model(batch), batch))
+
+    return step
+
+
+CASES = {
+    "table": Case("rows of a table, batch 256", make_table),
+    "images": Case("3x96x96 uint8 images in memory, batch 64", make_images),
+    "step": Case("4 micro-batches, scaler, clipping, SGD", make_steps, 1e-5),
+}
+
+
+def find_difference(contestants: list[Contestant], tolerance: float) -> str:
+    """Return the first difference between the contestants' results, "" if there is none."""
+    expected = None
+    for contestant in contestants:
+        torch.manual_seed(0)
+        results = list(contestant.run())
+        expected = results if expected is None else expected
+        try:
+            torch.testing.assert_close(results, expected, rtol=tolerance, atol=tolerance)
+        except AssertionError as error:
+            return f"{contestant.side}, {contestant.setting}: {error}"
+    return ""
+
+
+def measure(contestants: list[Contestant], rounds: int, seconds: float) -> list[list[float]]:
+    """Return seconds a step for each contestant and round; contestants take turns."""
+    return [[_time(one, seconds) for one in contestants] for _ in range(rounds)]
+
+
+def _time(contestant: Contestant, seconds: float) -> float:
+    begin, steps = perf_counter(), 0
+    while steps == 0 or perf_counter() - begin < seconds:
+        steps += sum(1 for _ in contestant.run())
+    return (perf_counter() - begin) / steps
+
+
+def describe(contestants: list[Contestant], rounds: list[list[float]]) -> list[str]:
+    """Return a table of medians, and a line that compares the best settings of both sides."""
+    medians = [median(times) for times in zip(*rounds, strict=True)]
+    rows = [
+        (f"{one.side}, {one.setting}", text.seconds(took))
+        for one, took in zip(contestants, medians, strict=True)
+    ]
+    best = {
+        side: min(
+            (i for i, one in enumerate(contestants) if one.side == side), key=medians.__getitem__
+        )
+        for side in (TORCH, FASTLOOP)
+    }
+    ratios = sorted(times[best[TORCH]] / times[best[FASTLOOP]] for times in rounds)
+    span = f"{text.ratio(ratios[0])} to {text.ratio(ratios[-1])} in {len(rounds)} rounds"
+    is_clear = ratios[0] > 1 or ratios[-1] < 1
+    verdict = (
+        f"{text.ratio(median(ratios))} as fast as torch" if is_clear else "no clear difference"
+    )
+    return [*text.table(rows), f"  fastloop: {verdict} ({span})"]
+
+
+def main(args: list[str]) -> int:
+    """Run the command. Returns 1 if the results of a case differ."""
+    parser = argparse.ArgumentParser(
+        "python -m fastloop bench", description="torch and fastloop at the same work."
+    )
+    parser.add_argument("--case", action="append", choices=CASES, help="one case; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them")
+    options = parser.parse_args(args)
+    rounds, seconds = (3, 0.05) if options.quick else (9, 0.5)
+    status = 0
+    for name in dict.fromkeys(options.case or CASES):
+        case = CASES[name]
+        print(f"{name}: {case.title}", flush=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            contestants = case.make()
+            if difference := find_difference(contestants, case.tolerance):
+                print(f"  results differ, nothing is measured. {difference}")
+                status = 1
+                continue
+            times = measure(contestants, rounds, seconds)
+        print("\n".join(describe(contestants, times)), flush=True)
+    return status

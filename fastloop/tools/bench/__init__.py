@@ -1,1 +1,0 @@
-"""bench: a quick benchmark of this machine."""

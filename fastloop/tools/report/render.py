@@ -1,0 +1,196 @@
+"""The rows of a report, and how they print: as a table for terminals, and two reports side by side.
+
+The page (page.py) prints the same rows. ``make_trace`` writes steps for Perfetto
+(https://ui.perfetto.dev) and chrome://tracing.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+from fastloop.tools.report.files import read_rank
+from fastloop.tools.report.recorder import NOT_MEASURED, PARTS, Step
+from fastloop.tools.report.summary import PHASES
+from fastloop.tools.text import percent, ratio, seconds, table
+
+_WIDTH = 80
+_MAX_WORKERS = 8  # of a loader that are shown
+LABELS = {
+    "data_wait": "data wait",
+    "gpu_wait": "  of it seen by the GPU",
+    "host_to_device": "host to device",
+    "forward_backward": "forward+backward",
+    "clip_optimizer": "clip+optimizer",
+    "other": "other",
+    "step": "step",
+}
+
+# ---- rows
+
+
+def _list_phases(*reports: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the label and the phase ({} if unknown) of each row, one phase for each report. Rows
+    of a GPU are left out if no report has one, and the step if there was none."""
+    rows = []
+    for name, label in LABELS.items():
+        phases = [{**one, **one["phases"]}[name] or {} for one in reports]
+        has_gpu = any(one["gpu"]["uuid"] is not None for one in reports)
+        optional = ("step",) if has_gpu else ("gpu_wait", "host_to_device", "step")
+        if any(phases) or name not in optional:
+            rows.append((label, phases))
+    return rows
+
+
+def phase_rows(found: dict[str, Any]) -> list[list[str]]:
+    """Return the table of a step's phases, its head first."""
+    columns = ("mean", "median", "p95")
+    rows = [["of a step", "share", *columns]]
+    for label, (phase,) in _list_phases(found):
+        share = "" if phase and "share" not in phase else percent(phase.get("share"))
+        rows.append([label, share, *(_time(phase, f"{name}_ms") for name in columns)])
+    return rows
+
+
+def _time(phase: dict[str, Any], name: str) -> str:
+    return seconds(phase[name] / 1e3) if phase else "n/a"
+
+
+def part_rows(found: dict[str, Any]) -> list[list[str]]:
+    """Return the table of the run's parts, its head first; parts that took no time are left out."""
+    rows = [["of the run", "time", "share"]]
+    for name in PARTS:
+        time = found["seconds_of"][name]
+        if time > 0:
+            rows.append([_label(name), seconds(time), percent(time / found["seconds"])])
+    return rows
+
+
+def _label(part: str) -> str:
+    return part.replace("_", " ")
+
+
+def describe_rate(found: dict[str, Any]) -> str:
+    steps = found["steps"]
+    rate = f", {steps['per_second']:,.1f} a second once warm" if steps["per_second"] else ""
+    return f"{steps['count']:,} steps{rate}; {seconds(found['seconds'])} in all"
+
+
+def list_facts(found: dict[str, Any]) -> list[str]:
+    """Return one text each about loaders, skipped steps, the GPU, the end and the cost."""
+    facts = [_describe_loader(loader) for loader in found["loaders"]]
+    steps, gpu, cost = found["steps"], found["gpu"], found["measuring"]
+    unknown = " (n/a for optimizers that skip on the device)" if steps["skips_unknown"] else ""
+    facts.append(f"skipped steps: {steps['skipped']:,}{unknown}")
+    if gpu["uuid"] is not None:
+        busy = f"n/a ({gpu['why_unknown']})"
+        if gpu["busy"] is not None:
+            busy = f"{percent(gpu['busy'])} of the time, by {gpu['samples']} samples of NVML"
+        facts.append(f"GPU busy: {busy}; {gpu['uuid']}")
+    if found["ended_by"]:
+        facts.append(f"ended by {found['ended_by']} in {found['ended_in'] or 'no step'}")
+    each = "n/a, there were no steps"
+    if cost["us_per_step"] is not None:
+        each = f"{cost['us_per_step']:.1f} µs a step, {cost['share'] or 0:.2%} of the time"
+    return [*facts, f"cost of measuring: {each}"]
+
+
+def _describe_loader(loader: dict[str, Any]) -> str:
+    number, workers = loader["num_workers"], loader["workers"] or []
+    role = "training" if loader["trains"] else "no steps on it"
+    text = (
+        f"{loader['name']} ({role}, path {loader['path'] or 'n/a'}, {number or 'no'} "
+        f"worker{'s' if number != 1 else ''}): {loader['batches']:,} batches, "
+        f"{seconds(loader['wait_s'])} waited"
+    )
+    for i, worker in enumerate(workers[:_MAX_WORKERS]):
+        busy, waiting, lock = (worker[name] for name in ("busy_s", "waiting_s", "lock_s"))
+        text += f"; worker {i}: {worker['batches']:,} batches, {seconds(busy)} busy, "
+        text += f"{seconds(waiting)} waiting"
+        text += "" if lock is None else f", {seconds(lock)} for the interpreter lock"
+    if len(workers) > _MAX_WORKERS:
+        text += f"; {len(workers) - _MAX_WORKERS} more workers: in the JSON"
+    return text if workers or not number else f"{text}; workers: n/a"
+
+
+# ---- texts
+
+
+def make_table(found: dict[str, Any]) -> str:
+    """Return a report for a terminal of 80 columns; one line if there was no step."""
+    verdict = found["verdict"]["text"]
+    if found["steps"]["count"] == 0:
+        return f"fastloop report: {verdict}"
+    title = f"fastloop report: {describe_rate(found)}; {found['steps']['steady']:,} in the table"
+    lines = [*_wrap(title), *_wrap(verdict), "", *table(phase_rows(found)), ""]
+    lines += [*table(part_rows(found)), ""]
+    return "\n".join(sum((_wrap(fact, "  ") for fact in list_facts(found)), lines))
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
+
+
+def _change(before: float | None, after: float | None) -> str:
+    return ratio(after / before) if before and after is not None else "n/a"
+
+
+def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """Return two reports, as ``Report.to_dict()`` gives them, side by side."""
+    counts, rates = ([one["steps"][key] for one in (a, b)] for key in ("count", "per_second"))
+    rows = [
+        ["", "A", "B", "B / A"],
+        ["steps", *(f"{count:,}" for count in counts)],
+        ["steps a second", *("n/a" if rate is None else f"{rate:,.1f}" for rate in rates)],
+    ]
+    rows[-1].append(_change(*rates))
+    rows.append(["median and share of a step"])
+    for label, phases in _list_phases(a, b):
+        times = [_time(phase, "median_ms") for phase in phases]
+        shares = [f" {percent(one['share']):>4}" if "share" in one else "" for one in phases]
+        change = _change(*(phase.get("median_ms") for phase in phases))
+        rows.append([label, *map(str.__add__, times, shares), change])
+    rows.append(["time of the run"])
+    for name in PARTS:
+        before, after = a["seconds_of"][name], b["seconds_of"][name]
+        rows.append([_label(name), seconds(before), seconds(after), _change(before, after)])
+    verdicts = [f"  {name}: {one['verdict']['text']}" for name, one in (("A", a), ("B", b))]
+    return "\n".join([*table(rows), *verdicts])
+
+
+# ---- the trace
+
+
+def make_trace(steps: Iterable[Step], first: int) -> str:
+    """Return one slice for each step, and in it one for each phase, in their usual order.
+
+    Args:
+        steps: the steps that are kept.
+        first: the number of the first of them.
+    """
+    rank = read_rank()
+    names = {"process_name": f"rank {rank}", "thread_name": "steps"}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": name, "args": {"name": text}} for name, text in names.items()
+    ]
+    begin = 0
+    for number, step in enumerate(steps, first):
+        # Slices of a thread may not overlap, as a validation in the middle of a step would.
+        begin = max(begin, step.end - step.total)
+        slices, at = [(f"step {number}", begin, step.end)], begin
+        for name, field in PHASES.items():
+            end = min(at + max(getattr(step, field), 0), step.end)
+            slices.append((name, at, end))
+            at = end
+        events += [
+            {"ph": "X", "name": name, "ts": a / 1e3, "dur": (b - a) / 1e3}
+            for name, a, b in slices
+            if b > a
+        ]
+        if step.ready != NOT_MEASURED:
+            counter = {"ph": "C", "name": "ready", "ts": begin / 1e3}
+            events.append({**counter, "args": {"batches": step.ready}})
+        begin = step.end
+    return json.dumps({"traceEvents": [{"pid": rank, "tid": 1, **event} for event in events]})
