@@ -2,78 +2,78 @@
 
 from pathlib import Path
 
-from helpers import PROGRAMS, run_script
+from helpers import run_program
 
 
 def test_a_child_drops_what_it_inherits_and_starts_anew(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "fork" / "a_child_drops_what_it_inherits_and_starts_anew.py",
+        "fork/a_child_drops_what_it_inherits_and_starts_anew",
     )
 
 
 def test_an_iterator_without_workers_goes_on_in_a_child(tmp_path: Path) -> None:
     """With the batches and random numbers that torch's gives there, and in a child of the child."""
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "fork" / "an_iterator_without_workers_goes_on_in_a_child.py",
+        "fork/an_iterator_without_workers_goes_on_in_a_child",
     )
 
 
 def test_a_fork_inside_the_sampler_loses_no_batch_in_silence(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "fork" / "a_fork_inside_the_sampler_loses_no_batch_in_silence.py",
+        "fork/a_fork_inside_the_sampler_loses_no_batch_in_silence",
     )
 
 
 def test_persistent_workers_draw_no_seed_again_in_a_child(tmp_path: Path) -> None:
     """Their first one stays, so the child's epochs have the order that the parent's have."""
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "fork" / "persistent_workers_draw_no_seed_again_in_a_child.py",
+        "fork/persistent_workers_draw_no_seed_again_in_a_child",
     )
 
 
 def test_workers_made_anew_in_a_child_have_the_seed_of_the_parents(tmp_path: Path) -> None:
     """The next number of the generator is the one that the order is drawn from."""
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "fork" / "workers_made_anew_in_a_child_have_the_seed_of_the_parents.py",
+        "fork/workers_made_anew_in_a_child_have_the_seed_of_the_parents",
     )
 
 
 def test_the_rest_of_an_epoch_is_for_a_child(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "fork" / "the_rest_of_an_epoch_is_for_a_child.py",
+        "fork/the_rest_of_an_epoch_is_for_a_child",
     )
 
 
 def test_persistent_workers_in_a_child(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "fork" / "persistent_workers_in_a_child.py",
+        "fork/persistent_workers_in_a_child",
     )
 
 
 def test_fork_while_threads_copy_and_wait(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "fork" / "fork_while_threads_copy_and_wait.py",
+        "fork/fork_while_threads_copy_and_wait",
     )
 
 
 def test_pools_and_torchs_workers_beside_an_open_loader(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "fork" / "pools_and_torchs_workers_beside_an_open_loader.py",
+        "fork/pools_and_torchs_workers_beside_an_open_loader",
     )
 
 
 def test_a_child_clips_on_threads_of_its_own(tmp_path: Path) -> None:
     """OpenMP's are not there, and libgomp would wait for them as torch's operations do."""
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "fork" / "a_child_clips_on_threads_of_its_own.py",
+        "fork/a_child_clips_on_threads_of_its_own",
     )

@@ -6,7 +6,7 @@ is unmapped, so that reading it ends the process."""
 from pathlib import Path
 
 import pytest
-from helpers import PROGRAMS, run_script
+from helpers import run_program, run_script
 
 HEAD = """
 import sys
@@ -200,9 +200,9 @@ def test_a_second_loader_behind_patch(tmp_path: Path) -> None:
 
 
 def test_loaders_of_this_package_move_nothing(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "moved_memory" / "loaders_of_this_package_move_nothing.py",
+        "moved_memory/loaders_of_this_package_move_nothing",
     )
 
 
@@ -270,9 +270,7 @@ def test_sequences_in_a_tensor_survive_a_move(tmp_path: Path, collate: str, work
 def test_a_spawned_worker_has_what_a_forked_one_has(tmp_path: Path) -> None:
     """Its own copy of each tensor, views of one storage as views of one storage; what is in shared
     memory is shared with everybody. Batches are torch's."""
-    run_script(
-        tmp_path, PROGRAMS / "moved_memory" / "a_spawned_worker_has_what_a_forked_one_has.py"
-    )
+    run_program(tmp_path, "moved_memory/a_spawned_worker_has_what_a_forked_one_has")
 
 
 def test_without_the_methods_that_move_no_address_is_kept(tmp_path: Path) -> None:

@@ -3,41 +3,41 @@ where the batch itself would take many."""
 
 from pathlib import Path
 
-from helpers import PROGRAMS, run_script
+from helpers import run_program
 
 
 def test_ctrl_c_ends_a_wait_and_the_loader_goes_on(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "signals" / "ctrl_c_ends_a_wait_and_the_loader_goes_on.py",
+        "signals/ctrl_c_ends_a_wait_and_the_loader_goes_on",
     )
 
 
 def test_the_iterator_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     """Without workers the batch that was being made is gone, as in torch; what threads have made
     ahead is kept."""
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "signals" / "the_iterator_goes_on_after_ctrl_c.py",
+        "signals/the_iterator_goes_on_after_ctrl_c",
     )
 
 
 def test_a_handler_that_returns_lets_the_wait_go_on(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "signals" / "a_handler_that_returns_lets_the_wait_go_on.py",
+        "signals/a_handler_that_returns_lets_the_wait_go_on",
     )
 
 
 def test_ctrl_c_while_another_thread_is_in_next(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "signals" / "ctrl_c_while_another_thread_is_in_next.py",
+        "signals/ctrl_c_while_another_thread_is_in_next",
     )
 
 
 def test_our_threads_take_no_signals(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "signals" / "our_threads_take_no_signals.py",
+        "signals/our_threads_take_no_signals",
     )

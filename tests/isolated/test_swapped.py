@@ -4,9 +4,9 @@ modules that fall back to torch's are imported: what we fall back to is still to
 from pathlib import Path
 
 import pytest
-from helpers import PROGRAMS, run_script
+from helpers import run_program
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_fallbacks_are_torchs(order: str, tmp_path: Path) -> None:
-    run_script(tmp_path, PROGRAMS / "swapped" / "fallbacks_are_torchs.py", order, timeout=300)
+    run_program(tmp_path, "swapped/fallbacks_are_torchs", order, timeout=300)

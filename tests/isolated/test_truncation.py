@@ -3,19 +3,19 @@ never a signal, and the loader works again once the file is whole."""
 
 from pathlib import Path
 
-from helpers import PROGRAMS, run_script
+from helpers import run_program
 
 
 def test_a_file_that_shrinks_is_an_error_and_no_signal(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "truncation" / "a_file_that_shrinks_is_an_error_and_no_signal.py",
+        "truncation/a_file_that_shrinks_is_an_error_and_no_signal",
     )
 
 
 def test_rows_behind_the_end_in_the_last_page_are_lost_too(tmp_path: Path) -> None:
     """The kernel reads zeros between the end of a file and the end of its last page."""
-    run_script(
+    run_program(
         tmp_path,
-        PROGRAMS / "truncation" / "rows_behind_the_end_in_the_last_page_are_lost_too.py",
+        "truncation/rows_behind_the_end_in_the_last_page_are_lost_too",
     )

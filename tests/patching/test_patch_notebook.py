@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers import PROGRAMS, run_script
+from helpers import run_program
 
 
 def test_the_extension_comes_late_and_goes_without_a_trace(tmp_path: Path) -> None:
     text = "fastloop: dataloader 0 native; grad_scaler 0 native; clip_grad_norm 1 native"
-    printed = run_script(
+    printed = run_program(
         tmp_path,
-        PROGRAMS / "patch_notebook" / "the_extension_comes_late_and_goes_without_a_trace.py",
+        "patch_notebook/the_extension_comes_late_and_goes_without_a_trace",
         stderr=text,
         is_fresh=True,
     ).splitlines()
@@ -23,9 +23,9 @@ def test_the_extension_comes_late_and_goes_without_a_trace(tmp_path: Path) -> No
 @pytest.mark.parametrize(("then", "is_on"), [("stay", True), ("unload", False)])
 def test_the_extension_may_come_before_torch(tmp_path: Path, then: str, is_on: bool) -> None:
     stderr = "on for dataloader, grad_scaler" if is_on else ""
-    printed = run_script(
+    printed = run_program(
         tmp_path,
-        PROGRAMS / "patch_notebook" / "the_extension_may_come_before_torch.py",
+        "patch_notebook/the_extension_may_come_before_torch",
         then,
         stderr=stderr,
         is_fresh=True,
@@ -35,9 +35,9 @@ def test_the_extension_may_come_before_torch(tmp_path: Path, then: str, is_on: b
 
 def test_one_word_switches_it_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTLOOP", "0")
-    printed = run_script(
+    printed = run_program(
         tmp_path,
-        PROGRAMS / "patch_notebook" / "the_extension_may_come_before_torch.py",
+        "patch_notebook/the_extension_may_come_before_torch",
         "stay",
         stderr="FASTLOOP=0 is set",
         is_fresh=True,
@@ -48,9 +48,9 @@ def test_one_word_switches_it_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_ipython_loads_and_unloads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("IPython", reason="IPython is not here")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    printed = run_script(
+    printed = run_program(
         tmp_path,
-        PROGRAMS / "patch_notebook" / "ipython_loads_and_unloads_it.py",
+        "patch_notebook/ipython_loads_and_unloads_it",
         stderr="on for dataloader",
         is_fresh=True,
     )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import PROGRAMS, assert_same, collector_off, outcome, run_script
+from helpers import assert_same, collector_off, outcome, run_program
 from scaler_calls import CALLS, Side, TorchScaler, draw
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -319,9 +319,9 @@ def test_strict_mode_raises_for_what_is_left_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTLOOP_STRICT", "1")
-    first, *errors = run_script(
+    first, *errors = run_program(
         tmp_path,
-        PROGRAMS / "patch_scaler" / "strict_mode_raises_for_what_is_left_to_torch.py",
+        "patch_scaler/strict_mode_raises_for_what_is_left_to_torch",
         is_fresh=True,
     ).splitlines()
     assert first == "dataloader 0 native; grad_scaler 0 native; clip_grad_norm 0 native"

@@ -326,17 +326,22 @@ def run_script(
     script = program if isinstance(program, Path) else folder / "script.py"
     if isinstance(program, str):
         script.write_text(program)
-    done = run_program(script, *args, cwd=folder, timeout=timeout, is_fresh=is_fresh)
+    done = run_file(script, *args, cwd=folder, timeout=timeout, is_fresh=is_fresh)
     report = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.returncode == returncode, report
     assert (stderr in done.stderr) if stderr else done.stderr == "", report
     return done.stdout
 
 
-def run_program(
+def run_program(folder: Path, name: str, *args: object, **options: Any) -> str:
+    """Run tests/programs/`name`.py in `folder` and return what it prints; options of run_script."""
+    return run_script(folder, PROGRAMS / f"{name}.py", *args, **options)
+
+
+def run_file(
     program: Path, *args: object, cwd: Path, timeout: float, is_fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """A program of Python's at its end; as in `run_script`, but no end of it is an error."""
+    """Run a program to its end; as `run_script`, but no end of it is an error."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET}
