@@ -4,7 +4,8 @@
 #   make quick           the heart of the tests in a minute or two: one case of each Python test,
 #                        but for those that are marked slow (2 s) or start programs (tests/isolated,
 #                        tests/packaging), and the C tests that take less than a second
-#   make test            Python tests, then the C tests (ctest)
+#   make test            Python tests, then the C tests (ctest); without tests of frameworks and
+#                        those that are marked slowest, which make test-all runs, too
 #   make test-torchvision  the tests that compare with torchvision, which `make torchvision` fetches
 #                        into a folder of its own: `make test` goes without
 #   make matrix          the heart of the Python tests on other releases of torch, other Pythons and
@@ -49,7 +50,7 @@ PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
 # because the longest are in front.
 AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
-.PHONY: demo quick matrix overlay test pytest torchvision test-torchvision ctest asan tsan aarch64 lint bench gpu sdist wheel test-wheels clean distclean install FORCE
+.PHONY: demo quick matrix overlay test test-all pytest torchvision test-torchvision ctest asan tsan aarch64 lint bench gpu sdist wheel test-wheels clean distclean install FORCE
 .DELETE_ON_ERROR:
 
 demo: install
@@ -57,8 +58,12 @@ demo: install
 
 test: pytest ctest
 
+test-all: PYTEST_CHOICE :=
+test-all: pytest ctest
+
+PYTEST_CHOICE := -m 'not slowest' --ignore=$(CURDIR)/tests/frameworks
 pytest: install
-	$(PYTEST) $(CURDIR)/tests --ignore=$(CURDIR)/tests/gpu $(AT_A_TIME) $(PYTEST_ARGS)
+	$(PYTEST) $(CURDIR)/tests --ignore=$(CURDIR)/tests/gpu $(PYTEST_CHOICE) $(AT_A_TIME) $(PYTEST_ARGS)
 
 # Other packages behave otherwise where torchvision is, so it is not among what they see.
 TORCHVISION := $(VENV)/torchvision

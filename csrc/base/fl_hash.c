@@ -1,7 +1,7 @@
 /* fl_hash: see fl_hash.h.
  *
  * Four sums over every fourth word, because a multiplication takes the time of several words. They
- * are no array: compilers would make vectors of it, which have no 64-bit multiplication. */
+ * are not an array: compilers would make vectors of it, which have no 64-bit multiplication. */
 #include "fl_hash.h"
 
 #include <string.h>

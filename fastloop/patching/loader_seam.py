@@ -160,8 +160,8 @@ def make_seam(is_strict: bool) -> Seam:
 
 
 def _probe(is_alone: bool) -> list[torch.Tensor]:
-    """Return the batches of an epoch and the random states on the way. They are those of torch's
-    own generator, unless another thread may be drawing from it."""
+    """Return the batches of an epoch and the random states on the way. They come from
+    torch's own generator, unless another thread may be drawing from it."""
     dataset = TensorDataset(torch.arange(16.0).reshape(8, 2), torch.arange(8))
     own = None if is_alone else torch.Generator()
     generator = own or torch.default_generator

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import TorchLoader, assert_same, run_program
+from helpers import TorchLoader, assert_same, run_file
 
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
@@ -408,7 +408,7 @@ def test_a_folder_that_is_read_only(root: Path) -> None:
 @pytest.mark.slow
 def test_a_full_disk_is_met_before_anything_is_decoded(tmp_path: Path) -> None:
     program = Path(__file__).parents[1] / "programs" / "cache_beyond_file_limit.py"
-    done = run_program(program, tmp_path, cwd=tmp_path, timeout=120)
+    done = run_file(program, tmp_path, cwd=tmp_path, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.match(
         rf"OSError {errno.EFBIG} \[Errno {errno.EFBIG}\] cache='u8:.*': File too large .pass a "

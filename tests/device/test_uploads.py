@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import run_program
+from helpers import run_file
 
 TESTS = Path(__file__).resolve().parents[1]
 TRIAL_S = 580
@@ -92,7 +92,7 @@ IMAGES = [
 
 def run_trial(core: Path, script: str, *args: str) -> None:
     program = TESTS / f"support/{script}.py"
-    done = run_program(program, core, *args, cwd=core.parent, timeout=TRIAL_S)
+    done = run_file(program, core, *args, cwd=core.parent, timeout=TRIAL_S)
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
 
 

@@ -20,8 +20,7 @@ from framework_runs import (
     model_of,
     weights,
 )
-from helpers import run_ranks
-from programs import run_program
+from helpers import run_program, run_ranks
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 

@@ -6,7 +6,7 @@ is unmapped, so that reading it ends the process."""
 from pathlib import Path
 
 import pytest
-from helpers import run_script
+from helpers import run_program, run_script
 
 HEAD = """
 import sys
@@ -200,22 +200,9 @@ def test_a_second_loader_behind_patch(tmp_path: Path) -> None:
 
 
 def test_loaders_of_this_package_move_nothing(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        HEAD
-        + COLLATE
-        + """
-if __name__ == "__main__":
-    x = numbered()
-    dataset = TensorDataset(x, torch.arange(ROWS))
-    addresses = [each.data_ptr() for each in dataset.tensors]
-    loader = DataLoader(
-        dataset, 100, num_workers=2, collate_fn=collate, multiprocessing_context="spawn"
-    )
-    assert check_rows(loader) == ROWS
-    assert addresses == [each.data_ptr() for each in dataset.tensors]
-    assert not any(each.is_shared() for each in dataset.tensors)
-""",
+        "moved_memory/loaders_of_this_package_move_nothing",
     )
 
 
@@ -280,52 +267,10 @@ def test_sequences_in_a_tensor_survive_a_move(tmp_path: Path, collate: str, work
     run(tmp_path, RAGGED.format(check=check, collate=collate, workers=workers))
 
 
-TRANSFER = """
-class Writes(torch.utils.data.Dataset):
-    def __init__(self):
-        self.large = torch.arange(600_000.0)
-        self.view = self.large[1000:2000].view(torch.int32)
-        self.small = torch.zeros(8)
-        self.alias = self.small[2:4]
-        self.empty = torch.empty(0)
-        self.weight = torch.nn.Parameter(torch.ones(3))
-        self.tied = self.weight.detach()
-        self.shared = torch.zeros(4).share_memory_()
-
-    def own(self):
-        return [self.large, self.small, self.weight]
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, i):
-        self.large[1000] = -5
-        self.small[2] = 7
-        self.weight.data[0] = 9
-        self.shared[i] = 3
-        return [
-            self.view[:2].clone(), self.alias.clone(), self.empty.numel(), self.tied.clone(),
-            self.weight.requires_grad,
-        ]
-
-
-if __name__ == "__main__":
-    for method in ("fork", "spawn", "forkserver"):
-        dataset = Writes()
-        addresses = [each.data_ptr() for each in dataset.own()]
-        args = dict(batch_size=2, num_workers=2, multiprocessing_context=method)
-        ours = list(DataLoader(dataset, **args))
-        assert dataset.shared.tolist() == [3, 3, 3, 3]
-        assert addresses == [each.data_ptr() for each in dataset.own()]
-        assert dataset.large[1000] == 1000 and dataset.small.sum() == 0 and dataset.weight[0] == 1
-        assert_same(ours, list(TorchLoader(dataset, **args)))
-"""
-
-
 def test_a_spawned_worker_has_what_a_forked_one_has(tmp_path: Path) -> None:
     """Its own copy of each tensor, views of one storage as views of one storage; what is in shared
     memory is shared with everybody. Batches are torch's."""
-    run_script(tmp_path, f"{HEAD}from helpers import assert_same\n{TRANSFER}")
+    run_program(tmp_path, "moved_memory/a_spawned_worker_has_what_a_forked_one_has")
 
 
 def test_without_the_methods_that_move_no_address_is_kept(tmp_path: Path) -> None:

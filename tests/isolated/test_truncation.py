@@ -3,122 +3,19 @@ never a signal, and the loader works again once the file is whole."""
 
 from pathlib import Path
 
-from helpers import run_script
-
-HEAD = """
-import os
-import numpy as np
-import torch
-from fastloop import ArrayDataset, DataLoader
-from torch.utils.data import DataLoader as TorchLoader, Subset
-
-PAGE = os.sysconf("SC_PAGE_SIZE")
-path = os.path.abspath("data.bin")
-
-
-class Table:
-    def __init__(self, row_bytes, rows):
-        self.row_bytes, self.rows = row_bytes, rows
-        data = np.arange(rows * row_bytes, dtype=np.uint64).astype(np.uint8)
-        self.data = data.reshape(rows, row_bytes)
-        self.write()
-        self.mapped = np.memmap(path, np.uint8, "r", shape=self.data.shape)
-        self.truth = torch.from_numpy(self.data)
-        self.dataset = ArrayDataset(index=torch.arange(rows), data=self.mapped)
-
-    def write(self):
-        with open(path, "r+b" if os.path.exists(path) else "wb") as file:
-            file.write(self.data.tobytes())
-
-    def check(self, batch):
-        assert torch.equal(batch["data"], self.truth[batch["index"]])
-
-
-def fails(call, row=None):
-    try:
-        call()
-    except OSError as error:
-        text = str(error)
-        assert "field 'data'" in text and error.filename == path and path in text, text
-        assert "become shorter" in text, text
-        found = int(text.split("row ")[1].split()[0])
-        assert row is None or found == row, (found, row)
-        return found
-    raise AssertionError("no error")
-"""
+from helpers import run_program
 
 
 def test_a_file_that_shrinks_is_an_error_and_no_signal(tmp_path: Path) -> None:
-    run_script(
+    run_program(
         tmp_path,
-        HEAD
-        + """
-def shrink(row_bytes, rows, workers):
-    table = Table(row_bytes, rows)
-    dataset = table.dataset
-    keep = rows * row_bytes // 2 // PAGE * PAGE
-    first_lost = keep // row_bytes  # the first row that is not whole any more
-    size = max(1, rows // 6)
-    loader = DataLoader(dataset, size, num_workers=workers, path="array")
-    iterator = iter(loader)
-    first = next(iterator)
-    os.truncate(path, keep)
-    for _ in range(rows // size - 1):
-        try:
-            table.check(next(iterator))
-        except OSError:
-            pass
-    table.check(first)
-
-    fails(lambda: list(loader), first_lost)
-    shuffled = DataLoader(dataset, size, True, num_workers=workers)
-    assert fails(lambda: list(shuffled)) >= first_lost
-    part = Subset(dataset, range(rows - 1, -1, -1))
-    fails(lambda: list(DataLoader(part, size, num_workers=workers)), rows - 1)
-    fails(lambda: list(DataLoader(dataset, None, num_workers=workers)), first_lost)
-    backwards = ArrayDataset(data=table.mapped[::-1, ::-1])
-    fails(lambda: list(DataLoader(backwards, size, num_workers=workers)), 0)
-
-    table.check({name: rows[None] for name, rows in dataset[0].items()})
-    fails(lambda: dataset[rows - 1], rows - 1)
-    fails(lambda: dataset[-1], rows - 1)
-    fails(lambda: dataset[[0, rows - 1]], rows - 1)
-    fails(lambda: dataset[rows - 1 :], rows - 1)
-    fails(lambda: list(TorchLoader(dataset, size)))
-    del first
-    assert loader.stats().slots_lent == shuffled.stats().slots_lent == 0
-
-    table.write()
-    for again in (loader, shuffled):
-        total = 0
-        for batch in again:
-            table.check(batch)
-            total += len(batch["index"])
-        assert total == rows
-    assert torch.equal(dataset[rows - 1]["data"], table.truth[-1])
-    os.truncate(path, 0)
-    fails(lambda: list(loader), 0)
-    fails(lambda: dataset[0], 0)
-
-
-for shape in ((1, 50_000), (100, 3000), (4096, 60), (70_000, 40), (1 << 20, 6)):
-    for workers in (0, 2):
-        shrink(*shape, workers)
-""",
+        "truncation/a_file_that_shrinks_is_an_error_and_no_signal",
     )
 
 
 def test_rows_behind_the_end_in_the_last_page_are_lost_too(tmp_path: Path) -> None:
     """The kernel reads zeros between the end of a file and the end of its last page."""
-    run_script(
+    run_program(
         tmp_path,
-        HEAD
-        + """
-dataset = Table(100, 3000).dataset
-os.truncate(path, PAGE + 1000)
-lost = (PAGE + 1000) // 100
-for workers in (0, 2):
-    fails(lambda: list(DataLoader(dataset, 4, num_workers=workers)), lost)
-fails(lambda: dataset[lost], lost)
-""",
+        "truncation/rows_behind_the_end_in_the_last_page_are_lost_too",
     )

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import N, small_dataset
-from programs import run_program
+from helpers import N, run_program, small_dataset
 from torch.utils.data import TensorDataset
 
 from fastloop import ArrayDataset, DataLoader

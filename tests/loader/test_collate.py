@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_identical, result
+from helpers import run_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import run_program
 from samples import BATCHES, CONTAINERS, Open, Point, X, dtypes, tensor_of
 from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode

@@ -4,7 +4,7 @@ system."""
 from pathlib import Path
 
 import pytest
-from programs import run_program
+from helpers import run_program
 
 
 @pytest.mark.parametrize("path", ["sync", "thread", "fork", "spawn"])

@@ -14,9 +14,9 @@ from helpers import (
     epoch,
     in_fives,
     labels,
+    run_program,
     small_dataset,
 )
-from programs import run_program
 
 from fastloop import DataLoader
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ListSampler, N, in_fives, labels, loader_of, outcome, slow_array
-from programs import run_program
+from helpers import ListSampler, N, in_fives, labels, loader_of, outcome, run_program, slow_array
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, TensorDataset
 from workers import is_thread_in, wait_until

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import TorchLoader, assert_same, collector_off
-from programs import run_program
+from helpers import TorchLoader, assert_same, collector_off, run_program
 from torch.utils.data import Dataset
 
 from fastloop import DataLoader

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import assert_same, collector_off, outcome, run_script
+from helpers import assert_same, collector_off, outcome, run_program
 from scaler_calls import CALLS, Side, TorchScaler, draw
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -315,31 +315,15 @@ def test_the_check_is_seen_by_nobody() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-STRICT = """
-import torch, fastloop
-print(fastloop.patch())
-table = torch.nn.Embedding(5, 2, sparse=True)
-table(torch.tensor([1])).sum().backward()
-scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD(table.parameters(), 1.0)
-scaler.scale(torch.ones(()))
-dense = torch.zeros(2)
-dense.grad = torch.ones(2)
-scaler.step(torch.optim.SGD([dense], 1.0))
-torch.nn.utils.clip_grad_norm_([dense], 0.5)
-for call in (lambda: scaler.step(optimizer), lambda: scaler.unscale_(optimizer),
-             lambda: torch.nn.utils.clip_grads_with_norm_(table.weight, 0.1, torch.ones(()))):
-    try:
-        call()
-    except RuntimeError as error:
-        print(error)
-"""
-
-
 def test_strict_mode_raises_for_what_is_left_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTLOOP_STRICT", "1")
-    first, *errors = run_script(tmp_path, STRICT, is_fresh=True).splitlines()
+    first, *errors = run_program(
+        tmp_path,
+        "patch_scaler/strict_mode_raises_for_what_is_left_to_torch",
+        is_fresh=True,
+    ).splitlines()
     assert first == "dataloader 0 native; grad_scaler 0 native; clip_grad_norm 0 native"
     text = "FASTLOOP_STRICT=1, and {} is left to torch: a gradient is sparse"
     step, clip = text.format("a GradScaler's step"), text.format("a clip")

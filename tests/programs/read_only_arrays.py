@@ -18,7 +18,7 @@ with warnings.catch_warnings(record=True) as caught:
     for batch in ([np.zeros(3)] * 2, [np.zeros(3), a], [a, a], [b, b], [a[::-1]], [a.T]):
         try:
             print(collate(batch).tolist(), len(caught))
-        except ValueError as error:  # noqa: PERF203
+        except ValueError as error:
             print(error)
 for warning in caught:
     print(warning.category, warning.message)

@@ -26,5 +26,5 @@ open("late.npy", "wb").close()
 for path in ("fifo.npy", "link.npy", "socket.npy", "/dev/zero", "/dev/null", "late.npy"):
     try:
         ArrayDataset(x=path)
-    except ValueError as error:  # noqa: PERF203
+    except ValueError as error:
         print(error)

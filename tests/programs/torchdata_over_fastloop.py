@@ -9,7 +9,7 @@ import fastloop
 
 warnings.simplefilter("ignore")  # set_vital is deprecated
 torch.utils.data.DataLoader = fastloop.DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402 - over the class above
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 assert issubclass(StatefulDataLoader, fastloop.DataLoader)
 dataset = torch.utils.data.TensorDataset(torch.arange(6))

@@ -306,33 +306,42 @@ def _server(paths: str) -> str:
     return _servers[paths][0]
 
 
+PROGRAMS = Path(__file__).parents[1] / "programs"
+
+
 def run_script(
     folder: Path,
-    text: str,
+    program: str | Path,
     *args: object,
     returncode: int = 0,
     stderr: str = "",
     timeout: float = 300,
     is_fresh: bool = False,
 ) -> str:
-    """Runs `text` as a program and returns what it prints. Where torch is to be imported by the
-    program itself, and not before it begins, it `is_fresh`.
+    """Run a program, given as a file or as its text, in `folder`, and return what it prints. With
+    `is_fresh` torch is not imported before the program imports it.
 
     It must end by itself with `returncode` and write nothing to stderr, or something that
     contains `stderr`."""
-    script = folder / "script.py"
-    script.write_text(text)
-    done = run_program(script, *args, cwd=folder, timeout=timeout, is_fresh=is_fresh)
+    script = program if isinstance(program, Path) else folder / "script.py"
+    if isinstance(program, str):
+        script.write_text(program)
+    done = run_file(script, *args, cwd=folder, timeout=timeout, is_fresh=is_fresh)
     report = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.returncode == returncode, report
     assert (stderr in done.stderr) if stderr else done.stderr == "", report
     return done.stdout
 
 
-def run_program(
+def run_program(folder: Path, name: str, *args: object, **options: Any) -> str:
+    """Run tests/programs/`name`.py in `folder` and return what it prints; options of run_script."""
+    return run_script(folder, PROGRAMS / f"{name}.py", *args, **options)
+
+
+def run_file(
     program: Path, *args: object, cwd: Path, timeout: float, is_fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """A program of Python's at its end; as in `run_script`, but no end of it is an error."""
+    """Run a program to its end; as `run_script`, but no end of it is an error."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET}

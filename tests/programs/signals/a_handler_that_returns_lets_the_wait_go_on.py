@@ -1,0 +1,48 @@
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from helpers import outcome, slow_array
+from workers import is_thread_in, wait_until
+
+from fastloop import ArrayDataset, DataLoader
+
+array = slow_array(Path.cwd(), 8)
+
+
+def loader_of(workers, rows):
+    slow = [i % 8 for i in range(rows)]  # 25 ms a row
+    return DataLoader(
+        ArrayDataset(array),
+        batch_sampler=[[3], slow, [4], [5]],
+        num_workers=workers,
+        prefetch_factor=2 if workers else None,
+        path="array",
+    )
+
+
+def interrupt():
+    # Once the main thread has been in next() for a while.
+    def send():
+        wait_until(lambda: is_thread_in("__next__"))
+        time.sleep(0.05)
+        global sent
+        sent = time.process_time()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+for workers in (0, 1):
+    seen = []
+    signal.signal(signal.SIGINT, lambda *_: seen.append(outcome(lambda: next(iterator))))
+    iterator = iter(loader_of(workers, 80))
+    next(iterator)
+    interrupt()
+    (batch,) = next(iterator)
+    assert batch[:, 9].tolist() == list(range(8)) * 10
+    assert len(seen) == 1 and seen[0][1] is RuntimeError, seen
+    assert "already in use" in seen[0][2], seen
+    assert [int(batch[0, 7]) for (batch,) in iterator] == [4, 5]

@@ -1,0 +1,55 @@
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from helpers import slow_array
+from workers import is_thread_in, wait_until
+
+from fastloop import ArrayDataset, DataLoader
+
+array = slow_array(Path.cwd(), 8)
+
+
+def loader_of(workers, rows):
+    slow = [i % 8 for i in range(rows)]  # 25 ms a row
+    return DataLoader(
+        ArrayDataset(array),
+        batch_sampler=[[3], slow, [4], [5]],
+        num_workers=workers,
+        prefetch_factor=2 if workers else None,
+        path="array",
+    )
+
+
+def interrupt():
+    # Once the main thread has been in next() for a while.
+    def send():
+        wait_until(lambda: is_thread_in("__next__"))
+        time.sleep(0.05)
+        global sent
+        sent = time.process_time()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+for workers in (0, 1):
+    iterator = iter(loader_of(workers, 80))
+    next(iterator)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(next(iterator)))  # noqa: F821
+    thread.start()
+    wait_until(lambda: is_thread_in("__next__", thread.ident))  # noqa: F821
+    interrupt()
+    try:
+        next(iterator)
+    except KeyboardInterrupt:
+        assert time.process_time() - sent < 2  # noqa: F821
+    else:
+        raise AssertionError("no KeyboardInterrupt")
+    thread.join()
+    assert got[0][0].shape == (80, 1 << 20)
+    assert [int(batch[0, 7]) for (batch,) in iterator] == [4, 5]
+    del got, thread
