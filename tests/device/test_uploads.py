@@ -96,6 +96,7 @@ def run_trial(core: Path, script: str, *args: str) -> None:
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize(
     ("script", "trial"), [(script, trial) for script, names in TRIALS.items() for trial in names]
 )

@@ -16,6 +16,7 @@ def test_two_ranks_train_as_one_process_with_the_whole_batch(tmp_path: Path) -> 
         assert all(f"{case} fine" in output for case in cases), output
 
 
+@pytest.mark.slowest
 def test_a_training_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
     for number, ranks in enumerate((2, 3, 1)):
         case = f"stage_{number}"

@@ -3,6 +3,7 @@ between modules."""
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,7 @@ def test_python_modules_import_each_other_in_no_circle() -> None:
 TESTS = ROOT / "tests"
 
 
+@cache
 def imported_files(path: Path) -> set[str]:
     """First words of the modules that a file imports: tests import each other by bare names."""
     return {name.split(".")[0] for _, name in imported_names(path)}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slowest
 ROOT = Path(__file__).parents[2]
 FILES = (
     "test_grad_list.py test_clip.py test_scaler.py test_scaler_bounds.py test_scaler_parity.py "
