@@ -23,7 +23,6 @@ from fastloop.loader.resume.checkpoint import (
 )
 from fastloop.loader.route import PATHS
 from fastloop.loader.shared import CLOSED, Shared
-from fastloop.loader.workers.queue_depth import read_depth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -190,7 +189,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         _check_budget(memory_budget)
         if memory_budget is not None:
             self.memory_budget = memory_budget
-        prefetch_factor = read_depth(prefetch_factor, num_workers)
+        wanted: Any = prefetch_factor
+        if wanted == "auto":
+            from fastloop.loader.workers.common import AutoDepth
+
+            prefetch_factor = AutoDepth() if num_workers > 0 else None
         self.device = device
         self.path = path
         self.device_transform = device_transform

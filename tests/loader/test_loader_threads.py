@@ -222,7 +222,7 @@ for n in (2, 1):
     iterator = iter(DataLoader(Held(n), 1, num_workers=1))
 
     def send():
-        wait_until(lambda: is_thread_in("_poll"))
+        wait_until(lambda: is_thread_in("_get_data"))
         os.kill(os.getpid(), signal.SIGUSR1)
 
     thread = threading.Thread(target=send)

@@ -147,7 +147,7 @@ class LoaderSource:
 def _runnable_ns(iterator: Any, are_threads: bool) -> list[int | None]:
     """Of each worker."""
     if are_threads:
-        return [runnable_ns(f"self/task/{thread.native_id}") for thread in iterator._threads]
+        return [runnable_ns(f"self/task/{thread.native_id}") for thread in iterator._workers]
     return [runnable_ns(str(worker.pid)) for worker in iterator._workers]
 
 
