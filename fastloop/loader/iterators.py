@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 
 from fastloop.base.torch_parts import BaseIter, is_known
 from fastloop.device.accelerator import Accelerator, open_accelerator
-from fastloop.device.prefetch import DeviceIter, TorchDeviceIter
 from fastloop.loader.arrays.iterator import ArrayIter
+from fastloop.loader.device_iter import DeviceIter, TorchDeviceIter
 from fastloop.loader.extras import Extras
 from fastloop.loader.plain.torch_iters import SyncIter, TorchProcessIter
 from fastloop.loader.route import find_replaced_iterator, find_route
