@@ -68,9 +68,26 @@ class LoaderPrefetcher(Prefetcher):
         super().close()
 
 
-class _LoaderIter(Prefetcher):
-    """The iterator of a loader with ``device=``: all but the batches is that of the iterator
-    below."""
+class TorchDeviceIter(Prefetcher):
+    """Uploads the batches of a loader's iterator; everything else is that iterator's. Used by
+    itself over torch's own iterator, where fastloop does not know torch's iterators.
+
+    Args:
+        source: the iterator. If its ``is_on_device`` is true, batches are only transformed, or put
+            at fixed addresses.
+    """
+
+    def __init__(
+        self, source: Any, accelerator: Accelerator, transform: Transform | None, is_static: bool
+    ) -> None:
+        is_there = getattr(source, "is_on_device", False)
+        # Without workers the dataset is read in the loop's own time, and draws its numbers there.
+        depth = 2 if getattr(source, "_num_workers", 0) > 0 and not is_there else 1
+        uploader = NoUpload(transform) if is_there else Uploader(accelerator, transform)
+        super().__init__(source, accelerator, depth, uploader, is_static)
+        # Batches are pinned here, except where torch's thread pins them.
+        if not hasattr(source, "_pin_memory_thread"):
+            source._pin_memory = False
 
     def __getattr__(self, name: str) -> Any:
         if name == "_source":
@@ -84,34 +101,8 @@ class _LoaderIter(Prefetcher):
         self._begin()
 
 
-class TorchDeviceIter(_LoaderIter):
-    """Uploads from torch's own iterator, where fastloop does not know torch's iterators."""
-
-    def __init__(
-        self, source: Any, accelerator: Accelerator, transform: Transform | None, is_static: bool
-    ) -> None:
-        super().__init__(source, accelerator, 2, Uploader(accelerator, transform), is_static)
-
-
-class DeviceIter(_LoaderIter, LoaderPrefetcher, BaseIter):  # type: ignore[override]
-    """Uploads from a fastloop iterator. Batches that are on the device when they come are only
-    transformed, or put at fixed addresses."""
-
-    def __init__(
-        self,
-        source: BaseIter,
-        accelerator: Accelerator,
-        transform: Transform | None,
-        is_static: bool,
-    ) -> None:
-        is_there = getattr(source, "is_on_device", False)
-        # Without workers the dataset is read in the loop's own time, and draws its numbers there.
-        depth = 2 if source._num_workers > 0 and not is_there else 1
-        uploader = NoUpload(transform) if is_there else Uploader(accelerator, transform)
-        super().__init__(source, accelerator, depth, uploader, is_static)
-        # Batches are pinned here, but where torch's thread has done so already.
-        if not hasattr(source, "_pin_memory_thread"):
-            source._pin_memory = False
+class DeviceIter(TorchDeviceIter, LoaderPrefetcher, BaseIter):  # type: ignore[override]
+    """Uploads the batches of a fastloop iterator."""
 
     def close(self) -> None:
         self._drop()

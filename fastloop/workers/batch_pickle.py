@@ -178,7 +178,7 @@ class _Unpacker(pickle.Unpickler):
         if kind == "storage":
             return self._part(*key)[0].untyped_storage()
         if key not in self._viewed:
-            self._viewed[key] = self._view(*self._views[key])
+            self._viewed[key] = self._view(self._views[key])
         elif self._destination is not None and not self._destination.keep_aliases:
             return self._destination.copy(self._viewed[key])
         return self._viewed[key]
@@ -189,14 +189,8 @@ class _Unpacker(pickle.Unpickler):
         first, number = parts[bisect_right(parts, (begin, sys.maxsize)) - 1]
         return self._tensors[number], first
 
-    def _view(
-        self,
-        storage: tuple[int, int],
-        dtype: torch.dtype,
-        begin: int,
-        shape: tuple[int, ...],
-        stride: tuple[int, ...],
-    ) -> torch.Tensor:
+    def _view(self, view: tuple[Any, ...]) -> torch.Tensor:
+        storage, dtype, begin, shape, stride = view
         part, first = self._part(*storage)
         tensor = torch.empty(0, dtype=dtype, device=part.device)
         # A view without elements may lie outside of the copied parts of its storage.

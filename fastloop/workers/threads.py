@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from resource import RUSAGE_THREAD, getrusage
 from time import monotonic, perf_counter_ns
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastloop._core import Collate, lock_wait
 from fastloop.base.next_lock import has_interpreter_lock
@@ -80,18 +80,12 @@ class _Indices:
             yield index
 
 
-class _Usage(NamedTuple):
-    """The time that the calling thread has used since it began."""
-
-    wall_ns: int
-    cpu_ns: int
-    sleeps: int  # how often it went to sleep by itself, for a lock or anything else
-
-    @classmethod
-    def now(cls) -> _Usage:
-        usage = getrusage(RUSAGE_THREAD)
-        cpu_ns = round((usage.ru_utime + usage.ru_stime) * 1e9)
-        return cls(perf_counter_ns(), cpu_ns, usage.ru_nvcsw)
+def _usage() -> tuple[int, int, int]:
+    """Return the clock and the calling thread's CPU time, in ns, and how often the thread went to
+    sleep by itself, for a lock or anything else."""
+    usage = getrusage(RUSAGE_THREAD)
+    cpu_ns = round((usage.ru_utime + usage.ru_stime) * 1e9)
+    return perf_counter_ns(), cpu_ns, usage.ru_nvcsw
 
 
 class WorkerThread(threading.Thread):
@@ -228,7 +222,7 @@ class WorkerThread(threading.Thread):
 
     def _answer(self, fetch: Callable[[Any], Any], number: int, indices: Any) -> bool:
         """Make one batch; tell whether the dataset has no more."""
-        before = _Usage.now()
+        before = _usage()
         try:
             data = self._load(fetch, indices)
         except _StoppedError:
@@ -240,18 +234,13 @@ class WorkerThread(threading.Thread):
             data = data, self._reader.take_behind(data)
         self._results.put((number, data))
         self.batches += 1
-        self._measure_lock()
-        after = _Usage.now()
-        busy_ns = after.wall_ns - before.wall_ns
-        off_cpu_ns = max(busy_ns - (after.cpu_ns - before.cpu_ns), 0)
-        self.busy_ns += busy_ns
-        self.lock_ns += min(off_cpu_ns, self._lock_wait_ns * (after.sleeps - before.sleeps))
-        return is_over
-
-    def _measure_lock(self) -> None:
         if has_interpreter_lock() and perf_counter_ns() - self._probed_ns >= _PROBE_NS:
             self._lock_wait_ns = lock_wait()
             self._probed_ns = perf_counter_ns()
+        busy_ns, cpu_ns, sleeps = (now - then for now, then in zip(_usage(), before, strict=True))
+        self.busy_ns += busy_ns
+        self.lock_ns += min(max(busy_ns - cpu_ns, 0), self._lock_wait_ns * sleeps)
+        return is_over
 
     def _load(self, fetch: Callable[[Any], Any], indices: Any) -> Any:
         try:

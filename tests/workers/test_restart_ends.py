@@ -164,7 +164,7 @@ for how in ("handler before", "handler after", "thread", "before"):
     wait_until(lambda: not children())
     assert check_batches(loader) == 16
     del loader, iterator, got
-del make
+del replace
 check_clean()
 """,
     )

@@ -24,11 +24,16 @@ from fastloop.base.interrupts import interrupt_later, interrupts_held
 from fastloop.base.memory import budget_of
 from fastloop.base.nested import list_leaves
 from fastloop.base.torch_parts import ExceptionWrapper, MultiIter, Resume, StreamEnd
-from fastloop.data.stateful import is_stateful
+from fastloop.data.stateful import DatasetReader, is_stateful
 from fastloop.loader.shared import CLOSED, LockedIter, Shared
 from fastloop.workers.lifecycle import CHECK_S, Deaths, is_exiting
 from fastloop.workers.tasks import InitialState, Resumption
 
+# Arguments of torch's worker loop that an iterator has as attributes, with "_" before their names.
+_ARGUMENTS = (
+    "dataset_kind dataset auto_collation collate_fn drop_last base_seed num_workers "
+    "persistent_workers".split()
+)
 TAKEN_MEANWHILE = (
     "this iterator waits for a batch that was taken meanwhile: next() was called on it "
     "from inside next(), by a signal handler or a sampler"
@@ -68,8 +73,10 @@ class WorkerIter(MultiIter, LockedIter):
                 )
             self._worker_init_fn = loader.worker_init_fn
             self._shutdown = False
+            states = self._epoch.states
             for number in range(self._num_workers):
-                self._start_worker(self._arguments_of(number))
+                reader = None if states is None else states.make_reader(number)
+                self._start_worker(self._arguments_of(number), reader)
             self._reset(loader, first_iter=True)
             self._await_begin()
             shared.latest = weakref.ref(self)
@@ -82,32 +89,33 @@ class WorkerIter(MultiIter, LockedIter):
 
     # ---- the part of subclasses
 
-    def _start_worker(self, arguments: dict[str, Any]) -> None:
-        """Start the next worker and add it to `_workers`, before it runs."""
-        raise NotImplementedError
+    def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
+        """Start the next worker and add it to `_workers`, before it runs.
+
+        Args:
+            arguments: those of torch's worker loop by name, but for its queues.
+            reader: reads a dataset that can say where it stands.
+        """
 
     def _begin_replies(self, first_iter: bool) -> None:
         """Begin an epoch: drop the replies of the one before."""
 
     def _send(self, worker: int, task: Any) -> None:
         """Send (number, indices), a Resumption or an InitialState; None is a worker's last task."""
-        raise NotImplementedError
 
     def _receive(self, timeout: float) -> tuple[Any, Any] | None:
         """Return a task of this epoch, as `_get_data`; None if none has come within `timeout`
         seconds."""
-        raise NotImplementedError
 
     def _look_for_dead(self) -> tuple[Any, Any] | None:
         """Raise if nothing will come. Called after a wait in which nothing came."""
-        raise NotImplementedError
 
     def _can_resume(self) -> bool:
         """Tell whether these workers can begin another epoch."""
         return all(worker.is_alive() for worker in self._workers)
 
     def _end_workers(self) -> None:
-        raise NotImplementedError
+        """End all workers, and note what they have counted."""
 
     # ---- forks
 
@@ -126,20 +134,11 @@ class WorkerIter(MultiIter, LockedIter):
     # ---- the order of batches
 
     def _arguments_of(self, worker: int) -> dict[str, Any]:
-        """Return the arguments of torch's worker loop but for its queues."""
-        return {
-            "dataset_kind": self._dataset_kind,
-            "dataset": self._dataset,
-            "auto_collation": self._auto_collation,
-            "collate_fn": self._collate_fn,
-            "drop_last": self._drop_last,
-            "base_seed": self._base_seed,
-            "init_fn": self._worker_init_fn,
-            "worker_id": worker,
-            "num_workers": self._num_workers,
-            "persistent_workers": self._persistent_workers,
-            "shared_seed": None,  # for data pipes, which torch loads
-        }
+        arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
+        arguments["init_fn"] = self._worker_init_fn
+        arguments["worker_id"] = worker
+        arguments["shared_seed"] = None  # for data pipes, which torch loads
+        return arguments
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         with self._next_lock.of_process():
@@ -190,6 +189,14 @@ class WorkerIter(MultiIter, LockedIter):
 
     def _next_data(self) -> Any:
         self._check_process()
+        data = self._next_batch()
+        if self._epoch.states is not None:
+            data, state = data
+            self._note_state(self._last_worker, state or None)
+        return data
+
+    def _next_batch(self) -> Any:
+        """Return the next batch; where the dataset has states, with the state after it."""
         if self._depth is None:
             return self._take_next()
         before = self._shared.count()["waits"]
@@ -254,6 +261,7 @@ class WorkerIter(MultiIter, LockedIter):
 
     def _process_data(self, data: Any, worker: int) -> Any:
         self._workers_num_tasks[worker] -= 1
+        self._last_worker = worker
         self._try_put_index()
         if isinstance(data, ExceptionWrapper):
             data.reraise()  # type: ignore[no-untyped-call]

@@ -27,16 +27,11 @@ from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.destinations import find_destination, is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
+from fastloop.workers import tasks
 from fastloop.workers.batch_pickle import OBJECT, unpack
 from fastloop.workers.delivery import Delivery
 from fastloop.workers.lifecycle import Deaths, NoSuccessorError, WorkerPool, is_exiting
-from fastloop.workers.tasks import (
-    InitialState,
-    Resumption,
-    add_batch,
-    pickle_task,
-    quote_indices,
-)
+from fastloop.workers.tasks import InitialState, Resumption
 
 # With on_worker_death="restart", how often a parent that gets batches looks for dead workers.
 _LOOK_S = 1.0
@@ -106,11 +101,9 @@ class ProcessIter(WorkerIter):
     def count(self) -> WorkerCounts:
         return self._parent_end.count()
 
-    def _start_worker(self, arguments: dict[str, Any]) -> None:
+    def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
         if self._datasets.epochs:
             arguments["init_fn"] = EpochsInWorker(self._datasets, arguments["init_fn"])
-        states = self._epoch.states
-        reader = None if states is None else states.make_reader(arguments["worker_id"])
         self._pool.start(arguments, reader)
 
     def _begin_epoch(self, loader: DataLoader[Any], in_workers: bool = False) -> None:
@@ -136,35 +129,26 @@ class ProcessIter(WorkerIter):
         if task is None:
             self._parent_end.end(worker)
         else:
-            self._parent_end.submit(worker, pickle_task(task), task)
+            self._parent_end.submit(worker, tasks.pickle_task(task), task)
 
     # ---- batches
 
-    def _next_data(self) -> Any:
+    def _next_batch(self) -> Any:
+        delivery = self._delivery
         try:
-            data = self._deliver_next()
+            if delivery is None:
+                return super()._next_batch()
+            delivery.destination.check()
+            if not delivery.is_behind:
+                delivery.put(super()._next_batch())
+            return delivery.take(self._rcvd_idx if self._in_order else -1)
+        except StopIteration:
+            self._parent_end.release_buffers()
+            raise
         except RuntimeError:
             if self._parent_end.is_overwritten:
                 self._shutdown_workers()  # the memory that they share cannot be relied on
             raise
-        if self._epoch.states is not None:
-            data, state = data
-            self._note_state(self._last_worker, state or None)
-        return data
-
-    def _deliver_next(self) -> Any:
-        delivery = self._delivery
-        if delivery is None:
-            return super()._next_data()
-        self._check_process()
-        delivery.destination.check()
-        if not delivery.is_behind:
-            try:
-                delivery.put(super()._next_data())
-            except StopIteration:
-                self._parent_end.release_buffers()
-                raise
-        return delivery.take(self._rcvd_idx if self._in_order else -1)
 
     def _bytes_of(self, data: Any) -> int:
         """Return the mean: `data` may not be a batch yet."""
@@ -173,7 +157,6 @@ class ProcessIter(WorkerIter):
 
     def _process_data(self, data: Any, worker: int) -> Any:
         data = super()._process_data(data, worker)
-        self._last_worker = worker
         if self._delivery is None and type(data) is Reply:
             return unpack(data)
         return data
@@ -228,7 +211,7 @@ class ProcessIter(WorkerIter):
         if states is not None and isinstance(data, tuple):
             data, state = data[0], data[1] or None
         if isinstance(data, ExceptionWrapper):
-            add_batch(data, number, indices)
+            tasks.add_batch(data, number, indices)
         if not isinstance(data, StreamEnd):
             return number, data
         if not self._parent_end.owes(worker):
@@ -374,7 +357,7 @@ class ProcessIter(WorkerIter):
         if not _is_batch(first):
             first = self._parent_end.first_task(number)
         if _is_batch(first):
-            task = f"; it was to make batch {first[0]} (indices {quote_indices(first[1])})"
+            task = f"; it was to make batch {first[0]} (indices {tasks.quote_indices(first[1])})"
         return self._pool.explain_death(number, task, taken > 0, self._deaths is not None)
 
     # ---- the end

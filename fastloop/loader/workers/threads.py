@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastloop.base.torch_parts import ExceptionWrapper, StreamEnd
+from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
@@ -43,8 +44,7 @@ class ThreadIter(WorkerIter):
         self._waited_ns = 0  # since the last reply
         super().__init__(loader, shared, [])
 
-    def _start_worker(self, arguments: dict[str, Any]) -> None:
-        states = self._epoch.states
+    def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
         thread = WorkerThread(
             arguments,
             results=self._data_queue,
@@ -52,7 +52,7 @@ class ThreadIter(WorkerIter):
             epochs=self._datasets,
             stock=self._shared.collates,
             pin=self._pin,
-            reader=None if states is None else states.make_reader(arguments["worker_id"]),
+            reader=reader,
         )
         self._workers.append(thread)
         thread.start()
@@ -73,13 +73,6 @@ class ThreadIter(WorkerIter):
             self._epoch.states.is_here = True
 
     # ---- batches
-
-    def _next_data(self) -> Any:
-        data = super()._next_data()
-        if self._epoch.states is not None:
-            data, state = data
-            self._note_state(0, state)
-        return data
 
     def _receive(self, timeout: float) -> tuple[Any, Any] | None:
         while True:
