@@ -84,8 +84,7 @@ class Accelerator:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.is_pinned()
 
-    def allocate_pinned(self, size: int) -> torch.Tensor:
-        return allocate_pinned(size)
+    allocate_pinned = staticmethod(allocate_pinned)
 
     def allocate(self, size: int) -> torch.Tensor:
         """Return bytes on the device that belong to the current stream."""

@@ -59,7 +59,7 @@ class _Run(NamedTuple):
         return end <= 2 * sum(size for _, size, _ in parts) + _FEW_BYTES
 
 
-def _find_runs(tensors: Iterable[torch.Tensor]) -> list[_Run]:
+def _group_runs(tensors: Iterable[torch.Tensor]) -> list[_Run]:
     groups: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
@@ -179,7 +179,7 @@ class Uploader:
     def _copy(self, leaves: _Leaves, moved: dict[int, Any]) -> list[torch.Tensor]:
         """Copy all plain tensors into one buffer on the device; return it."""
         accelerator = self._accelerator
-        runs = _find_runs(leaves.pinned.values())
+        runs = _group_runs(leaves.pinned.values())
         sources = [run.source for run in runs]
         if leaves.unpinned:
             runs.append(self._pack([*leaves.unpinned.values()]))

@@ -191,9 +191,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self.memory_budget = memory_budget
         wanted: Any = prefetch_factor
         if wanted == "auto":
-            from fastloop.loader.workers.common import AutoDepth
+            from fastloop.loader.workers.common import FIRST_DEPTH, AutoDepth
 
-            prefetch_factor = AutoDepth() if num_workers > 0 else None
+            prefetch_factor = AutoDepth(FIRST_DEPTH) if num_workers > 0 else None
         self.device = device
         self.path = path
         self.device_transform = device_transform

@@ -261,8 +261,8 @@ class WorkerIter(MultiIter, LockedIter):
 
     def _process_data(self, data: Any, worker: int) -> Any:
         self._workers_num_tasks[worker] -= 1
+        self._try_put_index()  # here a sampler may call next()
         self._last_worker = worker
-        self._try_put_index()
         if isinstance(data, ExceptionWrapper):
             data.reraise()  # type: ignore[no-untyped-call]
         return data
@@ -398,16 +398,13 @@ class WorkerIter(MultiIter, LockedIter):
     __del__ = FinalizerBase.__del__  # torch's own stands before it
 
 
-_FIRST_DEPTH = 2  # torch's default
+FIRST_DEPTH = 2  # torch's default
 _DEEPEST = 16
 
 
 class AutoDepth(int):
     """``loader.prefetch_factor`` with "auto": torch's default to code that wants a number, and
     still "auto" to a loader that is made anew from it."""
-
-    def __new__(cls, value: int = _FIRST_DEPTH) -> AutoDepth:
-        return super().__new__(cls, value)
 
 
 class QueueDepth:
@@ -423,7 +420,7 @@ class QueueDepth:
         value: the depth to begin with.
     """
 
-    def __init__(self, workers: int, budget: int, value: int = _FIRST_DEPTH) -> None:
+    def __init__(self, workers: int, budget: int, value: int = FIRST_DEPTH) -> None:
         self.value = value
         self._workers = workers
         self._budget = budget
@@ -447,7 +444,7 @@ class QueueDepth:
         if self._was_full and self.value < _DEEPEST and self._has_room(self.value + 1):
             self.value += 1
             self._was_full = False
-        while self.value > _FIRST_DEPTH and not self._has_room(self.value):
+        while self.value > FIRST_DEPTH and not self._has_room(self.value):
             self.value -= 1
 
     def _has_room(self, value: int) -> bool:
