@@ -23,7 +23,7 @@ from fastloop.base.tensors import (
     split_buffer,
 )
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.uploader import NoUpload, Sent, Uploader, can_move
+from fastloop.device.uploader import Sent, Uploader, can_move
 
 
 class _Entry:
@@ -33,7 +33,7 @@ class _Entry:
         self.batch = batch
         self.sent: Sent | None = None
 
-    def send(self, uploader: Uploader | NoUpload) -> None:
+    def send(self, uploader: Uploader) -> None:
         send = uploader.send
         if tools._is_profiler_enabled:
             send = named("upload", send)
@@ -49,7 +49,7 @@ class Prefetcher(FinalizerBase):
         source: Iterator[Any],
         accelerator: Accelerator,
         depth: int,
-        uploader: Uploader | NoUpload,
+        uploader: Uploader,
         is_static: bool,
     ) -> None:
         self._source: Any = source

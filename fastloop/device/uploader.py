@@ -24,7 +24,7 @@ from fastloop.base.tensors import (
     place_of,
     split_buffer,
 )
-from fastloop.device.accelerator import Accelerator
+from fastloop.device.accelerator import Accelerator, HostAccelerator
 
 _FEW_BYTES = 4096  # to copy them costs less than another copy
 Transform = Callable[[Any], Any]
@@ -214,24 +214,15 @@ class Uploader:
             self._reading.clear()
 
 
-class NoUpload:
+class NoUpload(Uploader):
     """Takes an uploader's place where batches are on the device when they come: runs the transform
     alone, on the current stream."""
 
     def __init__(self, transform: Transform | None) -> None:
-        self._transform = transform
-
-    def begin(self) -> None:
-        pass
+        super().__init__(HostAccelerator(torch.device("cpu")), transform)
 
     def send(self, batch: Any) -> Sent:
         if self._transform is not None:
             # On a copy: if the transform fails, its next try must not meet changed containers.
             batch = self._transform(map_leaves(batch, lambda _, leaf: leaf))
         return Sent(batch, None, [])
-
-    def hand_out(self, sent: Sent) -> Any:
-        return sent.batch
-
-    def finish(self) -> None:
-        pass
