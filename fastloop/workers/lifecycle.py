@@ -132,7 +132,7 @@ class WorkerProcess:
                 sleep(min(rest, 0.001))
 
     def explain_end(self) -> str:
-        """Return the begin of an error's text: which worker this was, and how it ended."""
+        """Return the first part of an error's text: which worker this was, and how it ended."""
         self.join(_CODE_S)
         code = self.exitcode
         if code is None:
@@ -175,7 +175,7 @@ class WorkerPool:
 
     # ---- starts
 
-    def start(self, arguments: dict[str, Any], reader: DatasetReader | None) -> WorkerProcess:
+    def start(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
         """Start the next worker.
 
         Args:
@@ -200,7 +200,6 @@ class WorkerPool:
                 stacklevel=2,
             )
             raise
-        return process
 
     def replace(self, worker: int, reader: DatasetReader | None) -> None:
         """Start a process in the place of a worker that has ended; not after stop(). If it raises,
