@@ -38,7 +38,7 @@ _HOMES = {
     "patch": "fastloop.patching.patch",
     "patch_status": "fastloop.patching.patch",
     "patched": "fastloop.patching.patch",
-    "prefetch": "fastloop.device.prefetch",
+    "prefetch": "fastloop.loader.device_iter",
     "report": "fastloop.tools.report.report",
     "stats": "fastloop.loader.stats",
     "transforms": "fastloop.transforms",

@@ -13,8 +13,8 @@ from fastloop.data.sequences.pad import PackCollate as PackCollate
 from fastloop.data.sequences.pad import PadCollate as PadCollate
 from fastloop.data.sequences.ragged import RaggedArray as RaggedArray
 from fastloop.data.tokens.dataset import TokenDataset as TokenDataset
-from fastloop.device.prefetch import prefetch as prefetch
 from fastloop.loader.dataloader import DataLoader as DataLoader
+from fastloop.loader.device_iter import prefetch as prefetch
 from fastloop.loader.stats import (
     LoaderStats as LoaderStats,
 )

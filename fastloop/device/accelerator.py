@@ -1,8 +1,8 @@
-"""A device as an upload needs it: a stream for copies, events, pinned memory and device memory.
+"""A device for uploads: a stream for copies, events, pinned memory and device memory.
 
-``Accelerator`` is the one place that touches torch's streams. Its calls act on the stream that is
-current, as torch's do: on the user's, and inside ``copy_stream()`` on the stream for copies. None
-makes the host wait, except ``synchronize()``. It is used from the thread that iterates.
+``Accelerator`` is the one place that touches torch's streams. Its calls act on the current stream,
+as torch's do: on the user's, and inside ``copy_stream()`` on the stream for copies. None makes the
+host wait, except ``synchronize()``. The thread that iterates uses it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
+from fastloop.base.checks import make_message
 from fastloop.base.tensors import sparse_parts
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:
-    """The dense tensors that a tensor of any kind keeps its numbers in."""
+    """Return the dense tensors that hold the numbers of a tensor of any kind."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         return [part for name in names for part in _parts(getattr(tensor, name))]
@@ -32,15 +33,16 @@ def _parts(tensor: Any) -> list[torch.Tensor]:
 
 
 @functools.cache
-def _find_stream(device: torch.device) -> tuple[int, int, int]:
-    """The one stream for copies to a device. Memory of torch's allocators belongs to a stream: on
-    another stream an epoch would not find the memory of the epoch before."""
+def _open_stream(device: torch.device) -> tuple[int, int, int]:
+    """Open the one stream for copies to a device. Memory of torch's allocators belongs to a stream:
+    with another stream an epoch could not use the memory of the epoch before."""
     stream = torch.Stream(device)
     return stream.stream_id, stream.device_index, stream.device_type
 
 
 def allocate_pinned(size: int) -> torch.Tensor:
-    """Memory of torch's caching host allocator, for copies to the current accelerator."""
+    """Return bytes of torch's caching host allocator, for copies to the current accelerator. They
+    are not used again before copies have read them."""
     return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
@@ -49,23 +51,23 @@ class Accelerator:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # Entering a torch.Stream is noted in the object, so each user has one.
-        self._copies = torch.Stream(*_find_stream(device))
+        # A torch.Stream object notes that it was entered, so each accelerator has its own.
+        self._copies = torch.Stream(*_open_stream(device))
         self._pid = os.getpid()
 
     def copy_stream(self) -> AbstractContextManager[Any]:
-        """A context in which the stream for copies, and its device, are current."""
+        """Return a context in which the stream for copies, and its device, are current."""
         return self._copies
 
     def current_stream(self) -> torch.Stream:
         return torch.accelerator.current_stream(self.device)
 
     def record_event(self, stream: torch.Stream | None = None) -> torch.Event:
-        """An event after all that is queued on a stream; on the current one by default."""
+        """Return an event after all work queued on a stream, by default the current one."""
         return (stream or self.current_stream()).record_event()
 
     def wait_event(self, event: torch.Event) -> None:
-        """Work queued on the current stream from now on begins after the event."""
+        """Let work that is queued on the current stream from now on begin after the event."""
         self.current_stream().wait_event(event)
 
     def is_done(self, event: torch.Event) -> bool:
@@ -82,19 +84,17 @@ class Accelerator:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.is_pinned()
 
-    def allocate_pinned(self, size: int) -> torch.Tensor:
-        """Bytes that are not reused before copies have read them."""
-        return allocate_pinned(size)
+    allocate_pinned = staticmethod(allocate_pinned)
 
     def allocate(self, size: int) -> torch.Tensor:
-        """Bytes on the device that belong to the current stream."""
+        """Return bytes on the device that belong to the current stream."""
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
     def move(self, value: Any) -> Any:
-        """Moves a value by its own ``to()``."""
+        """Move a value by its own ``to()``."""
         if isinstance(value, torch.Tensor):
             return value.to(self.device, non_blocking=True)
         if hasattr(value, "pin_memory"):
@@ -102,8 +102,8 @@ class Accelerator:
         return value.to(self.device)
 
     def record_stream(self, value: Any) -> None:
-        """The memory of ``value`` is not reused before work is over that the current stream has
-        when the value dies."""
+        """Keep the memory of ``value`` until the work is over that the current stream has when the
+        value dies."""
         stream = self.current_stream()
         if not isinstance(value, torch.Tensor):
             value.record_stream(stream)
@@ -113,16 +113,15 @@ class Accelerator:
                 part.record_stream(stream)
 
     def check(self) -> None:
-        """Raises where no batch can be taken: in a forked child, and inside a capture."""
+        """Raise where no batch can be taken: in a forked child, and inside a capture."""
         if self._pid != os.getpid():
-            torch.empty(0, device=self.device)  # raises what torch has to say about it
+            torch.empty(0, device=self.device)  # raises torch's own error
         module = torch.get_device_module(self.device)
-        is_capturing = getattr(module, "is_current_stream_capturing", None)
-        if is_capturing is None:
+        if not hasattr(module, "is_current_stream_capturing"):
             return
-        with module.device(self.device):  # else it is asked of the current device's stream
-            is_captured = is_capturing()
-        if is_captured:
+        with module.device(self.device):  # it asks the stream of the current device
+            is_capturing = module.is_current_stream_capturing()
+        if is_capturing:
             raise RuntimeError(
                 "a batch was asked for while a graph is being captured; take it before the "
                 "capture (static_buffers=True keeps the addresses for replays)"
@@ -130,7 +129,7 @@ class Accelerator:
 
 
 class HostAccelerator(Accelerator):
-    """The CPU as a device: a copy is over when the call returns."""
+    """The CPU as a device: a copy is over when the call returns, and nothing is in a stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -138,38 +137,30 @@ class HostAccelerator(Accelerator):
     def copy_stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def current_stream(self) -> Any:
-        return None
+    def _do_nothing(self, *_: Any) -> Any: ...
 
-    def record_event(self, stream: Any = None) -> Any:
-        return None
-
-    def wait_event(self, event: Any) -> None:
-        pass
+    current_stream: Any = _do_nothing
+    record_event: Any = _do_nothing
+    wait_event: Any = _do_nothing
+    record_stream: Any = _do_nothing
+    check: Any = _do_nothing
 
     def move(self, value: Any) -> Any:
         return value.to(self.device)
 
-    def record_stream(self, value: Any) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
 
 def open_accelerator(device: torch.device | str | int) -> Accelerator:
-    """The accelerator of a device. Raises torch's own error if there is no such device.
+    """Open a device for uploads. Raise torch's own error if there is no such device.
 
     Args:
         device: as torch takes it; without an index, the current one.
     """
-    found = torch.empty(0, device=device).device
-    if found.type == "cpu":
-        return HostAccelerator(found)
+    opened = torch.empty(0, device=device).device
+    if opened.type == "cpu":
+        return HostAccelerator(opened)
     accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or found.type != accelerator.type:
-        raise ValueError(
-            f"device={device!r} is neither the CPU nor an accelerator that torch can copy to; "
-            "leave device out and move batches with batch.to(device)"
-        )
-    return Accelerator(found)
+    if accelerator is None or opened.type != accelerator.type:
+        remedy = "or leave it out and move batches with batch.to(device)"
+        rule = "the CPU or an accelerator that torch can copy to"
+        raise ValueError(make_message("device", rule, device, remedy))
+    return Accelerator(opened)

@@ -1,7 +1,7 @@
-"""Why fastloop's CUDA half does not run on a device where it was meant to, told once a process
-and cause. torch does the work then, with the same results.
+"""Why fastloop's CUDA half does not run on a device where it was meant to: one warning for each
+cause. torch does the work then, with the same results.
 
-FASTLOOP_DISABLE_CUDA is a choice, of which nobody is told.
+FASTLOOP_DISABLE_CUDA is the user's choice and brings no warning.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from fastloop.device.accelerator import Accelerator
 
-# What a runtime of this major version needs.
+# The oldest driver for a CUDA runtime of this major version.
 NEEDED_DRIVERS = {12: "525", 13: "580"}
 
 
 def explain_error(error: RuntimeError) -> str:
-    """What check_cuda said, and what can be done about it."""
+    """Return the text of an error of check_cuda, with a remedy."""
     text, info = str(error), build_info()
     version = str(info["cuda"])
     major = int(version.partition(".")[0] or 0)
@@ -43,7 +43,7 @@ def explain_error(error: RuntimeError) -> str:
 
 @cache
 def _check(index: int) -> None:
-    """Only what works is kept: a failure may pass."""
+    """Raise if C cannot use a device. Only success is cached: a failure may pass."""
     check_cuda(index)
 
 
@@ -53,7 +53,7 @@ def warn_once(text: str) -> None:
 
 
 def fault_of(device: torch.device) -> str:
-    """Why nothing of ours runs on a CUDA device; nothing if it does, or is not to."""
+    """Return why fastloop's CUDA half does not run on a device; "" if it does, or need not."""
     import torch
 
     if device.type != "cuda" or kernels_are_disabled():
@@ -68,8 +68,8 @@ def fault_of(device: torch.device) -> str:
 
 
 def find_fault(device: torch.device, what: str) -> str:
-    """`fault_of`, told as the reason for torch doing `what`; not on ROCm, where nothing can be done
-    about it."""
+    """Return `fault_of`, and warn of it once: torch does `what` because of it. No warning on ROCm,
+    where nothing can be done about it."""
     import torch
 
     fault = fault_of(device)
@@ -79,11 +79,11 @@ def find_fault(device: torch.device, what: str) -> str:
 
 
 def find_upload_fault(accelerator: Accelerator) -> str:
-    """Why C cannot copy batches to a device that it was meant for, which the user is told once."""
+    """Return why C cannot copy batches to a device that it was meant for; warn of it once."""
     return find_fault(accelerator.device, "uploads batches")
 
 
 def has_uploads(accelerator: Accelerator) -> bool:
-    """Whether C copies batches to the device: fastloop's CUDA half runs on it."""
+    """Tell whether C copies batches to the device: fastloop's CUDA half runs on it."""
     is_meant = accelerator.device.type == "cuda" and not kernels_are_disabled()
     return is_meant and not find_upload_fault(accelerator)

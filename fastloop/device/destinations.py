@@ -1,9 +1,9 @@
-"""Where batches are put that do not stay in CPU memory of ours: on an accelerator, in pinned memory
-that the user gets, or in pinned memory on their way to an accelerator.
+"""Destinations of batches that do not stay in the loader's CPU memory: an accelerator, pinned
+memory that the user gets, or pinned memory on the way to an accelerator.
 
 C asks a destination for memory (``allocate``), copies a whole batch into it, and asks once for its
-tensors (``split``). docs/cuda.md says who does this when. What C cannot copy as a whole (a batch
-whose tensors hide in objects, say) is moved by ``send``.
+tensors (``split``). docs/cuda.md says who does this when. ``send`` moves batches that C cannot copy
+as a whole, because their tensors hide in objects, say.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fastloop.device.uploader import Uploader
 
 
 class Destination:
-    """Memory as `allocate` gives it. One thread at a time."""
+    """Memory that `allocate` gives. One thread at a time uses it."""
 
-    index = -1  # of the CUDA device that C copies to; -1: the memory is the host's
+    index = -1  # the CUDA device that C copies to; -1: the memory is the host's
     is_on_device = False  # when a batch is handed out
     force_contiguous = False  # tensors that have gaps are copied without them
     keep_aliases = True  # a tensor that is twice in a batch stays one
@@ -33,27 +33,27 @@ class Destination:
         self._allocate = allocate
 
     def check(self) -> None:
-        """Raises where no batch can be taken."""
+        """Raise where no batch can be taken."""
 
     @outside_inference_mode
     def allocate(self, size: int) -> torch.Tensor:
-        """A buffer of so many bytes; on a device, one of the current stream."""
+        """Return a buffer of so many bytes; on a device, it belongs to the current stream."""
         return self._allocate(size)
 
     def split(
         self, buffer: torch.Tensor, places: Iterable[Place], is_other_stream: bool
     ) -> list[torch.Tensor]:
-        """The tensors of a batch, each with a version of its own.
+        """Return the tensors of a batch, each with a version of its own.
 
         Args:
             buffer: holds the batch.
-            places: of its tensors.
+            places: where its tensors lie.
             is_other_stream: the current stream is not the one that the buffer was allocated for.
         """
         return split_buffer(buffer, places)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy with the same strides, as torch pins."""
+        """Return a copy with the same strides, as torch pins."""
         begin, end = extent(tensor)
         if begin == end:
             return tensor
@@ -63,19 +63,19 @@ class Destination:
         return copy.copy_(tensor)
 
     def complete(self, batch: Any) -> Any:
-        """What is to be done with a batch whose tensors `split` has made."""
+        """Finish a batch whose tensors `split` has made."""
         return batch
 
     def send(self, batch: Any) -> Any:
-        """Moves a batch that lies elsewhere."""
+        """Move a batch that lies elsewhere."""
         return batch
 
     def drop(self) -> None:
-        """SYNC if a copy still reads memory of the user's."""
+        """Forget copies under way. SYNC if one still reads the user's memory."""
 
 
 class DeviceMemory(Destination):
-    """On an accelerator."""
+    """Memory on an accelerator."""
 
     is_on_device = True
     force_contiguous = True
@@ -107,14 +107,14 @@ class DeviceMemory(Destination):
 
 
 def _fix_size(memory: torch.Tensor) -> torch.Tensor:
-    """From now on tensors that share this CPU memory cannot be resized: torch sees to it that what
-    NumPy shares stays where it is."""
+    """Forbid resizing of tensors in this CPU memory: torch keeps memory in place that NumPy
+    shares."""
     memory.numpy()
     return memory
 
 
 class PinnedMemory(Destination):
-    """In memory of torch's caching host allocator, as torch's own loader pins."""
+    """Memory of torch's caching host allocator, as torch's own loader pins."""
 
     keep_aliases = False
 
@@ -129,15 +129,15 @@ class PinnedMemory(Destination):
         self, buffer: torch.Tensor, places: Iterable[Place], is_other_stream: bool
     ) -> list[torch.Tensor]:
         tensors = split_buffer(buffer, places)
-        # Who keeps a small tensor (labels, say) is not to keep the whole batch.
+        # Code that keeps a small tensor (labels, say) must not keep the whole batch.
         return [
             self.copy(tensor) if is_small_part(tensor.nbytes, buffer.nbytes) else tensor
             for tensor in tensors
         ]
 
     def complete(self, batch: Any) -> Any:
-        """torch's function leaves what is pinned as it is. Containers it makes anew, and objects
-        pin themselves."""
+        """Pin the rest of the batch. torch's function passes pinned tensors on, makes containers
+        anew, and lets objects pin themselves."""
         return self.send(batch)
 
     @torch.inference_mode(False)  # as in torch's thread for it
@@ -161,11 +161,11 @@ def is_pinned_by_torch(loader: DataLoader[Any]) -> bool:
 def find_destination(
     accelerator: Accelerator | None, copies_in_c: bool, is_pinned: bool
 ) -> Destination | None:
-    """Where a loader's batches go; None: they stay in CPU memory of ours.
+    """Choose where a loader's batches go; None: they stay in the loader's CPU memory.
 
     Args:
         accelerator: where the user wants them; None: on the CPU.
-        copies_in_c: C copies to the accelerator. Else batches go on from pinned memory.
+        copies_in_c: C copies to the accelerator. Otherwise batches go on from pinned memory.
         is_pinned: the user has asked for pinned memory.
     """
     if accelerator is None:

@@ -1,32 +1,39 @@
-"""Batches uploaded ahead of their turn: ``prefetch`` for iterables, ``DeviceIter`` for loaders."""
+"""Batches uploaded ahead of their turn, and one batch whose tensors keep their addresses."""
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
+from fastloop.base.nested import Path, describe_path, list_leaves, map_leaves
 from fastloop.base.next_lock import NextLock
 from fastloop.base.ranges import named
-from fastloop.base.torch_parts import BaseIter
-from fastloop.device.accelerator import Accelerator, open_accelerator
-from fastloop.device.static_batch import StaticBatch
-from fastloop.device.uploader import NoUpload, Sent, Transform, Uploader
+from fastloop.base.tensors import (
+    DTYPES,
+    Place,
+    is_plain,
+    lay_out,
+    outside_inference_mode,
+    place_of,
+    split_buffer,
+)
+from fastloop.device.accelerator import Accelerator
+from fastloop.device.uploader import Sent, Uploader, can_move
 
 
 class _Entry:
-    """A batch that was read, and then sent."""
+    """A batch that was read; later, the same batch sent."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
         self.sent: Sent | None = None
 
-    def send(self, uploader: Uploader | NoUpload) -> None:
+    def send(self, uploader: Uploader) -> None:
         self.sent = named("upload", uploader.send)(self.batch)
         self.batch = None
 
@@ -39,7 +46,7 @@ class Prefetcher(FinalizerBase):
         source: Iterator[Any],
         accelerator: Accelerator,
         depth: int,
-        uploader: Uploader | NoUpload,
+        uploader: Uploader,
         is_static: bool,
     ) -> None:
         self._source: Any = source
@@ -97,13 +104,13 @@ class Prefetcher(FinalizerBase):
             self._pending_error.append(error)
 
     def _drop(self) -> None:
-        """Lets go of all that was read ahead."""
+        """Drop all that was read ahead."""
         self._ahead.clear()
         self._pending_error.clear()
         self._uploader.finish()
 
     def close(self) -> None:
-        """End here: what was read ahead is dropped, and the iterable is let go of."""
+        """End here: drop the batches that were read ahead, and release the iterable."""
         self._drop()
         self._source = iter(())
 
@@ -114,149 +121,71 @@ class Prefetcher(FinalizerBase):
     _interrupt_later = staticmethod(interrupt_later)
 
 
-class LoaderPrefetcher(Prefetcher):
-    """Over an iterator of a loader of ours, which is to count what the user has, not what was read
-    ahead."""
+class StaticBatch:
+    """A batch whose tensors keep their addresses, for CUDA graphs; other batches are copied into
+    it."""
 
-    _is_let_go = False  # the iterator
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._places: dict[Path, Place] | None = None
+        self._buffer: torch.Tensor
+        self._tensors: dict[Path, torch.Tensor] = {}
+        self._stream: Any = None
 
-    def _begin(self) -> None:
-        super()._begin()
-        epoch = self._epoch
-        epoch.iterator = weakref.ref(self)
-        if epoch.states is not None:
-            epoch.states.read_ahead()
+    def fill(self, batch: Any) -> Any:
+        """Queue the copy on the current stream, after all work that uses the batch before."""
+        accelerator = self._accelerator
+        tensors = {path: leaf for path, leaf in list_leaves(batch) if self._takes(path, leaf)}
+        places = {path: place_of(tensor) for path, tensor in tensors.items()}
+        stream = accelerator.current_stream()
+        if self._places is None:
+            self._open(places)
+            self._stream = stream
+        elif places != self._places:
+            raise ValueError(self._explain(self._places, places))
+        if stream != self._stream:
+            accelerator.wait_event(accelerator.record_event(self._stream))
+            accelerator.record_stream(self._buffer)
+            self._stream = stream
+        for path, tensor in tensors.items():
+            accelerator.copy(self._tensors[path], tensor)
+        return map_leaves(batch, lambda path, leaf: self._tensors.get(path, leaf))
 
-    @property
-    def _epoch(self) -> Any:
-        return self._source._epoch
+    @outside_inference_mode
+    def _open(self, places: dict[Path, Place]) -> None:
+        laid_out, size = lay_out([*places.values()])
+        self._buffer = self._accelerator.allocate(size)
+        fixed = split_buffer(self._buffer, laid_out)
+        self._tensors = dict(zip(places, fixed, strict=True))
+        self._places = places
 
-    @property
-    def _num_yielded(self) -> int:
-        """To the user."""
-        return int(self._source._num_yielded) - len(self._ahead)
+    def _takes(self, path: Path, leaf: Any) -> bool:
+        is_tensor = isinstance(leaf, torch.Tensor)
+        if is_tensor and is_plain(leaf) and self._accelerator.holds(leaf):
+            return True
+        if not (is_tensor or can_move(leaf)):
+            return False
+        kind = f"{leaf.layout} on {leaf.device}" if is_tensor else "an object of its own"
+        raise ValueError(
+            f"static_buffers=True takes plain dense tensors, and {describe_path(path)} is a "
+            f"{type(leaf).__name__} ({kind}); make plain tensors of it in collate_fn or "
+            "device_transform"
+        )
 
-    def await_states(self) -> None:
-        self._source.await_states()
-
-    def _pull(self) -> None:
-        super()._pull()
-        if self._pending_error and not self._is_let_go:
-            self._epoch.is_over = False  # not before the user has met it
-
-    def __next__(self) -> Any:
-        try:
-            return super().__next__()
-        except StopIteration:
-            if not self._is_let_go:
-                self._epoch.is_over = True
-            raise
-
-    def _drop(self) -> None:
-        if not self._is_let_go:
-            self._source._num_yielded = self._num_yielded
-            self._source._keep_count()
-        super()._drop()
-
-    def close(self) -> None:
-        if not self._is_let_go:
-            self._drop()
-            self._epoch.iterator = weakref.ref(self._source)
-            self._is_let_go = True
-        super().close()
-
-
-class DeviceIter(LoaderPrefetcher, BaseIter):  # type: ignore[override]
-    """The iterator of a loader with ``device=``: seeds, samplers, workers and state are those of
-    the iterator below. What is on the device already is only transformed, or put at its fixed
-    addresses."""
-
-    def __init__(
-        self,
-        source: BaseIter,
-        accelerator: Accelerator,
-        transform: Transform | None,
-        is_static: bool,
-    ) -> None:
-        is_there = getattr(source, "is_on_device", False)
-        # Without workers the dataset is read in the loop's own time, and draws its numbers there.
-        depth = 2 if source._num_workers > 0 and not is_there else 1
-        uploader = NoUpload(transform) if is_there else Uploader(accelerator, transform)
-        super().__init__(source, accelerator, depth, uploader, is_static)
-        # torch's thread pins for it: then batches are uploaded from where they are.
-        if not hasattr(source, "_pin_memory_thread"):
-            source._pin_memory = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_source":
-            raise AttributeError(name)
-        return getattr(self._source, name)
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._drop()
-        self._source._reset(loader, first_iter)
-        self._begin()
-
-    def close(self) -> None:
-        self._drop()
-        self._source.close()
+    def _explain(self, before: dict[Path, Place], now: dict[Path, Place]) -> str:
+        changes = [
+            f"{describe_path(path)} was {_describe(before.get(path))} and is "
+            f"{_describe(now.get(path))}"
+            for path in {**before, **now}
+            if before.get(path) != now.get(path)
+        ]
+        return (
+            f"static_buffers=True needs batches that are all alike: {'; '.join(changes)}; pass "
+            "drop_last=True if it is the last one, pad it, or leave static_buffers out"
+        )
 
 
-class TorchDeviceIter(Prefetcher):
-    """Over torch's own iterator, where fastloop does not know torch's iterators."""
-
-    def __init__(
-        self,
-        source: Any,
-        accelerator: Accelerator,
-        transform: Transform | None,
-        is_static: bool,
-    ) -> None:
-        super().__init__(source, accelerator, 2, Uploader(accelerator, transform), is_static)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_source":
-            raise AttributeError(name)
-        return getattr(self._source, name)
-
-    def _reset(self, *loader: Any) -> None:
-        """A new epoch of persistent workers."""
-        self._drop()
-        self._source._reset(*loader)
-        self._begin()
-
-
-def prefetch(
-    iterable: Iterable[Any],
-    device: torch.device | str | int,
-    depth: int = 2,
-    *,
-    device_transform: Transform | None = None,
-    static_buffers: bool = False,
-) -> Prefetcher:
-    """An iterator over the batches of any iterable, on a device, uploaded while the user computes.
-
-    Args:
-        iterable: of tensors, or of dicts, lists, tuples and dataclasses of them, nested. Tensors
-            arrive with their dtype, shape and strides; what is on the device already is passed
-            on, and what has no tensors is left as it is.
-        device: as torch takes it.
-        depth: batches under way when one is handed out, that one included. 1 reads nothing ahead.
-        device_transform: is given each batch on the device, on the stream that copies, and
-            returns the batch to be handed out. Tensors it uses besides must be there before.
-        static_buffers: the tensors have the same addresses in every batch, for CUDA graphs, and
-            are valid until the next batch is taken. All batches must be alike.
-
-    The current stream waits for a batch when it is handed out, the host never does. Errors of
-    ``iterable`` come in their turn. If an upload raises (``torch.OutOfMemoryError``), the next
-    ``next()`` tries the same batch again. ``close()`` drops what was read ahead. ``state_dict()``
-    of a loader of ours, given as ``iterable``, does not count that.
-    """
-    if depth < 1:
-        raise ValueError(f"depth={depth} must be at least 1: the batch that is handed out")
-    accelerator = open_accelerator(device)
-    uploader = Uploader(accelerator, device_transform)
-    source = iter(iterable)
-    is_ours = hasattr(source, "_epoch") and not isinstance(source, LoaderPrefetcher)
-    kind = LoaderPrefetcher if is_ours else Prefetcher
-    return kind(source, accelerator, depth, uploader, static_buffers)
+def _describe(place: Place | None) -> str:
+    if place is None:
+        return "absent"
+    return f"Place(dtype={DTYPES[place.dtype]}, shape={place.shape}, strides={place.strides})"

@@ -1,4 +1,4 @@
-"""A batch onto a device by one copy: its tensors in one buffer.
+"""Uploads of a batch by one copy: its tensors in one buffer.
 
 All plain tensors of a batch are packed into one buffer of pinned memory, which is copied into one
 buffer on the device. The user gets tensors over that, each with a version of its own. A tensor that
@@ -24,7 +24,7 @@ from fastloop.base.tensors import (
     place_of,
     split_buffer,
 )
-from fastloop.device.accelerator import Accelerator
+from fastloop.device.accelerator import Accelerator, HostAccelerator
 
 _FEW_BYTES = 4096  # to copy them costs less than another copy
 Transform = Callable[[Any], Any]
@@ -46,7 +46,7 @@ class _Run(NamedTuple):
         return cls(source, tensors, [at - begin for at in begins])
 
     def is_tight(self) -> bool:
-        """Whether the tensors do not overlap, each is aligned, and few bytes lie between them."""
+        """Tell whether the tensors do not overlap, each is aligned, and few bytes lie between."""
         parts = sorted(
             (offset, tensor.nbytes, tensor.itemsize)
             for offset, tensor in zip(self.offsets, self.tensors, strict=True)
@@ -59,7 +59,7 @@ class _Run(NamedTuple):
         return end <= 2 * sum(size for _, size, _ in parts) + _FEW_BYTES
 
 
-def _find_runs(tensors: Iterable[torch.Tensor]) -> list[_Run]:
+def _group_runs(tensors: Iterable[torch.Tensor]) -> list[_Run]:
     groups: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
@@ -79,7 +79,7 @@ def _has_record_stream(value: Any) -> bool:
 
 
 class _Leaves:
-    """The leaves of a batch by how they get to the device. A leaf that is there twice is here
+    """The leaves of a batch by their way to the device. A leaf that is in the batch twice is here
     once."""
 
     def __init__(self, accelerator: Accelerator, batch: Any) -> None:
@@ -88,7 +88,7 @@ class _Leaves:
         self.pinned: dict[int, torch.Tensor] = {}
         self.others: dict[int, Any] = {}
         self.on_device: dict[int, Any] = {}
-        # A copy, because a mapping may make its items anew whenever it is asked.
+        # A copy, because a mapping may make new items at each access.
         self.batch = map_leaves(batch, self._sort)
 
     def _sort(self, _: Path, leaf: Any) -> Any:
@@ -116,7 +116,7 @@ class Sent(NamedTuple):
 
     batch: Any
     event: Any  # when it has arrived
-    to_record: list[Any]  # with the stream that uses the batch
+    to_record: list[Any]  # to note for the stream that uses the batch
 
 
 class Uploader:
@@ -125,27 +125,27 @@ class Uploader:
     def __init__(self, accelerator: Accelerator, transform: Transform | None) -> None:
         self._accelerator = accelerator
         self._transform = transform
-        # Pinned memory of the user's, until it has been read: torch keeps only its own alive.
+        # The user's pinned memory, until it has been read: torch keeps only its own alive.
         self._reading: deque[tuple[Any, list[torch.Tensor]]] = deque()
 
     def begin(self) -> None:
-        """The transform may use what has been queued on the current stream up to now."""
+        """Let the transform use the results of work queued on the current stream up to now."""
         if self._transform is not None:
             event = self._accelerator.record_event()
             with self._accelerator.copy_stream():
                 self._accelerator.wait_event(event)
 
     def send(self, batch: Any) -> Sent:
-        """Queues the upload and what the transform does, and does not wait for it.
+        """Queue the upload and the transform's work, and do not wait for them.
 
-        If this raises, nothing has been taken of the batch, which may be sent again.
+        If this raises, the batch is unchanged and may be sent again.
         """
         accelerator = self._accelerator
         while self._reading and accelerator.is_done(self._reading[0][0]):
             self._reading.popleft()
         leaves = _Leaves(accelerator, batch)
         moved = {**leaves.on_device}
-        # What cannot be recorded for another stream is moved on the user's own.
+        # Objects that cannot be recorded for another stream are moved on the user's own.
         for key, value in leaves.others.items():
             if not _has_record_stream(value):
                 moved[key] = accelerator.move(value)
@@ -169,7 +169,7 @@ class Uploader:
             return Sent(batch, accelerator.record_event(), to_record)
 
     def hand_out(self, sent: Sent) -> Any:
-        """The batch, for the current stream, which waits for it."""
+        """Return the batch, for the current stream, which waits for it."""
         self._accelerator.wait_event(sent.event)
         for value in sent.to_record:
             self._accelerator.record_stream(value)
@@ -177,9 +177,9 @@ class Uploader:
 
     @outside_inference_mode
     def _copy(self, leaves: _Leaves, moved: dict[int, Any]) -> list[torch.Tensor]:
-        """Returns the buffer on the device."""
+        """Copy all plain tensors into one buffer on the device; return it."""
         accelerator = self._accelerator
-        runs = _find_runs(leaves.pinned.values())
+        runs = _group_runs(leaves.pinned.values())
         sources = [run.source for run in runs]
         if leaves.unpinned:
             runs.append(self._pack([*leaves.unpinned.values()]))
@@ -200,7 +200,7 @@ class Uploader:
         return [buffer]
 
     def _pack(self, tensors: list[torch.Tensor]) -> _Run:
-        """Copies of the tensors in pinned memory, where they stand for them."""
+        """Return copies of the tensors in pinned memory, as a run that stands for them."""
         places, size = lay_out([place_of(tensor) for tensor in tensors])
         packed = self._accelerator.allocate_pinned(size)
         for part, tensor in zip(split_buffer(packed, places), tensors, strict=True):
@@ -208,31 +208,21 @@ class Uploader:
         return _Run(packed, tensors, [place.offset for place in places])
 
     def finish(self) -> None:
-        """SYNC: if copies may still read pinned memory of the user's, waits for them."""
+        """SYNC: wait for copies that may still read the user's pinned memory."""
         if self._reading:
             self._accelerator.synchronize(self._reading[-1][0])
             self._reading.clear()
 
 
-class NoUpload:
-    """In an uploader's place where batches are on the device when they come: the transform alone,
-    on the current stream."""
+class NoUpload(Uploader):
+    """Takes an uploader's place where batches are on the device when they come: runs the transform
+    alone, on the current stream."""
 
     def __init__(self, transform: Transform | None) -> None:
-        self._transform = transform
-
-    def begin(self) -> None:
-        pass
+        super().__init__(HostAccelerator(torch.device("cpu")), transform)
 
     def send(self, batch: Any) -> Sent:
         if self._transform is not None:
-            # Of a copy: what a transform that fails has done to its containers is not to be met by
-            # its next try.
+            # On a copy: if the transform fails, its next try must not meet changed containers.
             batch = self._transform(map_leaves(batch, lambda _, leaf: leaf))
         return Sent(batch, None, [])
-
-    def hand_out(self, sent: Sent) -> Any:
-        return sent.batch
-
-    def finish(self) -> None:
-        pass

@@ -15,7 +15,6 @@ from fastloop.data.stateful import has_place
 from fastloop.loader.frameworks import keep_arguments
 from fastloop.loader.iterators import PATHS, iterate_anew, open_iterator
 from fastloop.loader.shared import CLOSED, Shared
-from fastloop.loader.workers.queue_depth import read_depth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -146,6 +145,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
         self._tell_accelerate()
+        wanted: Any = prefetch_factor
+        if wanted == "auto":
+            from fastloop.loader.workers.common import FIRST_DEPTH, AutoDepth
+
+            prefetch_factor = AutoDepth(FIRST_DEPTH) if num_workers > 0 else None
         super().__init__(
             dataset,
             batch_size,
@@ -160,7 +164,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             worker_init_fn,
             multiprocessing_context,
             generator,
-            prefetch_factor=read_depth(prefetch_factor, num_workers),
+            prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,

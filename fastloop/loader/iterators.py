@@ -38,7 +38,6 @@ from fastloop.data.kinds import (
 )
 from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator, open_accelerator
-from fastloop.device.prefetch import DeviceIter, TorchDeviceIter
 from fastloop.loader.arrays.columns import (
     TAKERS,
     NotCoveredError,
@@ -50,6 +49,7 @@ from fastloop.loader.arrays.columns import (
 )
 from fastloop.loader.arrays.hugging_face import is_hugging_face, take_hugging_face
 from fastloop.loader.arrays.iterator import ArrayIter
+from fastloop.loader.device_iter import DeviceIter, TorchDeviceIter
 from fastloop.loader.plain.torch_iters import SyncIter, TorchProcessIter
 from fastloop.loader.shared import Shared
 

@@ -1,9 +1,8 @@
 """How a batch crosses from a worker to its parent: tensors in the slot, the rest pickled.
 
-A tensor that the C collate built lies in the slot already. Of any other tensor the part of its
-storage that the batch looks at is copied there, once, so views and aliases inside a batch stay
-what they are. What is not a plain CPU tensor goes through torch's own reductions, with their
-refusals.
+A tensor that the C collate built lies in the slot already. Of any other plain CPU tensor the part
+of its storage that the batch shows is copied there, once, so that views and aliases inside a batch
+stay views and aliases. All other objects go through torch's own reductions, with their refusals.
 """
 
 from __future__ import annotations
@@ -23,37 +22,43 @@ from fastloop.base.nested import list_leaves
 from fastloop.base.tensors import BYTE, extent, is_plain
 from fastloop.device.destinations import Destination
 
-# What the head of a reply is: an object that is no batch; a pickled batch; a batch of plain
-# containers that WorkerEnd.write has written.
+# The kinds of a reply: an object that is not a batch; a pickled batch; a batch of plain containers
+# that WorkerEnd.write has written.
 OBJECT, PICKLED, WRITTEN = 0, 1, 2
 
 _NEAR = 64 << 10  # parts of a storage that are nearer to one another are copied as one
-_GRAIN = 16  # copies of storages begin at such multiples, so that all dtypes stay aligned
+_GRAIN = 16  # copies of storages begin at multiples of this, so that all dtypes stay aligned
 
-# The parts of each storage that were copied: (first byte, which of the batch's places).
+# The parts of each storage that were copied: (first byte, number of the tensor that holds it).
 _Parts = dict[int, list[tuple[int, int]]]
 
 
 class _SharedError(Exception):
-    """Tensors that the C collate built share memory: a container of the user's made views."""
+    """Two collated tensors alias each other (a user's container made views); pack by storage."""
 
 
 class _Packer(ForkingPickler):
+    """Pickles a batch and copies the bytes of its tensors into the slot.
+
+    Args:
+        is_shared: the places of collated tensors do not say that they share memory: copy them, too.
+    """
+
     def __init__(self, file: io.BytesIO, worker_end: WorkerEnd, is_shared: bool = False) -> None:
-        super().__init__(file)  # torch's protocol: with 5 read-only arrays stay so
+        super().__init__(file)  # torch's protocol; with 5, read-only arrays would stay read-only
         self._worker_end = worker_end
-        self._is_shared = is_shared  # so the place in the slot does not say it all
-        self._alive: list[Any] = []  # so that no id is used twice
+        self._is_shared = is_shared
+        self._alive: list[Any] = []  # keeps ids from being used again
         self._tensors: dict[int, int] = {}
         self._places: list[tuple[int, int, tuple[int, ...]]] = []
         self._views: list[tuple[Any, ...]] = []
         self._ranges: dict[int, list[tuple[int, int, int]]] = {}  # of storages: begin, end, address
         self.packed: set[int] = set()  # ids of tensors
-        self.has_storages = False  # of what is no plain tensor
+        self.has_storages = False  # bare ones, or those of tensors that are not plain
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            pid: Any = self._find(obj)
+            pid: Any = None if self._is_shared else self._collated(obj)
             if pid is None:
                 pid = self._view(obj)
             if pid is not None:
@@ -64,10 +69,8 @@ class _Packer(ForkingPickler):
             return ("storage", self._storage(obj, 0, obj.nbytes()))
         return None
 
-    def _find(self, tensor: torch.Tensor) -> int | None:
-        """Which of the places that of a tensor is that the C collate built."""
-        if self._is_shared:
-            return None
+    def _collated(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of a tensor that the C collate built; None for others."""
         place = self._worker_end.find(tensor)
         if place is False:
             raise _SharedError
@@ -90,22 +93,20 @@ class _Packer(ForkingPickler):
         return ("tensor", number)
 
     def _storage(self, storage: torch.UntypedStorage, begin: int, end: int) -> tuple[int, int]:
-        """A storage and the first byte that is looked at."""
+        """Note that these bytes of a storage are shown. Return its key and the first byte."""
+        self._alive.append(storage)
         key = storage._cdata
-        if key not in self._ranges:
-            self._ranges[key] = []
-            self._alive.append(storage)
-        self._ranges[key].append((begin, end, storage.data_ptr()))
+        self._ranges.setdefault(key, []).append((begin, end, storage.data_ptr()))
         return key, begin
 
     def table(self) -> tuple[list[Any], _Parts, list[tuple[Any, ...]]]:
-        """Copies what is looked at: the places of the batch, the parts of each storage among them,
-        and the views of these."""
+        """Copy the noted bytes. Return the places of the batch, the parts of each storage among
+        them, and the views of these."""
         parts = {key: self._copy(ranges) for key, ranges in self._ranges.items()}
         return self._places, parts, self._views
 
     def _copy(self, ranges: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-        """The parts of one storage, far enough from one another."""
+        """Copy the noted bytes of one storage, in parts that lie far from one another."""
         parts: list[list[int]] = []
         for begin, end, _ in sorted(ranges):
             if parts and begin <= parts[-1][1] + _NEAR:
@@ -121,27 +122,26 @@ class _Packer(ForkingPickler):
 
 
 def _hides_something(data: Any, packed: set[int]) -> bool:
-    """Whether more of a batch could go to a device than the packed tensors: what objects hold, or
-    containers that this code does not look into."""
+    """Tell whether a batch holds more than the packed tensors that could go to a device: inside of
+    objects, or in containers that this code does not look into."""
     try:
         leaves = [leaf for _, leaf in list_leaves(data)]
-        return not packed.issubset(map(id, leaves)) or any(
-            callable(getattr(leaf, "to", None)) and id(leaf) not in packed for leaf in leaves
-        )
+        movable = {id(leaf) for leaf in leaves if callable(getattr(leaf, "to", None))}
     except Exception:  # a container that cannot be made anew, say, or one in itself
         return True
+    return not packed.issubset(map(id, leaves)) or not movable <= packed
 
 
 def pack(
     worker_end: WorkerEnd, data: Any, has_destination: bool = False
 ) -> tuple[bytes, int, bool]:
-    """Puts the tensors of a batch into the slot of the current request.
+    """Put the tensors of a batch into the slot of the current request.
 
     Args:
         has_destination: the parent copies the batch elsewhere, to a device say.
 
     Returns:
-        the head for ``WorkerEnd.answer``, its kind, and whether it is not to be copied elsewhere.
+        The head for ``WorkerEnd.answer``, its kind, and whether the batch must stay in host memory.
     """
     file = io.BytesIO()
     packer = _Packer(file, worker_end)
@@ -174,32 +174,26 @@ class _Unpacker(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         if type(pid) is int:
             return self._tensors[pid]
-        kind, what = pid
+        kind, key = pid
         if kind == "storage":
-            return self._part(*what)[0].untyped_storage()
-        if what not in self._viewed:
-            self._viewed[what] = self._view(*self._views[what])
+            return self._part(*key)[0].untyped_storage()
+        if key not in self._viewed:
+            self._viewed[key] = self._view(self._views[key])
         elif self._destination is not None and not self._destination.keep_aliases:
-            return self._destination.copy(self._viewed[what])
-        return self._viewed[what]
+            return self._destination.copy(self._viewed[key])
+        return self._viewed[key]
 
     def _part(self, key: int, begin: int) -> tuple[torch.Tensor, int]:
-        """The part of a storage that has the byte `begin`, and the part's first byte."""
+        """Return the part of a storage that has the byte `begin`, and the part's first byte."""
         parts = self._parts[key]
         first, number = parts[bisect_right(parts, (begin, sys.maxsize)) - 1]
         return self._tensors[number], first
 
-    def _view(
-        self,
-        storage: tuple[int, int],
-        dtype: torch.dtype,
-        begin: int,
-        shape: tuple[int, ...],
-        stride: tuple[int, ...],
-    ) -> torch.Tensor:
+    def _view(self, view: tuple[Any, ...]) -> torch.Tensor:
+        storage, dtype, begin, shape, stride = view
         part, first = self._part(*storage)
         tensor = torch.empty(0, dtype=dtype, device=part.device)
-        # A view without elements may lie outside of what was copied of its storage.
+        # A view without elements may lie outside of the copied parts of its storage.
         begin = max(begin - first // dtype.itemsize, 0) + part.storage_offset() // dtype.itemsize
         tensor.set_(part.untyped_storage(), begin, shape, stride)
         destination = self._destination
@@ -211,7 +205,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def unpack(reply: Reply, destination: Destination | None = None) -> Any:
-    """The batch of a reply.
+    """Return the batch of a reply.
 
     Args:
         destination: where the reply was delivered; by default its tensors lie in the shared memory.

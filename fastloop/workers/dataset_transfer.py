@@ -1,10 +1,9 @@
 """How a worker process gets its dataset.
 
-A forked worker inherits it. A spawned one is sent a pickle, in shared memory and with the large
-arrays and tensors beside it: they are written there once for all workers and mapped by each,
-privately and writable, instead of being copied through a pipe for every worker. So a worker has
-what a forked one would have. torch would move tensors to shared memory instead, under everybody who
-knows their address; tensors that are there already are shared as by torch.
+A forked worker inherits it. A spawned one is sent a pickle in shared memory, with the large arrays
+and tensors beside it. These are written once for all workers, and each worker maps them, privately
+and writable. So it has the same as a forked one. torch would move tensors to shared memory instead,
+whose address other code may know; tensors that are there already are shared as by torch.
 """
 
 from __future__ import annotations
@@ -19,11 +18,14 @@ from typing import Any
 
 import torch
 
-_LARGE = 1 << 20  # arrays of so many bytes go beside the pickle
+from fastloop.data.stateful import DatasetReader
+
+_LARGE = 1 << 20  # arrays from this many bytes on go beside the pickle
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
-# Of ParentEnd.address: descriptor, bytes, offset, workers, depth, mapped at.
+# ParentEnd.address(): descriptor, bytes, offset, workers, depth, mapped at.
 Address = tuple[int, int, int, int, int, int]
+Place = tuple[int, int]  # in a SharedFile: offset, bytes
 
 
 def _whole_pages(size: int) -> int:
@@ -31,47 +33,47 @@ def _whole_pages(size: int) -> int:
 
 
 class SharedFile:
-    """A file in memory with what spawned workers share. Closed when all of them have started, and
-    where dead ones are replaced, at the end of all."""
+    """A file in memory for the data that spawned workers share. It is closed when all of them have
+    started; where dead ones are replaced, when all have ended."""
 
     def __init__(self) -> None:
         self._fd = -1
         self._end = 0
-        self._places: dict[tuple[Any, ...], int] = {}
-        self._alive: list[Any] = []  # so that no address or storage is another's
+        self._places: dict[tuple[Any, ...], Place] = {}
+        self._alive: list[Any] = []  # keeps the addresses and storages from being used again
 
     def fd(self) -> int:
         if self._fd < 0:
             self._fd = os.memfd_create("fastloop", os.MFD_CLOEXEC)
         return self._fd
 
-    def write(self, data: Any, over: tuple[int, int] | None = None) -> tuple[int, int]:
-        """The place of `data` (offset, bytes): at the end, or over one that nobody reads any more,
-        if it fits there."""
+    def write(self, data: Any, over: Place | None = None) -> Place:
+        """Write `data` at the end, or over a place that nobody reads any more, if it fits there.
+        Return its place: offset, bytes."""
         view = memoryview(data).cast("B")
-        is_over = over is not None and _whole_pages(len(view)) <= _whole_pages(over[1])
-        offset = over[0] if over is not None and is_over else self._end
+        if over is not None and _whole_pages(len(view)) <= _whole_pages(over[1]):
+            offset = over[0]
+        else:
+            offset = self._end
+            self._end += _whole_pages(len(view))
         done = 0
         while done < len(view):
             done += os.pwrite(self.fd(), view[done:], offset + done)
-        if not is_over:
-            self._end += _whole_pages(len(view))
         return offset, len(view)
 
-    def write_once(
-        self, buffer: pickle.PickleBuffer, storage: torch.UntypedStorage | None
-    ) -> tuple[int, int]:
-        """The place of an array, or of a storage, which is known by itself: it may move."""
+    def write_once(self, buffer: Any, storage: torch.UntypedStorage | None) -> Place:
+        """Write an array, or a storage, unless it is there already. Return its place. A storage is
+        recognised by itself: its memory may move."""
         import numpy as np
 
         view = buffer.raw()
         owner: Any = buffer if storage is None else storage
-        address = np.frombuffer(view, np.uint8).ctypes.data
-        key = (address if storage is None else None, view.nbytes, storage and storage._cdata)
+        address = np.frombuffer(view, np.uint8).ctypes.data if storage is None else None
+        key = address, view.nbytes, storage and storage._cdata
         if key not in self._places:
             self._alive.append(owner)
-            self._places[key], _ = self.write(view)
-        return self._places[key], view.nbytes
+            self._places[key] = self.write(view)
+        return self._places[key]
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -80,20 +82,20 @@ class SharedFile:
 
 
 def _open_storage(data: Any) -> torch.UntypedStorage:
-    """Over the memory that a worker has mapped; of a small one, a copy."""
+    """Return a storage over memory that a worker has mapped; a copy if it is small."""
     whole = torch.frombuffer(data, dtype=torch.uint8)
     return (whole if whole.numel() >= _LARGE else whole.clone()).untyped_storage()
 
 
 class _DatasetPickler(reduction.ForkingPickler):
-    """torch's, but of storages that are not shared it takes the bytes."""
+    """Pickles as torch does, but storages that are not shared by their bytes."""
 
     def __init__(self, data: io.BytesIO, file: SharedFile) -> None:
         super().__init__(data, 5, True, self._put_beside)
         self._file = file
         self._storages: dict[int, torch.UntypedStorage] = {}  # by the id of their buffers
-        self._buffers: list[pickle.PickleBuffer] = []  # so that no id is used twice
-        self.places: list[tuple[int, int]] = []
+        self._buffers: list[pickle.PickleBuffer] = []  # keeps ids from being used again
+        self.places: list[Place] = []
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.UntypedStorage or obj.device.type != "cpu":
@@ -121,51 +123,47 @@ def _map_privately(fd: int, offset: int, size: int) -> memoryview:
 
 
 class DatasetTransfer:
-    """The arguments of a worker, sent along with its process object, and after its end with that
-    of its successor."""
+    """The arguments of a worker. They are sent with its process object, and after its death with
+    the process object of its successor.
+
+    Attributes:
+        contents: torch's arguments, where the shared memory is, the worker's number.
+    """
 
     def __init__(
         self, arguments: dict[str, Any], address: Address, worker: int, file: SharedFile
     ) -> None:
-        self._contents = arguments, address, worker
+        self.contents = arguments, address, worker
         self._file = file
-        self._pickled: tuple[int, int] | None = None  # where the last pickle lies
+        self._pickled: Place | None = None  # where the last pickle lies
 
-    def unload(self) -> tuple[dict[str, Any], Address, int]:
-        return self._contents
-
-    def replace(self, **arguments: Any) -> None:
-        """The next process gets these in the place of those that it had."""
-        self._contents[0].update(arguments)
+    def use(self, reader: DatasetReader | None) -> None:
+        """Send `reader` in the place of the dataset from now on; None changes nothing."""
+        if reader is not None:
+            self.contents[0]["dataset"] = reader
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments, (fd, *rest, _), worker = self._contents
+        arguments, (fd, *rest, _), worker = self.contents
         data = io.BytesIO()
         pickler = _DatasetPickler(data, self._file)
         pickler.dump(arguments)
         self._pickled = pickled = self._file.write(data.getbuffer(), self._pickled)
         descriptors = reduction.DupFd(fd), reduction.DupFd(self._file.fd())
-        return _ReceivedDataset, (descriptors, tuple(rest), worker, pickled, pickler.places)
+        return _receive, (*descriptors, rest, worker, pickled, pickler.places)
 
 
-class _ReceivedDataset:
-    """A transfer in the process it was sent to."""
-
-    def __init__(
-        self,
-        descriptors: tuple[Any, Any],
-        rest: tuple[int, int, int, int],
-        worker: int,
-        pickled: tuple[int, int],
-        places: list[tuple[int, int]],
-    ) -> None:
-        self._fd, self._file = (descriptor.detach() for descriptor in descriptors)
-        self._rest, self._worker = rest, worker
-        self._pickled, self._places = pickled, places
-
-    def unload(self) -> tuple[dict[str, Any], Address, int]:
-        buffers = [_map_privately(self._file, *place) for place in self._places]
-        arguments = pickle.loads(_map_privately(self._file, *self._pickled), buffers=buffers)
-        os.close(self._file)
-        os.set_inheritable(self._fd, False)  # which a spawned process's descriptors are not
-        return arguments, (self._fd, *self._rest, 0), self._worker
+def _receive(
+    channel: Any,
+    file: Any,
+    rest: tuple[int, int, int, int],
+    worker: int,
+    pickled: Place,
+    places: list[Place],
+) -> DatasetTransfer:
+    """Load a transfer in the process that it was sent to."""
+    channel_fd, file_fd = channel.detach(), file.detach()
+    buffers = [_map_privately(file_fd, *place) for place in places]
+    arguments = pickle.loads(_map_privately(file_fd, *pickled), buffers=buffers)
+    os.close(file_fd)
+    os.set_inheritable(channel_fd, False)  # a spawned process's descriptors are inheritable
+    return DatasetTransfer(arguments, (channel_fd, *rest, 0), worker, SharedFile())

@@ -1,41 +1,52 @@
 """The life of worker processes: how they start, whether they are alive, why one died, how they end.
 
-``WorkerProcess`` is one process, ``WorkerPool`` holds those of one iterator. Neither knows what the
-workers are asked for. Both are used by the thread that iterates, by the iterator's
-finalizer, and by ``close()`` from any thread.
+``WorkerProcess`` is one process, ``WorkerPool`` holds the processes of one iterator, ``Deaths``
+counts what they die of. None of them knows what workers are asked for. The thread that iterates
+uses them, the iterator's finalizer, and ``close()`` from any thread.
 """
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable
 from multiprocessing import forkserver, util
 from multiprocessing import process as processes
 from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from pickle import PicklingError
 from time import monotonic, sleep
 from typing import Any
 
-from fastloop._core import expect_fork, fork_ended, fork_expected
+import torch.multiprocessing
+
+from fastloop._core import ParentEnd, expect_fork, fork_ended, fork_expected
 from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
 from fastloop.base.machine import describe_memory, explain_kill
-from fastloop.workers.main_module import explain_early_end
+from fastloop.data.stateful import DatasetReader
+from fastloop.workers.dataset_transfer import DatasetTransfer, SharedFile
+from fastloop.workers.main import run_worker
 
 # A parent that waits notices a dead worker after at most so many seconds.
 CHECK_S = 0.05
 # Seconds for workers to end by themselves, and then after SIGTERM.
 _POLITE_S, _FIRM_S = 2.5, 1.0
-# For the exit code of a worker that is gone: a server of forked processes tells it after that.
+# Seconds to wait for the exit code of a dead worker: a fork server reports it after the death.
 _CODE_S = 5.0
+# Deaths in a row before a worker's first batch, the last of which brings no successor: a process
+# that exits there will do so again; whatever kills at random may well hit young processes.
+_MOST_EXITS, _MOST_KILLS = 2, 10
 
 
 def is_exiting() -> bool:
-    """Whether the process is at its end: multiprocessing ends all workers, or names of modules are
-    gone."""
+    """Tell whether this process is at its end, where multiprocessing ends all workers and names of
+    modules may be gone."""
     ask = getattr(util, "is_exiting", None)
     return ask is None or bool(ask())
 
@@ -44,38 +55,32 @@ _all_workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _disown_workers() -> None:
+    """Keep processes that the program forks from ending their parent's workers, as multiprocessing
+    does when they exit."""
     for process in list(_all_workers):
         processes._children.discard(process)  # type: ignore[attr-defined]
 
 
-@functools.cache
-def _watch_forks() -> None:
-    """At the exit of a process that the program forks, multiprocessing would end the workers of
-    its parent."""
-    os.register_at_fork(after_in_child=_disown_workers)
+os.register_at_fork(after_in_child=_disown_workers)
 
 
 class WorkerProcess:
     """A process of the user's context. Ctrl-C does not reach it before it can end quietly."""
 
     def __init__(self, process: Any) -> None:
-        _watch_forks()
         _all_workers.add(process)
         self._process = process
-        self._fork_id = 0  # what _core calls it
+        self._fork_id = 0  # its name in _core
         process.daemon = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._process, name)
 
     def start_method(self) -> str:
-        found: str | None = getattr(self._process, "_start_method", None)
-        return found or multiprocessing.get_start_method()
+        method: str | None = getattr(self._process, "_start_method", None)
+        return method or multiprocessing.get_start_method()
 
     def start(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            self._start()
-            return
         if self.start_method() == "forkserver":
             forkserver.ensure_running()  # it must not inherit the mask set below
         with interrupts_held():
@@ -93,130 +98,158 @@ class WorkerProcess:
             fork_expected()
 
     def forget(self) -> None:
-        """It has ended: memory of batches that it had inherited may be used again."""
+        """Release the memory of batches that this process, which has ended, had inherited."""
         fork_ended(self._fork_id)
 
-    def is_alive(self) -> bool:
-        if not self._process.is_alive():
-            return False
-        try:
-            os.kill(self._process.pid, 0)
-        except ProcessLookupError:  # something else in this program has waited for it
-            return False
-        return True
-
-    def has_ended(self) -> bool:
-        """Whether the process itself is known to be gone. is_alive() may err: when the server of
-        forked processes dies, multiprocessing takes all that it has forked for dead."""
-        if self.is_alive():
-            return False
+    def _exists(self) -> bool:
         try:
             os.kill(self._process.pid, 0)
         except ProcessLookupError:
-            return True
-        return False
+            return False
+        return True
 
-    def _is_unknown(self) -> bool:
-        """Whether its server has yet to tell how it has ended: it has waited for it before that."""
-        return self.start_method() == "forkserver" and self._process.exitcode is None
+    def is_alive(self) -> bool:
+        # The second look: something else in this program may have waited for it.
+        return self._process.is_alive() and self._exists()
+
+    def has_ended(self) -> bool:
+        """Tell whether the process is known to be gone. is_alive() may err: when a fork server
+        dies, multiprocessing takes all of its processes for dead."""
+        return not self.is_alive() and not self._exists()
 
     def join(self, timeout: float) -> None:
-        """Waits for the end of the process itself, and for the exit code of one that is a server's.
+        """Wait for the end of the process, and for its exit code from a fork server.
 
         multiprocessing waits for the worker's end of a pipe. A worker can close that long before
         it ends, and processes it has started can hold it open long after.
         """
         deadline = monotonic() + timeout
-        while (self.is_alive() or self._is_unknown()) and (rest := deadline - monotonic()) > 0:
+        has_server = self.start_method() == "forkserver"
+        while self.is_alive() or (has_server and self._process.exitcode is None):
+            if (rest := deadline - monotonic()) <= 0:
+                return
             if wait([self._process.sentinel], min(rest, CHECK_S)):
                 sleep(min(rest, 0.001))
 
+    def explain_end(self) -> str:
+        """Return the first part of an error's text: which worker this was, and how it ended."""
+        self.join(_CODE_S)
+        code = self.exitcode
+        if code is None:
+            end = "exited unexpectedly; something else in this program has taken its exit code"
+        elif code >= 0:
+            end = f"exited unexpectedly with exit code {code}"
+        else:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
+            end = f"is killed by signal: {name} ({signal.strsignal(-code)})"
+        return f"DataLoader worker (pid {self.pid}) {end}"
+
+    def explain_early_end(self) -> str:
+        """Return a sentence on why a worker has exited before its first task; it may be empty."""
+        path = getattr(sys.modules.get("__main__"), "__file__", None)
+        method = self.start_method()
+        if method == "fork" or path is None:
+            return ""  # a forked worker has all that its parent has imported
+        return (
+            f"It ended at its start: with start method {method!r} it imports {path} anew, where a "
+            "loop must stand below if __name__ == '__main__'; stderr says which error it met. "
+        )
+
 
 class WorkerPool:
-    """The worker processes of one iterator, by number. A forked child does not own them."""
+    """The worker processes of one iterator, by number.
 
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._workers: list[WorkerProcess] = []  # those that could not be started, too
+    Args:
+        context: the user's multiprocessing context; None: torch's.
+        parent_end: this process's end of the channel to the workers.
+    """
+
+    def __init__(self, context: BaseContext | None, parent_end: ParentEnd) -> None:
+        self.workers: list[WorkerProcess] = []  # those that could not be started, too
+        self._context: Any = context if context is not None else torch.multiprocessing
+        self._parent_end = parent_end
+        self._file = SharedFile()
+        self._transfers: list[DatasetTransfer] = []
         self._lock = threading.RLock()  # a successor starts, or stop() begins
         self._stopped = threading.Event()
 
-    def add(self, process: Any) -> WorkerProcess:
-        """A worker that is yet to be started."""
-        worker = WorkerProcess(process)
-        self._workers.append(worker)
-        return worker
+    # ---- starts
 
-    def replace(self, number: int, process: Any) -> WorkerProcess | None:
-        """Starts a process in the place of one that has ended. None where stop() was called. Where
-        it raises, the dead one keeps its place. Call it with interrupts held."""
+    def start(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
+        """Start the next worker.
+
+        Args:
+            arguments: those of torch's worker loop by name, without its queues.
+            reader: reads the dataset, where that can say where it stands.
+        """
+        worker = arguments["worker_id"]
+        transfer = DatasetTransfer(arguments, self._parent_end.address(), worker, self._file)
+        transfer.use(reader)
+        self._transfers.append(transfer)
+        process = self._make_process(worker)
+        self.workers.append(process)
+        try:
+            process.start()
+        except (TypeError, AttributeError, PicklingError):
+            warnings.warn(
+                "Got pickle error when attempting to start a worker Process. "
+                "This might be because the worker Process arguments are not picklable. "
+                "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms "
+                "to 'forkserver', which requires the worker Process arguments to be picklable. "
+                "You can also try multiprocessing.set_start_method('fork').",
+                stacklevel=2,
+            )
+            raise
+
+    def replace(self, worker: int, reader: DatasetReader | None) -> None:
+        """Start a process in the place of a worker that has ended; not after stop(). If it raises,
+        the dead one keeps its place. Call it with interrupts held."""
         with self._lock:
             if self._stopped.is_set():
-                return None
-            dead, successor = self._workers[number], WorkerProcess(process)
-            self._workers[number] = successor  # before it starts: stop() is to find it
+                return
+            self._transfers[worker].use(reader)
+            dead, successor = self.workers[worker], self._make_process(worker)
+            self.workers[worker] = successor  # before it starts, so that stop() meets it
             try:
                 successor.start()
             except BaseException:
                 if successor.pid is None:
-                    self._workers[number] = dead
+                    self.workers[worker] = dead
                 raise
             dead.forget()
             if not self._stopped.is_set():
-                return successor
+                return
         self.stop()  # a signal handler has called it during the start
-        return None
 
-    def is_own(self) -> bool:
-        """Whether this process has started them."""
-        return self._pid == os.getpid()
+    def _make_process(self, worker: int) -> WorkerProcess:
+        # A thread that blocks Ctrl-C starts workers that block it, too.
+        is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        has_destination = self._parent_end.has_destination
+        args = self._transfers[worker], os.getpid(), not is_blocked, has_destination
+        return WorkerProcess(self._context.Process(target=run_worker, args=args))
 
-    def are_all_alive(self) -> bool:
-        return all(worker.is_alive() for worker in self._workers)
+    def close_file(self) -> None:
+        """Free the arguments of workers: none starts any more."""
+        self._transfers.clear()
+        self._file.close()
 
-    def find_dead(self, is_active: Sequence[bool]) -> list[int]:
-        """The numbers of dead workers, of those that are to be alive."""
-        return [
-            n for n, wanted in enumerate(is_active) if wanted and not self._workers[n].is_alive()
-        ]
-
-    def await_end(self, number: int) -> int | None:
-        """The exit code of a worker that was found dead; None if something else has taken it.
-        Raises TimeoutError if its process may not have ended."""
-        worker = self._workers[number]
-        worker.join(_CODE_S)
-        if not worker.has_ended():
-            raise TimeoutError
-        code: int | None = worker.exitcode
-        return code
-
-    def _find_living(self) -> list[WorkerProcess]:
-        return [worker for worker in self._workers if worker.is_alive()]
+    # ---- deaths
 
     def explain_death(
-        self, number: int, task: str, has_begun: bool, tells_memory: bool = False
+        self, worker: int, task: str, has_begun: bool, tells_memory: bool = False
     ) -> str:
-        """What an error says of a dead worker, and what can be done about it.
+        """Return an error's text on a dead worker, with a remedy.
 
         Args:
-            task: what it was to make, as the end of a sentence; may be empty.
+            task: what the worker was to make, as the end of a sentence; may be empty.
             has_begun: it has taken a task.
             tells_memory: for other causes than SIGKILL, too.
         """
-        worker = self._workers[number]
-        text = f"DataLoader worker (pid {worker.pid}) "
-        worker.join(_CODE_S)
-        code = worker.exitcode
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
-            text += f"is killed by signal: {name} ({signal.strsignal(-code)})"
-        elif code is not None:
-            text += f"exited unexpectedly with exit code {code}"
-        else:
-            text += "exited unexpectedly; something else in this program has taken its exit code"
-        text += f"{task}. "
+        process = self.workers[worker]
+        text = f"{process.explain_end()}{task}. "
+        code = process.exitcode
         if not has_begun and code is not None and code > 0:
-            text += explain_early_end(worker.start_method())
+            text += process.explain_early_end()
         if code == -signal.SIGKILL:
             text += f"{explain_kill()}. "
         elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
@@ -225,48 +258,92 @@ class WorkerPool:
             text += f"{describe_memory()}. "
         return text
 
-    def await_interrupted(self, is_active: Sequence[bool]) -> bool:
-        """After Ctrl-C in this process: whether it ends the workers, too, as at a terminal, where
-        it reaches all. Pressed again, it ends them in any case. Call it with interrupts held."""
+    # ---- ends
+
+    def await_interrupted(self, find_dead: Callable[[], list[int]]) -> bool:
+        """Tell whether Ctrl-C, which this process has met, ends the workers, too, as at a terminal,
+        where it reaches all. Pressed again, it ends them in any case. Call it with interrupts
+        held."""
         begin = monotonic()
-        while not self.find_dead(is_active) and not is_interrupted():
-            is_reached = any(has_met_interrupt(worker.pid) for worker in self._workers)
+        while not find_dead() and not is_interrupted():
+            is_reached = any(has_met_interrupt(worker.pid) for worker in self.workers)
             if monotonic() - begin > (_FIRM_S if is_reached else CHECK_S):
                 return False
             sleep(0.002)
         return True
 
     def stop(self) -> None:
-        """Ends all within some seconds, whatever they are doing. They know that they are to end."""
+        """End all workers within some seconds, whatever they are doing. The parent end is closed
+        before, which asks them to end."""
         with self._lock:
             self._stopped.set()
         try:
             self._join(_POLITE_S)
-            for worker in self._find_living():
+            for worker in self._living():
                 worker.terminate()
             self._join(_FIRM_S)
         finally:
-            for worker in self._find_living():
+            for worker in self._living():
                 worker.kill()
             self._join(_FIRM_S, is_patient=True)  # they end at once, and leave no zombies
 
+    def _living(self) -> list[WorkerProcess]:
+        return [worker for worker in self.workers if worker.is_alive()]
+
     def _join(self, seconds: float, is_patient: bool = False) -> None:
-        """Waits for all to end; no longer after Ctrl-C, unless it `is_patient`."""
+        """Wait for all to end; no longer after Ctrl-C, unless it `is_patient`."""
         deadline = monotonic() + seconds
-        for worker in self._find_living():
+        for worker in self._living():
             while worker.is_alive() and (rest := deadline - monotonic()) > 0:
                 if is_interrupted() and not is_patient:
                     return
                 worker.join(min(rest, CHECK_S))
 
     def forget_ended(self) -> bool:
-        """Whether all have ended; then memory that they had inherited may be used again."""
-        if self._find_living():
+        """Tell whether all have ended; if so, release the memory that they had inherited."""
+        if self._living():
             return False
-        for worker in self._workers:
+        for worker in self.workers:
             worker.forget()
         return True
 
-    def clear(self) -> None:
-        """Lets go of the processes. multiprocessing runs Python when they are freed."""
-        self._workers.clear()
+
+class NoSuccessorError(Exception):
+    """A dead worker gets no successor: the text says why, as a part of a sentence."""
+
+
+class Deaths:
+    """The deaths of one iterator's workers. They decide which workers get a successor."""
+
+    def __init__(self) -> None:
+        self._deadly: set[int] = set()  # batches of this epoch that a worker has died at
+        self._early: Counter[int] = Counter()  # by worker: deaths in a row before a batch
+
+    def start_epoch(self) -> None:
+        self._deadly.clear()
+
+    def note(self, worker: int, code: int | None, taken: int, task: Any) -> None:
+        """Count a death. Raise NoSuccessorError if no process may take the dead worker's place.
+
+        Args:
+            worker: its number.
+            code: its exit code, negative for a signal; None: unknown.
+            taken: the number of requests that this process has taken.
+            task: the one that it was at, or None.
+        """
+        if taken == 0 or (task is not None and not isinstance(task, tuple)):
+            self._early[worker] += 1
+            times = self._early[worker]
+            if times >= (_MOST_EXITS if code is not None and code >= 0 else _MOST_KILLS):
+                raise NoSuccessorError(
+                    f"worker {worker} has died {times} times in a row before it could begin a batch"
+                )
+            return
+        self._early[worker] = 0
+        if task is None:
+            return
+        if task[0] in self._deadly:
+            raise NoSuccessorError(
+                f"batch {task[0]} has been loaded twice, and both workers have died at it"
+            )
+        self._deadly.add(task[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import queue
 import signal
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,12 +23,13 @@ from fastloop.workers.tasks import NO_STATE, InitialState
 _OBJECTS = (ExceptionWrapper, StreamEnd)
 
 
-class _Results:
-    """The worker's end of the result queue.
+class _Channel:
+    """The worker's end of the channel, with the methods that torch's loop calls of its two queues
+    and of the event that ends all work.
 
     Args:
-        reader: of a dataset that can say where it stands. Batches, errors and ends then come as
-            pairs: the second is the state after them, or NO_STATE.
+        reader: reads a dataset that can say where it stands. Batches, errors and ends are then sent
+            as pairs: the second is the state after them, or NO_STATE.
     """
 
     def __init__(
@@ -39,35 +39,52 @@ class _Results:
         has_destination: bool,
         reader: DatasetReader | None,
     ) -> None:
+        self.is_set = worker_end.is_closed  # the event's
         self._worker_end = worker_end
         self._has_destination = has_destination
         self._where = f"in DataLoader worker process {worker}"
         self._reader = reader
         self.is_collated = False  # batches come from the C collate: fresh, plain, without cycles
-        # What waits for more memory, by request, and whether it is no batch.
-        self.too_large: dict[int, tuple[Any, bool]] = {}
+        # Data that wait for more memory, by request, and whether they are an object, not a batch.
+        self._too_large: dict[int, tuple[Any, bool]] = {}
+
+    def get(self, timeout: float) -> Any:
+        """Return the next task for torch's loop; answer fastloop's own requests meanwhile."""
+        while True:
+            request = self._worker_end.receive(timeout)
+            if request is None:
+                return None
+            if request is False:
+                raise queue.Empty
+            if isinstance(request, int):
+                self._send(*self._too_large.pop(request))
+                continue
+            task = pickle.loads(request)
+            if isinstance(task, InitialState):
+                assert self._reader is not None
+                self._send(self._reader.fault or self._reader.dump(), is_object=True)
+                continue
+            if isinstance(task, Resume):
+                self._too_large.clear()
+            return task
 
     def put(self, item: tuple[Any, Any]) -> None:
+        """Send what torch's loop has made for a task."""
         task, data = item
-        is_object = data is None or isinstance(data, _OBJECTS)
-        if self._reader is not None and isinstance(task, int):
-            is_object = isinstance(data, _OBJECTS)
+        is_batch = isinstance(task, int)  # or torch's order to begin an epoch
+        is_object = not is_batch or isinstance(data, _OBJECTS)
+        if self._reader is not None and is_batch:
             data = data, self._reader.take_behind(data) or NO_STATE
-        self.send(data, is_object)
+        self._send(data, is_object)
 
-    def put_initial_state(self) -> None:
-        """The state before the first batch of an epoch, or why there is none."""
-        assert self._reader is not None
-        self.send(self._reader.fault or self._reader.dump(), is_object=True)
-
-    def send(self, data: Any, is_object: bool = False) -> None:
+    def _send(self, data: Any, is_object: bool) -> None:
         number = self._worker_end.number()
         is_written = self.is_collated and not is_object
         fits = self._worker_end.write(data, WRITTEN) if is_written else None
         if fits is None:
             fits = self._worker_end.answer(*self._pack(data, is_object))
         if not fits:
-            self.too_large[number] = data, is_object
+            self._too_large[number] = data, is_object
 
     def _pack(self, data: Any, is_object: bool) -> tuple[bytes, int, bool]:
         try:
@@ -79,7 +96,7 @@ class _Results:
         return head, OBJECT if is_object else kind, host_only
 
     def _explain(self, data: Any) -> ExceptionWrapper:
-        """Why it could not be pickled, as an error that can be."""
+        """Return why `data` could not be pickled, as an error that can be."""
         self._worker_end.rewind()
         if not isinstance(data, ExceptionWrapper):
             return ExceptionWrapper(where=self._where)  # type: ignore[no-untyped-call]
@@ -88,56 +105,16 @@ class _Results:
         data.exc_type = RuntimeError
         return data
 
-    # Torch's loop calls these at its end.
-
-    def cancel_join_thread(self) -> None:
-        pass
-
     def close(self) -> None:
-        pass
+        """Do nothing: torch's loop closes its queue at its end."""
 
-
-class _Requests:
-    """The worker's end of its index queue."""
-
-    def __init__(self, worker_end: WorkerEnd, results: _Results) -> None:
-        self._worker_end = worker_end
-        self._results = results
-
-    def get(self, timeout: float) -> Any:
-        while True:
-            request = self._worker_end.receive(timeout)
-            if request is None:
-                return None
-            if request is False:
-                raise queue.Empty
-            if not isinstance(request, int):
-                task = pickle.loads(request)
-                if not isinstance(task, InitialState):
-                    break
-                self._results.put_initial_state()
-                continue
-            self._results.send(*self._results.too_large.pop(request))
-        if isinstance(task, Resume):
-            self._results.too_large.clear()
-        return task
-
-
-class _Done:
-    """The worker's view of the event that ends all work."""
-
-    def __init__(self, worker_end: WorkerEnd) -> None:
-        self.is_set = worker_end.is_closed
+    cancel_join_thread = close
 
 
 def run_worker(
-    transfer: DatasetTransfer,
-    parent: int,
-    is_interruptible: bool,
-    has_destination: bool,
-    has_reader: bool,
+    transfer: DatasetTransfer, parent: int, is_interruptible: bool, has_destination: bool
 ) -> None:
-    """The target of a worker process.
+    """Run a worker process: its target.
 
     Args:
         transfer: torch's arguments of the loop, and where the shared memory is.
@@ -145,36 +122,30 @@ def run_worker(
         is_interruptible: whether Ctrl-C reaches the parent's main thread; it is held back here
             until this function can end quietly.
         has_destination: the parent copies batches elsewhere, to a device say.
-        has_reader: the dataset among those arguments is a DatasetReader.
     """
     try:
         release_in_child()
         keep_heap()
-        arguments, address, worker = transfer.unload()
+        arguments, address, worker = transfer.contents
         worker_end = WorkerEnd(torch.Tensor, *address, worker)
         worker_end.watch(parent)
-        reader = arguments["dataset"] if has_reader else None
-        results = _Results(worker_end, worker, has_destination, reader)
+        dataset = arguments["dataset"]
+        reader = dataset if isinstance(dataset, DatasetReader) else None
+        channel = _Channel(worker_end, worker, has_destination, reader)
         if reader is not None:
             arguments["init_fn"] = partial(reader.begin_in_worker, arguments["init_fn"])
             if not reader.is_stream:
                 arguments["dataset"] = reader.dataset
-        collate_fn: Callable[[Any], Any] = arguments["collate_fn"]
-        found = open_collate(collate_fn, partial(make_collate, worker_end))
+        found = open_collate(arguments["collate_fn"], partial(make_collate, worker_end))
         if arguments["auto_collation"] and found is not None:
             collate_fn, collate = found
-            results.is_collated = True
+            arguments["collate_fn"] = collate_fn
+            channel.is_collated = True
             if collate_fn is collate and may_borrow(arguments["dataset"]):
                 lend(collate)
-        arguments.update(
-            index_queue=_Requests(worker_end, results),
-            data_queue=results,
-            done_event=_Done(worker_end),
-            collate_fn=collate_fn,
-        )
         if is_interruptible:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        run_worker_loop(**arguments)
+        run_worker_loop(index_queue=channel, data_queue=channel, done_event=channel, **arguments)
     except KeyboardInterrupt:
         pass
     end_quietly()

@@ -1,4 +1,4 @@
-"""The tasks that worker processes are sent, and how they are pickled."""
+"""The tasks that workers are sent: how they are pickled, and how errors name them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from fastloop.base.tensors import is_plain
-from fastloop.base.torch_parts import Resume
+from fastloop.base.torch_parts import ExceptionWrapper, Resume
 
 NO_STATE = b""  # behind a batch; WorkerEnd.write takes bytes, and not None
 
 
 class InitialState:
-    """A task of ours: to send the state of the dataset before the first batch of an epoch.
+    """A task: send the state of the dataset before the first batch of an epoch.
 
     Args:
-        epoch: whatever tells it from those of other epochs; stays in the parent.
+        epoch: an object that tells it from tasks of other epochs; stays in the parent.
     """
 
     def __init__(self, worker: int, epoch: object) -> None:
@@ -29,24 +29,22 @@ class InitialState:
         return InitialState, (self.worker, None)
 
 
-class Resumption:
-    """Tells a worker that an epoch begins.
+class Resumption(Resume):
+    """A task: begin another epoch. A worker process gets torch's own, without the number."""
 
-    Args:
-        task: torch's, which the worker is sent and the iterator is answered.
-    """
+    worker: int
 
-    def __init__(self, worker: int, task: Resume) -> None:
-        self.worker = worker
-        self.task = task
+    def __init__(self, worker: int) -> None:
+        super().__init__()
+        object.__setattr__(self, "worker", worker)  # torch's class is frozen
 
-    def __reduce__(self) -> tuple[type[Resume], tuple[Any]]:
-        return Resume, (self.task.seed,)
+    def __reduce__(self) -> tuple[type[Resume], tuple[()]]:
+        return Resume, ()
 
 
 class _TaskPickler(pickle.Pickler):
-    """Of an index that is a tensor it takes what the tensor looks at, not all of its storage:
-    samplers yield elements of large tensors."""
+    """Pickles of a tensor only the elements it shows, not its storage: samplers yield elements of
+    large tensors."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.Tensor or obj.device.type != "cpu" or not is_plain(obj):
@@ -65,3 +63,20 @@ def pickle_task(task: Any) -> bytes:
     file = io.BytesIO()
     _TaskPickler(file, pickle.HIGHEST_PROTOCOL).dump(task)
     return file.getvalue()
+
+
+def quote_indices(indices: Any) -> str:
+    """Return the indices of a batch as text, at most 20 of them."""
+    try:
+        if isinstance(indices, list) and len(indices) > 20:
+            shown = ", ".join(repr(index) for index in indices[:20])
+            return f"[{shown}, ... {len(indices)} in all]"
+        return repr(indices)
+    except Exception as error:  # a sampler may yield anything
+        return f"which cannot be shown, {type(error).__name__}"
+
+
+def add_batch(error: ExceptionWrapper, number: int, indices: Any) -> None:
+    """Name the batch in an error that its worker met."""
+    where = f"batch {number} (indices {quote_indices(indices)})"
+    error.exc_msg = f"{error.exc_msg.rstrip()}\nThis happened in {where}."

@@ -298,7 +298,7 @@ def test_a_thread_that_is_closed_stops_between_two_samples(root: Path) -> None:
     def decode(data: bytes) -> Any:
         calls.append(len(data))
         has_begun.set()
-        while not batches._threads[0]._done.is_set():
+        while not batches._done.is_set:
             time.sleep(0.001)
         return by_pillow(data)
 

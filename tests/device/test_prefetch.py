@@ -9,7 +9,7 @@ import torch
 from helpers import outcome
 from lazy_device import SCHEDULES, LazyAccelerator, LazyDevice, check, numbered, read
 
-import fastloop.device.prefetch
+import fastloop.loader.device_iter
 from fastloop import prefetch
 
 every_schedule = pytest.mark.parametrize("late", [*SCHEDULES, *range(20)], indirect=True)
@@ -19,7 +19,7 @@ every_schedule = pytest.mark.parametrize("late", [*SCHEDULES, *range(20)], indir
 def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LazyDevice:
     device = LazyDevice(request.param)
     monkeypatch.setattr(
-        fastloop.device.prefetch, "open_accelerator", lambda _: LazyAccelerator(device)
+        fastloop.loader.device_iter, "open_accelerator", lambda _: LazyAccelerator(device)
     )
     return device
 
@@ -298,11 +298,11 @@ def test_static_buffers_name_what_differs(late: LazyDevice) -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="depth=0 must be at least 1"):
+    with pytest.raises(ValueError, match="depth must be an int >= 1, got 0"):
         prefetch([], "cpu", 0)
     with pytest.raises(TypeError, match="not iterable"):
         prefetch(3, "cpu")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="device='meta' is neither"):
+    with pytest.raises(ValueError, match=r"device must be the CPU or an accelerator .* got 'meta'"):
         prefetch([], "meta")
     with pytest.raises(RuntimeError, match="device"):
         prefetch([], "nowhere")

@@ -10,7 +10,7 @@ import torch
 from helpers import assert_same
 from lazy_device import LazyAccelerator, LazyDevice, numbered
 
-import fastloop.device.prefetch
+import fastloop.loader.device_iter
 from fastloop import prefetch
 from fastloop.device.accelerator import HostAccelerator, _parts
 from fastloop.device.uploader import Uploader
@@ -28,7 +28,7 @@ class Record:
 def late(monkeypatch: pytest.MonkeyPatch) -> LazyDevice:
     device = LazyDevice("copies-late")
     monkeypatch.setattr(
-        fastloop.device.prefetch, "open_accelerator", lambda _: LazyAccelerator(device)
+        fastloop.loader.device_iter, "open_accelerator", lambda _: LazyAccelerator(device)
     )
     return device
 

@@ -172,8 +172,8 @@ for kwargs in ({}, {"persistent_workers": True}, {"in_order": False}):
     batches = [next(iterator)]
 
     def ask():
-        for name, *args in (("__next__",), ("_next_data",), ("_get_data",), ("_poll", 0),
-                            ("_poll", 5), ("_reset", loader)):
+        for name, *args in (("__next__",), ("_next_data",), ("_get_data",),
+                            ("_reset", loader)):
             kind, error, text = outcome(lambda: getattr(iterator, name)(*args))
             assert error is RuntimeError, (name, error, text)
             assert "parent process; call iter() on the loader in the child" in text, text

@@ -332,7 +332,7 @@ def test_ctrl_c_at_any_line_of_the_start(path: str, tmp_path: Path) -> None:
         HEAD
         + """
 FILES = (
-    "process_iter.py", "thread_iter.py", "worker_iter.py", "dataloader.py", "iterators.py",
+    "processes.py", "threads.py", "common.py", "dataloader.py", "iterators.py",
 )
 
 def interrupt_at(line):

@@ -10,21 +10,22 @@ import os, signal, sys, threading
 import torch
 torch.set_num_threads(1)
 from fastloop import DataLoader
-from fastloop.workers import lifecycle, main as worker_main
+from fastloop.loader.workers.processes import ProcessIter
+from fastloop.workers import main as worker_main
 from helpers import outcome
 from workers import *
 from workers import Items, wait_until
 
 published = torch.zeros(8, dtype=torch.int64).share_memory_()  # replies of each worker
 released = torch.zeros(64, dtype=torch.int64).share_memory_()  # items that may be made
-put = worker_main._Results.put
+put = worker_main._Channel.put
 
 
 def count(results, item):
     put(results, item)
     published[torch.utils.data.get_worker_info().id] += 1
 
-worker_main._Results.put = count
+worker_main._Channel.put = count
 
 
 class Script(torch.utils.data.Dataset):
@@ -91,13 +92,13 @@ released.fill_(1)
 
 # Batch 0 is made when the parent has met both of the dead three times.
 seen = []
-def find_dead(pool, is_active, find=lifecycle.WorkerPool.find_dead):
-    found = find(pool, is_active)
+def find_dead(iterator, find=ProcessIter._find_dead):
+    found = find(iterator)
     seen.extend(found)
     if len(seen) >= 6:
         released.fill_(1)
     return found
-lifecycle.WorkerPool.find_dead = find_dead
+ProcessIter._find_dead = find_dead
 
 for in_order in (True, False):
     seen.clear()
@@ -150,7 +151,7 @@ def count_and_die(results, item):
         results._worker_end = Dying(results._worker_end)
     count(results, item)
 
-worker_main._Results.put = count_and_die
+worker_main._Channel.put = count_and_die
 """
 
 
@@ -172,7 +173,8 @@ for number in range(20):
         return not iterator._workers[1].is_alive() or published[1] == 2
 
     def look(frame, event, arg):
-        ours = ("loader/workers/processes.py", "workers/lifecycle.py", "workers/tasks.py")
+        ours = ("loader/workers/processes.py", "loader/workers/common.py",
+                "workers/lifecycle.py", "workers/tasks.py")
         if not frame.f_code.co_filename.endswith(ours):
             return None
         lines[0] += event == "line"

@@ -112,7 +112,7 @@ iterator = iter(loader)
 batches = [next(iterator)]
 
 def child():
-    assert "worker threads of this iterator are the parent" in error_text(lambda: next(iterator))
+    assert "workers of this iterator belong to the parent" in error_text(lambda: next(iterator))
     assert check_batches(loader) == 16
     assert check_batches(loader) == 16
     loader.close()

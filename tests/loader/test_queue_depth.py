@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from workers import Gate, Items, Stream, wait_until
 
 from fastloop import DataLoader
-from fastloop.loader.workers.queue_depth import AutoDepth, QueueDepth
+from fastloop.loader.workers.common import AutoDepth, QueueDepth
 
 FORK = {"multiprocessing_context": "fork"}
 PATHS: dict[str, dict[str, Any]] = {"process": FORK, "thread": {"path": "thread"}}
@@ -93,16 +93,15 @@ class HeldAt:
             self.gate()
 
 
-def open_when_waited_for(gate: Gate, iterator: Any, path: str) -> None:
-    """That is, when the iterator has waited in vain and looks for a reason."""
-    name = {"process": "_look_for_dead", "thread": "_look_for_reason"}[path]
-    look = getattr(iterator, name)
+def open_when_waited_for(gate: Gate, iterator: Any) -> None:
+    """Opens the gate when nothing has come in a wait and the iterator looks for a reason."""
+    look = iterator._look_for_dead
 
     def open_and_look() -> Any:
         gate.open()
         return look()
 
-    setattr(iterator, name, open_and_look)
+    iterator._look_for_dead = open_and_look
 
 
 def workers_left() -> list[str]:
@@ -133,7 +132,7 @@ def test_the_queue_of_a_loader_gets_deeper(path: str, persistent: bool) -> None:
         assert int(next(iterator)[0, 0]) == k
         if k == 0:
             assert iterator._send_idx == 3  # as torch has it
-    open_when_waited_for(held.gate, iterator, path)
+    open_when_waited_for(held.gate, iterator)
     assert int(next(iterator)[0, 0]) == 40
     assert iterator._send_idx == 41 + 3
     assert loader.stats().prefetch_factor == 3
@@ -201,6 +200,6 @@ def test_a_queue_that_shrinks_asks_for_no_more_until_it_has(path: str) -> None:
     loader._shared.depth = 8  # what an epoch of smaller batches has found
     iterator: Any = iter(loader)
     assert iterator._send_idx == 8
-    open_when_waited_for(held.gate, iterator, path)
+    open_when_waited_for(held.gate, iterator)
     assert [int(batch[0, 0]) for batch in iterator] == list(range(60))
     assert loader.stats().prefetch_factor == 2

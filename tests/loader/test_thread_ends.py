@@ -1,7 +1,9 @@
 """How worker threads end: with the epoch, by close(), with the iterator, and when they cannot."""
 
+import contextlib
 import functools
 import gc
+import queue
 import threading
 import time
 import weakref
@@ -19,6 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from fastloop import DataLoader
 from fastloop.base.next_lock import has_interpreter_lock
 from fastloop.workers import threads
+from fastloop.workers.tasks import Resumption
 from fastloop.workers.threads import WorkerThread
 
 Threaded = functools.partial(DataLoader, path="thread", num_workers=2)
@@ -114,7 +117,7 @@ def test_an_epoch_that_is_left_is_not_loaded_to_its_end() -> None:
     iterator = iter(loader)
     assert next(iterator).item() == 0
     assert gate.is_reached.wait(300)
-    queue = loader._iterator._threads[1]._requests
+    queue = loader._iterator._workers[1]._requests
     taken: list[int] = []
     again = threading.Thread(target=lambda loader: taken.append(next(iter(loader))), args=[loader])
     again.start()
@@ -146,7 +149,7 @@ def test_iterators_of_one_loader_at_once() -> None:
     loader = Threaded(FunctionDataset(lambda i: torch.full((40_000,), i), 40), 4)
     for _ in range(2):
         iterators: list[Any] = [iter(loader) for _ in range(3)]
-        collates = [thread._collate for iterator in iterators for thread in iterator._threads]
+        collates = [thread._collate for iterator in iterators for thread in iterator._workers]
         assert len(set(map(id, collates))) == 6
         for batches in zip(*iterators, strict=True):
             assert all(torch.equal(batches[0], batch) for batch in batches)
@@ -229,7 +232,7 @@ def test_the_sample_under_way_is_the_last() -> None:
     assert gate.is_reached.wait(300)
     ender = threading.Thread(target=iterator.close)
     ender.start()
-    wait_until(lambda: iterator._done.is_set())
+    wait_until(lambda: iterator._done.is_set)
     gate.is_open.set()
     ender.join(300)
     assert gate.loaded == [0, 1]
@@ -325,8 +328,10 @@ def test_a_thread_that_was_ended_from_outside() -> None:
     gate = Gate(at=1)
     iterator = iter(Threaded(FunctionDataset(gate), 1, timeout=300))
     assert gate.is_reached.wait(300)
-    iterator._threads[1]._requests._drop()
-    iterator._threads[1].put(None)
+    with contextlib.suppress(queue.Empty):
+        while True:
+            iterator._workers[1]._requests.get_nowait()
+    iterator._workers[1].put(None)
     gate.is_open.set()
     with pytest.raises(RuntimeError, match="DataLoader worker thread 1 ended unexpectedly"):
         list(iterator)
@@ -438,7 +443,7 @@ def test_a_thread_ends_that_is_closed_while_an_epoch_begins(
     with impatient(monkeypatch), pytest.warns(RuntimeWarning, match="still in code"):
         loader.close()
     # The rest of an iter() in another thread, which came before close() to the lock.
-    iterator._threads[0].put(threads.Resume())
+    iterator._workers[0].put(Resumption(0))
     gate.is_open.set()
     wait_until(lambda: running() == [])
 

@@ -85,13 +85,13 @@ def test_a_wait_is_one_however_often_the_parent_looks() -> None:
     assert next(iterator).i == 0
     looks = []
 
-    def look(is_active: object) -> list[int]:
+    def look() -> list[int]:
         looks.append(1)
         if len(looks) == 2:
             data.is_open.fill_(1)
         return []
 
-    iterator._pool.find_dead = look
+    iterator._find_dead = look
     assert next(iterator).i == 1
     assert len(looks) >= 2
     stats = loader.stats()

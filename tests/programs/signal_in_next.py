@@ -35,7 +35,7 @@ def take_in_handler(n: int) -> Any:
         inner.append(int(next(iterator)[0, 0]))
 
     def send() -> None:
-        wait_until(lambda: is_thread_in("_poll"))
+        wait_until(lambda: is_thread_in("_get_data"))
         os.kill(os.getpid(), signal.SIGUSR1)
 
     signal.signal(signal.SIGUSR1, handle)

@@ -474,7 +474,7 @@ def what_hides_tensors_goes_another_way() -> None:
 
 
 def a_transform_runs_on_what_has_arrived() -> None:
-    from fastloop.device.prefetch import DeviceIter
+    from fastloop.loader.device_iter import DeviceIter
 
     for workers, _ in each_stream_order(2):
         device = Device()

@@ -145,11 +145,11 @@ for how in ("handler before", "handler after", "thread", "before"):
 
     signal.signal(signal.SIGUSR1, lambda *_: loader.close())
     if how == "before":
-        make = iterator._launcher.make_successor
-        def make_late(*args):
+        replace = iterator._pool.replace
+        def replace_late(*args):
             loader.close()
-            return make(*args)
-        iterator._launcher.make_successor = make_late
+            return replace(*args)
+        iterator._pool.replace = replace_late
     elif how == "thread":
         around_next_start(before=close)
     elif how == "handler before":
@@ -164,7 +164,7 @@ for how in ("handler before", "handler after", "thread", "before"):
     wait_until(lambda: not children())
     assert check_batches(loader) == 16
     del loader, iterator, got
-del make
+del replace
 check_clean()
 """,
     )

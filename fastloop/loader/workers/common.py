@@ -1,7 +1,7 @@
 """The order of batches over workers, processes or threads: which worker gets the next task, which
 batch is next, and how an iterator ends.
 
-``WorkerIter`` does what torch's iterator over worker processes does (``torch_parts`` lists the
+``WorkerIter`` does the work of torch's iterator over worker processes (``torch_parts`` lists its
 methods under "workers"), without its queues, its thread for pinning and its handler of SIGCHLD. It
 is a subclass because frameworks ask ``isinstance``; none of torch's methods between it and the base
 of all iterators runs.
@@ -9,8 +9,11 @@ of all iterators runs.
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections import deque
 from itertools import cycle, islice
+from time import monotonic
 from typing import Any
 
 import torch
@@ -21,14 +24,16 @@ from fastloop.base.interrupts import interrupt_later, interrupts_held
 from fastloop.base.machine import budget_of
 from fastloop.base.nested import list_leaves
 from fastloop.base.torch_parts import ExceptionWrapper, MultiIter, Resume, StreamEnd
-from fastloop.data.stateful import is_stateful
-from fastloop.loader.shared import LockedIter
-from fastloop.loader.workers.queue_depth import AutoDepth, QueueDepth
-from fastloop.workers.lifecycle import is_exiting
-from fastloop.workers.tasks import InitialState
+from fastloop.data.stateful import DatasetReader, is_stateful
+from fastloop.loader.shared import CLOSED, LockedIter, Shared
+from fastloop.workers.lifecycle import CHECK_S, Deaths, is_exiting
+from fastloop.workers.tasks import InitialState, Resumption
 
-# How long a wait lasts before it begins anew; torch's has the same.
-POLL_S = 5.0
+# Arguments of torch's worker loop that an iterator has as attributes, with "_" before their names.
+_ARGUMENTS = (
+    "dataset_kind dataset auto_collation collate_fn drop_last base_seed num_workers "
+    "persistent_workers".split()
+)
 TAKEN_MEANWHILE = (
     "this iterator waits for a batch that was taken meanwhile: next() was called on it "
     "from inside next(), by a signal handler or a sampler"
@@ -36,75 +41,121 @@ TAKEN_MEANWHILE = (
 
 
 class WorkerIter(MultiIter, LockedIter):
-    """An iterator over workers. Subclasses start them, send them tasks, receive what they make and
-    end them.
+    """An iterator over workers. Subclasses start them, send them tasks, receive replies and end
+    the workers.
 
     Attributes (names and meanings are torch's):
-        _task_info: by number of a task that is not handed out: its worker, and its data once it has
-            come before its turn.
-        _tasks_outstanding: tasks whose data has not come.
+        _workers: the processes or threads.
+        _task_info: by number of a task that is not handed out: its worker, and its data once they
+            have come before their turn.
+        _tasks_outstanding: tasks whose data have not come.
         _send_idx, _rcvd_idx: the numbers of the next task to send, and to hand out.
         _workers_status: which workers still have work in this epoch.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        LockedIter.__init__(self, loader)
-        self._prefetch_factor: int = loader.prefetch_factor or 0
-        self._in_order = loader.in_order
-        for name, value in (
-            ("num_workers", self._num_workers),
-            ("prefetch_factor", self._prefetch_factor),
-        ):
-            if value <= 0:
+    _workers: Any
+    _are_processes = False
+    _deaths: Deaths | None = None  # with on_worker_death="restart"
+
+    def __init__(self, loader: DataLoader[Any], shared: Shared, workers: list[Any]) -> None:
+        self._pid = os.getpid()
+        self._shared = shared
+        self._workers = workers
+        self._depth = self._open_depth(loader)
+        try:
+            self._begin_epoch(loader, self._are_processes)
+            LockedIter.__init__(self, loader)
+            self._prefetch_factor: int = loader.prefetch_factor or 0
+            self._in_order = loader.in_order
+            if self._prefetch_factor <= 0:
                 raise AssertionError(
-                    f"{name} must be greater than 0 for MultiProcessingDataLoaderIter"
+                    "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
                 )
-        self._worker_init_fn = loader.worker_init_fn
-        self._workers: list[Any] = []
-        self._shutdown = False
-        for number in range(self._num_workers):
-            self._workers.append(self._start_worker(self._arguments_of(number)))
-        self._reset(loader, first_iter=True)
+            self._worker_init_fn = loader.worker_init_fn
+            self._shutdown = False
+            states = self._epoch.states
+            for number in range(self._num_workers):
+                reader = None if states is None else states.make_reader(number)
+                self._start_worker(self._arguments_of(number), reader)
+            self._reset(loader, first_iter=True)
+            self._await_begin()
+            shared.latest = weakref.ref(self)
+        except BaseException:
+            # Ctrl-C or an error of the sampler, say. A traceback that the program keeps must not
+            # keep the workers that have started.
+            with interrupts_held():
+                self._shutdown_workers()
+            raise
 
-    # ---- what subclasses do
+    # ---- the part of subclasses
 
-    def _start_worker(self, arguments: dict[str, Any]) -> Any:
-        raise NotImplementedError
+    def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
+        """Start the next worker and add it to `_workers`, before it runs.
+
+        Args:
+            arguments: those of torch's worker loop by name, but for its queues.
+            reader: reads a dataset that can say where it stands.
+        """
+
+    def _begin_replies(self, first_iter: bool) -> None:
+        """Begin an epoch: drop the replies of the one before."""
 
     def _send(self, worker: int, task: Any) -> None:
-        """Sends (number, indices), a Resume or an InitialState; None is a worker's last task."""
-        raise NotImplementedError
+        """Send (number, indices), a Resumption or an InitialState; None is a worker's last task."""
 
-    def _poll(self, timeout: float) -> tuple[bool, Any]:
-        """Whether something came within `timeout` seconds, and the task's number and its data."""
-        raise NotImplementedError
+    def _receive(self, timeout: float) -> tuple[Any, Any] | None:
+        """Return a task of this epoch, as `_get_data`; None if none has come within `timeout`
+        seconds."""
 
-    def _shutdown_workers(self) -> None:
-        raise NotImplementedError
+    def _look_for_dead(self) -> tuple[Any, Any] | None:
+        """Raise if nothing will come. Called after a wait in which nothing came."""
+
+    def _can_resume(self) -> bool:
+        """Tell whether these workers can begin another epoch."""
+        return all(worker.is_alive() for worker in self._workers)
+
+    def _end_workers(self) -> None:
+        """End all workers, and note what they have counted."""
+
+    # ---- forks
+
+    def _is_own(self) -> bool:
+        return self._pid == os.getpid()
+
+    def _check_process(self) -> None:
+        """Refuse to work in a forked child: threads are not there, and the parent writes to the
+        memory of batches from processes."""
+        if not self._is_own():
+            raise RuntimeError(
+                "the workers of this iterator belong to the parent process; call iter() on the "
+                "loader in the child"
+            )
 
     # ---- the order of batches
 
     def _arguments_of(self, worker: int) -> dict[str, Any]:
-        """What torch's worker loop takes besides queues."""
-        return {
-            "dataset_kind": self._dataset_kind,
-            "dataset": self._dataset,
-            "auto_collation": self._auto_collation,
-            "collate_fn": self._collate_fn,
-            "drop_last": self._drop_last,
-            "base_seed": self._base_seed,
-            "init_fn": self._worker_init_fn,
-            "worker_id": worker,
-            "num_workers": self._num_workers,
-            "persistent_workers": self._persistent_workers,
-            "shared_seed": None,  # of data pipes, which torch loads
-        }
+        arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
+        arguments["init_fn"] = self._worker_init_fn
+        arguments["worker_id"] = worker
+        arguments["shared_seed"] = None  # for data pipes, which torch loads
+        return arguments
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        if self._depth is not None:
-            self._depth.start_epoch()
-            self._prefetch_factor = self._depth.value
-        LockedIter._reset(self, loader, first_iter)
+        with self._next_lock.of_process():
+            self._check_process()
+            self._is_whole = False  # until all workers know of this epoch
+            self._arrived: deque[tuple[Any, Any]] = deque()  # before anybody asked for it
+            self._awaited: set[int] = set()  # workers whose first state has not come
+            self._fault: ExceptionWrapper | None = None  # of a worker that could not begin
+            self._begin_replies(first_iter)
+            if self._depth is not None:
+                self._depth.start_epoch()
+                self._prefetch_factor = self._depth.value
+            LockedIter._reset(self, loader, first_iter)
+            self._send_first_tasks(first_iter)
+            self._is_whole = True
+
+    def _send_first_tasks(self, first_iter: bool) -> None:
         workers = range(self._num_workers)
         self._send_idx = self._rcvd_idx = self._tasks_outstanding = 0
         self._task_info: dict[int, tuple[Any, ...]] = {}
@@ -115,7 +166,7 @@ class WorkerIter(MultiIter, LockedIter):
         self._turns = islice(cycle(workers), 0 if states is None else states.first_worker, None)
         if not first_iter:
             for worker in workers:
-                self._send(worker, Resume())
+                self._send(worker, Resumption(worker))
             answers = self._num_workers
             while answers > 0:
                 answers -= isinstance(self._get_data()[0], Resume)
@@ -123,15 +174,29 @@ class WorkerIter(MultiIter, LockedIter):
             self._try_put_index()
 
     def _get_data(self) -> tuple[Any, Any]:
-        """The next task's number, of those that have come, and its data."""
+        """Wait for a task; return its number, or the order to begin an epoch, and its data."""
+        begin = monotonic()
+        wait_s = min(CHECK_S, self._timeout or CHECK_S)
         while True:
-            is_there, data = self._poll(self._timeout or POLL_S)
-            if is_there:
-                return data  # type: ignore[no-any-return]
-            if self._timeout > 0:
+            self._check_process()
+            received = self._arrived.popleft() if self._arrived else self._receive(wait_s)
+            if received is None:
+                received = self._look_for_dead()
+            if received is not None:
+                return received
+            if 0 < self._timeout <= monotonic() - begin:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
     def _next_data(self) -> Any:
+        self._check_process()
+        data = self._next_batch()
+        if self._epoch.states is not None:
+            data, state = data
+            self._note_state(self._last_worker, state or None)
+        return data
+
+    def _next_batch(self) -> Any:
+        """Return the next batch; where the dataset has states, with the state after it."""
         if self._depth is None:
             return self._take_next()
         before = self._shared.count()["waits"]
@@ -147,7 +212,7 @@ class WorkerIter(MultiIter, LockedIter):
         return data
 
     def _take_next(self) -> Any:
-        """The batch whose turn it is; with in_order=False, the first that comes."""
+        """Return the batch whose turn it is; with in_order=False, the first that comes."""
         while True:
             self._pass_ended()
             worker, *data = self._task_info[self._rcvd_idx]
@@ -156,6 +221,8 @@ class WorkerIter(MultiIter, LockedIter):
                 self._rcvd_idx += 1
                 return self._process_data(data[0], worker)
             if self._shutdown or self._tasks_outstanding <= 0:
+                if self._is_closed:
+                    raise RuntimeError(CLOSED)
                 raise AssertionError(
                     "Invalid iterator state: shutdown or no outstanding tasks when fetching next "
                     "data"
@@ -172,8 +239,8 @@ class WorkerIter(MultiIter, LockedIter):
                 return self._process_data(arrived, self._task_info.pop(number)[0])
 
     def _pass_ended(self) -> None:
-        """Passes over tasks of workers whose share of a stream has ended. StopIteration where no
-        task is left."""
+        """Skip tasks of workers whose share of a stream has ended. Raise StopIteration if no task
+        is left."""
         while self._rcvd_idx < self._send_idx:
             info = self._task_info.get(self._rcvd_idx)
             if info is not None:
@@ -186,7 +253,7 @@ class WorkerIter(MultiIter, LockedIter):
         raise StopIteration
 
     def _end_share(self, worker: int) -> None:
-        """A worker's share of a stream has ended: others get its tasks."""
+        """End a worker whose share of a stream has ended: others get its tasks."""
         if not self._persistent_workers:
             self._send(worker, None)
         self._workers_status[worker] = False
@@ -194,7 +261,8 @@ class WorkerIter(MultiIter, LockedIter):
 
     def _process_data(self, data: Any, worker: int) -> Any:
         self._workers_num_tasks[worker] -= 1
-        self._try_put_index()
+        self._try_put_index()  # here a sampler may call next()
+        self._last_worker = worker
         if isinstance(data, ExceptionWrapper):
             data.reraise()  # type: ignore[no-untyped-call]
         return data
@@ -204,8 +272,6 @@ class WorkerIter(MultiIter, LockedIter):
             self._ask_initial_states()
         limit = self._prefetch_factor * self._num_workers
         if self._tasks_outstanding >= limit:
-            if self._depth is None:
-                raise AssertionError("Number of outstanding tasks exceeded maximum allowed tasks")
             return  # a queue that has shrunk holds less than is under way
         try:
             indices = self._next_index()  # type: ignore[no-untyped-call]
@@ -221,8 +287,8 @@ class WorkerIter(MultiIter, LockedIter):
         self._send_idx += 1
 
     def _choose_worker(self, limit: int) -> int | None:
-        """The next worker in turn that has work in this epoch; with in_order=False, one that has
-        less under way than its part of `limit`."""
+        """Return the next worker in turn that has work in this epoch; with in_order=False, one that
+        has less under way than its part of `limit`."""
         for worker in islice(self._turns, self._num_workers):
             if self._workers_status[worker] and (
                 self._in_order
@@ -233,31 +299,22 @@ class WorkerIter(MultiIter, LockedIter):
 
     # ---- the depth of the queue, with prefetch_factor="auto"
 
-    _depth: QueueDepth | None = None
-
-    def _find_depth(self, loader: DataLoader[Any]) -> QueueDepth | None:
-        """What an iterator has found stays for the next one."""
+    def _open_depth(self, loader: DataLoader[Any]) -> QueueDepth | None:
+        """Begin with the depth that the iterator before has ended with."""
         wanted = loader.prefetch_factor
         if not isinstance(wanted, AutoDepth):
             return None
-        found = self._shared.depth or wanted
-        return QueueDepth(loader.num_workers, budget_of(loader), found)
+        return QueueDepth(loader.num_workers, budget_of(loader), self._shared.depth or wanted)
 
     def _bytes_of(self, data: Any) -> int:
-        """What a batch takes of the memory budget."""
+        """Return the part of the memory budget that a batch takes."""
         leaves = (leaf for _, leaf in list_leaves(data))
         return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
     # ---- states of the dataset
 
-    def _expect_states(self) -> None:
-        """An epoch begins."""
-        self._arrived: deque[tuple[Any, Any]] = deque()  # before anybody asked for it
-        self._awaited: set[int] = set()  # workers whose first state has not come
-        self._fault: ExceptionWrapper | None = None  # of a worker that could not begin
-
     def _ask_initial_states(self) -> None:
-        """Once an epoch, before its first task."""
+        """Ask workers for their states, once an epoch, before its first task."""
         states = self._epoch.states
         if states is not None and (states.wants_initial or self._waits_to_begin()):
             self._awaited.update(range(self._num_workers))
@@ -275,42 +332,120 @@ class WorkerIter(MultiIter, LockedIter):
             states.begin(task.worker, state)
 
     def _waits_to_begin(self) -> bool:
-        """Not for workers that may be replaced meanwhile: next() meets what becomes of them."""
-        return is_stateful(self._dataset) and getattr(self, "_restarts", None) is None
+        """Tell whether iter() waits for workers to begin. Not for workers that may be replaced
+        meanwhile: next() meets the result."""
+        return is_stateful(self._dataset) and self._deaths is None
 
     def _await_begin(self) -> None:
-        """Where the dataset says where it stands, iter() returns when its workers have begun: so it
-        raises why one could not, and the loader has all states even if this iterator is dropped."""
+        """Wait until the workers have begun, where the dataset can say where it stands: so iter()
+        raises if one could not, and the loader has all states even if this iterator is dropped."""
         if self._waits_to_begin():
             self.await_states()
             if self._fault is not None:
                 self._fault.reraise()  # type: ignore[no-untyped-call]
 
+    def await_states(self) -> None:
+        """Wait until each worker has sent the state that it began with, which takes as long as
+        workers take to start. Replies that come meanwhile are kept for next()."""
+        with self._next_lock.of_process():
+            while self._awaited and not self._shutdown and self._is_own():
+                received = self._receive(CHECK_S)
+                if received is not None:
+                    self._arrived.append(received)
+                elif self._find_dead():
+                    return  # next() says why
+
     # ---- the end
 
-    def _abandon(self) -> None:
-        """What an __init__ that fails leaves behind, at whatever place."""
-        with interrupts_held():
-            self._shutdown_workers()
+    def _find_dead(self) -> list[int]:
+        """Return the numbers of dead workers among those that still have work."""
+        status = enumerate(self._workers_status)
+        return [n for n, is_active in status if is_active and not self._workers[n].is_alive()]
+
+    def is_broken(self) -> bool:
+        """Tell whether another epoch needs new workers: Ctrl-C, say, has ended some of these, or
+        came while they were told of an epoch, or this process is a fork of their parent."""
+        return (
+            not self._is_own()
+            or self._shutdown
+            or self._is_closed
+            or not self._is_whole
+            or not self._can_resume()
+        )
 
     def close(self) -> None:
         LockedIter.close(self)
         self._shutdown_workers()
 
+    def _shutdown_workers(self) -> None:
+        # At exit others end the workers, and a forked child has none.
+        if not (getattr(self, "_shutdown", True) or is_exiting() or not self._is_own()):
+            self._end_workers()
+
     def _finalize(self) -> None:
-        """Again, if Ctrl-C came before it was held back. At the end of the process the names of
-        this module may be gone."""
+        """End the workers, again if Ctrl-C came before it was held back. At the end of the process
+        the names of this module may be gone."""
         self._keep_count()
         if not self._is_exiting():
             with interrupts_held(interrupt_later):
                 self._shutdown_workers()
-                self._let_go()
+                # Drop the workers now, with SIGINT held; their finalizers run Python. Keep an empty
+                # list: other finalizers read it.
+                self.__dict__.setdefault("_workers", []).clear()
 
     _is_exiting = staticmethod(is_exiting)
 
-    def _let_go(self) -> None:
-        """Of what runs Python when it is freed: here, where Ctrl-C is not lost. Other finalizers
-        may yet look for the list."""
-        self._workers = []
-
     __del__ = FinalizerBase.__del__  # torch's own stands before it
+
+
+FIRST_DEPTH = 2  # torch's default
+_DEEPEST = 16
+
+
+class AutoDepth(int):
+    """``loader.prefetch_factor`` with "auto": torch's default to code that wants a number, and
+    still "auto" to a loader that is made anew from it."""
+
+
+class QueueDepth:
+    """How many batches each worker is asked for ahead. ``docs/tune.md`` has the rule.
+
+    The depth grows by one if the loop had to wait although a whole queue of batches had come
+    without a wait since the last change: workers are fast enough on average, and uneven. More depth
+    would not help workers that are too slow.
+
+    Args:
+        workers: how many there are.
+        budget: bytes that batches under way may take.
+        value: the depth to begin with.
+    """
+
+    def __init__(self, workers: int, budget: int, value: int = FIRST_DEPTH) -> None:
+        self.value = value
+        self._workers = workers
+        self._budget = budget
+        self._batch_bytes = 0
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        """Expect a wait: the first batch is waited for in any case."""
+        self._unwaited = 0
+        self._was_full = False
+
+    def take(self) -> None:
+        """Note that the loop has taken a batch that was there."""
+        self._unwaited += 1
+        self._was_full |= self._unwaited >= self.value * self._workers
+
+    def wait(self, batch_bytes: int) -> None:
+        """Note that the loop has waited for a batch."""
+        self._unwaited = 0
+        self._batch_bytes = max(self._batch_bytes, batch_bytes)
+        if self._was_full and self.value < _DEEPEST and self._has_room(self.value + 1):
+            self.value += 1
+            self._was_full = False
+        while self.value > FIRST_DEPTH and not self._has_room(self.value):
+            self.value -= 1
+
+    def _has_room(self, value: int) -> bool:
+        return value * self._workers * self._batch_bytes <= self._budget

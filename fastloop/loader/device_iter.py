@@ -1,0 +1,149 @@
+"""Batches of an iterable or a loader on a device: ``prefetch``, and the last step of a loader with
+``device=``. Hides the counting that a loader's state needs where batches are read ahead."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fastloop.base.checks import read_int
+from fastloop.base.torch_parts import BaseIter
+from fastloop.device.accelerator import Accelerator, open_accelerator
+from fastloop.device.prefetch import Prefetcher
+from fastloop.device.uploader import NoUpload, Transform, Uploader
+
+
+class LoaderPrefetcher(Prefetcher):
+    """Prefetches from a fastloop iterator. state_dict() counts the batches that were handed out,
+    not those that were read ahead."""
+
+    _is_released = False
+
+    def _begin(self) -> None:
+        super()._begin()
+        epoch = self._epoch
+        epoch.iterator = weakref.ref(self)
+        if epoch.states is not None:
+            epoch.states.read_ahead()
+
+    @property
+    def _epoch(self) -> Any:
+        return self._source._epoch
+
+    @property
+    def _num_yielded(self) -> int:
+        return int(self._source._num_yielded) - len(self._ahead)
+
+    def await_states(self) -> None:
+        self._source.await_states()
+
+    def _pull(self) -> None:
+        super()._pull()
+        if self._pending_error:
+            self._epoch.is_over = False  # until the user has met the end
+
+    def __next__(self) -> Any:
+        if self._is_released:
+            raise StopIteration
+        try:
+            return super().__next__()
+        except StopIteration:
+            self._epoch.is_over = True
+            raise
+
+    def _drop(self) -> None:
+        if not self._is_released:
+            self._source._num_yielded = self._num_yielded
+            self._source._keep_count()
+        super()._drop()
+
+    def close(self) -> None:
+        if not self._is_released:
+            self._drop()
+            self._epoch.iterator = weakref.ref(self._source)
+            self._is_released = True
+        super().close()
+
+
+class TorchDeviceIter(Prefetcher):
+    """Uploads the batches of a loader's iterator; everything else is that iterator's. Used by
+    itself over torch's own iterator, where fastloop does not know torch's iterators.
+
+    Args:
+        source: the iterator. If its ``is_on_device`` is true, batches are only transformed, or put
+            at fixed addresses.
+    """
+
+    def __init__(
+        self, source: Any, accelerator: Accelerator, transform: Transform | None, is_static: bool
+    ) -> None:
+        is_there = getattr(source, "is_on_device", False)
+        # Without workers the dataset is read in the loop's own time, and draws its numbers there.
+        depth = 2 if getattr(source, "_num_workers", 0) > 0 and not is_there else 1
+        uploader = NoUpload(transform) if is_there else Uploader(accelerator, transform)
+        super().__init__(source, accelerator, depth, uploader, is_static)
+        # Batches are pinned here, except where torch's thread pins them.
+        if not hasattr(source, "_pin_memory_thread"):
+            source._pin_memory = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_source":
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+    def _reset(self, *args: Any) -> None:
+        """Begin another epoch of persistent workers."""
+        self._drop()
+        self._source._reset(*args)
+        self._begin()
+
+
+class DeviceIter(TorchDeviceIter, LoaderPrefetcher, BaseIter):  # type: ignore[override]
+    """Uploads the batches of a fastloop iterator."""
+
+    def close(self) -> None:
+        self._drop()
+        self._source.close()
+
+
+def prefetch(
+    iterable: Iterable[Any],
+    device: torch.device | str | int,
+    depth: int = 2,
+    *,
+    device_transform: Transform | None = None,
+    static_buffers: bool = False,
+) -> Prefetcher:
+    """Return an iterator over the batches of any iterable, on a device, uploaded while the loop
+    computes.
+
+    Args:
+        iterable: tensors, or dicts, lists, tuples and dataclasses of them, nested. Tensors arrive
+            with their dtype, shape and strides. Tensors that are on the device already are passed
+            on, and so are objects without tensors.
+        device: as torch takes it.
+        depth: batches under way when one is handed out, that one included. 1 reads nothing ahead.
+        device_transform: is given each batch on the device, on the stream that copies, and
+            returns the batch to hand out. Other tensors that it uses must be there before.
+        static_buffers: the tensors have the same addresses in every batch, for CUDA graphs, and
+            are valid until the next batch is taken. All batches must be alike.
+
+    The current stream waits for a batch when it is handed out, the host never does. Errors of
+    ``iterable`` come in their turn. If an upload raises (``torch.OutOfMemoryError``), the next
+    ``next()`` tries the same batch again. ``close()`` drops the batches that were read ahead. If
+    ``iterable`` is a fastloop loader, its ``state_dict()`` does not count those.
+
+    Raises:
+        TypeError, ValueError: ``depth`` is not an int >= 1, or ``device`` neither the CPU nor an
+            accelerator that torch can copy to.
+    """
+    read_int("depth", depth, 1, remedy="it counts the batch that is handed out")
+    accelerator = open_accelerator(device)
+    uploader = Uploader(accelerator, device_transform)
+    source = iter(iterable)
+    is_fastloops = hasattr(source, "_epoch") and not isinstance(source, LoaderPrefetcher)
+    kind = LoaderPrefetcher if is_fastloops else Prefetcher
+    return kind(source, accelerator, depth, uploader, static_buffers)
