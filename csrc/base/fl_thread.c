@@ -17,6 +17,9 @@
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
+#ifndef SYS_pidfd_send_signal
+#define SYS_pidfd_send_signal 424
+#endif
 
 int64_t fl_now_ns(void)
 {
@@ -84,6 +87,11 @@ void fl_futex_wake(_Atomic uint32_t *word)
 }
 
 int fl_pidfd_open(int pid) { return fl_fault_hit() ? -1 : (int)syscall(SYS_pidfd_open, pid, 0); }
+
+bool fl_is_pidfd(int fd)
+{
+    return syscall(SYS_pidfd_send_signal, fd, 0, NULL, 0) == 0 || errno == ESRCH || errno == EPERM;
+}
 
 int32_t fl_cpu_count(void)
 {

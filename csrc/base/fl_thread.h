@@ -35,6 +35,10 @@ void fl_futex_wake(_Atomic uint32_t *word); /* all threads that sleep on it */
  * process is gone, or the kernel or a sandbox does not offer it. */
 int fl_pidfd_open(int pid);
 
+/* Whether the descriptor, the caller's or one that took its number, stands for a process. Sends
+ * nothing; any thread. */
+bool fl_is_pidfd(int fd);
+
 /* For a loop that polls a variable: leaves the core to its other hardware thread. */
 static inline void fl_relax(void)
 {

@@ -1,7 +1,9 @@
 /* Tests of fl_base and fl_thread: sizes, errors, memory, threads, the fork generation. */
 #include "check.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <unistd.h>
 
 /* A result that no test case has: shows that an output was left alone. */
 enum { UNTOUCHED = 0x5A5A };
@@ -326,6 +328,19 @@ static void test_generation_changes_in_every_child(void)
     CHECK_INT(fl_fork_generation(), before);
 }
 
+static void test_another_file_is_no_process(void)
+{
+    int self = fl_pidfd_open((int)getpid());
+    if (self < 0) return; /* the kernel has no such descriptors */
+    CHECK(fl_is_pidfd(self));
+    int other = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    CHECK(other >= 0 && !fl_is_pidfd(other));
+    CHECK(dup2(other, self) == self && !fl_is_pidfd(self));
+    close(other);
+    close(self);
+    CHECK(!fl_is_pidfd(self));
+}
+
 int main(void)
 {
     start_tests();
@@ -348,6 +363,7 @@ int main(void)
     RUN(test_threads_block_every_signal);
     RUN(test_refused_locks_and_threads_say_so);
     RUN(test_cpu_count_is_positive);
+    RUN(test_another_file_is_no_process);
     RUN(test_generation_changes_in_every_child);
     return 0;
 }

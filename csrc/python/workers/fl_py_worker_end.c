@@ -330,7 +330,9 @@ static bool has_died(const watch *self)
 {
     struct pollfd event = {.fd = self->pidfd, .events = POLLIN};
     /* Where the program has closed the descriptor, by looking twice a second. */
-    if (self->pidfd >= 0 && poll(&event, 1, -1) == 1 && event.revents == POLLIN) return true;
+    bool is_readable = self->pidfd >= 0 && poll(&event, 1, -1) == 1 && event.revents == POLLIN;
+    /* The program may have closed it, and another file may have its number. */
+    if (is_readable && fl_is_pidfd(self->pidfd)) return true;
     (void)poll(NULL, 0, 500);
     return kill(self->parent, 0) != 0 && errno == ESRCH;
 }
