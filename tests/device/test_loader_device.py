@@ -23,7 +23,7 @@ from helpers import (
     epoch,
     loader_of,
     outcome,
-    run_script,
+    run_program,
     small_dataset,
     trace,
 )
@@ -358,29 +358,11 @@ def test_nothing_is_pinned_twice(
 # ---- forks
 
 
-FORKED = """
-import os
-import torch
-from fastloop.device.accelerator import Accelerator
-
-class Forked(Accelerator):
-    def __init__(self):  # without a stream
-        self.device, self._pid = torch.device("cuda"), os.getpid()
-
-accelerator = Forked()
-if os.fork() == 0:
-    try:
-        accelerator.check()
-    except AssertionError as error:
-        print(error, flush=True)
-    os._exit(0)
-os.wait()
-"""
-
-
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="tests/gpu has the real one")
 def test_a_forked_child_gets_torchs_own_error(tmp_path: Any) -> None:
-    assert "not compiled with CUDA" in run_script(tmp_path, FORKED)
+    assert "not compiled with CUDA" in run_program(
+        tmp_path, "loader_device/a_forked_child_gets_torchs_own_error"
+    )
 
 
 def test_workers_see_no_device(late: LazyDevice) -> None:

@@ -1,0 +1,62 @@
+import gc
+import os
+import re
+import signal
+import time
+
+import torch
+
+torch.set_num_threads(1)
+from workers import Items, check_batches, children, error_text, is_running, resources, wait_until
+
+from fastloop import DataLoader
+
+ENDS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, 0]
+
+
+def check_text(text, end, batch=None, indices=None):
+    assert "DataLoader worker (pid" in text, text
+    assert (f"{signal.Signals(end).name}" if end else "exit code 3") in text, text
+    if batch is not None:
+        assert f"batch {batch} " in text, (batch, text)
+    if indices is not None:
+        assert f"(indices {indices})" in text, (indices, text)
+    if end == signal.SIGKILL:
+        assert re.search(r"[0-9.]+ of [0-9.]+ GiB of memory", text), text
+
+
+def timed(iterator, kill=lambda: None):
+    # The error's text; the time counts from the death or from the wait for the batch.
+    kill()
+    begin = time.monotonic()
+    text = error_text(lambda: [None for _ in iterator])
+    return text, time.monotonic() - begin
+
+
+def check_clean():
+    gc.collect()
+    wait_until(lambda: resources() == before, 60)
+
+
+if __name__ == "__main__":
+    for batch in DataLoader(Items(8), 4, num_workers=1):
+        del batch
+    before = resources()
+
+loader = DataLoader(Items(), 4, num_workers=2, persistent_workers=True)
+for round in range(4):
+    assert check_batches(loader) == 16
+    victims = children()
+    assert len(victims) == 2
+    if round == 0:
+        os.kill(victims[0], signal.SIGKILL)
+        wait_until(lambda: not is_running(victims[0]))
+    if round == 1:
+        iterator = iter(loader)
+        os.kill(victims[1], signal.SIGKILL)
+        check_text(error_text(lambda: list(iterator)), signal.SIGKILL)
+        del iterator
+    if round == 2:  # still dying when the next epoch begins
+        os.kill(victims[0], signal.SIGKILL)
+del loader
+check_clean()

@@ -1,0 +1,104 @@
+import gc
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)
+from workers import Items, Kill, arena_bytes, children, error_text, resources, wait_until
+
+from fastloop import DataLoader
+
+ENDS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, 0]
+
+
+def check_text(text, end, batch=None, indices=None):
+    assert "DataLoader worker (pid" in text, text
+    assert (f"{signal.Signals(end).name}" if end else "exit code 3") in text, text
+    if batch is not None:
+        assert f"batch {batch} " in text, (batch, text)
+    if indices is not None:
+        assert f"(indices {indices})" in text, (indices, text)
+    if end == signal.SIGKILL:
+        assert re.search(r"[0-9.]+ of [0-9.]+ GiB of memory", text), text
+
+
+def timed(iterator, kill=lambda: None):
+    # The error's text; the time counts from the death or from the wait for the batch.
+    kill()
+    begin = time.monotonic()
+    text = error_text(lambda: [None for _ in iterator])
+    return text, time.monotonic() - begin
+
+
+def check_clean():
+    gc.collect()
+    wait_until(lambda: resources() == before, 60)
+
+
+if __name__ == "__main__":
+    for batch in DataLoader(Items(8), 4, num_workers=1):
+        del batch
+    before = resources()
+
+import numpy as np
+from torch.utils.data import Dataset, default_collate
+
+
+class Mapped(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        if i != 22:
+            return np.zeros(1 << 20, np.uint8)
+        mapped = np.memmap("data.bin", np.uint8, "r+", shape=(1 << 20,))
+        os.truncate("data.bin", 4096)
+        return mapped
+
+
+class Dies:
+    def __init__(self, end):
+        self.end = end
+
+    def __reduce__(self):
+        Kill(self.end)()
+
+
+class Collate:
+    def __init__(self, end):
+        self.end = end
+
+    def __call__(self, samples):
+        batch = default_collate(samples)
+        return [batch, Dies(self.end) if samples[-1][0] == 23 else 0, batch + 1]
+
+
+Path("data.bin").write_bytes(bytes(1 << 20))
+text, seconds = timed(iter(DataLoader(Mapped(), 4, num_workers=2)))
+check_text(text, signal.SIGBUS, 5, [20, 21, 22, 23])
+check_clean()
+
+for end in ENDS:
+    loader = DataLoader(Items(hook=None), 4, num_workers=2, collate_fn=Collate(end))
+    text, seconds = timed(iter(loader))
+    check_text(text, end, 5, [20, 21, 22, 23])
+    del loader
+    check_clean()
+
+for wanted in (1 << 20, 20 << 20, 30 << 20, 50 << 20):
+    loader = DataLoader(Items(8, shape=(14 << 20,)), 1, num_workers=1, prefetch_factor=1)
+    loader.memory_budget = 8 << 30
+    iterator = iter(loader)
+    while arena_bytes() < wanted:
+        pass
+    text, seconds = timed(iterator, lambda: os.kill(children()[0], signal.SIGKILL))
+    check_text(text, signal.SIGKILL, 0, [0])
+    loader.close()
+    assert arena_bytes() < 1 << 20, arena_bytes()
+    del iterator, loader
+    check_clean()
+    print(f"killed at {wanted >> 20} MiB: {seconds * 1e3:.0f} ms")

@@ -1,0 +1,72 @@
+import gc
+
+import torch
+
+torch.set_num_threads(1)
+from helpers import outcome
+from torch.utils.data import DataLoader as TorchLoader
+from workers import Items, Stream, children, wait_until
+
+from fastloop import DataLoader
+
+
+class Raises:
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, *_):
+        raise self.error()
+
+
+class TwoArguments(Exception):
+    def __init__(self, a, b):
+        super().__init__(a, b)
+
+
+def two():
+    return TwoArguments("left", "right")
+
+
+def local():
+    class Local(Exception):
+        pass
+
+    return Local("in a function")
+
+
+class Cannot(Exception):
+    def __reduce__(self):
+        raise TypeError("not me")
+
+
+def cannot():
+    return Cannot("unpicklable instance")
+
+
+def plain(text):
+    # Without what differs from run to run.
+    for loader in ("fastloop", "torch"):
+        text = text.replace(loader, "")
+    return [line for line in text.splitlines() if "File" not in line]
+
+
+for persistent in (False, True):
+    for data in (Items(16), Stream(8)):
+        traces = []
+        for kind in (DataLoader, TorchLoader):
+            loader = kind(data, 4, num_workers=2, persistent_workers=persistent)
+            first = iter(loader)
+            trace = [batch[:, 0].tolist() for batch in first]
+            trace += [outcome(lambda: next(first))[1] for _ in range(3)]  # noqa: F821
+            second = iter(loader)
+            trace += [batch[:, 0].tolist() for batch in second]
+            trace += [outcome(lambda: next(first))[1], outcome(lambda: next(second))[1]]  # noqa: F821
+            third, fourth = iter(loader), iter(loader)  # the same one where workers persist
+            trace += [next(third)[:, 0].tolist(), next(fourth)[:, 0].tolist()]
+            trace += [batch[:, 0].tolist() for batch in third]
+            trace += [batch[:, 0].tolist() for batch in fourth]
+            traces.append(trace)
+            del loader, first, second, third, fourth
+            gc.collect()
+            wait_until(lambda: not children(), 60)
+        assert traces[0] == traces[1], traces

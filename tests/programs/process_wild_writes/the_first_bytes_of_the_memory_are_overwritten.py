@@ -1,0 +1,71 @@
+import ctypes
+import gc
+import os
+
+import torch
+
+torch.set_num_threads(1)
+from torch.utils.data import Dataset
+
+from fastloop import DataLoader
+
+GIB = 1 << 30
+
+
+def find_ring():
+    # The address of the mapping and a descriptor of the file, in a forked worker.
+    (base,) = (line.split("-")[0] for line in open("/proc/self/maps") if "memfd:fastloop" in line)
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "memfd:fastloop" in os.readlink(f"/proc/self/fd/{name}"):
+                return int(base, 16), int(name)
+        except FileNotFoundError:  # that of the folder itself
+            pass
+    raise AssertionError("no ring")
+
+
+def find_areas(fd):
+    # (offset, bytes) of all parts of the file that have been written to: the queues come first.
+    areas, end = [], 0
+    while True:
+        try:
+            begin = os.lseek(fd, end, os.SEEK_DATA)
+        except OSError:
+            return areas
+        end = os.lseek(fd, begin, os.SEEK_HOLE)
+        areas.append((begin, min(end - begin, 16 << 10)))
+
+
+class Wild(Dataset):
+    def __init__(self, value):
+        self.value = value
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        if i == 0 and self.value is not None:
+            ctypes.memset(find_ring()[0], self.value, 4096)
+        return f"item {i}"
+
+
+for value in (0, 1, 0xFF):
+    data = Wild(value)
+    loader = DataLoader(data, 2, num_workers=1)
+    iterator = iter(loader)
+    if value != 0:  # which is good for a worker that has nothing to do
+        iterator._workers[0].join(60)
+        assert iterator._workers[0].exitcode == 1
+    try:
+        next(iterator)
+    except RuntimeError as error:
+        assert str(error).startswith(
+            "worker 0 has overwritten the memory it shares with this process; look for writes"
+        ), error
+    else:
+        raise AssertionError("no error")
+    assert list(iterator) == []
+    data.value = None
+    assert list(loader) == [[f"item {i}", f"item {i + 1}"] for i in range(0, 8, 2)]
+    del iterator, loader
+    gc.collect()  # for find_ring
