@@ -16,7 +16,6 @@ from typing import Any
 
 from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
-from fastloop.tools.compare.trial import Settings
 from fastloop.tools.compare.trials import (
     DIFFERENT,
     EQUAL,
@@ -47,15 +46,7 @@ judged, because the plain program differs from itself."""
 
 
 class TrialError(Exception):
-    """A program failed; its text says how.
-
-    Args:
-        is_failure: False if it ran and there is nothing to compare.
-    """
-
-    def __init__(self, text: str, is_failure: bool = True) -> None:
-        super().__init__(text)
-        self.is_failure = is_failure
+    """A program failed before its last step; the text is the end of its output."""
 
 
 def _parse(args: list[str]) -> argparse.Namespace:
@@ -87,53 +78,46 @@ def _parse(args: list[str]) -> argparse.Namespace:
         parser.error(f"--json {given.json}: there is no folder {given.json.absolute().parent}")
     if not given.program:
         parser.error("there is nothing to run; name a script, or a module after -m")
+    if os.environ.get("FASTLOOP") == "0":
+        parser.error("FASTLOOP=0 is set, which switches patching off; unset it")
+    if os.environ.get("WORLD_SIZE", "1") != "1" or "TORCHELASTIC_RUN_ID" in os.environ:
+        parser.error("ranks cannot be compared; start it without torchrun, on one process")
     return given
 
 
-def _find_obstacle() -> str:
-    """Return what in the environment forbids a comparison; "" if nothing."""
-    if os.environ.get("FASTLOOP") == "0":
-        return "FASTLOOP=0 is set, which switches patching off; unset it"
-    if os.environ.get("WORLD_SIZE", "1") != "1" or "TORCHELASTIC_RUN_ID" in os.environ:
-        return "ranks cannot be compared; start it without torchrun, on one process"
-    return ""
-
-
-def _make_environment(settings: Settings, what: str) -> dict[str, str]:
+def _make_environment(trial: dict[str, Any], what: str) -> dict[str, str]:
     """Return the user's environment with what the trial adds. FASTLOOP=0 keeps a program that calls
     ``fastloop.patch()`` itself from patching in plain runs."""
     env = {**os.environ, **make_environment(what), "FASTLOOP_RUN": "1", "FASTLOOP_VERBOSE": "0"}
-    env["FASTLOOP_TRIAL"] = settings.to_text()
+    env["FASTLOOP_TRIAL"] = json.dumps(trial)
     if not what:
         env["FASTLOOP"] = "0"
-    if settings.seed is not None:
-        env["PYTHONHASHSEED"] = str(settings.seed)
+    if trial["seed"] is not None:
+        env["PYTHONHASHSEED"] = str(trial["seed"])
     return env
 
 
-def _run(given: argparse.Namespace, what: str) -> dict[str, Any]:
-    """Run one trial, with `what` patched.
+def _run(given: argparse.Namespace, what: str) -> Any:
+    """Run one trial, with `what` patched, and return its record; None if it has left none.
 
     Raises:
         TrialError: the program failed before its last step.
     """
     with tempfile.TemporaryDirectory(prefix="fastloop-compare-") as folder:
         record, printed = Path(folder, "record.json"), Path(folder, "printed")
-        settings = Settings(str(record), given.steps, given.seed)
+        trial = {"record": str(record), "steps": given.steps, "seed": given.seed}
         with printed.open("w") as output:
             status = subprocess.run(
                 [sys.executable, *["-m"] * given.is_module, *given.program],
-                env=_make_environment(settings, what),
+                env=_make_environment(trial, what),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 check=False,
             ).returncode
         found = json.loads(record.read_text()) if record.exists() else None
-        if found is not None and (status == 0 or found["is_stopped"]):
-            return dict(found)
-        if status == 0:
-            raise TrialError(_NO_RECORD, is_failure=False)
+        if status == 0 or (found is not None and found["is_stopped"]):
+            return found
         lines = printed.read_text(errors="replace").splitlines()[-_TAIL:]
     raise TrialError("\n".join([*lines, f"it ended with status {status}"]))
 
@@ -145,15 +129,16 @@ def _compare(given: argparse.Namespace, args: list[str]) -> int:
         for kind, what in kinds.items():
             print(f"round {number + 1} of {given.rounds}, {kind}", file=sys.stderr, flush=True)
             try:
-                trials[kind].append(_run(given, what))
+                found = _run(given, what)
             except TrialError as error:
-                if not error.is_failure:
-                    print(error)
-                    return _STATUS[UNKNOWN]
                 is_ours = kind == "patched" and number == 0
                 where = f"{kind} program fails" + is_ours * ", the plain one does not"
                 print(f"{error}\nfastloop compare: the {where}", file=sys.stderr)
                 return _STATUS[DIFFERENT] if is_ours else _FAILED
+            if found is None:
+                print(_NO_RECORD)
+                return _STATUS[UNKNOWN]
+            trials[kind].append(found)
     print(f"{' '.join(given.program)}: {given.rounds} rounds of {given.steps} steps, in turns")
     print(make_table(**trials, limit=given.steps))
     if given.json is not None:
@@ -162,16 +147,44 @@ def _compare(given: argparse.Namespace, args: list[str]) -> int:
     return _STATUS[find_verdict(**trials).kind]
 
 
-def main(args: list[str]) -> int:
-    if args and args[0].endswith(".json"):
-        from fastloop.tools.compare import reports
+def _load_report(path: str) -> dict[str, Any]:
+    from fastloop.tools.report import summary
 
-        return reports.main(args)
-    given = _parse(args)
-    why_not = _find_obstacle()
-    if why_not:
-        print(f"fastloop compare: {why_not}", file=sys.stderr)
+    try:
+        found = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} must hold JSON: {error}") from None
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if schema != summary.SCHEMA:
+        raise ValueError(
+            f"{path} must be a report of schema {summary.SCHEMA!r}, got {schema!r}; write it with "
+            f"fastloop.report({path!r})"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _compare_reports(paths: list[str]) -> int:
+    """Print two reports side by side, which takes torch."""
+    from fastloop.tools.report.render import compare
+
+    try:
+        if len(paths) != 2:
+            raise ValueError(f"A.json and B.json are needed, got {len(paths)} names")
+        print(compare(*map(_load_report, paths)))
+    except (OSError, ValueError) as error:
+        print(f"fastloop compare: {error}", file=sys.stderr)
         return _FAILED
+    except (AttributeError, KeyError, TypeError) as error:
+        print(f"fastloop compare: a report is damaged: {error!r}", file=sys.stderr)
+        return _FAILED
+    return 0
+
+
+def main(args: list[str]) -> int:
+    """Run the command and return its exit status."""
+    if args and args[0].endswith(".json"):
+        return _compare_reports(args)
+    given = _parse(args)
     try:
         return _compare(given, args)
     except KeyboardInterrupt:

@@ -18,7 +18,6 @@ from helpers import run_script
 from torch.utils.data import DataLoader, TensorDataset
 
 from fastloop.cli import compare as compare_command
-from fastloop.tools.compare.trial import Settings
 from fastloop.tools.compare.trials import DIFFERENT, EQUAL, UNKNOWN, find_verdict, make_table
 from fastloop.tools.compare.watcher import EnoughSteps, TrialObserver
 
@@ -301,8 +300,8 @@ finally:
 
 
 def test_a_program_is_ended_as_by_sys_exit(tmp_path: Path) -> None:
-    settings = Settings(str(tmp_path / "record.json"), 4, None)
-    env = compare_command._make_environment(settings, "")
+    trial = {"record": str(tmp_path / "record.json"), "steps": 4, "seed": None}
+    env = compare_command._make_environment(trial, "")
     command = [sys.executable, "-c", TRIAL]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.stdout == "so do finally blocks\nexit handlers run\n", done.stderr
@@ -370,6 +369,8 @@ def test_where_nothing_can_be_compared(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert compare_command.main(["x.py"]) == 2
+    with pytest.raises(SystemExit) as ended:
+        compare_command.main(["x.py"])
     error = capsys.readouterr().err
+    assert ended.value.code == 2
     assert "FASTLOOP=0 is set" in error if name == "FASTLOOP" else "without torchrun" in error

@@ -4,17 +4,67 @@ their costs. Trials are dicts of ``TrialObserver.to_dict()``; nothing here impor
 
 from __future__ import annotations
 
+import random
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Any
 
-from fastloop.tools.compare.stats import Figure, judge, median_of, ratio_of
 from fastloop.tools.text import ratio as show_ratio
 from fastloop.tools.text import seconds, size, table
 
 EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
+_DRAWS = 2000
+_LEVEL = 0.95
+_ALIKE = 0.03  # by how much a ratio may differ from 1 and count as no difference
 _Trial = dict[str, Any]
+
+
+# ---- medians and their intervals
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A median with its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+def _draw_interval(rounds: Sequence[Any], compute: Callable[[Sequence[Any]], float]) -> Figure:
+    """Return `compute(rounds)` and its bootstrap interval (Efron 1979, percentiles; a fixed
+    seed)."""
+    draw = random.Random(len(rounds))
+    drawn = sorted(compute(draw.choices(rounds, k=len(rounds))) for _ in range(_DRAWS))
+    cut = round(_DRAWS * (1 - _LEVEL) / 2)
+    return Figure(compute(rounds), drawn[cut], drawn[-1 - cut])
+
+
+def median_of(rounds: Sequence[float]) -> Figure:
+    """Return the median of rounds."""
+    return _draw_interval(rounds, statistics.median)
+
+
+def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> Figure:
+    """Return the median of `theirs` over that of `ours`. Rounds are drawn in pairs: programs that
+    were measured side by side have met the same noise."""
+
+    def divide(pairs: Sequence[tuple[float, float]]) -> float:
+        return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
+
+    return _draw_interval(list(zip(theirs, ours, strict=True)), divide)
+
+
+def judge(ratio: Figure) -> str:
+    """Describe a ratio; a wide interval around 1 is no evidence of anything."""
+    if ratio.low >= 1 - _ALIKE and ratio.high <= 1 + _ALIKE:
+        return "no difference"
+    return "cannot tell" if ratio.low <= 1 <= ratio.high else f"{ratio.median:.3g}x"
+
+
+# ---- equality
 
 
 @dataclass(frozen=True)

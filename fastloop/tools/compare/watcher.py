@@ -1,16 +1,24 @@
 """TrialObserver: watches the first steps of a program, their losses and costs, and then ends it.
 
-It hears of the loop as a report does, and of every root of a backward pass besides. After the last
-step it raises an exception that looks like ``sys.exit()``. Until then it never waits for the GPU.
+``compare`` starts the program by python, with the settings of the trial in the environment; at its
+start (cli/start.py) the interpreter arranges that ``begin()`` runs once torch is imported. The
+observer hears of the loop as a report does, and of every root of a backward pass besides. After the
+last step it raises an exception that looks like ``sys.exit()``. Until then it never waits for the
+GPU.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import json
+import os
+import random
 from threading import get_ident
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +31,33 @@ from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.recorder import NOT_MEASURED
 
 _MAX_ELEMENTS = 4096  # of a root that are kept; a loss has one
+
+
+def begin(settings: str, began: float) -> None:
+    """Watch this program from now on, and write what was seen when the interpreter ends.
+
+    Args:
+        settings: ``record`` (the file to write), ``steps`` (after how many optimizer steps the
+            program ends) and ``seed`` (of Python, NumPy and torch; null leaves them to the
+            program), as JSON.
+        began: the time at which the program began, by ``perf_counter()``.
+    """
+    read = json.loads(settings)
+    if read["seed"] is not None:
+        random.seed(read["seed"])
+        torch.manual_seed(read["seed"])
+        np.random.seed(read["seed"])
+    observer = TrialObserver(read["steps"], began)
+    observer.open()
+    atexit.register(_end, observer, read["record"], os.getpid())
+
+
+def _end(observer: TrialObserver, record: str, process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork has come to the end of the program
+    observer.finish()
+    with open(record, "w") as file:
+        json.dump(observer.to_dict(), file)
 
 
 class EnoughSteps(SystemExit):
