@@ -17,7 +17,6 @@ from torch.utils.data import Subset, TensorDataset
 
 import fastloop.__main__
 from fastloop.tools.report import loader_source
-from fastloop.tools.report.files import to_json
 from fastloop.tools.report.gpu import GpuUsage, GpuWaits
 from fastloop.tools.report.loader_source import LoaderSource, find_remedy
 from fastloop.tools.report.observer import LoopObserver
@@ -479,7 +478,7 @@ def test_a_run_without_a_step_is_one_line() -> None:
 
 def test_two_reports_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, wait in (("a.json", 10), ("b.json", 5)):
-        (tmp_path / name).write_text(to_json(found_of(loop_of(wait, 10))))
+        (tmp_path / name).write_text(json.dumps(found_of(loop_of(wait, 10))))
     status = fastloop.__main__.main(["compare", *(str(tmp_path / n) for n in ("a.json", "b.json"))])
     out = capsys.readouterr().out
     assert status == 0 and re.search(r"data wait +10\.0 ms +49% +5\.00 ms +32% +0\.500x", out)
@@ -506,7 +505,7 @@ def test_a_damaged_report_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any
 ) -> None:
     path = tmp_path / "a.json"
-    path.write_text(to_json({**found_of(loop_of(1, 1)), key: value}))
+    path.write_text(json.dumps({**found_of(loop_of(1, 1)), key: value}))
     assert fastloop.__main__.main(["compare", str(path), str(path)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "a report is damaged" in err
