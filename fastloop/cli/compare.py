@@ -16,17 +16,10 @@ from typing import Any
 
 from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
-from fastloop.tools.compare.trials import (
-    DIFFERENT,
-    EQUAL,
-    UNKNOWN,
-    find_verdict,
-    make_table,
-    to_dict,
-)
+from fastloop.tools.compare import trials
 
 SCHEMA = "fastloop.compare/1"
-_STATUS = {EQUAL: 0, DIFFERENT: 1, UNKNOWN: 3}
+_STATUS = {trials.EQUAL: 0, trials.DIFFERENT: 1, trials.UNKNOWN: 3}
 _FAILED = 2
 _MAX_STEPS = 10_000  # fewer than a recorder keeps
 _NO_RECORD = (
@@ -66,11 +59,10 @@ def _parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("-m", action="store_true", dest="is_module", help=argparse.SUPPRESS)
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args(args)
-    for name, value, most in (("steps", given.steps, _MAX_STEPS), ("rounds", given.rounds, 100)):
-        if not 2 <= value <= most:
-            parser.error(f"--{name} takes 2 to {most:,}, not {value}")
-    if given.seed is not None and not 0 <= given.seed < 1 << 32:
-        parser.error(f"--seed takes 0 to {(1 << 32) - 1:,}, not {given.seed}")
+    for name, least, most in (("steps", 2, _MAX_STEPS), ("rounds", 2, 100), ("seed", 0, 2**32 - 1)):
+        value = getattr(given, name)
+        if value is not None and not least <= value <= most:
+            parser.error(f"--{name} must be {least} to {most:,}, got {value}")
     unknown = [name for name in given.only.split(",") if name not in SEAMS]
     if unknown:
         parser.error(f"--only must name some of {','.join(SEAMS)}, got {unknown[0]!r}")
@@ -124,58 +116,44 @@ def _run(given: argparse.Namespace, what: str) -> Any:
 
 def _compare(given: argparse.Namespace, args: list[str]) -> int:
     kinds = {"plain": "", "patched": given.only}
-    trials: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    seen: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for number in range(given.rounds):
         for kind, what in kinds.items():
             print(f"round {number + 1} of {given.rounds}, {kind}", file=sys.stderr, flush=True)
             try:
-                found = _run(given, what)
+                trial = _run(given, what)
             except TrialError as error:
                 is_ours = kind == "patched" and number == 0
                 where = f"{kind} program fails" + is_ours * ", the plain one does not"
                 print(f"{error}\nfastloop compare: the {where}", file=sys.stderr)
-                return _STATUS[DIFFERENT] if is_ours else _FAILED
-            if found is None:
+                return _STATUS[trials.DIFFERENT] if is_ours else _FAILED
+            if trial is None:
                 print(_NO_RECORD)
-                return _STATUS[UNKNOWN]
-            trials[kind].append(found)
+                return _STATUS[trials.UNKNOWN]
+            seen[kind].append(trial)
     print(f"{' '.join(given.program)}: {given.rounds} rounds of {given.steps} steps, in turns")
-    print(make_table(**trials, limit=given.steps))
+    print(trials.make_table(**seen, limit=given.steps))
     if given.json is not None:
-        found = {"schema": SCHEMA, "arguments": args, **to_dict(**trials)}
+        found = {"schema": SCHEMA, "arguments": args, **trials.to_dict(**seen)}
         given.json.write_text(json.dumps(found, indent=1) + "\n")
-    return _STATUS[find_verdict(**trials).kind]
-
-
-def _load_report(path: str) -> dict[str, Any]:
-    from fastloop.tools.report import summary
-
-    try:
-        found = json.loads(Path(path).read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} must hold JSON: {error}") from None
-    schema = found.get("schema") if isinstance(found, dict) else None
-    if schema != summary.SCHEMA:
-        raise ValueError(
-            f"{path} must be a report of schema {summary.SCHEMA!r}, got {schema!r}; write it with "
-            f"fastloop.report({path!r})"
-        )
-    return found  # type: ignore[no-any-return]
+    return _STATUS[trials.find_verdict(**seen).kind]
 
 
 def _compare_reports(paths: list[str]) -> int:
     """Print two reports side by side, which takes torch."""
-    from fastloop.tools.report.render import compare
+    from fastloop.tools.report import render, summary
 
     try:
-        if len(paths) != 2:
-            raise ValueError(f"A.json and B.json are needed, got {len(paths)} names")
-        print(compare(*map(_load_report, paths)))
-    except (OSError, ValueError) as error:
+        a, b = (json.loads(Path(path).read_text()) for path in paths)
+        if {a["schema"], b["schema"]} != {summary.SCHEMA}:
+            raise ValueError(f"their schemas are {a['schema']!r} and {b['schema']!r}")
+        print(render.compare(a, b))
+    except OSError as error:
         print(f"fastloop compare: {error}", file=sys.stderr)
         return _FAILED
-    except (AttributeError, KeyError, TypeError) as error:
-        print(f"fastloop compare: a report is damaged: {error!r}", file=sys.stderr)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        needed = f"{', '.join(paths)} must be two whole reports of schema {summary.SCHEMA!r}"
+        print(f"fastloop compare: {needed}, got {error!r}", file=sys.stderr)
         return _FAILED
     return 0
 

@@ -343,9 +343,9 @@ def test_the_command_takes_no_memory_from_what_it_measures(tmp_path: Path) -> No
     ("args", "error"),
     [
         ([], "there is nothing to run"),
-        (["--steps", "1", "x.py"], "--steps takes 2 to 10,000, not 1"),
-        (["--rounds", "1", "x.py"], "--rounds takes 2 to 100, not 1"),
-        (["--seed", "-1", "x.py"], "--seed takes 0 to 4,294,967,295, not -1"),
+        (["--steps", "1", "x.py"], "--steps must be 2 to 10,000, got 1"),
+        (["--rounds", "1", "x.py"], "--rounds must be 2 to 100, got 1"),
+        (["--seed", "-1", "x.py"], "--seed must be 0 to 4,294,967,295, got -1"),
         (
             ["--only", "loader", "x.py"],
             "clip_grad_norm, got 'loader'",

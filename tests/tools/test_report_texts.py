@@ -487,14 +487,23 @@ def test_two_reports_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("text", "error"), [("{", "must hold JSON"), ("[]", "got None"), (None, "No such file")]
+    ("text", "error"),
+    [
+        ("{", "got JSONDecodeError"),
+        ("[]", "got TypeError"),
+        ("{}", "got KeyError('schema')"),
+        ('{"schema": "fastloop.report/0"}', "their schemas are 'fastloop.report/0'"),
+        ("\xff", "must be two whole reports of schema 'fastloop.report/1', got UnicodeDecodeError"),
+        (None, "No such file"),
+    ],
 )
 def test_what_is_no_report_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, error: str
 ) -> None:
+    path = tmp_path / "a.json"
     if text is not None:
-        (tmp_path / "a.json").write_text(text)
-    assert fastloop.__main__.main(["compare", str(tmp_path / "a.json"), "b.json"]) == 2
+        path.write_text(text, encoding="latin-1")
+    assert fastloop.__main__.main(["compare", str(path), str(path)]) == 2
     assert error in capsys.readouterr().err
     assert fastloop.__main__.main(["compare", "a.json"]) == 2
 
@@ -508,4 +517,4 @@ def test_a_damaged_report_is_refused(
     path.write_text(json.dumps({**found_of(loop_of(1, 1)), key: value}))
     assert fastloop.__main__.main(["compare", str(path), str(path)]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and "a report is damaged" in err
+    assert out == "" and "must be two whole reports" in err

@@ -179,33 +179,27 @@ def _interval(figure: Figure, show: Callable[[float], str]) -> str:
     return f"({show(figure.low)} - {show(figure.high)})"
 
 
-def _make_row(key: str, cost: Costs | None, rounds: int) -> list[str]:
+def _make_row(key: str, cost: Costs | None, more: str) -> list[str]:
     label, show = _ROWS[key]
     if cost is None:
         return [label, "n/a", "n/a", "n/a"]
     cells = [f"{show(one.median)} {_interval(one, show)}" for one in (cost.plain, cost.patched)]
     if cost.ratio is None:
         return [label, *cells, "n/a"]
-    found = f"{judge(cost.ratio)} {_interval(cost.ratio, show_ratio)}"
-    if found.startswith("cannot tell"):
-        found += f"; --rounds {_more(rounds)}"
-    elif not found.startswith("no difference"):
-        is_better = (cost.ratio.median > 1) == (key == "steps_per_second")
-        found += " better" if is_better else " worse"
-    return [label, *cells, found]
+    found = judge(cost.ratio)
+    is_better = (cost.ratio.median > 1) == (key == "steps_per_second")
+    notes = {"cannot tell": f"; {more}", "no difference": ""}
+    note = notes.get(found, " better" if is_better else " worse")
+    return [label, *cells, f"{found} {_interval(cost.ratio, show_ratio)}{note}"]
 
 
-def _more(rounds: int) -> int:
-    return max(7, 2 * rounds + 1)
-
-
-def _describe_speed(cost: Costs | None, rounds: int) -> str:
+def _describe_speed(cost: Costs | None, more: str) -> str:
     if cost is None or cost.ratio is None:
         return "SPEED: n/a, too few steps"
     found, ratio = judge(cost.ratio), cost.ratio
     interval = f"{show_ratio(ratio.low)} to {show_ratio(ratio.high)} as many steps a second"
     if found == "cannot tell":
-        return f"SPEED: cannot tell ({interval}); --rounds {_more(rounds)}, on an idle machine"
+        return f"SPEED: cannot tell ({interval}); {more}, on an idle machine"
     if found == "no difference":
         return "SPEED: no difference: patched within 3 % of plain"
     return f"SPEED: patched is {'faster' if ratio.median > 1 else 'SLOWER'}: {found}, {interval}"
@@ -214,8 +208,9 @@ def _describe_speed(cost: Costs | None, rounds: int) -> str:
 def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -> str:
     """Return the costs, then the verdict; 100 columns and more."""
     costs, rounds, steps = _compute_costs(plain, patched), len(plain), plain[0]["steps"]
+    more = f"--rounds {max(7, 2 * rounds + 1)}"
     shown = {key: cost for key, cost in costs.items() if cost or key not in _OFTEN_ABSENT}
-    rows = [_make_row(key, cost, rounds) for key, cost in shown.items()]
+    rows = [_make_row(key, cost, more) for key, cost in shown.items()]
     lines = table([["", "plain", "patched", "patched / plain"], *rows])
     lines.append(f"  patched: {patched[-1]['patched']}")
     if steps < limit:
@@ -224,7 +219,7 @@ def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -
     titles = {DIFFERENT: "DIFFERENT", UNKNOWN: "NOT JUDGED"}
     equal = f"EQUAL to the last bit in all {rounds + len(patched)} runs"
     lines.append(f"{titles.get(verdict.kind, equal)}: {verdict.text}")
-    lines.append(_describe_speed(costs["steps_per_second"], rounds))
+    lines.append(_describe_speed(costs["steps_per_second"], more))
     return "\n".join(lines)
 
 

@@ -8,13 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fastloop.tools.report.render import (
-    LABELS,
-    describe_rate,
-    list_facts,
-    part_rows,
-    phase_rows,
-)
+from fastloop.tools.report.render import LABELS, describe_rate, list_facts, part_rows, phase_rows
 from fastloop.tools.text import seconds
 
 _STYLE = """

@@ -64,12 +64,8 @@ def part_rows(found: dict[str, Any]) -> list[list[str]]:
     for name in PARTS:
         time = found["seconds_of"][name]
         if time > 0:
-            rows.append([_label(name), seconds(time), percent(time / found["seconds"])])
+            rows.append([name.replace("_", " "), seconds(time), percent(time / found["seconds"])])
     return rows
-
-
-def _label(part: str) -> str:
-    return part.replace("_", " ")
 
 
 def describe_rate(found: dict[str, Any]) -> str:
@@ -155,7 +151,8 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
     rows.append(["time of the run"])
     for name in PARTS:
         before, after = a["seconds_of"][name], b["seconds_of"][name]
-        rows.append([_label(name), seconds(before), seconds(after), _change(before, after)])
+        label = name.replace("_", " ")
+        rows.append([label, seconds(before), seconds(after), _change(before, after)])
     verdicts = [f"  {name}: {one['verdict']['text']}" for name, one in (("A", a), ("B", b))]
     return "\n".join([*table(rows), *verdicts])
 
