@@ -63,11 +63,6 @@ class EnoughSteps(SystemExit):
     """Ends the program quietly: its ``finally`` blocks and exit handlers run."""
 
 
-def _read_usage() -> tuple[float, int]:
-    """Return the CPU seconds and the bytes of this process and all that it has started."""
-    return cpu_seconds_of_all(), pss_bytes_of_all() or 0
-
-
 def _has_gpu() -> bool:
     """Tell whether the program uses CUDA."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
@@ -89,7 +84,9 @@ class TrialObserver(LoopObserver):
         self._is_open = self._is_stopped = False
         self._losses: list[tuple[int, Tensor]] = []  # with their steps, from 0
         self._optimizers: dict[int, Any] = {}  # that have stepped; their parameters must not die
-        self._usage: list[tuple[float, int]] = []  # after the first step, which warms up, and last
+        # CPU seconds and bytes of this process and all that it has started: after the first step,
+        # which warms up, and after the last.
+        self._usage: list[tuple[float, int]] = []
         self._drain = 0.0  # seconds until a GPU has done what is queued after the last step
         self._backward = Place(torch.autograd, "backward", self._make_backward)
 
@@ -129,17 +126,20 @@ class TrialObserver(LoopObserver):
         self._stop_after_last()
 
     def leave_update(self, token: object, result: object, error: object) -> None:
-        self._read_usage_once()  # its time is the first step's
+        self._read_first_usage()  # its time is the first step's
         super().leave_update(token, result, error)
 
     def note_skip(self, optimizer: Any) -> None:
         self._optimizers[id(optimizer)] = optimizer
         super().note_skip(optimizer)
-        self._read_usage_once()
+        self._read_first_usage()
 
-    def _read_usage_once(self) -> None:
+    def _read_first_usage(self) -> None:
         if not self._usage and self.steps_decided > 0:
-            self._usage.append(_read_usage())
+            self._read_usage()
+
+    def _read_usage(self) -> None:
+        self._usage.append((cpu_seconds_of_all(), pss_bytes_of_all() or 0))
 
     def _stop_after_last(self) -> None:
         # Each step has an optimizer's at least, so the recorder need not be asked before.
@@ -161,7 +161,7 @@ class TrialObserver(LoopObserver):
             torch.cuda.synchronize()
             self._drain = perf_counter() - now
         self._total = now + self._drain - self._began
-        self._usage.append(_read_usage())
+        self._read_usage()
 
     # ---- the record
 
@@ -172,7 +172,7 @@ class TrialObserver(LoopObserver):
         later = steps[1:]  # the first warms up
         epochs = sum(step.is_first for step in later)
         seconds = sum(step.total for step in later) / 1e9 + self._drain
-        waits = [step.wait for step in later if step.wait != NOT_MEASURED]
+        waits = [step.data_wait for step in later if step.data_wait != NOT_MEASURED]
         totals = self._recorder.totals
         (cpu, _), (cpu_at_end, _) = self._usage[0], self._usage[-1]
         return {

@@ -18,10 +18,7 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -77,7 +74,8 @@ class LoopObserver:
         self.usage = usage or GpuUsage()
         self._clock = clock
         self._recorder = StepRecorder(clock())
-        self._log: list[tuple[Any, ...]] = []  # methods and their arguments
+        # Methods and their arguments: first two times, between which lies the cost of measuring.
+        self._log: list[tuple[Any, ...]] = []
         self._depth = 0  # of calls inside each other
         self._loading_depth = 0  # of the one that loads for an upload
         self._loading: int | None = None  # ns; None: this call uploads nothing
@@ -96,10 +94,6 @@ class LoopObserver:
         for method, *args in log:
             method(*args)
         return self._recorder
-
-    def _write(self, now: int, method: Callable[..., Any], *args: Any) -> None:
-        """Log an event of `now`; the time after it ends the cost of measuring it."""
-        self._log.append((method, now, self._clock(), *args))
 
     # ---- loaders
 
@@ -127,7 +121,7 @@ class LoopObserver:
         self._depth += 1
         if self._depth == 1:
             (self._loader,) = args
-            self._write(self._clock(), self._recorder.enter_fetch)
+            self._log.append((self._recorder.enter_fetch, self._clock(), self._clock()))
 
     def leave_iter(self, token: object, iterator: Any, error: object) -> None:
         now = self._clock()
@@ -139,7 +133,8 @@ class LoopObserver:
             inner = loading_iterator(iterator)
             self._bound[iterator] = self._bound[inner] = source
             source.use(inner)
-        self._write(now, self._recorder.leave_iter, source, error is not None)
+        found = now, self._clock(), source, error is not None
+        self._log.append((self._recorder.leave_iter, *found))
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
         """Note next(). Below an iterator that uploads, the first call inside is the loading."""
@@ -243,10 +238,10 @@ class LoopObserver:
         self._log.append((self._recorder.note_skip, id(optimizer)))
 
     def enter_closure(self, token: object, args: Any, kwargs: Any) -> None:
-        self._write(self._clock(), self._recorder.enter_closure)
+        self._log.append((self._recorder.enter_closure, self._clock(), self._clock()))
 
     def leave_closure(self, token: object, result: object, error: object) -> None:
-        self._write(self._clock(), self._recorder.leave_closure)
+        self._log.append((self._recorder.leave_closure, self._clock(), self._clock()))
 
     # ---- the end
 
@@ -357,8 +352,8 @@ def open_hooks(observer: LoopObserver) -> None:
         for owner, name, make in _list_places():
             _places.setdefault((owner, name), Place(owner, name, make)).put_in()
         if not _handles:
-            _handles.append(register_optimizer_step_pre_hook(_before_step))
-            _handles.append(register_optimizer_step_post_hook(_after_step))
+            _handles.append(optimizers.register_optimizer_step_pre_hook(_before_step))
+            _handles.append(optimizers.register_optimizer_step_post_hook(_after_step))
         own = _observers.get(observer.thread, ())
         _observers = {**_observers, observer.thread: (*own, observer)}
 

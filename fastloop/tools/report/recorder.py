@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,10 +26,10 @@ class Step(NamedTuple):
 
     Attributes:
         end: its end, counted from the begin of the report.
-        wait: time in next() of its loaders, without the first batch of an epoch.
-        upload: the host's part of copying to the device, in next().
-        compute: from the batch to the optimizer, and between optimizers: forward and backward.
-        update: unscaling, clipping, the optimizers' steps.
+        data_wait: time in next() of its loaders, without the first batch of an epoch.
+        host_to_device: the host's part of copying to the device, in next().
+        forward_backward: from the batch to the optimizer, and between optimizers.
+        clip_optimizer: unscaling, clipping, the optimizers' steps.
         other: after the last of these.
         gpu_wait: between the end of the GPU's earlier work and the batch.
         ready: batches that were ready at its last next(); 0 if the one whose turn it was was not.
@@ -37,10 +37,10 @@ class Step(NamedTuple):
     """
 
     end: int
-    wait: int
-    upload: int
-    compute: int
-    update: int
+    data_wait: int
+    host_to_device: int
+    forward_backward: int
+    clip_optimizer: int
     other: int
     gpu_wait: int
     ready: int
@@ -51,14 +51,14 @@ class Step(NamedTuple):
         return sum(part for part in self[1:6] if part != NOT_MEASURED)
 
 
-_GPU_WAIT = Step._fields.index("gpu_wait")
+PHASES = Step._fields[1:6]
 
 
 class StepRing:
     """The last steps, in memory that does not grow."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        self._rows = np.zeros((capacity, len(Step._fields)), np.int64)
+        self._rows = np.zeros(capacity, [(name, np.int64) for name in Step._fields])
         self.count = 0  # of all steps there were
 
     def append(self, step: tuple[int, ...]) -> None:
@@ -67,18 +67,21 @@ class StepRing:
 
     def add_gpu_wait(self, number: int, ns: int) -> None:
         """Add to the GPU's wait of a step, if the step is still there."""
-        if self.count - number <= len(self._rows):
+        if number >= self.first:
             row = self._rows[number % len(self._rows)]
-            row[_GPU_WAIT] = max(int(row[_GPU_WAIT]), 0) + ns
+            row["gpu_wait"] = max(int(row["gpu_wait"]), 0) + ns
 
     @property
     def first(self) -> int:
         """The number of the oldest step that is still there."""
         return max(0, self.count - len(self._rows))
 
+    def to_array(self) -> Any:
+        """Return the steps that are still there, the oldest first, with fields as in Step."""
+        return np.roll(self._rows[: self.count], -self.count)
+
     def __iter__(self) -> Iterator[Step]:
-        for number in range(self.first, self.count):
-            yield Step(*self._rows[number % len(self._rows)].tolist())
+        return (Step(*row) for row in self.to_array().tolist())
 
 
 class Run:

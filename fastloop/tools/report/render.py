@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastloop.tools.report.files import read_rank
-from fastloop.tools.report.recorder import NOT_MEASURED, PARTS, Step
-from fastloop.tools.report.summary import PHASES
+from fastloop.tools.report.recorder import NOT_MEASURED, PARTS, PHASES, Step
 from fastloop.tools.text import percent, ratio, seconds, table
 
 _WIDTH = 80
@@ -177,8 +176,8 @@ def make_trace(steps: Iterable[Step], first: int) -> str:
         # Slices of a thread may not overlap, as a validation in the middle of a step would.
         begin = max(begin, step.end - step.total)
         slices, at = [(f"step {number}", begin, step.end)], begin
-        for name, field in PHASES.items():
-            end = min(at + max(getattr(step, field), 0), step.end)
+        for name in PHASES:
+            end = min(at + max(getattr(step, name), 0), step.end)
             slices.append((name, at, end))
             at = end
         events += [
