@@ -58,7 +58,7 @@ def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> Figure:
 
 
 def judge(ratio: Figure) -> str:
-    """Describe a ratio; a wide interval around 1 is no evidence of anything."""
+    """Describe a ratio; a wide interval around 1 proves nothing."""
     if ratio.low >= 1 - _ALIKE and ratio.high <= 1 + _ALIKE:
         return "no difference"
     return "cannot tell" if ratio.low <= 1 <= ratio.high else f"{ratio.median:.3g}x"

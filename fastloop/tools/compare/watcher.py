@@ -109,7 +109,7 @@ class TrialObserver(LoopObserver):
             if isinstance(root, Tensor) and root.layout == torch.strided:
                 with torch.no_grad():
                     kept = root.detach().flatten()[:_MAX_ELEMENTS].clone()
-                self._log.append((self._note_loss, kept))
+                self._log.append((self._note_loss, (kept,)))
 
     def _note_loss(self, value: Tensor) -> None:
         self._losses.append((self._recorder.current, value))

@@ -75,7 +75,7 @@ class LoopObserver:
         self._clock = clock
         self._recorder = StepRecorder(clock())
         # Methods and their arguments: first two times, between which lies the cost of measuring.
-        self._log: list[tuple[Any, ...]] = []
+        self._log: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._depth = 0  # of calls inside each other
         self._loading_depth = 0  # of the one that loads for an upload
         self._loading: int | None = None  # ns; None: this call uploads nothing
@@ -91,7 +91,7 @@ class LoopObserver:
     def recorder(self) -> StepRecorder:
         """The recorder, which knows of all events so far."""
         log, self._log = self._log, []
-        for method, *args in log:
+        for method, args in log:
             method(*args)
         return self._recorder
 
@@ -121,7 +121,7 @@ class LoopObserver:
         self._depth += 1
         if self._depth == 1:
             (self._loader,) = args
-            self._log.append((self._recorder.enter_fetch, self._clock(), self._clock()))
+            self._log.append((self._recorder.enter_fetch, (self._clock(), self._clock())))
 
     def leave_iter(self, token: object, iterator: Any, error: object) -> None:
         now = self._clock()
@@ -134,7 +134,7 @@ class LoopObserver:
             self._bound[iterator] = self._bound[inner] = source
             source.use(inner)
         found = now, self._clock(), source, error is not None
-        self._log.append((self._recorder.leave_iter, *found))
+        self._log.append((self._recorder.leave_iter, found))
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
         """Note next(). Below an iterator that uploads, the first call inside is the loading."""
@@ -163,7 +163,7 @@ class LoopObserver:
             self.recorder  # noqa: B018 - reads the log
         if self.waits.is_on:
             self.waits.begin()
-        self._log.append((self._recorder.enter_fetch, now, self._clock()))
+        self._log.append((self._recorder.enter_fetch, (now, self._clock())))
 
     def leave_next(self, token: object, batch: object, error: type[BaseException] | None) -> None:
         """Note the end of next(), and the type of the exception that it raised."""
@@ -188,23 +188,23 @@ class LoopObserver:
         pair = self.waits.end() if self.waits.is_on else None
         found = now, self._clock(), source, ready, self._loading, error, turn
         if pair is None:
-            self._log.append((self._recorder.leave_fetch, *found))
+            self._log.append((self._recorder.leave_fetch, found))
         else:
-            self._log.append((self._leave_fetch, pair, *found))
+            self._log.append((self._leave_fetch, (pair, found)))
 
-    def _leave_fetch(self, pair: EventPair, *found: Any) -> None:
+    def _leave_fetch(self, pair: EventPair, found: tuple[Any, ...]) -> None:
         run = self._recorder.leave_fetch(*found)
         self.waits.follow(pair, run, self._recorder.steps)
 
     # ---- updates
 
     def enter_update(self, token: object, args: Any, kwargs: Any) -> None:
-        now = self._clock()
-        self._log.append((self._recorder.enter_update, now, self._clock(), id(token)))
+        found = self._clock(), self._clock(), id(token)
+        self._log.append((self._recorder.enter_update, found))
 
     def leave_update(self, token: object, result: object, error: object) -> None:
-        now = self._clock()
-        self._log.append((self._recorder.leave_update, now, self._clock(), id(token)))
+        found = self._clock(), self._clock(), id(token)
+        self._log.append((self._recorder.leave_update, found))
 
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
         """Note a method that calls the step of an optimizer or skips it: a GradScaler's or a
@@ -228,20 +228,20 @@ class LoopObserver:
             self.has_silent_skips = True
         if len(self._log) > _MAX_LOG:
             self.recorder  # noqa: B018 - reads the log
-        now = self._clock()
-        self._log.append((self._recorder.enter_update, now, self._clock(), id(optimizer)))
-        self._log.append((self._recorder.note_step, id(optimizer)))
+        found = self._clock(), self._clock(), id(optimizer)
+        self._log.append((self._recorder.enter_update, found))
+        self._log.append((self._recorder.note_step, (id(optimizer),)))
 
     def note_skip(self, optimizer: Any) -> None:
         """Note that a scaler or a Stepper did not call the optimizer's step."""
         self.steps_decided += 1
-        self._log.append((self._recorder.note_skip, id(optimizer)))
+        self._log.append((self._recorder.note_skip, (id(optimizer),)))
 
     def enter_closure(self, token: object, args: Any, kwargs: Any) -> None:
-        self._log.append((self._recorder.enter_closure, self._clock(), self._clock()))
+        self._log.append((self._recorder.enter_closure, (self._clock(), self._clock())))
 
     def leave_closure(self, token: object, result: object, error: object) -> None:
-        self._log.append((self._recorder.leave_closure, self._clock(), self._clock()))
+        self._log.append((self._recorder.leave_closure, (self._clock(), self._clock())))
 
     # ---- the end
 
@@ -272,21 +272,22 @@ _WATCHED: dict[str, tuple[tuple[Any, str], ...]] = {
     ),
 }
 _lock = threading.Lock()
-_observers: dict[int, tuple[LoopObserver, ...]] = {}  # by thread; replaced under the lock
+_observers: tuple[LoopObserver, ...] = ()  # replaced under the lock
 _places: dict[tuple[Any, str], Place] = {}
 _handles: list[Any] = []  # of torch's hooks
 
 
-def _list_observers() -> tuple[LoopObserver, ...]:
-    """Return the observers that hear of this thread."""
-    observers, ident = _observers, get_ident()
+def _list_observers() -> list[LoopObserver]:
+    """Return the observers that hear of this thread; count its call for the others."""
+    ident = get_ident()
+    own: list[LoopObserver] = []
     if seams.checking_thread == ident:
-        return ()
-    own = observers.get(ident, ())
-    if len(observers) > bool(own):
-        for others in observers.values():
-            for observer in others:
-                observer.elsewhere += observer.thread != ident
+        return own
+    for observer in _observers:
+        if observer.thread == ident:
+            own.append(observer)
+        else:
+            observer.elsewhere += 1
     return own
 
 
@@ -354,17 +355,14 @@ def open_hooks(observer: LoopObserver) -> None:
         if not _handles:
             _handles.append(optimizers.register_optimizer_step_pre_hook(_before_step))
             _handles.append(optimizers.register_optimizer_step_post_hook(_after_step))
-        own = _observers.get(observer.thread, ())
-        _observers = {**_observers, observer.thread: (*own, observer)}
+        _observers = (*_observers, observer)
 
 
 def close_hooks(observer: LoopObserver) -> None:
     """Tell this observer of nothing more; the last one puts back what was replaced."""
     global _observers
     with _lock:
-        own = tuple(one for one in _observers.get(observer.thread, ()) if one is not observer)
-        others = {thread: kept for thread, kept in _observers.items() if thread != observer.thread}
-        _observers = {**others, observer.thread: own} if own else others
+        _observers = tuple(other for other in _observers if other is not observer)
         if not _observers:
             _take_out()
 
@@ -379,8 +377,7 @@ def _take_out() -> None:
 def _forget() -> None:
     """Close everything in a forked child, which nobody reads."""
     global _observers, _lock
-    _lock = threading.Lock()
-    _observers = {}
+    _lock, _observers = threading.Lock(), ()
     _take_out()
 
 
