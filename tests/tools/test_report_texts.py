@@ -307,7 +307,7 @@ def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_events_that_have_not_fired_are_asked_again() -> None:
     recorder = loop_of(1, 1, 2).recorder
-    run = SimpleNamespace(is_over=True, step=1)
+    run = SimpleNamespace(step=1)
     waits = GpuWaits(FakeCuda())
     waits.look()
     waits.begin()

@@ -143,9 +143,8 @@ class GpuWaits:
         """Add to their steps the waits that are known by now; the latest batch has no step yet."""
         while self._pending:
             (begin, end), run = self._pending[0]
-            if not run.is_over or not end.query():
+            if run.step is None or not end.query():
                 return
             self._pending.popleft()
-            if run.step is not None:
-                steps.add_gpu_wait(run.step, round(begin.elapsed_time(end) * 1e6))
+            steps.add_gpu_wait(run.step, round(begin.elapsed_time(end) * 1e6))
             self._free.append((begin, end))

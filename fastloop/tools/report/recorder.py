@@ -18,6 +18,7 @@ from fastloop.tools.report.loader_source import NONE, LoaderSource
 
 CAPACITY = 16_384  # steps that are kept, 72 bytes each
 NOT_MEASURED = -1
+_NO_STEP = -1
 _MAX_RUNS = 64  # of loaders without a step between
 
 
@@ -66,7 +67,7 @@ class StepRing:
         self.count += 1
 
     def add_gpu_wait(self, number: int, ns: int) -> None:
-        """Add to the GPU's wait of a step, if the step is still there."""
+        """Add to the GPU's wait of a step, if that step is still there."""
         if number >= self.first:
             row = self._rows[number % len(self._rows)]
             row["gpu_wait"] = max(int(row["gpu_wait"]), 0) + ns
@@ -88,7 +89,7 @@ class Run:
     """The batches of one loader in a window, and the time after each."""
 
     __slots__ = (
-        "began_at", "compute", "fetches", "has_begun", "has_ended", "is_over", "last_at", "ready",
+        "began_at", "compute", "fetches", "has_begun", "has_ended", "last_at", "ready",
         "source", "start", "step", "upload", "wait",
     )  # fmt: skip
 
@@ -100,8 +101,7 @@ class Run:
         self.has_begun = False  # by iter(), in this window
         self.has_ended = False  # by StopIteration
         self.began_at = self.last_at = 0  # numbers of events
-        self.is_over = False  # it is known which step its batches were for:
-        self.step: int | None = None  # None: for no step
+        self.step: int | None = None  # that its batches were for; None: not known yet
 
     def total(self) -> int:
         return self.start + self.wait + max(self.upload, 0) + self.compute
@@ -336,7 +336,7 @@ class StepRecorder:
                     self._set_apart(run)
                     continue
                 run.source.trains = True
-                run.step, run.is_over = self.steps.count, True
+                run.step = self.steps.count
                 is_first = is_first or run.has_begun
                 if self.steps.count == 0:
                     self.totals.first_batch += run.start
@@ -355,7 +355,7 @@ class StepRecorder:
 
     def _set_apart(self, run: Run) -> None:
         """Count a run whose batches no step used."""
-        run.is_over = True
+        run.step = _NO_STEP
         if run.fetches == 0:
             self.totals.between_epochs += run.total()
             return
