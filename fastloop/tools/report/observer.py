@@ -187,12 +187,14 @@ class LoopObserver:
         ready = sum(self._found) if turn == READY else min(0, self._found[0])
         pair = self.waits.end() if self.waits.is_on else None
         found = now, self._clock(), source, ready, self._loading, error, turn
-        self._log.append((self._leave_fetch, (pair, found)))
+        if pair is None:
+            self._log.append((self._recorder.leave_fetch, found))
+        else:
+            self._log.append((self._leave_fetch, (pair, found)))
 
-    def _leave_fetch(self, pair: EventPair | None, found: tuple[Any, ...]) -> None:
+    def _leave_fetch(self, pair: EventPair, found: tuple[Any, ...]) -> None:
         run = self._recorder.leave_fetch(*found)
-        if pair is not None:
-            self.waits.follow(pair, run, self._recorder.steps)
+        self.waits.follow(pair, run, self._recorder.steps)
 
     # ---- updates
 
@@ -226,7 +228,8 @@ class LoopObserver:
             self.has_silent_skips = True
         if len(self._log) > _MAX_LOG:
             self.recorder  # noqa: B018 - reads the log
-        self.enter_update(optimizer, None, None)
+        found = self._clock(), self._clock(), id(optimizer)
+        self._log.append((self._recorder.enter_update, found))
         self._log.append((self._recorder.note_step, (id(optimizer),)))
 
     def note_skip(self, optimizer: Any) -> None:
