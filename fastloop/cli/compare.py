@@ -16,18 +16,10 @@ from typing import Any
 
 from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
-from fastloop.tools.compare.trial import Settings
-from fastloop.tools.compare.trials import (
-    DIFFERENT,
-    EQUAL,
-    UNKNOWN,
-    find_verdict,
-    make_table,
-    to_dict,
-)
+from fastloop.tools.compare import trials
 
 SCHEMA = "fastloop.compare/1"
-_STATUS = {EQUAL: 0, DIFFERENT: 1, UNKNOWN: 3}
+_STATUS = {trials.EQUAL: 0, trials.DIFFERENT: 1, trials.UNKNOWN: 3}
 _FAILED = 2
 _MAX_STEPS = 10_000  # fewer than a recorder keeps
 _NO_RECORD = (
@@ -47,15 +39,7 @@ judged, because the plain program differs from itself."""
 
 
 class TrialError(Exception):
-    """A program failed; its text says how.
-
-    Args:
-        is_failure: False if it ran and there is nothing to compare.
-    """
-
-    def __init__(self, text: str, is_failure: bool = True) -> None:
-        super().__init__(text)
-        self.is_failure = is_failure
+    """A program failed before its last step; the text is the end of its output."""
 
 
 def _parse(args: list[str]) -> argparse.Namespace:
@@ -75,11 +59,10 @@ def _parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("-m", action="store_true", dest="is_module", help=argparse.SUPPRESS)
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args(args)
-    for name, value, most in (("steps", given.steps, _MAX_STEPS), ("rounds", given.rounds, 100)):
-        if not 2 <= value <= most:
-            parser.error(f"--{name} takes 2 to {most:,}, not {value}")
-    if given.seed is not None and not 0 <= given.seed < 1 << 32:
-        parser.error(f"--seed takes 0 to {(1 << 32) - 1:,}, not {given.seed}")
+    for name, least, most in (("steps", 2, _MAX_STEPS), ("rounds", 2, 100), ("seed", 0, 2**32 - 1)):
+        value = getattr(given, name)
+        if value is not None and not least <= value <= most:
+            parser.error(f"--{name} must be {least} to {most:,}, got {value}")
     unknown = [name for name in given.only.split(",") if name not in SEAMS]
     if unknown:
         parser.error(f"--only must name some of {','.join(SEAMS)}, got {unknown[0]!r}")
@@ -87,91 +70,99 @@ def _parse(args: list[str]) -> argparse.Namespace:
         parser.error(f"--json {given.json}: there is no folder {given.json.absolute().parent}")
     if not given.program:
         parser.error("there is nothing to run; name a script, or a module after -m")
+    if os.environ.get("FASTLOOP") == "0":
+        parser.error("FASTLOOP=0 is set, which switches patching off; unset it")
+    if os.environ.get("WORLD_SIZE", "1") != "1" or "TORCHELASTIC_RUN_ID" in os.environ:
+        parser.error("ranks cannot be compared; start it without torchrun, on one process")
     return given
 
 
-def _find_obstacle() -> str:
-    """Return what in the environment forbids a comparison; "" if nothing."""
-    if os.environ.get("FASTLOOP") == "0":
-        return "FASTLOOP=0 is set, which switches patching off; unset it"
-    if os.environ.get("WORLD_SIZE", "1") != "1" or "TORCHELASTIC_RUN_ID" in os.environ:
-        return "ranks cannot be compared; start it without torchrun, on one process"
-    return ""
-
-
-def _make_environment(settings: Settings, what: str) -> dict[str, str]:
+def _make_environment(trial: dict[str, Any], what: str) -> dict[str, str]:
     """Return the user's environment with what the trial adds. FASTLOOP=0 keeps a program that calls
     ``fastloop.patch()`` itself from patching in plain runs."""
     env = {**os.environ, **make_environment(what), "FASTLOOP_RUN": "1", "FASTLOOP_VERBOSE": "0"}
-    env["FASTLOOP_TRIAL"] = settings.to_text()
+    env["FASTLOOP_TRIAL"] = json.dumps(trial)
     if not what:
         env["FASTLOOP"] = "0"
-    if settings.seed is not None:
-        env["PYTHONHASHSEED"] = str(settings.seed)
+    if trial["seed"] is not None:
+        env["PYTHONHASHSEED"] = str(trial["seed"])
     return env
 
 
-def _run(given: argparse.Namespace, what: str) -> dict[str, Any]:
-    """Run one trial, with `what` patched.
+def _run(given: argparse.Namespace, what: str) -> Any:
+    """Run one trial, with `what` patched, and return its record; None if it has left none.
 
     Raises:
         TrialError: the program failed before its last step.
     """
     with tempfile.TemporaryDirectory(prefix="fastloop-compare-") as folder:
         record, printed = Path(folder, "record.json"), Path(folder, "printed")
-        settings = Settings(str(record), given.steps, given.seed)
+        trial = {"record": str(record), "steps": given.steps, "seed": given.seed}
         with printed.open("w") as output:
             status = subprocess.run(
                 [sys.executable, *["-m"] * given.is_module, *given.program],
-                env=_make_environment(settings, what),
+                env=_make_environment(trial, what),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 check=False,
             ).returncode
         found = json.loads(record.read_text()) if record.exists() else None
-        if found is not None and (status == 0 or found["is_stopped"]):
-            return dict(found)
-        if status == 0:
-            raise TrialError(_NO_RECORD, is_failure=False)
+        if status == 0 or (found is not None and found["is_stopped"]):
+            return found
         lines = printed.read_text(errors="replace").splitlines()[-_TAIL:]
     raise TrialError("\n".join([*lines, f"it ended with status {status}"]))
 
 
 def _compare(given: argparse.Namespace, args: list[str]) -> int:
     kinds = {"plain": "", "patched": given.only}
-    trials: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    seen: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for number in range(given.rounds):
         for kind, what in kinds.items():
             print(f"round {number + 1} of {given.rounds}, {kind}", file=sys.stderr, flush=True)
             try:
-                trials[kind].append(_run(given, what))
+                trial = _run(given, what)
             except TrialError as error:
-                if not error.is_failure:
-                    print(error)
-                    return _STATUS[UNKNOWN]
                 is_ours = kind == "patched" and number == 0
                 where = f"{kind} program fails" + is_ours * ", the plain one does not"
                 print(f"{error}\nfastloop compare: the {where}", file=sys.stderr)
-                return _STATUS[DIFFERENT] if is_ours else _FAILED
+                return _STATUS[trials.DIFFERENT] if is_ours else _FAILED
+            if trial is None:
+                print(_NO_RECORD)
+                return _STATUS[trials.UNKNOWN]
+            seen[kind].append(trial)
     print(f"{' '.join(given.program)}: {given.rounds} rounds of {given.steps} steps, in turns")
-    print(make_table(**trials, limit=given.steps))
+    print(trials.make_table(**seen, limit=given.steps))
     if given.json is not None:
-        found = {"schema": SCHEMA, "arguments": args, **to_dict(**trials)}
+        found = {"schema": SCHEMA, "arguments": args, **trials.to_dict(**seen)}
         given.json.write_text(json.dumps(found, indent=1) + "\n")
-    return _STATUS[find_verdict(**trials).kind]
+    return _STATUS[trials.find_verdict(**seen).kind]
+
+
+def _compare_reports(paths: list[str]) -> int:
+    """Print two reports side by side, which takes torch."""
+    from fastloop.tools.report import render, summary
+
+    try:
+        a, b = (json.loads(Path(path).read_text()) for path in paths)
+        if {a["schema"], b["schema"]} != {summary.SCHEMA}:
+            raise ValueError(f"their schemas are {a['schema']!r} and {b['schema']!r}")
+        print(render.compare(a, b))
+    except OSError as error:
+        print(f"fastloop compare: {error}", file=sys.stderr)
+        return _FAILED
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        needed = f"{', '.join(paths)} must be two whole reports of schema {summary.SCHEMA!r}"
+        print(f"fastloop compare: {needed}, got {error!r}", file=sys.stderr)
+        return _FAILED
+    return 0
 
 
 def main(args: list[str]) -> int:
+    """Run the command and return its exit status."""
     if args and args[0].endswith(".json"):
-        from fastloop.tools.compare import reports
-
-        return reports.main(args)
+        return _compare_reports(args)
     given = _parse(args)
-    why_not = _find_obstacle()
-    if why_not:
-        print(f"fastloop compare: {why_not}", file=sys.stderr)
-        return _FAILED
     try:
         return _compare(given, args)
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ Environment variables:
     FASTLOOP_RUN       "1": this interpreter runs the program itself; it takes out the next three
     FASTLOOP_CHILDREN  "0": the interpreters that the program starts are left alone
     FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between
-    FASTLOOP_TRIAL     compare's settings of a trial (tools/compare/trial.py), as JSON
+    FASTLOOP_TRIAL     compare's settings of a trial (tools/compare/watcher.py), as JSON
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _start_program(what: str) -> None:
         began = time.perf_counter()
 
         def then() -> None:
-            from fastloop.tools.compare.trial import begin
+            from fastloop.tools.compare.watcher import begin
 
             begin(trial, began)
 

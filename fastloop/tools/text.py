@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 
 
 def seconds(value: float | None) -> str:
@@ -40,15 +41,14 @@ def ratio(value: float | None) -> str:
     return "n/a" if value is None else f"{_three_digits(value)}x"
 
 
-def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lay out rows in columns, the first aligned to the left, the others to the right."""
-    count = max((len(row) for row in rows), default=0)
-    padded = [[*row, *[""] * (count - len(row))] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*padded, strict=True)]
+    columns = list(zip_longest(*rows, fillvalue=""))
+    widths = [max(map(len, column)) for column in columns]
     lines = []
-    for first, *others in padded:
+    for first, *others in zip(*columns, strict=True):
         cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
-        lines.append("  ".join((f"{indent}{first:<{widths[0]}}", *cells)).rstrip())
+        lines.append("  ".join((f"  {first:<{widths[0]}}", *cells)).rstrip())
     return lines
 
 

@@ -18,7 +18,6 @@ from helpers import run_script
 from torch.utils.data import DataLoader, TensorDataset
 
 from fastloop.cli import compare as compare_command
-from fastloop.tools.compare.trial import Settings
 from fastloop.tools.compare.trials import DIFFERENT, EQUAL, UNKNOWN, find_verdict, make_table
 from fastloop.tools.compare.watcher import EnoughSteps, TrialObserver
 
@@ -301,8 +300,8 @@ finally:
 
 
 def test_a_program_is_ended_as_by_sys_exit(tmp_path: Path) -> None:
-    settings = Settings(str(tmp_path / "record.json"), 4, None)
-    env = compare_command._make_environment(settings, "")
+    trial = {"record": str(tmp_path / "record.json"), "steps": 4, "seed": None}
+    env = compare_command._make_environment(trial, "")
     command = [sys.executable, "-c", TRIAL]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.stdout == "so do finally blocks\nexit handlers run\n", done.stderr
@@ -344,9 +343,9 @@ def test_the_command_takes_no_memory_from_what_it_measures(tmp_path: Path) -> No
     ("args", "error"),
     [
         ([], "there is nothing to run"),
-        (["--steps", "1", "x.py"], "--steps takes 2 to 10,000, not 1"),
-        (["--rounds", "1", "x.py"], "--rounds takes 2 to 100, not 1"),
-        (["--seed", "-1", "x.py"], "--seed takes 0 to 4,294,967,295, not -1"),
+        (["--steps", "1", "x.py"], "--steps must be 2 to 10,000, got 1"),
+        (["--rounds", "1", "x.py"], "--rounds must be 2 to 100, got 1"),
+        (["--seed", "-1", "x.py"], "--seed must be 0 to 4,294,967,295, got -1"),
         (
             ["--only", "loader", "x.py"],
             "clip_grad_norm, got 'loader'",
@@ -370,6 +369,8 @@ def test_where_nothing_can_be_compared(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert compare_command.main(["x.py"]) == 2
+    with pytest.raises(SystemExit) as ended:
+        compare_command.main(["x.py"])
     error = capsys.readouterr().err
+    assert ended.value.code == 2
     assert "FASTLOOP=0 is set" in error if name == "FASTLOOP" else "without torchrun" in error

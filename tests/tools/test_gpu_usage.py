@@ -45,8 +45,8 @@ def test_the_busy_share_is_the_drivers() -> None:
     ("uuid", "fails", "why"),
     [
         (None, False, "no CUDA device is in use"),
-        ("GPU-2", False, "does not know GPU-2: Not Found"),
-        ("GPU-1", True, "does not count it for this device: Not Supported"),
+        ("GPU-2", False, "does not count it for GPU-2: Not Found"),
+        ("GPU-1", True, "does not count it for GPU-1: Not Supported"),
     ],
 )
 def test_a_busy_share_that_is_not_known_is_none(uuid: str | None, fails: bool, why: str) -> None:

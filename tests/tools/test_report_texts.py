@@ -17,7 +17,6 @@ from torch.utils.data import Subset, TensorDataset
 
 import fastloop.__main__
 from fastloop.tools.report import loader_source
-from fastloop.tools.report.files import to_json
 from fastloop.tools.report.gpu import GpuUsage, GpuWaits
 from fastloop.tools.report.loader_source import LoaderSource, find_remedy
 from fastloop.tools.report.observer import LoopObserver
@@ -308,7 +307,7 @@ def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_events_that_have_not_fired_are_asked_again() -> None:
     recorder = loop_of(1, 1, 2).recorder
-    run = SimpleNamespace(is_over=True, step=1)
+    run = SimpleNamespace(step=1)
     waits = GpuWaits(FakeCuda())
     waits.look()
     waits.begin()
@@ -479,7 +478,7 @@ def test_a_run_without_a_step_is_one_line() -> None:
 
 def test_two_reports_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, wait in (("a.json", 10), ("b.json", 5)):
-        (tmp_path / name).write_text(to_json(found_of(loop_of(wait, 10))))
+        (tmp_path / name).write_text(json.dumps(found_of(loop_of(wait, 10))))
     status = fastloop.__main__.main(["compare", *(str(tmp_path / n) for n in ("a.json", "b.json"))])
     out = capsys.readouterr().out
     assert status == 0 and re.search(r"data wait +10\.0 ms +49% +5\.00 ms +32% +0\.500x", out)
@@ -488,14 +487,23 @@ def test_two_reports_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("text", "error"), [("{", "must hold JSON"), ("[]", "got None"), (None, "No such file")]
+    ("text", "error"),
+    [
+        ("{", "got JSONDecodeError"),
+        ("[]", "got TypeError"),
+        ("{}", "got KeyError('schema')"),
+        ('{"schema": "fastloop.report/0"}', "their schemas are 'fastloop.report/0'"),
+        ("\xff", "must be two whole reports of schema 'fastloop.report/1', got UnicodeDecodeError"),
+        (None, "No such file"),
+    ],
 )
 def test_what_is_no_report_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, error: str
 ) -> None:
+    path = tmp_path / "a.json"
     if text is not None:
-        (tmp_path / "a.json").write_text(text)
-    assert fastloop.__main__.main(["compare", str(tmp_path / "a.json"), "b.json"]) == 2
+        path.write_text(text, encoding="latin-1")
+    assert fastloop.__main__.main(["compare", str(path), str(path)]) == 2
     assert error in capsys.readouterr().err
     assert fastloop.__main__.main(["compare", "a.json"]) == 2
 
@@ -506,7 +514,7 @@ def test_a_damaged_report_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any
 ) -> None:
     path = tmp_path / "a.json"
-    path.write_text(to_json({**found_of(loop_of(1, 1)), key: value}))
+    path.write_text(json.dumps({**found_of(loop_of(1, 1)), key: value}))
     assert fastloop.__main__.main(["compare", str(path), str(path)]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and "a report is damaged" in err
+    assert out == "" and "must be two whole reports" in err

@@ -230,7 +230,7 @@ def test_evaluating_on_the_loader_that_is_trained_on(loop: Loop) -> None:
         loop.iter(train).next(train).work(10).step().next(train).work(10).step().stop(train)
         loop.iter(train).next(train).work(5).next(train).work(5).stop(train)
     loop.end()
-    assert [step.compute // MS for step in loop.recorder.steps] == [10] * 4
+    assert [step.forward_backward // MS for step in loop.recorder.steps] == [10] * 4
     assert loop.recorder.apart["batches"] == 4
 
 

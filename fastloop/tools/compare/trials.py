@@ -4,17 +4,67 @@ their costs. Trials are dicts of ``TrialObserver.to_dict()``; nothing here impor
 
 from __future__ import annotations
 
+import random
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Any
 
-from fastloop.tools.compare.stats import Figure, judge, median_of, ratio_of
 from fastloop.tools.text import ratio as show_ratio
 from fastloop.tools.text import seconds, size, table
 
 EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
+_DRAWS = 2000
+_LEVEL = 0.95
+_ALIKE = 0.03  # by how much a ratio may differ from 1 and count as no difference
 _Trial = dict[str, Any]
+
+
+# ---- medians and their intervals
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A median with its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+def _draw_interval(rounds: Sequence[Any], compute: Callable[[Sequence[Any]], float]) -> Figure:
+    """Return `compute(rounds)` and its bootstrap interval (Efron 1979, percentiles; a fixed
+    seed)."""
+    draw = random.Random(len(rounds))
+    drawn = sorted(compute(draw.choices(rounds, k=len(rounds))) for _ in range(_DRAWS))
+    cut = round(_DRAWS * (1 - _LEVEL) / 2)
+    return Figure(compute(rounds), drawn[cut], drawn[-1 - cut])
+
+
+def median_of(rounds: Sequence[float]) -> Figure:
+    """Return the median of rounds."""
+    return _draw_interval(rounds, statistics.median)
+
+
+def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> Figure:
+    """Return the median of `theirs` over that of `ours`. Rounds are drawn in pairs: programs that
+    were measured side by side have met the same noise."""
+
+    def divide(pairs: Sequence[tuple[float, float]]) -> float:
+        return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
+
+    return _draw_interval(list(zip(theirs, ours, strict=True)), divide)
+
+
+def judge(ratio: Figure) -> str:
+    """Describe a ratio; a wide interval around 1 proves nothing."""
+    if ratio.low >= 1 - _ALIKE and ratio.high <= 1 + _ALIKE:
+        return "no difference"
+    return "cannot tell" if ratio.low <= 1 <= ratio.high else f"{ratio.median:.3g}x"
+
+
+# ---- equality
 
 
 @dataclass(frozen=True)
@@ -129,33 +179,27 @@ def _interval(figure: Figure, show: Callable[[float], str]) -> str:
     return f"({show(figure.low)} - {show(figure.high)})"
 
 
-def _make_row(key: str, cost: Costs | None, rounds: int) -> list[str]:
+def _make_row(key: str, cost: Costs | None, more: str) -> list[str]:
     label, show = _ROWS[key]
     if cost is None:
         return [label, "n/a", "n/a", "n/a"]
     cells = [f"{show(one.median)} {_interval(one, show)}" for one in (cost.plain, cost.patched)]
     if cost.ratio is None:
         return [label, *cells, "n/a"]
-    found = f"{judge(cost.ratio)} {_interval(cost.ratio, show_ratio)}"
-    if found.startswith("cannot tell"):
-        found += f"; --rounds {_more(rounds)}"
-    elif not found.startswith("no difference"):
-        is_better = (cost.ratio.median > 1) == (key == "steps_per_second")
-        found += " better" if is_better else " worse"
-    return [label, *cells, found]
+    found = judge(cost.ratio)
+    is_better = (cost.ratio.median > 1) == (key == "steps_per_second")
+    notes = {"cannot tell": f"; {more}", "no difference": ""}
+    note = notes.get(found, " better" if is_better else " worse")
+    return [label, *cells, f"{found} {_interval(cost.ratio, show_ratio)}{note}"]
 
 
-def _more(rounds: int) -> int:
-    return max(7, 2 * rounds + 1)
-
-
-def _describe_speed(cost: Costs | None, rounds: int) -> str:
+def _describe_speed(cost: Costs | None, more: str) -> str:
     if cost is None or cost.ratio is None:
         return "SPEED: n/a, too few steps"
     found, ratio = judge(cost.ratio), cost.ratio
     interval = f"{show_ratio(ratio.low)} to {show_ratio(ratio.high)} as many steps a second"
     if found == "cannot tell":
-        return f"SPEED: cannot tell ({interval}); --rounds {_more(rounds)}, on an idle machine"
+        return f"SPEED: cannot tell ({interval}); {more}, on an idle machine"
     if found == "no difference":
         return "SPEED: no difference: patched within 3 % of plain"
     return f"SPEED: patched is {'faster' if ratio.median > 1 else 'SLOWER'}: {found}, {interval}"
@@ -164,8 +208,9 @@ def _describe_speed(cost: Costs | None, rounds: int) -> str:
 def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -> str:
     """Return the costs, then the verdict; 100 columns and more."""
     costs, rounds, steps = _compute_costs(plain, patched), len(plain), plain[0]["steps"]
+    more = f"--rounds {max(7, 2 * rounds + 1)}"
     shown = {key: cost for key, cost in costs.items() if cost or key not in _OFTEN_ABSENT}
-    rows = [_make_row(key, cost, rounds) for key, cost in shown.items()]
+    rows = [_make_row(key, cost, more) for key, cost in shown.items()]
     lines = table([["", "plain", "patched", "patched / plain"], *rows])
     lines.append(f"  patched: {patched[-1]['patched']}")
     if steps < limit:
@@ -174,7 +219,7 @@ def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -
     titles = {DIFFERENT: "DIFFERENT", UNKNOWN: "NOT JUDGED"}
     equal = f"EQUAL to the last bit in all {rounds + len(patched)} runs"
     lines.append(f"{titles.get(verdict.kind, equal)}: {verdict.text}")
-    lines.append(_describe_speed(costs["steps_per_second"], rounds))
+    lines.append(_describe_speed(costs["steps_per_second"], more))
     return "\n".join(lines)
 
 

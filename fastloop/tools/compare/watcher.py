@@ -1,16 +1,24 @@
 """TrialObserver: watches the first steps of a program, their losses and costs, and then ends it.
 
-It hears of the loop as a report does, and of every root of a backward pass besides. After the last
-step it raises an exception that looks like ``sys.exit()``. Until then it never waits for the GPU.
+``compare`` starts the program by python, with the settings of the trial in the environment; at its
+start (cli/start.py) the interpreter arranges that ``begin()`` runs once torch is imported. The
+observer hears of the loop as a report does, and of every root of a backward pass besides. After the
+last step it raises an exception that looks like ``sys.exit()``. Until then it never waits for the
+GPU.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import json
+import os
+import random
 from threading import get_ident
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,20 +26,41 @@ from fastloop._core import version
 from fastloop.base.machine import cpu_seconds_of_all, pss_bytes_of_all
 from fastloop.patching.patch import patch_status
 from fastloop.patching.seams import Function, Place
-from fastloop.tools.report.hooks import close_hooks, open_hooks
-from fastloop.tools.report.observer import LoopObserver
+from fastloop.tools.report.observer import LoopObserver, close_hooks, open_hooks
 from fastloop.tools.report.recorder import NOT_MEASURED
 
 _MAX_ELEMENTS = 4096  # of a root that are kept; a loss has one
 
 
+def begin(settings: str, began: float) -> None:
+    """Watch this program from now on, and write what was seen when the interpreter ends.
+
+    Args:
+        settings: ``record`` (the file to write), ``steps`` (after how many optimizer steps the
+            program ends) and ``seed`` (of Python, NumPy and torch; null leaves them to the
+            program), as JSON.
+        began: the time at which the program began, by ``perf_counter()``.
+    """
+    read = json.loads(settings)
+    if read["seed"] is not None:
+        random.seed(read["seed"])
+        torch.manual_seed(read["seed"])
+        np.random.seed(read["seed"])
+    observer = TrialObserver(read["steps"], began)
+    observer.open()
+    atexit.register(_end, observer, read["record"], os.getpid())
+
+
+def _end(observer: TrialObserver, record: str, process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork has come to the end of the program
+    observer.finish()
+    with open(record, "w") as file:
+        json.dump(observer.to_dict(), file)
+
+
 class EnoughSteps(SystemExit):
     """Ends the program quietly: its ``finally`` blocks and exit handlers run."""
-
-
-def _read_usage() -> tuple[float, int]:
-    """Return the CPU seconds and the bytes of this process and all that it has started."""
-    return cpu_seconds_of_all(), pss_bytes_of_all() or 0
 
 
 def _has_gpu() -> bool:
@@ -55,7 +84,9 @@ class TrialObserver(LoopObserver):
         self._is_open = self._is_stopped = False
         self._losses: list[tuple[int, Tensor]] = []  # with their steps, from 0
         self._optimizers: dict[int, Any] = {}  # that have stepped; their parameters must not die
-        self._usage: list[tuple[float, int]] = []  # after the first step, which warms up, and last
+        # CPU seconds and bytes of this process and all that it has started: after the first step,
+        # which warms up, and after the last.
+        self._usage: list[tuple[float, int]] = []
         self._drain = 0.0  # seconds until a GPU has done what is queued after the last step
         self._backward = Place(torch.autograd, "backward", self._make_backward)
 
@@ -78,7 +109,7 @@ class TrialObserver(LoopObserver):
             if isinstance(root, Tensor) and root.layout == torch.strided:
                 with torch.no_grad():
                     kept = root.detach().flatten()[:_MAX_ELEMENTS].clone()
-                self._log.append((self._note_loss, kept))
+                self._log.append((self._note_loss, (kept,)))
 
     def _note_loss(self, value: Tensor) -> None:
         self._losses.append((self._recorder.current, value))
@@ -95,17 +126,20 @@ class TrialObserver(LoopObserver):
         self._stop_after_last()
 
     def leave_update(self, token: object, result: object, error: object) -> None:
-        self._read_usage_once()  # its time is the first step's
+        self._read_first_usage()  # its time is the first step's
         super().leave_update(token, result, error)
 
     def note_skip(self, optimizer: Any) -> None:
         self._optimizers[id(optimizer)] = optimizer
         super().note_skip(optimizer)
-        self._read_usage_once()
+        self._read_first_usage()
 
-    def _read_usage_once(self) -> None:
+    def _read_first_usage(self) -> None:
         if not self._usage and self.steps_decided > 0:
-            self._usage.append(_read_usage())
+            self._read_usage()
+
+    def _read_usage(self) -> None:
+        self._usage.append((cpu_seconds_of_all(), pss_bytes_of_all() or 0))
 
     def _stop_after_last(self) -> None:
         # Each step has an optimizer's at least, so the recorder need not be asked before.
@@ -127,7 +161,7 @@ class TrialObserver(LoopObserver):
             torch.cuda.synchronize()
             self._drain = perf_counter() - now
         self._total = now + self._drain - self._began
-        self._usage.append(_read_usage())
+        self._read_usage()
 
     # ---- the record
 
@@ -138,7 +172,7 @@ class TrialObserver(LoopObserver):
         later = steps[1:]  # the first warms up
         epochs = sum(step.is_first for step in later)
         seconds = sum(step.total for step in later) / 1e9 + self._drain
-        waits = [step.wait for step in later if step.wait != NOT_MEASURED]
+        waits = [step.data_wait for step in later if step.data_wait != NOT_MEASURED]
         totals = self._recorder.totals
         (cpu, _), (cpu_at_end, _) = self._usage[0], self._usage[-1]
         return {

@@ -6,14 +6,12 @@ Imported before torch: a name that cannot be written is an error before the prog
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 DEFAULT = "fastloop-report.html"
 _KINDS = {".html": "html", ".trace.json": "trace", ".trace.json.gz": "trace", ".json": "json"}
@@ -104,7 +102,3 @@ def say(text: str) -> None:
     """Print on stderr, which may be closed or a full disk."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
-
-
-def to_json(found: dict[str, Any]) -> str:
-    return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

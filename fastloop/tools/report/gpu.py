@@ -24,8 +24,8 @@ def read_uuid() -> str | None:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    uuid = str(getattr(properties, "uuid", ""))
-    return uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    uuid = str(properties.uuid)
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 class GpuUsage:
@@ -48,37 +48,33 @@ class GpuUsage:
         self.samples = self._sum = 0
         self.why_unknown: str | None = "no CUDA device is in use"
 
-    def _open(self) -> None:
-        self.uuid = self._read() or None
-        if self.uuid is None:
-            return
-        try:
-            if self._nvml is None:
-                import pynvml  # type: ignore[import-not-found, unused-ignore]
-
-                self._nvml = pynvml
-            self._nvml.nvmlInit()
-            self._is_open = True
-            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.uuid)
-        except ImportError:
-            self.why_unknown = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
-        except Exception as error:
-            self.why_unknown = f"NVML does not know {self.uuid}: {error}"
-
     def look(self) -> None:
         """Take one sample, which is of the last second at most."""
-        if self.uuid is None:
-            self._open()
-        if self._handle is None:
-            return
         try:
-            self._sum += int(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
-            self.samples += 1
-            self.why_unknown = None
+            if self.uuid is None:
+                self._open()
+            if self._handle is not None:
+                self._sum += int(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+                self.samples += 1
+                self.why_unknown = None
+        except ImportError:
+            self.why_unknown = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
         except Exception as error:  # parts of a GPU (MIG) have no such count
             self._handle = None
             if not self.samples:
-                self.why_unknown = f"NVML does not count it for this device: {error}"
+                self.why_unknown = f"NVML does not count it for {self.uuid}: {error}"
+
+    def _open(self) -> None:
+        self.uuid = self._read()
+        if self.uuid is None:
+            return
+        if self._nvml is None:
+            import pynvml  # type: ignore[import-not-found, unused-ignore]
+
+            self._nvml = pynvml
+        self._nvml.nvmlInit()
+        self._is_open = True
+        self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.uuid)
 
     @property
     def busy(self) -> float | None:
@@ -122,10 +118,10 @@ class GpuWaits:
         self._open = None
         if self._cuda.is_current_stream_capturing():
             return  # events would become part of the graph
-        make = self._cuda.Event
-        if not self._free:
-            self._free.append((make(enable_timing=True), make(enable_timing=True)))
-        self._open = self._free.pop()
+        if self._free:
+            self._open = self._free.pop()
+        else:
+            self._open = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
         self._open[0].record()
 
     def end(self) -> EventPair | None:
@@ -147,9 +143,8 @@ class GpuWaits:
         """Add to their steps the waits that are known by now; the latest batch has no step yet."""
         while self._pending:
             (begin, end), run = self._pending[0]
-            if not run.is_over or not end.query():
+            if run.step is None or not end.query():
                 return
             self._pending.popleft()
-            if run.step is not None:
-                steps.add_gpu_wait(run.step, round(begin.elapsed_time(end) * 1e6))
+            steps.add_gpu_wait(run.step, round(begin.elapsed_time(end) * 1e6))
             self._free.append((begin, end))

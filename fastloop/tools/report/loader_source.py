@@ -128,9 +128,8 @@ class LoaderSource:
             if isinstance(iterator, MultiIter) and not difference("queue"):
                 early = len(iterator._task_info) - iterator._tasks_outstanding
                 if isinstance(iterator, ProcessIter):
-                    return early, sum(
-                        map(iterator._parent_end.has_replies, range(self.num_workers))
-                    )
+                    has_replies = iterator._parent_end.has_replies
+                    return early, sum(map(has_replies, range(self.num_workers)))
                 return early, int(iterator._data_queue.qsize())
         except (AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
             pass  # it is closed, or another kind of queue

@@ -1,22 +1,36 @@
-"""LoopObserver: what one report is told of a loop, handed to its recorder.
+"""LoopObserver: watches the loop of one report, by hooks, and hands what it sees to a recorder.
 
 It knows which loader an iterator belongs to, looks at workers and the GPU from time to time, and
 keeps calls that lie inside others from being counted twice. Called on the thread of its report.
+
+Hooks replace `iter()` of loaders, `next()` of their iterators, and the methods of scalers and
+clipping; optimizers have torch's own hooks. Without an open report nothing is replaced. Any thread
+may come through a hook: an observer hears of its own thread alone, and counts the calls of others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
+import torch
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop.base.machine import runnable_ns
-from fastloop.base.torch_parts import BaseIter
+from fastloop.base.torch_parts import BaseIter, clip_module
 from fastloop.device.prefetch import Prefetcher
+from fastloop.loader.dataloader import DataLoader as FastDataLoader
+from fastloop.patching import seams
+from fastloop.patching.seams import Function, Place, find_subclasses
 from fastloop.step.boundary import Boundary
+from fastloop.step.grad_list import GradList
+from fastloop.step.scaler import GradScaler
 from fastloop.tools.report.gpu import EventPair, GpuUsage, GpuWaits
 from fastloop.tools.report.loader_source import NONE, READY, LoaderSource, loading_iterator
 from fastloop.tools.report.recorder import StepRecorder
@@ -60,7 +74,8 @@ class LoopObserver:
         self.usage = usage or GpuUsage()
         self._clock = clock
         self._recorder = StepRecorder(clock())
-        self._log: list[tuple[Any, ...]] = []  # methods and their arguments
+        # Methods and their arguments: first two times, between which lies the cost of measuring.
+        self._log: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._depth = 0  # of calls inside each other
         self._loading_depth = 0  # of the one that loads for an upload
         self._loading: int | None = None  # ns; None: this call uploads nothing
@@ -76,13 +91,9 @@ class LoopObserver:
     def recorder(self) -> StepRecorder:
         """The recorder, which knows of all events so far."""
         log, self._log = self._log, []
-        for method, *args in log:
+        for method, args in log:
             method(*args)
         return self._recorder
-
-    def _write(self, now: int, method: Callable[..., Any], *args: Any) -> None:
-        """Log an event of `now`; the time after it ends the cost of measuring it."""
-        self._log.append((method, now, self._clock(), *args))
 
     # ---- loaders
 
@@ -110,7 +121,7 @@ class LoopObserver:
         self._depth += 1
         if self._depth == 1:
             (self._loader,) = args
-            self._write(self._clock(), self._recorder.enter_fetch)
+            self._log.append((self._recorder.enter_fetch, (self._clock(), self._clock())))
 
     def leave_iter(self, token: object, iterator: Any, error: object) -> None:
         now = self._clock()
@@ -122,7 +133,8 @@ class LoopObserver:
             inner = loading_iterator(iterator)
             self._bound[iterator] = self._bound[inner] = source
             source.use(inner)
-        self._write(now, self._recorder.leave_iter, source, error is not None)
+        found = now, self._clock(), source, error is not None
+        self._log.append((self._recorder.leave_iter, found))
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
         """Note next(). Below an iterator that uploads, the first call inside is the loading."""
@@ -151,7 +163,7 @@ class LoopObserver:
             self.recorder  # noqa: B018 - reads the log
         if self.waits.is_on:
             self.waits.begin()
-        self._log.append((self._recorder.enter_fetch, now, self._clock()))
+        self._log.append((self._recorder.enter_fetch, (now, self._clock())))
 
     def leave_next(self, token: object, batch: object, error: type[BaseException] | None) -> None:
         """Note the end of next(), and the type of the exception that it raised."""
@@ -176,23 +188,23 @@ class LoopObserver:
         pair = self.waits.end() if self.waits.is_on else None
         found = now, self._clock(), source, ready, self._loading, error, turn
         if pair is None:
-            self._log.append((self._recorder.leave_fetch, *found))
+            self._log.append((self._recorder.leave_fetch, found))
         else:
-            self._log.append((self._leave_fetch, pair, *found))
+            self._log.append((self._leave_fetch, (pair, found)))
 
-    def _leave_fetch(self, pair: EventPair, *found: Any) -> None:
+    def _leave_fetch(self, pair: EventPair, found: tuple[Any, ...]) -> None:
         run = self._recorder.leave_fetch(*found)
         self.waits.follow(pair, run, self._recorder.steps)
 
     # ---- updates
 
     def enter_update(self, token: object, args: Any, kwargs: Any) -> None:
-        now = self._clock()
-        self._log.append((self._recorder.enter_update, now, self._clock(), id(token)))
+        found = self._clock(), self._clock(), id(token)
+        self._log.append((self._recorder.enter_update, found))
 
     def leave_update(self, token: object, result: object, error: object) -> None:
-        now = self._clock()
-        self._log.append((self._recorder.leave_update, now, self._clock(), id(token)))
+        found = self._clock(), self._clock(), id(token)
+        self._log.append((self._recorder.leave_update, found))
 
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
         """Note a method that calls the step of an optimizer or skips it: a GradScaler's or a
@@ -216,20 +228,20 @@ class LoopObserver:
             self.has_silent_skips = True
         if len(self._log) > _MAX_LOG:
             self.recorder  # noqa: B018 - reads the log
-        now = self._clock()
-        self._log.append((self._recorder.enter_update, now, self._clock(), id(optimizer)))
-        self._log.append((self._recorder.note_step, id(optimizer)))
+        found = self._clock(), self._clock(), id(optimizer)
+        self._log.append((self._recorder.enter_update, found))
+        self._log.append((self._recorder.note_step, (id(optimizer),)))
 
     def note_skip(self, optimizer: Any) -> None:
         """Note that a scaler or a Stepper did not call the optimizer's step."""
         self.steps_decided += 1
-        self._log.append((self._recorder.note_skip, id(optimizer)))
+        self._log.append((self._recorder.note_skip, (id(optimizer),)))
 
     def enter_closure(self, token: object, args: Any, kwargs: Any) -> None:
-        self._write(self._clock(), self._recorder.enter_closure)
+        self._log.append((self._recorder.enter_closure, (self._clock(), self._clock())))
 
     def leave_closure(self, token: object, result: object, error: object) -> None:
-        self._write(self._clock(), self._recorder.leave_closure)
+        self._log.append((self._recorder.leave_closure, (self._clock(), self._clock())))
 
     # ---- the end
 
@@ -242,3 +254,131 @@ class LoopObserver:
         self.waits.poll(self._recorder.steps)
         self.usage.end()
         return phase
+
+
+# ---- hooks
+
+# Functions by the event that they are. Subclasses override some of them (`_list_places`).
+_WATCHED: dict[str, tuple[tuple[Any, str], ...]] = {
+    "iter": ((DataLoader, "__iter__"), (FastDataLoader, "__iter__")),
+    "next": ((BaseIter, "__next__"), (Prefetcher, "__next__")),
+    "scaler_step": ((torch.amp.GradScaler, "step"), (Boundary, "step")),
+    "update": (
+        (torch.amp.GradScaler, "unscale_"),
+        (GradScaler, "unscale_and_clip_"),
+        (GradList, "clip_parameters"),
+        (clip_module, "_get_total_norm"),
+        (clip_module, "_clip_grads_with_norm_"),
+    ),
+}
+_lock = threading.Lock()
+_observers: tuple[LoopObserver, ...] = ()  # replaced under the lock
+_places: dict[tuple[Any, str], Place] = {}
+_handles: list[Any] = []  # of torch's hooks
+
+
+def _list_observers() -> list[LoopObserver]:
+    """Return the observers that hear of this thread; count its call for the others."""
+    ident = get_ident()
+    own: list[LoopObserver] = []
+    if seams.checking_thread == ident:
+        return own
+    for observer in _observers:
+        if observer.thread == ident:
+            own.append(observer)
+        else:
+            observer.elsewhere += 1
+    return own
+
+
+def _wrap(event: str) -> Callable[[Function], Function]:
+    """Return a maker of hooks: functions that call each observer's `enter_…` and `leave_…` of this
+    event before and after the function that they replace."""
+    enter, leave = f"enter_{event}", f"leave_{event}"
+
+    def make(before: Function) -> Function:
+        def hook(*args: Any, **kwargs: Any) -> Any:
+            observers, token = _list_observers(), object()
+            for observer in observers:
+                getattr(observer, enter)(token, args, kwargs)
+            result = error = None
+            try:
+                result = before(*args, **kwargs)
+                return result
+            except BaseException as raised:
+                error = type(raised)  # the exception itself would keep this frame alive
+                raise
+            finally:
+                for observer in observers:
+                    getattr(observer, leave)(token, result, error)
+
+        return hook
+
+    return make
+
+
+_of_closure = _wrap("closure")
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    observers = _list_observers()
+    for observer in observers:
+        observer.enter_step(optimizer)
+    if observers and len(args) > 1 and callable(args[1]):
+        return (args[0], _of_closure(args[1]), *args[2:]), kwargs
+    if observers and callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": _of_closure(kwargs["closure"])}
+    return None
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    for observer in _list_observers():
+        observer.leave_update(optimizer, None, None)
+
+
+def _list_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
+    for event, functions in _WATCHED.items():
+        make = _wrap(event)
+        for root, name in functions:
+            others = find_subclasses(root) if name in ("__next__", "step", "unscale_") else ()
+            for owner in (root, *others):
+                if name in vars(owner):
+                    yield owner, name, make
+
+
+def open_hooks(observer: LoopObserver) -> None:
+    """Tell this observer of all that its thread does from now on."""
+    global _observers
+    with _lock:
+        for owner, name, make in _list_places():
+            _places.setdefault((owner, name), Place(owner, name, make)).put_in()
+        if not _handles:
+            _handles.append(optimizers.register_optimizer_step_pre_hook(_before_step))
+            _handles.append(optimizers.register_optimizer_step_post_hook(_after_step))
+        _observers = (*_observers, observer)
+
+
+def close_hooks(observer: LoopObserver) -> None:
+    """Tell this observer of nothing more; the last one puts back what was replaced."""
+    global _observers
+    with _lock:
+        _observers = tuple(other for other in _observers if other is not observer)
+        if not _observers:
+            _take_out()
+
+
+def _take_out() -> None:
+    for key in [key for key, place in _places.items() if place.take_out()]:
+        del _places[key]
+    while _handles:
+        _handles.pop().remove()
+
+
+def _forget() -> None:
+    """Close everything in a forked child, which nobody reads."""
+    global _observers, _lock
+    _lock, _observers = threading.Lock(), ()
+    _take_out()
+
+
+os.register_at_fork(after_in_child=_forget)

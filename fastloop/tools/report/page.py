@@ -8,13 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fastloop.tools.report.render import (
-    LABELS,
-    describe_rate,
-    list_facts,
-    part_rows,
-    phase_rows,
-)
+from fastloop.tools.report.render import LABELS, describe_rate, list_facts, part_rows, phase_rows
 from fastloop.tools.text import seconds
 
 _STYLE = """
@@ -45,11 +39,8 @@ def _round_up(value: float) -> float:
     return next(power * digit for digit in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if power * digit >= value)
 
 
-def bars(
-    series: Mapping[str, Sequence[float | None]],
-    says: str,
-    labels: Mapping[int, str],
-    unit: str = "",
+def _draw_bars(
+    series: Mapping[str, Sequence[float | None]], says: str, labels: dict[int, str], unit: str = ""
 ) -> str:
     """Draw bars, in which the values of several series lie on top of each other.
 
@@ -103,7 +94,7 @@ def _draw_steps(found: dict[str, Any]) -> str:
     labels = {0: f"{series['first_step']:,}", last: f"step {found['steps']['count'] - 1:,}"}
     says = f"Time of each {'step' if size == 1 else f'{size} steps, on average'}, by phase."
     items = (f'<li style="color:var(--{name})">■ {escape(LABELS[name])}</li>' for name in shown)
-    return f'<ul class="legend">{"".join(items)}</ul>' + bars(shown, says, labels, "ms")
+    return f'<ul class="legend">{"".join(items)}</ul>' + _draw_bars(shown, says, labels, "ms")
 
 
 def _draw_waits(found: dict[str, Any]) -> str:
@@ -113,7 +104,7 @@ def _draw_waits(found: dict[str, Any]) -> str:
     edges = waits["edges_ms"]
     labels = {i: seconds(edges[i] / 1e3) for i in range(0, len(edges), -(-len(edges) // 5))}
     says = "How many steps waited for data up to so long; the axis grows 1, 2, 5, 10."
-    return bars({"data_wait": waits["counts"]}, says, labels)
+    return _draw_bars({"data_wait": waits["counts"]}, says, labels)
 
 
 def _draw_ready(found: dict[str, Any]) -> str:
@@ -121,11 +112,9 @@ def _draw_ready(found: dict[str, Any]) -> str:
     known = [value for value in ready if value is not None]
     if not known:
         return "<p>n/a: this loader keeps no queue that can be looked into.</p>"
-    says = (
-        f"Batches that were ready when the loop asked for one: {sum(known) / len(known):.1f} on "
-        "average. Near 0, the loop is faster than the loader."
-    )
-    return bars({"clip_optimizer": ready}, says, {})
+    says = f"Batches ready when the loop asked for one: {sum(known) / len(known):.1f} on average. "
+    says += "Near 0, the loop is faster than the loader."
+    return _draw_bars({"clip_optimizer": ready}, says, {})
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

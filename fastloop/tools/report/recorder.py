@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fastloop.tools.report.loader_source import NONE, LoaderSource
 
 CAPACITY = 16_384  # steps that are kept, 72 bytes each
 NOT_MEASURED = -1
+_NO_STEP = -1
 _MAX_RUNS = 64  # of loaders without a step between
 
 
@@ -26,10 +27,10 @@ class Step(NamedTuple):
 
     Attributes:
         end: its end, counted from the begin of the report.
-        wait: time in next() of its loaders, without the first batch of an epoch.
-        upload: the host's part of copying to the device, in next().
-        compute: from the batch to the optimizer, and between optimizers: forward and backward.
-        update: unscaling, clipping, the optimizers' steps.
+        data_wait: time in next() of its loaders, without the first batch of an epoch.
+        host_to_device: the host's part of copying to the device, in next().
+        forward_backward: from the batch to the optimizer, and between optimizers.
+        clip_optimizer: unscaling, clipping, the optimizers' steps.
         other: after the last of these.
         gpu_wait: between the end of the GPU's earlier work and the batch.
         ready: batches that were ready at its last next(); 0 if the one whose turn it was was not.
@@ -37,10 +38,10 @@ class Step(NamedTuple):
     """
 
     end: int
-    wait: int
-    upload: int
-    compute: int
-    update: int
+    data_wait: int
+    host_to_device: int
+    forward_backward: int
+    clip_optimizer: int
     other: int
     gpu_wait: int
     ready: int
@@ -51,14 +52,14 @@ class Step(NamedTuple):
         return sum(part for part in self[1:6] if part != NOT_MEASURED)
 
 
-_GPU_WAIT = Step._fields.index("gpu_wait")
+PHASES = Step._fields[1:6]
 
 
 class StepRing:
     """The last steps, in memory that does not grow."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        self._rows = np.zeros((capacity, len(Step._fields)), np.int64)
+        self._rows = np.zeros(capacity, [(name, np.int64) for name in Step._fields])
         self.count = 0  # of all steps there were
 
     def append(self, step: tuple[int, ...]) -> None:
@@ -66,26 +67,29 @@ class StepRing:
         self.count += 1
 
     def add_gpu_wait(self, number: int, ns: int) -> None:
-        """Add to the GPU's wait of a step, if the step is still there."""
-        if self.count - number <= len(self._rows):
+        """Add to the GPU's wait of a step, if that step is still there."""
+        if number >= self.first:
             row = self._rows[number % len(self._rows)]
-            row[_GPU_WAIT] = max(int(row[_GPU_WAIT]), 0) + ns
+            row["gpu_wait"] = max(int(row["gpu_wait"]), 0) + ns
 
     @property
     def first(self) -> int:
         """The number of the oldest step that is still there."""
         return max(0, self.count - len(self._rows))
 
+    def to_array(self) -> Any:
+        """Return the steps that are still there, the oldest first, with fields as in Step."""
+        return np.roll(self._rows[: self.count], -self.count)
+
     def __iter__(self) -> Iterator[Step]:
-        for number in range(self.first, self.count):
-            yield Step(*self._rows[number % len(self._rows)].tolist())
+        return (Step(*row) for row in self.to_array().tolist())
 
 
 class Run:
     """The batches of one loader in a window, and the time after each."""
 
     __slots__ = (
-        "began_at", "compute", "fetches", "has_begun", "has_ended", "is_over", "last_at", "ready",
+        "began_at", "compute", "fetches", "has_begun", "has_ended", "last_at", "ready",
         "source", "start", "step", "upload", "wait",
     )  # fmt: skip
 
@@ -97,8 +101,7 @@ class Run:
         self.has_begun = False  # by iter(), in this window
         self.has_ended = False  # by StopIteration
         self.began_at = self.last_at = 0  # numbers of events
-        self.is_over = False  # it is known which step its batches were for:
-        self.step: int | None = None  # None: for no step
+        self.step: int | None = None  # that its batches were for; None: not known yet
 
     def total(self) -> int:
         return self.start + self.wait + max(self.upload, 0) + self.compute
@@ -333,7 +336,7 @@ class StepRecorder:
                     self._set_apart(run)
                     continue
                 run.source.trains = True
-                run.step, run.is_over = self.steps.count, True
+                run.step = self.steps.count
                 is_first = is_first or run.has_begun
                 if self.steps.count == 0:
                     self.totals.first_batch += run.start
@@ -352,7 +355,7 @@ class StepRecorder:
 
     def _set_apart(self, run: Run) -> None:
         """Count a run whose batches no step used."""
-        run.is_over = True
+        run.step = _NO_STEP
         if run.fetches == 0:
             self.totals.between_epochs += run.total()
             return

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastloop.tools.report.files import read_rank
-from fastloop.tools.report.recorder import NOT_MEASURED, PARTS, Step
-from fastloop.tools.report.summary import PHASES
+from fastloop.tools.report.recorder import NOT_MEASURED, PARTS, PHASES, Step
 from fastloop.tools.text import percent, ratio, seconds, table
 
 _WIDTH = 80
@@ -64,12 +63,8 @@ def part_rows(found: dict[str, Any]) -> list[list[str]]:
     for name in PARTS:
         time = found["seconds_of"][name]
         if time > 0:
-            rows.append([_label(name), seconds(time), percent(time / found["seconds"])])
+            rows.append([name.replace("_", " "), seconds(time), percent(time / found["seconds"])])
     return rows
-
-
-def _label(part: str) -> str:
-    return part.replace("_", " ")
 
 
 def describe_rate(found: dict[str, Any]) -> str:
@@ -155,7 +150,8 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
     rows.append(["time of the run"])
     for name in PARTS:
         before, after = a["seconds_of"][name], b["seconds_of"][name]
-        rows.append([_label(name), seconds(before), seconds(after), _change(before, after)])
+        label = name.replace("_", " ")
+        rows.append([label, seconds(before), seconds(after), _change(before, after)])
     verdicts = [f"  {name}: {one['verdict']['text']}" for name, one in (("A", a), ("B", b))]
     return "\n".join([*table(rows), *verdicts])
 
@@ -180,8 +176,8 @@ def make_trace(steps: Iterable[Step], first: int) -> str:
         # Slices of a thread may not overlap, as a validation in the middle of a step would.
         begin = max(begin, step.end - step.total)
         slices, at = [(f"step {number}", begin, step.end)], begin
-        for name, field in PHASES.items():
-            end = min(at + max(getattr(step, field), 0), step.end)
+        for name in PHASES:
+            end = min(at + max(getattr(step, name), 0), step.end)
             slices.append((name, at, end))
             at = end
         events += [

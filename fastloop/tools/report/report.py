@@ -3,6 +3,7 @@ could give at most."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -11,8 +12,7 @@ from typing import Any
 
 from fastloop._core import version
 from fastloop.tools.report import files
-from fastloop.tools.report.hooks import close_hooks, open_hooks
-from fastloop.tools.report.observer import LoopObserver
+from fastloop.tools.report.observer import LoopObserver, close_hooks, open_hooks
 from fastloop.tools.report.page import make_page
 from fastloop.tools.report.render import make_table, make_trace
 from fastloop.tools.report.summary import summarize
@@ -30,9 +30,9 @@ class Report:
         self._verbose = verbose
         self._process = os.getpid()
         self._observer: LoopObserver | None = None
-        self._began_at = 0.0
         self._is_open = False
-        self._ended_by = self._ended_in = ""
+        self._ended_by: str | None = None
+        self._ended_in: str | None = None
 
     def __enter__(self) -> Report:
         if self._observer is not None:
@@ -51,8 +51,8 @@ class Report:
         self._is_open = False
         is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
         is_error = error is not None and not is_exit
-        self._ended_by = type(error).__qualname__ if is_error else ""
-        self._ended_in = observer.end(is_error)
+        self._ended_by = type(error).__qualname__ if is_error else None
+        self._ended_in = observer.end(is_error) or None
         paths = self.paths if observer.recorder.steps.count > 0 else ()
         written = [files.write_somewhere(path, self._make(files.kind_of(path))) for path in paths]
         self.paths = [path for path in written if path is not None]
@@ -68,7 +68,9 @@ class Report:
         if kind == "trace":
             steps = self._opened().recorder.steps
             return make_trace(steps, steps.first)
-        return make_page(self.to_dict()) if kind == "html" else files.to_json(self.to_dict())
+        if kind == "html":
+            return make_page(self.to_dict())
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers, as JSON takes them; inside the block the numbers until now, without
@@ -84,8 +86,8 @@ class Report:
             "python": sys.version.split()[0],
             "rank": files.read_rank(),
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began_at)),
-            "ended_by": self._ended_by or None,
-            "ended_in": self._ended_in or None,
+            "ended_by": self._ended_by,
+            "ended_in": self._ended_in,
         }
 
     def summary(self) -> str:

@@ -11,18 +11,10 @@ import numpy as np
 
 from fastloop.tools.report.loader_source import LoaderSource
 from fastloop.tools.report.observer import LoopObserver
-from fastloop.tools.report.recorder import NOT_MEASURED, Step
+from fastloop.tools.report.recorder import NOT_MEASURED, PHASES
 from fastloop.tools.report.verdict import judge
 
 SCHEMA = "fastloop.report/1"
-# The parts of a step, and their fields in a Step.
-PHASES = {
-    "data_wait": "wait",
-    "host_to_device": "upload",
-    "forward_backward": "compute",
-    "clip_optimizer": "update",
-    "other": "other",
-}
 _WARM_UP = 20
 _MAX_BARS = 400
 _EDGES_MS = [digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5)]
@@ -37,7 +29,7 @@ def _known(values: Any) -> Any:
 
 
 def _total(steps: Any) -> Any:
-    return sum(np.maximum(steps[field], 0) for field in PHASES.values())
+    return sum(np.maximum(steps[name], 0) for name in PHASES)
 
 
 def _describe(values: Any, whole: int | None = None) -> dict[str, Any] | None:
@@ -55,13 +47,9 @@ def _describe(values: Any, whole: int | None = None) -> dict[str, Any] | None:
 def _choose_steady(steps: Any, first: int) -> Any:
     """Leave out the first steps of the run, if ten are left, and the first of each epoch, whose
     batch is counted apart."""
-    warm_up = max(_WARM_UP, (first + len(steps)) // 20)
-    chosen = steps
-    for some in (steps[max(0, warm_up - first) :], steps):
-        chosen = some[some["is_first"] == 0]
-        if len(chosen) >= 10:
-            break
-    return chosen
+    later = np.flatnonzero(steps["is_first"] == 0)
+    warm = later[later + first >= max(_WARM_UP, (first + len(steps)) // 20)]
+    return steps[warm if len(warm) >= 10 else later]
 
 
 def _count_waits(waits: Any) -> dict[str, Any] | None:
@@ -85,7 +73,7 @@ def _make_series(steps: Any, first: int) -> dict[str, Any]:
     return {
         "first_step": first,
         "steps_per_bar": size,
-        "phases_ms": {name: means(field, 1e6) for name, field in PHASES.items()},
+        "phases_ms": {name: means(name, 1e6) for name in PHASES},
         "batches_ready": means("ready", 1),
     }
 
@@ -119,7 +107,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
     """Return the numbers of all that was recorded until now."""
     recorder = observer.recorder
     first, count = recorder.steps.first, recorder.steps.count
-    steps = np.array(list(recorder.steps), [(name, np.int64) for name in Step._fields])
+    steps = recorder.steps.to_array()
     steady = _choose_steady(steps, first)
     whole = int(_total(steady).sum())
     gpu = steady[steady["gpu_wait"] != NOT_MEASURED]
@@ -138,7 +126,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
             "per_second": _share(len(steady), whole / 1e9),
         },
         "step": _describe(_total(steady)),
-        "phases": {name: _describe(steady[field], whole) for name, field in PHASES.items()},
+        "phases": {name: _describe(steady[name], whole) for name in PHASES},
         "gpu_wait": _describe(gpu["gpu_wait"], int(_total(gpu).sum())),
         "gpu_wait_steps": len(gpu),
         "apart": {"batches": recorder.apart["batches"], "wait_s": recorder.apart["wait"] / 1e9},
@@ -149,7 +137,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
             "us_per_step": measuring / 1e3 / count if count else None,
             "share": _share(measuring, recorder.elapsed()),
         },
-        "waits": _count_waits(_known(steady["wait"])),
+        "waits": _count_waits(_known(steady["data_wait"])),
         "series": _make_series(steps, first),
     }
     return {**found, "verdict": judge(found)}

@@ -102,8 +102,7 @@ def _describe_largest(found: dict[str, Any]) -> str:
 
 
 def _describe_cpus() -> str:
-    cpus = count_cpus()
-    return f"{cpus} CPU{'s' if cpus > 1 else ''} allowed"
+    return f"{count_cpus()} CPU{'s' * (count_cpus() > 1)} allowed"
 
 
 # ---- why
@@ -136,13 +135,14 @@ def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
     if waits["others"] > (waits["none"] if workers else whole / 2):
         return _blame_order(percent(waits["others"] / whole), workers, share)
     if workers:
-        cause = (
-            f"workers are busy {percent(share)} only, so there are enough: batches come unevenly"
-        )
+        cause = f"workers are busy {percent(share)} only, so they are enough: batches come unevenly"
         return cause, "a higher prefetch_factor"
     if loader["path"] == "array":
+        advice = f"num_workers {number}→{count_cpus()}"
+        if number >= count_cpus():
+            advice = "a cheaper transform"
         cause = f"{number} threads gather and transform as fast as they can"
-        return cause, _advise_threads(number)
+        return cause, f"{advice} ({_describe_cpus()})"
     cause = "unknown, because torch's own iterators do not tell what their workers do"
     remedy = loader["remedy"] or "run it by python -m fastloop run, or with fastloop.DataLoader"
     return cause, remedy
@@ -161,12 +161,6 @@ def _blame_order(part: str, workers: list[dict[str, Any]], share: float) -> tupl
         return cause, f"{advice}a higher prefetch_factor"
     cause += f"; worker {shares.index(most)} is busy {percent(most)}, all on average "
     return cause + percent(share), f"{advice}samples of more even cost"
-
-
-def _advise_threads(number: int) -> str:
-    if number < count_cpus():
-        return f"num_workers {number}→{count_cpus()} ({_describe_cpus()})"
-    return f"a cheaper transform ({_describe_cpus()})"
 
 
 def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches: int) -> str:
