@@ -11,7 +11,7 @@ _HOMES = {
     "ArrayDataset": "fastloop.data.arrays",
     "BatchPlan": "fastloop.tools.batch_size",
     "DataLoader": "fastloop.loader.dataloader",
-    "Diagnosis": "fastloop.tools.doctor.diagnosis",
+    "Diagnosis": "fastloop.tools.doctor.doctor",
     "GradScaler": "fastloop.step.scaler",
     "ImageFolder": "fastloop.data.image_folder.dataset",
     "LengthBucketBatchSampler": "fastloop.data.samplers",
@@ -27,7 +27,7 @@ _HOMES = {
     "SeamStatus": "fastloop.patching.seams",
     "ShuffleSampler": "fastloop.data.samplers",
     "Stepper": "fastloop.step.stepper",
-    "Suggestion": "fastloop.tools.tune.tune",
+    "Suggestion": "fastloop.tools.tune",
     "TokenDataset": "fastloop.data.tokens.dataset",
     "WorkerStats": "fastloop.loader.stats",
     "clip_grad_norm_": "fastloop.step.clip",
@@ -42,7 +42,7 @@ _HOMES = {
     "report": "fastloop.tools.report.report",
     "stats": "fastloop.loader.stats",
     "transforms": "fastloop.transforms",
-    "tune": "fastloop.tools.tune.tune",
+    "tune": "fastloop.tools.tune",
     "unpatch": "fastloop.patching.patch",
 }
 __all__ = [*_HOMES, "build_info"]

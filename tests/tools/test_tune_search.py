@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fastloop.tools.tune.search import (
+from fastloop.tools.tune import (
     Batch,
     Budget,
     Measured,
