@@ -200,8 +200,7 @@ def tune(
     read_number("seconds", seconds, 0.01)
     wanted = _read_paths(loader, paths)
     if cpu_budget is None:
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        cpu_budget = usable_cpus() / (int(ranks) if ranks.isdigit() and int(ranks) else 1)
+        cpu_budget = usable_cpus() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ram_budget is None:
         ram_budget = max(1, available_bytes() // 2)
     cpus = read_number("cpu_budget", cpu_budget, 0.01)
@@ -268,22 +267,20 @@ class OutOfTimeError(Exception):
     """There is no time for another measurement."""
 
 
-def most_workers(batch: Batch, budget: Budget, prefetch: int, path: str | None = None) -> int:
-    """Return how many workers CPUs and memory have room for; those that mostly wait share a CPU."""
+def count_workers(
+    batch: Batch, budget: Budget, prefetch: int, path: str | None = None
+) -> tuple[int, int]:
+    """Return how many workers make batches as fast as the loop takes them, and a fifth more; and
+    how many CPUs and memory have room for, where those that mostly wait share a CPU."""
     loop = batch.step_cpu_s / batch.step_s if batch.step_s > 0 else 0.0
     cpus = max(1.0, budget.cpus - loop)
     share = min(1.0, max(_LEAST_CPU, batch.load_cpu_s / batch.load_s)) if batch.load_s > 0 else 1.0
     by_memory = budget.ram_bytes // max(1, batch.bytes * (prefetch + 1))
     by_kind = _MOST_WORKERS if path == "thread" else math.ceil(_MOST_PER_CPU * budget.cpus)
-    return max(1, min(_MOST_WORKERS, by_kind, math.ceil(cpus / share), by_memory))
-
-
-def wanted_workers(batch: Batch, budget: Budget, prefetch: int, path: str | None = None) -> int:
-    """Return how many workers make batches as fast as the loop takes them, and a fifth more."""
-    most = most_workers(batch, budget, prefetch, path)
+    most = max(1, min(_MOST_WORKERS, by_kind, math.ceil(cpus / share), by_memory))
     if batch.step_s <= 0:
-        return most
-    return max(1, min(most, math.ceil(_SPARE * batch.load_s / batch.step_s)))
+        return most, most
+    return max(1, min(most, math.ceil(_SPARE * batch.load_s / batch.step_s))), most
 
 
 @dataclass
@@ -334,25 +331,18 @@ class Search:
 
     def _climb(self, path: str | None) -> None:
         """Go from the closed form in steps of a quarter, up or else down, as long as it helps."""
-        most = most_workers(self.batch, self.budget, self.prefetch, path)
-        start = wanted_workers(self.batch, self.budget, self.prefetch, path)
+        start, most = count_workers(self.batch, self.budget, self.prefetch, path)
         here = self._measure(Setting(start, self.prefetch, path))
-        for direction in (1, -1):
+        # More workers must save time; fewer may take about as long.
+        for direction, factor in ((1, 1 - _ALIKE), (-1, 1 + _ALIKE / 2)):
             workers, last = start, here
             while 1 <= (workers := workers + direction * max(1, workers // 4)) <= most:
                 found = self._measure(Setting(workers, self.prefetch, path))
-                if not self._is_worth(found, last, direction):
+                if found.batch_s >= last.batch_s * factor:
                     break
                 last = found
             if last is not here:
                 return  # it was uphill there
-
-    @staticmethod
-    def _is_worth(found: Measured, last: Measured, direction: int) -> bool:
-        """Accept more workers for a shorter time, fewer for one that is not longer."""
-        if direction > 0:
-            return found.batch_s < last.batch_s * (1 - _ALIKE)
-        return found.batch_s <= last.batch_s * (1 + _ALIKE / 2)
 
     def _deepen(self) -> None:
         """Try deeper queues while the loop waits although batches come fast enough on average: some
@@ -363,8 +353,9 @@ class Search:
             if found.wait_s < _ALIKE * found.batch_s:
                 return
             deeper = best._replace(prefetch=2 * best.prefetch)
-            held = deeper.workers * deeper.prefetch * self.batch.bytes
-            if held > self.budget.ram_bytes or not self._is_worth(self._measure(deeper), found, 1):
+            if deeper.workers * deeper.prefetch * self.batch.bytes > self.budget.ram_bytes:
+                return
+            if self._measure(deeper).batch_s >= found.batch_s * (1 - _ALIKE):
                 return
             best = deeper
 

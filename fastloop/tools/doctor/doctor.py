@@ -118,16 +118,16 @@ def diagnose(
         ("data", data is not None, lambda: checks.check_data(str(data))),
         ("gpu probe", probe, lambda: checks.probe_gpu(torch)),
     ]
-    found = [replace(_run(check), id=id) for id, is_wanted, check in every if is_wanted]
-    return Diagnosis(facts, tuple(found))
-
-
-def _run(check: Callable[[], Finding]) -> Finding:
-    try:
-        return check()
-    except Exception as error:
-        fact = f"could not be checked: {type(error).__name__}: {error}"
-        return note(fact, "", "report it with this output")
+    findings = []
+    for id, is_wanted, check in every:
+        if is_wanted:
+            try:
+                finding = check()
+            except Exception as error:
+                fact = f"could not be checked: {type(error).__name__}: {error}"
+                finding = note(fact, "", "report it with this output")
+            findings.append(replace(finding, id=id))
+    return Diagnosis(facts, tuple(findings))
 
 
 def doctor(loader: Any = None, *, data: str | None = None, probe: bool = False) -> Diagnosis:
