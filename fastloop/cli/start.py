@@ -100,7 +100,9 @@ def _start_program(what: str) -> None:
     report, trial = (os.environ.pop(f"FASTLOOP_{name}", "") for name in ("REPORT", "TRIAL"))
     if os.environ.pop("FASTLOOP_CHILDREN", "") == "0":
         os.environ.pop("FASTLOOP_PATCH", None)
-        _remove_from_path()
+        paths = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
+        if others := [path for path in paths if path != _FOLDER]:
+            os.environ["PYTHONPATH"] = os.pathsep.join(others)
     then: Callable[[], None] | None = None
     if trial:
         import time
@@ -146,14 +148,6 @@ def _open_report(paths: list[str]) -> None:
 
     sys.excepthook = close_first
     atexit.register(opened.__exit__, None, None, None)
-
-
-def _remove_from_path() -> None:
-    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    others = [path for path in before if path != _FOLDER]
-    os.environ["PYTHONPATH"] = os.pathsep.join(others)
-    if not others:
-        del os.environ["PYTHONPATH"]
 
 
 def _say_end(process: int, of: str, wants_report: bool = False) -> None:

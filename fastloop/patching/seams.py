@@ -170,7 +170,7 @@ class Seam:
             with _on_cpu():
                 self._put_in()
         except Exception as error:
-            self._switch_off(f"this torch differs from those that fastloop knows: {error}")
+            self.take_out(f"this torch differs from those that fastloop knows: {error}")
         finally:
             checking_thread = 0
         return self.is_on
@@ -192,15 +192,12 @@ class Seam:
             raise AssertionError("its calls do not reach fastloop")
         self._forget()
 
-    def take_out(self) -> None:
-        self._switch_off("it was taken out")
-
-    def _switch_off(self, why: str) -> None:
+    def take_out(self, why: str = "it was taken out") -> None:
         self.is_on = False
         is_out = [place.take_out() for place in self._places]
-        self._why = (
-            why if all(is_out) else f"{why}; functions that other tools have put around it stay"
-        )
+        self._why = why
+        if not all(is_out):
+            self._why += "; functions that other tools have put around it stay"
 
     def _forget(self) -> None:
         self._native = 0
