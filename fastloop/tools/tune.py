@@ -222,11 +222,13 @@ def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[s
             remedy = "tune() iterates it more than once; pass a list"
             raise ValueError(make_message(name, "iterable again", value, remedy))
     own = getattr(loader, "path", None)
-    wanted = (own,) if paths is None else tuple(paths)
-    if paths is not None and own is None:
-        raise ValueError(make_message("paths", "None for torch's DataLoader", paths))
-    if isinstance(paths, str) or not wanted or not {*wanted} <= {own, *PATHS}:
-        raise ValueError(make_message("paths", f"some of {PATHS}", paths))
+    wanted: tuple[str | None, ...] = (own,)
+    if paths is not None:
+        wanted = tuple(paths)
+        if own is None:
+            raise ValueError(make_message("paths", "None for torch's DataLoader", paths))
+        if isinstance(paths, str) or not wanted or not {*wanted} <= {*PATHS}:
+            raise ValueError(make_message("paths", f"some of {PATHS}", paths))
     if "thread" in wanted and isinstance(loader.dataset, IterableDataset):
         rule, remedy = "['process'] for an IterableDataset", "each thread would give all of it"
         raise ValueError(make_message("paths", rule, [*wanted], remedy))
