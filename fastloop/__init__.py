@@ -6,45 +6,31 @@ NumPy nor torch; they are imported when a name that needs them is first used.
 
 from __future__ import annotations
 
-# Where the public names live; __init__.pyi says the same to type checkers.
-_HOMES = {
-    "ArrayDataset": "fastloop.data.arrays",
-    "BatchPlan": "fastloop.tools.batch_size",
-    "DataLoader": "fastloop.loader.dataloader",
-    "Diagnosis": "fastloop.tools.doctor.diagnosis",
-    "GradScaler": "fastloop.step.scaler",
-    "ImageFolder": "fastloop.data.image_folder.dataset",
-    "LengthBucketBatchSampler": "fastloop.data.samplers",
-    "LoaderStats": "fastloop.loader.stats",
-    "MemoryUse": "fastloop.tools.memory",
-    "PackCollate": "fastloop.data.sequences.pad",
-    "PadCollate": "fastloop.data.sequences.pad",
-    "ParameterCount": "fastloop.tools.memory",
-    "PatchState": "fastloop.patching.patch",
-    "RaggedArray": "fastloop.data.sequences.ragged",
-    "Report": "fastloop.tools.report.report",
-    "ScalarLog": "fastloop.tools.scalars",
-    "SeamStatus": "fastloop.patching.seams",
-    "ShuffleSampler": "fastloop.data.samplers",
-    "Stepper": "fastloop.step.stepper",
-    "Suggestion": "fastloop.tools.tune.tune",
-    "TokenDataset": "fastloop.data.tokens.dataset",
-    "WorkerStats": "fastloop.loader.stats",
-    "clip_grad_norm_": "fastloop.step.clip",
-    "count_parameters": "fastloop.tools.memory",
-    "doctor": "fastloop.tools.doctor.doctor",
-    "find_batch_size": "fastloop.tools.batch_size",
-    "memory": "fastloop.tools.memory",
-    "patch": "fastloop.patching.patch",
-    "patch_status": "fastloop.patching.patch",
-    "patched": "fastloop.patching.patch",
-    "prefetch": "fastloop.loader.device_iter",
-    "report": "fastloop.tools.report.report",
-    "stats": "fastloop.loader.stats",
-    "transforms": "fastloop.transforms",
-    "tune": "fastloop.tools.tune.tune",
-    "unpatch": "fastloop.patching.patch",
+# The public names by the module that they live in; __init__.pyi says the same to type checkers.
+_NAMES = {
+    "fastloop.data.arrays": "ArrayDataset",
+    "fastloop.data.image_folder.dataset": "ImageFolder",
+    "fastloop.data.samplers": "LengthBucketBatchSampler ShuffleSampler",
+    "fastloop.data.sequences.pad": "PackCollate PadCollate",
+    "fastloop.data.sequences.ragged": "RaggedArray",
+    "fastloop.data.tokens.dataset": "TokenDataset",
+    "fastloop.loader.device_iter": "prefetch",
+    "fastloop.loader.dataloader": "DataLoader",
+    "fastloop.loader.stats": "LoaderStats WorkerStats stats",
+    "fastloop.patching.patch": "PatchState patch patch_status patched unpatch",
+    "fastloop.patching.seams": "SeamStatus",
+    "fastloop.step.clip": "clip_grad_norm_",
+    "fastloop.step.scaler": "GradScaler",
+    "fastloop.step.stepper": "Stepper",
+    "fastloop.tools.batch_size": "BatchPlan find_batch_size",
+    "fastloop.tools.doctor.doctor": "Diagnosis doctor",
+    "fastloop.tools.memory": "MemoryUse ParameterCount count_parameters memory",
+    "fastloop.tools.report.report": "Report report",
+    "fastloop.tools.scalars": "ScalarLog",
+    "fastloop.tools.tune": "Suggestion tune",
+    "fastloop.transforms": "transforms",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOMES, "build_info"]
 
 
@@ -58,16 +44,16 @@ def build_info() -> dict[str, str | int]:
 
 def load_ipython_extension(shell: object) -> None:
     """``%load_ext fastloop`` calls `patch()`, now or as soon as the notebook imports torch."""
-    from fastloop.cli import notebook
+    from fastloop.cli.start import load_extension
 
-    notebook.load()
+    load_extension()
 
 
 def unload_ipython_extension(shell: object) -> None:
     """``%unload_ext fastloop`` takes out the seams that ``%load_ext`` has put in."""
-    from fastloop.cli import notebook
+    from fastloop.cli.start import unload_extension
 
-    notebook.unload()
+    unload_extension()
 
 
 def __getattr__(name: str) -> object:

@@ -45,7 +45,7 @@ from fastloop.step.scaler import GradScaler as GradScaler
 from fastloop.step.stepper import Stepper as Stepper
 from fastloop.tools.batch_size import BatchPlan as BatchPlan
 from fastloop.tools.batch_size import find_batch_size as find_batch_size
-from fastloop.tools.doctor.diagnosis import Diagnosis as Diagnosis
+from fastloop.tools.doctor.doctor import Diagnosis as Diagnosis
 from fastloop.tools.doctor.doctor import doctor as doctor
 from fastloop.tools.memory import (
     MemoryUse as MemoryUse,
@@ -62,8 +62,8 @@ from fastloop.tools.memory import (
 from fastloop.tools.report.report import Report as Report
 from fastloop.tools.report.report import report as report
 from fastloop.tools.scalars import ScalarLog as ScalarLog
-from fastloop.tools.tune.tune import Suggestion as Suggestion
-from fastloop.tools.tune.tune import tune as tune
+from fastloop.tools.tune import Suggestion as Suggestion
+from fastloop.tools.tune import tune as tune
 
 __version__: str
 __all__ = [

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # importing typing would take as long as all of this
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _COMMANDS = {
     "run": "run a program with torch patched, nothing in it changed",
     "compare": "run it plain and patched: what both cost, and whether their numbers are equal",
@@ -21,8 +17,8 @@ commands (each has --help):
   --version  print the version"""
 
 
-def _open_command(name: str) -> Callable[[list[str]], int]:
-    """Import the module of a command: each imports what it needs and no more."""
+def _run_command(name: str, args: list[str]) -> int:
+    """Import the module of a command, which imports no more than it needs, and run it."""
     if name == "run":
         from fastloop.cli.run import main
     elif name == "compare":
@@ -31,14 +27,14 @@ def _open_command(name: str) -> Callable[[list[str]], int]:
         from fastloop.tools.doctor.doctor import main
     else:
         from fastloop.tools.bench import main
-    return main
+    return main(args)
 
 
 def main(args: list[str] | None = None) -> int:
     """Run the command that `args` name and return its exit status; None: this process's."""
     name, *others = (sys.argv[1:] if args is None else args) or ["--help"]
     if name in _COMMANDS:
-        return _open_command(name)(others)
+        return _run_command(name, others)
     if name == "--version":
         from fastloop._core import version
 

@@ -28,12 +28,9 @@ def read_text(path: Path) -> str:
 
 def read_table(path: Path) -> dict[str, int]:
     """Return the number that follows the first word of each line, for lines that have one."""
-    lines = (line.split() for line in read_text(path).splitlines())
-    return {
-        words[0].rstrip(":"): int(words[1])
-        for words in lines
-        if len(words) > 1 and words[1].isdigit()
-    }
+    lines = [line.split() for line in read_text(path).splitlines()]
+    pairs = [words[:2] for words in lines if len(words) > 1 and words[1].isdigit()]
+    return {name.rstrip(":"): int(number) for name, number in pairs}
 
 
 def list_groups(controller: str, root: Path = _ROOT) -> list[Path]:
@@ -171,12 +168,11 @@ def oom_kills(root: Path = _ROOT) -> int:
 
 def describe_memory() -> str:
     """Return one sentence with the memory's figures, for errors."""
-    memory = read_memory()
-    available, total = memory.available / 2**30, memory.total / 2**30
-    text = f"{available:.1f} of {total:.1f} GiB of memory are available now"
+    memory, gib = read_memory(), 2**30
+    text = f"{memory.available / gib:.1f} of {memory.total / gib:.1f} GiB of memory"
+    text += " are available now"
     if memory.limit is not None:
-        used, limit = memory.used / 2**30, memory.limit / 2**30
-        text += f", and its cgroup uses {used:.1f} of {limit:.1f} GiB"
+        text += f", and its cgroup uses {memory.used / gib:.1f} of {memory.limit / gib:.1f} GiB"
     return text
 
 

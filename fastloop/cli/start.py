@@ -2,7 +2,7 @@
 
 ``python -m fastloop run`` and ``compare`` put the folder ``bootstrap`` in front of PYTHONPATH; its
 sitecustomize.py calls ``start()`` in every interpreter. So this file imports little, and starts no
-process.
+process. ``%load_ext fastloop`` arms a notebook.
 
 Environment variables:
     FASTLOOP_PATCH     what every interpreter patches: names with commas between
@@ -17,7 +17,8 @@ from __future__ import annotations
 import os
 import sys
 
-from fastloop.base.late_import import after_import
+from fastloop.base.late_import import after_import, cancel
+from fastloop.patching import SEAMS
 
 TYPE_CHECKING = False  # importing typing would take as long as all of this
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _FOLDER = os.path.join(os.path.dirname(__file__), "bootstrap")
+_on_before: set[str] = set()  # seams that were on when a notebook loaded the extension
 
 
 def make_environment(what: str) -> dict[str, str]:
@@ -98,7 +100,9 @@ def _start_program(what: str) -> None:
     report, trial = (os.environ.pop(f"FASTLOOP_{name}", "") for name in ("REPORT", "TRIAL"))
     if os.environ.pop("FASTLOOP_CHILDREN", "") == "0":
         os.environ.pop("FASTLOOP_PATCH", None)
-        _remove_from_path()
+        paths = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
+        if others := [path for path in paths if path != _FOLDER]:
+            os.environ["PYTHONPATH"] = os.pathsep.join(others)
     then: Callable[[], None] | None = None
     if trial:
         import time
@@ -146,14 +150,6 @@ def _open_report(paths: list[str]) -> None:
     atexit.register(opened.__exit__, None, None, None)
 
 
-def _remove_from_path() -> None:
-    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    others = [path for path in before if path != _FOLDER]
-    os.environ["PYTHONPATH"] = os.pathsep.join(others)
-    if not others:
-        del os.environ["PYTHONPATH"]
-
-
 def _say_end(process: int, of: str, wants_report: bool = False) -> None:
     """Say at the interpreter's end what its seams did; processes that it forked stay silent."""
     if os.getpid() != process or not is_loud():
@@ -171,3 +167,27 @@ def _say_end(process: int, of: str, wants_report: bool = False) -> None:
         say(f"end of run: {status}{where}")
     elif "RANK" in os.environ and is_used:
         say(f"end of {of}: {status}")
+
+
+# ---- notebooks
+
+
+def load_extension() -> None:
+    """Patch torch for the rest of a notebook, at once if it is imported already."""
+    if os.environ.get("FASTLOOP") == "0":
+        print("fastloop: FASTLOOP=0 is set, so torch is not patched", file=sys.stderr)
+        return
+    patching = sys.modules.get("fastloop.patching.patch")
+    seams = {} if patching is None else patching.patch_status().seams
+    _on_before.clear()
+    _on_before.update(name for name, seam in seams.items() if seam.is_on)
+    arm(",".join(SEAMS), verbose=True)
+
+
+def unload_extension() -> None:
+    """Take out the seams that `load_extension` has put in."""
+    cancel("torch")
+    patching = sys.modules.get("fastloop.patching.patch")
+    if patching is not None:
+        print(f"fastloop: {patching.patch_status()}", file=sys.stderr)
+        patching.unpatch(set(SEAMS) - _on_before)

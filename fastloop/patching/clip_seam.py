@@ -28,7 +28,7 @@ def make_seam(is_strict: bool) -> Seam:
     seam = Seam("clip_grad_norm", is_strict, _probe, ("clip", "tensors"))
 
     def make_clip(before: Function) -> Function:
-        lists = _Lists()
+        idle: list[GradList] = []
 
         def _clip_grads_with_norm_(
             parameters: Tensor | Iterable[Tensor],
@@ -40,7 +40,7 @@ def make_seam(is_strict: bool) -> Seam:
                 before(parameters, max_norm, total_norm, foreach)
                 return
             params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            with lists.take() as grads:
+            with _take(idle) as grads:
                 grads.collect_parameters(params)
                 reason = _why_not(grads, total_norm)
                 if not reason:
@@ -54,7 +54,7 @@ def make_seam(is_strict: bool) -> Seam:
         return _clip_grads_with_norm_
 
     def make_norm(before: Function) -> Function:
-        lists = _Lists()
+        idle: list[GradList] = []
 
         def _get_total_norm(
             tensors: Tensor | Iterable[Tensor],
@@ -65,7 +65,7 @@ def make_seam(is_strict: bool) -> Seam:
             is_max = not torch.compiler.is_compiling() and seam.is_on and norm_type == math.inf
             if is_max:
                 tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-                with lists.take() as grads:
+                with _take(idle) as grads:
                     grads.collect_tensors(tensors)
                     norm = _compute_max(grads)
                     if norm is not None and not (error_if_nonfinite and not norm.isfinite()):
@@ -80,20 +80,15 @@ def make_seam(is_strict: bool) -> Seam:
     return seam
 
 
-class _Lists:
-    """Lends one GradList to each thread inside a clip; gradients seldom change between calls."""
-
-    def __init__(self) -> None:
-        self._idle: list[GradList] = []
-
-    @contextmanager
-    def take(self) -> Iterator[GradList]:
-        grads = take_idle(self._idle)
-        try:
-            yield grads
-        finally:
-            grads.release()
-            self._idle[:] = [grads]
+@contextmanager
+def _take(idle: list[GradList]) -> Iterator[GradList]:
+    """Lend a GradList to one thread inside a clip; gradients seldom change between calls."""
+    grads = take_idle(idle)
+    try:
+        yield grads
+    finally:
+        grads.release()
+        idle[:] = [grads]
 
 
 def _why_not(grads: GradList, total_norm: Tensor) -> str:

@@ -32,14 +32,6 @@ def _overrides(loader: DataLoader[Any]) -> bool:
     return owner is not DataLoader
 
 
-def _has_pipe(loader: DataLoader[Any]) -> bool:
-    return isinstance(loader.dataset, IterDataPipe | MapDataPipe)
-
-
-def _make_iterator(loader: DataLoader[Any], torchs_own: Callable[[], Any]) -> Any:
-    return open_iterator(loader, shared_of.setdefault(loader, Shared()), torchs_own)
-
-
 def _describe(loader: DataLoader[Any], iterator: Any) -> str:
     """Name the loader's dataset and how its batches are made."""
     while isinstance(iterator, Prefetcher):
@@ -103,24 +95,22 @@ def make_seam(is_strict: bool) -> Seam:
     def leave(loader: DataLoader[Any], reason: str) -> None:
         seam.leave(f"a {type(loader).__qualname__}", reason)
 
-    def note_epoch(loader: DataLoader[Any], iterator: Any) -> None:
-        how, before = _describe(loader, iterator), seen.setdefault(loader, set())
-        seam.note_epoch(how, how not in before)
-        before.add(how)
-
     def make_get_iterator(before: Function) -> Function:
         def _get_iterator(self: DataLoader[Any]) -> Any:
             if not seam.is_on or _overrides(self):
                 return before(self)
             seen.setdefault(self, set())
-            if _has_pipe(self):
+            if isinstance(self.dataset, IterDataPipe | MapDataPipe):
                 leave(self, "the dataset is a data pipe")
                 return before(self)
             seam.count()
             if self.num_workers > 0:
                 call_as_torch(self.check_worker_number_rationality)
-            iterator = _make_iterator(self, functools.partial(before, self))
-            note_epoch(self, iterator)
+            torchs_own = functools.partial(before, self)
+            iterator = open_iterator(self, shared_of.setdefault(self, Shared()), torchs_own)
+            how, noted = _describe(self, iterator), seen.setdefault(self, set())
+            seam.note_epoch(how, how not in noted)
+            noted.add(how)
             return iterator
 
         return _get_iterator

@@ -57,33 +57,16 @@ def _is_switched_off() -> bool:
 
 
 def _open_seam(name: str) -> Seam:
-    if name not in _seams:
-        _seams[name] = _make_seam(name, os.environ.get("FASTLOOP_STRICT") == "1")
-    return _seams[name]
-
-
-def _make_seam(name: str, is_strict: bool) -> Seam:
     """Import a seam's module only now: each costs milliseconds at the start of a program."""
-    if name == "dataloader":
-        from fastloop.patching.loader_seam import make_seam
-    elif name == "grad_scaler":
-        from fastloop.patching.scaler_seam import make_seam
-    else:
-        from fastloop.patching.clip_seam import make_seam
-    return make_seam(is_strict)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: importing the seams would set off a collection of everything
-    that torch has made, which takes longer than the import."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+    if name not in _seams:
+        if name == "dataloader":
+            from fastloop.patching.loader_seam import make_seam
+        elif name == "grad_scaler":
+            from fastloop.patching.scaler_seam import make_seam
+        else:
+            from fastloop.patching.clip_seam import make_seam
+        _seams[name] = make_seam(os.environ.get("FASTLOOP_STRICT") == "1")
+    return _seams[name]
 
 
 def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> PatchState:
@@ -115,8 +98,15 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
     with _lock:
         if _is_switched_off():
             return patch_status()
-        with _collector_paused():
+        # Importing the seams would set off a collection of everything that torch has made, which
+        # takes longer than the import.
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
             are_on = [_open_seam(name).put_in() for name in names]
+        finally:
+            if was_collecting:
+                gc.enable()
         state = patch_status()
     if verbose is None:
         verbose = os.environ.get("FASTLOOP_VERBOSE", "0") != "0" or not all(are_on)
@@ -145,11 +135,10 @@ def unpatch(what: str | Iterable[str] = SEAMS) -> PatchState:
     """
     names = _check_names(what)
     with _lock:
-        seams = [_seams[name] for name in names if name in _seams and _seams[name].is_on]
-        for seam in seams:
-            seam.take_out()
-        state = patch_status()
-    return state
+        for name in names:
+            if name in _seams and _seams[name].is_on:
+                _seams[name].take_out()
+        return patch_status()
 
 
 @contextmanager
@@ -169,10 +158,8 @@ def patched(what: str | Iterable[str] = SEAMS) -> Iterator[PatchState]:
 def patch_status() -> PatchState:
     """Return what is patched, how many calls each seam has served, and how many it left to
     torch."""
-    off = SeamStatus(
-        False, "FASTLOOP=0 is set" if _is_switched_off() else "patch() was not called for it", 0, {}
-    )
+    why = "FASTLOOP=0 is set" if _is_switched_off() else "patch() was not called for it"
+    off = SeamStatus(False, why, 0, {})
     with _lock:
-        return PatchState(
-            {name: _seams[name].status() if name in _seams else off for name in SEAMS}
-        )
+        opened = {name: seam.status() for name, seam in _seams.items()}
+    return PatchState({name: opened.get(name, off) for name in SEAMS})

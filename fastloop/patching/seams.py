@@ -65,97 +65,86 @@ def find_subclasses(cls: Any) -> Iterator[Any]:
         yield from find_subclasses(other)
 
 
+@dataclass(eq=False)
 class Place:
-    """A function inside torch, under the name by which torch itself looks it up, and its aliases.
+    """A function inside torch, under the name by which torch itself looks it up.
 
-    Args:
+    Attributes:
         make: takes the function that is there and returns the one to put there, which calls the
             former while the seam is off.
         aliases: owners and names of the same function elsewhere.
+        ours: the function that is put in, None if none is.
     """
 
-    def __init__(
-        self,
-        owner: Any,
-        name: str,
-        make: Callable[[Any], Any],
-        aliases: Iterable[tuple[Any, str]] = (),
-    ) -> None:
-        self._owner = owner
-        self._name = name
-        self._make = make
-        self._aliases = list(aliases)
-        self._before: Any = None  # the function that was there; None: nothing is put in
-        self.ours: Any = None
+    owner: Any
+    name: str
+    make: Callable[[Any], Any]
+    aliases: Iterable[tuple[Any, str]] = ()
+    before: Any = field(default=None, init=False)  # the function that was there
+    ours: Any = field(default=None, init=False)
 
     @property
     def is_put_back(self) -> bool:
         """Tell whether another tool has put back the function that was there before."""
-        return self.ours is not None and vars(self._owner).get(self._name) is self._before
+        return self.ours is not None and vars(self.owner).get(self.name) is self.before
 
     def put_in(self) -> None:
         if self.ours is not None and not self.is_put_back:
             return  # it is there, or below another tool's function
-        before = vars(self._owner)[self._name]
-        ours = self._make(before)
-        self._before = before
-        self.ours = functools.wraps(before)(ours) if callable(ours) else ours
+        before = vars(self.owner)[self.name]
+        ours = self.make(before)
+        self.before, self.ours = before, functools.wraps(before)(ours) if callable(ours) else ours
         self._replace(before, self.ours)
 
     def put_in_anew(self) -> None:
         """Put it around the function that is there now and does not call the one put in before."""
-        if self.ours is not None and vars(self._owner)[self._name] is not self.ours:
-            self._before = self.ours = None
+        if self.ours is not None and vars(self.owner)[self.name] is not self.ours:
+            self.before = self.ours = None
         self.put_in()
 
     def take_out(self) -> bool:
         """Put the old function back; False if another tool's function is on top."""
         if self.ours is None:
             return True
-        if not self.is_put_back and vars(self._owner).get(self._name) is not self.ours:
+        if not self.is_put_back and vars(self.owner).get(self.name) is not self.ours:
             return False
-        self._replace(self.ours, self._before)
-        self._before = self.ours = None
+        self._replace(self.ours, self.before)
+        self.before = self.ours = None
         return True
 
     def __str__(self) -> str:
-        return f"{getattr(self._owner, '__name__', self._owner)}.{self._name}"
+        return f"{getattr(self.owner, '__name__', self.owner)}.{self.name}"
 
     def _replace(self, old: Any, new: Any) -> None:
-        for owner, name in [(self._owner, self._name), *self._aliases]:
+        for owner, name in [(self.owner, self.name), *self.aliases]:
             if vars(owner).get(name) is old:
                 setattr(owner, name, new)
 
 
+@dataclass(eq=False)
 class Seam:
     """Replaced functions that are put in and taken out together.
 
-    Args:
+    Attributes:
         name: the name that users give it.
         is_strict: whether leaving a call to torch is an error.
         probe: uses the functions on the CPU and returns tensors that must be equal with torch alone
             and with fastloop. Its argument says whether this thread is the only one, so that no
             other draws from torch's own generator. Run whenever the seam is put in.
         groups: the groups of base/torch_parts.py on which it relies.
+        is_on: whether calls go to fastloop.
     """
 
-    def __init__(
-        self,
-        name: str,
-        is_strict: bool,
-        probe: Callable[[bool], list[Tensor]],
-        groups: Iterable[str] = (),
-    ) -> None:
-        self.name = name
-        self._groups = groups
-        self.is_on = False
-        self._why = "patch() was not called for it"
-        self._is_strict = is_strict
-        self._probe = probe
-        self._places: list[Place] = []
-        self._native = 0
-        self._left: Counter[str] = Counter()
-        self._served: dict[str, tuple[int, int]] = {}
+    name: str
+    is_strict: bool
+    probe: Callable[[bool], list[Tensor]]
+    groups: Iterable[str] = ()
+    is_on: bool = False
+    _why: str = "patch() was not called for it"
+    _places: list[Place] = field(default_factory=list)
+    _native: int = 0
+    _left: Counter[str] = field(default_factory=Counter)
+    _served: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(
         self,
@@ -164,16 +153,15 @@ class Seam:
         make: Callable[[Function], Function],
         aliases: Iterable[tuple[Any, str]] = (),
     ) -> Place:
-        place = Place(owner, name, make, aliases)
-        self._places.append(place)
-        return place
+        self._places.append(Place(owner, name, make, aliases))
+        return self._places[-1]
 
     def put_in(self) -> bool:
         """Put it in and tell whether it is on; ``status()`` says why not."""
         global checking_thread
         if self.status().is_on:
             return True
-        for group in self._groups:
+        for group in self.groups:
             if not is_known(group, f"patch() leaves {self.name}"):
                 self._why = difference(group)
                 return False
@@ -182,7 +170,7 @@ class Seam:
             with _on_cpu():
                 self._put_in()
         except Exception as error:
-            self._switch_off(f"this torch differs from those that fastloop knows: {error}")
+            self.take_out(f"this torch differs from those that fastloop knows: {error}")
         finally:
             checking_thread = 0
         return self.is_on
@@ -190,13 +178,13 @@ class Seam:
     def _put_in(self) -> None:
         self.is_on = False
         is_alone = threading.active_count() == 1  # asked once: another thread may end meanwhile
-        wanted = self._probe(is_alone)
+        wanted = self.probe(is_alone)
         for put_in in (Place.put_in, Place.put_in_anew):
             for place in self._places:
                 put_in(place)
             self.is_on = True
             self._forget()
-            if not all(map(torch.equal, wanted, self._probe(is_alone))):
+            if not all(map(torch.equal, wanted, self.probe(is_alone))):
                 raise AssertionError("results or random numbers differ")
             if self._native > 0:
                 break
@@ -204,15 +192,12 @@ class Seam:
             raise AssertionError("its calls do not reach fastloop")
         self._forget()
 
-    def take_out(self) -> None:
-        self._switch_off("it was taken out")
-
-    def _switch_off(self, why: str) -> None:
+    def take_out(self, why: str = "it was taken out") -> None:
         self.is_on = False
         is_out = [place.take_out() for place in self._places]
-        self._why = (
-            why if all(is_out) else f"{why}; functions that other tools have put around it stay"
-        )
+        self._why = why
+        if not all(is_out):
+            self._why += "; functions that other tools have put around it stay"
 
     def _forget(self) -> None:
         self._native = 0
@@ -229,18 +214,14 @@ class Seam:
         loaders, epochs = self._served.get(how, (0, 0))
         self._served[how] = loaders + is_new, epochs + 1
 
-    def note(self, reason: str) -> None:
-        """Count one call that is left to torch."""
-        self._left[reason] += 1
-
     def leave(self, what: str, reason: str) -> None:
         """Leave one call to torch; `what` names it in the error.
 
         Raises:
             RuntimeError: FASTLOOP_STRICT=1 is set.
         """
-        self.note(reason)
-        if self._is_strict:
+        self._left[reason] += 1
+        if self.is_strict:
             raise RuntimeError(f"FASTLOOP_STRICT=1, and {what} is left to torch: {reason}")
 
     def status(self) -> SeamStatus:

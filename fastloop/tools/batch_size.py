@@ -29,9 +29,11 @@ from torch.optim import Optimizer
 from fastloop.base import checks
 from fastloop.base.machine import available_bytes, own_bytes, reset_own_peak
 from fastloop.base.torch_parts import TorchScaler, difference
-from fastloop.step.ranks import count_ranks, find_ranks, reduce_max
+from fastloop.step.ranks import Ranks, count_ranks, find_ranks, reduce_max
 from fastloop.tools import text
 from fastloop.tools.memory import memory
+
+_Step = Callable[[int], object]
 
 _GOOD_ENOUGH = 0.95  # of the best throughput
 _LARGEST = 8192  # micro-batch that is tried if nothing else ends the search
@@ -165,15 +167,14 @@ def find_batch_size(
         RuntimeError: step_fn took no optimizer step; another rank has raised.
     """
     ranks = count_ranks()
-    try:
-        sizes = choose_sizes(batch_size, keep, lo, hi, ranks)
-        _check_state(state)
-        runner = _Trials(step_fn, state, margin, trials)
-    except (TypeError, ValueError):
-        _agree(_RAISED, 0, 0.0, 0.0)  # the other ranks wait in their first trial
-        raise
     tried: list[Trial] = []
-    with runner:
+    with ExitStack() as undo:
+        try:
+            sizes = choose_sizes(batch_size, keep, lo, hi, ranks)
+            runner = _Trials(undo, step_fn, state, margin, trials)
+        except (TypeError, ValueError):
+            _agree(_RAISED, 0, 0.0, 0.0)  # the other ranks wait in their first trial
+            raise
         for size in sizes:
             tried.append(runner.run(size))
             if not tried[-1].fits:
@@ -206,8 +207,7 @@ def choose_sizes(
     return chosen
 
 
-def _check_state(state: Sequence[Any]) -> None:
-    modules = [one for one in state if isinstance(one, Module)]
+def _check_state(state: Sequence[Any], modules: Sequence[Module], ranks: Ranks) -> None:
     if not modules or not any(isinstance(one, Optimizer) for one in state):
         raise TypeError(
             "state must have a module and an optimizer, got "
@@ -215,7 +215,7 @@ def _check_state(state: Sequence[Any]) -> None:
             "changes: find_batch_size(step_fn, model, optimizer, ...))"
         )
     # A trial may fail on one rank alone, so the forward of a module must not wait for other ranks.
-    waiting = ["a module under FSDP"] if find_ranks(modules).has_shards else []
+    waiting = ["a module under FSDP"] if ranks.has_shards else []
     for part in (part for module in modules for part in module.modules()):
         if getattr(part, "static_graph", False):
             waiting.append("DistributedDataParallel(static_graph=True)")
@@ -256,80 +256,74 @@ def _make_plan(
 
 
 class _Trials:
-    """Runs trials in a ``with`` block, at whose end the changes of steps are put back. SYNC."""
+    """Runs trials. SYNC.
+
+    Args:
+        undo: gets functions that put back the changes of steps.
+    """
 
     def __init__(
-        self, step_fn: Callable[[int], object], state: Sequence[Any], margin: float, steps: int
+        self, undo: ExitStack, step_fn: _Step, state: Sequence[Any], margin: float, steps: int
     ) -> None:
+        modules = [one for one in state if isinstance(one, Module)]
+        self._ranks = find_ranks(modules)
+        _check_state(state, modules, self._ranks)
         checks.check_callable("step_fn", step_fn, "a function of the number of samples")
         checks.read_number("margin", margin, 0.0, 0.9)
         checks.read_int("trials", steps, 1)
-        modules = [one for one in state if isinstance(one, Module)]
         self._step_fn, self._state, self._margin, self._steps = step_fn, state, margin, steps
-        self._ranks = find_ranks(modules)
         devices = {p.device for module in modules for p in module.parameters()}
         self._devices = sorted((d for d in devices if d.type != "cpu"), key=str)
         self._bytes_a_sample = 0.0  # in the fullest trial on this rank
         self._stepped: list[Optimizer] = []
-        self._undo = ExitStack()  # the last entry is undone first
-        self._undo.callback(self._release)
-        self._undo.callback(keep_random_state())
+        undo.callback(self._release)  # the last entry is undone first
+        undo.callback(keep_random_state())
         # Loading the state of a scheduler or Stepper may reach into optimizers and modules.
         for one in sorted(state, key=lambda one: not isinstance(one, (Module, Optimizer))):
-            self._undo.callback(_keep_state(one))
-
-    def __enter__(self) -> _Trials:
+            undo.callback(_keep_state(one))
+        for one in state:
+            if isinstance(one, Optimizer):
+                hook = one.register_step_post_hook(lambda one, *_: self._stepped.append(one))
+                undo.callback(hook.remove)
         for device in self._devices:
             use = memory(device)
             if use.limit_fraction is not None and use.total_bytes:
-                self._undo.callback(memory, device, limit_fraction=use.limit_fraction)
+                undo.callback(memory, device, limit_fraction=use.limit_fraction)
                 reachable = ((use.reserved_bytes or 0) + (use.free_bytes or 0)) / use.total_bytes
-                memory(
-                    device, limit_fraction=min(reachable, use.limit_fraction) * (1 - self._margin)
-                )
-        for one in self._state:
-            if isinstance(one, Optimizer):
-                hook = one.register_step_post_hook(lambda one, *_: self._stepped.append(one))
-                self._undo.callback(hook.remove)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._undo.close()
+                memory(device, limit_fraction=min(reachable, use.limit_fraction) * (1 - margin))
 
     def run(self, size: int) -> Trial:
         """Try one size. SYNC: waits for the steps, and for the other ranks."""
-        trial, error = self._try(size)
-        outcome = _RAISED if error else _FITS if trial.fits else _NO_ROOM
-        worst, seconds, peak = _agree(outcome, size, trial.seconds or 0.0, trial.peak_bytes or 0)
+        self._release()
+        seconds, peak, why, error = 0.0, None, "", None
+        try:
+            needed = int(self._bytes_a_sample * size)
+            if not self._devices and needed > available_bytes() * (1 - self._margin):
+                # The kernel would kill the process; devices refuse by themselves.
+                have = f"needs {text.size(needed)} judged by smaller ones, more than there is"
+                raise MemoryError(have)
+            with self._ranks.silent():
+                seconds, peak = self._measure(size)
+        except Exception as raised:
+            is_memory = isinstance(raised, (torch.OutOfMemoryError, MemoryError))
+            if is_memory or "DefaultCPUAllocator: " in str(raised):
+                line = str(raised).partition("\n")[0]
+                why = f"{type(raised).__name__}: {line}"
+            else:
+                error = raised
+        outcome = _RAISED if error else _NO_ROOM if why else _FITS
+        worst, slowest, fullest = _agree(outcome, size, seconds, peak or 0)
         if error is not None:
             raise error
         if worst == _RAISED:
             raise RuntimeError("find_batch_size() raised on another rank; see the error there")
         if worst == _NO_ROOM:
-            return Trial(size, why=trial.why or "out of memory on another rank")
-        return Trial(size, seconds, None if trial.peak_bytes is None else int(peak))
+            return Trial(size, why=why or "out of memory on another rank")
+        self._bytes_a_sample = max(self._bytes_a_sample, (peak or 0) / size)
+        return Trial(size, slowest, None if peak is None else int(fullest))
 
-    def _try(self, size: int) -> tuple[Trial, Exception | None]:
-        """Run the steps of a trial on this rank alone."""
-        self._release()
-        needed = int(self._bytes_a_sample * size)
-        if not self._devices and needed > available_bytes() * (1 - self._margin):
-            # The kernel would kill the process; devices refuse by themselves.
-            why = f"needs {text.size(needed)} judged by smaller ones, more than there is"
-            return Trial(size, why=why), None
-        try:
-            with self._ranks.silent():
-                trial = self._measure(size)
-        except Exception as error:
-            is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-            if not is_memory and "DefaultCPUAllocator: " not in str(error):
-                return Trial(size, why="raised"), error
-            line = str(error).partition("\n")[0]
-            return Trial(size, why=f"{type(error).__name__}: {line}"), None
-        self._bytes_a_sample = max(self._bytes_a_sample, (trial.peak_bytes or 0) / size)
-        return trial, None
-
-    def _measure(self, size: int) -> Trial:
+    def _measure(self, size: int) -> tuple[float, int | None]:
+        """Return the seconds of a step and its peak of memory on this rank."""
         with explaining_step(f"find_batch_size() called step_fn({size})"):
             self._time_step(size)  # the optimizer makes its state, libraries their workspaces
         seconds = median([self._time_step(size) for _ in range(self._steps)])
@@ -338,12 +332,12 @@ class _Trials:
                 f"step_fn({size}) must step an optimizer of state, but none has stepped (let it "
                 "run a whole step, optimizer.step() included)"
             )
-        peak = own_bytes("VmHWM")
         if self._devices:
-            peak = max(map(torch.accelerator.max_memory_reserved, self._devices))
-        elif peak is not None:
-            peak = None if self._before is None else max(0, peak - self._before)
-        return Trial(size, seconds, peak)
+            return seconds, max(map(torch.accelerator.max_memory_reserved, self._devices))
+        peak = own_bytes("VmHWM")
+        if peak is None or self._before is None:
+            return seconds, None
+        return seconds, max(0, peak - self._before)
 
     def _time_step(self, size: int) -> float:
         begin = perf_counter()
@@ -383,49 +377,40 @@ def _keep_state(one: Any) -> Callable[[], object]:
     if not all(callable(getattr(one, name, None)) for name in ("state_dict", "load_state_dict")):
         remedy = "pass modules, optimizers, scalers, schedulers and torch.Generators"
         raise TypeError(checks.make_message("state", "objects with a state_dict()", one, remedy))
+    is_module = isinstance(one, Module)
+    buffers = dict(one.named_buffers()) if is_module else {}  # some are not part of the state
+    parameters = list(one.parameters()) if is_module else []
+    grads = [parameter.grad for parameter in parameters]
     saved = io.BytesIO()
-    torch.save(one.state_dict(), saved)
-    buffers: dict[str, Any] = {}
-    grads: list[tuple[Any, Any, Any]] = []
-    if isinstance(one, Module):
-        # Some buffers are not part of the state.
-        buffers = {name: _to_host(buffer) for name, buffer in one.named_buffers()}
-        grads = [(p, p.grad, _to_host(p.grad)) for p in one.parameters()]
+    torch.save((one.state_dict(), buffers, grads), saved)
 
     def restore() -> None:
         saved.seek(0)
-        one.load_state_dict(torch.load(saved, map_location="cpu", weights_only=False))
-        for name, buffer in buffers.items():
-            one.get_buffer(name).copy_(buffer)
-        for parameter, grad, copied in grads:
+        state, old_buffers, old_grads = torch.load(saved, "cpu", weights_only=False)
+        one.load_state_dict(state)
+        for name, old in old_buffers.items():
+            one.get_buffer(name).copy_(old)
+        for parameter, grad, old in zip(parameters, grads, old_grads, strict=True):
             parameter.grad = grad
             if grad is not None:
-                grad.copy_(copied)
+                grad.copy_(old)
         if isinstance(one, TorchScaler) and one.is_enabled() and not difference("scaler"):
             one._per_optimizer_states.clear()  # a step that failed had unscaled its gradients
 
     return restore
 
 
-def _to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().to("cpu", copy=True)
-
-
 def keep_random_state() -> Callable[[], None]:
     """Return a function that puts back the generators of Python, NumPy and torch devices. SYNC."""
-    python, numpy, host = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    undo = ExitStack()
+    undo.callback(random.setstate, random.getstate())
+    undo.callback(np.random.set_state, np.random.get_state())
+    undo.callback(torch.set_rng_state, torch.get_rng_state())
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    module: Any = None if accelerator is None else torch.get_device_module(accelerator)
-    devices = module.get_rng_state_all() if hasattr(module, "get_rng_state_all") else None
-
-    def restore() -> None:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(host)
-        if devices is not None:
-            module.set_rng_state_all(devices)
-
-    return restore
+    module: Any = accelerator and torch.get_device_module(accelerator)
+    if hasattr(module, "get_rng_state_all"):
+        undo.callback(module.set_rng_state_all, module.get_rng_state_all())
+    return undo.close
 
 
 @contextmanager

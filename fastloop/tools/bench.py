@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Linear, Sequential, functional
@@ -32,8 +31,7 @@ _ACCUMULATE, _MAX_NORM = 4, 1.0
 Run = Callable[[], Iterator[Any]]
 
 
-@dataclass(frozen=True)
-class Contestant:
+class Contestant(NamedTuple):
     """One side at one of its settings."""
 
     side: str
@@ -41,8 +39,7 @@ class Contestant:
     run: Run
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One comparison: `make` returns contestants whose results differ by `tolerance` at most."""
 
     title: str
@@ -154,23 +151,20 @@ def _time(contestant: Contestant, seconds: float) -> float:
 
 def describe(contestants: list[Contestant], rounds: list[list[float]]) -> list[str]:
     """Return a table of medians, and a line that compares the best settings of both sides."""
-    medians = [median(times) for times in zip(*rounds, strict=True)]
+    columns = dict(zip(contestants, zip(*rounds, strict=True), strict=True))
     rows = [
-        (f"{one.side}, {one.setting}", text.seconds(took))
-        for one, took in zip(contestants, medians, strict=True)
+        (f"{one.side}, {one.setting}", text.seconds(median(times)))
+        for one, times in columns.items()
     ]
-    best = {
-        side: min(
-            (i for i, one in enumerate(contestants) if one.side == side), key=medians.__getitem__
-        )
+    torchs, ours = (
+        min((times for one, times in columns.items() if one.side == side), key=median)
         for side in (TORCH, FASTLOOP)
-    }
-    ratios = sorted(times[best[TORCH]] / times[best[FASTLOOP]] for times in rounds)
-    span = f"{text.ratio(ratios[0])} to {text.ratio(ratios[-1])} in {len(rounds)} rounds"
-    is_clear = ratios[0] > 1 or ratios[-1] < 1
-    verdict = (
-        f"{text.ratio(median(ratios))} as fast as torch" if is_clear else "no clear difference"
     )
+    ratios = sorted(a / b for a, b in zip(torchs, ours, strict=True))
+    span = f"{text.ratio(ratios[0])} to {text.ratio(ratios[-1])} in {len(rounds)} rounds"
+    verdict = f"{text.ratio(median(ratios))} as fast as torch"
+    if ratios[0] <= 1 <= ratios[-1]:
+        verdict = "no clear difference"
     return [*text.table(rows), f"  fastloop: {verdict} ({span})"]
 
 

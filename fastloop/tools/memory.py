@@ -67,11 +67,11 @@ def memory(
         RuntimeError: torch does not have the device, or limit_fraction for a device whose allocator
             has no limit, such as the CPU.
     """
-    accelerator: torch.device | None = torch.accelerator.current_accelerator(True)
-    found = torch.device(device) if device is not None else accelerator or torch.device("cpu")
+    if device is None:
+        device = torch.accelerator.current_accelerator(True) or "cpu"
+    found: Any = torch.device(device)
     module: Any = torch.get_device_module(found)
-    index: int | None = found.index
-    if found.type != "cpu" and index is None:
+    if found.type != "cpu" and found.index is None:
         found = torch.device(found.type, torch.accelerator.current_device_index())
     if limit_fraction is not None:
         read_number("limit_fraction", limit_fraction, 0, 1)
@@ -84,13 +84,8 @@ def memory(
         return MemoryUse(found, None, host.most, host.left, now, None, peak)
     free, total = torch.accelerator.get_memory_info(found)
     read_fraction = getattr(module, "get_per_process_memory_fraction", lambda device: None)
-    readers = (
-        torch.accelerator.memory_allocated,
-        torch.accelerator.memory_reserved,
-        torch.accelerator.max_memory_allocated,
-        torch.accelerator.max_memory_reserved,
-    )
-    counts = [read(found) for read in readers]
+    names = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+    counts = [getattr(torch.accelerator, name)(found) for name in names]
     return MemoryUse(found, read_fraction(found), total, free, *counts)
 
 
@@ -119,9 +114,8 @@ class ParameterCount:
 
     def __str__(self) -> str:
         text = f"{self.total:,} parameters ({self.trainable:,} trainable, {self.frozen:,} frozen)"
-        text += f", {size(self.bytes)}"
-        text += f"; tied, counted once: {', '.join(self.tied)}" if self.tied else ""
-        lazy = ", ".join(self.uninitialized)
+        tied, lazy = ", ".join(self.tied), ", ".join(self.uninitialized)
+        text += f", {size(self.bytes)}" + (f"; tied, counted once: {tied}" if tied else "")
         return text + (f"; not counted, run a batch first: {lazy}" if lazy else "")
 
 
@@ -137,25 +131,22 @@ def count_parameters(model: torch.nn.Module) -> ParameterCount:
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(make_message("model", "a torch.nn.Module", model))
-    named: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
-    lazy = tuple(name for name, parameter in named.items() if is_lazy(parameter))
-    groups: dict[Hashable, list[str]] = {}  # names of the same elements of memory
-    for name, parameter in named.items():
-        if name not in lazy:
-            groups.setdefault(_identify(parameter), []).append(name)
-    found = [[named[name] for name in names] for names in groups.values()]
-    return ParameterCount(
-        total=sum(first.numel() for first, *_ in found),
-        trainable=sum(tied[0].numel() for tied in found if any(p.requires_grad for p in tied)),
-        bytes=sum(first.numel() * first.element_size() for first, *_ in found),
-        tied=tuple(name for _, *names in groups.values() for name in names),
-        uninitialized=lazy,
+    groups: dict[Hashable, list[torch.nn.Parameter]] = {}  # parameters of the same memory
+    tied, lazy = [], []
+    one: Any
+    for name, one in model.named_parameters(remove_duplicate=False):
+        if is_lazy(one):
+            lazy.append(name)
+            continue
+        is_plain = type(one) is torch.nn.Parameter and one.layout is torch.strided
+        address = one.data_ptr() if is_plain else 0  # 0 also on meta, and without elements
+        key = (address, one.dtype, one.shape, one.stride()) if address else id(one)
+        if key in groups:
+            tied.append(name)
+        groups.setdefault(key, []).append(one)
+    total = sum(first.numel() for first, *_ in groups.values())
+    trainable = sum(
+        group[0].numel() for group in groups.values() if any(p.requires_grad for p in group)
     )
-
-
-def _identify(parameter: torch.nn.Parameter) -> Hashable:
-    """Return a key that is equal for parameters of the same elements of memory, if there is any."""
-    is_plain = type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided
-    if not is_plain or parameter.numel() == 0 or parameter.data_ptr() == 0:
-        return id(parameter)
-    return parameter.data_ptr(), parameter.dtype, parameter.shape, parameter.stride()
+    count = sum(first.numel() * first.element_size() for first, *_ in groups.values())
+    return ParameterCount(total, trainable, count, tuple(tied), tuple(lazy))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from numbers import Real
 from typing import Any, NamedTuple
@@ -71,7 +70,7 @@ class ScalarLog:
         self._arrived: deque[tuple[int, dict[str, Number]]] = deque()  # not fetched yet
         self._nonfinite: deque[tuple[int, str, float]] = deque()  # not reported yet
         self._last: dict[str, Number] = {}
-        self._slots: dict[torch.device, _Slots] = {}
+        self._free: dict[torch.device, list[Tensor]] = {}  # pinned slots of numbers that were read
         self.dropped = 0
 
     def push(self, step: int, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:
@@ -92,7 +91,7 @@ class ScalarLog:
         for name, value in values.items():
             _check_scalar(name, value)
         sent = {name: self._send(value) for name, value in values.items()}
-        used = {v.slots.accelerator for v in sent.values() if isinstance(v, _Copy)}
+        used = {copy.accelerator for copy in sent.values() if isinstance(copy, _Copy)}
         events = [(accelerator, accelerator.record_event()) for accelerator in used]
         self._travelling.append(_Record(number, sent, events))
         self._receive()
@@ -111,8 +110,8 @@ class ScalarLog:
     def drain(self) -> list[tuple[int, dict[str, Number]]]:
         """Wait for all numbers on their way and return them with those of poll(): for the end of an
         epoch, before a checkpoint, in an exception's handler. SYNC."""
-        for record in self._travelling:
-            record.wait()
+        for accelerator, event in (pair for record in self._travelling for pair in record.events):
+            accelerator.synchronize(event)
         self._receive()
         return self._fetch()
 
@@ -122,10 +121,13 @@ class ScalarLog:
         accelerator = _accelerator_of(value)
         if accelerator is None:
             return value.item()
-        device = value.device
-        if device not in self._slots:
-            self._slots[device] = _Slots(accelerator)
-        return self._slots[device].copy(value.detach())
+        free = self._free.setdefault(value.device, [])
+        if not free:
+            chunk = accelerator.allocate_pinned(_SLOTS * _SLOT_BYTES)
+            free += chunk.view(_SLOTS, _SLOT_BYTES)
+        copy = _Copy(value.detach(), free.pop(), free, accelerator)
+        accelerator.copy(copy.target, copy.source.reshape(()))
+        return copy
 
     def _receive(self) -> None:
         """Take in steps up to the first that has not arrived; then report numbers that are not
@@ -154,8 +156,7 @@ class ScalarLog:
         return fetched
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(NamedTuple):
     """The numbers of one step, some of them on their way."""
 
     step: int
@@ -164,10 +165,6 @@ class _Record:
 
     def has_arrived(self) -> bool:
         return all(accelerator.is_done(event) for accelerator, event in self.events)
-
-    def wait(self) -> None:
-        for accelerator, event in self.events:
-            accelerator.synchronize(event)
 
     def read(self) -> dict[str, Number]:
         return {k: v.read() if isinstance(v, _Copy) else v for k, v in self.values.items()}
@@ -178,33 +175,19 @@ class _Copy(NamedTuple):
 
     source: Tensor  # its memory must stay until it is read
     slot: Tensor
-    slots: _Slots
+    free: list[Tensor]  # where the slot goes back to
+    accelerator: Accelerator
+
+    @property
+    def target(self) -> Tensor:
+        """The part of the slot that the number takes, as a 0-d tensor."""
+        return self.slot[: self.source.dtype.itemsize].view(self.source.dtype)[0]
 
     def read(self) -> Number:
         """Return the number and give the slot back. Called once."""
-        number: Number = _as_scalar(self.slot, self.source.dtype).item()
-        self.slots.free.append(self.slot)
+        number: Number = self.target.item()
+        self.free.append(self.slot)
         return number
-
-
-class _Slots:
-    """Pinned memory for copies from one device. Grows if more copies are under way than before."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-        self.free: list[Tensor] = []
-
-    def copy(self, source: Tensor) -> _Copy:
-        if not self.free:
-            chunk = self.accelerator.allocate_pinned(_SLOTS * _SLOT_BYTES)
-            self.free += chunk.view(_SLOTS, _SLOT_BYTES)
-        slot = self.free.pop()
-        self.accelerator.copy(_as_scalar(slot, source.dtype), source.reshape(()))
-        return _Copy(source, slot, self)
-
-
-def _as_scalar(slot: Tensor, dtype: torch.dtype) -> Tensor:
-    return slot[: dtype.itemsize].view(dtype)[0]
 
 
 def _accelerator_of(tensor: Tensor) -> Accelerator | None:
@@ -212,9 +195,7 @@ def _accelerator_of(tensor: Tensor) -> Accelerator | None:
     return None if tensor.is_cpu else _open(tensor.device)
 
 
-@cache
-def _open(device: torch.device) -> Accelerator:
-    return open_accelerator(device)
+_open = cache(open_accelerator)
 
 
 def _check_scalar(name: Any, value: Any) -> None:

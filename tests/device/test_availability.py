@@ -119,7 +119,7 @@ def test_what_was_switched_off_is_not_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_rocm_is_told_in_stats_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch calls its device "cuda" too, and no driver or build of fastloop would help."""
-    from fastloop.tools.doctor import gpu
+    from fastloop.tools.doctor import checks
 
     break_cuda(monkeypatch, OLD_DRIVER, "12.9")
     monkeypatch.setattr(torch.version, "hip", "7.1.2")
@@ -131,28 +131,28 @@ def test_rocm_is_told_in_stats_without_a_warning(monkeypatch: pytest.MonkeyPatch
     assert "; torch uploads: torch is built for ROCm 7.1.2" in loader.stats().why
     loader.close()
     info = {"cuda": "12.9", "cuda_archs": "75 80", "cuda_reason": ""}
-    monkeypatch.setattr(gpu, "build_info", lambda: info)
-    assert "torch is built for ROCm 7.1.2" in gpu.describe_own_build(Path("/"))
+    monkeypatch.setattr(checks, "build_info", lambda: info)
+    assert "torch is built for ROCm 7.1.2" in checks.describe_own_build(Path("/"))
 
 
 def test_the_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from fastloop.tools.doctor import gpu
+    from fastloop.tools.doctor import checks
 
     def check_cuda(index: int) -> None:
         raise RuntimeError(OLD_DRIVER)
 
     info = {"cuda": "13.0", "cuda_archs": "75 80", "cuda_reason": ""}
-    monkeypatch.setattr(gpu, "build_info", lambda: info)
-    monkeypatch.setattr(gpu, "check_cuda", check_cuda)
+    monkeypatch.setattr(checks, "build_info", lambda: info)
+    monkeypatch.setattr(checks, "check_cuda", check_cuda)
     monkeypatch.setattr(availability, "build_info", lambda: info)
     (tmp_path / "dev/dxg").mkdir(parents=True)  # a GPU, as under WSL
-    line = gpu.describe_own_build(tmp_path)
+    line = checks.describe_own_build(tmp_path)
     assert "for 75 80 and later, needs driver 580 or newer, sees none; not used: " in line
     assert "needs an NVIDIA driver 580 or newer: update the driver, or build" in line
     version = tmp_path / "proc/driver/nvidia/version"
     version.parent.mkdir(parents=True)
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Mon Feb 26")
-    assert "needs driver 580 or newer, has 535;" in gpu.describe_own_build(tmp_path)
+    assert "needs driver 580 or newer, has 535;" in checks.describe_own_build(tmp_path)
 
 
 def test_the_doctor_runs_without_torch() -> None:

@@ -298,7 +298,7 @@ def test_a_torch_that_differs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_torch_without_the_functions_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = clip_seam.make_seam(False)
     monkeypatch.delattr(clip_grad, "_get_total_norm")
-    monkeypatch.setattr(fresh, "_probe", lambda _: [])
+    monkeypatch.setattr(fresh, "probe", lambda _: [])
     assert not fresh.put_in() and "_get_total_norm" in fresh.status().why
     assert vars(clip_grad)["_clip_grads_with_norm_"] is TORCHS[0]
 

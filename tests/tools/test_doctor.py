@@ -19,8 +19,9 @@ from fastloop.base import torch_parts
 from fastloop.base.machine import list_groups, read_memory
 from fastloop.base.requirements import NEWEST_TESTED
 from fastloop.data.image_folder import decode
-from fastloop.tools.doctor import doctor, gpu, host
-from fastloop.tools.doctor.diagnosis import Finding, Level, note
+from fastloop.device import availability
+from fastloop.tools.doctor import checks, doctor
+from fastloop.tools.doctor.checks import Finding, Level, note
 
 MIB, GIB = 2**20, 2**30
 Make = Callable[..., Path]
@@ -28,7 +29,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [*(name.partition("=")[0] for name in host._SWITCHES), "OMP_NUM_THREADS"]:
+    for name in [*(name.partition("=")[0] for name in checks._SWITCHES), "OMP_NUM_THREADS"]:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -77,7 +78,7 @@ def told(finding: Finding) -> str:
 
 
 def test_all_cpus_may_be_used(fake: Make) -> None:
-    text = told(host.check_cpus(fake()))
+    text = told(checks.check_cpus(fake()))
     assert text == "OK 8 CPUs visible, 8 allowed by the affinity |  | "
 
 
@@ -93,11 +94,11 @@ def test_all_cpus_may_be_used(fake: Make) -> None:
 )
 def test_the_quota_of_the_container_counts(fake: Make, files: dict[str, str]) -> None:
     root = fake(files)
-    text = told(host.check_cpus(root))
+    text = told(checks.check_cpus(root))
     assert "NOTE 8 CPUs visible, 8 allowed by the affinity, 2.5 by the container's quota" in text
     assert "num_workers=2 at most" in text
-    assert "WARN" in told(host.check_cpus(root, workers=4))
-    assert "num_workers=4 asks for 1.6 times" in told(host.check_cpus(root, workers=4))
+    assert "WARN" in told(checks.check_cpus(root, workers=4))
+    assert "num_workers=4 asks for 1.6 times" in told(checks.check_cpus(root, workers=4))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_the_quota_of_the_container_counts(fake: Make, files: dict[str, str]) ->
 )
 def test_load_and_pressure(fake: Make, load: str, pressure: str, level: str) -> None:
     files = {"proc/loadavg": f"{load} 1 1 2/3 4\n", "proc/pressure/cpu": pressure}
-    text = told(host.check_load(fake(files)))
+    text = told(checks.check_load(fake(files)))
     assert text.startswith(f"{level} load {load} on 8 CPUs")
     assert ("waited for a CPU" in text) == bool(pressure)
 
@@ -121,18 +122,18 @@ def test_decoders_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "find_module", there.get)
     monkeypatch.setattr(decode, "_SimpleJpeg", lambda module: SimpleNamespace(name="simplejpeg"))
     monkeypatch.setattr(decode, "_Pillow", lambda module: SimpleNamespace(name="Pillow"))
-    assert told(host.check_decoders()) == "OK simplejpeg, Pillow |  | "
+    assert told(checks.check_decoders()) == "OK simplejpeg, Pillow |  | "
     del there["simplejpeg"]
-    assert told(host.check_decoders()).startswith("NOTE Pillow | JPEGs take longer")
+    assert told(checks.check_decoders()).startswith("NOTE Pillow | JPEGs take longer")
     del there["PIL.Image"]
-    assert told(host.check_decoders()).startswith("NOTE none | ImageFolder reads no")
+    assert told(checks.check_decoders()).startswith("NOTE none | ImageFolder reads no")
 
 
 def test_affinity_and_throttling_are_told(fake: Make) -> None:
     status = {"proc/self/status": "Cpus_allowed_list:\t0,2-3\n"}
-    assert "NOTE 8 CPUs visible, 3 allowed" in told(host.check_cpus(fake(status)))
+    assert "NOTE 8 CPUs visible, 3 allowed" in told(checks.check_cpus(fake(status)))
     stat = v2({"cpu.max": "400000 100000", "cpu.stat": "nr_periods 200\nnr_throttled 62\n"})
-    text = told(host.check_cpus(fake(stat)))
+    text = told(checks.check_cpus(fake(stat)))
     assert text.startswith("WARN") and "it was throttled in 31% of its periods" in text
 
 
@@ -140,7 +141,7 @@ def test_groups_that_are_not_there_limit_nothing(fake: Make) -> None:
     for files in ({}, {"proc/self/cgroup": "nonsense\n\n0::/gone\n"}, v1({})):
         root = fake(files)
         assert (read_memory(root).limit, list_groups("cpu", root)) == (None, [])
-    assert host.check_cpus(Path("/nonexistent")).level is Level.OK
+    assert checks.check_cpus(Path("/nonexistent")).level is Level.OK
 
 
 # ---- memory
@@ -169,31 +170,31 @@ def test_groups_that_are_not_there_limit_nothing(fake: Make) -> None:
     ids=["v2", "v1"],
 )
 def test_the_memory_of_the_container_counts(fake: Make, files: dict[str, str]) -> None:
-    text = told(host.check_memory(fake(files)))
+    text = told(checks.check_memory(fake(files)))
     assert text.startswith(
         "WARN 32.0 GiB of 64.0 GiB available; the container uses 4.00 GiB of 16.0"
     )
     assert "2 of its processes were killed for lack of memory" in text
     calm = {n: t.replace("oom_kill 2", "oom_kill 0") for n, t in files.items()}
-    assert told(host.check_memory(fake(calm))).startswith("NOTE 32.0 GiB of 64.0 GiB")
+    assert told(checks.check_memory(fake(calm))).startswith("NOTE 32.0 GiB of 64.0 GiB")
 
 
 def test_little_memory_is_a_warning(fake: Make) -> None:
-    assert told(host.check_memory(fake())) == "OK 32.0 GiB of 64.0 GiB available |  | "
+    assert told(checks.check_memory(fake())) == "OK 32.0 GiB of 64.0 GiB available |  | "
     little = {"proc/meminfo": "MemTotal: 67108864 kB\nMemAvailable: 1000 kB\n"}
-    assert "workers may be killed" in told(host.check_memory(fake(little)))
+    assert "workers may be killed" in told(checks.check_memory(fake(little)))
     limits = v2({"memory.max": f"{8 * GIB}", "memory.current": f"{7 * GIB}"})
-    assert "WARN" in told(host.check_memory(fake(limits)))
+    assert "WARN" in told(checks.check_memory(fake(limits)))
 
 
 def test_a_small_shm_ends_in_bus_errors(fake: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     room = {"f_frsize": MIB, "f_blocks": 64, "f_bavail": 60}
-    monkeypatch.setattr(host.os, "statvfs", lambda path: SimpleNamespace(**room))
-    text = told(host.check_shared_memory(fake(), workers=8))
+    monkeypatch.setattr(checks.os, "statvfs", lambda path: SimpleNamespace(**room))
+    text = told(checks.check_shared_memory(fake(), workers=8))
     assert "WARN /dev/shm has 60.0 MiB of 64.0 MiB free, which 8 workers share" in text
     assert "'Bus error'" in text and "--shm-size=8g" in text
     room.update(f_blocks=8192, f_bavail=8192)
-    assert host.check_shared_memory(fake()).level is Level.OK
+    assert checks.check_shared_memory(fake()).level is Level.OK
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_open_files(fake: Make, limit: str, workers: int | None, expected: str) 
     root = fake(
         {"proc/self/limits": f"Max processes  9 9 p\nMax open files  {limit}  4096  files\n"}
     )
-    assert told(host.check_open_files(root, workers)).startswith(expected)
+    assert told(checks.check_open_files(root, workers)).startswith(expected)
 
 
 # ---- data
@@ -222,8 +223,8 @@ def test_files_are_read_cold(
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "large").write_bytes(bytes(3_000_000))
     times = iter([0.0, 3_000_000 / (mb_per_s * 1e6)])
-    monkeypatch.setattr(host, "perf_counter", lambda: next(times))
-    text = told(host.check_data(str(tmp_path)))
+    monkeypatch.setattr(checks, "perf_counter", lambda: next(times))
+    text = told(checks.check_data(str(tmp_path)))
     assert text.startswith(
         f"{expected} 2.86 MiB of {tmp_path} were read cold in {3000 / mb_per_s:.0f}"
     )
@@ -232,14 +233,14 @@ def test_files_are_read_cold(
 def test_few_bytes_tell_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small").write_bytes(bytes(3_000))
     times = iter([0.0, 0.5])
-    monkeypatch.setattr(host, "perf_counter", lambda: next(times))
-    assert told(host.check_data(str(tmp_path))).startswith("OK 2.93 KiB")
+    monkeypatch.setattr(checks, "perf_counter", lambda: next(times))
+    assert told(checks.check_data(str(tmp_path))).startswith("OK 2.93 KiB")
 
 
 def test_data_that_is_not_there_fails_and_an_empty_folder_is_told(tmp_path: Path) -> None:
-    text = told(host.check_data(str(tmp_path / "gone")))
+    text = told(checks.check_data(str(tmp_path / "gone")))
     assert text.startswith("FAIL") and "cannot be read: No such file" in text
-    assert told(host.check_data(str(tmp_path))).startswith("OK 0 B of ")
+    assert told(checks.check_data(str(tmp_path))).startswith("OK 0 B of ")
 
 
 # ---- the program
@@ -260,37 +261,37 @@ def test_slow_modes_of_the_environment(
     off = {"CUDA_LAUNCH_BLOCKING": "0", "TORCH_LOGS": "", "TORCH_DISTRIBUTED_DEBUG": "INFO"}
     for name, value in {**off, "SECRET": "x", "NCCL": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert host.check_switches().level is Level.OK
+    assert checks.check_switches().level is Level.OK
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    text = told(host.check_switches())
+    text = told(checks.check_switches())
     assert text.startswith("WARN") and cost in text and "SECRET" not in text
 
 
 def test_slow_modes_of_torch() -> None:
     with torch.autograd.set_detect_anomaly(True):
-        text = told(host.check_switches())
+        text = told(checks.check_switches())
     assert "set_detect_anomaly(True)" in text
-    assert host.check_switches().level is Level.OK
+    assert checks.check_switches().level is Level.OK
 
 
 def test_a_lock_that_was_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.sysconfig, "get_config_var", lambda name: 1)
+    monkeypatch.setattr(checks.sysconfig, "get_config_var", lambda name: 1)
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
-    text = told(host.check_lock())
+    text = told(checks.check_lock())
     assert text.startswith("NOTE this Python is free-threaded, and the lock was put back")
     assert "PYTHON_GIL=0" in text
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-    assert host.check_lock().level is Level.OK
+    assert checks.check_lock().level is Level.OK
 
 
 def test_more_threads_than_cpus(fake: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "16")
-    assert told(host.check_cpus(fake())).startswith(
+    assert told(checks.check_cpus(fake())).startswith(
         "WARN 8 CPUs visible, 8 allowed by the affinity; O"
     )
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    assert host.check_cpus(fake()).level is Level.OK
+    assert checks.check_cpus(fake()).level is Level.OK
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -299,14 +300,14 @@ def test_a_loader_that_cannot_start_its_workers(method: str) -> None:
     loader = DataLoader(
         data, num_workers=1, multiprocessing_context=method, collate_fn=lambda batch: batch
     )
-    text = told(host.check_start_method(loader))
+    text = told(checks.check_start_method(loader))
     assert text.startswith(f"FAIL worker processes start by {method}; collate_fn does not pickle")
     fine = DataLoader(data, num_workers=1, multiprocessing_context=method)
-    assert host.check_start_method(fine).level is Level.OK
+    assert checks.check_start_method(fine).level is Level.OK
     forked = DataLoader(
         data, num_workers=1, multiprocessing_context="fork", collate_fn=lambda batch: batch
     )
-    assert host.check_start_method(forked).level is Level.OK
+    assert checks.check_start_method(forked).level is Level.OK
 
 
 # ---- GPUs
@@ -350,7 +351,7 @@ def torch_of(cuda: str | None) -> Any:
 def test_releases_of_torch(version: str, text: str) -> None:
     major, minor = NEWEST_TESTED
     fake_torch = SimpleNamespace(__version__=version.format(major, minor, minor + 1))
-    finding = told(host.check_torch(fake_torch))
+    finding = told(checks.check_torch(fake_torch))
     assert finding.startswith(text.format(major, minor, minor + 1))
 
 
@@ -377,7 +378,7 @@ def test_private_parts_of_torch_that_differ_are_named(monkeypatch: pytest.Monkey
     ],
 )
 def test_the_build_of_torch(fake: Make, driver: int, cuda: str | None, expected: str) -> None:
-    text = told(gpu.check_torch_build(with_gpu(fake, driver), torch_of(cuda)))
+    text = told(checks.check_torch_build(with_gpu(fake, driver), torch_of(cuda)))
     assert text.startswith(expected)
 
 
@@ -386,26 +387,34 @@ def test_fastloops_own_build_says_what_to_do(fake: Make, monkeypatch: pytest.Mon
         raise RuntimeError("device 0 has compute capability 5.0")
 
     info = {"cuda": "13.0", "cuda_reason": ""}
-    monkeypatch.setattr(gpu, "build_info", lambda: info)
-    monkeypatch.setattr(gpu, "check_cuda", check_cuda)
-    text = told(gpu.check_own_build(with_gpu(fake)))
+    monkeypatch.setattr(checks, "build_info", lambda: info)
+    monkeypatch.setattr(checks, "check_cuda", check_cuda)
+    text = told(checks.check_own_build(with_gpu(fake)))
     assert text.startswith("WARN device 0 has compute capability 5.0 |")
     assert text.endswith("| build it with FASTLOOP_CUDA_ARCHS set to that, without the dot")
     monkeypatch.setenv("FASTLOOP_DISABLE_CUDA", "1")
-    assert "NOTE FASTLOOP_DISABLE_CUDA is set |" in told(gpu.check_own_build(with_gpu(fake)))
+    assert "NOTE FASTLOOP_DISABLE_CUDA is set |" in told(checks.check_own_build(with_gpu(fake)))
     info.update(cuda="", cuda_reason="no nvcc\nanywhere")
-    assert "without CUDA: no nvcc |" in told(gpu.check_own_build(with_gpu(fake)))
+    assert "without CUDA: no nvcc |" in told(checks.check_own_build(with_gpu(fake)))
 
 
-@pytest.mark.parametrize(("driver", "cuda", "needed"), [(535, "13.0", 580), (470, "12.9", 525)])
+@pytest.mark.parametrize(("cuda", "needed"), [("13.0", 580), ("12.9", 525)])
 def test_a_driver_too_old_for_fastloops_own_build(
-    fake: Make, monkeypatch: pytest.MonkeyPatch, driver: int, cuda: str, needed: int
+    fake: Make, monkeypatch: pytest.MonkeyPatch, cuda: str, needed: int
 ) -> None:
-    monkeypatch.setattr(gpu, "build_info", lambda: {"cuda": cuda, "cuda_reason": ""})
-    monkeypatch.setattr(gpu, "check_cuda", lambda index: None)
-    text = told(gpu.check_own_build(with_gpu(fake, driver)))
-    assert text.startswith(f"WARN CUDA {cuda} needs a driver {needed} or newer; there is {driver}")
-    assert told(gpu.check_own_build(with_gpu(fake, needed))).startswith(f"OK CUDA {cuda};")
+    errors = [RuntimeError("CUDA error 35, CUDA driver version is insufficient")]
+
+    def check_cuda(index: int) -> None:
+        if errors:
+            raise errors.pop()
+
+    for module in (checks, availability):
+        monkeypatch.setattr(module, "build_info", lambda: {"cuda": cuda, "cuda_reason": ""})
+    monkeypatch.setattr(checks, "check_cuda", check_cuda)
+    text = told(checks.check_own_build(with_gpu(fake)))
+    assert text.startswith("WARN CUDA error 35, CUDA driver version is insufficient | torch's")
+    assert f"CUDA {cuda} that fastloop was built with needs an NVIDIA driver {needed} or n" in text
+    assert told(checks.check_own_build(with_gpu(fake))).startswith(f"OK CUDA {cuda};")
 
 
 def test_others_on_the_gpu_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,15 +424,15 @@ def test_others_on_the_gpu_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(command: Any, **options: Any) -> Any:
         raise FileNotFoundError("nvidia-smi")
 
-    monkeypatch.setattr(gpu.subprocess, "run", run)
-    assert "NOTE other processes are on the GPUs: 411 (61000 MiB) |" in told(gpu.check_others())
-    monkeypatch.setattr(gpu.subprocess, "run", fail)
-    assert "OK n/a: nvidia-smi" in told(gpu.check_others())
+    monkeypatch.setattr(checks.subprocess, "run", run)
+    assert "NOTE other processes are on the GPUs: 411 (61000 MiB) |" in told(checks.check_others())
+    monkeypatch.setattr(checks.subprocess, "run", fail)
+    assert "OK n/a: nvidia-smi" in told(checks.check_others())
 
 
 def test_a_probe_without_a_device_is_not_available() -> None:
     without = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
-    assert gpu.probe_gpu(without).fact == "n/a: torch finds no CUDA device"
+    assert checks.probe_gpu(without).fact == "n/a: torch finds no CUDA device"
 
 
 # ---- the report
@@ -435,8 +444,8 @@ def test_the_report_has_every_check_and_one_that_breaks_stops_no_other(
     def broken(root: Path) -> Finding:
         raise OSError("gone")
 
-    monkeypatch.setattr(host, "check_memory", broken)
-    monkeypatch.setattr(gpu, "check_others", lambda: note("shared", "noise", "wait"))
+    monkeypatch.setattr(checks, "check_memory", broken)
+    monkeypatch.setattr(checks, "check_others", lambda: note("shared", "noise", "wait"))
     found = doctor.diagnose(with_gpu(fake), data="/nonexistent")
     by_id = {finding.id: finding for finding in found.findings}
     assert list(by_id) == [
@@ -490,11 +499,13 @@ def test_a_machine_without_a_gpu_is_not_told_to_update_a_driver(
         raise RuntimeError("CUDA error 35, driver version is insufficient")
 
     info = {"cuda": "13.0", "cuda_archs": "80", "cuda_reason": ""}
-    monkeypatch.setattr(gpu, "build_info", lambda: info)
-    monkeypatch.setattr(gpu, "explain_error", lambda error: "too old; update the driver")
-    monkeypatch.setattr(gpu, "check_cuda", check_cuda)
-    assert gpu.describe_own_build(fake()).endswith("; not used: no NVIDIA GPU is visible")
-    assert gpu.describe_own_build(with_gpu(fake)).endswith("not used: too old; update the driver")
+    monkeypatch.setattr(checks, "build_info", lambda: info)
+    monkeypatch.setattr(checks, "explain_error", lambda error: "too old; update the driver")
+    monkeypatch.setattr(checks, "check_cuda", check_cuda)
+    assert checks.describe_own_build(fake()).endswith("; not used: no NVIDIA GPU is visible")
+    assert checks.describe_own_build(with_gpu(fake)).endswith(
+        "not used: too old; update the driver"
+    )
 
 
 def test_only_a_loader_is_taken() -> None:

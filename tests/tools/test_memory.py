@@ -1,6 +1,7 @@
 """memory(): figures of the CPU and of a device, the limit that is set; trials leave a margin."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,8 +114,8 @@ def test_trials_stop_short_of_the_margin_of_what_is_left_and_the_limit_is_put_ba
 ) -> None:
     device = FakeDevice(monkeypatch)
     device.fraction = fraction
-    trials = trials_on(monkeypatch, torch.device("cuda", 0), margin=0.1)
-    with pytest.raises(ZeroDivisionError), trials:
+    on = trials_on(monkeypatch, torch.device("cuda", 0), margin=0.1)
+    with pytest.raises(ZeroDivisionError), on as trials:
         assert device.fraction == pytest.approx(limit / (80 * GIB))
         trial = trials.run(3)
         assert (trial.peak_bytes, trial.fits) == (5 * GIB, True)
@@ -135,12 +136,13 @@ class On(torch.nn.Module):
         return iter([SimpleNamespace(device=self.device, grad=None)])
 
 
+@contextmanager
 def trials_on(
     monkeypatch: pytest.MonkeyPatch,
     device: torch.device,
     margin: float,
     step: Callable[[int], object] = lambda n: None,
-) -> batch_size._Trials:
+) -> Iterator[batch_size._Trials]:
     monkeypatch.setattr(batch_size, "keep_random_state", lambda: lambda: None)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
 
@@ -148,7 +150,8 @@ def trials_on(
         step(n)
         optimizer.step()
 
-    return batch_size._Trials(run, [On(device), optimizer], margin, 1)
+    with ExitStack() as undo:
+        yield batch_size._Trials(undo, run, [On(device), optimizer], margin, 1)
 
 
 def test_the_hosts_peak_is_the_growth_in_a_step_and_none_where_it_is_not_told(
@@ -157,8 +160,7 @@ def test_the_hosts_peak_is_the_growth_in_a_step_and_none_where_it_is_not_told(
     def step(n: int) -> None:
         torch.ones(n << 20, dtype=torch.uint8)
 
-    trials = trials_on(monkeypatch, torch.device("cpu"), 0.1, step)
-    with trials:
+    with trials_on(monkeypatch, torch.device("cpu"), 0.1, step) as trials:
         peak = trials.run(64).peak_bytes
         assert peak is None or 60 << 20 < peak < 640 << 20
         monkeypatch.setattr(batch_size, "reset_own_peak", lambda: None)

@@ -27,8 +27,7 @@ from workers import wait_until
 
 import fastloop
 from fastloop import ArrayDataset, DataLoader, transforms, tune
-from fastloop.tools.tune.search import Batch, Setting
-from fastloop.tools.tune.tune import _notes
+from fastloop.tools.tune import Batch, Setting, _notes
 
 # Bytes for their batches of eight samples. A busy machine is slower with many.
 FOUR_WORKERS = 4 * 3 * 8 * 4 * 4

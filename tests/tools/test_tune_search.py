@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from fastloop.tools.tune.search import (
+from fastloop.tools.tune import (
     Batch,
     Budget,
     Measured,
     OutOfTimeError,
     Search,
     Setting,
-    wanted_workers,
+    count_workers,
 )
 
 MS = 1e-3
@@ -162,4 +162,4 @@ def test_the_closed_form(
     load_s: float, cpu_share: float, step_s: float, cpus: float, path: str | None, wanted: int
 ) -> None:
     batch = Batch(load_s, load_s * cpu_share, step_s, 0, 1)
-    assert wanted_workers(batch, Budget(cpus, 1 << 30), 2, path) == wanted
+    assert count_workers(batch, Budget(cpus, 1 << 30), 2, path)[0] == wanted

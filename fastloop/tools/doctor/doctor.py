@@ -10,15 +10,53 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fastloop._core import build_info
 from fastloop.base.checks import make_message
 from fastloop.base.requirements import require_torch
-from fastloop.tools.doctor import gpu, host
-from fastloop.tools.doctor.diagnosis import Diagnosis, Finding, note
+from fastloop.tools.doctor import checks
+from fastloop.tools.doctor.checks import Finding, Level, note
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The doctor's facts and findings. ``print(diagnosis)`` shows them.
+
+    Attributes:
+        facts: what was built and what runs where, by name.
+        findings: one for each check.
+    """
+
+    facts: dict[str, str]
+    findings: tuple[Finding, ...]
+
+    @property
+    def status(self) -> int:
+        """The command's exit status: 1 if something does not work."""
+        return int(any(finding.level is Level.FAIL for finding in self.findings))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; ``schema`` changes when a name here does."""
+        checks = [{**asdict(f), "level": f.level.name.lower()} for f in self.findings]
+        return {"schema": 1, "facts": self.facts, "checks": checks}
+
+    def __str__(self) -> str:
+        width = max(map(len, self.facts))
+        lines = [f"{name:<{width}}  {value}" for name, value in self.facts.items()]
+        return "\n".join([*lines, "", *map(str, self.findings), "", self.summary])
+
+    @property
+    def summary(self) -> str:
+        """One line that counts failures and warnings and names them."""
+        parts = []
+        for level, name in ((Level.FAIL, "failure"), (Level.WARN, "warning")):
+            if ids := [finding.id for finding in self.findings if finding.level is level]:
+                parts.append(f"{len(ids)} {name}{'s' * (len(ids) > 1)} ({', '.join(ids)})")
+        notes = [finding.level for finding in self.findings].count(Level.NOTE)
+        return f"doctor: {', '.join(parts) or 'nothing to do'}; {notes} to know"
 
 
 def _torch_facts() -> dict[str, str]:
@@ -47,7 +85,7 @@ def _facts(root: Path) -> dict[str, str]:
         **_torch_facts(),
         "code on the CPU": str(info["instructions"]),
         "mapped files": f"read by {info['guarded_reads']}",
-        "device": gpu.describe_own_build(root),
+        "device": checks.describe_own_build(root),
     }
 
 
@@ -61,38 +99,35 @@ def diagnose(
         loader, data, probe: as in `doctor()`.
     """
     facts, torch = _facts(root), sys.modules.get("torch")
-    workers = getattr(loader, "num_workers", None)
-    checks: dict[str, Callable[[], Finding]] = {
-        "cpus": lambda: host.check_cpus(root, workers),
-        "load": lambda: host.check_load(root),
-        "memory": lambda: host.check_memory(root),
-        "shared memory": lambda: host.check_shared_memory(root, workers),
-        "open files": lambda: host.check_open_files(root, workers),
-        "start method": lambda: host.check_start_method(loader),
-        "interpreter lock": host.check_lock,
-        "switches": host.check_switches,
-    }
-    if torch is not None:
-        checks = {"torch": lambda: host.check_torch(torch), **checks}
-        checks["decoders"] = host.check_decoders
-    if any((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        if torch is not None:
-            checks["torch build"] = lambda: gpu.check_torch_build(root, torch)
-        checks["fastloop build"] = lambda: gpu.check_own_build(root)
-        checks["gpu sharing"] = gpu.check_others
-    if data is not None:
-        checks["data"] = lambda: host.check_data(data)
-    if probe:
-        checks["gpu probe"] = lambda: gpu.probe_gpu(torch)
-    return Diagnosis(facts, tuple(replace(_run(check), id=id) for id, check in checks.items()))
-
-
-def _run(check: Callable[[], Finding]) -> Finding:
-    try:
-        return check()
-    except Exception as error:
-        fact = f"could not be checked: {type(error).__name__}: {error}"
-        return note(fact, "", "report it with this output")
+    workers, has_torch = getattr(loader, "num_workers", None), torch is not None
+    has_gpu = any((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    every: list[tuple[str, bool, Callable[[], Finding]]] = [
+        ("torch", has_torch, lambda: checks.check_torch(torch)),
+        ("cpus", True, lambda: checks.check_cpus(root, workers)),
+        ("load", True, lambda: checks.check_load(root)),
+        ("memory", True, lambda: checks.check_memory(root)),
+        ("shared memory", True, lambda: checks.check_shared_memory(root, workers)),
+        ("open files", True, lambda: checks.check_open_files(root, workers)),
+        ("start method", True, lambda: checks.check_start_method(loader)),
+        ("interpreter lock", True, checks.check_lock),
+        ("switches", True, checks.check_switches),
+        ("decoders", has_torch, checks.check_decoders),
+        ("torch build", has_gpu and has_torch, lambda: checks.check_torch_build(root, torch)),
+        ("fastloop build", has_gpu, lambda: checks.check_own_build(root)),
+        ("gpu sharing", has_gpu, checks.check_others),
+        ("data", data is not None, lambda: checks.check_data(str(data))),
+        ("gpu probe", probe, lambda: checks.probe_gpu(torch)),
+    ]
+    findings = []
+    for id, is_wanted, check in every:
+        if is_wanted:
+            try:
+                finding = check()
+            except Exception as error:
+                fact = f"could not be checked: {type(error).__name__}: {error}"
+                finding = note(fact, "", "report it with this output")
+            findings.append(replace(finding, id=id))
+    return Diagnosis(facts, tuple(findings))
 
 
 def doctor(loader: Any = None, *, data: str | None = None, probe: bool = False) -> Diagnosis:

@@ -1,18 +1,22 @@
-"""``fastloop.tune``: measures a loop over copies of a loader with settings that search.py chooses,
-and puts back all that iterating changes."""
+"""``fastloop.tune``: the number of workers, the depth of the queue and the path that a loop wants.
+
+`Search` chooses settings by arithmetic and by measurements; `_Trials` measures a loop over copies
+of the loader; all that iterating changes is put back. docs/tune.md has the reasons.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +29,68 @@ from fastloop.data.epochs import epochs_within
 from fastloop.tools import text
 from fastloop.tools.batch_size import explaining_step, keep_random_state
 from fastloop.tools.report.loader_source import find_remedy
-from fastloop.tools.tune.search import Batch, Budget, Measured, OutOfTimeError, Search, Setting
 
 PATHS = ("auto", "process", "thread")
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_ALIKE = 0.03  # settings that are closer to the best than this are as good: the smallest is taken
+_SPARE = 1.2  # workers for each one that is needed on average
+_MOST_WORKERS = 64
+_MOST_PER_CPU = 4  # processes, each of which takes memory and its share of a CPU; threads wait free
+_LEAST_CPU = 0.02  # of a batch's time, so that waiting alone does not want endless workers
+_DEEPEST = 16
+
+
+class Setting(NamedTuple):
+    """A setting of a loader. Smaller ones take less of the machine.
+
+    Attributes:
+        workers: ``num_workers``.
+        prefetch: ``prefetch_factor``; 0 without workers.
+        path: ``path`` of fastloop's loader; None for torch's.
+    """
+
+    workers: int
+    prefetch: int = 0
+    path: str | None = None
+
+
+class Batch(NamedTuple):
+    """The cost of one batch.
+
+    Attributes:
+        load_s: seconds to make it in this process, nothing else running.
+        load_cpu_s: of those, seconds on a CPU.
+        step_s: seconds that the loop works on a batch that is there.
+        step_cpu_s: of those, seconds on a CPU.
+        bytes: of its tensors.
+    """
+
+    load_s: float
+    load_cpu_s: float
+    step_s: float
+    step_cpu_s: float
+    bytes: int
+
+
+class Budget(NamedTuple):
+    """CPUs and bytes of memory that workers and their batches may take."""
+
+    cpus: float
+    ram_bytes: int
+
+
+class Measured(NamedTuple):
+    """A loop over a loader of one setting, once it runs.
+
+    Attributes:
+        batch_s: seconds a batch, work of the loop included.
+        wait_s: of those, seconds the loop waited for the batch.
+        memory_bytes: memory of its workers; None if it was not measured.
+    """
+
+    batch_s: float
+    wait_s: float
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -136,73 +198,171 @@ def tune(
     if step is not None:
         check_callable("step", step, "a function of a batch of the loader")
     read_number("seconds", seconds, 0.01)
-    path = getattr(loader, "path", None)
-    wanted = _read_paths(paths, path)
-    _check_repeatable(loader, wanted)
+    wanted = _read_paths(loader, paths)
     if cpu_budget is None:
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        cpu_budget = usable_cpus() / (int(ranks) if ranks.isdigit() and int(ranks) else 1)
+        cpu_budget = usable_cpus() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ram_budget is None:
         ram_budget = max(1, available_bytes() // 2)
-    cpus, ram_bytes = (
-        read_number("cpu_budget", cpu_budget, 0.01),
-        read_int("ram_budget", ram_budget, 1),
-    )
-    now = Setting(loader.num_workers, loader.prefetch_factor or 0, path)
+    cpus = read_number("cpu_budget", cpu_budget, 0.01)
+    budget = Budget(cpus, read_int("ram_budget", ram_budget, 1))
+    now = Setting(loader.num_workers, loader.prefetch_factor or 0, getattr(loader, "path", None))
     with _unchanged(loader):
         trials = _Trials(loader, step, seconds)
         batch = trials.measure_batch()
-        budget = Budget(cpus, ram_bytes)
         search = Search(batch, budget, trials.measure, now.prefetch or 2, wanted)
         found = search.run(now)
     notes = _notes(loader, now, found, search, batch)
     return Suggestion(now, found, search.measured, batch, notes)
 
 
-def _read_paths(paths: Sequence[str] | None, own: str | None) -> tuple[str | None, ...]:
-    if paths is None:
-        return (own,)
-    if own is None:
-        raise ValueError(make_message("paths", "None for torch's DataLoader", paths))
-    if isinstance(paths, str) or not paths or not set(paths) <= set(PATHS):
-        raise ValueError(make_message("paths", f"some of {PATHS}", paths))
-    return tuple(paths)
-
-
-def _check_repeatable(loader: DataLoader[Any], paths: Sequence[str | None]) -> None:
+def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[str | None, ...]:
+    """Return the paths to try; refuse a loader that cannot be iterated again on each of them."""
     for name in ("sampler", "batch_sampler"):
         if isinstance(value := getattr(loader, name), Iterator):
             remedy = "tune() iterates it more than once; pass a list"
             raise ValueError(make_message(name, "iterable again", value, remedy))
-    if "thread" in paths and isinstance(loader.dataset, IterableDataset):
+    own = getattr(loader, "path", None)
+    wanted: tuple[str | None, ...] = (own,)
+    if paths is not None:
+        wanted = tuple(paths)
+        if own is None:
+            raise ValueError(make_message("paths", "None for torch's DataLoader", paths))
+        if isinstance(paths, str) or not wanted or not {*wanted} <= {*PATHS}:
+            raise ValueError(make_message("paths", f"some of {PATHS}", paths))
+    if "thread" in wanted and isinstance(loader.dataset, IterableDataset):
         rule, remedy = "['process'] for an IterableDataset", "each thread would give all of it"
-        raise ValueError(make_message("paths", rule, list(paths), remedy))
+        raise ValueError(make_message("paths", rule, [*wanted], remedy))
+    return wanted
 
 
 def _notes(
     loader: DataLoader[Any], now: Setting, found: Setting, search: Search, batch: Batch
 ) -> tuple[str, ...]:
-    notes = []
     remedy, is_stream = find_remedy(loader.dataset), isinstance(loader.dataset, IterableDataset)
-    if remedy:
-        notes.append(f"faster than any number of workers may be {remedy}")
-    elif batch.load_cpu_s < batch.load_s / 2 and found.workers > 0 and found.path != "thread":
-        notes.append(
-            "making a batch is mostly waiting: threads wait at no cost, so try fastloop.DataLoader "
-            "with paths=['thread'], if the dataset is safe in threads"
-        )
-    if found.workers != now.workers:
-        notes.append(
-            "another number of workers has other random seeds in them: augmentation by Python's, "
-            "NumPy's or torch's generators differs (fastloop.transforms do not)"
-        )
-    if found.path == "thread" and now.path != "thread":
-        notes.append("threads call the dataset several at a time: it must be safe for that")
-    if found.workers > 0 and is_stream and now.workers == 0:
-        notes.append("each worker iterates a stream of its own: it must share them out")
-    if not search.is_complete:
-        notes.append("time was up before every setting of interest was tried: give more seconds")
-    return tuple(notes)
+    is_thread = found.path == "thread"
+    is_waiting = batch.load_cpu_s < batch.load_s / 2 and found.workers > 0 and not is_thread
+    notes = {
+        f"faster than any number of workers may be {remedy}": bool(remedy),
+        "making a batch is mostly waiting: threads wait at no cost, so try fastloop.DataLoader "
+        "with paths=['thread'], if the dataset is safe in threads": is_waiting and not remedy,
+        "another number of workers has other random seeds in them: augmentation by Python's, "
+        "NumPy's or torch's generators differs (fastloop.transforms do not)": (
+            found.workers != now.workers
+        ),
+        "threads call the dataset several at a time: it must be safe for that": (
+            is_thread and now.path != "thread"
+        ),
+        "each worker iterates a stream of its own: it must share them out": (
+            found.workers > 0 and is_stream and now.workers == 0
+        ),
+        "time was up before every setting of interest was tried: give more seconds": (
+            not search.is_complete
+        ),
+    }
+    return tuple(note for note, holds in notes.items() if holds)
+
+
+# ---- the search
+
+
+class OutOfTimeError(Exception):
+    """There is no time for another measurement."""
+
+
+def count_workers(
+    batch: Batch, budget: Budget, prefetch: int, path: str | None = None
+) -> tuple[int, int]:
+    """Return how many workers make batches as fast as the loop takes them, and a fifth more; and
+    how many CPUs and memory have room for, where those that mostly wait share a CPU."""
+    loop = batch.step_cpu_s / batch.step_s if batch.step_s > 0 else 0.0
+    cpus = max(1.0, budget.cpus - loop)
+    share = min(1.0, max(_LEAST_CPU, batch.load_cpu_s / batch.load_s)) if batch.load_s > 0 else 1.0
+    by_memory = budget.ram_bytes // max(1, batch.bytes * (prefetch + 1))
+    by_kind = _MOST_WORKERS if path == "thread" else math.ceil(_MOST_PER_CPU * budget.cpus)
+    most = max(1, min(_MOST_WORKERS, by_kind, math.ceil(cpus / share), by_memory))
+    if batch.step_s <= 0:
+        return most, most
+    return max(1, min(most, math.ceil(_SPARE * batch.load_s / batch.step_s))), most
+
+
+@dataclass
+class Search:
+    """Finds a setting with few measurements.
+
+    Attributes:
+        probe: measures a setting; may raise OutOfTimeError.
+        prefetch: the first ``prefetch_factor``.
+        paths: values of ``path`` to try with workers.
+        measured: every setting that was tried.
+        is_complete: False if time was up before the end.
+    """
+
+    batch: Batch
+    budget: Budget
+    probe: Callable[[Setting], Measured]
+    prefetch: int = 2
+    paths: Sequence[str | None] = (None,)
+    measured: dict[Setting, Measured] = field(default_factory=dict)
+    is_complete: bool = False
+
+    def run(self, now: Setting) -> Setting:
+        """Return the smallest setting that is as good as the best one found.
+
+        Args:
+            now: the loader's setting, which is measured first, for comparison.
+        """
+        with suppress(OutOfTimeError):
+            self._measure(now)
+            if now.workers > 0:  # without them all paths are the same
+                self._measure(Setting(0, 0, self.paths[0]))
+            for path in self.paths:
+                self._climb(path)
+            self._deepen()
+            self.is_complete = True
+        return self._best()
+
+    def _best(self) -> Setting:
+        """Return the smallest setting that is as good as the fastest one measured."""
+        most_s = min(found.batch_s for found in self.measured.values()) * (1 + _ALIKE)
+        return min(setting for setting, found in self.measured.items() if found.batch_s <= most_s)
+
+    def _measure(self, setting: Setting) -> Measured:
+        if setting not in self.measured:
+            self.measured[setting] = self.probe(setting)
+        return self.measured[setting]
+
+    def _climb(self, path: str | None) -> None:
+        """Go from the closed form in steps of a quarter, up or else down, as long as it helps."""
+        start, most = count_workers(self.batch, self.budget, self.prefetch, path)
+        here = self._measure(Setting(start, self.prefetch, path))
+        # More workers must save time; fewer may take about as long.
+        for direction, factor in ((1, 1 - _ALIKE), (-1, 1 + _ALIKE / 2)):
+            workers, last = start, here
+            while 1 <= (workers := workers + direction * max(1, workers // 4)) <= most:
+                found = self._measure(Setting(workers, self.prefetch, path))
+                if found.batch_s >= last.batch_s * factor:
+                    break
+                last = found
+            if last is not here:
+                return  # it was uphill there
+
+    def _deepen(self) -> None:
+        """Try deeper queues while the loop waits although batches come fast enough on average: some
+        of them take longer than others."""
+        best = self._best()
+        while best.workers > 0 and 0 < best.prefetch < _DEEPEST:
+            found = self.measured[best]
+            if found.wait_s < _ALIKE * found.batch_s:
+                return
+            deeper = best._replace(prefetch=2 * best.prefetch)
+            if deeper.workers * deeper.prefetch * self.batch.bytes > self.budget.ram_bytes:
+                return
+            if self._measure(deeper).batch_s >= found.batch_s * (1 - _ALIKE):
+                return
+            best = deeper
+
+
+# ---- measurements
 
 
 class _Trials:
@@ -211,8 +371,8 @@ class _Trials:
     def __init__(
         self, loader: DataLoader[Any], step: Callable[[Any], object] | None, seconds: float
     ) -> None:
-        self._loader, self._step = loader, step or (lambda batch: None)
-        self._has_step = step is not None
+        self._loader, self._has_step = loader, step is not None
+        self._step = step or (lambda batch: None)
         self._each_s, self._end = seconds / 10, perf_counter() + seconds
         self._count = 0
 
@@ -289,7 +449,7 @@ def _repeat(loader: DataLoader[Any]) -> Iterator[Any]:
 def _copy_of(loader: DataLoader[Any], setting: Setting) -> DataLoader[Any]:
     """Return the same loader with another setting, and without an iterator."""
     copy: DataLoader[Any] = object.__new__(type(loader))
-    # Not by setattr(), which loaders refuse for some names; _shared belongs to the original.
+    # _shared belongs to the original. Not by setattr(), which loaders refuse for some names.
     copy.__dict__.update({k: v for k, v in vars(loader).items() if k != "_shared"})
     copy.__dict__.update(
         _iterator=None,
@@ -312,12 +472,12 @@ def _memory_of_workers(loader: DataLoader[Any]) -> int | None:
 
 def _list_generators(loader: DataLoader[Any]) -> list[Any]:
     """Return the generators of a loader and of its samplers and datasets, nested ones included."""
-    seen: dict[int, Any] = {}
     todo: list[Any] = [loader, loader.batch_sampler]
+    seen = set[int]()  # ids
     for one in todo:
         for value in getattr(one, "__dict__", {}).values():
             if isinstance(value, (*_GENERATORS, Dataset, Sampler)) and id(value) not in seen:
-                seen[id(value)] = value
+                seen.add(id(value))
                 todo.append(value)
     return [one for one in todo if isinstance(one, _GENERATORS)]
 
