@@ -30,7 +30,7 @@ _HOMES = {
     "Suggestion": "fastloop.tools.tune.tune",
     "TokenDataset": "fastloop.data.tokens.dataset",
     "WorkerStats": "fastloop.loader.stats",
-    "clip_grad_norm_": "fastloop.step.clip",
+    "clip_grad_norm_": "fastloop.step.grad_list",
     "count_parameters": "fastloop.tools.memory",
     "doctor": "fastloop.tools.doctor.doctor",
     "find_batch_size": "fastloop.tools.batch_size",

@@ -11,8 +11,8 @@ import torch
 
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
-from fastloop.base.next_lock import NextLock
 from fastloop.base.ranges import named
+from fastloop.base.threads import NextLock
 from fastloop.base.torch_parts import BaseIter
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.static_batch import StaticBatch

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fastloop.base.next_lock import NextLock
+from fastloop.base.threads import NextLock
 
 _NAMES = ("grad_scale", "found_inf")
 

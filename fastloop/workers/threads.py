@@ -16,8 +16,7 @@ from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
 from fastloop._core import Collate, lock_wait
-from fastloop.base.next_lock import has_interpreter_lock
-from fastloop.base.openmp import on_this_thread
+from fastloop.base.threads import has_interpreter_lock, on_this_thread
 from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, Resume, StreamEnd, pin_memory
 from fastloop.data.collate import lend, make_collate
 from fastloop.data.epochs import IteratorEpochs

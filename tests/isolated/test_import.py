@@ -74,7 +74,7 @@ def test_torchs_openmp_is_found_by_whoever_asks_first(tmp_path: Path) -> None:
     run_script(
         tmp_path,
         """
-from fastloop.base.openmp import on_this_thread, openmp
+from fastloop.base.threads import on_this_thread, openmp
 import torch
 assert openmp() is not None
 torch.set_num_threads(3)

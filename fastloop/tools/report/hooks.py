@@ -27,7 +27,7 @@ from fastloop.patching import seams
 from fastloop.patching.seams import Function, Place, find_subclasses
 from fastloop.step.boundary import Boundary
 from fastloop.step.grad_list import GradList
-from fastloop.step.scaler import GradScaler
+from fastloop.step.scaler import BoundedScaler
 from fastloop.tools.report.observer import LoopObserver
 
 _lock = threading.Lock()
@@ -110,7 +110,7 @@ def _list_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
         (DataLoader, "__iter__", of_iter),
         (FastDataLoader, "__iter__", of_iter),
         (Boundary, "step", of_step),
-        (GradScaler, "unscale_and_clip_", of_update),
+        (BoundedScaler, "unscale_and_clip_", of_update),
         (GradList, "clip_parameters", of_update),
         (clip_module, "_get_total_norm", of_update),
         (clip_module, "_clip_grads_with_norm_", of_update),
