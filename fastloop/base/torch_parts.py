@@ -50,7 +50,6 @@ _EXCHANGE = "torch:Tensor.__dlpack_c_exchange_api__"
 _MODES = "torch._C:_len_torch_dispatch_stack"
 _WRAPPED = "torch._C._functorch:is_functorch_wrapped_tensor"
 _STORAGE = "torch:UntypedStorage."
-_PROFILER = "torch.autograd.profiler:_is_profiler_enabled"
 
 
 class Part(NamedTuple):
@@ -89,7 +88,10 @@ _LOADER_SETS = ("_dataset_kind", "_iterator", "_IterableDataset_len_called")
 _PARTS: dict[str, tuple[Part, ...]] = {
     "tensors": (Part(_EXCHANGE),),
     "loader": (
-        Part(_LOADER + ".__init__", sets=_LOADER_SETS),
+        Part(
+            _LOADER + ".__init__",
+            sets=("_dataset_kind", "_iterator", "_IterableDataset_len_called"),
+        ),
         Part(_LOADER + ".__iter__", "4b282e17", "69835b14"),
         Part(_LOADER + "._get_iterator", "981497f6", "37ea5b54"),
         Part(_LOADER + "._auto_collation"),
@@ -175,7 +177,7 @@ _PARTS: dict[str, tuple[Part, ...]] = {
         Part(_STORAGE + "_share_fd_cpu_"),
         Part(_STORAGE + "_cdata"),
     ),
-    "profiler": (Part(_PROFILER),),
+    "profiler": (Part("torch.autograd.profiler:_is_profiler_enabled"),),
     "queue": (
         Part(_MULTI + ".__init__", syntax="c88ca6d4", sets=("_data_queue",)),
         Part(_MULTI + "._reset", syntax="e6038030", sets=("_task_info", "_tasks_outstanding")),
@@ -309,15 +311,13 @@ class Methods:
     """
 
     def __init__(self, *methods: tuple[type, str]) -> None:
-        self._methods = [(*method, self._original(*method)) for method in methods]
-
-    @staticmethod
-    def _original(cls: type, name: str) -> Any:
-        """Return the method as torch has it; an object that equals nothing if it is replaced."""
-        method = vars(cls).get(name)
-        names = getattr(sys.modules.get(cls.__module__), "__dict__", None)
-        is_torchs = method is None or getattr(method, "__globals__", None) is names
-        return method if is_torchs else object()
+        self._methods: list[tuple[type, str, Any]] = []
+        for cls, name in methods:
+            method = vars(cls).get(name)
+            names = getattr(sys.modules.get(cls.__module__), "__dict__", None)
+            is_torchs = method is None or getattr(method, "__globals__", None) is names
+            # A method that was replaced already equals nothing.
+            self._methods.append((cls, name, method if is_torchs else object()))
 
     def find_replaced(self) -> str:
         """Return the name of one that is no longer torch's, or "".
@@ -334,36 +334,30 @@ class Methods:
 
 if TYPE_CHECKING:
     from torch._utils import ExceptionWrapper as ExceptionWrapper
-    from torch.amp.grad_scaler import OptState as OptState
     from torch.utils.data import dataloader as _loaders
-    from torch.utils.data._utils import fetch as _fetchers
     from torch.utils.data._utils import worker as _workers
-    from torch.utils.data._utils.collate import default_collate as default_collate
-    from torch.utils.data._utils.collate import default_convert as default_convert
 
     TorchScaler = torch.amp.GradScaler
-    MapFetcher = _fetchers._MapDatasetFetcher
     StreamEnd = _workers._IterableDatasetStopIteration
     Resume = _workers._ResumeIteration
     BaseIter = _loaders._BaseDataLoaderIter
-    DatasetKind = _loaders._DatasetKind
     MultiIter = _loaders._MultiProcessingDataLoaderIter
     SingleIter = _loaders._SingleProcessDataLoaderIter
 else:
-    # Users put functions of their own in place of the public names.
-    default_collate = _take(_COLLATE + "default_collate", torch.utils.data.default_collate)
-    default_convert = _take(_COLLATE + "default_convert", torch.utils.data.default_convert)
     ExceptionWrapper = _take(_ERROR)
     TorchScaler = _take(_SCALER, torch.amp.GradScaler)
-    OptState = _take(_SCALERS + "OptState")
-    MapFetcher = _take(_FETCH + "_MapDatasetFetcher")
     StreamEnd = _take(_WORKER + "_IterableDatasetStopIteration")
     Resume = _take(_WORKER + "_ResumeIteration")
     BaseIter = _take(_BASE)
-    DatasetKind = _take(_DATALOADER + "_DatasetKind")
     MultiIter = _take(_MULTI)
     SingleIter = _take(_SINGLE)
 
+OptState: Any = _take(_SCALERS + "OptState")
+MapFetcher: Any = _take(_FETCH + "_MapDatasetFetcher")
+DatasetKind: Any = _take(_DATALOADER + "_DatasetKind")
+# Users put functions of their own in place of the public names.
+default_collate: Any = _take(_COLLATE + "default_collate", torch.utils.data.default_collate)
+default_convert: Any = _take(_COLLATE + "default_convert", torch.utils.data.default_convert)
 # Where these are gone, a mode may be on, and a tensor may be wrapped.
 count_dispatch_modes: Any = _take(
     _MODES, lambda: not is_known("modes", "What modes may watch is left")

@@ -61,12 +61,10 @@ class NoEngine:
     is plain, so torch's own functions run all passes."""
 
     is_plain = False
-    tensors: list[Any]
+    tensors: list[Any] = []  # noqa: RUF012 (replaced, never changed)
 
     def __new__(cls, *_: Any) -> NoEngine:
-        made = super().__new__(cls)
-        made.tensors = []
-        return made
+        return super().__new__(cls)
 
     @property
     def dtypes(self) -> set[Any]:
@@ -178,8 +176,17 @@ class GradList(_Engine):
             run = named("check", self.run_norm_check)
             norm: Tensor = run(thread_pool(), norm_type, scale, divisor, found_inf)
             return norm
-        norm = _norm_check(self.tensors, found_inf, norm_type, self.device)
-        return norm.div_(divisor if scale is None else scale.double() * divisor)
+        with torch.no_grad():
+            _check_finite(self.tensors, found_inf)
+            # Repeated rows of a sparse gradient are sums.
+            tensors = [_values(t.coalesce() if t.is_sparse else t) for t in self.tensors]
+            wide = [t.to(torch.promote_types(t.dtype, torch.float64)) for t in tensors]
+            norms = [torch.linalg.vector_norm(t, norm_type) for t in wide]  # real, of complex too
+            norm = torch.zeros((), dtype=torch.float64, device="cpu")
+            if norms:
+                joined = torch.stack([_whole(each).to(self.device) for each in norms])
+                norm = torch.linalg.vector_norm(joined, norm_type)
+            return norm.div_(divisor if scale is None else scale.double() * divisor)
 
     def clip_factor(
         self,
@@ -232,7 +239,15 @@ class GradList(_Engine):
             host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
             if self.run_combine(thread_pool(), source, host, device, beta, found_inf):
                 return
-        _combine(self.tensors, source.tensors, found_inf, alpha, beta)
+        with torch.no_grad():
+            if found_inf is not None:
+                _check_finite(source.tensors, found_inf)
+            for into, t in zip(self.tensors, source.tensors, strict=True):
+                wide = torch.promote_types(torch.promote_types(into.dtype, t.dtype), torch.float32)
+                sum = t.to(wide) * (alpha.to(t.device) if isinstance(alpha, Tensor) else alpha)
+                if beta != 0:
+                    sum = sum + into.to(wide) * beta
+                into.copy_(sum)
 
 
 empty_list = cache(GradList)  # for what needs no tensors
@@ -251,7 +266,7 @@ def grads_of(lists: dict[int, GradList], optimizer: Any) -> GradList:
 
 def take_idle(lists: list[GradList]) -> GradList:
     """Return a list that no other thread has."""
-    try:
+    try:  # its length is not asked for first: another thread may come between
         return lists.pop()
     except IndexError:
         return GradList()
@@ -290,17 +305,13 @@ def clip_grad_norm_(
         RuntimeError: error_if_nonfinite and the norm is inf or NaN, the gradients being unchanged;
             or foreach is True where torch has no such functions.
     """
-    if isinstance(parameters, Tensor):
-        parameters = [parameters]
-    else:
-        is_generator = isinstance(parameters, types.GeneratorType)
-        parameters = list(parameters)
-        if is_generator and not parameters:
-            # Warned of here, where the line of the user is one frame away.
-            warnings.warn(
-                "`parameters` is an empty generator, no gradient clipping will occur.",
-                stacklevel=2,
-            )
+    is_generator = isinstance(parameters, types.GeneratorType)
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if is_generator and not parameters:
+        # Warned of here, where the line of the user is one frame away.
+        warnings.warn(
+            "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=2
+        )
     limits = float(max_norm), float(norm_type)
     grads = take_idle(_idle)
     clip = named("clip", grads.clip_parameters)
@@ -309,10 +320,9 @@ def clip_grad_norm_(
         grads.warn_of_fallback()
         grads.release()
     _idle[:] = [grads]
-    if norm is not None:
-        return norm
-    # Bound at import: users put this function in place of torch's public name.
-    norm = torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+    if norm is None:
+        # Bound at import: users put this function in place of torch's public name.
+        norm = torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     return norm
 
 
@@ -364,39 +374,6 @@ def _is_plain_number(number: Tensor) -> bool:
 
 
 # ---- the same by torch's functions
-
-
-@torch.no_grad()
-def _norm_check(
-    tensors: list[Tensor], found_inf: Tensor, norm_type: float, device: torch.device
-) -> Tensor:
-    _check_finite(tensors, found_inf)
-    tensors = [t.coalesce() if t.is_sparse else t for t in tensors]  # repeated rows are sums
-    wide = [t.to(torch.promote_types(t.dtype, torch.float64)) for t in map(_values, tensors)]
-    norms = [torch.linalg.vector_norm(t, norm_type) for t in wide]  # real, of complex ones too
-    if not norms:
-        return torch.zeros((), dtype=torch.float64, device="cpu")
-    norms = [_whole(norm).to(device) for norm in norms]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    return norm
-
-
-@torch.no_grad()
-def _combine(
-    tensors: list[Tensor],
-    sources: list[Tensor],
-    found_inf: Tensor | None,
-    alpha: float | Tensor,
-    beta: float,
-) -> None:
-    if found_inf is not None:
-        _check_finite(sources, found_inf)
-    for into, t in zip(tensors, sources, strict=True):
-        wide = torch.promote_types(torch.promote_types(into.dtype, t.dtype), torch.float32)
-        sum = t.to(wide) * (alpha.to(t.device) if isinstance(alpha, Tensor) else alpha)
-        if beta != 0:
-            sum = sum + into.to(wide) * beta
-        into.copy_(sum)
 
 
 def _values(tensor: Tensor) -> Tensor:

@@ -42,10 +42,10 @@ from fastloop.step.grad_list import (
 )
 from fastloop.step.outcomes import (
     FlagCounter,
-    StepWatch,
     fused_attributes,
     takes_grad_scale,
     times_of_user,
+    watch_step,
 )
 
 Flags = dict[Any, Tensor]  # found_inf by device
@@ -153,9 +153,9 @@ class BoundedScaler(TorchScaler):
         return norm
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        with StepWatch(optimizer) as watch:
+        with watch_step(optimizer) as skipped:
             result: float | None = super().step(optimizer, *args, **kwargs)
-        self._note_step(watch.found_inf)
+        self._note_step(skipped[0])
         return result
 
     def update(self, new_scale: float | Tensor | None = None) -> None:

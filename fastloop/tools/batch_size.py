@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from fastloop.base import checks
 from fastloop.base.machine import available_bytes, own_bytes, reset_own_peak
 from fastloop.base.torch_parts import TorchScaler, difference
-from fastloop.step.ranks import count_ranks, find_ranks, reduce_max
+from fastloop.step.ranks import Ranks, count_ranks, reduce_max
 from fastloop.tools import text
 from fastloop.tools.memory import memory
 
@@ -215,7 +215,7 @@ def _check_state(state: Sequence[Any]) -> None:
             "changes: find_batch_size(step_fn, model, optimizer, ...))"
         )
     # A trial may fail on one rank alone, so the forward of a module must not wait for other ranks.
-    waiting = ["a module under FSDP"] if find_ranks(modules).has_shards else []
+    waiting = ["a module under FSDP"] if Ranks(modules).has_shards else []
     for part in (part for module in modules for part in module.modules()):
         if getattr(part, "static_graph", False):
             waiting.append("DistributedDataParallel(static_graph=True)")
@@ -266,7 +266,7 @@ class _Trials:
         checks.read_int("trials", steps, 1)
         modules = [one for one in state if isinstance(one, Module)]
         self._step_fn, self._state, self._margin, self._steps = step_fn, state, margin, steps
-        self._ranks = find_ranks(modules)
+        self._ranks = Ranks(modules)
         devices = {p.device for module in modules for p in module.parameters()}
         self._devices = sorted((d for d in devices if d.type != "cpu"), key=str)
         self._bytes_a_sample = 0.0  # in the fullest trial on this rank
