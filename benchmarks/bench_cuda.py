@@ -42,7 +42,7 @@ from torch import Tensor, nn
 
 import fastloop
 from fastloop import transforms as T
-from fastloop.base.openmp import thread_pool
+from fastloop.base.threads import thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
 Call = Callable[[], object]

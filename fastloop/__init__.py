@@ -19,7 +19,7 @@ _NAMES = {
     "fastloop.loader.stats": "LoaderStats WorkerStats stats",
     "fastloop.patching.patch": "PatchState patch patch_status patched unpatch",
     "fastloop.patching.seams": "SeamStatus",
-    "fastloop.step.clip": "clip_grad_norm_",
+    "fastloop.step.grad_list": "clip_grad_norm_",
     "fastloop.step.scaler": "GradScaler",
     "fastloop.step.stepper": "Stepper",
     "fastloop.tools.batch_size": "BatchPlan find_batch_size",

@@ -40,7 +40,7 @@ from fastloop.patching.patch import (
     unpatch as unpatch,
 )
 from fastloop.patching.seams import SeamStatus as SeamStatus
-from fastloop.step.clip import clip_grad_norm_ as clip_grad_norm_
+from fastloop.step.grad_list import clip_grad_norm_ as clip_grad_norm_
 from fastloop.step.scaler import GradScaler as GradScaler
 from fastloop.step.stepper import Stepper as Stepper
 from fastloop.tools.batch_size import BatchPlan as BatchPlan

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fastloop.base.machine import read_text
+
 # The program's handler while interrupts_held() replaces it, and the signals taken meanwhile.
 _held: list[Any] = []
 _taken: list[int] = []
@@ -81,13 +83,10 @@ def has_met_interrupt(pid: int | None) -> bool:
 
     A worker that has taken it and still runs the dataset's code shows neither.
     """
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    fields = dict(line.split(":", 1) for line in lines)
+    lines = read_text(Path(f"/proc/{pid}/status")).splitlines()
+    masks = dict(line.split(":", 1) for line in lines)
     pending, blocked, ignored = (
-        int(fields[name], 16) >> (signal.SIGINT - 1) & 1 == 1
+        int(masks.get(name, "0"), 16) >> (signal.SIGINT - 1) & 1
         for name in ("ShdPnd", "SigBlk", "SigIgn")
     )
-    return pending or (blocked and ignored)
+    return bool(pending or (blocked and ignored))

@@ -10,8 +10,6 @@ through it, keep readers out, and make it look up its tensors again. docs/thread
 from __future__ import annotations
 
 import functools
-import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,24 +18,20 @@ import torch
 
 from fastloop._core import SequenceColumn, Table, Windows
 from fastloop._core import move as rebase
+from fastloop.base.threads import NextLock
 from fastloop.base.torch_parts import difference, is_known, parts_of
 
 Keeper = Table | Windows
 
 _keepers: WeakKeyDictionary[Keeper, frozenset[int]] = WeakKeyDictionary()  # and their storages
 # Held during a move: watch() sees a tensor before the move or after it.
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
+_lock = NextLock()
 
 
 def _noticing(move: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(move)
     def call(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        with _lock:
+        with _lock.of_process():
             found = tuple(keeper for keeper, held in _keepers.items() if self._cdata in held)
             return rebase(found, move, (self, *args), kwargs)
 
@@ -55,7 +49,6 @@ def are_noticed() -> bool:
         name = part.path.rpartition(".")[2]
         if callable(getattr(storage, name)):
             setattr(storage, name, _noticing(getattr(storage, name)))
-    os.register_at_fork(after_in_child=_renew_lock)
     return True
 
 
@@ -83,6 +76,6 @@ def watch(keeper: Keeper) -> None:
         raise NotImplementedError(
             f"the memory of a tensor may move unnoticed: {difference('moves')}"
         )
-    with _lock:
+    with _lock.of_process():
         _keepers[keeper] = storages
         rebase((keeper,), bool, (), {})  # it looked when it was made, maybe before a move

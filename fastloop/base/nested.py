@@ -14,34 +14,17 @@ Path = tuple[Any, ...]
 Leaf = Callable[[Path, Any], Any]
 
 
-def _is_leaf(value: Any) -> bool:
-    # An object with a pin_memory() is moved by its own methods, as in torch's loader.
-    return isinstance(value, (torch.Tensor, str, bytes)) or hasattr(value, "pin_memory")
-
-
-def _map_mapping(value: Mapping[Any, Any], leaf: Leaf, path: Path) -> Any:
-    items = {key: map_leaves(item, leaf, (*path, key)) for key, item in value.items()}
+def _refill(value: Any, items: Any) -> Any:
+    """Return a container like `value` with these items; the bare items if it cannot be made."""
     try:
-        if not isinstance(value, MutableMapping):
-            return type(value)(items)  # type: ignore[call-arg]
-        # A copy, because the type may have further attributes.
-        clone = copy.copy(value)
-        clone.update(items)
-    except TypeError:
-        return items
-    return clone
-
-
-def _map_sequence(value: Sequence[Any], leaf: Leaf, path: Path) -> Any:
-    items = [map_leaves(item, leaf, (*path, i)) for i, item in enumerate(value)]
-    if hasattr(value, "_fields"):
-        return type(value)(*items)
-    try:
-        if not isinstance(value, MutableSequence):
-            return type(value)(items)  # type: ignore[call-arg]
-        clone = copy.copy(value)
-        for i, item in enumerate(items):
-            clone[i] = item
+        if not isinstance(value, (MutableMapping, MutableSequence)):
+            return type(value)(items)
+        clone = copy.copy(value)  # because the type may have further attributes
+        if isinstance(clone, MutableMapping):
+            clone.update(items)
+        else:
+            for i, item in enumerate(items):
+                clone[i] = item
     except TypeError:
         return items
     return clone
@@ -68,12 +51,15 @@ def map_leaves(value: Any, leaf: Leaf, path: Path = ()) -> Any:
         return {key: map_leaves(item, leaf, (*path, key)) for key, item in value.items()}
     if kind is list or kind is tuple:
         return kind([map_leaves(item, leaf, (*path, i)) for i, item in enumerate(value)])
-    if _is_leaf(value):
+    # An object with a pin_memory() is moved by its own methods, as in torch's loader.
+    if isinstance(value, (torch.Tensor, str, bytes)) or hasattr(value, "pin_memory"):
         return leaf(path, value)
     if isinstance(value, Mapping):
-        return _map_mapping(value, leaf, path)
+        fields = {key: map_leaves(item, leaf, (*path, key)) for key, item in value.items()}
+        return _refill(value, fields)
     if isinstance(value, Sequence):
-        return _map_sequence(value, leaf, path)
+        items = [map_leaves(item, leaf, (*path, i)) for i, item in enumerate(value)]
+        return kind(*items) if hasattr(value, "_fields") else _refill(value, items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _map_fields(value, leaf, path)
     return leaf(path, value)

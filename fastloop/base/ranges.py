@@ -43,13 +43,8 @@ def _load_nvtx() -> tuple[Callable[[str], Any], Callable[[], Any]] | None:
     return partial(nvtx.push_range, domain=_DOMAIN), partial(nvtx.pop_range, domain=_DOMAIN)
 
 
-class _Open(threading.local):
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-
 _nvtx = _load_nvtx()
-_open = _Open()
+_threads = threading.local()  # the names of the ranges that each has open
 _has_profiler = is_known("profiler", "The profiler's timeline is left")
 _profiler: Any = profiler if _has_profiler else SimpleNamespace(_is_profiler_enabled=False)
 # Nsight is attached from the beginning to the end; torch's profiler says when it runs.
@@ -64,11 +59,12 @@ def named(name: str, function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _call(name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    if name in _open.names:
+    names = vars(_threads).setdefault("names", [])
+    if name in names:
         return function(*args, **kwargs)
     with ExitStack() as stack:
-        _open.names.append(name)
-        stack.callback(_open.names.pop)
+        names.append(name)
+        stack.callback(names.pop)
         if _profiler._is_profiler_enabled:
             stack.enter_context(profiler.record_function(f"{_DOMAIN}::{name}"))
         if _nvtx is not None:

@@ -4,7 +4,7 @@ Every other module takes torch's private names from here. ``difference(group)`` 
 installed torch has the parts of a group in a form that fastloop knows. It compares once, when the
 group is first used: a fraction of a millisecond, some ten of them where torch is newer. Where a
 part differs, callers let torch's own code do the work, and one RuntimeWarning says so.
-docs/torch.md explains the groups.
+docs/torch.md says what fastloop does with each part.
 
 A function is compared by two digests. That of its names costs microseconds and ignores numbers,
 operators and their order; it covers the parameters and every name in the code. That of its syntax
@@ -50,7 +50,6 @@ _EXCHANGE = "torch:Tensor.__dlpack_c_exchange_api__"
 _MODES = "torch._C:_len_torch_dispatch_stack"
 _WRAPPED = "torch._C._functorch:is_functorch_wrapped_tensor"
 _STORAGE = "torch:UntypedStorage."
-_PROFILER = "torch.autograd.profiler:_is_profiler_enabled"
 
 
 class Part(NamedTuple):
@@ -58,7 +57,6 @@ class Part(NamedTuple):
 
     Attributes:
         path: ``module:qualified.name``.
-        use: what fastloop does with it.
         forms: digests of the names in the code, of all releases that fastloop knows, oldest first;
             empty: being there is enough.
         syntax: the digest of the code's syntax in the newest release that fastloop knows.
@@ -66,7 +64,6 @@ class Part(NamedTuple):
     """
 
     path: str
-    use: str
     forms: str = ""
     syntax: str = ""
     sets: tuple[str, ...] = ()
@@ -88,123 +85,102 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "torch": ("loader", "single", "multi"),
 }
 _LOADER_SETS = ("_dataset_kind", "_iterator", "_IterableDataset_len_called")
-_MOVES = "moves the memory of tensors, which base/moves.py has to notice"
 _PARTS: dict[str, tuple[Part, ...]] = {
-    "tensors": (Part(_EXCHANGE, "C reads and makes tensors through its functions"),),
+    "tensors": (Part(_EXCHANGE),),
     "loader": (
-        Part(_LOADER + ".__init__", "sets what iterators read of a loader", sets=_LOADER_SETS),
-        Part(_LOADER + ".__iter__", "makes an iterator or resets it", "4b282e17", "69835b14"),
-        Part(_LOADER + "._get_iterator", "is overridden", "981497f6", "37ea5b54"),
-        Part(_LOADER + "._auto_collation", "tells whether samples are collated"),
-        Part(_LOADER + "._index_sampler", "yields the indices of each batch"),
-        Part(_DATALOADER + "_DatasetKind.Map", "is the `_dataset_kind` of map-style datasets"),
-        Part(_DATALOADER + "_DatasetKind.create_fetcher", "makes what loads batches in a thread"),
-        Part(_BASE, "is the base of all iterators"),
-        Part(_BASE + ".__init__", "takes settings, draws the base seed", "edbaf70b", "3b151efc"),
-        Part(_BASE + "._reset", "begins an epoch", "c49d3830", "7d5a1ca7"),
-        Part(_BASE + "._next_index", "asks the sampler", "f2cba40a", "fcc06585"),
-        Part(_BASE + ".__next__", "counts batches, warns of lengths", "840ba3a7", "b1333bb5"),
-        Part(_ERROR + ".__init__", "wraps errors of workers", "c497adf4", "769d3b01"),
-        Part(_ERROR + ".reraise", "raises them again", "ee5422e1", "c480f780"),
-        Part(_PIN, "pins batches", "15735879", "e33b9942"),
+        Part(
+            _LOADER + ".__init__",
+            sets=("_dataset_kind", "_iterator", "_IterableDataset_len_called"),
+        ),
+        Part(_LOADER + ".__iter__", "4b282e17", "69835b14"),
+        Part(_LOADER + "._get_iterator", "981497f6", "37ea5b54"),
+        Part(_LOADER + "._auto_collation"),
+        Part(_LOADER + "._index_sampler"),
+        Part(_DATALOADER + "_DatasetKind.Map"),
+        Part(_DATALOADER + "_DatasetKind.create_fetcher"),
+        Part(_BASE),
+        Part(_BASE + ".__init__", "edbaf70b", "3b151efc"),
+        Part(_BASE + "._reset", "c49d3830", "7d5a1ca7"),
+        Part(_BASE + "._next_index", "f2cba40a", "fcc06585"),
+        Part(_BASE + ".__next__", "840ba3a7", "b1333bb5"),
+        Part(_ERROR + ".__init__", "c497adf4", "769d3b01"),
+        Part(_ERROR + ".reraise", "ee5422e1", "c480f780"),
+        Part(_PIN, "15735879", "e33b9942"),
     ),
     "single": (
-        Part(_SINGLE + ".__init__", "is the base of SyncIter", "af02001a", "bb21a8d5"),
-        Part(_SINGLE + "._next_data", "loads a batch", "1ec6f1aa", "1755ebaf"),
+        Part(_SINGLE + ".__init__", "af02001a", "bb21a8d5"),
+        Part(_SINGLE + "._next_data", "1ec6f1aa", "1755ebaf"),
     ),
     "multi": (
-        Part(_MULTI + "._try_get_data", "is overridden to time waits", "9b182778", "75034b84"),
-        Part(_MULTI + "._shutdown_workers", "ends torch's workers", "ccbea8da", "52648e10"),
-        Part(_MULTI + "._reset", "is overridden to take a lock", "7885a088", "e6038030"),
+        Part(_MULTI + "._try_get_data", "9b182778", "75034b84"),
+        Part(_MULTI + "._shutdown_workers", "ccbea8da", "52648e10"),
+        Part(_MULTI + "._reset", "7885a088", "e6038030"),
     ),
     # WorkerIter does what these do, so any change of them matters.
     "workers": (
-        Part(_MULTI + ".__init__", "starts workers", "d33bec98 9c44ab88 15039bcc", "c88ca6d4"),
-        Part(_MULTI + "._reset", "begins an epoch of workers", "7885a088", "e6038030"),
-        Part(_MULTI + "._get_data", "waits for a batch", "1998ca94", "1077afe3"),
-        Part(_MULTI + "._next_data", "puts batches in order", "80046439", "99b28f4f"),
-        Part(_MULTI + "._try_put_index", "gives a worker its next task", "fec06c83", "c0b452ba"),
-        Part(_MULTI + "._process_data", "raises errors of workers", "cbf63bc3", "311c2bb3"),
-        Part(_MULTI + "._mark_worker_as_unavailable", "ends a worker", "7770b535", "8cc9c102"),
-        Part(_WORKER + "_worker_loop", "runs in worker processes", "a45dc3c2 7147b1c5", "208d8dc9"),
-        Part(_WORKER + "_IterableDatasetStopIteration", "ends a worker's share of a stream"),
-        Part(_WORKER + "_ResumeIteration", "tells a worker that an epoch begins"),
+        Part(_MULTI + ".__init__", "d33bec98 9c44ab88 15039bcc", "c88ca6d4"),
+        Part(_MULTI + "._reset", "7885a088", "e6038030"),
+        Part(_MULTI + "._get_data", "1998ca94", "1077afe3"),
+        Part(_MULTI + "._next_data", "80046439", "99b28f4f"),
+        Part(_MULTI + "._try_put_index", "fec06c83", "c0b452ba"),
+        Part(_MULTI + "._process_data", "cbf63bc3", "311c2bb3"),
+        Part(_MULTI + "._mark_worker_as_unavailable", "7770b535", "8cc9c102"),
+        Part(_WORKER + "_worker_loop", "a45dc3c2 7147b1c5", "208d8dc9"),
+        Part(_WORKER + "_IterableDatasetStopIteration"),
+        Part(_WORKER + "_ResumeIteration"),
     ),
     "fetch": (
-        Part(_FETCH + "_MapDatasetFetcher.fetch", "loads samples", "42786a59", "bd4ba3b5"),
-        Part(_FETCH + "_IterableDatasetFetcher.fetch", "reads a stream", "119eb86f", "15c4f388"),
+        Part(_FETCH + "_MapDatasetFetcher.fetch", "42786a59", "bd4ba3b5"),
+        Part(_FETCH + "_IterableDatasetFetcher.fetch", "119eb86f", "15c4f388"),
     ),
     # C collates as these do.
     "collate": (
-        Part(_COLLATE + "collate", "collates containers", "f837e324", "bcda648e"),
-        Part(_COLLATE + "default_collate", "is done in C", "a380959a", "5a2aee65"),
-        Part(_COLLATE + "default_convert", "is done in C", "db284ef3", "612b73c8"),
-        Part(_COLLATE + "default_collate_fn_map", "tells whether types were added"),
-        Part(_COLLATE + "collate_tensor_fn", "is done in C", "38d9ce74", "94a4fe44"),
-        Part(_COLLATE + "collate_numpy_array_fn", "is done in C", "cbaa6f43", "836b6477"),
-        Part(_COLLATE + "collate_numpy_scalar_fn", "is done in C", "5f0655f0", "5baacdcb"),
-        Part(_COLLATE + "collate_float_fn", "is done in C", "ebf4a55e", "7fe5bf05"),
-        Part(_COLLATE + "collate_int_fn", "is done in C", "1d2cb71a", "59a3bf9c"),
-        Part(_COLLATE + "collate_str_fn", "is done in C", "6f14bc62", "a310e13d"),
-        Part("torch._C:_len_torch_function_stack", "tells whether a mode watches functions"),
-        Part(_MODES, "tells whether a mode watches operations"),
+        Part(_COLLATE + "collate", "f837e324", "bcda648e"),
+        Part(_COLLATE + "default_collate", "a380959a", "5a2aee65"),
+        Part(_COLLATE + "default_convert", "db284ef3", "612b73c8"),
+        Part(_COLLATE + "default_collate_fn_map"),
+        Part(_COLLATE + "collate_tensor_fn", "38d9ce74", "94a4fe44"),
+        Part(_COLLATE + "collate_numpy_array_fn", "cbaa6f43", "836b6477"),
+        Part(_COLLATE + "collate_numpy_scalar_fn", "5f0655f0", "5baacdcb"),
+        Part(_COLLATE + "collate_float_fn", "ebf4a55e", "7fe5bf05"),
+        Part(_COLLATE + "collate_int_fn", "1d2cb71a", "59a3bf9c"),
+        Part(_COLLATE + "collate_str_fn", "6f14bc62", "a310e13d"),
+        Part("torch._C:_len_torch_function_stack"),
+        Part(_MODES),
     ),
     "scaler": (
-        Part(_SCALER + ".__init__", "sets the scale", "dcfe3bd6 596aa390", "707c5486"),
-        Part(
-            _SCALER + "._check_scale_growth_tracker",
-            "begins each step",
-            "e0fc937b ef4b6436",
-            "d1cf671d",
-        ),
-        Part(
-            _SCALER + "._lazy_init_scale_growth_tracker",
-            "makes the scale",
-            "6d301abe ebedef67",
-            "0d48d104",
-        ),
-        Part(_SCALER + ".scale", "multiplies losses", "a26cc599 a75ce996", "c279e0fe"),
-        Part(_SCALER + ".unscale_", "is done in C", "4b43f0cf 39a13023", "24630bd0"),
-        Part(_SCALER + "._unscale_grads_", "is done in C", "737ddf79 e3e0dec9", "673f12da"),
-        Part(_SCALER + "._maybe_opt_step", "skips or takes a step", "ac890ffa", "048f2d2f"),
-        Part(_SCALER + ".step", "decides who unscales", "d95e6495 fb56d3c5", "fb368d62"),
-        Part(_SCALER + ".update", "is done in C", "c14a2bcc 6853f75e", "c440e2e4"),
-        Part(_SCALER + "._check_inf_per_device", "is done in C", "f9b3ab15", "77be309f"),
-        Part(_SCALERS + "OptState.READY", "tells where an optimizer stands between updates"),
-        Part(_SCALERS + "_refresh_per_optimizer_state", "makes that", "0fb087b3", "7fb39de3"),
+        Part(_SCALER + ".__init__", "dcfe3bd6 596aa390", "707c5486"),
+        Part(_SCALER + "._check_scale_growth_tracker", "e0fc937b ef4b6436", "d1cf671d"),
+        Part(_SCALER + "._lazy_init_scale_growth_tracker", "6d301abe ebedef67", "0d48d104"),
+        Part(_SCALER + ".scale", "a26cc599 a75ce996", "c279e0fe"),
+        Part(_SCALER + ".unscale_", "4b43f0cf 39a13023", "24630bd0"),
+        Part(_SCALER + "._unscale_grads_", "737ddf79 e3e0dec9", "673f12da"),
+        Part(_SCALER + "._maybe_opt_step", "ac890ffa", "048f2d2f"),
+        Part(_SCALER + ".step", "d95e6495 fb56d3c5", "fb368d62"),
+        Part(_SCALER + ".update", "c14a2bcc 6853f75e", "c440e2e4"),
+        Part(_SCALER + "._check_inf_per_device", "f9b3ab15", "77be309f"),
+        Part(_SCALERS + "OptState.READY"),
+        Part(_SCALERS + "_refresh_per_optimizer_state", "0fb087b3", "7fb39de3"),
     ),
     "clip": (
-        Part(_CLIP + "_get_total_norm", "is replaced by patch()", "95759cb2", "cd131e53"),
-        Part(_CLIP + "_clip_grads_with_norm_", "is replaced by patch()", "78fc7c64", "9801e828"),
-        Part(_CLIP + "clip_grad_norm_", "calls both", "becdda84", "aef2cf40"),
+        Part(_CLIP + "_get_total_norm", "95759cb2", "cd131e53"),
+        Part(_CLIP + "_clip_grads_with_norm_", "78fc7c64", "9801e828"),
+        Part(_CLIP + "clip_grad_norm_", "becdda84", "aef2cf40"),
     ),
-    "modes": (Part(_MODES, "tells whether a mode watches: torch then does the work"),),
-    "functorch": (Part(_WRAPPED, "finds tensors inside torch.func's functions, left to torch"),),
-    "sparse": (
-        Part("torch:Tensor._indices", "gives memory of a sparse tensor that waits for an upload"),
-        Part("torch:Tensor._values", "gives elements of a sparse gradient, repeated ones too"),
-    ),
+    "modes": (Part(_MODES),),
+    "functorch": (Part(_WRAPPED),),
+    "sparse": (Part("torch:Tensor._indices"), Part("torch:Tensor._values")),
     # The last two are called without the first, too.
     "moves": (
-        Part(_STORAGE + "share_memory_", _MOVES),
-        Part(_STORAGE + "_share_filename_cpu_", _MOVES),
-        Part(_STORAGE + "_share_fd_cpu_", _MOVES),
-        Part(_STORAGE + "_cdata", "tells whether tensors have one storage"),
+        Part(_STORAGE + "share_memory_"),
+        Part(_STORAGE + "_share_filename_cpu_"),
+        Part(_STORAGE + "_share_fd_cpu_"),
+        Part(_STORAGE + "_cdata"),
     ),
-    "profiler": (Part(_PROFILER, "tells whether fastloop's ranges have a timeline"),),
+    "profiler": (Part("torch.autograd.profiler:_is_profiler_enabled"),),
     "queue": (
-        Part(
-            _MULTI + ".__init__",
-            "has the batches that wait, which reports count",
-            syntax="c88ca6d4",
-            sets=("_data_queue",),
-        ),
-        Part(
-            _MULTI + "._reset",
-            "has those that came before their turn",
-            syntax="e6038030",
-            sets=("_task_info", "_tasks_outstanding"),
-        ),
+        Part(_MULTI + ".__init__", syntax="c88ca6d4", sets=("_data_queue",)),
+        Part(_MULTI + "._reset", syntax="e6038030", sets=("_task_info", "_tasks_outstanding")),
     ),
 }
 PATHS = tuple(_NEEDS)
@@ -224,13 +200,6 @@ def resolve(path: str) -> Any:
 
 
 @functools.cache
-def _is_newer() -> bool:
-    """Tell whether this torch is newer than all that fastloop was tested with: then any change of
-    the code counts, not only other names in it."""
-    return read_release(str(torch.__version__)) > NEWEST_TESTED
-
-
-@functools.cache
 def _compare(part: Part) -> str:
     """Say how `part` differs from the forms that fastloop knows; "" if it does not."""
     name = part.path.replace(":", ".")
@@ -247,7 +216,9 @@ def _compare(part: Part) -> str:
         return ""  # a tool has wrapped torch's function; its form says nothing about torch
     if part.forms and names_digest(found) not in part.forms.split():
         return f"{name} has changed"
-    if part.syntax and _is_newer() and syntax_digest(found) != part.syntax:
+    # Of a torch newer than all that were tested, any change counts, not only other names.
+    is_newer = read_release(str(torch.__version__)) > NEWEST_TESTED
+    if is_newer and part.syntax and syntax_digest(found) != part.syntax:
         return f"{name} has changed"
     if part.sets:
         code = _code_of(found)
@@ -270,25 +241,20 @@ def difference(group: str) -> str:
 
 
 @functools.cache
-def _warn(group: str, left: str) -> None:
-    warnings.warn(
-        f"{left} to torch's own code, because fastloop does not know this torch: "
-        f"{difference(group)}. Results are torch's; install a newer fastloop for its speed",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-
-
 def is_known(group: str, left: str) -> bool:
     """Tell whether `group` can be used. If not, warn once.
 
     Args:
         left: begins the warning: what is left to torch ("The loader's iterators are left").
     """
-    if not difference(group):
-        return True
-    _warn(group, left)
-    return False
+    if found := difference(group):
+        warnings.warn(
+            f"{left} to torch's own code, because fastloop does not know this torch: {found}. "
+            "Results are torch's; install a newer fastloop for its speed",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return not found
 
 
 def _take(path: str, public: Any = None) -> Any:
@@ -345,15 +311,13 @@ class Methods:
     """
 
     def __init__(self, *methods: tuple[type, str]) -> None:
-        self._methods = [(*method, self._original(*method)) for method in methods]
-
-    @staticmethod
-    def _original(cls: type, name: str) -> Any:
-        """Return the method as torch has it; an object that equals nothing if it is replaced."""
-        method = vars(cls).get(name)
-        names = getattr(sys.modules.get(cls.__module__), "__dict__", None)
-        is_torchs = method is None or getattr(method, "__globals__", None) is names
-        return method if is_torchs else object()
+        self._methods: list[tuple[type, str, Any]] = []
+        for cls, name in methods:
+            method = vars(cls).get(name)
+            names = getattr(sys.modules.get(cls.__module__), "__dict__", None)
+            is_torchs = method is None or getattr(method, "__globals__", None) is names
+            # A method that was replaced already equals nothing.
+            self._methods.append((cls, name, method if is_torchs else object()))
 
     def find_replaced(self) -> str:
         """Return the name of one that is no longer torch's, or "".
@@ -370,36 +334,30 @@ class Methods:
 
 if TYPE_CHECKING:
     from torch._utils import ExceptionWrapper as ExceptionWrapper
-    from torch.amp.grad_scaler import OptState as OptState
     from torch.utils.data import dataloader as _loaders
-    from torch.utils.data._utils import fetch as _fetchers
     from torch.utils.data._utils import worker as _workers
-    from torch.utils.data._utils.collate import default_collate as default_collate
-    from torch.utils.data._utils.collate import default_convert as default_convert
 
     TorchScaler = torch.amp.GradScaler
-    MapFetcher = _fetchers._MapDatasetFetcher
     StreamEnd = _workers._IterableDatasetStopIteration
     Resume = _workers._ResumeIteration
     BaseIter = _loaders._BaseDataLoaderIter
-    DatasetKind = _loaders._DatasetKind
     MultiIter = _loaders._MultiProcessingDataLoaderIter
     SingleIter = _loaders._SingleProcessDataLoaderIter
 else:
-    # Users put functions of their own in place of the public names.
-    default_collate = _take(_COLLATE + "default_collate", torch.utils.data.default_collate)
-    default_convert = _take(_COLLATE + "default_convert", torch.utils.data.default_convert)
     ExceptionWrapper = _take(_ERROR)
     TorchScaler = _take(_SCALER, torch.amp.GradScaler)
-    OptState = _take(_SCALERS + "OptState")
-    MapFetcher = _take(_FETCH + "_MapDatasetFetcher")
     StreamEnd = _take(_WORKER + "_IterableDatasetStopIteration")
     Resume = _take(_WORKER + "_ResumeIteration")
     BaseIter = _take(_BASE)
-    DatasetKind = _take(_DATALOADER + "_DatasetKind")
     MultiIter = _take(_MULTI)
     SingleIter = _take(_SINGLE)
 
+OptState: Any = _take(_SCALERS + "OptState")
+MapFetcher: Any = _take(_FETCH + "_MapDatasetFetcher")
+DatasetKind: Any = _take(_DATALOADER + "_DatasetKind")
+# Users put functions of their own in place of the public names.
+default_collate: Any = _take(_COLLATE + "default_collate", torch.utils.data.default_collate)
+default_convert: Any = _take(_COLLATE + "default_convert", torch.utils.data.default_convert)
 # Where these are gone, a mode may be on, and a tensor may be wrapped.
 count_dispatch_modes: Any = _take(
     _MODES, lambda: not is_known("modes", "What modes may watch is left")

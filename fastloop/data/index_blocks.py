@@ -17,7 +17,7 @@ from torch.utils import data as torch_data
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop._core import int64_array
-from fastloop.base.openmp import on_this_thread
+from fastloop.base.threads import on_this_thread
 from fastloop.base.torch_parts import Methods
 from fastloop.data.samplers import ShuffleSampler
 

@@ -11,7 +11,6 @@ import torch
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.nested import Path, describe_path, list_leaves, map_leaves
-from fastloop.base.next_lock import NextLock
 from fastloop.base.ranges import named
 from fastloop.base.tensors import (
     DTYPES,
@@ -22,6 +21,7 @@ from fastloop.base.tensors import (
     place_of,
     split_buffer,
 )
+from fastloop.base.threads import NextLock
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.uploader import Sent, Uploader, can_move
 

@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop._core import BatchPool, Collate, ThreadPool, keep_heap
-from fastloop.base.next_lock import NextLock
-from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named, tools
+from fastloop.base.threads import NextLock, thread_pool
 from fastloop.base.torch_parts import BaseIter, DatasetKind
 from fastloop.data.collate import make_collate
 from fastloop.data.epochs import datasets_within

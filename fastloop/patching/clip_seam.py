@@ -17,8 +17,8 @@ import torch
 import torch.nn.utils as utils
 from torch import Tensor
 
-from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named
+from fastloop.base.threads import thread_pool
 from fastloop.base.torch_parts import clip_module
 from fastloop.patching.seams import Function, Seam, has_dispatch_mode
 from fastloop.step.grad_list import GradList, new_flag, take_idle

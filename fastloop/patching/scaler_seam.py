@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fastloop.base.torch_parts import TorchScaler
 from fastloop.patching.seams import Function, Seam, has_dispatch_mode
-from fastloop.step.bounded_scaler import BoundedScaler, Flags
 from fastloop.step.grad_list import GradList, grads_of, unscale_at_once, unscale_collected
+from fastloop.step.scaler import BoundedScaler, Flags
 
 _WHAT = "a GradScaler's step"
 

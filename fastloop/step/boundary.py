@@ -8,6 +8,7 @@ subclasses may override."""
 from __future__ import annotations
 
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from fastloop.base.torch_parts import OptState, is_known
 from fastloop.step.grad_buffers import GradBuffers
 from fastloop.step.grad_list import GradList, new_flag, parameters_of
-from fastloop.step.outcomes import StepWatch, fused_attributes, takes_grad_scale, times_of_user
+from fastloop.step.outcomes import fused_attributes, takes_grad_scale, times_of_user, watch_step
 from fastloop.step.scaler import GradScaler
 
 _DOUBLES = (torch.float64, torch.complex128)  # for which a float32 grad_scale is too coarse
@@ -59,13 +60,6 @@ def step_checked(
 class Outcome(NamedTuple):
     norm: Tensor | None  # 0-d float64, before clipping; None where no pass needed to read
     found_inf: Tensor | bool  # whether the step was skipped; a tensor where the host did not ask
-
-
-class _Flagged(NamedTuple):
-    """An optimizer of one gradient, by which a scaler learns of a found_inf. Not a torch optimizer:
-    the user's hooks would see that."""
-
-    param_groups: list[dict[str, Any]]
 
 
 class Boundary:
@@ -172,33 +166,25 @@ class Boundary:
         if self._is_ours:
             with fused_attributes(self._optimizer, gives_back=True):  # torch deletes the user's
                 step_checked(self._scaler, self._optimizer, found_inf, grad_scale)
-        else:
-            self._step_optimizer(found, found_inf, grad_scale)
+        elif found is not True:
+            attributes = {"found_inf": found_inf} if self._is_fused and found is not False else {}
+            if grad_scale is not None:
+                attributes["grad_scale"] = times_of_user(self._optimizer, grad_scale)
+            with fused_attributes(self._optimizer, gives_back=True, **attributes):
+                self._optimizer.step()
         if self._scaler is not None:
             if has_dropped or not self._is_ours:
                 self._record(torch.ones_like(found_inf) if has_dropped else found_inf)
             self._scaler.update()
         return Outcome(norm, found)
 
-    def _step_optimizer(
-        self, found: Tensor | bool, found_inf: Tensor, grad_scale: Tensor | None
-    ) -> None:
-        if found is True:
-            return
-        attributes: dict[str, Tensor] = {}
-        if grad_scale is not None:
-            attributes["grad_scale"] = times_of_user(self._optimizer, grad_scale)
-        if self._is_fused and found is not False:
-            attributes["found_inf"] = found_inf
-        with fused_attributes(self._optimizer, gives_back=True, **attributes):
-            self._optimizer.step()
-
     def _record(self, found_inf: Tensor) -> None:
         """Tell the scaler of a found_inf: it unscales a gradient that is inf where one is set."""
         parameter = torch.zeros_like(found_inf, requires_grad=True)
         parameter.grad = torch.where(found_inf > 0, torch.inf, 0.0).to(found_inf)
-        # Kept until the next, because scalers know an optimizer by its id.
-        self._flagged: Any = _Flagged([{"params": [parameter]}])
+        # Not a torch optimizer, which the user's hooks would see. Kept until the next, because
+        # scalers know an optimizer by its id.
+        self._flagged: Any = SimpleNamespace(param_groups=[{"params": [parameter]}])
         self._scaler.unscale_(self._flagged)
 
     def _step_as_torch(self, divisor: float) -> Outcome:
@@ -211,9 +197,9 @@ class Boundary:
             norm = grads.norm_check(new_flag(grads.device), divisor=divisor)
         if divisor != 1 or norm is not None:
             grads.scale_(grads.clip_factor(norm, self._max_norm, divisor=divisor))
-        with fused_attributes(optimizer, gives_back=True), StepWatch(optimizer) as watch:
+        with fused_attributes(optimizer, gives_back=True), watch_step(optimizer) as skipped:
             scaler.step(optimizer)
-        found_inf = watch.found_inf
+        found_inf = skipped[0]
         scaler.update()
         if isinstance(found_inf, Tensor) and (not self._is_fused or not found_inf.is_cuda):
             found_inf = bool(found_inf)

@@ -10,6 +10,8 @@ so that no pass waits for it; Python floats are numbers that the host knows."""
 
 from __future__ import annotations
 
+import types
+import warnings
 from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,11 +22,11 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from fastloop._core import GradListBase
-from fastloop.base.openmp import thread_pool
 from fastloop.base.ranges import named
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.tensors import sparse_parts
-from fastloop.base.torch_parts import OptState, difference, is_known
+from fastloop.base.threads import thread_pool
+from fastloop.base.torch_parts import OptState, difference, is_known, torch_clip_grad_norm_
 from fastloop.device.availability import fault_of, find_fault
 
 _NORM_TYPES = (1.0, 2.0, float("inf"))  # that the engine computes
@@ -59,12 +61,10 @@ class NoEngine:
     is plain, so torch's own functions run all passes."""
 
     is_plain = False
-    tensors: list[Any]
+    tensors: list[Any] = []  # noqa: RUF012 (replaced, never changed)
 
     def __new__(cls, *_: Any) -> NoEngine:
-        made = super().__new__(cls)
-        made.tensors = []
-        return made
+        return super().__new__(cls)
 
     @property
     def dtypes(self) -> set[Any]:
@@ -176,8 +176,17 @@ class GradList(_Engine):
             run = named("check", self.run_norm_check)
             norm: Tensor = run(thread_pool(), norm_type, scale, divisor, found_inf)
             return norm
-        norm = _norm_check(self.tensors, found_inf, norm_type, self.device)
-        return norm.div_(divisor if scale is None else scale.double() * divisor)
+        with torch.no_grad():
+            _check_finite(self.tensors, found_inf)
+            # Repeated rows of a sparse gradient are sums.
+            tensors = [_values(t.coalesce() if t.is_sparse else t) for t in self.tensors]
+            wide = [t.to(torch.promote_types(t.dtype, torch.float64)) for t in tensors]
+            norms = [torch.linalg.vector_norm(t, norm_type) for t in wide]  # real, of complex too
+            norm = torch.zeros((), dtype=torch.float64, device="cpu")
+            if norms:
+                joined = torch.stack([_whole(each).to(self.device) for each in norms])
+                norm = torch.linalg.vector_norm(joined, norm_type)
+            return norm.div_(divisor if scale is None else scale.double() * divisor)
 
     def clip_factor(
         self,
@@ -230,7 +239,15 @@ class GradList(_Engine):
             host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
             if self.run_combine(thread_pool(), source, host, device, beta, found_inf):
                 return
-        _combine(self.tensors, source.tensors, found_inf, alpha, beta)
+        with torch.no_grad():
+            if found_inf is not None:
+                _check_finite(source.tensors, found_inf)
+            for into, t in zip(self.tensors, source.tensors, strict=True):
+                wide = torch.promote_types(torch.promote_types(into.dtype, t.dtype), torch.float32)
+                sum = t.to(wide) * (alpha.to(t.device) if isinstance(alpha, Tensor) else alpha)
+                if beta != 0:
+                    sum = sum + into.to(wide) * beta
+                into.copy_(sum)
 
 
 empty_list = cache(GradList)  # for what needs no tensors
@@ -249,10 +266,64 @@ def grads_of(lists: dict[int, GradList], optimizer: Any) -> GradList:
 
 def take_idle(lists: list[GradList]) -> GradList:
     """Return a list that no other thread has."""
-    try:
+    try:  # its length is not asked for first: another thread may come between
         return lists.pop()
     except IndexError:
         return GradList()
+
+
+# The list of the last call: gradients seldom change their sizes from call to call.
+_idle: list[GradList] = []
+
+
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """Clip the norm of all gradients together, in place: ``torch.nn.utils.clip_grad_norm_``.
+
+    Args:
+        parameters: an iterable of tensors, or one, of which each ``.grad`` that is not None counts.
+        max_norm: gradients are multiplied by min(1, max_norm / (norm + 1e-6)).
+        norm_type: the p of the norm; ``math.inf`` is the largest absolute value.
+        error_if_nonfinite: raise if the norm is inf or NaN (SYNC on CUDA), which otherwise makes
+            all gradients 0 or NaN.
+        foreach: as in torch; the engine, which has no use for it, runs in every case it covers.
+
+    Returns:
+        The norm before clipping: 0-d, on the first gradient's device, of the gradients' dtype.
+
+    For norms 1, 2 and inf of ordinary tensors of one dtype, on the CPU or on one CUDA device, sums
+    and the factor are of double precision, the gradients are read once (always: nothing tells
+    whether they have changed since an earlier pass) and written only if the factor is not 1.
+    torch's own function does the rest.
+
+    Raises:
+        RuntimeError: error_if_nonfinite and the norm is inf or NaN, the gradients being unchanged;
+            or foreach is True where torch has no such functions.
+    """
+    is_generator = isinstance(parameters, types.GeneratorType)
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if is_generator and not parameters:
+        # Warned of here, where the line of the user is one frame away.
+        warnings.warn(
+            "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=2
+        )
+    limits = float(max_norm), float(norm_type)
+    grads = take_idle(_idle)
+    clip = named("clip", grads.clip_parameters)
+    norm: Tensor | None = clip(thread_pool(), parameters, *limits, error_if_nonfinite)
+    if norm is None:
+        grads.warn_of_fallback()
+        grads.release()
+    _idle[:] = [grads]
+    if norm is None:
+        # Bound at import: users put this function in place of torch's public name.
+        norm = torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+    return norm
 
 
 # ---- what torch's GradScaler does to an optimizer's gradients, for any scaler of its class
@@ -303,39 +374,6 @@ def _is_plain_number(number: Tensor) -> bool:
 
 
 # ---- the same by torch's functions
-
-
-@torch.no_grad()
-def _norm_check(
-    tensors: list[Tensor], found_inf: Tensor, norm_type: float, device: torch.device
-) -> Tensor:
-    _check_finite(tensors, found_inf)
-    tensors = [t.coalesce() if t.is_sparse else t for t in tensors]  # repeated rows are sums
-    wide = [t.to(torch.promote_types(t.dtype, torch.float64)) for t in map(_values, tensors)]
-    norms = [torch.linalg.vector_norm(t, norm_type) for t in wide]  # real, of complex ones too
-    if not norms:
-        return torch.zeros((), dtype=torch.float64, device="cpu")
-    norms = [_whole(norm).to(device) for norm in norms]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    return norm
-
-
-@torch.no_grad()
-def _combine(
-    tensors: list[Tensor],
-    sources: list[Tensor],
-    found_inf: Tensor | None,
-    alpha: float | Tensor,
-    beta: float,
-) -> None:
-    if found_inf is not None:
-        _check_finite(sources, found_inf)
-    for into, t in zip(tensors, sources, strict=True):
-        wide = torch.promote_types(torch.promote_types(into.dtype, t.dtype), torch.float32)
-        sum = t.to(wide) * (alpha.to(t.device) if isinstance(alpha, Tensor) else alpha)
-        if beta != 0:
-            sum = sum + into.to(wide) * beta
-        into.copy_(sum)
 
 
 def _values(tensor: Tensor) -> Tensor:

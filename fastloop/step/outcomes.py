@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fastloop.base.next_lock import NextLock
+from fastloop.base.threads import NextLock
 
 _NAMES = ("grad_scale", "found_inf")
 
@@ -63,31 +63,27 @@ def fused_attributes(
             fields.update(had)
 
 
-class StepWatch:
-    """Sees whether an optimizer's step is called in a block, and the found_inf that it is given."""
+@contextmanager
+def watch_step(optimizer: Any) -> Iterator[list[Tensor | bool]]:
+    """Watch an optimizer's step in a block: a list of one element says whether it was skipped, by
+    the found_inf that it was given, or True if it was not called."""
+    skipped: list[Tensor | bool] = [True]
+    fields, before = vars(optimizer), optimizer.step
+    had = {"step": fields["step"]} if "step" in fields else {}
 
-    found_inf: Tensor | bool = True  # whether the step was skipped
+    @functools.wraps(before)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        found = getattr(optimizer, "found_inf", None)
+        # A new tensor: torch adds others to the one that it has.
+        skipped[0] = False if found is None else (found > 0).to(torch.float32).reshape(())
+        return before(*args, **kwargs)
 
-    def __init__(self, optimizer: Any) -> None:
-        self._fields = vars(optimizer)
-        self._had = {"step": self._fields["step"]} if "step" in self._fields else {}
-        before = optimizer.step
-
-        @functools.wraps(before)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            found = getattr(optimizer, "found_inf", None)
-            # A new tensor: torch adds others to the one that it has.
-            self.found_inf = False if found is None else (found > 0).to(torch.float32).reshape(())
-            return before(*args, **kwargs)
-
-        self._fields["step"] = step
-
-    def __enter__(self) -> StepWatch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self._fields["step"]
-        self._fields.update(self._had)
+    fields["step"] = step
+    try:
+        yield skipped
+    finally:
+        del fields["step"]
+        fields.update(had)
 
 
 class FlagCounter:

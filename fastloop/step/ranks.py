@@ -44,9 +44,18 @@ class Ranks:
     """The process group behind a model's parallel modules. Without such a module it is one rank,
     and every method is free."""
 
-    def __init__(self, replicated: list[Module], sharded: list[Module]) -> None:
-        self._replicated = replicated  # DDP, FSDP1: borrowed from the user's model
-        self._sharded = sharded  # FSDP2: likewise
+    def __init__(self, model: Module | Iterable[Module] | None) -> None:
+        given: Any = [] if model is None else model
+        models = list(given) if isinstance(given, Iterable) else [given]
+        for part in models:
+            if not isinstance(part, Module):
+                rule = "the torch.nn.Module that the loop calls, or several"
+                raise TypeError(make_message("model", rule, part))
+        parts = [part for whole in models for part in whole.modules()]
+        # DDP and FSDP1, and FSDP2: borrowed from the user's model.
+        replicated = [part for part in parts if hasattr(type(part), "no_sync")]
+        sharded = [part for part in parts if hasattr(type(part), "set_requires_gradient_sync")]
+        self._replicated, self._sharded = replicated, sharded
         self.is_parallel = bool(replicated or sharded)
         self._is_synced = True  # whether the sharded modules were told to reduce
         self._contexts: list[AbstractContextManager[Any]] = []  # no_sync() of the micro-batch
@@ -55,19 +64,20 @@ class Ranks:
         # Whether DDP has yet to record its static graph, in a backward that reduces.
         self._is_static = any(module.static_graph for module in self._ddp)
         self.can_reduce_alone = len(self._ddp) == len(replicated) and not sharded
-        self.has_shards = bool(sharded) or any(map(_is_fsdp1, replicated))
+        kinds = [kind.__name__ for part in replicated for kind in type(part).__mro__]
+        self.has_shards = bool(sharded) or "FullyShardedDataParallel" in kinds
         with_groups = replicated or sharded[:1]
         groups: list[Any] = [getattr(m, "process_group", None) for m in with_groups] or [None]
         self.group = groups[0]
         self.size = 1
         if self.is_parallel and _is_running():
-            self.size, *others = map(dist.get_world_size, groups)
-            for size in others:
-                if size != self.size:
-                    raise ValueError(
-                        f"the modules of model= have process groups of {self.size} and {size} "
-                        "ranks; make one Stepper for each group"
-                    )
+            sizes = list(dict.fromkeys(map(dist.get_world_size, groups)))
+            if len(sizes) > 1:
+                raise ValueError(
+                    f"the modules of model= have process groups of {sizes[0]} and {sizes[1]} "
+                    "ranks; make one Stepper for each group"
+                )
+            self.size = sizes[0]
         self._device = _message_device(self.group) if self.size > 1 else torch.device("cpu")
 
     # ---- when gradients travel
@@ -84,7 +94,7 @@ class Ranks:
                     "micro-batch: accumulate=lambda step: n if step else 1"
                 )
             for module in self._replicated:
-                context = module.no_sync()  # type: ignore[operator]
+                context = module.no_sync()
                 context.__enter__()
                 self._contexts.append(context)
 
@@ -99,7 +109,7 @@ class Ranks:
         own. Not for sharded modules, whose forward is a collective."""
         with ExitStack() as stack:
             for module in self._replicated:
-                stack.enter_context(module.no_sync())  # type: ignore[operator]
+                stack.enter_context(module.no_sync())
             synced = [module for module in self._ddp if module.require_forward_param_sync]
             for module in synced:
                 module.require_forward_param_sync = False
@@ -114,7 +124,9 @@ class Ranks:
         self.leave_micro()
         if not self._is_synced:
             self._set_shards(True)
-            for param in _sharded_params(self._sharded):
+            states = [m._get_fsdp_state() for m in self._sharded if hasattr(m, "_get_fsdp_state")]
+            groups: Any = (group for state in states for group in state._fsdp_param_groups)
+            for param in (param for group in groups for param in group.fsdp_params):
                 param.unsharded_accumulated_grad = None
                 if hasattr(param, "_unsharded_param"):
                     param._unsharded_param.grad = None
@@ -148,7 +160,7 @@ class Ranks:
 
     def _set_shards(self, sync: bool) -> None:
         for module in self._sharded:
-            module.set_requires_gradient_sync(sync)  # type: ignore[operator]
+            module.set_requires_gradient_sync(sync)
         self._is_synced = sync
 
     # ---- messages
@@ -196,21 +208,6 @@ class Ranks:
             dist.all_reduce(tensor, group=self.group)
 
 
-def find_ranks(model: Module | Iterable[Module] | None) -> Ranks:
-    """Find a model's DDP and FSDP modules, and the ranks that they train with."""
-    if model is None:
-        return Ranks([], [])
-    several: Any = model  # which mypy would narrow
-    models = list(several) if isinstance(several, Iterable) else [several]
-    for part in models:
-        if not isinstance(part, Module):
-            rule = "the torch.nn.Module that the loop calls, or several"
-            raise TypeError(make_message("model", rule, part))
-    parts = [part for whole in models for part in whole.modules()]
-    sharded = [part for part in parts if hasattr(type(part), "set_requires_gradient_sync")]
-    return Ranks([part for part in parts if hasattr(type(part), "no_sync")], sharded)
-
-
 def reduce_max(values: Sequence[float]) -> list[float]:
     """Return the largest of each value over all ranks, which must all call it (SYNC). Without a
     process group these are the values themselves."""
@@ -230,19 +227,8 @@ def _is_running() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _is_fsdp1(module: Module) -> bool:
-    return any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)
-
-
 def _message_device(group: Any) -> torch.device:
     """Choose the CPU if the group can: reading a message there waits for no accelerator."""
     group = dist.distributed_c10d._get_default_group() if group is None else group
     kinds = [torch.device(kind).type for kind in group._device_types]
     return torch.device("cpu" if "cpu" in kinds or not kinds else kinds[0])
-
-
-def _sharded_params(modules: list[Module]) -> Iterable[Any]:
-    for module in modules:
-        state = getattr(module, "_get_fsdp_state", None)
-        for group in state()._fsdp_param_groups if state is not None else ():
-            yield from group.fsdp_params

@@ -26,7 +26,7 @@ from fastloop.base.torch_parts import TorchScaler
 from fastloop.step.boundary import Boundary
 from fastloop.step.grad_buffers import GradBuffers
 from fastloop.step.outcomes import Outcomes
-from fastloop.step.ranks import SyncPoint, Totals, find_ranks
+from fastloop.step.ranks import Ranks, SyncPoint, Totals
 from fastloop.step.window import Lookahead, WeightedBackward, Window
 
 Batch = TypeVar("Batch")
@@ -105,10 +105,9 @@ class Stepper:
         if scaler is not None and not isinstance(scaler, TorchScaler):
             raise TypeError(make_message("scaler", "a torch or fastloop GradScaler", scaler))
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        choice = on_nonfinite
-        if choice is None:
-            choice = "ignore" if scaler is None else "window"
-        read_choice("on_nonfinite", choice, ("window", "micro", "ignore"))
+        choices = (None, "window", "micro", "ignore")
+        choice = read_choice("on_nonfinite", on_nonfinite, choices)
+        choice = choice or ("ignore" if scaler is None else "window")
         if choice == "ignore" and scaler is not None:
             raise ValueError(
                 "on_nonfinite must be 'window' or 'micro' with an enabled scaler, got 'ignore' "
@@ -117,7 +116,7 @@ class Stepper:
         accum_dtype = read_choice("accum_dtype", accum_dtype, (None, torch.float32, torch.float64))
         self._optimizer = optimizer
         self._outcomes = Outcomes(_read_schedulers(scheduler))
-        self._ranks = find_ranks(model)
+        self._ranks = Ranks(model)
         if self._ranks.has_shards and (accum_dtype or choice == "micro"):
             raise ValueError(
                 "accum_dtype and on_nonfinite='micro' need whole gradients, which FSDP modules do "
@@ -368,7 +367,10 @@ class Stepper:
             if self._loop is not None:
                 self._note_more(totals)
             if totals.counted and (buffers is not None or point is SyncPoint.FLUSH):
-                buffers = self._reduce_gradients()
+                if buffers is None:
+                    buffers = GradBuffers(self._optimizer, None)
+                    buffers.add(1.0)
+                buffers.reduce(self._ranks)
         if totals.counted:
             divisor = window.divisor(totals.weight, self._ranks.size)
             step = named("step", self._boundary.step)
@@ -379,15 +381,6 @@ class Stepper:
         elif totals.has_dropped:
             self._boundary.back_off()
             self._outcomes.add(True)
-
-    def _reduce_gradients(self) -> GradBuffers:
-        """Return the window's gradients, reduced by the stepper itself."""
-        buffers = self._buffers
-        if buffers is None:
-            buffers = GradBuffers(self._optimizer, None)
-            buffers.add(1.0)
-        buffers.reduce(self._ranks)
-        return buffers
 
     def _end_window(self) -> None:
         self._window = self._totals = None
@@ -566,7 +559,7 @@ def _read_state(state: Any) -> dict[str, Any]:
 
 def _check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.is_complex():
-        kind = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
+        kind = getattr(loss, "dtype", type(loss).__name__)
         raise TypeError(f"loss must be a real tensor, got {kind}")
     if loss.numel() != 1:
         raise ValueError(

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from fastloop.base import checks
 from fastloop.base.machine import available_bytes, own_bytes, reset_own_peak
 from fastloop.base.torch_parts import TorchScaler, difference
-from fastloop.step.ranks import Ranks, count_ranks, find_ranks, reduce_max
+from fastloop.step.ranks import Ranks, count_ranks, reduce_max
 from fastloop.tools import text
 from fastloop.tools.memory import memory
 
@@ -266,7 +266,7 @@ class _Trials:
         self, undo: ExitStack, step_fn: _Step, state: Sequence[Any], margin: float, steps: int
     ) -> None:
         modules = [one for one in state if isinstance(one, Module)]
-        self._ranks = find_ranks(modules)
+        self._ranks = Ranks(modules)
         _check_state(state, modules, self._ranks)
         checks.check_callable("step_fn", step_fn, "a function of the number of samples")
         checks.read_number("margin", margin, 0.0, 0.9)

@@ -18,8 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fastloop._core import Collate, lock_wait
-from fastloop.base.next_lock import has_interpreter_lock
-from fastloop.base.openmp import on_this_thread
+from fastloop.base.threads import has_interpreter_lock, on_this_thread
 from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, Resume, StreamEnd, pin_memory
 from fastloop.data.collate import lend, make_collate
 from fastloop.data.epochs import IteratorEpochs

@@ -4,7 +4,7 @@ a hundredfold. No results are looked at here, test_passes.py does."""
 import torch
 
 from fastloop import ArrayDataset, DataLoader, TokenDataset, transforms
-from fastloop.base.openmp import thread_pool
+from fastloop.base.threads import thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
 CUDA = torch.device("cuda", 0)

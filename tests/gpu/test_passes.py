@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastloop.base.openmp import thread_pool
+from fastloop.base.threads import thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

@@ -281,7 +281,7 @@ def test_without_the_methods_that_move_no_address_is_kept(tmp_path: Path) -> Non
 import warnings
 from fastloop.base import torch_parts
 parts = torch_parts._PARTS
-parts["moves"] += (torch_parts.Part("torch:UntypedStorage._share_otherwise_", "is not there"),)
+parts["moves"] += (torch_parts.Part("torch:UntypedStorage._share_otherwise_"),)
 warnings.filterwarnings("error")
 warnings.filterwarnings("ignore", "The tensors of datasets are left", RuntimeWarning)
 x = numbered()

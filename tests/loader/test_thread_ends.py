@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from fastloop import DataLoader
-from fastloop.base.next_lock import has_interpreter_lock
+from fastloop.base.threads import has_interpreter_lock
 from fastloop.workers import threads
 from fastloop.workers.tasks import Resumption
 from fastloop.workers.threads import WorkerThread

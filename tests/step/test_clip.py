@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import assert_same, outcome
 
-import fastloop.step.clip
+import fastloop.step.grad_list
 from fastloop import GradScaler, clip_grad_norm_
 
 torch_clip = torch.nn.utils.clip_grad_norm_
@@ -221,7 +221,7 @@ def test_squares_beyond_float32_are_no_false_alarm(path: str) -> None:
 def test_no_gradient_is_kept() -> None:
     params = make(torch.float32)
     clip_grad_norm_(params, 1.0)
-    lists = list(fastloop.step.clip._idle)
+    lists = list(fastloop.step.grad_list._idle)
     assert not lists[0].tensors
     params[0].grad[0] = NAN  # type: ignore[index]
     with pytest.raises(RuntimeError):
@@ -229,7 +229,7 @@ def test_no_gradient_is_kept() -> None:
     scaler = GradScaler("cpu")
     scaler.scale(torch.ones(()))
     scaler.unscale_and_clip_(torch.optim.SGD(params), 1.0)
-    lists += [*fastloop.step.clip._idle, *scaler._grad_lists.values()]  # type: ignore[union-attr]
+    lists += [*fastloop.step.grad_list._idle, *scaler._grad_lists.values()]
     assert len(lists) == 3 and not any(grads.tensors for grads in lists)
 
 

@@ -15,7 +15,7 @@ import torch
 from passes import ByTorch
 from torch import Tensor
 
-from fastloop.base.openmp import make_thread_pool, thread_pool
+from fastloop.base.threads import make_thread_pool, thread_pool
 from fastloop.step.grad_list import GradList, new_flag
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-import fastloop.step.clip
 import fastloop.step.grad_list
 from fastloop.step.grad_list import GradList
 
@@ -29,4 +28,4 @@ def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every pass run that way, until the test ends."""
     if name == "torch":
         monkeypatch.setattr(fastloop.step.grad_list, "GradList", ByTorch)
-        monkeypatch.setattr(fastloop.step.clip, "_idle", [])
+        monkeypatch.setattr(fastloop.step.grad_list, "_idle", [])

@@ -38,7 +38,7 @@ def _float_bits() -> int:
 def _collate_others(field: SampleField, core: Collate | None) -> Any:
     values = field.values if field.is_named else tuple(field.values)
     if core is None:
-        return default_collate(values)  # type: ignore[no-untyped-call]
+        return default_collate(values)
     return core.stack(values)
 
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from fastloop._core import ArrayLoader
 from fastloop.base.machine import budget_of
 from fastloop.base.moves import tensors_in, watch
-from fastloop.base.next_lock import NextLock, count_alone
 from fastloop.base.ranges import named, tools
+from fastloop.base.threads import NextLock, count_alone
 from fastloop.base.torch_parts import MapFetcher, pin_memory
 from fastloop.data.epochs import EpochDataset
 from fastloop.data.index_blocks import find_blocks

@@ -247,7 +247,7 @@ class ProcessIter(WorkerIter):
             return False
         states = self._epoch.states
         if self._dataset_kind == DatasetKind.Map or states is None:
-            return self._dataset_kind == DatasetKind.Map
+            return bool(self._dataset_kind == DatasetKind.Map)
         dead = [n for n, worker in enumerate(self._workers) if not worker.is_alive()]
         return all(map(states.can_succeed, dead))
 

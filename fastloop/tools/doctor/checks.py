@@ -377,7 +377,7 @@ def probe_gpu(torch: Any) -> Finding:
     SYNC."""
     if not torch.cuda.is_available():
         return note("n/a: torch finds no CUDA device")
-    from fastloop.step.clip import clip_grad_norm_
+    from fastloop.step.grad_list import clip_grad_norm_
 
     parameter = torch.nn.Parameter(torch.zeros(1 << 20, device="cuda"))
     parameter.grad = torch.arange(1 << 20, dtype=torch.float32, device="cuda") / (1 << 20)

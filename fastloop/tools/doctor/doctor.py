@@ -66,7 +66,7 @@ def _torch_facts() -> dict[str, str]:
         return {"torch": f"torch is missing: {error}"}
     import torch
 
-    from fastloop.base.openmp import openmp
+    from fastloop.base.threads import openmp
     from fastloop.base.torch_parts import GROUPS, difference
 
     different = [f"{group} ({why})" for group in GROUPS if (why := difference(group))]

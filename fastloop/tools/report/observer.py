@@ -30,7 +30,7 @@ from fastloop.patching import seams
 from fastloop.patching.seams import Function, Place, find_subclasses
 from fastloop.step.boundary import Boundary
 from fastloop.step.grad_list import GradList
-from fastloop.step.scaler import GradScaler
+from fastloop.step.scaler import BoundedScaler
 from fastloop.tools.report.gpu import EventPair, GpuUsage, GpuWaits
 from fastloop.tools.report.loader_source import NONE, READY, LoaderSource, loading_iterator
 from fastloop.tools.report.recorder import StepRecorder
@@ -265,7 +265,7 @@ _WATCHED: dict[str, tuple[tuple[Any, str], ...]] = {
     "scaler_step": ((torch.amp.GradScaler, "step"), (Boundary, "step")),
     "update": (
         (torch.amp.GradScaler, "unscale_"),
-        (GradScaler, "unscale_and_clip_"),
+        (BoundedScaler, "unscale_and_clip_"),
         (GradList, "clip_parameters"),
         (clip_module, "_get_total_norm"),
         (clip_module, "_clip_grads_with_norm_"),

@@ -1,6 +1,6 @@
 import torch
 
-from fastloop.base.openmp import on_this_thread, openmp
+from fastloop.base.threads import on_this_thread, openmp
 
 assert openmp() is not None
 torch.set_num_threads(3)

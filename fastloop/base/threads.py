@@ -1,0 +1,103 @@
+"""Threads: the lock of an object that several use, and the OpenMP threads that torch's operations
+and fastloop's work run on.
+
+Where two threads call ``next()`` at once, torch's own iterators lose batches or hang; without an
+interpreter lock, counts lose numbers too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, lru_cache, wraps
+from typing import Any
+
+import torch
+
+from fastloop._core import ThreadPool
+
+
+def has_interpreter_lock() -> bool:
+    """Tell whether one thread at a time runs Python. Once true, it stays true."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+class NextLock:
+    """A lock that lets one thread at a time into ``with lock.of_process():``.
+
+    A thread may enter again, as when a dataset or a signal handler calls ``next()`` on the iterator
+    that is calling it; torch allows that too.
+    """
+
+    def __init__(self) -> None:
+        # By process: in a forked child, a thread that is not there may hold the parent's lock.
+        self._locks: dict[int, AbstractContextManager[Any]] = {}
+
+    def of_process(self) -> AbstractContextManager[Any]:
+        # Not get(): in CPython 3.13t it takes 30 µs for a key that another thread has put in.
+        locks, pid = self._locks, os.getpid()
+        try:
+            return locks[pid]
+        except KeyError:
+            return locks.setdefault(pid, threading.RLock())
+
+
+def count_alone(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Decorate a ``__next__`` that counts. Two threads must not add to a count at once: where no
+    interpreter lock prevents it, take ``_next_lock``."""
+    if has_interpreter_lock():
+        return next_batch
+
+    @wraps(next_batch)
+    def locked(iterator: Any) -> Any:
+        with iterator._next_lock.of_process():
+            return next_batch(iterator)
+
+    return locked
+
+
+@contextmanager
+def on_this_thread() -> Iterator[None]:
+    """Keep torch's operations in the body on the calling thread.
+
+    OpenMP threads spin for milliseconds after their last work, on cores that the next work needs.
+    OpenMP counts threads for each caller, unlike `torch.set_num_threads`, so other threads of the
+    program keep theirs. Where torch has no OpenMP, nothing changes."""
+    threads, library = torch.get_num_threads(), openmp()
+    if library is None or threads == 1:
+        yield
+        return
+    library.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        library.omp_set_num_threads(threads)
+
+
+@cache
+def openmp() -> Any:
+    """Return the OpenMP library that torch uses; None if there is none, or it cannot be found."""
+    torch.get_num_threads()  # sets OpenMP's number when it is asked for the first time
+    try:
+        library = ctypes.CDLL(None)
+        threads = library.omp_get_max_threads()
+        library.omp_set_num_threads(threads + 1)
+        is_torchs = torch.get_num_threads() == threads + 1
+        library.omp_set_num_threads(threads)
+    except (AttributeError, OSError):
+        return None
+    return library if is_torchs else None
+
+
+@lru_cache(maxsize=1)
+def make_thread_pool(threads: int, _process: int) -> ThreadPool:
+    return ThreadPool(threads, uses_openmp=openmp() is not None)
+
+
+def thread_pool() -> ThreadPool:
+    """Return the pool that all work of this process shares, as wide as torch's own operations."""
+    return make_thread_pool(torch.get_num_threads(), os.getpid())
