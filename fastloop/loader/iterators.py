@@ -50,8 +50,8 @@ from fastloop.loader.arrays.columns import (
 )
 from fastloop.loader.arrays.hugging_face import is_hugging_face, take_hugging_face
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.plain.torch_iters import SyncIter, TorchProcessIter
 from fastloop.loader.shared import Shared
+from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
 
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
 # An index of these datasets, and of an ArrayDataset, may be a list of rows.
