@@ -46,9 +46,10 @@ from fastloop.loader.arrays.columns import (
     Taker,
     below_subsets,
     gives_views,
+    is_hugging_face,
     open_source,
+    take_hugging_face,
 )
-from fastloop.loader.arrays.hugging_face import is_hugging_face, take_hugging_face
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.shared import Shared
 from fastloop.loader.torch_iters import SyncIter, TorchProcessIter

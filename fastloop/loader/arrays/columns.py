@@ -7,22 +7,24 @@ anything. An attribute that is assigned to a dataset during an epoch is seen by 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from fastloop._core import ImagePlan, SequenceColumn, Table, Windows
+from fastloop._core import ImagePlan, SequenceColumn, Table, Windows, int64_array
 from fastloop.base.moves import watch
 from fastloop.base.tensors import DTYPES
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
-from fastloop.data.index_blocks import Vector, as_vector
 from fastloop.data.kinds import is_array_dataset, is_image_folder, is_token_dataset
+from fastloop.data.samplers import Vector
 
 
 class NotCoveredError(Exception):
@@ -31,6 +33,10 @@ class NotCoveredError(Exception):
 
 # C gathers the dtypes of DLPack but for this one, which is left to torch.
 _DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
+
+
+# torch indexes with bytes and bools as with masks.
+_INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_tensor(name: str, tensor: object) -> None:
@@ -51,6 +57,25 @@ def check_tensor(name: str, tensor: object) -> None:
     for reason, applies in reasons.items():
         if applies:
             raise NotCoveredError(f"{name} {reason}")
+
+
+def as_vector(indices: Any) -> Vector | None:
+    """Return a sequence of plain integers as a contiguous int64 vector; None for anything else.
+
+    A tensor is copied, because its memory may move."""
+    if type(indices) is range:
+        return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
+    if type(indices) in (list, tuple):
+        return int64_array(indices, torch.Tensor)
+    if type(indices) is torch.Tensor:
+        is_plain = indices.layout is torch.strided and indices.device.type == "cpu"
+        if not is_plain or indices.dtype not in _INDEX_DTYPES or indices.is_neg():
+            return None
+        indices = np.array(indices.numpy())
+    if type(indices) is not np.ndarray or indices.ndim != 1:
+        return None
+    is_integer = indices.dtype.kind in "iu" and indices.dtype != np.uint64
+    return np.ascontiguousarray(indices, dtype=np.int64) if is_integer else None
 
 
 def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
@@ -274,6 +299,116 @@ def take_rows(dataset: Any) -> Columns | None:
         columns.add("the dataset", array, field.file, is_array=True)
     else:
         return None
+    return columns
+
+
+# ---- a datasets.Dataset of Hugging Face, over memory of Arrow
+
+# Nothing is imported: a program that has such a dataset has imported its package.
+
+
+# The dtype that both formats make of values; None: they keep theirs. Others are not covered.
+_CASTS = {
+    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16", "uint32"), "int64"),
+    "float64": "float32",
+    **dict.fromkeys(("int64", "float32", "bool"), None),
+}
+
+
+def is_hugging_face(dataset: object) -> bool:
+    """Tell whether `dataset` is a ``datasets.Dataset``, by its exact type."""
+    module = sys.modules.get("datasets.arrow_dataset")
+    return type(dataset) is getattr(module, "Dataset", None)
+
+
+def _selected_rows(dataset: Any) -> Vector | None:
+    """Return the rows that shuffle() and select() have left; None: all."""
+    if dataset._indices is None:
+        return None
+    chunks = [chunk.to_numpy().view(np.int64) for chunk in dataset._indices.table.column(0).chunks]
+    return chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.int64), *chunks])
+
+
+def _flatten(chunk: Any) -> tuple[Any, list[int]]:
+    """Return the values of lists within each other, and how many are in each."""
+    pa, widths = sys.modules["pyarrow"], []
+    while True:
+        if chunk.null_count:
+            raise NotCoveredError("null values")
+        if isinstance(chunk, pa.ExtensionArray):
+            chunk = chunk.storage
+        elif isinstance(chunk, pa.FixedSizeListArray):
+            widths.append(chunk.type.list_size)
+            chunk = chunk.flatten()
+        elif isinstance(chunk, pa.ListArray | pa.LargeListArray):
+            lengths = np.diff(chunk.offsets.to_numpy())
+            if len(lengths) == 0 or (lengths != lengths[0]).any():
+                raise NotCoveredError("lists of different length")
+            widths.append(int(lengths[0]))
+            chunk = chunk.flatten()
+        else:
+            return chunk, widths
+
+
+def _array_of(chunk: Any) -> Array:
+    """Return a view of Arrow's memory; of bits a copy."""
+    types = sys.modules["pyarrow"].types
+    values, widths = _flatten(chunk)
+    is_bits, kind = types.is_boolean(values.type), values.type
+    if is_bits or types.is_integer(kind) or types.is_floating(kind):
+        array: Array = values.to_numpy(zero_copy_only=not is_bits)
+        if str(array.dtype) in _CASTS:
+            return array.reshape(len(chunk), *widths)
+    raise NotCoveredError(f"values of {kind}")
+
+
+# By dataset: its table, which does not change, and the segments of each column that was used. Bits
+# are so unpacked once a dataset.
+_segments: WeakKeyDictionary[Any, tuple[Any, dict[str, tuple[Segment, ...]]]] = WeakKeyDictionary()
+
+
+def _segments_of(dataset: Any, name: str) -> tuple[Segment, ...]:
+    table, known = _segments.get(dataset, (None, {}))
+    if table is not dataset._data:
+        known = {}
+        _segments[dataset] = dataset._data, known
+    if name not in known:
+        files = dataset.cache_files
+        file: MappedFile | None = (files[0]["filename"], 0, None) if files else None
+        chunks = dataset._data.table.column(name).chunks
+        try:
+            arrays = [_array_of(chunk) for chunk in chunks if len(chunk) > 0]
+        except NotCoveredError as reason:
+            raise NotCoveredError(f"column {name!r} has {reason}") from None
+        known[name] = tuple(Segment(array, len(array), file) for array in arrays)
+    if not known[name]:
+        raise NotCoveredError("the dataset has no rows")
+    return known[name]
+
+
+def take_hugging_face(dataset: Any) -> Columns | None:
+    """Return the columns of a ``datasets.Dataset``; None for others. Raises NotCoveredError."""
+    if not is_hugging_face(dataset):
+        return None
+    if dataset._format_type not in ("torch", "numpy"):
+        raise NotCoveredError(
+            f"the format of the datasets.Dataset is {dataset._format_type}; C gathers those of "
+            "with_format('torch') and with_format('numpy')"
+        )
+    if dataset._format_kwargs:
+        raise NotCoveredError("with_format() of the datasets.Dataset was given arguments")
+    every, picked = dataset._data.column_names, dataset._format_columns
+    names = [name for name in every if picked is None or name in picked]
+    if dataset._output_all_columns and len(names) < len(every):
+        raise NotCoveredError("output_all_columns=True adds columns without the format")
+    rows = _selected_rows(dataset)
+    columns = Columns(dict.fromkeys(names), rows=rows, kind="Arrow columns")
+    for name in names:
+        segments = _segments_of(dataset, name)
+        first, *others = {str(segment.array.dtype) for segment in segments}
+        if others:
+            raise NotCoveredError(f"column {name!r} has parts of different dtype")
+        columns.add(f"column {name!r}", segments, cast=_CASTS[first])
     return columns
 
 

@@ -2,32 +2,154 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import torch
+from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 from fastloop._core import ArrayLoader
 from fastloop.base.machine import budget_of
 from fastloop.base.moves import tensors_in, watch
 from fastloop.base.next_lock import NextLock, count_alone
+from fastloop.base.openmp import on_this_thread
 from fastloop.base.ranges import named, tools
-from fastloop.base.torch_parts import MapFetcher, pin_memory
+from fastloop.base.torch_parts import MapFetcher, Methods, pin_memory
 from fastloop.data.epochs import EpochDataset
-from fastloop.data.index_blocks import find_blocks
+from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.destinations import Destination, find_destination
-from fastloop.loader.arrays.columns import Source, gives_views
-from fastloop.loader.resume.epoch import ResumableIter, rest_of_block, skip_blocks
+from fastloop.loader.arrays.columns import Source, as_vector, gives_views
+from fastloop.loader.resume.epoch import LoaderEpoch, ResumableIter
 from fastloop.loader.shared import Shared
 
 _BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is given
+
+
+# ---- torch's samplers as blocks of int64 indices: their numbers, drawn at the same moments
+
+# A tensor or, for consecutive indices, a pair (first, count). It is drawn when the first batch that
+# needs it is asked for, because torch's samplers are generators and draw then.
+Block = torch.Tensor | tuple[int, int]
+
+
+def _permutation(n: int, generator: Any) -> torch.Tensor:
+    with on_this_thread():
+        return torch.randperm(n, generator=generator).cpu()
+
+
+def _sequential(sampler: Any) -> Iterator[Block]:
+    yield 0, len(sampler.data_source)
+
+
+def _random(sampler: Any) -> Iterator[Block]:
+    n = len(sampler.data_source)
+    generator = sampler.generator
+    if generator is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+    whole, rest = divmod(sampler.num_samples, 32 if sampler.replacement else n)
+    if sampler.replacement:
+        for size in chain(repeat(32, whole), (rest,)):
+            draws = torch.randint(high=n, size=(size,), dtype=torch.int64, generator=generator)
+            yield draws.cpu()
+        return
+    for _ in range(whole):
+        yield _permutation(n, generator)
+    yield _permutation(n, generator)[:rest]
+
+
+def _subset(sampler: Any) -> Iterator[Block]:
+    indices = torch.from_numpy(as_vector(sampler.indices))
+    yield indices[_permutation(len(indices), sampler.generator)]
+
+
+def _weighted(sampler: Any) -> Iterator[Block]:
+    indices = torch.multinomial(
+        sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator
+    )
+    yield indices.cpu()
+
+
+def _distributed(sampler: Any) -> Iterator[Block]:
+    n = len(sampler.dataset)
+    if sampler.shuffle:
+        generator = torch.Generator()
+        generator.manual_seed(sampler.seed + sampler.epoch)
+        indices = _permutation(n, generator)
+    else:
+        indices = torch.arange(n, device="cpu")
+    if not sampler.drop_last:
+        indices = indices.repeat(max(1, math.ceil(sampler.total_size / max(1, n))))
+    if sampler.drop_last or n <= sampler.total_size:
+        indices = indices[: sampler.total_size]
+    if len(indices) != sampler.total_size:
+        raise AssertionError(
+            f"Number of indices ({len(indices)}) does not match total_size ({sampler.total_size})"
+        )
+    yield indices[sampler.rank : sampler.total_size : sampler.num_replicas].contiguous()
+
+
+_MAKERS: dict[type, Callable[[Any], Iterator[Block]]] = {
+    torch_data.SequentialSampler: _sequential,
+    torch_data.RandomSampler: _random,
+    torch_data.SubsetRandomSampler: _subset,
+    torch_data.WeightedRandomSampler: _weighted,
+    DistributedSampler: _distributed,
+    ShuffleSampler: ShuffleSampler.blocks,
+}
+_ITERS = Methods(*((cls, "__iter__") for cls in (torch_data.BatchSampler, *_MAKERS)))
+
+
+def find_blocks(index_sampler: Any) -> Iterator[Block] | None:
+    """Return the blocks of a plain ``BatchSampler`` over a sampler known here, by exact type.
+
+    None for any other; it is then iterated in Python. Nothing is drawn before the first block.
+    """
+    if type(index_sampler) is not torch_data.BatchSampler or _ITERS.find_replaced():
+        return None
+    sampler = index_sampler.sampler
+    if type(sampler) is torch_data.SubsetRandomSampler and as_vector(sampler.indices) is None:
+        return None
+    make = _MAKERS.get(type(sampler))
+    return None if make is None else make(sampler)
+
+
+def rest_of_block(block: Block, rows: int) -> Block:
+    """Return a block without its first rows."""
+    if isinstance(block, tuple):
+        first, count = block
+        return first + rows, count - rows
+    return block[rows:]
+
+
+def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
+    """Return the blocks of a sampler without the rows of the batches that were yielded. Draws the
+    blocks that hold those now."""
+    rows = epoch.skipped * epoch.sampler.batch_size
+    sampler = epoch.sampler.sampler
+    if type(sampler) is ShuffleSampler:
+        return sampler.blocks(rows)
+    for block in blocks:
+        count = block[1] if isinstance(block, tuple) else len(block)
+        if rows < count:
+            return chain((rest_of_block(block, rows),), blocks)
+        rows -= count
+        if rows == 0:
+            break
+    return blocks
+
+
+# ---- the iterator
 
 
 class _InBlocks:

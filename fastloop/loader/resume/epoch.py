@@ -22,8 +22,7 @@ from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.torch_parts import BaseIter, call_as_torch
 from fastloop.data.epochs import IteratorEpochs, epochs_within
-from fastloop.data.index_blocks import Block
-from fastloop.data.samplers import EpochSampler, ShuffleSampler
+from fastloop.data.samplers import EpochSampler
 from fastloop.data.stateful import DatasetStates, is_stream
 from fastloop.loader.resume.state import (
     SEEDED,
@@ -53,31 +52,6 @@ def _restoring(*generators: torch.Generator) -> Iterator[None]:
 
 
 # ---- the rest of an epoch
-
-
-def rest_of_block(block: Block, rows: int) -> Block:
-    """Return a block without its first rows."""
-    if isinstance(block, tuple):
-        first, count = block
-        return first + rows, count - rows
-    return block[rows:]
-
-
-def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
-    """Return the blocks of a sampler without the rows of the batches that were yielded. Draws the
-    blocks that hold those now."""
-    rows = epoch.skipped * epoch.sampler.batch_size
-    sampler = epoch.sampler.sampler
-    if type(sampler) is ShuffleSampler:
-        return sampler.blocks(rows)
-    for block in blocks:
-        count = block[1] if isinstance(block, tuple) else len(block)
-        if rows < count:
-            return chain((rest_of_block(block, rows),), blocks)
-        rows -= count
-        if rows == 0:
-            break
-    return blocks
 
 
 def _begins_anywhere(sampler: Any) -> TypeGuard[EpochSampler[Any]]:
