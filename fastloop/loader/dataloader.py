@@ -233,7 +233,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._check_arguments()
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
-        self._tell_accelerate()
+        if self._own_arguments():
+            keep_arguments(DataLoader)
         super().__init__(
             dataset,
             batch_size,
@@ -259,10 +260,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Return the arguments that torch's class does not have, where they are not the default."""
         now = {name: getattr(self, name) for name in _OWN}
         return {name: value for name, value in now.items() if value != _OWN[name]}
-
-    def _tell_accelerate(self) -> None:
-        if self._own_arguments():
-            keep_arguments(DataLoader)
 
     def _check_arguments(self) -> None:
         """Check arguments against each other; again before each iter(), as attributes may have been
@@ -300,15 +297,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._check_arguments()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
-        iterator: BaseIter = open_iterator(
-            self,
-            self._shared,
-            functools.partial(super()._get_iterator, *args, **kwargs),
-            self.path,
-            self.device,
-            self.device_transform,
-            self.static_buffers,
-        )
+        torchs_own = functools.partial(super()._get_iterator, *args, **kwargs)
+        placing = self.device, self.device_transform, self.static_buffers
+        iterator: BaseIter = open_iterator(self, self._shared, torchs_own, self.path, *placing)
         self._shared.note_open(iterator)
         return iterator
 
@@ -399,9 +390,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         iterated anew. Also done at the end of a ``with`` block.
         """
         for iterator in [ref() for ref in self._shared.open]:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
+            getattr(iterator, "close", bool)()  # torch's have none
         self._iterator = None
         self._shared.trim()
 
@@ -420,7 +409,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         shared = Shared(state.pop("_position"))
         self.__dict__.update(state, _shared=shared)
-        self._tell_accelerate()
+        if self._own_arguments():
+            keep_arguments(DataLoader)
 
 
 def _signature() -> inspect.Signature:
@@ -462,8 +452,7 @@ def stats(loader: Any) -> LoaderStats:
             f"loader must be a DataLoader, or a framework's wrapper of one, got a "
             f"{type(loader).__qualname__}"
         )
-    shared = shared_of.get(found)
-    if shared is not None:
+    if (shared := shared_of.get(found)) is not None:
         return _compute_stats(found, "auto", shared)
     why = "fastloop has made no iterator of this loader; call fastloop.patch() before iter()"
     return LoaderStats("torch", why, 0, None, None, 0, 0.0, 0, 0)

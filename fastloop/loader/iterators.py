@@ -15,18 +15,8 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop.base.torch_parts import (
-    BaseIter,
-    MapFetcher,
-    Methods,
-    MultiIter,
-    SingleIter,
-    default_collate,
-    default_convert,
-    difference,
-    is_known,
-    new_arguments,
-)
+from fastloop.base import torch_parts
+from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, difference, is_known
 from fastloop.data.collate import is_default_collate
 from fastloop.data.epochs import datasets_within
 from fastloop.data.field import Field
@@ -39,17 +29,8 @@ from fastloop.data.kinds import (
 from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.prefetch import DeviceIter, TorchDeviceIter
-from fastloop.loader.arrays.columns import (
-    TAKERS,
-    NotCoveredError,
-    Source,
-    Taker,
-    below_subsets,
-    gives_views,
-    is_hugging_face,
-    open_source,
-    take_hugging_face,
-)
+from fastloop.loader.arrays import columns
+from fastloop.loader.arrays.columns import NotCoveredError, Source
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.shared import Shared
 from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
@@ -72,7 +53,7 @@ _SAMPLE_METHODS = Methods(
         for cls in (*_NESTING, torch_data.Dataset, torch_data.TensorDataset)
         for name in ("__getitem__", "__getitems__")
     ),
-    (MapFetcher, "fetch"),
+    (torch_parts.MapFetcher, "fetch"),
 )
 _ITER_METHODS = Methods(
     *((cls, "__next__") for cls in (BaseIter, SingleIter, MultiIter)),
@@ -115,7 +96,7 @@ def open_iterator(
     accelerator = None
     if device is not None and not (is_plain and torch.device(device).type == "cpu"):
         accelerator = open_accelerator(device)
-    is_left = bool(name_replaced_iterator()) or not is_known("torch", "Loaders are left")
+    is_left = bool(_ITER_METHODS.find_replaced()) or not is_known("torch", "Loaders are left")
     iterator = torchs_own() if is_left else fast_iterator(loader, path, shared, accelerator)
     if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
         return iterator
@@ -198,20 +179,15 @@ def choose_route(
     for group in ("loader", "tensors"):
         if not is_known(group, "Loaders are left"):
             return Route("torch", difference(group))
-    for name, default in new_arguments().items():
+    for name, default in torch_parts.new_arguments().items():
         if getattr(loader, name, default) is not default:
             return Route("torch", f"this version of fastloop does not know the argument {name}")
-    if replaced := name_replaced_iterator():
+    if replaced := _ITER_METHODS.find_replaced():
         return Route("torch", f"torch's {replaced} was replaced by another")
     route = _choose(loader, path, pin, changed)
     if is_known(route.path, f"Loaders with path={route.path!r} are left"):
         return route
     return Route("torch", difference(route.path))
-
-
-def name_replaced_iterator() -> str:
-    """Return the name of a method of torch's iterators that was replaced by another, or ""."""
-    return _ITER_METHODS.find_replaced()
 
 
 def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Route:
@@ -273,15 +249,15 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
 
 def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     """Return the array path. Raises NotCoveredError."""
-    dataset = below_subsets(loader.dataset)
+    dataset = columns.below_subsets(loader.dataset)
     is_sequence = loader._auto_collation and is_sequence_collate(loader.collate_fn)
     has_init = loader.num_workers > 0 and loader.worker_init_fn is not None
     seeder = _name_seeder(loader.worker_init_fn) if has_init else ""
     if replaced := _SAMPLE_METHODS.find_replaced():
         raise NotCoveredError(f"torch's {replaced} was replaced by another")
     # PadCollate and PackCollate collate fields without sequences by torch's default.
-    collate_fn = default_collate if is_sequence else loader.collate_fn
-    is_default = collate_fn is default_convert
+    collate_fn = torch_parts.default_collate if is_sequence else loader.collate_fn
+    is_default = collate_fn is torch_parts.default_convert
     if loader._auto_collation:
         is_default = is_default_collate(collate_fn)
     if not is_default:
@@ -296,7 +272,7 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     if not loader._auto_collation:
         _check_singles(loader, path, dataset)
     takers = _takers_of(loader, dataset)
-    source = open_source(loader.dataset, pin and loader.num_workers > 0, takers)
+    source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, takers)
     collate = type(loader.collate_fn).__name__ if is_sequence else "default collate"
     why = f"{type(loader.dataset).__name__} of {source.kind}, {collate}"
     if getattr(dataset, "_transforms", None):
@@ -319,10 +295,10 @@ def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
     yield lists of rows, which index only some datasets."""
     if is_image_folder(dataset):
         raise NotCoveredError("a single sample of an ImageFolder has an int, as torchvision's")
-    if is_hugging_face(dataset):
+    if columns.is_hugging_face(dataset):
         raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
     if type(loader.sampler) in _INT_SAMPLERS:
-        if path != "array" and gives_views(dataset, loader.num_workers):
+        if path != "array" and columns.gives_views(dataset, loader.num_workers):
             raise NotCoveredError("single samples are views of the data, as torch's")
         return
     name = "" if type(dataset) in _TAKE_LISTS else type(dataset).__name__
@@ -332,7 +308,7 @@ def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
         raise NotCoveredError(f"the sampler may yield values that do not index a {name}")
 
 
-def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[Taker]:
+def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[columns.Taker]:
     if is_sequence_collate(loader.collate_fn):
         from fastloop.loader.arrays.sequences import take_sequences
 
@@ -341,7 +317,7 @@ def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[Taker]:
         from fastloop.loader.arrays.sequences import take_ragged
 
         return (take_ragged,)
-    return take_hugging_face, *TAKERS
+    return columns.take_hugging_face, *columns.TAKERS
 
 
 def _has_sequences(dataset: object) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, MutableMapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
@@ -91,9 +91,8 @@ class Shared:
                 raise
             self.unpinnable.add((is_shared, device))
             name = "memory that worker processes share" if is_shared else "memory of batches"
-            self.fault = (
-                f"{name} cannot be pinned for it ({error}); containers may need --ulimit memlock=-1"
-            )
+            remedy = "containers may need --ulimit memlock=-1"
+            self.fault = f"{name} cannot be pinned for it ({error}); {remedy}"
             warn_once(f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}")
         return BatchPool(fields, is_shared=is_shared)
 
@@ -135,10 +134,6 @@ class Shared:
                 memory.trim()
 
 
-def _is_usable(memory: BatchPool | None, device: int) -> TypeGuard[BatchPool]:
-    return memory is not None and memory.is_own() and memory.device == device
-
-
 # For loaders of torch's class. Kept outside the loader: frameworks copy and pickle its attributes.
 # By identity, because a loader need not be hashable.
 shared_of: MutableMapping[DataLoader[Any], Shared] = WeakIdKeyDictionary()
@@ -161,8 +156,9 @@ class LockedIter(ResumableIter):
     It stands behind one of torch's iterators in the list of bases.
     """
 
+    _is_closed = False
+
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._is_closed = False
         self._next_lock = NextLock()
         super().__init__(loader)
 
@@ -175,8 +171,7 @@ class LockedIter(ResumableIter):
 
     def _note_state(self, worker: int, state: bytes | None) -> None:
         """Note the dataset's state behind the next batch, before it is handed out."""
-        epoch = self._epoch
-        assert epoch.states is not None
+        epoch: Any = self._epoch
         epoch.states.note(self._num_yielded + 1, worker, state, epoch.count())
 
     def __next__(self) -> Any:

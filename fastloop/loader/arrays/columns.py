@@ -139,10 +139,8 @@ class Column:
 
         if not isinstance(self.source, tuple):
             return keep(self.source), self.file
-        source: list[Any] = []
-        for array, rows, _ in self.source:
-            source += (keep(array), rows)
-        return tuple(source), tuple(segment.file for segment in self.source)
+        source = tuple(part for array, rows, _ in self.source for part in (keep(array), rows))
+        return source, tuple(segment.file for segment in self.source)
 
 
 @dataclass

@@ -152,26 +152,14 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 # ---- the iterator
 
 
-class _InBlocks:
-    """Stands in for the sampler's iterator where C cuts batches out of whole blocks: indices that a
+def _refuse_batches() -> Iterator[Any]:
+    """Stand in for the sampler's iterator where C cuts batches out of whole blocks: indices that a
     program took from it would be missing in the epoch."""
-
-    def __iter__(self) -> _InBlocks:
-        return self
-
-    def __next__(self) -> Any:
-        raise RuntimeError(
-            "_sampler_iter of an iterator on the array path gives no batches, because the sampler "
-            "is read in blocks; pass path='torch' to the loader, or use load_state_dict() to skip"
-        )
-
-
-def _counting(source: Source) -> Iterator[torch.Tensor]:
-    """Yield the tensors whose changes in place torch counts, and worker processes would not see."""
-    for tensor in tensors_in(source.table):
-        is_shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
-        if not (is_shared or tensor.is_inference()):
-            yield tensor
+    raise RuntimeError(
+        "_sampler_iter of an iterator on the array path gives no batches, because the sampler is "
+        "read in blocks; pass path='torch' to the loader, or use load_state_dict() to skip"
+    )
+    yield
 
 
 def _level_of_program() -> int:
@@ -212,7 +200,11 @@ class ArrayIter(ResumableIter):
         self._fetches_singles = not is_live and gives_views(source.dataset, self._num_workers)
         self._versions: dict[torch.Tensor, int] = {}
         if self._num_workers > 0 and not is_live:
-            self._versions = {tensor: tensor._version for tensor in _counting(source)}
+            # Worker processes would see changes of shared memory; torch counts none of others.
+            tensors = [
+                t for t in tensors_in(source.table) if not (t.is_inference() or t.is_shared())
+            ]
+            self._versions = {tensor: tensor._version for tensor in tensors}
         self._destination = self._open_destination(accelerator)
         self._pin_memory = self._pin_memory and accelerator is None
         self._open_loader()
@@ -282,8 +274,8 @@ class ArrayIter(ResumableIter):
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
-            self._sampler_iter = _InBlocks()
-            remaining = self._remaining(blocks, skip_blocks)
+            self._sampler_iter = _refuse_batches()
+            remaining = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
             self._array_loader.restart(remaining, _BLOCKS, sampler, self._random_epoch)
         else:
             singles = _LISTS if self._fetches_singles else _SINGLES

@@ -243,11 +243,9 @@ class ResumableIter(FinalizerBase, BaseIter):
     def _skip_yielded(self) -> None:
         if self._epoch.states is not None:
             self._epoch.states.base_seed = int(self._base_seed)
-        self._sampler_iter = self._remaining(self._sampler_iter, skip_items)
+        remaining = self._epoch.remaining(self._sampler_iter, skip_items)
+        self._sampler_iter = chain.from_iterable(remaining)
         self._num_yielded = self._epoch.skipped
-
-    def _remaining(self, source: Iterator[Any], skip: _Skip) -> Iterator[Any]:
-        return chain.from_iterable(self._epoch.remaining(source, skip))
 
     def _keep_count(self) -> None:
         epoch = self.__dict__.get("_epoch")
