@@ -155,11 +155,11 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 def _refuse_batches() -> Iterator[Any]:
     """Stand in for the sampler's iterator where C cuts batches out of whole blocks: indices that a
     program took from it would be missing in the epoch."""
+    yield from ()
     raise RuntimeError(
         "_sampler_iter of an iterator on the array path gives no batches, because the sampler is "
         "read in blocks; pass path='torch' to the loader, or use load_state_dict() to skip"
     )
-    yield
 
 
 def _level_of_program() -> int:
@@ -200,11 +200,11 @@ class ArrayIter(ResumableIter):
         self._fetches_singles = not is_live and gives_views(source.dataset, self._num_workers)
         self._versions: dict[torch.Tensor, int] = {}
         if self._num_workers > 0 and not is_live:
-            # Worker processes would see changes of shared memory; torch counts none of others.
-            tensors = [
-                t for t in tensors_in(source.table) if not (t.is_inference() or t.is_shared())
-            ]
-            self._versions = {tensor: tensor._version for tensor in tensors}
+            # Worker processes see changes of shared tensors; torch counts none of inference tensors.
+            for tensor in tensors_in(source.table):
+                is_shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
+                if not (is_shared or tensor.is_inference()):
+                    self._versions[tensor] = tensor._version
         self._destination = self._open_destination(accelerator)
         self._pin_memory = self._pin_memory and accelerator is None
         self._open_loader()
