@@ -210,14 +210,6 @@ class DatasetReader:
         return self.dump()
 
 
-def _load(dumped: bytes) -> ReaderState:
-    """Return the state that was dumped, or raise the error of the user's code."""
-    state: Any = pickle.loads(dumped)
-    if isinstance(state, ExceptionWrapper):
-        state.reraise()  # type: ignore[no-untyped-call]
-    return state  # type: ignore[no-any-return]
-
-
 # ---- in the loader's process
 
 
@@ -259,17 +251,20 @@ class _Place:
             self.state, self.steps = state, 0
 
     def save(self, is_ahead: bool = False) -> ReaderState:
-        """Return the state behind the batches yielded, or behind all that have come."""
+        """Return the state behind the batches yielded, or behind all that have come. Raises the
+        error of the user's code that was dumped in the state's place."""
         ahead = self.received - self.yielded if is_ahead else 0
         state, steps, has_ended = self.state, self.steps + ahead, False
         if self.end is not None and self.end[0] == self.yielded + ahead:
             state, has_ended = self.end[1] or state, True
             steps = steps if self.end[1] is None else 0
-        saved = _load(state) if isinstance(state, bytes) else deepcopy(state)
+        saved: Any = pickle.loads(state) if isinstance(state, bytes) else deepcopy(state)
+        if isinstance(saved, ExceptionWrapper):
+            saved.reraise()  # type: ignore[no-untyped-call]
         if saved["fetcher_state"] is not None:
             saved["fetcher_state"]["steps"] = steps
             saved["fetcher_state"]["fetcher_ended"] |= has_ended
-        return saved
+        return saved  # type: ignore[no-any-return]
 
 
 class DatasetStates:

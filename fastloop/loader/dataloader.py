@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.utils.data
 
-from fastloop.base.checks import check_callable, read_choice, read_int
+from fastloop.base.checks import check_callable, make_message, read_choice, read_int
 from fastloop.base.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.stateful import has_place
 from fastloop.loader.frameworks import keep_arguments, unwrap
@@ -448,10 +448,7 @@ def stats(loader: Any) -> LoaderStats:
     if isinstance(found, DataLoader):
         return found.stats()
     if not isinstance(found, torch.utils.data.DataLoader):
-        raise TypeError(
-            f"loader must be a DataLoader, or a framework's wrapper of one, got a "
-            f"{type(loader).__qualname__}"
-        )
+        raise TypeError(make_message("loader", "a DataLoader or a wrapper of one", loader))
     if (shared := shared_of.get(found)) is not None:
         return _compute_stats(found, "auto", shared)
     why = "fastloop has made no iterator of this loader; call fastloop.patch() before iter()"
@@ -462,7 +459,7 @@ def _compute_stats(
     loader: torch.utils.data.DataLoader[Any], path: str, shared: Shared
 ) -> LoaderStats:
     """Return the counts of a loader whose iterators are given ``path`` and ``shared``."""
-    route = choose_route(loader, path, changed=shared.changed)
+    route = choose_route(loader, path, shared.changed)
     count = shared.count()
     workers, fallbacks = shared.count_workers()
     return LoaderStats(

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
-from torch.utils.data.distributed import DistributedSampler
 
 from fastloop.base import torch_parts
 from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, difference, is_known
@@ -40,7 +39,7 @@ PATHS = ("auto", "array", "process", "thread", "sync", "torch")
 _TAKE_LISTS = (torch_data.TensorDataset, torch.Tensor, np.ndarray, np.memmap)
 # These samplers yield ints and nothing else.
 _INT_SAMPLERS = (
-    DistributedSampler,
+    torch_data.DistributedSampler,
     torch_data.RandomSampler,
     torch_data.SequentialSampler,
     ShuffleSampler,
@@ -105,10 +104,7 @@ def open_iterator(
 
 
 def fast_iterator(
-    loader: DataLoader[Any],
-    path: str = "auto",
-    shared: Shared | None = None,
-    accelerator: Accelerator | None = None,
+    loader: DataLoader[Any], path: str, shared: Shared, accelerator: Accelerator | None
 ) -> BaseIter:
     """Return the fastest iterator that gives the batches of torch's ``iter(loader)``.
 
@@ -116,12 +112,11 @@ def fast_iterator(
         loader: any torch DataLoader, or an object with those attributes of one that torch's
             iterators read. The caller warns of more workers than CPUs, as with torch's iterators.
         path: as the argument of ``fastloop.DataLoader``.
-        shared: memory and counts to go on with; fresh ones by default.
+        shared: memory and counts to go on with.
         accelerator: the device of the batches. They are there if the iterator's ``is_on_device``
             is true, else in CPU memory.
     """
-    shared = shared or Shared()
-    route = choose_route(loader, path, pin=True, changed=shared.changed)
+    route = choose_route(loader, path, shared.changed, pin=True)
     # Iterators over workers are imported when the first is made: most programs have one kind or
     # none.
     if route.path == "thread":
@@ -162,16 +157,14 @@ def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
     return True
 
 
-def choose_route(
-    loader: DataLoader[Any], path: str = "auto", pin: bool = False, changed: str = ""
-) -> Route:
+def choose_route(loader: DataLoader[Any], path: str, changed: str, pin: bool = False) -> Route:
     """Return the path that any torch ``DataLoader`` takes now.
 
     Args:
         path: as the argument of ``fastloop.DataLoader``.
-        pin: an iterator will be made, so storages may be marked; else nothing is changed.
         changed: why threads that read the data during the epoch would not give torch's batches,
             or "".
+        pin: an iterator will be made, so storages may be marked; else nothing is changed.
 
     Raises:
         ValueError: ``path`` demands a path that does not take this loader.
@@ -210,9 +203,7 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Rout
         return _array_route(loader, path, pin)
     except NotCoveredError as reason:
         if path == "array":
-            raise ValueError(
-                f"path='array' cannot load this: {reason}; use path='auto' for any dataset"
-            ) from None
+            raise ValueError(f"path='array' cannot load this: {reason}; path='auto' can") from None
         return Route(other, str(reason))
 
 
@@ -261,10 +252,8 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     if loader._auto_collation:
         is_default = is_default_collate(collate_fn)
     if not is_default:
-        raise NotCoveredError(
-            difference("collate")
-            or "collate_fn is not torch's default, or its registry was extended"
-        )
+        why = "collate_fn is not torch's default, or its registry was extended"
+        raise NotCoveredError(difference("collate") or why)
     if has_init and not seeder:
         raise NotCoveredError("worker_init_fn runs in worker processes")
     if loader.num_workers > 0 and loader.prefetch_factor == 0:

@@ -165,19 +165,11 @@ class Columns:
 
     def table(self, pin: bool) -> Table:
         """Open the table of all columns; `pin` as in ``open_source``."""
-        pairs = [column.for_core(pin) for column in self.all]
-        sources, files = tuple(zip(*pairs, strict=True)) or ((), ())
-        names, plans, casts = (
-            tuple(getattr(column, name) for column in self.all) for name in ("name", "plan", "cast")
-        )
+        found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in self.all]
+        sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
         table = Table(sources, torch.Tensor, names, files, plans, casts)
         watch(table)
         return table
-
-
-def list_of(count: int) -> Structure:
-    """Return the structure of a list of `count` outputs."""
-    return (None,) * count
 
 
 @dataclass(frozen=True)
@@ -226,19 +218,23 @@ def take(dataset: object, takers: Sequence[Taker]) -> Columns:
     raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
 
 
-def take_arrays(dataset: object) -> Columns | None:
+def take_arrays(
+    dataset: object, make_ragged: Callable[[Any], tuple[Any, ...]] | None = None
+) -> Columns | None:
+    """Args: make_ragged: the arguments of ``Columns.add`` for a RaggedArray; None: not covered."""
     if not is_array_dataset(dataset):
         return None
     if dataset._untranslated:
         raise NotCoveredError(dataset._untranslated)
     keys = dataset._keys
-    columns = Columns(dict.fromkeys(keys) if keys else list_of(len(dataset._fields)))
+    columns = Columns(dict.fromkeys(keys) if keys else (None,) * len(dataset._fields))
     for field, plan in zip(dataset._fields, dataset._plans, strict=True):
-        if not isinstance(field, Field):
-            raise NotCoveredError(
-                f"{field.name} is a RaggedArray; pass PadCollate or PackCollate as collate_fn"
-            )
-        columns.add(field.name, field.source, field.file, plan)
+        if isinstance(field, Field):
+            columns.add(field.name, field.source, field.file, plan)
+        elif make_ragged is not None:
+            columns.add(*make_ragged(field))
+        else:
+            raise NotCoveredError(f"{field.name} is a RaggedArray; use PadCollate or PackCollate")
     return columns
 
 
@@ -254,7 +250,7 @@ def take_tokens(dataset: object) -> Columns | None:
     if not is_token_dataset(dataset):
         return None
     is_alone = dataset._keys is None and dataset._arguments.targets is None
-    names = dict.fromkeys(dataset._keys) if dataset._keys else list_of(2)
+    names = dict.fromkeys(dataset._keys) if dataset._keys else (None,) * 2
     columns = Columns(None if is_alone else names, kind="windows of tokens")
     columns.add("tokens", dataset._windows)
     return columns
@@ -263,7 +259,7 @@ def take_tokens(dataset: object) -> Columns | None:
 def take_tensors(dataset: Any) -> Columns | None:
     if type(dataset) is not torch_data.TensorDataset:
         return None
-    columns = Columns(list_of(len(dataset.tensors)))
+    columns = Columns((None,) * len(dataset.tensors))
     for i, tensor in enumerate(dataset.tensors):
         columns.add(f"tensor {i}", tensor)
     return columns
@@ -289,9 +285,7 @@ def take_rows(dataset: Any) -> Columns | None:
         field = Field("the dataset", dataset)
         array: Any = field.source
         if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
-            raise NotCoveredError(
-                f"the dataset has rows of {array.dtype}, of which torch makes others"
-            )
+            raise NotCoveredError(f"torch makes another dtype of the dataset's {array.dtype}")
         if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
             raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
         columns.add("the dataset", array, field.file, is_array=True)
@@ -446,9 +440,8 @@ def take_stack(dataset: Any) -> Columns | None:
         return None
     parts: Any = dataset.datasets
     is_dict = isinstance(parts, dict)
-    found = {
-        key: take(part, TAKERS) for key, part in (parts.items() if is_dict else enumerate(parts))
-    }
+    pairs = parts.items() if is_dict else enumerate(parts)
+    found = {key: take(part, TAKERS) for key, part in pairs}
     structures = {key: columns.structure for key, columns in found.items()}
     stack = Columns(structures if is_dict else tuple(structures.values()))
     for key, columns in found.items():
@@ -468,10 +461,8 @@ def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
         found = column.segments()
         rows = sum(segment.length for segment in found)
         if rows != length:
-            raise NotCoveredError(
-                f"the ConcatDataset was made when {column.name} had {length} rows, "
-                f"and it has {rows}"
-            )
+            fault = f"{column.name} has {rows} rows, and had {length} when"
+            raise NotCoveredError(f"{fault} the ConcatDataset was made")
         segments += found
     return replace(first, source=tuple(segments), file=None)
 

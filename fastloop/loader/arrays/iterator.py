@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
 from fastloop._core import ArrayLoader
 from fastloop.base.machine import budget_of
@@ -55,8 +54,7 @@ def _random(sampler: Any) -> Iterator[Block]:
     generator = sampler.generator
     if generator is None:
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        generator = torch.Generator()
-        generator.manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
     whole, rest = divmod(sampler.num_samples, 32 if sampler.replacement else n)
     if sampler.replacement:
         for size in chain(repeat(32, whole), (rest,)):
@@ -83,20 +81,18 @@ def _weighted(sampler: Any) -> Iterator[Block]:
 def _distributed(sampler: Any) -> Iterator[Block]:
     n = len(sampler.dataset)
     if sampler.shuffle:
-        generator = torch.Generator()
-        generator.manual_seed(sampler.seed + sampler.epoch)
+        generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
         indices = _permutation(n, generator)
     else:
         indices = torch.arange(n, device="cpu")
+    total = sampler.total_size
     if not sampler.drop_last:
-        indices = indices.repeat(max(1, math.ceil(sampler.total_size / max(1, n))))
-    if sampler.drop_last or n <= sampler.total_size:
-        indices = indices[: sampler.total_size]
-    if len(indices) != sampler.total_size:
-        raise AssertionError(
-            f"Number of indices ({len(indices)}) does not match total_size ({sampler.total_size})"
-        )
-    yield indices[sampler.rank : sampler.total_size : sampler.num_replicas].contiguous()
+        indices = indices.repeat(max(1, math.ceil(total / max(1, n))))
+    if sampler.drop_last or n <= total:
+        indices = indices[:total]
+    if (count := len(indices)) != total:
+        raise AssertionError(f"Number of indices ({count}) does not match total_size ({total})")
+    yield indices[sampler.rank : total : sampler.num_replicas].contiguous()
 
 
 _MAKERS: dict[type, Callable[[Any], Iterator[Block]]] = {
@@ -104,7 +100,7 @@ _MAKERS: dict[type, Callable[[Any], Iterator[Block]]] = {
     torch_data.RandomSampler: _random,
     torch_data.SubsetRandomSampler: _subset,
     torch_data.WeightedRandomSampler: _weighted,
-    DistributedSampler: _distributed,
+    torch_data.DistributedSampler: _distributed,
     ShuffleSampler: ShuffleSampler.blocks,
 }
 _ITERS = Methods(*((cls, "__iter__") for cls in (torch_data.BatchSampler, *_MAKERS)))
@@ -163,7 +159,8 @@ def _refuse_batches() -> Iterator[Any]:
 
 
 def _level_of_program() -> int:
-    """The stacklevel, for the caller's warnings, of the line outside fastloop and torch."""
+    """Return the stacklevel that names, in a warning of the caller, the line outside fastloop and
+    torch."""
     level, frame = 0, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("fastloop.", "torch.")):
         level, frame = level + 1, frame.f_back
@@ -175,7 +172,6 @@ class ArrayIter(ResumableIter):
     permutation when the first index is needed."""
 
     _workers = ()  # torch's name for the worker processes
-    _kept: tuple[Any, ...] = ()  # the batch that came with a warning that is an error
 
     def __init__(
         self,
@@ -200,7 +196,7 @@ class ArrayIter(ResumableIter):
         self._fetches_singles = not is_live and gives_views(source.dataset, self._num_workers)
         self._versions: dict[torch.Tensor, int] = {}
         if self._num_workers > 0 and not is_live:
-            # Worker processes see changes of shared tensors; torch counts none of inference tensors.
+            # Workers see changes of shared tensors; torch counts none of inference tensors.
             for tensor in tensors_in(source.table):
                 is_shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
                 if not (is_shared or tensor.is_inference()):
@@ -289,7 +285,6 @@ class ArrayIter(ResumableIter):
         is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
         if not first_iter and not is_usable:
             self._open_loader()
-        self._kept = ()
         self._restart()
 
     def _warn_of_change(self) -> None:
@@ -297,10 +292,8 @@ class ArrayIter(ResumableIter):
         if all(tensor._version == version for tensor, version in self._versions.items()):
             return
         self._versions = {}
-        changed = (
-            f"the data of the {type(self._dataset).__name__} were changed in place while workers "
-            "loaded them"
-        )
+        name = type(self._dataset).__name__
+        changed = f"the data of the {name} were changed in place while workers loaded them"
         if self._persistent_workers:
             later = "Persistent worker processes would never see the change"
         else:
@@ -336,18 +329,16 @@ class ArrayIter(ResumableIter):
     def __next__(self) -> Any:
         if self._destination is not None:
             self._destination.check()
-        if self._kept:
-            (data,), self._kept = self._kept, ()
-            self._num_yielded += 1
-            return data
+        if self._versions:
+            self._warn_of_change()
         try:
             if tools._is_profiler_enabled:
-                data = named("next", super().__next__)()
-            elif self._pin_memory:
-                data = super().__next__()
-            else:
-                data = next(self._array_loader)
-                self._num_yielded += 1
+                return named("next", super().__next__)()
+            if self._pin_memory:
+                return super().__next__()
+            data = next(self._array_loader)
+            self._num_yielded += 1
+            return data
         except StopIteration:
             self._epoch.is_over = True
             raise
@@ -355,17 +346,9 @@ class ArrayIter(ResumableIter):
             if not self._goes_on_in_child():
                 raise
             return self.__next__()
-        if self._versions:
-            try:
-                self._warn_of_change()
-            except RuntimeWarning:  # warnings are errors: the next next() gives this batch
-                self._kept = (data,)
-                self._num_yielded -= 1
-                raise
-        return data
 
     def close(self) -> None:
-        self._is_closed, self._kept = True, ()
+        self._is_closed = True
         self._array_loader.close()
 
     def _shutdown_workers(self) -> None:
