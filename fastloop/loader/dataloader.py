@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _T_co = TypeVar("_T_co", covariant=True)
 _BUDGET = "or None: a quarter of the memory available"
-_SNAPSHOTS = "1 sends a state of the dataset behind every batch, 0 behind none"
+_SNAPSHOTS = "1 sends a state of the dataset after every batch, 0 after none"
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         static_buffers: on ``device`` the tensors of all batches have the same addresses, for CUDA
             graphs, and are valid until the next batch is taken. All batches must be alike.
         snapshot_every_n_steps: workers send the state of an ``IterableDataset`` that has
-            ``state_dict()`` behind every n-th of their batches, 0: behind none. Resuming reads the
+            ``state_dict()`` after every n-th of their batches, 0: after none. Resuming reads the
             samples of the batches since then again. Without workers, states are always exact.
         resume: ``"skip"`` lets ``load_state_dict()`` go on in the middle of an
             ``IterableDataset`` without ``state_dict()``: the samples of all batches yielded are
@@ -155,7 +155,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             RuntimeWarning says how the worker died, at which batch, and how much memory there is.
             The state of the dead worker is lost, that of its random generators included. A batch
             at which two workers have died raises, as do workers that cannot start, and those of an
-            IterableDataset without ``state_dict()``; with it, they go on behind the batches that
+            IterableDataset without ``state_dict()``; with it, they go on after the batches that
             have come. Exceptions of the dataset are raised as ever. ValueError with
             ``path="torch"``.
         memory_budget: bytes that batches of worker processes, and those of array data in pinned
@@ -279,7 +279,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def _shared(self) -> Shared:
-        """Batch memory and counts, made on first use: a subclass's __init__ need not call ours."""
+        """Batch memory and counts. Made on first use, because the __init__ of a subclass may not
+        call this class's."""
         shared: Shared | None = self.__dict__.get("_shared")
         # setdefault(): the same for all threads
         return shared or self.__dict__.setdefault("_shared", Shared())

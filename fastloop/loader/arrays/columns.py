@@ -1,4 +1,4 @@
-"""The columns of a dataset: the arrays behind it, in the form that the C core gathers from.
+"""The columns of a dataset: its arrays, in the form that the C core gathers from.
 
 Each *taker* knows one kind of dataset. It returns the columns, or None for datasets of other kinds;
 ``take`` asks one after the other. Takers look at exact types, because a subclass may override

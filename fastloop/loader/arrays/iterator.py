@@ -168,8 +168,8 @@ def _level_of_program() -> int:
 
 
 class ArrayIter(ResumableIter):
-    """Random numbers are drawn when torch draws them: the base seed in ``__init__``, the
-    permutation when the first index is needed."""
+    """An iterator over batches that C gathers. Random numbers are drawn when torch draws them: the
+    base seed in ``__init__``, the permutation when the first index is needed."""
 
     _workers = ()  # torch's name for the worker processes
 
@@ -181,7 +181,7 @@ class ArrayIter(ResumableIter):
         accelerator: Accelerator | None,
         is_live: bool = False,
     ) -> None:
-        """Args: is_live: threads read the data at the time of gathering, as the user has asked."""
+        """Args: is_live: read the data when gathering, changed or not; ``path="array"`` asks so."""
         self._shared = shared
         self._next_lock = NextLock()
         self._begin_epoch(loader)
@@ -191,7 +191,7 @@ class ArrayIter(ResumableIter):
         self._source = source
         self._budget = budget_of(loader)
         self._prefetch_factor = loader.prefetch_factor
-        # One worker of torch's keeps the order in any case; here the consumer helps it.
+        # A single worker keeps the order in torch, too; here the consumer helps it.
         self._in_order = loader.in_order or self._num_workers == 1
         self._fetches_singles = not is_live and gives_views(source.dataset, self._num_workers)
         self._versions: dict[torch.Tensor, int] = {}

@@ -1,4 +1,5 @@
-"""How an epoch of an iterator begins, in its middle too; ``position.py`` decides where.
+"""An epoch of an iterator: how it begins, at its start or in its middle. ``position.py`` decides
+where.
 
 A sampler draws from generators. An epoch notes their states twice: before ``iter(sampler)``, and
 before the first item is asked for. A resumed epoch draws again from these states and skips the
@@ -89,7 +90,7 @@ class LoaderEpoch:
         draws_seed: whether a base seed is drawn. None: as torch's iterator does by itself.
         kept_seed: the base seed of persistent workers that the iterator replaces; None: none.
         lent: the state of torch's generator for the draws that begin this epoch.
-        states: of a dataset whose place is noted.
+        states: those of the dataset, where it says where it stands.
     """
 
     loader: InitVar[DataLoader[Any]]
@@ -147,7 +148,7 @@ class LoaderEpoch:
                     self.at_iter = states_of(self.generators)
                 yield
             return
-        # An epoch of which nothing is left draws nothing: loading has set the states after it.
+        # A finished epoch draws nothing: loading has set the states after it.
         over = self.generators.values() if self.state.is_spent else ()
         with _restoring(torch.default_generator, *over):
             if not self.state.is_spent:
@@ -184,8 +185,8 @@ class LoaderEpoch:
 class ResumableIter(FinalizerBase, BaseIter):
     """Base that makes torch's iterators resumable.
 
-    It stands after torch's iterator in the list of bases: so it replaces the sampler's iterator
-    after torch's base class has made it, and before torch's code asks for the first index.
+    It comes after torch's iterator in the list of bases, so it can replace the sampler's iterator
+    after torch's base class has made it and before torch's code asks for the first index.
     ``_begin_epoch`` must be called before ``__init__``.
     """
 
@@ -209,7 +210,7 @@ class ResumableIter(FinalizerBase, BaseIter):
     def __init__(self, loader: DataLoader[Any]) -> None:
         epoch = self._epoch
         if epoch.draws_seed is False:
-            # The seed is drawn all the same, and the draw undone.
+            # torch's __init__ draws a seed in any case; the draw is undone.
             with _restoring(torch.default_generator, *epoch.generators.values()):
                 call_as_torch(super().__init__, loader)
             if self._num_workers == 0:  # with workers _reset() does this

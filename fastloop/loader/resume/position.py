@@ -66,7 +66,7 @@ class Position:
         """Return the epoch of an iterator that begins.
 
         Args:
-            datasets: the iterator's; they begin their epochs.
+            datasets: the epochs of the iterator's datasets, which begin here.
             has_states: the iterator asks the dataset where it stands.
         """
         start, is_new = self.start, self.is_loaded and not self.start.begun
