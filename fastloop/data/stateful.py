@@ -91,12 +91,7 @@ class DatasetReader:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        size: int,
-        every: int = 1,
-        start: ReaderState | None = None,
-        is_over: bool = False,
+        self, dataset: Any, size: int, every: int, start: ReaderState | None, is_over: bool
     ) -> None:
         self.dataset = dataset
         self.is_ended = False

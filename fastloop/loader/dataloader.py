@@ -456,9 +456,7 @@ def stats(loader: Any) -> LoaderStats:
     return LoaderStats("torch", why, 0, None, None, 0, 0.0, 0, 0)
 
 
-def _compute_stats(
-    loader: torch.utils.data.DataLoader[Any], path: str, shared: Shared
-) -> LoaderStats:
+def _compute_stats(loader: Any, path: str, shared: Shared) -> LoaderStats:
     """Return the counts of a loader whose iterators are given ``path`` and ``shared``."""
     route = choose_route(loader, path, shared.changed)
     count = shared.count()

@@ -46,12 +46,9 @@ _INT_SAMPLERS = (
     torch_data.WeightedRandomSampler,
 )
 _NESTING = (torch_data.ConcatDataset, torch_data.StackDataset, torch_data.Subset)
+_SAMPLED = (*_NESTING, torch_data.Dataset, torch_data.TensorDataset)
 _SAMPLE_METHODS = Methods(
-    *(
-        (cls, name)
-        for cls in (*_NESTING, torch_data.Dataset, torch_data.TensorDataset)
-        for name in ("__getitem__", "__getitems__")
-    ),
+    *((cls, name) for cls in _SAMPLED for name in ("__getitem__", "__getitems__")),
     (torch_parts.MapFetcher, "fetch"),
 )
 _ITER_METHODS = Methods(
@@ -232,10 +229,8 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
     numbers, so the user must ask for that path."""
     for found in datasets_within(dataset):
         if derives_from_array_dataset(found) and found._untranslated:
-            raise ValueError(
-                f"path={path!r} cannot load this: {found._untranslated}; use path={other!r}, which "
-                "calls it for every sample"
-            )
+            remedy = f"use path={other!r}, which calls it for every sample"
+            raise ValueError(f"path={path!r} cannot load this: {found._untranslated}; {remedy}")
 
 
 def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:

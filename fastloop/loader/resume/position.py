@@ -156,11 +156,8 @@ class Position:
         state, differences = fit_ranks(loader, state)
         differences = differences or find_differences(loader, state)
         if differences:
-            _refuse(
-                strict,
-                f"the state does not fit this loader: {'; '.join(differences)}",
-                f"epoch {state.epoch} starts anew, in a new order",
-            )
+            fault = f"the state does not fit this loader: {'; '.join(differences)}"
+            _refuse(strict, fault, f"epoch {state.epoch} starts anew, in a new order")
             self.start = State(state.epoch, random_epoch=state.random_epoch)
             self.is_loaded, self.current, self._draws_each_epoch = False, None, None
             _set_epochs(loader, state)
@@ -172,24 +169,21 @@ class Position:
         if not stateful.is_stream(loader.dataset):
             takes_none = path == "torch" or (path == "thread" and workers > 1)
             if workers > 0 and takes_none and state.readers.has_states:
-                _refuse(
-                    strict,
+                fault = (
                     f"the state has states of the dataset ({type(loader.dataset).__name__}), and "
-                    f"the {workers} workers of path={path!r} load none (path='process' does)",
-                    "the dataset is not set to them",
+                    f"the {workers} workers of path={path!r} load none (path='process' does)"
                 )
+                _refuse(strict, fault, "the dataset is not set to them")
                 state = replace(state, readers=ReaderStates(workers=workers))
         elif state.yielded > 0:
             readers = ReaderStates() if path == "torch" and workers > 0 else state.readers
             state.not_resumable = _why_stream_not_resumable(loader, readers)
         if state.not_resumable and state.yielded > 0 and not state.is_spent:
-            _refuse(
-                strict,
+            fault = (
                 f"the state was saved after {state.yielded} batches of an epoch, and cannot be "
-                f"resumed there: {state.not_resumable}",
-                f"epoch {state.epoch} starts anew",
-                RuntimeWarning,
+                f"resumed there: {state.not_resumable}"
             )
+            _refuse(strict, fault, f"epoch {state.epoch} starts anew", RuntimeWarning)
             state = replace(state, yielded=0, readers=_new_readers(loader))
         try:
             fit_readers(loader, state.readers)
