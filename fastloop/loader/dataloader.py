@@ -402,9 +402,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = {**vars(self), "_position": self._shared.position.copy()}
         state.pop("_shared", None)
-        state["_position"] = self._shared.position.copy()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

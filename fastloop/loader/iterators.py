@@ -296,12 +296,13 @@ def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[columns.Tak
     if is_sequence_collate(loader.collate_fn):
         from fastloop.loader.arrays.sequences import take_sequences
 
-        return (functools.partial(take_sequences, collate_fn=loader.collate_fn),)
+        taker = functools.partial(take_sequences, collate_fn=loader.collate_fn)
+        return ((lambda dataset: True, taker),)
     if not loader._auto_collation and _has_sequences(dataset):
         from fastloop.loader.arrays.sequences import take_ragged
 
-        return (take_ragged,)
-    return columns.take_hugging_face, *columns.TAKERS
+        return ((is_array_dataset, take_ragged),)
+    return (columns.is_hugging_face, columns.take_hugging_face), *columns.TAKERS
 
 
 def _has_sequences(dataset: object) -> bool:

@@ -1,8 +1,7 @@
 """The columns of a dataset: its arrays, in the form that the C core gathers from.
 
-Each *taker* knows one kind of dataset. It returns the columns, or None for datasets of other kinds;
-``take`` asks one after the other. Takers look at exact types, because a subclass may override
-anything. An attribute that is assigned to a dataset during an epoch is seen by the next ``iter()``.
+Each *taker* returns the columns of one kind of dataset; ``take`` calls the first whose test knows
+the dataset. The tests look at exact types, because a subclass may override anything. An attribute that is assigned to a dataset during an epoch is seen by the next ``iter()``.
 """
 
 from __future__ import annotations
@@ -204,26 +203,24 @@ def gives_views(dataset: object, workers: int) -> bool:
 
 # ---- takers of datasets that hold arrays
 
-Taker = Callable[[Any], Columns | None]
+# The test for a kind of dataset, and the function that takes it.
+Taker = tuple[Callable[[Any], bool], Callable[[Any], Columns]]
 
 
-def take(dataset: object, takers: Sequence[Taker]) -> Columns:
+def take(dataset: Any, takers: Sequence[Taker]) -> Columns:
     """Return the columns of the first taker that knows the dataset. Raises NotCoveredError."""
     if "__getitems__" in getattr(dataset, "__dict__", ()):
         raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
-    for taker in takers:
-        columns = taker(dataset)
-        if columns is not None:
-            return columns
+    for is_of_kind, taker in takers:
+        if is_of_kind(dataset):
+            return taker(dataset)
     raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
 
 
 def take_arrays(
-    dataset: object, make_ragged: Callable[[Any], tuple[Any, ...]] | None = None
-) -> Columns | None:
+    dataset: Any, make_ragged: Callable[[Any], tuple[Any, ...]] | None = None
+) -> Columns:
     """Args: make_ragged: the arguments of ``Columns.add`` for a RaggedArray; None: not covered."""
-    if not is_array_dataset(dataset):
-        return None
     if dataset._untranslated:
         raise NotCoveredError(dataset._untranslated)
     keys = dataset._keys
@@ -238,17 +235,13 @@ def take_arrays(
     return columns
 
 
-def take_images(dataset: object) -> Columns | None:
-    if not is_image_folder(dataset):
-        return None
+def take_images(dataset: Any) -> Columns:
     if dataset._arrays is None:
         raise NotCoveredError("the files of an ImageFolder without cache= are decoded in Python")
-    return replace(take(dataset._arrays, (take_arrays,)), kind="cached images")
+    return replace(take_arrays(dataset._arrays), kind="cached images")
 
 
-def take_tokens(dataset: object) -> Columns | None:
-    if not is_token_dataset(dataset):
-        return None
+def take_tokens(dataset: Any) -> Columns:
     is_alone = dataset._keys is None and dataset._arguments.targets is None
     names = dict.fromkeys(dataset._keys) if dataset._keys else (None,) * 2
     columns = Columns(None if is_alone else names, kind="windows of tokens")
@@ -256,9 +249,7 @@ def take_tokens(dataset: object) -> Columns | None:
     return columns
 
 
-def take_tensors(dataset: Any) -> Columns | None:
-    if type(dataset) is not torch_data.TensorDataset:
-        return None
+def take_tensors(dataset: Any) -> Columns:
     columns = Columns((None,) * len(dataset.tensors))
     for i, tensor in enumerate(dataset.tensors):
         columns.add(f"tensor {i}", tensor)
@@ -276,21 +267,22 @@ def _collated(dtype: np.dtype[Any], is_number: bool) -> torch.dtype | None:
     return found
 
 
-def take_rows(dataset: Any) -> Columns | None:
-    """Take a tensor or an ndarray that is a dataset itself."""
+def take_tensor(dataset: Any) -> Columns:
+    """Take a tensor that is a dataset itself."""
     columns = Columns(None)
-    if type(dataset) is torch.Tensor:
-        columns.add("the dataset", dataset)
-    elif type(dataset) in (np.ndarray, np.memmap):
-        field = Field("the dataset", dataset)
-        array: Any = field.source
-        if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
-            raise NotCoveredError(f"torch makes another dtype of the dataset's {array.dtype}")
-        if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
-            raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
-        columns.add("the dataset", array, field.file, is_array=True)
-    else:
-        return None
+    columns.add("the dataset", dataset)
+    return columns
+
+
+def take_ndarray(dataset: Any) -> Columns:
+    """Take an ndarray that is a dataset itself."""
+    columns, field = Columns(None), Field("the dataset", dataset)
+    array: Any = field.source
+    if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
+        raise NotCoveredError(f"torch makes another dtype of the dataset's {array.dtype}")
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
+        raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
+    columns.add(field.name, array, field.file, is_array=True)
     return columns
 
 
@@ -378,10 +370,8 @@ def _segments_of(dataset: Any, name: str) -> tuple[Segment, ...]:
     return known[name]
 
 
-def take_hugging_face(dataset: Any) -> Columns | None:
-    """Return the columns of a ``datasets.Dataset``; None for others. Raises NotCoveredError."""
-    if not is_hugging_face(dataset):
-        return None
+def take_hugging_face(dataset: Any) -> Columns:
+    """Return the columns of a ``datasets.Dataset``. Raises NotCoveredError."""
     if dataset._format_type not in ("torch", "numpy"):
         raise NotCoveredError(
             f"the format of the datasets.Dataset is {dataset._format_type}; C gathers those of "
@@ -427,17 +417,13 @@ def _pick(column: Column, rows: Vector) -> Column:
     return replace(column, source=(segment._replace(rows=taken),), file=None)
 
 
-def take_subset(dataset: Any) -> Columns | None:
-    if type(dataset) is not torch_data.Subset:
-        return None
+def take_subset(dataset: Any) -> Columns:
     rows = _rows_of(dataset)
     inner = take(dataset.dataset, TAKERS)
     return Columns(inner.structure, [_pick(column, rows) for column in inner.all])
 
 
-def take_stack(dataset: Any) -> Columns | None:
-    if type(dataset) is not torch_data.StackDataset:
-        return None
+def take_stack(dataset: Any) -> Columns:
     parts: Any = dataset.datasets
     is_dict = isinstance(parts, dict)
     pairs = parts.items() if is_dict else enumerate(parts)
@@ -476,9 +462,7 @@ def _is_same_structure(a: Structure, b: Structure) -> bool:
     return all(map(_is_same_structure, a, b))
 
 
-def take_concat(dataset: Any) -> Columns | None:
-    if type(dataset) is not torch_data.ConcatDataset:
-        return None
+def take_concat(dataset: Any) -> Columns:
     lengths = np.diff(dataset.cumulative_sizes, prepend=0).tolist()
     # torch takes no sample of empty parts, so they may be of other kinds.
     pairs = list(zip(dataset.datasets, lengths, strict=True))
@@ -491,16 +475,21 @@ def take_concat(dataset: Any) -> Columns | None:
     return Columns(structure, [_join(same, [length for _, length in pairs]) for same in columns])
 
 
+def _is(*classes: type) -> Callable[[Any], bool]:
+    return lambda dataset: type(dataset) in classes
+
+
 # Datasets that may lie within others.
 TAKERS: tuple[Taker, ...] = (
-    take_arrays,
-    take_images,
-    take_tokens,
-    take_tensors,
-    take_rows,
-    take_subset,
-    take_stack,
-    take_concat,
+    (is_array_dataset, take_arrays),
+    (is_image_folder, take_images),
+    (is_token_dataset, take_tokens),
+    (_is(torch_data.TensorDataset), take_tensors),
+    (_is(torch.Tensor), take_tensor),
+    (_is(np.ndarray, np.memmap), take_ndarray),
+    (_is(torch_data.Subset), take_subset),
+    (_is(torch_data.StackDataset), take_stack),
+    (_is(torch_data.ConcatDataset), take_concat),
 )
 
 

@@ -167,7 +167,7 @@ def _pack(dataset: ArrayDataset, collate: PackCollate) -> Columns:
     return batch.finish()
 
 
-def take_ragged(dataset: object) -> Columns | None:
+def take_ragged(dataset: object) -> Columns:
     """Return the columns of single samples of a dataset with RaggedArrays."""
 
     def make(field: RaggedField) -> tuple[Any, ...]:
