@@ -1,7 +1,8 @@
 """The columns of a dataset: its arrays, in the form that the C core gathers from.
 
 Each *taker* returns the columns of one kind of dataset; ``take`` calls the first whose test knows
-the dataset. The tests look at exact types, because a subclass may override anything. An attribute that is assigned to a dataset during an epoch is seen by the next ``iter()``.
+the dataset. The tests look at exact types, because a subclass may override anything. An attribute
+that is assigned to a dataset during an epoch is seen by the next ``iter()``.
 """
 
 from __future__ import annotations
