@@ -200,7 +200,7 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Rout
         return _array_route(loader, path, pin)
     except NotCoveredError as reason:
         if path == "array":
-            raise ValueError(f"path='array' cannot load this: {reason}; path='auto' can") from None
+            raise ValueError(f"path='array' cannot load this: {reason}; use path='auto'") from None
         return Route(other, str(reason))
 
 

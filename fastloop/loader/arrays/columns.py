@@ -232,7 +232,7 @@ def take_arrays(
         elif make_ragged is not None:
             columns.add(*make_ragged(field))
         else:
-            raise NotCoveredError(f"{field.name} is a RaggedArray; use PadCollate or PackCollate")
+            raise NotCoveredError(f"{field.name} is a RaggedArray; pass PadCollate or PackCollate")
     return columns
 
 
@@ -448,7 +448,7 @@ def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
         found = column.segments()
         rows = sum(segment.length for segment in found)
         if rows != length:
-            fault = f"{column.name} has {rows} rows, and had {length} when"
+            fault = f"{column.name} has {rows} rows, and had {length} rows when"
             raise NotCoveredError(f"{fault} the ConcatDataset was made")
         segments += found
     return replace(first, source=tuple(segments), file=None)
