@@ -15,13 +15,13 @@ from fastloop.data.sequences.ragged import RaggedArray as RaggedArray
 from fastloop.data.tokens.dataset import TokenDataset as TokenDataset
 from fastloop.device.prefetch import prefetch as prefetch
 from fastloop.loader.dataloader import DataLoader as DataLoader
-from fastloop.loader.dataloader import (
+from fastloop.loader.stats import (
     LoaderStats as LoaderStats,
 )
-from fastloop.loader.dataloader import (
+from fastloop.loader.stats import (
     WorkerStats as WorkerStats,
 )
-from fastloop.loader.dataloader import (
+from fastloop.loader.stats import (
     stats as stats,
 )
 from fastloop.patching.patch import (
