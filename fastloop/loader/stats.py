@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from fastloop.base.checks import make_message
 from fastloop.loader.frameworks import unwrap
 from fastloop.loader.iterators import choose_route
 from fastloop.loader.shared import Shared, shared_of
@@ -118,7 +117,10 @@ def stats(loader: Any) -> LoaderStats:
     """
     found = unwrap(loader)
     if not isinstance(found, DataLoader):
-        raise TypeError(make_message("loader", "a DataLoader or a wrapper of one", loader))
+        kind = type(loader).__qualname__
+        raise TypeError(
+            f"loader must be a DataLoader or a framework's wrapper of one, got a {kind}"
+        )
     if isinstance(getattr(found, "_shared", None), Shared):
         return found.stats()  # type: ignore[attr-defined, no-any-return]
     if (shared := shared_of.get(found)) is not None:
