@@ -118,9 +118,7 @@ def stats(loader: Any) -> LoaderStats:
     found = unwrap(loader)
     if not isinstance(found, DataLoader):
         kind = type(loader).__qualname__
-        raise TypeError(
-            f"loader must be a DataLoader or a framework's wrapper of one, got a {kind}"
-        )
+        raise TypeError(f"loader must be a DataLoader or a framework's wrapper, got a {kind}")
     if isinstance(getattr(found, "_shared", None), Shared):
         return found.stats()  # type: ignore[attr-defined, no-any-return]
     if (shared := shared_of.get(found)) is not None:
