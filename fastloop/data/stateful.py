@@ -3,7 +3,7 @@
 
 ``DatasetReader`` reads such a dataset in one process. ``DatasetStates`` is the place of all readers
 in one epoch, as the loader's process knows it: batches that were read ahead do not count. Workers
-send a state behind a batch; it stays pickled until a loader's state is asked for.
+send a state after a batch; it stays pickled until a loader's state is asked for.
 
 A *reader state* is what torchdata's loader keeps for a worker: ``dataset_state`` and, of an
 IterableDataset, ``fetcher_state`` with the iterator's state and whether the iterator has ended.
@@ -91,12 +91,7 @@ class DatasetReader:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        size: int,
-        every: int = 1,
-        start: ReaderState | None = None,
-        is_over: bool = False,
+        self, dataset: Any, size: int, every: int, start: ReaderState | None, is_over: bool
     ) -> None:
         self.dataset = dataset
         self.is_ended = False
@@ -169,7 +164,7 @@ class DatasetReader:
         self.is_ended = self.is_ended or passed < wanted
 
     def _note_end(self) -> Iterator[Any]:
-        # Chained behind the dataset's iterator, this is asked when that one has ended.
+        # Chained after the dataset's iterator, this runs when that one has ended.
         self.is_ended = True
         yield from ()
 
@@ -199,7 +194,7 @@ class DatasetReader:
             return pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
 
     def take_behind(self, data: Any) -> bytes | None:
-        """Return the state behind a batch, an error or the end, if one is due."""
+        """Return the state after a batch, an error or the end, if one is due."""
         if isinstance(data, ExceptionWrapper):
             return None
         self._steps += 1
@@ -208,14 +203,6 @@ class DatasetReader:
             return None
         self._steps = 0
         return self.dump()
-
-
-def _load(dumped: bytes) -> ReaderState:
-    """Return the state that was dumped, or raise the error of the user's code."""
-    state: Any = pickle.loads(dumped)
-    if isinstance(state, ExceptionWrapper):
-        state.reraise()  # type: ignore[no-untyped-call]
-    return state  # type: ignore[no-any-return]
 
 
 # ---- in the loader's process
@@ -242,7 +229,7 @@ class ReaderStates(NamedTuple):
 
 
 class _Place:
-    """The place of one reader, behind the batches that the loop has."""
+    """The place of one reader: after the batches that the loop has."""
 
     def __init__(self, start: ReaderState) -> None:
         self.state: bytes | ReaderState = start
@@ -259,17 +246,20 @@ class _Place:
             self.state, self.steps = state, 0
 
     def save(self, is_ahead: bool = False) -> ReaderState:
-        """Return the state behind the batches yielded, or behind all that have come."""
+        """Return the state after the batches yielded, or after all that have come. Raises the
+        error of the user's code that was dumped in the state's place."""
         ahead = self.received - self.yielded if is_ahead else 0
         state, steps, has_ended = self.state, self.steps + ahead, False
         if self.end is not None and self.end[0] == self.yielded + ahead:
             state, has_ended = self.end[1] or state, True
             steps = steps if self.end[1] is None else 0
-        saved = _load(state) if isinstance(state, bytes) else deepcopy(state)
+        saved: Any = pickle.loads(state) if isinstance(state, bytes) else deepcopy(state)
+        if isinstance(saved, ExceptionWrapper):
+            saved.reraise()  # type: ignore[no-untyped-call]
         if saved["fetcher_state"] is not None:
             saved["fetcher_state"]["steps"] = steps
             saved["fetcher_state"]["fetcher_ended"] |= has_ended
-        return saved
+        return saved  # type: ignore[no-any-return]
 
 
 class DatasetStates:
@@ -319,7 +309,7 @@ class DatasetStates:
         return DatasetReader(self._dataset, self._size, self._every, start, self._is_over)
 
     def make_successor(self, worker: int, is_resuming: bool) -> DatasetReader | None:
-        """Return the reader for a process in place of a dead one. It goes on behind all batches
+        """Return the reader for a process in place of a dead one. It goes on after all batches
         that have come from that one. None: no state tells where that is.
 
         Args:
@@ -345,7 +335,7 @@ class DatasetStates:
             return False
 
     def read_ahead(self) -> None:
-        """Note that batches are read before they are yielded: then states are taken behind each in
+        """Note that batches are read before they are yielded: then states are taken after each in
         this process, too."""
         self.is_read_ahead = True
         if self.reader is not None and self.wants_initial:
@@ -387,7 +377,7 @@ class DatasetStates:
     # ---- saving
 
     def save(self, yielded: int, is_over: bool, persistent: bool) -> ReaderStates | None:
-        """Return the states behind `yielded` batches. None: the epoch is over, and its worker
+        """Return the states after `yielded` batches. None: the epoch is over, and its worker
         processes, which end with it, leave nothing to the next one.
 
         Raises: what state_dict() of the dataset or its iterator raised.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _T_co = TypeVar("_T_co", covariant=True)
 _BUDGET = "or None: a quarter of the memory available"
-_SNAPSHOTS = "1 sends a state of the dataset behind every batch, 0 behind none"
+_SNAPSHOTS = "1 sends a state of the dataset after every batch, 0 after none"
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -54,7 +54,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         static_buffers: on ``device`` the tensors of all batches have the same addresses, for CUDA
             graphs, and are valid until the next batch is taken. All batches must be alike.
         snapshot_every_n_steps: workers send the state of an ``IterableDataset`` that has
-            ``state_dict()`` behind every n-th of their batches, 0: behind none. Resuming reads the
+            ``state_dict()`` after every n-th of their batches, 0: after none. Resuming reads the
             samples of the batches since then again. Without workers, states are always exact.
         resume: ``"skip"`` lets ``load_state_dict()`` go on in the middle of an
             ``IterableDataset`` without ``state_dict()``: the samples of all batches yielded are
@@ -66,7 +66,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             RuntimeWarning says how the worker died, at which batch, and how much memory there is.
             The state of the dead worker is lost, that of its random generators included. A batch
             at which two workers have died raises, as do workers that cannot start, and those of an
-            IterableDataset without ``state_dict()``; with it, they go on behind the batches that
+            IterableDataset without ``state_dict()``; with it, they go on after the batches that
             have come. Exceptions of the dataset are raised as ever. ValueError with
             ``path="torch"``.
         memory_budget: bytes that batches of worker processes, and those of array data in pinned
@@ -144,7 +144,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._check_arguments()
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
-        self._tell_accelerate()
+        if self._own_arguments():
+            keep_arguments(DataLoader)
         wanted: Any = prefetch_factor
         if wanted == "auto":
             from fastloop.loader.workers.common import FIRST_DEPTH, AutoDepth
@@ -176,10 +177,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         now = {name: getattr(self, name) for name in _OWN}
         return {name: value for name, value in now.items() if value != _OWN[name]}
 
-    def _tell_accelerate(self) -> None:
-        if self._own_arguments():
-            keep_arguments(DataLoader)
-
     def _check_arguments(self) -> None:
         """Check arguments against each other; again before each iter(), as attributes may have been
         assigned."""
@@ -198,7 +195,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def _shared(self) -> Shared:
-        """Batch memory and counts, made on first use: a subclass's __init__ need not call ours."""
+        """Batch memory and counts. Made on first use, because the __init__ of a subclass may not
+        call this class's."""
         shared: Shared | None = self.__dict__.get("_shared")
         # setdefault(): the same for all threads
         return shared or self.__dict__.setdefault("_shared", Shared())
@@ -216,15 +214,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._check_arguments()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
-        iterator: BaseIter = open_iterator(
-            self,
-            self._shared,
-            functools.partial(super()._get_iterator, *args, **kwargs),
-            self.path,
-            self.device,
-            self.device_transform,
-            self.static_buffers,
-        )
+        torchs_own = functools.partial(super()._get_iterator, *args, **kwargs)
+        placing = self.device, self.device_transform, self.static_buffers
+        iterator: BaseIter = open_iterator(self, self._shared, torchs_own, self.path, *placing)
         self._shared.note_open(iterator)
         return iterator
 
@@ -317,9 +309,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         iterated anew. Also done at the end of a ``with`` block.
         """
         for iterator in [ref() for ref in self._shared.open]:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
+            getattr(iterator, "close", bool)()  # torch's have none
         self._iterator = None
         self._shared.trim()
 
@@ -330,15 +320,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = {**vars(self), "_position": self._shared.position.copy()}
         state.pop("_shared", None)
-        state["_position"] = self._shared.position.copy()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         shared = Shared(state.pop("_position"))
         self.__dict__.update(state, _shared=shared)
-        self._tell_accelerate()
+        if self._own_arguments():
+            keep_arguments(DataLoader)
 
 
 def _signature() -> inspect.Signature:

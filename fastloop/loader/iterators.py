@@ -13,20 +13,9 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
-from torch.utils.data.distributed import DistributedSampler
 
-from fastloop.base.torch_parts import (
-    BaseIter,
-    MapFetcher,
-    Methods,
-    MultiIter,
-    SingleIter,
-    default_collate,
-    default_convert,
-    difference,
-    is_known,
-    new_arguments,
-)
+from fastloop.base import torch_parts
+from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, difference, is_known
 from fastloop.data.collate import is_default_collate
 from fastloop.data.epochs import datasets_within
 from fastloop.data.field import Field
@@ -38,40 +27,29 @@ from fastloop.data.kinds import (
 )
 from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator, open_accelerator
-from fastloop.loader.arrays.columns import (
-    TAKERS,
-    NotCoveredError,
-    Source,
-    Taker,
-    below_subsets,
-    gives_views,
-    open_source,
-)
-from fastloop.loader.arrays.hugging_face import is_hugging_face, take_hugging_face
+from fastloop.loader.arrays import columns
+from fastloop.loader.arrays.columns import NotCoveredError, Source
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.device_iter import DeviceIter, TorchDeviceIter
-from fastloop.loader.plain.torch_iters import SyncIter, TorchProcessIter
 from fastloop.loader.shared import Shared
+from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
 
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
 # An index of these datasets, and of an ArrayDataset, may be a list of rows.
 _TAKE_LISTS = (torch_data.TensorDataset, torch.Tensor, np.ndarray, np.memmap)
 # These samplers yield ints and nothing else.
 _INT_SAMPLERS = (
-    DistributedSampler,
+    torch_data.DistributedSampler,
     torch_data.RandomSampler,
     torch_data.SequentialSampler,
     ShuffleSampler,
     torch_data.WeightedRandomSampler,
 )
 _NESTING = (torch_data.ConcatDataset, torch_data.StackDataset, torch_data.Subset)
+_SAMPLED = (*_NESTING, torch_data.Dataset, torch_data.TensorDataset)
 _SAMPLE_METHODS = Methods(
-    *(
-        (cls, name)
-        for cls in (*_NESTING, torch_data.Dataset, torch_data.TensorDataset)
-        for name in ("__getitem__", "__getitems__")
-    ),
-    (MapFetcher, "fetch"),
+    *((cls, name) for cls in _SAMPLED for name in ("__getitem__", "__getitems__")),
+    (torch_parts.MapFetcher, "fetch"),
 )
 _ITER_METHODS = Methods(
     *((cls, "__next__") for cls in (BaseIter, SingleIter, MultiIter)),
@@ -114,7 +92,7 @@ def open_iterator(
     accelerator = None
     if device is not None and not (is_plain and torch.device(device).type == "cpu"):
         accelerator = open_accelerator(device)
-    is_left = bool(name_replaced_iterator()) or not is_known("torch", "Loaders are left")
+    is_left = bool(_ITER_METHODS.find_replaced()) or not is_known("torch", "Loaders are left")
     iterator = torchs_own() if is_left else fast_iterator(loader, path, shared, accelerator)
     if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
         return iterator
@@ -123,10 +101,7 @@ def open_iterator(
 
 
 def fast_iterator(
-    loader: DataLoader[Any],
-    path: str = "auto",
-    shared: Shared | None = None,
-    accelerator: Accelerator | None = None,
+    loader: DataLoader[Any], path: str, shared: Shared, accelerator: Accelerator | None
 ) -> BaseIter:
     """Return the fastest iterator that gives the batches of torch's ``iter(loader)``.
 
@@ -134,12 +109,11 @@ def fast_iterator(
         loader: any torch DataLoader, or an object with those attributes of one that torch's
             iterators read. The caller warns of more workers than CPUs, as with torch's iterators.
         path: as the argument of ``fastloop.DataLoader``.
-        shared: memory and counts to go on with; fresh ones by default.
+        shared: memory and counts to go on with.
         accelerator: the device of the batches. They are there if the iterator's ``is_on_device``
             is true, else in CPU memory.
     """
-    shared = shared or Shared()
-    route = choose_route(loader, path, pin=True, changed=shared.changed)
+    route = choose_route(loader, path, shared.changed, pin=True)
     # Iterators over workers are imported when the first is made: most programs have one kind or
     # none.
     if route.path == "thread":
@@ -180,16 +154,14 @@ def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
     return True
 
 
-def choose_route(
-    loader: DataLoader[Any], path: str = "auto", pin: bool = False, changed: str = ""
-) -> Route:
+def choose_route(loader: DataLoader[Any], path: str, changed: str, pin: bool = False) -> Route:
     """Return the path that any torch ``DataLoader`` takes now.
 
     Args:
         path: as the argument of ``fastloop.DataLoader``.
-        pin: an iterator will be made, so storages may be marked; else nothing is changed.
         changed: why threads that read the data during the epoch would not give torch's batches,
             or "".
+        pin: an iterator will be made, so storages may be marked; else nothing is changed.
 
     Raises:
         ValueError: ``path`` demands a path that does not take this loader.
@@ -197,20 +169,15 @@ def choose_route(
     for group in ("loader", "tensors"):
         if not is_known(group, "Loaders are left"):
             return Route("torch", difference(group))
-    for name, default in new_arguments().items():
+    for name, default in torch_parts.new_arguments().items():
         if getattr(loader, name, default) is not default:
             return Route("torch", f"this version of fastloop does not know the argument {name}")
-    if replaced := name_replaced_iterator():
+    if replaced := _ITER_METHODS.find_replaced():
         return Route("torch", f"torch's {replaced} was replaced by another")
     route = _choose(loader, path, pin, changed)
     if is_known(route.path, f"Loaders with path={route.path!r} are left"):
         return route
     return Route("torch", difference(route.path))
-
-
-def name_replaced_iterator() -> str:
-    """Return the name of a method of torch's iterators that was replaced by another, or ""."""
-    return _ITER_METHODS.find_replaced()
 
 
 def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Route:
@@ -233,9 +200,7 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Rout
         return _array_route(loader, path, pin)
     except NotCoveredError as reason:
         if path == "array":
-            raise ValueError(
-                f"path='array' cannot load this: {reason}; use path='auto' for any dataset"
-            ) from None
+            raise ValueError(f"path='array' cannot load this: {reason}; use path='auto'") from None
         return Route(other, str(reason))
 
 
@@ -264,30 +229,26 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
     numbers, so the user must ask for that path."""
     for found in datasets_within(dataset):
         if derives_from_array_dataset(found) and found._untranslated:
-            raise ValueError(
-                f"path={path!r} cannot load this: {found._untranslated}; use path={other!r}, which "
-                "calls it for every sample"
-            )
+            remedy = f"use path={other!r}, which calls it for every sample"
+            raise ValueError(f"path={path!r} cannot load this: {found._untranslated}; {remedy}")
 
 
 def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     """Return the array path. Raises NotCoveredError."""
-    dataset = below_subsets(loader.dataset)
+    dataset = columns.below_subsets(loader.dataset)
     is_sequence = loader._auto_collation and is_sequence_collate(loader.collate_fn)
     has_init = loader.num_workers > 0 and loader.worker_init_fn is not None
     seeder = _name_seeder(loader.worker_init_fn) if has_init else ""
     if replaced := _SAMPLE_METHODS.find_replaced():
         raise NotCoveredError(f"torch's {replaced} was replaced by another")
     # PadCollate and PackCollate collate fields without sequences by torch's default.
-    collate_fn = default_collate if is_sequence else loader.collate_fn
-    is_default = collate_fn is default_convert
+    collate_fn = torch_parts.default_collate if is_sequence else loader.collate_fn
+    is_default = collate_fn is torch_parts.default_convert
     if loader._auto_collation:
         is_default = is_default_collate(collate_fn)
     if not is_default:
-        raise NotCoveredError(
-            difference("collate")
-            or "collate_fn is not torch's default, or its registry was extended"
-        )
+        why = "collate_fn is not torch's default, or its registry was extended"
+        raise NotCoveredError(difference("collate") or why)
     if has_init and not seeder:
         raise NotCoveredError("worker_init_fn runs in worker processes")
     if loader.num_workers > 0 and loader.prefetch_factor == 0:
@@ -295,7 +256,7 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     if not loader._auto_collation:
         _check_singles(loader, path, dataset)
     takers = _takers_of(loader, dataset)
-    source = open_source(loader.dataset, pin and loader.num_workers > 0, takers)
+    source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, takers)
     collate = type(loader.collate_fn).__name__ if is_sequence else "default collate"
     why = f"{type(loader.dataset).__name__} of {source.kind}, {collate}"
     if getattr(dataset, "_transforms", None):
@@ -318,10 +279,10 @@ def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
     yield lists of rows, which index only some datasets."""
     if is_image_folder(dataset):
         raise NotCoveredError("a single sample of an ImageFolder has an int, as torchvision's")
-    if is_hugging_face(dataset):
+    if columns.is_hugging_face(dataset):
         raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
     if type(loader.sampler) in _INT_SAMPLERS:
-        if path != "array" and gives_views(dataset, loader.num_workers):
+        if path != "array" and columns.gives_views(dataset, loader.num_workers):
             raise NotCoveredError("single samples are views of the data, as torch's")
         return
     name = "" if type(dataset) in _TAKE_LISTS else type(dataset).__name__
@@ -331,16 +292,17 @@ def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
         raise NotCoveredError(f"the sampler may yield values that do not index a {name}")
 
 
-def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[Taker]:
+def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[columns.Taker]:
     if is_sequence_collate(loader.collate_fn):
         from fastloop.loader.arrays.sequences import take_sequences
 
-        return (functools.partial(take_sequences, collate_fn=loader.collate_fn),)
+        taker = functools.partial(take_sequences, collate_fn=loader.collate_fn)
+        return ((lambda dataset: True, taker),)
     if not loader._auto_collation and _has_sequences(dataset):
         from fastloop.loader.arrays.sequences import take_ragged
 
-        return (take_ragged,)
-    return take_hugging_face, *TAKERS
+        return ((is_array_dataset, take_ragged),)
+    return (columns.is_hugging_face, columns.take_hugging_face), *columns.TAKERS
 
 
 def _has_sequences(dataset: object) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, MutableMapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
@@ -46,7 +46,7 @@ class Shared:
         self.depth = 0  # of the queue, where prefetch_factor="auto" has found one
         self.unpinnable: set[tuple[bool, int]] = set()  # (shared, device): cannot be pinned for it
         self.fault = ""  # why C does not upload, where it was meant to
-        self.changed = ""  # that the data are changed in place, where threads have noticed it
+        self.changed = ""  # says that data were changed in place, once threads have noticed it
         # Of paths that run torch's iterators, and of pools that were replaced.
         self.counts: Counter[str] = Counter()
         self._lock = NextLock()  # iterators begin and count in several threads
@@ -60,14 +60,13 @@ class Shared:
             self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
 
     def memory_for_arrays(self, fields: int, device: int = -1) -> BatchPool:
-        """Return memory for batches of so many tensors, from which copies to a device can be made,
-        unless memory cannot be pinned here."""
+        """Return memory for batches of this many tensors, pinned for the device where it can be."""
         with self._lock.of_process():
             self.array_memory = self._renew(self.array_memory, fields, False, device)
             return self.array_memory
 
     def memory_for_workers(self, device: int = -1) -> BatchPool:
-        """Return memory that worker processes share, likewise."""
+        """Return memory that worker processes share, pinned for the device where it can be."""
         with self._lock.of_process():
             self.worker_memory = self._renew(self.worker_memory, 0, True, device)
             return self.worker_memory
@@ -90,9 +89,8 @@ class Shared:
                 raise
             self.unpinnable.add((is_shared, device))
             name = "memory that worker processes share" if is_shared else "memory of batches"
-            self.fault = (
-                f"{name} cannot be pinned for it ({error}); containers may need --ulimit memlock=-1"
-            )
+            remedy = "containers may need --ulimit memlock=-1"
+            self.fault = f"{name} cannot be pinned for it ({error}); {remedy}"
             warn_once(f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}")
         return BatchPool(fields, is_shared=is_shared)
 
@@ -134,10 +132,6 @@ class Shared:
                 memory.trim()
 
 
-def _is_usable(memory: BatchPool | None, device: int) -> TypeGuard[BatchPool]:
-    return memory is not None and memory.is_own() and memory.device == device
-
-
 # For loaders of torch's class. Kept outside the loader: frameworks copy and pickle its attributes.
 # By identity, because a loader need not be hashable.
 shared_of: MutableMapping[DataLoader[Any], Shared] = WeakIdKeyDictionary()
@@ -157,11 +151,12 @@ class LoaderProxy:
 class LockedIter(ResumableIter):
     """Mixin for torch's iterators: serialises next(), counts batches, refuses use after close().
 
-    It stands behind one of torch's iterators in the list of bases.
+    It comes after one of torch's iterators in the list of bases.
     """
 
+    _is_closed = False
+
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._is_closed = False
         self._next_lock = NextLock()
         super().__init__(loader)
 
@@ -173,9 +168,8 @@ class LockedIter(ResumableIter):
         return LoaderProxy(loader, **others)
 
     def _note_state(self, worker: int, state: bytes | None) -> None:
-        """Note the dataset's state behind the next batch, before it is handed out."""
-        epoch = self._epoch
-        assert epoch.states is not None
+        """Note the dataset's state after the next batch, before that is handed out."""
+        epoch: Any = self._epoch
         epoch.states.note(self._num_yielded + 1, worker, state, epoch.count())
 
     def __next__(self) -> Any:

@@ -117,15 +117,11 @@ def stats(loader: Any) -> LoaderStats:
     """
     found = unwrap(loader)
     if not isinstance(found, DataLoader):
-        raise TypeError(
-            f"loader must be a DataLoader, or a framework's wrapper of one, got a "
-            f"{type(loader).__qualname__}"
-        )
-    own = getattr(found, "_shared", None)
-    if isinstance(own, Shared):
-        return compute_stats(found, found.path, own)  # type: ignore[attr-defined]
-    shared = shared_of.get(found)
-    if shared is not None:
+        kind = type(loader).__qualname__
+        raise TypeError(f"loader must be a DataLoader or a framework's wrapper, got a {kind}")
+    if isinstance(getattr(found, "_shared", None), Shared):
+        return found.stats()  # type: ignore[attr-defined, no-any-return]
+    if (shared := shared_of.get(found)) is not None:
         return compute_stats(found, "auto", shared)
     why = "fastloop has made no iterator of this loader; call fastloop.patch() before iter()"
     return LoaderStats("torch", why, 0, None, None, 0, 0.0, 0, 0)
@@ -133,7 +129,7 @@ def stats(loader: Any) -> LoaderStats:
 
 def compute_stats(loader: DataLoader[Any], path: str, shared: Shared) -> LoaderStats:
     """Return the counts of a loader whose iterators are given ``path`` and ``shared``."""
-    route = choose_route(loader, path, changed=shared.changed)
+    route = choose_route(loader, path, shared.changed)
     count = shared.count()
     workers, fallbacks = shared.count_workers()
     return LoaderStats(

@@ -11,7 +11,8 @@ from helpers import TorchLoader, bits
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
 from fastloop.device.accelerator import open_accelerator
-from fastloop.loader.iterators import fast_iterator, open_source
+from fastloop.loader.arrays.columns import open_source
+from fastloop.loader.iterators import fast_iterator
 
 PATHS = [("array", 0), ("array", 2), ("sync", 0), ("process", 2), ("torch", 0), ("torch", 2)]
 every_path = pytest.mark.parametrize(("path", "workers"), PATHS)

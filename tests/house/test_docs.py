@@ -26,7 +26,7 @@ ONE_BATCH = DOCS / "one-batch.md"
 
 
 def module_names() -> set[str]:
-    """As the tables name them: "fl_ring" for fl_ring.c and .h, "loader/stats.py" in the package."""
+    """As the tables name them: "fl_ring" for fl_ring.c and .h, "data/field.py" in the package."""
     modules = {path.relative_to(PACKAGE).as_posix() for path in python_modules().values()}
     return modules | {path.stem for path in c_files()}
 

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, Dataset, TensorDataset
 from fastloop import DataLoader, LengthBucketBatchSampler, ShuffleSampler
 from fastloop._core import Permutation
 from fastloop.data import samplers
-from fastloop.data.index_blocks import find_blocks
+from fastloop.loader.arrays.iterator import find_blocks
 
 Batches = list[list[int]]
 ROUTES = ["array", "sync", "torch"]

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from workers import wait_until
 
 from fastloop import DataLoader
-from fastloop.loader.plain import torch_iters
+from fastloop.loader import torch_iters
 
 
 @pytest.fixture(autouse=True)

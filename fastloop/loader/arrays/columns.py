@@ -1,28 +1,30 @@
-"""The columns of a dataset: the arrays behind it, in the form that the C core gathers from.
+"""The columns of a dataset: its arrays, in the form that the C core gathers from.
 
-Each *taker* knows one kind of dataset. It returns the columns, or None for datasets of other kinds;
-``take`` asks one after the other. Takers look at exact types, because a subclass may override
-anything. An attribute that is assigned to a dataset during an epoch is seen by the next ``iter()``.
+Each *taker* returns the columns of one kind of dataset; ``take`` calls the first whose test knows
+the dataset. The tests look at exact types, because a subclass may override anything. An attribute
+that is assigned to a dataset during an epoch is seen by the next ``iter()``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from fastloop._core import ImagePlan, SequenceColumn, Table, Windows
+from fastloop._core import ImagePlan, SequenceColumn, Table, Windows, int64_array
 from fastloop.base.moves import watch
 from fastloop.base.tensors import DTYPES
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
-from fastloop.data.index_blocks import Vector, as_vector
 from fastloop.data.kinds import is_array_dataset, is_image_folder, is_token_dataset
+from fastloop.data.samplers import Vector
 
 
 class NotCoveredError(Exception):
@@ -31,6 +33,10 @@ class NotCoveredError(Exception):
 
 # C gathers the dtypes of DLPack but for this one, which is left to torch.
 _DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
+
+
+# torch indexes with bytes and bools as with masks.
+_INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_tensor(name: str, tensor: object) -> None:
@@ -51,6 +57,25 @@ def check_tensor(name: str, tensor: object) -> None:
     for reason, applies in reasons.items():
         if applies:
             raise NotCoveredError(f"{name} {reason}")
+
+
+def as_vector(indices: Any) -> Vector | None:
+    """Return a sequence of plain integers as a contiguous int64 vector; None for anything else.
+
+    A tensor is copied, because its memory may move."""
+    if type(indices) is range:
+        return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
+    if type(indices) in (list, tuple):
+        return int64_array(indices, torch.Tensor)
+    if type(indices) is torch.Tensor:
+        is_plain = indices.layout is torch.strided and indices.device.type == "cpu"
+        if not is_plain or indices.dtype not in _INDEX_DTYPES or indices.is_neg():
+            return None
+        indices = np.array(indices.numpy())
+    if type(indices) is not np.ndarray or indices.ndim != 1:
+        return None
+    is_integer = indices.dtype.kind in "iu" and indices.dtype != np.uint64
+    return np.ascontiguousarray(indices, dtype=np.int64) if is_integer else None
 
 
 def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
@@ -114,10 +139,8 @@ class Column:
 
         if not isinstance(self.source, tuple):
             return keep(self.source), self.file
-        source: list[Any] = []
-        for array, rows, _ in self.source:
-            source += (keep(array), rows)
-        return tuple(source), tuple(segment.file for segment in self.source)
+        source = tuple(part for array, rows, _ in self.source for part in (keep(array), rows))
+        return source, tuple(segment.file for segment in self.source)
 
 
 @dataclass
@@ -142,19 +165,11 @@ class Columns:
 
     def table(self, pin: bool) -> Table:
         """Open the table of all columns; `pin` as in ``open_source``."""
-        pairs = [column.for_core(pin) for column in self.all]
-        sources, files = tuple(zip(*pairs, strict=True)) or ((), ())
-        names, plans, casts = (
-            tuple(getattr(column, name) for column in self.all) for name in ("name", "plan", "cast")
-        )
+        found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in self.all]
+        sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
         table = Table(sources, torch.Tensor, names, files, plans, casts)
         watch(table)
         return table
-
-
-def list_of(count: int) -> Structure:
-    """Return the structure of a list of `count` outputs."""
-    return (None,) * count
 
 
 @dataclass(frozen=True)
@@ -189,58 +204,54 @@ def gives_views(dataset: object, workers: int) -> bool:
 
 # ---- takers of datasets that hold arrays
 
-Taker = Callable[[Any], Columns | None]
+# The test for a kind of dataset, and the function that takes it.
+Taker = tuple[Callable[[Any], bool], Callable[[Any], Columns]]
 
 
-def take(dataset: object, takers: Sequence[Taker]) -> Columns:
+def take(dataset: Any, takers: Sequence[Taker]) -> Columns:
     """Return the columns of the first taker that knows the dataset. Raises NotCoveredError."""
     if "__getitems__" in getattr(dataset, "__dict__", ()):
         raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
-    for taker in takers:
-        columns = taker(dataset)
-        if columns is not None:
-            return columns
+    for is_of_kind, taker in takers:
+        if is_of_kind(dataset):
+            return taker(dataset)
     raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
 
 
-def take_arrays(dataset: object) -> Columns | None:
-    if not is_array_dataset(dataset):
-        return None
+def take_arrays(
+    dataset: Any, make_ragged: Callable[[Any], tuple[Any, ...]] | None = None
+) -> Columns:
+    """Args: make_ragged: the arguments of ``Columns.add`` for a RaggedArray; None: not covered."""
     if dataset._untranslated:
         raise NotCoveredError(dataset._untranslated)
     keys = dataset._keys
-    columns = Columns(dict.fromkeys(keys) if keys else list_of(len(dataset._fields)))
+    columns = Columns(dict.fromkeys(keys) if keys else (None,) * len(dataset._fields))
     for field, plan in zip(dataset._fields, dataset._plans, strict=True):
-        if not isinstance(field, Field):
-            raise NotCoveredError(
-                f"{field.name} is a RaggedArray; pass PadCollate or PackCollate as collate_fn"
-            )
-        columns.add(field.name, field.source, field.file, plan)
+        if isinstance(field, Field):
+            columns.add(field.name, field.source, field.file, plan)
+        elif make_ragged is not None:
+            columns.add(*make_ragged(field))
+        else:
+            raise NotCoveredError(f"{field.name} is a RaggedArray; pass PadCollate or PackCollate")
     return columns
 
 
-def take_images(dataset: object) -> Columns | None:
-    if not is_image_folder(dataset):
-        return None
+def take_images(dataset: Any) -> Columns:
     if dataset._arrays is None:
         raise NotCoveredError("the files of an ImageFolder without cache= are decoded in Python")
-    return replace(take(dataset._arrays, (take_arrays,)), kind="cached images")
+    return replace(take_arrays(dataset._arrays), kind="cached images")
 
 
-def take_tokens(dataset: object) -> Columns | None:
-    if not is_token_dataset(dataset):
-        return None
+def take_tokens(dataset: Any) -> Columns:
     is_alone = dataset._keys is None and dataset._arguments.targets is None
-    names = dict.fromkeys(dataset._keys) if dataset._keys else list_of(2)
+    names = dict.fromkeys(dataset._keys) if dataset._keys else (None,) * 2
     columns = Columns(None if is_alone else names, kind="windows of tokens")
     columns.add("tokens", dataset._windows)
     return columns
 
 
-def take_tensors(dataset: Any) -> Columns | None:
-    if type(dataset) is not torch_data.TensorDataset:
-        return None
-    columns = Columns(list_of(len(dataset.tensors)))
+def take_tensors(dataset: Any) -> Columns:
+    columns = Columns((None,) * len(dataset.tensors))
     for i, tensor in enumerate(dataset.tensors):
         columns.add(f"tensor {i}", tensor)
     return columns
@@ -257,23 +268,130 @@ def _collated(dtype: np.dtype[Any], is_number: bool) -> torch.dtype | None:
     return found
 
 
-def take_rows(dataset: Any) -> Columns | None:
-    """Take a tensor or an ndarray that is a dataset itself."""
+def take_tensor(dataset: Any) -> Columns:
+    """Take a tensor that is a dataset itself."""
     columns = Columns(None)
-    if type(dataset) is torch.Tensor:
-        columns.add("the dataset", dataset)
-    elif type(dataset) in (np.ndarray, np.memmap):
-        field = Field("the dataset", dataset)
-        array: Any = field.source
-        if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
-            raise NotCoveredError(
-                f"the dataset has rows of {array.dtype}, of which torch makes others"
-            )
-        if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
-            raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
-        columns.add("the dataset", array, field.file, is_array=True)
-    else:
+    columns.add("the dataset", dataset)
+    return columns
+
+
+def take_ndarray(dataset: Any) -> Columns:
+    """Take an ndarray that is a dataset itself."""
+    columns, field = Columns(None), Field("the dataset", dataset)
+    array: Any = field.source
+    if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
+        raise NotCoveredError(f"torch makes another dtype of the dataset's {array.dtype}")
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
+        raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
+    columns.add(field.name, array, field.file, is_array=True)
+    return columns
+
+
+# ---- a datasets.Dataset of Hugging Face, over memory of Arrow
+
+# Nothing is imported: a program that has such a dataset has imported its package.
+
+
+# The dtype that both formats make of values; None: they keep theirs. Others are not covered.
+_CASTS = {
+    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16", "uint32"), "int64"),
+    "float64": "float32",
+    **dict.fromkeys(("int64", "float32", "bool"), None),
+}
+
+
+def is_hugging_face(dataset: object) -> bool:
+    """Tell whether `dataset` is a ``datasets.Dataset``, by its exact type."""
+    module = sys.modules.get("datasets.arrow_dataset")
+    return type(dataset) is getattr(module, "Dataset", None)
+
+
+def _selected_rows(dataset: Any) -> Vector | None:
+    """Return the rows that shuffle() and select() have left; None: all."""
+    if dataset._indices is None:
         return None
+    chunks = [chunk.to_numpy().view(np.int64) for chunk in dataset._indices.table.column(0).chunks]
+    return chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.int64), *chunks])
+
+
+def _flatten(chunk: Any) -> tuple[Any, list[int]]:
+    """Return the values of lists within each other, and how many are in each."""
+    pa, widths = sys.modules["pyarrow"], []
+    while True:
+        if chunk.null_count:
+            raise NotCoveredError("null values")
+        if isinstance(chunk, pa.ExtensionArray):
+            chunk = chunk.storage
+        elif isinstance(chunk, pa.FixedSizeListArray):
+            widths.append(chunk.type.list_size)
+            chunk = chunk.flatten()
+        elif isinstance(chunk, pa.ListArray | pa.LargeListArray):
+            lengths = np.diff(chunk.offsets.to_numpy())
+            if len(lengths) == 0 or (lengths != lengths[0]).any():
+                raise NotCoveredError("lists of different length")
+            widths.append(int(lengths[0]))
+            chunk = chunk.flatten()
+        else:
+            return chunk, widths
+
+
+def _array_of(chunk: Any) -> Array:
+    """Return a view of Arrow's memory; of bits a copy."""
+    types = sys.modules["pyarrow"].types
+    values, widths = _flatten(chunk)
+    is_bits, kind = types.is_boolean(values.type), values.type
+    if is_bits or types.is_integer(kind) or types.is_floating(kind):
+        array: Array = values.to_numpy(zero_copy_only=not is_bits)
+        if str(array.dtype) in _CASTS:
+            return array.reshape(len(chunk), *widths)
+    raise NotCoveredError(f"values of {kind}")
+
+
+# By dataset: its table, which does not change, and the segments of each column that was used. Bits
+# are so unpacked once a dataset.
+_segments: WeakKeyDictionary[Any, tuple[Any, dict[str, tuple[Segment, ...]]]] = WeakKeyDictionary()
+
+
+def _segments_of(dataset: Any, name: str) -> tuple[Segment, ...]:
+    table, known = _segments.get(dataset, (None, {}))
+    if table is not dataset._data:
+        known = {}
+        _segments[dataset] = dataset._data, known
+    if name not in known:
+        files = dataset.cache_files
+        file: MappedFile | None = (files[0]["filename"], 0, None) if files else None
+        chunks = dataset._data.table.column(name).chunks
+        try:
+            arrays = [_array_of(chunk) for chunk in chunks if len(chunk) > 0]
+        except NotCoveredError as reason:
+            raise NotCoveredError(f"column {name!r} has {reason}") from None
+        known[name] = tuple(Segment(array, len(array), file) for array in arrays)
+    if not known[name]:
+        raise NotCoveredError("the dataset has no rows")
+    return known[name]
+
+
+def take_hugging_face(dataset: Any) -> Columns:
+    """Return the columns of a ``datasets.Dataset``. Raises NotCoveredError."""
+    if dataset._format_type not in ("torch", "numpy"):
+        raise NotCoveredError(
+            f"the format of the datasets.Dataset is {dataset._format_type}; C gathers those of "
+            "with_format('torch') and with_format('numpy')"
+        )
+    if dataset._format_kwargs:
+        raise NotCoveredError("with_format() of the datasets.Dataset was given arguments")
+    every, picked = dataset._data.column_names, dataset._format_columns
+    names = [name for name in every if picked is None or name in picked]
+    if dataset._output_all_columns and len(names) < len(every):
+        raise NotCoveredError("output_all_columns=True adds columns without the format")
+    rows = _selected_rows(dataset)
+    columns = Columns(dict.fromkeys(names), rows=rows, kind="Arrow columns")
+    for name in names:
+        segments = _segments_of(dataset, name)
+        first, *others = {str(segment.array.dtype) for segment in segments}
+        if others:
+            raise NotCoveredError(f"column {name!r} has parts of different dtype")
+        columns.add(f"column {name!r}", segments, cast=_CASTS[first])
     return columns
 
 
@@ -300,22 +418,17 @@ def _pick(column: Column, rows: Vector) -> Column:
     return replace(column, source=(segment._replace(rows=taken),), file=None)
 
 
-def take_subset(dataset: Any) -> Columns | None:
-    if type(dataset) is not torch_data.Subset:
-        return None
+def take_subset(dataset: Any) -> Columns:
     rows = _rows_of(dataset)
     inner = take(dataset.dataset, TAKERS)
     return Columns(inner.structure, [_pick(column, rows) for column in inner.all])
 
 
-def take_stack(dataset: Any) -> Columns | None:
-    if type(dataset) is not torch_data.StackDataset:
-        return None
+def take_stack(dataset: Any) -> Columns:
     parts: Any = dataset.datasets
     is_dict = isinstance(parts, dict)
-    found = {
-        key: take(part, TAKERS) for key, part in (parts.items() if is_dict else enumerate(parts))
-    }
+    pairs = parts.items() if is_dict else enumerate(parts)
+    found = {key: take(part, TAKERS) for key, part in pairs}
     structures = {key: columns.structure for key, columns in found.items()}
     stack = Columns(structures if is_dict else tuple(structures.values()))
     for key, columns in found.items():
@@ -335,10 +448,8 @@ def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
         found = column.segments()
         rows = sum(segment.length for segment in found)
         if rows != length:
-            raise NotCoveredError(
-                f"the ConcatDataset was made when {column.name} had {length} rows, "
-                f"and it has {rows}"
-            )
+            fault = f"{column.name} has {rows} rows, and had {length} rows when"
+            raise NotCoveredError(f"{fault} the ConcatDataset was made")
         segments += found
     return replace(first, source=tuple(segments), file=None)
 
@@ -352,9 +463,7 @@ def _is_same_structure(a: Structure, b: Structure) -> bool:
     return all(map(_is_same_structure, a, b))
 
 
-def take_concat(dataset: Any) -> Columns | None:
-    if type(dataset) is not torch_data.ConcatDataset:
-        return None
+def take_concat(dataset: Any) -> Columns:
     lengths = np.diff(dataset.cumulative_sizes, prepend=0).tolist()
     # torch takes no sample of empty parts, so they may be of other kinds.
     pairs = list(zip(dataset.datasets, lengths, strict=True))
@@ -367,16 +476,21 @@ def take_concat(dataset: Any) -> Columns | None:
     return Columns(structure, [_join(same, [length for _, length in pairs]) for same in columns])
 
 
+def _is(*classes: type) -> Callable[[Any], bool]:
+    return lambda dataset: type(dataset) in classes
+
+
 # Datasets that may lie within others.
 TAKERS: tuple[Taker, ...] = (
-    take_arrays,
-    take_images,
-    take_tokens,
-    take_tensors,
-    take_rows,
-    take_subset,
-    take_stack,
-    take_concat,
+    (is_array_dataset, take_arrays),
+    (is_image_folder, take_images),
+    (is_token_dataset, take_tokens),
+    (_is(torch_data.TensorDataset), take_tensors),
+    (_is(torch.Tensor), take_tensor),
+    (_is(np.ndarray, np.memmap), take_ndarray),
+    (_is(torch_data.Subset), take_subset),
+    (_is(torch_data.StackDataset), take_stack),
+    (_is(torch_data.ConcatDataset), take_concat),
 )
 
 

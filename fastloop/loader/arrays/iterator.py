@@ -2,58 +2,164 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import torch
+from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
 from fastloop._core import ArrayLoader
 from fastloop.base.machine import budget_of
 from fastloop.base.moves import tensors_in, watch
 from fastloop.base.ranges import named, tools
-from fastloop.base.threads import NextLock, count_alone
-from fastloop.base.torch_parts import MapFetcher, pin_memory
+from fastloop.base.threads import NextLock, count_alone, on_this_thread
+from fastloop.base.torch_parts import MapFetcher, Methods, pin_memory
 from fastloop.data.epochs import EpochDataset
-from fastloop.data.index_blocks import find_blocks
+from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.destinations import Destination, find_destination
-from fastloop.loader.arrays.columns import Source, gives_views
-from fastloop.loader.resume.epoch import ResumableIter, rest_of_block, skip_blocks
+from fastloop.loader.arrays.columns import Source, as_vector, gives_views
+from fastloop.loader.resume.epoch import LoaderEpoch, ResumableIter
 from fastloop.loader.shared import Shared
 
 _BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is given
 
 
-class _InBlocks:
-    """Stands in for the sampler's iterator where C cuts batches out of whole blocks: indices that a
+# ---- torch's samplers as blocks of int64 indices: their numbers, drawn at the same moments
+
+# A tensor or, for consecutive indices, a pair (first, count). It is drawn when the first batch that
+# needs it is asked for, because torch's samplers are generators and draw then.
+Block = torch.Tensor | tuple[int, int]
+
+
+def _permutation(n: int, generator: Any) -> torch.Tensor:
+    with on_this_thread():
+        return torch.randperm(n, generator=generator).cpu()
+
+
+def _sequential(sampler: Any) -> Iterator[Block]:
+    yield 0, len(sampler.data_source)
+
+
+def _random(sampler: Any) -> Iterator[Block]:
+    n = len(sampler.data_source)
+    generator = sampler.generator
+    if generator is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        generator = torch.Generator().manual_seed(seed)
+    whole, rest = divmod(sampler.num_samples, 32 if sampler.replacement else n)
+    if sampler.replacement:
+        for size in chain(repeat(32, whole), (rest,)):
+            draws = torch.randint(high=n, size=(size,), dtype=torch.int64, generator=generator)
+            yield draws.cpu()
+        return
+    for _ in range(whole):
+        yield _permutation(n, generator)
+    yield _permutation(n, generator)[:rest]
+
+
+def _subset(sampler: Any) -> Iterator[Block]:
+    indices = torch.from_numpy(as_vector(sampler.indices))
+    yield indices[_permutation(len(indices), sampler.generator)]
+
+
+def _weighted(sampler: Any) -> Iterator[Block]:
+    indices = torch.multinomial(
+        sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator
+    )
+    yield indices.cpu()
+
+
+def _distributed(sampler: Any) -> Iterator[Block]:
+    n = len(sampler.dataset)
+    if sampler.shuffle:
+        generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
+        indices = _permutation(n, generator)
+    else:
+        indices = torch.arange(n, device="cpu")
+    total = sampler.total_size
+    if not sampler.drop_last:
+        indices = indices.repeat(max(1, math.ceil(total / max(1, n))))
+    if sampler.drop_last or n <= total:
+        indices = indices[:total]
+    if (count := len(indices)) != total:
+        raise AssertionError(f"Number of indices ({count}) does not match total_size ({total})")
+    yield indices[sampler.rank : total : sampler.num_replicas].contiguous()
+
+
+_MAKERS: dict[type, Callable[[Any], Iterator[Block]]] = {
+    torch_data.SequentialSampler: _sequential,
+    torch_data.RandomSampler: _random,
+    torch_data.SubsetRandomSampler: _subset,
+    torch_data.WeightedRandomSampler: _weighted,
+    torch_data.DistributedSampler: _distributed,
+    ShuffleSampler: ShuffleSampler.blocks,
+}
+_ITERS = Methods(*((cls, "__iter__") for cls in (torch_data.BatchSampler, *_MAKERS)))
+
+
+def find_blocks(index_sampler: Any) -> Iterator[Block] | None:
+    """Return the blocks of a plain ``BatchSampler`` over a sampler known here, by exact type.
+
+    None for any other; it is then iterated in Python. Nothing is drawn before the first block.
+    """
+    if type(index_sampler) is not torch_data.BatchSampler or _ITERS.find_replaced():
+        return None
+    sampler = index_sampler.sampler
+    if type(sampler) is torch_data.SubsetRandomSampler and as_vector(sampler.indices) is None:
+        return None
+    make = _MAKERS.get(type(sampler))
+    return None if make is None else make(sampler)
+
+
+def rest_of_block(block: Block, rows: int) -> Block:
+    """Return a block without its first rows."""
+    if isinstance(block, tuple):
+        first, count = block
+        return first + rows, count - rows
+    return block[rows:]
+
+
+def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
+    """Return the blocks of a sampler without the rows of the batches that were yielded. Draws the
+    blocks that hold those now."""
+    rows = epoch.skipped * epoch.sampler.batch_size
+    sampler = epoch.sampler.sampler
+    if type(sampler) is ShuffleSampler:
+        return sampler.blocks(rows)
+    for block in blocks:
+        count = block[1] if isinstance(block, tuple) else len(block)
+        if rows < count:
+            return chain((rest_of_block(block, rows),), blocks)
+        rows -= count
+        if rows == 0:
+            break
+    return blocks
+
+
+# ---- the iterator
+
+
+def _refuse_batches() -> Iterator[Any]:
+    """Stand in for the sampler's iterator where C cuts batches out of whole blocks: indices that a
     program took from it would be missing in the epoch."""
-
-    def __iter__(self) -> _InBlocks:
-        return self
-
-    def __next__(self) -> Any:
-        raise RuntimeError(
-            "_sampler_iter of an iterator on the array path gives no batches, because the sampler "
-            "is read in blocks; pass path='torch' to the loader, or use load_state_dict() to skip"
-        )
-
-
-def _counting(source: Source) -> Iterator[torch.Tensor]:
-    """Yield the tensors whose changes in place torch counts, and worker processes would not see."""
-    for tensor in tensors_in(source.table):
-        is_shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
-        if not (is_shared or tensor.is_inference()):
-            yield tensor
+    yield from ()
+    raise RuntimeError(
+        "_sampler_iter of an iterator on the array path gives no batches, because the sampler is "
+        "read in blocks; pass path='torch' to the loader, or use load_state_dict() to skip"
+    )
 
 
 def _level_of_program() -> int:
-    """The stacklevel, for the caller's warnings, of the line outside fastloop and torch."""
+    """Return the stacklevel that names, in a warning of the caller, the line outside fastloop and
+    torch."""
     level, frame = 0, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("fastloop.", "torch.")):
         level, frame = level + 1, frame.f_back
@@ -61,11 +167,10 @@ def _level_of_program() -> int:
 
 
 class ArrayIter(ResumableIter):
-    """Random numbers are drawn when torch draws them: the base seed in ``__init__``, the
-    permutation when the first index is needed."""
+    """An iterator over batches that C gathers. Random numbers are drawn when torch draws them: the
+    base seed in ``__init__``, the permutation when the first index is needed."""
 
     _workers = ()  # torch's name for the worker processes
-    _kept: tuple[Any, ...] = ()  # the batch that came with a warning that is an error
 
     def __init__(
         self,
@@ -75,7 +180,7 @@ class ArrayIter(ResumableIter):
         accelerator: Accelerator | None,
         is_live: bool = False,
     ) -> None:
-        """Args: is_live: threads read the data at the time of gathering, as the user has asked."""
+        """Args: is_live: read the data when gathering, changed or not; ``path="array"`` asks so."""
         self._shared = shared
         self._next_lock = NextLock()
         self._begin_epoch(loader)
@@ -85,12 +190,16 @@ class ArrayIter(ResumableIter):
         self._source = source
         self._budget = budget_of(loader)
         self._prefetch_factor = loader.prefetch_factor
-        # One worker of torch's keeps the order in any case; here the consumer helps it.
+        # A single worker keeps the order in torch, too; here the consumer helps it.
         self._in_order = loader.in_order or self._num_workers == 1
         self._fetches_singles = not is_live and gives_views(source.dataset, self._num_workers)
         self._versions: dict[torch.Tensor, int] = {}
         if self._num_workers > 0 and not is_live:
-            self._versions = {tensor: tensor._version for tensor in _counting(source)}
+            # Workers see changes of shared tensors; torch counts none of inference tensors.
+            for tensor in tensors_in(source.table):
+                is_shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
+                if not (is_shared or tensor.is_inference()):
+                    self._versions[tensor] = tensor._version
         self._destination = self._open_destination(accelerator)
         self._pin_memory = self._pin_memory and accelerator is None
         self._open_loader()
@@ -160,8 +269,8 @@ class ArrayIter(ResumableIter):
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
-            self._sampler_iter = _InBlocks()
-            remaining = self._remaining(blocks, skip_blocks)
+            self._sampler_iter = _refuse_batches()
+            remaining = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
             self._array_loader.restart(remaining, _BLOCKS, sampler, self._random_epoch)
         else:
             singles = _LISTS if self._fetches_singles else _SINGLES
@@ -175,7 +284,6 @@ class ArrayIter(ResumableIter):
         is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
         if not first_iter and not is_usable:
             self._open_loader()
-        self._kept = ()
         self._restart()
 
     def _warn_of_change(self) -> None:
@@ -183,10 +291,8 @@ class ArrayIter(ResumableIter):
         if all(tensor._version == version for tensor, version in self._versions.items()):
             return
         self._versions = {}
-        changed = (
-            f"the data of the {type(self._dataset).__name__} were changed in place while workers "
-            "loaded them"
-        )
+        name = type(self._dataset).__name__
+        changed = f"the data of the {name} were changed in place while workers loaded them"
         if self._persistent_workers:
             later = "Persistent worker processes would never see the change"
         else:
@@ -222,18 +328,16 @@ class ArrayIter(ResumableIter):
     def __next__(self) -> Any:
         if self._destination is not None:
             self._destination.check()
-        if self._kept:
-            (data,), self._kept = self._kept, ()
-            self._num_yielded += 1
-            return data
+        if self._versions:
+            self._warn_of_change()
         try:
             if tools._is_profiler_enabled:
-                data = named("next", super().__next__)()
-            elif self._pin_memory:
-                data = super().__next__()
-            else:
-                data = next(self._array_loader)
-                self._num_yielded += 1
+                return named("next", super().__next__)()
+            if self._pin_memory:
+                return super().__next__()
+            data = next(self._array_loader)
+            self._num_yielded += 1
+            return data
         except StopIteration:
             self._epoch.is_over = True
             raise
@@ -241,17 +345,9 @@ class ArrayIter(ResumableIter):
             if not self._goes_on_in_child():
                 raise
             return self.__next__()
-        if self._versions:
-            try:
-                self._warn_of_change()
-            except RuntimeWarning:  # warnings are errors: the next next() gives this batch
-                self._kept = (data,)
-                self._num_yielded -= 1
-                raise
-        return data
 
     def close(self) -> None:
-        self._is_closed, self._kept = True, ()
+        self._is_closed = True
         self._array_loader.close()
 
     def _shutdown_workers(self) -> None:

@@ -22,8 +22,8 @@ from fastloop.loader.arrays.columns import (
     Columns,
     NotCoveredError,
     check_tensor,
-    list_of,
     pin_storage,
+    take_arrays,
 )
 
 _Source = Field | RaggedField
@@ -105,7 +105,7 @@ class _Batch:
 
     def finish(self) -> Columns:
         is_dict = self.fields.kind is dict
-        self.columns.structure = dict.fromkeys(self.names) if is_dict else list_of(len(self.names))
+        self.columns.structure = dict.fromkeys(self.names) if is_dict else (None,) * len(self.names)
         return self.columns
 
 
@@ -167,19 +167,14 @@ def _pack(dataset: ArrayDataset, collate: PackCollate) -> Columns:
     return batch.finish()
 
 
-def take_ragged(dataset: object) -> Columns | None:
+def take_ragged(dataset: object) -> Columns:
     """Return the columns of single samples of a dataset with RaggedArrays."""
-    if not isinstance(dataset, ArrayDataset) or type(dataset) is not ArrayDataset:
-        return None
-    keys = dataset._keys
-    columns = Columns(dict.fromkeys(keys) if keys else list_of(len(dataset._fields)))
-    for field, plan in zip(dataset._fields, dataset._plans, strict=True):
-        if isinstance(field, RaggedField):
-            padding = bytes(torch_dtype(field.array.values).itemsize)
-            columns.add(*_make_column(field, "padded", padding=padding))
-        else:
-            columns.add(field.name, field.source, field.file, plan)
-    return columns
+
+    def make(field: RaggedField) -> tuple[Any, ...]:
+        padding = bytes(torch_dtype(field.array.values).itemsize)
+        return _make_column(field, "padded", padding=padding)
+
+    return take_arrays(dataset, make)
 
 
 def take_sequences(dataset: object, collate_fn: Any) -> Columns:
@@ -189,7 +184,7 @@ def take_sequences(dataset: object, collate_fn: Any) -> Columns:
         NotCoveredError: fields that C does not gather from.
         TypeError, ValueError: errors that the collate itself raises.
     """
-    if not isinstance(dataset, ArrayDataset) or type(dataset) is not ArrayDataset:
+    if type(dataset) is not ArrayDataset:
         raise NotCoveredError(
             f"threads of C gather for {type(collate_fn).__name__} from an ArrayDataset, and the "
             f"dataset is a {type(dataset).__name__}"

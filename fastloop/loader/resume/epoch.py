@@ -1,4 +1,5 @@
-"""How an epoch of an iterator begins, in its middle too; ``position.py`` decides where.
+"""An epoch of an iterator: how it begins, at its start or in its middle. ``position.py`` decides
+where.
 
 A sampler draws from generators. An epoch notes their states twice: before ``iter(sampler)``, and
 before the first item is asked for. A resumed epoch draws again from these states and skips the
@@ -22,8 +23,7 @@ from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.torch_parts import BaseIter, call_as_torch
 from fastloop.data.epochs import IteratorEpochs, epochs_within
-from fastloop.data.index_blocks import Block
-from fastloop.data.samplers import EpochSampler, ShuffleSampler
+from fastloop.data.samplers import EpochSampler
 from fastloop.data.stateful import DatasetStates, is_stream
 from fastloop.loader.resume.state import (
     SEEDED,
@@ -53,31 +53,6 @@ def _restoring(*generators: torch.Generator) -> Iterator[None]:
 
 
 # ---- the rest of an epoch
-
-
-def rest_of_block(block: Block, rows: int) -> Block:
-    """Return a block without its first rows."""
-    if isinstance(block, tuple):
-        first, count = block
-        return first + rows, count - rows
-    return block[rows:]
-
-
-def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
-    """Return the blocks of a sampler without the rows of the batches that were yielded. Draws the
-    blocks that hold those now."""
-    rows = epoch.skipped * epoch.sampler.batch_size
-    sampler = epoch.sampler.sampler
-    if type(sampler) is ShuffleSampler:
-        return sampler.blocks(rows)
-    for block in blocks:
-        count = block[1] if isinstance(block, tuple) else len(block)
-        if rows < count:
-            return chain((rest_of_block(block, rows),), blocks)
-        rows -= count
-        if rows == 0:
-            break
-    return blocks
 
 
 def _begins_anywhere(sampler: Any) -> TypeGuard[EpochSampler[Any]]:
@@ -115,7 +90,7 @@ class LoaderEpoch:
         draws_seed: whether a base seed is drawn. None: as torch's iterator does by itself.
         kept_seed: the base seed of persistent workers that the iterator replaces; None: none.
         lent: the state of torch's generator for the draws that begin this epoch.
-        states: of a dataset whose place is noted.
+        states: those of the dataset, where it says where it stands.
     """
 
     loader: InitVar[DataLoader[Any]]
@@ -173,7 +148,7 @@ class LoaderEpoch:
                     self.at_iter = states_of(self.generators)
                 yield
             return
-        # An epoch of which nothing is left draws nothing: loading has set the states after it.
+        # A finished epoch draws nothing: loading has set the states after it.
         over = self.generators.values() if self.state.is_spent else ()
         with _restoring(torch.default_generator, *over):
             if not self.state.is_spent:
@@ -210,8 +185,8 @@ class LoaderEpoch:
 class ResumableIter(FinalizerBase, BaseIter):
     """Base that makes torch's iterators resumable.
 
-    It stands after torch's iterator in the list of bases: so it replaces the sampler's iterator
-    after torch's base class has made it, and before torch's code asks for the first index.
+    It comes after torch's iterator in the list of bases, so it can replace the sampler's iterator
+    after torch's base class has made it and before torch's code asks for the first index.
     ``_begin_epoch`` must be called before ``__init__``.
     """
 
@@ -235,7 +210,7 @@ class ResumableIter(FinalizerBase, BaseIter):
     def __init__(self, loader: DataLoader[Any]) -> None:
         epoch = self._epoch
         if epoch.draws_seed is False:
-            # The seed is drawn all the same, and the draw undone.
+            # torch's __init__ draws a seed in any case; the draw is undone.
             with _restoring(torch.default_generator, *epoch.generators.values()):
                 call_as_torch(super().__init__, loader)
             if self._num_workers == 0:  # with workers _reset() does this
@@ -269,11 +244,9 @@ class ResumableIter(FinalizerBase, BaseIter):
     def _skip_yielded(self) -> None:
         if self._epoch.states is not None:
             self._epoch.states.base_seed = int(self._base_seed)
-        self._sampler_iter = self._remaining(self._sampler_iter, skip_items)
+        remaining = self._epoch.remaining(self._sampler_iter, skip_items)
+        self._sampler_iter = chain.from_iterable(remaining)
         self._num_yielded = self._epoch.skipped
-
-    def _remaining(self, source: Iterator[Any], skip: _Skip) -> Iterator[Any]:
-        return chain.from_iterable(self._epoch.remaining(source, skip))
 
     def _keep_count(self) -> None:
         epoch = self.__dict__.get("_epoch")

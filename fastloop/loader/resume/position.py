@@ -15,15 +15,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastloop.base.torch_parts import BaseIter, difference
+from fastloop.data import stateful
 from fastloop.data.epochs import IteratorEpochs, epochs_within
-from fastloop.data.stateful import (
-    DatasetStates,
-    ReaderStates,
-    WorkerCountError,
-    fit_readers,
-    has_place,
-    is_stream,
-)
+from fastloop.data.stateful import DatasetStates, ReaderStates, WorkerCountError, fit_readers
 from fastloop.loader.resume.epoch import LoaderEpoch
 from fastloop.loader.resume.state import (
     TORCH,
@@ -72,7 +66,7 @@ class Position:
         """Return the epoch of an iterator that begins.
 
         Args:
-            datasets: the iterator's; they begin their epochs.
+            datasets: the epochs of the iterator's datasets, which begin here.
             has_states: the iterator asks the dataset where it stands.
         """
         start, is_new = self.start, self.is_loaded and not self.start.begun
@@ -92,7 +86,7 @@ class Position:
                 draws_seed = start.draws_base_seed
         lent = self._torch_state_to_lend() if is_new else None
         states = None
-        if has_states and has_place(loader.dataset):
+        if has_states and stateful.has_place(loader.dataset):
             readers = fit_readers(loader, start.readers) if self.is_loaded else ReaderStates()
             states = DatasetStates(loader, readers, is_new)
         datasets.begin(state.set_epochs, state.random_epoch)
@@ -135,7 +129,7 @@ class Position:
             state.sampler_epoch = -1 if with_epoch is None else with_epoch.epoch
             # The seeds of workers, whose dataset's states are kept, come from torch's generator.
             has_seeds = loader.num_workers > 0 and loader.generator is None
-            if torchs is not None or (has_seeds and has_place(loader.dataset)):
+            if torchs is not None or (has_seeds and stateful.has_place(loader.dataset)):
                 now[TORCH] = torch.get_rng_state()
             state.generators = {"now": now}
         state.readers = _save_readers(loader, epoch)
@@ -156,19 +150,14 @@ class Position:
             TypeError, ValueError: as ``DataLoader.load_state_dict``. Nothing has changed then.
         """
         if why := difference("torch"):
-            _refuse(
-                strict, f"fastloop does not know {why}", "the epoch starts anew", RuntimeWarning
-            )
+            _refuse(strict, f"fastloop does not know {why}", "a new epoch begins", RuntimeWarning)
             return
         state = as_lightning_counts(State.from_dict(saved, loader))
         state, differences = fit_ranks(loader, state)
         differences = differences or find_differences(loader, state)
         if differences:
-            _refuse(
-                strict,
-                f"the state does not fit this loader: {'; '.join(differences)}",
-                f"epoch {state.epoch} starts anew, in a new order",
-            )
+            fault = f"the state does not fit this loader: {'; '.join(differences)}"
+            _refuse(strict, fault, f"epoch {state.epoch} starts anew, in a new order")
             self.start = State(state.epoch, random_epoch=state.random_epoch)
             self.is_loaded, self.current, self._draws_each_epoch = False, None, None
             _set_epochs(loader, state)
@@ -177,27 +166,24 @@ class Position:
         if length is not None and state.yielded > length:
             raise ValueError(f"state['yielded'] is {state.yielded} of {length} batches")
         path, workers = getattr(loader, "path", "auto"), loader.num_workers
-        if not is_stream(loader.dataset):
+        if not stateful.is_stream(loader.dataset):
             takes_none = path == "torch" or (path == "thread" and workers > 1)
             if workers > 0 and takes_none and state.readers.has_states:
-                _refuse(
-                    strict,
+                fault = (
                     f"the state has states of the dataset ({type(loader.dataset).__name__}), and "
-                    f"the {workers} workers of path={path!r} load none (path='process' does)",
-                    "the dataset is not set to them",
+                    f"the {workers} workers of path={path!r} load none (path='process' does)"
                 )
+                _refuse(strict, fault, "the dataset is not set to them")
                 state = replace(state, readers=ReaderStates(workers=workers))
         elif state.yielded > 0:
             readers = ReaderStates() if path == "torch" and workers > 0 else state.readers
             state.not_resumable = _why_stream_not_resumable(loader, readers)
         if state.not_resumable and state.yielded > 0 and not state.is_spent:
-            _refuse(
-                strict,
+            fault = (
                 f"the state was saved after {state.yielded} batches of an epoch, and cannot be "
-                f"resumed there: {state.not_resumable}",
-                f"epoch {state.epoch} starts anew",
-                RuntimeWarning,
+                f"resumed there: {state.not_resumable}"
             )
+            _refuse(strict, fault, f"epoch {state.epoch} starts anew", RuntimeWarning)
             state = replace(state, yielded=0, readers=_new_readers(loader))
         try:
             fit_readers(loader, state.readers)
@@ -254,7 +240,7 @@ def _set_epochs(loader: DataLoader[Any], state: State) -> None:
 
 def _new_readers(loader: DataLoader[Any]) -> ReaderStates:
     """Return the states of readers that begin where the dataset begins."""
-    if not has_place(loader.dataset):
+    if not stateful.has_place(loader.dataset):
         return ReaderStates()
     return DatasetStates(loader, ReaderStates()).save(0, False, False) or ReaderStates()
 
@@ -263,7 +249,7 @@ def _save_readers(loader: DataLoader[Any], epoch: LoaderEpoch | None) -> ReaderS
     if epoch is None:
         return _new_readers(loader)
     if epoch.states is None:
-        return ReaderStates(workers=loader.num_workers if has_place(loader.dataset) else 0)
+        return ReaderStates(workers=loader.num_workers if stateful.has_place(loader.dataset) else 0)
     iterator = epoch.iterator()
     if iterator is not None and iterator._epoch is epoch:
         iterator.await_states()

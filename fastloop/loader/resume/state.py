@@ -146,14 +146,14 @@ class State:
 
     @classmethod
     def from_dict(cls, saved: Any, loader: DataLoader[Any]) -> State:
-        """Return the state that a dict says. Other keys, as accelerate's, are left out.
+        """Return the state in a dict of ``to_dict()``. Other keys, as accelerate's, are ignored.
 
         Args:
-            loader: its generators can be set to the states of those in the dict.
+            loader: each state of a generator is tried on one of the same device.
 
         Raises:
             TypeError: the dict or a part of it has the wrong type.
-            ValueError: it was not made by ``to_dict()``, or is damaged.
+            ValueError: the dict was not made by ``to_dict()``, or is damaged.
         """
         _check_shape("state", saved, _SHAPE)
         if saved["yielded"] > 0 and not saved["begun"]:
@@ -327,7 +327,7 @@ def fit_ranks(loader: DataLoader[Any], state: State) -> tuple[State, list[str]]:
 
     The samplers known here deal an epoch's order out in turns: rank r of R takes its places r,
     r + R, r + 2R and so on. The batches that all ranks have yielded are then the beginning of that
-    order, and other ranks can go on behind it, where it is a whole number of their batches.
+    order, and other ranks can go on after it, where it is a whole number of their batches.
     """
     there, here = state.fits, describe(loader)
     if not (there[_RANKS] and here[_RANKS]) or there[_RANKS] == here[_RANKS]:

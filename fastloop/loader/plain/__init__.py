@@ -1,1 +1,0 @@
-"""torch's own iterators, counted."""
