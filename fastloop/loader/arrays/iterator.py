@@ -171,6 +171,7 @@ class ArrayIter(ResumableIter):
     base seed in ``__init__``, the permutation when the first index is needed."""
 
     _workers = ()  # torch's name for the worker processes
+    _kept: tuple[Any, ...] = ()  # the batch that came with a warning that is an error
 
     def __init__(
         self,
@@ -284,6 +285,7 @@ class ArrayIter(ResumableIter):
         is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
         if not first_iter and not is_usable:
             self._open_loader()
+        self._kept = ()
         self._restart()
 
     def _warn_of_change(self) -> None:
@@ -328,16 +330,18 @@ class ArrayIter(ResumableIter):
     def __next__(self) -> Any:
         if self._destination is not None:
             self._destination.check()
-        if self._versions:
-            self._warn_of_change()
-        try:
-            if tools._is_profiler_enabled:
-                return named("next", super().__next__)()
-            if self._pin_memory:
-                return super().__next__()
-            data = next(self._array_loader)
+        if self._kept:
+            (data,), self._kept = self._kept, ()
             self._num_yielded += 1
             return data
+        try:
+            if tools._is_profiler_enabled:
+                data = named("next", super().__next__)()
+            elif self._pin_memory:
+                data = super().__next__()
+            else:
+                data = next(self._array_loader)
+                self._num_yielded += 1
         except StopIteration:
             self._epoch.is_over = True
             raise
@@ -345,9 +349,17 @@ class ArrayIter(ResumableIter):
             if not self._goes_on_in_child():
                 raise
             return self.__next__()
+        if self._versions:
+            try:
+                self._warn_of_change()
+            except RuntimeWarning:  # warnings are errors: the next next() gives this batch
+                self._kept = (data,)
+                self._num_yielded -= 1
+                raise
+        return data
 
     def close(self) -> None:
-        self._is_closed = True
+        self._is_closed, self._kept = True, ()
         self._array_loader.close()
 
     def _shutdown_workers(self) -> None:
