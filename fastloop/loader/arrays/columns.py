@@ -20,9 +20,9 @@ from torch.utils import data as torch_data
 from fastloop._core import ImagePlan, SequenceColumn, Table, Windows
 from fastloop.base.moves import watch
 from fastloop.base.tensors import DTYPES
+from fastloop.data.collate import is_array_dataset, is_image_folder, is_token_dataset
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
 from fastloop.data.index_blocks import Vector, as_vector
-from fastloop.data.kinds import is_array_dataset, is_image_folder, is_token_dataset
 
 
 class NotCoveredError(Exception):
