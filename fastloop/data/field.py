@@ -39,17 +39,32 @@ MappedFile = tuple[str, int, Callable[[], int] | None]
 # ---- files
 
 
+def _check_is_regular(path: str, name: str, remedy: str, mode: int) -> None:
+    kind = _SPECIAL_FILES.get(stat.filemode(mode)[0])
+    if kind is not None:
+        raise ValueError(f"{name}: {path!r} must be a regular file, got a {kind} ({remedy})")
+
+
 def open_regular(path: str, name: str, remedy: str) -> BinaryIO:
     """Open a file for reading.
 
     Raises:
         ValueError: the file is a FIFO, a socket or a device; the text begins with ``name``.
     """
-    # The kind is checked before: opening a FIFO waits for its writer, opening a device has effects.
-    kind = _SPECIAL_FILES.get(stat.filemode(os.stat(path).st_mode)[0])
-    if kind is not None:
-        raise ValueError(f"{name}: {path!r} must be a regular file, got a {kind} ({remedy})")
-    return open(path, "rb")
+
+    def open_at_once(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+    # Opening a FIFO or a device may have effects, so the kind is checked before. Another file may
+    # lie there a moment later, so the kind of the open file is checked as well.
+    _check_is_regular(path, name, remedy, os.stat(path).st_mode)
+    file = open(path, "rb", opener=open_at_once)  # noqa: SIM115 (the caller closes it)
+    try:
+        _check_is_regular(path, name, remedy, os.fstat(file.fileno()).st_mode)
+    except ValueError:
+        file.close()
+        raise
+    return file
 
 
 def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
