@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from fastloop._core import ImagePlan
 from fastloop.base.checks import make_message, read_choice, read_int
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Field, torch_dtype
+from fastloop.data.field import Field, read_row, torch_dtype
 from fastloop.data.sequences.ragged import RaggedArray, RaggedField
 from fastloop.data.transforms.dataset_transform import FieldTransform, is_torchvision
 from fastloop.data.transforms.ops import is_own
@@ -42,14 +41,12 @@ def read_item(item: Any, rows: int) -> tuple[int, int]:
     """Return row and view of ``index`` or ``(index, view)``, in a dataset of this many rows."""
     index, view = item if isinstance(item, tuple) and len(item) == 2 else (item, 0)
     try:
-        row, view = operator.index(index), operator.index(view)
+        row, view = read_row(index, rows), operator.index(view)
     except TypeError:
         raise TypeError(make_message("a sample", _ITEMS, item)) from None
     if not 0 <= view < _VIEWS:
         raise ValueError(make_message("view", f"an int in [0, {_VIEWS - 1}]", view))
-    if not -rows <= row < rows:
-        raise IndexError(f"index {row} is out of range for a dataset of length {rows}")
-    return row % rows, view
+    return row, view
 
 
 class ArrayDataset(EpochDataset):
@@ -91,8 +88,6 @@ class ArrayDataset(EpochDataset):
         OSError: a file that cannot be opened; later, a mapped file that has become shorter.
     """
 
-    _transforms: Mapping[int, FieldTransform] = MappingProxyType({})  # by position of the field
-
     def __init__(
         self,
         *fields: object,
@@ -106,30 +101,27 @@ class ArrayDataset(EpochDataset):
         read_choice("layout", layout, LAYOUTS)
         read_choice("out_layout", out_layout, OUT_LAYOUTS)
         if bool(fields) == bool(named):
-            raise TypeError(
-                "fields must be given either all by position, as in ArrayDataset(x, y), or all by "
-                "name, and there must be at least one"
-            )
+            raise TypeError("fields must be given all by position or all by name, at least one")
         self._keys = tuple(named) if named else None
         names = [f"field {key!r}" for key in self._keys or range(len(fields))]
         self._fields = tuple(map(_make_field, names, named.values() if named else fields))
         if len(set(map(len, self._fields))) > 1:
             each = ", ".join(f"{field.name} has {len(field)}" for field in self._fields)
             raise ValueError(f"fields must have the same number of rows, but {each}")
-        self._transforms = {
+        self._transforms = {  # by position of the field
             i: self._make_transform(self._fields[i], given, layout, out_layout)
             for i, given in self._transforms_by_place(transform).items()
         }
         transforms = self._transforms.values()
         if any(t.plan is not None and t.plan.is_random for t in transforms):
             self._epoch = Epoch()
-        has_layouts = any(t.has_layouts for t in transforms)
+        # Functions get rows unchanged.
+        has_layouts = any(t.plan is not None or is_torchvision(t.transform) for t in transforms)
         if (layout, out_layout) != ("CHW", "CHW") and not has_layouts:
-            raise ValueError(
-                "layout and out_layout must be left out without image operations in transform, got "
-                f"{layout!r} and {out_layout!r} (permute in your function, or pass "
-                "ToDtype(torch.uint8) of fastloop.transforms to change the layout alone)"
-            )
+            rule = "left out without image operations in transform"
+            remedy = "pass ToDtype(torch.uint8) of fastloop.transforms to change the layout alone"
+            given = layout, out_layout
+            raise ValueError(make_message("layout and out_layout", rule, given, remedy))
 
     def _transforms_by_place(self, transform: Any) -> dict[int, Any]:
         """Return the transforms that were given, by position of the field."""
@@ -140,14 +132,13 @@ class ArrayDataset(EpochDataset):
             for key in transform:
                 read_choice("each key of transform", key, keys)
             return {keys.index(key): given for key, given in transform.items() if given is not None}
-        are_images = list(map(_is_of_images, self._fields))
-        if (is_own(transform) or is_torchvision(transform)) and not are_images[0]:
-            for key, is_meant in zip(keys, are_images, strict=True):
-                if is_meant:  # labels often come first
-                    raise ValueError(
-                        f"transform must say which field it is for, because {self._fields[0].name} "
-                        f"has no images (pass transform={{{key!r}: ...}})"
-                    )
+        is_for_images = is_own(transform) or is_torchvision(transform)
+        if is_for_images and not _is_of_images(self._fields[0]):
+            for key, field in zip(keys, self._fields, strict=True):
+                if _is_of_images(field):  # labels often come first
+                    reason = f"because {self._fields[0].name} has no images"
+                    remedy = f"pass transform={{{key!r}: ...}}"
+                    raise ValueError(f"transform must name its field, {reason} ({remedy})")
         return {0: transform}
 
     def _make_transform(
@@ -159,8 +150,7 @@ class ArrayDataset(EpochDataset):
             rule = "an operation of fastloop.transforms, a Compose of several, or a function"
             kind = transform if isinstance(transform, type) else type(transform)
             raise TypeError(make_message(f"{field.name}: transform", rule, kind))
-        dtype, shape = torch_dtype(field.source), field.source.shape[1:]
-        return FieldTransform(field.name, transform, shape, dtype, layout, out_layout, self._seed)
+        return FieldTransform(field, transform, layout, out_layout, self._seed)
 
     @property
     def _plans(self) -> tuple[ImagePlan | None, ...]:
@@ -179,10 +169,13 @@ class ArrayDataset(EpochDataset):
     def __getitem__(self, index: Any) -> Any:
         if not self._transforms:  # each field takes any index that its array takes
             return self._as_sample([field[index] for field in self._fields])
-        several = self._items_of(index)
-        if several is not None:
-            return self._batch([self._read_item(item) for item in several])
-        return self._sample(*self._read_item(index))
+        epoch, several = self._epoch_now(), self._items_of(index)
+        if several is None:
+            row, view = read_item(index, len(self))
+            return self._take(row, lambda transform: transform.apply(row, epoch, view))
+        items = [read_item(item, len(self)) for item in several]
+        rows = [row for row, _ in items]
+        return self._take(rows, lambda transform: transform.stack(items, epoch))
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         return [self[index] for index in indices]
@@ -202,11 +195,9 @@ class ArrayDataset(EpochDataset):
         """Return the items of an index of several samples, or None for one of a single sample."""
         if isinstance(index, slice):
             return list(range(len(self))[index])
+        if isinstance(index, torch.Tensor) and index.dtype is torch.uint8 and index.ndim > 0:
+            index = index.bool()  # a mask, as torch takes it
         if isinstance(index, (np.ndarray, torch.Tensor)) and index.ndim > 0:
-            if index.ndim > 1:
-                raise TypeError(f"index must be a vector, got {index.ndim} dimensions")
-            if isinstance(index, torch.Tensor) and index.dtype is torch.uint8:
-                index = index.bool()  # a mask, as torch takes it
             index = index.tolist()
         if not isinstance(index, (list, range)):
             return None
@@ -216,36 +207,15 @@ class ArrayDataset(EpochDataset):
             raise IndexError(f"a mask must have the dataset's length {len(self)}, got {len(index)}")
         return [row for row, is_taken in enumerate(index) if is_taken]
 
-    def _row_to_transform(self, i: int, row: int) -> Any:
-        field = self._fields[i]
-        assert isinstance(field, Field)
-        return field.image(row) if self._transforms[i].plan else field[row]
-
-    def _batch(self, items: list[tuple[int, int]]) -> Any:
-        """Return samples as one batch."""
-        epoch, rows, fields = self._epoch_now(), [row for row, _ in items], []
-        for i, field in enumerate(self._fields):
-            transform = self._transforms.get(i)
-            if transform is None:
-                fields.append(field[rows])
-            else:
-                given = (self._row_to_transform(i, row) for row in rows)
-                fields.append(transform.stack(given, items, epoch))
-        return self._as_sample(fields)
-
-    def _sample(self, row: int, view: int) -> Any:
-        epoch, fields = self._epoch_now(), []
-        for i, field in enumerate(self._fields):
-            transform = self._transforms.get(i)
-            if transform is None:
-                fields.append(field[row])
-            else:
-                given = self._row_to_transform(i, row)
-                fields.append(transform.apply(given, row, epoch, view))
-        return self._as_sample(fields)
-
-    def _read_item(self, item: Any) -> tuple[int, int]:
-        return read_item(item, len(self))
+    def _take(self, rows: Any, apply: Callable[[FieldTransform], Any]) -> Any:
+        """Return these rows of all fields; ``apply`` makes those of a field with a transform."""
+        by_place = self._transforms
+        return self._as_sample(
+            [
+                apply(by_place[i]) if i in by_place else field[rows]
+                for i, field in enumerate(self._fields)
+            ]
+        )
 
     def params(
         self, index: int, epoch: int | None = None, view: int = 0, field: Any = None
@@ -260,7 +230,7 @@ class ArrayDataset(EpochDataset):
         """
         if not self._transforms:
             raise TypeError("params() is for datasets that were given a transform")
-        row, view = self._read_item((index, view))
+        row, view = read_item((index, view), len(self))
         epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
         keys = self._keys or range(len(self._fields))
         transforms = {keys[i]: transform for i, transform in self._transforms.items()}

@@ -1,5 +1,6 @@
-"""The Python around the collate in C, and how datasets write samples straight into the memory of
-the batch that is being made.
+"""The Python around the collate in C: for which collate functions it stands in, and how datasets
+write samples straight into the memory of the batch that is being made. Also tells which of the
+package's datasets and collates an object is.
 
 A thread that fetches a batch *lends* its collate, and a dataset *borrows* places in the batch. The
 collate then finds the samples in place. Nobody else may see these samples before the collate,
@@ -11,16 +12,53 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any, TypeVar
+from functools import cache, partial
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from fastloop._core import Collate, ThreadPool, WorkerEnd
 from fastloop.base.torch_parts import collate_functions, default_collate, is_known
 
 _T = TypeVar("_T")
+
+
+# ---- classes, compared by name: importing them would load their modules for every loader. The type
+# is Any for the same reason.
+
+
+def _is_class(cls: type, home: str, *names: str) -> bool:
+    return cls.__name__ in names and cls.__module__ == f"fastloop.data.{home}"
+
+
+def is_array_dataset(value: object) -> TypeGuard[Any]:
+    """Tell an ArrayDataset; a subclass does not count, here and below: its methods may differ."""
+    return _is_class(type(value), "arrays", "ArrayDataset")
+
+
+def derives_from_array_dataset(value: object) -> TypeGuard[Any]:
+    """Tell an ArrayDataset or an object of a subclass."""
+    return any(_is_class(cls, "arrays", "ArrayDataset") for cls in type(value).__mro__)
+
+
+def is_image_folder(value: object) -> TypeGuard[Any]:
+    """Tell an ImageFolder."""
+    return _is_class(type(value), "image_folder.dataset", "ImageFolder")
+
+
+def is_token_dataset(value: object) -> TypeGuard[Any]:
+    """Tell a TokenDataset."""
+    return _is_class(type(value), "tokens.dataset", "TokenDataset")
+
+
+def is_sequence_collate(value: Any) -> TypeGuard[Any]:
+    """Tell a PadCollate or a PackCollate."""
+    return _is_class(type(value), "sequences.pad", "PadCollate", "PackCollate")
+
+
+# ---- the collate in C
 
 
 @cache
@@ -75,6 +113,18 @@ def make_collate(
     )
 
 
+def open_collate(
+    collate_fn: Any, open_core: Callable[[], Collate]
+) -> tuple[Callable[[Any], Any], Collate] | None:
+    """Return a function that does the work of ``collate_fn`` in C, and the core in whose memory it
+    does; None if ``collate_fn`` is unknown here and must be called."""
+    is_default = is_default_collate(collate_fn)
+    if not (is_default or is_sequence_collate(collate_fn)):
+        return None
+    core = open_core()
+    return core if is_default else partial(collate_fn.collate, core), core
+
+
 # ---- memory of the batch that is being made
 
 _lent = threading.local()  # .collate: for which this thread fetches a batch
@@ -109,3 +159,10 @@ def borrow_places(like: torch.Tensor | None, count: int) -> Iterator[Sequence[to
             yield collate.block(like, count).unbind(0)
     finally:
         lend(collate)
+
+
+def may_borrow(dataset: Any) -> bool:
+    """Tell whether only the collate sees the dataset's samples: those of an ImageFolder."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return is_image_folder(dataset)

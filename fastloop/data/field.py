@@ -4,6 +4,7 @@ are opened here, too."""
 from __future__ import annotations
 
 import mmap
+import operator
 import os
 import stat
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from fastloop._core import Table
+from fastloop.base.checks import make_message
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -120,6 +122,22 @@ def find_file(array: Array) -> MappedFile | None:
 # ---- fields
 
 
+def read_row(index: Any, rows: int) -> int:
+    """Return the row of an index, which may be negative, among this many rows.
+
+    Raises:
+        TypeError: not an int.
+        IndexError: out of range.
+    """
+    try:
+        row = operator.index(index)
+    except TypeError:
+        raise TypeError(make_message("index", "an int", index)) from None
+    if not -rows <= row < rows:
+        raise IndexError(f"index {row} is out of range for a length of {rows}")
+    return row % rows
+
+
 def torch_dtype(source: torch.Tensor | Array) -> torch.dtype:
     """Return the dtype that rows have as tensors."""
     if isinstance(source, torch.Tensor):
@@ -127,23 +145,13 @@ def torch_dtype(source: torch.Tensor | Array) -> torch.dtype:
     return torch.from_numpy(np.empty(0, source.dtype)).dtype
 
 
-def _check_tensor(name: str, tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise TypeError(
-            f"{name} must be a dense CPU tensor, got {tensor.layout} on {tensor.device} "
-            "(pass t.cpu() or t.to_dense())"
-        )
-
-
 def _check_array(name: str, array: object) -> None:
     if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
         remedy = "pass numpy.asarray(...)"
         if isinstance(array, list):
             remedy += ", or RaggedArray.from_list(rows) for rows of different length"
-        raise TypeError(
-            f"{name} must be a numpy.ndarray, a CPU tensor or the path of a .npy file, got "
-            f"{type(array).__name__} ({remedy})"
-        )
+        rule = "a numpy.ndarray, a CPU tensor or the path of a .npy file"
+        raise TypeError(f"{name} must be {rule}, got {type(array).__name__} ({remedy})")
     dtype = array.dtype
     if dtype.name in _DTYPES and dtype.isnative:
         return
@@ -156,18 +164,21 @@ def _check_array(name: str, array: object) -> None:
 class Field:
     """One column: its memory, its name in errors, and how a row is taken as torch would."""
 
+    source: torch.Tensor | Array
+    opened: str | None = None  # the path that was given, absolute
+    file: MappedFile | None = None
+    rows: torch.Tensor | None = None  # the source as torch has it, if it can
+    _table: Table | None = None
+
     def __init__(self, name: str, value: Any) -> None:
         self.name = name
-        self.opened: str | None = None
-        self.source: torch.Tensor | Array
-        self.file: MappedFile | None = None
-        self.rows: torch.Tensor | None = None  # the source as torch has it, if it can
-        self._table: Table | None = None
         if isinstance(value, (str, os.PathLike)):
             self.opened = os.path.abspath(os.fspath(value))
             value = _map_npy(name, self.opened)
         if isinstance(value, torch.Tensor):
-            _check_tensor(name, value)
+            if value.device.type != "cpu" or value.layout is not torch.strided:
+                got = f"{value.layout} on {value.device} (pass t.cpu() or t.to_dense())"
+                raise TypeError(f"{name} must be a dense CPU tensor, got {got}")
             self.source = self.rows = value
         else:
             _check_array(name, value)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sized
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,10 +39,7 @@ def _read_ranks(num_replicas: Any, rank: Any) -> tuple[int, int]:
     if rank is not None:
         return world, read_int("rank", rank, 0, world - 1, "pass num_replicas, too")
     if world > 1 and not is_running:
-        raise ValueError(
-            f"rank must be given with num_replicas={world}, because torch.distributed is not "
-            "initialised"
-        )
+        raise ValueError(f"rank must be given with num_replicas={world}, got None")
     return world, dist.get_rank() if is_running else 0
 
 
@@ -148,16 +144,6 @@ class ShuffleSampler(EpochSampler[int]):
             yield torch.from_numpy(permutation.block(place, 1))
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """The batches of one epoch, of all ranks. A step is one batch of every rank."""
-
-    key: tuple[Any, ...]  # the settings from which it was made, which users may change
-    order: Vector  # the samples of each step side by side, longest first
-    begins: list[int]  # of each step, in `order`
-    ends: list[int]
-
-
 def _read_lengths(given: Any) -> Vector:
     """Return a copy as a contiguous vector."""
     given = getattr(given, "lengths", given)  # of a RaggedArray
@@ -165,10 +151,8 @@ def _read_lengths(given: Any) -> Vector:
         given = given.detach().cpu().numpy()
     lengths = np.asarray(given)
     if lengths.ndim != 1:
-        raise ValueError(
-            "lengths must be a flat sequence of the number of tokens of each sample, such as "
-            "[len(text) for text in texts]"
-        )
+        remedy = "pass [len(text) for text in texts]"
+        raise ValueError(f"lengths must be a vector, got shape {lengths.shape} ({remedy})")
     if lengths.dtype.kind not in "iu" and len(lengths) > 0:
         raise TypeError(f"lengths must be integers, got dtype {lengths.dtype}")
     outside = np.flatnonzero((lengths < 0) | (lengths >= _MOST))
@@ -235,7 +219,8 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         self.mega_batch_mult = read_int("mega_batch_mult", mega_batch_mult, 1)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self._lengths = _read_lengths(lengths)
-        self._plan: _Plan | None = None
+        # Of the last epoch, with the settings from which they were made, which users may change.
+        self._steps: tuple[tuple[Any, ...], list[Vector]] | None = None
         if self.max_tokens is not None and self._lengths.max(initial=0) > self.max_tokens:
             at = int(np.argmax(self._lengths > self.max_tokens))
             rule = f"at most max_tokens={self.max_tokens}"
@@ -261,17 +246,13 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
 
     def length_of(self, epoch: int) -> int:
         """Return ``len()`` of this epoch."""
-        return len(self._plan_of(epoch).begins)
+        return len(self._steps_of(epoch))
 
     def iter_from(self, first: int) -> Iterator[list[int]]:
-        plan = self._plan_of(self.epoch)
-        self._check_first(first, len(plan.begins))
-        return self._batches(plan, first)
-
-    def _batches(self, plan: _Plan, first: int) -> Iterator[list[int]]:
-        for step in range(first, len(plan.begins)):
-            mine = slice(plan.begins[step] + self.rank, plan.ends[step], self.num_replicas)
-            yield plan.order[mine].tolist()
+        steps = self._steps_of(self.epoch)
+        self._check_first(first, len(steps))
+        rest = islice(steps, first, None)
+        return (step[self.rank :: self.num_replicas].tolist() for step in rest)
 
     # ---- the order
 
@@ -289,48 +270,39 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         step = self._samples_of_step(int(self._lengths.sum(dtype=float)) // count)
         return step * max(min(self.mega_batch_mult, count // (_MEGA_BATCHES * step)), 1)
 
-    def _plan_of(self, epoch: int) -> _Plan:
+    def _steps_of(self, epoch: int) -> list[Vector]:
+        """Return the samples of each step, longest first: one batch for every rank."""
         settings = (self.seed, self.shuffle, self.drop_last, self.batch_size, self.max_tokens)
         key = (epoch, self.num_replicas, self.mega_batch_mult, *settings)
-        plan = self._plan
-        if plan is None or plan.key != key:
-            plan = self._plan = self._make_plan(epoch, key)
-        return plan
+        if self._steps is None or self._steps[0] != key:
+            self._steps = key, self._make_steps(epoch)
+        return self._steps[1]
 
-    def _make_plan(self, epoch: int, key: tuple[Any, ...]) -> _Plan:
+    def _make_steps(self, epoch: int) -> list[Vector]:
         count, size = len(self._lengths), self._samples_of_mega_batch()
         shuffled = np.arange(count)
         if self.shuffle:
             shuffled = Permutation(count, self.seed, epoch).block(0, count)
-        parts: list[Vector] = []
-        steps: list[int] = []  # samples of each
+        steps: list[Vector] = []
         left = shuffled[:0]
-        for begin in range(0, len(shuffled), size):
+        for begin in range(0, count, size):
             pool = np.concatenate((left, shuffled[begin : begin + size]))
             pool = pool[np.argsort(-self._lengths[pool], kind="stable")]
-            used = self._cut_steps(pool, steps)
-            parts.append(pool[:used])
-            left = pool[used:]
+            left = self._cut_steps(pool, steps)
         if len(left) > 0 and not self.drop_last:
-            steps.append(-(-len(left) // self.num_replicas) * self.num_replicas)
-            parts.append(np.resize(left, steps[-1]))
-        order = np.concatenate(parts) if parts else left
-        ends = list(accumulate(steps))
-        begins = [0, *ends[:-1]][: len(ends)]
-        if begins:
-            at = int(np.argmax(self._lengths[order[begins]]))
-            for places in (begins, ends):
-                places[0], places[at] = places[at], places[0]
-        return _Plan(key, order, begins, ends)
+            steps.append(np.resize(left, -(-len(left) // self.num_replicas) * self.num_replicas))
+        if steps:
+            at = int(np.argmax([self._lengths[step[0]] for step in steps]))
+            steps[0], steps[at] = steps[at], steps[0]
+        return steps
 
-    def _cut_steps(self, pool: Vector, steps: list[int]) -> int:
-        """Cut samples, longest first, into whole steps and append the sizes of these to ``steps``.
-        Return the number of samples that they take."""
-        at = 0
-        while at < len(pool):
-            size = self._samples_of_step(int(self._lengths[pool[at]]))
-            if at + size > len(pool):
+    def _cut_steps(self, pool: Vector, steps: list[Vector]) -> Vector:
+        """Cut samples, longest first, into whole steps, which are appended to ``steps``. Return the
+        samples that are left."""
+        while len(pool) > 0:
+            size = self._samples_of_step(int(self._lengths[pool[0]]))
+            if size > len(pool):
                 break
-            steps.append(size)
-            at += size
-        return at
+            steps.append(pool[:size])
+            pool = pool[size:]
+        return pool

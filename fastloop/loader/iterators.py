@@ -16,15 +16,15 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 
 from fastloop.base import torch_parts
 from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, difference, is_known
-from fastloop.data.collate import is_default_collate
-from fastloop.data.epochs import datasets_within
-from fastloop.data.field import Field
-from fastloop.data.kinds import (
+from fastloop.data.collate import (
     derives_from_array_dataset,
     is_array_dataset,
+    is_default_collate,
     is_image_folder,
     is_sequence_collate,
 )
+from fastloop.data.epochs import datasets_within
+from fastloop.data.field import Field
 from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.loader.arrays import columns

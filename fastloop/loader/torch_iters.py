@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import Collate, FinalizerBase
 from fastloop.base.torch_parts import MultiIter, SingleIter
-from fastloop.data.collate import call_lent
-from fastloop.data.kinds import may_borrow, open_collate
+from fastloop.data.collate import call_lent, may_borrow, open_collate
 from fastloop.loader.shared import CLOSED, LoaderProxy, LockedIter, Shared, WorkerCounts
 
 _KILLED_S = 5.0  # for a worker after SIGTERM

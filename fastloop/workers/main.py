@@ -13,8 +13,7 @@ import torch
 from fastloop._core import WorkerEnd, keep_heap
 from fastloop.base.interrupts import end_quietly, release_in_child
 from fastloop.base.torch_parts import ExceptionWrapper, Resume, StreamEnd, run_worker_loop
-from fastloop.data.collate import lend, make_collate
-from fastloop.data.kinds import may_borrow, open_collate
+from fastloop.data.collate import lend, make_collate, may_borrow, open_collate
 from fastloop.data.stateful import DatasetReader
 from fastloop.workers.batch_pickle import OBJECT, WRITTEN, pack
 from fastloop.workers.dataset_transfer import DatasetTransfer

@@ -20,9 +20,8 @@ from typing import Any
 from fastloop._core import Collate, lock_wait
 from fastloop.base.threads import has_interpreter_lock, on_this_thread
 from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, Resume, StreamEnd, pin_memory
-from fastloop.data.collate import lend, make_collate
+from fastloop.data.collate import is_image_folder, lend, make_collate, may_borrow, open_collate
 from fastloop.data.epochs import IteratorEpochs
-from fastloop.data.kinds import is_image_folder, may_borrow, open_collate
 from fastloop.data.stateful import DatasetReader
 from fastloop.workers.tasks import InitialState, add_batch
 

@@ -143,7 +143,7 @@ def test_without_a_transform(root: Path) -> None:
         )
     assert_same(dataset[-1], dataset[len(dataset) - 1])
     assert_same(dataset[np.int64(2)], dataset[2])
-    with pytest.raises(IndexError, match="index 14 is out of range for a dataset of length 14"):
+    with pytest.raises(IndexError, match="index 14 is out of range for a length of 14"):
         dataset[14]
 
 

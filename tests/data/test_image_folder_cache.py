@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import multiprocessing
 import os
 import re
@@ -190,12 +189,6 @@ def write_note(folder: Path, note: bytes) -> None:
         file.write(note)
 
 
-def replace_images(folder: Path, pairs: list[Any]) -> None:
-    images = np.load(folder / IMAGES, mmap_mode="r")
-    note = json.loads((folder / IMAGES).read_bytes()[images.offset + images.nbytes :])
-    write_note(folder, json.dumps({**note, "replaced": pairs}).encode())
-
-
 DAMAGED: dict[str, Callable[[Path], Any]] = {
     "no images": lambda folder: (folder / IMAGES).unlink(),
     "an empty file": lambda folder: os.truncate(folder / IMAGES, 0),
@@ -209,8 +202,6 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
     "a header of bytes": lambda folder: overwrite(folder, 0, b"\0" * 16),
     "a header without a literal": lambda folder: overwrite(folder, 12, b"((((("),
     "a header of another type": lambda folder: overwrite(folder, 12, b"{'descr': '|i1'"),
-    "images replaced by rows out of range": lambda folder: replace_images(folder, [[1, 99]]),
-    "images replaced by the last": lambda folder: replace_images(folder, [[1, -1]]),
     "an unfinished file": lambda folder: (folder / IMAGES).rename(folder / UNFINISHED),
 }
 

@@ -109,7 +109,7 @@ def test_several_rows(source: str, tmp_path: Path) -> None:
     assert rows_of(array[np.array([True, False, False, True])]) == [ROWS[0], ROWS[3]]
     assert rows_of(array[torch.tensor([2])]) == [ROWS[2]]
     for wrong in ([[0, 1]], [0.5], np.zeros((1, 1), int)):
-        with pytest.raises(TypeError, match=r"index must be an integer, a slice, or a .*got shape"):
+        with pytest.raises(TypeError, match=r"index must be an integer, a slice or a .*got shape"):
             array[wrong]
     none = array[np.empty(0, int)]
     assert (len(none), none.values.dtype) == (0, torch.int64)
@@ -117,7 +117,7 @@ def test_several_rows(source: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("index", [4, -5])
 def test_an_index_out_of_range(index: int) -> None:
-    with pytest.raises(IndexError, match=f"index {index} is out of range for 4 sequences"):
+    with pytest.raises(IndexError, match=f"index {index} is out of range for a length of 4"):
         RaggedArray(VALUES, OFFSETS)[index]
 
 

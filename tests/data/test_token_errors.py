@@ -97,8 +97,8 @@ FILES: dict[str, tuple[bytes, dict[str, Any], str]] = {
         "200 bytes behind.*says 100 tokens of 4 bytes",
     ),
     "llmc, another dtype": (LLMC, {"dtype": "uint32"}, "tokens of 2 bytes.*leave dtype out"),
-    "npy, cut": (NPY[:-2], {}, "198 bytes behind its header, which says 100 tokens of 2 bytes"),
-    "npy, longer": (NPY + b"\0", {}, "201 bytes behind its header"),
+    "npy, cut": (NPY[:-2], {}, "must have 100 tokens of 2 bytes, as its header says, got 198"),
+    "npy, longer": (NPY + b"\0", {}, "header says, got 201 bytes"),
     "npy, header cut": (NPY[:40], {}, "cannot be opened as a .npy file"),
     "npy, magic alone": (NPY[:6], {}, "cannot be opened as a .npy file"),
     "npy, another version": (NPY[:6] + b"\7\7" + NPY[8:], {}, "version"),
@@ -119,7 +119,7 @@ FILES: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "npy, more tokens than bytes": (
         NPY.replace(b"(100,), }", b"(%d,), }" % 10**30)[: len(NPY)],
         {},
-        "behind its header, which says 1000000000000000000000000000000 tokens",
+        "must have 1000000000000000000000000000000 tokens of 2 bytes, as its header",
     ),
 }
 
@@ -326,11 +326,11 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"seq_len": 100},
-        "file of 101 tokens for seq_len=100, .*but the longest, .*x.bin', has 100 .pass a shorter",
+        "file of 101 tokens for seq_len=100, .*got 100 in the longest, .*x.bin' .pass a shorter",
     ),
     (
         {"mode": "jittered", "seq_len": 60},
-        "file of 120 tokens for seq_len=60, mode='jittered' and targets='shift', but the longest",
+        "file of 120 tokens for seq_len=60, mode='jittered', got 100 in the longest",
     ),
 ]
 
@@ -344,7 +344,7 @@ def test_arguments_that_do_not_go_together(raw: Path, changes: dict[str, Any], t
 def test_tokens_that_samples_cannot_hold(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(bytes(400))
     for wide, narrow in (("uint32", "uint16"), ("int64", "uint32"), ("int32", "uint32")):
-        with pytest.raises(ValueError, match=f"x.bin', which are {wide}, got {narrow}"):
+        with pytest.raises(ValueError, match=f"that holds {wide}, .*x.bin', got '{narrow}'"):
             TokenDataset(tmp_path / "x.bin", 10, dtype=wide, out_dtype=narrow)
 
 
@@ -429,13 +429,13 @@ def test_an_index_outside_the_dataset(tmp_path: Path) -> None:
     dataset = TokenDataset(write_llmc(tmp_path / "x.bin", TOKENS), 10)
     assert len(dataset) == 9
     for index in (9, -10, 2**63, -(2**63)):
-        with pytest.raises(IndexError, match=f"index {index} is out of range for .* of length 9"):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for a length of 9"):
             dataset[index]
         with pytest.raises(IndexError, match=f"index {index} is out of range"):
             dataset.__getitems__([0, index])
     for item in ("0", 1.0, slice(2), None):
         with pytest.raises(
-            TypeError, match=r"index must be an int, got .*for several samples, use"
+            TypeError, match=rf"^index must be an int, got {re.escape(repr(item))}$"
         ):
             dataset[item]
 
@@ -493,7 +493,7 @@ def test_more_files_than_may_be_open(tmp_path: Path) -> None:
         assert dataset[134][0].tolist() == dataset[8][0].tolist()
         del dataset
         for files in (25, 40):
-            with pytest.raises(OSError, match=r"stay.* open.*ulimit -n.*x.bin") as error:
+            with pytest.raises(OSError, match="Too many open files") as error:
                 TokenDataset([path] * files, 10)
             assert error.value.errno == errno.EMFILE
     finally:

@@ -76,9 +76,9 @@ def test_a_field_that_is_no_array(
 
 
 def test_no_field_both_kinds_of_field_and_unequal_fields() -> None:
-    with pytest.raises(TypeError, match="there must be at least one"):
+    with pytest.raises(TypeError, match="at least one"):
         ArrayDataset()
-    with pytest.raises(TypeError, match=r"either all by position, .* or all by name"):
+    with pytest.raises(TypeError, match="all by position or all by name"):
         ArrayDataset(GOOD, x=GOOD)
     with pytest.raises(ValueError, match=r"same number of rows.*field 0 has 4, field 1 has 3"):
         ArrayDataset(GOOD, GOOD[:3])

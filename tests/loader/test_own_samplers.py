@@ -207,14 +207,14 @@ def test_resuming_buckets_makes_no_batch_that_was_there(
         next(batches)
     state = loader.state_dict()
     made: Batches = []
-    cut = LengthBucketBatchSampler._batches
+    cut = LengthBucketBatchSampler.iter_from
 
     def noting(*args: Any) -> Iterator[list[int]]:
         for batch in cut(*args):
             made.append(batch)
             yield batch
 
-    monkeypatch.setattr(LengthBucketBatchSampler, "_batches", noting)
+    monkeypatch.setattr(LengthBucketBatchSampler, "iter_from", noting)
     loader.load_state_dict(state)
     assert made == [] and rows_of(loader) == made != []
 

@@ -12,9 +12,8 @@ import fcntl
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ _KIND = "u8:"
 _IMAGES, _LOCK = "fastloop-images.npy", "fastloop-lock"
 _UNFINISHED = "fastloop-unfinished.npy"
 _VERSION = 1
+_BLOCK = 16  # images that a thread makes at once
 
 # Returns the image of a row, and the row of the file that it comes from. Called by several threads.
 Make = Callable[[int], tuple[Array, int]]
@@ -91,23 +91,20 @@ class ImageCache:
             os.makedirs(self._folder, exist_ok=True)
             replaced = self._read(note, len(paths))
         if replaced is None:
-            with self._locked():
-                replaced = self._read(note, len(paths))
-                if replaced is None:
-                    replaced = self._build(note, paths, make)
+            replaced = self._build_once(note, paths, make)
         return self._path(_IMAGES), replaced
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock of the folder. The kernel frees it when its holder dies."""
+    def _build_once(self, note: dict[str, Any], paths: Sequence[str], make: Make) -> dict[int, int]:
+        """Make the images, unless another process makes them before this one has the lock."""
         with self._explained():
             lock = open(self._path(_LOCK), "ab")  # noqa: SIM115 (closed below)
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees it if this process dies
             try:
-                yield
-            finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a fork has it open, too
+                replaced = self._read(note, len(paths))
+                return self._build(note, paths, make) if replaced is None else replaced
+            finally:  # closing is not enough: a fork has it open, too
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -125,17 +122,15 @@ class ImageCache:
                 shape, is_fortran, dtype = read_npy_header(file)
                 file.seek(int(np.prod(shape)), os.SEEK_CUR)
                 found = json.loads(file.read())
-            replaced = {int(row): int(other) for row, other in found.pop("replaced")}
-            version, options = found["version"], found["options"]
-            rows_are_there = all(0 <= row < count for pair in replaced.items() for row in pair)
+            replaced, options = dict(found.pop("replaced")), found["options"]
         except Exception:  # the file is not there; NumPy and json raise many types if it is damaged
             return None
-        if version == _VERSION and options != note["options"]:
+        if options != note["options"]:
             name = f"options of cache={self.argument!r}"
             rule, remedy = f"those of its images, {options}", "pass another folder, or delete it"
             raise ValueError(make_message(name, rule, note["options"], remedy))
         is_array = shape[:1] + shape[3:] == (count, 3) and dtype == np.uint8 and not is_fortran
-        return replaced if is_array and rows_are_there and found == note else None
+        return replaced if is_array and found == note else None
 
     def _build(self, note: dict[str, Any], paths: Sequence[str], make: Make) -> dict[int, int]:
         """Make the images, and return which rows were replaced."""
@@ -165,13 +160,9 @@ class ImageCache:
         self, images: Array, paths: Sequence[str], make: Make, replaced: dict[int, int]
     ) -> None:
         """Make all rows but the first, with a thread for each CPU."""
-        threads = len(os.sched_getaffinity(0))
-        is_over = threading.Event()
 
-        def work(first: int) -> None:
-            for row in range(first, len(images), threads):
-                if is_over.is_set():
-                    return
+        def work(begin: int) -> None:
+            for row in range(begin, min(begin + _BLOCK, len(images))):
                 image, source = make(row)
                 if image.shape != images.shape[1:]:
                     sizes = ["{} x {}".format(*shape) for shape in (image.shape, images.shape[1:])]
@@ -184,11 +175,6 @@ class ImageCache:
                 if source != row:
                     replaced[row] = source
 
-        with ThreadPoolExecutor(threads, "fastloop-cache") as pool:
-            rest = [pool.submit(work, 1 + i) for i in range(threads)]
-            try:
-                wait(rest, return_when=FIRST_EXCEPTION)
-            finally:  # after Ctrl-C, too
-                is_over.set()
-        for done in rest:
-            done.result()
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "fastloop-cache") as pool:
+            for _ in pool.map(work, range(1, len(images), _BLOCK)):
+                pass  # an error, or Ctrl-C, ends the loop, which cancels the rest

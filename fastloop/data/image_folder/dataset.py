@@ -15,15 +15,8 @@ from fastloop.data.arrays import ArrayDataset, read_item
 from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Array
+from fastloop.data.image_folder import decode as decoders
 from fastloop.data.image_folder.cache import ImageCache
-from fastloop.data.image_folder.decode import (
-    AutoDecoder,
-    Decode,
-    check_image,
-    find_module,
-    name_of,
-    read_image,
-)
 from fastloop.data.transforms.dataset_transform import SizedPlans, compile_transform
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype
 from fastloop.data.transforms.plan import OUT_LAYOUTS, Geometry, Values
@@ -64,19 +57,16 @@ def _list_samples(
 ) -> list[tuple[str, int]]:
     """List (path, number of the class) of each file with one of the extensions, at any depth and
     behind links, in torchvision's order."""
-    samples: list[tuple[str, int]] = []
-    empty = []
-    for target, name in enumerate(classes):
-        before = len(samples)
-        # torchvision sorts the triples of os.walk, so a folder comes before its contents.
-        for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True)):
-            samples += [
-                (os.path.join(folder, file), target)
-                for file in sorted(files)
-                if file.lower().endswith(extensions)
-            ]
-        if len(samples) == before:
-            empty.append(name)
+    # torchvision sorts the triples of os.walk, so a folder comes before its contents.
+    samples = [
+        (os.path.join(folder, file), target)
+        for target, name in enumerate(classes)
+        for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True))
+        for file in sorted(files)
+        if file.lower().endswith(extensions)
+    ]
+    there = {target for _, target in samples}
+    empty = [name for target, name in enumerate(classes) if target not in there]
     if empty:
         raise FileNotFoundError(
             f"Found no valid file for the classes {', '.join(empty)}. "
@@ -146,7 +136,9 @@ class ImageFolder(EpochDataset):
         self._out_layout = read_choice("out_layout", out_layout, OUT_LAYOUTS)
         rule = "'auto', or a function from bytes to an array [height, width, 3] of uint8"
         decode = _read_function("decode", decode, ("auto",), rule)
-        self._decode: Decode = AutoDecoder() if isinstance(decode, str) else decode
+        self._decode: decoders.Decode = (
+            decoders.AutoDecoder() if isinstance(decode, str) else decode
+        )
         rule = "'raise', 'skip', or a function from (path, error) to an image"
         self._on_error = _read_function("on_error", on_error, ("raise", "skip"), rule)
         self._transform = transform
@@ -164,21 +156,17 @@ class ImageFolder(EpochDataset):
 
     def _compile(self, transform: Any) -> tuple[SizedPlans | None, str]:
         """Return the plans, or None and why C cannot do the transform."""
-        if transform is None:
-            return SizedPlans((), self._out_layout, self._seed), ""
         rule = "an operation of fastloop.transforms, Compose([...]) of several, or a function"
-        _read_function("transform", transform, (), rule)
+        given = () if transform is None else _read_function("transform", transform, (), rule)
         plans, reason = compile_transform(
-            transform, lambda chain: SizedPlans(chain, self._out_layout, self._seed)
+            given, lambda chain: SizedPlans(chain, self._out_layout, self._seed)
         )
-        if plans is not None:
-            return plans, ""
-        if self._out_layout != "CHW":
+        if plans is None and self._out_layout != "CHW":
             rule = f"'CHW' if C does not do the transform: {reason}"
             raise ValueError(make_message("out_layout", rule, self._out_layout))
-        if find_module("PIL.Image") is None:
+        if plans is None and decoders.find_module("PIL.Image") is None:
             raise ImportError(f"transform needs a PIL.Image, because {reason} (pip install pillow)")
-        return None, reason
+        return plans, reason
 
     @property
     def transform(self) -> Any:
@@ -201,9 +189,8 @@ class ImageFolder(EpochDataset):
 
     def __getitems__(self, indices: Sequence[Any]) -> list[tuple[Any, int]]:
         plan = self._plans.whole if self._plans is not None and self._cached is None else None
-        if self._out_layout == "channels_last":  # torch's collate stacks these in another layout
-            plan = None
-        like = plan.empty() if plan is not None else None
+        # torch's collate stacks channels_last in another layout.
+        like = plan.empty() if plan is not None and plan.out_layout != "channels_last" else None
         with borrow_places(like, len(indices)) as places:
             # One by one: a thread that is closed stops between two samples (workers/threads.py).
             return [
@@ -219,7 +206,7 @@ class ImageFolder(EpochDataset):
         pixels, source = self._read(row)
         target = self.samples[source][1]
         if self._plans is None:
-            return self._transform(find_module("PIL.Image").fromarray(pixels)), target
+            return self._transform(decoders.find_module("PIL.Image").fromarray(pixels)), target
         plan = self._plans.plan_for(pixels.shape)
         return plan.apply(pixels, row, self._epoch_now(), view, place), target
 
@@ -230,7 +217,7 @@ class ImageFolder(EpochDataset):
         for source in range(row, row + tries):
             path = self.samples[source % len(self)][0]
             try:
-                return read_image(self._decode, path), source % len(self)
+                return decoders.read_image(self._decode, path), source % len(self)
             except OSError as error:
                 if self._on_error == "raise":
                     raise
@@ -241,12 +228,11 @@ class ImageFolder(EpochDataset):
         raise OSError(f"{first}; nor can the {tries - 1} files after it be read") from first
 
     def _replace(self, path: str, error: OSError) -> Array:
-        who = f"on_error={name_of(self._on_error)}"
+        who = f"on_error={decoders.name_of(self._on_error)}"
         try:
-            image = self._on_error(path, error)
+            return decoders.check_image(self._on_error(path, error), who, path)
         except StopIteration as end:  # would end a loop over batches without an error
             raise RuntimeError(f"{who} raised StopIteration for {path!r}") from end
-        return check_image(image, who, path)
 
     def _note_skipped(self, path: str, error: object) -> None:
         if not self.skipped_files:
@@ -265,10 +251,8 @@ class ImageFolder(EpochDataset):
         """The cached images and their classes, if there is a cache."""
         arrays = self._cached
         if arrays is not None and len(arrays) != len(self.samples):
-            raise RuntimeError(
-                f"samples must have the {len(arrays)} files of the cache, got {len(self.samples)} "
-                "(take a torch.utils.data.Subset in place of changing samples)"
-            )
+            got = f"{len(self.samples)} (take a torch.utils.data.Subset, and leave samples alone)"
+            raise RuntimeError(f"samples must have the {len(arrays)} files of the cache, got {got}")
         return arrays
 
     def _open_cache(self, argument: Any) -> ArrayDataset:
@@ -287,9 +271,9 @@ class ImageFolder(EpochDataset):
 
         on_error = self._on_error
         options = {
-            "decode": name_of(self._decode),
-            "transform": [repr(op) for op in self._baked],
-            "on_error": on_error if isinstance(on_error, str) else name_of(on_error),
+            "decode": decoders.name_of(self._decode),
+            "transform": list(map(repr, self._baked)),
+            "on_error": on_error if isinstance(on_error, str) else decoders.name_of(on_error),
         }
         cache = ImageCache(argument, self.root)
         path, replaced = cache.open([path for path, _ in self.samples], options, make)
@@ -339,7 +323,11 @@ class ImageFolder(EpochDataset):
             lines.append(f"decoded: {self._cached!r}")
             lines += [f"  {op!r}: done in the cache" for op in self._baked]
             return "\n".join([*lines, self._cached.explain()])
-        who = self._decode.name if isinstance(self._decode, AutoDecoder) else name_of(self._decode)
+        who = (
+            self._decode.name
+            if isinstance(self._decode, decoders.AutoDecoder)
+            else decoders.name_of(self._decode)
+        )
         where = "in the worker that loads the sample, or where dataset[i] is asked for"
         lines.append(f"decode: {who}, {where}")
         if self._plans is None:

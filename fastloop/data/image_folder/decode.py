@@ -88,33 +88,24 @@ class AutoDecoder:
 
     def __init__(self) -> None:
         simplejpeg, pillow = find_module("simplejpeg"), find_module("PIL.Image")
-        self._decoders: list[Any] = [] if simplejpeg is None else [_SimpleJpeg(simplejpeg)]
-        self._decoders += [] if pillow is None else [_Pillow(pillow)]
+        found = ((_SimpleJpeg, simplejpeg), (_Pillow, pillow))
+        self._decoders: list[Any] = [make(module) for make, module in found if module is not None]
+        self.name = ", ".join(decoder.name for decoder in self._decoders)
         if not self._decoders:
-            raise ImportError(
-                "decode='auto' needs simplejpeg or Pillow (pip install fastloop[images], or pass a "
-                "function as decode)"
-            )
-
-    @property
-    def name(self) -> str:
-        return ", ".join(decoder.name for decoder in self._decoders)
+            raise ImportError("decode='auto' needs Pillow (pip install fastloop[images])")
 
     def __call__(self, data: bytes) -> Array:
         reasons: list[str] = []
-        cause: Exception | None = None
         for decoder in self._decoders:
             if data.startswith(decoder.start):
                 try:
-                    image: Array = decoder(data)
-                    return image
+                    return decoder(data)  # type: ignore[no-any-return]
                 except MemoryError:
                     raise
                 except Exception as error:  # decoders raise many types
                     reasons.append(f"{decoder.name}: {str(error) or type(error).__name__}")
-                    cause = error
         text = "; ".join(reasons) or f"{self.name} takes no such file: pip install pillow"
-        raise ValueError(text) from cause
+        raise ValueError(text)
 
     def __reduce__(self) -> tuple[type[AutoDecoder], tuple[()]]:
         """Look for decoders again: another process may have other modules."""

@@ -151,21 +151,16 @@ class PadCollate(SequenceCollate):
     def _make_outputs(self, core: Collate | None, fields: Fields) -> dict[Hashable, Any]:
         main = fields.main()
         outputs: dict[Hashable, Any] = {}
-        has_mask = bool(self._mask) and not fields.has(self._mask)
-        has_lengths = bool(self._lengths) and not fields.has(self._lengths)
-        mask = lengths = None
+        extras: dict[Hashable, Any] = {}
         for field in fields.all:
             if not field.holds_sequences:
                 outputs[field.name] = _collate_others(field, core)
-            elif field is main:
-                outputs[field.name], mask, lengths = self._pad(core, field, has_mask, has_lengths)
-            else:
-                outputs[field.name], _, _ = self._pad(core, field, False, False)
-        if has_mask:
-            outputs[self._mask] = mask
-        if has_lengths:
-            outputs[self._lengths] = lengths
-        return outputs
+                continue
+            names = [self._mask, self._lengths] if field is main else ["", ""]
+            names = [name if name and not fields.has(name) else "" for name in names]
+            outputs[field.name], *found = self._pad(core, field, *map(bool, names))
+            extras |= {name: each for name, each in zip(names, found, strict=True) if name}
+        return outputs | extras
 
     def _pad(
         self, core: Collate | None, field: SampleField, has_mask: bool, has_lengths: bool
@@ -209,7 +204,8 @@ class Rows:
 
 
 def _choose_rows(lengths: list[int], max_tokens: int) -> tuple[list[list[int]], list[int]]:
-    """Return the samples of each row, and the room that is left there."""
+    """Return the samples of each row, and the room that is left there. Each sample goes into the
+    first row with room for it."""
     rows: list[list[int]] = [[]]
     room = [max_tokens]
     for i, length in enumerate(lengths):
@@ -227,17 +223,10 @@ def _choose_rows(lengths: list[int], max_tokens: int) -> tuple[list[list[int]], 
     return rows, room
 
 
-def lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
-    """Lay each sequence in the first row with room for it; without ``max_tokens``, all in one row.
-
-    Raises:
-        ValueError: a sequence that is longer than a row.
-    """
-    if max_tokens is None:
-        rows, room, width = [[*range(len(lengths))]], [0], sum(lengths)
-    else:
-        rows, room = _choose_rows(lengths, max_tokens)
-        width = max_tokens
+def _lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
+    """Lay sequences in rows; without ``max_tokens``, all in one row."""
+    width = sum(lengths) if max_tokens is None else max_tokens
+    rows, room = _choose_rows(lengths, width)
     starts, bounds = [], [0]
     for samples, free in zip(rows, room, strict=True):
         for i in samples:
@@ -299,17 +288,16 @@ class PackCollate(SequenceCollate):
         main = fields.main()
         outputs: dict[Hashable, Any] = {}
         lengths = _lengths_of(main)
-        rows = lay_in_rows(lengths, self.max_tokens)
+        rows = _lay_in_rows(lengths, self.max_tokens)
         if rows.count * rows.width > _INT32_MAX:
             raise ValueError(
                 f"the batch has {rows.count * rows.width} tokens, more than cu_seqlens can count "
                 f"({_INT32_MAX}); make batches smaller"
             )
-        is_hugging_face = main.is_named and main.key == "input_ids"
         for field in fields.all:
             if not field.holds_sequences:
                 outputs[field.name] = _collate_others(field, core)
-            elif not (field.is_named and field.key == "attention_mask"):
+            elif field.key != "attention_mask":
                 own = _lengths_of(field)
                 if own != lengths:
                     i = next(i for i in range(len(own)) if own[i] != lengths[i])
@@ -319,7 +307,7 @@ class PackCollate(SequenceCollate):
                         "have one length"
                     )
                 outputs[field.name] = self._pack(core, field, rows, field.name == "labels")
-        if is_hugging_face and "labels" not in outputs:
+        if main.key == "input_ids" and "labels" not in outputs:
             labels = SampleField("labels", "labels", main.values, True, True)
             outputs["labels"] = self._pack(core, labels, rows, True)
         self._add_segments(core, fields, rows, outputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any, overload
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from fastloop.base.checks import make_message, read_int
-from fastloop.data.field import Array, Field, MappedFile, torch_dtype
+from fastloop.data.field import Array, Field, MappedFile, read_row, torch_dtype
 
 Offsets = np.ndarray[Any, np.dtype[np.int32 | np.int64]]
 
@@ -36,9 +35,8 @@ def _read_offsets(offsets: object, length: int) -> Offsets:
         remedy = "of lengths, pass numpy.append(0, numpy.cumsum(lengths))"
         raise ValueError(make_message(f"offsets[{at}]", rule, int(copy[at]), remedy))
     if copy[0] < 0 or copy[-1] > length:
-        raise ValueError(
-            f"offsets must lie in [0, {length}], the length of values, got {copy[0]} to {copy[-1]}"
-        )
+        got = f"{copy[0]} to {copy[-1]}"
+        raise ValueError(f"offsets must lie in [0, {length}], the length of values, got {got}")
     copy.flags.writeable = False
     return copy
 
@@ -48,10 +46,8 @@ def _as_rows(index: Any) -> Array:
     for a number."""
     rows = np.asarray(index)
     if rows.ndim != 1 or (rows.dtype.kind not in "iub" and rows.size):
-        raise TypeError(
-            "index must be an integer, a slice, or a vector of integers or bools, got "
-            f"shape {rows.shape} and dtype {rows.dtype}"
-        )
+        rule, got = "a vector of integers or bools", f"shape {rows.shape} and dtype {rows.dtype}"
+        raise TypeError(f"index must be an integer, a slice or {rule}, got {got}")
     return rows if rows.size else rows.astype(np.int64)
 
 
@@ -107,10 +103,9 @@ def _as_dtype(values: torch.Tensor | Array, dtype: Any) -> torch.Tensor | Array:
     before = source.float() if source.dtype is torch.bfloat16 else source  # NumPy has no bfloat16
     changed = np.flatnonzero(before.numpy() != converted.numpy())
     if changed.size:
-        raise ValueError(
-            f"dtype must hold all numbers of sequences, got {dtype!r}, which does not have "
-            f"{source[changed[0]].item()} (pass a wider dtype, or None)"
-        )
+        odd = f"{source[changed[0]].item()} (pass a wider dtype, or None)"
+        rule = "hold all numbers of sequences"
+        raise ValueError(f"dtype must {rule}, got {dtype!r}, which does not have {odd}")
     return converted
 
 
@@ -254,16 +249,12 @@ class RaggedArray(Sequence[torch.Tensor]):
         if isinstance(index, (slice, list)) or getattr(index, "ndim", 0) > 0:
             rows = index if isinstance(index, slice) else _as_rows(index)
             return self._take(np.arange(len(self))[rows])
-        row = operator.index(index)
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"index {row} is out of range for {len(self)} sequences")
-        begin, end = map(int, self._offsets[row % len(self) :][:2])
+        row = read_row(index, len(self))
+        begin, end = map(int, self._offsets[row : row + 2])
         sequence = self._field.read_range(begin, end)
         if len(sequence) != end - begin:
-            raise ValueError(
-                f"sequence {row} is values[{begin}:{end}], but values was resized to "
-                f"{len(self._field)} (make the RaggedArray again)"
-            )
+            what = f"sequence {row} is values[{begin}:{end}]"
+            raise ValueError(f"{what}, but values was resized to {len(self._field)}")
         return sequence
 
     def _take(self, rows: Array) -> RaggedArray:

@@ -69,8 +69,7 @@ class Fields:
             keys = [field.key for field in self.all]
             remedy = "for other samples, use torch's default collate"
             raise TypeError(make_message("samples", f"of fields with {_SEQUENCE}", keys, remedy))
-        named = (field for field in sequences if field.is_named and field.key == "input_ids")
-        return next(named, sequences[0])
+        return next((field for field in sequences if field.key == "input_ids"), sequences[0])
 
     def has(self, name: str) -> bool:
         """Tell whether the batch has a field of this name."""
@@ -123,16 +122,6 @@ def _kind_of(samples: Sequence[Any]) -> type:
     raise TypeError(f"sample 0 must be {rule}, got {_describe(first)}")
 
 
-def _names_of(keys: Sequence[Hashable]) -> dict[Hashable, Hashable]:
-    """Return the name in the batch of each key, as DataCollatorWithPadding names it."""
-    names = {key: key for key in keys}
-    if "input_ids" in names and "labels" not in names:
-        label = next((key for key in ("label", "label_ids") if key in names), None)
-        if label is not None:
-            names[label] = "labels"
-    return names
-
-
 def _take_key(samples: Sequence[Any], key: Hashable) -> list[Any]:
     try:
         return [sample[key] for sample in samples]
@@ -140,10 +129,8 @@ def _take_key(samples: Sequence[Any], key: Hashable) -> list[Any]:
         for i, sample in enumerate(samples):
             if not isinstance(sample, Mapping) or key not in sample:
                 error = KeyError if isinstance(sample, Mapping) else TypeError
-                raise error(
-                    f"sample {i} must be a dict with {key!r}, as sample 0 is, got a "
-                    f"{_describe(sample)}"
-                ) from None
+                rule = f"a dict with {key!r}, as sample 0 is"
+                raise error(f"sample {i} must be {rule}, got a {_describe(sample)}") from None
         raise
 
 
@@ -169,16 +156,18 @@ def take_apart(samples: Sequence[Any]) -> Fields:
     if len(samples) == 0:
         raise ValueError("the batch has no samples")
     kind = _kind_of(samples)
-    is_named = kind is dict
-    if is_named:
-        names = _names_of(list(samples[0]))
-        columns = [(key, name, _take_key(samples, key)) for key, name in names.items()]
+    columns: dict[Hashable, list[Any]]
+    if kind is dict:
+        columns = {key: _take_key(samples, key) for key in samples[0]}
     else:
-        places = [list(samples)] if kind is object else _take_places(samples)
-        columns = [(i, i, values) for i, values in enumerate(places)]
+        columns = dict(enumerate([list(samples)] if kind is object else _take_places(samples)))
+    names = {key: key for key in columns}
+    if "input_ids" in names and "labels" not in names:  # as DataCollatorWithPadding names them
+        label = [key for key in ("label", "label_ids") if key in names][:1]
+        names |= dict.fromkeys(label, "labels")
     fields = [
-        SampleField(key, name, values, is_sequence(values[0]), is_named)
-        for key, name, values in columns
+        SampleField(key, names[key], values, is_sequence(values[0]), kind is dict)
+        for key, values in columns.items()
     ]
     return Fields(kind, fields)
 
@@ -207,9 +196,8 @@ def check_element(
     if is_label:
         remedy = "pass labels of integers, such as labels.long(), or name the field otherwise"
     name = str(dtype).removeprefix("torch.")
-    raise ValueError(
-        f"{field.of_sample(0)} is {name}, which cannot hold its padding {value!r} ({remedy})"
-    )
+    text = f"{field.of_sample(0)} is {name}, which cannot hold its padding {value!r}"
+    raise ValueError(f"{text} ({remedy})")
 
 
 def make_fill(
@@ -270,16 +258,15 @@ def as_tensors(field: SampleField, is_int64: bool) -> list[torch.Tensor]:
     if all(are_lists):
         dtype = _dtype_of_lists(tensors)
         return [tensor.to(dtype) for tensor in tensors]
-    kinds = [
-        f"a {type(value).__name__} of {str(tensor.dtype).removeprefix('torch.')}"
-        for value, tensor in zip(field.values, tensors, strict=True)
-    ]
     for i, tensor in enumerate(tensors):
         if are_lists[i] != are_lists[0] or tensor.dtype != tensors[0].dtype:
-            raise TypeError(
-                f"{field.of_sample(i)} must be like that of sample 0, {kinds[0]}, got {kinds[i]} "
-                "(lists alone, or arrays and tensors of one dtype)"
+            first, other = (
+                f"a {type(field.values[k]).__name__} of {str(tensors[k].dtype)[len('torch.') :]}"
+                for k in (0, i)
             )
+            name, remedy = field.of_sample(i), "lists alone, or arrays and tensors of one dtype"
+            rule = f"like that of sample 0, {first}"
+            raise TypeError(f"{name} must be {rule}, got {other} ({remedy})")
     dtype = tensors[0].dtype
     is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
     return [tensor.to(torch.int64) for tensor in tensors] if is_int64 and is_integer else tensors

@@ -5,16 +5,19 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from fastloop._core import Windows
-from fastloop.base.checks import make_message, read_choice
+from fastloop.base.checks import make_message, read_choice, read_int, read_optional_int
 from fastloop.base.moves import watch
 from fastloop.data.epochs import Epoch, EpochDataset
-from fastloop.data.tokens.arguments import WindowArguments
+from fastloop.data.field import read_row
 from fastloop.data.tokens.files import (
+    DTYPES,
     FORMATS,
     OpenTokens,
     expand_paths,
@@ -24,8 +27,86 @@ from fastloop.data.tokens.files import (
     take_buffers,
 )
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+# The dtypes of tokens that each dtype of samples can hold. C checks whether each token of int64
+# or uint32 fits int32.
+_FITTING = {
+    "int64": DTYPES,
+    "int32": DTYPES,
+    "uint16": ("uint8", "uint16"),
+    "uint32": ("uint8", "uint16", "uint32"),
+}
+_MOST = 2**31 - 1  # of lengths, in tokens
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass
+class WindowArguments:
+    """The arguments of TokenDataset that say what its windows are; ``Windows`` in C takes the same.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be.
+    """
+
+    seq_len: int
+    mode: str = "strided"
+    stride: Any = None  # once read, an int
+    targets: str | None = "shift"
+    out_dtype: Any = torch.int64  # once read, a name
+    eos_id: int | None = None
+    return_docs: bool = False
+    vocab_size: int | None = None
+    io: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        read_choice("mode", self.mode, ("strided", "random", "jittered"))
+        read_choice("targets", self.targets, ("shift", "same", None))
+        read_choice("io", self.io, ("auto", "pread", "mmap"))
+        self.seq_len = read_int("seq_len", self.seq_len, 1, _MOST)
+        if self.stride is not None and self.mode == "random":
+            raise ValueError(make_message("stride", "None with mode='random'", self.stride))
+        self.stride = read_optional_int("stride", self.stride, 1, _MOST) or self.seq_len
+        self.vocab_size = read_optional_int("vocab_size", self.vocab_size, 1, _INT64_MAX)
+        most = _INT64_MAX if self.vocab_size is None else self.vocab_size - 1
+        self.eos_id = read_optional_int("eos_id", self.eos_id, 0, most)
+        self.out_dtype = read_dtype("out_dtype", self.out_dtype, tuple(_FITTING))
+        self.return_docs = bool(self.return_docs)
+        self.seed = read_int("seed", self.seed, 0, 2**64 - 1)
+
+    @property
+    def shortest(self) -> int:
+        """The tokens of the shortest file that has a window."""
+        need = self.seq_len + (self.targets == "shift")
+        return need + (self.stride - 1 if self.mode == "jittered" else 0)
+
+    def describe(self) -> str:
+        """Return a line about the windows, for people."""
+        stride = "" if self.mode == "random" else f", one every {self.stride} tokens"
+        kind = f"{self.seq_len} tokens of {self.out_dtype}, targets {self.targets}"
+        return f"{kind}, {self.mode}{stride}"
+
+    def check_files(self, opened: Sequence[OpenTokens]) -> None:
+        """Refuse files that do not go with the arguments, by a ValueError."""
+        for file, _, ends, _ in opened:
+            if file.dtype not in _FITTING[self.out_dtype]:
+                rule = f"a dtype that holds {file.dtype}, the tokens of {file.path!r}"
+                raise ValueError(
+                    make_message("out_dtype", rule, self.out_dtype, "pass torch.int64")
+                )
+            most = np.iinfo(file.dtype).max
+            if self.eos_id is not None and self.eos_id > most:
+                rule = f"at most {most} for {file.path!r}, whose tokens are {file.dtype}"
+                raise ValueError(make_message("eos_id", rule, self.eos_id))
+            if self.return_docs and self.eos_id is None and ends is None:
+                reason = f"because {file.path!r} has no index of documents"
+                raise ValueError(f"eos_id must be given with return_docs=True, {reason}")
+        longest = max((each.file for each in opened), key=operator.attrgetter("tokens"))
+        if longest.tokens < self.shortest:
+            rule = (
+                f"a file of {self.shortest} tokens for seq_len={self.seq_len}, mode={self.mode!r}"
+            )
+            got = f"{longest.tokens} in the longest, {longest.path!r} (pass a shorter seq_len)"
+            raise ValueError(f"paths must have {rule}, got {got}")
 
 
 class TokenDataset(EpochDataset):
@@ -98,17 +179,15 @@ class TokenDataset(EpochDataset):
         read_choice("format", format, FORMATS)
         is_auto = isinstance(dtype, str) and dtype == "auto"
         name = "auto" if is_auto else read_dtype("dtype", dtype)
-        self._begin(
-            WindowArguments(
-                seq_len, mode, stride, targets, out_dtype, eos_id, return_docs, vocab_size, io, seed
-            ),
-            (open_tokens(path, format, name) for path in expand_paths(paths)),
+        arguments = WindowArguments(
+            seq_len, mode, stride, targets, out_dtype, eos_id, return_docs, vocab_size, io, seed
         )
+        self._begin(arguments, (open_tokens(path, format, name) for path in expand_paths(paths)))
 
     @classmethod
     def from_megatron(
         cls, prefix: str | os.PathLike[str] | Sequence[Any], seq_len: int, **options: Any
-    ) -> Self:
+    ) -> TokenDataset:
         """Make a dataset of ``prefix.bin`` and ``prefix.idx``, the files of Megatron's
         ``IndexedDataset``, or of a list of such. Options are those of the class but ``format``."""
         prefixes: Any = prefix if isinstance(prefix, (list, tuple)) else [prefix]
@@ -116,7 +195,7 @@ class TokenDataset(EpochDataset):
         return cls(paths, seq_len, format="megatron", **options)
 
     @classmethod
-    def from_buffers(cls, values: Any, offsets: Any, seq_len: int, **options: Any) -> Self:
+    def from_buffers(cls, values: Any, offsets: Any, seq_len: int, **options: Any) -> TokenDataset:
         """Make a dataset of tokens in memory, which are not copied.
 
         Args:
@@ -146,19 +225,11 @@ class TokenDataset(EpochDataset):
             arguments.check_files(taken)
             self._files = tuple(each.file for each in taken)
             keeps_ends = arguments.return_docs and arguments.eos_id is None
-            files = tuple(
-                (
-                    file.path,
-                    source,
-                    file.first_byte,
-                    file.tokens,
-                    file.dtype,
-                    ends if keeps_ends else None,
-                    mapped,
-                )
-                for file, source, ends, mapped in taken
-            )
-            core = Windows(files, descriptors, **vars(arguments))
+            files: list[tuple[Any, ...]] = []
+            for file, source, ends, mapped in taken:
+                place = file.path, source, file.first_byte, file.tokens, file.dtype
+                files.append((*place, ends if keeps_ends else None, mapped))
+            core = Windows(tuple(files), descriptors, **vars(arguments))
         finally:
             while descriptors:
                 os.close(descriptors.pop())
@@ -176,23 +247,14 @@ class TokenDataset(EpochDataset):
         return len(self._windows)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._as_sample(self._windows.read_one(self._resolve(index), self._epoch_now()))
+        row = read_row(index, len(self))
+        return self._as_sample(self._windows.read_one(row, self._epoch_now()))
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         windows = len(self)
-        rows = [i if type(i) is int and 0 <= i < windows else self._resolve(i) for i in indices]
+        rows = [i if type(i) is int and 0 <= i < windows else read_row(i, windows) for i in indices]
         batch = self._windows.read_batch(rows, self._epoch_now())
         return [self._as_sample(each) for each in zip(*(t.unbind(0) for t in batch), strict=True)]
-
-    def _resolve(self, item: Any) -> int:
-        try:
-            index, windows = operator.index(item), len(self)
-        except TypeError:
-            remedy = "for several samples, use torch.utils.data.Subset or a DataLoader"
-            raise TypeError(make_message("index", "an int", item, remedy)) from None
-        if not -windows <= index < windows:
-            raise IndexError(f"index {index} is out of range for a dataset of length {windows}")
-        return index % windows
 
     @property
     def _keys(self) -> tuple[str, ...] | None:
@@ -203,8 +265,9 @@ class TokenDataset(EpochDataset):
         return ("input_ids", *labels, "position_ids", "doc_ids", "loss_mask")
 
     def _as_sample(self, rows: tuple[torch.Tensor, ...]) -> Any:
-        if self._arguments.return_docs:
-            return dict(zip(self._keys or (), rows, strict=True))
+        keys = self._keys
+        if keys is not None:
+            return dict(zip(keys, rows, strict=True))
         return rows if len(rows) > 1 else rows[0]
 
     @staticmethod
@@ -225,10 +288,8 @@ class TokenDataset(EpochDataset):
             ValueError: not one or two dimensions, or a row that does not begin with 0.
         """
         if position_ids.ndim not in (1, 2) or bool((position_ids[..., :1] != 0).any()):
-            raise ValueError(
-                "position_ids must have one or two dimensions and begin each row with 0, got shape "
-                f"{tuple(position_ids.shape)} (pass those of a batch of a TokenDataset)"
-            )
+            rule, shape = "[T] or [B, T] and begin each row with 0", tuple(position_ids.shape)
+            raise ValueError(f"position_ids must be {rule}, got shape {shape}")
         flat = position_ids.reshape(-1)
         begins = (flat == 0).nonzero().view(-1)
         ends = torch.cat([begins, begins.new_tensor([flat.numel()])])

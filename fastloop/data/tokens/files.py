@@ -42,8 +42,7 @@ class TokenFile(NamedTuple):
     dtype: str
     first_byte: int
     tokens: int
-    identity: Identity
-    beside: tuple[str, Identity] | None = None  # the index, which says where documents end
+    identities: dict[str, Identity]  # of the file, and of an index that says where documents end
     buffers: tuple[Any, Any] | None = None  # values and offsets as the user gave them
 
 
@@ -93,14 +92,8 @@ def _expand(path: str) -> list[str]:
 
 def open_tokens(path: str, format: str, dtype: str) -> OpenTokens:
     """Open a file and read its layout. Raise ValueError or OSError, which name it."""
-    try:
-        with open_regular(path, "paths", "write the tokens to a file, or use from_buffers") as file:
-            return _read_layout(path, file, format, dtype)
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        remedy = "All files stay open, and these are too many; raise `ulimit -n`, or join files"
-        raise OSError(errno.EMFILE, remedy, path) from None
+    with open_regular(path, "paths", "write the tokens to a file, or use from_buffers") as file:
+        return _read_layout(path, file, format, dtype)
 
 
 def _read_layout(path: str, opened: BinaryIO, format: str, dtype: str) -> OpenTokens:
@@ -108,13 +101,12 @@ def _read_layout(path: str, opened: BinaryIO, format: str, dtype: str) -> OpenTo
     head = os.pread(opened.fileno(), _HEADER_BYTES, 0)
     if format == "auto":
         format = _detect_format(path, head)
-    beside = ends = None
+    ends, identities = None, {path: _identity(state)}
     if format == "npy":
         layout = _read_npy(path, opened, state.st_size, dtype)
     elif format in ("megatron", "datatrove"):
         index = _index_of(path, format)
-        layout, ends, changed = _read_index(index, state.st_size, format, dtype)
-        beside = index, changed
+        layout, ends, identities[index] = _read_index(index, state.st_size, format, dtype)
     else:
         try:
             layout = token_header(head, state.st_size, format, dtype)
@@ -122,7 +114,7 @@ def _read_layout(path: str, opened: BinaryIO, format: str, dtype: str) -> OpenTo
             raise ValueError(f"{path!r} {error}") from None
         if format == "auto":
             format = "llmc" if layout[1] else "raw"
-    file = TokenFile(path, format, *layout, _identity(state), beside)
+    file = TokenFile(path, format, *layout, identities)
     return OpenTokens(file, os.dup(opened.fileno()), ends)
 
 
@@ -175,10 +167,8 @@ def _read_npy(path: str, opened: BinaryIO, file_bytes: int, dtype: str) -> Layou
         raise ValueError(f"{path!r} must be a vector of tokens, got shape {shape}")
     first, tokens = opened.tell(), shape[0]
     if file_bytes - first != tokens * found.itemsize:
-        raise ValueError(
-            f"{path!r} has {file_bytes - first} bytes behind its header, which says {tokens} "
-            f"tokens of {found.itemsize} bytes; it is cut, or its writer was stopped"
-        )
+        rule = f"{tokens} tokens of {found.itemsize} bytes, as its header says"
+        raise ValueError(f"{path!r} must have {rule}, got {file_bytes - first} bytes")
     return found.name, first, tokens
 
 
@@ -186,29 +176,16 @@ def open_again(file: TokenFile) -> OpenTokens:
     """Open a file that was open before, maybe in another process. Raise OSError if it changed."""
     if file.buffers is not None:
         return take_buffers(*file.buffers)
-    # A file that has changed may have no valid layout, so its identity is compared first.
-    for path, was in ((file.path, file.identity), *([file.beside] if file.beside else [])):
+    for path, was in file.identities.items():
         now = _identity(os.stat(path))
         if now != was:
-            raise _changed(path, was, now)
-    again = open_tokens(file.path, file.format, file.dtype)
-    if again.file != file:
-        assert isinstance(again.source, int)
-        os.close(again.source)
-        raise _changed(file.path, file.identity, again.file.identity)
-    return again
-
-
-def _changed(path: str, was: Identity, now: Identity) -> OSError:
-    before, after = (
-        f"{size} bytes from {datetime.fromtimestamp(changed / 1e9)}" for size, changed in (was, now)
-    )
-    return OSError(
-        errno.ESTALE,
-        f"The file has changed since the dataset was made: it had {before} and has {after}; make "
-        "the dataset again",
-        path,
-    )
+            before, after = (
+                f"{size} bytes from {datetime.fromtimestamp(changed / 1e9)}"
+                for size, changed in (was, now)
+            )
+            text = f"The file has changed since the dataset was made: it had {before} and has "
+            raise OSError(errno.ESTALE, f"{text}{after}; make the dataset again", path)
+    return open_tokens(file.path, file.format, file.dtype)
 
 
 def _identity(state: os.stat_result) -> Identity:
@@ -231,8 +208,8 @@ def take_buffers(values: Any, offsets: Any) -> OpenTokens:
     if isinstance(source, torch.Tensor):
         # torch may move the memory of a tensor, and must then tell; a copy is never moved.
         source = source.detach().as_subclass(torch.Tensor) if are_noticed() else array.copy()
-    first, identity, given = begin * array.itemsize, (array.nbytes, 0), (values, offsets)
-    file = TokenFile("values", "buffers", dtype, first, end - begin, identity, None, given)
+    first, given = begin * array.itemsize, (values, offsets)
+    file = TokenFile("values", "buffers", dtype, first, end - begin, {}, given)
     return OpenTokens(file, source, bounds[1:] - begin, ragged.file)
 
 

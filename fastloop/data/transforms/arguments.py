@@ -15,17 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import torch
 
-from fastloop.base.checks import (
-    is_int,
-    is_number,
-    is_sequence,
-    make_message,
-    read_choice,
-    read_int,
-    read_number,
-    read_optional_int,
-    to_float,
-)
+from fastloop.base import checks
 
 
 class InterpolationMode(enum.Enum):
@@ -74,11 +64,11 @@ def _as_list(value: Any) -> Any:
 
 def _read_lengths(name: str, value: Any, low: int, counts: tuple[int, ...], rule: str) -> list[int]:
     value = _as_list(value)
-    each = [value] if is_int(value) else value
-    if not is_sequence(each) or len(each) not in counts:
-        kind = ValueError if is_sequence(each) else TypeError
-        raise kind(make_message(name, rule, value))
-    return [read_int(name, length, low, _MAX_LENGTH) for length in each]
+    each = [value] if checks.is_int(value) else value
+    if not checks.is_sequence(each) or len(each) not in counts:
+        kind = ValueError if checks.is_sequence(each) else TypeError
+        raise kind(checks.make_message(name, rule, value))
+    return [checks.read_int(name, length, low, _MAX_LENGTH) for length in each]
 
 
 def _read_size(name: str, value: Any) -> Sequence[int]:
@@ -95,7 +85,7 @@ def _read_resize(name: str, value: Any) -> list[int] | None:
 
 def _read_padding(name: str, value: Any) -> int | list[int]:
     lengths = _read_lengths(name, value, 0, (1, 2, 4), _PADDING)
-    return lengths[0] if is_int(value) else lengths
+    return lengths[0] if checks.is_int(value) else lengths
 
 
 def _encode_padding(padding: int | list[int]) -> tuple[int, ...]:
@@ -115,25 +105,29 @@ def _encode_crop_padding(padding: list[int] | None) -> tuple[int, ...]:
     return left, top, right, bottom
 
 
+def _each_of(fill: Any) -> Sequence[Any]:
+    fill = 0 if fill is None else _as_list(fill)
+    return fill if checks.is_sequence(fill) else [fill]
+
+
 def to_floats(fill: Any) -> tuple[float, ...]:
     """Return the numbers of a fill: one for all channels, or one for each."""
-    fill = 0 if fill is None else _as_list(fill)
-    each: Any = fill if is_sequence(fill) else [fill]
-    return tuple(map(to_float, each))
+    return tuple(map(checks.to_float, _each_of(fill)))
 
 
 def _read_fill(name: str, value: Any) -> Any:
-    fill = 0 if value is None else _as_list(value)
-    each: Any = fill if is_sequence(fill) else [fill]
-    if not each or not all(map(is_number, each)):
-        raise TypeError(make_message(name, "a number, or one for each channel", value))
+    each = _each_of(value)
+    if not each or not all(map(checks.is_number, each)):
+        raise TypeError(checks.make_message(name, "a number, or one for each channel", value))
     return value
 
 
 def _read_erased(name: str, value: Any) -> list[float]:
     if isinstance(value, str) or value is None:
         remedy = "for noise, erase in the training loop, on the batch"
-        raise ValueError(make_message(name, "a number, or one for each channel", value, remedy))
+        raise ValueError(
+            checks.make_message(name, "a number, or one for each channel", value, remedy)
+        )
     return list(to_floats(_read_fill(name, value)))
 
 
@@ -141,29 +135,29 @@ def _read_interpolation(name: str, value: Any) -> str:
     """Return the name of an InterpolationMode, torchvision's too, or of a constant of Pillow."""
     mode = getattr(value, "value", value)
     mode = _PILLOW.get(mode, value) if isinstance(mode, int) else mode
-    return str(read_choice(name, mode, tuple(_INTERPOLATIONS)))
+    return str(checks.read_choice(name, mode, tuple(_INTERPOLATIONS)))
 
 
 def _read_flag(name: str, value: Any) -> bool:
     if not isinstance(value, np.bool_) and not (isinstance(value, int) and value in (0, 1)):
-        raise TypeError(make_message(name, "True or False", value))
+        raise TypeError(checks.make_message(name, "True or False", value))
     return bool(value)
 
 
 def _read_probability(name: str, value: Any) -> Any:
-    read_number(name, value, 0, 1)
+    checks.read_number(name, value, 0, 1)
     return value
 
 
 def _read_range(name: str, value: Any, high: float = math.inf, is_ratio: bool = False) -> Any:
     ends = "0 < min <= max" if is_ratio else "0 <= min <= max and 0 < max"
     rule = f"(min, max) with {ends} " + ("< inf" if high == math.inf else f"<= {high}")
-    if not is_sequence(value) or len(value) != 2 or not all(map(is_number, value)):
-        raise TypeError(make_message(name, rule, value))
-    least, most = map(to_float, value)
+    if not checks.is_sequence(value) or len(value) != 2 or not all(map(checks.is_number, value)):
+        raise TypeError(checks.make_message(name, rule, value))
+    least, most = map(checks.to_float, value)
     is_range = 0 <= least <= most <= high and 0 < most < math.inf
     if not is_range or (is_ratio and least == 0):
-        raise ValueError(make_message(name, rule, value))
+        raise ValueError(checks.make_message(name, rule, value))
     return value
 
 
@@ -172,24 +166,26 @@ def _read_statistics(name: str, value: Any, is_divisor: bool = False) -> list[fl
     rule = "one number for each channel, or one for all, finite in float32"
     rule += " and other than 0" if is_divisor else ""
     each = _as_list(value)
-    if not is_sequence(each) or not each or not all(map(is_number, each)):
-        raise TypeError(make_message(name, rule, value))
-    numbers = list(map(to_float, each))
+    if not checks.is_sequence(each) or not each or not all(map(checks.is_number, each)):
+        raise TypeError(checks.make_message(name, rule, value))
+    numbers = list(map(checks.to_float, each))
     as_computed = torch.tensor(numbers, dtype=torch.float32, device="cpu")
     if not as_computed.isfinite().all() or (is_divisor and not as_computed.all()):
-        raise ValueError(make_message(name, rule, value))
+        raise ValueError(checks.make_message(name, rule, value))
     return numbers
 
 
 Size = Annotated[int | Sequence[int], Argument(_read_size, tuple)]
 ResizeSize = Annotated[int | Sequence[int] | None, Argument(_read_resize)]
-LongestEdge = Annotated[int | None, Argument(partial(read_optional_int, low=1, high=_MAX_LENGTH))]
+LongestEdge = Annotated[
+    int | None, Argument(partial(checks.read_optional_int, low=1, high=_MAX_LENGTH))
+]
 Padding = Annotated[int | Sequence[int], Argument(_read_padding, _encode_padding)]
 CropPadding = Annotated[
     int | Sequence[int] | None, Argument(_read_crop_padding, _encode_crop_padding)
 ]
 PaddingMode = Annotated[
-    str, Argument(partial(read_choice, choices=tuple(_PADDING_MODES)), _PADDING_MODES.get)
+    str, Argument(partial(checks.read_choice, choices=tuple(_PADDING_MODES)), _PADDING_MODES.get)
 ]
 Fill = Annotated[float | Sequence[float] | None, Argument(_read_fill)]
 Erased = Annotated[Any, Argument(_read_erased)]
@@ -200,6 +196,6 @@ Probability = Annotated[float, Argument(_read_probability, float)]
 Scale = Annotated[Sequence[float], Argument(_read_range, tuple)]
 Share = Annotated[Sequence[float], Argument(partial(_read_range, high=1), tuple)]
 Ratio = Annotated[Sequence[float], Argument(partial(_read_range, is_ratio=True), tuple)]
-Dtype = Annotated[torch.dtype, Argument(partial(read_choice, choices=tuple(DTYPES)))]
+Dtype = Annotated[torch.dtype, Argument(partial(checks.read_choice, choices=tuple(DTYPES)))]
 Means = Annotated[Any, Argument(_read_statistics)]
 Deviations = Annotated[Any, Argument(partial(_read_statistics, is_divisor=True))]

@@ -8,7 +8,7 @@ anything.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import default_collate
 
 from fastloop.base.checks import make_message
+from fastloop.data.field import Field, torch_dtype
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.arguments import DTYPES
 from fastloop.data.transforms.plan import Geometry, ImageOp, Plan, Values, compile_plan
@@ -33,22 +34,17 @@ _INSTEAD = {
     "functional": "torchvision.transforms.v2.functional, or an operation called with a tensor",
     "Lambda": "a Dataset around the ArrayDataset, or a collate_fn, with your function",
 }
+_OTHERS = (
+    "apply it to the batch, on the device, or pass torchvision's own v2.Compose as transform= to "
+    "ArrayDataset and path='process' to DataLoader (path='sync' without workers)"
+)
 _TRIAL = (512, 512, 3)  # an image that any chain takes, if sizes of results differ
 _MAX_PLANS = 64  # that are kept for sizes of images
 
 
-class UntranslatedError(Exception):
-    """C cannot do a transform. The text says why."""
-
-
 def remedy_for(name: str) -> str:
     """Return the advice for an operation of this name, which C does not have."""
-    if name in _INSTEAD:
-        return f"use {_INSTEAD[name]}"
-    return (
-        "apply it to the batch, on the device, or pass torchvision's own v2.Compose as transform= "
-        "to ArrayDataset and path='process' to DataLoader (path='sync' without workers)"
-    )
+    return f"use {_INSTEAD[name]}" if name in _INSTEAD else _OTHERS
 
 
 def is_torchvision(transform: object) -> bool:
@@ -56,7 +52,8 @@ def is_torchvision(transform: object) -> bool:
 
 
 def _translate(transform: Any) -> Iterator[Geometry | Values]:
-    """Yield the operations of fastloop that a transform stands for, or raise UntranslatedError."""
+    """Yield the operations of fastloop that a transform stands for. A ValueError says why C
+    cannot do it."""
     name = type(transform).__name__
     if image_ops.is_own(transform):
         yield from transform._chain()
@@ -65,7 +62,7 @@ def _translate(transform: Any) -> Iterator[Geometry | Values]:
         if is_torchvision(transform):
             own = name if hasattr(image_ops, name) else _INSTEAD.get(name)
             reason += f", got one of torchvision.transforms{f' (write {own} of v2)' if own else ''}"
-        raise UntranslatedError(f"{getattr(transform, '__name__', name)} {reason}")
+        raise ValueError(f"{getattr(transform, '__name__', name)} {reason}")
     elif name == "Compose":
         for part in transform.transforms:
             yield from _translate(part)
@@ -73,7 +70,7 @@ def _translate(transform: Any) -> Iterator[Geometry | Values]:
         yield from _make_own(getattr(image_ops, name), transform)._chain()
     else:
         instead = f" (write {_INSTEAD[name]})" if name in _INSTEAD else ""
-        raise UntranslatedError(f"fastloop.transforms has no {name}{instead}")
+        raise ValueError(f"fastloop.transforms has no {name}{instead}")
 
 
 def _make_own(cls: Any, transform: Any) -> ImageOp:
@@ -85,10 +82,7 @@ def _make_own(cls: Any, transform: Any) -> ImageOp:
         arguments["padding"] = [left, top, right, bottom]
     if cls is image_ops.RandomErasing and transform.value is None:
         arguments["value"] = "random"
-    try:
-        return cls(**arguments)  # type: ignore[no-any-return]
-    except (TypeError, ValueError) as error:
-        raise UntranslatedError(str(error)) from error
+    return cls(**arguments)  # type: ignore[no-any-return]
 
 
 def compile_transform(
@@ -102,13 +96,11 @@ def compile_transform(
     Raises:
         TypeError, ValueError: operations of fastloop that do not go with the images.
     """
+    is_chain = isinstance(transform, tuple)
     try:
-        is_chain = isinstance(transform, tuple)
         return compile_chain(transform if is_chain else tuple(_translate(transform))), ""
-    except UntranslatedError as error:
-        return None, str(error)
     except (TypeError, ValueError) as error:
-        if isinstance(transform, tuple) or image_ops.is_own(transform):
+        if is_chain or image_ops.is_own(transform):
             raise
         return None, str(error)  # torchvision may do what C cannot
 
@@ -118,10 +110,8 @@ class FieldTransform:
     """The transform of one field of an ArrayDataset. Compiled again when it is unpickled.
 
     Attributes:
-        name: of the field, in errors.
+        field: with the images.
         transform: of fastloop, of torchvision, or a callable; a plan's operations, if it has one.
-        shape: of a row.
-        dtype: of the field.
         layout: of rows.
         out_layout: of results.
         seed: of random parameters.
@@ -131,10 +121,8 @@ class FieldTransform:
         TypeError, ValueError: operations of fastloop that do not go with these images.
     """
 
-    name: str
+    field: Field
     transform: Any
-    shape: Sequence[int]
-    dtype: torch.dtype
     layout: str
     out_layout: str
     seed: int
@@ -143,59 +131,54 @@ class FieldTransform:
         try:
             self.plan, reason = compile_transform(self.transform, self._compile)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.name}: {error}") from None
-        self.untranslated = f"{self.name}: {reason}" if reason else ""
+            raise type(error)(f"{self.field.name}: {error}") from None
+        self.untranslated = f"{self.field.name}: {reason}" if reason else ""
         self.transform = self.transform if self.plan is None else self.plan.ops
 
     def _compile(self, chain: Chain) -> Plan:
-        if self.dtype is not torch.uint8:
+        dtype = torch_dtype(self.field.source)
+        if dtype is not torch.uint8:
             remedy = "(x * 255).round().astype('uint8') if numbers are in [0, 1]"
-            raise TypeError(make_message("images with a transform", "uint8", self.dtype, remedy))
-        return compile_plan(chain, self.shape, self.layout, self.out_layout, self.seed)
+            raise TypeError(make_message("images with a transform", "uint8", dtype, remedy))
+        return compile_plan(chain, self._shape, self.layout, self.out_layout, self.seed)
 
-    def apply(self, image: Any, index: int, epoch: int, view: int) -> Any:
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(self.field.source.shape[1:])
+
+    def apply(self, row: int, epoch: int, view: int) -> Any:
         """Return the result for one row."""
         if self.plan is not None:
-            return self.plan.apply(image, index, epoch, view)
+            return self.plan.apply(self.field.image(row), row, epoch, view)
+        image = self.field[row]
         if not is_torchvision(self.transform):
             return self.transform(image)
         result = self.transform(image.permute(2, 0, 1) if self.layout == "HWC" else image)
         if self.out_layout == "CHW":
             return result
         if not isinstance(result, torch.Tensor) or result.ndim != 3:
-            name, rule = f"{self.name}: out_layout", "'CHW' if results are not tensors [C, H, W]"
-            raise TypeError(make_message(name, rule, self.out_layout))
+            rule = "'CHW' if results are not tensors [C, H, W]"
+            raise TypeError(make_message(f"{self.field.name}: out_layout", rule, self.out_layout))
         interleaved = result.permute(1, 2, 0)
         if self.out_layout == "HWC":
             return interleaved
         return interleaved.contiguous().permute(2, 0, 1)
 
-    def stack(self, images: Iterable[Any], items: Sequence[tuple[int, int]], epoch: int) -> Any:
-        """Return the results for several rows, of these (index, view), as one batch."""
-        pairs = zip(images, items, strict=True)
+    def stack(self, items: Sequence[tuple[int, int]], epoch: int) -> Any:
+        """Return the results for several (row, view) as one batch."""
         if self.plan is None:
-            if not items:
-                raise IndexError(
-                    f"{self.name}: only its transform, a function, knows the shape of results, so "
-                    "a batch must take at least one row"
-                )
-            return default_collate([self.apply(row, i, epoch, view) for row, (i, view) in pairs])
+            return default_collate([self.apply(row, epoch, view) for row, view in items])
         out = self.plan.empty(len(items))
-        for place, (image, (i, view)) in zip(out, pairs, strict=True):
-            self.plan.apply(image, i, epoch, view, place)
+        for place, (row, view) in zip(out, items, strict=True):
+            self.plan.apply(self.field.image(row), row, epoch, view, place)
         return out
 
-    @property
-    def has_layouts(self) -> bool:
-        """Tell whether layout and out_layout have an effect: functions get rows unchanged."""
-        return self.plan is not None or is_torchvision(self.transform)
-
-    def params(self, index: int, epoch: int, view: int) -> list[dict[str, Any]]:
+    def params(self, row: int, epoch: int, view: int) -> list[dict[str, Any]]:
         """Return the random parameters of a row, one dict for each operation."""
         if self.plan is None:
             raise TypeError(f"params() is for transforms that C does; {self.untranslated}")
-        height, width = self.shape[1:] if self.layout == "CHW" else self.shape[:2]
-        return self.plan.params(index, epoch, view, (height, width))
+        height, width = self._shape[1:] if self.layout == "CHW" else self._shape[:2]
+        return self.plan.params(row, epoch, view, (height, width))
 
     def describe_result(self) -> str:
         if self.plan is None:
@@ -208,19 +191,19 @@ class FieldTransform:
         Args:
             others: why other fields keep the dataset from the loader's threads, or "".
         """
+        name = self.field.name
         if self.plan is None:
             where = "a sample at a time, in worker processes or in this one"
-            reason = self.untranslated.removeprefix(f"{self.name}: ")
-            return [f"{self.name}: Python, {where} (path='process' or 'sync'), because {reason}"]
+            reason = self.untranslated.removeprefix(f"{name}: ")
+            return [f"{name}: Python, {where} (path='process' or 'sync'), because {reason}"]
         where = "in the threads of loaders that take path='array' (see stats()), else in dataset[i]"
         where = f"in dataset[i], because {others}" if others else where
-        rows, result = f"{self.shape} {self.layout}", f"{self.describe_result()} {self.out_layout}"
-        lines = [f"{self.name}: uint8 {rows} -> {result}, by C, {where}"]
+        rows, result = f"{self._shape} {self.layout}", f"{self.describe_result()} {self.out_layout}"
+        lines = [f"{name}: uint8 {rows} -> {result}, by C, {where}"]
         lines += [f"  {op!r}: {op.work}" for op in self.plan.ops]
         if self.plan.dtype is not torch.uint8 and not others:
-            uncut = self.plan.core.uncut
-            cut = f"nothing, the result is uploaded, because {uncut}"
-            cut = cut if uncut else "the table of numbers; uint8 is uploaded"
+            uncut, cut = self.plan.core.uncut, "the table of numbers; uint8 is uploaded"
+            cut = f"nothing, the result is uploaded, because {uncut}" if uncut else cut
             lines.append(f"  on a CUDA device, with workers: {cut}")
         return lines
 

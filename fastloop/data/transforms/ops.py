@@ -6,6 +6,7 @@ Each is a dataclass. The annotation of a field says how the argument is read and
 
 # No `from __future__ import annotations`: it would make text of the annotations, which are read.
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -33,11 +34,10 @@ class Compose(ImageOp):
     """
 
     def __init__(self, transforms: Any) -> None:
-        rule = "a list of at least one operation"
-        if not isinstance(transforms, Sequence):
-            raise TypeError(make_message("Compose: transforms", rule, transforms))
-        if not transforms:
-            raise ValueError(make_message("Compose: transforms", rule, transforms))
+        if not isinstance(transforms, Sequence) or not transforms:
+            kind = ValueError if isinstance(transforms, Sequence) else TypeError
+            rule = "a list of at least one operation"
+            raise kind(make_message("Compose: transforms", rule, transforms))
         for i, op in enumerate(transforms):
             if not is_own(op):
                 remedy = "pass a torchvision v2.Compose to the dataset itself, in place of this one"
@@ -53,10 +53,7 @@ class Compose(ImageOp):
         if isinstance(self.transforms[0], ToImage):
             image = self.transforms[0](image)
         if isinstance(image, torch.Tensor) and image.is_floating_point():
-            result: torch.Tensor = image
-            for op in self.transforms:
-                result = op(result)
-            return result
+            return functools.reduce(lambda result, op: op(result), self.transforms, image)
         return super().__call__(image)
 
     def __repr__(self) -> str:
@@ -182,10 +179,8 @@ class _Resampled(Geometry):
         # C has the integer algorithm that torch has for antialias=True, and no other.
         is_on = isinstance(self.antialias, (bool, np.bool_)) and self.antialias
         if not is_on and self.interpolation in ("bilinear", "bicubic"):
-            rule = f"True with interpolation={self.interpolation!r}"
-            raise ValueError(
-                make_message(f"{type(self).__name__}: antialias", rule, self.antialias)
-            )
+            name, rule = type(self).__name__, f"True with interpolation={self.interpolation!r}"
+            raise ValueError(make_message(f"{name}: antialias", rule, self.antialias))
 
 
 @dataclass(repr=False, eq=False)
@@ -211,14 +206,13 @@ class Resize(_Resampled):
     def _check(self) -> None:
         super()._check()
         edges: Any = self.size
-        if edges is None and self.max_size is None:
-            rule = "an int, or (height, width), without max_size"
-            raise ValueError(make_message("Resize: size", rule, None))
         if edges is None or self.max_size is None:
-            return
-        if len(edges) == 2:
+            if edges is self.max_size:
+                rule = "an int, or (height, width), without max_size"
+                raise ValueError(make_message("Resize: size", rule, None))
+        elif len(edges) == 2:
             raise ValueError(make_message("Resize: size", "an int, or None, with max_size", edges))
-        if self.max_size <= edges[0]:
+        elif self.max_size <= edges[0]:
             rule = f"an int > size={edges[0]}, the shorter edge"
             raise ValueError(make_message("Resize: max_size", rule, self.max_size))
 
@@ -261,7 +255,7 @@ class RandomResizedCrop(_Resampled):
 
 @dataclass(repr=False, eq=False)
 class _RandomFlip(Geometry):
-    told_applied = "flip"
+    told = ("flip",)
 
     p: arg.Probability = 0.5
 
@@ -292,8 +286,7 @@ class RandomErasing(Geometry):
 
     kind = 7
     fill_name = "value"
-    told_applied = "erase"
-    told = _BOX
+    told = ("erase", *_BOX)
     _work = "fills a rectangle of the result"
 
     p: arg.Probability = 0.5
@@ -372,8 +365,8 @@ class Normalize(Values):
         if numbers.is_byte:
             remedy = "put ToDtype(torch.float32, scale=True) before"
             raise ValueError(make_message("Normalize: images", "float", torch.uint8, remedy))
-        columns = (torch.tensor(v, dtype=torch.float32, device="cpu")[:, None] for v in (mean, std))
-        values = numbers.values.sub(next(columns)).div_(next(columns))
+        columns = torch.tensor([mean, std], dtype=torch.float32, device="cpu")[..., None]
+        values = numbers.values.sub(columns[0]).div_(columns[1])
         linear, so_far = None, numbers.linear
         if so_far is not None and so_far == (so_far[0], 0.0, 1.0) * len(mean):
             each = zip(so_far[::3], mean, std, strict=True)
@@ -388,8 +381,6 @@ class Normalize(Values):
             raise TypeError(make_message(name, rule, getattr(image, "dtype", image), remedy))
         if image.ndim < 3:
             raise ValueError(make_message(name, rule, image.shape))
-        mean, std = (
-            torch.tensor(v, dtype=image.dtype, device=image.device).view(-1, 1, 1)
-            for v in self._statistics(image.shape[-3])
-        )
+        both = torch.tensor(self._statistics(image.shape[-3]), dtype=image.dtype, device="cpu")
+        mean, std = both.to(image.device)[..., None, None]
         return (image.sub_(mean) if self.inplace else image.sub(mean)).div_(std)

@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -51,9 +50,8 @@ class ImageOp:
     def _check(self) -> None:
         """Refuse arguments that do not go with each other."""
 
-    def _chain(self) -> Iterator[Geometry | Values]:
-        """Yield the operations that this one stands for."""
-        assert isinstance(self, (Geometry, Values))
+    def _chain(self) -> Iterator[Any]:
+        """Yield the operations that this one stands for, each a Geometry or a Values."""
         yield self
 
     @property
@@ -98,8 +96,8 @@ class Geometry(ImageOp):
     Attributes:
         kind: its number in enum fl_image_op_kind.
         fill_name: the attribute with the numbers that it fills in, if it does.
-        told: the names of drawn parameters that params() tells users.
-        told_applied: the name by which params() tells whether the operation was applied, or "".
+        told: the names of drawn parameters that params() tells users. A name that C does not have,
+            such as "flip", tells whether the operation is applied.
     """
 
     kind: int
@@ -107,7 +105,6 @@ class Geometry(ImageOp):
     is_resize = False
     fill_name = ""
     told: tuple[str, ...] = ()
-    told_applied = ""
     _work = "moves uint8 pixels"
 
     def spec(self, get_size: GetSize) -> dict[str, Any]:
@@ -117,11 +114,6 @@ class Geometry(ImageOp):
             for name, argument in self._arguments()
             if argument.encode is not None
         }
-
-    def describe(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        """Return the drawn parameters as params() tells them."""
-        applied = {self.told_applied: drawn["applied"]} if self.told_applied else {}
-        return applied | {name: drawn[name] for name in self.told}
 
 
 class Values(ImageOp):
@@ -213,11 +205,12 @@ class Plan:
     ) -> list[dict[str, Any]]:
         """Return the parameters that are drawn for a sample, one dict for each operation."""
         drawn = iter(self.core.draw(index, epoch, view, *size))
-        return [
-            {"op": type(op).__name__}
-            | (op.describe(next(drawn)) if isinstance(op, Geometry) else {})
-            for op in self.ops
-        ]
+        params: list[dict[str, Any]] = [{"op": type(op).__name__} for op in self.ops]
+        for op, told in zip(self.ops, params, strict=True):
+            if isinstance(op, Geometry):
+                values = next(drawn)
+                told |= {name: values.get(name, values["applied"]) for name in op.told}
+        return params
 
 
 def _read_shape(shape: Sequence[int], layout: str, may_differ: bool) -> tuple[int, int, int]:
@@ -257,16 +250,20 @@ def compile_plan(
             text names operation, argument and value.
     """
     channels, height, width = _read_shape(shape, layout, may_differ)
-    images: dict[str, Any] = {"height": height, "width": width, "channels": channels}
-    open_core: Callable[..., ImagePlan] = partial(ImagePlan, **images, layout=layout, seed=seed)
+    images = {"height": height, "width": width, "channels": channels, "seed": seed}
     every_byte = torch.arange(256, dtype=torch.uint8, device="cpu").expand(channels, 256)
     numbers = Numbers(every_byte, torch.uint8)
     specs: list[dict[str, Any]] = []
     counts: Counter[int] = Counter()
 
+    def open_core(out_layout: str, images_so_far: Numbers) -> ImagePlan:
+        tables = None if images_so_far.is_byte else images_so_far.elements()
+        output = {"out_dtype": DTYPES[images_so_far.dtype], "linear": images_so_far.linear}
+        options: Any = {**images, **output, "tables": tables}
+        return ImagePlan(tuple(specs), layout=layout, out_layout=out_layout, **options)
+
     def get_size() -> tuple[int, int]:
-        as_bytes: dict[str, Any] = {"out_dtype": "uint8", "tables": None, "linear": None}
-        _, height, width = open_core(tuple(specs), out_layout="CHW", **as_bytes).out_shape
+        _, height, width = open_core("CHW", numbers).out_shape
         return height, width
 
     for i, op in enumerate(ops):
@@ -286,11 +283,4 @@ def compile_plan(
                 fill = later.change(fill) if isinstance(later, Values) else fill
             spec["out_fill"] = fill.elements()
         specs.append(spec)
-    core = open_core(
-        tuple(specs),
-        out_dtype=DTYPES[numbers.dtype],
-        out_layout=out_layout,
-        tables=None if numbers.is_byte else numbers.elements(),
-        linear=numbers.linear,
-    )
-    return Plan(ops, core, numbers.dtype, out_layout)
+    return Plan(ops, open_core(out_layout, numbers), numbers.dtype, out_layout)

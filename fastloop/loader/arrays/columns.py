@@ -22,8 +22,8 @@ from torch.utils import data as torch_data
 from fastloop._core import ImagePlan, SequenceColumn, Table, Windows, int64_array
 from fastloop.base.moves import watch
 from fastloop.base.tensors import DTYPES
+from fastloop.data.collate import is_array_dataset, is_image_folder, is_token_dataset
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
-from fastloop.data.kinds import is_array_dataset, is_image_folder, is_token_dataset
 from fastloop.data.samplers import Vector
 
 

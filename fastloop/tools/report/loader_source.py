@@ -14,7 +14,7 @@ from typing import Any
 
 from fastloop.base.machine import runnable_ns
 from fastloop.base.torch_parts import MultiIter, difference
-from fastloop.data.kinds import is_image_folder
+from fastloop.data.collate import is_image_folder
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.torch_iters import SyncIter
