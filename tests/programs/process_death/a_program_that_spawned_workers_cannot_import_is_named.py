@@ -2,6 +2,7 @@ import gc
 import re
 import signal
 import time
+from pathlib import Path
 
 import torch
 
@@ -10,6 +11,7 @@ from workers import CallAt, Items, Kill, error_text, resources, wait_until
 
 from fastloop import DataLoader
 
+NAME = Path(__file__).name
 ENDS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, 0]
 
 
@@ -48,8 +50,8 @@ if __name__ == "__main__":
 
     loader = DataLoader(Here(), 4, num_workers=1, multiprocessing_context="spawn")
     text = error_text(lambda: list(loader))
-    assert "script.py anew, " in text and "stderr says which error it met" in text, text
+    assert f"{NAME} anew, " in text and "stderr says which error it met" in text, text
     loader = DataLoader(
         Items(hook=CallAt(2, Kill(0))), 4, num_workers=1, multiprocessing_context="spawn"
     )
-    assert "script.py" not in error_text(lambda: list(loader))
+    assert NAME not in error_text(lambda: list(loader))
