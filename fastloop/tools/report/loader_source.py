@@ -172,7 +172,7 @@ class LoaderSource:
             return
         self._now = shared.count_workers()[0]
         if self.path == "thread":
-            tasks = [f"self/task/{thread.native_id}" for thread in iterator._threads]
+            tasks = [f"self/task/{thread.native_id}" for thread in iterator._workers]
         else:
             tasks = [str(worker.pid) for worker in iterator._workers]
         ran = [runnable_ns(task) for task in tasks]

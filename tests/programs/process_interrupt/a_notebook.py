@@ -7,7 +7,17 @@ import time
 import torch
 
 torch.set_num_threads(1)
-from workers import Interrupt, Items, SleepAt, children, is_thread_in, state, wait_until
+from workers import (  # noqa: F401 - cells use some of them
+    Interrupt,
+    Items,
+    SleepAt,
+    check_batches,
+    children,
+    is_thread_in,
+    sleep_in_steps,
+    state,
+    wait_until,
+)
 
 from fastloop import DataLoader
 
