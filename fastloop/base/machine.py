@@ -139,19 +139,23 @@ def read_memory(root: Path = _ROOT) -> Memory:
     total, available = table.get("MemTotal", 0) << 10, table.get("MemAvailable", 1 << 20) << 10
     limits = []
     for folder in list_groups("memory", root):
-        stat = read_table(folder / "memory.stat")
-        names = ("inactive_file", "active_file")
-        cache = sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in names)
         for name, used_name in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
             limit, used = read_text(folder / name).strip(), read_text(folder / used_name).strip()
             if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
-                limits.append((int(limit), max(0, int(used) - cache)))
+                limits.append((int(limit), max(0, int(used) - _cached_bytes(folder))))
     if not limits:
         return Memory(total, available)
     return Memory(total, available, *min(limits, key=lambda pair: pair[0] - pair[1]))
+
+
+def _cached_bytes(folder: Path) -> int:
+    """Return the bytes of cached files in a group."""
+    stat = read_table(folder / "memory.stat")
+    names = ("inactive_file", "active_file")
+    return sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in names)
 
 
 def available_bytes() -> int:
