@@ -7,6 +7,7 @@ from helpers import run_program
 
 
 @pytest.mark.parametrize(("workers", "epochs"), [(0, 10_000), (2, 1_000)])
+@pytest.mark.slowest
 def test_no_leak_of_memory_threads_or_descriptors(
     workers: int, epochs: int, tmp_path: Path
 ) -> None:

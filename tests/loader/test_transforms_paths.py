@@ -168,6 +168,7 @@ def test_resumed_with_other_workers(workers: int) -> None:
 
 
 @every_loader
+@pytest.mark.slowest
 def test_two_ranks(case: Any) -> None:
     cls, more = case
     seen = []

@@ -89,6 +89,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slowest
 def test_ranks_train_the_same_numbers(torchs: Trained, tmp_path: Path, way: str) -> None:
     command, patch = WAYS[way]
     ours = ranks_of(tmp_path, *command, patch=patch)

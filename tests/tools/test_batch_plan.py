@@ -61,6 +61,7 @@ def saturating(n: int) -> float:
         (lambda n: 1.0 + max(0, n - 64), math.inf, 64, 1024),  # slower from 64 on
     ],
 )
+@pytest.mark.slowest
 def test_the_smallest_good_divisor_of_the_effective_batch(
     monkeypatch: pytest.MonkeyPatch,
     seconds: Callable[[int], float],
@@ -75,6 +76,7 @@ def test_the_smallest_good_divisor_of_the_effective_batch(
 
 
 @pytest.mark.parametrize("limit", [1, 2, 63, 64, 65, 700, 8191, 8192, math.inf])
+@pytest.mark.slowest
 def test_without_a_batch_to_keep_sizes_are_doubled(
     monkeypatch: pytest.MonkeyPatch, limit: float
 ) -> None:

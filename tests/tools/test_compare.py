@@ -237,6 +237,7 @@ def compare(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.slowest
 def test_a_program_that_computes_the_same(tmp_path: Path) -> None:
     """It has no seed of its own."""
     options = ["--seed", "1", "--json", "found.json", "-m", "train"]
@@ -259,6 +260,7 @@ def test_a_program_that_computes_the_same(tmp_path: Path) -> None:
         ("no seed", 3, "NOT JUDGED: the program differs from itself: step 1: "),
     ],
 )
+@pytest.mark.slowest
 def test_a_program_that_does_not(tmp_path: Path, what: str, status: int, text: str) -> None:
     done = compare(tmp_path, "train.py", what)
     assert done.returncode == status and text in done.stdout, done.stdout + done.stderr
@@ -273,6 +275,7 @@ def test_a_program_that_does_not(tmp_path: Path, what: str, status: int, text: s
         ("status", 2, "it ended with status 3"),
     ],
 )
+@pytest.mark.slowest
 def test_a_program_that_fails(tmp_path: Path, what: str, status: int, text: str) -> None:
     done = compare(tmp_path, "train.py", what, "--steps", "2" if what == "status" else "100")
     assert done.returncode == status and text in done.stderr, done.stderr

@@ -69,6 +69,7 @@ def mutants() -> Iterator[Mutants]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slowest
 def test_what_torch_alone_runs_goes_on(mutants: Mutants, name: str) -> None:
     case, report = CASES[name], mutants.report_of(name)
     assert "broken" not in report, report["broken"]
@@ -187,6 +188,7 @@ def run_fresh(place: Path, name: str, command: list[str]) -> tuple[Any, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FRESH)
+@pytest.mark.slowest
 def test_run_prints_what_python_does(tmp_path: Path, name: str) -> None:
     (tmp_path / "sitecustomize.py").write_text("import torch_mutant_fresh")
     alone, _ = run_fresh(tmp_path, name, [])

@@ -95,5 +95,6 @@ for in_order in (True, False):
 
 
 @pytest.mark.slow
+@pytest.mark.slowest
 def test_a_storm(tmp_path: Path) -> None:
     print(run_script(tmp_path, HEAD + STORM, SECONDS, timeout=600 + 10 * SECONDS))
