@@ -7,7 +7,7 @@ import time
 import torch
 
 torch.set_num_threads(1)
-from workers import (  # noqa: F401 - cells use some of them
+from workers import (
     Interrupt,
     Items,
     SleepAt,
@@ -21,6 +21,7 @@ from workers import (  # noqa: F401 - cells use some of them
 
 from fastloop import DataLoader
 
+USED_BY_CELLS = check_batches, sleep_in_steps
 os.setpgrp()
 
 
