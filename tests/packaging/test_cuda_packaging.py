@@ -377,7 +377,7 @@ def test_doctor_tells_that_kernels_are_switched_off() -> None:
 def test_without_a_driver_the_check_says_so() -> None:
     with pytest.raises(RuntimeError, match=r"CUDA error 35, cudaErrorInsufficientDriver"):
         _core.check_cuda(0)
-    assert "or newer, sees none; no NVIDIA GPU is visible, so it is not used" in device_line()
+    assert "or newer, sees none; not used: no NVIDIA GPU is visible" in device_line()
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def _torch_facts() -> dict[str, str]:
     try:
         require_torch("fastloop.DataLoader")
     except ImportError as error:
-        return {"torch": f"torch is missing: {error}"}
+        return {"torch": f"missing: {error}"}
     import torch
 
     from fastloop.base.threads import openmp
