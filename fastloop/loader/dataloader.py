@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.data
 
 from fastloop.base.checks import check_callable, read_choice, read_int
+from fastloop.base.late_import import after_import
 from fastloop.base.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.stateful import has_place
-from fastloop.loader.frameworks import keep_arguments
 from fastloop.loader.iterators import PATHS, iterate_anew, open_iterator
 from fastloop.loader.shared import CLOSED, Shared
 
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
     from fastloop.loader.stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
+# The attributes in which frameworks keep a loader that they have wrapped: accelerate, its wrapper
+# for XLA, Fabric.
+_WRAPPED = ("base_dataloader", "dataloader", "_dataloader")
+_ACCELERATE = "accelerate.data_loader"
+_MAKERS = ("prepare_data_loader", "skip_first_batches")
 _BUDGET = "or None: a quarter of the memory available"
 _SNAPSHOTS = "1 sends a state of the dataset after every batch, 0 after none"
 
@@ -145,7 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
         if self._own_arguments():
-            keep_arguments(DataLoader)
+            after_import(_ACCELERATE, _wrap_makers)
         wanted: Any = prefetch_factor
         if wanted == "auto":
             from fastloop.loader.workers.common import FIRST_DEPTH, AutoDepth
@@ -328,7 +335,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shared = Shared(state.pop("_position"))
         self.__dict__.update(state, _shared=shared)
         if self._own_arguments():
-            keep_arguments(DataLoader)
+            after_import(_ACCELERATE, _wrap_makers)
 
 
 def _signature() -> inspect.Signature:
@@ -343,3 +350,70 @@ def _signature() -> inspect.Signature:
 
 _OWN = {name: getattr(DataLoader, name) for name in DataLoader.__annotations__}
 DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+# ---- loaders that frameworks wrap or rebuild
+
+# accelerate makes a loader of torch's class from the attributes that torch's class has, which would
+# lose fastloop's own arguments. Once it is imported, the loaders that two of its functions return
+# become fastloop's, with the same arguments.
+
+
+def unwrap(loader: Any) -> Any:
+    """Return the loader of torch's class, or of a subclass, inside the wrappers of frameworks; the
+    innermost object where there is none."""
+    # By type(), not isinstance(): accelerate's wrappers fake `__class__`.
+    while not issubclass(type(loader), torch.utils.data.DataLoader):
+        inside = (getattr(loader, "__dict__", {}).get(name) for name in _WRAPPED)
+        found = next((value for value in inside if value is not None), None)
+        if found is None:
+            break
+        loader = found
+    return loader
+
+
+def _wrap_makers() -> None:
+    for name in _MAKERS:
+        before = vars(sys.modules[_ACCELERATE]).get(name)
+        if before is None or hasattr(before, "is_fastloops"):
+            continue
+        keeping: Any = _keeping(before)
+        keeping.is_fastloops = True
+        # Modules that have imported the function by name: accelerate's, transformers', the user's.
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is before:
+                setattr(module, name, keeping)
+
+
+def _keeping(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def call(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        given = unwrap(dataloader)
+        arguments = given._own_arguments() if isinstance(given, DataLoader) else {}
+        if arguments.get("static_buffers"):
+            raise ValueError(
+                "static_buffers must be False with accelerate, whose loaders take the next batch "
+                "before they hand one out: both would lie in the same memory"
+            )
+        made = make(dataloader, *args, **kwargs)
+        if arguments:
+            _give(unwrap(made), arguments)
+        return made
+
+    return call
+
+
+def _give(loader: Any, arguments: dict[str, Any]) -> None:
+    """Give a loader that accelerate has just made these arguments."""
+    if type(loader) is torch.utils.data.DataLoader:
+        loader.__class__ = DataLoader
+    if isinstance(loader, DataLoader):
+        vars(loader).update(arguments)
+        return
+    text = (
+        f"accelerate makes a {type(loader).__qualname__} of this fastloop.DataLoader, which loses "
+        f"{', '.join(arguments)}; leave out use_stateful_dataloader"
+    )
+    if "device_transform" in arguments:  # batches would be wrong
+        raise ValueError(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -30,7 +30,7 @@ from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.loader.arrays import columns
 from fastloop.loader.arrays.columns import NotCoveredError, Source
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.device_iter import DeviceIter, TorchDeviceIter
+from fastloop.loader.device_iter import DeviceIter
 from fastloop.loader.shared import Shared
 from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
 
@@ -96,8 +96,7 @@ def open_iterator(
     iterator = torchs_own() if is_left else fast_iterator(loader, path, shared, accelerator)
     if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
         return iterator
-    kind = TorchDeviceIter if is_left else DeviceIter
-    return kind(iterator, accelerator, transform, is_static)
+    return DeviceIter(iterator, accelerator, transform, is_static)
 
 
 def fast_iterator(

@@ -17,10 +17,10 @@ from fastloop.base.threads import NextLock, thread_pool
 from fastloop.base.torch_parts import BaseIter, DatasetKind
 from fastloop.data.collate import make_collate
 from fastloop.data.epochs import datasets_within
-from fastloop.device.availability import warn_once
-from fastloop.loader.resume.epoch import ResumableIter
-from fastloop.loader.resume.position import Position
-from fastloop.workers.threads import CollateStock
+from fastloop.device.accelerator import Accelerator
+from fastloop.device.availability import find_upload_fault, has_uploads, warn_once
+from fastloop.device.destinations import Destination, find_destination
+from fastloop.loader.resume.position import Position, ResumableIter
 
 CLOSED = "the loader of this iterator was closed; call iter() on it again"
 # torch's errors for samples of several shapes; the second where a worker's collate makes room in
@@ -42,7 +42,8 @@ class Shared:
         self.array_memory: BatchPool | None = None
         self.worker_memory: BatchPool | None = None
         self.collate: tuple[ThreadPool, Collate] | None = None  # of the sync path
-        self.collates = CollateStock()  # of worker threads
+        # Idle ones of worker threads, by process: a child must not use its parent's batch memory.
+        self.collates: dict[int, list[Collate]] = {}
         self.depth = 0  # of the queue, where prefetch_factor="auto" has found one
         self.unpinnable: set[tuple[bool, int]] = set()  # (shared, device): cannot be pinned for it
         self.fault = ""  # why C does not upload, where it was meant to
@@ -59,17 +60,31 @@ class Shared:
         with self._lock.of_process():
             self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
 
-    def memory_for_arrays(self, fields: int, device: int = -1) -> BatchPool:
-        """Return memory for batches of this many tensors, pinned for the device where it can be."""
-        with self._lock.of_process():
-            self.array_memory = self._renew(self.array_memory, fields, False, device)
-            return self.array_memory
+    def open_destination(
+        self, accelerator: Accelerator | None, is_pinned: bool, is_shared: bool, fields: int = 0
+    ) -> tuple[BatchPool, Destination | None]:
+        """Return memory for batches, and where they arrive; None: in that memory.
 
-    def memory_for_workers(self, device: int = -1) -> BatchPool:
-        """Return memory that worker processes share, pinned for the device where it can be."""
+        Args:
+            accelerator, is_pinned: as for ``find_destination``.
+            is_shared, fields: as for ``memory``.
+        """
+        index = -1
+        if accelerator is not None and has_uploads(accelerator):
+            index = accelerator.device.index
+        elif accelerator is not None:
+            self.fault = find_upload_fault(accelerator)
+        memory = self.memory(is_shared, fields, index)
+        return memory, find_destination(accelerator, memory.device >= 0, is_pinned)
+
+    def memory(self, is_shared: bool, fields: int = 0, device: int = -1) -> BatchPool:
+        """Return memory for batches of this many tensors, pinned for the device where it can be.
+        `is_shared`: by worker processes."""
+        name = "worker_memory" if is_shared else "array_memory"
         with self._lock.of_process():
-            self.worker_memory = self._renew(self.worker_memory, 0, True, device)
-            return self.worker_memory
+            memory = self._renew(getattr(self, name), fields, is_shared, device)
+            setattr(self, name, memory)
+            return memory
 
     def _renew(
         self, memory: BatchPool | None, fields: int, is_shared: bool, device: int
@@ -126,7 +141,7 @@ class Shared:
     def trim(self) -> None:
         """Free memory that holds no batch."""
         self.collate = None
-        self.collates.trim()
+        self.collates.clear()
         for memory in (self.array_memory, self.worker_memory):
             if memory is not None and memory.is_own():
                 memory.trim()

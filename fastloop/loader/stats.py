@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from fastloop.loader.frameworks import unwrap
+from fastloop.loader.dataloader import unwrap
 from fastloop.loader.iterators import choose_route
 from fastloop.loader.shared import Shared, shared_of
 
@@ -53,9 +53,9 @@ class LoaderStats:
             batch that came out of order counts by itself.
         seconds_waited: seconds blocked in that, and no others. With workers (threads on the array
             path, which also makes what it would wait for): until the batch has arrived. It
-            leaves out what is done with a batch that is there: opening, unpickling, pinning,
-            uploading. Without workers: all of the making of the batch, sampler, dataset and
-            collate included, but on the array path only the gathering.
+            leaves out what is done with a batch that is there: opening, unpickling (but on the
+            torch path), pinning, uploading. Without workers: all of the making of the batch,
+            sampler, dataset and collate included, but on the array path only the gathering.
         slots_lent: blocks of batch memory whose tensors are alive now.
         slots_replaced: blocks made because more than usual were held by the user.
         restarts: dead worker processes that were replaced (``on_worker_death="restart"``).

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from fastloop._core import Collate, FinalizerBase
+from fastloop._core import FinalizerBase
 from fastloop.base.torch_parts import MultiIter, SingleIter
-from fastloop.data.collate import call_lent, may_borrow, open_collate
+from fastloop.data.collate import Collation, call_lent
 from fastloop.loader.shared import CLOSED, LoaderProxy, LockedIter, Shared, WorkerCounts
 
 _KILLED_S = 5.0  # for a worker after SIGTERM
@@ -23,9 +23,6 @@ class SyncIter(SingleIter, LockedIter):
     Args:
         has_own_collate: the collate is in C where torch's default is asked for.
     """
-
-    _collate: Collate | None = None
-    _lender: Collate | None = None  # the collate, where samples may lie in the batch's memory
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, has_own_collate: bool) -> None:
         self._shared = shared
@@ -41,17 +38,13 @@ class SyncIter(SingleIter, LockedIter):
         self._datasets.call(super().__init__, taken)
         self._dataset = self._dataset_fetcher.dataset = loader.dataset
         is_tried = has_own_collate and self._auto_collation
-        found = open_collate(self._collate_fn, shared.collate_here) if is_tried else None
-        if found is not None:
-            self._dataset_fetcher.collate_fn, self._collate = found
-            self._fallbacks_before = self._collate.fallbacks()
-            shared.latest = weakref.ref(self)
-            if found[0] is self._collate and may_borrow(self._dataset):
-                self._lender = self._collate
+        found = Collation(self._dataset, self._collate_fn, is_tried, shared.collate_here)
+        self._dataset_fetcher.collate_fn, self._collation = found.function, found
+        shared.latest = weakref.ref(self)
 
     def _next_data(self) -> Any:
         begin_ns = perf_counter_ns()
-        data = self._datasets.call(call_lent, self._lender, super()._next_data)
+        data = self._datasets.call(call_lent, self._collation.lender, super()._next_data)
         self._shared.add(waits=1, wait_ns=perf_counter_ns() - begin_ns)
         states = self._epoch.states
         if states is not None and states.is_read_ahead:
@@ -60,17 +53,10 @@ class SyncIter(SingleIter, LockedIter):
         return data
 
     def count(self) -> WorkerCounts:
-        # Without global names: a finalizer calls it while the interpreter clears modules.
-        assert self._collate is not None
-        before = self._fallbacks_before
-        counts = {
-            reason: count - before.get(reason, 0)
-            for reason, count in self._collate.fallbacks().items()
-        }
-        return (), {reason: count for reason, count in counts.items() if count > 0}
+        return (), self._collation.fallbacks()
 
     def _finalize(self) -> None:
-        if self._collate is not None:
+        if "_collation" in vars(self):
             self._shared.last_count = self.count()
         super()._finalize()
 
@@ -93,17 +79,9 @@ class TorchProcessIter(MultiIter, LockedIter):
     def _try_get_data(self, timeout: float = 5.0) -> tuple[bool, Any]:
         if self._is_closed:  # by another thread, and nothing comes any more
             raise RuntimeError(CLOSED)
-        # get() of torch's queue also reads and unpickles the batch, which does not count as a wait.
-        reader = getattr(self._data_queue, "_reader", None)
-        begin_ns = perf_counter_ns()
-        is_there = not self._data_queue.empty()
-        if not is_there and reader is not None:
-            reader.poll(timeout)
-            timeout = max(timeout - (perf_counter_ns() - begin_ns) / 1e9, 0)
-            self._waited_ns += perf_counter_ns() - begin_ns
+        is_there, begin_ns = not self._data_queue.empty(), perf_counter_ns()
         result: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
-        if not is_there and reader is None:
-            self._waited_ns += perf_counter_ns() - begin_ns
+        self._waited_ns += 0 if is_there else perf_counter_ns() - begin_ns
         if result[0] and self._waited_ns > 0:
             self._shared.add(waits=1, wait_ns=self._waited_ns)
             self._waited_ns = 0

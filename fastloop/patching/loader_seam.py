@@ -40,7 +40,7 @@ def _describe(loader: DataLoader[Any], iterator: Any) -> str:
     workers = f"{number} worker process{'es' * (number != 1)}"
     if isinstance(iterator, ArrayIter):
         how = "gathered by C"
-    elif isinstance(iterator, SyncIter) and iterator._collate is not None:
+    elif isinstance(iterator, SyncIter) and iterator._collation.core is not None:
         how = "in this process, collated by C"
     elif isinstance(iterator, SyncIter):
         how = "own collate without workers: torch's speed"

@@ -1,4 +1,5 @@
-"""How a batch crosses from a worker to its parent: tensors in the slot, the rest pickled.
+"""How tasks are pickled for workers, and how batches cross from a worker to its parent: tensors in
+the slot, the rest pickled.
 
 A tensor that the C collate built lies in the slot already. Of any other plain CPU tensor the part
 of its storage that the batch shows is copied there, once, so that views and aliases inside a batch
@@ -20,11 +21,13 @@ import torch
 from fastloop._core import Reply, WorkerEnd
 from fastloop.base.nested import list_leaves
 from fastloop.base.tensors import BYTE, extent, is_plain
+from fastloop.base.torch_parts import ExceptionWrapper, Resume
 from fastloop.device.destinations import Destination
 
 # The kinds of a reply: an object that is not a batch; a pickled batch; a batch of plain containers
 # that WorkerEnd.write has written.
 OBJECT, PICKLED, WRITTEN = 0, 1, 2
+NO_STATE = b""  # behind a batch; WorkerEnd.write takes bytes, and not None
 
 _NEAR = 64 << 10  # parts of a storage that are nearer to one another are copied as one
 _GRAIN = 16  # copies of storages begin at multiples of this, so that all dtypes stay aligned
@@ -214,3 +217,71 @@ def unpack(reply: Reply, destination: Destination | None = None) -> Any:
         return reply.load()
     places, parts, views, data = pickle.loads(reply.open())
     return _Unpacker(data, reply.split(places), parts, views, destination).load()
+
+
+# ---- tasks
+
+
+class InitialState:
+    """A task: send the state of the dataset before the first batch of an epoch.
+
+    Args:
+        epoch: an object that tells it from tasks of other epochs; stays in the parent.
+    """
+
+    def __init__(self, worker: int, epoch: object) -> None:
+        self.worker = worker
+        self.epoch = epoch
+
+    def __reduce__(self) -> tuple[type[InitialState], tuple[int, None]]:
+        return InitialState, (self.worker, None)
+
+
+class Resumption(Resume):
+    """A task: begin another epoch. A worker process gets torch's own, without the number."""
+
+    worker: int
+
+    def __init__(self, worker: int) -> None:
+        super().__init__()
+        object.__setattr__(self, "worker", worker)  # torch's class is frozen
+
+    def __reduce__(self) -> tuple[type[Resume], tuple[()]]:
+        return Resume, ()
+
+
+class _TaskPickler(pickle.Pickler):
+    """Pickles of a tensor only the elements it shows, not its storage: samplers yield elements of
+    large tensors."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or obj.device.type != "cpu" or not is_plain(obj):
+            return NotImplemented
+        copy: Any = obj.clone()
+        return copy.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+def pickle_task(task: Any) -> bytes:
+    indices = task[1] if isinstance(task, tuple) else None
+    if type(indices) is list and indices and type(indices[0]) is int:
+        return pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
+    file = io.BytesIO()
+    _TaskPickler(file, pickle.HIGHEST_PROTOCOL).dump(task)
+    return file.getvalue()
+
+
+def quote_indices(indices: Any) -> str:
+    """Return the indices of a batch as text, at most 20 of them."""
+    try:
+        if isinstance(indices, list) and len(indices) > 20:
+            shown = ", ".join(repr(index) for index in indices[:20])
+            return f"[{shown}, ... {len(indices)} in all]"
+        return repr(indices)
+    except Exception as error:  # a sampler may yield anything
+        return f"which cannot be shown, {type(error).__name__}"
+
+
+def add_batch(error: ExceptionWrapper, number: int, indices: Any) -> None:
+    """Name the batch in an error that its worker met."""
+    where = f"batch {number} (indices {quote_indices(indices)})"
+    error.exc_msg = f"{error.exc_msg.rstrip()}\nThis happened in {where}."

@@ -18,18 +18,12 @@ from typing import Any
 
 import torch
 
-from fastloop.data.stateful import DatasetReader
-
 _LARGE = 1 << 20  # arrays from this many bytes on go beside the pickle
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
 # ParentEnd.address(): descriptor, bytes, offset, workers, depth, mapped at.
 Address = tuple[int, int, int, int, int, int]
 Place = tuple[int, int]  # in a SharedFile: offset, bytes
-
-
-def _whole_pages(size: int) -> int:
-    return -(-size // _PAGE) * _PAGE
 
 
 class SharedFile:
@@ -47,16 +41,11 @@ class SharedFile:
             self._fd = os.memfd_create("fastloop", os.MFD_CLOEXEC)
         return self._fd
 
-    def write(self, data: Any, over: Place | None = None) -> Place:
-        """Write `data` at the end, or over a place that nobody reads any more, if it fits there.
-        Return its place: offset, bytes."""
+    def write(self, data: Any) -> Place:
+        """Write `data` at the end. Return its place: offset, bytes."""
         view = memoryview(data).cast("B")
-        if over is not None and _whole_pages(len(view)) <= _whole_pages(over[1]):
-            offset = over[0]
-        else:
-            offset = self._end
-            self._end += _whole_pages(len(view))
-        done = 0
+        offset, done = self._end, 0
+        self._end += -(-len(view) // _PAGE) * _PAGE
         while done < len(view):
             done += os.pwrite(self.fd(), view[done:], offset + done)
         return offset, len(view)
@@ -135,19 +124,13 @@ class DatasetTransfer:
     ) -> None:
         self.contents = arguments, address, worker
         self._file = file
-        self._pickled: Place | None = None  # where the last pickle lies
-
-    def use(self, reader: DatasetReader | None) -> None:
-        """Send `reader` in the place of the dataset from now on; None changes nothing."""
-        if reader is not None:
-            self.contents[0]["dataset"] = reader
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments, (fd, *rest, _), worker = self.contents
         data = io.BytesIO()
         pickler = _DatasetPickler(data, self._file)
         pickler.dump(arguments)
-        self._pickled = pickled = self._file.write(data.getbuffer(), self._pickled)
+        pickled = self._file.write(data.getbuffer())
         descriptors = reduction.DupFd(fd), reduction.DupFd(self._file.fd())
         return _receive, (*descriptors, rest, worker, pickled, pickler.places)
 

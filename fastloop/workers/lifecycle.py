@@ -10,14 +10,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing import forkserver, util
-from multiprocessing import process as processes
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from pickle import PicklingError
@@ -51,24 +48,10 @@ def is_exiting() -> bool:
     return ask is None or bool(ask())
 
 
-_all_workers: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _disown_workers() -> None:
-    """Keep processes that the program forks from ending their parent's workers, as multiprocessing
-    does when they exit."""
-    for process in list(_all_workers):
-        processes._children.discard(process)  # type: ignore[attr-defined]
-
-
-os.register_at_fork(after_in_child=_disown_workers)
-
-
 class WorkerProcess:
     """A process of the user's context. Ctrl-C does not reach it before it can end quietly."""
 
     def __init__(self, process: Any) -> None:
-        _all_workers.add(process)
         self._process = process
         self._fork_id = 0  # its name in _core
         process.daemon = True
@@ -101,7 +84,8 @@ class WorkerProcess:
         """Release the memory of batches that this process, which has ended, had inherited."""
         fork_ended(self._fork_id)
 
-    def _exists(self) -> bool:
+    def exists(self) -> bool:
+        """Tell whether the system has the process; is_alive() errs when a fork server dies."""
         try:
             os.kill(self._process.pid, 0)
         except ProcessLookupError:
@@ -110,12 +94,7 @@ class WorkerProcess:
 
     def is_alive(self) -> bool:
         # The second look: something else in this program may have waited for it.
-        return self._process.is_alive() and self._exists()
-
-    def has_ended(self) -> bool:
-        """Tell whether the process is known to be gone. is_alive() may err: when a fork server
-        dies, multiprocessing takes all of its processes for dead."""
-        return not self.is_alive() and not self._exists()
+        return self._process.is_alive() and self.exists()
 
     def join(self, timeout: float) -> None:
         """Wait for the end of the process, and for its exit code from a fork server.
@@ -131,10 +110,15 @@ class WorkerProcess:
             if wait([self._process.sentinel], min(rest, CHECK_S)):
                 sleep(min(rest, 0.001))
 
-    def explain_end(self) -> str:
-        """Return the first part of an error's text: which worker this was, and how it ended."""
+    def explain_death(self, task: str, tells_memory: bool) -> str:
+        """Return an error's text on this worker, which has died, with a remedy.
+
+        Args:
+            task: what it was to make, as the end of a sentence; may be empty.
+            tells_memory: for other causes than SIGKILL, too.
+        """
         self.join(_CODE_S)
-        code = self.exitcode
+        code, remedy = self.exitcode, f"{describe_memory()}. " if tells_memory else ""
         if code is None:
             end = "exited unexpectedly; something else in this program has taken its exit code"
         elif code >= 0:
@@ -142,18 +126,12 @@ class WorkerProcess:
         else:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
             end = f"is killed by signal: {name} ({signal.strsignal(-code)})"
-        return f"DataLoader worker (pid {self.pid}) {end}"
-
-    def explain_early_end(self) -> str:
-        """Return a sentence on why a worker has exited before its first task; it may be empty."""
-        path = getattr(sys.modules.get("__main__"), "__file__", None)
-        method = self.start_method()
-        if method == "fork" or path is None:
-            return ""  # a forked worker has all that its parent has imported
-        return (
-            f"It ended at its start: with start method {method!r} it imports {path} anew, where a "
-            "loop must stand below if __name__ == '__main__'; stderr says which error it met. "
-        )
+        if code == -signal.SIGKILL:
+            remedy = f"{explain_kill()}. "
+        elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
+            text = "Run with num_workers=0 under python -X faulthandler to see where. "
+            remedy = text + remedy
+        return f"DataLoader worker (pid {self.pid}) {end}{task}. {remedy}"
 
 
 class WorkerPool:
@@ -183,8 +161,8 @@ class WorkerPool:
             reader: reads the dataset, where that can say where it stands.
         """
         worker = arguments["worker_id"]
+        arguments["dataset"] = reader or arguments["dataset"]
         transfer = DatasetTransfer(arguments, self._parent_end.address(), worker, self._file)
-        transfer.use(reader)
         self._transfers.append(transfer)
         process = self._make_process(worker)
         self.workers.append(process)
@@ -207,7 +185,8 @@ class WorkerPool:
         with self._lock:
             if self._stopped.is_set():
                 return
-            self._transfers[worker].use(reader)
+            if reader is not None:
+                self._transfers[worker].contents[0]["dataset"] = reader
             dead, successor = self.workers[worker], self._make_process(worker)
             self.workers[worker] = successor  # before it starts, so that stop() meets it
             try:
@@ -232,31 +211,6 @@ class WorkerPool:
         """Free the arguments of workers: none starts any more."""
         self._transfers.clear()
         self._file.close()
-
-    # ---- deaths
-
-    def explain_death(
-        self, worker: int, task: str, has_begun: bool, tells_memory: bool = False
-    ) -> str:
-        """Return an error's text on a dead worker, with a remedy.
-
-        Args:
-            task: what the worker was to make, as the end of a sentence; may be empty.
-            has_begun: it has taken a task.
-            tells_memory: for other causes than SIGKILL, too.
-        """
-        process = self.workers[worker]
-        text = f"{process.explain_end()}{task}. "
-        code = process.exitcode
-        if not has_begun and code is not None and code > 0:
-            text += process.explain_early_end()
-        if code == -signal.SIGKILL:
-            text += f"{explain_kill()}. "
-        elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
-            text += "Run with num_workers=0 under python -X faulthandler to see where. "
-        if tells_memory and code != -signal.SIGKILL:
-            text += f"{describe_memory()}. "
-        return text
 
     # ---- ends
 

@@ -13,11 +13,10 @@ import torch
 from fastloop._core import WorkerEnd, keep_heap
 from fastloop.base.interrupts import end_quietly, release_in_child
 from fastloop.base.torch_parts import ExceptionWrapper, Resume, StreamEnd, run_worker_loop
-from fastloop.data.collate import lend, make_collate, may_borrow, open_collate
+from fastloop.data.collate import Collation, lend, make_collate
 from fastloop.data.stateful import DatasetReader
-from fastloop.workers.batch_pickle import OBJECT, WRITTEN, pack
+from fastloop.workers.batch_pickle import NO_STATE, OBJECT, WRITTEN, InitialState, pack
 from fastloop.workers.dataset_transfer import DatasetTransfer
-from fastloop.workers.tasks import NO_STATE, InitialState
 
 _OBJECTS = (ExceptionWrapper, StreamEnd)
 
@@ -135,13 +134,11 @@ def run_worker(
             arguments["init_fn"] = partial(reader.begin_in_worker, arguments["init_fn"])
             if not reader.is_stream:
                 arguments["dataset"] = reader.dataset
-        found = open_collate(arguments["collate_fn"], partial(make_collate, worker_end))
-        if arguments["auto_collation"] and found is not None:
-            collate_fn, collate = found
-            arguments["collate_fn"] = collate_fn
-            channel.is_collated = True
-            if collate_fn is collate and may_borrow(arguments["dataset"]):
-                lend(collate)
+        found = arguments["dataset"], arguments["collate_fn"], arguments["auto_collation"]
+        collation = Collation(*found, partial(make_collate, worker_end))
+        arguments["collate_fn"] = collation.function
+        channel.is_collated = collation.core is not None
+        lend(collation.lender)
         if is_interruptible:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         run_worker_loop(index_queue=channel, data_queue=channel, done_event=channel, **arguments)

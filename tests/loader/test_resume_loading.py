@@ -194,7 +194,7 @@ def test_after_another_batch_size_the_epoch_starts_anew() -> None:
     loader.batch_sampler.batch_size = 7  # type: ignore[union-attr]
     next(iterator)
     state = loader.state_dict()
-    loads_anew(loader, state, "batch_size was changed from 5 to 7")
+    loads_anew(loader, state, "batch_size was changed in the epoch")
     assert [len(batch) for batch in labels(loader)] == [7] * 7 + [1]
 
 

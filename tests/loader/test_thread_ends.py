@@ -20,9 +20,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from fastloop import DataLoader
 from fastloop.base.threads import has_interpreter_lock
-from fastloop.workers import threads
-from fastloop.workers.tasks import Resumption
-from fastloop.workers.threads import WorkerThread
+from fastloop.loader.workers import threads
+from fastloop.loader.workers.threads import WorkerThread
+from fastloop.workers.batch_pickle import Resumption
 
 Threaded = functools.partial(DataLoader, path="thread", num_workers=2)
 
@@ -149,12 +149,12 @@ def test_iterators_of_one_loader_at_once() -> None:
     loader = Threaded(FunctionDataset(lambda i: torch.full((40_000,), i), 40), 4)
     for _ in range(2):
         iterators: list[Any] = [iter(loader) for _ in range(3)]
-        collates = [thread._collate for iterator in iterators for thread in iterator._workers]
+        collates = [thread.collation.core for iterator in iterators for thread in iterator._workers]
         assert len(set(map(id, collates))) == 6
         for batches in zip(*iterators, strict=True):
             assert all(torch.equal(batches[0], batch) for batch in batches)
             assert len({batch.data_ptr() for batch in batches}) == 3
-        assert len(loader._shared.collates._idle) == 6
+        assert len(*loader._shared.collates.values()) == 6
 
 
 def test_batch_memory_is_used_again() -> None:
@@ -171,9 +171,9 @@ def test_batch_memory_is_used_again() -> None:
 def test_memory_of_a_closed_loader_is_given_back() -> None:
     loader = Threaded(FunctionDataset(lambda i: torch.zeros(9000)), 4)
     list(loader)
-    assert loader._shared.collates._idle
+    assert any(loader._shared.collates.values())
     loader.close()
-    assert not loader._shared.collates._idle
+    assert not loader._shared.collates
 
 
 # ---- close(), and references

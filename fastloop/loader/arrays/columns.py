@@ -454,15 +454,6 @@ def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
     return replace(first, source=tuple(segments), file=None)
 
 
-def _is_same_structure(a: Structure, b: Structure) -> bool:
-    """Tell whether types and keys are the same, in the same order."""
-    if type(a) is not type(b) or a is None or len(a) != len(b):
-        return a is b
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(_is_same_structure(a[key], b[key]) for key in a)
-    return all(map(_is_same_structure, a, b))
-
-
 def take_concat(dataset: Any) -> Columns:
     lengths = np.diff(dataset.cumulative_sizes, prepend=0).tolist()
     # torch takes no sample of empty parts, so they may be of other kinds.
@@ -470,7 +461,7 @@ def take_concat(dataset: Any) -> Columns:
     pairs = [pair for pair in pairs if pair[1] > 0] or pairs[:1]
     parts = [take(part, TAKERS) for part, _ in pairs]
     structure = parts[0].structure
-    if not all(_is_same_structure(part.structure, structure) for part in parts):
+    if any(repr(part.structure) != repr(structure) for part in parts):  # keys in order, too
         raise NotCoveredError("a dataset of the ConcatDataset has samples of other structure")
     columns = zip(*(part.all for part in parts), strict=True)
     return Columns(structure, [_join(same, [length for _, length in pairs]) for same in columns])

@@ -24,10 +24,10 @@ from fastloop.base.interrupts import interrupt_later, interrupts_held
 from fastloop.base.machine import budget_of
 from fastloop.base.nested import list_leaves
 from fastloop.base.torch_parts import ExceptionWrapper, MultiIter, Resume, StreamEnd
-from fastloop.data.stateful import DatasetReader, is_stateful
+from fastloop.data.stateful import DatasetReader
 from fastloop.loader.shared import CLOSED, LockedIter, Shared
+from fastloop.workers.batch_pickle import InitialState, Resumption
 from fastloop.workers.lifecycle import CHECK_S, Deaths, is_exiting
-from fastloop.workers.tasks import InitialState, Resumption
 
 # Arguments of torch's worker loop that an iterator has as attributes, with "_" before their names.
 _ARGUMENTS = (
@@ -71,14 +71,15 @@ class WorkerIter(MultiIter, LockedIter):
                 raise AssertionError(
                     "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
                 )
-            self._worker_init_fn = loader.worker_init_fn
             self._shutdown = False
             states = self._epoch.states
+            arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
+            arguments["init_fn"] = self._worker_init_fn = loader.worker_init_fn
+            arguments["shared_seed"] = None  # for data pipes, which torch loads
             for number in range(self._num_workers):
                 reader = None if states is None else states.make_reader(number)
-                self._start_worker(self._arguments_of(number), reader)
+                self._start_worker({**arguments, "worker_id": number}, reader)
             self._reset(loader, first_iter=True)
-            self._await_begin()
             shared.latest = weakref.ref(self)
         except BaseException:
             # Ctrl-C or an error of the sampler, say. A traceback that the program keeps must not
@@ -133,20 +134,12 @@ class WorkerIter(MultiIter, LockedIter):
 
     # ---- the order of batches
 
-    def _arguments_of(self, worker: int) -> dict[str, Any]:
-        arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
-        arguments["init_fn"] = self._worker_init_fn
-        arguments["worker_id"] = worker
-        arguments["shared_seed"] = None  # for data pipes, which torch loads
-        return arguments
-
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         with self._next_lock.of_process():
             self._check_process()
             self._is_whole = False  # until all workers know of this epoch
             self._arrived: deque[tuple[Any, Any]] = deque()  # before anybody asked for it
             self._awaited: set[int] = set()  # workers whose first state has not come
-            self._fault: ExceptionWrapper | None = None  # of a worker that could not begin
             self._begin_replies(first_iter)
             if self._depth is not None:
                 self._depth.start_epoch()
@@ -316,7 +309,7 @@ class WorkerIter(MultiIter, LockedIter):
     def _ask_initial_states(self) -> None:
         """Ask workers for their states, once an epoch, before its first task."""
         states = self._epoch.states
-        if states is not None and (states.wants_initial or self._waits_to_begin()):
+        if states is not None and states.wants_initial:
             self._awaited.update(range(self._num_workers))
             for worker in range(self._num_workers):
                 self._send(worker, InitialState(worker, states))
@@ -326,23 +319,8 @@ class WorkerIter(MultiIter, LockedIter):
         if states is None or task.epoch is not states:
             return
         self._awaited.discard(task.worker)
-        if isinstance(state, ExceptionWrapper):
-            self._fault = self._fault or state
-        elif states.wants_initial:
+        if not isinstance(state, ExceptionWrapper):  # else the worker's first batch is that error
             states.begin(task.worker, state)
-
-    def _waits_to_begin(self) -> bool:
-        """Tell whether iter() waits for workers to begin. Not for workers that may be replaced
-        meanwhile: next() meets the result."""
-        return is_stateful(self._dataset) and self._deaths is None
-
-    def _await_begin(self) -> None:
-        """Wait until the workers have begun, where the dataset can say where it stands: so iter()
-        raises if one could not, and the loader has all states even if this iterator is dropped."""
-        if self._waits_to_begin():
-            self.await_states()
-            if self._fault is not None:
-                self._fault.reraise()  # type: ignore[no-untyped-call]
 
     def await_states(self) -> None:
         """Wait until each worker has sent the state that it began with, which takes as long as

@@ -19,18 +19,23 @@ from torch.utils.data import DataLoader
 from fastloop._core import ParentEnd, Reply
 from fastloop.base.interrupts import interrupts_held
 from fastloop.base.machine import budget_of
+from fastloop.base.tensors import outside_inference_mode
 from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.availability import find_upload_fault, has_uploads
-from fastloop.device.destinations import find_destination, is_pinned_by_torch
+from fastloop.device.destinations import Destination, is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
-from fastloop.workers import tasks
-from fastloop.workers.batch_pickle import OBJECT, unpack
-from fastloop.workers.delivery import Delivery
+from fastloop.workers.batch_pickle import (
+    OBJECT,
+    InitialState,
+    Resumption,
+    add_batch,
+    pickle_task,
+    quote_indices,
+    unpack,
+)
 from fastloop.workers.lifecycle import Deaths, NoSuccessorError, WorkerPool, is_exiting
-from fastloop.workers.tasks import InitialState, Resumption
 
 # With on_worker_death="restart", how often a parent that gets batches looks for dead workers.
 _LOOK_S = 1.0
@@ -41,16 +46,84 @@ _STREAM = (
 )
 
 
-def _requests_of(loader: DataLoader[Any]) -> int:
-    """Return the length of a worker's queue of requests: a power of two, with room for the requests
-    of two epochs. If a worker gets more than its share, as when others have ended, some requests
-    wait in this process."""
-    return 1 << (2 * operator.index(loader.prefetch_factor or 1) + 15).bit_length()
-
-
 def _is_batch(task: Any) -> TypeGuard[tuple[int, Any]]:
     """Tell a task (number, indices) from an order to begin an epoch."""
     return isinstance(task, tuple)
+
+
+class Delivery:
+    """Delivers batches to their destination, one at a time. If memory is missing, the next call
+    tries the same batch again. One thread at a time, under the lock of the iterator's next()."""
+
+    def __init__(self, parent_end: ParentEnd, destination: Destination) -> None:
+        self.destination = destination
+        self._parent_end = parent_end
+        self._pending: Any = None  # the iterator's next reply or batch, until it is delivered
+        self._delivered: list[Any] = []  # at most one, kept through interrupts
+        self._is_taking = False
+
+    @property
+    def is_behind(self) -> bool:
+        return self._pending is not None or len(self._delivered) > 0
+
+    def put(self, data: Any) -> None:
+        """Set the next batch: a reply, or a batch that came some other way."""
+        self._pending = data
+
+    def take(self, first: int) -> Any:
+        """Return the batch; on a device, for the current stream. From now on batches from number
+        `first` on (-1: the first to come) are copied when they arrive, as far as there is memory.
+        """
+        if self._is_taking:
+            raise RuntimeError(
+                "next() was called on this iterator from inside its own next(), by a signal handler"
+            )
+        self._is_taking = True
+        try:
+            if not self._delivered:
+                self._delivered.append(self._deliver())
+            self._pending = None
+            self._parent_end.run_ahead(first)
+            if not self._delivered:
+                raise RuntimeError(
+                    "the loader was closed, or iter() called on it, while next() took a batch"
+                )
+            return self._delivered.pop()
+        finally:
+            self._is_taking = False
+
+    def _deliver(self) -> Any:
+        pending = self._pending
+        is_moved = type(pending) is Reply and pending.upload > 0
+        if is_moved:
+            pending.deliver()  # if this raises, the next call tries it again
+        try:
+            if is_moved:
+                return self._open(pending)
+            batch = unpack(pending) if type(pending) is Reply else pending
+            return self.destination.send(batch)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if "out of memory" not in str(error):
+                self._pending = None
+            raise
+
+    @outside_inference_mode
+    def _open(self, reply: Reply) -> Any:
+        return self.destination.complete(unpack(reply, self.destination))
+
+    def restart(self, first: int) -> None:
+        """Begin an epoch."""
+        self.destination.check()
+        self.drop()
+        self._parent_end.run_ahead(first)
+
+    def drop(self) -> None:
+        """Drop a batch that was not taken. SYNC if a copy still reads the user's memory."""
+        self._pending = None
+        self._delivered.clear()
+        self.destination.drop()
 
 
 class ProcessIter(WorkerIter):
@@ -65,25 +138,20 @@ class ProcessIter(WorkerIter):
         # middle of the import extension modules would be left half made.
         with interrupts_held():
             import numpy.random  # noqa: F401
-        index = -1
-        if accelerator is not None and has_uploads(accelerator):
-            index = accelerator.device.index
-        elif accelerator is not None:
-            shared.fault = find_upload_fault(accelerator)
-        memory = shared.memory_for_workers(index)
-        destination = find_destination(
-            accelerator, copies_in_c=memory.device >= 0, is_pinned=is_pinned_by_torch(loader)
-        )
+        is_pinned = is_pinned_by_torch(loader)
+        memory, destination = shared.open_destination(accelerator, is_pinned, is_shared=True)
         if getattr(loader, "on_worker_death", "raise") == "restart":
             self._deaths = Deaths()
-        self._refused: dict[int, str] = {}  # dead workers that get no successor: why
-        self._last_words: dict[int, str] = {}  # how workers died whose requests are given up
+        self._last_words: dict[int, str] = {}  # of dead workers that get no successor
         self._next_look = 0.0
+        # The length of a worker's queue of requests: a power of two, with room for the requests of
+        # two epochs. If a worker gets more, as when others have ended, some wait in this process.
+        length = 1 << (2 * operator.index(loader.prefetch_factor or 1) + 15).bit_length()
         self._parent_end = ParentEnd(
             memory,
             torch.Tensor,
             loader.num_workers,
-            _requests_of(loader),
+            length,
             max(1, budget_of(loader) // 2),  # the other half is for memory that waits for reuse
             destination,
             self._deaths is not None,
@@ -128,7 +196,7 @@ class ProcessIter(WorkerIter):
         if task is None:
             self._parent_end.end(worker)
         else:
-            self._parent_end.submit(worker, tasks.pickle_task(task), task)
+            self._parent_end.submit(worker, pickle_task(task), task)
 
     # ---- batches
 
@@ -210,7 +278,7 @@ class ProcessIter(WorkerIter):
         if states is not None and isinstance(data, tuple):
             data, state = data[0], data[1] or None
         if isinstance(data, ExceptionWrapper):
-            tasks.add_batch(data, number, indices)
+            add_batch(data, number, indices)
         if not isinstance(data, StreamEnd):
             return number, data
         if not self._parent_end.owes(worker):
@@ -243,13 +311,13 @@ class ProcessIter(WorkerIter):
 
     def _has_restarts(self) -> bool:
         """Tell whether workers that are dead now get successors when they are needed."""
-        if self._deaths is None or self._refused:
+        if self._deaths is None or self._last_words:
             return False
+        if self._dataset_kind == DatasetKind.Map:
+            return True
         states = self._epoch.states
-        if self._dataset_kind == DatasetKind.Map or states is None:
-            return bool(self._dataset_kind == DatasetKind.Map)
         dead = [n for n, worker in enumerate(self._workers) if not worker.is_alive()]
-        return all(map(states.can_succeed, dead))
+        return states is not None and all(map(states.can_succeed, dead))
 
     def _look_for_dead(self) -> tuple[Any, Any] | None:
         if self._parent_end.is_closed():
@@ -262,25 +330,33 @@ class ProcessIter(WorkerIter):
         received = self._receive(0) if dead else None
         if received is not None:
             return received
-        if self._deaths is not None:
-            dead = self._replace(dead)
-        if dead:
-            self._give_up(dead)
+        if lost := self._replace(dead):
+            # A batch of one may be here and wait for batches of others before it.
+            first = self._task_info.get(self._rcvd_idx, (-1,))[0]
+            is_here = any(len(info) == 2 and info[0] in lost for info in self._task_info.values())
+            if first in lost or not is_here:
+                for number in lost:
+                    self._send(number, None)
+                    self._workers_status[number] = False
+                raise RuntimeError("\n".join(self._last_words[number] for number in lost))
         if self._parent_end.is_idle():
             raise RuntimeError(TAKEN_MEANWHILE)
         return None
 
     def _replace(self, dead: list[int]) -> list[int]:
         """Start successors of dead workers whose replies have all been received. Return the numbers
-        of those that get none."""
+        of those that get none; their requests are cancelled, because others may need the memory."""
         for number in dead:
-            if number in self._refused:
+            if number in self._last_words:
                 continue
             text = self._explain_death(number)
             try:
                 self._start_successor(number)
             except NoSuccessorError as why:
-                self._refused[number] = f"It is not replaced: {why}."
+                if self._deaths is not None:
+                    text += f"It is not replaced: {why}."
+                self._last_words[number] = text
+                self._parent_end.cancel(number, is_gone=True)
                 continue
             self._shared.add(restarts=1)
             warnings.warn(
@@ -288,13 +364,14 @@ class ProcessIter(WorkerIter):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return [number for number in dead if number in self._refused]
+        return [number for number in dead if number in self._last_words]
 
     def _start_successor(self, number: int) -> None:
-        assert self._deaths is not None
+        if self._deaths is None:
+            raise NoSuccessorError
         reader = self._open_reader(number)
         dead = self._workers[number]
-        if not dead.has_ended():
+        if dead.is_alive() or dead.exists():
             raise NoSuccessorError(
                 "its process may not have ended, as the fork server that would know has died"
             )
@@ -316,8 +393,7 @@ class ProcessIter(WorkerIter):
     def _open_reader(self, number: int) -> DatasetReader | None:
         """Return a reader that goes on where a dead worker's dataset stood; None if the dataset has
         no state. Raise NoSuccessorError if a stream's place is not known."""
-        states, is_map = self._epoch.states, self._dataset_kind == DatasetKind.Map
-        reader = None
+        states, is_map, reader = self._epoch.states, self._dataset_kind == DatasetKind.Map, None
         if states is not None:
             first = self._parent_end.first_task(number)
             if not is_map and _is_batch(first) and first[0] < self._newest[number]:
@@ -333,31 +409,14 @@ class ProcessIter(WorkerIter):
             raise NoSuccessorError(_STREAM)
         return reader
 
-    def _give_up(self, dead: list[int]) -> None:
-        """Cancel the requests of dead workers: others may need the memory that is kept for them.
-        Raise unless a batch of a dead worker is here and waits for batches of others before it."""
-        for number in dead:
-            if number not in self._last_words:
-                text = self._explain_death(number) + self._refused.get(number, "")
-                self._last_words[number] = text
-                self._parent_end.cancel(number, is_gone=True)
-        first = self._task_info.get(self._rcvd_idx, (-1,))[0]
-        is_here = any(len(info) == 2 and info[0] in dead for info in self._task_info.values())
-        if first not in dead and is_here:
-            return
-        for number in dead:
-            self._send(number, None)
-            self._workers_status[number] = False
-        raise RuntimeError("\n".join(self._last_words[number] for number in dead))
-
     def _explain_death(self, number: int) -> str:
-        task = ""
-        taken, first = self._parent_end.begun(number)
+        _, first = self._parent_end.begun(number)
         if not _is_batch(first):
             first = self._parent_end.first_task(number)
+        task = ""
         if _is_batch(first):
-            task = f"; it was to make batch {first[0]} (indices {tasks.quote_indices(first[1])})"
-        return self._pool.explain_death(number, task, taken > 0, self._deaths is not None)
+            task = f"; it was to make batch {first[0]} (indices {quote_indices(first[1])})"
+        return self._pool.workers[number].explain_death(task, self._deaths is not None)
 
     # ---- the end
 
