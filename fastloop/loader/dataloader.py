@@ -15,7 +15,7 @@ from fastloop.base.checks import check_callable, read_choice, read_int
 from fastloop.base.late_import import after_import
 from fastloop.base.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.stateful import has_place
-from fastloop.loader.iterators import PATHS, iterate_anew, open_iterator
+from fastloop.loader.iterators import PATHS, iterate_anew, open_iterator, unwrap
 from fastloop.loader.shared import CLOSED, Shared
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from fastloop.loader.stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
-# The attributes in which frameworks keep a loader that they have wrapped: accelerate, its wrapper
-# for XLA, Fabric.
-_WRAPPED = ("base_dataloader", "dataloader", "_dataloader")
 _ACCELERATE = "accelerate.data_loader"
 _MAKERS = ("prepare_data_loader", "skip_first_batches")
 _BUDGET = "or None: a quarter of the memory available"
@@ -51,10 +48,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``"thread"`` worker threads in this process, ``"sync"`` loading in this process
             (ValueError where one does not apply); ``"torch"`` demands torch's own iterators.
         prefetch_factor: torch's numbers, or ``"auto"``: begins at 2, and grows by one each time
-            that ``next()`` waits although the queue had been full, up to 16, within
-            ``memory_budget``.
-            Workers then ask the sampler earlier than torch's would. It stays at 2 on the array
-            path, and is None without workers. ``stats().prefetch_factor`` has its value.
+            that ``next()`` waits although the queue had been full, up to 16. Workers then ask the
+            sampler earlier than torch's would. It stays at 2 on the array path, and is None
+            without workers. ``stats().prefetch_factor`` has its value.
         device_transform: a function that takes each batch on ``device`` and returns the batch for
             the loop; it may convert uint8 images, for example. It runs on the current stream, or on
             one of the loader's own; other tensors that it uses must exist before ``iter()``.
@@ -158,26 +154,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             from fastloop.loader.workers.common import FIRST_DEPTH, AutoDepth
 
             prefetch_factor = AutoDepth(FIRST_DEPTH) if num_workers > 0 else None
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-            **others,  # arguments of a later torch; TypeError for names that it does not know
-        )
+        data = dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn
+        how = pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator
+        # Others are arguments of a later torch; TypeError for names that it does not know.
+        others["in_order"] = in_order
+        others["persistent_workers"] = persistent_workers
+        others["pin_memory_device"] = pin_memory_device
+        super().__init__(*data, *how, prefetch_factor=prefetch_factor, **others)
 
     def _own_arguments(self) -> dict[str, Any]:
         """Return the arguments that torch's class does not have, where they are not the default."""
@@ -357,19 +340,6 @@ DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 # accelerate makes a loader of torch's class from the attributes that torch's class has, which would
 # lose fastloop's own arguments. Once it is imported, the loaders that two of its functions return
 # become fastloop's, with the same arguments.
-
-
-def unwrap(loader: Any) -> Any:
-    """Return the loader of torch's class, or of a subclass, inside the wrappers of frameworks; the
-    innermost object where there is none."""
-    # By type(), not isinstance(): accelerate's wrappers fake `__class__`.
-    while not issubclass(type(loader), torch.utils.data.DataLoader):
-        inside = (getattr(loader, "__dict__", {}).get(name) for name in _WRAPPED)
-        found = next((value for value in inside if value is not None), None)
-        if found is None:
-            break
-        loader = found
-    return loader
 
 
 def _wrap_makers() -> None:

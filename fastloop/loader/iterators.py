@@ -31,8 +31,7 @@ from fastloop.loader.arrays import columns
 from fastloop.loader.arrays.columns import NotCoveredError, Source
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.device_iter import DeviceIter
-from fastloop.loader.shared import Shared
-from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
+from fastloop.loader.shared import Shared, SyncIter, TorchProcessIter
 
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
 # An index of these datasets, and of an ArrayDataset, may be a list of rows.
@@ -56,13 +55,18 @@ _ITER_METHODS = Methods(
     *((cls, "_next_data") for cls in (SingleIter, MultiIter)),
     (BaseIter, "_next_index"),
 )
-# Functions that frameworks set as worker_init_fn: (module, function). They seed the random
+# Functions that frameworks set as worker_init_fn, by name, with their modules. They seed the random
 # generators of a worker process and do nothing else; no Python runs in the array path's threads.
-_SEEDERS = (
-    ("lightning.fabric.utilities.seed", "pl_worker_init_function"),
-    ("lightning_fabric.utilities.seed", "pl_worker_init_function"),
-    ("transformers.trainer_utils", "seed_worker"),
-)
+_LIGHTNING = ("lightning.fabric.utilities.seed", "lightning_fabric.utilities.seed")
+_SEEDERS = {
+    "pl_worker_init_function": _LIGHTNING,
+    "seed_worker": ("transformers.trainer_utils",),
+}
+
+
+# The attributes in which frameworks keep a loader that they have wrapped: accelerate, its wrapper
+# for XLA, Fabric.
+_WRAPPED = ("base_dataloader", "dataloader", "_dataloader")
 
 
 class Route(NamedTuple):
@@ -128,6 +132,19 @@ def fast_iterator(
     if loader.num_workers > 0:
         return TorchProcessIter(loader, shared)
     return SyncIter(loader, shared, has_own_collate=route.path == "sync")
+
+
+def unwrap(loader: Any) -> Any:
+    """Return the loader of torch's class, or of a subclass, inside the wrappers of frameworks; the
+    innermost object where there is none."""
+    # By type(), not isinstance(): accelerate's wrappers fake `__class__`.
+    while not issubclass(type(loader), DataLoader):
+        inside = (getattr(loader, "__dict__", {}).get(name) for name in _WRAPPED)
+        found = next((value for value in inside if value is not None), None)
+        if found is None:
+            break
+        loader = found
+    return loader
 
 
 def iterate_anew(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
@@ -270,7 +287,7 @@ def _name_seeder(init: Any) -> str:
     ""."""
     function = init.func if isinstance(init, functools.partial) else init
     name = getattr(function, "__name__", "")
-    return name if (getattr(function, "__module__", ""), name) in _SEEDERS else ""
+    return name if getattr(function, "__module__", "") in _SEEDERS.get(name, ()) else ""
 
 
 def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from fastloop.loader.dataloader import unwrap
-from fastloop.loader.iterators import choose_route
+from fastloop.loader.iterators import choose_route, unwrap
 from fastloop.loader.shared import Shared, shared_of
 
 
@@ -90,14 +89,9 @@ class LoaderStats:
         parts.append(f"slots: {self.slots_lent} lent, {self.slots_replaced} replaced")
         if self.restarts > 0:
             parts.append(f"{self.restarts:,} workers replaced after their death")
-        for number, worker in enumerate(self.workers):
-            text = f"worker {number}: {worker.batches:,} batches, {worker.seconds_busy:.3f} s busy"
-            text += f", {worker.seconds_waiting:.3f} s waiting"
-            if worker.seconds_waiting_for_lock is not None:
-                text += f", {worker.seconds_waiting_for_lock:.3f} s for the interpreter lock"
-            parts.append(text)
-        for reason, count in self.fallbacks.items():
-            parts.append(f"{count:,} fallbacks to torch's collate: {reason}")
+        parts += map(repr, self.workers)
+        if self.fallbacks:
+            parts.append(f"fallbacks to torch's collate: {self.fallbacks}")
         return "; ".join(parts) + ")"
 
 

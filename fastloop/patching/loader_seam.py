@@ -18,8 +18,7 @@ from fastloop.device.prefetch import Prefetcher
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.iterators import iterate_anew, open_iterator
-from fastloop.loader.shared import Shared, shared_of
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import Shared, SyncIter, shared_of
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
 # The one class known whose __init__ does not call torch's.

@@ -399,7 +399,7 @@ def test_stats_of_each_thread() -> None:
         assert worker.seconds_waiting >= 0
         assert worker.seconds_waiting_for_lock is not None
         assert 0 <= worker.seconds_waiting_for_lock <= worker.seconds_busy
-    assert "s for the interpreter lock" in repr(stats)
+    assert "seconds_waiting_for_lock=" in repr(stats)
     assert stats.fallbacks == {}
 
 

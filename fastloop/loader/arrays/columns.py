@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cache
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -347,28 +346,17 @@ def _array_of(chunk: Any) -> Array:
     raise NotCoveredError(f"values of {kind}")
 
 
-# By dataset: its table, which does not change, and the segments of each column that was used. Bits
-# are so unpacked once a dataset.
-_segments: WeakKeyDictionary[Any, tuple[Any, dict[str, tuple[Segment, ...]]]] = WeakKeyDictionary()
-
-
 def _segments_of(dataset: Any, name: str) -> tuple[Segment, ...]:
-    table, known = _segments.get(dataset, (None, {}))
-    if table is not dataset._data:
-        known = {}
-        _segments[dataset] = dataset._data, known
-    if name not in known:
-        files = dataset.cache_files
-        file: MappedFile | None = (files[0]["filename"], 0, None) if files else None
-        chunks = dataset._data.table.column(name).chunks
-        try:
-            arrays = [_array_of(chunk) for chunk in chunks if len(chunk) > 0]
-        except NotCoveredError as reason:
-            raise NotCoveredError(f"column {name!r} has {reason}") from None
-        known[name] = tuple(Segment(array, len(array), file) for array in arrays)
-    if not known[name]:
+    files = dataset.cache_files
+    file: MappedFile | None = (files[0]["filename"], 0, None) if files else None
+    chunks = dataset._data.table.column(name).chunks
+    try:
+        arrays = [_array_of(chunk) for chunk in chunks if len(chunk) > 0]
+    except NotCoveredError as reason:
+        raise NotCoveredError(f"column {name!r} has {reason}") from None
+    if not arrays:
         raise NotCoveredError("the dataset has no rows")
-    return known[name]
+    return tuple(Segment(array, len(array), file) for array in arrays)
 
 
 def take_hugging_face(dataset: Any) -> Columns:

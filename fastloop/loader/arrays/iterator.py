@@ -146,15 +146,6 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 # ---- the iterator
 
 
-def _level_of_program() -> int:
-    """Return the stacklevel that names, in a warning of the caller, the line outside fastloop and
-    torch."""
-    level, frame = 0, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("fastloop.", "torch.")):
-        level, frame = level + 1, frame.f_back
-    return level + 1
-
-
 class ArrayIter(ResumableIter):
     """An iterator over batches that C gathers. Random numbers are drawn when torch draws them: the
     base seed in ``__init__``, the permutation when the first index is needed."""
@@ -290,7 +281,7 @@ class ArrayIter(ResumableIter):
             f"the data themselves. {later}. fastloop.DataLoader(path='array') asks for the data at "
             "the time of gathering, and does not warn",
             RuntimeWarning,
-            stacklevel=_level_of_program(),
+            stacklevel=3,
         )
 
     def _goes_on_in_child(self) -> bool:

@@ -16,15 +16,12 @@ from itertools import cycle, islice
 from time import monotonic
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later, interrupts_held
-from fastloop.base.machine import budget_of
-from fastloop.base.nested import list_leaves
 from fastloop.base.torch_parts import ExceptionWrapper, MultiIter, Resume, StreamEnd
-from fastloop.data.stateful import DatasetReader
+from fastloop.data.stateful import DatasetReader, is_stateful
 from fastloop.loader.shared import CLOSED, LockedIter, Shared
 from fastloop.workers.batch_pickle import InitialState, Resumption
 from fastloop.workers.lifecycle import CHECK_S, Deaths, is_exiting
@@ -61,7 +58,13 @@ class WorkerIter(MultiIter, LockedIter):
         self._pid = os.getpid()
         self._shared = shared
         self._workers = workers
-        self._depth = self._open_depth(loader)
+        wanted = loader.prefetch_factor
+        self._depth: QueueDepth | None = None
+        if isinstance(wanted, AutoDepth):  # begin where the iterator before has ended
+            self._depth = QueueDepth(loader.num_workers, shared.depth or wanted)
+        # iter() raises if a worker could not begin, and the loader has all states even if this
+        # iterator is dropped; but workers that may be replaced meanwhile are left to next().
+        self._awaits_begin = is_stateful(loader.dataset) and self._deaths is None
         try:
             self._begin_epoch(loader, self._are_processes)
             LockedIter.__init__(self, loader)
@@ -80,6 +83,10 @@ class WorkerIter(MultiIter, LockedIter):
                 reader = None if states is None else states.make_reader(number)
                 self._start_worker({**arguments, "worker_id": number}, reader)
             self._reset(loader, first_iter=True)
+            if self._awaits_begin:
+                self.await_states()
+                if self._fault is not None:
+                    self._fault.reraise()  # type: ignore[no-untyped-call]
             shared.latest = weakref.ref(self)
         except BaseException:
             # Ctrl-C or an error of the sampler, say. A traceback that the program keeps must not
@@ -140,6 +147,7 @@ class WorkerIter(MultiIter, LockedIter):
             self._is_whole = False  # until all workers know of this epoch
             self._arrived: deque[tuple[Any, Any]] = deque()  # before anybody asked for it
             self._awaited: set[int] = set()  # workers whose first state has not come
+            self._fault: ExceptionWrapper | None = None  # of a worker that could not begin
             self._begin_replies(first_iter)
             if self._depth is not None:
                 self._depth.start_epoch()
@@ -194,10 +202,7 @@ class WorkerIter(MultiIter, LockedIter):
             return self._take_next()
         before = self._shared.count()["waits"]
         data = self._take_next()
-        if self._shared.count()["waits"] == before:
-            self._depth.take()
-        else:
-            self._depth.wait(self._bytes_of(data))
+        self._depth.note(self._shared.count()["waits"] > before)
         grown = self._depth.value - self._prefetch_factor
         self._prefetch_factor = self._shared.depth = self._depth.value
         for _ in range(grown * self._num_workers):
@@ -263,14 +268,11 @@ class WorkerIter(MultiIter, LockedIter):
     def _try_put_index(self) -> None:
         if self._send_idx == 0 and not self._awaited:
             self._ask_initial_states()
-        limit = self._prefetch_factor * self._num_workers
-        if self._tasks_outstanding >= limit:
-            return  # a queue that has shrunk holds less than is under way
         try:
             indices = self._next_index()  # type: ignore[no-untyped-call]
         except StopIteration:
             return
-        worker = self._choose_worker(limit)
+        worker = self._choose_worker()
         if worker is None:
             return
         self._send(worker, (self._send_idx, indices))
@@ -279,9 +281,10 @@ class WorkerIter(MultiIter, LockedIter):
         self._tasks_outstanding += 1
         self._send_idx += 1
 
-    def _choose_worker(self, limit: int) -> int | None:
+    def _choose_worker(self) -> int | None:
         """Return the next worker in turn that has work in this epoch; with in_order=False, one that
-        has less under way than its part of `limit`."""
+        has less under way than its part of the queue."""
+        limit = self._prefetch_factor * self._num_workers
         for worker in islice(self._turns, self._num_workers):
             if self._workers_status[worker] and (
                 self._in_order
@@ -290,26 +293,12 @@ class WorkerIter(MultiIter, LockedIter):
                 return worker
         return None
 
-    # ---- the depth of the queue, with prefetch_factor="auto"
-
-    def _open_depth(self, loader: DataLoader[Any]) -> QueueDepth | None:
-        """Begin with the depth that the iterator before has ended with."""
-        wanted = loader.prefetch_factor
-        if not isinstance(wanted, AutoDepth):
-            return None
-        return QueueDepth(loader.num_workers, budget_of(loader), self._shared.depth or wanted)
-
-    def _bytes_of(self, data: Any) -> int:
-        """Return the part of the memory budget that a batch takes."""
-        leaves = (leaf for _, leaf in list_leaves(data))
-        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-
     # ---- states of the dataset
 
     def _ask_initial_states(self) -> None:
         """Ask workers for their states, once an epoch, before its first task."""
         states = self._epoch.states
-        if states is not None and states.wants_initial:
+        if states is not None and (states.wants_initial or self._awaits_begin):
             self._awaited.update(range(self._num_workers))
             for worker in range(self._num_workers):
                 self._send(worker, InitialState(worker, states))
@@ -319,7 +308,9 @@ class WorkerIter(MultiIter, LockedIter):
         if states is None or task.epoch is not states:
             return
         self._awaited.discard(task.worker)
-        if not isinstance(state, ExceptionWrapper):  # else the worker's first batch is that error
+        if isinstance(state, ExceptionWrapper):
+            self._fault = self._fault or state
+        elif states.wants_initial:
             states.begin(task.worker, state)
 
     def await_states(self) -> None:
@@ -394,15 +385,12 @@ class QueueDepth:
 
     Args:
         workers: how many there are.
-        budget: bytes that batches under way may take.
         value: the depth to begin with.
     """
 
-    def __init__(self, workers: int, budget: int, value: int = FIRST_DEPTH) -> None:
+    def __init__(self, workers: int, value: int = FIRST_DEPTH) -> None:
         self.value = value
         self._workers = workers
-        self._budget = budget
-        self._batch_bytes = 0
         self.start_epoch()
 
     def start_epoch(self) -> None:
@@ -410,20 +398,13 @@ class QueueDepth:
         self._unwaited = 0
         self._was_full = False
 
-    def take(self) -> None:
-        """Note that the loop has taken a batch that was there."""
-        self._unwaited += 1
-        self._was_full |= self._unwaited >= self.value * self._workers
-
-    def wait(self, batch_bytes: int) -> None:
-        """Note that the loop has waited for a batch."""
+    def note(self, has_waited: bool) -> None:
+        """Note that the loop has taken a batch, and whether it had to wait for it."""
+        if not has_waited:
+            self._unwaited += 1
+            self._was_full |= self._unwaited >= self.value * self._workers
+            return
         self._unwaited = 0
-        self._batch_bytes = max(self._batch_bytes, batch_bytes)
-        if self._was_full and self.value < _DEEPEST and self._has_room(self.value + 1):
+        if self._was_full and self.value < _DEEPEST:
             self.value += 1
             self._was_full = False
-        while self.value > FIRST_DEPTH and not self._has_room(self.value):
-            self.value -= 1
-
-    def _has_room(self, value: int) -> bool:
-        return value * self._workers * self._batch_bytes <= self._budget

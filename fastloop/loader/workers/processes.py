@@ -51,79 +51,9 @@ def _is_batch(task: Any) -> TypeGuard[tuple[int, Any]]:
     return isinstance(task, tuple)
 
 
-class Delivery:
-    """Delivers batches to their destination, one at a time. If memory is missing, the next call
-    tries the same batch again. One thread at a time, under the lock of the iterator's next()."""
-
-    def __init__(self, parent_end: ParentEnd, destination: Destination) -> None:
-        self.destination = destination
-        self._parent_end = parent_end
-        self._pending: Any = None  # the iterator's next reply or batch, until it is delivered
-        self._delivered: list[Any] = []  # at most one, kept through interrupts
-        self._is_taking = False
-
-    @property
-    def is_behind(self) -> bool:
-        return self._pending is not None or len(self._delivered) > 0
-
-    def put(self, data: Any) -> None:
-        """Set the next batch: a reply, or a batch that came some other way."""
-        self._pending = data
-
-    def take(self, first: int) -> Any:
-        """Return the batch; on a device, for the current stream. From now on batches from number
-        `first` on (-1: the first to come) are copied when they arrive, as far as there is memory.
-        """
-        if self._is_taking:
-            raise RuntimeError(
-                "next() was called on this iterator from inside its own next(), by a signal handler"
-            )
-        self._is_taking = True
-        try:
-            if not self._delivered:
-                self._delivered.append(self._deliver())
-            self._pending = None
-            self._parent_end.run_ahead(first)
-            if not self._delivered:
-                raise RuntimeError(
-                    "the loader was closed, or iter() called on it, while next() took a batch"
-                )
-            return self._delivered.pop()
-        finally:
-            self._is_taking = False
-
-    def _deliver(self) -> Any:
-        pending = self._pending
-        is_moved = type(pending) is Reply and pending.upload > 0
-        if is_moved:
-            pending.deliver()  # if this raises, the next call tries it again
-        try:
-            if is_moved:
-                return self._open(pending)
-            batch = unpack(pending) if type(pending) is Reply else pending
-            return self.destination.send(batch)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if "out of memory" not in str(error):
-                self._pending = None
-            raise
-
-    @outside_inference_mode
-    def _open(self, reply: Reply) -> Any:
-        return self.destination.complete(unpack(reply, self.destination))
-
-    def restart(self, first: int) -> None:
-        """Begin an epoch."""
-        self.destination.check()
-        self.drop()
-        self._parent_end.run_ahead(first)
-
-    def drop(self) -> None:
-        """Drop a batch that was not taken. SYNC if a copy still reads the user's memory."""
-        self._pending = None
-        self._delivered.clear()
-        self.destination.drop()
+@outside_inference_mode
+def _open_moved(reply: Reply, destination: Destination) -> Any:
+    return destination.complete(unpack(reply, destination))
 
 
 class ProcessIter(WorkerIter):
@@ -140,6 +70,10 @@ class ProcessIter(WorkerIter):
             import numpy.random  # noqa: F401
         is_pinned = is_pinned_by_torch(loader)
         memory, destination = shared.open_destination(accelerator, is_pinned, is_shared=True)
+        self._destination = destination
+        self._pending: Any = None  # the next reply or batch, until it is delivered
+        self._delivered: list[Any] = []  # at most one, kept through interrupts
+        self._is_taking = False
         if getattr(loader, "on_worker_death", "raise") == "restart":
             self._deaths = Deaths()
         self._last_words: dict[int, str] = {}  # of dead workers that get no successor
@@ -156,14 +90,13 @@ class ProcessIter(WorkerIter):
             destination,
             self._deaths is not None,
         )
-        self._delivery = Delivery(self._parent_end, destination) if destination else None
         self._pool = WorkerPool(loader.multiprocessing_context, self._parent_end)
         super().__init__(loader, shared, self._pool.workers)
 
     @property
     def is_on_device(self) -> bool:
         """Tell whether batches are on the device when they are handed out."""
-        return self._delivery is not None and self._delivery.destination.is_on_device
+        return self._destination is not None and self._destination.is_on_device
 
     def count(self) -> WorkerCounts:
         return self._parent_end.count()
@@ -189,8 +122,10 @@ class ProcessIter(WorkerIter):
         self._resuming = set(range(0 if first_iter else self._num_workers))
         if self._deaths is not None:
             self._deaths.start_epoch()
-        if self._delivery is not None:
-            self._delivery.restart(0 if self._in_order else -1)
+        if self._destination is not None:
+            self._destination.check()
+            self._drop_next()
+            self._parent_end.run_ahead(0 if self._in_order else -1)
 
     def _send(self, worker: int, task: Any) -> None:
         if task is None:
@@ -201,14 +136,13 @@ class ProcessIter(WorkerIter):
     # ---- batches
 
     def _next_batch(self) -> Any:
-        delivery = self._delivery
         try:
-            if delivery is None:
+            if self._destination is None:
                 return super()._next_batch()
-            delivery.destination.check()
-            if not delivery.is_behind:
-                delivery.put(super()._next_batch())
-            return delivery.take(self._rcvd_idx if self._in_order else -1)
+            self._destination.check()
+            if self._pending is None and not self._delivered:
+                self._pending = super()._next_batch()
+            return self._take_delivered(self._destination)
         except StopIteration:
             self._parent_end.release_buffers()
             raise
@@ -217,14 +151,53 @@ class ProcessIter(WorkerIter):
                 self._shutdown_workers()  # the memory that they share cannot be relied on
             raise
 
-    def _bytes_of(self, data: Any) -> int:
-        """Return the mean: `data` may not be a batch yet."""
-        count = self._shared.count()
-        return int(count["bytes"] // max(1, count["batches"]))
+    def _take_delivered(self, destination: Destination) -> Any:
+        """Return the next batch; on a device, for the current stream. If memory is missing, the
+        next call tries the same batch again. The batches after it are copied when they arrive, as
+        far as there is memory."""
+        if self._is_taking:
+            raise RuntimeError(
+                "next() was called on this iterator from inside its own next(), by a signal handler"
+            )
+        self._is_taking = True
+        try:
+            if not self._delivered:
+                self._delivered.append(self._deliver(self._pending, destination))
+            self._pending = None
+            self._parent_end.run_ahead(self._rcvd_idx if self._in_order else -1)
+            if not self._delivered:
+                raise RuntimeError(
+                    "the loader was closed, or iter() called on it, while next() took a batch"
+                )
+            return self._delivered.pop()
+        finally:
+            self._is_taking = False
+
+    def _deliver(self, pending: Any, destination: Destination) -> Any:
+        is_moved = type(pending) is Reply and pending.upload > 0
+        if is_moved:
+            pending.deliver()  # if this raises, the next call tries it again
+        try:
+            if is_moved:
+                return _open_moved(pending, destination)
+            return destination.send(unpack(pending) if type(pending) is Reply else pending)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if "out of memory" not in str(error):
+                self._pending = None
+            raise
+
+    def _drop_next(self) -> None:
+        """Drop a batch that was not taken. SYNC if a copy still reads the user's memory."""
+        self._pending = None
+        self._delivered.clear()
+        if self._destination is not None:
+            self._destination.drop()
 
     def _process_data(self, data: Any, worker: int) -> Any:
         data = super()._process_data(data, worker)
-        if self._delivery is None and type(data) is Reply:
+        if self._destination is None and type(data) is Reply:
             return unpack(data)
         return data
 
@@ -430,8 +403,7 @@ class ProcessIter(WorkerIter):
                 self._shutdown = True
                 self._parent_end.start_epoch()
                 self._task_info = {}
-                if self._delivery is not None:
-                    self._delivery.drop()
+                self._drop_next()
                 self._pool.close_file()
                 if self._pool.forget_ended():
                     self._parent_end.release()
