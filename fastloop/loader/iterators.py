@@ -223,17 +223,14 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Rout
 def _check_threads(loader: DataLoader[Any]) -> None:
     """Raise ValueError for a loader that worker threads cannot serve."""
     dataset, workers, context = loader.dataset, loader.num_workers, loader.multiprocessing_context
+    is_pipe = isinstance(dataset, IterDataPipe | MapDataPipe)
+    is_split = isinstance(dataset, IterableDataset) and workers > 1
     faults = {
-        "with num_workers=0; pass the number of threads, or use path='sync', which has none": (
-            workers == 0
-        ),
-        f"with multiprocessing_context={context!r}, as no process is started; leave it out, or use "
-        "path='process'": context is not None,
-        f"a DataPipe ({type(dataset).__name__}), which asks in which worker process it is; use "
-        "path='process'": isinstance(dataset, IterDataPipe | MapDataPipe),
-        f"an IterableDataset with num_workers={workers}: each thread would give all of it, as "
-        "get_worker_info() is None in threads; pass num_workers=1, which reads ahead, or use "
-        "path='process'": isinstance(dataset, IterableDataset) and workers > 1,
+        "with num_workers=0; pass the number of threads": workers == 0,
+        f"with multiprocessing_context={context!r}; leave it out": context is not None,
+        "a DataPipe, which asks in which worker process it is; use path='process'": is_pipe,
+        f"an IterableDataset with num_workers={workers}: each thread would give all of it; pass "
+        "num_workers=1, which reads ahead, or use path='process'": is_split,
     }
     for fault, applies in faults.items():
         if applies:

@@ -180,13 +180,6 @@ class LockedIter(ResumableIter):
         self._next_lock = NextLock()
         super().__init__(loader)
 
-    def _as_torch_takes(self, loader: DataLoader[Any], **others: Any) -> Any:
-        """Return the loader for torch's iterator over worker processes, which have to be in the
-        epochs of this iterator."""
-        if self._datasets.epochs:
-            others["worker_init_fn"] = self._datasets.wrap_init(loader.worker_init_fn)
-        return LoaderProxy(loader, **others)
-
     def _note_state(self, worker: int, state: bytes | None) -> None:
         """Note the dataset's state after the next batch, before that is handed out."""
         epoch: Any = self._epoch
@@ -281,7 +274,10 @@ class TorchProcessIter(MultiIter, LockedIter):
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._shared = shared
         self._begin_epoch(loader, in_workers=True)
-        super().__init__(self._as_torch_takes(loader))
+        init: Any = loader.worker_init_fn
+        if self._datasets.epochs:  # worker processes have to be in those of this iterator
+            init = self._datasets.wrap_init(init)
+        super().__init__(LoaderProxy(loader, worker_init_fn=init))
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         with self._next_lock.of_process():

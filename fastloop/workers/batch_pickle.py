@@ -222,32 +222,19 @@ def unpack(reply: Reply, destination: Destination | None = None) -> Any:
 # ---- tasks
 
 
-class InitialState:
-    """A task: send the state of the dataset before the first batch of an epoch.
+class Order:
+    """A task that asks for no batch: for the dataset's state before the first batch of an epoch, or
+    to begin another epoch. A worker process gets torch's own object for the latter.
 
     Args:
-        epoch: an object that tells it from tasks of other epochs; stays in the parent.
+        states: those of that epoch; None: begin another.
     """
 
-    def __init__(self, worker: int, epoch: object) -> None:
-        self.worker = worker
-        self.epoch = epoch
+    def __init__(self, worker: int, states: object = None) -> None:
+        self.worker, self.states = worker, states
 
-    def __reduce__(self) -> tuple[type[InitialState], tuple[int, None]]:
-        return InitialState, (self.worker, None)
-
-
-class Resumption(Resume):
-    """A task: begin another epoch. A worker process gets torch's own, without the number."""
-
-    worker: int
-
-    def __init__(self, worker: int) -> None:
-        super().__init__()
-        object.__setattr__(self, "worker", worker)  # torch's class is frozen
-
-    def __reduce__(self) -> tuple[type[Resume], tuple[()]]:
-        return Resume, ()
+    def __reduce__(self) -> tuple[type[Any], tuple[Any, ...]]:
+        return (Resume, ()) if self.states is None else (Order, (self.worker, True))
 
 
 class _TaskPickler(pickle.Pickler):

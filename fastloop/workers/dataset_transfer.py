@@ -116,37 +116,28 @@ class DatasetTransfer:
     the process object of its successor.
 
     Attributes:
-        contents: torch's arguments, where the shared memory is, the worker's number.
+        contents: torch's arguments, and where the shared memory is.
     """
 
-    def __init__(
-        self, arguments: dict[str, Any], address: Address, worker: int, file: SharedFile
-    ) -> None:
-        self.contents = arguments, address, worker
+    def __init__(self, arguments: dict[str, Any], address: Address, file: SharedFile) -> None:
+        self.contents = arguments, address
         self._file = file
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments, (fd, *rest, _), worker = self.contents
+        arguments, (fd, *rest, _) = self.contents
         data = io.BytesIO()
         pickler = _DatasetPickler(data, self._file)
         pickler.dump(arguments)
         pickled = self._file.write(data.getbuffer())
         descriptors = reduction.DupFd(fd), reduction.DupFd(self._file.fd())
-        return _receive, (*descriptors, rest, worker, pickled, pickler.places)
+        return _receive, (*descriptors, rest, [pickled, *pickler.places])
 
 
-def _receive(
-    channel: Any,
-    file: Any,
-    rest: tuple[int, int, int, int],
-    worker: int,
-    pickled: Place,
-    places: list[Place],
-) -> DatasetTransfer:
+def _receive(channel: Any, file: Any, rest: Any, places: list[Place]) -> DatasetTransfer:
     """Load a transfer in the process that it was sent to."""
     channel_fd, file_fd = channel.detach(), file.detach()
-    buffers = [_map_privately(file_fd, *place) for place in places]
-    arguments = pickle.loads(_map_privately(file_fd, *pickled), buffers=buffers)
+    pickled, *buffers = (_map_privately(file_fd, *place) for place in places)
+    arguments = pickle.loads(pickled, buffers=buffers)
     os.close(file_fd)
     os.set_inheritable(channel_fd, False)  # a spawned process's descriptors are inheritable
-    return DatasetTransfer(arguments, (channel_fd, *rest, 0), worker, SharedFile())
+    return DatasetTransfer(arguments, (channel_fd, *rest, 0), SharedFile())

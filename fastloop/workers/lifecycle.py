@@ -1,7 +1,7 @@
 """The life of worker processes: how they start, whether they are alive, why one died, how they end.
 
-``WorkerProcess`` is one process, ``WorkerPool`` holds the processes of one iterator, ``Deaths``
-counts what they die of. None of them knows what workers are asked for. The thread that iterates
+``WorkerProcess`` is one process, ``WorkerPool`` holds the processes of one iterator. Neither knows
+what workers are asked for. The thread that iterates
 uses them, the iterator's finalizer, and ``close()`` from any thread.
 """
 
@@ -12,10 +12,8 @@ import os
 import signal
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from multiprocessing import forkserver, util
-from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from pickle import PicklingError
 from time import monotonic, sleep
@@ -36,9 +34,6 @@ CHECK_S = 0.05
 _POLITE_S, _FIRM_S = 2.5, 1.0
 # Seconds to wait for the exit code of a dead worker: a fork server reports it after the death.
 _CODE_S = 5.0
-# Deaths in a row before a worker's first batch, the last of which brings no successor: a process
-# that exits there will do so again; whatever kills at random may well hit young processes.
-_MOST_EXITS, _MOST_KILLS = 2, 10
 
 
 def is_exiting() -> bool:
@@ -107,8 +102,7 @@ class WorkerProcess:
         while self.is_alive() or (has_server and self._process.exitcode is None):
             if (rest := deadline - monotonic()) <= 0:
                 return
-            if wait([self._process.sentinel], min(rest, CHECK_S)):
-                sleep(min(rest, 0.001))
+            sleep(min(rest, 0.001))
 
     def explain_death(self, task: str, tells_memory: bool) -> str:
         """Return an error's text on this worker, which has died, with a remedy.
@@ -160,11 +154,10 @@ class WorkerPool:
             arguments: those of torch's worker loop by name, without its queues.
             reader: reads the dataset, where that can say where it stands.
         """
-        worker = arguments["worker_id"]
         arguments["dataset"] = reader or arguments["dataset"]
-        transfer = DatasetTransfer(arguments, self._parent_end.address(), worker, self._file)
+        transfer = DatasetTransfer(arguments, self._parent_end.address(), self._file)
         self._transfers.append(transfer)
-        process = self._make_process(worker)
+        process = self._make_process(arguments["worker_id"])
         self.workers.append(process)
         try:
             process.start()
@@ -260,44 +253,3 @@ class WorkerPool:
         for worker in self.workers:
             worker.forget()
         return True
-
-
-class NoSuccessorError(Exception):
-    """A dead worker gets no successor: the text says why, as a part of a sentence."""
-
-
-class Deaths:
-    """The deaths of one iterator's workers. They decide which workers get a successor."""
-
-    def __init__(self) -> None:
-        self._deadly: set[int] = set()  # batches of this epoch that a worker has died at
-        self._early: Counter[int] = Counter()  # by worker: deaths in a row before a batch
-
-    def start_epoch(self) -> None:
-        self._deadly.clear()
-
-    def note(self, worker: int, code: int | None, taken: int, task: Any) -> None:
-        """Count a death. Raise NoSuccessorError if no process may take the dead worker's place.
-
-        Args:
-            worker: its number.
-            code: its exit code, negative for a signal; None: unknown.
-            taken: the number of requests that this process has taken.
-            task: the one that it was at, or None.
-        """
-        if taken == 0 or (task is not None and not isinstance(task, tuple)):
-            self._early[worker] += 1
-            times = self._early[worker]
-            if times >= (_MOST_EXITS if code is not None and code >= 0 else _MOST_KILLS):
-                raise NoSuccessorError(
-                    f"worker {worker} has died {times} times in a row before it could begin a batch"
-                )
-            return
-        self._early[worker] = 0
-        if task is None:
-            return
-        if task[0] in self._deadly:
-            raise NoSuccessorError(
-                f"batch {task[0]} has been loaded twice, and both workers have died at it"
-            )
-        self._deadly.add(task[0])

@@ -156,11 +156,12 @@ class Columns:
     rows: Vector | None = None
     kind: str = "plain arrays"
 
-    def add(self, name: str, source: Any, *others: Any, **named: Any) -> None:
+    def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
         """Add a ``Column``. Raises NotCoveredError for a tensor that C does not gather from."""
         if isinstance(source, torch.Tensor):
             check_tensor(name, source)
         self.all.append(Column(name, source, *others, **named))
+        return self
 
     def table(self, pin: bool) -> Table:
         """Open the table of all columns; `pin` as in ``open_source``."""
@@ -245,8 +246,7 @@ def take_tokens(dataset: Any) -> Columns:
     is_alone = dataset._keys is None and dataset._arguments.targets is None
     names = dict.fromkeys(dataset._keys) if dataset._keys else (None,) * 2
     columns = Columns(None if is_alone else names, kind="windows of tokens")
-    columns.add("tokens", dataset._windows)
-    return columns
+    return columns.add("tokens", dataset._windows)
 
 
 def take_tensors(dataset: Any) -> Columns:
@@ -269,21 +269,18 @@ def _collated(dtype: np.dtype[Any], is_number: bool) -> torch.dtype | None:
 
 def take_tensor(dataset: Any) -> Columns:
     """Take a tensor that is a dataset itself."""
-    columns = Columns(None)
-    columns.add("the dataset", dataset)
-    return columns
+    return Columns(None).add("the dataset", dataset)
 
 
 def take_ndarray(dataset: Any) -> Columns:
     """Take an ndarray that is a dataset itself."""
-    columns, field = Columns(None), Field("the dataset", dataset)
+    field = Field("the dataset", dataset)
     array: Any = field.source
     if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
         raise NotCoveredError(f"torch makes another dtype of the dataset's {array.dtype}")
     if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
         raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
-    columns.add(field.name, array, field.file, is_array=True)
-    return columns
+    return Columns(None).add(field.name, array, field.file, is_array=True)
 
 
 # ---- a datasets.Dataset of Hugging Face, over memory of Arrow

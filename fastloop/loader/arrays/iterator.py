@@ -271,15 +271,13 @@ class ArrayIter(ResumableIter):
         self._versions = {}
         name = type(self._dataset).__name__
         changed = f"the data of the {name} were changed in place while workers loaded them"
-        if self._persistent_workers:
-            later = "Persistent worker processes would never see the change"
-        else:
-            later = "Worker processes would keep the data of iter(), and load the next epochs"
-            self._shared.changed = changed
+        if not self._persistent_workers:
+            self._shared.changed = changed  # process workers load the next epochs
         warnings.warn(
             f"{changed}; batches may hold old values or new ones, because threads gather them from "
-            f"the data themselves. {later}. fastloop.DataLoader(path='array') asks for the data at "
-            "the time of gathering, and does not warn",
+            "the data themselves, where worker processes would keep those of iter(). "
+            "fastloop.DataLoader(path='array') asks for the data at the time of gathering, without "
+            "a warning",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later, interrupts_held
-from fastloop.base.torch_parts import ExceptionWrapper, MultiIter, Resume, StreamEnd
+from fastloop.base.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
 from fastloop.data.stateful import DatasetReader, is_stateful
 from fastloop.loader.shared import CLOSED, LockedIter, Shared
-from fastloop.workers.batch_pickle import InitialState, Resumption
-from fastloop.workers.lifecycle import CHECK_S, Deaths, is_exiting
+from fastloop.workers.batch_pickle import Order
+from fastloop.workers.lifecycle import CHECK_S, is_exiting
 
 # Arguments of torch's worker loop that an iterator has as attributes, with "_" before their names.
 _ARGUMENTS = (
@@ -52,7 +52,7 @@ class WorkerIter(MultiIter, LockedIter):
 
     _workers: Any
     _are_processes = False
-    _deaths: Deaths | None = None  # with on_worker_death="restart"
+    _replaces_dead = False  # with on_worker_death="restart"
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, workers: list[Any]) -> None:
         self._pid = os.getpid()
@@ -64,7 +64,7 @@ class WorkerIter(MultiIter, LockedIter):
             self._depth = QueueDepth(loader.num_workers, shared.depth or wanted)
         # iter() raises if a worker could not begin, and the loader has all states even if this
         # iterator is dropped; but workers that may be replaced meanwhile are left to next().
-        self._awaits_begin = is_stateful(loader.dataset) and self._deaths is None
+        self._awaits_begin = is_stateful(loader.dataset) and not self._replaces_dead
         try:
             self._begin_epoch(loader, self._are_processes)
             LockedIter.__init__(self, loader)
@@ -109,7 +109,7 @@ class WorkerIter(MultiIter, LockedIter):
         """Begin an epoch: drop the replies of the one before."""
 
     def _send(self, worker: int, task: Any) -> None:
-        """Send (number, indices), a Resumption or an InitialState; None is a worker's last task."""
+        """Send (number, indices), or an Order; None is a worker's last task."""
 
     def _receive(self, timeout: float) -> tuple[Any, Any] | None:
         """Return a task of this epoch, as `_get_data`; None if none has come within `timeout`
@@ -167,10 +167,10 @@ class WorkerIter(MultiIter, LockedIter):
         self._turns = islice(cycle(workers), 0 if states is None else states.first_worker, None)
         if not first_iter:
             for worker in workers:
-                self._send(worker, Resumption(worker))
+                self._send(worker, Order(worker))
             answers = self._num_workers
             while answers > 0:
-                answers -= isinstance(self._get_data()[0], Resume)
+                answers -= isinstance(self._get_data()[0], Order)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
 
@@ -301,11 +301,11 @@ class WorkerIter(MultiIter, LockedIter):
         if states is not None and (states.wants_initial or self._awaits_begin):
             self._awaited.update(range(self._num_workers))
             for worker in range(self._num_workers):
-                self._send(worker, InitialState(worker, states))
+                self._send(worker, Order(worker, states))
 
-    def _note_initial(self, task: InitialState, state: Any) -> None:
+    def _note_initial(self, task: Order, state: Any) -> None:
         states = self._epoch.states
-        if states is None or task.epoch is not states:
+        if states is None or task.states is not states:
             return
         self._awaited.discard(task.worker)
         if isinstance(state, ExceptionWrapper):

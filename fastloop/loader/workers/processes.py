@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import threading
 import warnings
+from collections import Counter
 from time import monotonic
 from typing import Any, TypeGuard
 
@@ -28,16 +29,19 @@ from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
 from fastloop.workers.batch_pickle import (
     OBJECT,
-    InitialState,
-    Resumption,
+    Order,
     add_batch,
     pickle_task,
     quote_indices,
     unpack,
 )
-from fastloop.workers.lifecycle import Deaths, NoSuccessorError, WorkerPool, is_exiting
+from fastloop.workers.lifecycle import WorkerPool, is_exiting
 
-# With on_worker_death="restart", how often a parent that gets batches looks for dead workers.
+# With on_worker_death="restart": deaths in a row before a worker's first batch, the last of which
+# brings no successor. A process that exits there will do so again; whatever kills at random may
+# well hit young processes.
+_MOST_EXITS, _MOST_KILLS = 2, 10
+# And how often a parent that gets batches looks for dead workers.
 _LOOK_S = 1.0
 _STREAM = (
     "its samples come from an IterableDataset, which alone knew where it stood; to have workers "
@@ -46,14 +50,13 @@ _STREAM = (
 )
 
 
+class NoSuccessorError(Exception):
+    """A dead worker gets no successor: the text says why, as a part of a sentence."""
+
+
 def _is_batch(task: Any) -> TypeGuard[tuple[int, Any]]:
     """Tell a task (number, indices) from an order to begin an epoch."""
     return isinstance(task, tuple)
-
-
-@outside_inference_mode
-def _open_moved(reply: Reply, destination: Destination) -> Any:
-    return destination.complete(unpack(reply, destination))
 
 
 class ProcessIter(WorkerIter):
@@ -74,21 +77,18 @@ class ProcessIter(WorkerIter):
         self._pending: Any = None  # the next reply or batch, until it is delivered
         self._delivered: list[Any] = []  # at most one, kept through interrupts
         self._is_taking = False
-        if getattr(loader, "on_worker_death", "raise") == "restart":
-            self._deaths = Deaths()
+        self._replaces_dead = getattr(loader, "on_worker_death", "raise") == "restart"
+        self._deadly: set[int] = set()  # batches of this epoch that a worker has died at
+        self._early: Counter[int] = Counter()  # by worker: deaths in a row before a batch
         self._last_words: dict[int, str] = {}  # of dead workers that get no successor
         self._next_look = 0.0
         # The length of a worker's queue of requests: a power of two, with room for the requests of
         # two epochs. If a worker gets more, as when others have ended, some wait in this process.
         length = 1 << (2 * operator.index(loader.prefetch_factor or 1) + 15).bit_length()
+        budget = max(1, budget_of(loader) // 2)  # the other half is for memory that waits for reuse
+        others = destination, self._replaces_dead
         self._parent_end = ParentEnd(
-            memory,
-            torch.Tensor,
-            loader.num_workers,
-            length,
-            max(1, budget_of(loader) // 2),  # the other half is for memory that waits for reuse
-            destination,
-            self._deaths is not None,
+            memory, torch.Tensor, loader.num_workers, length, budget, *others
         )
         self._pool = WorkerPool(loader.multiprocessing_context, self._parent_end)
         super().__init__(loader, shared, self._pool.workers)
@@ -113,15 +113,14 @@ class ProcessIter(WorkerIter):
             self._epoch.states.follow(before)
 
     def _begin_replies(self, first_iter: bool) -> None:
-        if first_iter and self._deaths is None:
+        if first_iter and not self._replaces_dead:
             self._pool.close_file()
         self._parent_end.start_epoch()
         self._ends: list[tuple[Any, Any, bytes | None]] = []  # of workers that owe a batch
         self._newest = [-1] * self._num_workers  # of each worker: the last task that it answered
         # Workers that have yet to answer that this epoch begins.
         self._resuming = set(range(0 if first_iter else self._num_workers))
-        if self._deaths is not None:
-            self._deaths.start_epoch()
+        self._deadly.clear()
         if self._destination is not None:
             self._destination.check()
             self._drop_next()
@@ -173,13 +172,14 @@ class ProcessIter(WorkerIter):
         finally:
             self._is_taking = False
 
+    @outside_inference_mode
     def _deliver(self, pending: Any, destination: Destination) -> Any:
         is_moved = type(pending) is Reply and pending.upload > 0
         if is_moved:
             pending.deliver()  # if this raises, the next call tries it again
         try:
             if is_moved:
-                return _open_moved(pending, destination)
+                return destination.complete(unpack(pending, destination))
             return destination.send(unpack(pending) if type(pending) is Reply else pending)
         except (MemoryError, torch.OutOfMemoryError):
             raise
@@ -203,7 +203,7 @@ class ProcessIter(WorkerIter):
 
     def _get_data(self) -> tuple[Any, Any]:
         try:
-            if self._deaths is not None and monotonic() > self._next_look:
+            if self._replaces_dead and monotonic() > self._next_look:
                 # With in_order=False the batches of others would hide a death.
                 self._next_look = monotonic() + _LOOK_S
                 self._replace([n for n in self._find_dead() if not self._parent_end.has_replies(n)])
@@ -232,10 +232,10 @@ class ProcessIter(WorkerIter):
     def _read(self, task: Any, reply: Reply) -> tuple[Any, Any] | None:
         """Return the task that a reply answers, as `_get_data`; None if next() does not want it."""
         states = self._epoch.states
-        if isinstance(task, InitialState):
+        if isinstance(task, Order) and task.states is not None:
             self._note_initial(task, self._unpack_object(reply))
             return None
-        if isinstance(task, Resumption):
+        if isinstance(task, Order):
             self._resuming.discard(task.worker)
             return task, unpack(reply)
         number, indices = task
@@ -284,7 +284,7 @@ class ProcessIter(WorkerIter):
 
     def _has_restarts(self) -> bool:
         """Tell whether workers that are dead now get successors when they are needed."""
-        if self._deaths is None or self._last_words:
+        if not self._replaces_dead or self._last_words:
             return False
         if self._dataset_kind == DatasetKind.Map:
             return True
@@ -326,7 +326,7 @@ class ProcessIter(WorkerIter):
             try:
                 self._start_successor(number)
             except NoSuccessorError as why:
-                if self._deaths is not None:
+                if self._replaces_dead:
                     text += f"It is not replaced: {why}."
                 self._last_words[number] = text
                 self._parent_end.cancel(number, is_gone=True)
@@ -340,7 +340,7 @@ class ProcessIter(WorkerIter):
         return [number for number in dead if number in self._last_words]
 
     def _start_successor(self, number: int) -> None:
-        if self._deaths is None:
+        if not self._replaces_dead:
             raise NoSuccessorError
         reader = self._open_reader(number)
         dead = self._workers[number]
@@ -348,10 +348,7 @@ class ProcessIter(WorkerIter):
             raise NoSuccessorError(
                 "its process may not have ended, as the fork server that would know has died"
             )
-        taken, task = self._parent_end.begun(number)
-        if _is_batch(task) and task[0] not in self._task_info:
-            task = None  # from the epoch before: nobody waits for it
-        self._deaths.note(number, dead.exitcode, taken, task)
+        self._count_death(number, dead.exitcode)
         with interrupts_held():
             try:
                 if self._parent_end.restart(number):
@@ -362,6 +359,26 @@ class ProcessIter(WorkerIter):
                     raise NoSuccessorError(text) from error
         if self._workers[number] is dead or self._parent_end.is_closed():
             raise RuntimeError(CLOSED)
+
+    def _count_death(self, number: int, code: int | None) -> None:
+        """Count a death. Raise NoSuccessorError if no process may take the dead worker's place."""
+        taken, task = self._parent_end.begun(number)
+        if taken == 0 or (task is not None and not _is_batch(task)):
+            self._early[number] += 1
+            times = self._early[number]
+            if times >= (_MOST_EXITS if code is not None and code >= 0 else _MOST_KILLS):
+                raise NoSuccessorError(
+                    f"worker {number} has died {times} times in a row before it could begin a batch"
+                )
+            return
+        self._early[number] = 0
+        if task is None or task[0] not in self._task_info:
+            return  # from the epoch before: nobody waits for it
+        if task[0] in self._deadly:
+            raise NoSuccessorError(
+                f"batch {task[0]} has been loaded twice, and both workers have died at it"
+            )
+        self._deadly.add(task[0])
 
     def _open_reader(self, number: int) -> DatasetReader | None:
         """Return a reader that goes on where a dead worker's dataset stood; None if the dataset has
@@ -389,7 +406,7 @@ class ProcessIter(WorkerIter):
         task = ""
         if _is_batch(first):
             task = f"; it was to make batch {first[0]} (indices {quote_indices(first[1])})"
-        return self._pool.workers[number].explain_death(task, self._deaths is not None)
+        return self._pool.workers[number].explain_death(task, self._replaces_dead)
 
     # ---- the end
 

@@ -27,15 +27,14 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import Collate, lock_wait
 from fastloop.base.threads import has_interpreter_lock, on_this_thread
-from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, Resume, StreamEnd, pin_memory
+from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd, pin_memory
 from fastloop.data.collate import Collation, is_image_folder, lend, make_collate
-from fastloop.data.epochs import IteratorEpochs
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
-from fastloop.workers.batch_pickle import InitialState, add_batch
+from fastloop.workers.batch_pickle import Order, add_batch
 
 # Seconds to wait for threads to end, which they do after their present sample.
 PATIENCE_S = 2.5
@@ -60,16 +59,16 @@ class _StoppedError(Exception):
 class _Indices:
     """The indices of a batch for torch's fetcher. They raise _StoppedError once work must end."""
 
-    def __init__(self, indices: Any, done: SimpleNamespace) -> None:
+    def __init__(self, indices: Any, team: SimpleNamespace) -> None:
         self._indices = indices
-        self._done = done
+        self._team = team
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def __iter__(self) -> Iterator[Any]:
         for index in self._indices:
-            if self._done.is_set:
+            if self._team.is_done:
                 raise _StoppedError
             yield index
 
@@ -87,52 +86,40 @@ class WorkerThread(threading.Thread):
 
     Args:
         arguments: those of torch's worker loop by name, without its queues.
-        results: takes (task, data).
-        done: the iterator's; ``done.is_set`` is true once nobody wants batches any more. A plain
-            attribute, because finalizers set it and may interrupt code that holds a lock.
-        epochs: the datasets' epochs in this iterator.
-        stock: where collates come from and go back to.
-        pin: the kind of accelerator that batches are pinned for, as torch's function takes it;
-            None: they stay in ordinary memory.
+        team: what the threads of an iterator share. It is not the iterator, which must die with
+            the user's last reference to it.
+            `results` takes (task, data);
+            `is_done` tells that nobody wants batches any more: a plain attribute, because
+            finalizers set it and may interrupt code that holds a lock;
+            `epochs` are those of the datasets in this iterator;
+            `stock` is where collates come from and go back to;
+            `pin` is the kind of accelerator that batches are pinned for, as torch's function takes
+            it, or None.
         reader: reads a dataset that can say where it stands. Batches, errors and ends then come as
             pairs: the second is the state after them, or None.
     """
 
     def __init__(
-        self,
-        arguments: dict[str, Any],
-        *,
-        results: SimpleQueue[Any],
-        done: SimpleNamespace,
-        epochs: IteratorEpochs,
-        stock: list[Collate],
-        pin: str | None,
-        reader: DatasetReader | None,
+        self, arguments: dict[str, Any], team: SimpleNamespace, reader: DatasetReader | None
     ) -> None:
         self.number: int = arguments["worker_id"]
         super().__init__(name=f"fastloop worker {self.number}", daemon=True)
         self.pid = os.getpid()  # as worker processes have, for code that measures them
-        self._epochs = epochs
-        self._stock = stock
-        self._pin = pin
-        self._kind = arguments["dataset_kind"]
+        self._team, self._reader = team, reader
         self._requests: SimpleQueue[Any] = SimpleQueue()  # tasks; None is the last
-        self._results = results
-        self._done = done
         self._init_fn: Callable[[int], object] | None = arguments["init_fn"]
-        dataset, auto_collation = arguments["dataset"], arguments["auto_collation"]
-        take = partial(_take_collate, stock)
-        self.collation = Collation(dataset, arguments["collate_fn"], auto_collation, take)
-        self._reader = reader
+        dataset, is_batched = arguments["dataset"], arguments["auto_collation"]
+        take = partial(_take_collate, team.stock)
+        self.collation = Collation(dataset, arguments["collate_fn"], is_batched, take)
         self._fault: ExceptionWrapper | None = None  # why nothing can be loaded
         if reader is not None and reader.is_stream:
             dataset = reader
-        others = auto_collation, self.collation.function, arguments["drop_last"]
-        self._fetcher_args = self._kind, dataset, *others
-        is_map = self._kind == DatasetKind.Map
-        has_getitems = is_map and getattr(dataset, "__getitems__", None)
+        self._kind = arguments["dataset_kind"]
+        how = is_batched, self.collation.function, arguments["drop_last"]
+        self._fetcher_args = self._kind, dataset, *how
+        has_getitems = self._kind == DatasetKind.Map and getattr(dataset, "__getitems__", None)
         # Whether the fetcher takes indices one by one, with a sample between two of them.
-        self._is_by_sample = auto_collation and (not has_getitems or is_image_folder(dataset))
+        self._is_by_sample = is_batched and (not has_getitems or is_image_folder(dataset))
         # This thread counts; others read.
         self.batches = self.busy_ns = self.wait_ns = self.lock_ns = 0
         self._lock_wait_ns = self._probed_ns = 0
@@ -142,7 +129,7 @@ class WorkerThread(threading.Thread):
     def put(self, task: Any) -> None:
         """Add a task. Orders to begin an epoch drop those of the epoch before that were not begun.
         Any thread."""
-        if isinstance(task, Resume):
+        if isinstance(task, Order) and task.states is None:
             with suppress(Empty):
                 while True:
                     self._requests.get_nowait()
@@ -150,7 +137,7 @@ class WorkerThread(threading.Thread):
 
     def stop(self) -> None:
         """Ask the thread to end after its present sample. Any thread, and finalizers."""
-        self._done.is_set = True
+        self._team.is_done = True
         self._requests.put(None)
 
     def run(self) -> None:
@@ -163,7 +150,7 @@ class WorkerThread(threading.Thread):
         finally:
             _running.discard(self)
             if self.collation.core is not None:
-                self._stock.append(self.collation.core)
+                self._team.stock.append(self.collation.core)
 
     def _serve(self) -> None:
         fetch, is_over = self._open_fetcher(is_first=True), False
@@ -172,14 +159,14 @@ class WorkerThread(threading.Thread):
             task = self._requests.get()
             self.wait_ns += perf_counter_ns() - begin_ns
             # An epoch that begins may have taken the last task out of the queue.
-            if task is None or self._done.is_set:
+            if task is None or self._team.is_done:
                 return
-            if isinstance(task, InitialState):
-                state = self._reader.dump() if self._reader is not None else None
-                self._results.put((task, self._fault or state))
-            elif isinstance(task, Resume):
-                self._results.put((task, None))
+            if isinstance(task, Order) and task.states is None:
+                self._team.results.put((task, None))
                 fetch, is_over = self._open_fetcher(), False
+            elif isinstance(task, Order):
+                state = self._reader.dump() if self._reader is not None else None
+                self._team.results.put((task, self._fault or state))
             elif not is_over:
                 is_over = self._answer(fetch, *task)
             del task
@@ -192,7 +179,7 @@ class WorkerThread(threading.Thread):
                 self._init_fn(self.number)
             if is_first and self._reader is not None and not self._reader.is_stream:
                 self._reader.load_dataset()
-            fetcher: Any = self._epochs.call(DatasetKind.create_fetcher, *self._fetcher_args)
+            fetcher: Any = self._team.epochs.call(DatasetKind.create_fetcher, *self._fetcher_args)
             fetch: Callable[[Any], Any] = fetcher.fetch
         except BaseException:
             self._fault = error = self._wrap_error()
@@ -213,7 +200,7 @@ class WorkerThread(threading.Thread):
         is_over = isinstance(data, StreamEnd)
         if self._reader is not None:
             data = data, self._reader.take_behind(data)
-        self._results.put((number, data))
+        self._team.results.put((number, data))
         self.batches += 1
         if has_interpreter_lock() and perf_counter_ns() - self._probed_ns >= _PROBE_NS:
             self._lock_wait_ns = lock_wait()
@@ -225,10 +212,10 @@ class WorkerThread(threading.Thread):
 
     def _load(self, fetch: Callable[[Any], Any], indices: Any) -> Any:
         try:
-            wanted = _Indices(indices, self._done) if self._is_by_sample else indices
-            data = self._epochs.call(fetch, wanted)
-            if self._pin is not None and not isinstance(data, ExceptionWrapper):
-                return pin_memory(data, self._pin)
+            wanted = _Indices(indices, self._team) if self._is_by_sample else indices
+            data = self._team.epochs.call(fetch, wanted)
+            if self._team.pin is not None and not isinstance(data, ExceptionWrapper):
+                return pin_memory(data, self._team.pin)
             return data
         except _StoppedError:
             raise
@@ -284,25 +271,21 @@ class ThreadIter(WorkerIter):
     ) -> None:
         # If several threads read a dataset, nobody knows where it stands behind a batch.
         self._has_states = loader.num_workers == 1
-        self._pin: str | None = None
+        pin: str | None = None
         if accelerator is None and is_pinned_by_torch(loader):  # uploads pin memory themselves
             current = torch.accelerator.current_accelerator()
-            self._pin = current.type if current is not None else None
+            pin = current.type if current is not None else None
         self._data_queue: Any = SimpleQueue()
-        self._done = SimpleNamespace(is_set=False)
+        stock = shared.collates.setdefault(os.getpid(), [])
+        self._team = SimpleNamespace(
+            results=self._data_queue, is_done=False, stock=stock, pin=pin, epochs=None
+        )
         self._waited_ns = 0  # since the last reply
         super().__init__(loader, shared, [])
 
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
-        thread = WorkerThread(
-            arguments,
-            results=self._data_queue,
-            done=self._done,
-            epochs=self._datasets,
-            stock=self._shared.collates.setdefault(os.getpid(), []),
-            pin=self._pin,
-            reader=reader,
-        )
+        self._team.epochs = self._datasets
+        thread = WorkerThread(arguments, self._team, reader)
         self._workers.append(thread)
         thread.start()
 
@@ -345,7 +328,7 @@ class ThreadIter(WorkerIter):
     def _read(self, task: Any, data: Any) -> tuple[Any, Any] | None:
         """Return the task that a reply answers, as `_get_data`; None if next() does not want it."""
         states = self._epoch.states
-        if isinstance(task, InitialState):
+        if isinstance(task, Order) and task.states is not None:
             self._note_initial(task, data)
             return None
         if states is None or task not in self._task_info:  # from the epoch before
@@ -369,7 +352,7 @@ class ThreadIter(WorkerIter):
     # ---- the end
 
     def _can_resume(self) -> bool:
-        return not self._done.is_set and super()._can_resume()
+        return not self._team.is_done and super()._can_resume()
 
     def _end_workers(self) -> None:
         for thread in self._workers:
