@@ -28,7 +28,7 @@ from fastloop.data.field import Field
 from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.loader.arrays import columns
-from fastloop.loader.arrays.columns import NotCoveredError, Source
+from fastloop.loader.arrays.columns import Columns, NotCoveredError
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.device_iter import DeviceIter
 from fastloop.loader.shared import Shared, SyncIter, TorchProcessIter
@@ -72,7 +72,7 @@ _WRAPPED = ("base_dataloader", "dataloader", "_dataloader")
 class Route(NamedTuple):
     path: str
     why: str
-    source: Source | None = None
+    source: Columns | None = None
 
 
 def open_iterator(

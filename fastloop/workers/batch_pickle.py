@@ -160,18 +160,12 @@ def pack(
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(
-        self,
-        data: bytes,
-        tensors: list[torch.Tensor],
-        parts: _Parts,
-        views: list[tuple[Any, ...]],
-        destination: Destination | None,
-    ) -> None:
+    def __init__(self, reply: Reply, destination: Destination | None) -> None:
+        places, self._parts, self._views, data = pickle.loads(reply.open())
         super().__init__(io.BytesIO(data))
-        self._tensors, self._parts, self._views = tensors, parts, views
+        self._tensors = reply.split(places)
         self._destination = destination
-        self._uses = Counter(view[0][0] for view in views) if destination else Counter()
+        self._uses = Counter(view[0][0] for view in self._views) if destination else Counter()
         self._viewed: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, pid: Any) -> Any:
@@ -215,8 +209,7 @@ def unpack(reply: Reply, destination: Destination | None = None) -> Any:
     """
     if reply.kind == WRITTEN:
         return reply.load()
-    places, parts, views, data = pickle.loads(reply.open())
-    return _Unpacker(data, reply.split(places), parts, views, destination).load()
+    return _Unpacker(reply, destination).load()
 
 
 # ---- tasks

@@ -17,7 +17,6 @@ from fastloop.base.torch_parts import ExceptionWrapper, Resume, StreamEnd, run_w
 from fastloop.data.collate import Collation, lend, make_collate
 from fastloop.data.stateful import DatasetReader
 from fastloop.workers.batch_pickle import NO_STATE, OBJECT, WRITTEN, Order, pack
-from fastloop.workers.dataset_transfer import DatasetTransfer
 
 _OBJECTS = (ExceptionWrapper, StreamEnd)
 
@@ -107,9 +106,7 @@ class _Channel:
     cancel_join_thread = close
 
 
-def run_worker(
-    transfer: DatasetTransfer, parent: int, is_interruptible: bool, has_destination: bool
-) -> None:
+def run_worker(transfer: Any, parent: int, is_interruptible: bool, has_destination: bool) -> None:
     """Run a worker process: its target.
 
     Args:
@@ -123,7 +120,7 @@ def run_worker(
         release_in_child()
         keep_heap()
         arguments, address = transfer.contents
-        worker_end = WorkerEnd(torch.Tensor, *address, arguments["worker_id"])
+        worker_end = WorkerEnd(torch.Tensor, *[*address, arguments["worker_id"]])
         worker_end.watch(parent)
         dataset = arguments["dataset"]
         reader = dataset if isinstance(dataset, DatasetReader) else None

@@ -144,17 +144,27 @@ class Column:
 
 @dataclass
 class Columns:
-    """The columns of a table, and the structure of the batches that C makes of it.
+    """The columns of a dataset, and the structure of the batches that C makes of them.
 
     Attributes:
         rows: the rows of the table that the dataset has, in its order; None: all.
         kind: the kind of data, for ``stats().why``.
+
+    ``open_source`` adds, for the dataset of a loader:
+
+    Attributes:
+        table: the columns as the C core takes them.
+        maps: the rows that Subsets, or the indices of a dataset, leave; innermost first.
+        dataset: below its Subsets.
     """
 
     structure: Structure
     all: list[Column] = dataclass_field(default_factory=list)
     rows: Vector | None = None
     kind: str = "plain arrays"
+    table: Any = None
+    maps: tuple[Vector, ...] = ()
+    dataset: Any = None
 
     def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
         """Add a ``Column``. Raises NotCoveredError for a tensor that C does not gather from."""
@@ -162,32 +172,6 @@ class Columns:
             check_tensor(name, source)
         self.all.append(Column(name, source, *others, **named))
         return self
-
-    def table(self, pin: bool) -> Table:
-        """Open the table of all columns; `pin` as in ``open_source``."""
-        found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in self.all]
-        sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
-        table = Table(sources, torch.Tensor, names, files, plans, casts)
-        watch(table)
-        return table
-
-
-@dataclass(frozen=True)
-class Source:
-    """The table of a dataset, as the C core takes it.
-
-    Attributes:
-        structure: of a batch.
-        maps: the rows that Subsets, or the indices of a dataset, leave; innermost first.
-        dataset: below its Subsets.
-        kind: the kind of data, for ``stats().why``.
-    """
-
-    table: Table
-    structure: Structure
-    maps: tuple[Vector, ...]
-    dataset: Any
-    kind: str
 
 
 def below_subsets(dataset: Any) -> Any:
@@ -470,8 +454,8 @@ TAKERS: tuple[Taker, ...] = (
 )
 
 
-def open_source(dataset: Any, pin: bool, takers: Sequence[Taker] = TAKERS) -> Source:
-    """Open the table of a dataset. Raises NotCoveredError.
+def open_source(dataset: Any, pin: bool, takers: Sequence[Taker] = TAKERS) -> Columns:
+    """Return the columns of a dataset with their table. Raises NotCoveredError.
 
     Args:
         dataset: any.
@@ -484,9 +468,13 @@ def open_source(dataset: Any, pin: bool, takers: Sequence[Taker] = TAKERS) -> So
         dataset = dataset.dataset
     try:
         columns = take(dataset, takers)
-        table = columns.table(pin)
+        found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in columns.all]
+        sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
+        columns.table = Table(sources, torch.Tensor, names, files, plans, casts)
+        watch(columns.table)
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
     if columns.rows is not None:
         maps.insert(0, columns.rows)
-    return Source(table, columns.structure, tuple(maps), dataset, columns.kind)
+    columns.maps, columns.dataset = tuple(maps), dataset
+    return columns

@@ -24,7 +24,7 @@ from fastloop.data.epochs import EpochDataset
 from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import Destination, find_destination
-from fastloop.loader.arrays.columns import Source, as_vector, gives_views
+from fastloop.loader.arrays.columns import Columns, as_vector, gives_views
 from fastloop.loader.resume.position import LoaderEpoch, ResumableIter
 from fastloop.loader.shared import Shared
 
@@ -156,7 +156,7 @@ class ArrayIter(ResumableIter):
     def __init__(
         self,
         loader: DataLoader[Any],
-        source: Source,
+        source: Columns,
         shared: Shared,
         accelerator: Accelerator | None,
         is_live: bool = False,
