@@ -30,8 +30,6 @@ CLOSED = "the loader of this iterator was closed; call iter() on it again"
 # shared memory.
 _SIZE_ERRORS = ("stack expects each tensor to be equal size", "storage that is not resizable")
 
-_KILLED_S = 5.0  # for a worker after SIGTERM
-
 # (batches, ns at work, ns waiting) of each worker, for threads also the ns they waited for the
 # interpreter lock; and fallbacks by reason.
 WorkerCounts = tuple[tuple[tuple[int, ...], ...], dict[str, int]]
@@ -269,11 +267,12 @@ class TorchProcessIter(MultiIter, LockedIter):
     """The iterator of torch over its own worker processes and queues."""
 
     _has_states = False
+    _in_processes = True
     _waited_ns = 0  # since the last batch came
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._shared = shared
-        self._begin_epoch(loader, in_workers=True)
+        self._begin_epoch(loader)
         init: Any = loader.worker_init_fn
         if self._datasets.epochs:  # worker processes have to be in those of this iterator
             init = self._datasets.wrap_init(init)
@@ -296,11 +295,7 @@ class TorchProcessIter(MultiIter, LockedIter):
 
     def close(self) -> None:
         super().close()
-        was_open = not self._shutdown
         self._shutdown_workers()
-        # torch before 2.13 kills workers that do not end, and leaves them as zombies.
-        for worker in self._workers if was_open else ():
-            worker.join(_KILLED_S)
 
     def _finalize(self) -> None:
         super()._finalize()

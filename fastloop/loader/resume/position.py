@@ -232,17 +232,14 @@ class ResumableIter(FinalizerBase, BaseIter):
 
     _num_yielded = 0
     _has_states = True  # of a dataset that says where it stands
+    _in_processes = False  # samples are fetched in worker processes
     _shared: Any
     _epoch: LoaderEpoch
 
-    def _begin_epoch(self, loader: DataLoader[Any], in_workers: bool = False) -> None:
-        """Decide which epoch this is. ``_shared`` must be set.
-
-        Args:
-            in_workers: the iterator is new, and samples are fetched in worker processes.
-        """
+    def _begin_epoch(self, loader: DataLoader[Any]) -> None:
+        """Decide which epoch this is. ``_shared`` must be set."""
         if "_datasets" not in self.__dict__:
-            self._datasets = IteratorEpochs(epochs_within(loader.dataset), in_workers)
+            self._datasets = IteratorEpochs(epochs_within(loader.dataset), self._in_processes)
         position = self._shared.position
         self._epoch = LoaderEpoch(loader, position, self._datasets, self._has_states)
         self._epoch.iterator = weakref.ref(self)

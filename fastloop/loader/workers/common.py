@@ -51,7 +51,6 @@ class WorkerIter(MultiIter, LockedIter):
     """
 
     _workers: Any
-    _are_processes = False
     _replaces_dead = False  # with on_worker_death="restart"
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, workers: list[Any]) -> None:
@@ -66,7 +65,7 @@ class WorkerIter(MultiIter, LockedIter):
         # iterator is dropped; but workers that may be replaced meanwhile are left to next().
         self._awaits_begin = is_stateful(loader.dataset) and not self._replaces_dead
         try:
-            self._begin_epoch(loader, self._are_processes)
+            self._begin_epoch(loader)
             LockedIter.__init__(self, loader)
             self._prefetch_factor: int = loader.prefetch_factor or 0
             self._in_order = loader.in_order
@@ -171,6 +170,10 @@ class WorkerIter(MultiIter, LockedIter):
             answers = self._num_workers
             while answers > 0:
                 answers -= isinstance(self._get_data()[0], Order)
+        if states is not None and (states.wants_initial or self._awaits_begin):
+            self._awaited.update(workers)
+            for worker in workers:
+                self._send(worker, Order(worker, states))
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
 
@@ -266,8 +269,6 @@ class WorkerIter(MultiIter, LockedIter):
         return data
 
     def _try_put_index(self) -> None:
-        if self._send_idx == 0 and not self._awaited:
-            self._ask_initial_states()
         try:
             indices = self._next_index()  # type: ignore[no-untyped-call]
         except StopIteration:
@@ -294,14 +295,6 @@ class WorkerIter(MultiIter, LockedIter):
         return None
 
     # ---- states of the dataset
-
-    def _ask_initial_states(self) -> None:
-        """Ask workers for their states, once an epoch, before its first task."""
-        states = self._epoch.states
-        if states is not None and (states.wants_initial or self._awaits_begin):
-            self._awaited.update(range(self._num_workers))
-            for worker in range(self._num_workers):
-                self._send(worker, Order(worker, states))
 
     def _note_initial(self, task: Order, state: Any) -> None:
         states = self._epoch.states

@@ -62,7 +62,7 @@ def _is_batch(task: Any) -> TypeGuard[tuple[int, Any]]:
 class ProcessIter(WorkerIter):
     """An iterator over a pool of worker processes and a channel in shared memory."""
 
-    _are_processes = True
+    _in_processes = True
 
     def __init__(
         self, loader: DataLoader[Any], shared: Shared, accelerator: Accelerator | None = None
@@ -106,9 +106,9 @@ class ProcessIter(WorkerIter):
             arguments["init_fn"] = self._datasets.wrap_init(arguments["init_fn"])
         self._pool.start(arguments, reader)
 
-    def _begin_epoch(self, loader: DataLoader[Any], in_workers: bool = False) -> None:
-        before = None if in_workers else self._epoch.states
-        super()._begin_epoch(loader, in_workers)
+    def _begin_epoch(self, loader: DataLoader[Any]) -> None:
+        before = getattr(self.__dict__.get("_epoch"), "states", None)
+        super()._begin_epoch(loader)
         if before is not None and self._epoch.states is not None:
             self._epoch.states.follow(before)
 

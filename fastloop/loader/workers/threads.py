@@ -299,8 +299,8 @@ class ThreadIter(WorkerIter):
         counts = [(t.batches, t.busy_ns, t.wait_ns, t.lock_ns) for t in self._workers]
         return tuple(counts), dict(fallbacks)
 
-    def _begin_epoch(self, loader: DataLoader[Any], in_workers: bool = False) -> None:
-        super()._begin_epoch(loader, in_workers)
+    def _begin_epoch(self, loader: DataLoader[Any]) -> None:
+        super()._begin_epoch(loader)
         if self._epoch.states is not None:
             self._epoch.states.is_here = True
 
