@@ -6,10 +6,12 @@ import functools
 import inspect
 import sys
 import warnings
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.data
+from torch.utils.data import Dataset, Sampler
 
 from fastloop.base.checks import check_callable, read_choice, read_int
 from fastloop.base.late_import import after_import
@@ -19,10 +21,6 @@ from fastloop.loader.iterators import PATHS, iterate_anew, open_iterator, unwrap
 from fastloop.loader.shared import CLOSED, Shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch.utils.data import Dataset, Sampler
-    from torch.utils.data.dataloader import _collate_fn_t, _worker_init_fn_t
     from typing_extensions import Self
 
     from fastloop.loader.stats import LoaderStats
@@ -115,11 +113,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         sampler: Sampler | Iterable | None = None,  # type: ignore[type-arg]
         batch_sampler: Sampler[list] | Iterable[list] | None = None,  # type: ignore[type-arg]
         num_workers: int = 0,
-        collate_fn: _collate_fn_t | None = None,  # type: ignore[type-arg]
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
-        worker_init_fn: _worker_init_fn_t | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context=None,
         generator=None,
         *,
@@ -178,10 +176,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ValueError("device_transform and static_buffers need a device; pass device=, too")
         choice = read_choice("on_worker_death", self.on_worker_death, ("raise", "restart"))
         if choice == "restart" and self.path == "torch":
-            raise ValueError(
-                "on_worker_death='restart' does not go with path='torch', whose workers are "
-                "torch's own; use path='auto' or 'process'"
-            )
+            raise ValueError("on_worker_death must be 'raise' with path='torch' (use path='auto')")
 
     @property
     def _shared(self) -> Shared:
@@ -361,10 +356,8 @@ def _keeping(make: Callable[..., Any]) -> Callable[..., Any]:
         given = unwrap(dataloader)
         arguments = given._own_arguments() if isinstance(given, DataLoader) else {}
         if arguments.get("static_buffers"):
-            raise ValueError(
-                "static_buffers must be False with accelerate, whose loaders take the next batch "
-                "before they hand one out: both would lie in the same memory"
-            )
+            text = "static_buffers must be False with accelerate, whose loaders hold two batches"
+            raise ValueError(f"{text}: both would lie in the same memory")
         made = make(dataloader, *args, **kwargs)
         if arguments:
             _give(unwrap(made), arguments)

@@ -16,13 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 
 from fastloop.base import torch_parts
 from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, difference, is_known
-from fastloop.data.collate import (
-    derives_from_array_dataset,
-    is_array_dataset,
-    is_default_collate,
-    is_image_folder,
-    is_sequence_collate,
-)
+from fastloop.data import collate
 from fastloop.data.epochs import datasets_within
 from fastloop.data.field import Field
 from fastloop.data.samplers import ShuffleSampler
@@ -58,10 +52,7 @@ _ITER_METHODS = Methods(
 # Functions that frameworks set as worker_init_fn, by name, with their modules. They seed the random
 # generators of a worker process and do nothing else; no Python runs in the array path's threads.
 _LIGHTNING = ("lightning.fabric.utilities.seed", "lightning_fabric.utilities.seed")
-_SEEDERS = {
-    "pl_worker_init_function": _LIGHTNING,
-    "seed_worker": ("transformers.trainer_utils",),
-}
+_SEEDERS = {"pl_worker_init_function": _LIGHTNING, "seed_worker": ("transformers.trainer_utils",)}
 
 
 # The attributes in which frameworks keep a loader that they have wrapped: accelerate, its wrapper
@@ -203,10 +194,8 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Rout
     elif path != "torch" and isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         return Route("torch", "the dataset is a data pipe")
     elif path in ("process", "sync") and path != other:
-        raise ValueError(
-            f"path={path!r} cannot load with num_workers={loader.num_workers}; 'process' needs "
-            f"worker processes, 'sync' has none; use path={other!r}"
-        )
+        fault = f"path={path!r} cannot load with num_workers={loader.num_workers}"
+        raise ValueError(f"{fault}; use path={other!r}")
     if path not in ("auto", "array"):
         return Route(path, f"path={path!r} was asked for")
     if changed and path == "auto" and loader.num_workers > 0:
@@ -241,7 +230,7 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
     """Refuse a transform that C cannot run. Python would run it slower, and with other random
     numbers, so the user must ask for that path."""
     for found in datasets_within(dataset):
-        if derives_from_array_dataset(found) and found._untranslated:
+        if collate.derives_from_array_dataset(found) and found._untranslated:
             remedy = f"use path={other!r}, which calls it for every sample"
             raise ValueError(f"path={path!r} cannot load this: {found._untranslated}; {remedy}")
 
@@ -249,7 +238,7 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
 def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     """Return the array path. Raises NotCoveredError."""
     dataset = columns.below_subsets(loader.dataset)
-    is_sequence = loader._auto_collation and is_sequence_collate(loader.collate_fn)
+    is_sequence = loader._auto_collation and collate.is_sequence_collate(loader.collate_fn)
     has_init = loader.num_workers > 0 and loader.worker_init_fn is not None
     seeder = _name_seeder(loader.worker_init_fn) if has_init else ""
     if replaced := _SAMPLE_METHODS.find_replaced():
@@ -258,7 +247,7 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     collate_fn = torch_parts.default_collate if is_sequence else loader.collate_fn
     is_default = collate_fn is torch_parts.default_convert
     if loader._auto_collation:
-        is_default = is_default_collate(collate_fn)
+        is_default = collate.is_default_collate(collate_fn)
     if not is_default:
         why = "collate_fn is not torch's default, or its registry was extended"
         raise NotCoveredError(difference("collate") or why)
@@ -270,8 +259,8 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
         _check_singles(loader, path, dataset)
     takers = _takers_of(loader, dataset)
     source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, takers)
-    collate = type(loader.collate_fn).__name__ if is_sequence else "default collate"
-    why = f"{type(loader.dataset).__name__} of {source.kind}, {collate}"
+    how = type(loader.collate_fn).__name__ if is_sequence else "default collate"
+    why = f"{type(loader.dataset).__name__} of {source.kind}, {how}"
     if getattr(dataset, "_transforms", None):
         why += ", transforms in C"
     if seeder:
@@ -290,7 +279,7 @@ def _name_seeder(init: Any) -> str:
 def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
     """Raise NotCoveredError for single samples that C does not make, and for a sampler that may
     yield lists of rows, which index only some datasets."""
-    if is_image_folder(dataset):
+    if collate.is_image_folder(dataset):
         raise NotCoveredError("a single sample of an ImageFolder has an int, as torchvision's")
     if columns.is_hugging_face(dataset):
         raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
@@ -299,14 +288,14 @@ def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
             raise NotCoveredError("single samples are views of the data, as torch's")
         return
     name = "" if type(dataset) in _TAKE_LISTS else type(dataset).__name__
-    if is_array_dataset(dataset):
+    if collate.is_array_dataset(dataset):
         name = "RaggedArray" if _has_sequences(dataset) else ""
     if name:
         raise NotCoveredError(f"the sampler may yield values that do not index a {name}")
 
 
 def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[columns.Taker]:
-    if is_sequence_collate(loader.collate_fn):
+    if collate.is_sequence_collate(loader.collate_fn):
         from fastloop.loader.arrays.sequences import take_sequences
 
         taker = functools.partial(take_sequences, collate_fn=loader.collate_fn)
@@ -314,12 +303,12 @@ def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[columns.Tak
     if not loader._auto_collation and _has_sequences(dataset):
         from fastloop.loader.arrays.sequences import take_ragged
 
-        return ((is_array_dataset, take_ragged),)
+        return ((collate.is_array_dataset, take_ragged),)
     return (columns.is_hugging_face, columns.take_hugging_face), *columns.TAKERS
 
 
 def _has_sequences(dataset: object) -> bool:
     """Tell whether an ArrayDataset has RaggedArrays."""
-    if not is_array_dataset(dataset):
+    if not collate.is_array_dataset(dataset):
         return False
     return not all(isinstance(field, Field) for field in dataset._fields)

@@ -343,10 +343,8 @@ def _segments_of(dataset: Any, name: str) -> tuple[Segment, ...]:
 def take_hugging_face(dataset: Any) -> Columns:
     """Return the columns of a ``datasets.Dataset``. Raises NotCoveredError."""
     if dataset._format_type not in ("torch", "numpy"):
-        raise NotCoveredError(
-            f"the format of the datasets.Dataset is {dataset._format_type}; C gathers those of "
-            "with_format('torch') and with_format('numpy')"
-        )
+        kind = f"the format of the datasets.Dataset is {dataset._format_type}"
+        raise NotCoveredError(f"{kind}; C takes those of with_format('torch') and ('numpy')")
     if dataset._format_kwargs:
         raise NotCoveredError("with_format() of the datasets.Dataset was given arguments")
     every, picked = dataset._data.column_names, dataset._format_columns

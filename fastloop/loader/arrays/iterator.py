@@ -274,10 +274,9 @@ class ArrayIter(ResumableIter):
         if not self._persistent_workers:
             self._shared.changed = changed  # process workers load the next epochs
         warnings.warn(
-            f"{changed}; batches may hold old values or new ones, because threads gather them from "
-            "the data themselves, where worker processes would keep those of iter(). "
-            "fastloop.DataLoader(path='array') asks for the data at the time of gathering, without "
-            "a warning",
+            f"{changed}; batches may hold old values or new ones: threads gather from the data, "
+            "where worker processes would keep those of iter(). "
+            "fastloop.DataLoader(path='array') asks for the present data",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -27,16 +27,10 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.torch_parts import BaseIter, call_as_torch, difference
+from fastloop.data import stateful
 from fastloop.data.epochs import IteratorEpochs, epochs_within
 from fastloop.data.samplers import EpochSampler
-from fastloop.data.stateful import (
-    DatasetStates,
-    ReaderStates,
-    WorkerCountError,
-    fit_readers,
-    has_place,
-    is_stream,
-)
+from fastloop.data.stateful import DatasetStates, ReaderStates, fit_readers, has_place, is_stream
 from fastloop.loader.resume.state import (
     SEEDED,
     TORCH,
@@ -85,11 +79,9 @@ def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
         return iter(BatchSampler(rows, sampler.batch_size, sampler.drop_last))
     passed = sum(1 for _ in islice(items, count))
     if passed < count:
-        raise ValueError(
-            f"the state counts {count} batches, but the sampler ({type(sampler).__name__}) ended "
-            f"after {passed}; bring it into the state it had when the epoch began, or iterate "
-            "without load_state_dict()"
-        )
+        name = type(sampler).__name__
+        text = f"the state counts {count} batches, but the sampler ({name}) ended after {passed}"
+        raise ValueError(f"{text}; set it to where it began, or do not load the state")
     return items
 
 
@@ -411,15 +403,12 @@ class Position:
             _refuse(strict, f"{fault} (path='process' does)", "the dataset is not set to its state")
             state = replace(state, readers=ReaderStates(workers=workers))
         if state.not_resumable and state.yielded > 0 and not state.is_spent:
-            fault = (
-                f"the state was saved after {state.yielded} batches of an epoch, and cannot be "
-                f"resumed there: {state.not_resumable}"
-            )
+            fault = f"the state is in mid-epoch and cannot be resumed there: {state.not_resumable}"
             _refuse(strict, fault, f"epoch {state.epoch} starts anew", RuntimeWarning)
             state = replace(state, yielded=0, readers=_new_readers(loader))
         try:
             fit_readers(loader, state.readers)
-        except WorkerCountError:  # the loader may yet be given another number before iter()
+        except stateful.WorkerCountError:  # before iter() the loader may be given another number
             if strict:
                 raise
         if state.is_spent or not state.begun:
@@ -438,11 +427,8 @@ class Position:
         if state.yielded == 0 or state.is_spent:
             return
         if state.yielded == count_batches(loader, state.sampler_epoch):
-            warnings.warn(
-                f"the loaded state stands at the end of epoch {state.epoch}: this iter() gives no "
-                f"batch, the next one begins epoch {state.epoch + 1}",
-                stacklevel=3,
-            )
+            end = f"the loaded state stands at the end of epoch {state.epoch}"
+            warnings.warn(f"{end}: this iter() gives no batch, the next one will", stacklevel=3)
 
 
 def _draws_each_epoch(loader: DataLoader[Any]) -> bool:
@@ -505,10 +491,8 @@ def _why_stream_not_resumable(loader: DataLoader[Any], readers: ReaderStates) ->
     if not readers.readers:
         return f"{what}, and this path's workers do not send that: path='process' does"
     if readers.has_lost and getattr(loader, "resume", None) != "skip":
-        return (
-            f"{what}, and it has no state_dict(); DataLoader(..., resume='skip') loads and drops "
-            "the samples of the batches yielded"
-        )
+        what += ", and it has no state_dict()"
+        return f"{what}; resume='skip' loads and drops the samples of the batches yielded"
     return ""
 
 

@@ -31,10 +31,7 @@ _ARGUMENTS = (
     "dataset_kind dataset auto_collation collate_fn drop_last base_seed num_workers "
     "persistent_workers".split()
 )
-TAKEN_MEANWHILE = (
-    "this iterator waits for a batch that was taken meanwhile: next() was called on it "
-    "from inside next(), by a signal handler or a sampler"
-)
+TAKEN_MEANWHILE = "the batch of this next() was taken meanwhile, by a next() inside it"
 
 
 class WorkerIter(MultiIter, LockedIter):
@@ -133,10 +130,8 @@ class WorkerIter(MultiIter, LockedIter):
         """Refuse to work in a forked child: threads are not there, and the parent writes to the
         memory of batches from processes."""
         if not self._is_own():
-            raise RuntimeError(
-                "the workers of this iterator belong to the parent process; call iter() on the "
-                "loader in the child"
-            )
+            text = "the workers of this iterator belong to the parent process"
+            raise RuntimeError(f"{text}; call iter() on the loader in the child")
 
     # ---- the order of batches
 

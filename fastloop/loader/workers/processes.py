@@ -27,14 +27,8 @@ from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import Destination, is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
-from fastloop.workers.batch_pickle import (
-    OBJECT,
-    Order,
-    add_batch,
-    pickle_task,
-    quote_indices,
-    unpack,
-)
+from fastloop.workers import batch_pickle
+from fastloop.workers.batch_pickle import Order, unpack
 from fastloop.workers.lifecycle import WorkerPool, is_exiting
 
 # With on_worker_death="restart": deaths in a row before a worker's first batch, the last of which
@@ -44,9 +38,8 @@ _MOST_EXITS, _MOST_KILLS = 2, 10
 # And how often a parent that gets batches looks for dead workers.
 _LOOK_S = 1.0
 _STREAM = (
-    "its samples come from an IterableDataset, which alone knew where it stood; to have workers "
-    "replaced, give it state_dict() and load_state_dict(), or pass a map-style dataset "
-    "(__getitem__ and __len__)"
+    "its samples come from an IterableDataset, which alone knew where it stood; give it "
+    "state_dict() and load_state_dict(), or pass a map-style dataset"
 )
 
 
@@ -130,7 +123,7 @@ class ProcessIter(WorkerIter):
         if task is None:
             self._parent_end.end(worker)
         else:
-            self._parent_end.submit(worker, pickle_task(task), task)
+            self._parent_end.submit(worker, batch_pickle.pickle_task(task), task)
 
     # ---- batches
 
@@ -155,9 +148,7 @@ class ProcessIter(WorkerIter):
         next call tries the same batch again. The batches after it are copied when they arrive, as
         far as there is memory."""
         if self._is_taking:
-            raise RuntimeError(
-                "next() was called on this iterator from inside its own next(), by a signal handler"
-            )
+            raise RuntimeError("next() was called on this iterator from inside its own next()")
         self._is_taking = True
         try:
             if not self._delivered:
@@ -165,9 +156,7 @@ class ProcessIter(WorkerIter):
             self._pending = None
             self._parent_end.run_ahead(self._rcvd_idx if self._in_order else -1)
             if not self._delivered:
-                raise RuntimeError(
-                    "the loader was closed, or iter() called on it, while next() took a batch"
-                )
+                raise RuntimeError("close() or iter() was called on the loader inside next()")
             return self._delivered.pop()
         finally:
             self._is_taking = False
@@ -243,7 +232,7 @@ class ProcessIter(WorkerIter):
             return None  # from the epoch before
         worker = self._task_info[number][0]
         self._newest[worker] = max(self._newest[worker], number)
-        if reply.kind != OBJECT:
+        if reply.kind != batch_pickle.OBJECT:
             if states is not None:
                 states.receive(worker)
             return number, reply
@@ -251,7 +240,7 @@ class ProcessIter(WorkerIter):
         if states is not None and isinstance(data, tuple):
             data, state = data[0], data[1] or None
         if isinstance(data, ExceptionWrapper):
-            add_batch(data, number, indices)
+            batch_pickle.add_batch(data, number, indices)
         if not isinstance(data, StreamEnd):
             return number, data
         if not self._parent_end.owes(worker):
@@ -345,9 +334,7 @@ class ProcessIter(WorkerIter):
         reader = self._open_reader(number)
         dead = self._workers[number]
         if dead.is_alive() or dead.exists():
-            raise NoSuccessorError(
-                "its process may not have ended, as the fork server that would know has died"
-            )
+            raise NoSuccessorError("its process may not have ended: its fork server has died")
         self._count_death(number, dead.exitcode)
         with interrupts_held():
             try:
@@ -375,9 +362,7 @@ class ProcessIter(WorkerIter):
         if task is None or task[0] not in self._task_info:
             return  # from the epoch before: nobody waits for it
         if task[0] in self._deadly:
-            raise NoSuccessorError(
-                f"batch {task[0]} has been loaded twice, and both workers have died at it"
-            )
+            raise NoSuccessorError(f"batch {task[0]} has been loaded twice, and both have died")
         self._deadly.add(task[0])
 
     def _open_reader(self, number: int) -> DatasetReader | None:
@@ -387,9 +372,7 @@ class ProcessIter(WorkerIter):
         if states is not None:
             first = self._parent_end.first_task(number)
             if not is_map and _is_batch(first) and first[0] < self._newest[number]:
-                raise NoSuccessorError(
-                    f"batch {first[0]} was too large for the memory there was, and others came"
-                )
+                raise NoSuccessorError(f"batch {first[0]} was too large, and later ones came")
             try:
                 reader = states.make_successor(number, is_resuming=number in self._resuming)
             except Exception as error:  # from the user's state_dict()
@@ -405,7 +388,8 @@ class ProcessIter(WorkerIter):
             first = self._parent_end.first_task(number)
         task = ""
         if _is_batch(first):
-            task = f"; it was to make batch {first[0]} (indices {quote_indices(first[1])})"
+            indices = batch_pickle.quote_indices(first[1])
+            task = f"; it was to make batch {first[0]} (indices {indices})"
         return self._pool.workers[number].explain_death(task, self._replaces_dead)
 
     # ---- the end

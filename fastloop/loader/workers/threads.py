@@ -363,8 +363,7 @@ class ThreadIter(WorkerIter):
             line = "" if frame is None else f" ({frame.f_code.co_filename}, line {frame.f_lineno})"
             warnings.warn(
                 f"worker thread {thread.number} is still in code of the dataset{line}, "
-                f"{PATIENCE_S} s after its iterator was closed. A thread cannot be ended: it goes "
-                "on in the background until that code returns",
+                f"{PATIENCE_S} s after its iterator was closed, and goes on until that returns",
                 RuntimeWarning,
                 stacklevel=2,
             )
