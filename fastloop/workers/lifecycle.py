@@ -17,8 +17,10 @@ import pickle
 import signal
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from multiprocessing import forkserver, reduction, util
+from multiprocessing import process as processes
 from multiprocessing.context import BaseContext
 from time import monotonic, sleep
 from typing import Any
@@ -54,10 +56,24 @@ def is_exiting() -> bool:
     return ask is None or bool(ask())
 
 
+_workers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _disown_workers() -> None:
+    """Keep processes that the program forks from ending their parent's workers, as multiprocessing
+    does when they exit."""
+    for process in list(_workers):
+        processes._children.discard(process)  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_disown_workers)
+
+
 class WorkerProcess:
     """A process of the user's context. Ctrl-C does not reach it before it can end quietly."""
 
     def __init__(self, process: Any) -> None:
+        _workers.add(process)
         self._process = process
         self._fork_id = 0  # its name in _core
         process.daemon = True

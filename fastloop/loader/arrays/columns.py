@@ -147,23 +147,17 @@ class Columns:
     """The columns of a dataset, and the structure of the batches that C makes of them.
 
     Attributes:
-        rows: the rows of the table that the dataset has, in its order; None: all.
         kind: the kind of data, for ``stats().why``.
-
-    ``open_source`` adds, for the dataset of a loader:
-
-    Attributes:
-        table: the columns as the C core takes them.
         maps: the rows that Subsets, or the indices of a dataset, leave; innermost first.
+        table: the columns as the C core takes them; by ``open_source``, as the next.
         dataset: below its Subsets.
     """
 
     structure: Structure
     all: list[Column] = dataclass_field(default_factory=list)
-    rows: Vector | None = None
     kind: str = "plain arrays"
-    table: Any = None
     maps: tuple[Vector, ...] = ()
+    table: Any = None
     dataset: Any = None
 
     def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
@@ -286,12 +280,12 @@ def is_hugging_face(dataset: object) -> bool:
     return type(dataset) is getattr(module, "Dataset", None)
 
 
-def _selected_rows(dataset: Any) -> Vector | None:
-    """Return the rows that shuffle() and select() have left; None: all."""
+def _selected_rows(dataset: Any) -> tuple[Vector, ...]:
+    """Return the rows that shuffle() and select() have left; (): all."""
     if dataset._indices is None:
-        return None
+        return ()
     chunks = [chunk.to_numpy().view(np.int64) for chunk in dataset._indices.table.column(0).chunks]
-    return chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.int64), *chunks])
+    return (chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.int64), *chunks]),)
 
 
 def _flatten(chunk: Any) -> tuple[Any, list[int]]:
@@ -351,8 +345,7 @@ def take_hugging_face(dataset: Any) -> Columns:
     names = [name for name in every if picked is None or name in picked]
     if dataset._output_all_columns and len(names) < len(every):
         raise NotCoveredError("output_all_columns=True adds columns without the format")
-    rows = _selected_rows(dataset)
-    columns = Columns(dict.fromkeys(names), rows=rows, kind="Arrow columns")
+    columns = Columns(dict.fromkeys(names), kind="Arrow columns", maps=_selected_rows(dataset))
     for name in names:
         segments = _segments_of(dataset, name)
         first, *others = {str(segment.array.dtype) for segment in segments}
@@ -472,7 +465,5 @@ def open_source(dataset: Any, pin: bool, takers: Sequence[Taker] = TAKERS) -> Co
         watch(columns.table)
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
-    if columns.rows is not None:
-        maps.insert(0, columns.rows)
-    columns.maps, columns.dataset = tuple(maps), dataset
+    columns.maps, columns.dataset = (*columns.maps, *maps), dataset
     return columns
