@@ -88,11 +88,6 @@ def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-# The containers around the outputs of a batch, in the form that C takes: None for the next output,
-# a tuple of structures for a list, a dict of structures for a dict.
-Structure = Any
-
-
 class Segment(NamedTuple):
     """Rows of one array: the first `rows`, or those whose numbers are in a vector."""
 
@@ -147,13 +142,15 @@ class Columns:
     """The columns of a dataset, and the structure of the batches that C makes of them.
 
     Attributes:
+        structure: the containers around the outputs of a batch, in the form that C takes: None for
+            the next output, a tuple of structures for a list, a dict of structures for a dict.
         kind: the kind of data, for ``stats().why``.
         maps: the rows that Subsets, or the indices of a dataset, leave; innermost first.
         table: the columns as the C core takes them; by ``open_source``, as the next.
         dataset: below its Subsets.
     """
 
-    structure: Structure
+    structure: Any
     all: list[Column] = dataclass_field(default_factory=list)
     kind: str = "plain arrays"
     maps: tuple[Vector, ...] = ()

@@ -156,7 +156,7 @@ class ProcessIter(WorkerIter):
             self._pending = None
             self._parent_end.run_ahead(self._rcvd_idx if self._in_order else -1)
             if not self._delivered:
-                raise RuntimeError("close() or iter() was called on the loader inside next()")
+                raise RuntimeError("the loader was closed or begun anew inside next()")
             return self._delivered.pop()
         finally:
             self._is_taking = False
