@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections import Counter
 from time import monotonic
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -45,11 +45,6 @@ _STREAM = (
 
 class NoSuccessorError(Exception):
     """A dead worker gets no successor: the text says why, as a part of a sentence."""
-
-
-def _is_batch(task: Any) -> TypeGuard[tuple[int, Any]]:
-    """Tell a task (number, indices) from an order to begin an epoch."""
-    return isinstance(task, tuple)
 
 
 class ProcessIter(WorkerIter):
@@ -350,7 +345,7 @@ class ProcessIter(WorkerIter):
     def _count_death(self, number: int, code: int | None) -> None:
         """Count a death. Raise NoSuccessorError if no process may take the dead worker's place."""
         taken, task = self._parent_end.begun(number)
-        if taken == 0 or (task is not None and not _is_batch(task)):
+        if taken == 0 or isinstance(task, Order):
             self._early[number] += 1
             times = self._early[number]
             if times >= (_MOST_EXITS if code is not None and code >= 0 else _MOST_KILLS):
@@ -371,7 +366,7 @@ class ProcessIter(WorkerIter):
         states, is_map, reader = self._epoch.states, self._dataset_kind == DatasetKind.Map, None
         if states is not None:
             first = self._parent_end.first_task(number)
-            if not is_map and _is_batch(first) and first[0] < self._newest[number]:
+            if not is_map and isinstance(first, tuple) and first[0] < self._newest[number]:
                 raise NoSuccessorError(f"batch {first[0]} was too large, and later ones came")
             try:
                 reader = states.make_successor(number, is_resuming=number in self._resuming)
@@ -384,10 +379,10 @@ class ProcessIter(WorkerIter):
 
     def _explain_death(self, number: int) -> str:
         _, first = self._parent_end.begun(number)
-        if not _is_batch(first):
+        if not isinstance(first, tuple):
             first = self._parent_end.first_task(number)
         task = ""
-        if _is_batch(first):
+        if isinstance(first, tuple):
             indices = batch_pickle.quote_indices(first[1])
             task = f"; it was to make batch {first[0]} (indices {indices})"
         return self._pool.workers[number].explain_death(task, self._replaces_dead)
