@@ -178,11 +178,16 @@ class SharedFile:
             self._fd = os.memfd_create("fastloop", os.MFD_CLOEXEC)
         return self._fd
 
-    def write(self, data: Any) -> Place:
-        """Write `data` at the end. Return its place: offset, bytes."""
+    def write(self, data: Any, over: Place | None = None) -> Place:
+        """Write `data` at the end, or over a place that nobody reads any more, if it fits there.
+        Return its place: offset, bytes."""
         view = memoryview(data).cast("B")
-        offset, done = self._end, 0
-        self._end += -(-len(view) // _PAGE) * _PAGE
+        if over is not None and len(view) <= over[1] + -over[1] % _PAGE:
+            offset = over[0]
+        else:
+            offset = self._end
+            self._end += len(view) + -len(view) % _PAGE
+        done = 0
         while done < len(view):
             done += os.pwrite(self.fd(), view[done:], offset + done)
         return offset, len(view)
@@ -259,13 +264,14 @@ class DatasetTransfer:
     def __init__(self, arguments: dict[str, Any], address: Address, file: SharedFile) -> None:
         self.contents = arguments, address
         self._file = file
+        self._pickled: Place | None = None  # where the last pickle lies
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments, (fd, *rest, _) = self.contents
         data = io.BytesIO()
         pickler = _DatasetPickler(data, self._file)
         pickler.dump(arguments)
-        pickled = self._file.write(data.getbuffer())
+        self._pickled = pickled = self._file.write(data.getbuffer(), self._pickled)
         descriptors = reduction.DupFd(fd), reduction.DupFd(self._file.fd())
         return _receive, (*descriptors, rest, [pickled, *pickler.places])
 
