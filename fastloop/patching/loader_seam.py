@@ -18,8 +18,7 @@ from fastloop.device.prefetch import Prefetcher
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.iterators import iterate_anew, open_iterator
-from fastloop.loader.shared import Shared, shared_of
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import Shared, SyncIter, shared_of
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
 # The one class known whose __init__ does not call torch's.
@@ -40,7 +39,7 @@ def _describe(loader: DataLoader[Any], iterator: Any) -> str:
     workers = f"{number} worker process{'es' * (number != 1)}"
     if isinstance(iterator, ArrayIter):
         how = "gathered by C"
-    elif isinstance(iterator, SyncIter) and iterator._collate is not None:
+    elif isinstance(iterator, SyncIter) and iterator._collation.core is not None:
         how = "in this process, collated by C"
     elif isinstance(iterator, SyncIter):
         how = "own collate without workers: torch's speed"

@@ -69,7 +69,7 @@ def test_persistent_workers_would_never_see_a_change(is_patched: bool) -> None:
     loader = cls(data, SIZE, num_workers=2, persistent_workers=True)
     assert sum(1 for _ in loader) == ROWS // SIZE
     data.tensors[1].add_(1)
-    with pytest.warns(RuntimeWarning, match="Persistent worker processes would never see"):
+    with pytest.warns(RuntimeWarning, match="worker processes would keep those of iter"):
         iter(loader)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is said once
@@ -112,23 +112,6 @@ def test_a_change_before_the_first_batch_is_noticed() -> None:
     x.zero_()
     with pytest.warns(RuntimeWarning, match="were changed in place"):
         next(iterator)
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_warning_that_is_an_error_costs_no_batch(persistent: bool) -> None:
-    x = torch.arange(float(ROWS))
-    loader = DataLoader(TensorDataset(x), SIZE, num_workers=2, persistent_workers=persistent)
-    iterator = iter(loader)
-    found = [next(iterator)[0]]
-    x.add_(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(RuntimeWarning, match="were changed in place"):
-            next(iterator)
-        assert loader.state_dict()["yielded"] == 1
-        found += [batch for (batch,) in iterator]
-        assert torch.equal(torch.cat(found), x)
-        assert sum(1 for _ in loader) == ROWS // SIZE  # nothing of the epoch before
 
 
 @pytest.mark.parametrize("is_over", [False, True])

@@ -87,9 +87,9 @@ def test_workers_that_take_no_states_of_a_map_style_dataset(path: str) -> None:
     iterator = iter(loader := loader_of(MapWithState(9), 2))
     next(iterator)
     other = loader_of(MapWithState(9), 2, path=path)
-    with pytest.raises(ValueError, match=rf"MapWithState.* 2 workers of path='{path}' load none"):
+    with pytest.raises(ValueError, match=rf"2 workers of path='{path}' load no state"):
         other.load_state_dict(loader.state_dict(), strict=True)
-    with pytest.warns(UserWarning, match="load none .*; the dataset is not set to them"):
+    with pytest.warns(UserWarning, match="load no state .*; the dataset is not set to its state"):
         other.load_state_dict(loader.state_dict())
     assert [batch[0] for batch in read(other, 1)[0]] == [[2, 3], [4, 5], [6, 7], [8]]
 

@@ -28,7 +28,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import fastloop
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 from fastloop.patching.seams import Place
 

@@ -192,7 +192,7 @@ class ImageFolder(EpochDataset):
         # torch's collate stacks channels_last in another layout.
         like = plan.empty() if plan is not None and plan.out_layout != "channels_last" else None
         with borrow_places(like, len(indices)) as places:
-            # One by one: a thread that is closed stops between two samples (workers/threads.py).
+            # One by one: a worker thread that is closed stops between two samples.
             return [
                 self._sample(*read_item(index, len(self)), place)
                 for index, place in zip(indices, places, strict=True)

@@ -23,10 +23,9 @@ from fastloop.base.torch_parts import MapFetcher, Methods, pin_memory
 from fastloop.data.epochs import EpochDataset
 from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.destinations import Destination, find_destination
-from fastloop.loader.arrays.columns import Source, as_vector, gives_views
-from fastloop.loader.resume.epoch import LoaderEpoch, ResumableIter
+from fastloop.loader.arrays.columns import Columns, as_vector, gives_views
+from fastloop.loader.resume.position import LoaderEpoch, ResumableIter
 from fastloop.loader.shared import Shared
 
 _BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is given
@@ -147,36 +146,17 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 # ---- the iterator
 
 
-def _refuse_batches() -> Iterator[Any]:
-    """Stand in for the sampler's iterator where C cuts batches out of whole blocks: indices that a
-    program took from it would be missing in the epoch."""
-    yield from ()
-    raise RuntimeError(
-        "_sampler_iter of an iterator on the array path gives no batches, because the sampler is "
-        "read in blocks; pass path='torch' to the loader, or use load_state_dict() to skip"
-    )
-
-
-def _level_of_program() -> int:
-    """Return the stacklevel that names, in a warning of the caller, the line outside fastloop and
-    torch."""
-    level, frame = 0, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("fastloop.", "torch.")):
-        level, frame = level + 1, frame.f_back
-    return level + 1
-
-
 class ArrayIter(ResumableIter):
     """An iterator over batches that C gathers. Random numbers are drawn when torch draws them: the
     base seed in ``__init__``, the permutation when the first index is needed."""
 
+    _shared: Shared
     _workers = ()  # torch's name for the worker processes
-    _kept: tuple[Any, ...] = ()  # the batch that came with a warning that is an error
 
     def __init__(
         self,
         loader: DataLoader[Any],
-        source: Source,
+        source: Columns,
         shared: Shared,
         accelerator: Accelerator | None,
         is_live: bool = False,
@@ -213,15 +193,11 @@ class ArrayIter(ResumableIter):
 
     def _open_destination(self, accelerator: Accelerator | None) -> Destination | None:
         """Return where batches arrive; None: in the loader's own CPU memory."""
-        copies_in_c = False
         # Without workers a copy by C would wait for all that the loop has queued.
-        if accelerator is not None and self._num_workers > 0:
-            if has_uploads(accelerator):
-                fields, index = self._source.table.outputs, accelerator.device.index
-                copies_in_c = self._shared.memory_for_arrays(fields, index).device >= 0
-            else:
-                self._shared.fault = find_upload_fault(accelerator)
-        return find_destination(accelerator, copies_in_c, is_pinned=self._pin_memory)
+        if accelerator is None or self._num_workers == 0:
+            return find_destination(accelerator, False, self._pin_memory)
+        fields = self._source.table.outputs
+        return self._shared.open_destination(accelerator, self._pin_memory, False, fields)[1]
 
     @property
     def is_on_device(self) -> bool:
@@ -244,7 +220,7 @@ class ArrayIter(ResumableIter):
         self._is_closed = False
         self._array_loader = ArrayLoader(
             table=table,
-            pool=self._shared.memory_for_arrays(source.table.outputs, device),
+            pool=self._shared.memory(False, source.table.outputs, device),
             fetch=partial(self._datasets.call, fetcher.fetch),
             structure=source.structure,
             maps=source.maps,
@@ -270,7 +246,8 @@ class ArrayIter(ResumableIter):
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
-            self._sampler_iter = _refuse_batches()
+            # C cuts batches out of whole blocks: indices that a program took would be missing.
+            self._sampler_iter = iter(())
             remaining = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
             self._array_loader.restart(remaining, _BLOCKS, sampler, self._random_epoch)
         else:
@@ -285,7 +262,6 @@ class ArrayIter(ResumableIter):
         is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
         if not first_iter and not is_usable:
             self._open_loader()
-        self._kept = ()
         self._restart()
 
     def _warn_of_change(self) -> None:
@@ -295,17 +271,14 @@ class ArrayIter(ResumableIter):
         self._versions = {}
         name = type(self._dataset).__name__
         changed = f"the data of the {name} were changed in place while workers loaded them"
-        if self._persistent_workers:
-            later = "Persistent worker processes would never see the change"
-        else:
-            later = "Worker processes would keep the data of iter(), and load the next epochs"
-            self._shared.changed = changed
+        if not self._persistent_workers:
+            self._shared.changed = changed  # process workers load the next epochs
         warnings.warn(
-            f"{changed}; batches may hold old values or new ones, because threads gather them from "
-            f"the data themselves. {later}. fastloop.DataLoader(path='array') asks for the data at "
-            "the time of gathering, and does not warn",
+            f"{changed}; batches may hold old values or new ones: threads gather from the data, "
+            "where worker processes would keep those of iter(). "
+            "fastloop.DataLoader(path='array') asks for the present data",
             RuntimeWarning,
-            stacklevel=_level_of_program(),
+            stacklevel=3,
         )
 
     def _goes_on_in_child(self) -> bool:
@@ -330,10 +303,6 @@ class ArrayIter(ResumableIter):
     def __next__(self) -> Any:
         if self._destination is not None:
             self._destination.check()
-        if self._kept:
-            (data,), self._kept = self._kept, ()
-            self._num_yielded += 1
-            return data
         try:
             if tools._is_profiler_enabled:
                 data = named("next", super().__next__)()
@@ -350,16 +319,11 @@ class ArrayIter(ResumableIter):
                 raise
             return self.__next__()
         if self._versions:
-            try:
-                self._warn_of_change()
-            except RuntimeWarning:  # warnings are errors: the next next() gives this batch
-                self._kept = (data,)
-                self._num_yielded -= 1
-                raise
+            self._warn_of_change()
         return data
 
     def close(self) -> None:
-        self._is_closed, self._kept = True, ()
+        self._is_closed = True
         self._array_loader.close()
 
     def _shutdown_workers(self) -> None:

@@ -18,13 +18,8 @@ from fastloop.data.field import Array, Field, MappedFile, torch_dtype
 from fastloop.data.sequences.pad import LABEL_PADDING, PackCollate, PadCollate
 from fastloop.data.sequences.ragged import RaggedField
 from fastloop.data.sequences.sample_fields import SampleField, make_fill, take_apart
-from fastloop.loader.arrays.columns import (
-    Columns,
-    NotCoveredError,
-    check_tensor,
-    pin_storage,
-    take_arrays,
-)
+from fastloop.loader.arrays import columns
+from fastloop.loader.arrays.columns import Columns, NotCoveredError
 
 _Source = Field | RaggedField
 
@@ -47,9 +42,9 @@ def _make_column(
     """Return the arguments of ``Columns.add`` for an output that C makes of sequences."""
     name, values = field.name, _values_of(field)
     if isinstance(values, torch.Tensor):
-        check_tensor(name, values)
+        columns.check_tensor(name, values)
         is_plain = values.is_contiguous()
-        values = pin_storage(values)
+        values = columns.pin_storage(values)
     else:
         is_plain = values.flags.c_contiguous and values.flags.aligned
     if not is_plain:
@@ -174,7 +169,7 @@ def take_ragged(dataset: object) -> Columns:
         padding = bytes(torch_dtype(field.array.values).itemsize)
         return _make_column(field, "padded", padding=padding)
 
-    return take_arrays(dataset, make)
+    return columns.take_arrays(dataset, make)
 
 
 def take_sequences(dataset: object, collate_fn: Any) -> Columns:
@@ -185,10 +180,9 @@ def take_sequences(dataset: object, collate_fn: Any) -> Columns:
         TypeError, ValueError: errors that the collate itself raises.
     """
     if type(dataset) is not ArrayDataset:
-        raise NotCoveredError(
-            f"threads of C gather for {type(collate_fn).__name__} from an ArrayDataset, and the "
-            f"dataset is a {type(dataset).__name__}"
-        )
+        served, name = type(collate_fn).__name__, type(dataset).__name__
+        text = f"threads of C gather for {served} from an ArrayDataset"
+        raise NotCoveredError(f"{text}, and the dataset is a {name}")
     if dataset._untranslated:
         raise NotCoveredError(dataset._untranslated)
     if isinstance(collate_fn, PadCollate):

@@ -17,7 +17,7 @@ from fastloop.base.torch_parts import MultiIter, difference
 from fastloop.data.collate import is_image_folder
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 from fastloop.loader.workers.threads import ThreadIter
 
