@@ -26,6 +26,7 @@ from fastloop.device.destinations import Destination, find_destination
 from fastloop.loader.resume.position import Position, ResumableIter
 
 CLOSED = "the loader of this iterator was closed; call iter() on it again"
+_KILLED_S = 5.0  # for a worker after SIGTERM
 # torch's errors for samples of several shapes; the second where a worker's collate makes room in
 # shared memory.
 _SIZE_ERRORS = ("stack expects each tensor to be equal size", "storage that is not resizable")
@@ -295,7 +296,11 @@ class TorchProcessIter(MultiIter, LockedIter):
 
     def close(self) -> None:
         super().close()
+        was_open = not self._shutdown
         self._shutdown_workers()
+        # torch before 2.13 kills workers that do not end, and leaves them as zombies.
+        for worker in self._workers if was_open else ():
+            worker.join(_KILLED_S)
 
     def _finalize(self) -> None:
         super()._finalize()

@@ -114,6 +114,23 @@ def test_a_change_before_the_first_batch_is_noticed() -> None:
         next(iterator)
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_warning_that_is_an_error_costs_no_batch(persistent: bool) -> None:
+    x = torch.arange(float(ROWS))
+    loader = DataLoader(TensorDataset(x), SIZE, num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    found = [next(iterator)[0]]
+    x.add_(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="were changed in place"):
+            next(iterator)
+        assert loader.state_dict()["yielded"] == 1
+        found += [batch for (batch,) in iterator]
+        assert torch.equal(torch.cat(found), x)
+        assert sum(1 for _ in loader) == ROWS // SIZE  # nothing of the epoch before
+
+
 @pytest.mark.parametrize("is_over", [False, True])
 def test_the_batch_of_such_a_warning_ends_with_its_epoch(is_over: bool) -> None:
     x = torch.arange(float(ROWS))

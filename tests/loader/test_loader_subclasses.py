@@ -124,7 +124,7 @@ def test_batches_cannot_be_skipped_where_the_sampler_is_read_in_blocks(workers: 
     """Programs that resume by next(iterator._sampler_iter) must not lose an epoch by it."""
     loader = DataLoader(small_dataset(), 5, num_workers=workers)
     iterator: Any = iter(loader)
-    with pytest.raises(StopIteration):
+    with pytest.raises(RuntimeError, match="pass path='torch'"):
         next(iterator._sampler_iter)
     assert labels(iterator) == in_fives()
     single: Any = iter(DataLoader(small_dataset(), batch_sampler=in_fives()))

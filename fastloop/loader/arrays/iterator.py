@@ -146,12 +146,32 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 # ---- the iterator
 
 
+def _refuse_batches() -> Iterator[Any]:
+    """Stand in for the sampler's iterator where C cuts batches out of whole blocks: indices that a
+    program took from it would be missing in the epoch."""
+    yield from ()
+    raise RuntimeError(
+        "_sampler_iter of an iterator on the array path gives no batches, because the sampler is "
+        "read in blocks; pass path='torch' to the loader, or use load_state_dict() to skip"
+    )
+
+
+def _level_of_program() -> int:
+    """Return the stacklevel that names, in a warning of the caller, the line outside fastloop and
+    torch."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("fastloop.", "torch.")):
+        level, frame = level + 1, frame.f_back
+    return level + 1
+
+
 class ArrayIter(ResumableIter):
     """An iterator over batches that C gathers. Random numbers are drawn when torch draws them: the
     base seed in ``__init__``, the permutation when the first index is needed."""
 
     _shared: Shared
     _workers = ()  # torch's name for the worker processes
+    _kept: tuple[Any, ...] = ()  # the batch that came with a warning that is an error
 
     def __init__(
         self,
@@ -246,8 +266,7 @@ class ArrayIter(ResumableIter):
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
-            # C cuts batches out of whole blocks: indices that a program took would be missing.
-            self._sampler_iter = iter(())
+            self._sampler_iter = _refuse_batches()
             remaining = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
             self._array_loader.restart(remaining, _BLOCKS, sampler, self._random_epoch)
         else:
@@ -262,6 +281,7 @@ class ArrayIter(ResumableIter):
         is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
         if not first_iter and not is_usable:
             self._open_loader()
+        self._kept = ()
         self._restart()
 
     def _warn_of_change(self) -> None:
@@ -278,7 +298,7 @@ class ArrayIter(ResumableIter):
             "where worker processes would keep those of iter(). "
             "fastloop.DataLoader(path='array') asks for the present data",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=_level_of_program(),
         )
 
     def _goes_on_in_child(self) -> bool:
@@ -303,6 +323,10 @@ class ArrayIter(ResumableIter):
     def __next__(self) -> Any:
         if self._destination is not None:
             self._destination.check()
+        if self._kept:
+            (data,), self._kept = self._kept, ()
+            self._num_yielded += 1
+            return data
         try:
             if tools._is_profiler_enabled:
                 data = named("next", super().__next__)()
@@ -319,11 +343,16 @@ class ArrayIter(ResumableIter):
                 raise
             return self.__next__()
         if self._versions:
-            self._warn_of_change()
+            try:
+                self._warn_of_change()
+            except RuntimeWarning:  # warnings are errors: the next next() gives this batch
+                self._kept = (data,)
+                self._num_yielded -= 1
+                raise
         return data
 
     def close(self) -> None:
-        self._is_closed = True
+        self._is_closed, self._kept = True, ()
         self._array_loader.close()
 
     def _shutdown_workers(self) -> None:
