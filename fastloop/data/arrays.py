@@ -13,7 +13,7 @@ from fastloop._core import ImagePlan
 from fastloop.base.checks import make_message, read_choice, read_int
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field, read_row, torch_dtype
-from fastloop.data.sequences.ragged import RaggedArray, RaggedField
+from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.transforms.dataset_transform import FieldTransform, is_torchvision
 from fastloop.data.transforms.ops import is_own
 from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS
@@ -23,16 +23,16 @@ _VIEWS = 256
 _ITEMS = "an index, (index, view), or a slice, a list or a vector of these"
 
 
-def _make_field(name: str, value: object) -> Field | RaggedField:
+def _make_field(name: str, value: object) -> Field | RaggedArray:
     if isinstance(value, RaggedArray):
-        return RaggedField(name, value)
+        return value.over(value.offsets, name)
     if isinstance(value, (list, tuple)) and all(isinstance(x, _NUMBERS) for x in value):
         value = torch.tensor(value, device="cpu")
     return Field(name, value)
 
 
-def _is_of_images(field: Field | RaggedField) -> bool:
-    if isinstance(field, RaggedField) or field.source.ndim != 4:
+def _is_of_images(field: Field | RaggedArray) -> bool:
+    if isinstance(field, RaggedArray) or field.source.ndim != 4:
         return False
     return torch_dtype(field.source) is torch.uint8
 
@@ -142,9 +142,9 @@ class ArrayDataset(EpochDataset):
         return {0: transform}
 
     def _make_transform(
-        self, field: Field | RaggedField, transform: Any, layout: str, out_layout: str
+        self, field: Field | RaggedArray, transform: Any, layout: str, out_layout: str
     ) -> FieldTransform:
-        if isinstance(field, RaggedField):
+        if isinstance(field, RaggedArray):
             raise TypeError(f"{field.name} is a RaggedArray, which has no transforms")
         if isinstance(transform, type) or not callable(transform):
             rule = "an operation of fastloop.transforms, a Compose of several, or a function"
@@ -181,7 +181,7 @@ class ArrayDataset(EpochDataset):
         return [self[index] for index in indices]
 
     def _size_remedy(self) -> str:
-        if not any(isinstance(field, RaggedField) for field in self._fields):
+        if not any(isinstance(field, RaggedArray) for field in self._fields):
             return ""
         return (
             "Sequences of a RaggedArray have several lengths: pass "

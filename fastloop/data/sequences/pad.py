@@ -6,15 +6,15 @@ functions do otherwise, with the same results.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 
 from fastloop._core import Collate
 from fastloop.base.checks import make_message, read_choice, read_optional_int
+from fastloop.base.tensors import DTYPES
 from fastloop.base.torch_parts import default_collate
 from fastloop.data.collate import make_collate
 from fastloop.data.sequences.sample_fields import (
@@ -23,7 +23,6 @@ from fastloop.data.sequences.sample_fields import (
     as_tensors,
     check_element,
     is_number,
-    make_fill,
     take_apart,
 )
 
@@ -31,15 +30,28 @@ LABEL_PADDING = -100
 _INT32_MAX = 2**31 - 1
 
 
-def _float_bits() -> int:
-    return torch.finfo(torch.get_default_dtype()).bits
+def element_of(field: SampleField, value: Any, dtype: torch.dtype) -> bytes:
+    """Return the bytes of a padding value in the dtype of the field."""
+    element = torch.tensor([check_element(field, value, dtype)], dtype=dtype, device="cpu")
+    return element.view(torch.uint8).numpy().tobytes()
 
 
 def _collate_others(field: SampleField, core: Collate | None) -> Any:
     values = field.values if field.is_named else tuple(field.values)
-    if core is None:
-        return default_collate(values)
-    return core.stack(values)
+    return default_collate(values) if core is None else core.stack(values)
+
+
+def _lay(tensors: list[torch.Tensor], starts: list[int], shape: tuple[int, int], value: Any) -> Any:
+    """Return a tensor with each of these at its start, rows end to end; the rest is the padding."""
+    laid = tensors[0].new_full(shape, value)
+    flat = laid.view(-1)
+    for start, tensor in zip(starts, tensors, strict=True):
+        flat[start : start + len(tensor)] = tensor
+    return laid
+
+
+def _float_bits() -> int:
+    return torch.finfo(torch.get_default_dtype()).bits
 
 
 class SequenceCollate:
@@ -68,6 +80,17 @@ class SequenceCollate:
 
     def _make_outputs(self, core: Collate | None, fields: Fields) -> dict[Hashable, Any]:
         raise NotImplementedError
+
+    def _fill(self, field: SampleField, value: Any) -> Callable[[int], bytes]:
+        """Return a function from the number of a dtype to the bytes of the padding."""
+
+        def fill(number: int) -> bytes:
+            key = field.key, number
+            if key not in self._elements:
+                self._elements[key] = element_of(field, value, DTYPES[number])
+            return self._elements[key]
+
+        return fill
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_own"}
@@ -169,81 +192,62 @@ class PadCollate(SequenceCollate):
         value, is_int64 = field.padding(self.padding_value, self._mask), field.is_int64(self._mask)
         is_left, multiple = self.padding_side == "left", self.pad_to_multiple_of or 1
         if core is not None:
-            fill = make_fill(field, value, self._elements)
             most = -1 if self.max_length is None else self.max_length
-            layout = field.values, fill, is_int64, is_left, multiple, most
-            result = core.pad(*layout, has_mask, has_lengths, _float_bits())
+            layout = self._fill(field, value), is_int64, is_left, multiple, most
+            result = core.pad(field.values, *layout, has_mask, has_lengths, _float_bits())
             if result is not NotImplemented:
                 return result
         tensors = [tensor[: self.max_length] for tensor in as_tensors(field, is_int64)]
-        width = -(-max(map(len, tensors)) // multiple) * multiple
+        sizes = list(map(len, tensors))
+        width = -(-max(sizes) // multiple) * multiple
         value = check_element(field, value, tensors[0].dtype)
-        padded = tensors[0].new_full((len(tensors), width), value)
-        mask = padded.new_zeros(padded.shape, dtype=torch.int64)
-        for i, tensor in enumerate(tensors):
-            place = slice(width - len(tensor), None) if is_left else slice(len(tensor))
-            padded[i, place] = tensor
-            mask[i, place] = 1
-        lengths = torch.tensor(list(map(len, tensors)), device=padded.device)
-        return padded, mask if has_mask else None, lengths if has_lengths else None
+        starts = [i * width + (width - size) * is_left for i, size in enumerate(sizes)]
+        shape = len(tensors), width
+        padded = _lay(tensors, starts, shape, value)
+        ones = [padded.new_ones(size, dtype=torch.int64) for size in sizes]
+        mask = _lay(ones, starts, shape, 0) if has_mask else None
+        return padded, mask, torch.tensor(sizes, device=padded.device) if has_lengths else None
 
 
 # ---- packing: C has the same errors, in fl_packing.c and fl_column_pack.c
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The places of the sequences of a batch in the rows that are packed."""
 
-    count: int
-    width: int
+    shape: tuple[int, int]
     order: list[int]  # of samples, as they lie there
     starts: list[int]  # of each in that order, in the rows laid end to end
-    lengths: list[int]
     bounds: list[int]  # of segments, padding too
 
 
-def _choose_rows(lengths: list[int], max_tokens: int) -> tuple[list[list[int]], list[int]]:
-    """Return the samples of each row, and the room that is left there. Each sample goes into the
-    first row with room for it."""
+def _lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
+    """Lay sequences in rows, each in the first with room for it; without ``max_tokens``, all in one
+    row."""
+    width = sum(lengths) if max_tokens is None else max_tokens
     rows: list[list[int]] = [[]]
-    room = [max_tokens]
+    room = [width]
     for i, length in enumerate(lengths):
-        if length > max_tokens:
+        if length > width:
             raise ValueError(
-                f"sample {i} of the batch has {length} tokens, more than max_tokens={max_tokens}; "
+                f"sample {i} of the batch has {length} tokens, more than max_tokens={width}; "
                 "cut it, or pass a larger max_tokens"
             )
         row = next((row for row, free in enumerate(room) if length <= free), len(rows))
         if row == len(rows):
             rows.append([])
-            room.append(max_tokens)
+            room.append(width)
         rows[row].append(i)
         room[row] -= length
-    return rows, room
-
-
-def _lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
-    """Lay sequences in rows; without ``max_tokens``, all in one row."""
-    width = sum(lengths) if max_tokens is None else max_tokens
-    rows, room = _choose_rows(lengths, width)
-    starts, bounds = [], [0]
+    order, starts, bounds = [], [], [0]
     for samples, free in zip(rows, room, strict=True):
         for i in samples:
+            order.append(i)
             starts.append(bounds[-1])
             bounds.append(bounds[-1] + lengths[i])
         if free > 0:
             bounds.append(bounds[-1] + free)
-    order = list(chain.from_iterable(rows))
-    return Rows(len(rows), width, order, starts, [lengths[i] for i in order], bounds)
-
-
-def _lengths_of(field: SampleField) -> list[int]:
-    try:
-        return [len(value) for value in field.values]
-    except TypeError:
-        as_tensors(field, False)  # names the value that is not a sequence
-        raise
+    return Rows((len(rows), width), order, starts, bounds)
 
 
 class PackCollate(SequenceCollate):
@@ -287,18 +291,18 @@ class PackCollate(SequenceCollate):
     def _make_outputs(self, core: Collate | None, fields: Fields) -> dict[Hashable, Any]:
         main = fields.main()
         outputs: dict[Hashable, Any] = {}
-        lengths = _lengths_of(main)
+        lengths = main.lengths()
         rows = _lay_in_rows(lengths, self.max_tokens)
-        if rows.count * rows.width > _INT32_MAX:
+        if rows.bounds[-1] > _INT32_MAX:
             raise ValueError(
-                f"the batch has {rows.count * rows.width} tokens, more than cu_seqlens can count "
+                f"the batch has {rows.bounds[-1]} tokens, more than cu_seqlens can count "
                 f"({_INT32_MAX}); make batches smaller"
             )
         for field in fields.all:
             if not field.holds_sequences:
                 outputs[field.name] = _collate_others(field, core)
             elif field.key != "attention_mask":
-                own = _lengths_of(field)
+                own = field.lengths()
                 if own != lengths:
                     i = next(i for i in range(len(own)) if own[i] != lengths[i])
                     raise ValueError(
@@ -306,31 +310,31 @@ class PackCollate(SequenceCollate):
                         f"{lengths[i]}; sequences of a sample are packed side by side and must "
                         "have one length"
                     )
-                outputs[field.name] = self._pack(core, field, rows, field.name == "labels")
+                outputs[field.name] = self._pack(core, field, rows, own)
         if main.key == "input_ids" and "labels" not in outputs:
             labels = SampleField("labels", "labels", main.values, True, True)
-            outputs["labels"] = self._pack(core, labels, rows, True)
+            outputs["labels"] = self._pack(core, labels, rows, lengths)
         self._add_segments(core, fields, rows, outputs)
         return outputs
 
-    def _pack(self, core: Collate | None, field: SampleField, rows: Rows, is_label: bool) -> Any:
-        value = LABEL_PADDING if is_label else field.padding(0)
-        is_int64 = field.is_int64()
+    def _pack(
+        self, core: Collate | None, field: SampleField, rows: Rows, lengths: list[int]
+    ) -> Any:
+        is_label = field.name == "labels"
+        value, is_int64 = LABEL_PADDING if is_label else field.padding(0), field.is_int64()
         if core is not None:
-            in_order = [field.values[i] for i in rows.order]
-            fill = make_fill(field, value, self._elements, is_label)
-            layout = rows.starts, rows.lengths, rows.count, rows.width
-            result = core.pack(in_order, *layout, fill, is_int64, is_label, _float_bits())
+            ordered = [field.values[i] for i in rows.order]
+            layout = rows.starts, [lengths[i] for i in rows.order], *rows.shape
+            rule = self._fill(field, value), is_int64, is_label, _float_bits()
+            result = core.pack(ordered, *layout, *rule)
             if result is not NotImplemented:
                 return result
         tensors = as_tensors(field, is_int64)
-        value = check_element(field, value, tensors[0].dtype, is_label)
-        packed = tensors[0].new_full((rows.count, rows.width), value)
-        flat = packed.view(-1)
-        for i, start, length in zip(rows.order, rows.starts, rows.lengths, strict=True):
-            flat[start : start + length] = tensors[i]
-            if is_label and length > 0:
-                flat[start] = value
+        value = check_element(field, value, tensors[0].dtype)
+        packed = _lay([tensors[i] for i in rows.order], rows.starts, rows.shape, value)
+        if is_label:
+            firsts = [start for i, start in zip(rows.order, rows.starts, strict=True) if lengths[i]]
+            packed.view(-1)[firsts] = value
         return packed
 
     def _add_segments(
@@ -340,7 +344,7 @@ class PackCollate(SequenceCollate):
         names = ["q", "k"] if fields.kind is dict else ["q"]
         ends = names if self.return_cu_seqlens else []
         make = _segments_by_torch if core is None else core.segments
-        bounds, position_ids = make(rows.bounds, rows.count, rows.width, len(ends), has_positions)
+        bounds, position_ids = make(rows.bounds, *rows.shape, len(ends), has_positions)
         if has_positions:
             outputs["position_ids"] = position_ids
         longest = max((end - begin for begin, end in pairwise(rows.bounds)), default=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, overload
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 
 from fastloop.base.checks import make_message, read_int
 from fastloop.data.field import Array, Field, MappedFile, read_row, torch_dtype
+from fastloop.data.sequences.sample_fields import tensor_of, unify_lists
 
 Offsets = np.ndarray[Any, np.dtype[np.int32 | np.int64]]
 
@@ -51,59 +52,15 @@ def _as_rows(index: Any) -> Array:
     return rows if rows.size else rows.astype(np.int64)
 
 
-# ---- from lists and arrays
-
-
-def _fits(number: object) -> bool:
-    if isinstance(number, (int, np.integer)):
-        return -(2**63) <= int(number) < 2**63
-    return isinstance(number, (float, np.floating, np.bool_))
-
-
-def _join_numbers(numbers: list[Any]) -> torch.Tensor | Array:
-    """Return numbers of lists as bools, as int64, or in torch's default dtype."""
-    try:
-        array = np.array(numbers) if numbers else np.empty(0, np.int64)
-    except ValueError:  # lists among the numbers
-        array = np.empty((0, 0))
-    if array.dtype.kind in "fu" and all(isinstance(x, (int, np.integer)) for x in numbers):
-        # NumPy makes these of integers beyond int64, and of its own integers of several types.
-        array = np.array(numbers, np.int64 if all(map(_fits, numbers)) else object)
-    if array.ndim != 1 or array.dtype.kind not in "biuf":
-        odd = next((x for x in numbers if not _fits(x)), numbers[0])
-        rule = "sequences of numbers that one dtype of torch can hold"
-        raise TypeError(make_message("sequences", rule, odd))
-    if array.dtype.kind == "f":
-        return torch.from_numpy(array).to(torch.get_default_dtype())
-    return array if array.dtype.kind == "b" else array.astype(np.int64, copy=False)
-
-
-def _concatenate(sequences: Sequence[Any]) -> torch.Tensor | Array:
-    for i, sequence in enumerate(sequences):
-        if not isinstance(sequence, (list, tuple)) and np.ndim(sequence) != 1:
-            rule = f"sequences[{i}] must be a list of numbers, a 1-D array or a 1-D tensor"
-            if np.ndim(sequence) == 0:
-                raise TypeError(f"{rule}, got {sequence!r}")
-            raise ValueError(f"{rule}, got shape {tuple(np.shape(sequence))}")
-    if all(isinstance(sequence, (list, tuple)) for sequence in sequences):
-        return _join_numbers(list(chain.from_iterable(sequences)))
-    if all(isinstance(sequence, np.ndarray) for sequence in sequences):
-        return np.concatenate(sequences)
-    return torch.cat([torch.as_tensor(sequence) for sequence in sequences])
-
-
-def _as_dtype(values: torch.Tensor | Array, dtype: Any) -> torch.Tensor | Array:
-    if dtype is None:
-        return values
-    source = torch.as_tensor(values)
+def _as_dtype(values: torch.Tensor, dtype: Any) -> torch.Tensor:
     is_torchs = isinstance(dtype, torch.dtype)
-    converted = source.to(dtype if is_torchs else torch_dtype(np.empty(0, dtype)))
+    converted = values.to(dtype if is_torchs else torch_dtype(np.empty(0, dtype)))
     if converted.is_floating_point() or converted.is_complex():
         return converted
-    before = source.float() if source.dtype is torch.bfloat16 else source  # NumPy has no bfloat16
+    before = values.float() if values.dtype is torch.bfloat16 else values  # NumPy has no bfloat16
     changed = np.flatnonzero(before.numpy() != converted.numpy())
     if changed.size:
-        odd = f"{source[changed[0]].item()} (pass a wider dtype, or None)"
+        odd = f"{values[changed[0]].item()} (pass a wider dtype, or None)"
         rule = "hold all numbers of sequences"
         raise ValueError(f"dtype must {rule}, got {dtype!r}, which does not have {odd}")
     return converted
@@ -162,6 +119,8 @@ class RaggedArray(Sequence[torch.Tensor]):
         OSError: a file that cannot be opened; later, a mapped file that has become shorter.
     """
 
+    name = "a RaggedArray"  # in errors; as the field of a dataset it has another
+
     def __init__(self, values: object, offsets: object) -> None:
         self._field = Field("values", values)
         shape = tuple(self._field.source.shape)
@@ -170,10 +129,10 @@ class RaggedArray(Sequence[torch.Tensor]):
             raise ValueError(f"values must be a vector, got shape {shape} ({remedy})")
         self._offsets = _read_offsets(offsets, shape[0])
 
-    @classmethod
-    def _over(cls, field: Field, offsets: Offsets) -> RaggedArray:
-        array = cls.__new__(cls)
-        array._field, array._offsets = field, offsets
+    def over(self, offsets: Offsets, name: str | None = None) -> RaggedArray:
+        """Return an array of the same values with other offsets, or with a name in errors."""
+        array = type(self).__new__(type(self))
+        vars(array).update(vars(self), _offsets=offsets, name=name or self.name)
         return array
 
     @classmethod
@@ -186,14 +145,17 @@ class RaggedArray(Sequence[torch.Tensor]):
                 dtype if they hold a float, bool if they hold bools alone.
 
         Raises:
-            TypeError: an element that is not a sequence of numbers; in lists, an integer beyond
-                int64.
+            TypeError: an element that is not a sequence of numbers, or, of lists, has an integer
+                beyond int64.
             ValueError: ``dtype``, of integers or bools, does not have one of the numbers.
         """
-        sequences = list(sequences)
-        values = _concatenate(sequences)
-        offsets = np.array(list(accumulate(map(len, sequences), initial=0)), np.int64)
-        return cls(_as_dtype(values, dtype), offsets)
+        with torch.device("cpu"):
+            tensors = [tensor_of(f"sequences[{i}]", each) for i, each in enumerate(sequences)]
+        if all(isinstance(each, (list, tuple)) for each in sequences):
+            tensors = unify_lists(tensors)
+        values = torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.int64, device="cpu")
+        offsets = np.array(list(accumulate(map(len, tensors), initial=0)), np.int64)
+        return cls(values if dtype is None else _as_dtype(values, dtype), offsets)
 
     @classmethod
     def from_arrow(cls, column: Any) -> RaggedArray:
@@ -245,7 +207,7 @@ class RaggedArray(Sequence[torch.Tensor]):
         if isinstance(index, slice):
             begin, end, step = index.indices(len(self))
             if step == 1:
-                return self._over(self._field, self._offsets[begin : max(begin, end) + 1])
+                return self.over(self._offsets[begin : max(begin, end) + 1])
         if isinstance(index, (slice, list)) or getattr(index, "ndim", 0) > 0:
             rows = index if isinstance(index, slice) else _as_rows(index)
             return self._take(np.arange(len(self))[rows])
@@ -266,32 +228,15 @@ class RaggedArray(Sequence[torch.Tensor]):
         """A view pickles no more than it shows."""
         field, offsets = self._field, self._offsets
         if field.opened is not None:
-            return RaggedArray, (field.opened, np.array(offsets))
+            return RaggedArray, (field.opened, np.array(offsets)), {"name": self.name}
         begin, end = int(offsets[0]), int(offsets[-1])
         values = field.source
         if isinstance(values, np.ndarray):
             values = np.array(values[begin:end])
         elif (begin, end) != (0, len(values)):
             values = values[begin:end].clone()
-        return RaggedArray, (values, offsets - begin)
+        return RaggedArray, (values, offsets - begin), {"name": self.name}
 
     def __repr__(self) -> str:
         dtype = str(self.values.dtype).removeprefix("torch.")
         return f"RaggedArray({len(self)} sequences of {dtype}, {int(self.lengths.sum())} values)"
-
-
-class RaggedField:
-    """A RaggedArray as a field of a dataset, as ``Field`` is an array."""
-
-    def __init__(self, name: str, array: RaggedArray) -> None:
-        self.name = name
-        self.array = array
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.array[index]
-
-    def __repr__(self) -> str:
-        return repr(self.array)

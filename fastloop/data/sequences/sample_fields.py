@@ -3,19 +3,19 @@ and the values that pad them. docs/sequences-collate.md has the rules in one pie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 
 from fastloop.base.checks import make_message
-from fastloop.base.tensors import DTYPES
 
 # Hugging Face's names, and the padding that its tokenizers and collators give them. Integers of
 # these names come out as int64. The user chooses the padding of input_ids and decoder_input_ids.
-_PADDING = {
+_PADDING: dict[Hashable, int] = {
     **dict.fromkeys(("labels", "label", "label_ids"), -100),
     **dict.fromkeys(("attention_mask", "decoder_attention_mask"), 0),
     **dict.fromkeys(("token_type_ids", "position_ids"), 0),
@@ -46,13 +46,19 @@ class SampleField:
     def padding(self, given: Any, mask: str = "") -> Any:
         """Return the padding value, of the argument ``padding_value``."""
         if isinstance(given, Mapping):
-            for key in (self.key, self.name):
-                if key in given:
-                    return given[key]
+            if self.key in given or self.name in given:
+                return given[self.key if self.key in given else self.name]
             given = 0
-        if not self.is_named:
-            return given
-        return 0 if self.key == mask else _PADDING.get(str(self.key), given)
+        known: dict[Hashable, Any] = {**_PADDING, mask: 0} if self.is_named else {}
+        return known.get(self.key, given)
+
+    def lengths(self) -> list[int]:
+        """Return the elements of each sequence."""
+        try:
+            return [len(value) for value in self.values]
+        except TypeError:
+            as_tensors(self, False)  # names the value that is not a sequence
+            raise
 
 
 @dataclass
@@ -66,9 +72,8 @@ class Fields:
         """Return the field that gives a batch its mask, lengths and segments."""
         sequences = [field for field in self.all if field.holds_sequences]
         if not sequences:
-            keys = [field.key for field in self.all]
-            remedy = "for other samples, use torch's default collate"
-            raise TypeError(make_message("samples", f"of fields with {_SEQUENCE}", keys, remedy))
+            rule, remedy = f"of fields with {_SEQUENCE}", "for others, use torch's default collate"
+            raise TypeError(make_message("samples", rule, [f.key for f in self.all], remedy))
         return next((field for field in sequences if field.key == "input_ids"), sequences[0])
 
     def has(self, name: str) -> bool:
@@ -90,11 +95,6 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.number, np.bool_))
 
 
-def _are_numbers(values: list[Any]) -> bool:
-    # The types of a long list are found ten times as fast as each number is looked at.
-    return set(map(type, values)) <= {int, float, bool} or all(map(is_number, values))
-
-
 def is_sequence(value: object) -> bool:
     """Tell a sequence; of a list, the first element decides."""
     if isinstance(value, (list, tuple)):
@@ -104,7 +104,7 @@ def is_sequence(value: object) -> bool:
 
 def _describe(value: object) -> str:
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-    return f"{type(value).__name__}{shape}"
+    return f"a {type(value).__name__}{shape}"
 
 
 def _kind_of(samples: Sequence[Any]) -> type:
@@ -115,7 +115,11 @@ def _kind_of(samples: Sequence[Any]) -> type:
         return list
     if isinstance(first, list):  # a sequence, or fields: an empty list leaves it to the next
         full = next((sample for sample in samples if not isinstance(sample, list) or sample), [])
-        return object if isinstance(full, list) and _are_numbers(full) else list
+        # The types of a long list are found ten times as fast as each number is looked at.
+        is_plain = isinstance(full, list) and set(map(type, full)) <= {int, float, bool}
+        return (
+            object if is_plain or (isinstance(full, list) and all(map(is_number, full))) else list
+        )
     if is_sequence(first):
         return object
     rule = f"a dict or a tuple of fields, or {_SEQUENCE}"
@@ -130,7 +134,7 @@ def _take_key(samples: Sequence[Any], key: Hashable) -> list[Any]:
             if not isinstance(sample, Mapping) or key not in sample:
                 error = KeyError if isinstance(sample, Mapping) else TypeError
                 rule = f"a dict with {key!r}, as sample 0 is"
-                raise error(f"sample {i} must be {rule}, got a {_describe(sample)}") from None
+                raise error(f"sample {i} must be {rule}, got {_describe(sample)}") from None
         raise
 
 
@@ -139,7 +143,7 @@ def _take_places(samples: Sequence[Any]) -> list[list[Any]]:
     for i, sample in enumerate(samples):
         is_tuple = isinstance(sample, (tuple, list))
         if not is_tuple or len(sample) != size:
-            got = f"{len(sample)} fields" if is_tuple else f"a {_describe(sample)}"
+            got = f"{len(sample)} fields" if is_tuple else _describe(sample)
             rule = f"a tuple or list of {size} fields, as sample 0 is"
             raise (ValueError if is_tuple else TypeError)(f"sample {i} must be {rule}, got {got}")
     return [list(values) for values in zip(*samples, strict=True)]
@@ -172,16 +176,11 @@ def take_apart(samples: Sequence[Any]) -> Fields:
     return Fields(kind, fields)
 
 
-# ---- padding
+# ---- sequences that C does not take
 
 
-def check_element(
-    field: SampleField, value: Any, dtype: torch.dtype, is_label: bool = False
-) -> Any:
+def check_element(field: SampleField, value: Any, dtype: torch.dtype) -> Any:
     """Return the padding value as a number that the dtype of the field can hold.
-
-    Args:
-        is_label: the value is PackCollate's, not the user's.
 
     Raises:
         ValueError: the dtype cannot hold it.
@@ -189,47 +188,23 @@ def check_element(
     if dtype.is_floating_point or dtype.is_complex:
         return float(value)
     low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    whole = int(value) if np.isfinite(float(value)) else None
-    if whole is not None and whole == value and low <= whole <= high:
-        return whole
-    remedy = f"pass an integer from {low} to {high}, by key as in padding_value={{'labels': -100}}"
-    if is_label:
-        remedy = "pass labels of integers, such as labels.long(), or name the field otherwise"
+    if np.isfinite(float(value)) and int(value) == value and low <= value <= high:
+        return int(value)
     name = str(dtype).removeprefix("torch.")
-    text = f"{field.of_sample(0)} is {name}, which cannot hold its padding {value!r}"
-    raise ValueError(f"{text} ({remedy})")
+    raise ValueError(
+        f"{field.of_sample(0)} is {name}, which cannot hold its padding {value!r} (give it a wider "
+        f"dtype, such as int64, or a padding from {low} to {high})"
+    )
 
 
-def make_fill(
-    field: SampleField, value: Any, known: dict[Any, bytes], is_label: bool = False
-) -> Callable[[int], bytes]:
-    """Return a function from the number of a dtype to the bytes of the padding.
+def tensor_of(what: str, value: Any) -> torch.Tensor:
+    """Return a sequence as a tensor made by torch's functions.
 
-    Args:
-        field: that is padded.
-        value: its padding value.
-        known: the bytes found so far, by key and dtype.
-        is_label: the value is PackCollate's, not the user's.
+    Raises:
+        TypeError: it is not a sequence of numbers; the text begins with ``what``.
     """
-
-    def fill(number: int) -> bytes:
-        found = known.get((field.key, number))
-        if found is None:
-            dtype = DTYPES[number]
-            whole = check_element(field, value, dtype, is_label)
-            element = torch.tensor([whole], dtype=dtype, device="cpu")
-            found = known[field.key, number] = element.view(torch.uint8).numpy().tobytes()
-        return found
-
-    return fill
-
-
-# ---- sequences that C does not take
-
-
-def _tensor_of(what: str, value: Any) -> torch.Tensor:
     if not is_sequence(value):
-        raise TypeError(f"{what} must be a sequence, as in sample 0, got a {_describe(value)}")
+        raise TypeError(f"{what} must be {_SEQUENCE}, got {_describe(value)}")
     try:
         if isinstance(value, np.ndarray):
             return torch.from_numpy(np.array(value))
@@ -238,13 +213,15 @@ def _tensor_of(what: str, value: Any) -> torch.Tensor:
         raise TypeError(f"{what} cannot be a tensor: {error}") from error
 
 
-def _dtype_of_lists(tensors: list[torch.Tensor]) -> torch.dtype:
-    found = {tensor.dtype for tensor in tensors if tensor.numel() > 0}
-    if any(dtype.is_complex for dtype in found):
-        return torch.complex64 if torch.get_default_dtype() != torch.float64 else torch.complex128
-    if any(dtype.is_floating_point for dtype in found):
-        return torch.get_default_dtype()
-    return torch.bool if found == {torch.bool} else torch.int64
+def unify_lists(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Give tensors that were lists one dtype: bool, int64 or that of floats or complex numbers."""
+    found = [tensor.dtype for tensor in tensors if tensor.numel() > 0]
+    dtype = reduce(torch.promote_types, found) if found else torch.int64
+    if dtype.is_floating_point:
+        dtype = torch.get_default_dtype()  # whichever NumPy's floats have
+    elif not (dtype.is_complex or dtype is torch.bool):
+        dtype = torch.int64
+    return [tensor.to(dtype) for tensor in tensors]
 
 
 def as_tensors(field: SampleField, is_int64: bool) -> list[torch.Tensor]:
@@ -253,20 +230,20 @@ def as_tensors(field: SampleField, is_int64: bool) -> list[torch.Tensor]:
     Raises:
         TypeError: a value that is not a sequence, or of another dtype than the first.
     """
-    tensors = [_tensor_of(field.of_sample(i), value) for i, value in enumerate(field.values)]
+    tensors = [tensor_of(field.of_sample(i), value) for i, value in enumerate(field.values)]
     are_lists = [isinstance(value, (list, tuple)) for value in field.values]
     if all(are_lists):
-        dtype = _dtype_of_lists(tensors)
-        return [tensor.to(dtype) for tensor in tensors]
-    for i, tensor in enumerate(tensors):
-        if are_lists[i] != are_lists[0] or tensor.dtype != tensors[0].dtype:
-            first, other = (
-                f"a {type(field.values[k]).__name__} of {str(tensors[k].dtype)[len('torch.') :]}"
-                for k in (0, i)
-            )
-            name, remedy = field.of_sample(i), "lists alone, or arrays and tensors of one dtype"
-            rule = f"like that of sample 0, {first}"
-            raise TypeError(f"{name} must be {rule}, got {other} ({remedy})")
+        return unify_lists(tensors)
+    kinds = list(zip(are_lists, (str(tensor.dtype) for tensor in tensors), strict=True))
+    odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if odd is not None:
+        first, other = (
+            f"a {type(field.values[i]).__name__} of {kinds[i][1].removeprefix('torch.')}"
+            for i in (0, odd)
+        )
+        remedy = "lists alone, or arrays and tensors of one dtype"
+        rule = f"like that of sample 0, {first}"
+        raise TypeError(f"{field.of_sample(odd)} must be {rule}, got {other} ({remedy})")
     dtype = tensors[0].dtype
     is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
     return [tensor.to(torch.int64) for tensor in tensors] if is_int64 and is_integer else tensors
