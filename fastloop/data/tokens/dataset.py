@@ -90,23 +90,18 @@ class WindowArguments:
         for file, _, ends, _ in opened:
             if file.dtype not in _FITTING[self.out_dtype]:
                 rule = f"a dtype that holds {file.dtype}, the tokens of {file.path!r}"
-                raise ValueError(
-                    make_message("out_dtype", rule, self.out_dtype, "pass torch.int64")
-                )
-            most = np.iinfo(file.dtype).max
-            if self.eos_id is not None and self.eos_id > most:
-                rule = f"at most {most} for {file.path!r}, whose tokens are {file.dtype}"
-                raise ValueError(make_message("eos_id", rule, self.eos_id))
+                fix = "pass torch.int64"
+                raise ValueError(make_message("out_dtype", rule, self.out_dtype, fix))
+            most, whose = int(np.iinfo(file.dtype).max), f"the tokens of {file.path!r}"
+            read_optional_int("eos_id", self.eos_id, 0, most, f"{whose} are {file.dtype}")
             if self.return_docs and self.eos_id is None and ends is None:
                 reason = f"because {file.path!r} has no index of documents"
                 raise ValueError(f"eos_id must be given with return_docs=True, {reason}")
         longest = max((each.file for each in opened), key=operator.attrgetter("tokens"))
         if longest.tokens < self.shortest:
-            rule = (
-                f"a file of {self.shortest} tokens for seq_len={self.seq_len}, mode={self.mode!r}"
-            )
+            rule = f"{self.shortest} tokens for seq_len={self.seq_len}, mode={self.mode!r}"
             got = f"{longest.tokens} in the longest, {longest.path!r} (pass a shorter seq_len)"
-            raise ValueError(f"paths must have {rule}, got {got}")
+            raise ValueError(f"paths must have a file of {rule}, got {got}")
 
 
 class TokenDataset(EpochDataset):

@@ -10,7 +10,6 @@ import errno
 import glob
 import os
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -26,7 +25,8 @@ FORMATS = ("auto", "raw", "npy", "llmc", "megatron", "datatrove")
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 _HEADER_BYTES = 1024
 _NPY = b"\x93NUMPY"
-_MEGATRON = b"MMIDIDX"
+# How tokens with an index are recognised: format, suffix of the tokens, begin of the index.
+_INDEXED = (("datatrove", ".ds", b""), ("megatron", ".bin", b"MMIDIDX"))
 _DATATROVE_BESIDE = (".ds.index", ".ds.metadata", ".ds.loss")  # written beside "x.ds"
 
 Identity = tuple[int, int]  # size in bytes, time of the last change in ns
@@ -72,50 +72,46 @@ def expand_paths(paths: Any) -> list[str]:
     the order of their names."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    if not is_sequence(paths):
-        rule = "a path, a pattern such as 'data/*.bin', or a list of these"
-        raise TypeError(make_message("paths", rule, paths))
-    if not paths:
-        raise ValueError("paths must have at least one file, got none")
-    return [path for given in paths for path in _expand(os.fsdecode(given))]
-
-
-def _expand(path: str) -> list[str]:
-    path = os.path.abspath(path)
-    if not glob.has_magic(path) or os.path.exists(path):
-        return [path]
-    found = sorted(glob.glob(path, recursive=True))
-    if not found:
-        raise FileNotFoundError(errno.ENOENT, "No file has a name like this", path)
-    return found
+    if not is_sequence(paths) or not paths:
+        rule = "a path, a pattern such as 'data/*.bin', or a list of at least one of these"
+        raise (ValueError if is_sequence(paths) else TypeError)(make_message("paths", rule, paths))
+    expanded: list[str] = []
+    for given in paths:
+        path = os.path.abspath(os.fsdecode(given))
+        is_pattern = glob.has_magic(path) and not os.path.exists(path)
+        found = sorted(glob.glob(path, recursive=True)) if is_pattern else [path]
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, "No file has a name like this", path)
+        expanded += found
+    return expanded
 
 
 def open_tokens(path: str, format: str, dtype: str) -> OpenTokens:
     """Open a file and read its layout. Raise ValueError or OSError, which name it."""
-    with open_regular(path, "paths", "write the tokens to a file, or use from_buffers") as file:
-        return _read_layout(path, file, format, dtype)
-
-
-def _read_layout(path: str, opened: BinaryIO, format: str, dtype: str) -> OpenTokens:
-    state = os.fstat(opened.fileno())
-    head = os.pread(opened.fileno(), _HEADER_BYTES, 0)
-    if format == "auto":
-        format = _detect_format(path, head)
-    ends, identities = None, {path: _identity(state)}
-    if format == "npy":
-        layout = _read_npy(path, opened, state.st_size, dtype)
-    elif format in ("megatron", "datatrove"):
-        index = _index_of(path, format)
-        layout, ends, identities[index] = _read_index(index, state.st_size, format, dtype)
-    else:
-        try:
-            layout = token_header(head, state.st_size, format, dtype)
-        except ValueError as error:
-            raise ValueError(f"{path!r} {error}") from None
+    with open_regular(path, "paths", "write the tokens to a file, or use from_buffers") as opened:
+        state = os.fstat(opened.fileno())
+        head = os.pread(opened.fileno(), _HEADER_BYTES, 0)
         if format == "auto":
-            format = "llmc" if layout[1] else "raw"
-    file = TokenFile(path, format, *layout, identities)
-    return OpenTokens(file, os.dup(opened.fileno()), ends)
+            format = _detect_format(path, head)
+        ends, identities, read = None, {path: _identity(state)}, path
+        try:
+            if format == "npy":
+                layout = _read_npy(opened, state.st_size, dtype)
+            elif format in ("megatron", "datatrove"):
+                if format == "megatron" and not path.endswith(".bin"):
+                    raise ValueError("must end with .bin (pass the .bin file of a Megatron index)")
+                read = _index_of(path, format)
+                with open_regular(read, "index", "write the index again") as file:
+                    identities[read] = _identity(os.fstat(file.fileno()))
+                    layout, ends = token_index(file.read(), state.st_size, format, dtype)
+            else:
+                layout = token_header(head, state.st_size, format, dtype)
+                if format == "auto":
+                    format = "llmc" if layout[1] else "raw"
+        except ValueError as error:
+            raise ValueError(f"{read!r} {error}") from None
+        tokens = TokenFile(path, format, *layout, identities)
+        return OpenTokens(tokens, os.dup(opened.fileno()), ends)
 
 
 def _detect_format(path: str, head: bytes) -> str:
@@ -124,51 +120,34 @@ def _detect_format(path: str, head: bytes) -> str:
     if path.endswith(_DATATROVE_BESIDE):
         tokens = path[: path.rindex(".")]
         raise ValueError(f"{path!r} is not tokens but what datatrove writes beside {tokens!r}")
-    if path.endswith(".ds") and os.path.exists(_index_of(path, "datatrove")):
-        return "datatrove"
-    if path.endswith(".bin") and os.path.isfile(index := _index_of(path, "megatron")):
-        with open(index, "rb") as file:
-            if file.read(len(_MEGATRON)) == _MEGATRON:
-                return "megatron"
+    for format, suffix, begin in _INDEXED:
+        if path.endswith(suffix) and os.path.isfile(index := _index_of(path, format)):
+            with open(index, "rb") as file:
+                if file.read(len(begin)) == begin:
+                    return format
     return "auto"
 
 
 def _index_of(path: str, format: str) -> str:
-    if format == "datatrove":
-        return f"{path}.index"
-    if not path.endswith(".bin"):
-        raise ValueError(f"{path!r} must end with .bin (pass the .bin file of a Megatron index)")
-    return f"{path.removesuffix('.bin')}.idx"
+    return f"{path}.index" if format == "datatrove" else f"{path.removesuffix('.bin')}.idx"
 
 
-def _read_index(
-    path: str, file_bytes: int, format: str, dtype: str
-) -> tuple[Layout, Ends, Identity]:
-    with open_regular(path, "index", "write the index again") as file:
-        identity = _identity(os.fstat(file.fileno()))
-        index = file.read()
-    try:
-        return *token_index(index, file_bytes, format, dtype), identity
-    except ValueError as error:
-        raise ValueError(f"{path!r} {error}") from None
-
-
-def _read_npy(path: str, opened: BinaryIO, file_bytes: int, dtype: str) -> Layout:
+def _read_npy(opened: BinaryIO, file_bytes: int, dtype: str) -> Layout:
     try:
         shape, _, found = read_npy_header(opened)
     except OSError:
         raise
     except Exception as error:  # NumPy's reader raises many types
-        raise ValueError(f"{path!r} cannot be opened as a .npy file: {error}") from error
+        raise ValueError(f"cannot be opened as a .npy file: {error}") from None
     known = DTYPES if dtype == "auto" else (dtype,)
     if found.name not in known or not found.isnative:
-        raise ValueError(f"{path!r} must have a dtype of {', '.join(known)}, got {found}")
+        raise ValueError(f"must have a dtype of {', '.join(known)}, got {found}")
     if len(shape) != 1 or shape[0] == 0:
-        raise ValueError(f"{path!r} must be a vector of tokens, got shape {shape}")
+        raise ValueError(f"must be a vector of tokens, got shape {shape}")
     first, tokens = opened.tell(), shape[0]
     if file_bytes - first != tokens * found.itemsize:
         rule = f"{tokens} tokens of {found.itemsize} bytes, as its header says"
-        raise ValueError(f"{path!r} must have {rule}, got {file_bytes - first} bytes")
+        raise ValueError(f"must have {rule}, got {file_bytes - first} bytes")
     return found.name, first, tokens
 
 
@@ -179,12 +158,11 @@ def open_again(file: TokenFile) -> OpenTokens:
     for path, was in file.identities.items():
         now = _identity(os.stat(path))
         if now != was:
-            before, after = (
-                f"{size} bytes from {datetime.fromtimestamp(changed / 1e9)}"
-                for size, changed in (was, now)
+            text = (
+                "The file has changed since the dataset was made: it had {} bytes, written at {} "
+                "ns, and has {} bytes, written at {} ns; make the dataset again"
             )
-            text = f"The file has changed since the dataset was made: it had {before} and has "
-            raise OSError(errno.ESTALE, f"{text}{after}; make the dataset again", path)
+            raise OSError(errno.ESTALE, text.format(*was, *now), path)
     return open_tokens(file.path, file.format, file.dtype)
 
 
