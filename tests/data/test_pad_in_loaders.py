@@ -48,12 +48,6 @@ ARGUMENTS: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         "return_mask must be True, False or a name, got 1",
     ),
     "lengths": (PadCollate, {"return_lengths": ""}, TypeError, "return_lengths must be .*got ''"),
-    "one name": (
-        PadCollate,
-        {"return_mask": "x", "return_lengths": "x"},
-        ValueError,
-        "return_mask and return_lengths have one name, 'x'",
-    ),
     "max_tokens": (
         PackCollate,
         {"max_tokens": 0},

@@ -286,12 +286,12 @@ def test_arrow_columns_that_are_refused() -> None:
         (
             pa.array([[1], None]),
             ValueError,
-            "got 1 null lists and 0 null values in chunk 0 .fill or",
+            "got 1 null lists and 0 null values in a chunk .fill or",
         ),
         (
             pa.array([[1], [None]]),
             ValueError,
-            "no nulls, got 0 null lists and 1 null values in chunk 0",
+            "no nulls, got 0 null lists and 1 null values in a chunk",
         ),
         (pa.array([1, 2]), TypeError, "column must be a pyarrow .*of int64"),
         (pa.array([["a"]]), TypeError, "column must be a pyarrow .*of list<item: string>"),
@@ -327,15 +327,15 @@ BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
         ValueError,
         r"offsets must be .*got shape \(2, 2\)",
     ),
-    "offsets None": (VALUES, None, TypeError, "offsets must be a numpy.ndarray.*got NoneType"),
-    "offsets of text": (VALUES, ["a"], TypeError, "each of offsets must be an int .*got 'a'"),
+    "offsets None": (VALUES, None, TypeError, "offsets must be int32 or int64, got object"),
+    "offsets of text": (VALUES, ["a"], TypeError, "offsets must be int32 or int64, got <U1"),
     "offsets of listed floats": (
         VALUES,
         [0, 3.0],
         TypeError,
-        r"each of offsets must be an int .*got 3\.0",
+        "offsets must be int32 or int64, got float64",
     ),
-    "negative": (VALUES, [-1, 3], ValueError, "each of offsets must be .*got -1"),
+    "negative": (VALUES, [-1, 3], ValueError, r"lie in \[0, 12\], .*got -1 to 3"),
     "a negative array": (VALUES, np.array([-1, 3]), ValueError, r"lie in \[0, 12\], .*got -1 to 3"),
     "falling": (
         VALUES,
@@ -346,7 +346,7 @@ BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "lengths": (VALUES, [5, 2, 4], ValueError, r"of lengths, pass .*cumsum\(lengths\)"),
     "beyond": (VALUES, [0, 13], ValueError, r"offsets must lie in \[0, 12\], .*got 0 to 13"),
     "huge": (VALUES, [0, 2**62], ValueError, f"lie in .*got 0 to {2**62}"),
-    "beyond int64": (VALUES, [0, 2**63], ValueError, f"each of offsets must be .*got {2**63}"),
+    "beyond int64": (VALUES, [0, 2**63], TypeError, "offsets must be int32 or int64"),
     "2-D values": (
         VALUES.reshape(3, 4),
         [0, 3],
@@ -416,7 +416,7 @@ def test_a_field_beside_images_with_transforms() -> None:
     data = ArrayDataset(ids=RaggedArray(VALUES, OFFSETS), image=images, transform=flip)
     assert data[2]["ids"].tolist() == ROWS[2]
     assert rows_of(data[[2, 0]]["ids"]) == [ROWS[2], ROWS[0]]
-    with pytest.raises(ValueError, match=r"pass transform={'image': ...}"):
+    with pytest.raises(TypeError, match=r"no transforms .*transform={'image': ...}"):
         ArrayDataset(ids=RaggedArray(VALUES, OFFSETS), image=images, transform=flip["image"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, overload
@@ -9,26 +10,23 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from fastloop.base.checks import make_message, read_int
+from fastloop.base.checks import make_message
 from fastloop.data.field import Array, Field, MappedFile, read_row, torch_dtype
-from fastloop.data.sequences.sample_fields import tensor_of, unify_lists
+from fastloop.data.sequences.pad import tensor_of, unify_lists
 
 Offsets = np.ndarray[Any, np.dtype[np.int32 | np.int64]]
 
 
 def _read_offsets(offsets: object, length: int) -> Offsets:
     """Return a read-only copy of offsets into an array of this length."""
-    if isinstance(offsets, (list, tuple, range)):
-        offsets = np.array([read_int("each of offsets", at, 0, 2**63 - 1) for at in offsets], int)
-    source = Field("offsets", offsets).source
-    copy: Offsets = np.array(source.numpy() if isinstance(source, torch.Tensor) else source)
+    copy: Offsets = np.array(np.asarray(offsets))
+    if copy.size > 0 and copy.dtype not in (np.int32, np.int64):
+        remedy = "pass offsets.astype('int64')"
+        raise TypeError(f"offsets must be int32 or int64, got {copy.dtype} ({remedy})")
     if copy.ndim != 1 or copy.size == 0:
         rule = "a vector of n + 1 offsets for n sequences"
         remedy = "as in [0, 3, 5] for sequences of 3 and 2 values"
         raise ValueError(f"offsets must be {rule}, got shape {copy.shape} ({remedy})")
-    if copy.dtype.name not in ("int32", "int64"):
-        remedy = "pass offsets.astype('int64')"
-        raise TypeError(f"offsets must be int32 or int64, got {copy.dtype} ({remedy})")
     falls = np.flatnonzero(copy[1:] < copy[:-1])
     if falls.size:
         at = int(falls[0]) + 1
@@ -68,31 +66,16 @@ def _as_dtype(values: torch.Tensor, dtype: Any) -> torch.Tensor:
 
 # ---- from Arrow
 
-_ARROW_NUMBERS = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 halffloat float double".split()
-)
+_ARROW_LISTS = r"(large_)?list<.*: (bool|u?int\d+|halffloat|float|double)( not null)?>"
 
 
-def _chunks_of(column: Any) -> list[Any]:
-    kind = str(getattr(column, "type", ""))
-    is_list = kind.startswith(("list<", "large_list<"))
-    if not is_list or str(column.type.value_type) not in _ARROW_NUMBERS:
-        raise TypeError(
-            "column must be a pyarrow Array or ChunkedArray of lists of numbers, such as "
-            f"table.column('input_ids'), got {type(column).__name__} of {kind or 'no Arrow type'}"
-        )
-    return list(getattr(column, "chunks", [column]))
-
-
-def _read_chunk(number: int, chunk: Any) -> tuple[Array, Array]:
+def _read_chunk(chunk: Any) -> tuple[Array, Array]:
     """Return values and offsets as they lie in the buffers of Arrow."""
     offsets = chunk.offsets.to_numpy(zero_copy_only=True)
     used = chunk.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     if chunk.null_count or used.null_count:
-        raise ValueError(
-            f"column must have no nulls, got {chunk.null_count} null lists and {used.null_count} "
-            f"null values in chunk {number} (fill or drop them first)"
-        )
+        got = f"{chunk.null_count} null lists and {used.null_count} null values in a chunk"
+        raise ValueError(f"column must have no nulls, got {got} (fill or drop them first)")
     return used.to_numpy(zero_copy_only=str(used.type) != "bool"), offsets - offsets[0]
 
 
@@ -167,7 +150,12 @@ class RaggedArray(Sequence[torch.Tensor]):
             TypeError: a column of another type.
             ValueError: a column with nulls.
         """
-        parts = [_read_chunk(number, chunk) for number, chunk in enumerate(_chunks_of(column))]
+        kind = str(getattr(column, "type", "no Arrow type"))
+        if not re.fullmatch(_ARROW_LISTS, kind):
+            rule = "a pyarrow Array or ChunkedArray of lists of numbers"
+            got = f"{type(column).__name__} of {kind}"
+            raise TypeError(f"column must be {rule} (table.column('input_ids')), got {got}")
+        parts = list(map(_read_chunk, getattr(column, "chunks", [column])))
         if len(parts) == 1:
             return cls(*parts[0])
         if not parts:

@@ -14,9 +14,15 @@ import torch
 from fastloop._core import SequenceColumn
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
-from fastloop.data.sequences.pad import LABEL_PADDING, PackCollate, PadCollate, element_of
+from fastloop.data.sequences.pad import (
+    LABEL_PADDING,
+    PackCollate,
+    PadCollate,
+    SampleField,
+    element_of,
+    take_apart,
+)
 from fastloop.data.sequences.ragged import RaggedArray
-from fastloop.data.sequences.sample_fields import SampleField, take_apart
 from fastloop.loader.arrays.columns import (
     Columns,
     NotCoveredError,
