@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import takewhile
 from typing import Any
 
@@ -156,8 +157,6 @@ class ImageFolder(EpochDataset):
         if plans is None and self._out_layout != "CHW":
             rule = f"'CHW' if C does not do the transform: {reason}"
             raise ValueError(make_message("out_layout", rule, self._out_layout))
-        if plans is None and decoders.find_module("PIL.Image") is None:
-            raise ImportError(f"transform needs a PIL.Image, because {reason} (pip install pillow)")
         return plans, reason
 
     @property
@@ -198,7 +197,7 @@ class ImageFolder(EpochDataset):
         pixels, source = self._read(row)
         target = self.samples[source][1]
         if self._plans is None:
-            return self._transform(decoders.find_module("PIL.Image").fromarray(pixels)), target
+            return self._transform(import_module("PIL.Image").fromarray(pixels)), target
         plan = self._plans.plan_for(pixels.shape)
         return plan.apply(pixels, row, self._epoch_now(), view, place), target
 
@@ -223,11 +222,8 @@ class ImageFolder(EpochDataset):
 
     def _note_skipped(self, path: str, error: object) -> None:
         if not self.skipped_files:
-            warnings.warn(
-                f"ImageFolder skips {error}; the file after it takes its place. skipped_files "
-                "lists this and any that follow in this process",
-                stacklevel=2,
-            )
+            text = "the file after it takes its place. skipped_files lists those of this process"
+            warnings.warn(f"ImageFolder skips {error}; {text}", stacklevel=2)
         if path not in self.skipped_files:
             self.skipped_files.append(path)
 
@@ -256,25 +252,18 @@ class ImageFolder(EpochDataset):
                 pixels = baked.plan_for(pixels.shape).apply(pixels, 0).numpy()
             return pixels, source
 
-        on_error = self._on_error
         options = {
             "decode": decoders.name_of(self._decode),
             "transform": list(map(repr, self._baked)),
-            "on_error": on_error if isinstance(on_error, str) else decoders.name_of(on_error),
+            "on_error": decoders.name_of(self._on_error),
         }
         paths = [path for path, _ in self.samples]
         path, replaced = open_cache(argument, self.root, paths, options, make)
-        targets = torch.tensor(self.targets, dtype=torch.int64, device="cpu")
-        for row, source in replaced.items():
-            targets[row] = self.targets[source]
+        targets = [self.targets[replaced.get(row, row)] for row in range(len(self))]
         self.skipped_files = [self.samples[row][0] for row in sorted(replaced)]
+        then, out = Compose(rest) if rest else ToDtype(torch.uint8), self._out_layout
         arrays = ArrayDataset(
-            path,
-            targets,
-            transform=Compose(rest) if rest else ToDtype(torch.uint8),
-            layout="HWC",
-            out_layout=self._out_layout,
-            seed=self._seed,
+            path, targets, transform=then, layout="HWC", out_layout=out, seed=self._seed
         )
         self._epoch = arrays._epoch
         return arrays

@@ -97,9 +97,10 @@ class AutoDecoder:
 
 
 def name_of(function: Any) -> str:
-    """Return the name by which errors and caches know a decoder or an on_error function."""
-    if isinstance(function, AutoDecoder):
-        return "auto"
+    """Return the name by which errors and caches know a decoder or an on_error function, or the
+    word that stands for one."""
+    if isinstance(function, (AutoDecoder, str)):
+        return function if isinstance(function, str) else "auto"
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', type(function).__module__)}.{name}"
 
@@ -127,7 +128,6 @@ def read_image(decode: Decode, path: str) -> Array:
     Raises:
         OSError: the file cannot be read or decoded; the text names it and the decoders.
         TypeError, ValueError: the decoder's result has the wrong type or shape.
-        MemoryError: there is no memory for the image.
     """
     who = name_of(decode)
     try:
@@ -136,8 +136,8 @@ def read_image(decode: Decode, path: str) -> Array:
         if not data:
             raise ValueError("it is empty")
         image = decode(data)
-    except MemoryError as error:
-        raise MemoryError(f"there is no memory to decode {path!r} with {who}") from error
+    except MemoryError:
+        raise
     except Exception as error:  # decoders raise many types
         if isinstance(error, OSError) and error.filename == path:  # of opening it
             raise
