@@ -311,9 +311,9 @@ class DatasetStates:
         Raises: what state_dict() of the dataset or its iterator raised.
         """
         is_here = self._places[worker].has_begun or not self.wants_initial
-        if not is_here and self._before is None:
+        states = self if is_here else self._before
+        if states is None:
             return self.make_reader(worker)
-        states = self if is_here or self._before is None else self._before
         state = states._places[worker].save(is_ahead=True)
         if not has_state(state):
             return None

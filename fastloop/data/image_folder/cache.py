@@ -36,16 +36,15 @@ def _digest_files(root: str, paths: Sequence[str]) -> str:
 
     A file that `stat` cannot reach counts as one of size -1: the decoder reports it.
     """
-    digest = hashlib.blake2b(digest_size=32)
+    files = []
     for path in paths:
         try:
             found = os.stat(path)
-            size, changed_ns = found.st_size, found.st_mtime_ns
+            state = found.st_size, found.st_mtime_ns
         except OSError:
-            size, changed_ns = -1, -1
-        name = os.fsencode(os.path.relpath(path, root))
-        digest.update(b"%d %d %d " % (len(name), size, changed_ns) + name)
-    return digest.hexdigest()
+            state = -1, -1
+        files.append((os.path.relpath(path, root), *state))
+    return hashlib.blake2b(repr(files).encode(), digest_size=32).hexdigest()
 
 
 def open_cache(

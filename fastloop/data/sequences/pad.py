@@ -142,12 +142,13 @@ def _take_key(samples: Sequence[Any], key: Hashable) -> list[Any]:
     try:
         return [sample[key] for sample in samples]
     except (KeyError, TypeError, IndexError):
-        for i, sample in enumerate(samples):
-            if not isinstance(sample, Mapping) or key not in sample:
-                error = KeyError if isinstance(sample, Mapping) else TypeError
-                rule = f"a dict with {key!r}, as sample 0 is"
-                raise error(f"sample {i} must be {rule}, got {_describe(sample)}") from None
-        raise
+        odd = (
+            i for i, each in enumerate(samples) if not isinstance(each, Mapping) or key not in each
+        )
+        i = next(odd, 0)
+        error = KeyError if isinstance(samples[i], Mapping) else TypeError
+        rule = f"a dict with {key!r}, as sample 0 is"
+        raise error(f"sample {i} must be {rule}, got {_describe(samples[i])}") from None
 
 
 def _take_places(samples: Sequence[Any]) -> list[list[Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fastloop.base.checks import make_message
-from fastloop.data.field import Array, Field, MappedFile, read_row, torch_dtype
+from fastloop.data.field import Array, Field, read_row, torch_dtype
 from fastloop.data.sequences.pad import tensor_of, unify_lists
 
 Offsets = np.ndarray[Any, np.dtype[np.int32 | np.int64]]
@@ -95,6 +95,11 @@ class RaggedArray(Sequence[torch.Tensor]):
 
     As a field of ``ArrayDataset`` it is collated by ``PadCollate`` and ``PackCollate``.
 
+    Attributes:
+        values: as given; of a path, its memmap.
+        offsets: ``[n + 1]``, read-only.
+        file: the mapped file in which the values lie, or None.
+
     Raises:
         TypeError: offsets that are not int32 or int64; values of a dtype that torch does not have.
         ValueError: values or offsets that are not vectors; offsets that are negative, fall, or lie
@@ -105,17 +110,18 @@ class RaggedArray(Sequence[torch.Tensor]):
     name = "a RaggedArray"  # in errors; as the field of a dataset it has another
 
     def __init__(self, values: object, offsets: object) -> None:
-        self._field = Field("values", values)
-        shape = tuple(self._field.source.shape)
+        field = self._field = Field("values", values)
+        self.values, self.file = field.source, field.file
+        shape = tuple(self.values.shape)
         if len(shape) != 1:
             remedy = "pass values.reshape(-1), and offsets that count its elements"
             raise ValueError(f"values must be a vector, got shape {shape} ({remedy})")
-        self._offsets = _read_offsets(offsets, shape[0])
+        self.offsets = _read_offsets(offsets, shape[0])
 
     def over(self, offsets: Offsets, name: str | None = None) -> RaggedArray:
         """Return an array of the same values with other offsets, or with a name in errors."""
         array = type(self).__new__(type(self))
-        vars(array).update(vars(self), _offsets=offsets, name=name or self.name)
+        vars(array).update(vars(self), offsets=offsets, name=name or self.name)
         return array
 
     @classmethod
@@ -165,27 +171,12 @@ class RaggedArray(Sequence[torch.Tensor]):
         return cls(np.concatenate([values for values, _ in parts]), offsets)
 
     @property
-    def values(self) -> torch.Tensor | Array:
-        """The values as given; of a path, its memmap."""
-        return self._field.source
-
-    @property
-    def offsets(self) -> Offsets:
-        """``[n + 1]``, read-only."""
-        return self._offsets
-
-    @property
-    def file(self) -> MappedFile | None:
-        """The mapped file in which the values lie."""
-        return self._field.file
-
-    @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """``[n]``, int64."""
-        return np.diff(self._offsets).astype(np.int64, copy=False)
+        return np.diff(self.offsets).astype(np.int64, copy=False)
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.offsets) - 1
 
     @overload
     def __getitem__(self, index: int) -> torch.Tensor: ...
@@ -195,12 +186,12 @@ class RaggedArray(Sequence[torch.Tensor]):
         if isinstance(index, slice):
             begin, end, step = index.indices(len(self))
             if step == 1:
-                return self.over(self._offsets[begin : max(begin, end) + 1])
+                return self.over(self.offsets[begin : max(begin, end) + 1])
         if isinstance(index, (slice, list)) or getattr(index, "ndim", 0) > 0:
             rows = index if isinstance(index, slice) else _as_rows(index)
             return self._take(np.arange(len(self))[rows])
         row = read_row(index, len(self))
-        begin, end = map(int, self._offsets[row : row + 2])
+        begin, end = map(int, self.offsets[row : row + 2])
         sequence = self._field.read_range(begin, end)
         if len(sequence) != end - begin:
             what = f"sequence {row} is values[{begin}:{end}]"
@@ -214,11 +205,10 @@ class RaggedArray(Sequence[torch.Tensor]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A view pickles no more than it shows."""
-        field, offsets = self._field, self._offsets
-        if field.opened is not None:
-            return RaggedArray, (field.opened, np.array(offsets)), {"name": self.name}
+        values, offsets, path = self.values, self.offsets, self._field.opened
+        if path is not None:
+            return RaggedArray, (path, np.array(offsets)), {"name": self.name}
         begin, end = int(offsets[0]), int(offsets[-1])
-        values = field.source
         if isinstance(values, np.ndarray):
             values = np.array(values[begin:end])
         elif (begin, end) != (0, len(values)):
