@@ -23,32 +23,8 @@ def take_one(*_):
     pass
 
 
-def put(tensor):
-    queue = mp.get_context("spawn").Queue()
-    queue.put(tensor)
-    queue.get()
-
-
-def run_pool(tensor):
-    with mp.get_context("spawn").Pool(1) as pool:
-        pool.map(take_one, [tensor])
-
-
-def share(tensor):
-    tensor.share_memory_()
-
-
 def spawn(tensor):
     mp.spawn(take_one, args=(tensor,), nprocs=1)
-
-
-def poison(tensor):
-    # What was freed and not unmapped is given out again.
-    return [torch.full_like(tensor, -1) for _ in range(3)]
-
-
-def check_moves(tensor, address):
-    assert tensor.data_ptr() != address, "torch did not move it: the test shows nothing"
 
 
 from torch.utils.data import default_collate

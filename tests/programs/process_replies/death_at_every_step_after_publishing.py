@@ -51,11 +51,6 @@ def start(acts, held=(), workers=2, **kwargs):
     return iter(loader)
 
 
-def await_last_words(iterator, counts, dead):
-    wait_until(lambda: published[: len(counts)].tolist() == counts)
-    wait_until(lambda: not any(iterator._workers[w].is_alive() for w in dead))
-
-
 def take(iterator):
     # The number of the next batch, or the name of the error in its place.
     try:

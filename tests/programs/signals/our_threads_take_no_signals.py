@@ -1,11 +1,8 @@
 import os
 import signal
-import threading
-import time
 from pathlib import Path
 
 from helpers import slow_array
-from workers import is_thread_in, wait_until
 
 from fastloop import ArrayDataset, DataLoader
 
@@ -21,18 +18,6 @@ def loader_of(workers, rows):
         prefetch_factor=2 if workers else None,
         path="array",
     )
-
-
-def interrupt():
-    # Once the main thread has been in next() for a while.
-    def send():
-        wait_until(lambda: is_thread_in("__next__"))
-        time.sleep(0.05)
-        global sent
-        sent = time.process_time()
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=send, daemon=True).start()
 
 
 tasks = set(os.listdir("/proc/self/task"))
