@@ -1,21 +1,8 @@
 import torch
-import torch.multiprocessing as mp
+from helpers import assert_same
 from torch.utils.data import DataLoader as TorchLoader
 
 from fastloop import DataLoader
-
-ROWS, WIDTH = 4000, 2500  # 40 MB: glibc maps so much, and unmaps it
-
-
-def take_one(*_):
-    pass
-
-
-def spawn(tensor):
-    mp.spawn(take_one, args=(tensor,), nprocs=1)
-
-
-from helpers import assert_same
 
 
 class Writes(torch.utils.data.Dataset):

@@ -9,14 +9,17 @@ from workers import (
     Interrupt,
     Items,
     SleepAt,
+    check_batches,
     children,
     is_thread_in,
+    sleep_in_steps,
     state,
     wait_until,
 )
 
 from fastloop import DataLoader
 
+USED_BY_CELLS = check_batches, sleep_in_steps
 os.setpgrp()
 
 
