@@ -188,8 +188,9 @@ class RaggedArray(Sequence[torch.Tensor]):
             if step == 1:
                 return self.over(self.offsets[begin : max(begin, end) + 1])
         if isinstance(index, (slice, list)) or getattr(index, "ndim", 0) > 0:
-            rows = index if isinstance(index, slice) else _as_rows(index)
-            return self._take(np.arange(len(self))[rows])
+            rows = np.arange(len(self))[index if isinstance(index, slice) else _as_rows(index)]
+            parts = [*(self[row] for row in rows.tolist()), self._field.read_range(0, 0)]
+            return RaggedArray(torch.cat(parts), np.append(0, np.cumsum(self.lengths[rows])))
         row = read_row(index, len(self))
         begin, end = map(int, self.offsets[row : row + 2])
         sequence = self._field.read_range(begin, end)
@@ -197,11 +198,6 @@ class RaggedArray(Sequence[torch.Tensor]):
             what = f"sequence {row} is values[{begin}:{end}]"
             raise ValueError(f"{what}, but values was resized to {len(self._field)}")
         return sequence
-
-    def _take(self, rows: Array) -> RaggedArray:
-        """Return a copy of some sequences."""
-        values = torch.cat([*(self[row] for row in rows.tolist()), self._field.read_range(0, 0)])
-        return RaggedArray(values, np.append(0, np.cumsum(self.lengths[rows])))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A view pickles no more than it shows."""
