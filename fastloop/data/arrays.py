@@ -24,7 +24,7 @@ _ITEMS = "an index, (index, view), or a slice, a list or a vector of these"
 
 def _make_field(name: str, value: object) -> Field | RaggedArray:
     if isinstance(value, RaggedArray):
-        return value.over(value.offsets, name)
+        return value._over(value.offsets, name)
     if isinstance(value, (list, tuple)) and all(isinstance(x, _NUMBERS) for x in value):
         value = torch.tensor(value, device="cpu")
     return Field(name, value)

@@ -118,7 +118,7 @@ class RaggedArray(Sequence[torch.Tensor]):
             raise ValueError(f"values must be a vector, got shape {shape} ({remedy})")
         self.offsets = _read_offsets(offsets, shape[0])
 
-    def over(self, offsets: Offsets, name: str | None = None) -> RaggedArray:
+    def _over(self, offsets: Offsets, name: str | None = None) -> RaggedArray:
         """Return an array of the same values with other offsets, or with a name in errors."""
         array = type(self).__new__(type(self))
         vars(array).update(vars(self), offsets=offsets, name=name or self.name)
@@ -161,11 +161,10 @@ class RaggedArray(Sequence[torch.Tensor]):
             rule = "a pyarrow Array or ChunkedArray of lists of numbers"
             got = f"{type(column).__name__} of {kind}"
             raise TypeError(f"column must be {rule} (table.column('input_ids')), got {got}")
-        parts = list(map(_read_chunk, getattr(column, "chunks", [column])))
+        chunks = getattr(column, "chunks", [column]) or [column.combine_chunks()]
+        parts = list(map(_read_chunk, chunks))
         if len(parts) == 1:
             return cls(*parts[0])
-        if not parts:
-            return cls(np.empty(0, column.type.value_type.to_pandas_dtype()), [0])
         lengths = np.concatenate([np.diff(offsets) for _, offsets in parts])
         offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
         return cls(np.concatenate([values for values, _ in parts]), offsets)
@@ -186,7 +185,7 @@ class RaggedArray(Sequence[torch.Tensor]):
         if isinstance(index, slice):
             begin, end, step = index.indices(len(self))
             if step == 1:
-                return self.over(self.offsets[begin : max(begin, end) + 1])
+                return self._over(self.offsets[begin : max(begin, end) + 1])
         if isinstance(index, (slice, list)) or getattr(index, "ndim", 0) > 0:
             rows = np.arange(len(self))[index if isinstance(index, slice) else _as_rows(index)]
             parts = [*(self[row] for row in rows.tolist()), self._field.read_range(0, 0)]
