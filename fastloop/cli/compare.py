@@ -1,7 +1,18 @@
-"""``python -m fastloop compare``: puts two reports, or a program plain and patched, side by side.
+"""``python -m fastloop compare`` puts two reports, or a program plain and patched, side by side.
 
-Nothing here imports torch: programs run in processes of their own, one after the other.
+usage: python -m fastloop compare [OPTIONS] SCRIPT [ARGS]
+       python -m fastloop compare [OPTIONS] -m MODULE [ARGS]
+       python -m fastloop compare A.json B.json
+
+Runs the first steps of a program plain and with torch patched, in turns, and says what both cost
+and whether losses and parameters are equal to the last bit. Or puts two reports of
+fastloop.report() side by side.
+
+Exit status: 0 equal, 1 different, 2 the program or its arguments fail, 3 cannot be judged, because
+the plain program differs from itself.
 """
+
+# Nothing here imports torch: programs run in processes of their own, one after the other.
 
 from __future__ import annotations
 
@@ -28,15 +39,6 @@ _NO_RECORD = (
 )
 _TAIL = 60  # lines of a program that failed
 
-USAGE = """python -m fastloop compare [OPTIONS] SCRIPT [ARGS]
-       python -m fastloop compare [OPTIONS] -m MODULE [ARGS]
-       python -m fastloop compare A.json B.json"""
-ABOUT = """Runs the first steps of a program plain and with torch patched, in turns, and says
-what both cost and whether losses and parameters are equal to the last bit. Or puts two reports of
-fastloop.report() side by side."""
-STATUS = """Exit status: 0 equal, 1 different, 2 the program or its arguments fail, 3 cannot be
-judged, because the plain program differs from itself."""
-
 
 class TrialError(Exception):
     """A program failed before its last step; the text is the end of its output."""
@@ -44,7 +46,11 @@ class TrialError(Exception):
 
 def _parse(args: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="fastloop compare", usage=USAGE, description=ABOUT, epilog=STATUS, allow_abbrev=False
+        "fastloop compare",
+        description=__doc__,
+        usage=argparse.SUPPRESS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--steps", type=int, default=50, metavar="N", help="of each run (50)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each (3)")
@@ -63,9 +69,10 @@ def _parse(args: list[str]) -> argparse.Namespace:
         value = getattr(given, name)
         if value is not None and not least <= value <= most:
             parser.error(f"--{name} must be {least} to {most:,}, got {value}")
-    unknown = [name for name in given.only.split(",") if name not in SEAMS]
-    if unknown:
-        parser.error(f"--only must name some of {','.join(SEAMS)}, got {unknown[0]!r}")
+    try:
+        make_environment(given.only)
+    except ValueError as error:
+        parser.error(str(error))
     if given.json is not None and not given.json.absolute().parent.is_dir():
         parser.error(f"--json {given.json}: there is no folder {given.json.absolute().parent}")
     if not given.program:
@@ -148,10 +155,7 @@ def _compare_reports(paths: list[str]) -> int:
         if {a["schema"], b["schema"]} != {summary.SCHEMA}:
             raise ValueError(f"their schemas are {a['schema']!r} and {b['schema']!r}")
         print(render.compare(a, b))
-    except OSError as error:
-        print(f"fastloop compare: {error}", file=sys.stderr)
-        return _FAILED
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         needed = f"{', '.join(paths)} must be two whole reports of schema {summary.SCHEMA!r}"
         print(f"fastloop compare: {needed}, got {error!r}", file=sys.stderr)
         return _FAILED
@@ -167,6 +171,3 @@ def main(args: list[str]) -> int:
         return _compare(given, args)
     except KeyboardInterrupt:
         return 130
-    except OSError as error:  # of --json
-        print(f"fastloop compare: {error}", file=sys.stderr)
-        return _FAILED

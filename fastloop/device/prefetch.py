@@ -26,18 +26,6 @@ from fastloop.device.accelerator import Accelerator
 from fastloop.device.uploader import Sent, Uploader, can_move
 
 
-class _Entry:
-    """A batch that was read; later, the same batch sent."""
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-        self.sent: Sent | None = None
-
-    def send(self, uploader: Uploader) -> None:
-        self.sent = named("upload", uploader.send)(self.batch)
-        self.batch = None
-
-
 class Prefetcher(FinalizerBase):
     """Reads batches from an iterator until `depth` are on their way, then hands out the oldest."""
 
@@ -54,7 +42,8 @@ class Prefetcher(FinalizerBase):
         self._depth = depth
         self._uploader = uploader
         self._static_batch = StaticBatch(accelerator) if is_static else None
-        self._ahead: deque[_Entry] = deque()
+        self._ahead: deque[Sent | None] = deque()  # None: read and not sent, at most the last
+        self._unsent: Any = None  # that batch
         self._pending_error: list[Exception] = []  # at most one, met while reading ahead
         self._next_lock = NextLock()
         self._begin()
@@ -72,7 +61,7 @@ class Prefetcher(FinalizerBase):
             named("prefetch", self._fill)()
             if not self._ahead:
                 raise self._pending_error.pop()
-            sent = self._ahead[0].sent
+            sent = self._ahead[0]
             assert sent is not None
             batch = self._uploader.hand_out(sent)
             if self._static_batch is not None:
@@ -82,9 +71,10 @@ class Prefetcher(FinalizerBase):
 
     def _fill(self) -> None:
         while True:
-            if self._ahead and self._ahead[-1].sent is None:
+            if self._ahead and self._ahead[-1] is None:
                 try:
-                    self._ahead[-1].send(self._uploader)
+                    self._ahead[-1] = named("upload", self._uploader.send)(self._unsent)
+                    self._unsent = None
                 except Exception:
                     if len(self._ahead) == 1:
                         raise
@@ -95,7 +85,8 @@ class Prefetcher(FinalizerBase):
 
     def _pull(self) -> None:
         try:
-            self._ahead.append(_Entry(next(self._source)))
+            self._unsent = next(self._source)
+            self._ahead.append(None)
         except StopIteration:
             # Another one: the frames of a traceback would keep this iterator, and its workers,
             # where a loop is left after the last batch.
@@ -105,6 +96,7 @@ class Prefetcher(FinalizerBase):
 
     def _drop(self) -> None:
         """Drop all that was read ahead."""
+        self._unsent = None
         self._ahead.clear()
         self._pending_error.clear()
         self._uploader.finish()
@@ -142,7 +134,7 @@ class StaticBatch:
             self._open(places)
             self._stream = stream
         elif places != self._places:
-            raise ValueError(self._explain(self._places, places))
+            raise ValueError(_explain(self._places, places))
         if stream != self._stream:
             accelerator.wait_event(accelerator.record_event(self._stream))
             accelerator.record_stream(self._buffer)
@@ -172,20 +164,19 @@ class StaticBatch:
             "device_transform"
         )
 
-    def _explain(self, before: dict[Path, Place], now: dict[Path, Place]) -> str:
-        changes = [
-            f"{describe_path(path)} was {_describe(before.get(path))} and is "
-            f"{_describe(now.get(path))}"
-            for path in {**before, **now}
-            if before.get(path) != now.get(path)
-        ]
-        return (
-            f"static_buffers=True needs batches that are all alike: {'; '.join(changes)}; pass "
-            "drop_last=True if it is the last one, pad it, or leave static_buffers out"
-        )
+
+def _explain(before: dict[Path, Place], now: dict[Path, Place]) -> str:
+    was, are = ({path: _describe(p) for path, p in places.items()} for places in (before, now))
+    changes = [
+        f"{describe_path(path)} was {was.get(path, 'absent')} and is {are.get(path, 'absent')}"
+        for path in {**was, **are}
+        if was.get(path) != are.get(path)
+    ]
+    return (
+        f"static_buffers=True needs batches that are all alike: {'; '.join(changes)}; pass "
+        "drop_last=True if it is the last one, pad it, or leave static_buffers out"
+    )
 
 
-def _describe(place: Place | None) -> str:
-    if place is None:
-        return "absent"
+def _describe(place: Place) -> str:
     return f"Place(dtype={DTYPES[place.dtype]}, shape={place.shape}, strides={place.strides})"

@@ -57,14 +57,12 @@ def _is_switched_off() -> bool:
 
 
 def _open_seam(name: str) -> Seam:
-    """Import a seam's module only now: each costs milliseconds at the start of a program."""
+    """Import the seams only now: they cost milliseconds at the start of a program."""
     if name not in _seams:
-        if name == "dataloader":
-            from fastloop.patching.loader_seam import make_seam
-        elif name == "grad_scaler":
-            from fastloop.patching.scaler_seam import make_seam
-        else:
-            from fastloop.patching.clip_seam import make_seam
+        from fastloop.patching import clip_seam, loader_seam, scaler_seam
+
+        makers = loader_seam.LoaderSeam, scaler_seam.make_seam, clip_seam.make_seam
+        make_seam = makers[SEAMS.index(name)]
         _seams[name] = make_seam(os.environ.get("FASTLOOP_STRICT") == "1")
     return _seams[name]
 

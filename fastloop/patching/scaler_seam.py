@@ -43,21 +43,18 @@ def make_seam(is_strict: bool) -> Seam:
         def _unscale_grads_(
             self: Any, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
         ) -> Flags:
-            is_ours = not torch.compiler.is_compiling() and seam.is_on and is_served(self)
-            if is_ours:
-                flags = unscale(
-                    grads_of(lists, optimizer), optimizer, inv_scale, found_inf, allow_fp16
-                )
-                if flags is not None:
-                    return flags
-            theirs: Flags = before(self, optimizer, inv_scale, found_inf, allow_fp16)
+            flags = None
+            if not torch.compiler.is_compiling() and seam.is_on and is_served(self):
+                flags = unscale(optimizer, inv_scale, found_inf, allow_fp16)
+            theirs: Flags = flags or before(self, optimizer, inv_scale, found_inf, allow_fp16)
             return theirs
 
         return _unscale_grads_
 
     def unscale(
-        grads: GradList, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+        optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> Flags | None:
+        grads = grads_of(lists, optimizer)
         flag = found_inf.clone()  # torch does not write into the argument either
         try:
             grads.collect_groups(optimizer.param_groups)

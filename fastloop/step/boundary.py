@@ -24,39 +24,6 @@ from fastloop.step.scaler import GradScaler
 _DOUBLES = (torch.float64, torch.complex128)  # for which a float32 grad_scale is too coarse
 
 
-def step_checked(
-    scaler: GradScaler, optimizer: Optimizer, found_inf: Tensor, grad_scale: Tensor | None
-) -> float | None:
-    """`scaler.step(optimizer)` where this optimizer's gradients have been collected and checked in
-    this step, and unscaled unless grad_scale is given. A disabled scaler steps whatever found_inf.
-
-    Args:
-        found_inf: 0-d float32, exactly 0.0 or 1.0; kept for `update` and not changed.
-        grad_scale: 0-d float32 by which the optimizer has to divide the gradients (scale and clip
-            in one), or None. Only for optimizers of which `takes_grad_scale` is true.
-
-    Raises:
-        RuntimeError: the user has called `unscale_` or `step` for it since the last `update`.
-    """
-    if not scaler.is_enabled():
-        return scaler.step(optimizer)
-    scaler._check_scale_growth_tracker("step")
-    state = scaler._per_optimizer_states[id(optimizer)]
-    if state["stage"] is OptState.UNSCALED:
-        scaler.unscale_(optimizer)  # raises
-    if state["stage"] is OptState.STEPPED:
-        return scaler.step(optimizer)  # raises
-    state.update(found_inf_per_device={found_inf.device: found_inf}, stage=OptState.UNSCALED)
-    if grad_scale is None:
-        return scaler.step(optimizer)
-    try:
-        with fused_attributes(optimizer, grad_scale=times_of_user(optimizer, grad_scale)):
-            return scaler.step(optimizer)
-    except BaseException:
-        state["stage"] = OptState.READY  # the gradients are scaled as before
-        raise
-
-
 class Outcome(NamedTuple):
     norm: Tensor | None  # 0-d float64, before clipping; None where no pass needed to read
     found_inf: Tensor | bool  # whether the step was skipped; a tensor where the host did not ask
@@ -79,7 +46,7 @@ class Boundary:
             "scaler", "The scaler's part in Stepper is left"
         )
         self._grads = GradList()
-        self._seen: tuple[Tensor | None, float] | None = None  # the mark of the window's scale
+        self.seen_scale: Any = None  # a mark of the window's scale; None: a window begins
 
     # ---- the scale, which must not change inside a window, or its losses would not add up
 
@@ -93,19 +60,14 @@ class Boundary:
         scaled: Tensor = scaler.scale(loss)
         # The same as long as the scale stays: the tensor and its version, or the number (SYNC).
         scale = scaler._scale if self._is_known else None
-        now = (None, scaler.get_scale()) if scale is None else (scale, scale._version)
-        if self._seen is None:
-            self._seen = now
-        elif self._seen[0] is not now[0] or self._seen[1] != now[1]:
+        now = scaler.get_scale() if scale is None else (id(scale), scale._version)
+        if self.seen_scale not in (None, now):
             raise RuntimeError(
                 "the scaler's scale has changed inside a window; leave its step() and update() to "
                 "the Stepper"
             )
+        self.seen_scale = now
         return scaled
-
-    def forget_scale(self) -> None:
-        """End the window."""
-        self._seen = None
 
     def _scale_on(self, device: torch.device) -> Tensor:
         """Return the scaler's scale. It is made here on a rank that joins without a loss."""
@@ -151,7 +113,7 @@ class Boundary:
         norm = grads.norm_check(found_inf, scale=scale, divisor=divisor) if reads else None
         factor: Tensor | float = 1.0
         if not is_one:
-            factor = grads.clip_factor(norm, self._max_norm, scale=scale, divisor=divisor)
+            factor = grads.clip_factor(norm, self._max_norm, scale, divisor)
         found: Tensor | bool = found_inf if self._checks else False
         if self._checks and (not self._is_fused or found_inf.device.type == "cpu"):
             found = bool(found_inf)
@@ -163,20 +125,30 @@ class Boundary:
             grad_scale = factor.reciprocal().float() if isinstance(factor, Tensor) else None
         elif isinstance(factor, Tensor) and found is not True:
             grads.scale_(factor)
-        if self._is_ours:
-            with fused_attributes(self._optimizer, gives_back=True):  # torch deletes the user's
-                step_checked(self._scaler, self._optimizer, found_inf, grad_scale)
-        elif found is not True:
-            attributes = {"found_inf": found_inf} if self._is_fused and found is not False else {}
-            if grad_scale is not None:
-                attributes["grad_scale"] = times_of_user(self._optimizer, grad_scale)
-            with fused_attributes(self._optimizer, gives_back=True, **attributes):
+        attributes = {}
+        if grad_scale is not None:
+            attributes["grad_scale"] = times_of_user(self._optimizer, grad_scale)
+        if self._is_fused and found is not False and not self._is_ours:
+            attributes["found_inf"] = found_inf
+        with fused_attributes(self._optimizer, gives_back=True, **attributes):
+            if self._is_ours:
+                self._step_by_scaler(found_inf)
+            elif found is not True:
                 self._optimizer.step()
         if self._scaler is not None:
             if has_dropped or not self._is_ours:
                 self._record(torch.ones_like(found_inf) if has_dropped else found_inf)
             self._scaler.update()
         return Outcome(norm, found)
+
+    def _step_by_scaler(self, found_inf: Tensor) -> None:
+        """Let fastloop's scaler step: the gradients are checked, and unscaled, or will be by the
+        optimizer. It keeps found_inf for `update`, and does not change it."""
+        state = self._scaler._per_optimizer_states[id(self._optimizer)]
+        if state["stage"] is not OptState.READY:
+            self._scaler.unscale_(self._optimizer)  # raises: the user has called it, or step()
+        state.update(found_inf_per_device={found_inf.device: found_inf}, stage=OptState.UNSCALED)
+        self._scaler.step(self._optimizer)
 
     def _record(self, found_inf: Tensor) -> None:
         """Tell the scaler of a found_inf: it unscales a gradient that is inf where one is set."""
@@ -196,7 +168,7 @@ class Boundary:
         if self._max_norm is not None:
             norm = grads.norm_check(new_flag(grads.device), divisor=divisor)
         if divisor != 1 or norm is not None:
-            grads.scale_(grads.clip_factor(norm, self._max_norm, divisor=divisor))
+            grads.scale_(grads.clip_factor(norm, self._max_norm, None, divisor))
         with fused_attributes(optimizer, gives_back=True), watch_step(optimizer) as skipped:
             scaler.step(optimizer)
         found_inf = skipped[0]

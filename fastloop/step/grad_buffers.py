@@ -37,10 +37,6 @@ class GradBuffers:
         """Empty the sum without touching its memory: the next `add` overwrites it."""
         self._used: set[int] = set()  # parameters that had a gradient
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._used
-
     def fit(self) -> None:
         """Make memory for the optimizer's present parameters, unless it is there.
 
@@ -50,11 +46,11 @@ class GradBuffers:
         """
         params = parameters_of(self._optimizer)
         has_as_many = len(params) == len(self._params)
-        if not self.is_empty and not has_as_many:
+        if self._used and not has_as_many:
             raise RuntimeError(
                 "a parameter group was added in the middle of a window; add it between windows"
             )
-        if not self.is_empty or (has_as_many and all(map(is_, self._params, params))):
+        if self._used or (has_as_many and all(map(is_, self._params, params))):
             return
         kinds: dict[Any, list[int]] = {}
         for i, p in enumerate(params):
@@ -87,34 +83,29 @@ class GradBuffers:
         only_finite (SYNC) it does not if an element is inf or NaN."""
         self.fit()
         grads = self._grads.collect_grads(self._optimizer)
-        is_added = self._add(grads, share, only_finite)
-        grads.release()
-        return is_added
-
-    def _add(self, grads: GradList, share: float, only_finite: bool) -> bool:
         found_inf = new_flag(grads.device) if only_finite else None
         has_all = len(grads.tensors) == len(self._params)
-        overwrites = self.is_empty and has_all
-        if found_inf is not None and not overwrites:
+        overwrites = has_all and not self._used
+        if overwrites:  # and is overwritten later if a gradient is not finite
+            self.sums.combine_(grads, found_inf, alpha=share, beta=0.0)
+        elif found_inf is not None:
             grads.norm_check(found_inf)
-            if found_inf:
-                return False
-            found_inf = None
-        if has_all:
-            self.sums.combine_(grads, found_inf, alpha=share, beta=0.0 if overwrites else 1.0)
-            if found_inf is not None and found_inf:
-                return False  # what was written is overwritten later
+        is_added = found_inf is None or not found_inf
+        if is_added and has_all:
+            if not overwrites:
+                self.sums.combine_(grads, alpha=share)
             self._used.update(range(len(self._params)))
-        else:
+        elif is_added:
             self._zero_if_empty()
             here = [i for i, p in enumerate(self._params) if p.grad is not None]
             self._used_sums.collect(self._views[i] for i in here).combine_(grads, alpha=share)
             self._used_sums.release()
             self._used.update(here)
-        return True
+        grads.release()
+        return is_added
 
     def _zero_if_empty(self) -> None:
-        for flat, _ in self._flats if self.is_empty else ():
+        for flat, _ in () if self._used else self._flats:
             flat.zero_()
 
     def reduce(self, ranks: Ranks) -> None:

@@ -29,7 +29,6 @@ from fastloop.base.threads import thread_pool
 from fastloop.base.torch_parts import OptState, difference, is_known, torch_clip_grad_norm_
 from fastloop.device.availability import fault_of, find_fault
 
-_NORM_TYPES = (1.0, 2.0, float("inf"))  # that the engine computes
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # that it takes
 _MAX_LISTS = 16
 
@@ -160,58 +159,44 @@ class GradList(_Engine):
         return self.tensors[0].device if self.tensors else torch.device("cpu")
 
     def norm_check(
-        self,
-        found_inf: Tensor,
-        *,
-        scale: Tensor | None = None,
-        divisor: float = 1.0,
-        norm_type: float = 2.0,
+        self, found_inf: Tensor, scale: Tensor | None = None, divisor: float = 1.0, p: float = 2.0
     ) -> Tensor:
-        """Return the norm of gradients / (scale * divisor), 0-d float64, and set found_inf.
+        """Return the p-norm of gradients / (scale * divisor), 0-d float64, and set found_inf.
 
         The check is of every element as it lies in memory: norms too large for float32 are no
         false alarm."""
         scale = None if scale is None else scale.to(self.device)
-        if self.is_plain and norm_type in _NORM_TYPES:
+        if self.is_plain:
             run = named("check", self.run_norm_check)
-            norm: Tensor = run(thread_pool(), norm_type, scale, divisor, found_inf)
+            norm: Tensor = run(thread_pool(), p, scale, divisor, found_inf)
             return norm
         with torch.no_grad():
             _check_finite(self.tensors, found_inf)
             # Repeated rows of a sparse gradient are sums.
             tensors = [_values(t.coalesce() if t.is_sparse else t) for t in self.tensors]
             wide = [t.to(torch.promote_types(t.dtype, torch.float64)) for t in tensors]
-            norms = [torch.linalg.vector_norm(t, norm_type) for t in wide]  # real, of complex too
+            norms = [torch.linalg.vector_norm(t, p) for t in wide]  # real, of complex too
             norm = torch.zeros((), dtype=torch.float64, device="cpu")
             if norms:
                 joined = torch.stack([_whole(each).to(self.device) for each in norms])
-                norm = torch.linalg.vector_norm(joined, norm_type)
+                norm = torch.linalg.vector_norm(joined, p)
             return norm.div_(divisor if scale is None else scale.double() * divisor)
 
     def clip_factor(
-        self,
-        norm: Tensor | None,
-        max_norm: float | None,
-        *,
-        found_inf: Tensor | None = None,
-        scale: Tensor | None = None,
-        divisor: float = 1.0,
+        self, norm: Tensor | None, max_norm: float | None, scale: Tensor | None, divisor: float
     ) -> Tensor:
         """Return the factor for `scale_` that divides by scale * divisor and then clips to max_norm
-        as torch does (min(1, max_norm / (norm + 1e-6))): 0-d float64. No clipping without max_norm
-        or where found_inf is set."""
+        as torch does (min(1, max_norm / (norm + 1e-6))): 0-d float64. No clipping without
+        max_norm."""
         if max_norm is None:
             norm, max_norm = None, 0.0
         scale = None if scale is None else scale.to(self.device)
         if self.is_plain:
-            found: Tensor = self.find_clip_factor(norm, max_norm, found_inf, scale, divisor)
+            found: Tensor = self.find_clip_factor(norm, max_norm, None, scale, divisor)
             return found
         factor = torch.ones((), dtype=torch.float64, device=self.device)
         factor.div_(divisor if scale is None else scale.double() * divisor)
-        if norm is None:
-            return factor
-        clipped = factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        return clipped if found_inf is None else torch.where(found_inf > 0, factor, clipped)
+        return factor if norm is None else factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""

@@ -94,6 +94,9 @@ class FlagCounter:
         self._lock = NextLock()  # one scaler counts the steps of optimizers in several threads
         self._unread: Tensor | None = None  # 0-d, on the device: the sum of the others
 
+    def __reduce__(self) -> tuple[type[FlagCounter], tuple[int]]:
+        return FlagCounter, (self.read(),)
+
     def prepare(self, device: torch.device) -> None:
         """Make the sum on a device, so that a graph that captures `add` goes on with it."""
         if device.type != "cpu":
@@ -161,10 +164,7 @@ class Outcomes:
         skipped = self._skips.read()
         return self.boundaries - skipped, skipped
 
-    def state_dict(self) -> dict[str, int]:
-        stepped, skipped = self.read()
-        return {"boundaries": self.boundaries, "stepped": stepped, "skipped": skipped}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.boundaries = state["boundaries"]
-        self._arriving, self._skips = None, FlagCounter(state["skipped"])
+    def reset(self, boundaries: int, skipped: int) -> None:
+        """Go on from these counts."""
+        self.boundaries = boundaries
+        self._arriving, self._skips = None, FlagCounter(skipped)

@@ -32,8 +32,7 @@ from fastloop.step.window import Lookahead, WeightedBackward, Window
 Batch = TypeVar("Batch")
 
 _VERSION = 1
-# The integers in a state; it has "mean_weight" too, a float or None.
-_COUNTS = ("version", "boundaries", "stepped", "skipped", "open_micros")
+_KEYS = ("version", "boundaries", "stepped", "skipped", "open_micros", "mean_weight")
 _UNEQUAL = (
     "{} of {} ranks have another window and the others have none. Give every rank the same number "
     "of windows: DistributedSampler pads its parts to equal lengths, drop_last=True cuts them"
@@ -81,6 +80,12 @@ class Stepper:
         on_nonfinite: if a gradient is inf or NaN: "window" takes no step, "micro" leaves that one
             micro-batch out (needs buffers as accum_dtype does; SYNC for each micro-batch), "ignore"
             takes the step. None: "window" with an enabled scaler, else "ignore".
+
+    Attributes:
+        is_boundary: whether the micro-batch that runs, or ran last, closes its window.
+        last_norm: the gradients' 2-norm at the last boundary, unscaled and before clipping: 0-d
+            float64. None before the first, and where nothing needed it (no max_norm, gradients not
+            checked).
 
     Raises:
         TypeError, ValueError: an argument is not one of the above; the message says which.
@@ -140,8 +145,8 @@ class Stepper:
         self._weight = 0.0  # of the running micro-batch
         self._totals: Totals | None = None  # of the window, exchanged before its last backward
         self._mean_weight: float | None = None  # of the last window, over all ranks
-        self._is_boundary = False
-        self._last_norm: Tensor | None = None
+        self.is_boundary = False
+        self.last_norm: Tensor | None = None
 
     # ---- the loop
 
@@ -238,14 +243,14 @@ class Stepper:
         self._is_used = True
         window = self._window or self._open()
         is_full = window.count + 1 >= window.size
-        self._is_boundary = is_full or (self._loop is not None and not self._loop.has_more())
+        self.is_boundary = is_full or (self._loop is not None and not self._loop.has_more())
         if self._ranks.is_parallel:
             if window.expected is None:
                 own = Totals(weight, counted=weight > 0)
                 totals = self._exchange(SyncPoint.FIRST_WEIGHT, own)
                 window.expect(totals.weight / totals.counted if totals.counted else 1.0)
-            self._ranks.enter_micro(sync=self._is_boundary and self._buffers is None)
-        elif self._is_boundary and window.count == 0 and weight > 0:
+            self._ranks.enter_micro(sync=self.is_boundary and self._buffers is None)
+        elif self.is_boundary and window.count == 0 and weight > 0:
             window.expected = weight  # nothing to divide by
         self._weight = weight
         self._state = State.ENTERED
@@ -283,7 +288,7 @@ class Stepper:
         self._state = State.BACKWARD
         window, weight = self._window, self._weight
         assert window is not None
-        reduces = self._ranks.is_parallel and self._is_boundary and self._buffers is None
+        reduces = self._ranks.is_parallel and self.is_boundary and self._buffers is None
         if reduces:
             own = Totals(window.weight + weight, window.counted + (weight > 0))
             self._totals = self._exchange(SyncPoint.BOUNDARY, own)
@@ -303,7 +308,7 @@ class Stepper:
         if not buffers.add(share, only_finite=self._drops_micro):
             self._weight = 0.0
             window.has_dropped = True
-        if not self._is_boundary:  # the boundary writes into them
+        if not self.is_boundary:  # the boundary writes into them
             self._optimizer.zero_grad(set_to_none=True)
 
     def _leave(self, has_failed: bool) -> None:
@@ -312,7 +317,7 @@ class Stepper:
         if state is State.DONE and not has_failed:
             assert self._window is not None
             self._window.add(self._weight)
-            if self._is_boundary:
+            if self.is_boundary:
                 self._close(SyncPoint.BOUNDARY)
             return
         self._totals = None
@@ -376,7 +381,7 @@ class Stepper:
             step = named("step", self._boundary.step)
             outcome = step(divisor, buffers, totals.has_dropped > 0)
             self._mean_weight = totals.weight / totals.counted
-            self._last_norm = outcome.norm
+            self.last_norm = outcome.norm
             self._outcomes.add(outcome.found_inf)
         elif totals.has_dropped:
             self._boundary.back_off()
@@ -384,7 +389,7 @@ class Stepper:
 
     def _end_window(self) -> None:
         self._window = self._totals = None
-        self._boundary.forget_scale()
+        self._boundary.seen_scale = None
         if self._buffers is not None:
             self._buffers.clear()
         self._optimizer.zero_grad(set_to_none=True)
@@ -426,18 +431,6 @@ class Stepper:
     # ---- counts and states
 
     @property
-    def is_boundary(self) -> bool:
-        """True if the micro-batch that runs, or ran last, closes its window."""
-        return self._is_boundary
-
-    @property
-    def last_norm(self) -> Tensor | None:
-        """The gradients' 2-norm at the last boundary, unscaled and before clipping: 0-d float64.
-
-        None before the first, and where nothing needed it (no max_norm, gradients not checked)."""
-        return self._last_norm
-
-    @property
     def stepped(self) -> int:
         """Optimizer steps taken (SYNC if the last one's outcome is still on a device)."""
         return self._outcomes.read()[0]
@@ -457,9 +450,12 @@ class Stepper:
             RuntimeError: inside micro().
         """
         self._refuse_inside_micro("state_dict")
+        stepped, skipped = self._outcomes.read()
         return {
             "version": _VERSION,
-            **self._outcomes.state_dict(),
+            "boundaries": stepped + skipped,
+            "stepped": stepped,
+            "skipped": skipped,
             "mean_weight": self._mean_weight,
             "open_micros": 0 if self._window is None else self._window.count,
         }
@@ -475,7 +471,7 @@ class Stepper:
         self._refuse_inside_micro("load_state_dict")
         state = _read_state(state_dict)
         self._end_window()
-        self._outcomes.load_state_dict(state)
+        self._outcomes.reset(state["boundaries"], state["skipped"])
         self._mean_weight = state["mean_weight"]
         if count := state["open_micros"]:
             warnings.warn(
@@ -545,15 +541,15 @@ def _read_state(state: Any) -> dict[str, Any]:
     remedy = "pass the dict that state_dict() of a fastloop.Stepper returned, unchanged"
     if not isinstance(state, dict):
         raise TypeError(make_message("state", "a dict", state, remedy))
-    for key in (*_COUNTS, "mean_weight"):
+    for key in _KEYS:
         if key not in state:
             raise ValueError(f"state must have {key!r} ({remedy})")
-    for key in _COUNTS:
-        read_int(f"state[{key!r}]", state[key], 0, remedy=remedy)
+        if key != "mean_weight":
+            read_int(f"state[{key!r}]", state[key], 0, remedy=remedy)
+        elif state[key] is not None:
+            read_number(f"state[{key!r}]", state[key], 0, remedy=remedy)
     if state["version"] != _VERSION:
         raise ValueError(make_message("state['version']", str(_VERSION), state["version"], remedy))
-    if state["mean_weight"] is not None:
-        read_number("state['mean_weight']", state["mean_weight"], 0, remedy=remedy)
     return state
 
 
