@@ -73,23 +73,6 @@ class Cpus(NamedTuple):
 
 def read_cpus(root: Path = _ROOT) -> Cpus:
     """Return how many CPUs there are and how many this process may use."""
-    visible = _count(read_text(root / "sys/devices/system/cpu/online")) or os.cpu_count() or 1
-    _, _, allowed = read_text(root / "proc/self/status").partition("Cpus_allowed_list:")
-    return Cpus(visible, _count(allowed.partition("\n")[0]) or visible, _read_quota(root))
-
-
-def usable_cpus() -> float:
-    """Return the CPU time that affinity and cgroups allow this process, in CPUs."""
-    return read_cpus().usable
-
-
-def _count(text: str) -> int:
-    """Count the members of a list in the kernel's notation, "0-3,8"."""
-    ends = [part.split("-") for part in text.strip().split(",") if part]
-    return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
-
-
-def _read_quota(root: Path) -> float | None:
     quotas = []
     for folder in list_groups("cpu", root):
         words = read_text(folder / "cpu.max").split() or [
@@ -97,7 +80,13 @@ def _read_quota(root: Path) -> float | None:
         ]
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
             quotas.append(int(words[0]) / int(words[1]))
-    return min(quotas, default=None)
+    allowed = len(os.sched_getaffinity(0))
+    return Cpus(os.cpu_count() or allowed, allowed, min(quotas, default=None))
+
+
+def usable_cpus() -> float:
+    """Return the CPU time that affinity and cgroups allow this process, in CPUs."""
+    return read_cpus().usable
 
 
 def throttled_share(root: Path = _ROOT) -> float:
@@ -145,17 +134,13 @@ def read_memory(root: Path = _ROOT) -> Memory:
         ):
             limit, used = read_text(folder / name).strip(), read_text(folder / used_name).strip()
             if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
-                limits.append((int(limit), max(0, int(used) - _cached_bytes(folder))))
+                stat = read_table(folder / "memory.stat")
+                names = ("inactive_file", "active_file")  # cached; "total_" before version 2
+                cached = sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in names)
+                limits.append((int(limit), max(0, int(used) - cached)))
     if not limits:
         return Memory(total, available)
     return Memory(total, available, *min(limits, key=lambda pair: pair[0] - pair[1]))
-
-
-def _cached_bytes(folder: Path) -> int:
-    """Return the bytes of cached files in a group."""
-    stat = read_table(folder / "memory.stat")
-    names = ("inactive_file", "active_file")
-    return sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in names)
 
 
 def available_bytes() -> int:
@@ -173,8 +158,7 @@ def oom_kills(root: Path = _ROOT) -> int:
 def describe_memory() -> str:
     """Return one sentence with the memory's figures, for errors."""
     memory, gib = read_memory(), 2**30
-    text = f"{memory.available / gib:.1f} of {memory.total / gib:.1f} GiB of memory"
-    text += " are available now"
+    text = f"{memory.available / gib:.1f} of {memory.total / gib:.1f} GiB of memory are available"
     if memory.limit is not None:
         text += f", and its cgroup uses {memory.used / gib:.1f} of {memory.limit / gib:.1f} GiB"
     return text
@@ -185,10 +169,8 @@ def explain_kill() -> str:
     memory = read_memory()
     if memory.left < memory.most // _SCARCE:
         return f"Most likely the system was out of memory: {describe_memory()}"
-    return (
-        "A program or a user has killed it, or the system for lack of memory, which `dmesg` then "
-        f"tells: {describe_memory()}"
-    )
+    text = "A program or a user has killed it, or the system for lack of memory (see `dmesg`)"
+    return f"{text}: {describe_memory()}"
 
 
 def budget_of(loader: object) -> int:

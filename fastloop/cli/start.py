@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _FOLDER = os.path.join(os.path.dirname(__file__), "bootstrap")
-_on_before: set[str] = set()  # seams that were on when a notebook loaded the extension
 
 
 def make_environment(what: str) -> dict[str, str]:
@@ -169,17 +168,13 @@ def load_extension() -> None:
     if os.environ.get("FASTLOOP") == "0":
         print("fastloop: FASTLOOP=0 is set, so torch is not patched", file=sys.stderr)
         return
-    patching = sys.modules.get("fastloop.patching.patch")
-    seams = {} if patching is None else patching.patch_status().seams
-    _on_before.clear()
-    _on_before.update(name for name, seam in seams.items() if seam.is_on)
     arm(",".join(SEAMS), verbose=True)
 
 
 def unload_extension() -> None:
-    """Take out the seams that `load_extension` has put in."""
+    """Take out all seams."""
     cancel("torch")
     patching = sys.modules.get("fastloop.patching.patch")
     if patching is not None:
         print(f"fastloop: {patching.patch_status()}", file=sys.stderr)
-        patching.unpatch(set(SEAMS) - _on_before)
+        patching.unpatch()

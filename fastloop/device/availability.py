@@ -23,8 +23,8 @@ def explain_error(error: RuntimeError) -> str:
     version = str(info["cuda"])
     major = int(version.partition(".")[0] or 0)
     if "CUDA error 35," in text and major in NEEDED_DRIVERS:
-        needed = f"CUDA {version} of this build needs an NVIDIA driver {NEEDED_DRIVERS[major]}"
-        return f"{text}; {needed} or newer: update the driver, or build with its CUDA (CUDA_HOME)"
+        text += f"; the CUDA {version} that fastloop was built with needs an NVIDIA driver "
+        return f"{text}{NEEDED_DRIVERS[major]} or newer: update the driver, or build with its CUDA"
     if "compute capability" in text:
         return f"{text}; build it with FASTLOOP_CUDA_ARCHS set to that, without the dot"
     if not info["cuda"]:

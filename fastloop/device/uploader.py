@@ -47,10 +47,8 @@ class _Run(NamedTuple):
 
     def is_tight(self) -> bool:
         """Tell whether the tensors do not overlap, each is aligned, and few bytes lie between."""
-        parts = sorted(
-            (offset, tensor.nbytes, tensor.itemsize)
-            for offset, tensor in zip(self.offsets, self.tensors, strict=True)
-        )
+        places = zip(self.offsets, self.tensors, strict=True)
+        parts = sorted((offset, t.nbytes, t.itemsize) for offset, t in places)
         end = 0
         for offset, size, unit in parts:
             if offset < end or offset % unit:
@@ -92,23 +90,21 @@ class _Leaves:
         self.batch = map_leaves(batch, self._sort)
 
     def _sort(self, _: Path, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            if self._accelerator.holds(leaf):
-                group = self.on_device
-            elif leaf.device.type != "cpu" or not is_plain(leaf):
-                group = self.others
-            elif leaf.numel() == 0:
-                group = self.unpinned
-            elif self._accelerator.is_pinned(leaf) and leaf.stride() == place_of(leaf).strides:
-                group = self.pinned
-            else:  # or pinned with gaps, which torch would copy into other memory first
-                group = self.unpinned
-        elif can_move(leaf):
-            group = self.others
-        else:
-            return leaf
-        group[id(leaf)] = leaf
+        if isinstance(leaf, torch.Tensor) or can_move(leaf):
+            self._group_of(leaf)[id(leaf)] = leaf
         return leaf
+
+    def _group_of(self, leaf: Any) -> dict[int, Any]:
+        if not isinstance(leaf, torch.Tensor):
+            return self.others
+        if self._accelerator.holds(leaf):
+            return self.on_device
+        if leaf.device.type != "cpu" or not is_plain(leaf):
+            return self.others
+        # One that is pinned with gaps torch would copy into other memory first.
+        is_pinned = leaf.numel() > 0 and self._accelerator.is_pinned(leaf)
+        is_pinned = is_pinned and leaf.stride() == place_of(leaf).strides
+        return self.pinned if is_pinned else self.unpinned
 
 
 class Sent(NamedTuple):

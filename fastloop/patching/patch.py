@@ -59,10 +59,10 @@ def _is_switched_off() -> bool:
 def _open_seam(name: str) -> Seam:
     """Import the seams only now: they cost milliseconds at the start of a program."""
     if name not in _seams:
-        from fastloop.patching import clip_seam, loader_seam, scaler_seam
+        from fastloop.patching.loader_seam import LoaderSeam
+        from fastloop.patching.step_seams import make_clip_seam, make_scaler_seam
 
-        makers = loader_seam.LoaderSeam, scaler_seam.make_seam, clip_seam.make_seam
-        make_seam = makers[SEAMS.index(name)]
+        make_seam = (LoaderSeam, make_scaler_seam, make_clip_seam)[SEAMS.index(name)]
         _seams[name] = make_seam(os.environ.get("FASTLOOP_STRICT") == "1")
     return _seams[name]
 

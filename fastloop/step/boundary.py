@@ -14,12 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from fastloop.base.torch_parts import OptState, is_known
 from fastloop.step.grad_buffers import GradBuffers
 from fastloop.step.grad_list import GradList, new_flag, parameters_of
-from fastloop.step.outcomes import fused_attributes, takes_grad_scale, times_of_user, watch_step
-from fastloop.step.scaler import GradScaler
+from fastloop.step.scaler import (
+    FlagCounter,
+    GradScaler,
+    fused_attributes,
+    takes_grad_scale,
+    times_of_user,
+    watch_step,
+)
 
 _DOUBLES = (torch.float64, torch.complex128)  # for which a float32 grad_scale is too coarse
 
@@ -176,3 +183,53 @@ class Boundary:
         if isinstance(found_inf, Tensor) and (not self._is_fused or not found_inf.is_cuda):
             found_inf = bool(found_inf)
         return Outcome(norm, found_inf)
+
+
+class Outcomes:
+    """Counts the boundaries of a Stepper and steps its schedulers after each step that was taken.
+
+    Where only a device knows whether a step was skipped, schedulers follow at the next boundary:
+    they lag by one step, and wait only if the device is further behind."""
+
+    def __init__(self, schedulers: list[LRScheduler]) -> None:
+        self.boundaries = 0
+        self._schedulers = schedulers  # the user's
+        self._skips = FlagCounter()
+        self._arriving: tuple[Tensor, Any] | None = None  # a found_inf on its way to a scheduler
+
+    def add(self, found_inf: Tensor | bool) -> None:
+        """Count a boundary, whose step was skipped if found_inf. Does not wait for a device; the
+        boundary before it is settled."""
+        assert self._arriving is None
+        self.boundaries += 1
+        if isinstance(found_inf, Tensor) and self._schedulers:
+            copy = torch.empty((), dtype=found_inf.dtype, device="cpu", pin_memory=True)
+            copy.copy_(found_inf, non_blocking=True)
+            stream = torch.accelerator.current_stream(found_inf.device)
+            self._arriving = copy, stream.record_event()
+        else:
+            self._count(found_inf)
+
+    def settle(self) -> None:
+        """Let the schedulers follow the last boundary (SYNC if the device has not come to it)."""
+        if self._arriving is not None:
+            (found_inf, event), self._arriving = self._arriving, None
+            event.synchronize()
+            self._count(bool(found_inf))
+
+    def _count(self, found_inf: Tensor | bool) -> None:
+        self._skips.add(found_inf)
+        if found_inf is False:
+            for scheduler in self._schedulers:
+                scheduler.step()
+
+    def read(self) -> tuple[int, int]:
+        """Return how many steps were taken, and how many skipped. SYNC on a device."""
+        self.settle()
+        skipped = self._skips.read()
+        return self.boundaries - skipped, skipped
+
+    def reset(self, boundaries: int, skipped: int) -> None:
+        """Go on from these counts."""
+        self.boundaries = boundaries
+        self._arriving, self._skips = None, FlagCounter(skipped)

@@ -14,7 +14,7 @@ import types
 import warnings
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,58 +55,20 @@ def _new_scratch(like: Tensor, size: int) -> Tensor:
     return scratch
 
 
-class NoEngine:
-    """Stands in for the C engine where torch's tensors are not laid out as fastloop knows. No list
-    is plain, so torch's own functions run all passes."""
-
-    is_plain = False
-    tensors: list[Any] = []  # noqa: RUF012 (replaced, never changed)
-
-    def __new__(cls, *_: Any) -> NoEngine:
-        return super().__new__(cls)
-
-    @property
-    def dtypes(self) -> set[Any]:
-        return {t.dtype for t in self.tensors}
-
-    def collect_groups(self, param_groups: Iterable[Any]) -> bool:
-        return self.collect_parameters(p for group in param_groups for p in group["params"])
-
-    def collect_parameters(self, parameters: Iterable[Any]) -> bool:
-        return self.collect_tensors(p.grad for p in parameters if p.grad is not None)
-
-    def collect_tensors(self, tensors: Iterable[Any]) -> bool:
-        self.tensors = list(tensors)
-        return False
-
-    def release(self) -> None:
-        self.tensors = []
-
-    def unscale_and_clip(self, *_: Any) -> bool:
-        return False
-
-    def clip_parameters(self, pool: Any, parameters: Iterable[Any], *_: Any) -> None:
-        self.collect_parameters(parameters)
-
-    def update_scale(self, *_: Any) -> None:
-        raise TypeError(f"torch {torch.__version__} updates the scale itself")
+# None: torch's tensors are not laid out as C knows them. No list is plain then, so torch's own
+# functions run all passes.
+_TENSOR_TYPE = Tensor if is_known("tensors", "Passes over gradients are left") else None
 
 
-if TYPE_CHECKING or is_known("tensors", "Passes over gradients are left"):
-    _Engine = GradListBase
-else:
-    _Engine = NoEngine
-
-
-class GradList(_Engine):
+class GradList(GradListBase):
     """The tensors that passes run over, collected anew before the first pass of each step."""
 
     # Named here too, because reports put something around it.
-    clip_parameters = _Engine.clip_parameters
+    clip_parameters = GradListBase.clip_parameters
 
     def __new__(cls) -> GradList:
         new_scratch = None if kernels_are_disabled() else _new_scratch
-        return super().__new__(cls, Tensor, increment_version, _new_number, new_scratch)
+        return super().__new__(cls, _TENSOR_TYPE, increment_version, _new_number, new_scratch)
 
     def __reduce__(self) -> tuple[type[GradList], tuple[()]]:
         return GradList, ()  # copies and pickles begin empty
@@ -145,10 +107,9 @@ class GradList(_Engine):
                 return "a gradient is sparse"
             if t.dtype not in _DTYPES:
                 return f"a gradient is of {t.dtype}"
-        if len({t.device for t in self.tensors}) > 1:
-            return "gradients are on several devices"
-        if self.device.type not in ("cpu", "cuda"):
-            return f"gradients are on {self.device.type}"
+        devices = {str(t.device) for t in self.tensors}
+        if len(devices) > 1 or self.device.type not in ("cpu", "cuda"):
+            return f"gradients are on {', '.join(sorted(devices))}"
         if self.device.type == "cuda" and kernels_are_disabled():
             return "FASTLOOP_DISABLE_CUDA=1 is set"
         return fault_of(self.device) or "gradients overlap, have gaps in memory or are traced"

@@ -3,7 +3,7 @@
 A state machine over micro-batches and windows: what may follow what, which micro-batch closes a
 window, what an exception leaves behind. docs/stepper.md draws it and has the arithmetic. Below it
 stand the window's arithmetic (window.py), the sums in buffers (grad_buffers.py), the optimizer's
-step (boundary.py), the counts and schedulers (outcomes.py), and the other ranks (ranks.py). Called
+step, the counts and schedulers (boundary.py), and the other ranks (ranks.py). Called
 on the thread that trains."""
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from fastloop.base.checks import make_message, read_choice, read_int, read_number
 from fastloop.base.ranges import named
 from fastloop.base.torch_parts import TorchScaler
-from fastloop.step.boundary import Boundary
+from fastloop.step.boundary import Boundary, Outcomes
 from fastloop.step.grad_buffers import GradBuffers
-from fastloop.step.outcomes import Outcomes
 from fastloop.step.ranks import Ranks, SyncPoint, Totals
 from fastloop.step.window import Lookahead, WeightedBackward, Window
 
@@ -34,8 +33,8 @@ Batch = TypeVar("Batch")
 _VERSION = 1
 _KEYS = ("version", "boundaries", "stepped", "skipped", "open_micros", "mean_weight")
 _UNEQUAL = (
-    "{} of {} ranks have another window and the others have none. Give every rank the same number "
-    "of windows: DistributedSampler pads its parts to equal lengths, drop_last=True cuts them"
+    "{} of {} ranks have another window and the others have none: DistributedSampler pads "
+    "its parts to equal lengths, drop_last=True cuts them"
 )
 
 
@@ -114,18 +113,16 @@ class Stepper:
         choice = read_choice("on_nonfinite", on_nonfinite, choices)
         choice = choice or ("ignore" if scaler is None else "window")
         if choice == "ignore" and scaler is not None:
-            raise ValueError(
-                "on_nonfinite must be 'window' or 'micro' with an enabled scaler, got 'ignore' "
-                "(the scaler finds its scale by skipping steps with infinite gradients)"
-            )
+            rule = "'window' or 'micro' with an enabled scaler"
+            raise ValueError(make_message("on_nonfinite", rule, choice))
         accum_dtype = read_choice("accum_dtype", accum_dtype, (None, torch.float32, torch.float64))
         self._optimizer = optimizer
         self._outcomes = Outcomes(_read_schedulers(scheduler))
         self._ranks = Ranks(model)
         if self._ranks.has_shards and (accum_dtype or choice == "micro"):
             raise ValueError(
-                "accum_dtype and on_nonfinite='micro' need whole gradients, which FSDP modules do "
-                "not have; leave them out, or use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+                "accum_dtype and on_nonfinite='micro' need whole gradients, which FSDP does not "
+                "have; leave them out, or use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
         if not callable(accumulate):
             accumulate = read_int("accumulate", accumulate, 1)
@@ -165,8 +162,7 @@ class Stepper:
         return _Batches(loader, self._batches(loader))
 
     def _batches(self, loader: Iterable[Batch]) -> Generator[Batch]:
-        if self._state is not State.IDLE:
-            raise RuntimeError("iterate() inside micro(): make micro() the loop's body")
+        self._refuse_inside_micro("iterate")
         loop = self._loop = Lookahead(loader)
         is_over, passed = False, 0
         try:
@@ -183,14 +179,13 @@ class Stepper:
                     self._warn_unused(passed)
                 if self._loop is not loop:
                     raise RuntimeError(
-                        "another iterate() of this stepper has begun inside this loop; give the "
-                        "inner loop a Stepper of its own, or none if it does not train"
+                        "another iterate() has begun inside this loop; give it its own Stepper"
                     )
             if loop.unequal:
                 raise RuntimeError(loop.unequal)
             self._warn_unused(passed)
             if self._window is not None or loop.is_announced:
-                self._flush()
+                self.flush()
             is_over = True
         finally:
             if self._loop is loop:
@@ -280,10 +275,7 @@ class Stepper:
         if self._state is State.IDLE:
             raise RuntimeError("backward() outside micro(): call it inside `with stepper.micro():`")
         if self._state is not State.ENTERED:
-            raise RuntimeError(
-                "backward() for the second time in one micro(): add the losses and call it once, "
-                "or give each its own micro()"
-            )
+            raise RuntimeError("backward() for the second time in one micro(): add the losses")
         _check_loss(loss)
         self._state = State.BACKWARD
         window, weight = self._window, self._weight
@@ -342,13 +334,10 @@ class Stepper:
             RuntimeError: inside micro(); ranks are at different places; an open window under FSDP.
         """
         self._refuse_inside_micro("flush")
-        self._flush()
-
-    def _flush(self) -> None:
         if self._ranks.has_shards and self._window is not None:
             raise RuntimeError(
-                "flush() of an open window under FSDP: its gradients have not been reduced, and "
-                "only a backward can; use iterate(), which knows the last micro-batch"
+                "flush() of an open window under FSDP, where only a backward reduces gradients; "
+                "use iterate(), which knows the last micro-batch"
             )
         if self._ranks.is_parallel and not self._ranks.has_shards and self._window is None:
             self._open()  # to join the others
@@ -475,8 +464,8 @@ class Stepper:
         self._mean_weight = state["mean_weight"]
         if count := state["open_micros"]:
             warnings.warn(
-                f"the state was saved {count} micro-batches into a window, and these are lost: the "
-                "window begins anew; save when stepper.is_boundary to lose none",
+                f"the state was saved {count} micro-batches into a window, which are lost: the "
+                "window begins anew; save when stepper.is_boundary",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -558,10 +547,7 @@ def _check_loss(loss: Any) -> None:
         kind = getattr(loss, "dtype", type(loss).__name__)
         raise TypeError(f"loss must be a real tensor, got {kind}")
     if loss.numel() != 1:
-        raise ValueError(
-            f"loss must be one number, got shape {tuple(loss.shape)} (pass its mean: the weight of "
-            "micro() says how much that counts)"
-        )
+        raise ValueError(f"loss must be one number, got shape {tuple(loss.shape)} (pass its mean)")
 
 
 def _read_schedulers(scheduler: Any) -> list[LRScheduler]:
@@ -571,8 +557,7 @@ def _read_schedulers(scheduler: Any) -> list[LRScheduler]:
     for one in several:
         if isinstance(one, ReduceLROnPlateau):
             raise TypeError(
-                "scheduler must not be a ReduceLROnPlateau, whose step() needs a metric; leave it "
-                "out and call its step(metric) yourself"
+                "scheduler must not be ReduceLROnPlateau: call its step(metric) yourself"
             )
         if not callable(getattr(one, "step", None)):
             raise TypeError(make_message("scheduler", "one or several LRScheduler", one))

@@ -18,7 +18,7 @@ from torch.nn import utils
 from torch.nn.utils import clip_grad, clip_grad_norm_  # before patch(), as frameworks do
 
 import fastloop
-from fastloop.patching import clip_seam
+from fastloop.patching import step_seams
 
 PLACES = [
     (clip_grad, "_clip_grads_with_norm_"),
@@ -136,7 +136,7 @@ LEFT: dict[str, tuple[Callable[[], list[torch.Tensor]], str]] = {
     "dtypes": (lambda: params_of(ONES.clone(), ONES.double()), "gradients are of several dtypes"),
     "devices": (
         lambda: params_of(ONES.clone(), ONES.to("meta")),
-        "gradients are on several devices",
+        "gradients are on cpu, meta",
     ),
     "meta": (lambda: params_of(ONES.to("meta")), "gradients are on meta"),
     "gaps": (
@@ -269,21 +269,21 @@ def test_what_others_have_wrapped_stays_and_passes_on(module: Any, name: str) ->
 
 
 def test_a_torch_that_differs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clip_seam, "_multiply", lambda *args: None)
+    monkeypatch.setattr(step_seams, "_multiply", lambda *args: None)
     found = fastloop.patch(verbose=False).seams["clip_grad_norm"]
     assert not found.is_on and "differs from those that fastloop knows" in found.why
     assert [vars(module)[name] for module, name in PLACES] == TORCHS
 
 
 def test_a_torch_without_the_functions_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = clip_seam.make_seam(False)
+    fresh = step_seams.make_clip_seam(False)
     monkeypatch.delattr(clip_grad, "_clip_grads_with_norm_")
     monkeypatch.setattr(fresh, "probe", lambda _: [])
     assert not fresh.put_in() and "_clip_grads_with_norm_" in fresh.status().why
 
 
 def test_a_seam_is_put_in_again_where_torchs_functions_were_put_back() -> None:
-    fresh = clip_seam.make_seam(False)
+    fresh = step_seams.make_clip_seam(False)
     assert fresh.put_in()
     theirs = vars(clip_grad)["_clip_grads_with_norm_"]
     clip_grad._clip_grads_with_norm_ = lambda *args: theirs(*args)

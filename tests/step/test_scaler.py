@@ -19,7 +19,7 @@ from helpers import assert_same
 
 from fastloop import GradScaler
 from fastloop.step.grad_list import GradList
-from fastloop.step.outcomes import takes_grad_scale
+from fastloop.step.scaler import takes_grad_scale
 
 TorchScaler = torch.amp.GradScaler
 INF = math.inf
