@@ -315,7 +315,7 @@ def unscale_collected(
 
 
 def _is_plain_number(number: Tensor) -> bool:
-    is_covered = type(number) is Tensor and number.device.type in ("cpu", "cuda")
+    is_covered = type(number) is _TENSOR_TYPE and number.device.type in ("cpu", "cuda")
     return is_covered and number.dtype is torch.float32 and number.ndim == 0
 
 
