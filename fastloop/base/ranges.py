@@ -23,20 +23,9 @@ from fastloop.base.torch_parts import is_known
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-
-def _has_nvtx() -> bool:
-    """Tell whether Nsight has started the program, and torch has NVTX for it."""
-    if not os.environ.get("NVTX_INJECTION64_PATH"):  # as Nsight sets it
-        return False
-    try:
-        torch.cuda.nvtx.mark("fastloop")  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return False
-    return True
-
-
-_nvtx = torch.cuda.nvtx if _has_nvtx() else None
+# Nsight sets this in programs that it has started.
+_is_watched = bool(os.environ.get("NVTX_INJECTION64_PATH"))
+_nvtx = torch.cuda.nvtx if _is_watched and torch.version.cuda else None
 _threads = threading.local()  # the names of the ranges that each has open
 _has_profiler = is_known("profiler", "The profiler's timeline is left")
 _profiler: Any = profiler if _has_profiler else SimpleNamespace(_is_profiler_enabled=False)

@@ -32,11 +32,7 @@ from fastloop.tools.compare import trials
 SCHEMA = "fastloop.compare/1"
 _STATUS = {trials.EQUAL: 0, trials.DIFFERENT: 1, trials.UNKNOWN: 3}
 _FAILED = 2
-_MAX_STEPS = 10_000  # fewer than a recorder keeps
-_NO_RECORD = (
-    "NOT JUDGED: there is nothing to compare, because the program has not imported torch, or has "
-    "ended by os._exit()"
-)
+_NO_RECORD = "NOT JUDGED: the program has not imported torch, or has ended by os._exit()"
 _TAIL = 60  # lines of a program that failed
 
 
@@ -65,7 +61,8 @@ def _parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("-m", action="store_true", dest="is_module", help=argparse.SUPPRESS)
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args(args)
-    for name, least, most in (("steps", 2, _MAX_STEPS), ("rounds", 2, 100), ("seed", 0, 2**32 - 1)):
+    # A recorder keeps more than 10 000 steps.
+    for name, least, most in (("steps", 2, 10_000), ("rounds", 2, 100), ("seed", 0, 2**32 - 1)):
         value = getattr(given, name)
         if value is not None and not least <= value <= most:
             parser.error(f"--{name} must be {least} to {most:,}, got {value}")

@@ -151,12 +151,11 @@ def _say_end(process: int, of: str, wants_report: bool = False) -> None:
     if patching is None:
         return
     status = patching.patch_status()
-    is_used = any(seam.native or seam.left for seam in status.seams.values())
+    seams = status.seams.values()
     if of == "run":
-        is_idle = not any(seam.native for seam in status.seams.values())
-        where = " (this process alone is counted)" if is_idle else ""  # ranks may have done it
-        say(f"end of run: {status}{where}")
-    elif "RANK" in os.environ and is_used:
+        is_idle = not any(seam.native for seam in seams)  # ranks may have done it
+        say(f"end of run: {status}" + " (this process alone is counted)" * is_idle)
+    elif "RANK" in os.environ and any(seam.native or seam.left for seam in seams):
         say(f"end of {of}: {status}")
 
 

@@ -18,7 +18,7 @@ from fastloop._core import is_small_part
 from fastloop.base.tensors import Place, extent, outside_inference_mode, split_buffer
 from fastloop.base.torch_parts import ExceptionWrapper, pin_memory
 from fastloop.device.accelerator import Accelerator, allocate_pinned
-from fastloop.device.uploader import Uploader
+from fastloop.device.prefetch import Uploader
 
 
 class Destination:

@@ -46,9 +46,8 @@ def _check_names(what: str | Iterable[str]) -> list[str]:
     names = [what] if isinstance(what, str) else list(what)
     for name in names:
         if name not in SEAMS:
-            raise ValueError(
-                f"unknown patch target {name!r}; choose from {', '.join(map(repr, SEAMS))}"
-            )
+            choices = ", ".join(map(repr, SEAMS))
+            raise ValueError(f"unknown patch target {name!r}; choose from {choices}")
     return names
 
 

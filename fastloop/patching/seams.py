@@ -21,6 +21,7 @@ from torch import Tensor
 from fastloop.base.torch_parts import count_dispatch_modes, difference, is_known
 
 Function = Callable[..., Any]
+Maker = Callable[[Function], Function]
 
 # The thread that runs a seam's check, which reports must not see; 0: none. Guarded by patch()'s
 # lock.
@@ -78,7 +79,7 @@ class Place:
 
     owner: Any
     name: str
-    make: Callable[[Any], Any]
+    make: Maker
     aliases: Iterable[tuple[Any, str]] = ()
     before: Any = field(default=None, init=False)  # the function that was there
     ours: Any = field(default=None, init=False)
@@ -144,11 +145,7 @@ class Seam:
     _served: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(
-        self,
-        owner: Any,
-        name: str,
-        make: Callable[[Function], Function],
-        aliases: Iterable[tuple[Any, str]] = (),
+        self, owner: Any, name: str, make: Maker, aliases: Iterable[tuple[Any, str]] = ()
     ) -> Place:
         self._places.append(Place(owner, name, make, aliases))
         return self._places[-1]

@@ -15,7 +15,6 @@ which changes the last bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -54,10 +53,7 @@ def make_clip_seam(is_strict: bool) -> Seam:
 
     def make_clip(before: Function) -> Function:
         def _clip_grads_with_norm_(
-            parameters: Tensor | Iterable[Tensor],
-            max_norm: float,
-            total_norm: Tensor,
-            foreach: bool | None = None,
+            parameters: Any, max_norm: float, total_norm: Tensor, foreach: bool | None = None
         ) -> None:
             if torch.compiler.is_compiling() or not seam.is_on:
                 before(parameters, max_norm, total_norm, foreach)

@@ -191,12 +191,7 @@ class BoundedScaler(TorchScaler):
             )
             enabled = False
         super().__init__(
-            device,
-            init_scale=init_scale,
-            growth_factor=growth_factor,
-            backoff_factor=backoff_factor,
-            growth_interval=growth_interval,
-            enabled=enabled,
+            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
         )
         self._set_extras(min_scale, max_scale, hysteresis)
         self._skips = FlagCounter()
@@ -494,14 +489,9 @@ class GradScaler(BoundedScaler):
         if not flags or not is_covered:
             return False
         found = flags[0] if len(flags) == 1 else _join_flags(flags, scale.device)[scale.device]
-        rule = (
-            self._growth_factor,
-            self._backoff_factor,
-            min(self._growth_interval, _INT_MAX),
-            min(self.hysteresis, _INT_MAX),
-            self.min_scale or -math.inf,
-            self.max_scale or math.inf,
-        )
+        counts = min(self._growth_interval, _INT_MAX), min(self.hysteresis, _INT_MAX)
+        bounds = self.min_scale or -math.inf, self.max_scale or math.inf
+        rule = (self._growth_factor, self._backoff_factor, *counts, *bounds)
         misses = self._bad_steps_on(scale.device) if self.hysteresis > 1 else tracker
         try:
             empty_list().update_scale(found, rule, scale, tracker, misses)

@@ -2,8 +2,8 @@
 
 A state machine over micro-batches and windows: what may follow what, which micro-batch closes a
 window, what an exception leaves behind. docs/stepper.md draws it and has the arithmetic. Below it
-stand the window's arithmetic (window.py), the sums in buffers (grad_buffers.py), the optimizer's
-step, the counts and schedulers (boundary.py), and the other ranks (ranks.py). Called
+stand the window's arithmetic (window.py), the sums in buffers, the optimizer's step, the counts
+and schedulers (boundary.py), and the other ranks (ranks.py). Called
 on the thread that trains."""
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from fastloop.base.checks import make_message, read_choice, read_int, read_number
 from fastloop.base.ranges import named
 from fastloop.base.torch_parts import TorchScaler
-from fastloop.step.boundary import Boundary, Outcomes
-from fastloop.step.grad_buffers import GradBuffers
+from fastloop.step.boundary import Boundary, GradBuffers, Outcomes
 from fastloop.step.ranks import Ranks, SyncPoint, Totals
 from fastloop.step.window import Lookahead, WeightedBackward, Window
 
@@ -116,24 +115,23 @@ class Stepper:
             rule = "'window' or 'micro' with an enabled scaler"
             raise ValueError(make_message("on_nonfinite", rule, choice))
         accum_dtype = read_choice("accum_dtype", accum_dtype, (None, torch.float32, torch.float64))
+        needs_buffers = accum_dtype is not None or choice == "micro"
         self._optimizer = optimizer
         self._outcomes = Outcomes(_read_schedulers(scheduler))
         self._ranks = Ranks(model)
-        if self._ranks.has_shards and (accum_dtype or choice == "micro"):
+        if self._ranks.has_shards and needs_buffers:
             raise ValueError(
                 "accum_dtype and on_nonfinite='micro' need whole gradients, which FSDP does not "
                 "have; leave them out, or use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
-        if not callable(accumulate):
-            accumulate = read_int("accumulate", accumulate, 1)
-        self._accumulate = accumulate
+        is_function = callable(accumulate)
+        self._accumulate = accumulate if is_function else read_int("accumulate", accumulate, 1)
         if max_norm is not None:
             max_norm = read_number("max_norm", max_norm, 0, remedy="or None: no clipping")
         self._boundary = Boundary(optimizer, scaler, max_norm, checks=choice != "ignore")
         self._drops_micro = choice == "micro"
         # Owned, kept between windows; None: gradients add up in `.grad`.
-        has_buffers = accum_dtype is not None or self._drops_micro
-        self._buffers = GradBuffers(optimizer, accum_dtype) if has_buffers else None
+        self._buffers = GradBuffers(optimizer, accum_dtype) if needs_buffers else None
         self._weighted_backward = WeightedBackward()
         self._state = State.IDLE
         self._loop: Lookahead | None = None  # of the iterate() that runs
@@ -198,9 +196,8 @@ class Stepper:
         if batches and not self._is_used:
             self._is_used = True
             warnings.warn(
-                f"iterate() has given {batches} batches and micro() was not entered, so no step "
-                "was taken; put `with stepper.micro():` around forward and "
-                "stepper.backward(loss), in place of loss.backward() and optimizer.step()",
+                f"iterate() has given {batches} batches and micro() was not entered: no step was "
+                "taken; put `with stepper.micro():` around forward and stepper.backward(loss)",
                 stacklevel=3,
             )
 
@@ -318,9 +315,7 @@ class Stepper:
             remedy = "" if has_failed else "; call stepper.backward(loss), not loss.backward()"
             warnings.warn(f"micro() was left, {reason}: not counted{remedy}", stacklevel=3)
         else:
-            self._discard(
-                "micro() was left by an exception after backward() had begun", has_begun=True
-            )
+            self._discard("micro() was left by an exception after backward()", has_begun=True)
 
     # ---- the boundary
 
