@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from multiprocessing import active_children
 from pathlib import Path
 from typing import NamedTuple
 
@@ -227,30 +228,16 @@ def runnable_ns(task: str) -> int | None:
     return on_cpu + delayed
 
 
-def list_descendants(pid: int) -> list[int]:
-    """Return the processes that a process and its descendants have started and not waited for."""
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        # The program's name, in parentheses, may have spaces.
-        words = read_text(Path(f"/proc/{name}/stat")).rpartition(")")[2].split()
-        if words:
-            children.setdefault(int(words[1]), []).append(int(name))
-    found = children.get(pid, [])
-    for child in found:
-        found += children.get(child, [])
-    return found
-
-
 def cpu_seconds_of_all() -> float:
-    """Return the CPU time of this process and its descendants, also of those that have ended."""
+    """Return the CPU time of this process and its children, also of those that have ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    running = map(cpu_seconds, list_descendants(os.getpid()))
-    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(t or 0.0 for t in running)
+    running = sum(cpu_seconds(child.pid or 0) or 0.0 for child in active_children())
+    return time.process_time() + ended.ru_utime + ended.ru_stime + running
 
 
 def pss_bytes_of_all() -> int | None:
-    """Return the memory of this process and its descendants; None if it cannot be read."""
+    """Return the memory of this process and its children; None if it cannot be read."""
     own = pss_bytes(os.getpid())
     if own is None:
         return None
-    return own + sum(pss_bytes(pid) or 0 for pid in list_descendants(os.getpid()))
+    return own + sum(pss_bytes(child.pid or 0) or 0 for child in active_children())

@@ -5,10 +5,9 @@ fastloop's extras by torch's public methods alone: bounds and hysteresis of the 
 skipped steps, checkpoints of both. Where torch's scaler is not the one that fastloop knows, it is
 `GradScaler`.
 
-Elsewhere `GradScaler` overrides methods that torch's call: `_unscale_grads_` (the pass),
-`_check_inf_per_device` (that of optimizers which unscale by themselves), `_maybe_opt_step` (whether
-a step is skipped). It replaces the branch of `step` for fused optimizers, and `update`, whose rule
-runs in C."""
+Elsewhere `GradScaler` overrides methods that torch's call: `_unscale_grads_` (the pass) and
+`_maybe_opt_step` (whether a step is skipped). It replaces the branch of `step` for fused optimizers
+and `update`, whose rule runs in C."""
 
 from __future__ import annotations
 

@@ -240,7 +240,8 @@ class Stepper:
             if window.expected is None:
                 own = Totals(weight, counted=weight > 0)
                 totals = self._exchange(SyncPoint.FIRST_WEIGHT, own)
-                window.expect(totals.weight / totals.counted if totals.counted else 1.0)
+                mean = totals.weight / totals.counted if totals.counted else 1.0
+                window.expected = window.size * mean
             self._ranks.enter_micro(sync=self.is_boundary and self._buffers is None)
         elif self.is_boundary and window.count == 0 and weight > 0:
             window.expected = weight  # nothing to divide by
@@ -528,10 +529,6 @@ def _read_state(state: Any) -> dict[str, Any]:
     for key in _KEYS:
         if key not in state:
             raise ValueError(f"state must have {key!r} ({remedy})")
-        if key != "mean_weight":
-            read_int(f"state[{key!r}]", state[key], 0, remedy=remedy)
-        elif state[key] is not None:
-            read_number(f"state[{key!r}]", state[key], 0, remedy=remedy)
     if state["version"] != _VERSION:
         raise ValueError(make_message("state['version']", str(_VERSION), state["version"], remedy))
     return state
