@@ -51,10 +51,6 @@ def _check_names(what: str | Iterable[str]) -> list[str]:
     return names
 
 
-def _is_switched_off() -> bool:
-    return os.environ.get("FASTLOOP") == "0"
-
-
 def _open_seam(name: str) -> Seam:
     """Import the seams only now: they cost milliseconds at the start of a program."""
     if name not in _seams:
@@ -93,7 +89,7 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
     """
     names = _check_names(what)
     with _lock:
-        if _is_switched_off():
+        if os.environ.get("FASTLOOP") == "0":
             return patch_status()
         # Importing the seams would set off a collection of everything that torch has made, which
         # takes longer than the import.
@@ -155,7 +151,8 @@ def patched(what: str | Iterable[str] = SEAMS) -> Iterator[PatchState]:
 def patch_status() -> PatchState:
     """Return what is patched, how many calls each seam has served, and how many it left to
     torch."""
-    why = "FASTLOOP=0 is set" if _is_switched_off() else "patch() was not called for it"
+    is_off = os.environ.get("FASTLOOP") == "0"
+    why = "FASTLOOP=0 is set" if is_off else "patch() was not called for it"
     off = SeamStatus(False, why, 0, {})
     with _lock:
         opened = {name: seam.status() for name, seam in _seams.items()}

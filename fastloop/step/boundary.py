@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import accumulate
 from operator import is_
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,9 +157,9 @@ class GradBuffers:
         self._used_sums.release()
 
 
-class Outcome(NamedTuple):
-    norm: Tensor | None  # 0-d float64, before clipping; None where no pass needed to read
-    found_inf: Tensor | bool  # whether the step was skipped; a tensor where the host did not ask
+# The norm before clipping, 0-d float64, None where no pass needed to read; whether the step was
+# skipped, a tensor where the host did not ask.
+Outcome = tuple[Tensor | None, Tensor | bool]
 
 
 class Boundary:
@@ -239,7 +239,7 @@ class Boundary:
         is_one = self._scaler is None and self._max_norm is None and divisor == 1
         if is_one and not reads and buffers is None:
             self._optimizer.step()
-            return Outcome(None, False)
+            return None, False
         grads = self._grads.collect_grads(self._optimizer) if buffers is None else buffers.sums
         scale = None if self._scaler is None else self._scale_on(grads.device)
         found_inf = new_flag(grads.device)
@@ -272,7 +272,7 @@ class Boundary:
             if has_dropped or not self._is_ours:
                 self._record(torch.ones_like(found_inf) if has_dropped else found_inf)
             self._scaler.update()
-        return Outcome(norm, found)
+        return norm, found
 
     def _step_by_scaler(self, found_inf: Tensor) -> None:
         """Let fastloop's scaler step: the gradients are checked, and unscaled, or will be by the
@@ -308,7 +308,7 @@ class Boundary:
         scaler.update()
         if isinstance(found_inf, Tensor) and (not self._is_fused or not found_inf.is_cuda):
             found_inf = bool(found_inf)
-        return Outcome(norm, found_inf)
+        return norm, found_inf
 
 
 class Outcomes:

@@ -364,10 +364,9 @@ class Stepper:
         if totals.counted:
             divisor = window.divisor(totals.weight, self._ranks.size)
             step = named("step", self._boundary.step)
-            outcome = step(divisor, buffers, totals.has_dropped > 0)
+            self.last_norm, found_inf = step(divisor, buffers, totals.has_dropped > 0)
             self._mean_weight = totals.weight / totals.counted
-            self.last_norm = outcome.norm
-            self._outcomes.add(outcome.found_inf)
+            self._outcomes.add(found_inf)
         elif totals.has_dropped:
             self._boundary.back_off()
             self._outcomes.add(True)
