@@ -463,7 +463,8 @@ class GradScaler(BoundedScaler):
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Grow the scale, back off, or set it to new_scale: torch's rule, within the bounds.
 
-        Does not wait for the device, but for a new_scale (SYNC).
+        Does not wait for the device, unless given a new_scale, nor for bounds or hysteresis, unless
+        C cannot update the scale (FASTLOOP_DISABLE_CUDA, devices other than the CPU and CUDA).
 
         Raises:
             ValueError: new_scale is inf or NaN.
