@@ -12,7 +12,7 @@ from stepper_runs import INF, Run
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fastloop import DataLoader, Stepper
+from fastloop import DataLoader, GradScaler, Stepper
 
 # ---- leaving early, exceptions
 
@@ -209,6 +209,21 @@ def test_wrong_arguments_that_need_others() -> None:
         with pytest.raises(TypeError, match="loss must be a real tensor, got float"):
             run.stepper.backward(1.0)  # type: ignore[arg-type]
         run.stepper.backward(run.loss(0))
+
+
+def test_gradients_that_the_user_has_unscaled_are_refused() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer, scaler = torch.optim.SGD([weight], lr=0.1), GradScaler("cpu", 4.0)
+    stepper = Stepper(optimizer, scaler=scaler)
+    with (
+        pytest.raises(RuntimeError, match=r"unscale_\(\) has already been called"),
+        stepper.micro(),
+    ):
+        stepper.backward(weight.sum())
+        scaler.unscale_(optimizer)
+    with stepper.micro():
+        stepper.backward(weight.sum())
+    assert (stepper.stepped, scaler.get_scale()) == (1, 4.0)
 
 
 # ---- states
