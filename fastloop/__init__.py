@@ -50,7 +50,7 @@ def load_ipython_extension(shell: object) -> None:
 
 
 def unload_ipython_extension(shell: object) -> None:
-    """``%unload_ext fastloop`` takes out the seams that ``%load_ext`` has put in."""
+    """``%unload_ext fastloop`` calls `unpatch()`."""
     from fastloop.cli.start import unload_extension
 
     unload_extension()

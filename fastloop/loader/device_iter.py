@@ -13,8 +13,7 @@ import torch
 from fastloop.base.checks import read_int
 from fastloop.base.torch_parts import BaseIter
 from fastloop.device.accelerator import Accelerator, open_accelerator
-from fastloop.device.prefetch import Prefetcher
-from fastloop.device.uploader import NoUpload, Transform, Uploader
+from fastloop.device.prefetch import NoUpload, Prefetcher, Transform, Uploader
 
 
 class LoaderPrefetcher(Prefetcher):
