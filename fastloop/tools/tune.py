@@ -27,8 +27,8 @@ from fastloop.base.machine import available_bytes, pss_bytes, runnable_ns, usabl
 from fastloop.base.nested import list_leaves
 from fastloop.data.epochs import epochs_within
 from fastloop.tools import text
-from fastloop.tools.batch_size import explaining_step, keep_random_state
 from fastloop.tools.report.loader_source import find_remedy
+from fastloop.tools.user_step import explaining_step, keep_random_state
 
 PATHS = ("auto", "process", "thread")
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
