@@ -17,7 +17,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import fastloop.__main__
 from fastloop.tools.report import loader_source
-from fastloop.tools.report.gpu import GpuUsage, GpuWaits
+from fastloop.tools.report.gpu import GpuWaits
 from fastloop.tools.report.loader_source import LoaderSource, find_remedy
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.page import make_page
@@ -40,7 +40,7 @@ def loop_of(
     wait: float, compute: float, steps: int = 100, loader: LoaderSource | None = None
 ) -> LoopObserver:
     """A loop whose steps wait and compute for so many ms."""
-    observer = LoopObserver(clock=lambda: 0, usage=GpuUsage(read=lambda: None))
+    observer = LoopObserver(clock=lambda: 0)
     source = loader or observer.lookup_source(FakeLoader())
     observer.sources[:] = [source]
     recorder = observer.recorder
@@ -60,7 +60,7 @@ def loop_of(
 
 def found_of(observer: LoopObserver) -> dict[str, Any]:
     texts = {"fastloop": "1", "torch": "2", "python": "3", "rank": 0, "began": "now"}
-    return {**summarize(observer), **texts, "ended_by": None, "ended_in": None}
+    return {**summarize(observer), **texts, "ended_by": None}
 
 
 @pytest.mark.parametrize(("data", "compute"), [(30, 10), (10, 30), (1, 50), (0, 5), (50, 0.1)])
@@ -123,7 +123,7 @@ def test_no_steps_and_no_loader_have_no_verdict() -> None:
     bare.recorder.end(100 * MS)
     found = found_of(bare)
     assert "no batch came from a torch or fastloop DataLoader" in found["verdict"]["text"]
-    assert found["phases"]["data_wait"] is None and found["waits"] is None
+    assert found["phases"]["data_wait"] is None
     assert re.search(r"data wait +n/a +n/a +n/a +n/a", make_table(found))
 
 
@@ -148,7 +148,7 @@ WORKERS: dict[str, tuple[Any, ...]] = {
 def verdict_of(
     source: LoaderSource, monkeypatch: pytest.MonkeyPatch, cpus: int = 8, wait: float = 10
 ) -> Any:
-    monkeypatch.setattr("fastloop.tools.report.verdict.count_cpus", lambda: cpus)
+    monkeypatch.setattr("fastloop.tools.report.summary.count_cpus", lambda: cpus)
     return found_of(loop_of(wait, 10, loader=source))["verdict"]
 
 
@@ -268,6 +268,12 @@ class FakeCuda:
     def is_current_stream_capturing(self) -> bool:
         return self.is_graph
 
+    def get_device_properties(self) -> Any:
+        return SimpleNamespace(uuid="1")
+
+    def utilization(self) -> int:
+        return 40
+
     def Event(self, enable_timing: bool) -> FakeEvent:  # noqa: N802
         self.made += 1
         return FakeEvent()
@@ -280,7 +286,7 @@ class FakeIter:
 def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes late, goes to its own step, and decides the verdict."""
     cuda, clock = FakeCuda(), [0]
-    observer = LoopObserver(lambda: clock[0], GpuWaits(cuda), GpuUsage(read=lambda: None))
+    observer = LoopObserver(lambda: clock[0], cuda)
     iterator = FakeIter()
     optimizer = SimpleNamespace()
     for number in range(100):
@@ -309,7 +315,6 @@ def test_events_that_have_not_fired_are_asked_again() -> None:
     recorder = loop_of(1, 1, 2).recorder
     run = SimpleNamespace(step=1)
     waits = GpuWaits(FakeCuda())
-    waits.look()
     waits.begin()
     FakeEvent.now += 3
     pair = waits.end()
@@ -332,7 +337,6 @@ def test_calls_inside_each_other_are_one() -> None:
 def test_no_event_is_recorded_into_a_graph() -> None:
     cuda = FakeCuda()
     waits = GpuWaits(cuda)
-    waits.look()
     cuda.is_graph = True
     waits.begin()
     assert waits.end() is None and cuda.made == 0
@@ -462,7 +466,7 @@ def test_uneven_steps_blame_nothing_with_confidence(
     load: float, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0, 0))
-    monkeypatch.setattr("fastloop.tools.report.verdict.count_cpus", lambda: 2)
+    monkeypatch.setattr("fastloop.tools.report.summary.count_cpus", lambda: 2)
     observer = loop_of(0.1, 3, 60)
     for _ in range(10):
         observer.recorder.steps.append((0, 0, -1, 900 * MS, 0, 0, -1, 0, False))

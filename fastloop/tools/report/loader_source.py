@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from itertools import islice
+from contextlib import suppress
 from os import PathLike, fspath
 from typing import Any
 
@@ -21,14 +21,19 @@ from fastloop.loader.torch_iters import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 from fastloop.loader.workers.threads import ThreadIter
 
-_PATHS = {ArrayIter: "array", ProcessIter: "process", ThreadIter: "thread", SyncIter: "sync"}
+_PATHS = (
+    (ArrayIter, "array"),
+    (ProcessIter, "process"),
+    (ThreadIter, "thread"),
+    (SyncIter, "sync"),
+)
 # Ready when next() was called, or before its batch came: this batch; only others, whose turn it
 # was not; none.
 READY, OTHERS, NONE = "ready", "others", "none"
 _Counts = tuple[tuple[int, ...], ...]
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-_MAX_PARTS = 64  # attributes of a dataset that are looked at
+_MAX_LOOKS = 100  # at batches that the loop makes itself
 
 
 def loading_iterator(iterator: Any) -> Any:
@@ -45,15 +50,11 @@ def find_remedy(dataset: Any) -> str:
         if is_image_folder(dataset):
             is_cached = dataset._cached is not None
             return "" if is_cached else "cache='u8:FOLDER' for the ImageFolder: decoded only once"
-        has_parts = hasattr(dataset, "__dict__") and not isinstance(dataset, type)
-        parts = list(islice(vars(dataset).values(), _MAX_PARTS)) if has_parts else []
+        parts = list(getattr(dataset, "__dict__", {}).values())
         if any(map(_names_images, parts)):
             return "fastloop.ImageFolder(root, cache='u8:FOLDER'), which decodes each image once"
         if any(type(part).__module__.startswith("torchvision.transforms") for part in parts):
-            return (
-                "fastloop.transforms in place of torchvision's, over a fastloop.ArrayDataset: they "
-                "run in C"
-            )
+            return "fastloop.transforms in place of torchvision's, which run in C"
         inner = getattr(dataset, "datasets", None)
         dataset = inner[0] if isinstance(inner, list) and inner else getattr(dataset, "dataset", 0)
     return ""
@@ -103,6 +104,9 @@ class LoaderSource:
         self.made = [0, 0]
         self._last: tuple[int, int] | None = None  # the same of workers, at the last look
         self._ready = [0, 0]  # how often a number of ready batches was known, and their sum
+        self._early = self._queued = -1  # batches that were there before next()
+        self._began = 0  # when it was called
+        self._ran: int | None = None  # the thread's runnable ns then
         self._iterator: Callable[[], Any] = lambda: None
         self._done: _Counts = ()  # counts of workers of iterators before this one
         self._now: _Counts = ()
@@ -117,40 +121,50 @@ class LoaderSource:
             return
         self._done, self._now, self._last = self.count_workers(), (), None
         self._iterator = weakref.ref(iterator)
-        kinds = (name for kind, name in _PATHS.items() if isinstance(iterator, kind))
-        self.path = next(kinds, "torch")
+        self.path = next((name for kind, name in _PATHS if isinstance(iterator, kind)), "torch")
 
-    def count_ready(self) -> tuple[int, int]:
-        """Return, before next(), the batches that came before their turn, and others that lie
-        there, at least; -1 for both if unknown."""
+    def begin_batch(self, now: int) -> None:
+        """Look at the queue before next(): at the batches that came before their turn, and others
+        that lie there, at least; -1 for both if unknown."""
+        self._early = self._queued = -1
         iterator: Any = self._iterator()
-        try:
-            if isinstance(iterator, MultiIter) and not difference("queue"):
-                early = len(iterator._task_info) - iterator._tasks_outstanding
-                if isinstance(iterator, ProcessIter):
-                    has_replies = iterator._parent_end.has_replies
-                    return early, sum(map(has_replies, range(self.num_workers)))
-                return early, int(iterator._data_queue.qsize())
-        except (AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
-            pass  # it is closed, or another kind of queue
-        return -1, -1
+        # It may be closed, or have another kind of queue.
+        with suppress(AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
+            if isinstance(iterator, ProcessIter):
+                has_replies = iterator._parent_end.has_replies
+                self._queued = sum(map(has_replies, range(self.num_workers)))
+            elif isinstance(iterator, MultiIter):
+                self._queued = int(iterator._data_queue.qsize())
+            if self._queued >= 0 and not difference("queue"):
+                self._early = len(iterator._task_info) - iterator._tasks_outstanding
+        # The loop makes batches itself: is it on a CPU meanwhile?
+        is_looking = self.num_workers == 0 and self.batches < _MAX_LOOKS
+        self._ran = runnable_ns("thread-self") if is_looking else None
+        self._began = now
 
-    def judge_turn(self, early: int, queued: int) -> str:
-        """Return READY, OTHERS or NONE, after next().
+    def end_batch(self, now: int, has_failed: bool) -> tuple[int, str]:
+        """Return, after next(), how many batches were ready before it (0 if the one whose turn it
+        was was not; -1 if unknown), and READY, OTHERS or NONE."""
+        if has_failed:
+            self.look()
+            return min(0, self._early), NONE
+        if self._ran is not None:
+            ran = runnable_ns("thread-self") or self._ran
+            self.note_made(now - self._began, ran - self._ran)
+        turn = self._judge_turn()
+        return self._early + self._queued if turn == READY else min(0, self._early), turn
 
-        Args:
-            early, queued: the answer of ``count_ready()`` before it.
-        """
+    def _judge_turn(self) -> str:
         iterator: Any = self._iterator()
-        if early < 0 or iterator is None:
+        if self._early < 0 or iterator is None:
             return NONE
         if not iterator._in_order:
-            return READY if queued > 0 else NONE
+            return READY if self._queued > 0 else NONE
         # The batches that left the queue meanwhile: this one, and others before their turn.
-        came = len(iterator._task_info) - iterator._tasks_outstanding - early + 1
-        if came <= queued:
+        came = len(iterator._task_info) - iterator._tasks_outstanding - self._early + 1
+        if came <= self._queued:
             return READY
-        return OTHERS if early > 0 or came > 1 else NONE
+        return OTHERS if self._early > 0 or came > 1 else NONE
 
     def note_batch(self, ready: int, turn: str, wait: int) -> None:
         """Count a batch that came after `wait` ns (-1: the first), when `ready` lay there."""
@@ -171,10 +185,8 @@ class LoaderSource:
         if shared is None or self.path not in ("process", "thread"):
             return
         self._now = shared.count_workers()[0]
-        if self.path == "thread":
-            tasks = [f"self/task/{thread.native_id}" for thread in iterator._workers]
-        else:
-            tasks = [str(worker.pid) for worker in iterator._workers]
+        is_thread, workers = self.path == "thread", iterator._workers
+        tasks = [f"self/task/{w.native_id}" if is_thread else str(w.pid) for w in workers]
         ran = [runnable_ns(task) for task in tasks]
         if None in ran or not all(count[0] for count in self._now):
             return  # some have ended, or have made no batch yet

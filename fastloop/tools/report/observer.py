@@ -11,9 +11,9 @@ may come through a hook: an observer hears of its own thread alone, and counts t
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
-from threading import get_ident
+from functools import partial
+from threading import Lock, get_ident
 from time import perf_counter_ns
 from typing import Any
 
@@ -22,7 +22,6 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fastloop.base.machine import runnable_ns
 from fastloop.base.torch_parts import BaseIter, clip_module
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.dataloader import DataLoader as FastDataLoader
@@ -32,12 +31,11 @@ from fastloop.step.boundary import Boundary
 from fastloop.step.grad_list import GradList
 from fastloop.step.scaler import BoundedScaler
 from fastloop.tools.report.gpu import EventPair, GpuUsage, GpuWaits
-from fastloop.tools.report.loader_source import NONE, READY, LoaderSource, loading_iterator
+from fastloop.tools.report.loader_source import LoaderSource, loading_iterator
 from fastloop.tools.report.recorder import StepRecorder
 
 _LOOK_AT_GPU_NS = 1_000_000_000
 _LOOK_AT_WORKERS_NS = 100_000_000  # epochs may be short
-_MAX_LOOKS = 100  # at batches that the loop makes itself
 _MAX_SOURCES = 64
 _MAX_LOG = 256  # events that the recorder has not read yet
 
@@ -50,8 +48,7 @@ class LoopObserver:
 
     Args:
         clock: returns ns that only grow.
-        waits: the waits of the GPU for batches.
-        usage: the usage of the GPU.
+        cuda: the module ``torch.cuda``, or one like it.
 
     Attributes:
         elsewhere: calls on other threads.
@@ -59,19 +56,13 @@ class LoopObserver:
         has_silent_skips: whether an optimizer may skip steps by itself, on the device.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], int] = perf_counter_ns,
-        waits: GpuWaits | None = None,
-        usage: GpuUsage | None = None,
-    ) -> None:
+    def __init__(self, clock: Callable[[], int] = perf_counter_ns, cuda: Any = torch.cuda) -> None:
         self.thread = get_ident()
         self.elsewhere = self.steps_decided = 0
         self.has_silent_skips = False
         self.sources: list[LoaderSource] = []
         self._bound: Any = WeakIdKeyDictionary()  # the LoaderSource of each loader and iterator
-        self.waits = waits or GpuWaits()
-        self.usage = usage or GpuUsage()
+        self.waits, self.usage = GpuWaits(cuda), GpuUsage(cuda)
         self._clock = clock
         self._recorder = StepRecorder(clock())
         # Methods and their arguments: first two times, between which lies the cost of measuring.
@@ -83,9 +74,6 @@ class LoopObserver:
         self._loader: Any = None  # whose iter() is under way
         self._source: LoaderSource | None = None  # of the latest next()
         self._deciding: list[tuple[Any, int]] = []  # optimizers that a scaler steps or skips
-        self._found = -1, -1  # batches that were there
-        self._made_since: tuple[int, int | None] = 0, None  # for a batch that the loop makes itself
-        self._looks = 0  # at those
 
     @property
     def recorder(self) -> StepRecorder:
@@ -94,6 +82,11 @@ class LoopObserver:
         for method, args in log:
             method(*args)
         return self._recorder
+
+    def _note(self, method: Callable[..., Any], *args: Any, now: int | None = None) -> None:
+        """Write down an event of this time, or of `now`."""
+        begin = self._clock() if now is None else now
+        self._log.append((method, (begin, self._clock(), *args)))
 
     # ---- loaders
 
@@ -121,7 +114,7 @@ class LoopObserver:
         self._depth += 1
         if self._depth == 1:
             (self._loader,) = args
-            self._log.append((self._recorder.enter_fetch, (self._clock(), self._clock())))
+            self._note(self._recorder.enter_fetch)
 
     def leave_iter(self, token: object, iterator: Any, error: object) -> None:
         now = self._clock()
@@ -133,37 +126,32 @@ class LoopObserver:
             inner = loading_iterator(iterator)
             self._bound[iterator] = self._bound[inner] = source
             source.use(inner)
-        found = now, self._clock(), source, error is not None
-        self._log.append((self._recorder.leave_iter, found))
+        self._note(self._recorder.leave_iter, source, now=now)
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
         """Note next(). Below an iterator that uploads, the first call inside is the loading."""
+        now = self._clock()
         self._depth += 1
         if self._depth > 1:
             if self._loading is not None and self._loading_depth == 0:
-                self._loading_depth, self._loading_begin = self._depth, self._clock()
+                self._loading_depth, self._loading_begin = self._depth, now
             return
-        now = self._clock()
         (iterator,), source = args, self._source
         if source is None or not source.uses(iterator):  # else the look-up, which takes longer
             source = self._source = self.lookup_source(iterator)
-        self._found = source.count_ready()
-        if source.num_workers == 0 and self._looks < _MAX_LOOKS:
-            self._made_since = now, runnable_ns("thread-self")
         self._loading = 0 if isinstance(iterator, Prefetcher) else None
         self._loading_depth = 0
+        source.begin_batch(now)
         if now >= self._next_look_at_workers:
             self._next_look_at_workers = now + _LOOK_AT_WORKERS_NS
             source.look()
-            if now >= self._next_look:
-                self._next_look = now + _LOOK_AT_GPU_NS
-                self.usage.look()
-                self.waits.look()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_AT_GPU_NS
+            self.usage.look()
         if len(self._log) > _MAX_LOG:
             self.recorder  # noqa: B018 - reads the log
-        if self.waits.is_on:
-            self.waits.begin()
-        self._log.append((self._recorder.enter_fetch, (now, self._clock())))
+        self.waits.begin()
+        self._note(self._recorder.enter_fetch, now=now)
 
     def leave_next(self, token: object, batch: object, error: type[BaseException] | None) -> None:
         """Note the end of next(), and the type of the exception that it raised."""
@@ -176,35 +164,23 @@ class LoopObserver:
             return
         source = self._source
         assert source is not None
-        (begin, ran), self._made_since, turn = self._made_since, (0, None), NONE
-        if error is not None:
-            source.look()
-        else:
-            turn = source.judge_turn(*self._found)
-            if ran is not None:
-                source.note_made(now - begin, (runnable_ns("thread-self") or ran) - ran)
-                self._looks += 1
-        ready = sum(self._found) if turn == READY else min(0, self._found[0])
-        pair = self.waits.end() if self.waits.is_on else None
-        found = now, self._clock(), source, ready, self._loading, error, turn
-        if pair is None:
-            self._log.append((self._recorder.leave_fetch, found))
-        else:
-            self._log.append((self._leave_fetch, (pair, found)))
+        ready, turn = source.end_batch(now, error is not None)
+        pair = self.waits.end()
+        found = source, ready, self._loading, error, turn
+        self._note(partial(self._leave_fetch, pair), *found, now=now)
 
-    def _leave_fetch(self, pair: EventPair, found: tuple[Any, ...]) -> None:
+    def _leave_fetch(self, pair: EventPair | None, *found: Any) -> None:
         run = self._recorder.leave_fetch(*found)
-        self.waits.follow(pair, run, self._recorder.steps)
+        if pair is not None:
+            self.waits.follow(pair, run, self._recorder.steps)
 
     # ---- updates
 
     def enter_update(self, token: object, args: Any, kwargs: Any) -> None:
-        found = self._clock(), self._clock(), id(token)
-        self._log.append((self._recorder.enter_update, found))
+        self._note(self._recorder.enter_update, id(token))
 
     def leave_update(self, token: object, result: object, error: object) -> None:
-        found = self._clock(), self._clock(), id(token)
-        self._log.append((self._recorder.leave_update, found))
+        self._note(self._recorder.leave_update, id(token))
 
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
         """Note a method that calls the step of an optimizer or skips it: a GradScaler's or a
@@ -224,12 +200,10 @@ class LoopObserver:
 
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            self.has_silent_skips = True
+        self.has_silent_skips |= getattr(optimizer, "_step_supports_amp_scaling", False)
         if len(self._log) > _MAX_LOG:
             self.recorder  # noqa: B018 - reads the log
-        found = self._clock(), self._clock(), id(optimizer)
-        self._log.append((self._recorder.enter_update, found))
+        self._note(self._recorder.enter_update, id(optimizer))
         self._log.append((self._recorder.note_step, (id(optimizer),)))
 
     def note_skip(self, optimizer: Any) -> None:
@@ -238,22 +212,17 @@ class LoopObserver:
         self._log.append((self._recorder.note_skip, (id(optimizer),)))
 
     def enter_closure(self, token: object, args: Any, kwargs: Any) -> None:
-        self._log.append((self._recorder.enter_closure, (self._clock(), self._clock())))
+        self._note(self._recorder.enter_closure)
 
     def leave_closure(self, token: object, result: object, error: object) -> None:
-        self._log.append((self._recorder.leave_closure, (self._clock(), self._clock())))
+        self._note(self._recorder.leave_closure)
 
-    # ---- the end
-
-    def end(self, is_error: bool = False) -> str:
-        """Stop recording, and return the phase that ``StepRecorder.end()`` names."""
-        now = self._clock()
-        phase = self.recorder.end(now, is_error)
+    def end(self) -> None:
+        """Stop recording."""
+        self.recorder.end(self._clock())
         for source in self.sources:
             source.look()
         self.waits.poll(self._recorder.steps)
-        self.usage.end()
-        return phase
 
 
 # ---- hooks
@@ -271,7 +240,7 @@ _WATCHED: dict[str, tuple[tuple[Any, str], ...]] = {
         (clip_module, "_clip_grads_with_norm_"),
     ),
 }
-_lock = threading.Lock()
+_lock = Lock()
 _observers: tuple[LoopObserver, ...] = ()  # replaced under the lock
 _places: dict[tuple[Any, str], Place] = {}
 _handles: list[Any] = []  # of torch's hooks
@@ -377,7 +346,7 @@ def _take_out() -> None:
 def _forget() -> None:
     """Close everything in a forked child, which nobody reads."""
     global _observers, _lock
-    _lock, _observers = threading.Lock(), ()
+    _lock, _observers = Lock(), ()
     _take_out()
 
 

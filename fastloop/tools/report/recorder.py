@@ -9,7 +9,7 @@ The recorder has no clock: events bring their times, so they may be told later. 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,8 @@ from fastloop.tools.report.loader_source import NONE, LoaderSource
 CAPACITY = 16_384  # steps that are kept, 72 bytes each
 NOT_MEASURED = -1
 _NO_STEP = -1
-_MAX_RUNS = 64  # of loaders without a step between
+# Parts of a run; their times sum to the time since it began.
+PARTS = "before first_batch steps between_epochs validation unfinished after measuring".split()
 
 
 class Step(NamedTuple):
@@ -88,11 +89,6 @@ class StepRing:
 class Run:
     """The batches of one loader in a window, and the time after each."""
 
-    __slots__ = (
-        "began_at", "compute", "fetches", "has_begun", "has_ended", "last_at", "ready",
-        "source", "start", "step", "upload", "wait",
-    )  # fmt: skip
-
     def __init__(self, source: LoaderSource) -> None:
         self.source = source
         self.start = 0  # iter() and the first batch after it
@@ -107,23 +103,6 @@ class Run:
         return self.start + self.wait + max(self.upload, 0) + self.compute
 
 
-@dataclass
-class Totals:
-    """The time of a whole run in ns, by part; the parts sum to the time since it began."""
-
-    before: int = 0
-    first_batch: int = 0
-    steps: int = 0
-    between_epochs: int = 0
-    validation: int = 0
-    unfinished: int = 0
-    after: int = 0
-    measuring: int = 0
-
-
-PARTS = tuple(vars(Totals()))
-
-
 class StepRecorder:
     """Records the steps of one loop.
 
@@ -135,21 +114,20 @@ class StepRecorder:
         capacity: how many steps are kept.
 
     Attributes:
+        totals: ns of each of PARTS.
         apart: batches, and ns of waiting, that no step used.
     """
 
     def __init__(self, now: int, capacity: int = CAPACITY) -> None:
         self.steps = StepRing(capacity)
-        self.totals = Totals()
+        self.totals = SimpleNamespace(**dict.fromkeys(PARTS, 0))  # ns
         self.skipped = 0
         self.batches = 0  # of steps
         self.apart = {"batches": 0, "wait": 0}
         self.unfinished_batches = 0
-        self.optimizers: set[int] = set()
         self._runs: dict[int, Run] = {}  # by their source
         self._events = 0
         self._is_fetching = False
-        self._has_failed = False  # iter() or next() has raised, and no event came since
         self._stack: list[int] = []  # tokens of the updates that are under way
         self._empty_window()
         self._begin = self._mark = self._now = now
@@ -175,7 +153,6 @@ class StepRecorder:
     def enter_fetch(self, now: int, after: int) -> None:
         """Note that iter() or next() of a loader begins: it ends a step if an optimizer stepped."""
         gap, last = self._take(now, after), self._last
-        self._has_failed = False
         self._is_fetching = True
         self._stack.clear()  # an optimizer that raised
         if self._stepped:
@@ -190,28 +167,20 @@ class StepRecorder:
             last.compute += gap
 
     def _open_run(self, source: LoaderSource) -> Run:
-        run = self._runs.get(id(source))
-        if run is None:
-            if len(self._runs) == _MAX_RUNS:
-                self._set_apart(self._runs.pop(next(iter(self._runs))))
-            run = self._runs[id(source)] = Run(source)
+        self._last = run = self._runs.setdefault(id(source), Run(source))
         self._events += 1
         run.last_at = self._events
-        self._last = run
         return run
 
-    def leave_iter(self, now: int, after: int, source: LoaderSource, failed: bool = False) -> None:
+    def leave_iter(self, now: int, after: int, source: LoaderSource) -> None:
         """Note the end of iter()."""
         span = self._take(now, after)
         before = self._runs.pop(id(source), None)
         if before is not None:
             self._set_apart(before)
         run = self._open_run(source)
-        run.has_begun = True
-        run.began_at = run.last_at
-        run.start = span
+        run.has_begun, run.began_at, run.start = True, run.last_at, span
         self._is_fetching = False
-        self._has_failed = failed
 
     def leave_fetch(
         self,
@@ -249,7 +218,6 @@ class StepRecorder:
             run.fetches += 1
             source.note_batch(ready, turn, -1 if is_first else span)
         self._is_fetching = False
-        self._has_failed = error is not None and not issubclass(error, StopIteration)
         return run
 
     # ---- the optimizer
@@ -286,7 +254,6 @@ class StepRecorder:
             self._commit(0, behind=lead)
             self._lead = lead
         self._stepped.add(optimizer)
-        self.optimizers.add(optimizer)
 
     def note_skip(self, optimizer: int) -> None:
         """Note, after an update, that a scaler has skipped this optimizer's step."""
@@ -310,12 +277,8 @@ class StepRecorder:
 
     def _is_trained_on(self, run: Run, last: Run) -> bool:
         """Tell whether the step that follows `last` used the batches of `run`, too."""
-        if run is last:
-            return True
-        if run.has_ended:
-            return False
-        if run.source.trains:
-            return True
+        if run is last or run.has_ended or run.source.trains:
+            return run is last or not run.has_ended
         # Two loaders side by side give as many batches each, and not one after the other.
         is_beside = run.last_at > last.began_at and run.has_begun == last.has_begun
         return is_beside and run.fetches == last.fetches
@@ -326,8 +289,7 @@ class StepRecorder:
         is_first, wait, compute = False, 0, self._tail + self._lead
         upload = ready = NOT_MEASURED
         if last is None:
-            is_first = not self.steps.count
-            wait, compute = NOT_MEASURED, NOT_MEASURED
+            is_first, wait, compute = not self.steps.count, NOT_MEASURED, NOT_MEASURED
             other += self._tail + self._lead
         else:
             ready = last.ready
@@ -338,10 +300,8 @@ class StepRecorder:
                 run.source.trains = True
                 run.step = self.steps.count
                 is_first = is_first or run.has_begun
-                if self.steps.count == 0:
-                    self.totals.first_batch += run.start
-                else:
-                    self.totals.between_epochs += run.start
+                part = "between_epochs" if self.steps.count else "first_batch"
+                vars(self.totals)[part] += run.start
                 wait += run.wait
                 compute += run.compute
                 self.batches += run.fetches
@@ -365,49 +325,19 @@ class StepRecorder:
 
     # ---- the end
 
-    def end(self, now: int, is_error: bool = False) -> str:
-        """Stop recording.
-
-        Args:
-            is_error: whether an exception has ended the loop.
-
-        Returns:
-            The phase in which the exception came; "" without one, and outside the loop.
-        """
-        gap = self._take(now, now)
-        phase = self._name_phase() if is_error else ""
-        if phase == "clip+optimizer":
-            self._update += gap
-        elif phase == "other":
-            self._commit(gap)
-        elif phase and self._last is not None:
-            self._last.compute += gap
-        else:
-            self.totals.after += gap
-            if self._stepped:
-                self._commit(0)
+    def end(self, now: int) -> None:
+        """Stop recording."""
+        self.totals.after += self._take(now, now)
+        if self._stepped:
+            self._commit(0)
         for run in self._runs.values():
-            if (run.source.trains or phase) and not run.has_ended:
+            if run.source.trains and not run.has_ended:
                 self.totals.unfinished += run.total()
                 self.unfinished_batches += run.fetches
             else:
                 self._set_apart(run)
         self.totals.unfinished += self._update + self._tail + self._lead
         self._empty_window()
-        return phase
-
-    def _name_phase(self) -> str:
-        last = self._last
-        if self._stack:
-            return "clip+optimizer"
-        if self._stepped:
-            return "other"
-        if self._has_failed:
-            return "data wait"
-        if last is None or last.has_ended:
-            return ""
-        is_training = last.source.trains or not self.steps.count
-        return "forward+backward" if is_training else "validation"
 
     def elapsed(self) -> int:
         """Return the ns from the begin to the last event."""

@@ -45,11 +45,10 @@ def _list_phases(*reports: dict[str, Any]) -> list[tuple[str, list[dict[str, Any
 
 def phase_rows(found: dict[str, Any]) -> list[list[str]]:
     """Return the table of a step's phases, its head first."""
-    columns = ("mean", "median", "p95")
-    rows = [["of a step", "share", *columns]]
+    rows = [["of a step", "share", "mean", "median", "p95"]]
     for label, (phase,) in _list_phases(found):
         share = "" if phase and "share" not in phase else percent(phase.get("share"))
-        rows.append([label, share, *(_time(phase, f"{name}_ms") for name in columns)])
+        rows.append([label, share, *(_time(phase, f"{name}_ms") for name in rows[0][2:])])
     return rows
 
 
@@ -80,16 +79,15 @@ def list_facts(found: dict[str, Any]) -> list[str]:
     unknown = " (n/a for optimizers that skip on the device)" if steps["skips_unknown"] else ""
     facts.append(f"skipped steps: {steps['skipped']:,}{unknown}")
     if gpu["uuid"] is not None:
-        busy = f"n/a ({gpu['why_unknown']})"
-        if gpu["busy"] is not None:
-            busy = f"{percent(gpu['busy'])} of the time, by {gpu['samples']} samples of NVML"
-        facts.append(f"GPU busy: {busy}; {gpu['uuid']}")
+        why = f" ({gpu['why_unknown']})" if gpu["busy"] is None else " of the time"
+        facts.append(f"GPU busy: {percent(gpu['busy'])}{why}; {gpu['uuid']}")
     if found["ended_by"]:
-        facts.append(f"ended by {found['ended_by']} in {found['ended_in'] or 'no step'}")
-    each = "n/a, there were no steps"
-    if cost["us_per_step"] is not None:
-        each = f"{cost['us_per_step']:.1f} µs a step, {cost['share'] or 0:.2%} of the time"
-    return [*facts, f"cost of measuring: {each}"]
+        facts.append(f"ended by {found['ended_by']}")
+    each = cost["us_per_step"] or 0
+    return [
+        *facts,
+        f"cost of measuring: {each:.1f} µs a step, {cost['share'] or 0:.2%} of the time",
+    ]
 
 
 def _describe_loader(loader: dict[str, Any]) -> str:
@@ -100,14 +98,14 @@ def _describe_loader(loader: dict[str, Any]) -> str:
         f"worker{'s' if number != 1 else ''}): {loader['batches']:,} batches, "
         f"{seconds(loader['wait_s'])} waited"
     )
+    if loader["ready"] is not None:
+        text += f"; {loader['ready']:.1f} batches ready on average"
     for i, worker in enumerate(workers[:_MAX_WORKERS]):
-        busy, waiting, lock = (worker[name] for name in ("busy_s", "waiting_s", "lock_s"))
-        text += f"; worker {i}: {worker['batches']:,} batches, {seconds(busy)} busy, "
-        text += f"{seconds(waiting)} waiting"
-        text += "" if lock is None else f", {seconds(lock)} for the interpreter lock"
-    if len(workers) > _MAX_WORKERS:
-        text += f"; {len(workers) - _MAX_WORKERS} more workers: in the JSON"
-    return text if workers or not number else f"{text}; workers: n/a"
+        text += f"; worker {i}: {percent(worker['busy_share'])} busy"
+        text += (
+            f", {seconds(worker['lock_s'])} for the interpreter lock" if worker["lock_s"] else ""
+        )
+    return text + ("; workers: n/a" if number and not workers else "")
 
 
 # ---- texts
@@ -166,11 +164,7 @@ def make_trace(steps: Iterable[Step], first: int) -> str:
         steps: the steps that are kept.
         first: the number of the first of them.
     """
-    rank = read_rank()
-    names = {"process_name": f"rank {rank}", "thread_name": "steps"}
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": name, "args": {"name": text}} for name, text in names.items()
-    ]
+    events: list[dict[str, Any]] = []
     begin = 0
     for number, step in enumerate(steps, first):
         # Slices of a thread may not overlap, as a validation in the middle of a step would.
@@ -189,4 +183,5 @@ def make_trace(steps: Iterable[Step], first: int) -> str:
             counter = {"ph": "C", "name": "ready", "ts": begin / 1e3}
             events.append({**counter, "args": {"batches": step.ready}})
         begin = step.end
-    return json.dumps({"traceEvents": [{"pid": rank, "tid": 1, **event} for event in events]})
+    common = {"pid": read_rank(), "tid": 1}
+    return json.dumps({"traceEvents": [{**common, **event} for event in events]})

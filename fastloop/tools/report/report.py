@@ -32,7 +32,6 @@ class Report:
         self._observer: LoopObserver | None = None
         self._is_open = False
         self._ended_by: str | None = None
-        self._ended_in: str | None = None
 
     def __enter__(self) -> Report:
         if self._observer is not None:
@@ -52,7 +51,7 @@ class Report:
         is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
         is_error = error is not None and not is_exit
         self._ended_by = type(error).__qualname__ if is_error else None
-        self._ended_in = observer.end(is_error) or None
+        observer.end()
         paths = self.paths if observer.recorder.steps.count > 0 else ()
         written = [files.write_somewhere(path, self._make(files.kind_of(path))) for path in paths]
         self.paths = [path for path in written if path is not None]
@@ -87,7 +86,6 @@ class Report:
             "rank": files.read_rank(),
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began_at)),
             "ended_by": self._ended_by,
-            "ended_in": self._ended_in,
         }
 
     def summary(self) -> str:

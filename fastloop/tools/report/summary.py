@@ -1,23 +1,41 @@
-"""The numbers of a report: a dict that JSON takes, of the form that docs/report.md describes.
+"""The numbers of a report, a dict that JSON takes, of the form that docs/report.md describes; and
+their meaning in words: whether the loop waits for data, how much faster it could be at most, why it
+waits, and what to change.
 
 Unknown numbers are None, never 0.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from typing import Any
 
 import numpy as np
 
+from fastloop.base.machine import usable_cpus
 from fastloop.tools.report.loader_source import LoaderSource
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.recorder import NOT_MEASURED, PHASES
-from fastloop.tools.report.verdict import judge
+from fastloop.tools.text import percent, ratio, seconds
 
 SCHEMA = "fastloop.report/1"
 _WARM_UP = 20
 _MAX_BARS = 400
-_EDGES_MS = [digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5)]
+INPUT_BOUND, PARTLY = 0.20, 0.05  # shares of a step
+_MIN_STEPS = 10  # for a verdict at all
+_SURE_STEPS = 50
+_BUSY = 0.8  # a share of the workers' time: above it they can give no more
+_UNEVEN = 5  # p95 over the median: above it the program may not be to blame
+_COMPUTES = 0.5  # a share of the time of loading: below it samples wait, and need no CPU
+_MAX_THREADS = 32
+
+_PHASE_NAMES = {
+    "host_to_device": "copying to the device",
+    "forward_backward": "forward and backward",
+    "clip_optimizer": "clipping and the optimizer",
+    "other": "the rest after the optimizer's step (logging, metrics)",
+}
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -39,8 +57,8 @@ def _describe(values: Any, whole: int | None = None) -> dict[str, Any] | None:
         return None
     median, p95 = np.quantile(values, (0.5, 0.95))
     times = {"mean_ms": values.mean(), "median_ms": median, "p95_ms": p95}
-    found = {name: float(ns) / 1e6 for name, ns in times.items()}
     share = {} if whole is None else {"share": _share(values.sum(), whole)}
+    found = {name: float(ns) / 1e6 for name, ns in times.items()}
     return {"seconds": float(values.sum() / 1e9), **found, **share}
 
 
@@ -52,30 +70,16 @@ def _choose_steady(steps: Any, first: int) -> Any:
     return steps[warm if len(warm) >= 10 else later]
 
 
-def _count_waits(waits: Any) -> dict[str, Any] | None:
-    """Count the steps that waited for at most the edge of each bar."""
-    if len(waits) == 0:
-        return None
-    bars = np.minimum(np.searchsorted(_EDGES_MS, waits / 1e6), len(_EDGES_MS) - 1)
-    used = slice(bars.min(), bars.max() + 1)
-    return {"edges_ms": _EDGES_MS[used], "counts": np.bincount(bars)[used].tolist()}
-
-
 def _make_series(steps: Any, first: int) -> dict[str, Any]:
     """Return means over as many steps each as make at most _MAX_BARS of them."""
     size = max(1, -(-len(steps) // _MAX_BARS))
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
 
-    def means(field: str, scale: float) -> list[float | None]:
-        known = [_known(group[field]) for group in groups]
-        return [round(float(ns.mean()) / scale, 6) if len(ns) else None for ns in known]
+    def mean_ms(ns: Any) -> float | None:
+        return round(float(ns.mean()) / 1e6, 6) if len(ns) else None
 
-    return {
-        "first_step": first,
-        "steps_per_bar": size,
-        "phases_ms": {name: means(name, 1e6) for name in PHASES},
-        "batches_ready": means("ready", 1),
-    }
+    phases = {name: [mean_ms(_known(group[name])) for group in groups] for name in PHASES}
+    return {"first_step": first, "steps_per_bar": size, "phases_ms": phases}
 
 
 def _pick(owner: object, *names: str) -> dict[str, Any]:
@@ -121,7 +125,6 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
             "kept": len(steps),
             "steady": len(steady),
             **_pick(recorder, "batches", "unfinished_batches", "skipped"),
-            "optimizers": len(recorder.optimizers),
             "skips_unknown": observer.has_silent_skips,
             "per_second": _share(len(steady), whole / 1e9),
         },
@@ -137,7 +140,161 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
             "us_per_step": measuring / 1e3 / count if count else None,
             "share": _share(measuring, recorder.elapsed()),
         },
-        "waits": _count_waits(_known(steady["data_wait"])),
         "series": _make_series(steps, first),
     }
     return {**found, "verdict": judge(found)}
+
+
+# ---- the verdict
+
+
+def count_cpus() -> int:
+    """Return the CPUs that affinity and the container's quota allow, at least one."""
+    return max(1, int(usable_cpus()))
+
+
+def judge(found: dict[str, Any]) -> dict[str, Any]:
+    """Judge the numbers of ``summarize()``.
+
+    Returns:
+        ``kind`` ("input-bound", "partly input-bound", "not input-bound", "unknown"), ``share`` of
+        a step that is waiting, ``basis`` ("gpu" or "host": whose clock says so), ``ceiling``
+        (times as fast with data always ready), ``cause``, ``next`` and all of it as ``text``.
+    """
+    steps, count = found["steps"]["steady"], found["gpu_wait_steps"]
+    # The GPU's view of the wait counts, if it is known for most steps.
+    basis = "gpu" if count and 2 * count >= steps else "host"
+    verdict = dict.fromkeys(("share", "ceiling", "cause", "next")) | {"basis": basis}
+    if why_not := _explain_obstacle(found):
+        return {**verdict, "kind": "unknown", "text": f"NO VERDICT: {why_not}."}
+    wait = found["gpu_wait"] if basis == "gpu" else found["phases"]["data_wait"]
+    share = wait["share"] or 0.0
+    verdict |= {"share": share, "ceiling": 1 / (1 - share) if share < 1 else None}
+    few = "" if steps >= _SURE_STEPS else f" (Seen in {steps} steps; {_SURE_STEPS} would be surer.)"
+    if share < PARTLY:
+        text = (
+            f"NOT INPUT-BOUND: {percent(share)} of each step is waiting for data; a faster loader "
+            f"cannot help this run. Most of it is {_describe_largest(found)}.{few}"
+        )
+        return {**verdict, "kind": "not input-bound", "text": text}
+    kind = "input-bound" if share >= INPUT_BOUND else "partly input-bound"
+    cause, advice = _explain_wait(found)
+    mean = wait["mean_ms"] / 1e3
+    text = (
+        f"{kind.upper()}: the {'GPU' if basis == 'gpu' else 'loop'} waits {percent(share)} of each "
+        f"step for data ({seconds(mean)} of {seconds(mean / share)} on average). With data always "
+        f"ready: at most {ratio(verdict['ceiling'])} as fast. Cause: {cause}. Next: {advice}.{few}"
+    )
+    return {**verdict, "kind": kind, "cause": cause, "next": advice, "text": text}
+
+
+def _explain_obstacle(found: dict[str, Any]) -> str:
+    """Say why there is no verdict; "" if there is one."""
+    steps = found["steps"]
+    if steps["count"] == 0:
+        batches = f"{found['apart']['batches'] + steps['unfinished_batches']:,}"
+        seen = "no batch was taken" if batches == "0" else f"{batches} batches were taken"
+        why = f"{seen}, and no optimizer of torch.optim has stepped, so there is nothing to measure"
+    elif found["phases"]["data_wait"] is None and steps["steady"]:
+        why = "no batch came from a torch or fastloop DataLoader, so no wait for data was seen"
+    elif steps["steady"] < _MIN_STEPS:
+        why = f"there are {steps['steady']} steps beside the first of each epoch, not {_MIN_STEPS}"
+    else:
+        return ""
+    elsewhere = found["calls_of_other_threads"]
+    if elsewhere:
+        why += f". {elsewhere:,} calls came from other threads: open the report in that thread"
+    return why
+
+
+def _describe_largest(found: dict[str, Any]) -> str:
+    phases = found["phases"]
+    parts = {name: phases[name]["share"] or 0 for name in _PHASE_NAMES if phases[name]}
+    largest = max(parts, key=lambda name: parts[name])
+    text = f"{_PHASE_NAMES[largest]} ({percent(parts[largest])})"
+    times = phases[largest]["p95_ms"] / max(phases[largest]["median_ms"], 1e-6)
+    if times < _UNEVEN:
+        return text
+    text += f", but unevenly: one step in 20 takes {times:,.0f} times the median or longer"
+    load = os.getloadavg()[0]
+    if load > count_cpus():
+        text += f", as where CPUs are short (load {load:.1f}, {_describe_cpus()})"
+    return f"{text}. Measure again on an idle machine"
+
+
+def _describe_cpus() -> str:
+    return f"{count_cpus()} CPU{'s' * (count_cpus() > 1)} allowed"
+
+
+def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
+    """Say why data is late, and one thing to do about it."""
+    trained = [loader for loader in found["loaders"] if loader["trains"]]
+    loader = max(trained, key=lambda loader: float(loader["wait_s"]))
+    workers, waits, number = loader["workers"] or [], loader["waits"], loader["num_workers"]
+    names = "batches", "busy_s", "waiting_s", "lock_s"
+    made, busy, waiting, lock = (sum(one[name] or 0 for one in workers) for name in names)
+    share, whole = busy / (busy + waiting) if busy else 0.0, sum(waits.values())
+    if number == 0:
+        advice = _advise(found, loader, loader["wait_s"], loader["batches"])
+        return f"the loop loads {loader['name']} itself (num_workers=0)", advice
+    if waits["ready"] > whole / 2:
+        run = "" if loader["path"] != "torch" else ", or run it by python -m fastloop run"
+        return (
+            f"{loader['ready']:.1f} batches were ready on average when the loop asked for one, so "
+            "taking them over is slow (unpickling, copying between processes), not loading",
+            f"fewer and larger tensors in a batch{run}",
+        )
+    if lock > busy / 2:
+        cause = f"worker threads wait for the interpreter lock {percent(lock / busy)} of their time"
+        return cause, 'path="process", or code that gives the lock up'
+    if share >= _BUSY:
+        return f"workers are busy {percent(share)}", _advise(found, loader, busy, made)
+    if waits["others"] > (waits["none"] if workers else whole / 2):
+        return _blame_order(percent(waits["others"] / whole), workers, share)
+    if workers:
+        cause = f"workers are busy {percent(share)} only, so they are enough: batches come unevenly"
+        return cause, "a higher prefetch_factor"
+    if loader["path"] == "array":
+        is_full = number >= count_cpus()
+        advice = "a cheaper transform" if is_full else f"num_workers {number}→{count_cpus()}"
+        cause = f"{number} threads gather and transform as fast as they can"
+        return cause, f"{advice} ({_describe_cpus()})"
+    cause = "unknown, because torch's own iterators do not tell what their workers do"
+    return cause, loader["remedy"] or "run it by python -m fastloop run, or a fastloop.DataLoader"
+
+
+def _blame_order(part: str, workers: list[dict[str, Any]], share: float) -> tuple[str, str]:
+    """Blame the order of batches; name the worker that alone is busy, if there is one."""
+    cause = (
+        f"batches are handed out in order, and in {part} of the wait others were ready, but not "
+        "the one whose turn it was (head-of-line blocking)"
+    )
+    advice = "in_order=False, if the order of batches may vary; if not, "
+    shares = [worker["busy_share"] or 0.0 for worker in workers]
+    most = max(shares, default=0.0)
+    if most < _BUSY:
+        return cause, f"{advice}a higher prefetch_factor"
+    cause += f"; worker {shares.index(most)} is busy {percent(most)}, all on average "
+    return cause + percent(share), f"{advice}samples of more even cost"
+
+
+def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches: int) -> str:
+    """Advise on samples that take `busy` seconds for so many batches: fastloop's own remedy first,
+    and never more workers that compute than there are CPUs."""
+    if loader["remedy"]:
+        return str(loader["remedy"])
+    number, cpus, share = loader["num_workers"], count_cpus(), loader["cpu_share"]
+    # As many workers as make batches as fast as the rest of the loop takes them, and a fifth more.
+    needed, taken = number + 1, found["steps"]["batches"]
+    rest = found["seconds_of"]["steps"] * (1 - (found["phases"]["data_wait"]["share"] or 0))
+    if batches > 0 and rest > 0:
+        needed = max(needed, math.ceil(1.2 * (busy / batches) * float(taken / rest)))
+    if share is not None and share < _COMPUTES:
+        return (
+            f'path="thread" with num_workers={min(needed, _MAX_THREADS)}, if the dataset is safe '
+            f"in threads: samples wait {percent(1 - share)} of their time, which needs no CPU"
+        )
+    if number < cpus:
+        return f"num_workers {number}→{min(needed, cpus)} ({_describe_cpus()})"
+    kept = "samples computed once and kept (fastloop.ArrayDataset)"
+    return f"a cheaper transform, or {kept}: all {_describe_cpus()} are taken"
