@@ -47,29 +47,25 @@ class Case(NamedTuple):
     tolerance: float = 0.0
 
 
-def _make_loaders(fields: tuple[torch.Tensor, ...], batch_size: int) -> list[Contestant]:
-    dataset, contestants = TensorDataset(*fields), []
+def _make_loaders(data: torch.Tensor, batch_size: int) -> list[Contestant]:
+    dataset, contestants = TensorDataset(data, torch.arange(len(data))), []
     for workers in _WORKERS:
+        options: Any = {"num_workers": workers, "persistent_workers": workers > 0}
         for side, kind in ((TORCH, TorchLoader), (FASTLOOP, DataLoader)):
-            loader: TorchLoader[Any] = kind(
-                dataset, batch_size, True, num_workers=workers, persistent_workers=workers > 0
-            )
+            loader: Any = kind(dataset, batch_size, True, **options)
             contestants.append(Contestant(side, f"{workers} workers", loader.__iter__))
     return contestants
 
 
-def make_table() -> list[Contestant]:
-    """Make loaders of rows of 20 numbers and a label."""
-    return _make_loaders((torch.rand(20_000, 20), torch.arange(20_000)), 256)
+def _make_table() -> list[Contestant]:
+    return _make_loaders(torch.rand(20_000, 20), 256)
 
 
-def make_images() -> list[Contestant]:
-    """Make loaders of images that lie in memory."""
-    pixels = torch.randint(256, (2_048, 3, 96, 96), dtype=torch.uint8)
-    return _make_loaders((pixels, torch.arange(2_048)), 64)
+def _make_images() -> list[Contestant]:
+    return _make_loaders(torch.randint(256, (2_048, 3, 96, 96), dtype=torch.uint8), 64)
 
 
-def make_steps() -> list[Contestant]:
+def _make_steps() -> list[Contestant]:
     """Make loops of optimizer steps: scaled losses, accumulation, clipping, SGD."""
     batches = torch.randn(_ACCUMULATE, 8, 64)
     sides = ((TORCH, _torch_step), (FASTLOOP, _stepper_step))
@@ -117,9 +113,9 @@ def _stepper_step(model: Sequential, optimizer: torch.optim.Optimizer) -> Callab
 
 
 CASES = {
-    "table": Case("rows of a table, batch 256", make_table),
-    "images": Case("3x96x96 uint8 images in memory, batch 64", make_images),
-    "step": Case("4 micro-batches, scaler, clipping, SGD", make_steps, 1e-5),
+    "table": Case("rows of a table, batch 256", _make_table),
+    "images": Case("3x96x96 uint8 images in memory, batch 64", _make_images),
+    "step": Case("4 micro-batches, scaler, clipping, SGD", _make_steps, 1e-5),
 }
 
 
@@ -170,9 +166,8 @@ def describe(contestants: list[Contestant], rounds: list[list[float]]) -> list[s
 
 def main(args: list[str]) -> int:
     """Run the command. Returns 1 if the results of a case differ."""
-    parser = argparse.ArgumentParser(
-        "python -m fastloop bench", description="torch and fastloop at the same work."
-    )
+    about = "torch and fastloop at the same work."
+    parser = argparse.ArgumentParser("python -m fastloop bench", description=about)
     parser.add_argument("--case", action="append", choices=CASES, help="one case; may be repeated")
     parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them")
     options = parser.parse_args(args)

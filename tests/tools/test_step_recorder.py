@@ -210,7 +210,7 @@ def test_validation_is_kept_apart(
     assert loop.rows()[1:3] == loop.rows()[4:] == [(2, -1, 10, 3, 1)] * 2
     assert loop.rows()[3] == (0 if is_between else 2, -1, 10, 3, 1)
     batches = {exhausted: 4, left_early: 2, of_one_batch: 1}[validate]
-    assert loop.recorder.apart["batches"] == batches and not valid.trains
+    assert loop.recorder.apart_batches == batches and not valid.trains
     ends = {exhausted: 0.5, left_early: 0, of_one_batch: 0}[validate]
     assert loop.parts()["validation"] == 1 + batches * 5 + ends
 
@@ -230,7 +230,7 @@ def test_evaluating_on_the_loader_that_is_trained_on(loop: Loop) -> None:
         loop.iter(train).next(train).work(5).next(train).work(5).stop(train)
     loop.end()
     assert [step.forward_backward // MS for step in loop.recorder.steps] == [10] * 4
-    assert loop.recorder.apart["batches"] == 4
+    assert loop.recorder.apart_batches == 4
 
 
 def test_two_loaders_side_by_side_are_one_step(loop: Loop) -> None:
@@ -242,7 +242,7 @@ def test_two_loaders_side_by_side_are_one_step(loop: Loop) -> None:
     loop.next(a).next(b, 4).work(10).step().stop(a).end()
     assert loop.rows()[1:3] == [(6, -1, 10, 3, 0)] * 2
     assert loop.rows()[3:] == [(4, -1, 10, 3, 0), (6, -1, 10, 3, 0)]
-    assert a.trains and b.trains and loop.recorder.apart["batches"] == 0
+    assert a.trains and b.trains and loop.recorder.apart_batches == 0
 
 
 def test_a_loader_that_has_ended_is_not_of_the_next_ones_step(loop: Loop) -> None:
@@ -266,7 +266,7 @@ def test_without_a_loader_only_the_update_is_known(loop: Loop) -> None:
     for _ in range(3):
         loop.step().work(10)
     loop.end()
-    assert loop.rows() == [(-1, -1, -1, 3, 0), *[(-1, -1, -1, 3, 10)] * 2]
+    assert loop.rows() == [*[(-1, -1, -1, 3, 10)] * 2, (-1, -1, -1, 3, 0)]
     assert loop.parts() == {"before": 20, "steps": 29, "after": 10}
 
 

@@ -94,8 +94,6 @@ class LoaderSource:
     def __init__(self, loader: Any) -> None:
         self.name = _describe(loader)
         self.num_workers = int(getattr(loader, "num_workers", getattr(loader, "_num_workers", 0)))
-        size = getattr(loader, "batch_size", None)
-        self.batch_size = size if isinstance(size, int) else None
         self.path = ""
         self.trains = False
         self.batches = self.wait = 0

@@ -185,10 +185,8 @@ class LoopObserver:
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
         """Note a method that calls the step of an optimizer or skips it: a GradScaler's or a
         Boundary's."""
-        if isinstance(args[0], Boundary):
-            optimizer = args[0]._optimizer
-        else:
-            optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
+        own = getattr(args[0], "_optimizer", None)
+        optimizer = (*args[1:], kwargs.get("optimizer"))[0] if own is None else own
         self._deciding.append((optimizer, self.steps_decided))
         self.enter_update(token, args, kwargs)
 

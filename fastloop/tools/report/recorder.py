@@ -115,7 +115,7 @@ class StepRecorder:
 
     Attributes:
         totals: ns of each of PARTS.
-        apart: batches, and ns of waiting, that no step used.
+        apart_batches: batches that no step used.
     """
 
     def __init__(self, now: int, capacity: int = CAPACITY) -> None:
@@ -123,8 +123,7 @@ class StepRecorder:
         self.totals = SimpleNamespace(**dict.fromkeys(PARTS, 0))  # ns
         self.skipped = 0
         self.batches = 0  # of steps
-        self.apart = {"batches": 0, "wait": 0}
-        self.unfinished_batches = 0
+        self.apart_batches = self.unfinished_batches = 0
         self._runs: dict[int, Run] = {}  # by their source
         self._events = 0
         self._is_fetching = False
@@ -136,8 +135,7 @@ class StepRecorder:
         self._runs.clear()
         self._last: Run | None = None  # the one with the latest batch
         self._update = 0
-        self._tail = 0  # forward and backward between two optimizers
-        self._lead = 0  # time before the latest update, if there is no loader
+        self._tail = 0  # between two updates: forward and backward
         self._stepped: set[int] = set()  # optimizers
         self._is_updated = False
 
@@ -228,10 +226,7 @@ class StepRecorder:
             gap, last = self._take(now, after), self._last
             if last is None and not self.steps.count and not self._is_updated:
                 self.totals.before += gap
-            elif last is None:
-                self._tail += self._lead
-                self._lead = gap
-            elif self._is_updated:
+            elif last is None or self._is_updated:
                 self._tail += gap
             else:
                 last.compute += gap
@@ -249,10 +244,7 @@ class StepRecorder:
     def note_step(self, optimizer: int) -> None:
         """Note that this optimizer steps, inside an update."""
         if not self._runs and optimizer in self._stepped:
-            # Without a loader a step begins where the last one has ended.
-            lead, self._lead = self._lead, 0
-            self._commit(0, behind=lead)
-            self._lead = lead
+            self._commit(0)  # without a loader a step ends where the next one's update begins
         self._stepped.add(optimizer)
 
     def note_skip(self, optimizer: int) -> None:
@@ -283,14 +275,13 @@ class StepRecorder:
         is_beside = run.last_at > last.began_at and run.has_begun == last.has_begun
         return is_beside and run.fetches == last.fetches
 
-    def _commit(self, other: int, behind: int = 0) -> None:
-        """Write the window as a step that ended `behind` ns ago, with `other` at its end."""
-        last = self._last
-        is_first, wait, compute = False, 0, self._tail + self._lead
+    def _commit(self, other: int) -> None:
+        """Write the window as a step with `other` at its end."""
+        is_first, wait, compute, last = False, 0, self._tail, self._last
         upload = ready = NOT_MEASURED
         if last is None:
             is_first, wait, compute = not self.steps.count, NOT_MEASURED, NOT_MEASURED
-            other += self._tail + self._lead
+            other += self._tail
         else:
             ready = last.ready
             for run in self._runs.values():
@@ -309,7 +300,7 @@ class StepRecorder:
                     upload = max(upload, 0) + run.upload
         parts = wait, upload, compute, self._update, other
         self.totals.steps += sum(part for part in parts if part != NOT_MEASURED)
-        end = self._now - self._begin - behind
+        end = self._now - self._begin
         self.steps.append((end, *parts, NOT_MEASURED, ready, int(is_first)))
         self._empty_window()
 
@@ -320,8 +311,7 @@ class StepRecorder:
             self.totals.between_epochs += run.total()
             return
         self.totals.validation += run.total()
-        self.apart["batches"] += run.fetches
-        self.apart["wait"] += run.wait + run.start
+        self.apart_batches += run.fetches
 
     # ---- the end
 
@@ -336,7 +326,7 @@ class StepRecorder:
                 self.unfinished_batches += run.fetches
             else:
                 self._set_apart(run)
-        self.totals.unfinished += self._update + self._tail + self._lead
+        self.totals.unfinished += self._update + self._tail
         self._empty_window()
 
     def elapsed(self) -> int:

@@ -87,18 +87,16 @@ def _pick(owner: object, *names: str) -> dict[str, Any]:
 
 
 def _describe_loader(source: LoaderSource) -> dict[str, Any]:
-    workers = [
-        {
-            "batches": batches,
+    workers = []
+    for batches, busy, waiting, *lock in source.count_workers():
+        times = {
             "busy_s": busy / 1e9,
             "waiting_s": waiting / 1e9,
-            "lock_s": lock[0] / 1e9 if lock else None,
             "busy_share": _share(busy, busy + waiting),
         }
-        for batches, busy, waiting, *lock in source.count_workers()
-    ]
+        workers.append({"batches": batches, **times, "lock_s": lock[0] / 1e9 if lock else None})
     return {
-        **_pick(source, "name", "trains", "path", "num_workers", "batch_size", "batches", "remedy"),
+        **_pick(source, "name", "trains", "path", "num_workers", "batches", "remedy"),
         "wait_s": source.wait / 1e9,
         "ready": source.mean_ready(),
         "waits": {found: ns / 1e9 for found, ns in source.waits.items()},
@@ -110,8 +108,7 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
 def summarize(observer: LoopObserver) -> dict[str, Any]:
     """Return the numbers of all that was recorded until now."""
     recorder = observer.recorder
-    first, count = recorder.steps.first, recorder.steps.count
-    steps = recorder.steps.to_array()
+    first, count, steps = recorder.steps.first, recorder.steps.count, recorder.steps.to_array()
     steady = _choose_steady(steps, first)
     whole = int(_total(steady).sum())
     gpu = steady[steady["gpu_wait"] != NOT_MEASURED]
@@ -132,7 +129,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
         "phases": {name: _describe(steady[name], whole) for name in PHASES},
         "gpu_wait": _describe(gpu["gpu_wait"], int(_total(gpu).sum())),
         "gpu_wait_steps": len(gpu),
-        "apart": {"batches": recorder.apart["batches"], "wait_s": recorder.apart["wait"] / 1e9},
+        "apart": recorder.apart_batches,
         "loaders": [_describe_loader(source) for source in observer.sources],
         "calls_of_other_threads": observer.elsewhere,
         "gpu": _pick(observer.usage, "uuid", "busy", "samples", "why_unknown"),
@@ -192,7 +189,7 @@ def _explain_obstacle(found: dict[str, Any]) -> str:
     """Say why there is no verdict; "" if there is one."""
     steps = found["steps"]
     if steps["count"] == 0:
-        batches = f"{found['apart']['batches'] + steps['unfinished_batches']:,}"
+        batches = f"{found['apart'] + steps['unfinished_batches']:,}"
         seen = "no batch was taken" if batches == "0" else f"{batches} batches were taken"
         why = f"{seen}, and no optimizer of torch.optim has stepped, so there is nothing to measure"
     elif found["phases"]["data_wait"] is None and steps["steady"]:
