@@ -57,9 +57,8 @@ class LoopObserver:
     """
 
     def __init__(self, clock: Callable[[], int] = perf_counter_ns, cuda: Any = torch.cuda) -> None:
-        self.thread = get_ident()
+        self.thread, self.has_silent_skips = get_ident(), False
         self.elsewhere = self.steps_decided = 0
-        self.has_silent_skips = False
         self.sources: list[LoaderSource] = []
         self._bound: Any = WeakIdKeyDictionary()  # the LoaderSource of each loader and iterator
         self.waits, self.usage = GpuWaits(cuda), GpuUsage(cuda)
@@ -86,6 +85,8 @@ class LoopObserver:
     def _note(self, method: Callable[..., Any], *args: Any, now: int | None = None) -> None:
         """Write down an event of this time, or of `now`."""
         begin = self._clock() if now is None else now
+        if len(self._log) > _MAX_LOG:
+            self.recorder  # noqa: B018 - reads the log
         self._log.append((method, (begin, self._clock(), *args)))
 
     # ---- loaders
@@ -93,17 +94,15 @@ class LoopObserver:
     def lookup_source(self, owner: Any) -> LoaderSource:
         """Return the LoaderSource of a loader or an iterator, a new one for a new owner."""
         source: LoaderSource | None = self._bound.get(owner)
-        if source is not None:
-            return source
         inner = loading_iterator(owner)
-        if inner is not owner and isinstance(inner, BaseIter):
+        if source is None and inner is not owner and isinstance(inner, BaseIter):
             source = self.lookup_source(inner)
-        elif len(self.sources) < _MAX_SOURCES:
+        elif source is None and len(self.sources) < _MAX_SOURCES:
             source = LoaderSource(owner)
             if isinstance(owner, BaseIter):
                 source.use(owner)
             self.sources.append(source)
-        else:  # a program that makes loaders again and again: the last one stands for them
+        elif source is None:  # a program that makes loaders again and again: one stands for them
             source = self.sources[-1]
             source.name = "further loaders"
         self._bound[owner] = source
@@ -148,8 +147,6 @@ class LoopObserver:
         if now >= self._next_look:
             self._next_look = now + _LOOK_AT_GPU_NS
             self.usage.look()
-        if len(self._log) > _MAX_LOG:
-            self.recorder  # noqa: B018 - reads the log
         self.waits.begin()
         self._note(self._recorder.enter_fetch, now=now)
 
@@ -162,12 +159,10 @@ class LoopObserver:
             self._loading_depth = 0
         if self._depth > 0:
             return
-        source = self._source
-        assert source is not None
+        source: Any = self._source
         ready, turn = source.end_batch(now, error is not None)
-        pair = self.waits.end()
         found = source, ready, self._loading, error, turn
-        self._note(partial(self._leave_fetch, pair), *found, now=now)
+        self._note(partial(self._leave_fetch, self.waits.end()), *found, now=now)
 
     def _leave_fetch(self, pair: EventPair | None, *found: Any) -> None:
         run = self._recorder.leave_fetch(*found)
@@ -199,8 +194,6 @@ class LoopObserver:
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
         self.has_silent_skips |= getattr(optimizer, "_step_supports_amp_scaling", False)
-        if len(self._log) > _MAX_LOG:
-            self.recorder  # noqa: B018 - reads the log
         self._note(self._recorder.enter_update, id(optimizer))
         self._log.append((self._recorder.note_step, (id(optimizer),)))
 
@@ -247,15 +240,10 @@ _handles: list[Any] = []  # of torch's hooks
 def _list_observers() -> list[LoopObserver]:
     """Return the observers that hear of this thread; count its call for the others."""
     ident = get_ident()
-    own: list[LoopObserver] = []
-    if seams.checking_thread == ident:
-        return own
+    is_checking = seams.checking_thread == ident
     for observer in _observers:
-        if observer.thread == ident:
-            own.append(observer)
-        else:
-            observer.elsewhere += 1
-    return own
+        observer.elsewhere += observer.thread != ident and not is_checking
+    return [one for one in _observers if one.thread == ident and not is_checking]
 
 
 def _wrap(event: str) -> Callable[[Function], Function]:
@@ -291,11 +279,12 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
     observers = _list_observers()
     for observer in observers:
         observer.enter_step(optimizer)
-    if observers and len(args) > 1 and callable(args[1]):
-        return (args[0], _of_closure(args[1]), *args[2:]), kwargs
-    if observers and callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": _of_closure(kwargs["closure"])}
-    return None
+    closure = (*args[1:], kwargs.get("closure"))[0]
+    if not observers or not callable(closure):
+        return None
+    if len(args) > 1:
+        return (args[0], _of_closure(closure), *args[2:]), kwargs
+    return args, {**kwargs, "closure": _of_closure(closure)}
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fastloop.tools.report.files import read_rank
@@ -30,25 +30,17 @@ LABELS = {
 # ---- rows
 
 
-def _list_phases(*reports: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the label and the phase ({} if unknown) of each row, one phase for each report. Rows
-    of a GPU are left out if no report has one, and the step if there was none."""
-    rows = []
-    for name, label in LABELS.items():
-        phases = [{**one, **one["phases"]}[name] or {} for one in reports]
-        has_gpu = any(one["gpu"]["uuid"] is not None for one in reports)
-        optional = ("step",) if has_gpu else ("gpu_wait", "host_to_device", "step")
-        if any(phases) or name not in optional:
-            rows.append((label, phases))
-    return rows
-
-
 def phase_rows(found: dict[str, Any]) -> list[list[str]]:
-    """Return the table of a step's phases, its head first."""
+    """Return the table of a step's phases, its head first. Rows of a GPU are left out if there is
+    none, and the step if there was none."""
     rows = [["of a step", "share", "mean", "median", "p95"]]
-    for label, (phase,) in _list_phases(found):
-        share = "" if phase and "share" not in phase else percent(phase.get("share"))
-        rows.append([label, share, *(_time(phase, f"{name}_ms") for name in rows[0][2:])])
+    has_gpu = found["gpu"]["uuid"] is not None
+    optional = ("step",) if has_gpu else ("gpu_wait", "host_to_device", "step")
+    for name, label in LABELS.items():
+        phase = {**found, **found["phases"]}[name] or {}
+        if phase or name not in optional:
+            share = "" if phase and "share" not in phase else percent(phase.get("share"))
+            rows.append([label, share, *(_time(phase, f"{name}_ms") for name in rows[0][2:])])
     return rows
 
 
@@ -83,11 +75,8 @@ def list_facts(found: dict[str, Any]) -> list[str]:
         facts.append(f"GPU busy: {percent(gpu['busy'])}{why}; {gpu['uuid']}")
     if found["ended_by"]:
         facts.append(f"ended by {found['ended_by']}")
-    each = cost["us_per_step"] or 0
-    return [
-        *facts,
-        f"cost of measuring: {each:.1f} µs a step, {cost['share'] or 0:.2%} of the time",
-    ]
+    each, share = cost["us_per_step"] or 0, cost["share"] or 0
+    return [*facts, f"cost of measuring: {each:.1f} µs a step, {share:.2%} of the time"]
 
 
 def _describe_loader(loader: dict[str, Any]) -> str:
@@ -102,9 +91,8 @@ def _describe_loader(loader: dict[str, Any]) -> str:
         text += f"; {loader['ready']:.1f} batches ready on average"
     for i, worker in enumerate(workers[:_MAX_WORKERS]):
         text += f"; worker {i}: {percent(worker['busy_share'])} busy"
-        text += (
-            f", {seconds(worker['lock_s'])} for the interpreter lock" if worker["lock_s"] else ""
-        )
+        lock = worker["lock_s"]
+        text += f", {seconds(lock)} for the interpreter lock" if lock else ""
     return text + ("; workers: n/a" if number and not workers else "")
 
 
@@ -117,39 +105,37 @@ def make_table(found: dict[str, Any]) -> str:
     if found["steps"]["count"] == 0:
         return f"fastloop report: {verdict}"
     title = f"fastloop report: {describe_rate(found)}; {found['steps']['steady']:,} in the table"
-    lines = [*_wrap(title), *_wrap(verdict), "", *table(phase_rows(found)), ""]
-    lines += [*table(part_rows(found)), ""]
-    return "\n".join(sum((_wrap(fact, "  ") for fact in list_facts(found)), lines))
+    tables = "\n".join([*table(phase_rows(found)), "", *table(part_rows(found))])
+    facts = "\n".join(_wrap(f"  {fact}", "    ") for fact in list_facts(found))
+    return "\n".join([_wrap(title), _wrap(verdict), "", tables, "", facts])
 
 
-def _wrap(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
+def _wrap(text: str, indent: str = "  ") -> str:
+    return textwrap.fill(text, _WIDTH, subsequent_indent=indent)
 
 
-def _change(before: float | None, after: float | None) -> str:
-    return ratio(after / before) if before and after is not None else "n/a"
+def _list_measures(found: dict[str, Any]) -> Iterator[tuple[str, float | None, str]]:
+    """Yield the label, the value and the text of the rows that reports are compared by."""
+    count, rate = found["steps"]["count"], found["steps"]["per_second"]
+    yield "steps", count, f"{count:,}"
+    yield "steps a second", rate, "n/a" if rate is None else f"{rate:,.1f}"
+    for name, label in LABELS.items():
+        phase = {**found, **found["phases"]}[name] or {}
+        share = f" {percent(phase['share']):>4}" if "share" in phase else ""
+        yield label, phase.get("median_ms"), _time(phase, "median_ms") + share
+    for name in PARTS:
+        time = found["seconds_of"][name]
+        yield name.replace("_", " "), time, seconds(time)
 
 
 def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
     """Return two reports, as ``Report.to_dict()`` gives them, side by side."""
-    counts, rates = ([one["steps"][key] for one in (a, b)] for key in ("count", "per_second"))
-    rows = [
-        ["", "A", "B", "B / A"],
-        ["steps", *(f"{count:,}" for count in counts)],
-        ["steps a second", *("n/a" if rate is None else f"{rate:,.1f}" for rate in rates)],
-    ]
-    rows[-1].append(_change(*rates))
-    rows.append(["median and share of a step"])
-    for label, phases in _list_phases(a, b):
-        times = [_time(phase, "median_ms") for phase in phases]
-        shares = [f" {percent(one['share']):>4}" if "share" in one else "" for one in phases]
-        change = _change(*(phase.get("median_ms") for phase in phases))
-        rows.append([label, *map(str.__add__, times, shares), change])
-    rows.append(["time of the run"])
-    for name in PARTS:
-        before, after = a["seconds_of"][name], b["seconds_of"][name]
-        label = name.replace("_", " ")
-        rows.append([label, seconds(before), seconds(after), _change(before, after)])
+    rows = [["median, share; time", "A", "B", "B / A"]]
+    pairs = zip(_list_measures(a), _list_measures(b), strict=True)
+    for (label, before, cell), (_, after, other) in pairs:
+        if before is not None or after is not None:
+            change = ratio(after / before if before and after is not None else None)
+            rows.append([label, cell, other, change])
     verdicts = [f"  {name}: {one['verdict']['text']}" for name, one in (("A", a), ("B", b))]
     return "\n".join([*table(rows), *verdicts])
 
@@ -174,11 +160,8 @@ def make_trace(steps: Iterable[Step], first: int) -> str:
             end = min(at + max(getattr(step, name), 0), step.end)
             slices.append((name, at, end))
             at = end
-        events += [
-            {"ph": "X", "name": name, "ts": a / 1e3, "dur": (b - a) / 1e3}
-            for name, a, b in slices
-            if b > a
-        ]
+        for name, a, b in (one for one in slices if one[2] > one[1]):
+            events.append({"ph": "X", "name": name, "ts": a / 1e3, "dur": (b - a) / 1e3})
         if step.ready != NOT_MEASURED:
             counter = {"ph": "C", "name": "ready", "ts": begin / 1e3}
             events.append({**counter, "args": {"batches": step.ready}})
