@@ -1,35 +1,17 @@
-"""A report as one HTML page: text, tables and charts in SVG. It holds no script, names no other
-file, and takes the reader's light or dark colours."""
+"""A report as one HTML page, ``page.html`` filled in: text, tables and a chart in SVG. It holds no
+script, names no other file, and takes the reader's light or dark colours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from fastloop.tools.report.render import LABELS, describe_rate, list_facts, part_rows, phase_rows
 from fastloop.tools.text import seconds
 
-_STYLE = """
-:root{color-scheme:light dark;--page:#fff;--text:#1b1f24;--soft:#59636e;--line:#d1d9e0;
---card:#f6f8fa;--data_wait:#d1495b;--host_to_device:#e0a030;--forward_backward:#2e7d6b;
---clip_optimizer:#3d6fb6;--other:#8c959f}
-@media(prefers-color-scheme:dark){:root{--page:#0d1117;--text:#e6edf3;--soft:#9198a1;--line:#3d444d;
---card:#151b23;--data_wait:#f0697b;--host_to_device:#e9b44c;--forward_backward:#4db79d;
---clip_optimizer:#6ea3f0;--other:#7d8590}}
-body{margin:0 auto;padding:1.5rem 1rem 3rem;max-width:60rem;background:var(--page);
-color:var(--text);font:16px/1.5 system-ui,sans-serif}
-h1,h2{font-size:1.1rem;margin:2rem 0 .5rem}h1,figcaption,footer{color:var(--soft);font-weight:500}
-.verdict{font-size:1.15rem;border-left:.35rem solid;background:var(--card);padding:.8rem 1rem}
-.input{border-color:var(--data_wait)}.partly{border-color:var(--host_to_device)}
-.not{border-color:var(--forward_backward)}
-svg{display:block;width:100%}svg text{fill:var(--soft);font-size:12px}figure{margin:0}
-div{overflow-x:auto}table{border-collapse:collapse;width:100%}
-th,td{text-align:right;padding:.3rem .5rem;border-bottom:1px solid var(--line);white-space:nowrap}
-th:first-child,td:first-child{text-align:left;white-space:normal}
-ul{list-style:none;padding:0}.legend li{display:inline;margin-right:1rem}
-@media(max-width:600px){svg text{font-size:20px}th,td{padding:.3rem .2rem;font-size:.85rem}}
-"""
 _WIDTH, _LEFT, _TOP, _HEIGHT = 640, 80, 16, 160  # of the chart; the space left of it and above
 
 
@@ -77,19 +59,16 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 def make_page(found: dict[str, Any]) -> str:
     """Return the page of the numbers of ``Report.to_dict()``."""
-    kind = found["verdict"]["kind"].partition(" ")[0].partition("-")[0]
-    facts = "".join(f"<li>{escape(fact)}</li>" for fact in list_facts(found))
-    title = describe_rate(found)
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width,initial-scale=1">
-<title>fastloop report: {title}</title><style>{_STYLE}</style></head><body>
-<h1>fastloop report · {title} · {escape(found["began"])} · rank {found["rank"]}</h1>
-<p class="verdict {kind}">{escape(found["verdict"]["text"])}</p>
-<h2>Where a step goes</h2>{_draw_steps(found)}{_table(phase_rows(found))}
-<h2>Where the run went</h2>{_table(part_rows(found))}
-<h2>Loaders, workers and more</h2><ul>{facts}</ul>
-<footer>No synchronisation; the host's clock. The table of phases is of {found["steps"]["steady"]:,}
-steps, without the first ones of the run and of each epoch. fastloop {found["fastloop"]}, torch
-{found["torch"]}, Python {found["python"]}.</footer></body></html>
-"""
+    versions = {name: found[name] for name in ("fastloop", "torch", "python", "rank")}
+    return Template(Path(__file__).with_name("page.html").read_text("utf-8")).substitute(
+        versions,
+        title=describe_rate(found),
+        began=escape(found["began"]),
+        kind=found["verdict"]["kind"].partition(" ")[0].partition("-")[0],
+        verdict=escape(found["verdict"]["text"]),
+        chart=_draw_steps(found),
+        phases=_table(phase_rows(found)),
+        parts=_table(part_rows(found)),
+        facts="".join(f"<li>{escape(fact)}</li>" for fact in list_facts(found)),
+        steady=f"{found['steps']['steady']:,}",
+    )
