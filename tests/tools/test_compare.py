@@ -202,7 +202,7 @@ def test_steps_that_a_scaler_skips_count(observe: Callable[[int], TrialObserver]
                 scaler.step(model.optimizer)
                 scaler.update()
     found = observer.to_dict()
-    assert found["steps"] == 2 and found["parameters"] is not None and found["cpu_s"] > 0
+    assert found["steps"] == 2 and found["cpu_s"] > 0
 
 
 # ---- programs

@@ -15,7 +15,6 @@ from fastloop.tools.text import seconds, size, table
 
 EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
 _DRAWS = 2000
-_LEVEL = 0.95
 _ALIKE = 0.03  # by how much a ratio may differ from 1 and count as no difference
 _Trial = dict[str, Any]
 
@@ -36,7 +35,7 @@ def _draw_interval(rounds: Sequence[Any], compute: Callable[[Sequence[Any]], flo
     seed)."""
     draw = random.Random(len(rounds))
     drawn = sorted(compute(draw.choices(rounds, k=len(rounds))) for _ in range(_DRAWS))
-    cut = round(_DRAWS * (1 - _LEVEL) / 2)
+    cut = _DRAWS // 40  # 2.5 % at each end
     return Figure(compute(rounds), drawn[cut], drawn[-1 - cut])
 
 
@@ -84,11 +83,9 @@ def _find_difference(a: _Trial, b: _Trial, names: tuple[str, str]) -> str:
             which, loss = (names[1], other) if one is None else (names[0], one)
             return f"step {loss[0] + 1}: only {which} has another backward pass"
         if one != other:
-            told = [
-                f"{of[2] or of[1]} ({of[3][:16]}) in {n}"
-                for of, n in zip((one, other), names, strict=True)
-            ]
-            return f"step {min(one[0], other[0]) + 1}: the loss is {' and '.join(told)}"
+            told, others = (f"{loss[2] or loss[1]} ({loss[3][:16]})" for loss in (one, other))
+            where = f"{told} in {names[0]} and {others} in {names[1]}"
+            return f"step {min(one[0], other[0]) + 1}: the loss is {where}"
     if a["steps"] != b["steps"]:
         return f"{names[0]} has {a['steps']} steps, {names[1]} {b['steps']}"
     if a["parameters"] != b["parameters"]:
@@ -150,10 +147,9 @@ def _compute_costs(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> dict[s
     costs: dict[str, Costs | None] = {}
     for key in _ROWS:
         a, b = ([trial[key] for trial in of] for of in (plain, patched))
-        costs[key] = None
-        if None not in a + b:
-            ratio = ratio_of(b, a) if min(a + b) > 0 else None
-            costs[key] = Costs(median_of(a), median_of(b), ratio)
+        is_known, has_ratio = None not in a + b, all(a + b)
+        ratio = ratio_of(b, a) if is_known and has_ratio else None
+        costs[key] = Costs(median_of(a), median_of(b), ratio) if is_known else None
     return costs
 
 
@@ -163,10 +159,9 @@ def _interval(figure: Figure, show: Callable[[float], str]) -> str:
 
 def _make_row(key: str, cost: Costs | None, more: str) -> list[str]:
     label, show = _ROWS[key]
-    if cost is None:
-        return [label, "n/a", "n/a", "n/a"]
-    cells = [f"{show(one.median)} {_interval(one, show)}" for one in (cost.plain, cost.patched)]
-    if cost.ratio is None:
+    figures = (cost.plain, cost.patched) if cost else ()
+    cells = [f"{show(one.median)} {_interval(one, show)}" for one in figures] or ["n/a", "n/a"]
+    if cost is None or cost.ratio is None:
         return [label, *cells, "n/a"]
     found = judge(cost.ratio)
     is_better = (cost.ratio.median > 1) == (key == "steps_per_second")

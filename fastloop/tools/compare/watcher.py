@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+from itertools import chain
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
@@ -70,8 +71,7 @@ class TrialObserver(LoopObserver):
 
     def __init__(self, limit: int, began: float) -> None:
         super().__init__()
-        self._limit = limit
-        self._began = began
+        self._limit, self._began = limit, began
         self._total = 0.0  # seconds until the last step was done
         self._is_open, self._is_stopped = True, False
         self._losses: list[tuple[int, Tensor]] = []  # with their steps, from 0
@@ -114,10 +114,6 @@ class TrialObserver(LoopObserver):
         self._optimizers[id(optimizer)] = optimizer
         super().enter_step(optimizer)
         self._stop_after_last()
-
-    def note_skip(self, optimizer: Any) -> None:
-        self._optimizers[id(optimizer)] = optimizer
-        super().note_skip(optimizer)
 
     def _read_first_usage(self) -> None:
         """Read the usage after the first step, to which the time of reading counts."""
@@ -190,7 +186,7 @@ class TrialObserver(LoopObserver):
         digest = hashlib.sha256()
         groups = (g for optimizer in self._optimizers.values() for g in optimizer.param_groups)
         try:
-            for parameter in (parameter for group in groups for parameter in group["params"]):
+            for parameter in chain.from_iterable(group["params"] for group in groups):
                 digest.update(str((parameter.dtype, tuple(parameter.shape))).encode())
                 digest.update(_bits(parameter))
         except (NotImplementedError, RuntimeError, TypeError):

@@ -70,10 +70,9 @@ def _names_images(part: Any) -> bool:
 def _describe(loader: Any) -> str:
     dataset = getattr(loader, "dataset", None)
     name = type(dataset).__name__ if dataset is not None else type(loader).__name__
-    try:
-        return f"{name} of {len(dataset):,}"  # type: ignore[arg-type]
-    except Exception:  # a stream has no length, and a user's __len__ may raise anything
-        return name
+    with suppress(Exception):  # a stream has no length, and a user's __len__ may raise anything
+        name += f" of {len(dataset):,}"  # type: ignore[arg-type]
+    return name
 
 
 class LoaderSource:
@@ -92,10 +91,8 @@ class LoaderSource:
     """
 
     def __init__(self, loader: Any) -> None:
-        self.name = _describe(loader)
+        self.name, self.path, self.trains = _describe(loader), "", False
         self.num_workers = int(getattr(loader, "num_workers", getattr(loader, "_num_workers", 0)))
-        self.path = ""
-        self.trains = False
         self.batches = self.wait = 0
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
         self.remedy = find_remedy(getattr(loader, "dataset", None)) or None
@@ -103,8 +100,7 @@ class LoaderSource:
         self._last: tuple[int, int] | None = None  # the same of workers, at the last look
         self._ready = [0, 0]  # how often a number of ready batches was known, and their sum
         self._early = self._queued = -1  # batches that were there before next()
-        self._began = 0  # when it was called
-        self._ran: int | None = None  # the thread's runnable ns then
+        self._began, self._ran = 0, 0  # when it was called; the thread's runnable ns, 0: unknown
         self._iterator: Callable[[], Any] = lambda: None
         self._done: _Counts = ()  # counts of workers of iterators before this one
         self._now: _Counts = ()
@@ -137,32 +133,24 @@ class LoaderSource:
                 self._early = len(iterator._task_info) - iterator._tasks_outstanding
         # The loop makes batches itself: is it on a CPU meanwhile?
         is_looking = self.num_workers == 0 and self.batches < _MAX_LOOKS
-        self._ran = runnable_ns("thread-self") if is_looking else None
-        self._began = now
+        self._began, self._ran = now, (runnable_ns("thread-self") or 0) if is_looking else 0
 
     def end_batch(self, now: int, has_failed: bool) -> tuple[int, str]:
         """Return, after next(), how many batches were ready before it (0 if the one whose turn it
         was was not; -1 if unknown), and READY, OTHERS or NONE."""
+        iterator: Any = self._iterator()
         if has_failed:
             self.look()
-            return min(0, self._early), NONE
-        if self._ran is not None:
+        elif self._ran:
             ran = runnable_ns("thread-self") or self._ran
             self.note_made(now - self._began, ran - self._ran)
-        turn = self._judge_turn()
-        return self._early + self._queued if turn == READY else min(0, self._early), turn
-
-    def _judge_turn(self) -> str:
-        iterator: Any = self._iterator()
-        if self._early < 0 or iterator is None:
-            return NONE
-        if not iterator._in_order:
-            return READY if self._queued > 0 else NONE
+        if self._early < 0 or iterator is None or has_failed:
+            return min(0, self._early), NONE
         # The batches that left the queue meanwhile: this one, and others before their turn.
         came = len(iterator._task_info) - iterator._tasks_outstanding - self._early + 1
         if came <= self._queued:
-            return READY
-        return OTHERS if self._early > 0 or came > 1 else NONE
+            return self._early + self._queued, READY
+        return 0, OTHERS if self._early > 0 or came > 1 else NONE
 
     def note_batch(self, ready: int, turn: str, wait: int) -> None:
         """Count a batch that came after `wait` ns (-1: the first), when `ready` lay there."""

@@ -26,9 +26,7 @@ class Report:
     """
 
     def __init__(self, paths: list[Path], verbose: bool) -> None:
-        self.paths = paths
-        self._verbose = verbose
-        self._process = os.getpid()
+        self.paths, self._verbose, self._process = paths, verbose, os.getpid()
         self._observer: LoopObserver | None = None
         self._is_open = False
         self._ended_by: str | None = None
