@@ -18,7 +18,6 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
@@ -29,7 +28,7 @@ from fastloop.base import requirements
 from fastloop.base.checks import make_message
 from fastloop.base.machine import oom_kills, read_cpus, read_memory, read_text, throttled_share
 from fastloop.device.availability import NEEDED_DRIVERS, explain_error
-from fastloop.tools.text import percent, seconds, size
+from fastloop.tools.text import percent, size
 
 _MUCH_LOAD = 1.5  # runnable tasks a CPU
 _MUCH_WAITING = 25  # percent of the last 10 s
@@ -38,9 +37,6 @@ _FILES_A_WORKER = 4  # torch's own workers take as many, fastloop's two
 _FEW_FILES = 4096
 _LITTLE_SHM = 1 << 30
 _LITTLE_MEMORY = 2 << 30
-_MOST_READ, _MOST_FILES = 64 << 20, 64  # bytes and files that the check of data reads
-_LEAST_READ = 1 << 20  # bytes; the time of fewer is the time to open files
-_SLOW_READ = 200e6  # bytes/s
 _COPY = 256 << 20  # bytes of the pinned copy
 _SLOW_COPY = 6e9  # bytes/s: less than PCIe 3 with 8 lanes
 
@@ -163,29 +159,6 @@ def check_open_files(root: Path, workers: int | None = None) -> Finding:
     fact += f", and {workers} workers take about {needed}" if workers else ""
     cost = "torch's own workers keep a descriptor open for each tensor of a batch that is held"
     return (warn if files < needed else note)(fact, cost, f"ulimit -n {max(65536, 2 * needed)}")
-
-
-def check_data(path: str) -> Finding:
-    """Measure how fast the first files at a path are read, their pages dropped before."""
-    top, count, took = Path(path), 0, 0.0
-    try:
-        top.stat()  # raises where nothing is; rglob() would find nothing
-        files = [top] if top.is_file() else filter(Path.is_file, top.rglob("*"))
-        for file in islice(files, _MOST_FILES):
-            with file.open("rb", buffering=0) as stream:
-                os.posix_fadvise(stream.fileno(), 0, _MOST_READ, os.POSIX_FADV_DONTNEED)
-                begin = perf_counter()
-                while count < _MOST_READ and (part := stream.read(1 << 20)):
-                    count += len(part)
-                took += perf_counter() - begin
-    except OSError as error:
-        fact = f"{path} cannot be read: {error.strerror}"
-        return fail(fact, "nothing can be loaded", "pass a path with data")
-    fact = f"{size(count)} of {path} were read cold in {seconds(took)}"
-    if count >= _LEAST_READ and count < _SLOW_READ * took:
-        cost = f"a batch of 38 MB takes {38e6 * took / count:.1f} s the first time"
-        return warn(fact, cost, "copy the data to a local disk, or keep it in memory")
-    return ok(fact)
 
 
 # ---- the program
@@ -424,14 +397,12 @@ def _facts(root: Path) -> dict[str, str]:
     }
 
 
-def diagnose(
-    root: Path = Path("/"), loader: Any = None, data: str | None = None, probe: bool = False
-) -> Diagnosis:
+def diagnose(root: Path = Path("/"), loader: Any = None, probe: bool = False) -> Diagnosis:
     """Run all checks, in the order of their report; one that raises stops no other.
 
     Args:
         root: the folder that holds proc, sys and dev.
-        loader, data, probe: as in `doctor()`.
+        loader, probe: as in `doctor()`.
     """
     facts, torch = _facts(root), sys.modules.get("torch")
     workers, has_torch = getattr(loader, "num_workers", None), torch is not None
@@ -448,7 +419,6 @@ def diagnose(
         ("decoders", has_torch, check_decoders),
         ("torch build", has_gpu and has_torch, lambda: check_torch_build(root, torch)),
         ("fastloop build", has_gpu, lambda: check_own_build(root)),
-        ("data", data is not None, lambda: check_data(str(data))),
         ("gpu probe", probe, lambda: probe_gpu(torch)),
     ]
     findings = []
@@ -462,22 +432,20 @@ def diagnose(
     return Diagnosis(facts, tuple(findings))
 
 
-def doctor(loader: Any = None, *, data: str | None = None, probe: bool = False) -> Diagnosis:
+def doctor(loader: Any = None, *, probe: bool = False) -> Diagnosis:
     """Report what this machine offers, what slows programs down on it, and what to do about that.
 
     Args:
         loader: a DataLoader: its number of workers is compared with the CPUs, and what its worker
             processes are sent is pickled, to name what cannot be.
-        data: a file or folder; one file is read from disk, 64 MiB at most.
         probe: run a kernel and a copy on the GPU, and check their results (SYNC).
 
     Raises:
         TypeError: ``loader`` is not a DataLoader.
     """
     if loader is not None and not hasattr(loader, "num_workers"):
-        remedy = "for a file or folder pass data="
-        raise TypeError(make_message("loader", "a DataLoader or None", loader, remedy))
-    return diagnose(loader=loader, data=data, probe=probe)
+        raise TypeError(make_message("loader", "a DataLoader or None", loader))
+    return diagnose(loader=loader, probe=probe)
 
 
 def main(args: list[str]) -> int:
@@ -485,9 +453,8 @@ def main(args: list[str]) -> int:
     about = "What this machine offers, and what slows programs down."
     parser = argparse.ArgumentParser("python -m fastloop doctor", description=about)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--data", metavar="PATH", help="read a file of the data cold")
     parser.add_argument("--probe", action="store_true", help="use the GPU, and check its results")
     options = parser.parse_args(args)
-    found = diagnose(data=options.data, probe=options.probe)
+    found = diagnose(probe=options.probe)
     print(json.dumps(found.to_dict(), indent=1) if options.json else found)
     return found.status

@@ -214,36 +214,6 @@ def test_open_files(fake: Make, limit: str, workers: int | None, expected: str) 
     assert told(checks.check_open_files(root, workers)).startswith(expected)
 
 
-# ---- data
-
-
-@pytest.mark.parametrize(("mb_per_s", "expected"), [(1000, "OK"), (50, "WARN")])
-def test_files_are_read_cold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mb_per_s: int, expected: str
-) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "large").write_bytes(bytes(3_000_000))
-    times = iter([0.0, 3_000_000 / (mb_per_s * 1e6)])
-    monkeypatch.setattr(checks, "perf_counter", lambda: next(times))
-    text = told(checks.check_data(str(tmp_path)))
-    assert text.startswith(
-        f"{expected} 2.86 MiB of {tmp_path} were read cold in {3000 / mb_per_s:.0f}"
-    )
-
-
-def test_few_bytes_tell_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "small").write_bytes(bytes(3_000))
-    times = iter([0.0, 0.5])
-    monkeypatch.setattr(checks, "perf_counter", lambda: next(times))
-    assert told(checks.check_data(str(tmp_path))).startswith("OK 2.93 KiB")
-
-
-def test_data_that_is_not_there_fails_and_an_empty_folder_is_told(tmp_path: Path) -> None:
-    text = told(checks.check_data(str(tmp_path / "gone")))
-    assert text.startswith("FAIL") and "cannot be read: No such file" in text
-    assert told(checks.check_data(str(tmp_path))).startswith("OK 0 B of ")
-
-
 # ---- the program
 
 
@@ -436,18 +406,18 @@ def test_the_report_has_every_check_and_one_that_breaks_stops_no_other(
         raise OSError("gone")
 
     monkeypatch.setattr(checks, "check_memory", broken)
-    found = doctor.diagnose(with_gpu(fake), data="/nonexistent")
+    monkeypatch.setattr(checks, "check_torch", lambda torch: doctor.fail("old", "stops", "update"))
+    found = doctor.diagnose(with_gpu(fake))
     by_id = {finding.id: finding for finding in found.findings}
     assert list(by_id) == [
         *("torch", "cpus", "load", "memory", "shared memory", "open files", "start method"),
-        *("switches", "decoders", "torch build", "fastloop build", "data"),
+        *("switches", "decoders", "torch build", "fastloop build"),
     ]
     assert by_id["memory"].fact == "could not be checked: OSError: gone"
-    assert (by_id["data"].level, found.status) == ("fail", 1)
-    assert "\nfail  data: /nonexistent cannot be read" in str(found)
-    assert "\n      costs: nothing can be loaded\n      do:    pass a path with data" in str(found)
+    assert (by_id["torch"].level, found.status) == ("fail", 1)
+    assert "\nfail  torch: old\n      costs: stops\n      do:    update\n" in str(found)
     summary = str(found).splitlines()[-1]
-    assert summary.startswith("doctor: 1 failed (data); ") and " to know (" in summary
+    assert summary.startswith("doctor: 1 failed (torch); ") and " to know (" in summary
     assert found.to_dict()["schema"] == 1
     assert set(found.to_dict()["checks"][0]) == {"id", "level", "fact", "cost", "fix"}
     assert pickle.loads(pickle.dumps(found)) == found
@@ -459,10 +429,10 @@ def run_doctor(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command() -> None:
-    done = run_doctor("--json", "--data", "/nonexistent")
+    done = run_doctor("--json")
     found = json.loads(done.stdout)
-    assert (done.returncode, found["schema"]) == (1, 1), done.stderr
-    assert found["checks"][-1]["level"] == "fail" and "device" in found["facts"]
+    assert (done.returncode, found["schema"]) == (0, 1), done.stderr
+    assert found["checks"][0]["id"] == "torch" and "device" in found["facts"]
     assert run_doctor("--nonsense").returncode == 2
 
 
@@ -483,9 +453,7 @@ def test_a_machine_without_a_gpu_is_not_told_to_update_a_driver(
 
 
 def test_only_a_loader_is_taken() -> None:
-    with pytest.raises(
-        TypeError, match=r"loader must be a DataLoader or None, got 123 \(.* data=\)"
-    ):
+    with pytest.raises(TypeError, match="loader must be a DataLoader or None, got 123"):
         fastloop.doctor(123)
 
 

@@ -95,7 +95,7 @@ def test_the_first_step_of_an_epoch_is_not_in_the_table() -> None:
          "loads list of 1,000 itself (num_workers=0). Next: num_workers 0→"),
         (1, 8.5, "partly input-bound", "PARTLY INPUT-BOUND: the loop waits 10% of each step"),
         (0.1, 9.4, "not input-bound", "NOT INPUT-BOUND: 1.0% of each step is waiting for data; a "
-         "faster loader cannot help this run. Most of it is forward and backward (94%)."),
+         "faster loader cannot help this run. Most of it is forward+backward (94%)."),
     ],
 )  # fmt: skip
 def test_verdicts(wait: float, compute: float, kind: str, text: str) -> None:
@@ -104,11 +104,8 @@ def test_verdicts(wait: float, compute: float, kind: str, text: str) -> None:
     assert verdict["basis"] == "host"
 
 
-def test_few_steps_are_said_to_be_few() -> None:
-    texts = {n: found_of(loop_of(1, 1, n))["verdict"]["text"] for n in (9, 30, 100)}
-    assert "NO VERDICT: there are 9 steps" in texts[9]
-    assert "(Seen in 10 steps; 50 would be surer.)" in texts[30]
-    assert "surer" not in texts[100]
+def test_few_steps_have_no_verdict() -> None:
+    assert "NO VERDICT: there are 9 steps" in found_of(loop_of(1, 1, 9))["verdict"]["text"]
 
 
 def test_no_steps_and_no_loader_have_no_verdict() -> None:
@@ -304,7 +301,6 @@ def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     observer.end()
     steps = list(observer.recorder.steps)
     assert [step.gpu_wait / MS for step in steps[:98]] == [0.0, 4.0] * 49
-    assert cuda.made < 200  # they are used again
     found = found_of(observer)
     assert found["verdict"]["basis"] == "gpu" and found["gpu_wait"]["share"] == pytest.approx(0.1)
     assert "the GPU waits 10% of each step" in found["verdict"]["text"]

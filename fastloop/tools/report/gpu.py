@@ -65,7 +65,6 @@ class GpuWaits:
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
-        self._free: list[EventPair] = []
         self._open: EventPair | None = None
         self._pending: deque[tuple[EventPair, Run]] = deque()  # oldest first
 
@@ -73,8 +72,7 @@ class GpuWaits:
         """Record the event before ``next()``, if CUDA is in use."""
         self._open = None
         if self._cuda.is_initialized() and not self._cuda.is_current_stream_capturing():
-            new = (self._cuda.Event(enable_timing=True) for _ in range(2))
-            before, after = self._free.pop() if self._free else new
+            before, after = (self._cuda.Event(enable_timing=True) for _ in range(2))
             before.record()
             self._open = before, after
 
@@ -101,4 +99,3 @@ class GpuWaits:
                 return
             self._pending.popleft()
             steps.add_gpu_wait(run.step, round(begin.elapsed_time(end) * 1e6))
-            self._free.append((begin, end))

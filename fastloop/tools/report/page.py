@@ -9,7 +9,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fastloop.tools.report.render import LABELS, describe_rate, list_facts, part_rows, phase_rows
+from fastloop.tools.report.render import describe_rate, list_facts, part_rows, phase_rows
+from fastloop.tools.report.summary import LABELS
 from fastloop.tools.text import seconds
 
 _WIDTH, _LEFT, _TOP, _HEIGHT = 640, 80, 16, 160  # of the chart; the space left of it and above

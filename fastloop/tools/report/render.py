@@ -13,19 +13,11 @@ from typing import Any
 
 from fastloop.tools.report.files import read_rank
 from fastloop.tools.report.recorder import NOT_MEASURED, PARTS, PHASES, Step
+from fastloop.tools.report.summary import LABELS
 from fastloop.tools.text import percent, ratio, seconds, table
 
 _WIDTH = 80
 _MAX_WORKERS = 8  # of a loader that are shown
-LABELS = {
-    "data_wait": "data wait",
-    "gpu_wait": "  of it seen by the GPU",
-    "host_to_device": "host to device",
-    "forward_backward": "forward+backward",
-    "clip_optimizer": "clip+optimizer",
-    "other": "other",
-    "step": "step",
-}
 
 # ---- rows
 

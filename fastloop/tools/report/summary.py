@@ -24,17 +24,19 @@ _WARM_UP = 20
 _MAX_BARS = 400
 INPUT_BOUND, PARTLY = 0.20, 0.05  # shares of a step
 _MIN_STEPS = 10  # for a verdict at all
-_SURE_STEPS = 50
 _BUSY = 0.8  # a share of the workers' time: above it they can give no more
 _UNEVEN = 5  # p95 over the median: above it the program may not be to blame
 _COMPUTES = 0.5  # a share of the time of loading: below it samples wait, and need no CPU
 _MAX_THREADS = 32
 
-_PHASE_NAMES = {
-    "host_to_device": "copying to the device",
-    "forward_backward": "forward and backward",
-    "clip_optimizer": "clipping and the optimizer",
-    "other": "the rest after the optimizer's step (logging, metrics)",
+LABELS = {
+    "data_wait": "data wait",
+    "gpu_wait": "  of it seen by the GPU",
+    "host_to_device": "host to device",
+    "forward_backward": "forward+backward",
+    "clip_optimizer": "clip+optimizer",
+    "other": "other",
+    "step": "step",
 }
 
 
@@ -167,11 +169,10 @@ def judge(found: dict[str, Any]) -> dict[str, Any]:
     wait = found["gpu_wait"] if basis == "gpu" else found["phases"]["data_wait"]
     share = wait["share"] or 0.0
     verdict |= {"share": share, "ceiling": 1 / (1 - share) if share < 1 else None}
-    few = "" if steps >= _SURE_STEPS else f" (Seen in {steps} steps; {_SURE_STEPS} would be surer.)"
     if share < PARTLY:
         text = (
             f"NOT INPUT-BOUND: {percent(share)} of each step is waiting for data; a faster loader "
-            f"cannot help this run. Most of it is {_describe_largest(found)}.{few}"
+            f"cannot help this run. Most of it is {_describe_largest(found)}."
         )
         return {**verdict, "kind": "not input-bound", "text": text}
     kind = "input-bound" if share >= INPUT_BOUND else "partly input-bound"
@@ -180,7 +181,7 @@ def judge(found: dict[str, Any]) -> dict[str, Any]:
     text = (
         f"{kind.upper()}: the {'GPU' if basis == 'gpu' else 'loop'} waits {percent(share)} of each "
         f"step for data ({seconds(mean)} of {seconds(mean / share)} on average). With data always "
-        f"ready: at most {ratio(verdict['ceiling'])} as fast. Cause: {cause}. Next: {advice}.{few}"
+        f"ready: at most {ratio(verdict['ceiling'])} as fast. Cause: {cause}. Next: {advice}."
     )
     return {**verdict, "kind": kind, "cause": cause, "next": advice, "text": text}
 
@@ -206,9 +207,9 @@ def _explain_obstacle(found: dict[str, Any]) -> str:
 
 def _describe_largest(found: dict[str, Any]) -> str:
     phases = found["phases"]
-    parts = {name: phases[name]["share"] or 0 for name in _PHASE_NAMES if phases[name]}
+    parts = {name: phases[name]["share"] or 0 for name in PHASES[1:] if phases[name]}
     largest = max(parts, key=lambda name: parts[name])
-    text = f"{_PHASE_NAMES[largest]} ({percent(parts[largest])})"
+    text = f"{LABELS[largest]} ({percent(parts[largest])})"
     times = phases[largest]["p95_ms"] / max(phases[largest]["median_ms"], 1e-6)
     if times < _UNEVEN:
         return text
