@@ -83,11 +83,10 @@ class BatchPlan(NamedTuple):
 
     def __str__(self) -> str:
         ends = "larger ones do not fit" if self.is_limited else "no larger one was tried"
+        over = f" on {self.ranks} ranks" if self.ranks > 1 else ""
         lines = [
             f"batch_size={self.micro_batch}, Stepper(optimizer, accumulate={self.accumulate}): "
-            f"{self.effective_batch} samples in a step"
-            + f" on {self.ranks} ranks"
-            * (self.ranks > 1),
+            f"{self.effective_batch} samples in a step{over}",
             self.rule or "the effective batch is unchanged, so the learning rate stays",
             f"{self.largest} is the largest micro-batch that fits; {ends}",
         ]
@@ -190,18 +189,6 @@ def choose_sizes(
     return chosen
 
 
-def _check_state(state: Sequence[Any], modules: Sequence[Module], ranks: Ranks) -> None:
-    if not modules or not any(isinstance(one, Optimizer) for one in state):
-        got = ", ".join(type(one).__name__ for one in state) or "nothing"
-        raise TypeError(f"state must have a module and an optimizer, got {got} (pass both)")
-    # A trial may fail on one rank alone, so the forward of a module must not wait for other ranks.
-    parts = [part for module in modules for part in module.modules() if count_ranks() > 1]
-    waits = (isinstance(p, SyncBatchNorm) or getattr(p, "static_graph", False) for p in parts)
-    if ranks.has_shards or any(waits):
-        rule = "no module that waits for other ranks: FSDP, SyncBatchNorm, static_graph=True"
-        raise ValueError(f"state must have {rule} (call find_batch_size() before wrapping)")
-
-
 def _make_plan(tried: list[Trial], ranks: int, batch: int | None, keep: str | None) -> BatchPlan:
     fitting = [trial for trial in tried if not trial.why]
     if not fitting:
@@ -239,7 +226,15 @@ class _Trials:
     ) -> None:
         modules = [one for one in state if isinstance(one, Module)]
         self._ranks = Ranks(modules)
-        _check_state(state, modules, self._ranks)
+        if not modules or not any(isinstance(one, Optimizer) for one in state):
+            got = ", ".join(type(one).__name__ for one in state) or "nothing"
+            raise TypeError(f"state must have a module and an optimizer, got {got} (pass both)")
+        # A trial may fail on one rank alone, so a forward must not wait for other ranks.
+        parts = [part for module in modules for part in module.modules() if count_ranks() > 1]
+        waits = (isinstance(p, SyncBatchNorm) or getattr(p, "static_graph", False) for p in parts)
+        if self._ranks.has_shards or any(waits):
+            rule = "no module that waits for other ranks: FSDP, SyncBatchNorm, static_graph=True"
+            raise ValueError(f"state must have {rule} (call find_batch_size() before wrapping)")
         checks.check_callable("step_fn", step_fn, "a function of the number of samples")
         self._step_fn, self._steps = step_fn, checks.read_int("trials", steps, 1)
         self._margin = checks.read_number("margin", margin, 0.0, 0.9)

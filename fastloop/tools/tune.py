@@ -381,16 +381,16 @@ class _Trials:
         ahead = setting.workers * (setting.prefetch + 1) + 1
         for batch in islice(batches, ahead):
             self._step(batch)
-        _synchronize()
-        begin, count, wait_s = perf_counter(), 0, 0.0
-        while count < 4 or perf_counter() - begin < self._each_s:
+        waits: list[float] = []
+
+        def run_step() -> None:
             asked = perf_counter()
             batch = next(batches)
-            wait_s += perf_counter() - asked
+            waits.append(perf_counter() - asked)
             self._step(batch)
-            count += 1
-        _synchronize()
-        return Measured((perf_counter() - begin) / count, wait_s / count)
+
+        batch_s, _ = _time(run_step, self._each_s)
+        return Measured(batch_s, sum(waits) / len(waits))
 
 
 def _time(call: Callable[[], object], seconds: float) -> tuple[float, float]:

@@ -48,7 +48,7 @@ def loop_of(
     for _ in range(steps):
         recorder.enter_fetch(now, now)
         now += round(wait * MS)
-        recorder.leave_fetch(now, now, source, 2)
+        recorder.leave_fetch(now, now, source)
         recorder.enter_update(now := now + round(compute * MS), now, 1)
         recorder.note_step(1)
         recorder.leave_update(now := now + MS // 2, now, 1)
@@ -82,7 +82,7 @@ def test_shares_and_medians_are_those_of_the_loop(data: float, compute: float) -
 
 def test_the_first_step_of_an_epoch_is_not_in_the_table() -> None:
     observer = loop_of(10, 10, 60)
-    observer.recorder.steps.append((0, 0, -1, 10 * MS, 0, 0, -1, 0, True))
+    observer.recorder.steps.append((0, 0, -1, 10 * MS, 0, 0, -1, True))
     found = found_of(observer)
     assert found["steps"]["steady"] == 40 and found["phases"]["data_wait"]["seconds"] == 0.4
 
@@ -136,7 +136,7 @@ WORKERS: dict[str, tuple[Any, ...]] = {
     "idle": (IDLE, "none", COMPUTES, "busy 10% only", "^a higher prefetch_factor"),
     "now and then": (IDLE, "others", COMPUTES, "head-of-line blocking", "in_order=False, .*prefet"),
     "one": (UNEVEN, "others", COMPUTES, "worker 0 is busy 98%, all on average 51%", "even cost"),
-    "ready": (IDLE, "ready", COMPUTES, "3.0 batches were ready", "^fewer and larger tensors"),
+    "ready": (IDLE, "ready", COMPUTES, "100% of the wait the batch was there", "^fewer and"),
     "torch": ([], "none", [0, 0], "torch's own iterators do not tell", "python -m fastloop run"),
     "torch's order": ([], "others", [0, 0], "100% of the wait others were ready", "in_order=False"),
 }  # fmt: skip
@@ -154,9 +154,7 @@ def test_the_cause_of_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     counts, waited, made, cause, advice = WORKERS[name]
     source = LoaderSource(FakeLoader(2))
     monkeypatch.setattr(source, "count_workers", lambda: tuple(counts))
-    monkeypatch.setattr(source, "mean_ready", lambda: 3.0)
-    monkeypatch.setattr(source, "note_batch", lambda ready, turn, wait: None)
-    source.waits[waited], source.made = 10, made
+    source.waits[waited], source.made = 10**12, made
     verdict = verdict_of(source, monkeypatch)
     assert re.search(cause, verdict["cause"]) and re.search(advice, verdict["next"]), verdict
 
@@ -397,7 +395,7 @@ def test_a_page_of_many_uneven_steps_and_many_workers_is_small() -> None:
         observer.sources.append(source)
     for number in range(16_384):
         parts = (number * k % 9973 * 1000 for k in range(1, 6))
-        observer.recorder.steps.append((number, *parts, -1, number % 9, 0))
+        observer.recorder.steps.append((number, *parts, -1, 0))
     assert len(make_page(found_of(observer)).encode()) <= 200_000
 
 
@@ -421,7 +419,6 @@ def test_the_trace_is_nested() -> None:
         else:
             assert event["ts"] >= inside - 1e-6 and event["ts"] + event["dur"] <= end + 1e-6
             inside = event["ts"] + event["dur"]
-    assert [e["args"] for e in trace["traceEvents"] if e["ph"] == "C"] == [{"batches": 2}] * 50
 
 
 def test_the_table_fits_a_terminal() -> None:
@@ -434,7 +431,7 @@ def test_the_table_fits_a_terminal() -> None:
 def test_the_table_has_the_mean_that_its_shares_are_of_and_no_gpu_where_there_is_none() -> None:
     observer = loop_of(1, 3, 60)
     for _ in range(10):
-        observer.recorder.steps.append((0, MS, -1, 503 * MS, MS // 2, 0, -1, 0, False))
+        observer.recorder.steps.append((0, MS, -1, 503 * MS, MS // 2, 0, -1, False))
     found = found_of(observer)
     text = make_table(found)
     assert re.search(r"forward\+backward +99% +103 ms +3\.00 ms +503 ms\n", text), text
@@ -449,9 +446,9 @@ def test_the_table_has_the_mean_that_its_shares_are_of_and_no_gpu_where_there_is
 def test_steps_a_second_are_those_of_the_table() -> None:
     """The first one imports things, compiles and warms up."""
     observer = loop_of(1, 1, 0)
-    observer.recorder.steps.append((0, 0, -1, 9000 * MS, 0, 0, -1, 0, True))
+    observer.recorder.steps.append((0, 0, -1, 9000 * MS, 0, 0, -1, True))
     for _ in range(50):
-        observer.recorder.steps.append((0, 0, -1, 10 * MS, 0, 0, -1, 0, False))
+        observer.recorder.steps.append((0, 0, -1, 10 * MS, 0, 0, -1, False))
     found = found_of(observer)
     assert found["steps"]["per_second"] == pytest.approx(100)
     assert "51 steps, 100.0 a second once warm" in make_table(found)
@@ -465,7 +462,7 @@ def test_uneven_steps_blame_nothing_with_confidence(
     monkeypatch.setattr("fastloop.tools.report.summary.count_cpus", lambda: 2)
     observer = loop_of(0.1, 3, 60)
     for _ in range(10):
-        observer.recorder.steps.append((0, 0, -1, 900 * MS, 0, 0, -1, 0, False))
+        observer.recorder.steps.append((0, 0, -1, 900 * MS, 0, 0, -1, False))
     text = found_of(observer)["verdict"]["text"]
     assert "unevenly: one step in 20 takes 300 times the median" in text and why in text
     assert "unevenly" not in found_of(loop_of(0.1, 3, 60))["verdict"]["text"]

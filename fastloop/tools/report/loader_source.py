@@ -98,7 +98,6 @@ class LoaderSource:
         self.remedy = find_remedy(getattr(loader, "dataset", None)) or None
         self.made = [0, 0]
         self._last: tuple[int, int] | None = None  # the same of workers, at the last look
-        self._ready = [0, 0]  # how often a number of ready batches was known, and their sum
         self._early = self._queued = -1  # batches that were there before next()
         self._began, self._ran = 0, 0  # when it was called; the thread's runnable ns, 0: unknown
         self._iterator: Callable[[], Any] = lambda: None
@@ -135,9 +134,8 @@ class LoaderSource:
         is_looking = self.num_workers == 0 and self.batches < _MAX_LOOKS
         self._began, self._ran = now, (runnable_ns("thread-self") or 0) if is_looking else 0
 
-    def end_batch(self, now: int, has_failed: bool) -> tuple[int, str]:
-        """Return, after next(), how many batches were ready before it (0 if the one whose turn it
-        was was not; -1 if unknown), and READY, OTHERS or NONE."""
+    def end_batch(self, now: int, has_failed: bool) -> str:
+        """Return, after next(), READY, OTHERS or NONE."""
         iterator: Any = self._iterator()
         if has_failed:
             self.look()
@@ -145,24 +143,12 @@ class LoaderSource:
             ran = runnable_ns("thread-self") or self._ran
             self.note_made(now - self._began, ran - self._ran)
         if self._early < 0 or iterator is None or has_failed:
-            return min(0, self._early), NONE
+            return NONE
         # The batches that left the queue meanwhile: this one, and others before their turn.
         came = len(iterator._task_info) - iterator._tasks_outstanding - self._early + 1
         if came <= self._queued:
-            return self._early + self._queued, READY
-        return 0, OTHERS if self._early > 0 or came > 1 else NONE
-
-    def note_batch(self, ready: int, turn: str, wait: int) -> None:
-        """Count a batch that came after `wait` ns (-1: the first), when `ready` lay there."""
-        self.batches += 1
-        if wait >= 0:
-            self.waits[turn] += wait
-        if ready >= 0:
-            self._ready[0] += 1
-            self._ready[1] += ready
-
-    def mean_ready(self) -> float | None:
-        return self._ready[1] / self._ready[0] if self._ready[0] else None
+            return READY
+        return OTHERS if self._early > 0 or came > 1 else NONE
 
     def look(self) -> None:
         """Keep the present counts of its workers."""

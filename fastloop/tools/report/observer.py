@@ -66,8 +66,7 @@ class LoopObserver:
         self._recorder = StepRecorder(clock())
         # Methods and their arguments: first two times, between which lies the cost of measuring.
         self._log: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self._depth = 0  # of calls inside each other
-        self._loading_depth = 0  # of the one that loads for an upload
+        self._depth = self._loading_depth = 0  # of calls inside each other; of one that loads
         self._loading: int | None = None  # ns; None: this call uploads nothing
         self._loading_begin = self._next_look = self._next_look_at_workers = 0
         self._loader: Any = None  # whose iter() is under way
@@ -160,8 +159,7 @@ class LoopObserver:
         if self._depth > 0:
             return
         source: Any = self._source
-        ready, turn = source.end_batch(now, error is not None)
-        found = source, ready, self._loading, error, turn
+        found = source, self._loading, error, source.end_batch(now, error is not None)
         self._note(partial(self._leave_fetch, self.waits.end()), *found, now=now)
 
     def _leave_fetch(self, pair: EventPair | None, *found: Any) -> None:

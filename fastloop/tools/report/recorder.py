@@ -16,7 +16,7 @@ import numpy as np
 
 from fastloop.tools.report.loader_source import NONE, LoaderSource
 
-CAPACITY = 16_384  # steps that are kept, 72 bytes each
+CAPACITY = 16_384  # steps that are kept, 64 bytes each
 NOT_MEASURED = -1
 _NO_STEP = -1
 # Parts of a run; their times sum to the time since it began.
@@ -34,7 +34,6 @@ class Step(NamedTuple):
         clip_optimizer: unscaling, clipping, the optimizers' steps.
         other: after the last of these.
         gpu_wait: between the end of the GPU's earlier work and the batch.
-        ready: batches that were ready at its last next(); 0 if the one whose turn it was was not.
         is_first: whether it is the first step of an epoch.
     """
 
@@ -45,7 +44,6 @@ class Step(NamedTuple):
     clip_optimizer: int
     other: int
     gpu_wait: int
-    ready: int
     is_first: int
 
     @property
@@ -93,7 +91,7 @@ class Run:
         self.source = source
         self.start = 0  # iter() and the first batch after it
         self.wait = self.compute = self.fetches = 0
-        self.upload = self.ready = NOT_MEASURED
+        self.upload = NOT_MEASURED
         self.has_begun = False  # by iter(), in this window
         self.has_ended = False  # by StopIteration
         self.began_at = self.last_at = 0  # numbers of events
@@ -185,7 +183,6 @@ class StepRecorder:
         now: int,
         after: int,
         source: LoaderSource,
-        ready: int = NOT_MEASURED,
         loading: int | None = None,
         error: type[BaseException] | None = None,
         turn: str = NONE,
@@ -193,14 +190,12 @@ class StepRecorder:
         """Note the end of next(), and return the run of its batch.
 
         Args:
-            ready: batches that were ready when it was called.
             loading: ns since ``enter_fetch()`` in which no batch was copied to the device; None if
                 unknown.
             error: the exception that it raised.
-            turn: the answer of ``LoaderSource.judge_turn()``.
+            turn: the answer of ``LoaderSource.end_batch()``.
         """
         span, run = self._take(now, after), self._open_run(source)
-        run.ready = ready
         source.wait += span
         is_first = run.has_begun and run.fetches == 0
         if loading is not None:
@@ -214,7 +209,8 @@ class StepRecorder:
         run.has_ended = error is not None
         if error is None:
             run.fetches += 1
-            source.note_batch(ready, turn, -1 if is_first else span)
+            source.batches += 1
+            source.waits[turn] += 0 if is_first else span
         self._is_fetching = False
         return run
 
@@ -278,12 +274,11 @@ class StepRecorder:
     def _commit(self, other: int) -> None:
         """Write the window as a step with `other` at its end."""
         is_first, wait, compute, last = False, 0, self._tail, self._last
-        upload = ready = NOT_MEASURED
+        upload = NOT_MEASURED
         if last is None:
             is_first, wait, compute = not self.steps.count, NOT_MEASURED, NOT_MEASURED
             other += self._tail
         else:
-            ready = last.ready
             for run in self._runs.values():
                 if not self._is_trained_on(run, last):
                     self._set_apart(run)
@@ -301,16 +296,13 @@ class StepRecorder:
         parts = wait, upload, compute, self._update, other
         self.totals.steps += sum(part for part in parts if part != NOT_MEASURED)
         end = self._now - self._begin
-        self.steps.append((end, *parts, NOT_MEASURED, ready, int(is_first)))
+        self.steps.append((end, *parts, NOT_MEASURED, int(is_first)))
         self._empty_window()
 
     def _set_apart(self, run: Run) -> None:
         """Count a run whose batches no step used."""
         run.step = _NO_STEP
-        if run.fetches == 0:
-            self.totals.between_epochs += run.total()
-            return
-        self.totals.validation += run.total()
+        vars(self.totals)["validation" if run.fetches else "between_epochs"] += run.total()
         self.apart_batches += run.fetches
 
     # ---- the end

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fastloop.tools.report.files import read_rank
-from fastloop.tools.report.recorder import NOT_MEASURED, PARTS, PHASES, Step
+from fastloop.tools.report.recorder import PARTS, PHASES, Step
 from fastloop.tools.report.summary import LABELS
 from fastloop.tools.text import percent, ratio, seconds, table
 
@@ -79,8 +79,6 @@ def _describe_loader(loader: dict[str, Any]) -> str:
         f"worker{'s' if number != 1 else ''}): {loader['batches']:,} batches, "
         f"{seconds(loader['wait_s'])} waited"
     )
-    if loader["ready"] is not None:
-        text += f"; {loader['ready']:.1f} batches ready on average"
     for i, worker in enumerate(workers[:_MAX_WORKERS]):
         text += f"; worker {i}: {percent(worker['busy_share'])} busy"
         lock = worker["lock_s"]
@@ -154,9 +152,6 @@ def make_trace(steps: Iterable[Step], first: int) -> str:
             at = end
         for name, a, b in (one for one in slices if one[2] > one[1]):
             events.append({"ph": "X", "name": name, "ts": a / 1e3, "dur": (b - a) / 1e3})
-        if step.ready != NOT_MEASURED:
-            counter = {"ph": "C", "name": "ready", "ts": begin / 1e3}
-            events.append({**counter, "args": {"batches": step.ready}})
         begin = step.end
     common = {"pid": read_rank(), "tid": 1}
     return json.dumps({"traceEvents": [{**common, **event} for event in events]})

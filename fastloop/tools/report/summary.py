@@ -100,7 +100,6 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
     return {
         **_pick(source, "name", "trains", "path", "num_workers", "batches", "remedy"),
         "wait_s": source.wait / 1e9,
-        "ready": source.mean_ready(),
         "waits": {found: ns / 1e9 for found, ns in source.waits.items()},
         "cpu_share": _share(min(source.made), source.made[0]),
         "workers": workers or None,
@@ -238,8 +237,8 @@ def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
     if waits["ready"] > whole / 2:
         run = "" if loader["path"] != "torch" else ", or run it by python -m fastloop run"
         return (
-            f"{loader['ready']:.1f} batches were ready on average when the loop asked for one, so "
-            "taking them over is slow (unpickling, copying between processes), not loading",
+            f"in {percent(waits['ready'] / whole)} of the wait the batch was there already, so "
+            "taking it over is slow (unpickling, copying between processes), not loading",
             f"fewer and larger tensors in a batch{run}",
         )
     if lock > busy / 2:
