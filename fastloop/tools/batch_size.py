@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from statistics import median
@@ -221,9 +221,7 @@ class _Trials:
         undo: gets functions that put back the changes of steps.
     """
 
-    def __init__(
-        self, undo: ExitStack, step_fn: Any, state: Sequence[Any], margin: float, steps: int
-    ) -> None:
+    def __init__(self, undo: ExitStack, step: Any, state: Any, margin: float, trials: int) -> None:
         modules = [one for one in state if isinstance(one, Module)]
         self._ranks = Ranks(modules)
         if not modules or not any(isinstance(one, Optimizer) for one in state):
@@ -235,8 +233,8 @@ class _Trials:
         if self._ranks.has_shards or any(waits):
             rule = "no module that waits for other ranks: FSDP, SyncBatchNorm, static_graph=True"
             raise ValueError(f"state must have {rule} (call find_batch_size() before wrapping)")
-        checks.check_callable("step_fn", step_fn, "a function of the number of samples")
-        self._step_fn, self._steps = step_fn, checks.read_int("trials", steps, 1)
+        checks.check_callable("step_fn", step, "a function of the number of samples")
+        self._step_fn, self._steps = step, checks.read_int("trials", trials, 1)
         self._margin = checks.read_number("margin", margin, 0.0, 0.9)
         self._devices = {
             p.device for m in modules for p in m.parameters() if p.device.type != "cpu"

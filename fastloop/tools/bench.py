@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -47,7 +48,9 @@ class Case(NamedTuple):
     tolerance: float = 0.0
 
 
-def _make_loaders(data: torch.Tensor, batch_size: int) -> list[Contestant]:
+def _make_loaders(shape: tuple[int, ...], batch_size: int) -> list[Contestant]:
+    """Make loaders of random bytes and labels that lie in memory."""
+    data = torch.randint(256, shape, dtype=torch.uint8)
     dataset, contestants = TensorDataset(data, torch.arange(len(data))), []
     for workers in _WORKERS:
         options: Any = {"num_workers": workers, "persistent_workers": workers > 0}
@@ -55,14 +58,6 @@ def _make_loaders(data: torch.Tensor, batch_size: int) -> list[Contestant]:
             loader: Any = kind(dataset, batch_size, True, **options)
             contestants.append(Contestant(side, f"{workers} workers", loader.__iter__))
     return contestants
-
-
-def _make_table() -> list[Contestant]:
-    return _make_loaders(torch.rand(20_000, 20), 256)
-
-
-def _make_images() -> list[Contestant]:
-    return _make_loaders(torch.randint(256, (2_048, 3, 96, 96), dtype=torch.uint8), 64)
 
 
 def _make_steps() -> list[Contestant]:
@@ -113,8 +108,8 @@ def _stepper_step(model: Sequential, optimizer: torch.optim.Optimizer) -> Callab
 
 
 CASES = {
-    "table": Case("rows of a table, batch 256", _make_table),
-    "images": Case("3x96x96 uint8 images in memory, batch 64", _make_images),
+    "table": Case("rows of a table, batch 256", partial(_make_loaders, (20_000, 20), 256)),
+    "images": Case("3x96x96 images, batch 64", partial(_make_loaders, (2_048, 3, 96, 96), 64)),
     "step": Case("4 micro-batches, scaler, clipping, SGD", _make_steps, 1e-5),
 }
 

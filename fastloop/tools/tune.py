@@ -203,8 +203,7 @@ def tune(
         batch = trials.measure_batch()
         search = Search(batch, Budget(cpus, ram), trials.measure, now.prefetch or 2, wanted)
         found = search.run(now)
-    notes = _notes(loader, now, found, search, batch)
-    return Suggestion(now, found, search.measured, batch, notes)
+    return Suggestion(now, found, search.measured, batch, _notes(loader, now, found, search))
 
 
 def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[str | None, ...]:
@@ -225,16 +224,16 @@ def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[s
     return wanted
 
 
-def _notes(
-    loader: DataLoader[Any], now: Setting, found: Setting, search: Search, batch: Batch
-) -> tuple[str, ...]:
+def _notes(loader: Any, now: Setting, found: Setting, search: Search) -> tuple[str, ...]:
     remedy, is_stream = find_remedy(loader.dataset), isinstance(loader.dataset, IterableDataset)
     is_thread, has_workers = found.path == "thread", found.workers > 0
-    is_waiting = batch.load_cpu_s < batch.load_s / 2 and has_workers and not is_thread
+    is_waiting = search.batch.load_cpu_s < search.batch.load_s / 2
     notes = {
         f"faster than any number of workers may be {remedy}": bool(remedy),
         "making a batch is mostly waiting: threads wait at no cost, so try fastloop.DataLoader "
-        "with paths=['thread'], if the dataset is safe in threads": is_waiting and not remedy,
+        "with paths=['thread'], if the dataset is safe in threads": (
+            is_waiting and has_workers and not is_thread and not remedy
+        ),
         "another number of workers has other random seeds in them, so other augmentation, but by "
         "fastloop.transforms": found.workers != now.workers,
         "threads call the dataset several at a time: it must be safe for that": is_thread,
@@ -349,9 +348,7 @@ class Search:
 class _Trials:
     """Measures a loop over copies of a loader, for some seconds in all."""
 
-    def __init__(
-        self, loader: DataLoader[Any], step: Callable[[Any], object] | None, seconds: float
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], step: Any, seconds: float) -> None:
         self._loader, self._has_step = loader, step is not None
         self._step = step or (lambda batch: None)
         self._each_s, self._end = seconds / 10, perf_counter() + seconds

@@ -48,12 +48,12 @@ def loop_of(
     for _ in range(steps):
         recorder.enter_fetch(now, now)
         now += round(wait * MS)
-        recorder.leave_fetch(now, now, source)
+        recorder.leave_fetch(now, now, source, None, None, "none")
         recorder.enter_update(now := now + round(compute * MS), now, 1)
         recorder.note_step(1)
         recorder.leave_update(now := now + MS // 2, now, 1)
     recorder.enter_fetch(now, now)
-    recorder.leave_fetch(now, now, source, error=StopIteration)
+    recorder.leave_fetch(now, now, source, None, StopIteration, "none")
     recorder.end(now)
     return observer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastloop.tools.report.loader_source import LoaderSource
+from fastloop.tools.report.loader_source import NONE, LoaderSource
 from fastloop.tools.report.recorder import NOT_MEASURED, StepRecorder
 
 MS = 1_000_000
@@ -39,7 +39,8 @@ class Loop:
 
     def next(self, source: LoaderSource, ms: float = 2, **found: Any) -> Loop:
         self.recorder.enter_fetch(*self._times())
-        self.work(ms).recorder.leave_fetch(*self._times(), source, **found)
+        loading, error = found.get("loading"), found.get("error")
+        self.work(ms).recorder.leave_fetch(*self._times(), source, loading, error, NONE)
         return self
 
     def stop(self, source: LoaderSource, error: type[BaseException] = StopIteration) -> Loop:

@@ -67,9 +67,8 @@ def write(path: Path, text: str) -> None:
     try:
         draft.write_bytes(data)
         os.replace(draft, path)
-    except BaseException:
+    finally:
         draft.unlink(missing_ok=True)
-        raise
 
 
 def write_somewhere(path: Path, text: str) -> Path | None:

@@ -32,7 +32,7 @@ from fastloop.step.grad_list import GradList
 from fastloop.step.scaler import BoundedScaler
 from fastloop.tools.report.gpu import EventPair, GpuUsage, GpuWaits
 from fastloop.tools.report.loader_source import LoaderSource, loading_iterator
-from fastloop.tools.report.recorder import StepRecorder
+from fastloop.tools.report.recorder import Error, StepRecorder
 
 _LOOK_AT_GPU_NS = 1_000_000_000
 _LOOK_AT_WORKERS_NS = 100_000_000  # epochs may be short
@@ -149,7 +149,7 @@ class LoopObserver:
         self.waits.begin()
         self._note(self._recorder.enter_fetch, now=now)
 
-    def leave_next(self, token: object, batch: object, error: type[BaseException] | None) -> None:
+    def leave_next(self, token: object, batch: object, error: Error) -> None:
         """Note the end of next(), and the type of the exception that it raised."""
         now = self._clock()
         self._depth -= 1

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastloop.tools.report.loader_source import NONE, LoaderSource
+from fastloop.tools.report.loader_source import LoaderSource
 
 CAPACITY = 16_384  # steps that are kept, 64 bytes each
 NOT_MEASURED = -1
@@ -52,6 +52,7 @@ class Step(NamedTuple):
 
 
 PHASES = Step._fields[1:6]
+Error = type[BaseException] | None  # the kind that ended a call
 
 
 class StepRing:
@@ -124,7 +125,6 @@ class StepRecorder:
         self.apart_batches = self.unfinished_batches = 0
         self._runs: dict[int, Run] = {}  # by their source
         self._events = 0
-        self._is_fetching = False
         self._stack: list[int] = []  # tokens of the updates that are under way
         self._empty_window()
         self._begin = self._mark = self._now = now
@@ -149,7 +149,6 @@ class StepRecorder:
     def enter_fetch(self, now: int, after: int) -> None:
         """Note that iter() or next() of a loader begins: it ends a step if an optimizer stepped."""
         gap, last = self._take(now, after), self._last
-        self._is_fetching = True
         self._stack.clear()  # an optimizer that raised
         if self._stepped:
             self._commit(gap)
@@ -176,16 +175,15 @@ class StepRecorder:
             self._set_apart(before)
         run = self._open_run(source)
         run.has_begun, run.began_at, run.start = True, run.last_at, span
-        self._is_fetching = False
 
     def leave_fetch(
         self,
         now: int,
         after: int,
         source: LoaderSource,
-        loading: int | None = None,
-        error: type[BaseException] | None = None,
-        turn: str = NONE,
+        loading: int | None,
+        error: Error,
+        turn: str,
     ) -> Run:
         """Note the end of next(), and return the run of its batch.
 
@@ -211,14 +209,13 @@ class StepRecorder:
             run.fetches += 1
             source.batches += 1
             source.waits[turn] += 0 if is_first else span
-        self._is_fetching = False
         return run
 
     # ---- the optimizer
 
     def enter_update(self, now: int, after: int, token: int) -> None:
         """Note that unscaling, clipping or a step begins; inside another one it counts as one."""
-        if not self._stack and not self._is_fetching:
+        if not self._stack:
             gap, last = self._take(now, after), self._last
             if last is None and not self.steps.count and not self._is_updated:
                 self.totals.before += gap
@@ -233,7 +230,7 @@ class StepRecorder:
         if token not in self._stack:
             return
         del self._stack[self._stack.index(token) :]
-        if not self._stack and not self._is_fetching:
+        if not self._stack:
             self._update += self._take(now, after)
             self._is_updated = True
 
