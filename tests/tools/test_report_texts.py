@@ -138,7 +138,7 @@ WORKERS: dict[str, tuple[Any, ...]] = {
     "one": (UNEVEN, "others", COMPUTES, "worker 0 is busy 98%, all on average 51%", "even cost"),
     "ready": (IDLE, "ready", COMPUTES, "100% of the wait the batch was there", "^fewer and"),
     "torch": ([], "none", [0, 0], "torch's own iterators do not tell", "python -m fastloop run"),
-    "torch's order": ([], "others", [0, 0], "100% of the wait others were ready", "in_order=False"),
+    "torch's order": ([], "others", [0, 0], "100% of the wait other batches", "in_order=False"),
 }  # fmt: skip
 
 
@@ -454,17 +454,12 @@ def test_steps_a_second_are_those_of_the_table() -> None:
     assert "51 steps, 100.0 a second once warm" in make_table(found)
 
 
-@pytest.mark.parametrize(("load", "why"), [(9.0, "(load 9.0, 2 CPUs allowed)"), (0.5, "longer. M")])
-def test_uneven_steps_blame_nothing_with_confidence(
-    load: float, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.getloadavg", lambda: (load, 0, 0))
-    monkeypatch.setattr("fastloop.tools.report.summary.count_cpus", lambda: 2)
+def test_uneven_steps_blame_nothing_with_confidence() -> None:
     observer = loop_of(0.1, 3, 60)
     for _ in range(10):
         observer.recorder.steps.append((0, 0, -1, 900 * MS, 0, 0, -1, False))
     text = found_of(observer)["verdict"]["text"]
-    assert "unevenly: one step in 20 takes 300 times the median" in text and why in text
+    assert "unevenly: one step in 20 takes 300 times the median or longer. Measure again" in text
     assert "unevenly" not in found_of(loop_of(0.1, 3, 60))["verdict"]["text"]
 
 

@@ -48,8 +48,7 @@ def find_remedy(dataset: Any) -> str:
     workers, threads or a cache can help."""
     for _ in range(8):  # Subsets and the like, inside each other
         if is_image_folder(dataset):
-            is_cached = dataset._cached is not None
-            return "" if is_cached else "cache='u8:FOLDER' for the ImageFolder: decoded only once"
+            return "" if dataset._cached is not None else "cache='u8:FOLDER' for the ImageFolder"
         parts = list(getattr(dataset, "__dict__", {}).values())
         if any(map(_names_images, parts)):
             return "fastloop.ImageFolder(root, cache='u8:FOLDER'), which decodes each image once"

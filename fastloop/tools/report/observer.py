@@ -11,7 +11,7 @@ may come through a hook: an observer hears of its own thread alone, and counts t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from threading import Lock, get_ident
 from time import perf_counter_ns
@@ -216,19 +216,20 @@ class LoopObserver:
 
 # ---- hooks
 
-# Functions by the event that they are. Subclasses override some of them (`_list_places`).
-_WATCHED: dict[str, tuple[tuple[Any, str], ...]] = {
-    "iter": ((DataLoader, "__iter__"), (FastDataLoader, "__iter__")),
-    "next": ((BaseIter, "__next__"), (Prefetcher, "__next__")),
-    "scaler_step": ((torch.amp.GradScaler, "step"), (Boundary, "step")),
-    "update": (
-        (torch.amp.GradScaler, "unscale_"),
-        (BoundedScaler, "unscale_and_clip_"),
-        (GradList, "clip_parameters"),
-        (clip_module, "_get_total_norm"),
-        (clip_module, "_clip_grads_with_norm_"),
-    ),
-}
+# Functions, and the event that each of them is. Subclasses override some of them.
+_WATCHED: tuple[tuple[Any, str, str], ...] = (
+    (DataLoader, "__iter__", "iter"),
+    (FastDataLoader, "__iter__", "iter"),
+    (BaseIter, "__next__", "next"),
+    (Prefetcher, "__next__", "next"),
+    (torch.amp.GradScaler, "step", "scaler_step"),
+    (Boundary, "step", "scaler_step"),
+    (torch.amp.GradScaler, "unscale_", "update"),
+    (BoundedScaler, "unscale_and_clip_", "update"),
+    (GradList, "clip_parameters", "update"),
+    (clip_module, "_get_total_norm", "update"),
+    (clip_module, "_clip_grads_with_norm_", "update"),
+)
 _lock = Lock()
 _observers: tuple[LoopObserver, ...] = ()  # replaced under the lock
 _places: dict[tuple[Any, str], Place] = {}
@@ -290,22 +291,15 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         observer.leave_update(optimizer, None, None)
 
 
-def _list_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
-    for event, functions in _WATCHED.items():
-        make = _wrap(event)
-        for root, name in functions:
-            others = find_subclasses(root) if name in ("__next__", "step", "unscale_") else ()
-            for owner in (root, *others):
-                if name in vars(owner):
-                    yield owner, name, make
-
-
 def open_hooks(observer: LoopObserver) -> None:
     """Tell this observer of all that its thread does from now on."""
     global _observers
     with _lock:
-        for owner, name, make in _list_places():
-            _places.setdefault((owner, name), Place(owner, name, make)).put_in()
+        for root, name, event in _WATCHED:
+            others = find_subclasses(root) if name in ("__next__", "step", "unscale_") else ()
+            for owner in (one for one in (root, *others) if name in vars(one)):
+                place = Place(owner, name, _wrap(event))
+                _places.setdefault((owner, name), place).put_in()
         if not _handles:
             _handles.append(optimizers.register_optimizer_step_pre_hook(_before_step))
             _handles.append(optimizers.register_optimizer_step_post_hook(_after_step))

@@ -8,7 +8,6 @@ Unknown numbers are None, never 0.
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import numpy as np
@@ -213,9 +212,6 @@ def _describe_largest(found: dict[str, Any]) -> str:
     if times < _UNEVEN:
         return text
     text += f", but unevenly: one step in 20 takes {times:,.0f} times the median or longer"
-    load = os.getloadavg()[0]
-    if load > count_cpus():
-        text += f", as where CPUs are short (load {load:.1f}, {_describe_cpus()})"
     return f"{text}. Measure again on an idle machine"
 
 
@@ -236,11 +232,9 @@ def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
         return f"the loop loads {loader['name']} itself (num_workers=0)", advice
     if waits["ready"] > whole / 2:
         run = "" if loader["path"] != "torch" else ", or run it by python -m fastloop run"
-        return (
-            f"in {percent(waits['ready'] / whole)} of the wait the batch was there already, so "
-            "taking it over is slow (unpickling, copying between processes), not loading",
-            f"fewer and larger tensors in a batch{run}",
-        )
+        cause = f"in {percent(waits['ready'] / whole)} of the wait the batch was there, so loading"
+        cause += " is fast, and taking over is slow (unpickling, copying between processes)"
+        return cause, f"fewer and larger tensors in a batch{run}"
     if lock > busy / 2:
         cause = f"worker threads wait for the interpreter lock {percent(lock / busy)} of their time"
         return cause, 'path="process", or code that gives the lock up'
@@ -262,17 +256,13 @@ def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
 
 def _blame_order(part: str, workers: list[dict[str, Any]], share: float) -> tuple[str, str]:
     """Blame the order of batches; name the worker that alone is busy, if there is one."""
-    cause = (
-        f"batches are handed out in order, and in {part} of the wait others were ready, but not "
-        "the one whose turn it was (head-of-line blocking)"
-    )
-    advice = "in_order=False, if the order of batches may vary; if not, "
+    cause = f"in {part} of the wait other batches were ready, but not the one whose turn it was"
+    cause, remedy = f"{cause} (head-of-line blocking)", "a higher prefetch_factor"
     shares = [worker["busy_share"] or 0.0 for worker in workers]
-    most = max(shares, default=0.0)
-    if most < _BUSY:
-        return cause, f"{advice}a higher prefetch_factor"
-    cause += f"; worker {shares.index(most)} is busy {percent(most)}, all on average "
-    return cause + percent(share), f"{advice}samples of more even cost"
+    if (most := max(shares, default=0.0)) >= _BUSY:
+        cause += f"; worker {shares.index(most)} is busy {percent(most)}, all on average "
+        cause, remedy = cause + percent(share), "samples of more even cost"
+    return cause, f"in_order=False, if the order of batches may vary; if not, {remedy}"
 
 
 def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches: int) -> str:
