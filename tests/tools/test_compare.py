@@ -72,8 +72,7 @@ def test_the_table_has_medians_intervals_and_what_is_not_known() -> None:
     assert "100.0 (90.0 - 110.0)" in rows["steps a second"]
     assert rows["steps a second"].endswith("2x (2.00x - 2.00x) better")
     assert rows["data wait a step"].endswith("no difference (1.00x - 1.00x)")
-    assert rows["CPU time a step"].split()[-3:] == ["n/a"] * 3
-    assert "GPU memory" not in rows and "between epochs" not in rows
+    assert not {"GPU memory", "between epochs", "CPU time a step"} & {*rows}  # not measured
     text = "\n".join(rows.values())
     assert "ended by itself after 3 of 5 steps" in text
     assert "EQUAL to the last bit in all 6 runs: 3 losses of 3 steps" in text

@@ -131,7 +131,6 @@ _ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
     "pss_bytes": ("memory", size),
     "gpu_bytes": ("GPU memory", size),
 }
-_OFTEN_ABSENT = ("between_epochs_s", "gpu_bytes")  # not worth a row of n/a
 
 
 class Costs(NamedTuple):
@@ -144,12 +143,12 @@ class Costs(NamedTuple):
 
 def _compute_costs(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> dict[str, Costs | None]:
     """Return the costs by key; None if some trial has not measured them."""
-    costs: dict[str, Costs | None] = {}
-    for key in _ROWS:
+    costs: dict[str, Costs | None] = dict.fromkeys(_ROWS)
+    for key in costs:
         a, b = ([trial[key] for trial in of] for of in (plain, patched))
-        is_known, has_ratio = None not in a + b, all(a + b)
-        ratio = ratio_of(b, a) if is_known and has_ratio else None
-        costs[key] = Costs(median_of(a), median_of(b), ratio) if is_known else None
+        if None not in a + b:
+            ratio = ratio_of(b, a) if all(a + b) else None
+            costs[key] = Costs(median_of(a), median_of(b), ratio)
     return costs
 
 
@@ -157,11 +156,10 @@ def _interval(figure: Figure, show: Callable[[float], str]) -> str:
     return f"({show(figure.low)} - {show(figure.high)})"
 
 
-def _make_row(key: str, cost: Costs | None, more: str) -> list[str]:
+def _make_row(key: str, cost: Costs, more: str) -> list[str]:
     label, show = _ROWS[key]
-    figures = (cost.plain, cost.patched) if cost else ()
-    cells = [f"{show(one.median)} {_interval(one, show)}" for one in figures] or ["n/a", "n/a"]
-    if cost is None or cost.ratio is None:
+    cells = [f"{show(one.median)} {_interval(one, show)}" for one in (cost.plain, cost.patched)]
+    if cost.ratio is None:
         return [label, *cells, "n/a"]
     found = judge(cost.ratio)
     is_better = (cost.ratio.median > 1) == (key == "steps_per_second")
@@ -171,21 +169,18 @@ def _make_row(key: str, cost: Costs | None, more: str) -> list[str]:
 
 
 def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -> str:
-    """Return the costs, then the verdict; 100 columns and more."""
+    """Return the costs that were measured, then the verdict; 100 columns and more."""
     costs, rounds, steps = _compute_costs(plain, patched), len(plain), plain[0]["steps"]
-    rows = {
-        key: _make_row(key, cost, f"--rounds {max(7, 2 * rounds + 1)}")
-        for key, cost in costs.items()
-    }
-    shown = [row for key, row in rows.items() if costs[key] or key not in _OFTEN_ABSENT]
-    lines = table([["", "plain", "patched", "patched / plain"], *shown])
+    more = f"--rounds {max(7, 2 * rounds + 1)}"
+    rows = {key: _make_row(key, cost, more) for key, cost in costs.items() if cost}
+    lines = table([["", "plain", "patched", "patched / plain"], *rows.values()])
     lines.append(f"  patched: {patched[-1]['patched']}")
     if steps < limit:
         lines.append(f"  the program has ended by itself after {steps} of {limit} steps")
     kind, found = find_verdict(plain, patched)
     titles = {DIFFERENT: "DIFFERENT", UNKNOWN: "NOT JUDGED"}
     title = titles.get(kind, f"EQUAL to the last bit in all {rounds + len(patched)} runs")
-    speed = rows["steps_per_second"][-1]
+    speed = rows.get("steps_per_second", ["n/a, too few steps"])[-1]
     return "\n".join([*lines, f"{title}: {found}", f"SPEED: patched / plain: {speed}"])
 
 

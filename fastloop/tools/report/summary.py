@@ -59,8 +59,8 @@ def _describe(values: Any, whole: int | None = None) -> dict[str, Any] | None:
     median, p95 = np.quantile(values, (0.5, 0.95))
     times = {"mean_ms": values.mean(), "median_ms": median, "p95_ms": p95}
     share = {} if whole is None else {"share": _share(values.sum(), whole)}
-    found = {name: float(ns) / 1e6 for name, ns in times.items()}
-    return {"seconds": float(values.sum() / 1e9), **found, **share}
+    times = {name: float(ns) / 1e6 for name, ns in times.items()}
+    return {"seconds": float(values.sum() / 1e9), **times, **share}
 
 
 def _choose_steady(steps: Any, first: int) -> Any:
@@ -113,6 +113,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
     whole = int(_total(steady).sum())
     gpu = steady[steady["gpu_wait"] != NOT_MEASURED]
     measuring = recorder.totals.measuring
+    each_us = measuring / 1e3 / count if count else None
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "seconds": recorder.elapsed() / 1e9,
@@ -133,10 +134,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
         "loaders": [_describe_loader(source) for source in observer.sources],
         "calls_of_other_threads": observer.elsewhere,
         "gpu": _pick(observer.usage, "uuid", "busy", "samples", "why_unknown"),
-        "measuring": {
-            "us_per_step": measuring / 1e3 / count if count else None,
-            "share": _share(measuring, recorder.elapsed()),
-        },
+        "measuring": {"us_per_step": each_us, "share": _share(measuring, recorder.elapsed())},
         "series": _make_series(steps, first),
     }
     return {**found, "verdict": judge(found)}
