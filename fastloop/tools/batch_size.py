@@ -236,9 +236,8 @@ class _Trials:
         checks.check_callable("step_fn", step, "a function of the number of samples")
         self._step_fn, self._steps = step, checks.read_int("trials", trials, 1)
         self._margin = checks.read_number("margin", margin, 0.0, 0.9)
-        self._devices = {
-            p.device for m in modules for p in m.parameters() if p.device.type != "cpu"
-        }
+        devices = {p.device for module in modules for p in module.parameters()}
+        self._devices = {device for device in devices if device.type != "cpu"}
         self._bytes_a_sample = 0.0  # in the fullest trial on this rank
         self._stepped = [one for one in state if isinstance(one, TorchScaler)]  # it may skip all
         hook = register_optimizer_step_post_hook(lambda one, *_: self._stepped.append(one))
@@ -278,9 +277,7 @@ class _Trials:
         if error is not None:
             raise error
         if has_raised or largest != -smallest:
-            raise RuntimeError(
-                "find_batch_size() has failed, or has other arguments, on another rank"
-            )
+            raise RuntimeError("find_batch_size() failed, or has other arguments, on another rank")
         if is_full:
             return Trial(size, why=why or "out of memory on another rank")
         self._bytes_a_sample = max(self._bytes_a_sample, (peak or 0) / size)

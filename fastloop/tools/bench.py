@@ -143,10 +143,7 @@ def _time(contestant: Contestant, seconds: float) -> float:
 def describe(contestants: list[Contestant], rounds: list[list[float]]) -> list[str]:
     """Return a table of medians, and a line that compares the best settings of both sides."""
     columns = dict(zip(contestants, zip(*rounds, strict=True), strict=True))
-    rows = [
-        (f"{one.side}, {one.setting}", text.seconds(median(times)))
-        for one, times in columns.items()
-    ]
+    rows = [(f"{c.side}, {c.setting}", text.seconds(median(s))) for c, s in columns.items()]
     torchs, ours = (
         min((times for one, times in columns.items() if one.side == side), key=median)
         for side in (TORCH, FASTLOOP)

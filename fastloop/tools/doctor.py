@@ -78,8 +78,7 @@ class Finding(NamedTuple):
         return text + (f"\n      do:    {self.fix}" if self.fix else "")
 
 
-LEVELS = ("ok", "note", "warn", "fail")
-ok, note, warn, fail = (partial(Finding, level) for level in LEVELS)
+ok, note, warn, fail = (partial(Finding, level) for level in ("ok", "note", "warn", "fail"))
 
 
 # ---- the machine
@@ -167,8 +166,7 @@ def check_open_files(root: Path, workers: int | None = None) -> Finding:
 def check_torch(torch: Any) -> Finding:
     """Tell whether fastloop is tested with this release of torch."""
     oldest, newest = (f"{a}.{b}" for a, b in (requirements.OLDEST, requirements.NEWEST_TESTED))
-    version = str(torch.__version__)
-    release = requirements.read_release(version)
+    release = requirements.read_release(version := str(torch.__version__))
     if release < requirements.OLDEST:
         fact = f"{version} is older than {oldest}, the oldest that fastloop works with"
         return fail(fact, "fastloop.DataLoader raises ImportError", requirements.INSTALL)
@@ -278,9 +276,7 @@ def describe_own_build(root: Path) -> str:
 def check_torch_build(root: Path, torch: Any) -> Finding:
     """Compare the CUDA of torch with the driver."""
     driver, cuda = read_driver(root), torch.version.cuda
-    fact = (
-        f"torch {torch.__version__} is built for CUDA {cuda}, and the driver is {driver or 'n/a'}"
-    )
+    fact = f"torch {torch.__version__} is built for CUDA {cuda}; the driver is {driver or 'n/a'}"
     if cuda is None:
         return warn(fact, "the GPU is not used", "install a build with CUDA: see pytorch.org")
     if 0 < driver < (needed := needed_driver(cuda)):
@@ -359,9 +355,10 @@ class Diagnosis(NamedTuple):
     @property
     def summary(self) -> str:
         """One line that counts failures and warnings and names them."""
-        ids = {level: [f.id for f in self.findings if f.level == level] for level in LEVELS}
-        counts = {"failed": ids["fail"], "slow": ids["warn"], "to know": ids["note"]}
-        told = [f"{len(of)} {name} ({', '.join(of)})" for name, of in counts.items() if of]
+        told = []
+        for level, name in (("fail", "failed"), ("warn", "to mend"), ("note", "to know")):
+            ids = [finding.id for finding in self.findings if finding.level == level]
+            told += [f"{len(ids)} {name} ({', '.join(ids)})"] if ids else []
         return f"doctor: {'; '.join(told) or 'nothing to do'}"
 
 

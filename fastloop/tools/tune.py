@@ -226,14 +226,12 @@ def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[s
 
 def _notes(loader: Any, now: Setting, found: Setting, search: Search) -> tuple[str, ...]:
     remedy, is_stream = find_remedy(loader.dataset), isinstance(loader.dataset, IterableDataset)
-    is_thread, has_workers = found.path == "thread", found.workers > 0
-    is_waiting = search.batch.load_cpu_s < search.batch.load_s / 2
+    is_thread, has_workers, batch = found.path == "thread", found.workers > 0, search.batch
+    is_waiting = has_workers and not is_thread and batch.load_cpu_s < batch.load_s / 2
     notes = {
         f"faster than any number of workers may be {remedy}": bool(remedy),
         "making a batch is mostly waiting: threads wait at no cost, so try fastloop.DataLoader "
-        "with paths=['thread'], if the dataset is safe in threads": (
-            is_waiting and has_workers and not is_thread and not remedy
-        ),
+        "with paths=['thread'], if the dataset is safe in threads": is_waiting and not remedy,
         "another number of workers has other random seeds in them, so other augmentation, but by "
         "fastloop.transforms": found.workers != now.workers,
         "threads call the dataset several at a time: it must be safe for that": is_thread,

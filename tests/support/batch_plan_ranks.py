@@ -48,7 +48,7 @@ def case_one_rank_raises() -> None:
     except ZeroDivisionError:
         assert RANK == 1
     except RuntimeError as error:
-        assert RANK == 0 and "find_batch_size() has failed" in str(error)
+        assert RANK == 0 and "find_batch_size() failed" in str(error)
     else:
         raise AssertionError("found a plan")
     assert training.digest() == before
@@ -58,7 +58,7 @@ def case_arguments_differ() -> None:
     training = Training()
     text = "or has other arguments, on another rank"
     assert text in refusal(training.step, *training.state, batch_size=64 + 2 * RANK)
-    text = "hi must be an int >= 1, got 0" if RANK else "has failed, or has other arguments"
+    text = "hi must be an int >= 1, got 0" if RANK else "failed, or has other arguments"
     assert text in refusal(training.step, *training.state, batch_size=64, hi=0 if RANK else 8)
     text = "batch_size must be divisible by 2 ranks x a micro-batch in [1, 3], got 7"
     assert text in refusal(training.step, *training.state, batch_size=7)

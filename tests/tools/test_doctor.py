@@ -341,13 +341,13 @@ def test_private_parts_of_torch_that_differ_are_named(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("driver", "cuda", "expected"),
     [
-        (580, "13.0", "OK torch 2.13.0 is built for CUDA 13.0, and the driver is 580 |"),
+        (580, "13.0", "OK torch 2.13.0 is built for CUDA 13.0; the driver is 580 |"),
         (535, "12.8", "OK"),
-        (580, None, "WARN torch 2.13.0 is built for CUDA None, and the driver is 580 | the GPU"),
+        (580, None, "WARN torch 2.13.0 is built for CUDA None; the driver is 580 | the GPU"),
         (
             535,
             "13.0",
-            "FAIL torch 2.13.0 is built for CUDA 13.0, and the driver is 535 | the GPU cannot",
+            "FAIL torch 2.13.0 is built for CUDA 13.0; the driver is 535 | the GPU cannot",
         ),
     ],
 )

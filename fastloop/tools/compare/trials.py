@@ -116,13 +116,9 @@ def find_verdict(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> Verdict:
 # ---- costs
 
 
-def _show_rate(rate: float) -> str:
-    return f"{rate:,.1f}" if rate < 1000 else f"{rate:,.0f}"
-
-
 # The label of each key of a trial, and the format of its values. More is better for the first.
 _ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "steps_per_second": ("steps a second", _show_rate),
+    "steps_per_second": ("steps a second", "{:,.1f}".format),
     "data_wait_s": ("data wait a step", seconds),
     "cpu_s": ("CPU time a step", seconds),
     "first_batch_s": ("first batch", seconds),

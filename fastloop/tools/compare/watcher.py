@@ -172,9 +172,7 @@ class TrialObserver(LoopObserver):
             "cpu_s": (cpu_at_end - cpu) / len(later) if later else None,
             "pss_bytes": max(memory for _, memory in self._usage) or None,
             "gpu_bytes": torch.cuda.max_memory_allocated() if self._has_gpu else None,
-            "losses": [
-                [step, *_describe(loss)] for step, loss in self._losses if step < self._limit
-            ],
+            "losses": [[at, *_describe(loss)] for at, loss in self._losses if at < self._limit],
             "parameters": self._digest(),
             "patched": str(patch_status()),
             "calls_of_other_threads": self.elsewhere,

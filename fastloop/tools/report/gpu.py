@@ -25,6 +25,7 @@ class GpuUsage:
 
     Attributes:
         uuid: of the current device; None if CUDA is not in use.
+        busy: the share of time, 0 to 1; None if unknown.
         why_unknown: why there are no samples.
     """
 
@@ -32,6 +33,7 @@ class GpuUsage:
         self._cuda = cuda
         self.uuid: str | None = None
         self.samples = self._sum = 0
+        self.busy: float | None = None
         self.why_unknown: str | None = "no CUDA device is in use"
 
     def look(self) -> None:
@@ -42,13 +44,9 @@ class GpuUsage:
         try:
             self._sum += self._cuda.utilization()
             self.samples, self.why_unknown = self.samples + 1, None
+            self.busy = self._sum / self.samples / 100
         except Exception as error:  # nvidia-ml-py is missing, or a part of a GPU has no such count
             self.why_unknown = f"{type(error).__name__}: {error}" if not self.samples else None
-
-    @property
-    def busy(self) -> float | None:
-        """The share of time, 0 to 1; None if unknown."""
-        return self._sum / self.samples / 100 if self.samples > 0 else None
 
 
 class GpuWaits:

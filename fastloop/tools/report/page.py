@@ -40,9 +40,8 @@ def _draw_steps(found: dict[str, Any]) -> str:
     labels += [(_LEFT + 6, bottom + 22, f"{series['first_step']:,}"), (_WIDTH, bottom + 22, last)]
     says = f"Time of each {'step' if size == 1 else f'{size} steps, on average'}, by phase"
     bars = "".join(f'<path fill="var(--{name})" d="{path}"/>' for name, path in paths.items())
-    texts = "".join(
-        f'<text x="{x}" y="{y}" text-anchor="end">{escape(text)}</text>' for x, y, text in labels
-    )
+    end = 'text-anchor="end"'
+    texts = "".join(f'<text x="{x}" y="{y}" {end}>{escape(told)}</text>' for x, y, told in labels)
     items = (f'<li style="color:var(--{name})">■ {escape(LABELS[name])}</li>' for name in shown)
     return f"""<ul class="legend">{"".join(items)}</ul>
 <figure><svg viewBox="0 0 {_WIDTH} {bottom + 30}" role="img"><title>{says}</title>
@@ -51,10 +50,10 @@ def _draw_steps(found: dict[str, Any]) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    text = "".join(
-        "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>"
-        for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)
-    )
+    text = ""
+    for number, row in enumerate(rows):
+        tag = "td" if number else "th"
+        text += "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>"
     return f"<div><table>{text}</table></div>"
 
 

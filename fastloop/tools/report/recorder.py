@@ -114,15 +114,14 @@ class StepRecorder:
 
     Attributes:
         totals: ns of each of PARTS.
+        batches: that steps used.
         apart_batches: batches that no step used.
     """
 
     def __init__(self, now: int, capacity: int = CAPACITY) -> None:
         self.steps = StepRing(capacity)
         self.totals = SimpleNamespace(**dict.fromkeys(PARTS, 0))  # ns
-        self.skipped = 0
-        self.batches = 0  # of steps
-        self.apart_batches = self.unfinished_batches = 0
+        self.skipped = self.batches = self.apart_batches = self.unfinished_batches = 0
         self._runs: dict[int, Run] = {}  # by their source
         self._events = 0
         self._stack: list[int] = []  # tokens of the updates that are under way

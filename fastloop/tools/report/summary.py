@@ -90,12 +90,12 @@ def _pick(owner: object, *names: str) -> dict[str, Any]:
 def _describe_loader(source: LoaderSource) -> dict[str, Any]:
     workers = []
     for batches, busy, waiting, *lock in source.count_workers():
-        times = {
-            "busy_s": busy / 1e9,
-            "waiting_s": waiting / 1e9,
+        seconds_of = {"busy_s": busy / 1e9, "waiting_s": waiting / 1e9}
+        more = {
+            "lock_s": lock[0] / 1e9 if lock else None,
             "busy_share": _share(busy, busy + waiting),
         }
-        workers.append({"batches": batches, **times, "lock_s": lock[0] / 1e9 if lock else None})
+        workers.append({"batches": batches, **seconds_of, **more})
     return {
         **_pick(source, "name", "trains", "path", "num_workers", "batches", "remedy"),
         "wait_s": source.wait / 1e9,
@@ -195,10 +195,8 @@ def _explain_obstacle(found: dict[str, Any]) -> str:
         why = f"there are {steps['steady']} steps beside the first of each epoch, not {_MIN_STEPS}"
     else:
         return ""
-    elsewhere = found["calls_of_other_threads"]
-    if elsewhere:
-        why += f". {elsewhere:,} calls came from other threads: open the report in that thread"
-    return why
+    others = f". {found['calls_of_other_threads']:,} calls came from other threads: open it in them"
+    return why + (others if found["calls_of_other_threads"] else "")
 
 
 def _describe_largest(found: dict[str, Any]) -> str:
