@@ -144,11 +144,12 @@ def describe(contestants: list[Contestant], rounds: list[list[float]]) -> list[s
     """Return a table of medians, and a line that compares the best settings of both sides."""
     columns = dict(zip(contestants, zip(*rounds, strict=True), strict=True))
     rows = [(f"{c.side}, {c.setting}", text.seconds(median(s))) for c, s in columns.items()]
-    torchs, ours = (
-        min((times for one, times in columns.items() if one.side == side), key=median)
-        for side in (TORCH, FASTLOOP)
-    )
-    ratios = sorted(a / b for a, b in zip(torchs, ours, strict=True))
+
+    def choose_best(side: str) -> Any:
+        return min((times for one, times in columns.items() if one.side == side), key=median)
+
+    pairs = zip(choose_best(TORCH), choose_best(FASTLOOP), strict=True)
+    ratios = sorted(torchs / ours for torchs, ours in pairs)
     span = f"{text.ratio(ratios[0])} to {text.ratio(ratios[-1])} in {len(rounds)} rounds"
     verdict = f"{text.ratio(median(ratios))} as fast as torch"
     if ratios[0] <= 1 <= ratios[-1]:

@@ -20,6 +20,7 @@ from fastloop.base.checks import check_callable, make_message, read_int
 from fastloop.device.accelerator import Accelerator, open_accelerator
 
 Number = int | float
+OnNonfinite = Callable[[int, str, float], object]
 # A step, a function that gives each of its numbers, and an event behind the copies of each device.
 _Record = tuple[int, dict[str, Callable[[], Number]], list[tuple[Accelerator, Any]]]
 
@@ -63,12 +64,7 @@ class ScalarLog:
         TypeError, ValueError: an argument is not one of the above.
     """
 
-    def __init__(
-        self,
-        capacity: int = 4096,
-        *,
-        on_nonfinite: Callable[[int, str, float], object] | None = None,
-    ) -> None:
+    def __init__(self, capacity: int = 4096, *, on_nonfinite: OnNonfinite | None = None) -> None:
         if on_nonfinite is not None:
             check_callable("on_nonfinite", on_nonfinite, "a function of step, name and value")
         self._capacity, self._on_nonfinite = read_int("capacity", capacity, 1), on_nonfinite

@@ -440,11 +440,10 @@ def _copy_of(loader: DataLoader[Any], setting: Setting) -> DataLoader[Any]:
 def _list_generators(loader: DataLoader[Any]) -> list[Any]:
     """Return the generators of a loader and of its samplers and datasets, nested ones included."""
     todo: list[Any] = [loader, loader.batch_sampler]
-    seen = set[int]()  # ids
     for one in todo:
         for value in getattr(one, "__dict__", {}).values():
-            if isinstance(value, (*_GENERATORS, Dataset, Sampler)) and id(value) not in seen:
-                seen.add(id(value))
+            is_kept = isinstance(value, (*_GENERATORS, Dataset, Sampler))
+            if is_kept and not any(value is other for other in todo):
                 todo.append(value)
     return [one for one in todo if isinstance(one, _GENERATORS)]
 

@@ -98,10 +98,9 @@ def find_verdict(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> Verdict:
     cannot be judged."""
     first = plain[0]
     if not first["losses"] and first["parameters"] is None:
-        elsewhere = first["calls_of_other_threads"]
-        why = f"; {elsewhere} calls came from other threads" if elsewhere else ""
+        others = f"{first['calls_of_other_threads']} calls came from other threads"
         seen = "no backward pass and no step of a torch.optim optimizer was seen in the thread"
-        return Verdict(UNKNOWN, f"{seen} and process that import torch{why}")
+        return Verdict(UNKNOWN, f"{seen} and process that import torch; {others}")
     for other in plain[1:]:
         if found := _find_difference(first, other, ("one plain run", "another")):
             remedy = "Fix its seeds, or pass --seed 0; look at its threads, clock and files"

@@ -72,14 +72,14 @@ class TrialObserver(LoopObserver):
     def __init__(self, limit: int, began: float) -> None:
         super().__init__()
         self._limit, self._began = limit, began
-        self._total = 0.0  # seconds until the last step was done
         self._is_open, self._is_stopped = True, False
         self._losses: list[tuple[int, Tensor]] = []  # with their steps, from 0
         self._optimizers: dict[int, Any] = {}  # that have stepped; their parameters must not die
         # CPU seconds and bytes of this process and all that it has started: after the first step,
         # which warms up, and after the last.
         self._usage: list[tuple[float, int]] = []
-        self._drain = 0.0  # seconds until a GPU has done what is queued after the last step
+        # Seconds until the last step was done, and those of them in which a GPU worked off its queue.
+        self._total = self._drain = 0.0
         self._has_gpu = False  # whether the program uses CUDA
         self._backward = Place(torch.autograd, "backward", self._make_backward)
         self._backward.put_in()

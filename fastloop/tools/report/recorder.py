@@ -18,7 +18,6 @@ from fastloop.tools.report.loader_source import LoaderSource
 
 CAPACITY = 16_384  # steps that are kept, 64 bytes each
 NOT_MEASURED = -1
-_NO_STEP = -1
 # Parts of a run; their times sum to the time since it began.
 PARTS = "before first_batch steps between_epochs validation unfinished after measuring".split()
 
@@ -93,8 +92,7 @@ class Run:
         self.start = 0  # iter() and the first batch after it
         self.wait = self.compute = self.fetches = 0
         self.upload = NOT_MEASURED
-        self.has_begun = False  # by iter(), in this window
-        self.has_ended = False  # by StopIteration
+        self.has_begun = self.has_ended = False  # in this window: by iter(), by StopIteration
         self.began_at = self.last_at = 0  # numbers of events
         self.step: int | None = None  # that its batches were for; None: not known yet
 
@@ -195,10 +193,9 @@ class StepRecorder:
         span, run = self._take(now, after), self._open_run(source)
         source.wait += span
         is_first = run.has_begun and run.fetches == 0
-        if loading is not None:
-            upload = 0 if error is not None else span - loading
-            run.upload = max(run.upload, 0) + upload
-            span -= upload
+        if loading is not None and error is None:
+            run.upload = max(run.upload, 0) + span - loading
+            span = loading
         if is_first and error is None:
             run.start += span
         else:
@@ -297,7 +294,7 @@ class StepRecorder:
 
     def _set_apart(self, run: Run) -> None:
         """Count a run whose batches no step used."""
-        run.step = _NO_STEP
+        run.step = -1  # none
         vars(self.totals)["validation" if run.fetches else "between_epochs"] += run.total()
         self.apart_batches += run.fetches
 

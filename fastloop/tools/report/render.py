@@ -74,15 +74,11 @@ def list_facts(found: dict[str, Any]) -> list[str]:
 def _describe_loader(loader: dict[str, Any]) -> str:
     number, workers = loader["num_workers"], loader["workers"] or []
     role = "training" if loader["trains"] else "no steps on it"
-    text = (
-        f"{loader['name']} ({role}, path {loader['path'] or 'n/a'}, {number or 'no'} "
-        f"worker{'s' if number != 1 else ''}): {loader['batches']:,} batches, "
-        f"{seconds(loader['wait_s'])} waited"
-    )
+    text = f"{loader['name']} ({role}, path {loader['path'] or 'n/a'}, {number or 'no'} workers): "
+    text += f"{loader['batches']:,} batches, {seconds(loader['wait_s'])} waited"
     for i, worker in enumerate(workers[:_MAX_WORKERS]):
         text += f"; worker {i}: {percent(worker['busy_share'])} busy"
-        lock = worker["lock_s"]
-        text += f", {seconds(lock)} for the interpreter lock" if lock else ""
+        text += f", {seconds(worker['lock_s'])} for the lock" if worker["lock_s"] else ""
     return text + ("; workers: n/a" if number and not workers else "")
 
 

@@ -47,8 +47,7 @@ class Report:
         close_hooks(observer)
         self._is_open = False
         is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
-        is_error = error is not None and not is_exit
-        self._ended_by = type(error).__qualname__ if is_error else None
+        self._ended_by = None if error is None or is_exit else type(error).__qualname__
         observer.end()
         paths = self.paths if observer.recorder.steps.count > 0 else ()
         written = [files.write_somewhere(path, self._make(files.kind_of(path))) for path in paths]

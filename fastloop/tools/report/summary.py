@@ -217,8 +217,7 @@ def _describe_cpus() -> str:
 
 def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
     """Say why data is late, and one thing to do about it."""
-    trained = [loader for loader in found["loaders"] if loader["trains"]]
-    loader = max(trained, key=lambda loader: float(loader["wait_s"]))
+    loader = max((one for one in found["loaders"] if one["trains"]), key=lambda one: one["wait_s"])
     workers, waits, number = loader["workers"] or [], loader["waits"], loader["num_workers"]
     names = "batches", "busy_s", "waiting_s", "lock_s"
     made, busy, waiting, lock = (sum(one[name] or 0 for one in workers) for name in names)
