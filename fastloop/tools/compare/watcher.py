@@ -78,7 +78,7 @@ class TrialObserver(LoopObserver):
         # CPU seconds and bytes of this process and all that it has started: after the first step,
         # which warms up, and after the last.
         self._usage: list[tuple[float, int]] = []
-        # Seconds until the last step was done, and those of them in which a GPU worked off its queue.
+        # Seconds until the last step was done, and of them those in which a GPU emptied its queue.
         self._total = self._drain = 0.0
         self._has_gpu = False  # whether the program uses CUDA
         self._backward = Place(torch.autograd, "backward", self._make_backward)

@@ -40,8 +40,8 @@ class GpuUsage:
         """Take one sample, which is of the last second at most."""
         if not self._cuda.is_initialized():
             return
-        self.uuid = self.uuid or f"GPU-{self._cuda.get_device_properties().uuid}"
         try:
+            self.uuid = self.uuid or f"GPU-{self._cuda.get_device_properties().uuid}"
             self._sum += self._cuda.utilization()
             self.samples, self.why_unknown = self.samples + 1, None
             self.busy = self._sum / self.samples / 100
