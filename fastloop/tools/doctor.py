@@ -131,7 +131,7 @@ def check_memory(root: Path) -> Finding:
     if memory.total and memory.left < _LITTLE_MEMORY:
         return warn(fact, "workers may be killed", fix)
     if memory.most < memory.total:
-        return note(fact, "programs that look at the host's plan with too much", "lower it there")
+        return note(fact, "programs that read the host's memory plan with too much", "limit them")
     return ok(fact)
 
 

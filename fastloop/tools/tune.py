@@ -146,8 +146,8 @@ class Suggestion(NamedTuple):
         step = text.seconds(batch.step_s) if batch.step_s > 0 else "not measured"
         lines = [
             f"DataLoader(..., {self.line})    # {text.ratio(self.speedup)} of now",
-            f"a batch: {text.seconds(batch.load_s)} to make in this process, of it "
-            f"{text.seconds(batch.load_cpu_s)} of CPU, {text.size(batch.bytes)}; a step: {step}",
+            f"a batch: {text.seconds(batch.load_s)} to make in this process "
+            f"({text.seconds(batch.load_cpu_s)} of CPU), {text.size(batch.bytes)}; a step: {step}",
         ]
         return "\n".join([*lines, *text.table(rows), *self.notes])
 
@@ -232,10 +232,10 @@ def _notes(loader: Any, now: Setting, found: Setting, search: Search) -> tuple[s
         f"faster than any number of workers may be {remedy}": bool(remedy),
         "making a batch is mostly waiting: threads wait at no cost, so try fastloop.DataLoader "
         "with paths=['thread'], if the dataset is safe in threads": is_waiting and not remedy,
-        "another number of workers has other random seeds in them, so other augmentation, but by "
-        "fastloop.transforms": found.workers != now.workers,
+        "another number of workers has other random seeds, so augmentation differs (that of "
+        "fastloop.transforms does not)": found.workers != now.workers,
         "threads call the dataset several at a time: it must be safe for that": is_thread,
-        "each worker iterates a stream of its own: they must share": has_workers and is_stream,
+        "each worker iterates a stream of its own: they must share data": has_workers and is_stream,
         "time was up, so not every setting was tried: give more seconds": not search.is_complete,
     }
     return tuple(note for note, holds in notes.items() if holds)

@@ -21,12 +21,7 @@ from fastloop.loader.torch_iters import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 from fastloop.loader.workers.threads import ThreadIter
 
-_PATHS = (
-    (ArrayIter, "array"),
-    (ProcessIter, "process"),
-    (ThreadIter, "thread"),
-    (SyncIter, "sync"),
-)
+_PATHS = {ArrayIter: "array", ProcessIter: "process", ThreadIter: "thread", SyncIter: "sync"}
 # Ready when next() was called, or before its batch came: this batch; only others, whose turn it
 # was not; none.
 READY, OTHERS, NONE = "ready", "others", "none"
@@ -53,7 +48,7 @@ def find_remedy(dataset: Any) -> str:
         if any(map(_names_images, parts)):
             return "fastloop.ImageFolder(root, cache='u8:FOLDER'), which decodes each image once"
         if any(type(part).__module__.startswith("torchvision.transforms") for part in parts):
-            return "fastloop.transforms in place of torchvision's, which run in C"
+            return "fastloop.transforms, which run in C, in place of torchvision's"
         inner = getattr(dataset, "datasets", None)
         dataset = inner[0] if isinstance(inner, list) and inner else getattr(dataset, "dataset", 0)
     return ""
@@ -113,7 +108,8 @@ class LoaderSource:
             return
         self._done, self._now, self._last = self.count_workers(), (), None
         self._iterator = weakref.ref(iterator)
-        self.path = next((name for kind, name in _PATHS if isinstance(iterator, kind)), "torch")
+        kinds = [name for kind, name in _PATHS.items() if isinstance(iterator, kind)]
+        self.path = (*kinds, "torch")[0]
 
     def begin_batch(self, now: int) -> None:
         """Look at the queue before next(): at the batches that came before their turn, and others

@@ -195,7 +195,7 @@ def _explain_obstacle(found: dict[str, Any]) -> str:
         why = f"there are {steps['steady']} steps beside the first of each epoch, not {_MIN_STEPS}"
     else:
         return ""
-    others = f". {found['calls_of_other_threads']:,} calls came from other threads: open it in them"
+    others = f". {found['calls_of_other_threads']:,} calls came from other threads: open it there"
     return why + (others if found["calls_of_other_threads"] else "")
 
 
