@@ -233,6 +233,27 @@ def test_how_much_of_the_time_workers_do_not_wait(monkeypatch: pytest.MonkeyPatc
     assert source.made == [200, 30]
 
 
+@pytest.mark.parametrize(
+    ("early", "queued", "came", "turn"),
+    [
+        (0, 1, 1, "ready"),
+        (2, 1, 1, "ready"),
+        (0, 0, 1, "none"),
+        (1, 0, 1, "others"),  # it had come before its turn
+        (0, 1, 3, "others"),  # two came before the one whose turn it was
+    ],
+)
+def test_what_was_ready_is_judged_by_the_batch_whose_turn_it_was(
+    early: int, queued: int, came: int, turn: str
+) -> None:
+    source = LoaderSource(FakeLoader(2))
+    left = [None] * (early + came - 1)
+    iterator = SimpleNamespace(_task_info=left, _tasks_outstanding=0)
+    source._iterator = lambda: iterator
+    source._early, source._queued = early, queued
+    assert source.end_batch(0, False) == turn
+
+
 # ---- a GPU
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from threading import Lock, get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -81,12 +80,11 @@ class LoopObserver:
             method(*args)
         return self._recorder
 
-    def _note(self, method: Callable[..., Any], *args: Any, now: int | None = None) -> None:
-        """Write down an event of this time, or of `now`."""
-        begin = self._clock() if now is None else now
+    def _note(self, method: Callable[..., Any], now: int, *args: Any) -> None:
+        """Write down an event of the time `now`."""
         if len(self._log) > _MAX_LOG:
             self.recorder  # noqa: B018 - reads the log
-        self._log.append((method, (begin, self._clock(), *args)))
+        self._log.append((method, (now, self._clock(), *args)))
 
     # ---- loaders
 
@@ -112,7 +110,7 @@ class LoopObserver:
         self._depth += 1
         if self._depth == 1:
             (self._loader,) = args
-            self._note(self._recorder.enter_fetch)
+            self._note(self._recorder.enter_fetch, self._clock())
 
     def leave_iter(self, token: object, iterator: Any, error: object) -> None:
         now = self._clock()
@@ -124,7 +122,7 @@ class LoopObserver:
             inner = loading_iterator(iterator)
             self._bound[iterator] = self._bound[inner] = source
             source.use(inner)
-        self._note(self._recorder.leave_iter, source, now=now)
+        self._note(self._recorder.leave_iter, now, source)
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
         """Note next(). Below an iterator that uploads, the first call inside is the loading."""
@@ -147,7 +145,7 @@ class LoopObserver:
             self._next_look = now + _LOOK_AT_GPU_NS
             self.usage.look()
         self.waits.begin()
-        self._note(self._recorder.enter_fetch, now=now)
+        self._note(self._recorder.enter_fetch, now)
 
     def leave_next(self, token: object, batch: object, error: Error) -> None:
         """Note the end of next(), and the type of the exception that it raised."""
@@ -160,20 +158,20 @@ class LoopObserver:
             return
         source: Any = self._source
         found = source, self._loading, error, source.end_batch(now, error is not None)
-        self._note(partial(self._leave_fetch, self.waits.end()), *found, now=now)
+        self._note(self._leave_fetch, now, self.waits.end(), *found)
 
-    def _leave_fetch(self, pair: EventPair | None, *found: Any) -> None:
-        run = self._recorder.leave_fetch(*found)
+    def _leave_fetch(self, now: int, after: int, pair: EventPair | None, *found: Any) -> None:
+        run = self._recorder.leave_fetch(now, after, *found)
         if pair is not None:
             self.waits.follow(pair, run, self._recorder.steps)
 
     # ---- updates
 
     def enter_update(self, token: object, args: Any, kwargs: Any) -> None:
-        self._note(self._recorder.enter_update, id(token))
+        self._note(self._recorder.enter_update, self._clock(), id(token))
 
     def leave_update(self, token: object, result: object, error: object) -> None:
-        self._note(self._recorder.leave_update, id(token))
+        self._note(self._recorder.leave_update, self._clock(), id(token))
 
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
         """Note a method that calls the step of an optimizer or skips it: a GradScaler's or a
@@ -192,7 +190,7 @@ class LoopObserver:
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
         self.has_silent_skips |= getattr(optimizer, "_step_supports_amp_scaling", False)
-        self._note(self._recorder.enter_update, id(optimizer))
+        self._note(self._recorder.enter_update, self._clock(), id(optimizer))
         self._log.append((self._recorder.note_step, (id(optimizer),)))
 
     def note_skip(self, optimizer: Any) -> None:
@@ -201,10 +199,10 @@ class LoopObserver:
         self._log.append((self._recorder.note_skip, (id(optimizer),)))
 
     def enter_closure(self, token: object, args: Any, kwargs: Any) -> None:
-        self._note(self._recorder.enter_closure)
+        self._note(self._recorder.enter_closure, self._clock())
 
     def leave_closure(self, token: object, result: object, error: object) -> None:
-        self._note(self._recorder.leave_closure)
+        self._note(self._recorder.leave_closure, self._clock())
 
     def end(self) -> None:
         """Stop recording."""
@@ -239,10 +237,13 @@ _handles: list[Any] = []  # of torch's hooks
 def _list_observers() -> list[LoopObserver]:
     """Return the observers that hear of this thread; count its call for the others."""
     ident = get_ident()
-    is_checking = seams.checking_thread == ident
-    for observer in _observers:
-        observer.elsewhere += observer.thread != ident and not is_checking
-    return [one for one in _observers if one.thread == ident and not is_checking]
+    own: list[LoopObserver] = []
+    for observer in _observers if seams.checking_thread != ident else ():
+        if observer.thread == ident:
+            own.append(observer)
+        else:
+            observer.elsewhere += 1
+    return own
 
 
 def _wrap(event: str) -> Callable[[Function], Function]:
