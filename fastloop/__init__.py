@@ -23,7 +23,7 @@ _NAMES = {
     "fastloop.step.scaler": "GradScaler",
     "fastloop.step.stepper": "Stepper",
     "fastloop.tools.batch_size": "BatchPlan find_batch_size",
-    "fastloop.tools.doctor.doctor": "Diagnosis doctor",
+    "fastloop.tools.doctor": "Diagnosis doctor",
     "fastloop.tools.memory": "MemoryUse ParameterCount count_parameters memory",
     "fastloop.tools.report.report": "Report report",
     "fastloop.tools.scalars": "ScalarLog",
