@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,37 +25,28 @@ from fastloop.base.torch_parts import collate_functions, default_collate, is_kno
 _T = TypeVar("_T")
 
 
-# ---- classes, compared by name: importing them would load their modules for every loader. The type
-# is Any for the same reason.
+# ---- classes
+
+SEQUENCE_COLLATES = ("PadCollate", "PackCollate")
 
 
-def _is_class(cls: type, home: str, *names: str) -> bool:
-    return cls.__name__ in names and cls.__module__ == f"fastloop.data.{home}"
+def kind_of(value: object) -> Any:
+    """Return the class of an object; of the datasets and collates of fastloop and Hugging Face its
+    name, because importing them here would load their modules for every loader. A subclass is of
+    another kind: its methods may differ."""
+    cls = type(value)
+    is_named = cls.__module__.startswith(("fastloop.data.", "datasets.arrow_dataset"))
+    return cls.__name__ if is_named else cls
 
 
-def is_array_dataset(value: object) -> TypeGuard[Any]:
-    """Tell an ArrayDataset; a subclass does not count, here and below: its methods may differ."""
-    return _is_class(type(value), "arrays", "ArrayDataset")
-
-
-def derives_from_array_dataset(value: object) -> TypeGuard[Any]:
-    """Tell an ArrayDataset or an object of a subclass."""
-    return any(_is_class(cls, "arrays", "ArrayDataset") for cls in type(value).__mro__)
-
-
-def is_image_folder(value: object) -> TypeGuard[Any]:
-    """Tell an ImageFolder."""
-    return _is_class(type(value), "image_folder.dataset", "ImageFolder")
-
-
-def is_token_dataset(value: object) -> TypeGuard[Any]:
-    """Tell a TokenDataset."""
-    return _is_class(type(value), "tokens.dataset", "TokenDataset")
-
-
-def is_sequence_collate(value: Any) -> TypeGuard[Any]:
-    """Tell a PadCollate or a PackCollate."""
-    return _is_class(type(value), "sequences.pad", "PadCollate", "PackCollate")
+def below_subsets(dataset: Any) -> tuple[Any, list[Any]]:
+    """Return the dataset that Subsets within each other take their samples from, and the Subsets,
+    the innermost first."""
+    subsets: list[Any] = []
+    while type(dataset) is Subset:
+        subsets.insert(0, dataset)
+        dataset = dataset.dataset
+    return dataset, subsets
 
 
 # ---- the collate in C
@@ -135,10 +126,12 @@ class Collation:
         self.core: Collate | None = None
         self.lender: Collate | None = None
         self._before: dict[str, int] = {}
-        if is_default or (is_batched and is_sequence_collate(collate_fn)):
+        if is_default or (is_batched and kind_of(collate_fn) in SEQUENCE_COLLATES):
             self.core = core = open_core()
             self.function = core if is_default else partial(collate_fn.collate, core)
-            self.lender = core if is_default and may_borrow(dataset) else None
+            # Only the collate sees the samples of an ImageFolder.
+            is_lent = is_default and kind_of(below_subsets(dataset)[0]) == "ImageFolder"
+            self.lender = core if is_lent else None
             self._before = core.fallbacks()
 
     def fallbacks(self) -> dict[str, int]:
@@ -183,10 +176,3 @@ def borrow_places(like: torch.Tensor | None, count: int) -> Iterator[Sequence[to
             yield collate.block(like, count).unbind(0)
     finally:
         lend(collate)
-
-
-def may_borrow(dataset: Any) -> bool:
-    """Tell whether only the collate sees the dataset's samples: those of an ImageFolder."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return is_image_folder(dataset)

@@ -6,7 +6,7 @@ path of fastloop takes run torch's own code.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 
 from fastloop.base import torch_parts
 from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, difference, is_known
-from fastloop.data import collate
+from fastloop.data.collate import SEQUENCE_COLLATES, below_subsets, is_default_collate, kind_of
 from fastloop.data.epochs import datasets_within
 from fastloop.data.field import Field
 from fastloop.data.samplers import ShuffleSampler
@@ -230,15 +230,15 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
     """Refuse a transform that C cannot run. Python would run it slower, and with other random
     numbers, so the user must ask for that path."""
     for found in datasets_within(dataset):
-        if collate.derives_from_array_dataset(found) and found._untranslated:
+        if reason := getattr(found, "_untranslated", ""):  # of an ArrayDataset or a subclass
             remedy = f"use path={other!r}, which calls it for every sample"
-            raise ValueError(f"path={path!r} cannot load this: {found._untranslated}; {remedy}")
+            raise ValueError(f"path={path!r} cannot load this: {reason}; {remedy}")
 
 
 def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     """Return the array path. Raises NotCoveredError."""
-    dataset = columns.below_subsets(loader.dataset)
-    is_sequence = loader._auto_collation and collate.is_sequence_collate(loader.collate_fn)
+    dataset, _ = below_subsets(loader.dataset)
+    is_sequence = loader._auto_collation and kind_of(loader.collate_fn) in SEQUENCE_COLLATES
     has_init = loader.num_workers > 0 and loader.worker_init_fn is not None
     seeder = _name_seeder(loader.worker_init_fn) if has_init else ""
     if replaced := _SAMPLE_METHODS.find_replaced():
@@ -247,7 +247,7 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     collate_fn = torch_parts.default_collate if is_sequence else loader.collate_fn
     is_default = collate_fn is torch_parts.default_convert
     if loader._auto_collation:
-        is_default = collate.is_default_collate(collate_fn)
+        is_default = is_default_collate(collate_fn)
     if not is_default:
         why = "collate_fn is not torch's default, or its registry was extended"
         raise NotCoveredError(difference("collate") or why)
@@ -257,8 +257,8 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
         raise NotCoveredError("prefetch_factor is 0")
     if not loader._auto_collation:
         _check_singles(loader, path, dataset)
-    takers = _takers_of(loader, dataset)
-    source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, takers)
+    taker = _taker_of(loader, dataset)
+    source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, taker)
     how = type(loader.collate_fn).__name__ if is_sequence else "default collate"
     why = f"{type(loader.dataset).__name__} of {source.kind}, {how}"
     if getattr(dataset, "_transforms", None):
@@ -279,36 +279,35 @@ def _name_seeder(init: Any) -> str:
 def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
     """Raise NotCoveredError for single samples that C does not make, and for a sampler that may
     yield lists of rows, which index only some datasets."""
-    if collate.is_image_folder(dataset):
+    kind = kind_of(dataset)
+    if kind == "ImageFolder":
         raise NotCoveredError("a single sample of an ImageFolder has an int, as torchvision's")
-    if columns.is_hugging_face(dataset):
+    if kind == "Dataset":
         raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
     if type(loader.sampler) in _INT_SAMPLERS:
         if path != "array" and columns.gives_views(dataset, loader.num_workers):
             raise NotCoveredError("single samples are views of the data, as torch's")
         return
-    name = "" if type(dataset) in _TAKE_LISTS else type(dataset).__name__
-    if collate.is_array_dataset(dataset):
+    name = "" if kind in _TAKE_LISTS else type(dataset).__name__
+    if kind == "ArrayDataset":
         name = "RaggedArray" if _has_sequences(dataset) else ""
     if name:
         raise NotCoveredError(f"the sampler may yield values that do not index a {name}")
 
 
-def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[columns.Taker]:
-    if collate.is_sequence_collate(loader.collate_fn):
+def _taker_of(loader: DataLoader[Any], dataset: object) -> columns.Taker | None:
+    if kind_of(loader.collate_fn) in SEQUENCE_COLLATES:
         from fastloop.loader.arrays.sequences import take_sequences
 
-        taker = functools.partial(take_sequences, collate_fn=loader.collate_fn)
-        return ((lambda dataset: True, taker),)
+        return functools.partial(take_sequences, collate_fn=loader.collate_fn)
     if not loader._auto_collation and _has_sequences(dataset):
         from fastloop.loader.arrays.sequences import take_ragged
 
-        return ((collate.is_array_dataset, take_ragged),)
-    return (columns.is_hugging_face, columns.take_hugging_face), *columns.TAKERS
+        return take_ragged
+    return columns.take_hugging_face if kind_of(dataset) == "Dataset" else None
 
 
-def _has_sequences(dataset: object) -> bool:
-    """Tell whether an ArrayDataset has RaggedArrays."""
-    if not collate.is_array_dataset(dataset):
-        return False
-    return not all(isinstance(field, Field) for field in dataset._fields)
+def _has_sequences(dataset: Any) -> bool:
+    """Tell whether `dataset` is an ArrayDataset with RaggedArrays."""
+    is_array = kind_of(dataset) == "ArrayDataset"
+    return is_array and not all(isinstance(field, Field) for field in dataset._fields)

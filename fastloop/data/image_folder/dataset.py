@@ -136,7 +136,7 @@ class ImageFolder(EpochDataset):
         rule = "'raise', 'skip', or a function from (path, error) to an image"
         self._on_error = _read_function("on_error", on_error, ("raise", "skip"), rule)
         self._transform = transform
-        self._plans, self._untranslated = self._compile(transform)
+        self._plans, self._why_python = self._compile(transform)
         self.classes, self.samples = _list_samples(self.root, self.extensions)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self.imgs = self.samples
@@ -240,7 +240,7 @@ class ImageFolder(EpochDataset):
 
     def _open_cache(self, argument: Any) -> ArrayDataset:
         if self._plans is None:
-            rule = f"None if C does not do the transform: {self._untranslated}"
+            rule = f"None if C does not do the transform: {self._why_python}"
             raise ValueError(make_message("cache", rule, argument))
         ops = self._plans.ops
         self._baked = tuple(takewhile(lambda op: type(op) in (Resize, CenterCrop), ops))
@@ -281,7 +281,7 @@ class ImageFolder(EpochDataset):
             view: of the sample.
         """
         if self._plans is None or self._transform is None:
-            why = self._untranslated or "there is none"
+            why = self._why_python or "there is none"
             raise TypeError(f"params() is for transforms that C does; {why}")
         row, view = read_item((index, view), len(self))
         epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
@@ -304,7 +304,7 @@ class ImageFolder(EpochDataset):
         lines.append(f"decode: {who}, {where}")
         if self._plans is None:
             numbers = "with a PIL.Image, and random numbers of the process"
-            lines.append(f"transform: Python, {numbers}, because {self._untranslated}")
+            lines.append(f"transform: Python, {numbers}, because {self._why_python}")
         else:
             lines.append(f"transform: by C, behind the decoder, to {self._out_layout}")
             lines += [f"  {op!r}: {op.work}" for op in self._plans.ops]

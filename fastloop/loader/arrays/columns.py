@@ -21,7 +21,7 @@ from torch.utils import data as torch_data
 from fastloop._core import ImagePlan, SequenceColumn, Table, Windows, int64_array
 from fastloop.base.moves import watch
 from fastloop.base.tensors import DTYPES
-from fastloop.data.collate import is_array_dataset, is_image_folder, is_token_dataset
+from fastloop.data.collate import below_subsets, kind_of
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
 from fastloop.data.samplers import Vector
 
@@ -165,32 +165,25 @@ class Columns:
         return self
 
 
-def below_subsets(dataset: Any) -> Any:
-    """Return the dataset that Subsets within each other take their samples from."""
-    while type(dataset) is torch_data.Subset:
-        dataset = dataset.dataset
-    return dataset
-
-
 def gives_views(dataset: object, workers: int) -> bool:
     """Tell whether single samples of torch's own code are views of the data."""
-    return workers == 0 and not (is_array_dataset(dataset) or is_token_dataset(dataset))
+    return workers == 0 and kind_of(dataset) not in ("ArrayDataset", "TokenDataset")
 
 
 # ---- takers of datasets that hold arrays
 
-# The test for a kind of dataset, and the function that takes it.
-Taker = tuple[Callable[[Any], bool], Callable[[Any], Columns]]
+Taker = Callable[[Any], Columns]
 
 
-def take(dataset: Any, takers: Sequence[Taker]) -> Columns:
-    """Return the columns of the first taker that knows the dataset. Raises NotCoveredError."""
+def take(dataset: Any, taker: Taker | None = None) -> Columns:
+    """Return the columns of a dataset, by the taker of its kind where none is given. Raises
+    NotCoveredError."""
     if "__getitems__" in getattr(dataset, "__dict__", ()):
         raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
-    for is_of_kind, taker in takers:
-        if is_of_kind(dataset):
-            return taker(dataset)
-    raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
+    taker = taker or _TAKERS.get(kind_of(dataset))
+    if taker is None:
+        raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
+    return taker(dataset)
 
 
 def take_arrays(
@@ -269,12 +262,6 @@ _CASTS = {
     "float64": "float32",
     **dict.fromkeys(("int64", "float32", "bool"), None),
 }
-
-
-def is_hugging_face(dataset: object) -> bool:
-    """Tell whether `dataset` is a ``datasets.Dataset``, by its exact type."""
-    module = sys.modules.get("datasets.arrow_dataset")
-    return type(dataset) is getattr(module, "Dataset", None)
 
 
 def _selected_rows(dataset: Any) -> tuple[Vector, ...]:
@@ -377,7 +364,7 @@ def _pick(column: Column, rows: Vector) -> Column:
 
 def take_subset(dataset: Any) -> Columns:
     rows = _rows_of(dataset)
-    inner = take(dataset.dataset, TAKERS)
+    inner = take(dataset.dataset)
     return Columns(inner.structure, [_pick(column, rows) for column in inner.all])
 
 
@@ -385,7 +372,7 @@ def take_stack(dataset: Any) -> Columns:
     parts: Any = dataset.datasets
     is_dict = isinstance(parts, dict)
     pairs = parts.items() if is_dict else enumerate(parts)
-    found = {key: take(part, TAKERS) for key, part in pairs}
+    found = {key: take(part) for key, part in pairs}
     structures = {key: columns.structure for key, columns in found.items()}
     stack = Columns(structures if is_dict else tuple(structures.values()))
     for key, columns in found.items():
@@ -416,7 +403,7 @@ def take_concat(dataset: Any) -> Columns:
     # torch takes no sample of empty parts, so they may be of other kinds.
     pairs = list(zip(dataset.datasets, lengths, strict=True))
     pairs = [pair for pair in pairs if pair[1] > 0] or pairs[:1]
-    parts = [take(part, TAKERS) for part, _ in pairs]
+    parts = [take(part) for part, _ in pairs]
     structure = parts[0].structure
     if any(repr(part.structure) != repr(structure) for part in parts):  # keys in order, too
         raise NotCoveredError("a dataset of the ConcatDataset has samples of other structure")
@@ -424,38 +411,32 @@ def take_concat(dataset: Any) -> Columns:
     return Columns(structure, [_join(same, [length for _, length in pairs]) for same in columns])
 
 
-def _is(*classes: type) -> Callable[[Any], bool]:
-    return lambda dataset: type(dataset) in classes
+# By kind; these datasets may lie within others.
+_TAKERS: dict[Any, Taker] = {
+    "ArrayDataset": take_arrays,
+    "ImageFolder": take_images,
+    "TokenDataset": take_tokens,
+    torch_data.TensorDataset: take_tensors,
+    torch.Tensor: take_tensor,
+    **dict.fromkeys((np.ndarray, np.memmap), take_ndarray),
+    torch_data.Subset: take_subset,
+    torch_data.StackDataset: take_stack,
+    torch_data.ConcatDataset: take_concat,
+}
 
 
-# Datasets that may lie within others.
-TAKERS: tuple[Taker, ...] = (
-    (is_array_dataset, take_arrays),
-    (is_image_folder, take_images),
-    (is_token_dataset, take_tokens),
-    (_is(torch_data.TensorDataset), take_tensors),
-    (_is(torch.Tensor), take_tensor),
-    (_is(np.ndarray, np.memmap), take_ndarray),
-    (_is(torch_data.Subset), take_subset),
-    (_is(torch_data.StackDataset), take_stack),
-    (_is(torch_data.ConcatDataset), take_concat),
-)
-
-
-def open_source(dataset: Any, pin: bool, takers: Sequence[Taker] = TAKERS) -> Columns:
+def open_source(dataset: Any, pin: bool, taker: Taker | None = None) -> Columns:
     """Return the columns of a dataset with their table. Raises NotCoveredError.
 
     Args:
         dataset: any.
         pin: threads will read ahead, so keep the storages of tensors from being resized.
-        takers: are asked for the dataset below Subsets, one after the other.
+        taker: takes the dataset below Subsets; None: that of its kind.
     """
-    maps: list[Vector] = []
-    while type(dataset) is torch_data.Subset:
-        maps.insert(0, _rows_of(dataset))
-        dataset = dataset.dataset
+    dataset, subsets = below_subsets(dataset)
+    maps = list(map(_rows_of, subsets))
     try:
-        columns = take(dataset, takers)
+        columns = take(dataset, taker)
         found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in columns.all]
         sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
         columns.table = Table(sources, torch.Tensor, names, files, plans, casts)

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from fastloop._core import Collate, lock_wait
 from fastloop.base.threads import has_interpreter_lock, on_this_thread
 from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd, pin_memory
-from fastloop.data.collate import Collation, is_image_folder, lend, make_collate
+from fastloop.data.collate import Collation, kind_of, lend, make_collate
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import is_pinned_by_torch
@@ -119,7 +119,7 @@ class WorkerThread(threading.Thread):
         self._fetcher_args = self._kind, dataset, *how
         has_getitems = self._kind == DatasetKind.Map and getattr(dataset, "__getitems__", None)
         # Whether the fetcher takes indices one by one, with a sample between two of them.
-        self._is_by_sample = is_batched and (not has_getitems or is_image_folder(dataset))
+        self._is_by_sample = is_batched and (not has_getitems or kind_of(dataset) == "ImageFolder")
         # This thread counts; others read.
         self.batches = self.busy_ns = self.wait_ns = self.lock_ns = 0
         self._lock_wait_ns = self._probed_ns = 0

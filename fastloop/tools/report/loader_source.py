@@ -14,7 +14,7 @@ from typing import Any
 
 from fastloop.base.machine import runnable_ns
 from fastloop.base.torch_parts import MultiIter, difference
-from fastloop.data.collate import is_image_folder
+from fastloop.data.collate import kind_of
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.shared import SyncIter
@@ -42,7 +42,7 @@ def find_remedy(dataset: Any) -> str:
     """Return the advice for a dataset that fastloop loads in C; "" for all others, which only
     workers, threads or a cache can help."""
     for _ in range(8):  # Subsets and the like, inside each other
-        if is_image_folder(dataset):
+        if kind_of(dataset) == "ImageFolder":
             return "" if dataset._cached is not None else "cache='u8:FOLDER' for the ImageFolder"
         parts = list(getattr(dataset, "__dict__", {}).values())
         if any(map(_names_images, parts)):
