@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
+import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastloop.base.checks import make_message, read_choice, read_int
 from fastloop.data.arrays import ArrayDataset, read_item
 from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Array
+from fastloop.data.field import Array, read_npy_header
 from fastloop.data.image_folder import decode as decoders
-from fastloop.data.image_folder.cache import open_cache
 from fastloop.data.transforms.dataset_transform import SizedPlans, compile_transform
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype
 from fastloop.data.transforms.plan import OUT_LAYOUTS, Geometry, Values
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+_FIX = "begin the transform with Resize((height, width)), or with Resize(size) and CenterCrop(size)"
 _MAX_SKIPPED = 32  # files in a row; more are not an accident
 
 
@@ -69,6 +75,138 @@ def _list_samples(
             f"Supported extensions are: {', '.join(extensions)}"
         )
     return classes, samples
+
+
+# ---- the cache: decoded images in one .npy file, with a note behind the images that says of which
+# files and options they are. One process makes the file under another name, behind a lock, and
+# renames it. So the file is whole or not there, and a reader needs no lock.
+
+_KIND = "u8:"
+_IMAGES, _LOCK = "fastloop-images.npy", "fastloop-lock"
+_UNFINISHED = "fastloop-unfinished.npy"
+_BLOCK = 16  # images that a thread makes at once
+
+# Returns the image of a row, and the row of the file that it comes from. Called by several threads.
+Make = Callable[[int], tuple[Array, int]]
+
+
+def _digest_files(root: str, paths: Sequence[str]) -> str:
+    """Return a digest of name, size and mtime of each file.
+
+    A file that `stat` cannot reach counts as one of size -1: the decoder reports it.
+    """
+    files = []
+    for path in paths:
+        try:
+            found = os.stat(path)
+            state = found.st_size, found.st_mtime_ns
+        except OSError:
+            state = -1, -1
+        files.append((os.path.relpath(path, root), *state))
+    return hashlib.blake2b(repr(files).encode(), digest_size=32).hexdigest()
+
+
+def _open_cache(
+    argument: Any, root: str, paths: Sequence[str], options: dict[str, Any], make: Make
+) -> tuple[str, dict[int, int]]:
+    """Return the path of the images, and for each row with the image of another file its row.
+
+    Waits while another process makes the images.
+
+    Args:
+        argument: ``"u8:<folder>"``.
+        root: of the files. Names are relative to it, so that all may be moved.
+        paths: of the files.
+        options: that images depend on. They go through JSON.
+        make: called for each row if the images are not there.
+
+    Raises:
+        OSError: the folder cannot be read or written, or is full.
+        ValueError: another argument; the folder has images of other options; or sizes of images
+            differ.
+    """
+    if not isinstance(argument, str) or not argument.startswith(_KIND) or argument == _KIND:
+        raise ValueError(make_message("cache", "'u8:<folder>'", argument))
+    folder = os.path.abspath(os.path.expanduser(argument.removeprefix(_KIND)))
+    above, within = os.path.realpath(root), os.path.realpath(folder)
+    if within != above and os.path.commonpath([above, within]) == above:
+        rule = f"outside of root={root!r}, where each folder is a class"
+        raise ValueError(make_message("cache", rule, argument))
+    note = {"version": 1, "options": options, "files": _digest_files(root, paths)}
+    path = os.path.join(folder, _IMAGES)
+    os.makedirs(folder, exist_ok=True)
+    replaced = _read_cache(path, note)
+    if replaced is None:
+        with open(os.path.join(folder, _LOCK), "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees it if this process dies
+            try:
+                replaced = _read_cache(path, note)  # another process may have made the images
+                if replaced is None:
+                    replaced = _build(path, note, paths, make)
+            finally:  # closing is not enough: a fork has it open, too
+                fcntl.flock(lock, fcntl.LOCK_UN)
+    return path, replaced
+
+
+def _read_cache(path: str, note: dict[str, Any]) -> dict[int, int] | None:
+    """Return which rows were replaced, or None if the images are not there, damaged or old."""
+    try:
+        with open(path, "rb") as file:
+            shape, _, dtype = read_npy_header(file)
+            file.seek(int(np.prod(shape)), os.SEEK_CUR)
+            found = json.loads(file.read())
+        replaced, options = dict(found.pop("replaced")), found["options"]
+    except Exception:  # the file is not there; NumPy and json raise many types if it is damaged
+        return None
+    if options != note["options"]:
+        name = f"options of the cache {os.path.dirname(path)!r}"
+        rule, remedy = f"those of its images, {options}", "pass another folder, or delete it"
+        raise ValueError(make_message(name, rule, note["options"], remedy))
+    return replaced if found == note and dtype == np.uint8 else None
+
+
+def _build(path: str, note: dict[str, Any], paths: Sequence[str], make: Make) -> dict[int, int]:
+    """Make the images, and return which rows were replaced."""
+    unfinished = os.path.join(os.path.dirname(path), _UNFINISHED)
+    first, source = make(0)
+    replaced = {} if source == 0 else {0: source}
+
+    def work(begin: int) -> None:
+        for row in range(begin, min(begin + _BLOCK, len(images))):
+            image, source = make(row)
+            if image.shape != first.shape:
+                rule = f"of one size, {first.shape[:2]} as of {paths[0]!r}"
+                got = f"{image.shape[:2]} of {paths[row]!r}"
+                raise ValueError(f"images of a cache must be {rule}, got {got} ({_FIX})")
+            images[row] = image
+            if source != row:
+                replaced[row] = source
+
+    try:
+        try:
+            images = np.lib.format.open_memmap(
+                unfinished, "w+", np.uint8, (len(paths), *first.shape)
+            )
+            with open(unfinished, "r+b") as file:  # a full disk is met here: later it is a SIGBUS
+                os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, unfinished) from error
+        images[0] = first
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "fastloop-cache") as pool:
+            for _ in pool.map(work, range(1, len(images), _BLOCK)):
+                pass  # an error, or Ctrl-C, ends the loop, which cancels the rest
+        images.flush()
+        with open(unfinished, "ab") as end:
+            end.write(json.dumps({**note, "replaced": sorted(replaced.items())}).encode())
+        os.rename(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise
+    return replaced
+
+
+# ---- the dataset
 
 
 class ImageFolder(EpochDataset):
@@ -145,7 +283,7 @@ class ImageFolder(EpochDataset):
         is_random = self._plans is not None and any(op.is_random for op in self._plans.ops)
         self._epoch = Epoch() if is_random else None
         self._baked: tuple[Geometry | Values, ...] = ()
-        self._cached = None if cache is None else self._open_cache(cache)
+        self._cached = None if cache is None else self._read_images(cache)
 
     def _compile(self, transform: Any) -> tuple[SizedPlans | None, str]:
         """Return the plans, or None and why C cannot do the transform."""
@@ -165,10 +303,7 @@ class ImageFolder(EpochDataset):
         return self._transform
 
     def _size_remedy(self) -> str:
-        return (
-            "Images of a folder may have several sizes: begin the transform with "
-            "Resize((height, width)), or with Resize(size) and CenterCrop(size)."
-        )
+        return f"Images of a folder may have several sizes: {_FIX}."
 
     # ---- samples
 
@@ -238,7 +373,7 @@ class ImageFolder(EpochDataset):
             raise RuntimeError(f"samples must have the {len(arrays)} files of the cache, got {got}")
         return arrays
 
-    def _open_cache(self, argument: Any) -> ArrayDataset:
+    def _read_images(self, argument: Any) -> ArrayDataset:
         if self._plans is None:
             rule = f"None if C does not do the transform: {self._why_python}"
             raise ValueError(make_message("cache", rule, argument))
@@ -258,7 +393,7 @@ class ImageFolder(EpochDataset):
             "on_error": decoders.name_of(self._on_error),
         }
         paths = [path for path, _ in self.samples]
-        path, replaced = open_cache(argument, self.root, paths, options, make)
+        path, replaced = _open_cache(argument, self.root, paths, options, make)
         targets = [self.targets[replaced.get(row, row)] for row in range(len(self))]
         self.skipped_files = [self.samples[row][0] for row in sorted(replaced)]
         then, out = Compose(rest) if rest else ToDtype(torch.uint8), self._out_layout
