@@ -50,32 +50,26 @@ _MOST = 2**31 - 1  # of lengths, in tokens
 _INT64_MAX = 2**63 - 1
 
 Identity = tuple[int, int]  # size in bytes, time of the last change in ns
-Ends = np.ndarray[Any, np.dtype[np.int64]]  # of documents, in tokens
-Layout = tuple[str, int, int]  # dtype, first byte, number of tokens
 
 
 # ---- files
 
 
 class TokenFile(NamedTuple):
-    """A file from which windows are read, or arrays of the user in place of one."""
+    """A file from which windows are read, or arrays of the user in place of one. ``Windows`` in C
+    takes the parts up to ``mapped``."""
 
     path: str  # of arrays, their name in errors
-    format: str
-    dtype: str
+    # The function that gets a descriptor must close it. None: not open.
+    source: int | Array | torch.Tensor | None
     first_byte: int
     tokens: int
+    dtype: str
+    ends: np.ndarray[Any, np.dtype[np.int64]] | None  # of documents, in tokens, if it says them
+    mapped: MappedFile | None  # in which the array lies; it may become shorter
+    format: str
     identities: dict[str, Identity]  # of the file, and of an index that says where documents end
     buffers: tuple[Any, Any] | None = None  # values and offsets as the user gave them
-
-
-class OpenTokens(NamedTuple):
-    """An open file of tokens."""
-
-    file: TokenFile
-    source: int | Array | torch.Tensor  # a descriptor must be closed by the function that gets it
-    ends: Ends | None  # of its documents, if it says them
-    mapped: MappedFile | None = None  # in which the array lies; it may become shorter
 
 
 def read_dtype(name: str, dtype: Any, known: Sequence[str] = DTYPES) -> str:
@@ -109,7 +103,7 @@ def expand_paths(paths: Any) -> list[str]:
     return expanded
 
 
-def open_tokens(path: str, format: str, dtype: str) -> OpenTokens:
+def open_tokens(path: str, format: str, dtype: str) -> TokenFile:
     """Open a file and read its layout. Raise ValueError or OSError, which name it."""
     with open_regular(path, "paths", "write the tokens to a file, or use from_buffers") as opened:
         state = os.fstat(opened.fileno())
@@ -119,7 +113,7 @@ def open_tokens(path: str, format: str, dtype: str) -> OpenTokens:
         ends, identities, read = None, {path: _identity(state)}, path
         try:
             if format == "npy":
-                layout = _read_npy(opened, state.st_size, dtype)
+                dtype, first, tokens = _read_npy(opened, state.st_size, dtype)
             elif format in ("megatron", "datatrove"):
                 if format == "megatron" and not path.endswith(".bin"):
                     raise ValueError("must end with .bin (pass the .bin file of a Megatron index)")
@@ -127,14 +121,15 @@ def open_tokens(path: str, format: str, dtype: str) -> OpenTokens:
                 with open_regular(read, "index", "write the index again") as file:
                     identities[read] = _identity(os.fstat(file.fileno()))
                     layout, ends = token_index(file.read(), state.st_size, format, dtype)
+                dtype, first, tokens = layout
             else:
-                layout = token_header(head, state.st_size, format, dtype)
+                dtype, first, tokens = token_header(head, state.st_size, format, dtype)
                 if format == "auto":
-                    format = "llmc" if layout[1] else "raw"
+                    format = "llmc" if first else "raw"
         except ValueError as error:
             raise ValueError(f"{read!r} {error}") from None
-        tokens = TokenFile(path, format, *layout, identities)
-        return OpenTokens(tokens, os.dup(opened.fileno()), ends)
+        source = os.dup(opened.fileno())
+        return TokenFile(path, source, first, tokens, dtype, ends, None, format, identities)
 
 
 def _detect_format(path: str, head: bytes) -> str:
@@ -155,7 +150,7 @@ def _index_of(path: str, format: str) -> str:
     return f"{path}.index" if format == "datatrove" else f"{path.removesuffix('.bin')}.idx"
 
 
-def _read_npy(opened: BinaryIO, file_bytes: int, dtype: str) -> Layout:
+def _read_npy(opened: BinaryIO, file_bytes: int, dtype: str) -> tuple[str, int, int]:
     try:
         shape, _, found = read_npy_header(opened)
     except OSError:
@@ -174,18 +169,16 @@ def _read_npy(opened: BinaryIO, file_bytes: int, dtype: str) -> Layout:
     return found.name, first, tokens
 
 
-def open_again(file: TokenFile) -> OpenTokens:
+def open_again(file: TokenFile) -> TokenFile:
     """Open a file that was open before, maybe in another process. Raise OSError if it changed."""
     if file.buffers is not None:
         return take_buffers(*file.buffers)
     for path, was in file.identities.items():
         now = _identity(os.stat(path))
         if now != was:
-            text = (
-                "The file has changed since the dataset was made: it had {} bytes, written at {} "
-                "ns, and has {} bytes, written at {} ns; make the dataset again"
-            )
-            raise OSError(errno.ESTALE, text.format(*was, *now), path)
+            before, after = (f"{size} bytes, written at {ns} ns" for size, ns in (was, now))
+            text = f"The file has changed since the dataset was made: it had {before}, and has"
+            raise OSError(errno.ESTALE, f"{text} {after}; make the dataset again", path)
     return open_tokens(file.path, file.format, file.dtype)
 
 
@@ -193,7 +186,7 @@ def _identity(state: os.stat_result) -> Identity:
     return state.st_size, state.st_mtime_ns
 
 
-def take_buffers(values: Any, offsets: Any) -> OpenTokens:
+def take_buffers(values: Any, offsets: Any) -> TokenFile:
     """Return tokens in memory, of documents ``values[offsets[i]:offsets[i + 1]]``."""
     ragged = RaggedArray(_from_arrow(values), _from_arrow(offsets))
     source, bounds = ragged.values, ragged.offsets.astype(np.int64)
@@ -209,9 +202,8 @@ def take_buffers(values: Any, offsets: Any) -> OpenTokens:
     if isinstance(source, torch.Tensor):
         # torch may move the memory of a tensor, and must then tell; a copy is never moved.
         source = source.detach().as_subclass(torch.Tensor) if are_noticed() else array.copy()
-    first, given = begin * array.itemsize, (values, offsets)
-    file = TokenFile("values", "buffers", dtype, first, end - begin, {}, given)
-    return OpenTokens(file, source, bounds[1:] - begin, ragged.file)
+    place = "values", source, begin * array.itemsize, end - begin, dtype, bounds[1:] - begin
+    return TokenFile(*place, ragged.file, "buffers", {}, (values, offsets))
 
 
 def _from_arrow(array: Any) -> Any:
@@ -269,19 +261,19 @@ class WindowArguments:
         kind = f"{self.seq_len} tokens of {self.out_dtype}, targets {self.targets}"
         return f"{kind}, {self.mode}{stride}"
 
-    def check_files(self, opened: Sequence[OpenTokens]) -> None:
+    def check_files(self, opened: Sequence[TokenFile]) -> None:
         """Refuse files that do not go with the arguments, by a ValueError."""
-        for file, _, ends, _ in opened:
+        for file in opened:
             if file.dtype not in _FITTING[self.out_dtype]:
                 rule = f"a dtype that holds {file.dtype}, the tokens of {file.path!r}"
                 fix = "pass torch.int64"
                 raise ValueError(make_message("out_dtype", rule, self.out_dtype, fix))
             most, whose = int(np.iinfo(file.dtype).max), f"the tokens of {file.path!r}"
             read_optional_int("eos_id", self.eos_id, 0, most, f"{whose} are {file.dtype}")
-            if self.return_docs and self.eos_id is None and ends is None:
+            if self.return_docs and self.eos_id is None and file.ends is None:
                 reason = f"because {file.path!r} has no index of documents"
                 raise ValueError(f"eos_id must be given with return_docs=True, {reason}")
-        longest = max((each.file for each in opened), key=operator.attrgetter("tokens"))
+        longest = max(opened, key=operator.attrgetter("tokens"))
         if longest.tokens < self.shortest:
             rule = f"{self.shortest} tokens for seq_len={self.seq_len}, mode={self.mode!r}"
             got = f"{longest.tokens} in the longest, {longest.path!r} (pass a shorter seq_len)"
@@ -387,14 +379,14 @@ class TokenDataset(EpochDataset):
         self._begin(WindowArguments(seq_len, **options), [take_buffers(values, offsets)])
         return self
 
-    def _begin(self, arguments: WindowArguments, tokens: Iterable[OpenTokens]) -> None:
+    def _begin(self, arguments: WindowArguments, tokens: Iterable[TokenFile]) -> None:
         self._arguments = arguments
         self._epoch = None if arguments.mode == "strided" else Epoch()
         self._open(tokens)
 
-    def _open(self, tokens: Iterable[OpenTokens]) -> Windows:
+    def _open(self, tokens: Iterable[TokenFile]) -> Windows:
         arguments = self._arguments
-        taken: list[OpenTokens] = []
+        taken: list[TokenFile] = []
         descriptors: list[int] = []  # Windows empties the list as it takes them over
         try:
             for each in tokens:
@@ -402,13 +394,13 @@ class TokenDataset(EpochDataset):
                 if isinstance(each.source, int):
                     descriptors.append(each.source)
             arguments.check_files(taken)
-            self._files = tuple(each.file for each in taken)
-            keeps_ends = arguments.return_docs and arguments.eos_id is None
-            files: list[tuple[Any, ...]] = []
-            for file, source, ends, mapped in taken:
-                place = file.path, source, file.first_byte, file.tokens, file.dtype
-                files.append((*place, ends if keeps_ends else None, mapped))
-            core = Windows(tuple(files), descriptors, **vars(arguments))
+            self._files = tuple(
+                each._replace(source=None, ends=None, mapped=None) for each in taken
+            )
+            if not arguments.return_docs or arguments.eos_id is not None:
+                taken = [each._replace(ends=None) for each in taken]
+            files = tuple(each[: TokenFile._fields.index("format")] for each in taken)
+            core = Windows(files, descriptors, **vars(arguments))
         finally:
             while descriptors:
                 os.close(descriptors.pop())
