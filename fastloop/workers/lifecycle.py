@@ -1,9 +1,8 @@
-"""The life of worker processes: how they start and get their dataset, whether they are alive, why
-one died, how they end.
+"""The life of a worker process: how it starts and gets its dataset, whether it is alive, why it
+died.
 
-``WorkerProcess`` is one process, ``WorkerPool`` holds the processes of one iterator. Neither knows
-what workers are asked for. The thread that iterates uses them, the iterator's finalizer, and
-``close()`` from any thread.
+``WorkerProcess`` does not know what workers are asked for. The thread that iterates uses it, the
+iterator's finalizer, and ``close()`` from any thread.
 """
 
 from __future__ import annotations
@@ -15,29 +14,20 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
-import warnings
 import weakref
-from collections.abc import Callable
 from multiprocessing import forkserver, reduction, util
 from multiprocessing import process as processes
-from multiprocessing.context import BaseContext
 from time import monotonic, sleep
 from typing import Any
 
 import torch
-import torch.multiprocessing
 
-from fastloop._core import ParentEnd, expect_fork, fork_ended, fork_expected
-from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
+from fastloop._core import expect_fork, fork_ended, fork_expected
+from fastloop.base.interrupts import interrupts_held
 from fastloop.base.machine import describe_memory, explain_kill
-from fastloop.data.stateful import DatasetReader
-from fastloop.workers.main import run_worker
 
 # A parent that waits notices a dead worker after at most so many seconds.
 CHECK_S = 0.05
-# Seconds for workers to end by themselves, and then after SIGTERM.
-_POLITE_S, _FIRM_S = 2.5, 1.0
 # Seconds to wait for the exit code of a dead worker: a fork server reports it after the death.
 _CODE_S = 5.0
 
@@ -284,133 +274,3 @@ def _receive(channel: Any, file: Any, rest: Any, places: list[Place]) -> Dataset
     os.close(file_fd)
     os.set_inheritable(channel_fd, False)  # a spawned process's descriptors are inheritable
     return DatasetTransfer(arguments, (channel_fd, *rest, 0), SharedFile())
-
-
-# ---- the workers of an iterator
-
-
-class WorkerPool:
-    """The worker processes of one iterator, by number.
-
-    Args:
-        context: the user's multiprocessing context; None: torch's.
-        parent_end: this process's end of the channel to the workers.
-    """
-
-    def __init__(self, context: BaseContext | None, parent_end: ParentEnd) -> None:
-        self.workers: list[WorkerProcess] = []  # those that could not be started, too
-        self._context: Any = context if context is not None else torch.multiprocessing
-        self._parent_end = parent_end
-        self._file = SharedFile()
-        self._transfers: list[DatasetTransfer] = []
-        self._lock = threading.RLock()  # a successor starts, or stop() begins
-        self._stopped = threading.Event()
-
-    # ---- starts
-
-    def start(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
-        """Start the next worker.
-
-        Args:
-            arguments: those of torch's worker loop by name, without its queues.
-            reader: reads the dataset, where that can say where it stands.
-        """
-        arguments["dataset"] = reader or arguments["dataset"]
-        transfer = DatasetTransfer(arguments, self._parent_end.address(), self._file)
-        self._transfers.append(transfer)
-        process = self._make_process(arguments["worker_id"])
-        self.workers.append(process)
-        try:
-            process.start()
-        except (TypeError, AttributeError, pickle.PicklingError):
-            warnings.warn(
-                "Got pickle error when attempting to start a worker Process. "
-                "This might be because the worker Process arguments are not picklable. "
-                "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms "
-                "to 'forkserver', which requires the worker Process arguments to be picklable. "
-                "You can also try multiprocessing.set_start_method('fork').",
-                stacklevel=2,
-            )
-            raise
-
-    def replace(self, worker: int, reader: DatasetReader | None) -> None:
-        """Start a process in the place of a worker that has ended; not after stop(). If it raises,
-        the dead one keeps its place. Call it with interrupts held."""
-        with self._lock:
-            if self._stopped.is_set():
-                return
-            if reader is not None:
-                self._transfers[worker].contents[0]["dataset"] = reader
-            dead, successor = self.workers[worker], self._make_process(worker)
-            self.workers[worker] = successor  # before it starts, so that stop() meets it
-            try:
-                successor.start()
-            except BaseException:
-                if successor.pid is None:
-                    self.workers[worker] = dead
-                raise
-            dead.forget()
-            if not self._stopped.is_set():
-                return
-        self.stop()  # a signal handler has called it during the start
-
-    def _make_process(self, worker: int) -> WorkerProcess:
-        # A thread that blocks Ctrl-C starts workers that block it, too.
-        is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        has_destination = self._parent_end.has_destination
-        args = self._transfers[worker], os.getpid(), not is_blocked, has_destination
-        return WorkerProcess(self._context.Process(target=run_worker, args=args))
-
-    def close_file(self) -> None:
-        """Free the arguments of workers: none starts any more."""
-        self._transfers.clear()
-        self._file.close()
-
-    # ---- ends
-
-    def await_interrupted(self, find_dead: Callable[[], list[int]]) -> bool:
-        """Tell whether Ctrl-C, which this process has met, ends the workers, too, as at a terminal,
-        where it reaches all. Pressed again, it ends them in any case. Call it with interrupts
-        held."""
-        begin = monotonic()
-        while not find_dead() and not is_interrupted():
-            is_reached = any(has_met_interrupt(worker.pid) for worker in self.workers)
-            if monotonic() - begin > (_FIRM_S if is_reached else CHECK_S):
-                return False
-            sleep(0.002)
-        return True
-
-    def stop(self) -> None:
-        """End all workers within some seconds, whatever they are doing. The parent end is closed
-        before, which asks them to end."""
-        with self._lock:
-            self._stopped.set()
-        try:
-            self._join(_POLITE_S)
-            for worker in self._living():
-                worker.terminate()
-            self._join(_FIRM_S)
-        finally:
-            for worker in self._living():
-                worker.kill()
-            self._join(_FIRM_S, is_patient=True)  # they end at once, and leave no zombies
-
-    def _living(self) -> list[WorkerProcess]:
-        return [worker for worker in self.workers if worker.is_alive()]
-
-    def _join(self, seconds: float, is_patient: bool = False) -> None:
-        """Wait for all to end; no longer after Ctrl-C, unless it `is_patient`."""
-        deadline = monotonic() + seconds
-        for worker in self._living():
-            while worker.is_alive() and (rest := deadline - monotonic()) > 0:
-                if is_interrupted() and not is_patient:
-                    return
-                worker.join(min(rest, CHECK_S))
-
-    def forget_ended(self) -> bool:
-        """Tell whether all have ended; if so, release the memory that they had inherited."""
-        if self._living():
-            return False
-        for worker in self.workers:
-            worker.forget()
-        return True

@@ -145,11 +145,11 @@ for how in ("handler before", "handler after", "thread", "before"):
 
     signal.signal(signal.SIGUSR1, lambda *_: loader.close())
     if how == "before":
-        replace = iterator._pool.replace
+        replace = iterator._replace_process
         def replace_late(*args):
             loader.close()
             return replace(*args)
-        iterator._pool.replace = replace_late
+        iterator._replace_process = replace_late
     elif how == "thread":
         around_next_start(before=close)
     elif how == "handler before":

@@ -50,10 +50,10 @@ class WorkerIter(MultiIter, LockedIter):
     _workers: Any
     _replaces_dead = False  # with on_worker_death="restart"
 
-    def __init__(self, loader: DataLoader[Any], shared: Shared, workers: list[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._pid = os.getpid()
         self._shared = shared
-        self._workers = workers
+        self._workers = []
         wanted = loader.prefetch_factor
         self._depth: QueueDepth | None = None
         if isinstance(wanted, AutoDepth):  # begin where the iterator before has ended

@@ -1,24 +1,28 @@
-"""The iterator over worker processes, which holds a pool of workers and a channel.
+"""The iterator over worker processes, which holds them and a channel.
 
 ``common.py`` orders the batches. The channel carries tasks and replies through shared memory
-(``fastloop/workers``); the pool is the workers' life (``workers/lifecycle.py``). This module
-connects the three: the meaning of replies, dead workers, Ctrl-C, the end.
+(``fastloop/workers``); ``workers/lifecycle.py`` has the life of one worker. This module connects
+the three: the meaning of replies, dead workers, Ctrl-C, the end.
 """
 
 from __future__ import annotations
 
 import operator
+import os
+import pickle
+import signal
 import threading
 import warnings
 from collections import Counter
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import torch
+import torch.multiprocessing
 from torch.utils.data import DataLoader
 
 from fastloop._core import ParentEnd, Reply
-from fastloop.base.interrupts import interrupts_held
+from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
 from fastloop.base.machine import budget_of
 from fastloop.base.tensors import outside_inference_mode
 from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
@@ -27,14 +31,17 @@ from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import Destination, is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
-from fastloop.workers import batch_pickle
+from fastloop.workers import batch_pickle, lifecycle
 from fastloop.workers.batch_pickle import Order, unpack
-from fastloop.workers.lifecycle import WorkerPool, is_exiting
+from fastloop.workers.lifecycle import DatasetTransfer, SharedFile, WorkerProcess, is_exiting
+from fastloop.workers.main import run_worker
 
 # With on_worker_death="restart": deaths in a row before a worker's first batch, the last of which
 # brings no successor. A process that exits there will do so again; whatever kills at random may
 # well hit young processes.
 _MOST_EXITS, _MOST_KILLS = 2, 10
+# Seconds for workers to end by themselves, and then after SIGTERM.
+_POLITE_S, _FIRM_S = 2.5, 1.0
 # And how often a parent that gets batches looks for dead workers.
 _LOOK_S = 1.0
 _STREAM = (
@@ -48,9 +55,10 @@ class NoSuccessorError(Exception):
 
 
 class ProcessIter(WorkerIter):
-    """An iterator over a pool of worker processes and a channel in shared memory."""
+    """An iterator over worker processes and a channel in shared memory."""
 
     _in_processes = True
+    _workers: list[WorkerProcess]
 
     def __init__(
         self, loader: DataLoader[Any], shared: Shared, accelerator: Accelerator | None = None
@@ -78,8 +86,12 @@ class ProcessIter(WorkerIter):
         self._parent_end = ParentEnd(
             memory, torch.Tensor, loader.num_workers, length, budget, *others
         )
-        self._pool = WorkerPool(loader.multiprocessing_context, self._parent_end)
-        super().__init__(loader, shared, self._pool.workers)
+        self._context: Any = loader.multiprocessing_context or torch.multiprocessing
+        self._file = SharedFile()
+        self._transfers: list[DatasetTransfer] = []
+        self._lock = threading.RLock()  # a successor starts, or the workers are stopped
+        self._stopped = threading.Event()
+        super().__init__(loader, shared)
 
     @property
     def is_on_device(self) -> bool:
@@ -92,7 +104,30 @@ class ProcessIter(WorkerIter):
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
         if self._datasets.epochs:
             arguments["init_fn"] = self._datasets.wrap_init(arguments["init_fn"])
-        self._pool.start(arguments, reader)
+        arguments["dataset"] = reader or arguments["dataset"]
+        transfer = DatasetTransfer(arguments, self._parent_end.address(), self._file)
+        self._transfers.append(transfer)
+        process = self._make_process(arguments["worker_id"])
+        self._workers.append(process)  # one that cannot be started, too
+        try:
+            process.start()
+        except (TypeError, AttributeError, pickle.PicklingError):
+            warnings.warn(
+                "Got pickle error when attempting to start a worker Process. "
+                "This might be because the worker Process arguments are not picklable. "
+                "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms "
+                "to 'forkserver', which requires the worker Process arguments to be picklable. "
+                "You can also try multiprocessing.set_start_method('fork').",
+                stacklevel=2,
+            )
+            raise
+
+    def _make_process(self, worker: int) -> WorkerProcess:
+        # A thread that blocks Ctrl-C starts workers that block it, too.
+        is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        has_destination = self._parent_end.has_destination
+        args = self._transfers[worker], os.getpid(), not is_blocked, has_destination
+        return WorkerProcess(self._context.Process(target=run_worker, args=args))
 
     def _begin_epoch(self, loader: DataLoader[Any]) -> None:
         before = getattr(self.__dict__.get("_epoch"), "states", None)
@@ -102,7 +137,7 @@ class ProcessIter(WorkerIter):
 
     def _begin_replies(self, first_iter: bool) -> None:
         if first_iter and not self._replaces_dead:
-            self._pool.close_file()
+            self._close_file()
         self._parent_end.start_epoch()
         self._ends: list[tuple[Any, Any, bytes | None]] = []  # of workers that owe a batch
         self._newest = [-1] * self._num_workers  # of each worker: the last task that it answered
@@ -195,9 +230,21 @@ class ProcessIter(WorkerIter):
         except KeyboardInterrupt:
             # A traceback that the program keeps must not keep the rest of the workers.
             with interrupts_held():
-                if self._pool.await_interrupted(self._find_dead):
+                if self._await_interrupted():
                     self._shutdown_workers()
             raise
+
+    def _await_interrupted(self) -> bool:
+        """Tell whether Ctrl-C, which this process has met, ends the workers, too, as at a terminal,
+        where it reaches all. Pressed again, it ends them in any case. Call it with interrupts
+        held."""
+        begin = monotonic()
+        while not self._find_dead() and not is_interrupted():
+            is_reached = any(has_met_interrupt(worker.pid) for worker in self._workers)
+            if monotonic() - begin > (_FIRM_S if is_reached else lifecycle.CHECK_S):
+                return False
+            sleep(0.002)
+        return True
 
     def _receive(self, timeout: float) -> tuple[Any, Any] | None:
         while True:
@@ -334,13 +381,34 @@ class ProcessIter(WorkerIter):
         with interrupts_held():
             try:
                 if self._parent_end.restart(number):
-                    self._pool.replace(number, reader)
+                    self._replace_process(number, reader)
             except Exception as error:
                 if not self._parent_end.is_closed():
                     text = f"no process could be started ({type(error).__name__}: {error})"
                     raise NoSuccessorError(text) from error
         if self._workers[number] is dead or self._parent_end.is_closed():
             raise RuntimeError(CLOSED)
+
+    def _replace_process(self, number: int, reader: DatasetReader | None) -> None:
+        """Start a process in the place of a worker that has ended; not once workers are stopped. If
+        it raises, the dead one keeps its place. Call it with interrupts held."""
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            if reader is not None:
+                self._transfers[number].contents[0]["dataset"] = reader
+            dead, successor = self._workers[number], self._make_process(number)
+            self._workers[number] = successor  # before it starts, so that _stop() meets it
+            try:
+                successor.start()
+            except BaseException:
+                if successor.pid is None:
+                    self._workers[number] = dead
+                raise
+            dead.forget()
+            if not self._stopped.is_set():
+                return
+        self._stop()  # a signal handler has called it during the start
 
     def _count_death(self, number: int, code: int | None) -> None:
         """Count a death. Raise NoSuccessorError if no process may take the dead worker's place."""
@@ -385,21 +453,54 @@ class ProcessIter(WorkerIter):
         if isinstance(first, tuple):
             indices = batch_pickle.quote_indices(first[1])
             task = f"; it was to make batch {first[0]} (indices {indices})"
-        return self._pool.workers[number].explain_death(task, self._replaces_dead)
+        return self._workers[number].explain_death(task, self._replaces_dead)
 
     # ---- the end
 
     def _end_workers(self) -> None:
         self._shared.last_count = self.count()
         try:
-            self._parent_end.close()
-            self._pool.stop()
+            self._parent_end.close()  # asks workers to end
+            self._stop()
         finally:
             with interrupts_held():
                 self._shutdown = True
                 self._parent_end.start_epoch()
                 self._task_info = {}
                 self._drop_next()
-                self._pool.close_file()
-                if self._pool.forget_ended():
+                self._close_file()
+                if not self._living():
+                    for worker in self._workers:
+                        worker.forget()
                     self._parent_end.release()
+
+    def _close_file(self) -> None:
+        """Free the arguments of workers: none starts any more."""
+        self._transfers.clear()
+        self._file.close()
+
+    def _stop(self) -> None:
+        """End all workers within some seconds, whatever they are doing."""
+        with self._lock:
+            self._stopped.set()
+        try:
+            self._join(_POLITE_S)
+            for worker in self._living():
+                worker.terminate()
+            self._join(_FIRM_S)
+        finally:
+            for worker in self._living():
+                worker.kill()
+            self._join(_FIRM_S, is_patient=True)  # they end at once, and leave no zombies
+
+    def _living(self) -> list[WorkerProcess]:
+        return [worker for worker in self._workers if worker.is_alive()]
+
+    def _join(self, seconds: float, is_patient: bool = False) -> None:
+        """Wait for all to end; no longer after Ctrl-C, unless it `is_patient`."""
+        deadline = monotonic() + seconds
+        for worker in self._living():
+            while worker.is_alive() and (rest := deadline - monotonic()) > 0:
+                if is_interrupted() and not is_patient:
+                    return
+                worker.join(min(rest, lifecycle.CHECK_S))

@@ -281,7 +281,7 @@ class ThreadIter(WorkerIter):
             results=self._data_queue, is_done=False, stock=stock, pin=pin, epochs=None
         )
         self._waited_ns = 0  # since the last reply
-        super().__init__(loader, shared, [])
+        super().__init__(loader, shared)
 
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
         self._team.epochs = self._datasets
