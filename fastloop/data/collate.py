@@ -69,11 +69,9 @@ def _defaults() -> dict[Any, Callable[..., Any]]:
 
 def is_default_collate(collate_fn: object) -> bool:
     """Tell torch's ``default_collate``, unless its function or its table of types was changed."""
-    return (
-        collate_fn is default_collate
-        and is_known("collate", "default_collate is left")
-        and collate_functions().default_collate_fn_map == _defaults()
-    )
+    if collate_fn is not default_collate or not is_known("collate", "default_collate is left"):
+        return False
+    return bool(collate_functions().default_collate_fn_map == _defaults())
 
 
 def _walk_container(fast: Collate, batch: Any) -> Any:

@@ -223,9 +223,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         every = read_int("snapshot_every_n_steps", snapshot_every_n_steps, 0, remedy=_SNAPSHOTS)
         self.snapshot_every_n_steps = every
         self.resume = read_choice("resume", resume, (None, "skip"))
-        self.on_worker_death = on_worker_death
         self.device, self.device_transform = device, device_transform
-        self.static_buffers = static_buffers
+        self.static_buffers, self.on_worker_death = static_buffers, on_worker_death
         self._check_arguments()
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
@@ -239,8 +238,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         data = dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn
         how = pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator
         # Others are arguments of a later torch; TypeError for names that it does not know.
-        others["in_order"] = in_order
-        others["persistent_workers"] = persistent_workers
+        others.update(in_order=in_order, persistent_workers=persistent_workers)
         others["pin_memory_device"] = pin_memory_device
         super().__init__(*data, *how, prefetch_factor=prefetch_factor, **others)
 
@@ -441,9 +439,7 @@ def stats(loader: Any) -> LoaderStats:
     return LoaderStats("torch", why, 0, None, None, 0, 0.0, 0, 0)
 
 
-def _compute_stats(
-    loader: torch.utils.data.DataLoader[Any], path: str, shared: Shared
-) -> LoaderStats:
+def _compute_stats(loader: Any, path: str, shared: Shared) -> LoaderStats:
     """Return the counts of a loader whose iterators are given ``path`` and ``shared``."""
     route = choose_route(loader, path, shared.changed)
     count = shared.count()

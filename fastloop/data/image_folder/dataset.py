@@ -50,9 +50,7 @@ def _read_extensions(extensions: Any) -> tuple[str, ...]:
     return tuple(name.lower() for name in given)
 
 
-def _list_samples(
-    root: str, extensions: tuple[str, ...]
-) -> tuple[list[str], list[tuple[str, int]]]:
+def _list_samples(root: str, extensions: tuple[str, ...]) -> tuple[list[str], list[Any]]:
     """List the classes, which are the folders in the root, and (path, number of the class) of each
     file with one of the extensions, at any depth and behind links, in torchvision's order."""
     with os.scandir(root) as entries:
@@ -184,9 +182,8 @@ def _build(path: str, note: dict[str, Any], paths: Sequence[str], make: Make) ->
 
     try:
         try:
-            images = np.lib.format.open_memmap(
-                unfinished, "w+", np.uint8, (len(paths), *first.shape)
-            )
+            shape = len(paths), *first.shape
+            images = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
             with open(unfinished, "r+b") as file:  # a full disk is met here: later it is a SIGBUS
                 os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
         except OSError as error:
@@ -289,12 +286,11 @@ class ImageFolder(EpochDataset):
         """Return the plans, or None and why C cannot do the transform."""
         rule = "an operation of fastloop.transforms, Compose([...]) of several, or a function"
         given = () if transform is None else _read_function("transform", transform, (), rule)
-        plans, reason = compile_transform(
-            given, lambda chain: SizedPlans(chain, self._out_layout, self._seed)
-        )
-        if plans is None and self._out_layout != "CHW":
+        out, seed = self._out_layout, self._seed
+        plans, reason = compile_transform(given, lambda chain: SizedPlans(chain, out, seed))
+        if plans is None and out != "CHW":
             rule = f"'CHW' if C does not do the transform: {reason}"
-            raise ValueError(make_message("out_layout", rule, self._out_layout))
+            raise ValueError(make_message("out_layout", rule, out))
         return plans, reason
 
     @property
@@ -319,10 +315,8 @@ class ImageFolder(EpochDataset):
         like = plan.empty() if plan is not None and plan.out_layout != "channels_last" else None
         with borrow_places(like, len(indices)) as places:
             # One by one: a worker thread that is closed stops between two samples.
-            return [
-                self._sample(*read_item(index, len(self)), place)
-                for index, place in zip(indices, places, strict=True)
-            ]
+            pairs = zip(indices, places, strict=True)
+            return [self._sample(*read_item(index, len(self)), place) for index, place in pairs]
 
     def _sample(self, row: int, view: int, place: torch.Tensor | None = None) -> tuple[Any, int]:
         arrays = self._arrays

@@ -7,9 +7,9 @@ docs/sequences-collate.md has the rules in one piece.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -129,9 +129,8 @@ def _kind_of(samples: Sequence[Any]) -> type:
         full = next((sample for sample in samples if not isinstance(sample, list) or sample), [])
         # The types of a long list are found ten times as fast as each number is looked at.
         is_plain = isinstance(full, list) and set(map(type, full)) <= {int, float, bool}
-        return (
-            object if is_plain or (isinstance(full, list) and all(map(is_number, full))) else list
-        )
+        is_bare = is_plain or (isinstance(full, list) and all(map(is_number, full)))
+        return object if is_bare else list
     if is_sequence(first):
         return object
     rule = f"a dict or a tuple of fields, or {_SEQUENCE}"
@@ -142,9 +141,7 @@ def _take_key(samples: Sequence[Any], key: Hashable) -> list[Any]:
     try:
         return [sample[key] for sample in samples]
     except (KeyError, TypeError, IndexError):
-        odd = (
-            i for i, each in enumerate(samples) if not isinstance(each, Mapping) or key not in each
-        )
+        odd = (i for i, one in enumerate(samples) if not (isinstance(one, Mapping) and key in one))
         i = next(odd, 0)
         error = KeyError if isinstance(samples[i], Mapping) else TypeError
         rule = f"a dict with {key!r}, as sample 0 is"
@@ -316,16 +313,12 @@ class SequenceCollate:
     def _make_outputs(self, core: Collate | None, fields: Fields) -> dict[Hashable, Any]:
         raise NotImplementedError
 
-    def _fill(self, field: SampleField, value: Any) -> Callable[[int], bytes]:
-        """Return a function from the number of a dtype to the bytes of the padding."""
-
-        def fill(number: int) -> bytes:
-            key = field.key, number
-            if key not in self._elements:
-                self._elements[key] = element_of(field, value, DTYPES[number])
-            return self._elements[key]
-
-        return fill
+    def _fill(self, field: SampleField, value: Any, number: int) -> bytes:
+        """Return the bytes of the padding in the dtype of this number."""
+        key = field.key, number
+        if key not in self._elements:
+            self._elements[key] = element_of(field, value, DTYPES[number])
+        return self._elements[key]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_own"}
@@ -423,7 +416,7 @@ class PadCollate(SequenceCollate):
         is_left, multiple = self.padding_side == "left", self.pad_to_multiple_of or 1
         if core is not None:
             most = -1 if self.max_length is None else self.max_length
-            layout = self._fill(field, value), is_int64, is_left, multiple, most
+            layout = partial(self._fill, field, value), is_int64, is_left, multiple, most
             result = core.pad(field.values, *layout, has_mask, has_lengths, _float_bits())
             if result is not NotImplemented:
                 return result
@@ -544,18 +537,15 @@ class PackCollate(SequenceCollate):
         if main.key == "input_ids" and "labels" not in outputs:
             labels = SampleField("labels", "labels", main.values, True, True)
             outputs["labels"] = self._pack(core, labels, rows, lengths)
-        self._add_segments(core, fields, rows, outputs)
-        return outputs
+        return outputs | self._make_segments(core, fields, rows)
 
-    def _pack(
-        self, core: Collate | None, field: SampleField, rows: Rows, lengths: list[int]
-    ) -> Any:
+    def _pack(self, core: Collate | None, field: SampleField, rows: Rows, sizes: list[int]) -> Any:
         is_label = field.name == "labels"
         value, is_int64 = LABEL_PADDING if is_label else field.padding(0), field.is_int64()
         if core is not None:
             ordered = [field.values[i] for i in rows.order]
-            layout = rows.starts, [lengths[i] for i in rows.order], *rows.shape
-            rule = self._fill(field, value), is_int64, is_label, _float_bits()
+            layout = rows.starts, [sizes[i] for i in rows.order], *rows.shape
+            rule = partial(self._fill, field, value), is_int64, is_label, _float_bits()
             result = core.pack(ordered, *layout, *rule)
             if result is not NotImplemented:
                 return result
@@ -563,23 +553,20 @@ class PackCollate(SequenceCollate):
         value = check_element(field, value, tensors[0].dtype)
         packed = _lay([tensors[i] for i in rows.order], rows.starts, rows.shape, value)
         if is_label:
-            firsts = [start for i, start in zip(rows.order, rows.starts, strict=True) if lengths[i]]
+            firsts = [start for i, start in zip(rows.order, rows.starts, strict=True) if sizes[i]]
             packed.view(-1)[firsts] = value
         return packed
 
-    def _add_segments(
-        self, core: Collate | None, fields: Fields, rows: Rows, outputs: dict[Hashable, Any]
-    ) -> None:
+    def _make_segments(self, core: Collate | None, fields: Fields, rows: Rows) -> dict[str, Any]:
         has_positions = self.return_position_ids and not fields.has("position_ids")
         names = ["q", "k"] if fields.kind is dict else ["q"]
         ends = names if self.return_cu_seqlens else []
         make = _segments_by_torch if core is None else core.segments
         bounds, position_ids = make(rows.bounds, *rows.shape, len(ends), has_positions)
-        if has_positions:
-            outputs["position_ids"] = position_ids
+        made: dict[str, Any] = {"position_ids": position_ids} if has_positions else {}
         longest = max((end - begin for begin, end in pairwise(rows.bounds)), default=0)
-        outputs |= {f"cu_seq_lens_{end}": each for end, each in zip(ends, bounds, strict=True)}
-        outputs |= {f"max_length_{end}": longest for end in ends}
+        made |= {f"cu_seq_lens_{end}": each for end, each in zip(ends, bounds, strict=True)}
+        return made | {f"max_length_{end}": longest for end in ends}
 
 
 def _segments_by_torch(

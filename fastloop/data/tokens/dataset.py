@@ -19,13 +19,7 @@ import numpy as np
 import torch
 
 from fastloop._core import Windows, token_header, token_index
-from fastloop.base.checks import (
-    is_sequence,
-    make_message,
-    read_choice,
-    read_int,
-    read_optional_int,
-)
+from fastloop.base.checks import is_sequence, make_message, read_choice, read_int, read_optional_int
 from fastloop.base.moves import are_noticed, watch
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import Array, MappedFile, open_regular, read_npy_header, read_row
@@ -394,9 +388,7 @@ class TokenDataset(EpochDataset):
                 if isinstance(each.source, int):
                     descriptors.append(each.source)
             arguments.check_files(taken)
-            self._files = tuple(
-                each._replace(source=None, ends=None, mapped=None) for each in taken
-            )
+            self._files = tuple(one._replace(source=None, ends=None, mapped=None) for one in taken)
             if not arguments.return_docs or arguments.eos_id is not None:
                 taken = [each._replace(ends=None) for each in taken]
             files = tuple(each[: TokenFile._fields.index("format")] for each in taken)
@@ -474,10 +466,8 @@ class TokenDataset(EpochDataset):
         lines = [f"{len(windows)} windows: {arguments.describe()}"]
         for file, count, how in zip(self._files, windows.counts, windows.io, strict=True):
             short = "" if count else f": shorter than {arguments.shortest} tokens"
-            lines.append(
-                f"{file.path}: {file.format}, {file.tokens} tokens of {file.dtype}, {count} {unit}"
-                f"{short}, {how}"
-            )
+            tokens = f"{file.tokens} tokens of {file.dtype}"
+            lines.append(f"{file.path}: {file.format}, {tokens}, {count} {unit}{short}, {how}")
         if self._epoch is not None:
             lines.append(f"random numbers: seed {arguments.seed}, {self._epoch.explain()}")
         return "\n".join(lines)

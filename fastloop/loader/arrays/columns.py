@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -151,7 +150,7 @@ class Columns:
     """
 
     structure: Any
-    all: list[Column] = dataclass_field(default_factory=list)
+    all: tuple[Column, ...] = ()
     kind: str = "plain arrays"
     maps: tuple[Vector, ...] = ()
     table: Any = None
@@ -161,7 +160,7 @@ class Columns:
         """Add a ``Column``. Raises NotCoveredError for a tensor that C does not gather from."""
         if isinstance(source, torch.Tensor):
             check_tensor(name, source)
-        self.all.append(Column(name, source, *others, **named))
+        self.all += (Column(name, source, *others, **named),)
         return self
 
 
@@ -186,9 +185,7 @@ def take(dataset: Any, taker: Taker | None = None) -> Columns:
     return taker(dataset)
 
 
-def take_arrays(
-    dataset: Any, make_ragged: Callable[[Any], tuple[Any, ...]] | None = None
-) -> Columns:
+def take_arrays(dataset: Any, make_ragged: Callable[..., Any] | None = None) -> Columns:
     """Args: make_ragged: the arguments of ``Columns.add`` for a RaggedArray; None: not covered."""
     if dataset._untranslated:
         raise NotCoveredError(dataset._untranslated)
@@ -365,7 +362,7 @@ def _pick(column: Column, rows: Vector) -> Column:
 def take_subset(dataset: Any) -> Columns:
     rows = _rows_of(dataset)
     inner = take(dataset.dataset)
-    return Columns(inner.structure, [_pick(column, rows) for column in inner.all])
+    return Columns(inner.structure, tuple(_pick(column, rows) for column in inner.all))
 
 
 def take_stack(dataset: Any) -> Columns:
@@ -378,7 +375,7 @@ def take_stack(dataset: Any) -> Columns:
     for key, columns in found.items():
         for column in columns.all:
             column.segments()  # refuses more than rows
-            stack.all.append(replace(column, name=f"datasets[{key!r}], {column.name}"))
+            stack.all += (replace(column, name=f"datasets[{key!r}], {column.name}"),)
     return stack
 
 
@@ -407,8 +404,8 @@ def take_concat(dataset: Any) -> Columns:
     structure = parts[0].structure
     if any(repr(part.structure) != repr(structure) for part in parts):  # keys in order, too
         raise NotCoveredError("a dataset of the ConcatDataset has samples of other structure")
-    columns = zip(*(part.all for part in parts), strict=True)
-    return Columns(structure, [_join(same, [length for _, length in pairs]) for same in columns])
+    columns, rows = zip(*(part.all for part in parts), strict=True), [rows for _, rows in pairs]
+    return Columns(structure, tuple(_join(same, rows) for same in columns))
 
 
 # By kind; these datasets may lie within others.

@@ -70,10 +70,8 @@ def _subset(sampler: Any) -> Iterator[Block]:
 
 
 def _weighted(sampler: Any) -> Iterator[Block]:
-    indices = torch.multinomial(
-        sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator
-    )
-    yield indices.cpu()
+    how = sampler.weights, sampler.num_samples, sampler.replacement
+    yield torch.multinomial(*how, generator=sampler.generator).cpu()
 
 
 def _distributed(sampler: Any) -> Iterator[Block]:
@@ -218,11 +216,6 @@ class ArrayIter(ResumableIter):
             return find_destination(accelerator, False, self._pin_memory)
         fields = self._source.table.outputs
         return self._shared.open_destination(accelerator, self._pin_memory, False, fields)[1]
-
-    @property
-    def is_on_device(self) -> bool:
-        """Tell whether batches are on the device when they are handed out."""
-        return self._destination is not None and self._destination.is_on_device
 
     def _open_loader(self) -> None:
         source, destination = self._source, self._destination

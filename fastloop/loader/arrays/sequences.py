@@ -13,15 +13,9 @@ import torch
 
 from fastloop._core import SequenceColumn
 from fastloop.data.arrays import ArrayDataset
-from fastloop.data.field import Array, Field, MappedFile, torch_dtype
-from fastloop.data.sequences.pad import (
-    LABEL_PADDING,
-    PackCollate,
-    PadCollate,
-    SampleField,
-    element_of,
-    take_apart,
-)
+from fastloop.data.field import Array, Field, torch_dtype
+from fastloop.data.sequences import pad
+from fastloop.data.sequences.pad import PackCollate, PadCollate, SampleField
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.loader.arrays import columns
 from fastloop.loader.arrays.columns import Columns, NotCoveredError
@@ -41,9 +35,7 @@ def _offsets_of(field: _Source) -> Array:
     return np.arange(rows + 1) * width
 
 
-def _make_column(
-    field: _Source, output: str, **options: Any
-) -> tuple[str, SequenceColumn, MappedFile | None]:
+def _make_column(field: _Source, output: str, **options: Any) -> tuple[Any, ...]:
     """Return the arguments of ``Columns.add`` for an output that C makes of sequences."""
     name, values = field.name, _values_of(field)
     if isinstance(values, torch.Tensor):
@@ -71,7 +63,7 @@ class _Batch:
             dtype = torch_dtype(_values_of(field))
             samples[key] = torch.empty((1,) * (3 if plan is not None else ndim), dtype=dtype)
         # The collate's own code decides on names, padding values and dtypes.
-        self.fields = take_apart([samples if dataset._keys else tuple(samples.values())])
+        self.fields = pad.take_apart([samples if dataset._keys else tuple(samples.values())])
         self.main = self.fields.main()
         self.columns = Columns(None)
         self.names: list[Hashable] = []
@@ -98,7 +90,7 @@ class _Batch:
         is_float = dtype.is_floating_point or dtype.is_complex
         if is_int64 and not is_float and dtype is not torch.bool:
             out = torch.int64
-        options["padding"] = element_of(field, value, out)
+        options["padding"] = pad.element_of(field, value, out)
         self.add(field.name, *_make_column(source, output, is_int64=out != dtype, **options))
 
     def finish(self) -> Columns:
@@ -145,7 +137,7 @@ def _pack(dataset: ArrayDataset, collate: PackCollate) -> Columns:
         }
 
     def add_packed(field: SampleField, is_label: bool) -> None:
-        value, is_int64 = LABEL_PADDING if is_label else field.padding(0), field.is_int64()
+        value, is_int64 = pad.LABEL_PADDING if is_label else field.padding(0), field.is_int64()
         batch.add_values(field, "packed", value, is_int64, is_label=is_label, **options(field))
 
     for field in fields.all:

@@ -31,21 +31,11 @@ from fastloop.data import stateful
 from fastloop.data.epochs import IteratorEpochs, epochs_within
 from fastloop.data.samplers import EpochSampler
 from fastloop.data.stateful import DatasetStates, ReaderStates, fit_readers, has_place, is_stream
-from fastloop.loader.resume.state import (
-    SEEDED,
-    TORCH,
-    State,
-    count_batches,
-    describe,
-    find_differences,
-    fit_ranks,
-    generators_of,
-    sampler_with_epoch,
-    states_of,
-)
+from fastloop.loader.resume import state as loader_state
+from fastloop.loader.resume.state import TORCH, State, generators_of, sampler_with_epoch, states_of
 
 # Their iter() draws nothing; they draw when asked for the first item.
-_LAZY = (BatchSampler, SequentialSampler, *SEEDED)
+_LAZY = (BatchSampler, SequentialSampler, *loader_state.SEEDED)
 
 # Leaves out of the items of a sampler those that the epoch has yielded already.
 _Skip = Callable[["LoaderEpoch", Iterator[Any]], Iterator[Any]]
@@ -130,11 +120,8 @@ class LoaderEpoch:
         else:
             number = max(start.random_epoch, getattr(self.with_epoch, "epoch", 0))
             self.state = State(start.epoch, begun=True, random_epoch=number, set_epochs=set_epochs)
-            self.draws_seed = (
-                False if self.kept_seed is not None else position.draws_otherwise(loader)
-            )
-            if is_new:
-                self.draws_seed = start.draws_base_seed
+            draws = position.draws_otherwise(loader) if self.kept_seed is None else False
+            self.draws_seed = start.draws_base_seed if is_new else draws
         self.lent = position.torch_state_to_lend() if is_new else None
         self.states: DatasetStates | None = None
         if has_states and has_place(loader.dataset):
@@ -227,14 +214,23 @@ class ResumableIter(FinalizerBase, BaseIter):
     _in_processes = False  # samples are fetched in worker processes
     _shared: Any
     _epoch: LoaderEpoch
+    _destination: Any = None  # of batches that C copies to another place
+
+    @property
+    def is_on_device(self) -> bool:
+        """Tell whether batches are on the device when they are handed out."""
+        return self._destination is not None and self._destination.is_on_device
 
     def _begin_epoch(self, loader: DataLoader[Any]) -> None:
         """Decide which epoch this is. ``_shared`` must be set."""
         if "_datasets" not in self.__dict__:
             self._datasets = IteratorEpochs(epochs_within(loader.dataset), self._in_processes)
+        before = getattr(self.__dict__.get("_epoch"), "states", None)
         position = self._shared.position
         self._epoch = LoaderEpoch(loader, position, self._datasets, self._has_states)
         self._epoch.iterator = weakref.ref(self)
+        if before is not None and self._epoch.states is not None:
+            self._epoch.states.follow(before)
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         epoch = self._epoch
@@ -313,11 +309,9 @@ class Position:
         epoch: LoaderEpoch | None = getattr(iterator, "_epoch", None)
         if epoch is None:
             return
-        self.current = epoch
         epoch.iterator = weakref.ref(iterator)
-        number, random_epoch = epoch.state.epoch + 1, epoch.state.random_epoch + 1
-        self.start, self.is_loaded = State(number, random_epoch=random_epoch), False
-        self.kept_seed = None
+        self.start = State(epoch.state.epoch + 1, random_epoch=epoch.state.random_epoch + 1)
+        self.current, self.is_loaded, self.kept_seed = epoch, False, None
 
     def draws_otherwise(self, loader: DataLoader[Any]) -> bool | None:
         """Tell whether a base seed is drawn in each epoch, where the loader that saved the loaded
@@ -365,7 +359,7 @@ class Position:
         draws = self.draws_otherwise(loader)
         state.draws_base_seed = loader._iterator is None if draws is None else draws
         state.draws_each_epoch = _draws_each_epoch(loader) if draws is None else draws
-        state.fits = describe(loader)
+        state.fits = loader_state.describe(loader)
         return state.to_dict()
 
     # ---- loading
@@ -380,8 +374,8 @@ class Position:
             _refuse(strict, f"fastloop does not know {why}", "a new epoch begins", RuntimeWarning)
             return
         state = as_lightning_counts(State.from_dict(saved, loader))
-        state, differences = fit_ranks(loader, state)
-        differences = differences or find_differences(loader, state)
+        state, differences = loader_state.fit_ranks(loader, state)
+        differences = differences or loader_state.find_differences(loader, state)
         if differences:
             fault = f"the state does not fit this loader: {'; '.join(differences)}"
             _refuse(strict, fault, f"epoch {state.epoch} starts anew, in a new order")
@@ -389,7 +383,7 @@ class Position:
             self.is_loaded, self.current, self._draws_each_epoch = False, None, None
             _set_epochs(loader, state)
             return
-        length = count_batches(loader, state.sampler_epoch)
+        length = loader_state.count_batches(loader, state.sampler_epoch)
         if length is not None and state.yielded > length:
             raise ValueError(f"state['yielded'] is {state.yielded} of {length} batches")
         path, workers = getattr(loader, "path", "auto"), loader.num_workers
@@ -426,7 +420,7 @@ class Position:
         state = self.start
         if state.yielded == 0 or state.is_spent:
             return
-        if state.yielded == count_batches(loader, state.sampler_epoch):
+        if state.yielded == loader_state.count_batches(loader, state.sampler_epoch):
             end = f"the loaded state stands at the end of epoch {state.epoch}"
             warnings.warn(f"{end}: this iter() gives no batch, the next one will", stacklevel=3)
 
@@ -480,7 +474,7 @@ def _why_not_resumable(loader: DataLoader[Any], epoch: LoaderEpoch, state: State
         return _why_stream_not_resumable(loader, state.readers)
     if getattr(epoch.sampler, "batch_size", None) != epoch.batch_size:
         return "batch_size was changed in the epoch, so a count does not tell which samples came"
-    is_whole = state.yielded == count_batches(loader, state.sampler_epoch)
+    is_whole = state.yielded == loader_state.count_batches(loader, state.sampler_epoch)
     if not loader.in_order and loader.num_workers > 1 and not is_whole:
         return "with in_order=False the number of batches does not tell which came"
     return ""

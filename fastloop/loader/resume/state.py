@@ -146,15 +146,9 @@ class State:
 
     def next_epoch(self) -> State:
         """Return the state before the epoch that follows."""
-        return replace(
-            self,
-            epoch=self.epoch + 1,
-            yielded=0,
-            begun=False,
-            not_resumable="",
-            sampler_epoch=self.sampler_epoch + (self.sampler_epoch >= 0),
-            random_epoch=self.random_epoch + 1,
-        )
+        state = replace(self, epoch=self.epoch + 1, random_epoch=self.random_epoch + 1)
+        sampler_epoch = self.sampler_epoch + (self.sampler_epoch >= 0)
+        return replace(state, yielded=0, begun=False, not_resumable="", sampler_epoch=sampler_epoch)
 
 
 def _refuse(name: str, rule: str, value: Any) -> None:

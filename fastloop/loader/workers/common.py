@@ -27,10 +27,8 @@ from fastloop.workers.batch_pickle import Order
 from fastloop.workers.lifecycle import CHECK_S, is_exiting
 
 # Arguments of torch's worker loop that an iterator has as attributes, with "_" before their names.
-_ARGUMENTS = (
-    "dataset_kind dataset auto_collation collate_fn drop_last base_seed num_workers "
-    "persistent_workers".split()
-)
+_ARGUMENTS = "dataset_kind dataset auto_collation collate_fn drop_last base_seed".split()
+_ARGUMENTS += ["num_workers", "persistent_workers"]
 TAKEN_MEANWHILE = "the batch of this next() was taken meanwhile, by a next() inside it"
 
 
@@ -322,13 +320,8 @@ class WorkerIter(MultiIter, LockedIter):
     def is_broken(self) -> bool:
         """Tell whether another epoch needs new workers: Ctrl-C, say, has ended some of these, or
         came while they were told of an epoch, or this process is a fork of their parent."""
-        return (
-            not self._is_own()
-            or self._shutdown
-            or self._is_closed
-            or not self._is_whole
-            or not self._can_resume()
-        )
+        is_open = self._is_own() and self._is_whole and not (self._shutdown or self._is_closed)
+        return not (is_open and self._can_resume())
 
     def close(self) -> None:
         LockedIter.close(self)

@@ -82,21 +82,15 @@ class ProcessIter(WorkerIter):
         # two epochs. If a worker gets more, as when others have ended, some wait in this process.
         length = 1 << (2 * operator.index(loader.prefetch_factor or 1) + 15).bit_length()
         budget = max(1, budget_of(loader) // 2)  # the other half is for memory that waits for reuse
+        sizes = loader.num_workers, length, budget
         others = destination, self._replaces_dead
-        self._parent_end = ParentEnd(
-            memory, torch.Tensor, loader.num_workers, length, budget, *others
-        )
+        self._parent_end = ParentEnd(memory, torch.Tensor, *sizes, *others)
         self._context: Any = loader.multiprocessing_context or torch.multiprocessing
         self._file = SharedFile()
         self._transfers: list[DatasetTransfer] = []
         self._lock = threading.RLock()  # a successor starts, or the workers are stopped
         self._stopped = threading.Event()
         super().__init__(loader, shared)
-
-    @property
-    def is_on_device(self) -> bool:
-        """Tell whether batches are on the device when they are handed out."""
-        return self._destination is not None and self._destination.is_on_device
 
     def count(self) -> WorkerCounts:
         return self._parent_end.count()
@@ -128,12 +122,6 @@ class ProcessIter(WorkerIter):
         has_destination = self._parent_end.has_destination
         args = self._transfers[worker], os.getpid(), not is_blocked, has_destination
         return WorkerProcess(self._context.Process(target=run_worker, args=args))
-
-    def _begin_epoch(self, loader: DataLoader[Any]) -> None:
-        before = getattr(self.__dict__.get("_epoch"), "states", None)
-        super()._begin_epoch(loader)
-        if before is not None and self._epoch.states is not None:
-            self._epoch.states.follow(before)
 
     def _begin_replies(self, first_iter: bool) -> None:
         if first_iter and not self._replaces_dead:
@@ -297,9 +285,8 @@ class ProcessIter(WorkerIter):
             if self._parent_end.is_overwritten:
                 raise
             # An error of a class that this process does not have, say.
-            return ExceptionWrapper(  # type: ignore[no-untyped-call]
-                where="while reading what a DataLoader worker process has sent"
-            )
+            where = "while reading what a DataLoader worker process has sent"
+            return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
 
     def _finish(self, number: int, end: StreamEnd, state: bytes | None) -> tuple[Any, Any]:
         """Cancel the other tasks of a worker whose share of a stream has ended."""

@@ -276,10 +276,8 @@ class ThreadIter(WorkerIter):
             current = torch.accelerator.current_accelerator()
             pin = current.type if current is not None else None
         self._data_queue: Any = SimpleQueue()
-        stock = shared.collates.setdefault(os.getpid(), [])
-        self._team = SimpleNamespace(
-            results=self._data_queue, is_done=False, stock=stock, pin=pin, epochs=None
-        )
+        self._team = SimpleNamespace(results=self._data_queue, is_done=False, pin=pin, epochs=None)
+        self._team.stock = shared.collates.setdefault(os.getpid(), [])
         self._waited_ns = 0  # since the last reply
         super().__init__(loader, shared)
 
