@@ -101,9 +101,13 @@ class ArrayDataset(EpochDataset):
         if len(set(map(len, self._fields))) > 1:
             each = ", ".join(f"{field.name} has {len(field)}" for field in self._fields)
             raise ValueError(f"fields must have the same number of rows, but {each}")
+        keys = list(self._keys or range(len(self._fields)))
+        given = transform if isinstance(transform, Mapping) else {keys[0]: transform}
+        places = [keys.index(read_choice("each key of transform", key, keys)) for key in given]
         self._transforms = {  # by position of the field
-            i: self._make_transform(self._fields[i], given, layout, out_layout)
-            for i, given in self._transforms_by_place(transform).items()
+            i: self._make_transform(self._fields[i], each, layout, out_layout)
+            for i, each in zip(places, given.values(), strict=True)
+            if each is not None
         }
         transforms = self._transforms.values()
         if any(t.plan is not None and t.plan.is_random for t in transforms):
@@ -115,14 +119,6 @@ class ArrayDataset(EpochDataset):
                 "layout and out_layout must be left out without image operations in transform "
                 "(pass ToDtype(torch.uint8) of fastloop.transforms to change the layout alone)"
             )
-
-    def _transforms_by_place(self, transform: Any) -> dict[int, Any]:
-        """Return the transforms that were given, by position of the field."""
-        keys = list(self._keys or range(len(self._fields)))
-        given = transform if isinstance(transform, Mapping) else {keys[0]: transform}
-        for key in given:
-            read_choice("each key of transform", key, keys)
-        return {keys.index(key): each for key, each in given.items() if each is not None}
 
     def _make_transform(
         self, field: Field | RaggedArray, transform: Any, layout: str, out_layout: str

@@ -120,17 +120,15 @@ class Collation:
         self, dataset: Any, collate_fn: Any, is_batched: bool, open_core: Callable[[], Collate]
     ) -> None:
         is_default = is_batched and is_default_collate(collate_fn)
-        self.function: Callable[[Any], Any] = collate_fn
-        self.core: Collate | None = None
-        self.lender: Collate | None = None
-        self._before: dict[str, int] = {}
-        if is_default or (is_batched and kind_of(collate_fn) in SEQUENCE_COLLATES):
-            self.core = core = open_core()
-            self.function = core if is_default else partial(collate_fn.collate, core)
-            # Only the collate sees the samples of an ImageFolder.
-            is_lent = is_default and kind_of(below_subsets(dataset)[0]) == "ImageFolder"
-            self.lender = core if is_lent else None
-            self._before = core.fallbacks()
+        is_sequence = is_batched and kind_of(collate_fn) in SEQUENCE_COLLATES
+        self.core = core = open_core() if is_default or is_sequence else None
+        self.function: Callable[[Any], Any] = collate_fn if core is None else core
+        if is_sequence:
+            self.function = partial(collate_fn.collate, core)
+        # Only the collate sees the samples of an ImageFolder.
+        is_lent = is_default and kind_of(below_subsets(dataset)[0]) == "ImageFolder"
+        self.lender = core if is_lent else None
+        self._before = {} if core is None else core.fallbacks()
 
     def fallbacks(self) -> dict[str, int]:
         """Return how many leaves torch's functions have collated since the beginning, by reason."""

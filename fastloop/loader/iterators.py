@@ -200,13 +200,18 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Rout
         return Route(path, f"path={path!r} was asked for")
     if changed and path == "auto" and loader.num_workers > 0:
         return Route("process", changed)
-    _check_transforms(loader.dataset, path, other)
+    for found in datasets_within(loader.dataset):
+        # Python would run the transform slower, and with other random numbers, so the user must ask
+        # for that path.
+        if reason := getattr(found, "_untranslated", ""):  # of an ArrayDataset or a subclass
+            remedy = f"use path={other!r}, which calls it for every sample"
+            raise ValueError(f"path={path!r} cannot load this: {reason}; {remedy}")
     try:
         return _array_route(loader, path, pin)
-    except NotCoveredError as reason:
+    except NotCoveredError as error:
         if path == "array":
-            raise ValueError(f"path='array' cannot load this: {reason}; use path='auto'") from None
-        return Route(other, str(reason))
+            raise ValueError(f"path='array' cannot load this: {error}; use path='auto'") from None
+        return Route(other, str(error))
 
 
 def _check_threads(loader: DataLoader[Any]) -> None:
@@ -224,15 +229,6 @@ def _check_threads(loader: DataLoader[Any]) -> None:
     for fault, applies in faults.items():
         if applies:
             raise ValueError(f"path='thread' cannot load {fault}")
-
-
-def _check_transforms(dataset: object, path: str, other: str) -> None:
-    """Refuse a transform that C cannot run. Python would run it slower, and with other random
-    numbers, so the user must ask for that path."""
-    for found in datasets_within(dataset):
-        if reason := getattr(found, "_untranslated", ""):  # of an ArrayDataset or a subclass
-            remedy = f"use path={other!r}, which calls it for every sample"
-            raise ValueError(f"path={path!r} cannot load this: {reason}; {remedy}")
 
 
 def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:

@@ -175,10 +175,6 @@ class LockedIter(ResumableIter):
 
     _is_closed = False
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._next_lock = NextLock()
-        super().__init__(loader)
-
     def _note_state(self, worker: int, state: bytes | None) -> None:
         """Note the dataset's state after the next batch, before that is handed out."""
         epoch: Any = self._epoch

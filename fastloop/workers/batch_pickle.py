@@ -61,9 +61,11 @@ class _Packer(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            pid: Any = None if self._is_shared else self._collated(obj)
-            if pid is None:
-                pid = self._view(obj)
+            # The place of a tensor that the C collate built; None for others.
+            place = None if self._is_shared else self._worker_end.find(obj)
+            if place is False:
+                raise _SharedError
+            pid: Any = self._view(obj) if place is None else self._add_place(place)
             if pid is not None:
                 self.packed.add(id(obj))
             return pid
@@ -71,13 +73,6 @@ class _Packer(ForkingPickler):
             self.has_storages = True
             return ("storage", self._storage(obj, 0, obj.nbytes()))
         return None
-
-    def _collated(self, tensor: torch.Tensor) -> int | None:
-        """Return the number of a tensor that the C collate built; None for others."""
-        place = self._worker_end.find(tensor)
-        if place is False:
-            raise _SharedError
-        return None if place is None else self._add_place(place)
 
     def _add_place(self, place: tuple[int, int, tuple[int, ...]]) -> int:
         self._places.append(place)

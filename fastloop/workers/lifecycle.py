@@ -34,8 +34,6 @@ _CODE_S = 5.0
 _LARGE = 1 << 20  # arrays from this many bytes on go beside the pickle
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
-# ParentEnd.address(): descriptor, bytes, offset, workers, depth, mapped at.
-Address = tuple[int, int, int, int, int, int]
 Place = tuple[int, int]  # in a SharedFile: offset, bytes
 
 
@@ -140,8 +138,7 @@ class WorkerProcess:
         if code == -signal.SIGKILL:
             remedy = f"{explain_kill()}. "
         elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
-            text = "Run with num_workers=0 under python -X faulthandler to see where. "
-            remedy = text + remedy
+            remedy = "Run with num_workers=0 under python -X faulthandler to see where. " + remedy
         return f"DataLoader worker (pid {self.pid}) {end}{task}. {remedy}"
 
 
@@ -188,11 +185,10 @@ class SharedFile:
         import numpy as np
 
         view = buffer.raw()
-        owner: Any = buffer if storage is None else storage
         address = np.frombuffer(view, np.uint8).ctypes.data if storage is None else None
         key = address, view.nbytes, storage and storage._cdata
         if key not in self._places:
-            self._alive.append(owner)
+            self._alive.append(buffer if storage is None else storage)
             self._places[key] = self.write(view)
         return self._places[key]
 
@@ -248,10 +244,11 @@ class DatasetTransfer:
     the process object of its successor.
 
     Attributes:
-        contents: torch's arguments, and where the shared memory is.
+        contents: torch's arguments, and where the shared memory is, as ``ParentEnd.address()``
+            says it: descriptor, bytes, offset, workers, depth, mapped at.
     """
 
-    def __init__(self, arguments: dict[str, Any], address: Address, file: SharedFile) -> None:
+    def __init__(self, arguments: dict[str, Any], address: Any, file: SharedFile) -> None:
         self.contents = arguments, address
         self._file = file
         self._pickled: Place | None = None  # where the last pickle lies

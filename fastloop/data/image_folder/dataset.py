@@ -80,8 +80,7 @@ def _list_samples(root: str, extensions: tuple[str, ...]) -> tuple[list[str], li
 # renames it. So the file is whole or not there, and a reader needs no lock.
 
 _KIND = "u8:"
-_IMAGES, _LOCK = "fastloop-images.npy", "fastloop-lock"
-_UNFINISHED = "fastloop-unfinished.npy"
+_IMAGES, _UNFINISHED, _LOCK = "fastloop-images.npy", "fastloop-unfinished.npy", "fastloop-lock"
 _BLOCK = 16  # images that a thread makes at once
 
 # Returns the image of a row, and the row of the file that it comes from. Called by several threads.

@@ -18,8 +18,6 @@ import numpy as np
 from fastloop.base.checks import make_message
 from fastloop.data.field import Array, open_regular
 
-Decode = Callable[[bytes], Any]
-
 _MAX_PIXELS = 89_478_485  # PIL.Image.MAX_IMAGE_PIXELS, for programs without Pillow
 
 
@@ -43,11 +41,9 @@ class AutoDecoder:
 
     def __init__(self) -> None:
         self._own = threading.local()  # memory for an image: new pages cost a third of the time
-        known = (
-            ("simplejpeg", b"\xff\xd8\xff", self._by_simplejpeg, find_module("simplejpeg")),
-            ("Pillow", b"", self._by_pillow, find_module("PIL.Image")),
-        )
-        self._decoders = [decoder for decoder in known if decoder[3] is not None]
+        jpeg = "simplejpeg", b"\xff\xd8\xff", self._by_simplejpeg, find_module("simplejpeg")
+        other = "Pillow", b"", self._by_pillow, find_module("PIL.Image")
+        self._decoders = [decoder for decoder in (jpeg, other) if decoder[3] is not None]
         self.name = ", ".join(name for name, *_ in self._decoders)
         if not self._decoders:
             raise ImportError("decode='auto' needs Pillow (pip install fastloop[images])")
@@ -122,7 +118,7 @@ def check_image(image: Any, who: str, path: str) -> Array:
     raise kind(make_message(f"the result of {who} for {path!r}", rule, got))
 
 
-def read_image(decode: Decode, path: str) -> Array:
+def read_image(decode: Callable[[bytes], Any], path: str) -> Array:
     """Return the image in a file. It may lie in memory of the decoder.
 
     Raises:

@@ -18,7 +18,7 @@ from fastloop._core import ArrayLoader
 from fastloop.base.machine import budget_of
 from fastloop.base.moves import tensors_in, watch
 from fastloop.base.ranges import named, tools
-from fastloop.base.threads import NextLock, count_alone, on_this_thread
+from fastloop.base.threads import count_alone, on_this_thread
 from fastloop.base.torch_parts import MapFetcher, Methods, pin_memory
 from fastloop.data.epochs import EpochDataset
 from fastloop.data.samplers import ShuffleSampler
@@ -181,7 +181,6 @@ class ArrayIter(ResumableIter):
     ) -> None:
         """Args: is_live: read the data when gathering, changed or not; ``path="array"`` asks so."""
         self._shared = shared
-        self._next_lock = NextLock()
         self._begin_epoch(loader)
         super().__init__(loader)
         if self._num_workers == 0 and self._timeout != 0:
@@ -196,8 +195,7 @@ class ArrayIter(ResumableIter):
         if self._num_workers > 0 and not is_live:
             # Workers see changes of shared tensors; torch counts none of inference tensors.
             for tensor in tensors_in(source.table):
-                is_shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
-                if not (is_shared or tensor.is_inference()):
+                if not (tensor.is_inference() or tensor.is_shared()):  # type: ignore[no-untyped-call]
                     self._versions[tensor] = tensor._version
         self._destination = self._open_destination(accelerator)
         self._pin_memory = self._pin_memory and accelerator is None
@@ -348,6 +346,4 @@ class ArrayIter(ResumableIter):
         self._is_closed, self._kept = True, ()
         self._array_loader.close()
 
-    def _shutdown_workers(self) -> None:
-        """Close, by torch's name for it, which frameworks call."""
-        self.close()
+    _shutdown_workers = close  # torch's name for it, which frameworks call

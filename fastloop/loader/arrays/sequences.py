@@ -101,10 +101,8 @@ class _Batch:
 
 def _pad(dataset: ArrayDataset, collate: PadCollate) -> Columns:
     batch, mask = _Batch(dataset), collate._mask
-    options: dict[str, Any] = {
-        "is_left": collate.padding_side == "left",
-        "multiple": collate.pad_to_multiple_of or 1,
-    }
+    options: dict[str, Any] = {"is_left": collate.padding_side == "left"}
+    options["multiple"] = collate.pad_to_multiple_of or 1
     if collate.max_length is not None:
         options["max_length"] = collate.max_length
     for field in batch.fields.all:
@@ -122,15 +120,13 @@ def _pad(dataset: ArrayDataset, collate: PadCollate) -> Columns:
 def _pack(dataset: ArrayDataset, collate: PackCollate) -> Columns:
     batch = _Batch(dataset)
     fields, main = batch.fields, batch.main
-    first: int | None = None  # the place of the first packed output, which packs for the others
+    packed: list[int] = []  # the places of packed outputs; the first packs for the others
 
     def options(field: SampleField) -> dict[str, Any]:
-        nonlocal first
-        at = len(batch.names)
-        first = at if first is None else first
+        packed.append(len(batch.names))
         return {
             "main": _offsets_of(batch.sources[main.key][0]),
-            "leader": at - first,
+            "leader": packed[-1] - packed[0],
             "max_tokens": collate.max_tokens or 0,
             "name": f"{'' if field.is_named else 'place '}{field.key!r}",
             "main_name": repr(main.key),

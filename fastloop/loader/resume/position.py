@@ -26,6 +26,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
+from fastloop.base.threads import NextLock
 from fastloop.base.torch_parts import BaseIter, call_as_torch, difference
 from fastloop.data import stateful
 from fastloop.data.epochs import IteratorEpochs, epochs_within
@@ -36,9 +37,6 @@ from fastloop.loader.resume.state import TORCH, State, generators_of, sampler_wi
 
 # Their iter() draws nothing; they draw when asked for the first item.
 _LAZY = (BatchSampler, SequentialSampler, *loader_state.SEEDED)
-
-# Leaves out of the items of a sampler those that the epoch has yielded already.
-_Skip = Callable[["LoaderEpoch", Iterator[Any]], Iterator[Any]]
 
 
 @contextmanager
@@ -174,8 +172,11 @@ class LoaderEpoch:
                 self._set_generators(self.at_iter)
             yield
 
-    def remaining(self, source: Iterator[Any], skip: _Skip) -> Iterator[Iterator[Any]]:
-        """Yield one iterator over the rest of `source`; runs when the first item is asked for."""
+    def remaining(self, source: Iterator[Any], skip: Callable[..., Any]) -> Iterator[Iterator[Any]]:
+        """Yield one iterator over the rest of `source`; runs when the first item is asked for.
+
+        Args: skip: takes this epoch and `source`, and leaves out the items yielded already.
+        """
         if self.state.is_spent:
             return
         # A state saved before the first item was drawn has none of torch's own generator: the
@@ -229,10 +230,13 @@ class ResumableIter(FinalizerBase, BaseIter):
         position = self._shared.position
         self._epoch = LoaderEpoch(loader, position, self._datasets, self._has_states)
         self._epoch.iterator = weakref.ref(self)
-        if before is not None and self._epoch.states is not None:
-            self._epoch.states.follow(before)
+        if (states := self._epoch.states) is not None:
+            states.is_here = not self._in_processes
+            if before is not None:
+                states.follow(before)
 
     def __init__(self, loader: DataLoader[Any]) -> None:
+        self._next_lock = NextLock()
         epoch = self._epoch
         if epoch.draws_seed is False:
             # torch's __init__ draws a seed in any case; the draw is undone.
@@ -417,10 +421,8 @@ class Position:
 
     def warn_of_end(self, loader: DataLoader[Any]) -> None:
         """Warn, before iter(), that a `for` loop will end without a batch."""
-        state = self.start
-        if state.yielded == 0 or state.is_spent:
-            return
-        if state.yielded == loader_state.count_batches(loader, state.sampler_epoch):
+        state, count_batches = self.start, loader_state.count_batches
+        if not state.is_spent and 0 < state.yielded == count_batches(loader, state.sampler_epoch):
             end = f"the loaded state stands at the end of epoch {state.epoch}"
             warnings.warn(f"{end}: this iter() gives no batch, the next one will", stacklevel=3)
 

@@ -145,30 +145,27 @@ class WorkerIter(MultiIter, LockedIter):
                 self._depth.start_epoch()
                 self._prefetch_factor = self._depth.value
             LockedIter._reset(self, loader, first_iter)
-            self._send_first_tasks(first_iter)
+            workers = range(self._num_workers)
+            self._send_idx = self._rcvd_idx = self._tasks_outstanding = 0
+            self._task_info: dict[int, tuple[Any, ...]] = {}
+            self._workers_status = [True for _ in workers]
+            self._workers_num_tasks = [0 for _ in workers]
+            states = self._epoch.states
+            # A resumed epoch goes on with the worker whose turn it was.
+            self._turns = islice(cycle(workers), 0 if states is None else states.first_worker, None)
+            if not first_iter:
+                for worker in workers:
+                    self._send(worker, Order(worker))
+                answers = self._num_workers
+                while answers > 0:
+                    answers -= isinstance(self._get_data()[0], Order)
+            if states is not None and (states.wants_initial or self._awaits_begin):
+                self._awaited.update(workers)
+                for worker in workers:
+                    self._send(worker, Order(worker, states))
+            for _ in range(self._prefetch_factor * self._num_workers):
+                self._try_put_index()
             self._is_whole = True
-
-    def _send_first_tasks(self, first_iter: bool) -> None:
-        workers = range(self._num_workers)
-        self._send_idx = self._rcvd_idx = self._tasks_outstanding = 0
-        self._task_info: dict[int, tuple[Any, ...]] = {}
-        self._workers_status = [True for _ in workers]
-        self._workers_num_tasks = [0 for _ in workers]
-        states = self._epoch.states
-        # A resumed epoch goes on with the worker whose turn it was.
-        self._turns = islice(cycle(workers), 0 if states is None else states.first_worker, None)
-        if not first_iter:
-            for worker in workers:
-                self._send(worker, Order(worker))
-            answers = self._num_workers
-            while answers > 0:
-                answers -= isinstance(self._get_data()[0], Order)
-        if states is not None and (states.wants_initial or self._awaits_begin):
-            self._awaited.update(workers)
-            for worker in workers:
-                self._send(worker, Order(worker, states))
-        for _ in range(self._prefetch_factor * self._num_workers):
-            self._try_put_index()
 
     def _get_data(self) -> tuple[Any, Any]:
         """Wait for a task; return its number, or the order to begin an epoch, and its data."""
@@ -224,7 +221,11 @@ class WorkerIter(MultiIter, LockedIter):
             number, arrived = self._get_data()
             self._tasks_outstanding -= 1
             if isinstance(arrived, StreamEnd):
-                self._end_share(arrived.worker_id)
+                # The share of a stream has ended: others get the worker's tasks.
+                if not self._persistent_workers:
+                    self._send(arrived.worker_id, None)
+                self._workers_status[arrived.worker_id] = False
+                self._try_put_index()
             elif number != self._rcvd_idx and self._in_order:
                 self._task_info[number] += (arrived,)
             else:
@@ -245,13 +246,6 @@ class WorkerIter(MultiIter, LockedIter):
         if not self._persistent_workers:
             self._shutdown_workers()
         raise StopIteration
-
-    def _end_share(self, worker: int) -> None:
-        """End a worker whose share of a stream has ended: others get its tasks."""
-        if not self._persistent_workers:
-            self._send(worker, None)
-        self._workers_status[worker] = False
-        self._try_put_index()
 
     def _process_data(self, data: Any, worker: int) -> Any:
         self._workers_num_tasks[worker] -= 1

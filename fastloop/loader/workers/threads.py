@@ -291,16 +291,10 @@ class ThreadIter(WorkerIter):
         self._workers[worker].put(task)
 
     def count(self) -> WorkerCounts:
-        fallbacks: Counter[str] = Counter()
-        for thread in self._workers:
-            fallbacks.update(thread.collation.fallbacks())
+        each = (Counter(thread.collation.fallbacks()) for thread in self._workers)
+        fallbacks: Counter[str] = sum(each, Counter())
         counts = [(t.batches, t.busy_ns, t.wait_ns, t.lock_ns) for t in self._workers]
         return tuple(counts), dict(fallbacks)
-
-    def _begin_epoch(self, loader: DataLoader[Any]) -> None:
-        super()._begin_epoch(loader)
-        if self._epoch.states is not None:
-            self._epoch.states.is_here = True
 
     # ---- batches
 
