@@ -80,10 +80,8 @@ class Epoch:
 
     def explain(self) -> str:
         """Return a line that names the epoch and who has set it."""
-        whose = "set by set_epoch()"
-        if self.users is None:
-            whose = "counted by fastloop's loaders; with torch's own, call set_epoch() for each"
-        return f"epoch {self.value}, {whose}"
+        counted = "counted by fastloop's loaders; with torch's own, call set_epoch() for each"
+        return f"epoch {self.value}, {counted if self.users is None else 'set by set_epoch()'}"
 
     def set(self, epoch: Any) -> None:
         """Set the number for the user; loaders no longer count it. Iterators that have begun stay
@@ -149,9 +147,10 @@ class IteratorEpochs:
         finally:
             _held.epochs = before
 
-    def wrap_init(self, init: Callable[[int], object] | None) -> Callable[[int], object]:
-        """Return a worker_init_fn that enters these epochs for good, and then calls `init`."""
-        return partial(self._enter_worker, init)
+    def wrap_init(self, init: Callable[[int], object] | None) -> Callable[[int], object] | None:
+        """Return a worker_init_fn for worker processes, which have to be in these epochs: it enters
+        them for good, and then calls `init`."""
+        return partial(self._enter_worker, init) if self.epochs else init
 
     def _enter_worker(self, init: Callable[[int], object] | None, worker: int) -> None:
         _Held.epochs = self  # for all threads of the process

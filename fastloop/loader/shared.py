@@ -90,16 +90,14 @@ class Shared:
             setattr(self, name, memory)
             return memory
 
-    def _renew(
-        self, memory: BatchPool | None, fields: int, is_shared: bool, device: int
-    ) -> BatchPool:
-        """Return `memory`, or new memory where it cannot be used: in a forked child, for another
+    def _renew(self, old: BatchPool | None, fields: int, is_shared: bool, device: int) -> BatchPool:
+        """Return `old`, or new memory where that cannot be used: in a forked child, for another
         device or for more tensors."""
         device = -1 if (is_shared, device) in self.unpinnable else device
-        if memory is not None:
-            if memory.is_own() and memory.device == device and memory.fields >= fields:
-                return memory
-            self.counts.update(memory.count())
+        if old is not None:
+            if old.is_own() and old.device == device and old.fields >= fields:
+                return old
+            self.counts.update(old.count())
             del self.counts["lent"]
         try:
             return BatchPool(fields, is_shared=is_shared, device=device)
@@ -270,9 +268,7 @@ class TorchProcessIter(MultiIter, LockedIter):
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._shared = shared
         self._begin_epoch(loader)
-        init: Any = loader.worker_init_fn
-        if self._datasets.epochs:  # worker processes have to be in those of this iterator
-            init = self._datasets.wrap_init(init)
+        init = self._datasets.wrap_init(loader.worker_init_fn)
         super().__init__(LoaderProxy(loader, worker_init_fn=init))
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:

@@ -64,17 +64,15 @@ class WorkerProcess:
         _workers.add(process)
         self._process = process
         self._fork_id = 0  # its name in _core
+        method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
+        self._has_server = method == "forkserver"
         process.daemon = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._process, name)
 
-    def start_method(self) -> str:
-        method: str | None = getattr(self._process, "_start_method", None)
-        return method or multiprocessing.get_start_method()
-
     def start(self) -> None:
-        if self.start_method() == "forkserver":
+        if self._has_server:
             forkserver.ensure_running()  # it must not inherit the mask set below
         with interrupts_held():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -113,8 +111,7 @@ class WorkerProcess:
         it ends, and processes it has started can hold it open long after.
         """
         deadline = monotonic() + timeout
-        has_server = self.start_method() == "forkserver"
-        while self.is_alive() or (has_server and self._process.exitcode is None):
+        while self.is_alive() or (self._has_server and self._process.exitcode is None):
             if (rest := deadline - monotonic()) <= 0:
                 return
             sleep(min(rest, 0.001))

@@ -109,10 +109,11 @@ class State:
         """Return the dict of ``state_dict()``, which shares nothing with this state."""
         found = {**vars(self), **_write_readers(self.readers)}
         del found["readers"], found["is_spent"]
-        found["generators"] = {
-            moment: dict.fromkeys(GENERATORS, "") | _to_hex(self.generators.get(moment, {}))
-            for moment in MOMENTS
-        }
+        found["generators"] = {}
+        for moment in MOMENTS:
+            states = self.generators.get(moment, {})
+            texts = {name: state.numpy().tobytes().hex() for name, state in states.items()}
+            found["generators"][moment] = dict.fromkeys(GENERATORS, "") | texts
         return deepcopy(found)
 
     @classmethod
@@ -165,10 +166,6 @@ def _check(name: str, value: Any, like: Any) -> None:
         if key not in value:
             raise ValueError(f"{name} has no {key!r}; {_REMEDY}")
         _check(f"{name}[{key!r}]", value[key], part)
-
-
-def _to_hex(states: RandomStates) -> dict[str, str]:
-    return {name: state.numpy().tobytes().hex() for name, state in states.items()}
 
 
 def _decode(name: str, text: str, generators: Generators) -> torch.Tensor:

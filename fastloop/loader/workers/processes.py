@@ -96,8 +96,7 @@ class ProcessIter(WorkerIter):
         return self._parent_end.count()
 
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
-        if self._datasets.epochs:
-            arguments["init_fn"] = self._datasets.wrap_init(arguments["init_fn"])
+        arguments["init_fn"] = self._datasets.wrap_init(arguments["init_fn"])
         arguments["dataset"] = reader or arguments["dataset"]
         transfer = DatasetTransfer(arguments, self._parent_end.address(), self._file)
         self._transfers.append(transfer)
