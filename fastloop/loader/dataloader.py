@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
@@ -22,6 +21,7 @@ from fastloop.loader.iterators import PATHS, choose_route, iterate_anew, open_it
 from fastloop.loader.shared import CLOSED, Shared, shared_of
 
 if TYPE_CHECKING:
+    from torch.utils.data.dataloader import _collate_fn_t, _worker_init_fn_t
     from typing_extensions import Self
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -196,11 +196,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         sampler: Sampler | Iterable | None = None,  # type: ignore[type-arg]
         batch_sampler: Sampler[list] | Iterable[list] | None = None,  # type: ignore[type-arg]
         num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: _collate_fn_t | None = None,  # type: ignore[type-arg]
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
+        worker_init_fn: _worker_init_fn_t | None = None,
         multiprocessing_context=None,
         generator=None,
         *,

@@ -32,9 +32,6 @@ NO_STATE = b""  # behind a batch; WorkerEnd.write takes bytes, and not None
 _NEAR = 64 << 10  # parts of a storage that are nearer to one another are copied as one
 _GRAIN = 16  # copies of storages begin at multiples of this, so that all dtypes stay aligned
 
-# The parts of each storage that were copied: (first byte, number of the tensor that holds it).
-_Parts = dict[int, list[tuple[int, int]]]
-
 
 class _SharedError(Exception):
     """Two collated tensors alias each other (a user's container made views); pack by storage."""
@@ -97,9 +94,9 @@ class _Packer(ForkingPickler):
         self._ranges.setdefault(key, []).append((begin, end, storage.data_ptr()))
         return key, begin
 
-    def table(self) -> tuple[list[Any], _Parts, list[tuple[Any, ...]]]:
-        """Copy the noted bytes. Return the places of the batch, the parts of each storage among
-        them, and the views of these."""
+    def table(self) -> tuple[list[Any], dict[int, Any], list[tuple[Any, ...]]]:
+        """Copy the noted bytes. Return the places of the batch; of each storage the parts that were
+        copied, (first byte, number of the place); and the views of these."""
         parts = {key: self._copy(ranges) for key, ranges in self._ranges.items()}
         return self._places, parts, self._views
 

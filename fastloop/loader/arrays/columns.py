@@ -232,11 +232,6 @@ def _collated(dtype: np.dtype[Any], is_number: bool) -> torch.dtype | None:
     return found
 
 
-def take_tensor(dataset: Any) -> Columns:
-    """Take a tensor that is a dataset itself."""
-    return Columns(None).add("the dataset", dataset)
-
-
 def take_ndarray(dataset: Any) -> Columns:
     """Take an ndarray that is a dataset itself."""
     field = Field("the dataset", dataset)
@@ -414,7 +409,7 @@ _TAKERS: dict[Any, Taker] = {
     "ImageFolder": take_images,
     "TokenDataset": take_tokens,
     torch_data.TensorDataset: take_tensors,
-    torch.Tensor: take_tensor,
+    torch.Tensor: lambda tensor: Columns(None).add("the dataset", tensor),
     **dict.fromkeys((np.ndarray, np.memmap), take_ndarray),
     torch_data.Subset: take_subset,
     torch_data.StackDataset: take_stack,

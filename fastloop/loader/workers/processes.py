@@ -17,7 +17,6 @@ from collections import Counter
 from time import monotonic, sleep
 from typing import Any
 
-import torch
 import torch.multiprocessing
 from torch.utils.data import DataLoader
 
