@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,13 +149,17 @@ class ArrayDataset(EpochDataset):
     def __getitem__(self, index: Any) -> Any:
         if not self._transforms:  # each field takes any index that its array takes
             return self._as_sample([field[index] for field in self._fields])
+        rows: Any
         epoch, several = self._epoch_now(), self._items_of(index)
         if several is None:
-            row, view = read_item(index, len(self))
-            return self._take(row, lambda transform: transform.apply(row, epoch, view))
-        items = [read_item(item, len(self)) for item in several]
-        rows = [row for row, _ in items]
-        return self._take(rows, lambda transform: transform.stack(items, epoch))
+            rows, view = read_item(index, len(self))
+            made = {i: each.apply(rows, epoch, view) for i, each in self._transforms.items()}
+        else:
+            items = [read_item(item, len(self)) for item in several]
+            rows = [row for row, _ in items]
+            made = {i: each.stack(items, epoch) for i, each in self._transforms.items()}
+        fields = enumerate(self._fields)
+        return self._as_sample([made[i] if i in made else field[rows] for i, field in fields])
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         return [self[index] for index in indices]
@@ -186,14 +190,6 @@ class ArrayDataset(EpochDataset):
         if len(index) != len(self):
             raise IndexError(f"a mask must have the dataset's length {len(self)}, got {len(index)}")
         return [row for row, is_taken in enumerate(index) if is_taken]
-
-    def _take(self, rows: Any, apply: Callable[[FieldTransform], Any]) -> Any:
-        """Return these rows of all fields; ``apply`` makes those of a field with a transform."""
-        made = [
-            apply(self._transforms[i]) if i in self._transforms else field[rows]
-            for i, field in enumerate(self._fields)
-        ]
-        return self._as_sample(made)
 
     def params(
         self, index: int, epoch: int | None = None, view: int = 0, field: Any = None

@@ -78,9 +78,8 @@ class _Packer(ForkingPickler):
     def _view(self, tensor: torch.Tensor) -> tuple[str, int] | None:
         if tensor.device.type != "cpu" or not is_plain(tensor):
             return None
-        number = self._tensors.get(id(tensor))
-        if number is None:
-            number = self._tensors[id(tensor)] = len(self._views)
+        number = self._tensors.setdefault(id(tensor), len(self._views))
+        if number == len(self._views):
             self._alive.append(tensor)
             storage = self._storage(tensor.untyped_storage(), *extent(tensor))
             layout = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
