@@ -9,6 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from fastloop.data.transforms.arguments import InterpolationMode
+from fastloop.data.transforms.color import (
+    ColorJitter,
+    Grayscale,
+    RandomAutocontrast,
+    RandomChannelPermutation,
+    RandomEqualize,
+    RandomGrayscale,
+    RandomInvert,
+    RandomPhotometricDistort,
+    RandomPosterize,
+    RandomSolarize,
+)
 from fastloop.data.transforms.dataset_transform import remedy_for
 from fastloop.data.transforms.ops import (
     CenterCrop,
@@ -29,15 +41,25 @@ from fastloop.data.transforms.ops import (
 
 __all__ = [
     "CenterCrop",
+    "ColorJitter",
     "Compose",
+    "Grayscale",
     "Identity",
     "InterpolationMode",
     "Normalize",
     "Pad",
+    "RandomAutocontrast",
+    "RandomChannelPermutation",
     "RandomCrop",
+    "RandomEqualize",
     "RandomErasing",
+    "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomPhotometricDistort",
+    "RandomPosterize",
     "RandomResizedCrop",
+    "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",
     "ToDtype",

@@ -6,46 +6,16 @@
 #ifndef IMAGE_FIXTURE_H
 #define IMAGE_FIXTURE_H
 
-#include "check.h"
+#include "tone_fixture.h"
 
 #include "fl_cpu_image.h"
 #include "fl_cpu_level.h"
-#include "fl_image_plan.h"
 
-enum { NOT_FILLED = -1, MAX_TABLES = 8 };
-
-typedef struct pixel {
-    int fill; /* the operation, or NOT_FILLED */
-    uint8_t byte[FL_MAX_CHANNELS];
-} pixel;
-
-typedef struct picture {
-    fl_image_size size;
-    pixel *pixels; /* owned */
-} picture;
+enum { MAX_TABLES = 8 };
 
 static inline int32_t type_bytes(fl_image_type type)
 {
     return type == FL_IMAGE_U8 ? 1 : type == FL_IMAGE_F32 ? 4 : 2;
-}
-
-static inline picture make_picture(int32_t height, int32_t width)
-{
-    picture p = {{height, width}, calloc((size_t)height * (size_t)width + 1, sizeof(pixel))};
-    CHECK(p.pixels != NULL);
-    return p;
-}
-
-static inline pixel *pixel_at(const picture *p, int32_t y, int32_t x)
-{
-    CHECK(y >= 0 && y < p->size.height && x >= 0 && x < p->size.width);
-    return &p->pixels[(int64_t)y * p->size.width + x];
-}
-
-static inline void replace(picture *old, picture new)
-{
-    free(old->pixels);
-    *old = new;
 }
 
 /* Which sample padding repeats at place i of an axis of `length`; -1: none. */
@@ -133,11 +103,7 @@ static inline void resize_picture(picture *p, fl_interpolation how, fl_image_siz
                                   int32_t channels, const fl_image_op *ops)
 {
     if (size.height == p->size.height && size.width == p->size.width) return;
-    for (int64_t i = 0; i < (int64_t)p->size.height * p->size.width; i++) {
-        pixel *at = &p->pixels[i];
-        if (at->fill != NOT_FILLED) memcpy(at->byte, ops[at->fill].fill, sizeof at->byte);
-        at->fill = NOT_FILLED;
-    }
+    settle(p, ops);
     resize_x(p, how, size.width, channels);
     transpose(p);
     resize_x(p, how, size.height, channels);
@@ -153,8 +119,9 @@ static inline void erase_picture(picture *p, const fl_image_params *at, int op)
             pixel_at(p, at->top + y, at->left + x)->fill = op;
 }
 
+/* *channels becomes that of the result. */
 static inline void
-follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at, int32_t channels)
+follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at, int32_t *channels)
 {
     const fl_image_op *op = &ops[i];
     switch (op->kind) {
@@ -167,11 +134,11 @@ follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at,
         crop_picture(p, at->top, at->left, op->size);
         break;
     case FL_OP_RESIZE:
-        resize_picture(p, op->interpolation, at->out, channels, ops);
+        resize_picture(p, op->interpolation, at->out, *channels, ops);
         break;
     case FL_OP_RANDOM_RESIZED_CROP:
         crop_picture(p, at->top, at->left, at->size);
-        resize_picture(p, op->interpolation, op->size, channels, ops);
+        resize_picture(p, op->interpolation, op->size, *channels, ops);
         break;
     case FL_OP_HORIZONTAL_FLIP:
         if (at->is_applied) flip_picture(p, true);
@@ -182,8 +149,8 @@ follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at,
     case FL_OP_ERASE:
         if (at->is_applied) erase_picture(p, at, i);
         break;
-    case FL_OP_KINDS:
-        CHECK(false);
+    default:
+        follow_tone(p, ops, i, at, channels);
     }
     CHECK_INT(p->size.height, at->out.height);
     CHECK_INT(p->size.width, at->out.width);
@@ -203,23 +170,22 @@ static inline char *expected_output(const fl_image_config *config, const fl_imag
                     source
                         ->data[y * source->stride_y + x * source->stride_x + c * source->stride_c];
         }
-    for (int32_t i = 0; i < config->count; i++)
-        follow(&p, config->ops, i, &params[i], config->channels);
+    int32_t channels = config->channels;
+    for (int32_t i = 0; i < config->count; i++) follow(&p, config->ops, i, &params[i], &channels);
     int32_t bytes = type_bytes(config->type), height = p.size.height, width = p.size.width;
-    char *out = malloc((size_t)height * (size_t)width * (size_t)(config->channels * bytes));
+    char *out = malloc((size_t)height * (size_t)width * (size_t)(channels * bytes));
     CHECK(out != NULL);
     for (int32_t y = 0; y < height; y++)
         for (int32_t x = 0; x < width; x++)
-            for (int32_t c = 0; c < config->channels; c++) {
+            for (int32_t c = 0; c < channels; c++) {
                 const pixel *at = pixel_at(&p, y, x);
                 const char *value = (const char *)&at->byte[c];
                 if (config->tables != NULL)
                     value = (const char *)config->tables + (c * 256 + at->byte[c]) * bytes;
                 if (at->fill != NOT_FILLED)
                     value = (const char *)config->ops[at->fill].out_fill + c * bytes;
-                int64_t element = config->layout == FL_HWC
-                                      ? ((int64_t)y * width + x) * config->channels + c
-                                      : ((int64_t)c * height + y) * width + x;
+                int64_t element = config->layout == FL_HWC ? ((int64_t)y * width + x) * channels + c
+                                                           : ((int64_t)c * height + y) * width + x;
                 memcpy(out + element * bytes, value, (size_t)bytes);
             }
     free(p.pixels);
@@ -311,6 +277,7 @@ static inline fl_image_op random_op(uint64_t *seed, fl_image_op_kind kind, int32
         for (int i = 0; i < 4; i++) op.padding[i] = (int32_t)random_below(seed, 6);
         op.pad_if_needed = random_below(seed, 2);
     }
+    random_numbers(seed, &op);
     op.scale[0] = 0.1, op.scale[1] = 1, op.ratio[0] = 0.5, op.ratio[1] = 2.5;
     return op;
 }
@@ -330,7 +297,7 @@ static inline void make_tables(uint64_t *seed, plan_case *p)
     p->config.tables = p->tables;
     p->config.linear = p->linear;
     bool is_linear = p->config.type == FL_IMAGE_F32 && random_below(seed, 3) > 0;
-    for (int32_t c = 0; c < p->config.channels; c++) {
+    for (int32_t c = 0; c < FL_MAX_CHANNELS; c++) {
         float *l = &p->linear[3 * c];
         l[0] = 1 / 255.0f, l[1] = (float)random_below(seed, 99) / 100;
         l[2] = (float)(1 + random_below(seed, 99)) / 100;
@@ -350,7 +317,7 @@ static inline void make_fills(uint64_t *seed, plan_case *p)
         fill_random(seed, (char *)op->fill, sizeof op->fill);
         fill_random(seed, (char *)op->out_fill, sizeof op->out_fill);
         if (random_below(seed, 2)) continue;
-        for (int32_t c = 0; c < p->config.channels; c++) {
+        for (int32_t c = 0; c < FL_MAX_CHANNELS; c++) {
             const void *element = p->tables + (c * 256 + op->fill[c]) * bytes;
             if (p->config.tables == NULL) element = &op->fill[c];
             memcpy(op->out_fill + c * bytes, element, (size_t)bytes);
@@ -371,8 +338,12 @@ static inline void random_case(uint64_t *seed, plan_case *p, int32_t most_ops, i
                                   .seed = next_random(seed),
                                   .image_ops = &fl_cpu_image_plain};
     p->config.in = (fl_image_size){random_length(seed, longest), random_length(seed, longest)};
-    for (int32_t i = 0; i < p->config.count; i++)
-        p->ops[i] = random_op(seed, (fl_image_op_kind)random_below(seed, FL_OP_KINDS), longest);
+    for (int32_t i = 0; i < p->config.count; i++) {
+        fl_image_op_kind kind;
+        do kind = (fl_image_op_kind)random_below(seed, FL_OP_KINDS);
+        while (is_color(kind) && p->config.channels % 2 == 0);
+        p->ops[i] = random_op(seed, kind, longest);
+    }
     set_occurrences(p);
     make_tables(seed, p);
     make_fills(seed, p);

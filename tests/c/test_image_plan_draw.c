@@ -71,8 +71,20 @@ static void test_arguments_that_are_wrong_for_any_image(void)
     check_op_refused(op, 9, 9, "Resize(size=(9, 9), max_size=10)|one number");
     op = (fl_image_op){.kind = FL_OP_RESIZE, .size = {9, 0}, .max_size = 9};
     check_op_refused(op, 9, 9, "Resize(size=9, max_size=9)|greater");
+    op = (fl_image_op){.kind = FL_OP_INVERT, .p = 2};
+    check_op_refused(op, 9, 9, "RandomInvert(p=2)");
+    op = (fl_image_op){.kind = FL_OP_SOLARIZE, .number = {255.5}};
+    check_op_refused(op, 9, 9, "RandomSolarize(threshold=255.5)");
+    op = (fl_image_op){.kind = FL_OP_POSTERIZE, .number = {9}};
+    check_op_refused(op, 9, 9, "RandomPosterize(bits=9)");
+    op = (fl_image_op){.kind = FL_OP_GRAYSCALE, .number = {2}};
+    check_op_refused(op, 9, 9, "Grayscale(num_output_channels=2)");
+    op = (fl_image_op){.kind = FL_OP_COLOR_JITTER, .number = {0, 1, 2, 1}};
+    check_op_refused(op, 9, 9, "ColorJitter(contrast=(2, 1))");
+    op = (fl_image_op){.kind = FL_OP_PHOTOMETRIC_DISTORT, .number = {0, 1, 0, 1, 0, 1, -0.6, 0}};
+    check_op_refused(op, 9, 9, "RandomPhotometricDistort(hue=(-0.6, 0))|-0.5 to 0.5");
     op = (fl_image_op){.kind = FL_OP_KINDS};
-    check_op_refused(op, 9, 9, "no operation of kind 8");
+    check_op_refused(op, 9, 9, "no operation of kind");
 }
 
 static void test_operations_that_do_not_go_with_the_image(void)
@@ -103,6 +115,9 @@ static void test_configurations_that_cannot_be(void)
     fl_image_op ops[FL_MAX_IMAGE_OPS + 1] = {{.kind = FL_OP_PAD}};
     fl_image_config config = config_of(ops, FL_MAX_IMAGE_OPS + 1, 8, 8);
     check_refused(&config, "at most 32");
+    fl_image_op color = {.kind = FL_OP_AUTOCONTRAST};
+    config = config_of(&color, 1, 8, 8), config.channels = 4;
+    check_refused(&config, "RandomAutocontrast|1 or 3 channels, not 4");
     config = config_of(ops, 1, 8, 8), config.channels = 5;
     check_refused(&config, "1 to 4 channels, not 5");
     config = config_of(ops, 1, 8, 8), config.type = FL_IMAGE_F32;

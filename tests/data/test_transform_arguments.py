@@ -64,6 +64,16 @@ def made(module: Any) -> list[Any]:
         module.ToDtype(torch.float16),
         module.Normalize(MEAN, STD),
         module.Normalize(mean=[0.5], std=[0.5], inplace=True),
+        module.RandomInvert(),
+        module.RandomSolarize(128),
+        module.RandomPosterize(bits=3, p=1),
+        module.RandomAutocontrast(0.2),
+        module.Grayscale(),
+        module.RandomGrayscale(),
+        module.ColorJitter(0.4, (0.5, 2), [0, 1], 0.1),
+        module.ColorJitter(brightness=0, hue=0),
+        module.RandomChannelPermutation(),
+        module.RandomPhotometricDistort(),
     ]
 
 

@@ -165,4 +165,6 @@ sys.meta_path.insert(0, NoTorch())
 import fastloop.__main__ as m
 m.main(["doctor"])"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "needs PyTorch, which is not installed" in done.stdout, done.stderr
+    assert done.returncode == 0 and "needs PyTorch, which is not installed" in done.stdout, (
+        done.stderr
+    )

@@ -19,6 +19,9 @@ Size = tuple[int, int]  # height, width
 KINDS = (
     *("Pad", "CenterCrop", "RandomCrop", "Resize", "RandomResizedCrop"),
     *("RandomHorizontalFlip", "RandomVerticalFlip", "RandomErasing"),
+    *("RandomInvert", "RandomSolarize", "RandomPosterize", "RandomAutocontrast", "RandomEqualize"),
+    *("Grayscale", "RandomGrayscale", "ColorJitter", "RandomChannelPermutation"),
+    "RandomPhotometricDistort",
 )
 TRIES = 10
 

@@ -21,6 +21,16 @@ typedef enum fl_image_op_kind {
     FL_OP_HORIZONTAL_FLIP,
     FL_OP_VERTICAL_FLIP,
     FL_OP_ERASE,
+    FL_OP_INVERT,
+    FL_OP_SOLARIZE,
+    FL_OP_POSTERIZE,
+    FL_OP_AUTOCONTRAST,
+    FL_OP_EQUALIZE,
+    FL_OP_GRAYSCALE,
+    FL_OP_RANDOM_GRAYSCALE,
+    FL_OP_COLOR_JITTER,
+    FL_OP_CHANNEL_PERMUTATION,
+    FL_OP_PHOTOMETRIC_DISTORT,
     FL_OP_KINDS
 } fl_image_op_kind;
 
@@ -32,7 +42,12 @@ typedef enum fl_padding_mode {
     FL_PADDING_MODES
 } fl_padding_mode;
 
-enum { FL_MAX_IMAGE_OPS = 32, FL_MAX_FILL_BYTES = 4 * FL_MAX_CHANNELS };
+enum {
+    FL_MAX_IMAGE_OPS = 32,
+    FL_MAX_FILL_BYTES = 4 * FL_MAX_CHANNELS,
+    FL_OP_NUMBERS = 8,   /* arguments of a kind's own */
+    FL_DRAWN_NUMBERS = 4 /* drawn for one operation */
+};
 
 /* An operation as requested. Fields that its kind does not name are 0. */
 typedef struct fl_image_op {
@@ -47,9 +62,13 @@ typedef struct fl_image_op {
     fl_padding_mode padding_mode;   /* PAD, RANDOM_CROP */
     int32_t padding[4];             /* PAD, RANDOM_CROP: left, top, right, bottom */
     bool pad_if_needed;             /* RANDOM_CROP */
-    double p;                       /* flips, ERASE: probability */
+    double p;                       /* operations with a probability */
     double scale[2], ratio[2];      /* RANDOM_RESIZED_CROP, ERASE */
     double log_ratio[2];            /* set by the plan */
+    int32_t channels;               /* set by the plan: of the image before it */
+    /* SOLARIZE: threshold. POSTERIZE: bits. GRAYSCALE: channels of the result. COLOR_JITTER,
+     * PHOTOMETRIC_DISTORT: least and most brightness, contrast, saturation and hue; NaN: stays. */
+    double number[FL_OP_NUMBERS];
     /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds as bytes, where a RESIZE comes after it.
      * Else only the speed depends on it: best is what out_fill is cast from. */
     uint8_t fill[FL_MAX_CHANNELS];
@@ -60,11 +79,17 @@ typedef struct fl_image_op {
 
 /* The parameters of one operation for one sample. */
 typedef struct fl_image_params {
-    bool is_applied;    /* flips and ERASE: whether; else true */
+    bool is_applied;    /* operations with a probability: whether; else true */
     int32_t top, left;  /* crops, in the padded image; ERASE: of the rectangle */
     fl_image_size size; /* crops, ERASE: of the rectangle */
     int32_t padding[4]; /* what is padded in all: left, top, right, bottom */
     fl_image_size out;  /* of the image after this operation */
+    /* COLOR_JITTER, PHOTOMETRIC_DISTORT: brightness, contrast, saturation, hue; NaN: stays. */
+    float number[FL_DRAWN_NUMBERS];
+    /* COLOR_JITTER: the order of these four. CHANNEL_PERMUTATION: the channel that becomes channel
+     * k. PHOTOMETRIC_DISTORT: likewise, and behind them 1 if contrast comes early; [0] -1: channels
+     * stay. */
+    int8_t order[FL_MAX_CHANNELS + 1];
 } fl_image_params;
 
 /* One image: element (y, x, c) is data[y * stride_y + x * stride_x + c * stride_c], strides of any

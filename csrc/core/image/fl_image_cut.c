@@ -46,13 +46,27 @@ static int find_byte(const char *table, const void *element, size_t bytes, uint8
     return -1;
 }
 
+/* How many channels there are in the end, if they stay the same from operation `first` on; else 0:
+ * what operations before the last change fill is never looked up. */
+static int32_t lasting_channels(const fl_image_config *config, int32_t first)
+{
+    int32_t channels = config->channels, after = channels, before = channels;
+    for (int32_t i = 0; i < config->count; i++) {
+        if (i == first) before = after;
+        after = fl_image_op_channels(&config->ops[i], after);
+        if (i >= first && after != before) return 0;
+    }
+    return before;
+}
+
 /* Fills with the bytes that become what the operation fills with. */
-static int cut_fill(const fl_image_config *config, fl_image_size in, fl_image_op *op, fl_err *err)
+static int cut_fill(const fl_image_config *config, fl_image_size in, int32_t channels,
+                    fl_image_op *op, fl_err *err)
 {
     const char *name = name_filler(op, in), *tables = config->tables;
     const size_t bytes = (size_t)fl_image_type_bytes(config->type);
     fl_image_op cut = *op;
-    for (int32_t c = 0; name != NULL && c < config->channels; c++) {
+    for (int32_t c = 0; name != NULL && c < channels; c++) {
         int value = find_byte(tables + (size_t)c * 256 * bytes, op->out_fill + (size_t)c * bytes,
                               bytes, op->fill[c]);
         if (value < 0)
@@ -76,7 +90,7 @@ int fl_image_cut_open(const fl_image_config *config, fl_image_plan **out, fl_err
         return fl_fail(err, FL_EINVAL, "it has more than %d operations", FL_MAX_IMAGE_OPS);
     for (int32_t i = 0; i < config->count; i++) {
         ops[i] = config->ops[i];
-        FL_TRY(cut_fill(config, size, &ops[i], err));
+        FL_TRY(cut_fill(config, size, lasting_channels(config, i), &ops[i], err));
         FL_TRY(fl_image_op_size(&ops[i], size, &size, err));
     }
     fl_image_config cut = *config;

@@ -50,6 +50,40 @@ typedef struct fl_image_block {
     uint8_t fill;
 } fl_image_block;
 
+/* Rows of bytes at one place of planes that lie `plane` bytes apart. */
+typedef struct fl_image_planes {
+    uint8_t *data; /* of the first plane */
+    int64_t pitch, plane;
+    int64_t rows, columns;
+} fl_image_planes;
+
+/* Operations on colours, in place unless there is a dst. Bytes are those of torchvision; every
+ * product and sum is rounded to float32, and fma is rounded once. V is a byte, f(x) is x as
+ * float32, whole() cuts to an integer, and grey = fma(B, f(.114), fma(G, f(.587), R * f(.2989))).
+ * Those of three planes take R, G and B. */
+typedef struct fl_image_tone_ops {
+    /* V becomes table[V], in the first plane. */
+    void (*look_up)(const fl_image_planes *planes, const uint8_t *table);
+
+    /* The least and the largest byte of the first plane, which is not empty. */
+    void (*range)(const fl_image_planes *planes, uint8_t *least, uint8_t *largest);
+
+    /* Adds how often each byte is in the first plane to count[256]. */
+    void (*count)(const fl_image_planes *planes, int64_t *count);
+
+    /* Adds bytes i of src, i < bytes, to sum[i % 32]. */
+    void (*sum)(const uint8_t *src, int64_t bytes, int64_t *sum);
+
+    /* whole(grey) of three planes to rows of dst, which follow each other. */
+    void (*grey)(uint8_t *dst, const fl_image_planes *planes);
+
+    /* V of three planes becomes whole(fma(whole(grey), rest, V * factor)) within 0 and 255. */
+    void (*saturate)(const fl_image_planes *planes, float factor, float rest);
+
+    /* Turns the hue of three planes by so many turns, from -0.5 to 0.5. */
+    void (*turn_hue)(const fl_image_planes *planes, float turns);
+} fl_image_tone_ops;
+
 typedef struct fl_image_ops {
     const char *name; /* that of a level of fl_cpu_level */
 
@@ -81,6 +115,8 @@ typedef struct fl_image_ops {
      * read and need not be memory. */
     void (*resample_y)(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
                        int64_t width, const fl_resample *axis);
+
+    fl_image_tone_ops tone;
 } fl_image_ops;
 
 #endif

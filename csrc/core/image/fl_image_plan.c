@@ -16,6 +16,16 @@ static const fl_op_type *const op_types[FL_OP_KINDS] = {
     [FL_OP_HORIZONTAL_FLIP] = &fl_op_horizontal_flip,
     [FL_OP_VERTICAL_FLIP] = &fl_op_vertical_flip,
     [FL_OP_ERASE] = &fl_op_erase,
+    [FL_OP_INVERT] = &fl_op_tone,
+    [FL_OP_SOLARIZE] = &fl_op_tone,
+    [FL_OP_POSTERIZE] = &fl_op_tone,
+    [FL_OP_AUTOCONTRAST] = &fl_op_autocontrast,
+    [FL_OP_EQUALIZE] = &fl_op_tone,
+    [FL_OP_GRAYSCALE] = &fl_op_grayscale,
+    [FL_OP_RANDOM_GRAYSCALE] = &fl_op_random_grayscale,
+    [FL_OP_COLOR_JITTER] = &fl_op_color_jitter,
+    [FL_OP_CHANNEL_PERMUTATION] = &fl_op_channel_permutation,
+    [FL_OP_PHOTOMETRIC_DISTORT] = &fl_op_photometric_distort,
 };
 
 enum { MAX_OCCURRENCES = 8 };
@@ -23,6 +33,7 @@ enum { MAX_OCCURRENCES = 8 };
 struct fl_image_plan {
     /* set at open, then read-only */
     int32_t count;
+    int32_t channels; /* of images; of results: the output's */
     fl_image_size in;
     fl_image_output output; /* owned */
     uint64_t seed;
@@ -78,7 +89,7 @@ static int check_op(const fl_image_op *op, fl_err *err)
     const fl_op_type *type = op_types[op->kind];
     if (type->is_drawn && op->occurrence >= MAX_OCCURRENCES)
         return fl_fail(err, FL_EINVAL, "a plan has at most %d of %s", MAX_OCCURRENCES, type->name);
-    return type->check(op, err);
+    return type->check != NULL ? type->check(op, err) : FL_OK;
 }
 
 /* What was erased is written last, so nothing may mix it with other pixels or repeat it. */
@@ -117,15 +128,30 @@ int fl_image_op_size(const fl_image_op *op, fl_image_size in, fl_image_size *out
     return op_types[op->kind]->size(op, in, out, err);
 }
 
+int32_t fl_image_op_channels(const fl_image_op *op, int32_t channels)
+{
+    return op->kind == FL_OP_GRAYSCALE ? (int32_t)op->number[0] : channels;
+}
+
+static int check_channels(const fl_image_op *op, int32_t channels, fl_err *err)
+{
+    const fl_op_type *type = op_types[op->kind];
+    if (!type->is_color || channels == 1 || channels == 3) return FL_OK;
+    return fl_fail(err, FL_EINVAL, "%s: images have 1 or 3 channels, not %d", type->name, channels);
+}
+
 static int check_ops(const fl_image_config *config, fl_image_size *size, fl_err *err)
 {
     bool has_erased = false;
+    int32_t channels = config->channels;
     int64_t segments = 1;
     if (config->in.height != 0 || config->in.width != 0) FL_TRY(check_image(config->in, err));
     *size = config->in;
     for (int32_t i = 0; i < config->count; i++) {
         const fl_image_op *op = &config->ops[i];
         FL_TRY(fl_image_op_size(op, *size, size, err));
+        FL_TRY(check_channels(op, channels, err));
+        channels = fl_image_op_channels(op, channels);
         if (fl_size_is_known(*size)) FL_TRY(check_image(*size, err));
         FL_TRY(count_segments(op, &segments, err));
         if (has_erased) FL_TRY(check_after_erase(op, err));
@@ -141,6 +167,8 @@ static void copy_ops(fl_image_plan *plan, const fl_image_config *config)
 {
     for (int32_t i = 0; i < config->count; i++) {
         plan->ops[i] = config->ops[i];
+        plan->ops[i].channels = plan->output.channels;
+        plan->output.channels = fl_image_op_channels(&plan->ops[i], plan->output.channels);
         if (op_types[plan->ops[i].kind]->has_area) fl_op_set_ratio(&plan->ops[i]);
     }
 }
@@ -155,13 +183,13 @@ int fl_image_plan_open(const fl_image_config *config, fl_image_plan **out, fl_er
     if (plan == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a plan");
     plan->count = config->count;
     plan->in = config->in;
-    plan->output = (fl_image_output){.size = size,
-                                     .channels = config->channels,
-                                     .type = config->type,
-                                     .is_joined = config->layout == FL_HWC && config->channels > 1};
+    plan->output =
+        (fl_image_output){.size = size, .channels = config->channels, .type = config->type};
+    plan->channels = config->channels;
     plan->seed = config->seed;
     plan->image_ops = config->image_ops;
     copy_ops(plan, config);
+    plan->output.is_joined = config->layout == FL_HWC && plan->output.channels > 1;
     plan->cache = fl_resample_cache_open();
     plan->scratch = fl_alloc((int64_t)sizeof *plan->scratch);
     int status = plan->cache != NULL && plan->scratch != NULL
@@ -190,7 +218,8 @@ void fl_image_plan_close(fl_image_plan *plan)
 fl_image_size fl_image_plan_in(const fl_image_plan *plan) { return plan->in; }
 fl_image_size fl_image_plan_out(const fl_image_plan *plan) { return plan->output.size; }
 int32_t fl_image_plan_count(const fl_image_plan *plan) { return plan->count; }
-int32_t fl_image_plan_channels(const fl_image_plan *plan) { return plan->output.channels; }
+int32_t fl_image_plan_channels(const fl_image_plan *plan) { return plan->channels; }
+int32_t fl_image_plan_out_channels(const fl_image_plan *plan) { return plan->output.channels; }
 uint64_t fl_image_plan_seed(const fl_image_plan *plan) { return plan->seed; }
 
 bool fl_image_plan_resizes(const fl_image_plan *plan)
@@ -248,7 +277,7 @@ int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params
                         const fl_image_source *source, void *out, fl_err *err)
 {
     fl_image_tools tools = {
-        .ops = plan->ops, .image_ops = plan->image_ops, .channels = plan->output.channels};
+        .ops = plan->ops, .image_ops = plan->image_ops, .channels = plan->channels};
     FL_TRY(fl_scratch_take(plan->scratch, &tools.scratch, err));
     fl_image_view view;
     fl_image_view_start(&view, &tools, plan->cache, source);

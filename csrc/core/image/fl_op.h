@@ -12,6 +12,7 @@ typedef struct fl_op_type {
     const char *name; /* torchvision's */
     bool is_drawn;    /* has random numbers, so at most 8 of its kind fit a plan */
     bool has_area;    /* of an area and a ratio */
+    bool is_color;    /* for images of 1 or 3 channels */
 
     /* What is wrong with the arguments for any image: FL_EINVAL. NULL: nothing can be. */
     int (*check)(const fl_image_op *op, fl_err *err);
@@ -31,7 +32,9 @@ typedef struct fl_op_type {
 } fl_op_type;
 
 extern const fl_op_type fl_op_pad, fl_op_center_crop, fl_op_random_crop, fl_op_resize,
-    fl_op_random_resized_crop, fl_op_horizontal_flip, fl_op_vertical_flip, fl_op_erase;
+    fl_op_random_resized_crop, fl_op_horizontal_flip, fl_op_vertical_flip, fl_op_erase, fl_op_tone,
+    fl_op_autocontrast, fl_op_grayscale, fl_op_random_grayscale, fl_op_color_jitter,
+    fl_op_channel_permutation, fl_op_photometric_distort;
 
 /* Edges of images and paddings are at most so long: their sums fit int32_t, areas int64_t. */
 enum { FL_MAX_EDGE = 1 << 24 };
@@ -51,6 +54,10 @@ int fl_op_check_padding(const char *name, const fl_image_op *op, fl_err *err);
 /* Whether an image of this size has enough rows and columns for the mode. */
 int fl_op_check_mirrored(const char *name, fl_padding_mode mode, const int32_t padding[4],
                          fl_image_size in, fl_err *err);
+
+/* The `draw` of operations with a probability: word 0 of block 0 says whether they are applied. */
+void fl_op_draw_applied(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
+                        fl_image_params *params);
 
 /* The `size` of operations that do not change it. */
 int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);

@@ -6,6 +6,7 @@
 #include "fl_cpu_image_layout.h"
 #include "fl_cpu_image_resample.h"
 #include "fl_cpu_image_rows.h"
+#include "fl_cpu_image_tone.h"
 
 const fl_image_ops FL_IMAGE_OPS = {
     .name = FL_IMAGE_OPS_NAME,
@@ -18,4 +19,5 @@ const fl_image_ops FL_IMAGE_OPS = {
     .fill = fill_rows,
     .resample_x = resample_x,
     .resample_y = resample_y,
+    .tone = FL_TONE_OPS,
 };

@@ -89,6 +89,7 @@ static int read_op(PyObject *dict, fl_image_op *out)
     if (read_shape(dict, out) != 0) return -1;
     if (read_numbers(dict, "scale", 2, NULL, out->scale) != 0 ||
         read_numbers(dict, "ratio", 2, NULL, out->ratio) != 0 ||
+        read_numbers(dict, "number", FL_OP_NUMBERS, NULL, out->number) != 0 ||
         read_bytes(dict, "fill", FL_MAX_CHANNELS, out->fill) != 0 ||
         read_bytes(dict, "out_fill", FL_MAX_FILL_BYTES, out->out_fill) != 0)
         return -1;
@@ -114,9 +115,13 @@ int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
 PyObject *fl_py_image_params(const fl_image_params *params)
 {
     const int32_t *padding = params->padding;
-    return Py_BuildValue("{s:O,s:i,s:i,s:i,s:i,s:(iiii),s:(ii)}", "applied",
+    const float *number = params->number;
+    const int8_t *order = params->order;
+    return Py_BuildValue("{s:O,s:i,s:i,s:i,s:i,s:(iiii),s:(ii),s:(ffff),s:(iiiii)}", "applied",
                          params->is_applied ? Py_True : Py_False, "top", params->top, "left",
                          params->left, "height", params->size.height, "width", params->size.width,
                          "padding", padding[0], padding[1], padding[2], padding[3], "out",
-                         params->out.height, params->out.width);
+                         params->out.height, params->out.width, "number", (double)number[0],
+                         (double)number[1], (double)number[2], (double)number[3], "order", order[0],
+                         order[1], order[2], order[3], order[4]);
 }

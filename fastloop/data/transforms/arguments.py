@@ -175,6 +175,44 @@ def _read_statistics(name: str, value: Any, is_divisor: bool = False) -> list[fl
     return numbers
 
 
+def _read_jitter(name: str, value: Any, is_hue: bool = False) -> tuple[float, float] | None:
+    """Return the bounds of a factor, or None if it is always the one that changes nothing."""
+    low, high, middle = (-0.5, 0.5, 0.0) if is_hue else (0.0, math.inf, 1.0)
+    rule = f"a number >= 0, or (min, max) with {low:g} <= min <= max <= {high:g}"
+    if value is None:
+        return None
+    ends = value
+    if checks.is_number(value):
+        ends = (middle - value, middle + value)
+        ends = ends if is_hue or value < 0 else (max(0.0, ends[0]), ends[1])
+    if not checks.is_sequence(ends) or len(ends) != 2 or not all(map(checks.is_number, ends)):
+        raise TypeError(checks.make_message(name, rule, value))
+    least, most = map(checks.to_float, ends)
+    if not low <= least <= most <= high or most == math.inf:
+        raise ValueError(checks.make_message(name, rule, value))
+    return None if least == most == middle else (least, most)
+
+
+def _read_factors(name: str, value: Any, is_hue: bool = False) -> Any:
+    """Return the bounds of a factor unchanged."""
+    if checks.is_number(value) or value is None:
+        raise TypeError(checks.make_message(name, "(min, max)", value))
+    _read_jitter(name, value, is_hue)
+    return value
+
+
+def _read_bits(name: str, value: Any) -> int:
+    if not checks.is_int(value) or not 0 <= value <= 8:
+        raise TypeError(checks.make_message(name, "an int in [0, 8]", value))
+    return int(value)
+
+
+def _read_threshold(name: str, value: Any) -> Any:
+    if not checks.is_number(value) or not value <= 255:
+        raise TypeError(checks.make_message(name, "a number <= 255", value))
+    return value
+
+
 Size = Annotated[int | Sequence[int], Argument(_read_size, tuple)]
 ResizeSize = Annotated[int | Sequence[int] | None, Argument(_read_resize)]
 LongestEdge = Annotated[
@@ -199,3 +237,10 @@ Ratio = Annotated[Sequence[float], Argument(partial(_read_range, is_ratio=True),
 Dtype = Annotated[torch.dtype, Argument(partial(checks.read_choice, choices=tuple(DTYPES)))]
 Means = Annotated[Any, Argument(_read_statistics)]
 Deviations = Annotated[Any, Argument(partial(_read_statistics, is_divisor=True))]
+Jitter = Annotated[Any, Argument(_read_jitter)]
+HueJitter = Annotated[Any, Argument(partial(_read_jitter, is_hue=True))]
+Factors = Annotated[Any, Argument(_read_factors)]
+HueFactors = Annotated[Any, Argument(partial(_read_factors, is_hue=True))]
+Bits = Annotated[int, Argument(_read_bits)]
+Threshold = Annotated[float, Argument(_read_threshold)]
+GreyChannels = Annotated[int, Argument(partial(checks.read_choice, choices=(1, 3)))]

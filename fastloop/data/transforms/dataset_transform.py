@@ -60,14 +60,14 @@ def _translate(transform: Any) -> Iterator[Geometry | Values]:
     elif getattr(sys.modules.get(_V2), name, None) is not type(transform):
         reason = f"must be of fastloop.transforms or {_V2}"
         if is_torchvision(transform):
-            own = name if hasattr(image_ops, name) else _INSTEAD.get(name)
+            own = name if image_ops.get_operation(name) else _INSTEAD.get(name)
             reason += f", got one of torchvision.transforms{f' (write {own} of v2)' if own else ''}"
         raise ValueError(f"{getattr(transform, '__name__', name)} {reason}")
     elif name == "Compose":
         for part in transform.transforms:
             yield from _translate(part)
-    elif hasattr(image_ops, name):
-        yield from _make_own(getattr(image_ops, name), transform)._chain()
+    elif operation := image_ops.get_operation(name):
+        yield from _make_own(operation, transform)._chain()
     else:
         instead = f" (write {_INSTEAD[name]})" if name in _INSTEAD else ""
         raise ValueError(f"fastloop.transforms has no {name}{instead}")

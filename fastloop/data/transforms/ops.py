@@ -16,14 +16,21 @@ import torch
 
 from fastloop.base.checks import make_message
 from fastloop.data.transforms import arguments as arg
+from fastloop.data.transforms import color
 from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, Values
 
 _BOX = ("top", "left", "height", "width")
 
 
+def get_operation(name: str) -> type[ImageOp] | None:
+    """Return the operation of this name, or None."""
+    named = globals().get(name) or vars(color).get(name)
+    return named if isinstance(named, type) and issubclass(named, ImageOp) else None
+
+
 def is_own(op: object) -> TypeGuard[ImageOp]:
-    """Tell whether `op` is an operation of this module. A subclass is not: it may do anything."""
-    return isinstance(op, ImageOp) and globals().get(type(op).__name__) is type(op)
+    """Tell whether `op` is an operation of fastloop. A subclass is not: it may do anything."""
+    return isinstance(op, ImageOp) and get_operation(type(op).__name__) is type(op)
 
 
 class Compose(ImageOp):
@@ -170,7 +177,7 @@ class RandomCrop(_Padded):
 
 
 class _Resampled(Geometry):
-    is_resize = True
+    bytes_only = "resizes"
     _work = "resamples uint8 pixels"
     interpolation: Any
     antialias: bool | None

@@ -98,11 +98,14 @@ class Geometry(ImageOp):
         fill_name: the attribute with the numbers that it fills in, if it does.
         told: the names of drawn parameters that params() tells users. A name that C does not have,
             such as "flip", tells whether the operation is applied.
+        bytes_only: a verb, if the operation must stand before ToDtype.
+        is_color: images must have 1 or 3 channels.
     """
 
     kind: int
     is_random = True
-    is_resize = False
+    bytes_only = ""
+    is_color = False
     fill_name = ""
     told: tuple[str, ...] = ()
     _work = "moves uint8 pixels"
@@ -114,6 +117,14 @@ class Geometry(ImageOp):
             for name, argument in self._arguments()
             if argument.encode is not None
         }
+
+    def change(self, numbers: Numbers) -> Numbers:
+        """Return the numbers that a byte can be after the operation."""
+        return numbers
+
+    def tell(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters that users are told, from those that C drew."""
+        return {name: values.get(name, values["applied"]) for name in self.told}
 
 
 class Values(ImageOp):
@@ -208,8 +219,7 @@ class Plan:
         params: list[dict[str, Any]] = [{"op": type(op).__name__} for op in self.ops]
         for op, told in zip(self.ops, params, strict=True):
             if isinstance(op, Geometry):
-                values = next(drawn)
-                told |= {name: values.get(name, values["applied"]) for name in op.told}
+                told |= op.tell(next(drawn))
         return params
 
 
@@ -230,6 +240,15 @@ def _read_shape(shape: Sequence[int], layout: str, may_differ: bool) -> tuple[in
     if (height == 0) != (width == 0) or (height == 0 and not may_differ):
         raise ValueError(make_message(name, "one without 0", shape))
     return channels, height, width
+
+
+def _check_images(op: Geometry, numbers: Numbers) -> None:
+    name, channels = type(op).__name__, len(numbers.values)
+    if op.bytes_only and not numbers.is_byte:
+        rule = f"because C {op.bytes_only} uint8 images"
+        raise ValueError(f"{name} must stand before ToDtype, {rule}")
+    if op.is_color and channels not in (1, 3):
+        raise TypeError(make_message(f"{name}: the channels of images", "1 or 3", channels))
 
 
 def compile_plan(
@@ -270,9 +289,7 @@ def compile_plan(
         if isinstance(op, Values):
             numbers = op.change(numbers)
             continue
-        if op.is_resize and not numbers.is_byte:
-            name = type(op).__name__
-            raise ValueError(f"{name} must stand before ToDtype, because C resizes uint8 images")
+        _check_images(op, numbers)
         spec = {"kind": op.kind, "occurrence": counts[op.kind], **op.spec(get_size)}
         counts[op.kind] += 1
         if op.fill_name:
@@ -280,7 +297,8 @@ def compile_plan(
             if fill.is_byte:
                 spec["fill"] = fill.elements()
             for later in ops[i + 1 :]:
-                fill = later.change(fill) if isinstance(later, Values) else fill
+                fill = later.change(fill)
             spec["out_fill"] = fill.elements()
         specs.append(spec)
+        numbers = op.change(numbers)
     return Plan(ops, open_core(out_layout, numbers), numbers.dtype, out_layout)

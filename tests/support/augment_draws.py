@@ -1,0 +1,71 @@
+"""The parameters of augmentations a second time, from the contract of docs/augmentations.md alone:
+what `ArrayDataset.params` says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from image_draws import Key, Params, Words, below, unit
+
+FACTORS = ("brightness", "contrast", "saturation", "hue")
+DISTORTED = ((0.875, 1.125), (0.5, 1.5), (0.5, 1.5), (-0.05, 0.05))
+
+
+def gate(words: Words, args: dict[str, Any], p: float = 0.5) -> Params:
+    return {"apply": unit(words.block(0)[0]) < args.get("p", p)}
+
+
+def uniform(word: int, ends: Sequence[float]) -> float:
+    return float(np.float32(ends[0] + unit(word) * (ends[1] - ends[0])))
+
+
+def order(words: Sequence[int], count: int) -> tuple[int, ...]:
+    """Fisher's and Yates's shuffle."""
+    at = list(range(count))
+    for k in range(count - 1):
+        other = k + below(words[k], count - k)
+        at[k], at[other] = at[other], at[k]
+    return tuple(at)
+
+
+def color_jitter(words: Words, args: dict[str, Any], _channels: int) -> Params:
+    told: Params = {"fn_idx": order(words.block(1), 4)}
+    for word, name in zip(words.block(0), FACTORS, strict=True):
+        ends = args.get(name)
+        told[f"{name}_factor"] = None if ends is None else uniform(word, ends)
+    return told
+
+
+def photometric_distort(words: Words, args: dict[str, Any], channels: int) -> Params:
+    p, told = args.get("p", 0.5), {}
+    blocks = zip(FACTORS, DISTORTED, words.block(0), words.block(1), strict=True)
+    for name, ends, applied, word in blocks:
+        factor = uniform(word, args.get(name, ends))
+        told[f"{name}_factor"] = factor if unit(applied) < p else None
+    early, permuted, _, _ = words.block(2)
+    told["contrast_before"] = unit(early) < 0.5
+    shuffled = order(words.block(3), channels)
+    return told | {"channel_permutation": shuffled if unit(permuted) < p else None}
+
+
+DRAWS: dict[str, Callable[[Words, dict[str, Any], int], Params]] = {
+    **dict.fromkeys(
+        ("RandomInvert", "RandomSolarize", "RandomPosterize", "RandomAutocontrast"),
+        lambda words, args, _: gate(words, args),
+    ),
+    "RandomEqualize": lambda words, args, _: gate(words, args),
+    "Grayscale": lambda _words, _args, _channels: {},
+    "RandomGrayscale": lambda words, args, _: gate(words, args, 0.1),
+    "ColorJitter": color_jitter,
+    "RandomChannelPermutation": lambda words, _, channels: {
+        "permutation": order(words.block(0), channels)
+    },
+    "RandomPhotometricDistort": photometric_distort,
+}
+
+
+def draw_augmentation(name: str, args: dict[str, Any], key: Key, channels: int) -> Params:
+    """The parameters of the first operation of this name in a chain."""
+    return {"op": name, **DRAWS[name](Words(key, name, 0), args, channels)}

@@ -1,0 +1,46 @@
+"""Images that torchvision.transforms.v2 makes from the parameters of augmentations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from image_draws import Params
+
+# What torchvision calls the functions behind classes with a probability, and their arguments.
+GATED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "RandomInvert": ("invert", ()),
+    "RandomSolarize": ("solarize", ("threshold",)),
+    "RandomPosterize": ("posterize", ("bits",)),
+    "RandomAutocontrast": ("autocontrast", ()),
+    "RandomEqualize": ("equalize", ()),
+}
+
+
+def replay_augmentation(v2: Any, op: Any, params: Params, image: torch.Tensor) -> torch.Tensor:
+    """What torchvision makes of a uint8 image [C, H, W] by an operation with these parameters."""
+    f, name = v2.functional, params["op"]
+    if name in GATED:
+        function, arguments = GATED[name]
+        values = [getattr(op, argument) for argument in arguments]
+        return getattr(f, function)(image, *values) if params["apply"] else image
+    if name == "RandomGrayscale":
+        return f.rgb_to_grayscale(image, len(image)) if params["apply"] else image
+    if name == "Grayscale":
+        return f.rgb_to_grayscale(image, op.num_output_channels)
+    if name in ("RandomHorizontalFlip", "RandomVerticalFlip"):
+        return image.flip(2 if "Horizontal" in name else 1) if params["flip"] else image
+    if name == "RandomCrop":
+        left, top, right, bottom = params["padding"]
+        padded = f.pad(image, [left, top, right, bottom], op.fill, op.padding_mode)
+        return f.crop(padded, *(params[side] for side in ("top", "left", "height", "width")))
+    given = {key: value for key, value in params.items() if key != "op"}
+    if "fn_idx" in given:
+        given["fn_idx"] = torch.tensor(given["fn_idx"])
+    return getattr(v2, name)().transform(image, given)
+
+
+def replay_augmentations(v2: Any, ops: Any, params: list[Params], image: Any) -> torch.Tensor:
+    for op, chosen in zip(ops, params, strict=True):
+        image = replay_augmentation(v2, op, chosen, image)
+    return image.contiguous()
