@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, NoReturn
 from fastloop.data.transforms.arguments import InterpolationMode
 from fastloop.data.transforms.color import (
     ColorJitter,
+    GaussianBlur,
     Grayscale,
+    RandomAdjustSharpness,
     RandomAutocontrast,
     RandomChannelPermutation,
     RandomEqualize,
@@ -43,11 +45,13 @@ __all__ = [
     "CenterCrop",
     "ColorJitter",
     "Compose",
+    "GaussianBlur",
     "Grayscale",
     "Identity",
     "InterpolationMode",
     "Normalize",
     "Pad",
+    "RandomAdjustSharpness",
     "RandomAutocontrast",
     "RandomChannelPermutation",
     "RandomCrop",

@@ -3,9 +3,13 @@
  * planes do. */
 #include "cpu_image_fixture.h"
 
+#include "fl_blur.h"
+
+#include <math.h>
+
 enum { PLANES = 3 };
 
-typedef enum call { LOOK_UP, RANGE, COUNT, SUM, GREY, SATURATE, TURN_HUE, CALLS } call;
+typedef enum call { LOOK_UP, RANGE, COUNT, SUM, GREY, SATURATE, TURN_HUE, SHARPEN, CALLS } call;
 
 /* Bytes in place, and what the others return. */
 typedef struct result {
@@ -27,6 +31,7 @@ static void run(const fl_image_ops *ops, call which, const fl_image_planes *plan
     if (which == GREY) tone->grey(out->grey, planes);
     if (which == SATURATE) tone->saturate(planes, factor, 1 - factor);
     if (which == TURN_HUE) tone->turn_hue(planes, (float)table[0] / 255 - 0.5f);
+    if (which == SHARPEN) tone->sharpen(out->grey, planes->columns, planes, 1 - factor);
     if (which == RANGE) out->numbers[0] = least, out->numbers[1] = largest;
 }
 
@@ -63,6 +68,46 @@ static void test_all_tables_have_the_bits_of_the_plain_one(void)
             }
 }
 
+/* Of planes that end where the memory does, into a result that does, too. */
+static void check_blur(int64_t columns, bool is_at_end, uint64_t *state)
+{
+    int32_t width = 1 + 2 * (int32_t)random_below(state, 8);
+    int32_t height = 1 + 2 * (int32_t)random_below(state, 8);
+    float weights[15 + 15 + 15 * 15], memory[17 * (LENGTHS + 14)];
+    int64_t rows = 1 + columns % 7, gap = columns % 3;
+    fl_image_planes planes = {.pitch = columns + width - 1 + gap,
+                              .rows = rows + height - 1,
+                              .columns = columns + width - 1};
+    buffers b = make_buffers(planes.rows * planes.pitch - gap, rows * columns, is_at_end, state);
+    if (columns % 4 == 0) memset(b.src, 1, (size_t)(b.src_bytes / 2));
+    fl_image_blur blur;
+    fl_blur_make(&blur, width, height, (float)(1 + columns % 90) / 10, weights);
+    if (columns % 5 == 0) blur.error = 1; /* all pixels are in doubt */
+    planes.data = b.src;
+    for (int64_t y = 0; y < rows; y++)
+        for (int64_t x = 0; x < columns; x++) {
+            float sum = 0;
+            for (int32_t i = 0; i < height; i++)
+                for (int32_t j = 0; j < width; j++)
+                    sum =
+                        fmaf(b.src[(y + i) * planes.pitch + x + j], blur.taps[i * width + j], sum);
+            b.expected[y * columns + x] = (uint8_t)rintf(sum);
+        }
+    EACH_VARIANT(ops)
+    {
+        clear_result(&b);
+        ops->tone.blur(b.dst, columns, &planes, &blur, memory);
+        check_result(&b, ops, "blur", columns);
+    }
+}
+
+static void test_a_blur_is_the_sum_in_order(void)
+{
+    uint64_t state = 3;
+    for (int64_t columns = 1; columns < LENGTHS; columns++)
+        for (int is_at_end = 0; is_at_end < 2; is_at_end++) check_blur(columns, is_at_end, &state);
+}
+
 static void test_a_plane_is_counted_and_summed(void)
 {
     enum { BYTES = 1000 };
@@ -87,6 +132,7 @@ int main(void)
     find_variants();
     make_fences();
     RUN(test_all_tables_have_the_bits_of_the_plain_one);
+    RUN(test_a_blur_is_the_sum_in_order);
     RUN(test_a_plane_is_counted_and_summed);
     return 0;
 }

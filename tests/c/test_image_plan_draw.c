@@ -77,6 +77,14 @@ static void test_arguments_that_are_wrong_for_any_image(void)
     check_op_refused(op, 9, 9, "RandomSolarize(threshold=255.5)");
     op = (fl_image_op){.kind = FL_OP_POSTERIZE, .number = {9}};
     check_op_refused(op, 9, 9, "RandomPosterize(bits=9)");
+    op = (fl_image_op){.kind = FL_OP_SHARPNESS, .number = {-1}};
+    check_op_refused(op, 9, 9, "RandomAdjustSharpness(sharpness_factor=-1)");
+    op = (fl_image_op){.kind = FL_OP_BLUR, .size = {3, 4}, .number = {1, 1}};
+    check_op_refused(op, 9, 9, "GaussianBlur(kernel_size=(4, 3))|odd");
+    op = (fl_image_op){.kind = FL_OP_BLUR, .size = {3, 3}, .number = {0, 1}};
+    check_op_refused(op, 9, 9, "GaussianBlur(sigma=(0, 1))");
+    op.number[0] = 1, op.size.width = 19;
+    check_op_refused(op, 9, 9, "GaussianBlur(kernel_size=(19, 3))|image of (9, 9)");
     op = (fl_image_op){.kind = FL_OP_GRAYSCALE, .number = {2}};
     check_op_refused(op, 9, 9, "Grayscale(num_output_channels=2)");
     op = (fl_image_op){.kind = FL_OP_COLOR_JITTER, .number = {0, 1, 2, 1}};

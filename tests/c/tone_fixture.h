@@ -6,6 +6,8 @@
 
 #include "picture_fixture.h"
 
+#include "fl_blur.h"
+
 #include <math.h>
 
 static inline uint8_t cut_to_byte(float x) { return (uint8_t)(x < 0 ? 0 : x > 255 ? 255 : x); }
@@ -166,6 +168,52 @@ distort_picture(picture *p, const fl_image_op *ops, int32_t channels, const fl_i
     permute_picture(p, channels, at->order);
 }
 
+static inline void sharpen_picture(picture *p, int32_t channels, double factor)
+{
+    picture before = make_picture(p->size.height, p->size.width);
+    memcpy(before.pixels, p->pixels, (size_t)count_pixels(p) * sizeof(pixel));
+    for (int32_t y = 1; y < p->size.height - 1; y++)
+        for (int32_t x = 1; x < p->size.width - 1; x++)
+            for (int32_t c = 0; c < channels; c++) {
+                float sum = 0, v = pixel_at(&before, y, x)->byte[c];
+                for (int32_t k = 0; k < 9; k++)
+                    sum = fmaf(pixel_at(&before, y + k / 3 - 1, x + k % 3 - 1)->byte[c],
+                               k == 4 ? (float)(5 / 13.0) : (float)(1 / 13.0), sum);
+                pixel_at(p, y, x)->byte[c] =
+                    cut_to_byte(fmaf(rintf(sum) - v, (float)(1 - factor), v));
+            }
+    free(before.pixels);
+}
+
+static inline int32_t reflected(int32_t i, int32_t length)
+{
+    return i < 0 ? -i : i < length ? i : 2 * (length - 1) - i;
+}
+
+/* Every tap of every pixel, in order. */
+static inline void
+blur_picture(picture *p, int32_t channels, int32_t width, int32_t height, float sigma)
+{
+    fl_image_blur blur;
+    picture before = make_picture(p->size.height, p->size.width);
+    memcpy(before.pixels, p->pixels, (size_t)count_pixels(p) * sizeof(pixel));
+    float *memory = malloc((size_t)fl_blur_floats(width, height) * sizeof *memory);
+    fl_blur_make(&blur, width, height, sigma, memory);
+    for (int32_t y = 0; y < p->size.height; y++)
+        for (int32_t x = 0; x < p->size.width; x++)
+            for (int32_t c = 0; c < channels; c++) {
+                float sum = 0;
+                for (int32_t k = 0; k < width * height; k++) {
+                    int32_t i = reflected(y + k / width - height / 2, p->size.height);
+                    int32_t j = reflected(x + k % width - width / 2, p->size.width);
+                    sum = fmaf(pixel_at(&before, i, j)->byte[c], blur.taps[k], sum);
+                }
+                pixel_at(p, y, x)->byte[c] = (uint8_t)rintf(sum);
+            }
+    free(memory);
+    free(before.pixels);
+}
+
 /* Of an operation that is applied, on a picture without fills. */
 static inline void
 change_tone(picture *p, const fl_image_op *op, const fl_image_params *at, int32_t channels)
@@ -178,6 +226,10 @@ change_tone(picture *p, const fl_image_op *op, const fl_image_params *at, int32_
         autocontrast_picture(p, channels);
     else if (op->kind == FL_OP_EQUALIZE)
         equalize_picture(p, channels);
+    else if (op->kind == FL_OP_SHARPNESS)
+        sharpen_picture(p, channels, op->number[0]);
+    else if (op->kind == FL_OP_BLUR)
+        blur_picture(p, channels, op->size.width, op->size.height, at->number[0]);
     else if (op->kind == FL_OP_CHANNEL_PERMUTATION)
         permute_picture(p, channels, at->order);
     else
@@ -189,7 +241,8 @@ static inline void follow_tone(picture *p, const fl_image_op *ops, int32_t i,
                                const fl_image_params *at, int32_t *channels)
 {
     const fl_image_op *op = &ops[i];
-    if (!at->is_applied) return;
+    bool is_small = op->kind == FL_OP_SHARPNESS && (p->size.height <= 2 || p->size.width <= 2);
+    if (!at->is_applied || is_small) return;
     if (op->kind == FL_OP_GRAYSCALE || op->kind == FL_OP_RANDOM_GRAYSCALE) {
         int32_t after = op->kind == FL_OP_GRAYSCALE ? (int32_t)op->number[0] : *channels;
         if (*channels > 1 || after > 1) settle(p, ops);
@@ -210,7 +263,7 @@ static inline bool is_color(fl_image_op_kind kind)
 {
     return kind == FL_OP_AUTOCONTRAST || kind == FL_OP_GRAYSCALE ||
            kind == FL_OP_RANDOM_GRAYSCALE || kind == FL_OP_COLOR_JITTER ||
-           kind == FL_OP_PHOTOMETRIC_DISTORT;
+           kind == FL_OP_PHOTOMETRIC_DISTORT || kind == FL_OP_SHARPNESS;
 }
 
 /* Numbers of an operation of this kind. */
@@ -218,6 +271,12 @@ static inline void random_numbers(uint64_t *seed, fl_image_op *op)
 {
     if (op->kind == FL_OP_SOLARIZE) op->number[0] = (double)random_below(seed, 511) / 2;
     if (op->kind == FL_OP_POSTERIZE) op->number[0] = (double)random_below(seed, 9);
+    if (op->kind == FL_OP_SHARPNESS) op->number[0] = (double)random_below(seed, 30) / 10;
+    if (op->kind == FL_OP_BLUR) {
+        op->size.width = 1 + 2 * (int32_t)random_below(seed, 7);
+        op->size.height = 1 + 2 * (int32_t)random_below(seed, 7);
+        op->number[0] = 0.1, op->number[1] = 6;
+    }
     if (op->kind == FL_OP_GRAYSCALE) op->number[0] = random_below(seed, 2) ? 3 : 1;
     for (int n = 0;
          n < 4 && (op->kind == FL_OP_COLOR_JITTER || op->kind == FL_OP_PHOTOMETRIC_DISTORT); n++) {

@@ -74,6 +74,9 @@ def made(module: Any) -> list[Any]:
         module.ColorJitter(brightness=0, hue=0),
         module.RandomChannelPermutation(),
         module.RandomPhotometricDistort(),
+        module.RandomAdjustSharpness(2),
+        module.GaussianBlur(3),
+        module.GaussianBlur([5, 9], 1.5),
     ]
 
 

@@ -55,7 +55,12 @@ DRAWS: dict[str, Callable[[Words, dict[str, Any], int], Params]] = {
         ("RandomInvert", "RandomSolarize", "RandomPosterize", "RandomAutocontrast"),
         lambda words, args, _: gate(words, args),
     ),
-    "RandomEqualize": lambda words, args, _: gate(words, args),
+    **dict.fromkeys(
+        ("RandomEqualize", "RandomAdjustSharpness"), lambda words, args, _: gate(words, args)
+    ),
+    "GaussianBlur": lambda words, args, _: {
+        "sigma": [uniform(words.block(0)[0], args.get("sigma", (0.1, 2.0)))] * 2
+    },
     "Grayscale": lambda _words, _args, _channels: {},
     "RandomGrayscale": lambda words, args, _: gate(words, args, 0.1),
     "ColorJitter": color_jitter,

@@ -14,6 +14,7 @@ GATED: dict[str, tuple[str, tuple[str, ...]]] = {
     "RandomPosterize": ("posterize", ("bits",)),
     "RandomAutocontrast": ("autocontrast", ()),
     "RandomEqualize": ("equalize", ()),
+    "RandomAdjustSharpness": ("adjust_sharpness", ("sharpness_factor",)),
 }
 
 
@@ -34,6 +35,8 @@ def replay_augmentation(v2: Any, op: Any, params: Params, image: torch.Tensor) -
         left, top, right, bottom = params["padding"]
         padded = f.pad(image, [left, top, right, bottom], op.fill, op.padding_mode)
         return f.crop(padded, *(params[side] for side in ("top", "left", "height", "width")))
+    if name == "GaussianBlur":
+        return f.gaussian_blur(image, list(op.kernel_size), params["sigma"])
     given = {key: value for key, value in params.items() if key != "op"}
     if "fn_idx" in given:
         given["fn_idx"] = torch.tensor(given["fn_idx"])

@@ -21,7 +21,7 @@ KINDS = (
     *("RandomHorizontalFlip", "RandomVerticalFlip", "RandomErasing"),
     *("RandomInvert", "RandomSolarize", "RandomPosterize", "RandomAutocontrast", "RandomEqualize"),
     *("Grayscale", "RandomGrayscale", "ColorJitter", "RandomChannelPermutation"),
-    "RandomPhotometricDistort",
+    *("RandomPhotometricDistort", "RandomAdjustSharpness", "GaussianBlur"),
 )
 TRIES = 10
 

@@ -31,6 +31,8 @@ typedef enum fl_image_op_kind {
     FL_OP_COLOR_JITTER,
     FL_OP_CHANNEL_PERMUTATION,
     FL_OP_PHOTOMETRIC_DISTORT,
+    FL_OP_SHARPNESS,
+    FL_OP_BLUR,
     FL_OP_KINDS
 } fl_image_op_kind;
 
@@ -55,8 +57,8 @@ typedef struct fl_image_op {
     uint8_t occurrence; /* how many of its kind come before it, < 8 for those that draw: its random
                            numbers have slot kind << 3 | occurrence, so other kinds do not change
                            them */
-    fl_image_size size; /* of the result. RESIZE: {n, 0} is n for the shorter edge, {0, 0} is
-                           max_size for the longer one */
+    fl_image_size size; /* of the result. BLUR: odd numbers of taps. RESIZE: {n, 0} is n for the
+                           shorter edge, {0, 0} is max_size for the longer one */
     int32_t max_size;   /* RESIZE with {n, 0} or {0, 0}: most of the longer edge; 0: none */
     fl_interpolation interpolation; /* RESIZE, RANDOM_RESIZED_CROP */
     fl_padding_mode padding_mode;   /* PAD, RANDOM_CROP */
@@ -66,7 +68,8 @@ typedef struct fl_image_op {
     double scale[2], ratio[2];      /* RANDOM_RESIZED_CROP, ERASE */
     double log_ratio[2];            /* set by the plan */
     int32_t channels;               /* set by the plan: of the image before it */
-    /* SOLARIZE: threshold. POSTERIZE: bits. GRAYSCALE: channels of the result. COLOR_JITTER,
+    /* SOLARIZE: threshold. POSTERIZE: bits. SHARPNESS: factor. GRAYSCALE: channels of the
+     * result. BLUR: least and largest sigma. COLOR_JITTER,
      * PHOTOMETRIC_DISTORT: least and most brightness, contrast, saturation and hue; NaN: stays. */
     double number[FL_OP_NUMBERS];
     /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds as bytes, where a RESIZE comes after it.
@@ -84,7 +87,8 @@ typedef struct fl_image_params {
     fl_image_size size; /* crops, ERASE: of the rectangle */
     int32_t padding[4]; /* what is padded in all: left, top, right, bottom */
     fl_image_size out;  /* of the image after this operation */
-    /* COLOR_JITTER, PHOTOMETRIC_DISTORT: brightness, contrast, saturation, hue; NaN: stays. */
+    /* COLOR_JITTER, PHOTOMETRIC_DISTORT: brightness, contrast, saturation, hue; NaN: stays.
+     * BLUR: [0] sigma. */
     float number[FL_DRAWN_NUMBERS];
     /* COLOR_JITTER: the order of these four. CHANNEL_PERMUTATION: the channel that becomes channel
      * k. PHOTOMETRIC_DISTORT: likewise, and behind them 1 if contrast comes early; [0] -1: channels

@@ -57,6 +57,14 @@ typedef struct fl_image_planes {
     int64_t rows, columns;
 } fl_image_planes;
 
+/* The weights of a blur: sums of width * height taps. */
+typedef struct fl_image_blur {
+    int32_t width, height; /* odd */
+    const float *x, *y;    /* borrowed: [width], [height] */
+    const float *taps;     /* borrowed: [height][width], y[i] * x[j] */
+    float error; /* at most how far a sum in x, then in y, is from one of `taps` in their order */
+} fl_image_blur;
+
 /* Operations on colours, in place unless there is a dst. Bytes are those of torchvision; every
  * product and sum is rounded to float32, and fma is rounded once. V is a byte, f(x) is x as
  * float32, whole() cuts to an integer, and grey = fma(B, f(.114), fma(G, f(.587), R * f(.2989))).
@@ -82,6 +90,16 @@ typedef struct fl_image_tone_ops {
 
     /* Turns the hue of three planes by so many turns, from -0.5 to 0.5. */
     void (*turn_hue)(const fl_image_planes *planes, float turns);
+
+    /* V of the first plane becomes whole(fma(round(mean) - V, rest, V)) within 0 and 255 in dst:
+     * the mean is that of 3 by 3, the middle weighs 5 of 13. The outer rows and columns stay. */
+    void (*sharpen)(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes, float rest);
+
+    /* The blur of the first plane, whose edges dst lacks: height - 1 rows, width - 1 columns. A
+     * byte is round(fma(...fma(V, tap, 0)...)), half to even. `memory` has room for (height + 2) *
+     * planes->columns floats. */
+    void (*blur)(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes,
+                 const fl_image_blur *blur, float *memory);
 } fl_image_tone_ops;
 
 typedef struct fl_image_ops {

@@ -26,6 +26,8 @@ static const fl_op_type *const op_types[FL_OP_KINDS] = {
     [FL_OP_COLOR_JITTER] = &fl_op_color_jitter,
     [FL_OP_CHANNEL_PERMUTATION] = &fl_op_channel_permutation,
     [FL_OP_PHOTOMETRIC_DISTORT] = &fl_op_photometric_distort,
+    [FL_OP_SHARPNESS] = &fl_op_sharpness,
+    [FL_OP_BLUR] = &fl_op_blur,
 };
 
 enum { MAX_OCCURRENCES = 8 };

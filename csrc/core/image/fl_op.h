@@ -34,7 +34,7 @@ typedef struct fl_op_type {
 extern const fl_op_type fl_op_pad, fl_op_center_crop, fl_op_random_crop, fl_op_resize,
     fl_op_random_resized_crop, fl_op_horizontal_flip, fl_op_vertical_flip, fl_op_erase, fl_op_tone,
     fl_op_autocontrast, fl_op_grayscale, fl_op_random_grayscale, fl_op_color_jitter,
-    fl_op_channel_permutation, fl_op_photometric_distort;
+    fl_op_channel_permutation, fl_op_photometric_distort, fl_op_sharpness, fl_op_blur;
 
 /* Edges of images and paddings are at most so long: their sums fit int32_t, areas int64_t. */
 enum { FL_MAX_EDGE = 1 << 24 };
@@ -54,6 +54,9 @@ int fl_op_check_padding(const char *name, const fl_image_op *op, fl_err *err);
 /* Whether an image of this size has enough rows and columns for the mode. */
 int fl_op_check_mirrored(const char *name, fl_padding_mode mode, const int32_t padding[4],
                          fl_image_size in, fl_err *err);
+
+/* In float32, as torch draws it, so that users can be told it exactly. */
+float fl_op_between(uint32_t word, const double limits[2]);
 
 /* The `draw` of operations with a probability: word 0 of block 0 says whether they are applied. */
 void fl_op_draw_applied(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,

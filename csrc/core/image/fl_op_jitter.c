@@ -24,8 +24,7 @@ static int check_ranges(const char *name, const fl_image_op *op, fl_err *err)
     return FL_OK;
 }
 
-/* In float32, as torch draws it, so that users can be told it exactly. */
-static float between(uint32_t word, const double limits[2])
+float fl_op_between(uint32_t word, const double limits[2])
 {
     return (float)(limits[0] + fl_philox_unit(word) * (limits[1] - limits[0]));
 }
@@ -61,7 +60,7 @@ static void draw_jitter(const fl_image_op *op, const fl_sample_key *key, fl_imag
     (void)in;
     fl_philox_block block = fl_op_random(op, key, 0);
     for (int n = 0; n < JITTERED; n++)
-        params->number[n] = between(block.word[n], &op->number[2 * n]);
+        params->number[n] = fl_op_between(block.word[n], &op->number[2 * n]);
     draw_order(fl_op_random(op, key, 1), JITTERED, params->order);
 }
 
@@ -123,7 +122,7 @@ static void draw_distort(const fl_image_op *op, const fl_sample_key *key, fl_ima
     fl_philox_block others = fl_op_random(op, key, 2);
     for (int n = 0; n < JITTERED; n++) {
         bool is_changed = fl_philox_unit(gates.word[n]) < op->p;
-        params->number[n] = is_changed ? between(numbers.word[n], &op->number[2 * n]) : NAN;
+        params->number[n] = is_changed ? fl_op_between(numbers.word[n], &op->number[2 * n]) : NAN;
     }
     draw_order(fl_op_random(op, key, 3), op->channels, params->order);
     if (fl_philox_unit(others.word[1]) >= op->p) params->order[0] = -1;

@@ -13,6 +13,7 @@ static const struct {
     [FL_OP_POSTERIZE] = {"RandomPosterize", FL_TONE_POSTERIZE},
     [FL_OP_AUTOCONTRAST] = {"RandomAutocontrast", FL_TONE_AUTOCONTRAST},
     [FL_OP_EQUALIZE] = {"RandomEqualize", FL_TONE_EQUALIZE},
+    [FL_OP_SHARPNESS] = {"RandomAdjustSharpness", FL_TONE_SHARPNESS},
     [FL_OP_RANDOM_GRAYSCALE] = {.name = "RandomGrayscale"},
 };
 
@@ -23,6 +24,9 @@ static int check(const fl_image_op *op, fl_err *err)
         return fl_fail(err, FL_EINVAL, "RandomSolarize(threshold=%g): it is at most 255", number);
     if (op->kind == FL_OP_POSTERIZE && !(number >= 0 && number <= 8))
         return fl_fail(err, FL_EINVAL, "RandomPosterize(bits=%g): they are from 0 to 8", number);
+    if (op->kind == FL_OP_SHARPNESS && !(number >= 0))
+        return fl_fail(err, FL_EINVAL, "RandomAdjustSharpness(sharpness_factor=%g): it is >= 0",
+                       number);
     return fl_op_check_p(by_kind[op->kind].name, op->p, err);
 }
 
@@ -40,6 +44,14 @@ const fl_op_type fl_op_tone = {.name = "an operation on colours",
                                .size = fl_op_same_size,
                                .draw = fl_op_draw_applied,
                                .apply = apply};
+
+const fl_op_type fl_op_sharpness = {.name = "RandomAdjustSharpness",
+                                    .is_drawn = true,
+                                    .is_color = true,
+                                    .check = check,
+                                    .size = fl_op_same_size,
+                                    .draw = fl_op_draw_applied,
+                                    .apply = apply};
 
 const fl_op_type fl_op_autocontrast = {.name = "RandomAutocontrast",
                                        .is_drawn = true,

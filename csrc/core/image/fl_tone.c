@@ -2,6 +2,8 @@
  * rounding on every CPU with fused operations. */
 #include "fl_tone.h"
 
+#include "fl_blur.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -161,6 +163,56 @@ static int across_channels(fl_image_view *view, fl_tone tone, double number, fl_
     return FL_OK;
 }
 
+/* ---- neighbours */
+
+/* The own planes, looked up, and those of the image that is made of them. */
+static int open_next(fl_image_view *view, int32_t channels, fl_image_planes *image,
+                     fl_image_planes *next, fl_err *err)
+{
+    FL_TRY(fl_image_view_own(view, true, image, err));
+    fl_image_view_look_up(view);
+    fl_image_size size = {(int32_t)image->rows, (int32_t)image->columns};
+    return fl_image_view_next(view, size, channels, next, err);
+}
+
+static int sharpen(fl_image_view *view, double factor, fl_err *err)
+{
+    fl_image_planes image, next;
+    if (view->y.length <= 2 || view->x.length <= 2) return FL_OK;
+    FL_TRY(open_next(view, view->tools.channels, &image, &next, err));
+    for (int32_t c = 0; c < view->tools.channels; c++, image.data += image.plane)
+        view->tools.image_ops->tone.sharpen(next.data + c * next.plane, next.pitch, &image,
+                                            (float)(1.0 - factor));
+    fl_image_view_replace(view, &next, view->tools.channels);
+    return FL_OK;
+}
+
+int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, fl_err *err)
+{
+    const int32_t padding[] = {taps.width / 2, taps.height / 2, taps.width / 2, taps.height / 2};
+    fl_image_size size = {view->y.length, view->x.length};
+    fl_image_planes padded, next;
+    fl_image_blur blur;
+    /* Reflections multiply the segments of an axis, and do not show what is erased. */
+    bool is_plain = view->y.count == 1 && view->x.count == 1 && view->erased_count == 0;
+    if (!is_plain) FL_TRY(fl_image_view_own(view, false, &padded, err));
+    fl_image_view_pad(view, padding, FL_PAD_REFLECT, FL_NO_FILL);
+    FL_TRY(fl_image_view_own(view, true, &padded, err));
+    fl_image_view_look_up(view);
+    FL_TRY(fl_image_view_next(view, size, view->tools.channels, &next, err));
+    int64_t weights = fl_blur_floats(taps.width, taps.height);
+    int64_t floats = weights + (taps.height + 2) * padded.columns;
+    float *memory =
+        fl_scratch_memory(view->tools.scratch, FL_SCRATCH_BAND, floats * (int64_t)sizeof *memory);
+    if (memory == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a blur");
+    fl_blur_make(&blur, taps.width, taps.height, sigma, memory);
+    for (int32_t c = 0; c < view->tools.channels; c++, padded.data += padded.plane)
+        view->tools.image_ops->tone.blur(next.data + c * next.plane, next.pitch, &padded, &blur,
+                                         memory + weights);
+    fl_image_view_replace(view, &next, view->tools.channels);
+    return FL_OK;
+}
+
 int fl_tone_apply(fl_image_view *view, fl_tone tone, double number, fl_err *err)
 {
     switch (tone) {
@@ -172,6 +224,8 @@ int fl_tone_apply(fl_image_view *view, fl_tone tone, double number, fl_err *err)
     case FL_TONE_SATURATION:
     case FL_TONE_HUE:
         return across_channels(view, tone, number, err);
+    case FL_TONE_SHARPNESS:
+        return sharpen(view, number, err);
     default:
         return by_number(view, tone, number, err);
     }
@@ -192,10 +246,7 @@ int fl_tone_grey(fl_image_view *view, int32_t channels, fl_err *err)
     fl_image_planes image, next;
     int32_t before = view->tools.channels;
     if (before == 1 && channels == 1) return FL_OK;
-    FL_TRY(fl_image_view_own(view, true, &image, err));
-    fl_image_view_look_up(view);
-    fl_image_size size = {(int32_t)image.rows, (int32_t)image.columns};
-    FL_TRY(fl_image_view_next(view, size, channels, &next, err));
+    FL_TRY(open_next(view, channels, &image, &next, err));
     if (before == 3)
         view->tools.image_ops->tone.grey(next.data, &image);
     else
@@ -209,10 +260,7 @@ int fl_tone_permute(fl_image_view *view, const int8_t *order, fl_err *err)
 {
     fl_image_planes image, next;
     int32_t channels = view->tools.channels;
-    FL_TRY(fl_image_view_own(view, true, &image, err));
-    fl_image_view_look_up(view);
-    fl_image_size size = {(int32_t)image.rows, (int32_t)image.columns};
-    FL_TRY(fl_image_view_next(view, size, channels, &next, err));
+    FL_TRY(open_next(view, channels, &image, &next, err));
     for (int32_t c = 0; c < channels; c++) copy_plane(&image, order[c], &next, c);
     fl_image_view_replace(view, &next, channels);
     return FL_OK;

@@ -16,12 +16,17 @@ typedef enum fl_tone {
     FL_TONE_BRIGHTNESS, /* this and the next ones: factor >= 0; of 1 or 3 channels */
     FL_TONE_CONTRAST,
     FL_TONE_SATURATION,
-    FL_TONE_HUE, /* turns, -0.5 to 0.5; of 1 or 3 channels */
+    FL_TONE_HUE,       /* turns, -0.5 to 0.5; of 1 or 3 channels */
+    FL_TONE_SHARPNESS, /* factor >= 0; of 1 or 3 channels */
     FL_TONES
 } fl_tone;
 
 /* FL_ENOMEM. */
 int fl_tone_apply(fl_image_view *view, fl_tone tone, double number, fl_err *err);
+
+/* A Gaussian blur of `taps`, which are odd and at most FL_MAX_BLUR, in images that are longer than
+ * half of them. FL_ENOMEM. */
+int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, fl_err *err);
 
 /* An image of `channels` (1 or 3) that are grey, of one of 1 or 3. FL_ENOMEM. */
 int fl_tone_grey(fl_image_view *view, int32_t channels, fl_err *err);

@@ -36,6 +36,7 @@ _PADDING_MODES = {"constant": 0, "edge": 1, "reflect": 2, "symmetric": 3}
 DTYPES = {getattr(torch, name): name for name in ("uint8", "float16", "bfloat16", "float32")}
 _PILLOW = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # constants of PIL.Image
 _MAX_LENGTH = 2**24  # of an edge or a padding, in pixels: FL_MAX_EDGE
+_MAX_TAPS = 127  # FL_MAX_BLUR
 _SIZE = "an int >= 1 for a square, or (height, width)"
 _PADDING = "an int >= 0, (left and right, top and bottom), or (left, top, right, bottom)"
 
@@ -144,8 +145,9 @@ def _read_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def _read_probability(name: str, value: Any) -> Any:
-    checks.read_number(name, value, 0, 1)
+def _read_unchanged(name: str, value: Any, low: float, high: float) -> Any:
+    """Return a number within [low, high] with its type, which texts show."""
+    checks.read_number(name, value, low, high)
     return value
 
 
@@ -207,6 +209,25 @@ def _read_bits(name: str, value: Any) -> int:
     return int(value)
 
 
+def _read_taps(name: str, value: Any) -> Sequence[int]:
+    taps = _read_lengths(name, value, 1, (1, 2), "an odd int, or (width, height)")
+    if any(length % 2 == 0 or length > _MAX_TAPS for length in taps):
+        rule = f"odd and at most {_MAX_TAPS}"
+        raise ValueError(checks.make_message(name, rule, value))
+    is_list = len(taps) == 2 and isinstance(_as_list(value), list)
+    return taps if is_list else (taps[0], taps[-1])
+
+
+def _read_sigma(name: str, value: Any) -> Any:
+    rule = "a number > 0, or (min, max) with 0 < min <= max"
+    ends = [value, value] if checks.is_number(value) else value
+    if not checks.is_sequence(ends) or not all(map(checks.is_number, ends)):
+        raise TypeError(checks.make_message(name, rule, value))
+    if len(ends) not in (1, 2) or not 0 < ends[0] <= ends[-1] < math.inf:
+        raise ValueError(checks.make_message(name, rule, value))
+    return [checks.to_float(ends[0]), checks.to_float(ends[-1])]
+
+
 def _read_threshold(name: str, value: Any) -> Any:
     if not checks.is_number(value) or not value <= 255:
         raise TypeError(checks.make_message(name, "a number <= 255", value))
@@ -230,7 +251,7 @@ Erased = Annotated[Any, Argument(_read_erased)]
 Interpolation = Annotated[Any, Argument(_read_interpolation, _INTERPOLATIONS.get)]
 Flag = Annotated[bool, Argument(_read_flag)]
 CoreFlag = Annotated[bool, Argument(_read_flag, bool)]  # that C is told of
-Probability = Annotated[float, Argument(_read_probability, float)]
+Probability = Annotated[float, Argument(partial(_read_unchanged, low=0, high=1), float)]
 Scale = Annotated[Sequence[float], Argument(_read_range, tuple)]
 Share = Annotated[Sequence[float], Argument(partial(_read_range, high=1), tuple)]
 Ratio = Annotated[Sequence[float], Argument(partial(_read_range, is_ratio=True), tuple)]
@@ -244,3 +265,6 @@ HueFactors = Annotated[Any, Argument(partial(_read_factors, is_hue=True))]
 Bits = Annotated[int, Argument(_read_bits)]
 Threshold = Annotated[float, Argument(_read_threshold)]
 GreyChannels = Annotated[int, Argument(partial(checks.read_choice, choices=(1, 3)))]
+Factor = Annotated[float, Argument(partial(_read_unchanged, low=0, high=math.inf))]
+Taps = Annotated[int | Sequence[int], Argument(_read_taps)]
+Sigma = Annotated[Any, Argument(_read_sigma)]

@@ -218,3 +218,48 @@ class RandomPhotometricDistort(_Jittered):
         is_early, permutation = bool(values["order"][4]), _get_order(values)
         others = {"contrast_before": is_early, "channel_permutation": permutation}
         return super().tell(values) | others
+
+
+@dataclass(repr=False, eq=False)
+class RandomAdjustSharpness(_Applied):
+    """Change the sharpness, with probability ``p``.
+
+    Args:
+        sharpness_factor: a number >= 0: 0 blurs, 1 changes nothing, 2 doubles it.
+        p: probability.
+    """
+
+    kind = 18
+    is_color = True
+
+    sharpness_factor: arg.Factor
+    p: arg.Probability = 0.5
+
+    def numbers(self) -> Sequence[float]:
+        return (self.sharpness_factor,)
+
+
+@dataclass(repr=False, eq=False)
+class GaussianBlur(Color):
+    """Blur an image, reflected at its edges.
+
+    Args:
+        kernel_size: an odd number of taps, or (width, height), at most 127 each.
+        sigma: bounds of the standard deviation, or a number.
+    """
+
+    kind = 19
+
+    kernel_size: arg.Taps
+    sigma: arg.Sigma = (0.1, 2.0)
+
+    def numbers(self) -> Sequence[float]:
+        return tuple(self.sigma)
+
+    def spec(self, get_size: GetSize) -> dict[str, Any]:
+        taps: Any = self.kernel_size
+        width, height = taps
+        return {**super().spec(get_size), "size": (height, width)}
+
+    def tell(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {"sigma": [values["number"][0]] * 2}

@@ -1,0 +1,211 @@
+/* fl_cpu_image_blur: operations that look at neighbours: sharpness and blur.
+ *
+ * Included by each file that fills a table of fl_image_ops, as fl_cpu_image_tone.h is. Torch's sums
+ * go tap by tap in rows, one fma a tap. */
+#ifndef FL_CPU_IMAGE_BLUR_H
+#define FL_CPU_IMAGE_BLUR_H
+
+#include "fl_cpu_image_tone.h"
+
+enum { PIECE_COLUMNS = 64 }; /* sums that stay in registers */
+
+/* To an integer, half to even, of 0 <= x < 2^22. */
+static inline float round_even(float x) { return (x + 0x1p23f) - 0x1p23f; }
+
+static inline void widen_row(float *restrict to, const uint8_t *restrict src, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) to[i] = src[i];
+}
+
+/* ---- sharpness */
+
+static void
+sharpen_row(uint8_t *restrict dst, const uint8_t *src, int64_t pitch, int64_t columns, float rest)
+{
+    const float side = (float)(1.0 / 13.0), middle = (float)(5.0 / 13.0);
+    float rows[3][PIECE_COLUMNS + 2];
+    for (int64_t at = 1; at < columns - 1; at += PIECE_COLUMNS) {
+        int64_t count = fl_min(PIECE_COLUMNS, columns - 1 - at);
+        for (int k = 0; k < 3; k++) widen_row(rows[k], src + (k - 1) * pitch + at - 1, count + 2);
+        for (int64_t i = 0; i < count; i++) {
+            float sum = rows[0][i] * side;
+            sum = fmaf(rows[0][i + 1], side, sum);
+            sum = fmaf(rows[0][i + 2], side, sum);
+            sum = fmaf(rows[1][i], side, sum);
+            sum = fmaf(rows[1][i + 1], middle, sum);
+            sum = fmaf(rows[1][i + 2], side, sum);
+            sum = fmaf(rows[2][i], side, sum);
+            sum = fmaf(rows[2][i + 1], side, sum);
+            sum = fmaf(rows[2][i + 2], side, sum);
+            float v = rows[1][i + 1];
+            dst[at + i] = clamp_byte(fmaf(round_even(sum) - v, rest, v));
+        }
+    }
+}
+
+static void tone_sharpen(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes, float rest)
+{
+    const fl_image_planes p = *planes;
+    for (int64_t y = 0; y < p.rows; y++, dst += dst_pitch) {
+        const uint8_t *row = p.data + y * p.pitch;
+        bool is_inner = y > 0 && y + 1 < p.rows && p.columns > 2;
+        if (is_inner) {
+            dst[0] = row[0];
+            dst[p.columns - 1] = row[p.columns - 1];
+            sharpen_row(dst, row, p.pitch, p.columns, rest);
+        } else {
+            memcpy(dst, row, (size_t)p.columns);
+        }
+    }
+}
+
+/* ---- blur
+ *
+ * The sum in torch's order takes width * height steps a pixel. Two sums, in x and then in y, take
+ * width + height and are at most `error` away from it, so they round to the same byte unless they
+ * are so close to a half: only these few pixels are summed in order. */
+
+enum { EXACT_TOGETHER = 16, EXACT_LIST = 1024, FEW_TAPS = 25, NOT_A_RING = -1 };
+
+/* Pixels whose sums are in doubt, as places in the padded plane and in the result. */
+typedef struct doubtful {
+    int32_t count;
+    int64_t from[EXACT_LIST], to[EXACT_LIST];
+} doubtful;
+
+/* The sums of several pixels side by side, because each step of one waits for the last. */
+static void
+sum_in_order(doubtful *list, uint8_t *dst, const fl_image_planes *p, const fl_image_blur *blur)
+{
+    for (int32_t first = 0; first < list->count; first += EXACT_TOGETHER) {
+        int32_t count = (int32_t)fl_min(EXACT_TOGETHER, list->count - first);
+        const uint8_t *src[EXACT_TOGETHER];
+        float sum[EXACT_TOGETHER] = {0};
+        for (int k = 0; k < EXACT_TOGETHER; k++)
+            src[k] = p->data + list->from[first + (k < count ? k : 0)];
+        const float *tap = blur->taps;
+        for (int32_t i = 0; i < blur->height; i++)
+            for (int32_t j = 0; j < blur->width; j++, tap++)
+                for (int k = 0; k < EXACT_TOGETHER; k++)
+                    sum[k] = fmaf(src[k][i * p->pitch + j], *tap, sum[k]);
+        for (int32_t k = 0; k < count; k++)
+            dst[list->to[first + k]] = (uint8_t)(int32_t)round_even(sum[k]);
+    }
+    list->count = 0;
+}
+
+/* Where bits do not matter: fused where that is fast. */
+static inline float add_product(float a, float b, float sum)
+{
+#if defined(__FMA__) || defined(__aarch64__)
+    return fmaf(a, b, sum);
+#else
+    return a * b + sum;
+#endif
+}
+
+/* to[x] = the sum over k of taps[k] * src[k * pitch + x]: of rows, which lie in a ring whose first
+ * place is `first`, or of one row, at a pitch of 1. */
+static inline void weigh(float *restrict to, const float *src, int64_t pitch, int32_t first,
+                         const float *taps, int32_t count, int64_t columns)
+{
+    for (int64_t at = 0; at < columns; at += PIECE_COLUMNS) {
+        int64_t length = fl_min(PIECE_COLUMNS, columns - at);
+        float sum[PIECE_COLUMNS] = {0};
+        for (int32_t k = 0; k < count; k++) {
+            int32_t place = first < 0 ? k : (first + k) % count;
+            const float *row = src + at + place * pitch;
+            if (length == PIECE_COLUMNS)
+                for (int x = 0; x < PIECE_COLUMNS; x++)
+                    sum[x] = add_product(row[x], taps[k], sum[x]);
+            else
+                for (int64_t x = 0; x < length; x++) sum[x] = add_product(row[x], taps[k], sum[x]);
+        }
+        memcpy(to + at, sum, (size_t)length * sizeof *to);
+    }
+}
+
+/* Rounds a row of sums, and lists those in doubt. */
+static void round_row(uint8_t *restrict dst, const float *sums, int64_t columns, float error,
+                      doubtful *list, int64_t from, int64_t to)
+{
+    for (int64_t at = 0; at < columns; at += PIECE_COLUMNS) {
+        int64_t length = fl_min(PIECE_COLUMNS, columns - at);
+        uint8_t in_doubt[PIECE_COLUMNS];
+        uint32_t any = 0;
+        for (int64_t i = 0; i < length; i++) {
+            float sum = sums[at + i], away = sum - (float)(int32_t)sum - 0.5f;
+            dst[at + i] = (uint8_t)(int32_t)round_even(sum);
+            in_doubt[i] = fabsf(away) <= error;
+            any |= in_doubt[i];
+        }
+        for (int64_t i = 0; any != 0 && i < length; i++) {
+            list->from[list->count] = from + at + i;
+            list->to[list->count] = to + at + i;
+            list->count += in_doubt[i];
+        }
+    }
+}
+
+static void blur_in_steps(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *p,
+                          const fl_image_blur *blur, float *memory)
+{
+    int64_t columns = p->columns - blur->width + 1;
+    float *wide = memory, *sums = wide + p->columns, *ring = sums + columns;
+    doubtful list = {.count = 0};
+    for (int64_t row = 0; row < p->rows; row++) {
+        int64_t y = row - blur->height + 1;
+        widen_row(wide, p->data + row * p->pitch, p->columns);
+        weigh(ring + row % blur->height * columns, wide, 1, NOT_A_RING, blur->x, blur->width,
+              columns);
+        if (y < 0) continue;
+        weigh(sums, ring, columns, (int32_t)(y % blur->height), blur->y, blur->height, columns);
+        for (int64_t at = 0; at < columns; at += EXACT_LIST / 2) {
+            int64_t length = fl_min(EXACT_LIST / 2, columns - at);
+            if (list.count + length >= EXACT_LIST) sum_in_order(&list, dst, p, blur);
+            round_row(dst + y * dst_pitch + at, sums + at, length, blur->error, &list,
+                      y * p->pitch + at, y * dst_pitch + at);
+        }
+    }
+    sum_in_order(&list, dst, p, blur);
+}
+
+/* Few taps: in order at once. */
+static void
+blur_in_order(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *p, const fl_image_blur *blur)
+{
+    int64_t rows = p->rows - blur->height + 1, columns = p->columns - blur->width + 1;
+    float wide[PIECE_COLUMNS + FEW_TAPS], sum[PIECE_COLUMNS];
+    for (int64_t y = 0; y < rows; y++)
+        for (int64_t at = 0; at < columns; at += PIECE_COLUMNS) {
+            int64_t length = fl_min(PIECE_COLUMNS, columns - at);
+            const float *tap = blur->taps;
+            memset(sum, 0, sizeof sum);
+            for (int32_t i = 0; i < blur->height; i++) {
+                widen_row(wide, p->data + (y + i) * p->pitch + at, length + blur->width - 1);
+                for (int32_t j = 0; j < blur->width; j++, tap++)
+                    for (int64_t x = 0; x < length; x++) sum[x] = fmaf(wide[x + j], *tap, sum[x]);
+            }
+            for (int64_t x = 0; x < length; x++)
+                dst[y * dst_pitch + at + x] = (uint8_t)(int32_t)round_even(sum[x]);
+        }
+}
+
+static void tone_blur(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *padded,
+                      const fl_image_blur *blur, float *memory)
+{
+    if (blur->width * blur->height <= FEW_TAPS)
+        blur_in_order(dst, dst_pitch, padded, blur);
+    else
+        blur_in_steps(dst, dst_pitch, padded, blur, memory);
+}
+
+/* The table, as an initializer of fl_image_ops.tone. */
+#define FL_TONE_OPS                                                                         \
+    {                                                                                       \
+        .look_up = tone_look_up, .range = tone_range, .count = tone_count, .sum = tone_sum, \
+        .grey = tone_grey, .saturate = tone_saturate, .turn_hue = tone_turn_hue,            \
+        .sharpen = tone_sharpen, .blur = tone_blur                                          \
+    }
+
+#endif
