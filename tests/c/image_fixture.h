@@ -152,8 +152,28 @@ follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at,
     default:
         follow_tone(p, ops, i, at, channels);
     }
-    CHECK_INT(p->size.height, at->out.height);
-    CHECK_INT(p->size.width, at->out.width);
+}
+
+/* Operations [begin, end), with those that they hold. */
+static inline void follow_range(picture *p, const fl_image_op *ops, const fl_image_params *params,
+                                int32_t begin, int32_t end, int32_t *channels)
+{
+    for (int32_t i = begin; i < end; i += 1 + ops[i].span) {
+        int32_t branches[FL_MAX_IMAGE_OPS], count = 0;
+        for (int32_t k = i + 1; k <= i + ops[i].span; k += 1 + ops[k].span) branches[count++] = k;
+        if (ops[i].kind < FL_OP_APPLY) {
+            follow(p, ops, i, &params[i], channels);
+        } else if (ops[i].kind == FL_OP_CHOICE || ops[i].kind == FL_OP_ORDER) {
+            for (int32_t n = 0; n < (ops[i].kind == FL_OP_CHOICE ? 1 : count); n++) {
+                int32_t k = branches[params[i].order[n]];
+                follow_range(p, ops, params, k + 1, k + 1 + ops[k].span, channels);
+            }
+        } else if (params[i].is_applied) {
+            follow_range(p, ops, params, i + 1, i + 1 + ops[i].span, channels);
+        }
+        CHECK_INT(p->size.height, params[i].out.height);
+        CHECK_INT(p->size.width, params[i].out.width);
+    }
 }
 
 /* What a plan made with `config` and parameters should write. The caller frees it. */
@@ -171,7 +191,7 @@ static inline char *expected_output(const fl_image_config *config, const fl_imag
                         ->data[y * source->stride_y + x * source->stride_x + c * source->stride_c];
         }
     int32_t channels = config->channels;
-    for (int32_t i = 0; i < config->count; i++) follow(&p, config->ops, i, &params[i], &channels);
+    follow_range(&p, config->ops, params, 0, config->count, &channels);
     int32_t bytes = type_bytes(config->type), height = p.size.height, width = p.size.width;
     char *out = malloc((size_t)height * (size_t)width * (size_t)(channels * bytes));
     CHECK(out != NULL);
@@ -289,6 +309,36 @@ static inline void set_occurrences(plan_case *p)
             if (p->ops[k].kind == p->ops[i].kind) p->ops[i].occurrence++;
 }
 
+/* Which keeps the size and the channels. */
+static inline fl_image_op random_held(uint64_t *seed, const plan_case *p, bool is_ordered)
+{
+    for (;;) {
+        fl_image_op_kind kind =
+            FL_OP_HORIZONTAL_FLIP +
+            (fl_image_op_kind)random_below(seed, FL_OP_APPLY - FL_OP_HORIZONTAL_FLIP);
+        bool is_refused = kind == FL_OP_GRAYSCALE || (kind == FL_OP_ERASE && is_ordered) ||
+                          (is_color(kind) && p->config.channels % 2 == 0);
+        if (!is_refused) return random_op(seed, kind, 1);
+    }
+}
+
+/* One to three operations, held by one, from p->ops[at] on; returns how many there are in all. */
+static inline int32_t random_gate(uint64_t *seed, plan_case *p, int32_t at)
+{
+    fl_image_op *gate = &p->ops[at], *next = gate + 1;
+    *gate = (fl_image_op){.kind = FL_OP_APPLY + (fl_image_op_kind)random_below(seed, 3), .p = 0.6};
+    int32_t branches = 1 + (int32_t)random_below(seed, 3);
+    for (int32_t n = 0; n < branches; n++) {
+        int32_t held = (int32_t)random_below(seed, 3);
+        if (gate->kind != FL_OP_APPLY)
+            *next++ = (fl_image_op){
+                .kind = FL_OP_BRANCH, .span = held, .number = {(double)(n + 1) / branches}};
+        while (held-- > 0) *next++ = random_held(seed, p, gate->kind == FL_OP_ORDER);
+    }
+    gate->span = (int32_t)(next - gate) - 1;
+    return gate->span + 1;
+}
+
 /* Random tables, or (v * scale - mean) / std for floats, which both claim to be the latter. */
 static inline void make_tables(uint64_t *seed, plan_case *p)
 {
@@ -338,12 +388,16 @@ static inline void random_case(uint64_t *seed, plan_case *p, int32_t most_ops, i
                                   .seed = next_random(seed),
                                   .image_ops = &fl_cpu_image_plain};
     p->config.in = (fl_image_size){random_length(seed, longest), random_length(seed, longest)};
-    for (int32_t i = 0; i < p->config.count; i++) {
+    int32_t wanted = p->config.count, filled = 0;
+    for (int32_t i = 0; i < wanted; i++) {
         fl_image_op_kind kind;
-        do kind = (fl_image_op_kind)random_below(seed, FL_OP_KINDS);
+        do kind = (fl_image_op_kind)random_below(seed, FL_OP_APPLY);
         while (is_color(kind) && p->config.channels % 2 == 0);
-        p->ops[i] = random_op(seed, kind, longest);
+        p->ops[filled++] = random_op(seed, kind, longest);
+        if (filled < FL_MAX_IMAGE_OPS / 2 && random_below(seed, 4) == 0)
+            filled += random_gate(seed, p, filled);
     }
+    p->config.count = filled;
     set_occurrences(p);
     make_tables(seed, p);
     make_fills(seed, p);

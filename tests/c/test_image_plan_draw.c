@@ -85,6 +85,12 @@ static void test_arguments_that_are_wrong_for_any_image(void)
     check_op_refused(op, 9, 9, "GaussianBlur(sigma=(0, 1))");
     op.number[0] = 1, op.size.width = 19;
     check_op_refused(op, 9, 9, "GaussianBlur(kernel_size=(19, 3))|image of (9, 9)");
+    op = (fl_image_op){.kind = FL_OP_APPLY, .p = 3};
+    check_op_refused(op, 9, 9, "RandomApply(p=3)");
+    op = (fl_image_op){.kind = FL_OP_CHOICE};
+    check_op_refused(op, 9, 9, "RandomChoice: 1 to 16 transforms, not 0");
+    op = (fl_image_op){.kind = FL_OP_APPLY, .span = 1};
+    check_op_refused(op, 9, 9, "holds more than there are");
     op = (fl_image_op){.kind = FL_OP_GRAYSCALE, .number = {2}};
     check_op_refused(op, 9, 9, "Grayscale(num_output_channels=2)");
     op = (fl_image_op){.kind = FL_OP_COLOR_JITTER, .number = {0, 1, 2, 1}};
@@ -116,6 +122,33 @@ static void test_operations_that_do_not_go_with_the_image(void)
     check_op_refused(op, 0, 0, "differ in size|RandomResizedCrop");
     check_op_refused(op, -1, 5, "image of (-1, 5)");
     check_op_refused(op, 5, 1 << 25, "image of (5, 33554432)");
+}
+
+static void test_results_that_depend_on_chance(void)
+{
+    fl_image_op crop = {.kind = FL_OP_CENTER_CROP, .size = {4, 4}},
+                grey = {.kind = FL_OP_GRAYSCALE};
+    fl_image_op branch = {.kind = FL_OP_BRANCH, .span = 1};
+    fl_image_op ops[5] = {{.kind = FL_OP_APPLY, .p = 0.5, .span = 1}, crop};
+    fl_image_config config = config_of(ops, 2, 9, 9);
+    check_refused(&config, "RandomApply: the size and the channels of results depend on chance");
+    grey.number[0] = 1;
+    ops[1] = grey;
+    check_refused(&config, "RandomApply: the size and the channels");
+    fl_image_op choice = {.kind = FL_OP_CHOICE, .span = 4}, flip = {.kind = FL_OP_HORIZONTAL_FLIP};
+    ops[0] = choice, ops[1] = branch, ops[2] = crop, ops[3] = branch, ops[4] = flip;
+    config = config_of(ops, 5, 9, 9);
+    check_refused(&config, "RandomChoice: the size and the channels of results depend on chance");
+    ops[0].kind = FL_OP_ORDER, ops[4] = crop;
+    check_refused(&config, "RandomOrder: the size and the channels of results depend on chance");
+    fl_image_plan *plan;
+    ops[0].kind = FL_OP_CHOICE;
+    CHECK_INT(fl_image_plan_open(&config, &plan, NULL), FL_OK);
+    CHECK_INT(fl_image_plan_out(plan).height, 4);
+    fl_image_plan_close(plan);
+    fl_image_op erase = {.kind = FL_OP_ERASE, .p = 1, .scale = {0.1, 1}, .ratio = {1, 1}};
+    ops[0].kind = FL_OP_ORDER, ops[2] = flip, ops[4] = erase;
+    check_refused(&config, "RandomErasing in RandomOrder");
 }
 
 static void test_configurations_that_cannot_be(void)
@@ -404,6 +437,7 @@ int main(void)
     start_tests();
     RUN(test_arguments_that_are_wrong_for_any_image);
     RUN(test_operations_that_do_not_go_with_the_image);
+    RUN(test_results_that_depend_on_chance);
     RUN(test_configurations_that_cannot_be);
     RUN(test_what_may_not_come_after_an_erasing);
     RUN(test_sizes_of_resize);

@@ -160,7 +160,7 @@ distort_picture(picture *p, const fl_image_op *ops, int32_t channels, const fl_i
 {
     static const int early[] = {0, 1, 2, 3}, late[] = {0, 2, 3, 1};
     for (int k = 0; k < 4; k++) {
-        int which = (at->order[4] ? early : late)[k];
+        int which = (at->is_early ? early : late)[k];
         jitter_picture(p, ops, channels, which, at->number[which]);
     }
     if (at->order[0] < 0) return;

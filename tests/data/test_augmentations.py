@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from augment_draws import DRAWS, draw_augmentation
+from augment_draws import DRAWS, draw_augmentation, draw_choice, draw_order
 from augment_replay import replay_augmentations
 from helpers import assert_same
-from image_draws import Key
+from image_draws import Key, Words, unit
 from torchvision_shim import torchvision_v2
 
 from fastloop import ArrayDataset, DataLoader
@@ -60,9 +60,25 @@ COLORS: list[Callable[[random.Random], Any]] = [  # for 1 and 3
 ]
 
 
+def make_held(rng: random.Random, makers: list[Callable[[random.Random], Any]]) -> Any:
+    """Operations that keep the size, held by one."""
+    few = [maker for maker in makers if maker is not TONES[-1]]
+    held = [rng.choice(few)(rng) for _ in range(rng.randint(1, 3))]
+    pair = T.Compose([T.RandomInvert(), T.RandomHorizontalFlip()])
+    gates = (
+        T.RandomApply(held, 0.6),
+        T.RandomChoice([*held, T.Identity()]),
+        T.RandomChoice([pair, *held], [3, *(1 for _ in held)]),
+        T.RandomOrder([*held, pair]),
+        T.RandomApply([T.RandomOrder(held)]),
+    )
+    return rng.choice(gates)
+
+
 def make_chain(rng: random.Random, channels: int) -> list[Any]:
     makers = TONES if channels in (2, 4) else TONES + 2 * COLORS
-    return [rng.choice(makers)(rng) for _ in range(rng.randint(1, 5))]
+    held = [lambda rng: make_held(rng, makers)] * 5
+    return [rng.choice(makers + held)(rng) for _ in range(rng.randint(1, 5))]
 
 
 @needs_torchvision
@@ -201,6 +217,45 @@ def test_torchvisions_objects_are_translated(case: tuple[str, dict[str, Any]]) -
         assert_same(theirs[i], ours[i])
 
 
+@needs_torchvision
+def test_torchvisions_simclr_is_translated() -> None:
+    def make(m: Any) -> list[Any]:
+        jitter = m.ColorJitter(0.8, 0.8, 0.8, 0.2)
+        return [
+            *(m.RandomResizedCrop(16, (0.08, 1)), m.RandomHorizontalFlip()),
+            *(m.RandomApply([jitter], p=0.8), m.RandomGrayscale(p=0.2)),
+            m.RandomApply([m.GaussianBlur(kernel_size=3, sigma=(0.1, 2.0))], p=0.5),
+            m.RandomChoice([m.RandomSolarize(128), m.Compose([m.Identity(), m.ToImage()])], [1, 2]),
+            m.RandomOrder(
+                [m.RandomInvert(), m.Compose([m.RandomEqualize(), m.RandomPosterize(2)])]
+            ),
+            *(m.ToDtype(torch.float32, scale=True), m.Normalize([0.5], [0.5])),
+        ]
+
+    images = make_images(random.Random(6), 3, 30)
+    ours = ArrayDataset(images, transform=T.Compose(make(T)), seed=3)
+    theirs = ArrayDataset(images, transform=v2.Compose(make(v2)), seed=3)
+    assert theirs._untranslated == ""
+    for i in range(30):
+        assert theirs.params(i) == ours.params(i)
+        assert_same(theirs[i], ours[i])
+
+
+def test_gates_are_drawn_from_the_contract() -> None:
+    image = torch.zeros(1, 3, 4, 5, dtype=torch.uint8)
+    five = [T.RandomInvert(), *(T.RandomPosterize(bits) for bits in range(2, 6))]
+    chain = [T.RandomApply([T.RandomInvert()], 0.3), T.RandomChoice(five, [1, 2, 3, 4, 5])]
+    dataset = ArrayDataset(image, transform=T.Compose([*chain, T.RandomOrder(five)]), seed=5)
+    for epoch in range(100):
+        told, key = dataset.params(0, epoch), Key(5, epoch, 0, 0)
+        applied = unit(Words(key, "RandomApply", 0).block(0)[0]) < 0.3
+        assert told[0]["apply"] == applied and ("transforms" in told[0]) == applied
+        assert told[1]["chosen"] == draw_choice(Words(key, "RandomChoice", 0), [1, 2, 3, 4, 5])
+        assert told[2]["order"] == draw_order(Words(key, "RandomOrder", 0), 5)
+        alone = draw_augmentation("RandomInvert", {}, key, 3)
+        assert not applied or told[0]["transforms"] == [alone]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_the_samples(workers: int) -> None:
     images = make_images(random.Random(8), 3, 9)
@@ -238,6 +293,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"sharpness_factor": -1, "p": 1},
         "sharpness_factor must be a number",
     ),
+    ("RandomApply", {"transforms": []}, "transforms must be a list of at least one operation"),
+    ("RandomApply", {"transforms": 3}, "transforms must be a list of at least one operation"),
+    ("RandomApply", {"transforms": [T.Identity()], "p": 2}, "p must be a number in [0, 1], got 2"),
+    ("RandomChoice", {"transforms": [T.Identity()], "p": [1, 2]}, "p must be 1 numbers >= 0, one "),
+    ("RandomOrder", {"transforms": ()}, "transforms must be a list of at least one operation"),
     ("GaussianBlur", {"kernel_size": 4}, "kernel_size must be odd and at most 127, got 4"),
     ("GaussianBlur", {"kernel_size": 0}, "kernel_size must be an int in [1, 16777216], got 0"),
     ("GaussianBlur", {"kernel_size": 3, "sigma": (2, 1)}, "sigma must be a number > 0, or (min, m"),
@@ -260,6 +320,17 @@ def test_wrong_arguments_are_torchvisions_errors(
     if v2 is not None:
         with pytest.raises(ours.type):
             getattr(v2, name)(**args)(torch.zeros(3, 4, 4, dtype=torch.uint8))
+
+
+def test_what_a_gate_holds_keeps_the_size_and_is_no_value() -> None:
+    images = torch.zeros(2, 3, 5, 5, dtype=torch.uint8)
+    for gate in (T.RandomApply([T.CenterCrop(3)]), T.RandomOrder([T.Grayscale()])):
+        with pytest.raises(ValueError, match="the size and the channels of results depend on"):
+            ArrayDataset(images, transform=gate)
+    crops = T.RandomChoice([T.CenterCrop(3), T.RandomResizedCrop(3)])
+    assert ArrayDataset(images, transform=crops)[0][0].shape == (3, 3, 3)
+    with pytest.raises(ValueError, match="ToDtype must stand behind RandomApply, which holds it"):
+        T.RandomApply([T.ToDtype(torch.float32)])
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,11 @@ def made(module: Any) -> list[Any]:
         module.RandomAdjustSharpness(2),
         module.GaussianBlur(3),
         module.GaussianBlur([5, 9], 1.5),
+        module.RandomApply([module.ColorJitter(0.1), module.GaussianBlur(3)], p=0.8),
+        module.RandomApply([module.RandomApply([module.RandomInvert()])]),
+        module.RandomChoice([module.RandomInvert(), module.Grayscale(3)]),
+        module.RandomChoice([module.RandomInvert(), module.Identity()], p=[1, 3]),
+        module.RandomOrder([module.RandomInvert(), module.RandomSolarize(3)]),
     ]
 
 

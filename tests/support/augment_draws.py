@@ -71,6 +71,21 @@ DRAWS: dict[str, Callable[[Words, dict[str, Any], int], Params]] = {
 }
 
 
+def draw_choice(words: Words, shares: Sequence[float]) -> int:
+    """Which of several transforms is applied."""
+    at, end = unit(words.block(0)[0]), 0.0
+    for chosen, share in enumerate(shares):
+        end += share / sum(shares)
+        if at < end:
+            return chosen
+    return len(shares) - 1
+
+
+def draw_order(words: Words, count: int) -> tuple[int, ...]:
+    blocks = [words.block(block) for block in range((count + 2) // 4)]
+    return order([word for block in blocks for word in block], count)
+
+
 def draw_augmentation(name: str, args: dict[str, Any], key: Key, channels: int) -> Params:
     """The parameters of the first operation of this name in a chain."""
     return {"op": name, **DRAWS[name](Words(key, name, 0), args, channels)}

@@ -21,6 +21,8 @@ GATED: dict[str, tuple[str, tuple[str, ...]]] = {
 def replay_augmentation(v2: Any, op: Any, params: Params, image: torch.Tensor) -> torch.Tensor:
     """What torchvision makes of a uint8 image [C, H, W] by an operation with these parameters."""
     f, name = v2.functional, params["op"]
+    if name in ("RandomApply", "RandomChoice", "RandomOrder"):
+        return replay_held(v2, op, params, image)
     if name in GATED:
         function, arguments = GATED[name]
         values = [getattr(op, argument) for argument in arguments]
@@ -43,7 +45,19 @@ def replay_augmentation(v2: Any, op: Any, params: Params, image: torch.Tensor) -
     return getattr(v2, name)().transform(image, given)
 
 
+def replay_held(v2: Any, op: Any, params: Params, image: torch.Tensor) -> torch.Tensor:
+    """What torchvision makes of it by operations that another one holds."""
+    if params["op"] == "RandomApply":
+        return replay_augmentations(v2, op.parts, params.get("transforms", []), image)
+    if params["op"] == "RandomChoice":
+        parts = op.parts[params["chosen"]].parts
+        return replay_augmentations(v2, parts, params["transforms"], image)
+    for k in params["order"]:
+        image = replay_augmentations(v2, op.parts[k].parts, params["transforms"][k], image)
+    return image
+
+
 def replay_augmentations(v2: Any, ops: Any, params: list[Params], image: Any) -> torch.Tensor:
-    for op, chosen in zip(ops, params, strict=True):
+    for op, chosen in zip(ops, params, strict=bool(params)):
         image = replay_augmentation(v2, op, chosen, image)
     return image.contiguous()

@@ -22,6 +22,7 @@ KINDS = (
     *("RandomInvert", "RandomSolarize", "RandomPosterize", "RandomAutocontrast", "RandomEqualize"),
     *("Grayscale", "RandomGrayscale", "ColorJitter", "RandomChannelPermutation"),
     *("RandomPhotometricDistort", "RandomAdjustSharpness", "GaussianBlur"),
+    *("RandomApply", "RandomChoice", "RandomOrder", "a branch"),
 )
 TRIES = 10
 

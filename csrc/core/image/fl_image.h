@@ -33,6 +33,10 @@ typedef enum fl_image_op_kind {
     FL_OP_PHOTOMETRIC_DISTORT,
     FL_OP_SHARPNESS,
     FL_OP_BLUR,
+    FL_OP_APPLY,  /* holds the `span` operations behind it */
+    FL_OP_CHOICE, /* these hold branches, one of which is applied; */
+    FL_OP_ORDER,  /* or all, in a random order */
+    FL_OP_BRANCH,
     FL_OP_KINDS
 } fl_image_op_kind;
 
@@ -47,8 +51,9 @@ typedef enum fl_padding_mode {
 enum {
     FL_MAX_IMAGE_OPS = 32,
     FL_MAX_FILL_BYTES = 4 * FL_MAX_CHANNELS,
-    FL_OP_NUMBERS = 8,   /* arguments of a kind's own */
-    FL_DRAWN_NUMBERS = 4 /* drawn for one operation */
+    FL_OP_NUMBERS = 8,    /* arguments of a kind's own */
+    FL_DRAWN_NUMBERS = 4, /* drawn for one operation */
+    FL_MAX_ORDER = 16     /* branches of one operation */
 };
 
 /* An operation as requested. Fields that its kind does not name are 0. */
@@ -57,6 +62,7 @@ typedef struct fl_image_op {
     uint8_t occurrence; /* how many of its kind come before it, < 8 for those that draw: its random
                            numbers have slot kind << 3 | occurrence, so other kinds do not change
                            them */
+    int32_t span;       /* how many of the operations behind it it holds, theirs included */
     fl_image_size size; /* of the result. BLUR: odd numbers of taps. RESIZE: {n, 0} is n for the
                            shorter edge, {0, 0} is max_size for the longer one */
     int32_t max_size;   /* RESIZE with {n, 0} or {0, 0}: most of the longer edge; 0: none */
@@ -69,7 +75,8 @@ typedef struct fl_image_op {
     double log_ratio[2];            /* set by the plan */
     int32_t channels;               /* set by the plan: of the image before it */
     /* SOLARIZE: threshold. POSTERIZE: bits. SHARPNESS: factor. GRAYSCALE: channels of the
-     * result. BLUR: least and largest sigma. COLOR_JITTER,
+     * result. BLUR: least and largest sigma. BRANCH of CHOICE: the upper end of its part of [0, 1].
+     * COLOR_JITTER,
      * PHOTOMETRIC_DISTORT: least and most brightness, contrast, saturation and hue; NaN: stays. */
     double number[FL_OP_NUMBERS];
     /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds as bytes, where a RESIZE comes after it.
@@ -82,7 +89,8 @@ typedef struct fl_image_op {
 
 /* The parameters of one operation for one sample. */
 typedef struct fl_image_params {
-    bool is_applied;    /* operations with a probability: whether; else true */
+    bool is_applied;    /* operations with a probability, and those that others hold: whether; else
+                           true */
     int32_t top, left;  /* crops, in the padded image; ERASE: of the rectangle */
     fl_image_size size; /* crops, ERASE: of the rectangle */
     int32_t padding[4]; /* what is padded in all: left, top, right, bottom */
@@ -91,9 +99,10 @@ typedef struct fl_image_params {
      * BLUR: [0] sigma. */
     float number[FL_DRAWN_NUMBERS];
     /* COLOR_JITTER: the order of these four. CHANNEL_PERMUTATION: the channel that becomes channel
-     * k. PHOTOMETRIC_DISTORT: likewise, and behind them 1 if contrast comes early; [0] -1: channels
-     * stay. */
-    int8_t order[FL_MAX_CHANNELS + 1];
+     * k. PHOTOMETRIC_DISTORT: likewise; [0] -1: channels stay. CHOICE: [0] the branch. ORDER:
+     * branches. */
+    int8_t order[FL_MAX_ORDER];
+    bool is_early; /* PHOTOMETRIC_DISTORT: contrast comes before the others */
 } fl_image_params;
 
 /* One image: element (y, x, c) is data[y * stride_y + x * stride_x + c * stride_c], strides of any

@@ -29,12 +29,15 @@ typedef struct fl_image_config {
     const fl_image_ops *image_ops; /* borrowed, static */
 } fl_image_config;
 
-/* The size of what an operation makes of an image of size `in`; {0, 0} is one that is not known.
- * FL_EINVAL for arguments that are wrong, or such an image. */
-int fl_image_op_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
+/* An image on its way: before an operation, or at the end. */
+typedef struct fl_image_trace {
+    fl_image_size size; /* {0, 0}: not known before there is an image */
+    int32_t channels;
+} fl_image_trace;
 
-/* The channels of what an operation makes of an image of so many. */
-int32_t fl_image_op_channels(const fl_image_op *op, int32_t channels);
+/* The images before each operation, and the result behind them: trace[config->count + 1]. FL_EINVAL
+ * for arguments that are wrong, or such images. */
+int fl_image_ops_trace(const fl_image_config *config, fl_image_trace *trace, fl_err *err);
 
 /* FL_EINVAL (what cannot be for any image, or for config->in: a crop that is larger, reflection of
  * more than there is, sizes of results that differ; the text names operation, argument, value and

@@ -29,12 +29,14 @@ float fl_op_between(uint32_t word, const double limits[2])
     return (float)(limits[0] + fl_philox_unit(word) * (limits[1] - limits[0]));
 }
 
-/* order[0] to order[count - 1] is a permutation of 0 to count - 1; count <= FL_MAX_CHANNELS. */
-static void draw_order(fl_philox_block block, int count, int8_t *order)
+void fl_op_draw_order(const fl_image_op *op, const fl_sample_key *key, uint16_t block,
+                      int32_t count, int8_t *order)
 {
-    for (int k = 0; k < FL_MAX_CHANNELS; k++) order[k] = (int8_t)(k < count ? k : -1);
+    fl_philox_block words = {{0}};
+    for (int k = 0; k < FL_MAX_ORDER; k++) order[k] = (int8_t)(k < count ? k : -1);
     for (int k = 0; k + 1 < count; k++) {
-        int other = k + (int)fl_philox_below(block.word[k], (uint32_t)(count - k));
+        if (k % 4 == 0) words = fl_op_random(op, key, (uint16_t)(block + k / 4));
+        int other = k + (int)fl_philox_below(words.word[k % 4], (uint32_t)(count - k));
         int8_t kept = order[k];
         order[k] = order[other];
         order[other] = kept;
@@ -61,7 +63,7 @@ static void draw_jitter(const fl_image_op *op, const fl_sample_key *key, fl_imag
     fl_philox_block block = fl_op_random(op, key, 0);
     for (int n = 0; n < JITTERED; n++)
         params->number[n] = fl_op_between(block.word[n], &op->number[2 * n]);
-    draw_order(fl_op_random(op, key, 1), JITTERED, params->order);
+    fl_op_draw_order(op, key, 1, JITTERED, params->order);
 }
 
 static int apply_jitter(const fl_image_op *op, int32_t i, const fl_image_params *params,
@@ -87,7 +89,7 @@ static void draw_permutation(const fl_image_op *op, const fl_sample_key *key, fl
                              fl_image_params *params)
 {
     (void)in;
-    draw_order(fl_op_random(op, key, 0), op->channels, params->order);
+    fl_op_draw_order(op, key, 0, op->channels, params->order);
 }
 
 static int apply_permutation(const fl_image_op *op, int32_t i, const fl_image_params *params,
@@ -106,7 +108,7 @@ const fl_op_type fl_op_channel_permutation = {.name = "RandomChannelPermutation"
 
 /* ---- RandomPhotometricDistort */
 
-enum { CONTRAST = 1, SATURATION = 2, IS_EARLY = FL_MAX_CHANNELS };
+enum { CONTRAST = 1, SATURATION = 2 };
 
 static int check_distort(const fl_image_op *op, fl_err *err)
 {
@@ -124,9 +126,9 @@ static void draw_distort(const fl_image_op *op, const fl_sample_key *key, fl_ima
         bool is_changed = fl_philox_unit(gates.word[n]) < op->p;
         params->number[n] = is_changed ? fl_op_between(numbers.word[n], &op->number[2 * n]) : NAN;
     }
-    draw_order(fl_op_random(op, key, 3), op->channels, params->order);
+    fl_op_draw_order(op, key, 3, op->channels, params->order);
     if (fl_philox_unit(others.word[1]) >= op->p) params->order[0] = -1;
-    params->order[IS_EARLY] = fl_philox_unit(others.word[0]) < 0.5;
+    params->is_early = fl_philox_unit(others.word[0]) < 0.5;
 }
 
 static int apply_distort(const fl_image_op *op, int32_t i, const fl_image_params *params,
@@ -134,7 +136,7 @@ static int apply_distort(const fl_image_op *op, int32_t i, const fl_image_params
 {
     (void)op;
     (void)i;
-    bool is_early = params->order[IS_EARLY] != 0;
+    bool is_early = params->is_early;
     FL_TRY(apply_one(params, 0, view, err));
     if (is_early) FL_TRY(apply_one(params, CONTRAST, view, err));
     FL_TRY(apply_one(params, SATURATION, view, err));

@@ -79,6 +79,7 @@ static int read_op(PyObject *dict, fl_image_op *out)
     int32_t kind = 0, occurrence = 0, interpolation = 0, mode = 0;
     if (read_int(dict, "kind", FL_OP_KINDS - 1, &kind) != 0 ||
         read_int(dict, "occurrence", UINT8_MAX, &occurrence) != 0 ||
+        read_int(dict, "span", FL_MAX_IMAGE_OPS, &out->span) != 0 ||
         read_int(dict, "interpolation", FL_INTERPOLATIONS - 1, &interpolation) != 0 ||
         read_int(dict, "padding_mode", FL_PADDING_MODES - 1, &mode) != 0)
         return -1;
@@ -112,16 +113,33 @@ int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
     return status;
 }
 
+/* The numbers up to the first that is negative. New reference. */
+static PyObject *order_of(const fl_image_params *params)
+{
+    Py_ssize_t count = 0;
+    while (count < FL_MAX_ORDER && params->order[count] >= 0) count++;
+    PyObject *order = PyTuple_New(count);
+    for (Py_ssize_t k = 0; order != NULL && k < count; k++) {
+        PyObject *number = PyLong_FromLong(params->order[k]);
+        if (number == NULL)
+            Py_CLEAR(order);
+        else
+            PyTuple_SET_ITEM(order, k, number);
+    }
+    return order;
+}
+
 PyObject *fl_py_image_params(const fl_image_params *params)
 {
     const int32_t *padding = params->padding;
     const float *number = params->number;
-    const int8_t *order = params->order;
-    return Py_BuildValue("{s:O,s:i,s:i,s:i,s:i,s:(iiii),s:(ii),s:(ffff),s:(iiiii)}", "applied",
+    PyObject *order = order_of(params);
+    if (order == NULL) return NULL;
+    return Py_BuildValue("{s:O,s:i,s:i,s:i,s:i,s:(iiii),s:(ii),s:(ffff),s:N,s:O}", "applied",
                          params->is_applied ? Py_True : Py_False, "top", params->top, "left",
                          params->left, "height", params->size.height, "width", params->size.width,
                          "padding", padding[0], padding[1], padding[2], padding[3], "out",
                          params->out.height, params->out.width, "number", (double)number[0],
-                         (double)number[1], (double)number[2], (double)number[3], "order", order[0],
-                         order[1], order[2], order[3], order[4]);
+                         (double)number[1], (double)number[2], (double)number[3], "order", order,
+                         "is_early", params->is_early ? Py_True : Py_False);
 }

@@ -112,6 +112,7 @@ static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *
                      PyObject *tables, PyObject *linear)
 {
     fl_image_op list[FL_MAX_IMAGE_OPS];
+    fl_image_trace trace[FL_MAX_IMAGE_OPS + 1];
     float numbers[3 * FL_MAX_CHANNELS];
     fl_err err = {0};
     if (config->channels < 1 || config->channels > FL_MAX_CHANNELS) {
@@ -120,14 +121,15 @@ static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *
         return -1;
     }
     if (read_ops(ops, list) != 0) return -1;
-    int32_t channels = config->channels; /* of results */
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(ops); i++)
-        channels = fl_image_op_channels(&list[i], channels);
-    if (channels < 1 || channels > FL_MAX_CHANNELS) channels = FL_MAX_CHANNELS; /* fails to open */
-    if (check_tables(tables, config, channels) != 0) return -1;
-    if (linear != Py_None && read_linear(linear, channels, numbers) != 0) return -1;
     config->ops = list;
     config->count = (int32_t)PyTuple_GET_SIZE(ops);
+    if (fl_image_ops_trace(config, trace, &err) != FL_OK) {
+        fl_py_raise(&err, NULL);
+        return -1;
+    }
+    int32_t channels = trace[config->count].channels; /* of results */
+    if (check_tables(tables, config, channels) != 0) return -1;
+    if (linear != Py_None && read_linear(linear, channels, numbers) != 0) return -1;
     config->tables = tables != Py_None ? PyBytes_AS_STRING(tables) : NULL;
     config->linear = linear != Py_None ? numbers : NULL;
     config->image_ops = fl_cpu_image_ops_find();

@@ -151,6 +151,10 @@ def _read_unchanged(name: str, value: Any, low: float, high: float) -> Any:
     return value
 
 
+def read_probability(name: str, value: Any) -> Any:
+    return _read_unchanged(name, value, 0, 1)
+
+
 def _read_range(name: str, value: Any, high: float = math.inf, is_ratio: bool = False) -> Any:
     ends = "0 < min <= max" if is_ratio else "0 <= min <= max and 0 < max"
     rule = f"(min, max) with {ends} " + ("< inf" if high == math.inf else f"<= {high}")
@@ -251,7 +255,7 @@ Erased = Annotated[Any, Argument(_read_erased)]
 Interpolation = Annotated[Any, Argument(_read_interpolation, _INTERPOLATIONS.get)]
 Flag = Annotated[bool, Argument(_read_flag)]
 CoreFlag = Annotated[bool, Argument(_read_flag, bool)]  # that C is told of
-Probability = Annotated[float, Argument(partial(_read_unchanged, low=0, high=1), float)]
+Probability = Annotated[float, Argument(read_probability, float)]
 Scale = Annotated[Sequence[float], Argument(_read_range, tuple)]
 Share = Annotated[Sequence[float], Argument(partial(_read_range, high=1), tuple)]
 Ratio = Annotated[Sequence[float], Argument(partial(_read_range, is_ratio=True), tuple)]

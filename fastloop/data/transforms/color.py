@@ -11,16 +11,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fastloop.data.transforms import arguments as arg
-from fastloop.data.transforms.plan import Geometry, GetSize, Numbers
+from fastloop.data.transforms.plan import Geometry, GetSize, Numbers, Parts
 
 _NUMBERS = 8  # FL_OP_NUMBERS
 _STAYS = (math.nan, math.nan)
 _FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
-
-
-def _get_order(values: dict[str, Any]) -> tuple[int, ...] | None:
-    """Return the order of channels, or None if they stay."""
-    return tuple(k for k in values["order"][:4] if k >= 0) if values["order"][0] >= 0 else None
 
 
 @dataclass(repr=False, eq=False)
@@ -156,7 +151,7 @@ class _Jittered(Color):
         ranges = (self.brightness, self.contrast, self.saturation, self.hue)
         return [number for ends in ranges for number in ends or _STAYS]
 
-    def tell(self, values: dict[str, Any]) -> dict[str, Any]:
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         factors = (None if number != number else number for number in values["number"])
         return dict(zip(_FACTORS, factors, strict=True))
 
@@ -179,8 +174,8 @@ class ColorJitter(_Jittered):
     saturation: arg.Jitter = None
     hue: arg.HueJitter = None
 
-    def tell(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {"fn_idx": values["order"][:4], **super().tell(values)}
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"fn_idx": values["order"], **super().tell(values, parts)}
 
 
 class RandomChannelPermutation(Color):
@@ -188,8 +183,8 @@ class RandomChannelPermutation(Color):
 
     kind = 16
 
-    def tell(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {"permutation": _get_order(values)}
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"permutation": values["order"]}
 
 
 @dataclass(repr=False, eq=False)
@@ -214,10 +209,10 @@ class RandomPhotometricDistort(_Jittered):
     hue: arg.HueFactors = (-0.05, 0.05)
     p: arg.Probability = 0.5
 
-    def tell(self, values: dict[str, Any]) -> dict[str, Any]:
-        is_early, permutation = bool(values["order"][4]), _get_order(values)
-        others = {"contrast_before": is_early, "channel_permutation": permutation}
-        return super().tell(values) | others
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        early, permutation = values["is_early"], values["order"] or None
+        others = {"contrast_before": early, "channel_permutation": permutation}
+        return super().tell(values, parts) | others
 
 
 @dataclass(repr=False, eq=False)
@@ -261,5 +256,5 @@ class GaussianBlur(Color):
         width, height = taps
         return {**super().spec(get_size), "size": (height, width)}
 
-    def tell(self, values: dict[str, Any]) -> dict[str, Any]:
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"sigma": [values["number"][0]] * 2}

@@ -76,6 +76,10 @@ def _translate(transform: Any) -> Iterator[Geometry | Values]:
 def _make_own(cls: Any, transform: Any) -> ImageOp:
     """Make fastloop's operation of torchvision's, whose attributes have the arguments' names."""
     names = [field.name for field in fields(cls)] if is_dataclass(cls) else []
+    if hasattr(transform, "transforms"):
+        arguments = {name: value for name, value in vars(transform).items() if name == "p"}
+        arguments["transforms"] = [_make_one(part) for part in transform.transforms]
+        return cls(**arguments)  # type: ignore[no-any-return]
     arguments = {name: getattr(transform, name) for name in names}
     if cls is image_ops.RandomCrop and transform.padding is not None:
         left, right, top, bottom = transform.padding
@@ -83,6 +87,12 @@ def _make_own(cls: Any, transform: Any) -> ImageOp:
     if cls is image_ops.RandomErasing and transform.value is None:
         arguments["value"] = "random"
     return cls(**arguments)  # type: ignore[no-any-return]
+
+
+def _make_one(transform: Any) -> ImageOp:
+    """Make one operation of fastloop of a transform."""
+    ops = list(_translate(transform))
+    return image_ops.Compose(ops) if ops else image_ops.Identity()
 
 
 def compile_transform(

@@ -24,6 +24,7 @@ LAYOUTS = ("CHW", "HWC")
 OUT_LAYOUTS = (*LAYOUTS, "channels_last")
 _MAX_CHANNELS = 4
 
+Parts = list[dict[str, Any]]  # what users are told of the operations that one holds
 GetSize = Callable[[], tuple[int, int]]  # returns (height, width) of images before an operation
 
 
@@ -33,6 +34,7 @@ class ImageOp:
     A class with arguments is a dataclass whose fields are annotated with kinds of arguments.
     """
 
+    _parts: tuple[Any, ...] = ()
     _work = ""
     _compiled: tuple[tuple[int, ...], Plan] | None = None  # for the shape of the last image
 
@@ -53,6 +55,11 @@ class ImageOp:
     def _chain(self) -> Iterator[Any]:
         """Yield the operations that this one stands for, each a Geometry or a Values."""
         yield self
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The operations that it holds."""
+        return self._parts
 
     @property
     def work(self) -> str:
@@ -122,8 +129,8 @@ class Geometry(ImageOp):
         """Return the numbers that a byte can be after the operation."""
         return numbers
 
-    def tell(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters that users are told, from those that C drew."""
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        """Return the parameters that users are told, from those that C drew and those of parts."""
         return {name: values.get(name, values["applied"]) for name in self.told}
 
 
@@ -215,12 +222,28 @@ class Plan:
         self, index: int, epoch: int, view: int, size: tuple[int, int]
     ) -> list[dict[str, Any]]:
         """Return the parameters that are drawn for a sample, one dict for each operation."""
-        drawn = iter(self.core.draw(index, epoch, view, *size))
-        params: list[dict[str, Any]] = [{"op": type(op).__name__} for op in self.ops]
-        for op, told in zip(self.ops, params, strict=True):
-            if isinstance(op, Geometry):
-                told |= op.tell(next(drawn))
-        return params
+        return _tell(self.ops, iter(self.core.draw(index, epoch, view, *size)))
+
+
+def _tell(
+    ops: Sequence[Geometry | Values], drawn: Iterator[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return a dict for each operation, from those of C, one for each and for each part."""
+    params: list[dict[str, Any]] = []
+    for op in ops:
+        told: dict[str, Any] = {"op": type(op).__name__}
+        if isinstance(op, Geometry):
+            values = next(drawn)
+            told |= op.tell(values, _tell(op.parts, drawn))
+        params.append(told)
+    return params
+
+
+def _flatten(ops: Sequence[Geometry | Values]) -> Iterator[Geometry | Values]:
+    """Yield the operations, each before those that it holds."""
+    for op in ops:
+        yield op
+        yield from _flatten(op.parts)
 
 
 def _read_shape(shape: Sequence[int], layout: str, may_differ: bool) -> tuple[int, int, int]:
@@ -285,18 +308,21 @@ def compile_plan(
         _, height, width = open_core("CHW", numbers).out_shape
         return height, width
 
-    for i, op in enumerate(ops):
+    flat = tuple(_flatten(ops))
+    for i, op in enumerate(flat):
         if isinstance(op, Values):
             numbers = op.change(numbers)
             continue
         _check_images(op, numbers)
-        spec = {"kind": op.kind, "occurrence": counts[op.kind], **op.spec(get_size)}
+        span = sum(1 for _ in _flatten(op.parts))
+        spec: dict[str, Any] = {"kind": op.kind, "occurrence": counts[op.kind], "span": span}
+        spec |= op.spec(get_size)
         counts[op.kind] += 1
         if op.fill_name:
             fill = _fill_numbers(op, numbers)
             if fill.is_byte:
                 spec["fill"] = fill.elements()
-            for later in ops[i + 1 :]:
+            for later in flat[i + 1 :]:
                 fill = later.change(fill)
             spec["out_fill"] = fill.elements()
         specs.append(spec)
