@@ -7,6 +7,8 @@
 
 #include "fl_cpu_image_tone.h"
 
+#include "fl_blur.h"
+
 enum { PIECE_COLUMNS = 64 }; /* sums that stay in registers */
 
 /* To an integer, half to even, of 0 <= x < 2^22. */
@@ -65,7 +67,7 @@ static void tone_sharpen(uint8_t *dst, int64_t dst_pitch, const fl_image_planes 
  * width + height and are at most `error` away from it, so they round to the same byte unless they
  * are so close to a half: only these few pixels are summed in order. */
 
-enum { EXACT_TOGETHER = 16, EXACT_LIST = 1024, FEW_TAPS = 25, NOT_A_RING = -1 };
+enum { EXACT_TOGETHER = 16, EXACT_LIST = 1024, FEW_TAPS = 25 };
 
 /* Pixels whose sums are in doubt, as places in the padded plane and in the result. */
 typedef struct doubtful {
@@ -94,34 +96,66 @@ sum_in_order(doubtful *list, uint8_t *dst, const fl_image_planes *p, const fl_im
     list->count = 0;
 }
 
-/* Where bits do not matter: fused where that is fast. */
-static inline float add_product(float a, float b, float sum)
+/* One step of sums: fused, or rounded twice where bits do not matter and fused is slow. */
+static inline tone_floats
+add_product(tone_floats a, tone_floats b, tone_floats sum, bool is_in_order)
 {
-#if defined(__FMA__) || defined(__aarch64__)
-    return fmaf(a, b, sum);
+#if defined(__x86_64__) && defined(FL_VECTOR_BYTES)
+    (void)is_in_order;
+    return FL_V(fmadd_ps)(a, b, sum);
+#elif defined(__aarch64__) && defined(FL_VECTOR_BYTES)
+    (void)is_in_order;
+    return (tone_floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
 #else
-    return a * b + sum;
+    if (!is_in_order) return a * b + sum;
+    for (int k = 0; k < TONE_FLOATS; k++) sum[k] = fmaf(a[k], b[k], sum[k]);
+    return sum;
 #endif
 }
 
-/* to[x] = the sum over k of taps[k] * src[k * pitch + x]: of rows, which lie in a ring whose first
- * place is `first`, or of one row, at a pitch of 1. */
-static inline void weigh(float *restrict to, const float *src, int64_t pitch, int32_t first,
-                         const float *taps, int32_t count, int64_t columns)
+/* Sums of height * width taps for `columns` places of rows that are width - 1 longer. */
+typedef struct weighing {
+    const float *rows[FL_MAX_BLUR];
+    const float *taps; /* [height][width] */
+    int32_t height, width;
+    int64_t columns;
+    bool is_in_order;
+} weighing;
+
+/* `vectors` of them from column `at` on: constant where it is compiled. */
+static inline __attribute__((always_inline)) void
+weigh_vectors(float *to, const weighing *w, int64_t at, int vectors)
 {
-    for (int64_t at = 0; at < columns; at += PIECE_COLUMNS) {
-        int64_t length = fl_min(PIECE_COLUMNS, columns - at);
-        float sum[PIECE_COLUMNS] = {0};
-        for (int32_t k = 0; k < count; k++) {
-            int32_t place = first < 0 ? k : (first + k) % count;
-            const float *row = src + at + place * pitch;
-            if (length == PIECE_COLUMNS)
-                for (int x = 0; x < PIECE_COLUMNS; x++)
-                    sum[x] = add_product(row[x], taps[k], sum[x]);
-            else
-                for (int64_t x = 0; x < length; x++) sum[x] = add_product(row[x], taps[k], sum[x]);
-        }
-        memcpy(to + at, sum, (size_t)length * sizeof *to);
+    tone_floats sum[4] = {{0}}, value;
+    const float *tap = w->taps;
+    for (int32_t i = 0; i < w->height; i++) {
+        const float *row = w->rows[i] + at;
+        for (int32_t j = 0; j < w->width; j++, tap++, row++)
+            for (int v = 0; v < vectors; v++) {
+                memcpy(&value, row + v * TONE_FLOATS, sizeof value);
+                sum[v] = add_product(value, (tone_floats){0} + *tap, sum[v], w->is_in_order);
+            }
+    }
+    memcpy(to + at, sum, (size_t)vectors * sizeof *sum);
+}
+
+/* The last step ends where the row does, and does some places twice. */
+static void weigh(float *to, const weighing *w)
+{
+    int64_t at = 0, columns = w->columns;
+    for (; at + 4 * TONE_FLOATS <= columns; at += 4 * TONE_FLOATS) weigh_vectors(to, w, at, 4);
+    for (; at + TONE_FLOATS <= columns; at += TONE_FLOATS) weigh_vectors(to, w, at, 1);
+    if (at == columns) return;
+    if (columns >= TONE_FLOATS) {
+        weigh_vectors(to, w, columns - TONE_FLOATS, 1);
+        return;
+    }
+    for (; at < columns; at++) {
+        float sum = 0;
+        for (int32_t i = 0; i < w->height; i++)
+            for (int32_t j = 0; j < w->width; j++)
+                sum = fmaf(w->rows[i][at + j], w->taps[i * w->width + j], sum);
+        to[at] = sum;
     }
 }
 
@@ -147,55 +181,60 @@ static void round_row(uint8_t *restrict dst, const float *sums, int64_t columns,
     }
 }
 
+/* The rows of a ring of `height` that ends with row `last`. */
+static void take_ring(weighing *w, const float *ring, int64_t pitch, int64_t last)
+{
+    for (int32_t i = 0; i < w->height; i++) w->rows[i] = ring + (last + 1 + i) % w->height * pitch;
+}
+
 static void blur_in_steps(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *p,
                           const fl_image_blur *blur, float *memory)
 {
     int64_t columns = p->columns - blur->width + 1;
     float *wide = memory, *sums = wide + p->columns, *ring = sums + columns;
+    weighing x = {{wide}, blur->x, 1, blur->width, columns, false};
+    weighing y = {{NULL}, blur->y, blur->height, 1, columns, false};
     doubtful list = {.count = 0};
     for (int64_t row = 0; row < p->rows; row++) {
-        int64_t y = row - blur->height + 1;
+        int64_t to = row - blur->height + 1;
         widen_row(wide, p->data + row * p->pitch, p->columns);
-        weigh(ring + row % blur->height * columns, wide, 1, NOT_A_RING, blur->x, blur->width,
-              columns);
-        if (y < 0) continue;
-        weigh(sums, ring, columns, (int32_t)(y % blur->height), blur->y, blur->height, columns);
+        weigh(ring + row % blur->height * columns, &x);
+        if (to < 0) continue;
+        take_ring(&y, ring, columns, row);
+        weigh(sums, &y);
         for (int64_t at = 0; at < columns; at += EXACT_LIST / 2) {
             int64_t length = fl_min(EXACT_LIST / 2, columns - at);
             if (list.count + length >= EXACT_LIST) sum_in_order(&list, dst, p, blur);
-            round_row(dst + y * dst_pitch + at, sums + at, length, blur->error, &list,
-                      y * p->pitch + at, y * dst_pitch + at);
+            round_row(dst + to * dst_pitch + at, sums + at, length, blur->error, &list,
+                      to * p->pitch + at, to * dst_pitch + at);
         }
     }
     sum_in_order(&list, dst, p, blur);
 }
 
 /* Few taps: in order at once. */
-static void
-blur_in_order(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *p, const fl_image_blur *blur)
+static void blur_in_order(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *p,
+                          const fl_image_blur *blur, float *memory)
 {
-    int64_t rows = p->rows - blur->height + 1, columns = p->columns - blur->width + 1;
-    float wide[PIECE_COLUMNS + FEW_TAPS], sum[PIECE_COLUMNS];
-    for (int64_t y = 0; y < rows; y++)
-        for (int64_t at = 0; at < columns; at += PIECE_COLUMNS) {
-            int64_t length = fl_min(PIECE_COLUMNS, columns - at);
-            const float *tap = blur->taps;
-            memset(sum, 0, sizeof sum);
-            for (int32_t i = 0; i < blur->height; i++) {
-                widen_row(wide, p->data + (y + i) * p->pitch + at, length + blur->width - 1);
-                for (int32_t j = 0; j < blur->width; j++, tap++)
-                    for (int64_t x = 0; x < length; x++) sum[x] = fmaf(wide[x + j], *tap, sum[x]);
-            }
-            for (int64_t x = 0; x < length; x++)
-                dst[y * dst_pitch + at + x] = (uint8_t)(int32_t)round_even(sum[x]);
-        }
+    int64_t columns = p->columns - blur->width + 1;
+    float *sums = memory, *ring = sums + columns;
+    weighing all = {{NULL}, blur->taps, blur->height, blur->width, columns, true};
+    for (int64_t row = 0; row < p->rows; row++) {
+        int64_t to = row - blur->height + 1;
+        widen_row(ring + row % blur->height * p->columns, p->data + row * p->pitch, p->columns);
+        if (to < 0) continue;
+        take_ring(&all, ring, p->columns, row);
+        weigh(sums, &all);
+        for (int64_t i = 0; i < columns; i++)
+            dst[to * dst_pitch + i] = (uint8_t)(int32_t)round_even(sums[i]);
+    }
 }
 
 static void tone_blur(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *padded,
                       const fl_image_blur *blur, float *memory)
 {
     if (blur->width * blur->height <= FEW_TAPS)
-        blur_in_order(dst, dst_pitch, padded, blur);
+        blur_in_order(dst, dst_pitch, padded, blur, memory);
     else
         blur_in_steps(dst, dst_pitch, padded, blur, memory);
 }

@@ -8,6 +8,9 @@
 #define FL_CPU_IMAGE_TONE_H
 
 #include "fl_image_ops.h"
+#ifdef FL_VECTOR_BYTES
+#include "fl_cpu_image_vector.h"
+#endif
 
 #include <math.h>
 #include <string.h>
@@ -20,12 +23,40 @@ static inline fl_image_planes as_one_row(const fl_image_planes *planes)
     return p;
 }
 
+static void look_up_bytes(uint8_t *row, int64_t count, const uint8_t *table)
+{
+    for (int64_t i = 0; i < count; i++) row[i] = table[row[i]];
+}
+
+#if defined(FL_VECTOR_BYTES) && FL_VECTOR_BYTES == 64
+/* The table in four registers: two permutations of a pair each, and the highest bit of a byte
+ * chooses. Returns how many bytes are done. */
+__attribute__((target("avx512vbmi"))) static int64_t
+look_up_vectors(uint8_t *row, int64_t count, const uint8_t *table)
+{
+    int64_t i = 0;
+    __m512i t0 = _mm512_loadu_si512(table), t1 = _mm512_loadu_si512(table + 64);
+    __m512i t2 = _mm512_loadu_si512(table + 128), t3 = _mm512_loadu_si512(table + 192);
+    for (; i + 64 <= count; i += 64) {
+        __m512i v = _mm512_loadu_si512(row + i);
+        __m512i low = _mm512_permutex2var_epi8(t0, v, t1);
+        __m512i high = _mm512_permutex2var_epi8(t2, v, t3);
+        _mm512_storeu_si512(row + i, _mm512_mask_blend_epi8(_mm512_movepi8_mask(v), low, high));
+    }
+    return i;
+}
+#endif
+
 static void tone_look_up(const fl_image_planes *planes, const uint8_t *table)
 {
     const fl_image_planes p = as_one_row(planes);
     for (int64_t y = 0; y < p.rows; y++) {
         uint8_t *row = p.data + y * p.pitch;
-        for (int64_t i = 0; i < p.columns; i++) row[i] = table[row[i]];
+        int64_t done = 0;
+#if defined(FL_VECTOR_BYTES) && FL_VECTOR_BYTES == 64
+        if (__builtin_cpu_supports("avx512vbmi")) done = look_up_vectors(row, p.columns, table);
+#endif
+        look_up_bytes(row + done, p.columns - done, table);
     }
 }
 
@@ -118,59 +149,106 @@ static void tone_saturate(const fl_image_planes *planes, float factor, float res
     }
 }
 
-/* ---- hue */
+/* ---- hue: compilers do not make vectors of so many choices, so they are written */
 
-static inline float clamp_unit(float x)
+#ifdef FL_VECTOR_BYTES
+enum { TONE_BYTES = FL_VECTOR_BYTES };
+#else
+enum { TONE_BYTES = 16 };
+#endif
+enum { TONE_FLOATS = TONE_BYTES / 4 };
+
+typedef float tone_floats __attribute__((vector_size(TONE_BYTES)));
+typedef int32_t tone_mask __attribute__((vector_size(TONE_BYTES)));
+typedef uint8_t tone_bytes __attribute__((vector_size(TONE_FLOATS)));
+
+static inline tone_floats tone_load(const uint8_t *src)
 {
-    x = x < 0 ? 0 : x;
-    return x > 1 ? 1 : x;
+    tone_bytes bytes;
+    memcpy(&bytes, src, sizeof bytes);
+    return __builtin_convertvector(__builtin_convertvector(bytes, tone_mask), tone_floats);
+}
+
+static inline void tone_store(uint8_t *dst, tone_floats x)
+{
+    tone_bytes bytes = __builtin_convertvector(__builtin_convertvector(x, tone_mask), tone_bytes);
+    memcpy(dst, &bytes, sizeof bytes);
+}
+
+/* `ones` where the mask has ones, else `others`. */
+static inline tone_floats tone_choose(tone_mask mask, tone_floats ones, tone_floats others)
+{
+    return (tone_floats)((mask & (tone_mask)ones) | (~mask & (tone_mask)others));
+}
+
+static inline tone_floats clamp_unit(tone_floats x)
+{
+    const tone_floats zeros = {0}, ones = zeros + 1;
+    return tone_choose(x > ones, ones, tone_choose(x < zeros, zeros, x));
 }
 
 /* Where a colour lies on the circle of hues, from 0 to 1, after it is turned. */
-static inline float
-turned_hue(float red, float green, float blue, float most, float spread, float turns)
+static inline tone_floats
+turned_hue(const tone_floats *color, tone_floats most, tone_floats spread, float turns)
 {
-    float r = (most - red) / spread, g = (most - green) / spread, b = (most - blue) / spread;
-    float in_blue = (g + 4.0f) - r, in_green = (r + 2.0f) - b, in_red = b - g;
-    float hue = most == green ? in_green : in_blue;
-    hue = most == red ? in_red : hue;
-    hue = hue * (float)(1.0 / 6.0) + 1.0f; /* from 5/6 to 11/6 */
-    hue = hue >= 1 ? hue - 1 : hue;        /* exact, as fmod is */
+    const tone_floats zeros = {0}, ones = zeros + 1;
+    tone_floats r = (most - color[0]) / spread, g = (most - color[1]) / spread;
+    tone_floats b = (most - color[2]) / spread;
+    tone_floats hue = tone_choose(most == color[1], (r + 2.0f) - b, (g + 4.0f) - r);
+    hue = tone_choose(most == color[0], b - g, hue);
+    hue = hue * (float)(1.0 / 6.0) + 1.0f;        /* from 5/6 to 11/6 */
+    hue -= tone_choose(hue >= ones, ones, zeros); /* exact, as fmod is */
     hue += turns;
-    hue = hue >= 1 ? hue - 1 : hue;
-    return hue < 0 ? hue + 1 : hue;
+    hue -= tone_choose(hue >= ones, ones, zeros);
+    return hue + tone_choose(hue < zeros, ones, zeros);
 }
 
-static inline uint8_t byte_of_unit(float x) { return (uint8_t)(int32_t)(x * 255.999f); }
-
-static void turn_row(uint8_t *restrict red, uint8_t *restrict green, uint8_t *restrict blue,
-                     int64_t count, float turns)
+/* TONE_FLOATS pixels. */
+static inline void turn_pixels(uint8_t *red, uint8_t *green, uint8_t *blue, float turns)
 {
+    const tone_floats ones = (tone_floats){0} + 1;
     const float unit = (float)(1.0 / 255);
-    for (int64_t i = 0; i < count; i++) {
-        float r = (float)red[i] * unit, g = (float)green[i] * unit, b = (float)blue[i] * unit;
-        float most = r > g ? r : g, least = r < g ? r : g;
-        most = most > b ? most : b;
-        least = least < b ? least : b;
-        bool is_grey = most == least;
-        float spread = most - least, part = spread / (is_grey ? 1.0f : most);
-        float hue = turned_hue(r, g, b, most, is_grey ? 1.0f : spread, turns) * 6.0f;
-        float sector = floorf(hue), place = hue - sector, rest = 1.0f - part;
-        sector = sector == 6 ? 0 : sector;
-        float with_place = part * place;
-        float q = clamp_unit((1.0f - with_place) * most);
-        float t = clamp_unit((with_place + rest) * most);
-        float p = clamp_unit(rest * most);
-        float to_red = sector == 1 ? q : sector == 4 ? t : p;
-        float to_green = sector == 0 ? t : sector == 3 ? q : p;
-        float to_blue = sector == 2 ? t : sector == 5 ? q : p;
-        to_red = sector == 0 || sector == 5 ? most : to_red;
-        to_green = sector == 1 || sector == 2 ? most : to_green;
-        to_blue = sector == 3 || sector == 4 ? most : to_blue;
-        red[i] = byte_of_unit(to_red);
-        green[i] = byte_of_unit(to_green);
-        blue[i] = byte_of_unit(to_blue);
-    }
+    tone_floats v[3] = {tone_load(red) * unit, tone_load(green) * unit, tone_load(blue) * unit};
+    tone_floats most = tone_choose(v[0] > v[1], v[0], v[1]);
+    tone_floats least = tone_choose(v[0] < v[1], v[0], v[1]);
+    most = tone_choose(most > v[2], most, v[2]);
+    least = tone_choose(least < v[2], least, v[2]);
+    tone_mask is_grey = most == least;
+    tone_floats spread = most - least, part = spread / tone_choose(is_grey, ones, most);
+    spread = tone_choose(is_grey, ones, spread);
+    tone_floats hue = turned_hue(v, most, spread, turns) * 6.0f;
+    tone_mask sector = __builtin_convertvector(hue, tone_mask); /* hue >= 0 */
+    tone_floats with_place = part * (hue - __builtin_convertvector(sector, tone_floats));
+    tone_floats rest = ones - part, p = clamp_unit(rest * most);
+    tone_floats q = clamp_unit((ones - with_place) * most);
+    tone_floats t = clamp_unit((with_place + rest) * most);
+    sector &= sector != 6;
+    tone_floats to_red = tone_choose(sector == 1, q, tone_choose(sector == 4, t, p));
+    tone_floats to_green = tone_choose(sector == 0, t, tone_choose(sector == 3, q, p));
+    tone_floats to_blue = tone_choose(sector == 2, t, tone_choose(sector == 5, q, p));
+    to_red = tone_choose((sector == 0) | (sector == 5), most, to_red);
+    to_green = tone_choose((sector == 1) | (sector == 2), most, to_green);
+    to_blue = tone_choose((sector == 3) | (sector == 4), most, to_blue);
+    tone_store(red, to_red * 255.999f);
+    tone_store(green, to_green * 255.999f);
+    tone_store(blue, to_blue * 255.999f);
+}
+
+static void turn_row(uint8_t *red, uint8_t *green, uint8_t *blue, int64_t count, float turns)
+{
+    int64_t i = 0;
+    for (; i + TONE_FLOATS <= count; i += TONE_FLOATS)
+        turn_pixels(red + i, green + i, blue + i, turns);
+    if (i == count) return;
+    size_t left = (size_t)(count - i);
+    uint8_t rest[3][TONE_FLOATS] = {{0}};
+    memcpy(rest[0], red + i, left);
+    memcpy(rest[1], green + i, left);
+    memcpy(rest[2], blue + i, left);
+    turn_pixels(rest[0], rest[1], rest[2], turns);
+    memcpy(red + i, rest[0], left);
+    memcpy(green + i, rest[1], left);
+    memcpy(blue + i, rest[2], left);
 }
 
 static void tone_turn_hue(const fl_image_planes *planes, float turns)
