@@ -43,6 +43,7 @@ from fastloop.data.transforms.ops import (
     ToImage,
     ToPureTensor,
 )
+from fastloop.data.transforms.warp import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
     "CenterCrop",
@@ -55,6 +56,7 @@ __all__ = [
     "Normalize",
     "Pad",
     "RandomAdjustSharpness",
+    "RandomAffine",
     "RandomApply",
     "RandomAutocontrast",
     "RandomChannelPermutation",
@@ -66,9 +68,11 @@ __all__ = [
     "RandomHorizontalFlip",
     "RandomInvert",
     "RandomOrder",
+    "RandomPerspective",
     "RandomPhotometricDistort",
     "RandomPosterize",
     "RandomResizedCrop",
+    "RandomRotation",
     "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",

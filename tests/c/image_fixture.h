@@ -7,6 +7,7 @@
 #define IMAGE_FIXTURE_H
 
 #include "tone_fixture.h"
+#include "warp_fixture.h"
 
 #include "fl_cpu_image.h"
 #include "fl_cpu_level.h"
@@ -149,9 +150,19 @@ follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at,
     case FL_OP_ERASE:
         if (at->is_applied) erase_picture(p, at, i);
         break;
+    case FL_OP_ROTATION:
+    case FL_OP_AFFINE:
+    case FL_OP_PERSPECTIVE:
+        follow_warp(p, ops, i, at, *channels);
+        break;
     default:
         follow_tone(p, ops, i, at, channels);
     }
+}
+
+static inline bool is_gate(fl_image_op_kind kind)
+{
+    return kind >= FL_OP_APPLY && kind <= FL_OP_BRANCH;
 }
 
 /* Operations [begin, end), with those that they hold. */
@@ -161,7 +172,7 @@ static inline void follow_range(picture *p, const fl_image_op *ops, const fl_ima
     for (int32_t i = begin; i < end; i += 1 + ops[i].span) {
         int32_t branches[FL_MAX_IMAGE_OPS], count = 0;
         for (int32_t k = i + 1; k <= i + ops[i].span; k += 1 + ops[k].span) branches[count++] = k;
-        if (ops[i].kind < FL_OP_APPLY) {
+        if (!is_gate(ops[i].kind)) {
             follow(p, ops, i, &params[i], channels);
         } else if (ops[i].kind == FL_OP_CHOICE || ops[i].kind == FL_OP_ORDER) {
             for (int32_t n = 0; n < (ops[i].kind == FL_OP_CHOICE ? 1 : count); n++) {
@@ -298,6 +309,7 @@ static inline fl_image_op random_op(uint64_t *seed, fl_image_op_kind kind, int32
         op.pad_if_needed = random_below(seed, 2);
     }
     random_numbers(seed, &op);
+    if (is_warp(kind)) random_warp(seed, &op);
     op.scale[0] = 0.1, op.scale[1] = 1, op.ratio[0] = 0.5, op.ratio[1] = 2.5;
     return op;
 }
@@ -313,10 +325,9 @@ static inline void set_occurrences(plan_case *p)
 static inline fl_image_op random_held(uint64_t *seed, const plan_case *p, bool is_ordered)
 {
     for (;;) {
-        fl_image_op_kind kind =
-            FL_OP_HORIZONTAL_FLIP +
-            (fl_image_op_kind)random_below(seed, FL_OP_APPLY - FL_OP_HORIZONTAL_FLIP);
-        bool is_refused = kind == FL_OP_GRAYSCALE || (kind == FL_OP_ERASE && is_ordered) ||
+        fl_image_op_kind kind = (fl_image_op_kind)random_below(seed, FL_OP_KINDS);
+        bool is_refused = kind < FL_OP_HORIZONTAL_FLIP || is_gate(kind) ||
+                          kind == FL_OP_GRAYSCALE || (kind == FL_OP_ERASE && is_ordered) ||
                           (is_color(kind) && p->config.channels % 2 == 0);
         if (!is_refused) return random_op(seed, kind, 1);
     }
@@ -391,8 +402,8 @@ static inline void random_case(uint64_t *seed, plan_case *p, int32_t most_ops, i
     int32_t wanted = p->config.count, filled = 0;
     for (int32_t i = 0; i < wanted; i++) {
         fl_image_op_kind kind;
-        do kind = (fl_image_op_kind)random_below(seed, FL_OP_APPLY);
-        while (is_color(kind) && p->config.channels % 2 == 0);
+        do kind = (fl_image_op_kind)random_below(seed, FL_OP_KINDS);
+        while (is_gate(kind) || (is_color(kind) && p->config.channels % 2 == 0));
         p->ops[filled++] = random_op(seed, kind, longest);
         if (filled < FL_MAX_IMAGE_OPS / 2 && random_below(seed, 4) == 0)
             filled += random_gate(seed, p, filled);

@@ -71,7 +71,13 @@ static void test_arguments_that_are_wrong_for_any_image(void)
     check_op_refused(op, 9, 9, "Resize(size=(9, 9), max_size=10)|one number");
     op = (fl_image_op){.kind = FL_OP_RESIZE, .size = {9, 0}, .max_size = 9};
     check_op_refused(op, 9, 9, "Resize(size=9, max_size=9)|greater");
-    op = (fl_image_op){.kind = FL_OP_INVERT, .p = 2};
+    op = (fl_image_op){.kind = FL_OP_KINDS};
+    check_op_refused(op, 9, 9, "no operation of kind");
+}
+
+static void test_arguments_of_augmentations_that_are_wrong(void)
+{
+    fl_image_op op = {.kind = FL_OP_INVERT, .p = 2};
     check_op_refused(op, 9, 9, "RandomInvert(p=2)");
     op = (fl_image_op){.kind = FL_OP_SOLARIZE, .number = {255.5}};
     check_op_refused(op, 9, 9, "RandomSolarize(threshold=255.5)");
@@ -85,6 +91,16 @@ static void test_arguments_that_are_wrong_for_any_image(void)
     check_op_refused(op, 9, 9, "GaussianBlur(sigma=(0, 1))");
     op.number[0] = 1, op.size.width = 19;
     check_op_refused(op, 9, 9, "GaussianBlur(kernel_size=(19, 3))|image of (9, 9)");
+    op = (fl_image_op){.kind = FL_OP_ROTATION, .number = {2, 1}};
+    check_op_refused(op, 9, 9, "RandomRotation(degrees=(2, 1))");
+    op = (fl_image_op){.kind = FL_OP_ROTATION, .interpolation = FL_BICUBIC};
+    check_op_refused(op, 9, 9, "RandomRotation(interpolation=3)|nearest or bilinear");
+    op = (fl_image_op){.kind = FL_OP_AFFINE, .number = {0, 0, 0, 2, 1, 1}};
+    check_op_refused(op, 9, 9, "RandomAffine|translations between 0 and 1");
+    op = (fl_image_op){.kind = FL_OP_PERSPECTIVE, .number = {0, 0, 1.5}};
+    check_op_refused(op, 9, 9, "RandomPerspective(distortion_scale=1.5)");
+    op = (fl_image_op){.kind = FL_OP_ROTATION};
+    check_op_refused(op, 1 << 20, 1 << 20, "(1048576, 1048576) is too large");
     op = (fl_image_op){.kind = FL_OP_APPLY, .p = 3};
     check_op_refused(op, 9, 9, "RandomApply(p=3)");
     op = (fl_image_op){.kind = FL_OP_CHOICE};
@@ -97,8 +113,6 @@ static void test_arguments_that_are_wrong_for_any_image(void)
     check_op_refused(op, 9, 9, "ColorJitter(contrast=(2, 1))");
     op = (fl_image_op){.kind = FL_OP_PHOTOMETRIC_DISTORT, .number = {0, 1, 0, 1, 0, 1, -0.6, 0}};
     check_op_refused(op, 9, 9, "RandomPhotometricDistort(hue=(-0.6, 0))|-0.5 to 0.5");
-    op = (fl_image_op){.kind = FL_OP_KINDS};
-    check_op_refused(op, 9, 9, "no operation of kind");
 }
 
 static void test_operations_that_do_not_go_with_the_image(void)
@@ -436,6 +450,7 @@ int main(void)
 {
     start_tests();
     RUN(test_arguments_that_are_wrong_for_any_image);
+    RUN(test_arguments_of_augmentations_that_are_wrong);
     RUN(test_operations_that_do_not_go_with_the_image);
     RUN(test_results_that_depend_on_chance);
     RUN(test_configurations_that_cannot_be);

@@ -11,7 +11,7 @@ import torch
 from augment_draws import DRAWS, draw_augmentation, draw_choice, draw_order
 from augment_replay import replay_augmentations
 from helpers import assert_same
-from image_draws import Key, Words, unit
+from image_draws import Key, Words, below, unit
 from torchvision_shim import torchvision_v2
 
 from fastloop import ArrayDataset, DataLoader
@@ -48,6 +48,21 @@ TONES: list[Callable[[random.Random], Any]] = [  # for any channels
         pad_if_needed=True,
         fill=r.choice((0, 77)),
     ),
+]
+INTERPOLATIONS = ("nearest", "bilinear")
+WARPS: list[Callable[[random.Random], Any]] = [
+    lambda r: T.RandomRotation(
+        r.choice((180, (-30, 700))), r.choice(INTERPOLATIONS), fill=r.choice((None, 0, 77.5))
+    ),
+    lambda r: T.RandomRotation(40, r.choice(INTERPOLATIONS), center=(3, 8.5)),
+    lambda r: T.RandomAffine(
+        *(20, (0.3, 0.2), (0.4, 1.8), (-30, 30, -10, 20), r.choice(INTERPOLATIONS)),
+        fill=r.choice((None, 0, 200)),
+        center=r.choice((None, (5, 1))),
+    ),
+    lambda r: T.RandomAffine(0, r.choice((None, (0.5, 1))), shear=r.choice((None, 40))),
+    lambda r: T.RandomPerspective(r.choice((0.2, 1)), 0.8, r.choice(INTERPOLATIONS)),
+    lambda r: T.RandomPerspective(fill=r.choice((None, 255))),
 ]
 COLORS: list[Callable[[random.Random], Any]] = [  # for 1 and 3
     lambda r: T.RandomAutocontrast(0.8),
@@ -100,6 +115,54 @@ def assert_same_but_ends(ours: torch.Tensor, expected: torch.Tensor, where: obje
     whole = len(ours) // 16 * 16
     assert torch.equal(ours[:whole], expected[:whole]), where
     assert (ours[whole:].int() - expected[whole:].int()).abs().sum() <= 1, where
+
+
+@needs_torchvision
+@pytest.mark.parametrize("block", BLOCKS)
+def test_turned_samples_are_torchvisions_given_their_parameters(block: int) -> None:
+    for seed in range(block * CASES, block * CASES + CASES):
+        rng = random.Random(seed)
+        channels = rng.choice((1, 3, 3, 4))
+        images = make_images(rng, channels)
+        ops = [rng.choice(WARPS)(rng) for _ in range(rng.randint(1, 2))]
+        ops.insert(rng.randint(0, 2), rng.choice(TONES)(rng))
+        dataset = ArrayDataset(images, transform=T.Compose(ops), seed=seed)
+        expected = replay_augmentations(v2, ops, dataset.params(0), images[0])
+        assert_same(dataset[0][0], expected)
+
+
+@needs_torchvision
+@pytest.mark.parametrize("angle", [0, 90, 180, 270, 360, -90, 450])
+def test_quarter_turns_move_bytes(angle: float) -> None:
+    for size in ((17, 17), (9, 14)):
+        image = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8)
+        op = T.RandomRotation((angle, angle), fill=9)
+        if size == (17, 17) or angle % 180 == 0:
+            assert_same(op(image[0]), v2.functional.rotate(image[0], angle, fill=9).contiguous())
+        else:
+            told = [{"op": "RandomRotation", "angle": float(angle)}]
+            assert_same(op(image[0]), replay_augmentations(v2, [op], told, image[0]))
+
+
+@needs_torchvision
+def test_coefficients_of_perspectives_are_torchvisions() -> None:
+    image = torch.zeros(1, 1, 40, 50, dtype=torch.uint8)
+    dataset = ArrayDataset(image, transform=T.RandomPerspective(0.6, p=1), seed=3)
+    for epoch in range(50):
+        words = Words(Key(3, epoch, 0), "RandomPerspective", 0)
+        bounds = (16, 13, 16, 13)  # 0.6 of half an edge, cut, and 1
+        near = [below(word, bound) for word, bound in zip(words.block(1), bounds, strict=True)]
+        far = [below(word, bound) for word, bound in zip(words.block(2), bounds, strict=True)]
+        ends = [
+            near[:2],
+            [34 + near[2], near[3]],
+            [34 + far[0], 27 + far[1]],
+            [far[2], 27 + far[3]],
+        ]
+        start = [[0, 0], [49, 0], [49, 39], [0, 39]]
+        expected = v2.functional._geometry._get_perspective_coeffs(start, ends)
+        told = dataset.params(0, epoch)[0]["coefficients"]
+        assert told == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
 @needs_torchvision
@@ -181,6 +244,9 @@ ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
     ("RandomAdjustSharpness", {"sharpness_factor": 1.7}),
     ("GaussianBlur", {"kernel_size": 3}),
     ("GaussianBlur", {"kernel_size": (5, 3), "sigma": (0.5, 9)}),
+    ("RandomRotation", {"degrees": (-20, 90), "interpolation": "bilinear", "fill": 7}),
+    ("RandomAffine", {"degrees": (0, 0), "translate": (0.5, 1)}),
+    ("RandomAffine", {"degrees": (-9, 9), "scale": (0.5, 2), "shear": (1, 2, -3, 4)}),
     ("Grayscale", {"num_output_channels": 3}),
     ("RandomGrayscale", {}),
     ("ColorJitter", {"brightness": (0.5, 2), "hue": (-0.1, 0.4)}),
@@ -298,6 +364,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("RandomApply", {"transforms": [T.Identity()], "p": 2}, "p must be a number in [0, 1], got 2"),
     ("RandomChoice", {"transforms": [T.Identity()], "p": [1, 2]}, "p must be 1 numbers >= 0, one "),
     ("RandomOrder", {"transforms": ()}, "transforms must be a list of at least one operation"),
+    ("RandomRotation", {"degrees": -1}, "degrees must be 2 numbers, in pairs (min, max), or one "),
+    ("RandomRotation", {"degrees": (1, 2, 3)}, "degrees must be 2 numbers, in pairs (min, max)"),
+    ("RandomRotation", {"degrees": None}, "degrees must be 2 numbers, in pairs (min, max), or one"),
+    ("RandomRotation", {"degrees": 1, "center": 3}, "center must be (x, y), or None, got 3"),
+    ("RandomRotation", {"degrees": 1, "interpolation": "bicubic"}, "interpolation must be 'near"),
+    ("RandomAffine", {"degrees": 1, "translate": (0, 2)}, "translate must be two numbers n with"),
+    ("RandomAffine", {"degrees": 1, "scale": (0, 2)}, "scale must be two numbers n with 0 < n <="),
+    ("RandomAffine", {"degrees": 1, "shear": (0, 2, 3)}, "shear must be 2 numbers or 4 numbers,"),
+    ("RandomPerspective", {"distortion_scale": 2}, "distortion_scale must be a number in [0, 1]"),
     ("GaussianBlur", {"kernel_size": 4}, "kernel_size must be odd and at most 127, got 4"),
     ("GaussianBlur", {"kernel_size": 0}, "kernel_size must be an int in [1, 16777216], got 0"),
     ("GaussianBlur", {"kernel_size": 3, "sigma": (2, 1)}, "sigma must be a number > 0, or (min, m"),

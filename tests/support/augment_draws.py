@@ -50,6 +50,25 @@ def photometric_distort(words: Words, args: dict[str, Any], channels: int) -> Pa
     return told | {"channel_permutation": shuffled if unit(permuted) < p else None}
 
 
+def rotation(words: Words, args: dict[str, Any], _channels: int) -> Params:
+    return {"angle": uniform(words.block(0)[0], args["degrees"])}
+
+
+def affine(words: Words, args: dict[str, Any], _channels: int) -> Params:
+    """Of an image of (4, 5)."""
+    angle, x, y, scale = words.block(0)
+    x_shear, y_shear, _, _ = words.block(1)
+    most = [share * n for share, n in zip(args.get("translate", (0, 0)), (5, 4), strict=True)]
+    moved = (round(uniform(word, (-n, n))) for word, n in zip((x, y), most, strict=True))
+    shear = [*args.get("shear", (0, 0)), 0, 0]
+    return {
+        "angle": uniform(angle, args["degrees"]),
+        "translate": tuple(moved),
+        "scale": uniform(scale, args.get("scale", (1, 1))),
+        "shear": (uniform(x_shear, shear[:2]), uniform(y_shear, shear[2:4])),
+    }
+
+
 DRAWS: dict[str, Callable[[Words, dict[str, Any], int], Params]] = {
     **dict.fromkeys(
         ("RandomInvert", "RandomSolarize", "RandomPosterize", "RandomAutocontrast"),
@@ -58,6 +77,8 @@ DRAWS: dict[str, Callable[[Words, dict[str, Any], int], Params]] = {
     **dict.fromkeys(
         ("RandomEqualize", "RandomAdjustSharpness"), lambda words, args, _: gate(words, args)
     ),
+    "RandomRotation": rotation,
+    "RandomAffine": affine,
     "GaussianBlur": lambda words, args, _: {
         "sigma": [uniform(words.block(0)[0], args.get("sigma", (0.1, 2.0)))] * 2
     },

@@ -18,11 +18,54 @@ GATED: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+def sample(v2: Any, op: Any, image: torch.Tensor, rows: torch.Tensor, start: Any) -> torch.Tensor:
+    """Torchvision's sampling at the places that a matrix gives, [2 or 3, 3] in float32.
+
+    torchvision multiplies matrices for these, which rounds in another way on Intel's CPUs.
+    """
+    height, width = image.shape[1:]
+    x, y = (
+        torch.arange(n, dtype=torch.float32) + at
+        for n, at in zip((width, height), start, strict=True)
+    )
+    x, y = x[None, :], y[:, None]
+    halves = torch.tensor([0.5 * width, 0.5 * height, 1.0])[: len(rows), None]
+    to = [(x * a + y * b) + c for a, b, c in rows / halves]
+    if len(to) == 3:
+        to = [to[0] / to[2] - 1.0, to[1] / to[2] - 1.0]
+    grid = torch.stack(to, dim=-1)[None]
+    fill = None if op.fill is None else list(op.colors)
+    geometry = v2.functional._geometry
+    return geometry._apply_grid_transform(image, grid, op.interpolation, fill)
+
+
+def replay_warp(v2: Any, op: Any, params: Params, image: torch.Tensor) -> torch.Tensor:
+    height, width = image.shape[1:]
+    if params["op"] == "RandomPerspective":
+        if not params["apply"]:
+            return image
+        rows = torch.tensor([*params["coefficients"], 1.0]).view(3, 3)
+        return sample(v2, op, image, rows, (0.5, 0.5))
+    middle = [0.0, 0.0]
+    if op.center is not None:
+        middle = [op.center[0] - width * 0.5, op.center[1] - height * 0.5]
+    if params["op"] == "RandomRotation":
+        arguments: Any = (-(params["angle"] % 360), [0.0, 0.0], 1.0, [0.0, 0.0])
+    else:
+        moved = [float(n) for n in params["translate"]]
+        arguments = (params["angle"], moved, params["scale"], list(params["shear"]))
+    matrix = v2.functional._geometry._get_inverse_affine_matrix(middle, *arguments)
+    rows = torch.tensor(matrix, dtype=torch.float32).view(2, 3)
+    return sample(v2, op, image, rows, ((1.0 - width) * 0.5, (1.0 - height) * 0.5))
+
+
 def replay_augmentation(v2: Any, op: Any, params: Params, image: torch.Tensor) -> torch.Tensor:
     """What torchvision makes of a uint8 image [C, H, W] by an operation with these parameters."""
     f, name = v2.functional, params["op"]
     if name in ("RandomApply", "RandomChoice", "RandomOrder"):
         return replay_held(v2, op, params, image)
+    if name in ("RandomRotation", "RandomAffine", "RandomPerspective"):
+        return replay_warp(v2, op, params, image)
     if name in GATED:
         function, arguments = GATED[name]
         values = [getattr(op, argument) for argument in arguments]

@@ -23,6 +23,7 @@ KINDS = (
     *("Grayscale", "RandomGrayscale", "ColorJitter", "RandomChannelPermutation"),
     *("RandomPhotometricDistort", "RandomAdjustSharpness", "GaussianBlur"),
     *("RandomApply", "RandomChoice", "RandomOrder", "a branch"),
+    *("RandomRotation", "RandomAffine", "RandomPerspective"),
 )
 TRIES = 10
 

@@ -37,6 +37,9 @@ typedef enum fl_image_op_kind {
     FL_OP_CHOICE, /* these hold branches, one of which is applied; */
     FL_OP_ORDER,  /* or all, in a random order */
     FL_OP_BRANCH,
+    FL_OP_ROTATION,
+    FL_OP_AFFINE,
+    FL_OP_PERSPECTIVE,
     FL_OP_KINDS
 } fl_image_op_kind;
 
@@ -51,8 +54,8 @@ typedef enum fl_padding_mode {
 enum {
     FL_MAX_IMAGE_OPS = 32,
     FL_MAX_FILL_BYTES = 4 * FL_MAX_CHANNELS,
-    FL_OP_NUMBERS = 8,    /* arguments of a kind's own */
-    FL_DRAWN_NUMBERS = 4, /* drawn for one operation */
+    FL_OP_NUMBERS = 16,   /* arguments of a kind's own */
+    FL_DRAWN_NUMBERS = 8, /* drawn for one operation */
     FL_MAX_ORDER = 16     /* branches of one operation */
 };
 
@@ -76,7 +79,7 @@ typedef struct fl_image_op {
     int32_t channels;               /* set by the plan: of the image before it */
     /* SOLARIZE: threshold. POSTERIZE: bits. SHARPNESS: factor. GRAYSCALE: channels of the
      * result. BLUR: least and largest sigma. BRANCH of CHOICE: the upper end of its part of [0, 1].
-     * COLOR_JITTER,
+     * ROTATION, AFFINE, PERSPECTIVE: see fl_op_warp.c. COLOR_JITTER,
      * PHOTOMETRIC_DISTORT: least and most brightness, contrast, saturation and hue; NaN: stays. */
     double number[FL_OP_NUMBERS];
     /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds as bytes, where a RESIZE comes after it.
@@ -96,7 +99,8 @@ typedef struct fl_image_params {
     int32_t padding[4]; /* what is padded in all: left, top, right, bottom */
     fl_image_size out;  /* of the image after this operation */
     /* COLOR_JITTER, PHOTOMETRIC_DISTORT: brightness, contrast, saturation, hue; NaN: stays.
-     * BLUR: [0] sigma. */
+     * BLUR: [0] sigma. ROTATION: [0] angle. AFFINE: angle, x, y, scale, shears in x and y.
+     * PERSPECTIVE: coefficients. */
     float number[FL_DRAWN_NUMBERS];
     /* COLOR_JITTER: the order of these four. CHANNEL_PERMUTATION: the channel that becomes channel
      * k. PHOTOMETRIC_DISTORT: likewise; [0] -1: channels stay. CHOICE: [0] the branch. ORDER:

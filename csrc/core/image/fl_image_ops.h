@@ -65,6 +65,18 @@ typedef struct fl_image_blur {
     float error; /* at most how far a sum in x, then in y, is from one of `taps` in their order */
 } fl_image_blur;
 
+/* Where a result is read: pixel (row, column) at x = (column + origin_x) and y = (row + origin_y)
+ * is that at ((x * X[0] + y * X[1]) + X[2], likewise Y), where the image is from -1 to 1; with a
+ * perspective, divided by Z and less 1. */
+typedef struct fl_image_warp {
+    int32_t width, height; /* of the image without its border */
+    float origin_x, origin_y;
+    float x[3], y[3], z[3];
+    bool is_perspective;
+    bool is_bilinear; /* else nearest */
+    float fill[4];    /* of each channel; NaN: none, what lies outside is 0 */
+} fl_image_warp;
+
 /* Operations on colours, in place unless there is a dst. Bytes are those of torchvision; every
  * product and sum is rounded to float32, and fma is rounded once. V is a byte, f(x) is x as
  * float32, whole() cuts to an integer, and grey = fma(B, f(.114), fma(G, f(.587), R * f(.2989))).
@@ -100,6 +112,11 @@ typedef struct fl_image_tone_ops {
      * planes->columns floats. */
     void (*blur)(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes,
                  const fl_image_blur *blur, float *memory);
+
+    /* Samples planes with a border of 2 zeros on each side. Bytes are those of torch's grid_sample;
+     * with a bilinear fill (V - fill) * inside + fill, as torchvision has it. */
+    void (*warp)(const fl_image_planes *dst, const fl_image_planes *bordered, int32_t channels,
+                 const fl_image_warp *warp);
 } fl_image_tone_ops;
 
 typedef struct fl_image_ops {

@@ -5,6 +5,7 @@
 #include "fl_op.h"
 
 #include <assert.h>
+#include <string.h>
 
 /* What the operations are, by kind. */
 static const fl_op_type *const op_types[FL_OP_KINDS] = {
@@ -32,6 +33,9 @@ static const fl_op_type *const op_types[FL_OP_KINDS] = {
     [FL_OP_CHOICE] = &fl_op_gate_choice,
     [FL_OP_ORDER] = &fl_op_gate_order,
     [FL_OP_BRANCH] = &fl_op_gate_branch,
+    [FL_OP_ROTATION] = &fl_op_rotation,
+    [FL_OP_AFFINE] = &fl_op_affine,
+    [FL_OP_PERSPECTIVE] = &fl_op_perspective,
 };
 
 enum { MAX_OCCURRENCES = 8 };
@@ -236,7 +240,9 @@ static int copy_ops(fl_image_plan *plan, const fl_image_config *config, fl_err *
     for (int32_t i = 0; i < config->count; i++) {
         plan->ops[i] = config->ops[i];
         plan->ops[i].channels = trace[i].channels;
-        if (op_types[plan->ops[i].kind]->has_area) fl_op_set_ratio(&plan->ops[i]);
+        const fl_op_type *type = op_types[config->ops[i].kind];
+        if (type->has_area) fl_op_set_ratio(&plan->ops[i]);
+        if (type->is_bordered) memset(plan->ops[i].fill, 0, sizeof plan->ops[i].fill);
     }
     return FL_OK;
 }

@@ -13,6 +13,7 @@ typedef struct fl_op_type {
     bool is_drawn;    /* has random numbers, so at most 8 of its kind fit a plan */
     bool has_area;    /* of an area and a ratio */
     bool is_color;    /* for images of 1 or 3 channels */
+    bool is_bordered; /* samples the image with a border, so the plan makes its fill bytes 0 */
 
     /* What is wrong with the arguments for any image: FL_EINVAL. NULL: nothing can be. */
     int (*check)(const fl_image_op *op, fl_err *err);
@@ -36,7 +37,8 @@ extern const fl_op_type fl_op_pad, fl_op_center_crop, fl_op_random_crop, fl_op_r
     fl_op_random_resized_crop, fl_op_horizontal_flip, fl_op_vertical_flip, fl_op_erase, fl_op_tone,
     fl_op_autocontrast, fl_op_grayscale, fl_op_random_grayscale, fl_op_color_jitter,
     fl_op_channel_permutation, fl_op_photometric_distort, fl_op_sharpness, fl_op_blur,
-    fl_op_gate_apply, fl_op_gate_choice, fl_op_gate_order, fl_op_gate_branch;
+    fl_op_rotation, fl_op_affine, fl_op_perspective, fl_op_gate_apply, fl_op_gate_choice,
+    fl_op_gate_order, fl_op_gate_branch;
 
 /* Edges of images and paddings are at most so long: their sums fit int32_t, areas int64_t. */
 enum { FL_MAX_EDGE = 1 << 24 };

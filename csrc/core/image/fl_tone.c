@@ -187,18 +187,27 @@ static int sharpen(fl_image_view *view, double factor, fl_err *err)
     return FL_OK;
 }
 
+/* The image with a margin, as planes that are looked up. */
+static int own_padded(fl_image_view *view, int32_t x, int32_t y, fl_padding_mode mode, int32_t op,
+                      fl_image_planes *padded, fl_err *err)
+{
+    const int32_t padding[] = {x, y, x, y};
+    /* Reflections multiply the segments of an axis, and do not show what is erased. */
+    bool is_plain = view->y.count == 1 && view->x.count == 1 && view->erased_count == 0;
+    if (!is_plain) FL_TRY(fl_image_view_own(view, false, padded, err));
+    fl_image_view_pad(view, padding, mode, op);
+    FL_TRY(fl_image_view_own(view, true, padded, err));
+    fl_image_view_look_up(view);
+    return FL_OK;
+}
+
 int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, fl_err *err)
 {
-    const int32_t padding[] = {taps.width / 2, taps.height / 2, taps.width / 2, taps.height / 2};
     fl_image_size size = {view->y.length, view->x.length};
     fl_image_planes padded, next;
     fl_image_blur blur;
-    /* Reflections multiply the segments of an axis, and do not show what is erased. */
-    bool is_plain = view->y.count == 1 && view->x.count == 1 && view->erased_count == 0;
-    if (!is_plain) FL_TRY(fl_image_view_own(view, false, &padded, err));
-    fl_image_view_pad(view, padding, FL_PAD_REFLECT, FL_NO_FILL);
-    FL_TRY(fl_image_view_own(view, true, &padded, err));
-    fl_image_view_look_up(view);
+    FL_TRY(own_padded(view, taps.width / 2, taps.height / 2, FL_PAD_REFLECT, FL_NO_FILL, &padded,
+                      err));
     FL_TRY(fl_image_view_next(view, size, view->tools.channels, &next, err));
     int64_t weights = fl_blur_floats(taps.width, taps.height);
     int64_t floats = weights + (taps.height + 2) * padded.columns;
@@ -209,6 +218,33 @@ int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, fl_err *e
     for (int32_t c = 0; c < view->tools.channels; c++, padded.data += padded.plane)
         view->tools.image_ops->tone.blur(next.data + c * next.plane, next.pitch, &padded, &blur,
                                          memory + weights);
+    fl_image_view_replace(view, &next, view->tools.channels);
+    return FL_OK;
+}
+
+int fl_tone_warp(fl_image_view *view, int32_t op, const fl_image_warp *warp, fl_err *err)
+{
+    fl_image_size size = {view->y.length, view->x.length};
+    fl_image_planes bordered, next;
+    FL_TRY(own_padded(view, 2, 2, FL_PAD_CONSTANT, op, &bordered, err));
+    FL_TRY(fl_image_view_next(view, size, view->tools.channels, &next, err));
+    view->tools.image_ops->tone.warp(&next, &bordered, view->tools.channels, warp);
+    fl_image_view_replace(view, &next, view->tools.channels);
+    return FL_OK;
+}
+
+int fl_tone_quarter(fl_image_view *view, bool is_clockwise, fl_err *err)
+{
+    fl_image_planes image, next;
+    FL_TRY(open_next(view, view->tools.channels, &image, &next, err));
+    int64_t last = image.rows - 1;
+    for (int32_t c = 0; c < view->tools.channels; c++)
+        for (int64_t y = 0; y < image.rows; y++)
+            for (int64_t x = 0; x < image.columns; x++) {
+                int64_t row = is_clockwise ? last - x : x, column = is_clockwise ? y : last - y;
+                next.data[c * next.plane + y * next.pitch + x] =
+                    image.data[c * image.plane + row * image.pitch + column];
+            }
     fl_image_view_replace(view, &next, view->tools.channels);
     return FL_OK;
 }

@@ -28,6 +28,14 @@ int fl_tone_apply(fl_image_view *view, fl_tone tone, double number, fl_err *err)
  * half of them. FL_ENOMEM. */
 int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, fl_err *err);
 
+/* The image that is sampled as `warp` says; `op` is the operation, whose fill bytes are 0.
+ * FL_ENOMEM.
+ */
+int fl_tone_warp(fl_image_view *view, int32_t op, const fl_image_warp *warp, fl_err *err);
+
+/* A quarter turn against the clock, or with it, of an image with equal edges. FL_ENOMEM. */
+int fl_tone_quarter(fl_image_view *view, bool is_clockwise, fl_err *err);
+
 /* An image of `channels` (1 or 3) that are grey, of one of 1 or 3. FL_ENOMEM. */
 int fl_tone_grey(fl_image_view *view, int32_t channels, fl_err *err);
 

@@ -239,12 +239,4 @@ static void tone_blur(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *pa
         blur_in_steps(dst, dst_pitch, padded, blur, memory);
 }
 
-/* The table, as an initializer of fl_image_ops.tone. */
-#define FL_TONE_OPS                                                                         \
-    {                                                                                       \
-        .look_up = tone_look_up, .range = tone_range, .count = tone_count, .sum = tone_sum, \
-        .grey = tone_grey, .saturate = tone_saturate, .turn_hue = tone_turn_hue,            \
-        .sharpen = tone_sharpen, .blur = tone_blur                                          \
-    }
-
 #endif

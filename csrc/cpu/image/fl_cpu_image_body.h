@@ -2,11 +2,11 @@
  * fl_cpu_image_neon.c, fl_cpu_image_avx2.c and fl_cpu_image_avx512.c, which say for which
  * instructions (FL_VECTOR_BYTES a register) and name the table (FL_IMAGE_OPS), and the one for what
  * is shorter than a register (FL_NARROWER). */
-#include "fl_cpu_image_blur.h"
 #include "fl_cpu_image_cast.h"
 #include "fl_cpu_image_layout.h"
 #include "fl_cpu_image_resample.h"
 #include "fl_cpu_image_rows.h"
+#include "fl_cpu_image_warp.h"
 
 const fl_image_ops FL_IMAGE_OPS = {
     .name = FL_IMAGE_OPS_NAME,

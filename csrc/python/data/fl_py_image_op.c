@@ -113,33 +113,36 @@ int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
     return status;
 }
 
-/* The numbers up to the first that is negative. New reference. */
-static PyObject *order_of(const fl_image_params *params)
+/* Integers, or numbers where these are NULL. New reference. */
+static PyObject *tuple_of(const int8_t *integers, const float *numbers, Py_ssize_t count)
 {
-    Py_ssize_t count = 0;
-    while (count < FL_MAX_ORDER && params->order[count] >= 0) count++;
-    PyObject *order = PyTuple_New(count);
-    for (Py_ssize_t k = 0; order != NULL && k < count; k++) {
-        PyObject *number = PyLong_FromLong(params->order[k]);
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t k = 0; tuple != NULL && k < count; k++) {
+        PyObject *number = integers != NULL ? PyLong_FromLong(integers[k])
+                                            : PyFloat_FromDouble((double)numbers[k]);
         if (number == NULL)
-            Py_CLEAR(order);
+            Py_CLEAR(tuple);
         else
-            PyTuple_SET_ITEM(order, k, number);
+            PyTuple_SET_ITEM(tuple, k, number);
     }
-    return order;
+    return tuple;
 }
 
 PyObject *fl_py_image_params(const fl_image_params *params)
 {
     const int32_t *padding = params->padding;
-    const float *number = params->number;
-    PyObject *order = order_of(params);
-    if (order == NULL) return NULL;
-    return Py_BuildValue("{s:O,s:i,s:i,s:i,s:i,s:(iiii),s:(ii),s:(ffff),s:N,s:O}", "applied",
+    Py_ssize_t count = 0; /* what is behind the order is negative */
+    while (count < FL_MAX_ORDER && params->order[count] >= 0) count++;
+    PyObject *number = tuple_of(NULL, params->number, FL_DRAWN_NUMBERS);
+    PyObject *order = number != NULL ? tuple_of(params->order, NULL, count) : NULL;
+    if (order == NULL) {
+        Py_XDECREF(number);
+        return NULL;
+    }
+    return Py_BuildValue("{s:O,s:i,s:i,s:i,s:i,s:(iiii),s:(ii),s:N,s:N,s:O}", "applied",
                          params->is_applied ? Py_True : Py_False, "top", params->top, "left",
                          params->left, "height", params->size.height, "width", params->size.width,
                          "padding", padding[0], padding[1], padding[2], padding[3], "out",
-                         params->out.height, params->out.width, "number", (double)number[0],
-                         (double)number[1], (double)number[2], (double)number[3], "order", order,
+                         params->out.height, params->out.width, "number", number, "order", order,
                          "is_early", params->is_early ? Py_True : Py_False);
 }

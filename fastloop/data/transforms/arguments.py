@@ -213,6 +213,51 @@ def _read_bits(name: str, value: Any) -> int:
     return int(value)
 
 
+def _read_ends(
+    name: str, value: Any, lengths: tuple[int, ...] = (2,), is_symmetric: bool = False
+) -> Any:
+    """Return bounds, one pair after the other, as floats."""
+    rule = " or ".join(f"{length} numbers" for length in lengths) + ", in pairs (min, max)"
+    rule += ", or one number >= 0" if is_symmetric else ""
+    ends = _as_list(value)
+    if is_symmetric and checks.is_number(value):
+        ends = (-value, value)
+    if not checks.is_sequence(ends) or not all(map(checks.is_number, ends)):
+        raise TypeError(checks.make_message(name, rule, value))
+    numbers = list(map(checks.to_float, ends))
+    pairs = zip(numbers[::2], numbers[1::2], strict=False)
+    if len(numbers) not in lengths or not all(low <= high for low, high in pairs):
+        raise ValueError(checks.make_message(name, rule, value))
+    return numbers
+
+
+def _read_parts(name: str, value: Any, high: float, is_positive: bool = False) -> Any:
+    """Return None, or two numbers unchanged."""
+    low = "0 <" if is_positive else "0 <="
+    rule = f"two numbers n with {low} n <= {high:g}, or None"
+    if value is None:
+        return None
+    if not checks.is_sequence(value) or not all(map(checks.is_number, value)):
+        raise TypeError(checks.make_message(name, rule, value))
+    if len(value) != 2 or not all(0 <= n <= high and (n > 0 or not is_positive) for n in value):
+        raise ValueError(checks.make_message(name, rule, value))
+    if is_positive:
+        _read_ends(name, value)
+    return value
+
+
+def _read_center(name: str, value: Any) -> Any:
+    """Return None, or two numbers unchanged."""
+    rule = "(x, y), or None"
+    if value is None:
+        return None
+    if not checks.is_sequence(value) or not all(map(checks.is_number, value)):
+        raise TypeError(checks.make_message(name, rule, value))
+    if len(value) != 2:
+        raise ValueError(checks.make_message(name, rule, value))
+    return value
+
+
 def _read_taps(name: str, value: Any) -> Sequence[int]:
     taps = _read_lengths(name, value, 1, (1, 2), "an odd int, or (width, height)")
     if any(length % 2 == 0 or length > _MAX_TAPS for length in taps):
@@ -272,3 +317,11 @@ GreyChannels = Annotated[int, Argument(partial(checks.read_choice, choices=(1, 3
 Factor = Annotated[float, Argument(partial(_read_unchanged, low=0, high=math.inf))]
 Taps = Annotated[int | Sequence[int], Argument(_read_taps)]
 Sigma = Annotated[Any, Argument(_read_sigma)]
+Degrees = Annotated[Any, Argument(partial(_read_ends, is_symmetric=True))]
+Shears = Annotated[
+    Any,
+    Argument(lambda name, value: None if value is None else _read_ends(name, value, (2, 4), True)),
+]
+Translate = Annotated[Any, Argument(partial(_read_parts, high=1))]
+Scales = Annotated[Any, Argument(partial(_read_parts, high=math.inf, is_positive=True))]
+Center = Annotated[Any, Argument(_read_center)]

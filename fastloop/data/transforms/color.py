@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.plan import Geometry, GetSize, Numbers, Parts
 
-_NUMBERS = 8  # FL_OP_NUMBERS
+NUMBERS = 16  # FL_OP_NUMBERS
 _STAYS = (math.nan, math.nan)
 _FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
 
@@ -40,7 +40,7 @@ class Color(Geometry):
 
     def spec(self, get_size: GetSize) -> dict[str, Any]:
         numbers = tuple(map(float, self.numbers()))
-        return {**super().spec(get_size), "number": numbers + (0.0,) * (_NUMBERS - len(numbers))}
+        return {**super().spec(get_size), "number": numbers + (0.0,) * (NUMBERS - len(numbers))}
 
 
 class _Applied(Color):
@@ -152,7 +152,7 @@ class _Jittered(Color):
         return [number for ends in ranges for number in ends or _STAYS]
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
-        factors = (None if number != number else number for number in values["number"])
+        factors = (None if number != number else number for number in values["number"][:4])
         return dict(zip(_FACTORS, factors, strict=True))
 
 

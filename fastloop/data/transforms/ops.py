@@ -19,7 +19,7 @@ import torch
 from fastloop.base import checks
 from fastloop.base.checks import make_message
 from fastloop.data.transforms import arguments as arg
-from fastloop.data.transforms import color
+from fastloop.data.transforms import color, warp
 from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, Parts, Values
 
 _BOX = ("top", "left", "height", "width")
@@ -27,7 +27,7 @@ _BOX = ("top", "left", "height", "width")
 
 def get_operation(name: str) -> type[ImageOp] | None:
     """Return the operation of this name, or None."""
-    named = globals().get(name) or vars(color).get(name)
+    named = globals().get(name) or vars(color).get(name) or vars(warp).get(name)
     return named if isinstance(named, type) and issubclass(named, ImageOp) else None
 
 
@@ -135,7 +135,7 @@ class _Branch(Geometry):
         self._parts, self.end = parts, end
 
     def spec(self, get_size: GetSize) -> dict[str, Any]:
-        return {"number": (self.end, *(0.0,) * 7)}
+        return {"number": (self.end, *(0.0,) * (color.NUMBERS - 1))}
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"transforms": parts}

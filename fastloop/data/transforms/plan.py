@@ -125,6 +125,11 @@ class Geometry(ImageOp):
             if argument.encode is not None
         }
 
+    @property
+    def colors(self) -> tuple[float, ...]:
+        """The numbers of what is outside of a sampled image."""
+        return ()
+
     def change(self, numbers: Numbers) -> Numbers:
         """Return the numbers that a byte can be after the operation."""
         return numbers
@@ -270,6 +275,9 @@ def _check_images(op: Geometry, numbers: Numbers) -> None:
     if op.bytes_only and not numbers.is_byte:
         rule = f"because C {op.bytes_only} uint8 images"
         raise ValueError(f"{name} must stand before ToDtype, {rule}")
+    if len(op.colors) not in (0, 1, channels):
+        rule = f"one number, or one for each of {channels} channels"
+        raise ValueError(make_message(f"{name}: fill", rule, list(op.colors)))
     if op.is_color and channels not in (1, 3):
         raise TypeError(make_message(f"{name}: the channels of images", "1 or 3", channels))
 
