@@ -43,9 +43,17 @@ from fastloop.data.transforms.ops import (
     ToImage,
     ToPureTensor,
 )
+from fastloop.data.transforms.policy import (
+    AutoAugment,
+    AutoAugmentPolicy,
+    RandAugment,
+    TrivialAugmentWide,
+)
 from fastloop.data.transforms.warp import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
+    "AutoAugment",
+    "AutoAugmentPolicy",
     "CenterCrop",
     "ColorJitter",
     "Compose",
@@ -55,6 +63,7 @@ __all__ = [
     "InterpolationMode",
     "Normalize",
     "Pad",
+    "RandAugment",
     "RandomAdjustSharpness",
     "RandomAffine",
     "RandomApply",
@@ -79,6 +88,7 @@ __all__ = [
     "ToDtype",
     "ToImage",
     "ToPureTensor",
+    "TrivialAugmentWide",
 ]
 
 

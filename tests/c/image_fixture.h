@@ -6,8 +6,7 @@
 #ifndef IMAGE_FIXTURE_H
 #define IMAGE_FIXTURE_H
 
-#include "tone_fixture.h"
-#include "warp_fixture.h"
+#include "policy_fixture.h"
 
 #include "fl_cpu_image.h"
 #include "fl_cpu_level.h"
@@ -155,10 +154,17 @@ follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at,
     case FL_OP_PERSPECTIVE:
         follow_warp(p, ops, i, at, *channels);
         break;
+    case FL_OP_RAND_AUGMENT:
+    case FL_OP_TRIVIAL_AUGMENT:
+    case FL_OP_AUTO_AUGMENT:
+        follow_policy(p, ops, i, at, *channels);
+        break;
     default:
         follow_tone(p, ops, i, at, channels);
     }
 }
+
+static inline bool needs_colors(fl_image_op_kind kind) { return is_color(kind) || is_policy(kind); }
 
 static inline bool is_gate(fl_image_op_kind kind)
 {
@@ -310,6 +316,7 @@ static inline fl_image_op random_op(uint64_t *seed, fl_image_op_kind kind, int32
     }
     random_numbers(seed, &op);
     if (is_warp(kind)) random_warp(seed, &op);
+    if (is_policy(kind)) random_policy(seed, &op);
     op.scale[0] = 0.1, op.scale[1] = 1, op.ratio[0] = 0.5, op.ratio[1] = 2.5;
     return op;
 }
@@ -328,7 +335,7 @@ static inline fl_image_op random_held(uint64_t *seed, const plan_case *p, bool i
         fl_image_op_kind kind = (fl_image_op_kind)random_below(seed, FL_OP_KINDS);
         bool is_refused = kind < FL_OP_HORIZONTAL_FLIP || is_gate(kind) ||
                           kind == FL_OP_GRAYSCALE || (kind == FL_OP_ERASE && is_ordered) ||
-                          (is_color(kind) && p->config.channels % 2 == 0);
+                          (needs_colors(kind) && p->config.channels % 2 == 0);
         if (!is_refused) return random_op(seed, kind, 1);
     }
 }
@@ -403,7 +410,7 @@ static inline void random_case(uint64_t *seed, plan_case *p, int32_t most_ops, i
     for (int32_t i = 0; i < wanted; i++) {
         fl_image_op_kind kind;
         do kind = (fl_image_op_kind)random_below(seed, FL_OP_KINDS);
-        while (is_gate(kind) || (is_color(kind) && p->config.channels % 2 == 0));
+        while (is_gate(kind) || (needs_colors(kind) && p->config.channels % 2 == 0));
         p->ops[filled++] = random_op(seed, kind, longest);
         if (filled < FL_MAX_IMAGE_OPS / 2 && random_below(seed, 4) == 0)
             filled += random_gate(seed, p, filled);

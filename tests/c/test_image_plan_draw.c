@@ -101,6 +101,14 @@ static void test_arguments_of_augmentations_that_are_wrong(void)
     check_op_refused(op, 9, 9, "RandomPerspective(distortion_scale=1.5)");
     op = (fl_image_op){.kind = FL_OP_ROTATION};
     check_op_refused(op, 1 << 20, 1 << 20, "(1048576, 1048576) is too large");
+    op = (fl_image_op){.kind = FL_OP_RAND_AUGMENT, .number = {9, 1, 31}};
+    check_op_refused(op, 9, 9, "RandAugment(num_ops=9)|at most 8");
+    op = (fl_image_op){.kind = FL_OP_RAND_AUGMENT, .number = {2, 31, 31}};
+    check_op_refused(op, 9, 9, "RandAugment(magnitude=31)");
+    op = (fl_image_op){.kind = FL_OP_TRIVIAL_AUGMENT, .number = {1, 0, 1}};
+    check_op_refused(op, 9, 9, "TrivialAugmentWide(num_magnitude_bins=1)");
+    op = (fl_image_op){.kind = FL_OP_AUTO_AUGMENT, .number = {3}};
+    check_op_refused(op, 9, 9, "AutoAugment(policy=3)");
     op = (fl_image_op){.kind = FL_OP_APPLY, .p = 3};
     check_op_refused(op, 9, 9, "RandomApply(p=3)");
     op = (fl_image_op){.kind = FL_OP_CHOICE};

@@ -141,17 +141,17 @@ static inline void permute_picture(picture *p, int32_t channels, const int8_t *o
 
 /* Brightness, contrast, saturation or hue. */
 static inline void
-jitter_picture(picture *p, const fl_image_op *ops, int32_t channels, int which, float number)
+jitter_by(picture *p, const fl_image_op *ops, int32_t channels, int which, double number)
 {
     if (isnan(number) || (which >= 2 && channels != 3)) return;
     settle(p, ops);
-    if (which == 1) contrast_picture(p, channels, (double)number);
+    if (which == 1) contrast_picture(p, channels, number);
     for (int64_t i = 0; i < count_pixels(p); i++) {
         pixel *at = &p->pixels[i];
         for (int32_t c = 0; which == 0 && c < channels; c++)
-            at->byte[c] = cut_to_byte((float)at->byte[c] * number);
-        if (which == 2) blend_pixel(at, channels, grey_of_pixel(at->byte), (double)number);
-        if (which == 3) turn_pixel(at->byte, number);
+            at->byte[c] = cut_to_byte((float)at->byte[c] * (float)number);
+        if (which == 2) blend_pixel(at, channels, grey_of_pixel(at->byte), number);
+        if (which == 3) turn_pixel(at->byte, (float)number);
     }
 }
 
@@ -161,7 +161,7 @@ distort_picture(picture *p, const fl_image_op *ops, int32_t channels, const fl_i
     static const int early[] = {0, 1, 2, 3}, late[] = {0, 2, 3, 1};
     for (int k = 0; k < 4; k++) {
         int which = (at->is_early ? early : late)[k];
-        jitter_picture(p, ops, channels, which, at->number[which]);
+        jitter_by(p, ops, channels, which, (double)at->number[which]);
     }
     if (at->order[0] < 0) return;
     settle(p, ops);
@@ -250,7 +250,7 @@ static inline void follow_tone(picture *p, const fl_image_op *ops, int32_t i,
         *channels = after;
     } else if (op->kind == FL_OP_COLOR_JITTER) {
         for (int k = 0; k < 4; k++)
-            jitter_picture(p, ops, *channels, at->order[k], at->number[at->order[k]]);
+            jitter_by(p, ops, *channels, at->order[k], (double)at->number[at->order[k]]);
     } else if (op->kind == FL_OP_PHOTOMETRIC_DISTORT) {
         distort_picture(p, ops, *channels, at);
     } else {

@@ -1,14 +1,17 @@
 """Augmentations of fastloop.transforms: torchvision's bits given the same parameters, which are a
 function of the sample; torchvision's errors."""
 
+import itertools
+import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from augment_draws import DRAWS, draw_augmentation, draw_choice, draw_order
+from augment_draws import DRAWS, draw_augmentation, draw_choice, draw_order, policy
 from augment_replay import replay_augmentations
 from helpers import assert_same
 from image_draws import Key, Words, below, unit
@@ -129,6 +132,53 @@ def test_turned_samples_are_torchvisions_given_their_parameters(block: int) -> N
         dataset = ArrayDataset(images, transform=T.Compose(ops), seed=seed)
         expected = replay_augmentations(v2, ops, dataset.params(0), images[0])
         assert_same(dataset[0][0], expected)
+
+
+POLICIES = ("RandAugment", "TrivialAugmentWide", "AutoAugment")
+
+
+@needs_torchvision
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_are_torchvisions(name: str) -> None:
+    """What is drawn, from the contract and torchvision's tables; the images, given that."""
+    rng = random.Random(9)
+    for seed in range(60):
+        images = make_images(rng, rng.choice((1, 3)))
+        args = {"interpolation": rng.choice(INTERPOLATIONS), "fill": rng.choice((None, 9))}
+        ops = [getattr(T, name)(**args)]
+        theirs = ArrayDataset(images, transform=getattr(v2, name)(**args), seed=seed)
+        dataset = ArrayDataset(images, transform=T.Compose(ops), seed=seed)
+        for epoch in range(4):
+            told, size = dataset.params(0, epoch), tuple(images.shape[2:])
+            drawn = policy(v2, name, Words(Key(seed, epoch, 0), name, 0), size)
+            assert told[0]["transforms"] == drawn
+            assert theirs.params(0, epoch) == told
+            dataset.set_epoch(epoch)
+            expected = replay_augmentations(v2, ops, told, images[0])
+            assert_same_but_ends(dataset[0][0], expected, (seed, told))
+
+
+@needs_torchvision
+@pytest.mark.parametrize("policy", ["IMAGENET", "CIFAR10", "SVHN"])
+def test_all_pairs_of_autoaugment_are_torchvisions(policy: str) -> None:
+    """By the operations that they draw; each has a probability of more than 0."""
+    image = torch.zeros(1, 3, 30, 40, dtype=torch.uint8)
+    dataset = ArrayDataset(image, transform=T.AutoAugment(T.AutoAugmentPolicy[policy]), seed=1)
+    theirs = v2.AutoAugment(v2.AutoAugmentPolicy[policy])
+    possible: Counter[tuple[str, ...]] = Counter()
+    for pair in theirs._policies:
+        for chosen in itertools.product((False, True), repeat=2):
+            steps = list(zip(pair, chosen, strict=True))
+            names = tuple(step[0] for step, is_on in steps if is_on)
+            chance = math.prod(step[1] if is_on else 1 - step[1] for step, is_on in steps)
+            possible[names] += chance / 25
+    count = 4000
+    drawn = Counter(
+        tuple(name for name, _ in dataset.params(0, epoch)[0]["transforms"])
+        for epoch in range(count)
+    )
+    for names, chance in possible.items():
+        assert abs(drawn[names] - count * chance) < 5 * (count * chance) ** 0.5 + 1, names
 
 
 @needs_torchvision
@@ -373,6 +423,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("RandomAffine", {"degrees": 1, "scale": (0, 2)}, "scale must be two numbers n with 0 < n <="),
     ("RandomAffine", {"degrees": 1, "shear": (0, 2, 3)}, "shear must be 2 numbers or 4 numbers,"),
     ("RandomPerspective", {"distortion_scale": 2}, "distortion_scale must be a number in [0, 1]"),
+    ("RandAugment", {"num_ops": -1}, "num_ops must be an int in [0, 8], got -1"),
+    ("AutoAugment", {"policy": "none"}, "policy must be one of 'imagenet', 'cifar10', 'svhn', got"),
     ("GaussianBlur", {"kernel_size": 4}, "kernel_size must be odd and at most 127, got 4"),
     ("GaussianBlur", {"kernel_size": 0}, "kernel_size must be an int in [1, 16777216], got 0"),
     ("GaussianBlur", {"kernel_size": 3, "sigma": (2, 1)}, "sigma must be a number > 0, or (min, m"),

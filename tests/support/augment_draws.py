@@ -69,6 +69,34 @@ def affine(words: Words, args: dict[str, Any], _channels: int) -> Params:
     }
 
 
+POLICY_OPS = (
+    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness"),
+    *("Color", "Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize"),
+)
+
+
+def policy(v2: Any, name: str, words: Words, size: tuple[int, int]) -> list[tuple[str, float]]:
+    """What a policy of default arguments draws for images of this size, by v2's tables."""
+    made, drawn = getattr(v2, name)(), []
+    steps: list[tuple[str, int, int]]  # operation, magnitude, word of the sign
+    if name == "RandAugment":
+        blocks = [words.block(0), words.block(1)]
+        steps = [(POLICY_OPS[below(block[0], 14)], 9, block[1]) for block in blocks]
+    elif name == "TrivialAugmentWide":
+        op, at, sign, _ = words.block(0)
+        steps = [(POLICY_OPS[below(op, 14)], below(at, 31), sign)]
+    else:
+        pair = made._policies[below(words.block(0)[0], 25)]
+        both = [(step, words.block(1 + k)) for k, step in enumerate(pair)]
+        steps = [(op, at, block[1]) for (op, p, at), block in both if unit(block[0]) <= p]
+    for op, at, sign in steps:
+        make, is_signed = made._AUGMENTATION_SPACE[op]
+        magnitudes = make(10 if name == "AutoAugment" else 31, *size)
+        magnitude = 0.0 if magnitudes is None else float(magnitudes[at])
+        drawn.append((op, -magnitude if is_signed and unit(sign) <= 0.5 else magnitude))
+    return drawn
+
+
 DRAWS: dict[str, Callable[[Words, dict[str, Any], int], Params]] = {
     **dict.fromkeys(
         ("RandomInvert", "RandomSolarize", "RandomPosterize", "RandomAutocontrast"),

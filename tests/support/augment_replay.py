@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -59,6 +61,35 @@ def replay_warp(v2: Any, op: Any, params: Params, image: torch.Tensor) -> torch.
     return sample(v2, op, image, rows, ((1.0 - width) * 0.5, (1.0 - height) * 0.5))
 
 
+def replay_policy(v2: Any, op: Any, params: Params, image: torch.Tensor) -> torch.Tensor:
+    """What torchvision makes of it by the operations that a policy drew."""
+    for name, magnitude in params["transforms"]:
+        shear = math.degrees(math.atan(magnitude))
+        if name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"):
+            told: Params = {"op": "RandomAffine", "angle": 0.0, "scale": 1.0}
+            told |= {"shear": (0.0, 0.0), "translate": (0, 0)}
+            center: Any = None
+            if name.startswith("Shear"):
+                told["shear"], center = ((shear, 0.0) if name == "ShearX" else (0.0, shear)), (0, 0)
+            elif name.startswith("Translate"):
+                moved = int(magnitude)
+                told["translate"] = (moved, 0) if name == "TranslateX" else (0, moved)
+            else:
+                told = {"op": "RandomRotation", "angle": magnitude}
+                if magnitude == 0:
+                    continue
+            like = SimpleNamespace(
+                center=center, fill=op.fill, colors=op.colors, interpolation=op.interpolation
+            )
+            image = replay_warp(v2, like, told, image)
+        else:
+            base = v2.RandAugment()
+            image = base._apply_image_or_video_transform(
+                image, name, magnitude, op.interpolation, base._fill
+            )
+    return image
+
+
 def replay_augmentation(v2: Any, op: Any, params: Params, image: torch.Tensor) -> torch.Tensor:
     """What torchvision makes of a uint8 image [C, H, W] by an operation with these parameters."""
     f, name = v2.functional, params["op"]
@@ -66,6 +97,8 @@ def replay_augmentation(v2: Any, op: Any, params: Params, image: torch.Tensor) -
         return replay_held(v2, op, params, image)
     if name in ("RandomRotation", "RandomAffine", "RandomPerspective"):
         return replay_warp(v2, op, params, image)
+    if name in ("RandAugment", "TrivialAugmentWide", "AutoAugment"):
+        return replay_policy(v2, op, params, image)
     if name in GATED:
         function, arguments = GATED[name]
         values = [getattr(op, argument) for argument in arguments]

@@ -24,6 +24,7 @@ KINDS = (
     *("RandomPhotometricDistort", "RandomAdjustSharpness", "GaussianBlur"),
     *("RandomApply", "RandomChoice", "RandomOrder", "a branch"),
     *("RandomRotation", "RandomAffine", "RandomPerspective"),
+    *("RandAugment", "TrivialAugmentWide", "AutoAugment"),
 )
 TRIES = 10
 

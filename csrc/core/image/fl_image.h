@@ -40,6 +40,9 @@ typedef enum fl_image_op_kind {
     FL_OP_ROTATION,
     FL_OP_AFFINE,
     FL_OP_PERSPECTIVE,
+    FL_OP_RAND_AUGMENT,
+    FL_OP_TRIVIAL_AUGMENT,
+    FL_OP_AUTO_AUGMENT,
     FL_OP_KINDS
 } fl_image_op_kind;
 
@@ -79,7 +82,7 @@ typedef struct fl_image_op {
     int32_t channels;               /* set by the plan: of the image before it */
     /* SOLARIZE: threshold. POSTERIZE: bits. SHARPNESS: factor. GRAYSCALE: channels of the
      * result. BLUR: least and largest sigma. BRANCH of CHOICE: the upper end of its part of [0, 1].
-     * ROTATION, AFFINE, PERSPECTIVE: see fl_op_warp.c. COLOR_JITTER,
+     * ROTATION, AFFINE, PERSPECTIVE: see fl_op_warp.c. Policies: fl_op_policy.c. COLOR_JITTER,
      * PHOTOMETRIC_DISTORT: least and most brightness, contrast, saturation and hue; NaN: stays. */
     double number[FL_OP_NUMBERS];
     /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds as bytes, where a RESIZE comes after it.
@@ -100,11 +103,11 @@ typedef struct fl_image_params {
     fl_image_size out;  /* of the image after this operation */
     /* COLOR_JITTER, PHOTOMETRIC_DISTORT: brightness, contrast, saturation, hue; NaN: stays.
      * BLUR: [0] sigma. ROTATION: [0] angle. AFFINE: angle, x, y, scale, shears in x and y.
-     * PERSPECTIVE: coefficients. */
+     * PERSPECTIVE: coefficients. Policies: magnitudes. */
     float number[FL_DRAWN_NUMBERS];
     /* COLOR_JITTER: the order of these four. CHANNEL_PERMUTATION: the channel that becomes channel
-     * k. PHOTOMETRIC_DISTORT: likewise; [0] -1: channels stay. CHOICE: [0] the branch. ORDER:
-     * branches. */
+     * k. PHOTOMETRIC_DISTORT: likewise; [0] -1: channels stay. Policies: operations. CHOICE: [0]
+     * the branch. ORDER: branches. */
     int8_t order[FL_MAX_ORDER];
     bool is_early; /* PHOTOMETRIC_DISTORT: contrast comes before the others */
 } fl_image_params;

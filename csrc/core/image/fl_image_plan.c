@@ -36,6 +36,9 @@ static const fl_op_type *const op_types[FL_OP_KINDS] = {
     [FL_OP_ROTATION] = &fl_op_rotation,
     [FL_OP_AFFINE] = &fl_op_affine,
     [FL_OP_PERSPECTIVE] = &fl_op_perspective,
+    [FL_OP_RAND_AUGMENT] = &fl_op_rand_augment,
+    [FL_OP_TRIVIAL_AUGMENT] = &fl_op_trivial_augment,
+    [FL_OP_AUTO_AUGMENT] = &fl_op_auto_augment,
 };
 
 enum { MAX_OCCURRENCES = 8 };

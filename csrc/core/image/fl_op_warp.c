@@ -9,7 +9,7 @@
 /* Places of the numbers of an operation. */
 enum { DEGREES = 0, TRANSLATE = 2, DISTORTION = 2, SCALE = 4, SHEAR = 6, CENTER = 10, FILL = 12 };
 
-static int check_sampling(const char *name, const fl_image_op *op, fl_err *err)
+int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err)
 {
     if (op->interpolation == FL_NEAREST || op->interpolation == FL_BILINEAR) return FL_OK;
     return fl_fail(err, FL_EINVAL, "%s(interpolation=%d): it is nearest or bilinear", name,
@@ -17,7 +17,7 @@ static int check_sampling(const char *name, const fl_image_op *op, fl_err *err)
 }
 
 /* Places in a plane are 32 bits. */
-static int size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
+int fl_op_warped_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
 {
     (void)op;
     *out = in;
@@ -41,7 +41,7 @@ static int check_rotation(const fl_image_op *op, fl_err *err)
     if (!(op->number[DEGREES] <= op->number[DEGREES + 1]))
         return fl_fail(err, FL_EINVAL, "RandomRotation(degrees=(%g, %g)): the smaller one first",
                        op->number[DEGREES], op->number[DEGREES + 1]);
-    return check_sampling(fl_op_rotation.name, op, err);
+    return fl_op_check_sampling(fl_op_rotation.name, op, err);
 }
 
 static void draw_rotation(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
@@ -58,13 +58,19 @@ static void center_of(const fl_image_op *op, fl_image_size in, double center[2])
     center[1] = is_middle ? 0 : op->number[CENTER + 1] - in.height * 0.5;
 }
 
-static int apply_rotation(const fl_image_op *op, int32_t i, const fl_image_params *params,
-                          fl_image_view *view, fl_err *err)
+int fl_op_transform(const fl_image_op *op, int32_t i, const fl_affine *affine, fl_image_view *view,
+                    fl_err *err)
+{
+    fl_image_warp warp;
+    fl_warp_affine(&warp, affine, (fl_image_size){view->y.length, view->x.length});
+    return warp_view(op, i, &warp, view, err);
+}
+
+int fl_op_rotate(const fl_image_op *op, int32_t i, double degrees, fl_image_view *view, fl_err *err)
 {
     fl_image_size in = {view->y.length, view->x.length};
-    double angle = fmod((double)params->number[0], 360);
+    double angle = fmod(degrees, 360);
     fl_affine affine = {.scale = 1};
-    fl_image_warp warp;
     if (angle < 0) angle += 360;
     if (isnan(op->number[CENTER])) {
         if (angle == 0) return FL_OK;
@@ -78,15 +84,20 @@ static int apply_rotation(const fl_image_op *op, int32_t i, const fl_image_param
     }
     affine.angle = -angle;
     center_of(op, in, affine.center);
-    fl_warp_affine(&warp, &affine, in);
-    return warp_view(op, i, &warp, view, err);
+    return fl_op_transform(op, i, &affine, view, err);
+}
+
+static int apply_rotation(const fl_image_op *op, int32_t i, const fl_image_params *params,
+                          fl_image_view *view, fl_err *err)
+{
+    return fl_op_rotate(op, i, (double)params->number[0], view, err);
 }
 
 const fl_op_type fl_op_rotation = {.name = "RandomRotation",
                                    .is_drawn = true,
                                    .is_bordered = true,
                                    .check = check_rotation,
-                                   .size = size,
+                                   .size = fl_op_warped_size,
                                    .draw = draw_rotation,
                                    .apply = apply_rotation};
 
@@ -100,7 +111,7 @@ static int check_affine(const fl_image_op *op, fl_err *err)
     bool is_part =
         n[TRANSLATE] >= 0 && n[TRANSLATE] <= 1 && n[TRANSLATE + 1] >= 0 && n[TRANSLATE + 1] <= 1;
     if (is_range && is_part && n[SCALE] > 0 && n[SCALE] <= n[SCALE + 1])
-        return check_sampling(fl_op_affine.name, op, err);
+        return fl_op_check_sampling(fl_op_affine.name, op, err);
     return fl_fail(
         err, FL_EINVAL,
         "RandomAffine: degrees, shears and scales > 0 are ranges, translations between 0 "
@@ -130,17 +141,15 @@ static int apply_affine(const fl_image_op *op, int32_t i, const fl_image_params 
                         .translate = {(double)n[1], (double)n[2]},
                         .scale = (double)n[3],
                         .shear = {(double)n[4], (double)n[5]}};
-    fl_image_warp warp;
     center_of(op, in, affine.center);
-    fl_warp_affine(&warp, &affine, in);
-    return warp_view(op, i, &warp, view, err);
+    return fl_op_transform(op, i, &affine, view, err);
 }
 
 const fl_op_type fl_op_affine = {.name = "RandomAffine",
                                  .is_drawn = true,
                                  .is_bordered = true,
                                  .check = check_affine,
-                                 .size = size,
+                                 .size = fl_op_warped_size,
                                  .draw = draw_affine,
                                  .apply = apply_affine};
 
@@ -153,7 +162,7 @@ static int check_perspective(const fl_image_op *op, fl_err *err)
                        "RandomPerspective(distortion_scale=%g): it is between 0 and 1",
                        op->number[DISTORTION]);
     FL_TRY(fl_op_check_p(fl_op_perspective.name, op->p, err));
-    return check_sampling(fl_op_perspective.name, op, err);
+    return fl_op_check_sampling(fl_op_perspective.name, op, err);
 }
 
 /* Each corner goes towards the middle by less than half of `distortion` of an edge. */
@@ -193,6 +202,6 @@ const fl_op_type fl_op_perspective = {.name = "RandomPerspective",
                                       .is_drawn = true,
                                       .is_bordered = true,
                                       .check = check_perspective,
-                                      .size = size,
+                                      .size = fl_op_warped_size,
                                       .draw = draw_perspective,
                                       .apply = apply_perspective};

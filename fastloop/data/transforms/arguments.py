@@ -36,6 +36,7 @@ _PADDING_MODES = {"constant": 0, "edge": 1, "reflect": 2, "symmetric": 3}
 DTYPES = {getattr(torch, name): name for name in ("uint8", "float16", "bfloat16", "float32")}
 _PILLOW = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # constants of PIL.Image
 _MAX_LENGTH = 2**24  # of an edge or a padding, in pixels: FL_MAX_EDGE
+_MAX_OPS = 8  # FL_DRAWN_NUMBERS
 _MAX_TAPS = 127  # FL_MAX_BLUR
 _SIZE = "an int >= 1 for a square, or (height, width)"
 _PADDING = "an int >= 0, (left and right, top and bottom), or (left, top, right, bottom)"
@@ -277,6 +278,12 @@ def _read_sigma(name: str, value: Any) -> Any:
     return [checks.to_float(ends[0]), checks.to_float(ends[-1])]
 
 
+def _read_ops(name: str, value: Any) -> int:
+    if not checks.is_int(value) or not 0 <= value <= _MAX_OPS:
+        raise ValueError(checks.make_message(name, f"an int in [0, {_MAX_OPS}]", value))
+    return int(value)
+
+
 def _read_threshold(name: str, value: Any) -> Any:
     if not checks.is_number(value) or not value <= 255:
         raise TypeError(checks.make_message(name, "a number <= 255", value))
@@ -325,3 +332,6 @@ Shears = Annotated[
 Translate = Annotated[Any, Argument(partial(_read_parts, high=1))]
 Scales = Annotated[Any, Argument(partial(_read_parts, high=math.inf, is_positive=True))]
 Center = Annotated[Any, Argument(_read_center)]
+Ops = Annotated[int, Argument(_read_ops)]
+Magnitude = Annotated[int, Argument(partial(checks.read_int, low=0))]
+Bins = Annotated[int, Argument(partial(checks.read_int, low=2, high=2**20))]

@@ -19,7 +19,7 @@ import torch
 from fastloop.base import checks
 from fastloop.base.checks import make_message
 from fastloop.data.transforms import arguments as arg
-from fastloop.data.transforms import color, warp
+from fastloop.data.transforms import color, policy, warp
 from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, Parts, Values
 
 _BOX = ("top", "left", "height", "width")
@@ -27,7 +27,8 @@ _BOX = ("top", "left", "height", "width")
 
 def get_operation(name: str) -> type[ImageOp] | None:
     """Return the operation of this name, or None."""
-    named = globals().get(name) or vars(color).get(name) or vars(warp).get(name)
+    modules = (globals(), *map(vars, (color, warp, policy)))
+    named = next((module[name] for module in modules if name in module), None)
     return named if isinstance(named, type) and issubclass(named, ImageOp) else None
 
 

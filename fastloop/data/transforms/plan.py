@@ -8,6 +8,7 @@ output. A fill that comes after a Values is computed in the same way.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -92,7 +93,7 @@ class ImageOp:
 
     def __repr__(self) -> str:
         """Return torchvision's text: attributes of these types, in their order."""
-        kinds = (bool, int, float, str, tuple, list)
+        kinds = (bool, int, float, str, tuple, list, enum.Enum)
         shown = (f"{k}={v}" for k, v in vars(self).items() if isinstance(v, kinds) and k[0] != "_")
         return f"{type(self).__name__}({', '.join(shown)})"
 
