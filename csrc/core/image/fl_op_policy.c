@@ -33,7 +33,8 @@ typedef struct space {
     bool is_share; /* translations are of the edges, else pixels */
 } space;
 
-static const space narrow = {0.3, 150.0 / 331.0, 30, 0.9, 4, true}, wide = {0.99, 32, 135, 0.99, 6, false};
+static const space narrow = {0.3, 150.0 / 331.0, 30, 0.9, 4, true},
+                   wide = {0.99, 32, 135, 0.99, 6, false};
 
 /* Element i of torch.linspace(0, most, bins). */
 static float rise(double most, int32_t bins, int32_t i)

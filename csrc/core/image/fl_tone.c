@@ -187,11 +187,10 @@ static int sharpen(fl_image_view *view, double factor, fl_err *err)
     return FL_OK;
 }
 
-/* The image with a margin, as planes that are looked up. */
-static int own_padded(fl_image_view *view, int32_t x, int32_t y, fl_padding_mode mode, int32_t op,
-                      fl_image_planes *padded, fl_err *err)
+/* The image with margins (left, top, right, bottom), as planes that are looked up. */
+static int own_padded(fl_image_view *view, const int32_t padding[4], fl_padding_mode mode,
+                      int32_t op, fl_image_planes *padded, fl_err *err)
 {
-    const int32_t padding[] = {x, y, x, y};
     /* Reflections multiply the segments of an axis, and do not show what is erased. */
     bool is_plain = view->y.count == 1 && view->x.count == 1 && view->erased_count == 0;
     if (!is_plain) FL_TRY(fl_image_view_own(view, false, padded, err));
@@ -206,8 +205,8 @@ int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, fl_err *e
     fl_image_size size = {view->y.length, view->x.length};
     fl_image_planes padded, next;
     fl_image_blur blur;
-    FL_TRY(own_padded(view, taps.width / 2, taps.height / 2, FL_PAD_REFLECT, FL_NO_FILL, &padded,
-                      err));
+    const int32_t x = taps.width / 2, y = taps.height / 2, padding[] = {x, y, x, y};
+    FL_TRY(own_padded(view, padding, FL_PAD_REFLECT, FL_NO_FILL, &padded, err));
     FL_TRY(fl_image_view_next(view, size, view->tools.channels, &next, err));
     int64_t weights = fl_blur_floats(taps.width, taps.height);
     int64_t floats = weights + (taps.height + 2) * padded.columns;
@@ -226,7 +225,8 @@ int fl_tone_warp(fl_image_view *view, int32_t op, const fl_image_warp *warp, fl_
 {
     fl_image_size size = {view->y.length, view->x.length};
     fl_image_planes bordered, next;
-    FL_TRY(own_padded(view, 2, 2, FL_PAD_CONSTANT, op, &bordered, err));
+    const int32_t border[] = {2, 2, 4, 2};
+    FL_TRY(own_padded(view, border, FL_PAD_CONSTANT, op, &bordered, err));
     FL_TRY(fl_image_view_next(view, size, view->tools.channels, &next, err));
     view->tools.image_ops->tone.warp(&next, &bordered, view->tools.channels, warp);
     fl_image_view_replace(view, &next, view->tools.channels);

@@ -9,7 +9,7 @@
 
 #include "fl_blur.h"
 
-enum { PIECE_COLUMNS = 64 }; /* sums that stay in registers */
+enum { PIECE_COLUMNS = 64, SHARP_COLUMNS = 256 }; /* worked at a time */
 
 /* To an integer, half to even, of 0 <= x < 2^22. */
 static inline float round_even(float x) { return (x + 0x1p23f) - 0x1p23f; }
@@ -25,9 +25,9 @@ static void
 sharpen_row(uint8_t *restrict dst, const uint8_t *src, int64_t pitch, int64_t columns, float rest)
 {
     const float side = (float)(1.0 / 13.0), middle = (float)(5.0 / 13.0);
-    float rows[3][PIECE_COLUMNS + 2];
-    for (int64_t at = 1; at < columns - 1; at += PIECE_COLUMNS) {
-        int64_t count = fl_min(PIECE_COLUMNS, columns - 1 - at);
+    float rows[3][SHARP_COLUMNS + 2];
+    for (int64_t at = 1; at < columns - 1; at += SHARP_COLUMNS) {
+        int64_t count = fl_min(SHARP_COLUMNS, columns - 1 - at);
         for (int k = 0; k < 3; k++) widen_row(rows[k], src + (k - 1) * pitch + at - 1, count + 2);
         for (int64_t i = 0; i < count; i++) {
             float sum = rows[0][i] * side;

@@ -95,45 +95,69 @@ static inline void read_nearest(uint8_t *restrict dst, const uint8_t *restrict p
     for (int i = 0; i < count; i++) dst[i] = p->inside[i] > 0 ? dst[i] : outside;
 }
 
-static inline void read_bilinear(uint8_t *restrict dst, const uint8_t *restrict plane,
-                                 int64_t pitch, const places *p, float fill, int count)
+/* The four bytes at base + at[k], as numbers whose lowest byte is the first. */
+static inline tone_mask gather_words(const uint8_t *base, const int32_t *at)
 {
-    float a[WARP_PIECE], b[WARP_PIECE], c[WARP_PIECE], d[WARP_PIECE];
-    for (int i = 0; i < count; i++) {
-        const uint8_t *at = plane + p->at[i];
-        a[i] = at[0];
-        b[i] = at[1];
-        c[i] = at[pitch];
-        d[i] = at[pitch + 1];
+    tone_mask words;
+#if defined(__x86_64__) && defined(FL_VECTOR_BYTES) && FL_VECTOR_BYTES == 64
+    words = (tone_mask)_mm512_i32gather_epi32(_mm512_loadu_si512(at), base, 1);
+#else
+    for (int k = 0; k < TONE_FLOATS; k++) {
+        uint16_t word;
+        memcpy(&word, base + at[k], sizeof word);
+        words[k] = word;
     }
-    for (int i = 0; i < count; i++) {
-        float sum = fmaf(b[i], p->upper_right[i], a[i] * p->upper_left[i]);
-        a[i] = fmaf(d[i], p->lower_right[i], fmaf(c[i], p->lower_left[i], sum));
+#endif
+    return words;
+}
+
+static inline tone_floats floats_at(const float *from)
+{
+    tone_floats value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static inline void read_bilinear(uint8_t *dst, const uint8_t *plane, int64_t pitch, const places *p,
+                                 float fill, int count)
+{
+    for (int i = 0; i < count; i += TONE_FLOATS) {
+        tone_mask upper = gather_words(plane, p->at + i);
+        tone_mask lower = gather_words(plane + pitch, p->at + i);
+        tone_floats a = __builtin_convertvector(upper & 255, tone_floats);
+        tone_floats b = __builtin_convertvector(upper >> 8 & 255, tone_floats);
+        tone_floats c = __builtin_convertvector(lower & 255, tone_floats);
+        tone_floats d = __builtin_convertvector(lower >> 8 & 255, tone_floats);
+        tone_floats sum = a * floats_at(p->upper_left + i);
+        sum = add_product(b, floats_at(p->upper_right + i), sum, true);
+        sum = add_product(c, floats_at(p->lower_left + i), sum, true);
+        sum = add_product(d, floats_at(p->lower_right + i), sum, true);
+        if (!isnan(fill)) sum = (sum - fill) * floats_at(p->inside + i) + fill;
+        tone_store(dst + i, (sum + 0x1p23f) - 0x1p23f);
     }
-    if (!isnan(fill))
-        for (int i = 0; i < count; i++) a[i] = (a[i] - fill) * p->inside[i] + fill;
-    for (int i = 0; i < count; i++) dst[i] = (uint8_t)(int32_t)round_even(a[i]);
 }
 
 static void tone_warp(const fl_image_planes *dst, const fl_image_planes *bordered, int32_t channels,
                       const fl_image_warp *warp)
 {
     places p;
+    uint8_t bytes[WARP_PIECE];
     for (int64_t row = 0; row < dst->rows; row++)
         for (int64_t first = 0; first < dst->columns; first += WARP_PIECE) {
             int count = (int)fl_min(WARP_PIECE, dst->columns - first);
-            locate(&p, warp, row, first, count);
+            int whole = (count + TONE_FLOATS - 1) / TONE_FLOATS * TONE_FLOATS;
+            locate(&p, warp, row, first, whole);
             if (warp->is_bilinear)
-                take_bilinear(&p, warp, bordered->pitch, count);
+                take_bilinear(&p, warp, bordered->pitch, whole);
             else
-                take_nearest(&p, warp, bordered->pitch, count);
+                take_nearest(&p, warp, bordered->pitch, whole);
             for (int32_t c = 0; c < channels; c++) {
-                uint8_t *to = dst->data + c * dst->plane + row * dst->pitch + first;
                 const uint8_t *plane = bordered->data + c * bordered->plane;
                 if (warp->is_bilinear)
-                    read_bilinear(to, plane, bordered->pitch, &p, warp->fill[c], count);
+                    read_bilinear(bytes, plane, bordered->pitch, &p, warp->fill[c], whole);
                 else
-                    read_nearest(to, plane, &p, warp->fill[c], count);
+                    read_nearest(bytes, plane, &p, warp->fill[c], whole);
+                memcpy(dst->data + c * dst->plane + row * dst->pitch + first, bytes, (size_t)count);
             }
         }
 }
