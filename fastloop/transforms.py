@@ -12,6 +12,7 @@ from fastloop.data.transforms.arguments import InterpolationMode
 from fastloop.data.transforms.color import (
     ColorJitter,
     GaussianBlur,
+    GaussianNoise,
     Grayscale,
     RandomAdjustSharpness,
     RandomAutocontrast,
@@ -58,6 +59,7 @@ __all__ = [
     "ColorJitter",
     "Compose",
     "GaussianBlur",
+    "GaussianNoise",
     "Grayscale",
     "Identity",
     "InterpolationMode",

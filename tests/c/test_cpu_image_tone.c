@@ -9,7 +9,18 @@
 
 enum { PLANES = 3 };
 
-typedef enum call { LOOK_UP, RANGE, COUNT, SUM, GREY, SATURATE, TURN_HUE, SHARPEN, CALLS } call;
+typedef enum call {
+    LOOK_UP,
+    RANGE,
+    COUNT,
+    SUM,
+    GREY,
+    SATURATE,
+    TURN_HUE,
+    SHARPEN,
+    NOISE,
+    CALLS
+} call;
 
 /* Bytes in place, and what the others return. */
 typedef struct result {
@@ -31,6 +42,8 @@ static void run(const fl_image_ops *ops, call which, const fl_image_planes *plan
     if (which == GREY) tone->grey(out->grey, planes);
     if (which == SATURATE) tone->saturate(planes, factor, 1 - factor);
     if (which == TURN_HUE) tone->turn_hue(planes, (float)table[0] / 255 - 0.5f);
+    const fl_image_noise noise = {*table * UINT64_C(0x9E3779B97F4A7C15), 3.5f, 30, table[1] % 2};
+    if (which == NOISE) tone->add_noise(planes, table[2], &noise);
     if (which == SHARPEN) tone->sharpen(out->grey, planes->columns, planes, 1 - factor);
     if (which == RANGE) out->numbers[0] = least, out->numbers[1] = largest;
 }

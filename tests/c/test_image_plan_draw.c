@@ -101,6 +101,8 @@ static void test_arguments_of_augmentations_that_are_wrong(void)
     check_op_refused(op, 9, 9, "RandomPerspective(distortion_scale=1.5)");
     op = (fl_image_op){.kind = FL_OP_ROTATION};
     check_op_refused(op, 1 << 20, 1 << 20, "(1048576, 1048576) is too large");
+    op = (fl_image_op){.kind = FL_OP_NOISE, .number = {0, -1}};
+    check_op_refused(op, 9, 9, "GaussianNoise(mean=0, sigma=-1)");
     op = (fl_image_op){.kind = FL_OP_RAND_AUGMENT, .number = {9, 1, 31}};
     check_op_refused(op, 9, 9, "RandAugment(num_ops=9)|at most 8");
     op = (fl_image_op){.kind = FL_OP_RAND_AUGMENT, .number = {2, 31, 31}};

@@ -7,6 +7,7 @@
 #include "picture_fixture.h"
 
 #include "fl_blur.h"
+#include "fl_cpu_image.h"
 
 #include <math.h>
 
@@ -214,6 +215,21 @@ blur_picture(picture *p, int32_t channels, int32_t width, int32_t height, float 
     free(before.pixels);
 }
 
+/* By the plain kernel, whose numbers tests in Python compute anew, on all channels at once. */
+static inline void
+add_noise_to_picture(picture *p, int32_t channels, const fl_image_op *op, uint64_t key)
+{
+    int64_t count = count_pixels(p);
+    uint8_t *bytes = malloc((size_t)(count * channels) + 1);
+    const fl_image_noise noise = {key, (float)(op->number[0] * 255), (float)(op->number[1] * 255),
+                                  op->number[2] != 0};
+    for (int64_t i = 0; i < count * channels; i++) bytes[i] = p->pixels[i % count].byte[i / count];
+    fl_image_planes planes = {bytes, count * channels, 0, 1, count * channels};
+    fl_cpu_image_plain.tone.add_noise(&planes, 0, &noise);
+    for (int64_t i = 0; i < count * channels; i++) p->pixels[i % count].byte[i / count] = bytes[i];
+    free(bytes);
+}
+
 /* Of an operation that is applied, on a picture without fills. */
 static inline void
 change_tone(picture *p, const fl_image_op *op, const fl_image_params *at, int32_t channels)
@@ -230,6 +246,8 @@ change_tone(picture *p, const fl_image_op *op, const fl_image_params *at, int32_
         sharpen_picture(p, channels, op->number[0]);
     else if (op->kind == FL_OP_BLUR)
         blur_picture(p, channels, op->size.width, op->size.height, at->number[0]);
+    else if (op->kind == FL_OP_NOISE)
+        add_noise_to_picture(p, channels, op, at->seed);
     else if (op->kind == FL_OP_CHANNEL_PERMUTATION)
         permute_picture(p, channels, at->order);
     else
@@ -271,6 +289,11 @@ static inline void random_numbers(uint64_t *seed, fl_image_op *op)
 {
     if (op->kind == FL_OP_SOLARIZE) op->number[0] = (double)random_below(seed, 511) / 2;
     if (op->kind == FL_OP_POSTERIZE) op->number[0] = (double)random_below(seed, 9);
+    if (op->kind == FL_OP_NOISE) {
+        op->number[0] = (double)random_below(seed, 3) / 4 - 0.25;
+        op->number[1] = (double)random_below(seed, 9) / 8;
+        op->number[2] = (double)random_below(seed, 2);
+    }
     if (op->kind == FL_OP_SHARPNESS) op->number[0] = (double)random_below(seed, 30) / 10;
     if (op->kind == FL_OP_BLUR) {
         op->size.width = 1 + 2 * (int32_t)random_below(seed, 7);

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from augment_draws import DRAWS, draw_augmentation, draw_choice, draw_order, policy
+from augment_noise import normal
 from augment_replay import replay_augmentations
 from helpers import assert_same
 from image_draws import Key, Words, below, unit
@@ -43,6 +44,7 @@ TONES: list[Callable[[random.Random], Any]] = [  # for any channels
     lambda r: T.RandomPosterize(r.randint(0, 8), 0.8),
     lambda r: T.RandomEqualize(0.8),
     lambda r: T.RandomChannelPermutation(),
+    lambda r: T.GaussianNoise(r.choice((0, 0.5)), r.choice((0.1, 2)), r.choice((True, False))),
     lambda r: T.RandomHorizontalFlip(),
     lambda r: T.RandomVerticalFlip(),
     lambda r: T.RandomCrop(
@@ -132,6 +134,19 @@ def test_turned_samples_are_torchvisions_given_their_parameters(block: int) -> N
         dataset = ArrayDataset(images, transform=T.Compose(ops), seed=seed)
         expected = replay_augmentations(v2, ops, dataset.params(0), images[0])
         assert_same(dataset[0][0], expected)
+
+
+def test_noise_is_normal() -> None:
+    grey = torch.full((1, 1, 400, 500), 128, dtype=torch.uint8)
+    numbers = np.concatenate([normal(seed, 100_001) for seed in (1, 2**64 - 1)])
+    ordered = np.sort(numbers.astype(np.float64))
+    below = np.array([0.5 * (1 + math.erf(x / 2**0.5)) for x in ordered])
+    distance = np.abs(below - np.arange(len(below)) / len(below)).max()
+    assert distance * len(below) ** 0.5 < 1.95  # Kolmogorov and Smirnov's, once in a thousand
+    for lag in (1, 2, 3, 4):
+        assert abs(np.corrcoef(numbers[:-lag], numbers[lag:])[0, 1]) < 0.01
+    noisy = T.GaussianNoise(0, 0.1)(grey[0]).double() - 128
+    assert abs(float(noisy.mean())) < 0.3 and 24.8 < float(noisy.std()) < 25.6
 
 
 POLICIES = ("RandAugment", "TrivialAugmentWide", "AutoAugment")
@@ -294,6 +309,7 @@ ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
     ("RandomAdjustSharpness", {"sharpness_factor": 1.7}),
     ("GaussianBlur", {"kernel_size": 3}),
     ("GaussianBlur", {"kernel_size": (5, 3), "sigma": (0.5, 9)}),
+    ("GaussianNoise", {"sigma": 0.3}),
     ("RandomRotation", {"degrees": (-20, 90), "interpolation": "bilinear", "fill": 7}),
     ("RandomAffine", {"degrees": (0, 0), "translate": (0.5, 1)}),
     ("RandomAffine", {"degrees": (-9, 9), "scale": (0.5, 2), "shear": (1, 2, -3, 4)}),
@@ -423,6 +439,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("RandomAffine", {"degrees": 1, "scale": (0, 2)}, "scale must be two numbers n with 0 < n <="),
     ("RandomAffine", {"degrees": 1, "shear": (0, 2, 3)}, "shear must be 2 numbers or 4 numbers,"),
     ("RandomPerspective", {"distortion_scale": 2}, "distortion_scale must be a number in [0, 1]"),
+    ("GaussianNoise", {"sigma": -1}, "sigma must be a number in [0, 20], got -1"),
     ("RandAugment", {"num_ops": -1}, "num_ops must be an int in [0, 8], got -1"),
     ("AutoAugment", {"policy": "none"}, "policy must be one of 'imagenet', 'cifar10', 'svhn', got"),
     ("GaussianBlur", {"kernel_size": 4}, "kernel_size must be odd and at most 127, got 4"),

@@ -84,6 +84,8 @@ def made(module: Any) -> list[Any]:
         module.RandomAffine(0, shear=3),
         module.RandomPerspective(),
         module.RandomPerspective(0.3, 0.9, "nearest", None),
+        module.GaussianNoise(),
+        module.GaussianNoise(0.5, 1, clip=False),
         module.RandAugment(),
         module.RandAugment(3, magnitude=4, fill=(1, 2, 3)),
         module.TrivialAugmentWide(interpolation="bilinear", fill=9),

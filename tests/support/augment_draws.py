@@ -105,6 +105,7 @@ DRAWS: dict[str, Callable[[Words, dict[str, Any], int], Params]] = {
     **dict.fromkeys(
         ("RandomEqualize", "RandomAdjustSharpness"), lambda words, args, _: gate(words, args)
     ),
+    "GaussianNoise": lambda words, *_: {"seed": words.block(0)[1] << 32 | words.block(0)[0]},
     "RandomRotation": rotation,
     "RandomAffine": affine,
     "GaussianBlur": lambda words, args, _: {

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
+from augment_noise import normal
 from image_draws import Params
 
 # What torchvision calls the functions behind classes with a probability, and their arguments.
@@ -99,6 +101,10 @@ def replay_augmentation(v2: Any, op: Any, params: Params, image: torch.Tensor) -
         return replay_warp(v2, op, params, image)
     if name in ("RandAugment", "TrivialAugmentWide", "AutoAugment"):
         return replay_policy(v2, op, params, image)
+    if name == "GaussianNoise":
+        numbers = torch.from_numpy(normal(params["seed"], image.numel())).view(image.shape)
+        with mock.patch.object(torch, "randn_like", lambda *_args, **_kwargs: numbers):
+            return f.gaussian_noise(image, op.mean, op.sigma, op.clip)
     if name in GATED:
         function, arguments = GATED[name]
         values = [getattr(op, argument) for argument in arguments]

@@ -24,7 +24,7 @@ KINDS = (
     *("RandomPhotometricDistort", "RandomAdjustSharpness", "GaussianBlur"),
     *("RandomApply", "RandomChoice", "RandomOrder", "a branch"),
     *("RandomRotation", "RandomAffine", "RandomPerspective"),
-    *("RandAugment", "TrivialAugmentWide", "AutoAugment"),
+    *("RandAugment", "TrivialAugmentWide", "AutoAugment", "GaussianNoise"),
 )
 TRIES = 10
 

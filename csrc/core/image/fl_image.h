@@ -43,6 +43,7 @@ typedef enum fl_image_op_kind {
     FL_OP_RAND_AUGMENT,
     FL_OP_TRIVIAL_AUGMENT,
     FL_OP_AUTO_AUGMENT,
+    FL_OP_NOISE,
     FL_OP_KINDS
 } fl_image_op_kind;
 
@@ -82,8 +83,9 @@ typedef struct fl_image_op {
     int32_t channels;               /* set by the plan: of the image before it */
     /* SOLARIZE: threshold. POSTERIZE: bits. SHARPNESS: factor. GRAYSCALE: channels of the
      * result. BLUR: least and largest sigma. BRANCH of CHOICE: the upper end of its part of [0, 1].
-     * ROTATION, AFFINE, PERSPECTIVE: see fl_op_warp.c. Policies: fl_op_policy.c. COLOR_JITTER,
-     * PHOTOMETRIC_DISTORT: least and most brightness, contrast, saturation and hue; NaN: stays. */
+     * ROTATION, AFFINE, PERSPECTIVE: see fl_op_warp.c. Policies: fl_op_policy.c. NOISE: mean,
+     * sigma, 1 if clipped. COLOR_JITTER, PHOTOMETRIC_DISTORT: least and most brightness, contrast,
+     * saturation and hue; NaN: stays. */
     double number[FL_OP_NUMBERS];
     /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds as bytes, where a RESIZE comes after it.
      * Else only the speed depends on it: best is what out_fill is cast from. */
@@ -109,6 +111,7 @@ typedef struct fl_image_params {
      * k. PHOTOMETRIC_DISTORT: likewise; [0] -1: channels stay. Policies: operations. CHOICE: [0]
      * the branch. ORDER: branches. */
     int8_t order[FL_MAX_ORDER];
+    uint64_t seed; /* NOISE: of its numbers */
     bool is_early; /* PHOTOMETRIC_DISTORT: contrast comes before the others */
 } fl_image_params;
 

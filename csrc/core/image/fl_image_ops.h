@@ -77,6 +77,14 @@ typedef struct fl_image_warp {
     float fill[4];    /* of each channel; NaN: none, what lies outside is 0 */
 } fl_image_warp;
 
+/* Normal numbers are made in pairs by Box and Muller's method of the words of fl_philox with this
+ * key: number n of words n % 4 and its neighbour of block n / 4. */
+typedef struct fl_image_noise {
+    uint64_t key;
+    float mean, scale;
+    bool clips; /* within 0 and 255; else what is beyond wraps around */
+} fl_image_noise;
+
 /* Operations on colours, in place unless there is a dst. Bytes are those of torchvision; every
  * product and sum is rounded to float32, and fma is rounded once. V is a byte, f(x) is x as
  * float32, whole() cuts to an integer, and grey = fma(B, f(.114), fma(G, f(.587), R * f(.2989))).
@@ -118,6 +126,10 @@ typedef struct fl_image_tone_ops {
      * has it. */
     void (*warp)(const fl_image_planes *dst, const fl_image_planes *bordered, int32_t channels,
                  const fl_image_warp *warp);
+
+    /* V of the first plane becomes V + whole(number * scale + mean); its first byte takes number
+     * `first`, and so on through its rows. */
+    void (*add_noise)(const fl_image_planes *planes, int64_t first, const fl_image_noise *noise);
 } fl_image_tone_ops;
 
 typedef struct fl_image_ops {

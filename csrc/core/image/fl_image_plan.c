@@ -39,6 +39,7 @@ static const fl_op_type *const op_types[FL_OP_KINDS] = {
     [FL_OP_RAND_AUGMENT] = &fl_op_rand_augment,
     [FL_OP_TRIVIAL_AUGMENT] = &fl_op_trivial_augment,
     [FL_OP_AUTO_AUGMENT] = &fl_op_auto_augment,
+    [FL_OP_NOISE] = &fl_op_noise,
 };
 
 enum { MAX_OCCURRENCES = 8 };

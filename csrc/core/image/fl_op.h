@@ -37,7 +37,7 @@ typedef struct fl_op_type {
 extern const fl_op_type fl_op_pad, fl_op_center_crop, fl_op_random_crop, fl_op_resize,
     fl_op_random_resized_crop, fl_op_horizontal_flip, fl_op_vertical_flip, fl_op_erase, fl_op_tone,
     fl_op_autocontrast, fl_op_grayscale, fl_op_random_grayscale, fl_op_color_jitter,
-    fl_op_channel_permutation, fl_op_photometric_distort, fl_op_sharpness, fl_op_blur,
+    fl_op_channel_permutation, fl_op_photometric_distort, fl_op_sharpness, fl_op_blur, fl_op_noise,
     fl_op_rand_augment, fl_op_trivial_augment, fl_op_auto_augment, fl_op_rotation, fl_op_affine,
     fl_op_perspective, fl_op_gate_apply, fl_op_gate_choice, fl_op_gate_order, fl_op_gate_branch;
 

@@ -4,9 +4,9 @@
  * is shorter than a register (FL_NARROWER). */
 #include "fl_cpu_image_cast.h"
 #include "fl_cpu_image_layout.h"
+#include "fl_cpu_image_noise.h"
 #include "fl_cpu_image_resample.h"
 #include "fl_cpu_image_rows.h"
-#include "fl_cpu_image_warp.h"
 
 const fl_image_ops FL_IMAGE_OPS = {
     .name = FL_IMAGE_OPS_NAME,

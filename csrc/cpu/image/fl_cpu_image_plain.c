@@ -3,7 +3,7 @@
  * The loops are plain C that a compiler may vectorise for what every machine of its kind has. */
 #include "fl_cpu_image.h"
 
-#include "fl_cpu_image_warp.h"
+#include "fl_cpu_image_noise.h"
 
 #include <string.h>
 

@@ -162,12 +162,4 @@ static void tone_warp(const fl_image_planes *dst, const fl_image_planes *bordere
         }
 }
 
-/* The table, as an initializer of fl_image_ops.tone. */
-#define FL_TONE_OPS                                                                         \
-    {                                                                                       \
-        .look_up = tone_look_up, .range = tone_range, .count = tone_count, .sum = tone_sum, \
-        .grey = tone_grey, .saturate = tone_saturate, .turn_hue = tone_turn_hue,            \
-        .sharpen = tone_sharpen, .blur = tone_blur, .warp = tone_warp                       \
-    }
-
 #endif

@@ -139,10 +139,11 @@ PyObject *fl_py_image_params(const fl_image_params *params)
         Py_XDECREF(number);
         return NULL;
     }
-    return Py_BuildValue("{s:O,s:i,s:i,s:i,s:i,s:(iiii),s:(ii),s:N,s:N,s:O}", "applied",
+    return Py_BuildValue("{s:O,s:i,s:i,s:i,s:i,s:(iiii),s:(ii),s:N,s:N,s:O,s:K}", "applied",
                          params->is_applied ? Py_True : Py_False, "top", params->top, "left",
                          params->left, "height", params->size.height, "width", params->size.width,
                          "padding", padding[0], padding[1], padding[2], padding[3], "out",
                          params->out.height, params->out.width, "number", number, "order", order,
-                         "is_early", params->is_early ? Py_True : Py_False);
+                         "is_early", params->is_early ? Py_True : Py_False, "seed",
+                         (unsigned long long)params->seed);
 }

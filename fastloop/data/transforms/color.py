@@ -258,3 +258,26 @@ class GaussianBlur(Color):
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"sigma": [values["number"][0]] * 2}
+
+
+@dataclass(repr=False, eq=False)
+class GaussianNoise(Color):
+    """Add normal random numbers.
+
+    Args:
+        mean: of the numbers, where 1 is white.
+        sigma: their standard deviation.
+        clip: keep results within black and white. False: what is beyond wraps around.
+    """
+
+    kind = 30
+
+    mean: arg.Mean = 0.0
+    sigma: arg.NoiseSigma = 0.1
+    clip: arg.Flag = True
+
+    def numbers(self) -> Sequence[float]:
+        return self.mean, self.sigma, self.clip
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"seed": values["seed"]}
