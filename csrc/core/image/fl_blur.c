@@ -66,6 +66,18 @@ static double bound_error(const float *weight, int32_t count, double roundings)
     return 255 * (error + 2 * 0x1p-24 * so_far);
 }
 
+/* How many taps on each side are too small to count, and what they are together. */
+static int32_t skip_taps(const float *weight, int32_t count, double *skipped)
+{
+    int32_t skip = 0;
+    *skipped = 0;
+    while (skip < count / 2 && weight[skip] < 0x1p-25f && weight[count - 1 - skip] < 0x1p-25f) {
+        *skipped += (double)weight[skip] + (double)weight[count - 1 - skip];
+        skip++;
+    }
+    return skip;
+}
+
 int64_t fl_blur_floats(int32_t width, int32_t height)
 {
     return (int64_t)width + height + (int64_t)width * height;
@@ -78,7 +90,11 @@ void fl_blur_make(fl_image_blur *out, int32_t width, int32_t height, float sigma
     make_axis(y, height, sigma);
     for (int32_t i = 0; i < height; i++)
         for (int32_t j = 0; j < width; j++) taps[i * width + j] = y[i] * x[j];
-    double error =
-        bound_error(taps, width * height, 1) + bound_error(x, width, 2) + bound_error(y, height, 2);
-    *out = (fl_image_blur){width, height, x, y, taps, (float)(1.01 * error)};
+    double skipped[2];
+    *out = (fl_image_blur){.width = width, .height = height, .x = x, .y = y, .taps = taps};
+    out->x_skipped = skip_taps(x, width, &skipped[0]);
+    out->y_skipped = skip_taps(y, height, &skipped[1]);
+    double error = bound_error(taps, width * height, 1) + bound_error(x, width, 2) +
+                   bound_error(y, height, 2) + 256 * (skipped[0] + skipped[1]);
+    out->error = (float)(1.01 * error);
 }

@@ -62,6 +62,8 @@ typedef struct fl_image_blur {
     int32_t width, height; /* odd */
     const float *x, *y;    /* borrowed: [width], [height] */
     const float *taps;     /* borrowed: [height][width], y[i] * x[j] */
+    /* Taps on each side of x and of y that hardly count: a sum in x, then in y, leaves them out. */
+    int32_t x_skipped, y_skipped;
     float error; /* at most how far a sum in x, then in y, is from one of `taps` in their order */
 } fl_image_blur;
 

@@ -181,10 +181,11 @@ static void round_row(uint8_t *restrict dst, const float *sums, int64_t columns,
     }
 }
 
-/* The rows of a ring of `height` that ends with row `last`. */
-static void take_ring(weighing *w, const float *ring, int64_t pitch, int64_t last)
+/* Those of the `size` rows of a ring that end with row `last`. */
+static void take_ring(weighing *w, const float *ring, int64_t pitch, int32_t size, int64_t last)
 {
-    for (int32_t i = 0; i < w->height; i++) w->rows[i] = ring + (last + 1 + i) % w->height * pitch;
+    int64_t first = last + 1 - w->height;
+    for (int32_t i = 0; i < w->height; i++) w->rows[i] = ring + (first + i) % size * pitch;
 }
 
 static void blur_in_steps(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *p,
@@ -192,15 +193,16 @@ static void blur_in_steps(uint8_t *dst, int64_t dst_pitch, const fl_image_planes
 {
     int64_t columns = p->columns - blur->width + 1;
     float *wide = memory, *sums = wide + p->columns, *ring = sums + columns;
-    weighing x = {{wide}, blur->x, 1, blur->width, columns, false};
-    weighing y = {{NULL}, blur->y, blur->height, 1, columns, false};
+    const int32_t left = blur->x_skipped, upper = blur->y_skipped;
+    weighing x = {{wide + left}, blur->x + left, 1, blur->width - 2 * left, columns, false};
+    weighing y = {{NULL}, blur->y + upper, blur->height - 2 * upper, 1, columns, false};
     doubtful list = {.count = 0};
     for (int64_t row = 0; row < p->rows; row++) {
         int64_t to = row - blur->height + 1;
         widen_row(wide, p->data + row * p->pitch, p->columns);
         weigh(ring + row % blur->height * columns, &x);
         if (to < 0) continue;
-        take_ring(&y, ring, columns, row);
+        take_ring(&y, ring, columns, blur->height, row - upper);
         weigh(sums, &y);
         for (int64_t at = 0; at < columns; at += EXACT_LIST / 2) {
             int64_t length = fl_min(EXACT_LIST / 2, columns - at);
@@ -223,7 +225,7 @@ static void blur_in_order(uint8_t *dst, int64_t dst_pitch, const fl_image_planes
         int64_t to = row - blur->height + 1;
         widen_row(ring + row % blur->height * p->columns, p->data + row * p->pitch, p->columns);
         if (to < 0) continue;
-        take_ring(&all, ring, p->columns, row);
+        take_ring(&all, ring, p->columns, blur->height, row);
         weigh(sums, &all);
         for (int64_t i = 0; i < columns; i++)
             dst[to * dst_pitch + i] = (uint8_t)(int32_t)round_even(sums[i]);
