@@ -45,6 +45,7 @@ from fastloop.data.transforms.ops import (
     ToPureTensor,
 )
 from fastloop.data.transforms.policy import (
+    AugMix,
     AutoAugment,
     AutoAugmentPolicy,
     RandAugment,
@@ -53,6 +54,7 @@ from fastloop.data.transforms.policy import (
 from fastloop.data.transforms.warp import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
+    "AugMix",
     "AutoAugment",
     "AutoAugmentPolicy",
     "CenterCrop",

@@ -157,6 +157,7 @@ follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at,
     case FL_OP_RAND_AUGMENT:
     case FL_OP_TRIVIAL_AUGMENT:
     case FL_OP_AUTO_AUGMENT:
+    case FL_OP_AUG_MIX:
         follow_policy(p, ops, i, at, *channels);
         break;
     default:

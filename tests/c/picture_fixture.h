@@ -38,6 +38,13 @@ static inline void replace(picture *old, picture new)
     *old = new;
 }
 
+static inline picture copy_picture(const picture *p)
+{
+    picture new = make_picture(p->size.height, p->size.width);
+    memcpy(new.pixels, p->pixels, (size_t)p->size.height * (size_t)p->size.width * sizeof(pixel));
+    return new;
+}
+
 /* Bytes in place of what operations have filled. */
 static inline void settle(picture *p, const fl_image_op *ops)
 {

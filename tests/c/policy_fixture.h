@@ -8,7 +8,7 @@
 
 static inline bool is_policy(fl_image_op_kind kind)
 {
-    return kind >= FL_OP_RAND_AUGMENT && kind <= FL_OP_AUTO_AUGMENT;
+    return (kind >= FL_OP_RAND_AUGMENT && kind <= FL_OP_AUTO_AUGMENT) || kind == FL_OP_AUG_MIX;
 }
 
 /* 1 to 5: shears, translations, a rotation. */
@@ -30,13 +30,14 @@ move_picture(picture *p, const fl_image_op *op, int32_t channels, int which, dou
     warp_picture(p, channels, op, &warp);
 }
 
-static inline void follow_policy(picture *p, const fl_image_op *ops, int32_t i,
-                                 const fl_image_params *at, int32_t channels)
+/* Operations `which` of such magnitudes, up to one that is not there. */
+static inline void follow_ops(picture *p, const fl_image_op *ops, int32_t i,
+                              const int8_t *which_ops, const float *magnitudes, int32_t channels)
 {
     static const int jitter[] = {[6] = 0, [7] = 2, [8] = 1};
-    for (int k = 0; k < FL_DRAWN_NUMBERS && at->order[k] >= 0; k++) {
-        int which = at->order[k];
-        double magnitude = (double)at->number[k];
+    for (int k = 0; which_ops[k] >= 0 && which_ops[k] < 100; k++) {
+        int which = which_ops[k];
+        double magnitude = (double)magnitudes[k];
         bool is_small = p->size.height <= 2 || p->size.width <= 2;
         bool stays = which == 0 || (which == 5 && magnitude == 0) || (which == 9 && is_small) ||
                      (which == 7 && channels != 3);
@@ -61,12 +62,51 @@ static inline void follow_policy(picture *p, const fl_image_op *ops, int32_t i,
     }
 }
 
+/* The image times its weight, and each chain's image times its own, in this order. */
+static inline void follow_mix(picture *p, const fl_image_op *ops, int32_t i,
+                              const fl_image_params *at, int32_t channels)
+{
+    int64_t count = count_pixels(p);
+    int32_t chains = (int32_t)ops[i].number[1], place = 0, used = 1 + chains;
+    settle(p, ops);
+    picture base = copy_picture(p);
+    float *sums = malloc((size_t)(count * channels) * sizeof *sums);
+    for (int64_t k = 0; k < count * channels; k++)
+        sums[k] = (float)base.pixels[k / channels].byte[k % channels] * at->number[0];
+    for (int32_t chain = 0; chain < chains; chain++) {
+        replace(p, copy_picture(&base));
+        follow_ops(p, ops, i, &at->order[place], &at->number[used], channels);
+        settle(p, ops);
+        for (; at->order[place] != 100; place++) used++;
+        place++;
+        for (int64_t k = 0; k < count * channels; k++)
+            sums[k] += (float)p->pixels[k / channels].byte[k % channels] * at->number[1 + chain];
+    }
+    for (int64_t k = 0; k < count * channels; k++)
+        p->pixels[k / channels].byte[k % channels] = (uint8_t)sums[k];
+    free(sums);
+    free(base.pixels);
+}
+
+static inline void follow_policy(picture *p, const fl_image_op *ops, int32_t i,
+                                 const fl_image_params *at, int32_t channels)
+{
+    if (ops[i].kind == FL_OP_AUG_MIX)
+        follow_mix(p, ops, i, at, channels);
+    else
+        follow_ops(p, ops, i, at->order, at->number, channels);
+}
+
 static inline void random_policy(uint64_t *seed, fl_image_op *op)
 {
     random_warp(seed, op);
     op->number[10] = op->number[11] = (double)NAN;
     op->number[0] = (double)random_below(seed, op->kind == FL_OP_AUTO_AUGMENT ? 3 : 5);
     op->number[1] = (double)random_below(seed, 12), op->number[2] = 12;
+    if (op->kind != FL_OP_AUG_MIX) return;
+    op->number[0] = 1 + (double)random_below(seed, 10),
+    op->number[1] = 1 + (double)random_below(seed, 3);
+    op->number[2] = (double)random_below(seed, 4), op->number[3] = 1, op->number[4] = 1;
 }
 
 #endif

@@ -174,6 +174,42 @@ def test_policies_are_torchvisions(name: str) -> None:
 
 
 @needs_torchvision
+def test_mixtures_are_torchvisions_given_their_parameters() -> None:
+    rng = random.Random(4)
+    for seed in range(60):
+        images = make_images(rng, rng.choice((1, 3)))
+        width, depth = rng.choice(((3, -1), (1, 9), (6, 1), (2, 4)))
+        args = {"severity": rng.randint(1, 10), "mixture_width": width, "chain_depth": depth}
+        args |= {"alpha": rng.choice((1, 0.3, 4)), "all_ops": rng.choice((True, False))}
+        ops = [T.AugMix(**args, fill=rng.choice((None, 9)))]
+        dataset = ArrayDataset(images, transform=T.Compose(ops), seed=seed)
+        told = dataset.params(0)
+        assert len(told[0]["transforms"]) == width
+        assert all(
+            len(chain) in ((1, 2, 3) if depth < 0 else (depth,)) for chain in told[0]["transforms"]
+        )
+        expected = replay_augmentations(v2, ops, told, images[0])
+        assert_same_but_ends(dataset[0][0], expected, (seed, told))
+        theirs = ArrayDataset(images, transform=v2.AugMix(**args), seed=seed)
+        assert theirs.params(0)[0]["weights"] == told[0]["weights"]
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 4.0])
+def test_weights_of_mixtures_are_dirichlets(alpha: float) -> None:
+    """Mean and variance of the weight of the image, and of a chain's share of the rest."""
+    dataset = ArrayDataset(
+        torch.zeros(1, 3, 4, 4, dtype=torch.uint8), transform=T.AugMix(alpha=alpha)
+    )
+    weights = np.array([dataset.params(0, epoch)[0]["weights"] for epoch in range(4000)])
+    assert np.allclose(weights.sum(1), 1, atol=1e-6) and (weights >= 0).all()
+    mixed = weights[weights[:, 0] < 0.99]
+    for drawn, count in ((weights[:, 0], 2), (mixed[:, 1] / (1 - mixed[:, 0]), 3)):
+        mean, deviation = 1 / count, (1 / count * (1 - 1 / count) / (count * alpha + 1)) ** 0.5
+        assert abs(drawn.mean() - mean) < 4 * deviation / len(drawn) ** 0.5
+        assert abs(drawn.std() / deviation - 1) < 0.08
+
+
+@needs_torchvision
 @pytest.mark.parametrize("policy", ["IMAGENET", "CIFAR10", "SVHN"])
 def test_all_pairs_of_autoaugment_are_torchvisions(policy: str) -> None:
     """By the operations that they draw; each has a probability of more than 0."""
@@ -440,6 +476,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("RandomAffine", {"degrees": 1, "shear": (0, 2, 3)}, "shear must be 2 numbers or 4 numbers,"),
     ("RandomPerspective", {"distortion_scale": 2}, "distortion_scale must be a number in [0, 1]"),
     ("GaussianNoise", {"sigma": -1}, "sigma must be a number in [0, 20], got -1"),
+    ("AugMix", {"severity": 11}, "severity must be a number in [1, 10], got 11"),
     ("RandAugment", {"num_ops": -1}, "num_ops must be an int in [0, 8], got -1"),
     ("AutoAugment", {"policy": "none"}, "policy must be one of 'imagenet', 'cifar10', 'svhn', got"),
     ("GaussianBlur", {"kernel_size": 4}, "kernel_size must be odd and at most 127, got 4"),

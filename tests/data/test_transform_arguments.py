@@ -87,6 +87,8 @@ def made(module: Any) -> list[Any]:
         module.GaussianNoise(),
         module.GaussianNoise(0.5, 1, clip=False),
         module.RandAugment(),
+        module.AugMix(),
+        module.AugMix(5, 2, 4, 0.5, False, "nearest", 3),
         module.RandAugment(3, magnitude=4, fill=(1, 2, 3)),
         module.TrivialAugmentWide(interpolation="bilinear", fill=9),
         module.AutoAugment(),

@@ -92,6 +92,15 @@ def replay_policy(v2: Any, op: Any, params: Params, image: torch.Tensor) -> torc
     return image
 
 
+def replay_mixture(v2: Any, op: Any, params: Params, image: torch.Tensor) -> torch.Tensor:
+    """AugMix's sum of the image and of its chains, as torchvision adds them."""
+    first, *weights = (torch.tensor(weight) for weight in params["weights"])
+    mix = first * image
+    for weight, chain in zip(weights, params["transforms"], strict=True):
+        mix.add_(weight * replay_policy(v2, op, {"transforms": chain}, image))
+    return mix.to(torch.uint8)
+
+
 def replay_augmentation(v2: Any, op: Any, params: Params, image: torch.Tensor) -> torch.Tensor:
     """What torchvision makes of a uint8 image [C, H, W] by an operation with these parameters."""
     f, name = v2.functional, params["op"]
@@ -99,6 +108,8 @@ def replay_augmentation(v2: Any, op: Any, params: Params, image: torch.Tensor) -
         return replay_held(v2, op, params, image)
     if name in ("RandomRotation", "RandomAffine", "RandomPerspective"):
         return replay_warp(v2, op, params, image)
+    if name == "AugMix":
+        return replay_mixture(v2, op, params, image)
     if name in ("RandAugment", "TrivialAugmentWide", "AutoAugment"):
         return replay_policy(v2, op, params, image)
     if name == "GaussianNoise":

@@ -25,6 +25,7 @@ KINDS = (
     *("RandomApply", "RandomChoice", "RandomOrder", "a branch"),
     *("RandomRotation", "RandomAffine", "RandomPerspective"),
     *("RandAugment", "TrivialAugmentWide", "AutoAugment", "GaussianNoise"),
+    "AugMix",
 )
 TRIES = 10
 

@@ -44,6 +44,7 @@ typedef enum fl_image_op_kind {
     FL_OP_TRIVIAL_AUGMENT,
     FL_OP_AUTO_AUGMENT,
     FL_OP_NOISE,
+    FL_OP_AUG_MIX,
     FL_OP_KINDS
 } fl_image_op_kind;
 
@@ -58,9 +59,9 @@ typedef enum fl_padding_mode {
 enum {
     FL_MAX_IMAGE_OPS = 32,
     FL_MAX_FILL_BYTES = 4 * FL_MAX_CHANNELS,
-    FL_OP_NUMBERS = 16,   /* arguments of a kind's own */
-    FL_DRAWN_NUMBERS = 8, /* drawn for one operation */
-    FL_MAX_ORDER = 16     /* branches of one operation */
+    FL_OP_NUMBERS = 16,    /* arguments of a kind's own */
+    FL_DRAWN_NUMBERS = 16, /* drawn for one operation */
+    FL_MAX_ORDER = 16      /* branches of one operation */
 };
 
 /* An operation as requested. Fields that its kind does not name are 0. */

@@ -129,6 +129,12 @@ typedef struct fl_image_tone_ops {
     void (*warp)(const fl_image_planes *dst, const fl_image_planes *bordered, int32_t channels,
                  const fl_image_warp *warp);
 
+    /* sums[i] = weight * V, plus what it was unless it is_first, of the bytes of the first plane.
+     */
+    void (*add_weighted)(float *sums, const fl_image_planes *planes, float weight, bool is_first);
+    /* whole(sums[i]), from 0 to 255, to dst. */
+    void (*cut_sums)(uint8_t *dst, const float *sums, int64_t count);
+
     /* V of the first plane becomes V + whole(number * scale + mean); its first byte takes number
      * `first`, and so on through its rows. */
     void (*add_noise)(const fl_image_planes *planes, int64_t first, const fl_image_noise *noise);

@@ -40,6 +40,7 @@ static const fl_op_type *const op_types[FL_OP_KINDS] = {
     [FL_OP_TRIVIAL_AUGMENT] = &fl_op_trivial_augment,
     [FL_OP_AUTO_AUGMENT] = &fl_op_auto_augment,
     [FL_OP_NOISE] = &fl_op_noise,
+    [FL_OP_AUG_MIX] = &fl_op_aug_mix,
 };
 
 enum { MAX_OCCURRENCES = 8 };
@@ -305,7 +306,7 @@ uint64_t fl_image_plan_seed(const fl_image_plan *plan) { return plan->seed; }
 bool fl_image_plan_resizes(const fl_image_plan *plan)
 {
     for (int32_t i = 0; i < plan->count; i++)
-        if (is_resize(plan->ops[i].kind)) return true;
+        if (is_resize(plan->ops[i].kind) || plan->ops[i].kind > FL_OP_ERASE) return true;
     return false;
 }
 

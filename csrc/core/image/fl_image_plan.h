@@ -52,7 +52,7 @@ const fl_image_op *fl_image_plan_op(const fl_image_plan *plan, int32_t i);
 int32_t fl_image_plan_channels(const fl_image_plan *plan);     /* of images */
 int32_t fl_image_plan_out_channels(const fl_image_plan *plan); /* of results */
 uint64_t fl_image_plan_seed(const fl_image_plan *plan);
-bool fl_image_plan_resizes(const fl_image_plan *plan);      /* an operation does */
+bool fl_image_plan_resizes(const fl_image_plan *plan);      /* or computes pixels otherwise */
 int64_t fl_image_plan_out_bytes(const fl_image_plan *plan); /* of one result */
 
 /* The parameters of each operation, params[fl_image_plan_count]. Pure. FL_EINVAL where the size of

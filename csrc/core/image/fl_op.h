@@ -38,8 +38,9 @@ extern const fl_op_type fl_op_pad, fl_op_center_crop, fl_op_random_crop, fl_op_r
     fl_op_random_resized_crop, fl_op_horizontal_flip, fl_op_vertical_flip, fl_op_erase, fl_op_tone,
     fl_op_autocontrast, fl_op_grayscale, fl_op_random_grayscale, fl_op_color_jitter,
     fl_op_channel_permutation, fl_op_photometric_distort, fl_op_sharpness, fl_op_blur, fl_op_noise,
-    fl_op_rand_augment, fl_op_trivial_augment, fl_op_auto_augment, fl_op_rotation, fl_op_affine,
-    fl_op_perspective, fl_op_gate_apply, fl_op_gate_choice, fl_op_gate_order, fl_op_gate_branch;
+    fl_op_aug_mix, fl_op_rand_augment, fl_op_trivial_augment, fl_op_auto_augment, fl_op_rotation,
+    fl_op_affine, fl_op_perspective, fl_op_gate_apply, fl_op_gate_choice, fl_op_gate_order,
+    fl_op_gate_branch;
 
 /* Edges of images and paddings are at most so long: their sums fit int32_t, areas int64_t. */
 enum { FL_MAX_EDGE = 1 << 24 };
@@ -84,6 +85,10 @@ int fl_op_rotate(const fl_image_op *op, int32_t i, double degrees, fl_image_view
                  fl_err *err);
 int fl_op_transform(const fl_image_op *op, int32_t i, const fl_affine *affine, fl_image_view *view,
                     fl_err *err);
+
+/* The same on every machine; of x > 0. */
+double fl_op_exp(double x);
+double fl_op_log(double x);
 
 /* Rectangles of a random part of an area and a random ratio of their edges. */
 int fl_op_check_area(const char *name, const fl_image_op *op, fl_err *err);

@@ -1,11 +1,14 @@
-/* fl_op_policy: RandAugment, TrivialAugmentWide and AutoAugment: operations that draw others from a
- * table, and how strong each of them is. */
+/* fl_op_policy: RandAugment, TrivialAugmentWide, AutoAugment and AugMix: operations that draw
+ * others from a table, and how strong each of them is. */
 #include "fl_op.h"
 
 #include "fl_tone.h"
 #include "fl_warp.h"
 
 #include <math.h>
+#include <string.h>
+
+enum { MOST_OPS = 8 };
 
 /* In torchvision's order, which the random numbers mean. */
 typedef enum policy_op {
@@ -29,12 +32,14 @@ typedef enum policy_op {
 
 /* How strong operations are at most. */
 typedef struct space {
-    double shear, translate, rotate, enhance, posterized_bits;
-    bool is_share; /* translations are of the edges, else pixels */
+    double shear, translate, rotate, enhance;
+    double bits, posterized; /* how many are left by the weakest, and how many fewer by the last */
+    double share;            /* translations are of an edge over this; 0: pixels */
 } space;
 
-static const space narrow = {0.3, 150.0 / 331.0, 30, 0.9, 4, true},
-                   wide = {0.99, 32, 135, 0.99, 6, false};
+static const space narrow = {0.3, 150.0 / 331.0, 30, 0.9, 8, 4, 1};
+static const space wide = {0.99, 32, 135, 0.99, 8, 6, 0};
+static const space mixed = {0.3, 1, 30, 0.9, 4, 4, 3};
 
 /* Element i of torch.linspace(0, most, bins). */
 static float rise(double most, int32_t bins, int32_t i)
@@ -50,6 +55,11 @@ static float fall(int32_t bins, int32_t i)
     return i < bins / 2 ? fmaf(step, (float)i, 1.0f) : -step * (float)(bins - 1 - i);
 }
 
+static double move_of(const space *s, int32_t edge)
+{
+    return s->share > 0 ? s->translate * edge / s->share : s->translate;
+}
+
 static float magnitude_of(policy_op op, const space *s, fl_image_size in, int32_t bins, int32_t i,
                           bool is_negative)
 {
@@ -59,9 +69,9 @@ static float magnitude_of(policy_op op, const space *s, fl_image_size in, int32_
     case SHEAR_Y:
         return sign * rise(s->shear, bins, i);
     case TRANSLATE_X:
-        return sign * rise(s->is_share ? s->translate * in.width : s->translate, bins, i);
+        return sign * rise(move_of(s, in.width), bins, i);
     case TRANSLATE_Y:
-        return sign * rise(s->is_share ? s->translate * in.height : s->translate, bins, i);
+        return sign * rise(move_of(s, in.height), bins, i);
     case ROTATE:
         return sign * rise(s->rotate, bins, i);
     case BRIGHTNESS:
@@ -70,7 +80,7 @@ static float magnitude_of(policy_op op, const space *s, fl_image_size in, int32_
     case SHARPNESS:
         return sign * rise(s->enhance, bins, i);
     case POSTERIZE:
-        return rintf(8 - (float)i / (float)((bins - 1) / s->posterized_bits));
+        return rintf((float)s->bits - (float)i / (float)((bins - 1) / s->posterized));
     case SOLARIZE:
         return fall(bins, i);
     default:
@@ -131,7 +141,7 @@ static int apply_one(const fl_image_op *op, int32_t i, policy_op which, double m
 static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params,
                  fl_image_view *view, fl_err *err)
 {
-    for (int32_t k = 0; k < FL_DRAWN_NUMBERS && params->order[k] >= 0; k++)
+    for (int32_t k = 0; k < MOST_OPS && params->order[k] >= 0; k++)
         FL_TRY(apply_one(op, i, (policy_op)params->order[k], (double)params->number[k], view, err));
     return FL_OK;
 }
@@ -145,9 +155,8 @@ static int check(const fl_image_op *op, fl_err *err)
     if (!(bins >= 2 && bins <= 1 << 20))
         return fl_fail(err, FL_EINVAL, "%s(num_magnitude_bins=%g): there are at least 2", name,
                        bins);
-    if (op->kind == FL_OP_RAND_AUGMENT && !(ops >= 0 && ops <= FL_DRAWN_NUMBERS))
-        return fl_fail(err, FL_EINVAL, "%s(num_ops=%g): there are at most %d", name, ops,
-                       FL_DRAWN_NUMBERS);
+    if (op->kind == FL_OP_RAND_AUGMENT && !(ops >= 0 && ops <= MOST_OPS))
+        return fl_fail(err, FL_EINVAL, "%s(num_ops=%g): there are at most %d", name, ops, MOST_OPS);
     if (op->kind == FL_OP_RAND_AUGMENT && !(magnitude >= 0 && magnitude < bins))
         return fl_fail(err, FL_EINVAL, "%s(magnitude=%g): it is less than the bins", name,
                        magnitude);
@@ -280,3 +289,190 @@ const fl_op_type fl_op_auto_augment = {.name = "AutoAugment",
                                        .size = fl_op_warped_size,
                                        .draw = draw_auto,
                                        .apply = apply};
+
+/* ---- AugMix: severity, width, depth (< 1: drawn), alpha, whether all operations are drawn from
+ *
+ * A sum of the image and of `width` chains of operations on it, with random weights. What is drawn:
+ * numbers: the weight of the image, of each chain, then magnitudes; order: operations, and END
+ * behind each chain. */
+
+enum { MOST_CHAINS = 6, MOST_MIXED = 9, DRAWN_DEPTH = 3, END = 100 };
+enum { SEVERITY, WIDTH, DEPTH, ALPHA, HAS_ALL };      /* numbers of the operation */
+enum { FIRST_OP = 8, FIRST_GAMMA = 256, TRIES = 64 }; /* blocks */
+
+static int check_mix(const fl_image_op *op, fl_err *err)
+{
+    const double *n = op->number;
+    double deepest = n[DEPTH] > 0 ? n[DEPTH] : DRAWN_DEPTH;
+    if (!(n[SEVERITY] >= 1 && n[SEVERITY] <= BINS))
+        return fl_fail(err, FL_EINVAL, "AugMix(severity=%g): it is between 1 and %d", n[SEVERITY],
+                       BINS);
+    if (!(n[WIDTH] >= 1 && n[WIDTH] <= MOST_CHAINS && n[WIDTH] * deepest <= MOST_MIXED))
+        return fl_fail(err, FL_EINVAL,
+                       "AugMix(mixture_width=%g, chain_depth=%g): there are at most %d chains and "
+                       "%d operations",
+                       n[WIDTH], n[DEPTH], MOST_CHAINS, MOST_MIXED);
+    if (!(n[ALPHA] > 0 && n[ALPHA] <= 1e6))
+        return fl_fail(err, FL_EINVAL, "AugMix(alpha=%g): it is > 0", n[ALPHA]);
+    return fl_op_check_sampling(fl_op_aug_mix.name, op, err);
+}
+
+/* In (0, 1). */
+static double inner_unit(uint32_t word) { return ((word >> 8) + 0.5) * 0x1p-24; }
+
+/* A number of the gamma distribution, by the method of Marsaglia and Tsang (2000). */
+static double
+draw_gamma(const fl_image_op *op, const fl_sample_key *key, double alpha, uint16_t first)
+{
+    fl_philox_block block = fl_op_random(op, key, first);
+    double factor = 1;
+    if (alpha < 1) {
+        factor = fl_op_exp(fl_op_log(inner_unit(block.word[0])) / alpha);
+        alpha += 1;
+    }
+    double d = alpha - 1 / 3.0, c = 1 / sqrt(9 * d);
+    for (uint16_t t = 1; t < TRIES; t++) {
+        block = fl_op_random(op, key, (uint16_t)(first + t));
+        double x = 2 * inner_unit(block.word[0]) - 1, y = 2 * inner_unit(block.word[1]) - 1;
+        double square = x * x + y * y;
+        if (square >= 1 || square == 0) continue;
+        double normal = x * sqrt(-2 * fl_op_log(square) / square), root = 1 + c * normal;
+        if (root <= 0) continue;
+        double v = root * root * root, limit = normal * normal / 2 + d - d * v + d * fl_op_log(v);
+        if (fl_op_log(inner_unit(block.word[2])) < limit) return factor * d * v;
+    }
+    return factor * d;
+}
+
+/* The weights of the image and of its chains: two of Dirichlet's distribution, and the second of
+ * them spread over the chains by another draw of it. */
+static void draw_weights(const fl_image_op *op, const fl_sample_key *key, float *weights)
+{
+    double number[2 + MOST_CHAINS] = {0}, sum = 0;
+    int32_t chains = (int32_t)op->number[WIDTH];
+    for (int32_t g = 0; g < 2 + chains; g++)
+        number[g] = draw_gamma(op, key, op->number[ALPHA], (uint16_t)(FIRST_GAMMA + TRIES * g));
+    for (int32_t g = 2; g < 2 + chains; g++) sum += number[g];
+    float rest = (float)(number[1] / (number[0] + number[1]));
+    weights[0] = (float)(number[0] / (number[0] + number[1]));
+    for (int32_t g = 0; g < chains; g++) weights[1 + g] = (float)(number[2 + g] / sum) * rest;
+}
+
+static void
+draw_mix(const fl_image_op *op, const fl_sample_key *key, fl_image_size in, fl_image_params *params)
+{
+    static const policy_op ops[] = {SHEAR_X,   SHEAR_Y,  TRANSLATE_X,  TRANSLATE_Y, ROTATE,
+                                    POSTERIZE, SOLARIZE, AUTOCONTRAST, EQUALIZE,    BRIGHTNESS,
+                                    COLOR,     CONTRAST, SHARPNESS};
+    enum { ALL = sizeof ops / sizeof *ops, FEWER = 9 };
+    uint32_t choices = op->number[HAS_ALL] != 0 ? ALL : FEWER;
+    int32_t chains = (int32_t)op->number[WIDTH], places = 0, count = 1 + chains;
+    draw_weights(op, key, params->number);
+    for (int32_t chain = 0; chain < chains; chain++) {
+        uint32_t word = fl_op_random(op, key, (uint16_t)(chain / 4)).word[chain % 4];
+        int32_t depth = op->number[DEPTH] > 0 ? (int32_t)op->number[DEPTH]
+                                              : 1 + (int32_t)fl_philox_below(word, DRAWN_DEPTH);
+        for (int32_t k = 0; k < depth; k++) {
+            fl_philox_block block = fl_op_random(op, key, (uint16_t)(FIRST_OP + 16 * chain + k));
+            policy_op which = ops[fl_philox_below(block.word[0], choices)];
+            int32_t at = (int32_t)fl_philox_below(block.word[1], (uint32_t)op->number[SEVERITY]);
+            params->order[places++] = (int8_t)which;
+            params->number[count++] =
+                magnitude_of(which, &mixed, in, BINS, at, is_negative(block.word[2]));
+        }
+        params->order[places++] = END;
+    }
+    end_ops(params, places);
+}
+
+/* The memory of a mixture: the image as planes, and the sums. */
+typedef struct mixture {
+    fl_image_planes image; /* lent by the scratch */
+    float *sums;           /* lent by the scratch: [channels][rows * columns] */
+} mixture;
+
+static void copy_planes(const fl_image_planes *to, const fl_image_planes *from, int32_t channels)
+{
+    for (int32_t c = 0; c < channels; c++)
+        for (int64_t y = 0; y < from->rows; y++)
+            memcpy(to->data + c * to->plane + y * to->pitch,
+                   from->data + c * from->plane + y * from->pitch, (size_t)from->columns);
+}
+
+static void add_planes(const mixture *m, const fl_image_view *view, const fl_image_planes *planes,
+                       float weight, bool is_first)
+{
+    int64_t plane = planes->rows * planes->columns;
+    for (int32_t c = 0; c < view->tools.channels; c++) {
+        fl_image_planes one = *planes;
+        one.data += c * planes->plane;
+        view->tools.image_ops->tone.add_weighted(m->sums + c * plane, &one, weight, is_first);
+    }
+}
+
+static int open_mixture(fl_image_view *view, mixture *m, fl_err *err)
+{
+    fl_image_planes own;
+    FL_TRY(fl_image_view_own(view, true, &own, err));
+    fl_image_view_look_up(view);
+    int64_t plane = own.rows * own.columns, all = plane * view->tools.channels;
+    uint8_t *data = fl_scratch_memory(view->tools.scratch, FL_SCRATCH_KEPT, all);
+    m->sums =
+        fl_scratch_memory(view->tools.scratch, FL_SCRATCH_SUMS, all * (int64_t)sizeof *m->sums);
+    if (data == NULL || m->sums == NULL)
+        return fl_fail(err, FL_ENOMEM, "out of memory for a mixture of images");
+    m->image = (fl_image_planes){data, own.columns, plane, own.rows, own.columns};
+    copy_planes(&m->image, &own, view->tools.channels);
+    return FL_OK;
+}
+
+/* The kept image as that of the view. */
+static int restore_image(fl_image_view *view, const mixture *m, fl_err *err)
+{
+    fl_image_size size = {(int32_t)m->image.rows, (int32_t)m->image.columns};
+    fl_image_planes next;
+    FL_TRY(fl_image_view_next(view, size, view->tools.channels, &next, err));
+    copy_planes(&next, &m->image, view->tools.channels);
+    fl_image_view_replace(view, &next, view->tools.channels);
+    return FL_OK;
+}
+
+static int close_mixture(fl_image_view *view, const mixture *m, fl_err *err)
+{
+    fl_image_size size = {(int32_t)m->image.rows, (int32_t)m->image.columns};
+    fl_image_planes next;
+    FL_TRY(fl_image_view_next(view, size, view->tools.channels, &next, err));
+    view->tools.image_ops->tone.cut_sums(next.data, m->sums, next.plane * view->tools.channels);
+    fl_image_view_replace(view, &next, view->tools.channels);
+    return FL_OK;
+}
+
+static int apply_mix(const fl_image_op *op, int32_t i, const fl_image_params *params,
+                     fl_image_view *view, fl_err *err)
+{
+    int32_t chains = (int32_t)op->number[WIDTH], place = 0;
+    const float *weight = params->number, *magnitude = weight + 1 + chains;
+    mixture m;
+    FL_TRY(open_mixture(view, &m, err));
+    add_planes(&m, view, &m.image, weight[0], true);
+    for (int32_t chain = 0; chain < chains; chain++, place++) {
+        fl_image_planes own;
+        if (chain > 0) FL_TRY(restore_image(view, &m, err));
+        for (; params->order[place] != END; place++)
+            FL_TRY(
+                apply_one(op, i, (policy_op)params->order[place], (double)*magnitude++, view, err));
+        FL_TRY(fl_image_view_own(view, true, &own, err));
+        fl_image_view_look_up(view);
+        add_planes(&m, view, &own, weight[1 + chain], false);
+    }
+    return close_mixture(view, &m, err);
+}
+
+const fl_op_type fl_op_aug_mix = {.name = "AugMix",
+                                  .is_drawn = true,
+                                  .is_color = true,
+                                  .is_bordered = true,
+                                  .check = check_mix,
+                                  .size = fl_op_warped_size,
+                                  .draw = draw_mix,
+                                  .apply = apply_mix};

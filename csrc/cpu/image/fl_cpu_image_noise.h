@@ -120,12 +120,37 @@ tone_add_noise(const fl_image_planes *planes, int64_t first, const fl_image_nois
     }
 }
 
-/* The table, as an initializer of fl_image_ops.tone. */
-#define FL_TONE_OPS                                                                                \
-    {                                                                                              \
-        .look_up = tone_look_up, .range = tone_range, .count = tone_count, .sum = tone_sum,        \
-        .grey = tone_grey, .saturate = tone_saturate, .turn_hue = tone_turn_hue,                   \
-        .sharpen = tone_sharpen, .blur = tone_blur, .warp = tone_warp, .add_noise = tone_add_noise \
+/* ---- mixtures */
+
+static void
+tone_add_weighted(float *sums, const fl_image_planes *planes, float weight, bool is_first)
+{
+    const fl_image_planes p = as_one_row(planes);
+    for (int64_t y = 0; y < p.rows; y++) {
+        const uint8_t *row = p.data + y * p.pitch;
+        float *restrict to = sums + y * p.columns;
+        if (is_first)
+            for (int64_t i = 0; i < p.columns; i++) to[i] = (float)row[i] * weight;
+        else
+            for (int64_t i = 0; i < p.columns; i++) to[i] += (float)row[i] * weight;
     }
+}
+
+static void tone_cut_sums(uint8_t *restrict dst, const float *restrict sums, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) dst[i] = (uint8_t)(int32_t)sums[i];
+}
+
+/* The table, as an initializer of fl_image_ops.tone. */
+/* clang-format off */
+#define FL_TONE_OPS                                                              \
+    {.look_up = tone_look_up,   .range = tone_range,                             \
+     .count = tone_count,       .sum = tone_sum,                                 \
+     .grey = tone_grey,         .saturate = tone_saturate,                       \
+     .turn_hue = tone_turn_hue, .sharpen = tone_sharpen,                         \
+     .blur = tone_blur,         .warp = tone_warp,                               \
+     .add_noise = tone_add_noise, .add_weighted = tone_add_weighted,             \
+     .cut_sums = tone_cut_sums}
+/* clang-format on */
 
 #endif

@@ -20,6 +20,7 @@ _NAMES = (
     *("Brightness", "Color", "Contrast", "Sharpness", "Posterize", "Solarize"),
     *("AutoContrast", "Equalize", "Invert"),
 )
+_END = 100  # of a chain of AugMix
 
 
 class AutoAugmentPolicy(enum.Enum):
@@ -119,3 +120,41 @@ class AutoAugment(_Policy):
 
     def _own_numbers(self) -> Sequence[float]:
         return (list(AutoAugmentPolicy).index(self.policy),)
+
+
+@dataclass(repr=False, eq=False)
+class AugMix(_Policy):
+    """Mix an image with results of several chains of operations on it, with random weights.
+
+    Args:
+        severity: operations are drawn from the weakest so many of 10 magnitudes.
+        mixture_width: how many chains, at most 6.
+        chain_depth: how many operations in each; -1: 1 to 3 by chance. At most 9 in all.
+        alpha: of the distributions of weights.
+        all_ops: also brightness, color, contrast and sharpness.
+        interpolation: as of RandAugment.
+        fill: as of RandAugment.
+    """
+
+    kind = 31
+
+    severity: arg.Severity = 3
+    mixture_width: arg.Chains = 3
+    chain_depth: arg.Depth = -1
+    alpha: arg.Positive = 1.0
+    all_ops: arg.Flag = True
+    interpolation: arg.Interpolation = "bilinear"
+    fill: arg.Fill = None
+
+    def _own_numbers(self) -> Sequence[float]:
+        depth = max(self.chain_depth, 0)
+        return self.severity, self.mixture_width, depth, self.alpha, self.all_ops
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        numbers, ops = iter(values["number"]), iter(values["order"])
+        weights = [next(numbers) for _ in range(1 + self.mixture_width)]
+        chains = [
+            [(_NAMES[op], next(numbers)) for op in iter(ops.__next__, _END)]
+            for _ in range(self.mixture_width)
+        ]
+        return {"weights": weights, "transforms": chains}

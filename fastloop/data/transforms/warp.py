@@ -137,4 +137,4 @@ class RandomPerspective(Warp):
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         if not values["applied"]:
             return {"apply": False}
-        return {"apply": True, "coefficients": list(values["number"])}
+        return {"apply": True, "coefficients": list(values["number"][:8])}
