@@ -438,6 +438,16 @@ def test_batches_are_the_samples(workers: int) -> None:
             assert_same(batches[i], dataset[i][0])
 
 
+def test_augmented_images_travel_as_bytes() -> None:
+    images = make_images(random.Random(8), 3, 2)
+    chain = [T.Pad(1, fill=3), T.RandomAffine(9), T.ColorJitter(0.5), T.RandAugment()]
+    chain += [T.RandomApply([T.GaussianBlur(1), T.RandomVerticalFlip()]), T.AugMix()]
+    values = [T.ToDtype(torch.float32, scale=True), T.Normalize([0.5], [0.2])]
+    for head in (chain, [*chain, T.Grayscale()], [T.Grayscale(), *chain]):
+        dataset = ArrayDataset(images, transform=T.Compose([*head, *values]))
+        assert "on a CUDA device, with workers: the table of numbers" in dataset.explain()
+
+
 def test_an_erased_rectangle_is_changed_by_what_comes_after_it() -> None:
     image = torch.full((1, 3, 20, 20), 10, dtype=torch.uint8)
     erase = T.RandomErasing(1, value=(1, 2, 3))

@@ -88,8 +88,8 @@ typedef struct fl_image_op {
      * sigma, 1 if clipped. COLOR_JITTER, PHOTOMETRIC_DISTORT: least and most brightness, contrast,
      * saturation and hue; NaN: stays. */
     double number[FL_OP_NUMBERS];
-    /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds as bytes, where a RESIZE comes after it.
-     * Else only the speed depends on it: best is what out_fill is cast from. */
+    /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds as bytes, where an operation after it
+     * reads pixels. Else only the speed depends on it: best is what out_fill is cast from. */
     uint8_t fill[FL_MAX_CHANNELS];
     /* PAD, RANDOM_CROP, CENTER_CROP, ERASE: what elements there are in the output, one of its type
      * for each channel. */

@@ -35,15 +35,17 @@ typedef struct fl_op_type {
 } fl_op_type;
 
 extern const fl_op_type fl_op_pad, fl_op_center_crop, fl_op_random_crop, fl_op_resize,
-    fl_op_random_resized_crop, fl_op_horizontal_flip, fl_op_vertical_flip, fl_op_erase, fl_op_tone,
-    fl_op_autocontrast, fl_op_grayscale, fl_op_random_grayscale, fl_op_color_jitter,
-    fl_op_channel_permutation, fl_op_photometric_distort, fl_op_sharpness, fl_op_blur, fl_op_noise,
-    fl_op_aug_mix, fl_op_rand_augment, fl_op_trivial_augment, fl_op_auto_augment, fl_op_rotation,
-    fl_op_affine, fl_op_perspective, fl_op_gate_apply, fl_op_gate_choice, fl_op_gate_order,
-    fl_op_gate_branch;
+    fl_op_random_resized_crop, fl_op_horizontal_flip, fl_op_vertical_flip, fl_op_erase,
+    fl_op_invert, fl_op_solarize, fl_op_posterize, fl_op_equalize, fl_op_autocontrast,
+    fl_op_grayscale, fl_op_random_grayscale, fl_op_color_jitter, fl_op_channel_permutation,
+    fl_op_photometric_distort, fl_op_sharpness, fl_op_blur, fl_op_noise, fl_op_aug_mix,
+    fl_op_rand_augment, fl_op_trivial_augment, fl_op_auto_augment, fl_op_rotation, fl_op_affine,
+    fl_op_perspective, fl_op_gate_apply, fl_op_gate_choice, fl_op_gate_order, fl_op_gate_branch;
 
 /* Edges of images and paddings are at most so long: their sums fit int32_t, areas int64_t. */
 enum { FL_MAX_EDGE = 1 << 24 };
+
+_Static_assert(FL_OP_KINDS <= 32, "a slot has 5 bits for the kind");
 
 static inline bool fl_size_is_known(fl_image_size size) { return size.height > 0; }
 

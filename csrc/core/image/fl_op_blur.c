@@ -18,16 +18,17 @@ static int check(const fl_image_op *op, fl_err *err)
                    op->number[0], op->number[1]);
 }
 
-/* Images are reflected at their edges. */
+/* Images are reflected at their edges; places in a plane are 32 bits. */
 static int size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
 {
     *out = in;
-    if (!fl_size_is_known(in) || (op->size.width / 2 < in.width && op->size.height / 2 < in.height))
-        return FL_OK;
+    int64_t area = ((int64_t)in.height + FL_MAX_BLUR) * ((int64_t)in.width + FL_MAX_BLUR);
+    bool fits = op->size.width / 2 < in.width && op->size.height / 2 < in.height;
+    if (!fl_size_is_known(in) || (fits && area <= INT32_MAX)) return FL_OK;
     return fl_fail(
         err, FL_EINVAL,
         "GaussianBlur(kernel_size=(%d, %d)): half of it must be less than the edges of an "
-        "image of (%d, %d)",
+        "image of (%d, %d), which has at most 2^31 pixels",
         op->size.width, op->size.height, in.height, in.width);
 }
 

@@ -120,6 +120,16 @@ static int apply_tone(policy_op op, double magnitude, fl_image_view *view, fl_er
     return fl_tone_apply(view, tones[op], magnitude, err);
 }
 
+/* A shift by whole pixels moves bytes; torch's sums come to the same. */
+static bool is_shift(const fl_image_op *op, const fl_affine *affine, const fl_image_view *view)
+{
+    bool is_zero = true;
+    for (int k = 12; k < FL_OP_NUMBERS; k++) is_zero &= isnan(op->number[k]) || op->number[k] == 0;
+    return is_zero && affine->shear[0] == 0 && affine->shear[1] == 0 &&
+           fabs(affine->translate[0]) < view->x.length &&
+           fabs(affine->translate[1]) < view->y.length;
+}
+
 static int apply_one(const fl_image_op *op, int32_t i, policy_op which, double magnitude,
                      fl_image_view *view, fl_err *err)
 {
@@ -135,6 +145,9 @@ static int apply_one(const fl_image_op *op, int32_t i, policy_op which, double m
     } else {
         affine.translate[which - TRANSLATE_X] = moved;
     }
+    if (is_shift(op, &affine, view))
+        return fl_tone_shift(view, i, (int32_t)affine.translate[0], (int32_t)affine.translate[1],
+                             err);
     return fl_op_transform(op, i, &affine, view, err);
 }
 

@@ -38,28 +38,18 @@ static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params
     return fl_tone_apply(view, by_kind[op->kind].tone, op->number[0], err);
 }
 
-const fl_op_type fl_op_tone = {.name = "an operation on colours",
-                               .is_drawn = true,
-                               .check = check,
-                               .size = fl_op_same_size,
-                               .draw = fl_op_draw_applied,
-                               .apply = apply};
+#define FL_TONE_TYPE(shown, has_color)                                          \
+    {                                                                           \
+        .name = shown, .is_drawn = true, .is_color = has_color, .check = check, \
+        .size = fl_op_same_size, .draw = fl_op_draw_applied, .apply = apply     \
+    }
 
-const fl_op_type fl_op_sharpness = {.name = "RandomAdjustSharpness",
-                                    .is_drawn = true,
-                                    .is_color = true,
-                                    .check = check,
-                                    .size = fl_op_same_size,
-                                    .draw = fl_op_draw_applied,
-                                    .apply = apply};
-
-const fl_op_type fl_op_autocontrast = {.name = "RandomAutocontrast",
-                                       .is_drawn = true,
-                                       .is_color = true,
-                                       .check = check,
-                                       .size = fl_op_same_size,
-                                       .draw = fl_op_draw_applied,
-                                       .apply = apply};
+const fl_op_type fl_op_invert = FL_TONE_TYPE("RandomInvert", false);
+const fl_op_type fl_op_solarize = FL_TONE_TYPE("RandomSolarize", false);
+const fl_op_type fl_op_posterize = FL_TONE_TYPE("RandomPosterize", false);
+const fl_op_type fl_op_equalize = FL_TONE_TYPE("RandomEqualize", false);
+const fl_op_type fl_op_autocontrast = FL_TONE_TYPE("RandomAutocontrast", true);
+const fl_op_type fl_op_sharpness = FL_TONE_TYPE("RandomAdjustSharpness", true);
 
 /* ---- Grayscale and RandomGrayscale */
 

@@ -233,6 +233,16 @@ int fl_tone_warp(fl_image_view *view, int32_t op, const fl_image_warp *warp, fl_
     return FL_OK;
 }
 
+int fl_tone_shift(fl_image_view *view, int32_t op, int32_t x, int32_t y, fl_err *err)
+{
+    const int32_t right = x > 0 ? x : 0, left = right - x, down = y > 0 ? y : 0, up = down - y;
+    const int32_t margins[] = {right, down, left, up};
+    fl_image_size kept = {view->y.length - down - up, view->x.length - right - left};
+    fl_image_planes own;
+    fl_image_view_crop(view, up, left, kept);
+    return own_padded(view, margins, FL_PAD_CONSTANT, op, &own, err);
+}
+
 int fl_tone_quarter(fl_image_view *view, bool is_clockwise, fl_err *err)
 {
     fl_image_planes image, next;

@@ -1,4 +1,4 @@
-/* fl_tone: the operations on the colours of an image, with torchvision's arithmetic for uint8.
+/* fl_tone: what operations that compute pixels do to a view, with torchvision's arithmetic for uint8.
  *
  * Floor 1. Those that change each byte by itself are tables that the view keeps until somebody
  * reads pixels, so that several of them are one pass. One thread. */
@@ -29,9 +29,12 @@ int fl_tone_apply(fl_image_view *view, fl_tone tone, double number, fl_err *err)
 int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, fl_err *err);
 
 /* The image that is sampled as `warp` says; `op` is the operation, whose fill bytes are 0.
- * FL_ENOMEM.
- */
+ * FL_ENOMEM. */
 int fl_tone_warp(fl_image_view *view, int32_t op, const fl_image_warp *warp, fl_err *err);
+
+/* Moves the image by less than its edges; what is uncovered is 0, as are the fill bytes of `op`.
+ * FL_ENOMEM. */
+int fl_tone_shift(fl_image_view *view, int32_t op, int32_t x, int32_t y, fl_err *err);
 
 /* A quarter turn against the clock, or with it, of an image with equal edges. FL_ENOMEM. */
 int fl_tone_quarter(fl_image_view *view, bool is_clockwise, fl_err *err);

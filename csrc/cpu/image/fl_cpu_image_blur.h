@@ -67,34 +67,13 @@ static void tone_sharpen(uint8_t *dst, int64_t dst_pitch, const fl_image_planes 
  * width + height and are at most `error` away from it, so they round to the same byte unless they
  * are so close to a half: only these few pixels are summed in order. */
 
-enum { EXACT_TOGETHER = 16, EXACT_LIST = 1024, FEW_TAPS = 25 };
+enum { EXACT_LIST = 1024, FEW_TAPS = 25 };
 
 /* Pixels whose sums are in doubt, as places in the padded plane and in the result. */
 typedef struct doubtful {
     int32_t count;
     int64_t from[EXACT_LIST], to[EXACT_LIST];
 } doubtful;
-
-/* The sums of several pixels side by side, because each step of one waits for the last. */
-static void
-sum_in_order(doubtful *list, uint8_t *dst, const fl_image_planes *p, const fl_image_blur *blur)
-{
-    for (int32_t first = 0; first < list->count; first += EXACT_TOGETHER) {
-        int32_t count = (int32_t)fl_min(EXACT_TOGETHER, list->count - first);
-        const uint8_t *src[EXACT_TOGETHER];
-        float sum[EXACT_TOGETHER] = {0};
-        for (int k = 0; k < EXACT_TOGETHER; k++)
-            src[k] = p->data + list->from[first + (k < count ? k : 0)];
-        const float *tap = blur->taps;
-        for (int32_t i = 0; i < blur->height; i++)
-            for (int32_t j = 0; j < blur->width; j++, tap++)
-                for (int k = 0; k < EXACT_TOGETHER; k++)
-                    sum[k] = fmaf(src[k][i * p->pitch + j], *tap, sum[k]);
-        for (int32_t k = 0; k < count; k++)
-            dst[list->to[first + k]] = (uint8_t)(int32_t)round_even(sum[k]);
-    }
-    list->count = 0;
-}
 
 /* One step of sums: fused, or rounded twice where bits do not matter and fused is slow. */
 static inline tone_floats
@@ -111,6 +90,79 @@ add_product(tone_floats a, tone_floats b, tone_floats sum, bool is_in_order)
     for (int k = 0; k < TONE_FLOATS; k++) sum[k] = fmaf(a[k], b[k], sum[k]);
     return sum;
 #endif
+}
+
+/* The four bytes at base + at[k], as numbers whose lowest byte is the first. */
+static inline tone_mask gather_words(const uint8_t *base, const int32_t *at)
+{
+    tone_mask words;
+#if defined(__x86_64__) && defined(FL_VECTOR_BYTES) && FL_VECTOR_BYTES == 64
+    words = (tone_mask)_mm512_i32gather_epi32(_mm512_loadu_si512(at), base, 1);
+#else
+    for (int k = 0; k < TONE_FLOATS; k++) {
+        const uint8_t *from = base + at[k];
+        words[k] = (int32_t)(from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 |
+                             (uint32_t)from[3] << 24);
+    }
+#endif
+    return words;
+}
+
+/* Adds `count` taps to the sums of pixels whose bytes are those of `words` from byte `first` on. */
+static inline tone_floats
+add_taps(tone_floats sum, tone_mask words, int32_t first, int32_t count, const float *tap)
+{
+    for (int32_t k = 0; k < count; k++) {
+        tone_mask bytes = words >> 8 * (first + k) & 255;
+        tone_floats value = __builtin_convertvector(bytes, tone_floats);
+        sum = add_product(value, (tone_floats){0} + tap[k], sum, true);
+    }
+    return sum;
+}
+
+/* Those of TONE_FLOATS pixels, side by side because each step of one waits for the last; four taps
+ * are read at once. A row of taps is at least 4 long. */
+static inline tone_floats
+sum_pixels(const int32_t *at, const uint8_t *data, int64_t pitch, const fl_image_blur *blur)
+{
+    const int32_t rest = blur->width % 4, whole = blur->width - rest;
+    const float *tap = blur->taps;
+    tone_floats sum = {0};
+    for (int32_t i = 0; i < blur->height; i++, data += pitch) {
+        for (int32_t j = 0; j < whole; j += 4, tap += 4)
+            sum = add_taps(sum, gather_words(data + j, at), 0, 4, tap);
+        if (rest > 0)
+            sum = add_taps(sum, gather_words(data + blur->width - 4, at), 4 - rest, rest, tap);
+        tap += rest;
+    }
+    return sum;
+}
+
+static float sum_pixel(const uint8_t *at, int64_t pitch, const fl_image_blur *blur)
+{
+    float sum = 0;
+    for (int32_t i = 0; i < blur->height; i++)
+        for (int32_t j = 0; j < blur->width; j++)
+            sum = fmaf(at[i * pitch + j], blur->taps[i * blur->width + j], sum);
+    return sum;
+}
+
+static void
+sum_in_order(doubtful *list, uint8_t *dst, const fl_image_planes *p, const fl_image_blur *blur)
+{
+    int32_t first = 0;
+    for (; blur->width >= 4 && first < list->count; first += TONE_FLOATS) {
+        int32_t at[TONE_FLOATS], count = (int32_t)fl_min(TONE_FLOATS, list->count - first);
+        for (int k = 0; k < TONE_FLOATS; k++)
+            at[k] = (int32_t)list->from[first + (k < count ? k : 0)];
+        tone_floats sum = sum_pixels(at, p->data, p->pitch, blur);
+        for (int32_t k = 0; k < count; k++)
+            dst[list->to[first + k]] = (uint8_t)(int32_t)round_even(sum[k]);
+    }
+    for (; first < list->count; first++)
+        dst[list->to[first]] =
+            (uint8_t)(int32_t)round_even(sum_pixel(p->data + list->from[first], p->pitch, blur));
+    list->count = 0;
 }
 
 /* Sums of height * width taps for `columns` places of rows that are width - 1 longer. */

@@ -95,22 +95,6 @@ static inline void read_nearest(uint8_t *restrict dst, const uint8_t *restrict p
     for (int i = 0; i < count; i++) dst[i] = p->inside[i] > 0 ? dst[i] : outside;
 }
 
-/* The four bytes at base + at[k], as numbers whose lowest byte is the first. */
-static inline tone_mask gather_words(const uint8_t *base, const int32_t *at)
-{
-    tone_mask words;
-#if defined(__x86_64__) && defined(FL_VECTOR_BYTES) && FL_VECTOR_BYTES == 64
-    words = (tone_mask)_mm512_i32gather_epi32(_mm512_loadu_si512(at), base, 1);
-#else
-    for (int k = 0; k < TONE_FLOATS; k++) {
-        uint16_t word;
-        memcpy(&word, base + at[k], sizeof word);
-        words[k] = word;
-    }
-#endif
-    return words;
-}
-
 static inline tone_floats floats_at(const float *from)
 {
     tone_floats value;
