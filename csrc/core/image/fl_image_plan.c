@@ -357,7 +357,7 @@ static int draw_range(const fl_image_plan *plan, const fl_sample_key *key, int32
             FL_TRY(check_image(params[i].out, err));
         }
         if (type->draw != NULL) type->draw(op, key, *size, &params[i]);
-        if (holds_others(op))
+        if (type->apply == NULL)
             FL_TRY(draw_held(plan, key, i, size, params, err));
         else
             *size = params[i].out;
@@ -400,8 +400,9 @@ static int run_range(const fl_image_plan *plan, const fl_image_params *params, i
 {
     for (int32_t i = begin; i < end; i += 1 + plan->ops[i].span) {
         const fl_image_op *op = &plan->ops[i];
-        if (!holds_others(op))
-            FL_TRY(op_types[op->kind]->apply(op, i, &params[i], view, err));
+        const fl_op_type *type = op_types[op->kind];
+        if (type->apply != NULL)
+            FL_TRY(type->apply(op, i, &params[i], view, err));
         else if (op->kind == FL_OP_ORDER)
             FL_TRY(run_order(plan, params, i, view, err));
         else if (params[i].is_applied)

@@ -1,4 +1,4 @@
-/* fl_tone: what operations that compute pixels do to a view, with torchvision's arithmetic for uint8.
+/* fl_tone: what operations that compute pixels do to a view, as torchvision computes uint8 images.
  *
  * Floor 1. Those that change each byte by itself are tables that the view keeps until somebody
  * reads pixels, so that several of them are one pass. One thread. */
