@@ -2,10 +2,12 @@
 function of the sample; torchvision's errors."""
 
 import itertools
+import json
 import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -370,6 +372,22 @@ def test_parameters_are_those_drawn_from_the_contract(case: tuple[str, dict[str,
         dataset = ArrayDataset(image, transform=chain, seed=key.seed)
         ours = dataset.params(key.index, key.epoch, key.view)[0]
         assert ours == draw_augmentation(name, args, key, channels)
+
+
+def test_parameters_stay_what_they_were() -> None:
+    """A change here makes the augmentation of everybody's earlier runs another one."""
+    invert, posterize = T.RandomInvert(), T.RandomPosterize(3)
+    chain = [T.RandomInvert(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomPhotometricDistort()]
+    chain += [T.RandomChannelPermutation(), T.GaussianBlur(3), T.RandomRotation(30)]
+    chain += [T.RandomAffine(10, (0.1, 0.2), (0.5, 2), (1, 2, 3, 4)), T.RandomPerspective(p=1)]
+    chain += [T.RandAugment(), T.TrivialAugmentWide(), T.AutoAugment(), T.GaussianNoise()]
+    chain += [T.AugMix(), T.RandomApply([T.RandomSolarize(9)], 0.9)]
+    chain += [T.RandomChoice([invert, posterize])]
+    chain += [T.RandomOrder([T.RandomEqualize(), T.RandomAutocontrast()])]
+    images = torch.zeros(1, 3, 20, 24, dtype=torch.uint8).expand(6, 3, 20, 24)
+    told = ArrayDataset(images, transform=T.Compose(chain), seed=12345).params(5, 3, 1)
+    known = json.loads(Path(__file__).with_name("known_augmentations.json").read_text())
+    assert json.loads(json.dumps(told)) == known
 
 
 @needs_torchvision
