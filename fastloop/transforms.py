@@ -9,6 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from fastloop.data.transforms.arguments import InterpolationMode
+from fastloop.data.transforms.color import (
+    ColorJitter,
+    GaussianBlur,
+    GaussianNoise,
+    Grayscale,
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomChannelPermutation,
+    RandomEqualize,
+    RandomGrayscale,
+    RandomInvert,
+    RandomPhotometricDistort,
+    RandomPosterize,
+    RandomSolarize,
+)
 from fastloop.data.transforms.dataset_transform import remedy_for
 from fastloop.data.transforms.ops import (
     CenterCrop,
@@ -16,9 +31,12 @@ from fastloop.data.transforms.ops import (
     Identity,
     Normalize,
     Pad,
+    RandomApply,
+    RandomChoice,
     RandomCrop,
     RandomErasing,
     RandomHorizontalFlip,
+    RandomOrder,
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
@@ -26,23 +44,55 @@ from fastloop.data.transforms.ops import (
     ToImage,
     ToPureTensor,
 )
+from fastloop.data.transforms.policy import (
+    AugMix,
+    AutoAugment,
+    AutoAugmentPolicy,
+    RandAugment,
+    TrivialAugmentWide,
+)
+from fastloop.data.transforms.warp import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
+    "AugMix",
+    "AutoAugment",
+    "AutoAugmentPolicy",
     "CenterCrop",
+    "ColorJitter",
     "Compose",
+    "GaussianBlur",
+    "GaussianNoise",
+    "Grayscale",
     "Identity",
     "InterpolationMode",
     "Normalize",
     "Pad",
+    "RandAugment",
+    "RandomAdjustSharpness",
+    "RandomAffine",
+    "RandomApply",
+    "RandomAutocontrast",
+    "RandomChannelPermutation",
+    "RandomChoice",
     "RandomCrop",
+    "RandomEqualize",
     "RandomErasing",
+    "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomOrder",
+    "RandomPerspective",
+    "RandomPhotometricDistort",
+    "RandomPosterize",
     "RandomResizedCrop",
+    "RandomRotation",
+    "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",
     "ToDtype",
     "ToImage",
     "ToPureTensor",
+    "TrivialAugmentWide",
 ]
 
 

@@ -6,46 +6,16 @@
 #ifndef IMAGE_FIXTURE_H
 #define IMAGE_FIXTURE_H
 
-#include "check.h"
+#include "policy_fixture.h"
 
 #include "fl_cpu_image.h"
 #include "fl_cpu_level.h"
-#include "fl_image_plan.h"
 
-enum { NOT_FILLED = -1, MAX_TABLES = 8 };
-
-typedef struct pixel {
-    int fill; /* the operation, or NOT_FILLED */
-    uint8_t byte[FL_MAX_CHANNELS];
-} pixel;
-
-typedef struct picture {
-    fl_image_size size;
-    pixel *pixels; /* owned */
-} picture;
+enum { MAX_TABLES = 8 };
 
 static inline int32_t type_bytes(fl_image_type type)
 {
     return type == FL_IMAGE_U8 ? 1 : type == FL_IMAGE_F32 ? 4 : 2;
-}
-
-static inline picture make_picture(int32_t height, int32_t width)
-{
-    picture p = {{height, width}, calloc((size_t)height * (size_t)width + 1, sizeof(pixel))};
-    CHECK(p.pixels != NULL);
-    return p;
-}
-
-static inline pixel *pixel_at(const picture *p, int32_t y, int32_t x)
-{
-    CHECK(y >= 0 && y < p->size.height && x >= 0 && x < p->size.width);
-    return &p->pixels[(int64_t)y * p->size.width + x];
-}
-
-static inline void replace(picture *old, picture new)
-{
-    free(old->pixels);
-    *old = new;
 }
 
 /* Which sample padding repeats at place i of an axis of `length`; -1: none. */
@@ -133,11 +103,7 @@ static inline void resize_picture(picture *p, fl_interpolation how, fl_image_siz
                                   int32_t channels, const fl_image_op *ops)
 {
     if (size.height == p->size.height && size.width == p->size.width) return;
-    for (int64_t i = 0; i < (int64_t)p->size.height * p->size.width; i++) {
-        pixel *at = &p->pixels[i];
-        if (at->fill != NOT_FILLED) memcpy(at->byte, ops[at->fill].fill, sizeof at->byte);
-        at->fill = NOT_FILLED;
-    }
+    settle(p, ops);
     resize_x(p, how, size.width, channels);
     transpose(p);
     resize_x(p, how, size.height, channels);
@@ -153,8 +119,9 @@ static inline void erase_picture(picture *p, const fl_image_params *at, int op)
             pixel_at(p, at->top + y, at->left + x)->fill = op;
 }
 
+/* *channels becomes that of the result. */
 static inline void
-follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at, int32_t channels)
+follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at, int32_t *channels)
 {
     const fl_image_op *op = &ops[i];
     switch (op->kind) {
@@ -167,11 +134,11 @@ follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at,
         crop_picture(p, at->top, at->left, op->size);
         break;
     case FL_OP_RESIZE:
-        resize_picture(p, op->interpolation, at->out, channels, ops);
+        resize_picture(p, op->interpolation, at->out, *channels, ops);
         break;
     case FL_OP_RANDOM_RESIZED_CROP:
         crop_picture(p, at->top, at->left, at->size);
-        resize_picture(p, op->interpolation, op->size, channels, ops);
+        resize_picture(p, op->interpolation, op->size, *channels, ops);
         break;
     case FL_OP_HORIZONTAL_FLIP:
         if (at->is_applied) flip_picture(p, true);
@@ -182,11 +149,49 @@ follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at,
     case FL_OP_ERASE:
         if (at->is_applied) erase_picture(p, at, i);
         break;
-    case FL_OP_KINDS:
-        CHECK(false);
+    case FL_OP_ROTATION:
+    case FL_OP_AFFINE:
+    case FL_OP_PERSPECTIVE:
+        follow_warp(p, ops, i, at, *channels);
+        break;
+    case FL_OP_RAND_AUGMENT:
+    case FL_OP_TRIVIAL_AUGMENT:
+    case FL_OP_AUTO_AUGMENT:
+    case FL_OP_AUG_MIX:
+        follow_policy(p, ops, i, at, *channels);
+        break;
+    default:
+        follow_tone(p, ops, i, at, channels);
     }
-    CHECK_INT(p->size.height, at->out.height);
-    CHECK_INT(p->size.width, at->out.width);
+}
+
+static inline bool needs_colors(fl_image_op_kind kind) { return is_color(kind) || is_policy(kind); }
+
+static inline bool is_gate(fl_image_op_kind kind)
+{
+    return kind >= FL_OP_APPLY && kind <= FL_OP_BRANCH;
+}
+
+/* Operations [begin, end), with those that they hold. */
+static inline void follow_range(picture *p, const fl_image_op *ops, const fl_image_params *params,
+                                int32_t begin, int32_t end, int32_t *channels)
+{
+    for (int32_t i = begin; i < end; i += 1 + ops[i].span) {
+        int32_t branches[FL_MAX_IMAGE_OPS], count = 0;
+        for (int32_t k = i + 1; k <= i + ops[i].span; k += 1 + ops[k].span) branches[count++] = k;
+        if (!is_gate(ops[i].kind)) {
+            follow(p, ops, i, &params[i], channels);
+        } else if (ops[i].kind == FL_OP_CHOICE || ops[i].kind == FL_OP_ORDER) {
+            for (int32_t n = 0; n < (ops[i].kind == FL_OP_CHOICE ? 1 : count); n++) {
+                int32_t k = branches[params[i].order[n]];
+                follow_range(p, ops, params, k + 1, k + 1 + ops[k].span, channels);
+            }
+        } else if (params[i].is_applied) {
+            follow_range(p, ops, params, i + 1, i + 1 + ops[i].span, channels);
+        }
+        CHECK_INT(p->size.height, params[i].out.height);
+        CHECK_INT(p->size.width, params[i].out.width);
+    }
 }
 
 /* What a plan made with `config` and parameters should write. The caller frees it. */
@@ -203,23 +208,22 @@ static inline char *expected_output(const fl_image_config *config, const fl_imag
                     source
                         ->data[y * source->stride_y + x * source->stride_x + c * source->stride_c];
         }
-    for (int32_t i = 0; i < config->count; i++)
-        follow(&p, config->ops, i, &params[i], config->channels);
+    int32_t channels = config->channels;
+    follow_range(&p, config->ops, params, 0, config->count, &channels);
     int32_t bytes = type_bytes(config->type), height = p.size.height, width = p.size.width;
-    char *out = malloc((size_t)height * (size_t)width * (size_t)(config->channels * bytes));
+    char *out = malloc((size_t)height * (size_t)width * (size_t)(channels * bytes));
     CHECK(out != NULL);
     for (int32_t y = 0; y < height; y++)
         for (int32_t x = 0; x < width; x++)
-            for (int32_t c = 0; c < config->channels; c++) {
+            for (int32_t c = 0; c < channels; c++) {
                 const pixel *at = pixel_at(&p, y, x);
                 const char *value = (const char *)&at->byte[c];
                 if (config->tables != NULL)
                     value = (const char *)config->tables + (c * 256 + at->byte[c]) * bytes;
                 if (at->fill != NOT_FILLED)
                     value = (const char *)config->ops[at->fill].out_fill + c * bytes;
-                int64_t element = config->layout == FL_HWC
-                                      ? ((int64_t)y * width + x) * config->channels + c
-                                      : ((int64_t)c * height + y) * width + x;
+                int64_t element = config->layout == FL_HWC ? ((int64_t)y * width + x) * channels + c
+                                                           : ((int64_t)c * height + y) * width + x;
                 memcpy(out + element * bytes, value, (size_t)bytes);
             }
     free(p.pixels);
@@ -311,6 +315,9 @@ static inline fl_image_op random_op(uint64_t *seed, fl_image_op_kind kind, int32
         for (int i = 0; i < 4; i++) op.padding[i] = (int32_t)random_below(seed, 6);
         op.pad_if_needed = random_below(seed, 2);
     }
+    random_numbers(seed, &op);
+    if (is_warp(kind)) random_warp(seed, &op);
+    if (is_policy(kind)) random_policy(seed, &op);
     op.scale[0] = 0.1, op.scale[1] = 1, op.ratio[0] = 0.5, op.ratio[1] = 2.5;
     return op;
 }
@@ -322,6 +329,35 @@ static inline void set_occurrences(plan_case *p)
             if (p->ops[k].kind == p->ops[i].kind) p->ops[i].occurrence++;
 }
 
+/* Which keeps the size and the channels. */
+static inline fl_image_op random_held(uint64_t *seed, const plan_case *p, bool is_ordered)
+{
+    for (;;) {
+        fl_image_op_kind kind = (fl_image_op_kind)random_below(seed, FL_OP_KINDS);
+        bool is_refused = kind < FL_OP_HORIZONTAL_FLIP || is_gate(kind) ||
+                          kind == FL_OP_GRAYSCALE || (kind == FL_OP_ERASE && is_ordered) ||
+                          (needs_colors(kind) && p->config.channels % 2 == 0);
+        if (!is_refused) return random_op(seed, kind, 1);
+    }
+}
+
+/* One to three operations, held by one, from p->ops[at] on; returns how many there are in all. */
+static inline int32_t random_gate(uint64_t *seed, plan_case *p, int32_t at)
+{
+    fl_image_op *gate = &p->ops[at], *next = gate + 1;
+    *gate = (fl_image_op){.kind = FL_OP_APPLY + (fl_image_op_kind)random_below(seed, 3), .p = 0.6};
+    int32_t branches = 1 + (int32_t)random_below(seed, 3);
+    for (int32_t n = 0; n < branches; n++) {
+        int32_t held = (int32_t)random_below(seed, 3);
+        if (gate->kind != FL_OP_APPLY)
+            *next++ = (fl_image_op){
+                .kind = FL_OP_BRANCH, .span = held, .number = {(double)(n + 1) / branches}};
+        while (held-- > 0) *next++ = random_held(seed, p, gate->kind == FL_OP_ORDER);
+    }
+    gate->span = (int32_t)(next - gate) - 1;
+    return gate->span + 1;
+}
+
 /* Random tables, or (v * scale - mean) / std for floats, which both claim to be the latter. */
 static inline void make_tables(uint64_t *seed, plan_case *p)
 {
@@ -330,7 +366,7 @@ static inline void make_tables(uint64_t *seed, plan_case *p)
     p->config.tables = p->tables;
     p->config.linear = p->linear;
     bool is_linear = p->config.type == FL_IMAGE_F32 && random_below(seed, 3) > 0;
-    for (int32_t c = 0; c < p->config.channels; c++) {
+    for (int32_t c = 0; c < FL_MAX_CHANNELS; c++) {
         float *l = &p->linear[3 * c];
         l[0] = 1 / 255.0f, l[1] = (float)random_below(seed, 99) / 100;
         l[2] = (float)(1 + random_below(seed, 99)) / 100;
@@ -350,7 +386,7 @@ static inline void make_fills(uint64_t *seed, plan_case *p)
         fill_random(seed, (char *)op->fill, sizeof op->fill);
         fill_random(seed, (char *)op->out_fill, sizeof op->out_fill);
         if (random_below(seed, 2)) continue;
-        for (int32_t c = 0; c < p->config.channels; c++) {
+        for (int32_t c = 0; c < FL_MAX_CHANNELS; c++) {
             const void *element = p->tables + (c * 256 + op->fill[c]) * bytes;
             if (p->config.tables == NULL) element = &op->fill[c];
             memcpy(op->out_fill + c * bytes, element, (size_t)bytes);
@@ -371,8 +407,16 @@ static inline void random_case(uint64_t *seed, plan_case *p, int32_t most_ops, i
                                   .seed = next_random(seed),
                                   .image_ops = &fl_cpu_image_plain};
     p->config.in = (fl_image_size){random_length(seed, longest), random_length(seed, longest)};
-    for (int32_t i = 0; i < p->config.count; i++)
-        p->ops[i] = random_op(seed, (fl_image_op_kind)random_below(seed, FL_OP_KINDS), longest);
+    int32_t wanted = p->config.count, filled = 0;
+    for (int32_t i = 0; i < wanted; i++) {
+        fl_image_op_kind kind;
+        do kind = (fl_image_op_kind)random_below(seed, FL_OP_KINDS);
+        while (is_gate(kind) || (needs_colors(kind) && p->config.channels % 2 == 0));
+        p->ops[filled++] = random_op(seed, kind, longest);
+        if (filled < FL_MAX_IMAGE_OPS / 2 && random_below(seed, 4) == 0)
+            filled += random_gate(seed, p, filled);
+    }
+    p->config.count = filled;
     set_occurrences(p);
     make_tables(seed, p);
     make_fills(seed, p);

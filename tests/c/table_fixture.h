@@ -30,7 +30,7 @@ static inline int open_column(const column_spec *spec, fl_column **out, fl_err *
         .is_volatile = spec->is_volatile,
         .plan = spec->plan,
         .dtype = spec->dtype,
-        .shape = {fl_image_plan_channels(spec->plan), size.height, size.width}};
+        .shape = {fl_image_plan_out_channels(spec->plan), size.height, size.width}};
     fl_tensor_strides(3, config.shape, config.stride);
     return fl_column_image_open(&config, out, err);
 }

@@ -72,7 +72,57 @@ static void test_arguments_that_are_wrong_for_any_image(void)
     op = (fl_image_op){.kind = FL_OP_RESIZE, .size = {9, 0}, .max_size = 9};
     check_op_refused(op, 9, 9, "Resize(size=9, max_size=9)|greater");
     op = (fl_image_op){.kind = FL_OP_KINDS};
-    check_op_refused(op, 9, 9, "no operation of kind 8");
+    check_op_refused(op, 9, 9, "no operation of kind");
+}
+
+static void test_arguments_of_augmentations_that_are_wrong(void)
+{
+    fl_image_op op = {.kind = FL_OP_INVERT, .p = 2};
+    check_op_refused(op, 9, 9, "RandomInvert(p=2)");
+    op = (fl_image_op){.kind = FL_OP_SOLARIZE, .number = {255.5}};
+    check_op_refused(op, 9, 9, "RandomSolarize(threshold=255.5)");
+    op = (fl_image_op){.kind = FL_OP_POSTERIZE, .number = {9}};
+    check_op_refused(op, 9, 9, "RandomPosterize(bits=9)");
+    op = (fl_image_op){.kind = FL_OP_SHARPNESS, .number = {-1}};
+    check_op_refused(op, 9, 9, "RandomAdjustSharpness(sharpness_factor=-1)");
+    op = (fl_image_op){.kind = FL_OP_BLUR, .size = {3, 4}, .number = {1, 1}};
+    check_op_refused(op, 9, 9, "GaussianBlur(kernel_size=(4, 3))|odd");
+    op = (fl_image_op){.kind = FL_OP_BLUR, .size = {3, 3}, .number = {0, 1}};
+    check_op_refused(op, 9, 9, "GaussianBlur(sigma=(0, 1))");
+    op.number[0] = 1, op.size.width = 19;
+    check_op_refused(op, 9, 9, "GaussianBlur(kernel_size=(19, 3))|image of (9, 9)");
+    op = (fl_image_op){.kind = FL_OP_ROTATION, .number = {2, 1}};
+    check_op_refused(op, 9, 9, "RandomRotation(degrees=(2, 1))");
+    op = (fl_image_op){.kind = FL_OP_ROTATION, .interpolation = FL_BICUBIC};
+    check_op_refused(op, 9, 9, "RandomRotation(interpolation=3)|nearest or bilinear");
+    op = (fl_image_op){.kind = FL_OP_AFFINE, .number = {0, 0, 0, 2, 1, 1}};
+    check_op_refused(op, 9, 9, "RandomAffine|translations between 0 and 1");
+    op = (fl_image_op){.kind = FL_OP_PERSPECTIVE, .number = {0, 0, 1.5}};
+    check_op_refused(op, 9, 9, "RandomPerspective(distortion_scale=1.5)");
+    op = (fl_image_op){.kind = FL_OP_ROTATION};
+    check_op_refused(op, 1 << 20, 1 << 20, "(1048576, 1048576) is too large");
+    op = (fl_image_op){.kind = FL_OP_NOISE, .number = {0, -1}};
+    check_op_refused(op, 9, 9, "GaussianNoise(mean=0, sigma=-1)");
+    op = (fl_image_op){.kind = FL_OP_RAND_AUGMENT, .number = {9, 1, 31}};
+    check_op_refused(op, 9, 9, "RandAugment(num_ops=9)|at most 8");
+    op = (fl_image_op){.kind = FL_OP_RAND_AUGMENT, .number = {2, 31, 31}};
+    check_op_refused(op, 9, 9, "RandAugment(magnitude=31)");
+    op = (fl_image_op){.kind = FL_OP_TRIVIAL_AUGMENT, .number = {1, 0, 1}};
+    check_op_refused(op, 9, 9, "TrivialAugmentWide(num_magnitude_bins=1)");
+    op = (fl_image_op){.kind = FL_OP_AUTO_AUGMENT, .number = {3}};
+    check_op_refused(op, 9, 9, "AutoAugment(policy=3)");
+    op = (fl_image_op){.kind = FL_OP_APPLY, .p = 3};
+    check_op_refused(op, 9, 9, "RandomApply(p=3)");
+    op = (fl_image_op){.kind = FL_OP_CHOICE};
+    check_op_refused(op, 9, 9, "RandomChoice: 1 to 16 transforms, not 0");
+    op = (fl_image_op){.kind = FL_OP_APPLY, .span = 1};
+    check_op_refused(op, 9, 9, "holds more than there are");
+    op = (fl_image_op){.kind = FL_OP_GRAYSCALE, .number = {2}};
+    check_op_refused(op, 9, 9, "Grayscale(num_output_channels=2)");
+    op = (fl_image_op){.kind = FL_OP_COLOR_JITTER, .number = {0, 1, 2, 1}};
+    check_op_refused(op, 9, 9, "ColorJitter(contrast=(2, 1))");
+    op = (fl_image_op){.kind = FL_OP_PHOTOMETRIC_DISTORT, .number = {0, 1, 0, 1, 0, 1, -0.6, 0}};
+    check_op_refused(op, 9, 9, "RandomPhotometricDistort(hue=(-0.6, 0))|-0.5 to 0.5");
 }
 
 static void test_operations_that_do_not_go_with_the_image(void)
@@ -98,11 +148,41 @@ static void test_operations_that_do_not_go_with_the_image(void)
     check_op_refused(op, 5, 1 << 25, "image of (5, 33554432)");
 }
 
+static void test_results_that_depend_on_chance(void)
+{
+    fl_image_op crop = {.kind = FL_OP_CENTER_CROP, .size = {4, 4}},
+                grey = {.kind = FL_OP_GRAYSCALE};
+    fl_image_op branch = {.kind = FL_OP_BRANCH, .span = 1};
+    fl_image_op ops[5] = {{.kind = FL_OP_APPLY, .p = 0.5, .span = 1}, crop};
+    fl_image_config config = config_of(ops, 2, 9, 9);
+    check_refused(&config, "RandomApply: the size and the channels of results depend on chance");
+    grey.number[0] = 1;
+    ops[1] = grey;
+    check_refused(&config, "RandomApply: the size and the channels");
+    fl_image_op choice = {.kind = FL_OP_CHOICE, .span = 4}, flip = {.kind = FL_OP_HORIZONTAL_FLIP};
+    ops[0] = choice, ops[1] = branch, ops[2] = crop, ops[3] = branch, ops[4] = flip;
+    config = config_of(ops, 5, 9, 9);
+    check_refused(&config, "RandomChoice: the size and the channels of results depend on chance");
+    ops[0].kind = FL_OP_ORDER, ops[4] = crop;
+    check_refused(&config, "RandomOrder: the size and the channels of results depend on chance");
+    fl_image_plan *plan;
+    ops[0].kind = FL_OP_CHOICE;
+    CHECK_INT(fl_image_plan_open(&config, &plan, NULL), FL_OK);
+    CHECK_INT(fl_image_plan_out(plan).height, 4);
+    fl_image_plan_close(plan);
+    fl_image_op erase = {.kind = FL_OP_ERASE, .p = 1, .scale = {0.1, 1}, .ratio = {1, 1}};
+    ops[0].kind = FL_OP_ORDER, ops[2] = flip, ops[4] = erase;
+    check_refused(&config, "RandomErasing in RandomOrder");
+}
+
 static void test_configurations_that_cannot_be(void)
 {
     fl_image_op ops[FL_MAX_IMAGE_OPS + 1] = {{.kind = FL_OP_PAD}};
     fl_image_config config = config_of(ops, FL_MAX_IMAGE_OPS + 1, 8, 8);
     check_refused(&config, "at most 32");
+    fl_image_op color = {.kind = FL_OP_AUTOCONTRAST};
+    config = config_of(&color, 1, 8, 8), config.channels = 4;
+    check_refused(&config, "RandomAutocontrast|1 or 3 channels, not 4");
     config = config_of(ops, 1, 8, 8), config.channels = 5;
     check_refused(&config, "1 to 4 channels, not 5");
     config = config_of(ops, 1, 8, 8), config.type = FL_IMAGE_F32;
@@ -380,7 +460,9 @@ int main(void)
 {
     start_tests();
     RUN(test_arguments_that_are_wrong_for_any_image);
+    RUN(test_arguments_of_augmentations_that_are_wrong);
     RUN(test_operations_that_do_not_go_with_the_image);
+    RUN(test_results_that_depend_on_chance);
     RUN(test_configurations_that_cannot_be);
     RUN(test_what_may_not_come_after_an_erasing);
     RUN(test_sizes_of_resize);

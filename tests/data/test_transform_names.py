@@ -83,7 +83,7 @@ def test_interpolations_are_torchvisions() -> None:
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("ColorJitter", "to the batch, on the device, or .* v2.Compose .* path='process'"),
+        ("ElasticTransform", "to the batch, on the device, or .* v2.Compose .* path='process'"),
         ("ToTensor", r"use ToImage\(\), ToDtype\(torch.float32, scale=True\)$"),
         ("ConvertImageDtype", r"use ToDtype\(dtype, scale=True\)$"),
         ("functional", "use torchvision.transforms.v2.functional, or an operation called with a"),

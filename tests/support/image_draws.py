@@ -19,6 +19,13 @@ Size = tuple[int, int]  # height, width
 KINDS = (
     *("Pad", "CenterCrop", "RandomCrop", "Resize", "RandomResizedCrop"),
     *("RandomHorizontalFlip", "RandomVerticalFlip", "RandomErasing"),
+    *("RandomInvert", "RandomSolarize", "RandomPosterize", "RandomAutocontrast", "RandomEqualize"),
+    *("Grayscale", "RandomGrayscale", "ColorJitter", "RandomChannelPermutation"),
+    *("RandomPhotometricDistort", "RandomAdjustSharpness", "GaussianBlur"),
+    *("RandomApply", "RandomChoice", "RandomOrder", "a branch"),
+    *("RandomRotation", "RandomAffine", "RandomPerspective"),
+    *("RandAugment", "TrivialAugmentWide", "AutoAugment", "GaussianNoise"),
+    "AugMix",
 )
 TRIES = 10
 

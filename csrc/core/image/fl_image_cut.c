@@ -47,12 +47,13 @@ static int find_byte(const char *table, const void *element, size_t bytes, uint8
 }
 
 /* Fills with the bytes that become what the operation fills with. */
-static int cut_fill(const fl_image_config *config, fl_image_size in, fl_image_op *op, fl_err *err)
+static int cut_fill(const fl_image_config *config, fl_image_size in, int32_t channels,
+                    fl_image_op *op, fl_err *err)
 {
     const char *name = name_filler(op, in), *tables = config->tables;
     const size_t bytes = (size_t)fl_image_type_bytes(config->type);
     fl_image_op cut = *op;
-    for (int32_t c = 0; name != NULL && c < config->channels; c++) {
+    for (int32_t c = 0; name != NULL && c < channels; c++) {
         int value = find_byte(tables + (size_t)c * 256 * bytes, op->out_fill + (size_t)c * bytes,
                               bytes, op->fill[c]);
         if (value < 0)
@@ -69,15 +70,17 @@ static int cut_fill(const fl_image_config *config, fl_image_size in, fl_image_op
 int fl_image_cut_open(const fl_image_config *config, fl_image_plan **out, fl_err *err)
 {
     fl_image_op ops[FL_MAX_IMAGE_OPS];
-    fl_image_size size = config->in;
+    fl_image_trace trace[FL_MAX_IMAGE_OPS + 1];
     *out = NULL;
     if (config->type == FL_IMAGE_U8) return fl_fail(err, FL_EINVAL, "what it makes is bytes");
     if (config->count > FL_MAX_IMAGE_OPS)
         return fl_fail(err, FL_EINVAL, "it has more than %d operations", FL_MAX_IMAGE_OPS);
+    FL_TRY(fl_image_ops_trace(config, trace, err));
     for (int32_t i = 0; i < config->count; i++) {
         ops[i] = config->ops[i];
-        FL_TRY(cut_fill(config, size, &ops[i], err));
-        FL_TRY(fl_image_op_size(&ops[i], size, &size, err));
+        /* A Grayscale reads what came before it: it is never looked up as the result. */
+        bool lasts = trace[i].channels == trace[config->count].channels;
+        FL_TRY(cut_fill(config, trace[i].size, lasts ? trace[i].channels : 0, &ops[i], err));
     }
     fl_image_config cut = *config;
     cut.ops = ops;

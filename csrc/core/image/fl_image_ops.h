@@ -50,6 +50,96 @@ typedef struct fl_image_block {
     uint8_t fill;
 } fl_image_block;
 
+/* Rows of bytes at one place of planes that lie `plane` bytes apart. */
+typedef struct fl_image_planes {
+    uint8_t *data; /* of the first plane */
+    int64_t pitch, plane;
+    int64_t rows, columns;
+} fl_image_planes;
+
+/* The weights of a blur: sums of width * height taps. */
+typedef struct fl_image_blur {
+    int32_t width, height; /* odd */
+    const float *x, *y;    /* borrowed: [width], [height] */
+    const float *taps;     /* borrowed: [height][width], y[i] * x[j] */
+    /* Taps on each side of x and of y that hardly count: a sum in x, then in y, leaves them out. */
+    int32_t x_skipped, y_skipped;
+    float error; /* at most how far a sum in x, then in y, is from one of `taps` in their order */
+} fl_image_blur;
+
+/* Where a result is read: pixel (row, column) at x = (column + origin_x) and y = (row + origin_y)
+ * is that at ((x * X[0] + y * X[1]) + X[2], likewise Y), where the image is from -1 to 1; with a
+ * perspective, divided by Z and less 1. */
+typedef struct fl_image_warp {
+    int32_t width, height; /* of the image without its border */
+    float origin_x, origin_y;
+    float x[3], y[3], z[3];
+    bool is_perspective;
+    bool is_bilinear; /* else nearest */
+    float fill[4];    /* of each channel; NaN: none, what lies outside is 0 */
+} fl_image_warp;
+
+/* Normal numbers are made in pairs by Box and Muller's method of the words of fl_philox with this
+ * key: number n of words n % 4 and its neighbour of block n / 4. */
+typedef struct fl_image_noise {
+    uint64_t key;
+    float mean, scale;
+    bool clips; /* within 0 and 255; else what is beyond wraps around */
+} fl_image_noise;
+
+/* Operations on colours, in place unless there is a dst. Bytes are those of torchvision; every
+ * product and sum is rounded to float32, and fma is rounded once. V is a byte, f(x) is x as
+ * float32, whole() cuts to an integer, and grey = fma(B, f(.114), fma(G, f(.587), R * f(.2989))).
+ * Those of three planes take R, G and B. */
+typedef struct fl_image_tone_ops {
+    /* V becomes table[V], in the first plane. */
+    void (*look_up)(const fl_image_planes *planes, const uint8_t *table);
+
+    /* The least and the largest byte of the first plane, which is not empty. */
+    void (*range)(const fl_image_planes *planes, uint8_t *least, uint8_t *largest);
+
+    /* Adds how often each byte is in the first plane to count[256]. */
+    void (*count)(const fl_image_planes *planes, int64_t *count);
+
+    /* Adds bytes i of src, i < bytes, to sum[i % 32]. */
+    void (*sum)(const uint8_t *src, int64_t bytes, int64_t *sum);
+
+    /* whole(grey) of three planes to rows of dst, which follow each other. */
+    void (*grey)(uint8_t *dst, const fl_image_planes *planes);
+
+    /* V of three planes becomes whole(fma(whole(grey), rest, V * factor)) within 0 and 255. */
+    void (*saturate)(const fl_image_planes *planes, float factor, float rest);
+
+    /* Turns the hue of three planes by so many turns, from -0.5 to 0.5. */
+    void (*turn_hue)(const fl_image_planes *planes, float turns);
+
+    /* V of the first plane becomes whole(fma(round(mean) - V, rest, V)) within 0 and 255 in dst:
+     * the mean is that of 3 by 3, the middle weighs 5 of 13. The outer rows and columns stay. */
+    void (*sharpen)(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes, float rest);
+
+    /* The blur of the first plane, whose edges dst lacks: height - 1 rows, width - 1 columns. A
+     * byte is round(fma(...fma(V, tap, 0)...)), half to even. `memory` has room for (height + 2) *
+     * planes->columns floats. */
+    void (*blur)(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes,
+                 const fl_image_blur *blur, float *memory);
+
+    /* Samples planes with a border of 2 zeros on each side, and 2 more on the right. Bytes are
+     * those of torch's grid_sample; with a bilinear fill (V - fill) * inside + fill, as torchvision
+     * has it. */
+    void (*warp)(const fl_image_planes *dst, const fl_image_planes *bordered, int32_t channels,
+                 const fl_image_warp *warp);
+
+    /* sums[i] = weight * V, plus what it was unless it is_first, of the bytes of the first plane.
+     */
+    void (*add_weighted)(float *sums, const fl_image_planes *planes, float weight, bool is_first);
+    /* whole(sums[i]), from 0 to 255, to dst. */
+    void (*cut_sums)(uint8_t *dst, const float *sums, int64_t count);
+
+    /* V of the first plane becomes V + whole(number * scale + mean); its first byte takes number
+     * `first`, and so on through its rows. */
+    void (*add_noise)(const fl_image_planes *planes, int64_t first, const fl_image_noise *noise);
+} fl_image_tone_ops;
+
 typedef struct fl_image_ops {
     const char *name; /* that of a level of fl_cpu_level */
 
@@ -81,6 +171,8 @@ typedef struct fl_image_ops {
      * read and need not be memory. */
     void (*resample_y)(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
                        int64_t width, const fl_resample *axis);
+
+    fl_image_tone_ops tone;
 } fl_image_ops;
 
 #endif

@@ -17,20 +17,27 @@ typedef enum fl_image_layout { FL_CHW, FL_HWC, FL_IMAGE_LAYOUTS } fl_image_layou
 typedef struct fl_image_config {
     const fl_image_op *ops; /* copied */
     int32_t count;          /* <= FL_MAX_IMAGE_OPS */
-    int32_t channels;       /* 1 to FL_MAX_CHANNELS */
+    int32_t channels;       /* of every image, 1 to FL_MAX_CHANNELS */
     fl_image_size in;       /* of every image; {0, 0}: they differ */
     fl_image_type type;     /* of the output */
     fl_image_layout layout; /* of the output in memory */
-    const void *tables;     /* copied: [channels][256] elements of `type`; NULL for FL_IMAGE_U8 */
+    const void *tables;     /* copied: [channels of results][256] elements of `type`; NULL for
+                               FL_IMAGE_U8 */
     const float *linear;    /* copied: scale, mean, std of each channel, or NULL; the plan finds out
                                whether they give the tables (fl_image_cast) */
     uint64_t seed;
     const fl_image_ops *image_ops; /* borrowed, static */
 } fl_image_config;
 
-/* The size of what an operation makes of an image of size `in`; {0, 0} is one that is not known.
- * FL_EINVAL for arguments that are wrong, or such an image. */
-int fl_image_op_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
+/* An image on its way: before an operation, or at the end. */
+typedef struct fl_image_trace {
+    fl_image_size size; /* {0, 0}: not known before there is an image */
+    int32_t channels;
+} fl_image_trace;
+
+/* The images before each operation, and the result behind them: trace[config->count + 1]. FL_EINVAL
+ * for arguments that are wrong, or such images. */
+int fl_image_ops_trace(const fl_image_config *config, fl_image_trace *trace, fl_err *err);
 
 /* FL_EINVAL (what cannot be for any image, or for config->in: a crop that is larger, reflection of
  * more than there is, sizes of results that differ; the text names operation, argument, value and
@@ -42,9 +49,10 @@ fl_image_size fl_image_plan_in(const fl_image_plan *plan);  /* {0, 0}: images di
 fl_image_size fl_image_plan_out(const fl_image_plan *plan); /* of every result */
 int32_t fl_image_plan_count(const fl_image_plan *plan);     /* of operations */
 const fl_image_op *fl_image_plan_op(const fl_image_plan *plan, int32_t i);
-int32_t fl_image_plan_channels(const fl_image_plan *plan);
+int32_t fl_image_plan_channels(const fl_image_plan *plan);     /* of images */
+int32_t fl_image_plan_out_channels(const fl_image_plan *plan); /* of results */
 uint64_t fl_image_plan_seed(const fl_image_plan *plan);
-bool fl_image_plan_resizes(const fl_image_plan *plan);      /* an operation does */
+bool fl_image_plan_resizes(const fl_image_plan *plan);      /* or computes pixels otherwise */
 int64_t fl_image_plan_out_bytes(const fl_image_plan *plan); /* of one result */
 
 /* The parameters of each operation, params[fl_image_plan_count]. Pure. FL_EINVAL where the size of

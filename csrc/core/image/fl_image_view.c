@@ -11,6 +11,7 @@ void fl_image_view_start(fl_image_view *view, const fl_image_tools *tools, fl_re
     view->source = *source;
     view->is_pending = false;
     view->images = 0;
+    view->is_own = view->has_tables = false;
     view->erased_count = 0;
     fl_image_axis_start(&view->y, source->size.height);
     fl_image_axis_start(&view->x, source->size.width);
@@ -121,6 +122,17 @@ narrow(const fl_resample *table, int32_t from, int32_t to, fl_image_axis *source
     return part;
 }
 
+static int fail_memory(int64_t rows, int64_t width, fl_err *err)
+{
+    return fl_fail(err, FL_ENOMEM, "out of memory for an image of %lld by %lld on its way",
+                   (long long)rows, (long long)width);
+}
+
+static fl_scratch_part next_part(fl_image_view *view)
+{
+    return view->images++ % 2 ? FL_SCRATCH_IMAGE_1 : FL_SCRATCH_IMAGE_0;
+}
+
 /* Planes of bytes: what lies between two steps of a resize. */
 typedef struct planes {
     const uint8_t *data;
@@ -134,8 +146,7 @@ static int make_planes(fl_image_view *view, fl_scratch_part part, int64_t rows, 
     *data = fl_scratch_memory(view->tools.scratch, part, plane * view->tools.channels);
     *out = (planes){*data, width, plane};
     if (*data != NULL) return FL_OK;
-    return fl_fail(err, FL_ENOMEM, "out of memory for an image of %lld by %lld on its way",
-                   (long long)rows, (long long)width);
+    return fail_memory(rows, width, err);
 }
 
 /* Whether what the resize is made of lies in memory as rows of bytes. */
@@ -202,7 +213,7 @@ resize_columns(fl_image_view *view, fl_scratch_part part, const planes *from, in
     return FL_OK;
 }
 
-int fl_image_view_resolve(fl_image_view *view, fl_err *err)
+static int run_resize(fl_image_view *view, fl_err *err)
 {
     int32_t top, bottom, left, right, first_row, first_column;
     if (!view->is_pending) return FL_OK;
@@ -213,7 +224,7 @@ int fl_image_view_resolve(fl_image_view *view, fl_err *err)
         return FL_OK;
     fl_resample y = narrow(view->resize_y, top, bottom, &view->from_y, &first_row);
     fl_resample x = narrow(view->resize_x, left, right, &view->from_x, &first_column);
-    fl_scratch_part image = view->images++ % 2 ? FL_SCRATCH_IMAGE_1 : FL_SCRATCH_IMAGE_0;
+    fl_scratch_part image = next_part(view);
     planes rows, result;
     if (view->resize_x == NULL && is_direct(view))
         rows = direct_planes(view);
@@ -226,7 +237,122 @@ int fl_image_view_resolve(fl_image_view *view, fl_err *err)
         result = rows;
     view->source = (fl_image_source){
         .data = result.data, .stride_y = result.pitch, .stride_x = 1, .stride_c = result.plane};
+    view->is_own = true;
     fl_image_axis_shift(&view->y, top);
     fl_image_axis_shift(&view->x, left);
     return FL_OK;
+}
+
+int fl_image_view_resolve(fl_image_view *view, fl_err *err)
+{
+    FL_TRY(run_resize(view, err));
+    fl_image_view_look_up(view);
+    return FL_OK;
+}
+
+/* ---- pixels */
+
+static bool is_block(const fl_image_axis *axis, bool is_upright)
+{
+    const fl_segment *s = axis->segment;
+    return axis->count == 1 && s->fill == FL_NO_FILL &&
+           (s->step == 1 || (s->step == -1 && !is_upright));
+}
+
+/* What the image reads of its own planes. */
+static fl_image_planes own_planes(const fl_image_view *view)
+{
+    const fl_image_source *source = &view->source;
+    int32_t top, bottom, left, right;
+    if (!fl_image_axis_range(&view->y, &top, &bottom) ||
+        !fl_image_axis_range(&view->x, &left, &right))
+        return (fl_image_planes){0};
+    const uint8_t *data = source->data + top * source->stride_y + left;
+    return (fl_image_planes){.data = (uint8_t *)(uintptr_t)data,
+                             .pitch = source->stride_y,
+                             .plane = source->stride_c,
+                             .rows = bottom - top,
+                             .columns = right - left};
+}
+
+static void erase_planes(const fl_image_view *view, const fl_image_planes *to)
+{
+    for (int32_t n = 0; n < view->erased_count; n++) {
+        const fl_erased *e = &view->erased[n];
+        uint8_t *at = to->data + e->top * to->pitch + e->left;
+        for (int32_t c = 0; c < view->tools.channels; c++, at += to->plane)
+            view->tools.image_ops->fill(at, to->pitch, e->size.height, e->size.width,
+                                        &view->tools.ops[e->op].fill[c], 1);
+    }
+}
+
+/* Copies the image to planes, with what is filled and erased. */
+static int copy_image(fl_image_view *view, fl_err *err)
+{
+    fl_image_planes to;
+    fl_band_reader reader;
+    fl_image_view_look_up(view);
+    FL_TRY(fl_image_view_next(view, (fl_image_size){view->y.length, view->x.length},
+                              view->tools.channels, &to, err));
+    FL_TRY(fl_band_reader_open(&reader, &view->tools, &(fl_band_form){.type = FL_IMAGE_U8},
+                               &view->source, &view->y, &view->x, err));
+    for (int32_t i = 0; i < to.rows; i += reader.band_rows) {
+        int32_t count = (int32_t)fl_min(reader.band_rows, to.rows - i);
+        fl_band_reader_read(&reader, i, count, to.data + i * to.pitch, to.plane);
+    }
+    erase_planes(view, &to);
+    view->erased_count = 0;
+    fl_image_view_replace(view, &to, view->tools.channels);
+    return FL_OK;
+}
+
+int fl_image_view_own(fl_image_view *view, bool is_upright, fl_image_planes *out, fl_err *err)
+{
+    FL_TRY(run_resize(view, err));
+    if (!view->is_own || view->erased_count > 0 || !is_block(&view->y, is_upright) ||
+        !is_block(&view->x, is_upright))
+        FL_TRY(copy_image(view, err));
+    *out = own_planes(view);
+    return FL_OK;
+}
+
+int fl_image_view_next(fl_image_view *view, fl_image_size size, int32_t channels,
+                       fl_image_planes *out, fl_err *err)
+{
+    int64_t rows = size.height, columns = size.width, plane = rows * columns;
+    uint8_t *data = fl_scratch_memory(view->tools.scratch, next_part(view), plane * channels);
+    *out = (fl_image_planes){data, columns, plane, rows, columns};
+    return data != NULL ? FL_OK : fail_memory(rows, columns, err);
+}
+
+void fl_image_view_replace(fl_image_view *view, const fl_image_planes *to, int32_t channels)
+{
+    view->source = (fl_image_source){.data = to->data,
+                                     .stride_y = to->pitch,
+                                     .stride_x = 1,
+                                     .stride_c = to->plane,
+                                     .size = {(int32_t)to->rows, (int32_t)to->columns}};
+    fl_image_axis_start(&view->y, (int32_t)to->rows);
+    fl_image_axis_start(&view->x, (int32_t)to->columns);
+    view->tools.channels = channels;
+    view->is_own = true;
+    view->has_tables = false;
+}
+
+void fl_image_view_look_up(fl_image_view *view)
+{
+    if (!view->has_tables) return;
+    view->has_tables = false;
+    fl_image_planes own = own_planes(view);
+    for (int32_t c = 0; c < view->tools.channels; c++, own.data += own.plane)
+        view->tools.image_ops->tone.look_up(&own, view->table[c]);
+}
+
+fl_byte_table *fl_image_view_tables(fl_image_view *view)
+{
+    assert(view->is_own && !view->is_pending);
+    for (int32_t c = 0; c < view->tools.channels && !view->has_tables; c++)
+        for (int v = 0; v < 256; v++) view->table[c][v] = (uint8_t)v;
+    view->has_tables = true;
+    return view->table;
 }

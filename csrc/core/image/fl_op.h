@@ -7,17 +7,21 @@
 
 #include "fl_image_view.h"
 #include "fl_philox.h"
+#include "fl_warp.h"
 
 typedef struct fl_op_type {
     const char *name; /* torchvision's */
     bool is_drawn;    /* has random numbers, so at most 8 of its kind fit a plan */
     bool has_area;    /* of an area and a ratio */
+    bool is_color;    /* for images of 1 or 3 channels */
+    bool is_bordered; /* samples the image with a border, so the plan makes its fill bytes 0 */
 
     /* What is wrong with the arguments for any image: FL_EINVAL. NULL: nothing can be. */
     int (*check)(const fl_image_op *op, fl_err *err);
 
-    /* The size of the result for an image of size `in`; {0, 0} for {0, 0} unless it is the same for
-     * all. FL_EINVAL where the operation cannot take such an image. Pure. */
+    /* The size of the result for an image of size `in` (NULL: it holds others); {0, 0} for {0, 0}
+     * unless it is the same for all. FL_EINVAL where the operation cannot take such an image. Pure.
+     */
     int (*size)(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
 
     /* The parameters for an image of a size that `size` has taken. On entry they are 0 but for
@@ -25,16 +29,23 @@ typedef struct fl_op_type {
     void (*draw)(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
                  fl_image_params *params);
 
-    /* Edits the view of operation `i` of the plan. FL_ENOMEM. */
+    /* Edits the view of operation `i` of the plan. FL_ENOMEM. NULL: it holds others. */
     int (*apply)(const fl_image_op *op, int32_t i, const fl_image_params *params,
                  fl_image_view *view, fl_err *err);
 } fl_op_type;
 
 extern const fl_op_type fl_op_pad, fl_op_center_crop, fl_op_random_crop, fl_op_resize,
-    fl_op_random_resized_crop, fl_op_horizontal_flip, fl_op_vertical_flip, fl_op_erase;
+    fl_op_random_resized_crop, fl_op_horizontal_flip, fl_op_vertical_flip, fl_op_erase,
+    fl_op_invert, fl_op_solarize, fl_op_posterize, fl_op_equalize, fl_op_autocontrast,
+    fl_op_grayscale, fl_op_random_grayscale, fl_op_color_jitter, fl_op_channel_permutation,
+    fl_op_photometric_distort, fl_op_sharpness, fl_op_blur, fl_op_noise, fl_op_aug_mix,
+    fl_op_rand_augment, fl_op_trivial_augment, fl_op_auto_augment, fl_op_rotation, fl_op_affine,
+    fl_op_perspective, fl_op_gate_apply, fl_op_gate_choice, fl_op_gate_order, fl_op_gate_branch;
 
 /* Edges of images and paddings are at most so long: their sums fit int32_t, areas int64_t. */
 enum { FL_MAX_EDGE = 1 << 24 };
+
+_Static_assert(FL_OP_KINDS <= 32, "a slot has 5 bits for the kind");
 
 static inline bool fl_size_is_known(fl_image_size size) { return size.height > 0; }
 
@@ -52,8 +63,34 @@ int fl_op_check_padding(const char *name, const fl_image_op *op, fl_err *err);
 int fl_op_check_mirrored(const char *name, fl_padding_mode mode, const int32_t padding[4],
                          fl_image_size in, fl_err *err);
 
+/* In float32, as torch draws it, so that users can be told it exactly. */
+float fl_op_between(uint32_t word, const double limits[2]);
+
+/* order[0] to order[count - 1], count <= FL_MAX_ORDER, become a permutation of 0 to count - 1, and
+ * those behind -1: Fisher-Yates, with the words from block `block` on. */
+void fl_op_draw_order(const fl_image_op *op, const fl_sample_key *key, uint16_t block,
+                      int32_t count, int8_t *order);
+
+/* The `draw` of operations with a probability: word 0 of block 0 says whether they are applied. */
+void fl_op_draw_applied(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
+                        fl_image_params *params);
+
 /* The `size` of operations that do not change it. */
 int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
+
+/* Of operations that sample an image at other places: numbers 10 and 11 are their center, NaN is
+ * the middle, and 12 to 15 the fill of each channel, NaN is none. */
+int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err);
+int fl_op_warped_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
+/* By an angle, as torchvision's rotate; and as its affine. FL_ENOMEM. */
+int fl_op_rotate(const fl_image_op *op, int32_t i, double degrees, fl_image_view *view,
+                 fl_err *err);
+int fl_op_transform(const fl_image_op *op, int32_t i, const fl_affine *affine, fl_image_view *view,
+                    fl_err *err);
+
+/* The same on every machine; of x > 0. */
+double fl_op_exp(double x);
+double fl_op_log(double x);
 
 /* Rectangles of a random part of an area and a random ratio of their edges. */
 int fl_op_check_area(const char *name, const fl_image_op *op, fl_err *err);

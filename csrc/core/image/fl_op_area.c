@@ -22,7 +22,7 @@ int fl_op_check_area(const char *name, const fl_image_op *op, fl_err *err)
 }
 
 /* exp(x) = 2^n exp(r), |r| <= ln(2) / 2, by the series of exp(r). */
-static double exp_of(double x)
+double fl_op_exp(double x)
 {
     static const double over_factorial[] = {1.0 / 87178291200,
                                             1.0 / 6227020800,
@@ -47,12 +47,12 @@ static double exp_of(double x)
 
 /* From a guess that is off by less than 0.2, each step leaves a twelfth of the cube of the error.
  */
-static double log_of(double x)
+double fl_op_log(double x)
 {
     int exponent;
     double part = frexp(x, &exponent), y = part - 1 + exponent * 0.6931471805599453;
     for (int step = 0; step < 4; step++) {
-        double e = exp_of(y);
+        double e = fl_op_exp(y);
         y += 2 * (x - e) / (x + e);
     }
     return y;
@@ -60,8 +60,8 @@ static double log_of(double x)
 
 void fl_op_set_ratio(fl_image_op *op)
 {
-    op->log_ratio[0] = log_of(op->ratio[0]);
-    op->log_ratio[1] = log_of(op->ratio[1]);
+    op->log_ratio[0] = fl_op_log(op->ratio[0]);
+    op->log_ratio[1] = fl_op_log(op->ratio[1]);
 }
 
 static double between(uint32_t word, const double limits[2])
@@ -73,7 +73,7 @@ void fl_op_draw_edges(const fl_image_op *op, fl_philox_block block, fl_image_siz
                       int64_t *larger_with_ratio, int64_t *smaller_with_ratio)
 {
     double area = (double)in.height * in.width * between(block.word[0], op->scale);
-    double ratio = exp_of(between(block.word[1], op->log_ratio));
+    double ratio = fl_op_exp(between(block.word[1], op->log_ratio));
     *larger_with_ratio = (int64_t)rint(sqrt(area * ratio));
     *smaller_with_ratio = (int64_t)rint(sqrt(area / ratio));
 }

@@ -15,8 +15,8 @@ int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out,
     return FL_OK;
 }
 
-static void
-draw(const fl_image_op *op, const fl_sample_key *key, fl_image_size in, fl_image_params *params)
+void fl_op_draw_applied(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
+                        fl_image_params *params)
 {
     (void)in;
     params->is_applied = fl_philox_unit(fl_op_random(op, key, 0).word[0]) < op->p;
@@ -41,7 +41,7 @@ const fl_op_type fl_op_horizontal_flip = {.name = "RandomHorizontalFlip",
                                           .is_drawn = true,
                                           .check = check_horizontal,
                                           .size = fl_op_same_size,
-                                          .draw = draw,
+                                          .draw = fl_op_draw_applied,
                                           .apply = apply_horizontal};
 
 static int check_vertical(const fl_image_op *op, fl_err *err)
@@ -63,5 +63,5 @@ const fl_op_type fl_op_vertical_flip = {.name = "RandomVerticalFlip",
                                         .is_drawn = true,
                                         .check = check_vertical,
                                         .size = fl_op_same_size,
-                                        .draw = draw,
+                                        .draw = fl_op_draw_applied,
                                         .apply = apply_vertical};

@@ -12,6 +12,21 @@ typedef struct fl_philox_block {
     uint32_t word[4];
 } fl_philox_block;
 
+enum { FL_PHILOX_ROUNDS = 10 };
+
+/* One round: the two halves of a counter are multiplied, and the key has grown `round` times. */
+static inline void fl_philox_round(uint64_t key, uint32_t round, uint32_t *c0, uint32_t *c1,
+                                   uint32_t *c2, uint32_t *c3)
+{
+    uint32_t k0 = (uint32_t)key + round * 0x9E3779B9u;
+    uint32_t k1 = (uint32_t)(key >> 32) + round * 0xBB67AE85u;
+    uint64_t first = UINT64_C(0xD2511F53) * *c0, second = UINT64_C(0xCD9E8D57) * *c2;
+    *c0 = (uint32_t)(second >> 32) ^ *c1 ^ k0;
+    *c2 = (uint32_t)(first >> 32) ^ *c3 ^ k1;
+    *c1 = (uint32_t)second;
+    *c3 = (uint32_t)first;
+}
+
 fl_philox_block fl_philox(uint64_t key, const uint32_t counter[4]);
 
 /* Whose random numbers: one sample, in one epoch, in one of its views. Block b of slot s of an

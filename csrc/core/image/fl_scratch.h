@@ -18,6 +18,8 @@ typedef enum fl_scratch_part {
     FL_SCRATCH_BAND,  /* rows of a source before they are resized in x */
     FL_SCRATCH_SPLIT, /* interleaved rows of a source as planes */
     FL_SCRATCH_TYPED, /* rows of the output as planes, not yet joined */
+    FL_SCRATCH_KEPT,  /* an image that is worked on several times */
+    FL_SCRATCH_SUMS,  /* of what is made of it */
     FL_SCRATCH_PARTS
 } fl_scratch_part;
 

@@ -4,6 +4,7 @@
  * is shorter than a register (FL_NARROWER). */
 #include "fl_cpu_image_cast.h"
 #include "fl_cpu_image_layout.h"
+#include "fl_cpu_image_noise.h"
 #include "fl_cpu_image_resample.h"
 #include "fl_cpu_image_rows.h"
 
@@ -18,4 +19,5 @@ const fl_image_ops FL_IMAGE_OPS = {
     .fill = fill_rows,
     .resample_x = resample_x,
     .resample_y = resample_y,
+    .tone = FL_TONE_OPS,
 };

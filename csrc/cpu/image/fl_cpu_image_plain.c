@@ -3,6 +3,8 @@
  * The loops are plain C that a compiler may vectorise for what every machine of its kind has. */
 #include "fl_cpu_image.h"
 
+#include "fl_cpu_image_noise.h"
+
 #include <string.h>
 
 /* ---- layout */
@@ -236,4 +238,5 @@ const fl_image_ops fl_cpu_image_plain = {
     .fill = fill_rows,
     .resample_x = resample_x,
     .resample_y = resample_y,
+    .tone = FL_TONE_OPS,
 };

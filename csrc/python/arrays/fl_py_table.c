@@ -89,7 +89,7 @@ static bool is_cast(const fl_py_table *self, int32_t f)
 static fl_transfer_cast cast_of(const fl_py_image_plan *plan)
 {
     int64_t elements = fl_image_plan_out_bytes(plan->cut);
-    int32_t channels = fl_image_plan_channels(plan->cut);
+    int32_t channels = fl_image_plan_out_channels(plan->cut);
     return (fl_transfer_cast){.count = elements,
                               .plane = plan->memory == FL_HWC ? 1 : elements / channels,
                               .channels = channels,

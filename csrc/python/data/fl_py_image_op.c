@@ -79,6 +79,7 @@ static int read_op(PyObject *dict, fl_image_op *out)
     int32_t kind = 0, occurrence = 0, interpolation = 0, mode = 0;
     if (read_int(dict, "kind", FL_OP_KINDS - 1, &kind) != 0 ||
         read_int(dict, "occurrence", UINT8_MAX, &occurrence) != 0 ||
+        read_int(dict, "span", FL_MAX_IMAGE_OPS, &out->span) != 0 ||
         read_int(dict, "interpolation", FL_INTERPOLATIONS - 1, &interpolation) != 0 ||
         read_int(dict, "padding_mode", FL_PADDING_MODES - 1, &mode) != 0)
         return -1;
@@ -89,6 +90,7 @@ static int read_op(PyObject *dict, fl_image_op *out)
     if (read_shape(dict, out) != 0) return -1;
     if (read_numbers(dict, "scale", 2, NULL, out->scale) != 0 ||
         read_numbers(dict, "ratio", 2, NULL, out->ratio) != 0 ||
+        read_numbers(dict, "number", FL_OP_NUMBERS, NULL, out->number) != 0 ||
         read_bytes(dict, "fill", FL_MAX_CHANNELS, out->fill) != 0 ||
         read_bytes(dict, "out_fill", FL_MAX_FILL_BYTES, out->out_fill) != 0)
         return -1;
@@ -111,12 +113,37 @@ int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
     return status;
 }
 
+/* Integers, or numbers where these are NULL. New reference. */
+static PyObject *tuple_of(const int8_t *integers, const float *numbers, Py_ssize_t count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t k = 0; tuple != NULL && k < count; k++) {
+        PyObject *number = integers != NULL ? PyLong_FromLong(integers[k])
+                                            : PyFloat_FromDouble((double)numbers[k]);
+        if (number == NULL)
+            Py_CLEAR(tuple);
+        else
+            PyTuple_SET_ITEM(tuple, k, number);
+    }
+    return tuple;
+}
+
 PyObject *fl_py_image_params(const fl_image_params *params)
 {
     const int32_t *padding = params->padding;
-    return Py_BuildValue("{s:O,s:i,s:i,s:i,s:i,s:(iiii),s:(ii)}", "applied",
+    Py_ssize_t count = 0; /* what is behind the order is negative */
+    while (count < FL_MAX_ORDER && params->order[count] >= 0) count++;
+    PyObject *number = tuple_of(NULL, params->number, FL_DRAWN_NUMBERS);
+    PyObject *order = number != NULL ? tuple_of(params->order, NULL, count) : NULL;
+    if (order == NULL) {
+        Py_XDECREF(number);
+        return NULL;
+    }
+    return Py_BuildValue("{s:O,s:i,s:i,s:i,s:i,s:(iiii),s:(ii),s:N,s:N,s:O,s:K}", "applied",
                          params->is_applied ? Py_True : Py_False, "top", params->top, "left",
                          params->left, "height", params->size.height, "width", params->size.width,
                          "padding", padding[0], padding[1], padding[2], padding[3], "out",
-                         params->out.height, params->out.width);
+                         params->out.height, params->out.width, "number", number, "order", order,
+                         "is_early", params->is_early ? Py_True : Py_False, "seed",
+                         (unsigned long long)params->seed);
 }

@@ -65,9 +65,9 @@ static int read_linear(PyObject *linear, int32_t channels, float *out)
     return 0;
 }
 
-static int check_tables(PyObject *tables, const fl_image_config *config)
+static int check_tables(PyObject *tables, const fl_image_config *config, int32_t channels)
 {
-    Py_ssize_t bytes = config->channels * 256 * (types[config->type].dtype.bits / 8);
+    Py_ssize_t bytes = channels * 256 * (types[config->type].dtype.bits / 8);
     bool is_none = tables == Py_None;
     if (config->type == FL_IMAGE_U8 ? is_none
                                     : PyBytes_Check(tables) && PyBytes_GET_SIZE(tables) == bytes)
@@ -81,7 +81,7 @@ static int check_tables(PyObject *tables, const fl_image_config *config)
 static void set_shape(fl_py_image_plan *self, fl_image_layout memory, bool is_permuted)
 {
     fl_image_size out = fl_image_plan_out(self->plan);
-    int64_t channels = fl_image_plan_channels(self->plan);
+    int64_t channels = fl_image_plan_out_channels(self->plan);
     int64_t dims[3] = {out.height, out.width, channels};
     int64_t steps[3] = {out.width * channels, channels, 1};
     if (memory == FL_CHW) {
@@ -112,6 +112,7 @@ static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *
                      PyObject *tables, PyObject *linear)
 {
     fl_image_op list[FL_MAX_IMAGE_OPS];
+    fl_image_trace trace[FL_MAX_IMAGE_OPS + 1];
     float numbers[3 * FL_MAX_CHANNELS];
     fl_err err = {0};
     if (config->channels < 1 || config->channels > FL_MAX_CHANNELS) {
@@ -119,10 +120,16 @@ static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *
                      FL_MAX_CHANNELS, config->channels);
         return -1;
     }
-    if (read_ops(ops, list) != 0 || check_tables(tables, config) != 0) return -1;
-    if (linear != Py_None && read_linear(linear, config->channels, numbers) != 0) return -1;
+    if (read_ops(ops, list) != 0) return -1;
     config->ops = list;
     config->count = (int32_t)PyTuple_GET_SIZE(ops);
+    if (fl_image_ops_trace(config, trace, &err) != FL_OK) {
+        fl_py_raise(&err, NULL);
+        return -1;
+    }
+    int32_t channels = trace[config->count].channels; /* of results */
+    if (check_tables(tables, config, channels) != 0) return -1;
+    if (linear != Py_None && read_linear(linear, channels, numbers) != 0) return -1;
     config->tables = tables != Py_None ? PyBytes_AS_STRING(tables) : NULL;
     config->linear = linear != Py_None ? numbers : NULL;
     config->image_ops = fl_cpu_image_ops_find();

@@ -36,6 +36,8 @@ _PADDING_MODES = {"constant": 0, "edge": 1, "reflect": 2, "symmetric": 3}
 DTYPES = {getattr(torch, name): name for name in ("uint8", "float16", "bfloat16", "float32")}
 _PILLOW = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # constants of PIL.Image
 _MAX_LENGTH = 2**24  # of an edge or a padding, in pixels: FL_MAX_EDGE
+_MAX_OPS = 8  # FL_DRAWN_NUMBERS
+_MAX_TAPS = 127  # FL_MAX_BLUR
 _SIZE = "an int >= 1 for a square, or (height, width)"
 _PADDING = "an int >= 0, (left and right, top and bottom), or (left, top, right, bottom)"
 
@@ -144,9 +146,14 @@ def _read_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def _read_probability(name: str, value: Any) -> Any:
-    checks.read_number(name, value, 0, 1)
+def _read_unchanged(name: str, value: Any, low: float, high: float) -> Any:
+    """Return a number within [low, high] with its type, which texts show."""
+    checks.read_number(name, value, low, high)
     return value
+
+
+def read_probability(name: str, value: Any) -> Any:
+    return _read_unchanged(name, value, 0, 1)
 
 
 def _read_range(name: str, value: Any, high: float = math.inf, is_ratio: bool = False) -> Any:
@@ -175,6 +182,114 @@ def _read_statistics(name: str, value: Any, is_divisor: bool = False) -> list[fl
     return numbers
 
 
+def _read_jitter(name: str, value: Any, is_hue: bool = False) -> tuple[float, float] | None:
+    """Return the bounds of a factor, or None if it is always the one that changes nothing."""
+    low, high, middle = (-0.5, 0.5, 0.0) if is_hue else (0.0, math.inf, 1.0)
+    rule = f"a number >= 0, or (min, max) with {low:g} <= min <= max <= {high:g}"
+    if value is None:
+        return None
+    ends = value
+    if checks.is_number(value):
+        ends = (middle - value, middle + value)
+        ends = ends if is_hue or value < 0 else (max(0.0, ends[0]), ends[1])
+    if not checks.is_sequence(ends) or len(ends) != 2 or not all(map(checks.is_number, ends)):
+        raise TypeError(checks.make_message(name, rule, value))
+    least, most = map(checks.to_float, ends)
+    if not low <= least <= most <= high or most == math.inf:
+        raise ValueError(checks.make_message(name, rule, value))
+    return None if least == most == middle else (least, most)
+
+
+def _read_factors(name: str, value: Any, is_hue: bool = False) -> Any:
+    """Return the bounds of a factor unchanged."""
+    if checks.is_number(value) or value is None:
+        raise TypeError(checks.make_message(name, "(min, max)", value))
+    _read_jitter(name, value, is_hue)
+    return value
+
+
+def _read_bits(name: str, value: Any) -> int:
+    if not checks.is_int(value) or not 0 <= value <= 8:
+        raise TypeError(checks.make_message(name, "an int in [0, 8]", value))
+    return int(value)
+
+
+def _read_ends(
+    name: str, value: Any, lengths: tuple[int, ...] = (2,), is_symmetric: bool = False
+) -> Any:
+    """Return bounds, one pair after the other, as floats."""
+    rule = " or ".join(f"{length} numbers" for length in lengths) + ", in pairs (min, max)"
+    rule += ", or one number >= 0" if is_symmetric else ""
+    ends = _as_list(value)
+    if is_symmetric and checks.is_number(value):
+        ends = (-value, value)
+    if not checks.is_sequence(ends) or not all(map(checks.is_number, ends)):
+        raise TypeError(checks.make_message(name, rule, value))
+    numbers = list(map(checks.to_float, ends))
+    pairs = zip(numbers[::2], numbers[1::2], strict=False)
+    if len(numbers) not in lengths or not all(low <= high for low, high in pairs):
+        raise ValueError(checks.make_message(name, rule, value))
+    return numbers
+
+
+def _read_parts(name: str, value: Any, high: float, is_positive: bool = False) -> Any:
+    """Return None, or two numbers unchanged."""
+    low = "0 <" if is_positive else "0 <="
+    rule = f"two numbers n with {low} n <= {high:g}, or None"
+    if value is None:
+        return None
+    if not checks.is_sequence(value) or not all(map(checks.is_number, value)):
+        raise TypeError(checks.make_message(name, rule, value))
+    if len(value) != 2 or not all(0 <= n <= high and (n > 0 or not is_positive) for n in value):
+        raise ValueError(checks.make_message(name, rule, value))
+    if is_positive:
+        _read_ends(name, value)
+    return value
+
+
+def _read_center(name: str, value: Any) -> Any:
+    """Return None, or two numbers unchanged."""
+    rule = "(x, y), or None"
+    if value is None:
+        return None
+    if not checks.is_sequence(value) or not all(map(checks.is_number, value)):
+        raise TypeError(checks.make_message(name, rule, value))
+    if len(value) != 2:
+        raise ValueError(checks.make_message(name, rule, value))
+    return value
+
+
+def _read_taps(name: str, value: Any) -> Sequence[int]:
+    taps = _read_lengths(name, value, 1, (1, 2), "an odd int, or (width, height)")
+    if any(length % 2 == 0 or length > _MAX_TAPS for length in taps):
+        rule = f"odd and at most {_MAX_TAPS}"
+        raise ValueError(checks.make_message(name, rule, value))
+    is_list = len(taps) == 2 and isinstance(_as_list(value), list)
+    return taps if is_list else (taps[0], taps[-1])
+
+
+def _read_sigma(name: str, value: Any) -> Any:
+    rule = "a number > 0, or (min, max) with 0 < min <= max"
+    ends = [value, value] if checks.is_number(value) else value
+    if not checks.is_sequence(ends) or not all(map(checks.is_number, ends)):
+        raise TypeError(checks.make_message(name, rule, value))
+    if len(ends) not in (1, 2) or not 0 < ends[0] <= ends[-1] < math.inf:
+        raise ValueError(checks.make_message(name, rule, value))
+    return [checks.to_float(ends[0]), checks.to_float(ends[-1])]
+
+
+def _read_ops(name: str, value: Any) -> int:
+    if not checks.is_int(value) or not 0 <= value <= _MAX_OPS:
+        raise ValueError(checks.make_message(name, f"an int in [0, {_MAX_OPS}]", value))
+    return int(value)
+
+
+def _read_threshold(name: str, value: Any) -> Any:
+    if not checks.is_number(value) or not value <= 255:
+        raise TypeError(checks.make_message(name, "a number <= 255", value))
+    return value
+
+
 Size = Annotated[int | Sequence[int], Argument(_read_size, tuple)]
 ResizeSize = Annotated[int | Sequence[int] | None, Argument(_read_resize)]
 LongestEdge = Annotated[
@@ -192,10 +307,37 @@ Erased = Annotated[Any, Argument(_read_erased)]
 Interpolation = Annotated[Any, Argument(_read_interpolation, _INTERPOLATIONS.get)]
 Flag = Annotated[bool, Argument(_read_flag)]
 CoreFlag = Annotated[bool, Argument(_read_flag, bool)]  # that C is told of
-Probability = Annotated[float, Argument(_read_probability, float)]
+Probability = Annotated[float, Argument(read_probability, float)]
 Scale = Annotated[Sequence[float], Argument(_read_range, tuple)]
 Share = Annotated[Sequence[float], Argument(partial(_read_range, high=1), tuple)]
 Ratio = Annotated[Sequence[float], Argument(partial(_read_range, is_ratio=True), tuple)]
 Dtype = Annotated[torch.dtype, Argument(partial(checks.read_choice, choices=tuple(DTYPES)))]
 Means = Annotated[Any, Argument(_read_statistics)]
 Deviations = Annotated[Any, Argument(partial(_read_statistics, is_divisor=True))]
+Jitter = Annotated[Any, Argument(_read_jitter)]
+HueJitter = Annotated[Any, Argument(partial(_read_jitter, is_hue=True))]
+Factors = Annotated[Any, Argument(_read_factors)]
+HueFactors = Annotated[Any, Argument(partial(_read_factors, is_hue=True))]
+Bits = Annotated[int, Argument(_read_bits)]
+Threshold = Annotated[float, Argument(_read_threshold)]
+GreyChannels = Annotated[int, Argument(partial(checks.read_choice, choices=(1, 3)))]
+Factor = Annotated[float, Argument(partial(_read_unchanged, low=0, high=math.inf))]
+Taps = Annotated[int | Sequence[int], Argument(_read_taps)]
+Sigma = Annotated[Any, Argument(_read_sigma)]
+Degrees = Annotated[Any, Argument(partial(_read_ends, is_symmetric=True))]
+Shears = Annotated[
+    Any,
+    Argument(lambda name, value: None if value is None else _read_ends(name, value, (2, 4), True)),
+]
+Translate = Annotated[Any, Argument(partial(_read_parts, high=1))]
+Scales = Annotated[Any, Argument(partial(_read_parts, high=math.inf, is_positive=True))]
+Center = Annotated[Any, Argument(_read_center)]
+Ops = Annotated[int, Argument(_read_ops)]
+Magnitude = Annotated[int, Argument(partial(checks.read_int, low=0))]
+Bins = Annotated[int, Argument(partial(checks.read_int, low=2, high=2**20))]
+Mean = Annotated[float, Argument(partial(_read_unchanged, low=-20, high=20))]
+NoiseSigma = Annotated[float, Argument(partial(_read_unchanged, low=0, high=20))]
+Severity = Annotated[int, Argument(partial(_read_unchanged, low=1, high=10))]
+Chains = Annotated[int, Argument(partial(checks.read_int, low=1, high=6))]
+Depth = Annotated[int, Argument(partial(checks.read_int, high=9))]
+Positive = Annotated[float, Argument(partial(_read_unchanged, low=1e-6, high=1e6))]

@@ -60,14 +60,14 @@ def _translate(transform: Any) -> Iterator[Geometry | Values]:
     elif getattr(sys.modules.get(_V2), name, None) is not type(transform):
         reason = f"must be of fastloop.transforms or {_V2}"
         if is_torchvision(transform):
-            own = name if hasattr(image_ops, name) else _INSTEAD.get(name)
+            own = name if image_ops.get_operation(name) else _INSTEAD.get(name)
             reason += f", got one of torchvision.transforms{f' (write {own} of v2)' if own else ''}"
         raise ValueError(f"{getattr(transform, '__name__', name)} {reason}")
     elif name == "Compose":
         for part in transform.transforms:
             yield from _translate(part)
-    elif hasattr(image_ops, name):
-        yield from _make_own(getattr(image_ops, name), transform)._chain()
+    elif operation := image_ops.get_operation(name):
+        yield from _make_own(operation, transform)._chain()
     else:
         instead = f" (write {_INSTEAD[name]})" if name in _INSTEAD else ""
         raise ValueError(f"fastloop.transforms has no {name}{instead}")
@@ -76,6 +76,10 @@ def _translate(transform: Any) -> Iterator[Geometry | Values]:
 def _make_own(cls: Any, transform: Any) -> ImageOp:
     """Make fastloop's operation of torchvision's, whose attributes have the arguments' names."""
     names = [field.name for field in fields(cls)] if is_dataclass(cls) else []
+    if hasattr(transform, "transforms"):
+        arguments = {name: value for name, value in vars(transform).items() if name == "p"}
+        arguments["transforms"] = [_make_one(part) for part in transform.transforms]
+        return cls(**arguments)  # type: ignore[no-any-return]
     arguments = {name: getattr(transform, name) for name in names}
     if cls is image_ops.RandomCrop and transform.padding is not None:
         left, right, top, bottom = transform.padding
@@ -83,6 +87,12 @@ def _make_own(cls: Any, transform: Any) -> ImageOp:
     if cls is image_ops.RandomErasing and transform.value is None:
         arguments["value"] = "random"
     return cls(**arguments)  # type: ignore[no-any-return]
+
+
+def _make_one(transform: Any) -> ImageOp:
+    """Make one operation of fastloop of a transform."""
+    ops = list(_translate(transform))
+    return image_ops.Compose(ops) if ops else image_ops.Identity()
 
 
 def compile_transform(

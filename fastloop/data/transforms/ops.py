@@ -7,6 +7,8 @@ Each is a dataclass. The annotation of a field says how the argument is read and
 # No `from __future__ import annotations`: it would make text of the annotations, which are read.
 
 import functools
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -14,16 +16,38 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
+from fastloop.base import checks
 from fastloop.base.checks import make_message
 from fastloop.data.transforms import arguments as arg
-from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, Values
+from fastloop.data.transforms import color, policy, warp
+from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, Parts, Values
 
 _BOX = ("top", "left", "height", "width")
 
 
+def get_operation(name: str) -> type[ImageOp] | None:
+    """Return the operation of this name, or None."""
+    modules = (globals(), *map(vars, (color, warp, policy)))
+    named = next((module[name] for module in modules if name in module), None)
+    return named if isinstance(named, type) and issubclass(named, ImageOp) else None
+
+
 def is_own(op: object) -> TypeGuard[ImageOp]:
-    """Tell whether `op` is an operation of this module. A subclass is not: it may do anything."""
-    return isinstance(op, ImageOp) and globals().get(type(op).__name__) is type(op)
+    """Tell whether `op` is an operation of fastloop. A subclass is not: it may do anything."""
+    return isinstance(op, ImageOp) and get_operation(type(op).__name__) is type(op)
+
+
+def _read_transforms(name: str, transforms: Any) -> Sequence[ImageOp]:
+    if not isinstance(transforms, Sequence) or not transforms:
+        kind = ValueError if isinstance(transforms, Sequence) else TypeError
+        rule = "a list of at least one operation"
+        raise kind(make_message(f"{name}: transforms", rule, transforms))
+    for i, op in enumerate(transforms):
+        if not is_own(op):
+            remedy = "pass a torchvision v2.Compose to the dataset itself, in place of this one"
+            rule = "an operation of fastloop.transforms"
+            raise TypeError(make_message(f"{name}: item {i}", rule, op, remedy))
+    return transforms
 
 
 class Compose(ImageOp):
@@ -34,16 +58,7 @@ class Compose(ImageOp):
     """
 
     def __init__(self, transforms: Any) -> None:
-        if not isinstance(transforms, Sequence) or not transforms:
-            kind = ValueError if isinstance(transforms, Sequence) else TypeError
-            rule = "a list of at least one operation"
-            raise kind(make_message("Compose: transforms", rule, transforms))
-        for i, op in enumerate(transforms):
-            if not is_own(op):
-                remedy = "pass a torchvision v2.Compose to the dataset itself, in place of this one"
-                name, rule = f"Compose: item {i}", "an operation of fastloop.transforms"
-                raise TypeError(make_message(name, rule, op, remedy))
-        self.transforms = transforms
+        self.transforms = _read_transforms("Compose", transforms)
 
     def _chain(self) -> Iterator[Geometry | Values]:
         for op in self.transforms:
@@ -57,10 +72,117 @@ class Compose(ImageOp):
         return super().__call__(image)
 
     def __repr__(self) -> str:
-        lines = [f"    {op}" for op in self.transforms]
-        if len(lines) == 1:
-            return f"Compose({lines[0]})"
-        return "\n  ".join(["Compose(", *"\n".join(lines).split("\n")]) + "\n)"
+        return _show(self.transforms, "Compose")
+
+
+def _show(transforms: Sequence[ImageOp], name: str) -> str:
+    lines = [f"    {op}" for op in transforms]
+    if len(lines) == 1 and "\n" not in lines[0]:
+        return f"{name}({lines[0]})"
+    return "\n  ".join([f"{name}(", *"\n".join(lines).split("\n")]) + "\n)"
+
+
+# ---- operations that hold others, which are drawn and applied by C
+
+
+class _Gate(Geometry):
+    _work = "chance decides what is applied"
+    transforms: Sequence[ImageOp]
+
+    def _hold(self, transforms: Any) -> Iterator[tuple[Geometry, ...]]:
+        """Yield what each transform stands for."""
+        self.transforms = _read_transforms(type(self).__name__, transforms)
+        for op in transforms:
+            held: Any = tuple(op._chain())
+            for part in held:
+                if isinstance(part, Values):
+                    rule = f"must stand behind {type(self).__name__}, which holds it"
+                    raise ValueError(f"{type(part).__name__} {rule}")
+            yield held
+
+    def spec(self, get_size: GetSize) -> dict[str, Any]:
+        return {}
+
+
+class RandomApply(_Gate):
+    """Apply a list of operations, with probability ``p``.
+
+    Args:
+        transforms: operations of this module that keep size and channels.
+        p: probability of all of them.
+    """
+
+    kind = 20
+
+    def __init__(self, transforms: Any, p: float = 0.5) -> None:
+        self._parts = tuple(op for held in self._hold(transforms) for op in held)
+        self.p = arg.read_probability("RandomApply: p", p)
+
+    def spec(self, get_size: GetSize) -> dict[str, Any]:
+        return {"p": float(self.p)}
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"apply": True, "transforms": parts} if values["applied"] else {"apply": False}
+
+    def __repr__(self) -> str:
+        return _show(self.transforms, "RandomApply")
+
+
+class _Branch(Geometry):
+    kind = 23
+    is_random = False
+
+    def __init__(self, parts: tuple[Geometry, ...], end: float) -> None:
+        self._parts, self.end = parts, end
+
+    def spec(self, get_size: GetSize) -> dict[str, Any]:
+        return {"number": (self.end, *(0.0,) * (color.NUMBERS - 1))}
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"transforms": parts}
+
+
+class RandomChoice(_Gate):
+    """Apply one of several operations.
+
+    Args:
+        transforms: operations of this module whose results have one size and number of channels.
+        p: how probable each of them is, up to a common factor. None: all are alike.
+    """
+
+    kind = 21
+
+    def __init__(self, transforms: Any, p: Any = None) -> None:
+        held = tuple(self._hold(transforms))
+        shares = [1] * len(held) if p is None else p
+        name, rule = "RandomChoice: p", f"{len(held)} numbers >= 0, one for each transform"
+        if not checks.is_sequence(shares) or not all(map(checks.is_number, shares)):
+            raise TypeError(make_message(name, rule, p))
+        if len(shares) != len(held) or min(shares) < 0 or not 0 < sum(shares) < math.inf:
+            raise ValueError(make_message(name, rule, p))
+        self.p = [share / sum(shares) for share in shares]
+        ends = itertools.accumulate(self.p)
+        self._parts = tuple(_Branch(*each) for each in zip(held, ends, strict=True))
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        chosen = values["order"][0]
+        return {"chosen": chosen, "transforms": parts[chosen]["transforms"]}
+
+
+class RandomOrder(_Gate):
+    """Apply several operations in a random order.
+
+    Args:
+        transforms: operations of this module that keep size and channels.
+    """
+
+    kind = 22
+
+    def __init__(self, transforms: Any) -> None:
+        self._parts = tuple(_Branch(held, 1.0) for held in self._hold(transforms))
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"order": values["order"], "transforms": [part["transforms"] for part in parts]}
 
 
 # ---- operations that change no number: plans leave them out
@@ -170,7 +292,7 @@ class RandomCrop(_Padded):
 
 
 class _Resampled(Geometry):
-    is_resize = True
+    bytes_only = "resizes"
     _work = "resamples uint8 pixels"
     interpolation: Any
     antialias: bool | None

@@ -8,6 +8,7 @@ output. A fill that comes after a Values is computed in the same way.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ LAYOUTS = ("CHW", "HWC")
 OUT_LAYOUTS = (*LAYOUTS, "channels_last")
 _MAX_CHANNELS = 4
 
+Parts = list[dict[str, Any]]  # what users are told of the operations that one holds
 GetSize = Callable[[], tuple[int, int]]  # returns (height, width) of images before an operation
 
 
@@ -33,6 +35,7 @@ class ImageOp:
     A class with arguments is a dataclass whose fields are annotated with kinds of arguments.
     """
 
+    _parts: tuple[Any, ...] = ()
     _work = ""
     _compiled: tuple[tuple[int, ...], Plan] | None = None  # for the shape of the last image
 
@@ -53,6 +56,11 @@ class ImageOp:
     def _chain(self) -> Iterator[Any]:
         """Yield the operations that this one stands for, each a Geometry or a Values."""
         yield self
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The operations that it holds."""
+        return self._parts
 
     @property
     def work(self) -> str:
@@ -85,7 +93,7 @@ class ImageOp:
 
     def __repr__(self) -> str:
         """Return torchvision's text: attributes of these types, in their order."""
-        kinds = (bool, int, float, str, tuple, list)
+        kinds = (bool, int, float, str, tuple, list, enum.Enum)
         shown = (f"{k}={v}" for k, v in vars(self).items() if isinstance(v, kinds) and k[0] != "_")
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -98,11 +106,14 @@ class Geometry(ImageOp):
         fill_name: the attribute with the numbers that it fills in, if it does.
         told: the names of drawn parameters that params() tells users. A name that C does not have,
             such as "flip", tells whether the operation is applied.
+        bytes_only: a verb, if the operation must stand before ToDtype.
+        is_color: images must have 1 or 3 channels.
     """
 
     kind: int
     is_random = True
-    is_resize = False
+    bytes_only = ""
+    is_color = False
     fill_name = ""
     told: tuple[str, ...] = ()
     _work = "moves uint8 pixels"
@@ -114,6 +125,19 @@ class Geometry(ImageOp):
             for name, argument in self._arguments()
             if argument.encode is not None
         }
+
+    @property
+    def colors(self) -> tuple[float, ...]:
+        """The numbers of what is outside of a sampled image."""
+        return ()
+
+    def change(self, numbers: Numbers) -> Numbers:
+        """Return the numbers that a byte can be after the operation."""
+        return numbers
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        """Return the parameters that users are told, from those that C drew and those of parts."""
+        return {name: values.get(name, values["applied"]) for name in self.told}
 
 
 class Values(ImageOp):
@@ -204,13 +228,28 @@ class Plan:
         self, index: int, epoch: int, view: int, size: tuple[int, int]
     ) -> list[dict[str, Any]]:
         """Return the parameters that are drawn for a sample, one dict for each operation."""
-        drawn = iter(self.core.draw(index, epoch, view, *size))
-        params: list[dict[str, Any]] = [{"op": type(op).__name__} for op in self.ops]
-        for op, told in zip(self.ops, params, strict=True):
-            if isinstance(op, Geometry):
-                values = next(drawn)
-                told |= {name: values.get(name, values["applied"]) for name in op.told}
-        return params
+        return _tell(self.ops, iter(self.core.draw(index, epoch, view, *size)))
+
+
+def _tell(
+    ops: Sequence[Geometry | Values], drawn: Iterator[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return a dict for each operation, from those of C, one for each and for each part."""
+    params: list[dict[str, Any]] = []
+    for op in ops:
+        told: dict[str, Any] = {"op": type(op).__name__}
+        if isinstance(op, Geometry):
+            values = next(drawn)
+            told |= op.tell(values, _tell(op.parts, drawn))
+        params.append(told)
+    return params
+
+
+def _flatten(ops: Sequence[Geometry | Values]) -> Iterator[Geometry | Values]:
+    """Yield the operations, each before those that it holds."""
+    for op in ops:
+        yield op
+        yield from _flatten(op.parts)
 
 
 def _read_shape(shape: Sequence[int], layout: str, may_differ: bool) -> tuple[int, int, int]:
@@ -230,6 +269,18 @@ def _read_shape(shape: Sequence[int], layout: str, may_differ: bool) -> tuple[in
     if (height == 0) != (width == 0) or (height == 0 and not may_differ):
         raise ValueError(make_message(name, "one without 0", shape))
     return channels, height, width
+
+
+def _check_images(op: Geometry, numbers: Numbers) -> None:
+    name, channels = type(op).__name__, len(numbers.values)
+    if op.bytes_only and not numbers.is_byte:
+        rule = f"because C {op.bytes_only} uint8 images"
+        raise ValueError(f"{name} must stand before ToDtype, {rule}")
+    if len(op.colors) not in (0, 1, channels):
+        rule = f"one number, or one for each of {channels} channels"
+        raise ValueError(make_message(f"{name}: fill", rule, list(op.colors)))
+    if op.is_color and channels not in (1, 3):
+        raise TypeError(make_message(f"{name}: the channels of images", "1 or 3", channels))
 
 
 def compile_plan(
@@ -266,21 +317,23 @@ def compile_plan(
         _, height, width = open_core("CHW", numbers).out_shape
         return height, width
 
-    for i, op in enumerate(ops):
+    flat = tuple(_flatten(ops))
+    for i, op in enumerate(flat):
         if isinstance(op, Values):
             numbers = op.change(numbers)
             continue
-        if op.is_resize and not numbers.is_byte:
-            name = type(op).__name__
-            raise ValueError(f"{name} must stand before ToDtype, because C resizes uint8 images")
-        spec = {"kind": op.kind, "occurrence": counts[op.kind], **op.spec(get_size)}
+        _check_images(op, numbers)
+        span = sum(1 for _ in _flatten(op.parts))
+        spec: dict[str, Any] = {"kind": op.kind, "occurrence": counts[op.kind], "span": span}
+        spec |= op.spec(get_size)
         counts[op.kind] += 1
         if op.fill_name:
             fill = _fill_numbers(op, numbers)
             if fill.is_byte:
                 spec["fill"] = fill.elements()
-            for later in ops[i + 1 :]:
-                fill = later.change(fill) if isinstance(later, Values) else fill
+            for later in flat[i + 1 :]:
+                fill = later.change(fill)
             spec["out_fill"] = fill.elements()
         specs.append(spec)
+        numbers = op.change(numbers)
     return Plan(ops, open_core(out_layout, numbers), numbers.dtype, out_layout)

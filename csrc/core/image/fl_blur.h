@@ -1,0 +1,18 @@
+/* fl_blur: the weights of a Gaussian blur, as torchvision computes them.
+ *
+ * Floor 1. Pure. */
+#ifndef FL_BLUR_H
+#define FL_BLUR_H
+
+#include "fl_image_ops.h"
+
+enum { FL_MAX_BLUR = 127 }; /* taps in a row */
+
+/* How many floats fl_blur_make writes for so many taps. */
+int64_t fl_blur_floats(int32_t width, int32_t height);
+
+/* Weights of `width` by `height` taps, both odd, for this sigma > 0, into `memory`, which *out
+ * borrows. */
+void fl_blur_make(fl_image_blur *out, int32_t width, int32_t height, float sigma, float *memory);
+
+#endif

@@ -1,0 +1,54 @@
+/* fl_op_blur: GaussianBlur. */
+#include "fl_op.h"
+
+#include "fl_blur.h"
+#include "fl_tone.h"
+
+static int check(const fl_image_op *op, fl_err *err)
+{
+    const int32_t taps[] = {op->size.width, op->size.height};
+    for (int k = 0; k < 2; k++)
+        if (taps[k] < 1 || taps[k] > FL_MAX_BLUR || taps[k] % 2 == 0)
+            return fl_fail(err, FL_EINVAL,
+                           "GaussianBlur(kernel_size=(%d, %d)): sizes are odd and at most %d",
+                           taps[0], taps[1], FL_MAX_BLUR);
+    if (op->number[0] > 0 && op->number[0] <= op->number[1] && op->number[1] <= 1e6) return FL_OK;
+    return fl_fail(err, FL_EINVAL,
+                   "GaussianBlur(sigma=(%g, %g)): they are > 0, the smaller one first",
+                   op->number[0], op->number[1]);
+}
+
+/* Images are reflected at their edges; places in a plane are 32 bits. */
+static int size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
+{
+    *out = in;
+    int64_t area = ((int64_t)in.height + FL_MAX_BLUR) * ((int64_t)in.width + FL_MAX_BLUR);
+    bool fits = op->size.width / 2 < in.width && op->size.height / 2 < in.height;
+    if (!fl_size_is_known(in) || (fits && area <= INT32_MAX)) return FL_OK;
+    return fl_fail(
+        err, FL_EINVAL,
+        "GaussianBlur(kernel_size=(%d, %d)): half of it must be less than the edges of an "
+        "image of (%d, %d), which has at most 2^31 pixels",
+        op->size.width, op->size.height, in.height, in.width);
+}
+
+static void
+draw(const fl_image_op *op, const fl_sample_key *key, fl_image_size in, fl_image_params *params)
+{
+    (void)in;
+    params->number[0] = fl_op_between(fl_op_random(op, key, 0).word[0], op->number);
+}
+
+static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params,
+                 fl_image_view *view, fl_err *err)
+{
+    (void)i;
+    return fl_tone_blur(view, op->size, params->number[0], err);
+}
+
+const fl_op_type fl_op_blur = {.name = "GaussianBlur",
+                               .is_drawn = true,
+                               .check = check,
+                               .size = size,
+                               .draw = draw,
+                               .apply = apply};

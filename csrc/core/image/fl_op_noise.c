@@ -1,0 +1,46 @@
+/* fl_op_noise: GaussianNoise. */
+#include "fl_op.h"
+
+/* Numbers: mean, sigma, whether results are clipped. */
+enum { MEAN, SIGMA, CLIPS };
+
+static int check(const fl_image_op *op, fl_err *err)
+{
+    double mean = op->number[MEAN], sigma = op->number[SIGMA];
+    if (sigma >= 0 && sigma <= 20 && mean >= -20 && mean <= 20) return FL_OK;
+    return fl_fail(err, FL_EINVAL,
+                   "GaussianNoise(mean=%g, sigma=%g): sigma is between 0 and 20, mean between -20 "
+                   "and 20",
+                   mean, sigma);
+}
+
+static void
+draw(const fl_image_op *op, const fl_sample_key *key, fl_image_size in, fl_image_params *params)
+{
+    (void)in;
+    fl_philox_block block = fl_op_random(op, key, 0);
+    params->seed = (uint64_t)block.word[1] << 32 | block.word[0];
+}
+
+static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params,
+                 fl_image_view *view, fl_err *err)
+{
+    (void)i;
+    const fl_image_noise noise = {.key = params->seed,
+                                  .mean = (float)(op->number[MEAN] * 255),
+                                  .scale = (float)(op->number[SIGMA] * 255),
+                                  .clips = op->number[CLIPS] != 0};
+    fl_image_planes planes;
+    FL_TRY(fl_image_view_own(view, true, &planes, err));
+    fl_image_view_look_up(view);
+    for (int32_t c = 0; c < view->tools.channels; c++, planes.data += planes.plane)
+        view->tools.image_ops->tone.add_noise(&planes, c * planes.rows * planes.columns, &noise);
+    return FL_OK;
+}
+
+const fl_op_type fl_op_noise = {.name = "GaussianNoise",
+                                .is_drawn = true,
+                                .check = check,
+                                .size = fl_op_same_size,
+                                .draw = draw,
+                                .apply = apply};

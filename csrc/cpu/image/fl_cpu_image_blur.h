@@ -1,0 +1,296 @@
+/* fl_cpu_image_blur: operations that look at neighbours: sharpness and blur.
+ *
+ * Included by each file that fills a table of fl_image_ops, as fl_cpu_image_tone.h is. Torch's sums
+ * go tap by tap in rows, one fma a tap. */
+#ifndef FL_CPU_IMAGE_BLUR_H
+#define FL_CPU_IMAGE_BLUR_H
+
+#include "fl_cpu_image_tone.h"
+
+#include "fl_blur.h"
+
+enum { PIECE_COLUMNS = 64, SHARP_COLUMNS = 256 }; /* worked at a time */
+
+/* To an integer, half to even, of 0 <= x < 2^22. */
+static inline float round_even(float x) { return (x + 0x1p23f) - 0x1p23f; }
+
+static inline void widen_row(float *restrict to, const uint8_t *restrict src, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) to[i] = src[i];
+}
+
+/* ---- sharpness */
+
+static void
+sharpen_row(uint8_t *restrict dst, const uint8_t *src, int64_t pitch, int64_t columns, float rest)
+{
+    const float side = (float)(1.0 / 13.0), middle = (float)(5.0 / 13.0);
+    float rows[3][SHARP_COLUMNS + 2];
+    for (int64_t at = 1; at < columns - 1; at += SHARP_COLUMNS) {
+        int64_t count = fl_min(SHARP_COLUMNS, columns - 1 - at);
+        for (int k = 0; k < 3; k++) widen_row(rows[k], src + (k - 1) * pitch + at - 1, count + 2);
+        for (int64_t i = 0; i < count; i++) {
+            float sum = rows[0][i] * side;
+            sum = fmaf(rows[0][i + 1], side, sum);
+            sum = fmaf(rows[0][i + 2], side, sum);
+            sum = fmaf(rows[1][i], side, sum);
+            sum = fmaf(rows[1][i + 1], middle, sum);
+            sum = fmaf(rows[1][i + 2], side, sum);
+            sum = fmaf(rows[2][i], side, sum);
+            sum = fmaf(rows[2][i + 1], side, sum);
+            sum = fmaf(rows[2][i + 2], side, sum);
+            float v = rows[1][i + 1];
+            dst[at + i] = clamp_byte(fmaf(round_even(sum) - v, rest, v));
+        }
+    }
+}
+
+static void tone_sharpen(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes, float rest)
+{
+    const fl_image_planes p = *planes;
+    for (int64_t y = 0; y < p.rows; y++, dst += dst_pitch) {
+        const uint8_t *row = p.data + y * p.pitch;
+        bool is_inner = y > 0 && y + 1 < p.rows && p.columns > 2;
+        if (is_inner) {
+            dst[0] = row[0];
+            dst[p.columns - 1] = row[p.columns - 1];
+            sharpen_row(dst, row, p.pitch, p.columns, rest);
+        } else {
+            memcpy(dst, row, (size_t)p.columns);
+        }
+    }
+}
+
+/* ---- blur
+ *
+ * The sum in torch's order takes width * height steps a pixel. Two sums, in x and then in y, take
+ * width + height and are at most `error` away from it, so they round to the same byte unless they
+ * are so close to a half: only these few pixels are summed in order. */
+
+enum { EXACT_LIST = 1024, FEW_TAPS = 25 };
+
+/* Pixels whose sums are in doubt, as places in the padded plane and in the result. */
+typedef struct doubtful {
+    int32_t count;
+    int64_t from[EXACT_LIST], to[EXACT_LIST];
+} doubtful;
+
+/* One step of sums: fused, or rounded twice where bits do not matter and fused is slow. */
+static inline tone_floats
+add_product(tone_floats a, tone_floats b, tone_floats sum, bool is_in_order)
+{
+#if defined(__x86_64__) && defined(FL_VECTOR_BYTES)
+    (void)is_in_order;
+    return FL_V(fmadd_ps)(a, b, sum);
+#elif defined(__aarch64__) && defined(FL_VECTOR_BYTES)
+    (void)is_in_order;
+    return (tone_floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+    if (!is_in_order) return a * b + sum;
+    for (int k = 0; k < TONE_FLOATS; k++) sum[k] = fmaf(a[k], b[k], sum[k]);
+    return sum;
+#endif
+}
+
+/* The four bytes at base + at[k], as numbers whose lowest byte is the first. */
+static inline tone_mask gather_words(const uint8_t *base, const int32_t *at)
+{
+    tone_mask words;
+#if defined(__x86_64__) && defined(FL_VECTOR_BYTES) && FL_VECTOR_BYTES == 64
+    words = (tone_mask)_mm512_i32gather_epi32(_mm512_loadu_si512(at), base, 1);
+#else
+    for (int k = 0; k < TONE_FLOATS; k++) {
+        const uint8_t *from = base + at[k];
+        words[k] = (int32_t)(from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 |
+                             (uint32_t)from[3] << 24);
+    }
+#endif
+    return words;
+}
+
+/* Adds `count` taps to the sums of pixels whose bytes are those of `words` from byte `first` on. */
+static inline tone_floats
+add_taps(tone_floats sum, tone_mask words, int32_t first, int32_t count, const float *tap)
+{
+    for (int32_t k = 0; k < count; k++) {
+        tone_mask bytes = words >> 8 * (first + k) & 255;
+        tone_floats value = __builtin_convertvector(bytes, tone_floats);
+        sum = add_product(value, (tone_floats){0} + tap[k], sum, true);
+    }
+    return sum;
+}
+
+/* Those of TONE_FLOATS pixels, side by side because each step of one waits for the last; four taps
+ * are read at once. A row of taps is at least 4 long. */
+static inline tone_floats
+sum_pixels(const int32_t *at, const uint8_t *data, int64_t pitch, const fl_image_blur *blur)
+{
+    const int32_t rest = blur->width % 4, whole = blur->width - rest;
+    const float *tap = blur->taps;
+    tone_floats sum = {0};
+    for (int32_t i = 0; i < blur->height; i++, data += pitch) {
+        for (int32_t j = 0; j < whole; j += 4, tap += 4)
+            sum = add_taps(sum, gather_words(data + j, at), 0, 4, tap);
+        if (rest > 0)
+            sum = add_taps(sum, gather_words(data + blur->width - 4, at), 4 - rest, rest, tap);
+        tap += rest;
+    }
+    return sum;
+}
+
+static float sum_pixel(const uint8_t *at, int64_t pitch, const fl_image_blur *blur)
+{
+    float sum = 0;
+    for (int32_t i = 0; i < blur->height; i++)
+        for (int32_t j = 0; j < blur->width; j++)
+            sum = fmaf(at[i * pitch + j], blur->taps[i * blur->width + j], sum);
+    return sum;
+}
+
+static void
+sum_in_order(doubtful *list, uint8_t *dst, const fl_image_planes *p, const fl_image_blur *blur)
+{
+    int32_t first = 0;
+    for (; blur->width >= 4 && first < list->count; first += TONE_FLOATS) {
+        int32_t at[TONE_FLOATS], count = (int32_t)fl_min(TONE_FLOATS, list->count - first);
+        for (int k = 0; k < TONE_FLOATS; k++)
+            at[k] = (int32_t)list->from[first + (k < count ? k : 0)];
+        tone_floats sum = sum_pixels(at, p->data, p->pitch, blur);
+        for (int32_t k = 0; k < count; k++)
+            dst[list->to[first + k]] = (uint8_t)(int32_t)round_even(sum[k]);
+    }
+    for (; first < list->count; first++)
+        dst[list->to[first]] =
+            (uint8_t)(int32_t)round_even(sum_pixel(p->data + list->from[first], p->pitch, blur));
+    list->count = 0;
+}
+
+/* Sums of height * width taps for `columns` places of rows that are width - 1 longer. */
+typedef struct weighing {
+    const float *rows[FL_MAX_BLUR];
+    const float *taps; /* [height][width] */
+    int32_t height, width;
+    int64_t columns;
+    bool is_in_order;
+} weighing;
+
+/* `vectors` of them from column `at` on: constant where it is compiled. */
+static inline __attribute__((always_inline)) void
+weigh_vectors(float *to, const weighing *w, int64_t at, int vectors)
+{
+    tone_floats sum[4] = {{0}}, value;
+    const float *tap = w->taps;
+    for (int32_t i = 0; i < w->height; i++) {
+        const float *row = w->rows[i] + at;
+        for (int32_t j = 0; j < w->width; j++, tap++, row++)
+            for (int v = 0; v < vectors; v++) {
+                memcpy(&value, row + v * TONE_FLOATS, sizeof value);
+                sum[v] = add_product(value, (tone_floats){0} + *tap, sum[v], w->is_in_order);
+            }
+    }
+    memcpy(to + at, sum, (size_t)vectors * sizeof *sum);
+}
+
+/* The last step ends where the row does, and does some places twice. */
+static void weigh(float *to, const weighing *w)
+{
+    int64_t at = 0, columns = w->columns;
+    for (; at + 4 * TONE_FLOATS <= columns; at += 4 * TONE_FLOATS) weigh_vectors(to, w, at, 4);
+    for (; at + TONE_FLOATS <= columns; at += TONE_FLOATS) weigh_vectors(to, w, at, 1);
+    if (at == columns) return;
+    if (columns >= TONE_FLOATS) {
+        weigh_vectors(to, w, columns - TONE_FLOATS, 1);
+        return;
+    }
+    for (; at < columns; at++) {
+        float sum = 0;
+        for (int32_t i = 0; i < w->height; i++)
+            for (int32_t j = 0; j < w->width; j++)
+                sum = fmaf(w->rows[i][at + j], w->taps[i * w->width + j], sum);
+        to[at] = sum;
+    }
+}
+
+/* Rounds a row of sums, and lists those in doubt. */
+static void round_row(uint8_t *restrict dst, const float *sums, int64_t columns, float error,
+                      doubtful *list, int64_t from, int64_t to)
+{
+    for (int64_t at = 0; at < columns; at += PIECE_COLUMNS) {
+        int64_t length = fl_min(PIECE_COLUMNS, columns - at);
+        uint8_t in_doubt[PIECE_COLUMNS];
+        uint32_t any = 0;
+        for (int64_t i = 0; i < length; i++) {
+            float sum = sums[at + i], away = sum - (float)(int32_t)sum - 0.5f;
+            dst[at + i] = (uint8_t)(int32_t)round_even(sum);
+            in_doubt[i] = fabsf(away) <= error;
+            any |= in_doubt[i];
+        }
+        for (int64_t i = 0; any != 0 && i < length; i++) {
+            list->from[list->count] = from + at + i;
+            list->to[list->count] = to + at + i;
+            list->count += in_doubt[i];
+        }
+    }
+}
+
+/* Those of the `size` rows of a ring that end with row `last`. */
+static void take_ring(weighing *w, const float *ring, int64_t pitch, int32_t size, int64_t last)
+{
+    int64_t first = last + 1 - w->height;
+    for (int32_t i = 0; i < w->height; i++) w->rows[i] = ring + (first + i) % size * pitch;
+}
+
+static void blur_in_steps(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *p,
+                          const fl_image_blur *blur, float *memory)
+{
+    int64_t columns = p->columns - blur->width + 1;
+    float *wide = memory, *sums = wide + p->columns, *ring = sums + columns;
+    const int32_t left = blur->x_skipped, upper = blur->y_skipped;
+    weighing x = {{wide + left}, blur->x + left, 1, blur->width - 2 * left, columns, false};
+    weighing y = {{NULL}, blur->y + upper, blur->height - 2 * upper, 1, columns, false};
+    doubtful list = {.count = 0};
+    for (int64_t row = 0; row < p->rows; row++) {
+        int64_t to = row - blur->height + 1;
+        widen_row(wide, p->data + row * p->pitch, p->columns);
+        weigh(ring + row % blur->height * columns, &x);
+        if (to < 0) continue;
+        take_ring(&y, ring, columns, blur->height, row - upper);
+        weigh(sums, &y);
+        for (int64_t at = 0; at < columns; at += EXACT_LIST / 2) {
+            int64_t length = fl_min(EXACT_LIST / 2, columns - at);
+            if (list.count + length >= EXACT_LIST) sum_in_order(&list, dst, p, blur);
+            round_row(dst + to * dst_pitch + at, sums + at, length, blur->error, &list,
+                      to * p->pitch + at, to * dst_pitch + at);
+        }
+    }
+    sum_in_order(&list, dst, p, blur);
+}
+
+/* Few taps: in order at once. */
+static void blur_in_order(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *p,
+                          const fl_image_blur *blur, float *memory)
+{
+    int64_t columns = p->columns - blur->width + 1;
+    float *sums = memory, *ring = sums + columns;
+    weighing all = {{NULL}, blur->taps, blur->height, blur->width, columns, true};
+    for (int64_t row = 0; row < p->rows; row++) {
+        int64_t to = row - blur->height + 1;
+        widen_row(ring + row % blur->height * p->columns, p->data + row * p->pitch, p->columns);
+        if (to < 0) continue;
+        take_ring(&all, ring, p->columns, blur->height, row);
+        weigh(sums, &all);
+        for (int64_t i = 0; i < columns; i++)
+            dst[to * dst_pitch + i] = (uint8_t)(int32_t)round_even(sums[i]);
+    }
+}
+
+static void tone_blur(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *padded,
+                      const fl_image_blur *blur, float *memory)
+{
+    if (blur->width * blur->height <= FEW_TAPS)
+        blur_in_order(dst, dst_pitch, padded, blur, memory);
+    else
+        blur_in_steps(dst, dst_pitch, padded, blur, memory);
+}
+
+#endif

@@ -1,0 +1,283 @@
+"""The operations on colours, with names, arguments and defaults of torchvision's v2.
+
+Each is a dataclass, as in ops.py. C computes on uint8 images, with torchvision's bits.
+"""
+
+# No `from __future__ import annotations`: it would make text of the annotations, which are read.
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fastloop.data.transforms import arguments as arg
+from fastloop.data.transforms.plan import Geometry, GetSize, Numbers, Parts
+
+NUMBERS = 16  # FL_OP_NUMBERS
+_STAYS = (math.nan, math.nan)
+_FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
+
+
+@dataclass(repr=False, eq=False)
+class Color(Geometry):
+    """Base of operations that compute pixels of uint8 images.
+
+    Attributes:
+        shown: arguments that torchvision's text has first.
+    """
+
+    shown: ClassVar[tuple[str, ...]] = ()
+    bytes_only = "changes the colours of"
+    _work = "computes uint8 pixels"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.__dict__ = {name: getattr(self, name) for name in self.shown} | vars(self)
+
+    def numbers(self) -> Sequence[float]:
+        """Return the numbers of fl_image_op that the kind has for itself."""
+        return ()
+
+    def spec(self, get_size: GetSize) -> dict[str, Any]:
+        numbers = tuple(map(float, self.numbers()))
+        return {**super().spec(get_size), "number": numbers + (0.0,) * (NUMBERS - len(numbers))}
+
+
+class _Applied(Color):
+    told = ("apply",)
+    shown = ("p",)
+
+
+@dataclass(repr=False, eq=False)
+class _Gated(_Applied):
+    p: arg.Probability = 0.5
+
+
+class RandomInvert(_Gated):
+    """Invert the colours, with probability ``p``."""
+
+    kind = 8
+
+
+@dataclass(repr=False, eq=False)
+class RandomSolarize(_Applied):
+    """Invert the numbers from a threshold on, with probability ``p``.
+
+    Args:
+        threshold: the least number that is inverted, at most 255.
+        p: probability.
+    """
+
+    kind = 9
+
+    threshold: arg.Threshold
+    p: arg.Probability = 0.5
+
+    def numbers(self) -> Sequence[float]:
+        return (self.threshold,)
+
+
+@dataclass(repr=False, eq=False)
+class RandomPosterize(_Applied):
+    """Keep the highest bits of each number, with probability ``p``.
+
+    Args:
+        bits: how many are kept, 0 to 8.
+        p: probability.
+    """
+
+    kind = 10
+
+    bits: arg.Bits
+    p: arg.Probability = 0.5
+
+    def numbers(self) -> Sequence[float]:
+        return (self.bits,)
+
+
+class RandomAutocontrast(_Gated):
+    """Spread the numbers of each channel from 0 to 255, with probability ``p``."""
+
+    kind = 11
+    is_color = True
+
+
+class RandomEqualize(_Gated):
+    """Make all numbers of a channel about as frequent, with probability ``p``."""
+
+    kind = 12
+
+
+@dataclass(repr=False, eq=False)
+class Grayscale(Color):
+    """Make an image grey.
+
+    Args:
+        num_output_channels: 1, or 3 that are equal.
+    """
+
+    kind = 13
+    is_random = False
+    is_color = True
+
+    num_output_channels: arg.GreyChannels = 1
+
+    def numbers(self) -> Sequence[float]:
+        return (self.num_output_channels,)
+
+    def change(self, numbers: Numbers) -> Numbers:
+        values = numbers.values[:1].expand(self.num_output_channels, -1)
+        return Numbers(values, numbers.dtype)
+
+
+@dataclass(repr=False, eq=False)
+class RandomGrayscale(_Applied):
+    """Make an image grey that keeps its channels, with probability ``p``."""
+
+    kind = 14
+    is_color = True
+
+    p: arg.Probability = 0.1
+
+
+class _Jittered(Color):
+    is_color = True
+    brightness: Any
+    contrast: Any
+    saturation: Any
+    hue: Any
+
+    def numbers(self) -> Sequence[float]:
+        ranges = (self.brightness, self.contrast, self.saturation, self.hue)
+        return [number for ends in ranges for number in ends or _STAYS]
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        factors = (None if number != number else number for number in values["number"][:4])
+        return dict(zip(_FACTORS, factors, strict=True))
+
+
+@dataclass(repr=False, eq=False)
+class ColorJitter(_Jittered):
+    """Change brightness, contrast, saturation and hue by random factors, in a random order.
+
+    Args:
+        brightness: bounds of the factor, or a number n for [max(0, 1 - n), 1 + n]. None: it stays.
+        contrast: likewise.
+        saturation: likewise.
+        hue: bounds of how far hues are turned, in [-0.5, 0.5], or a number n for [-n, n].
+    """
+
+    kind = 15
+
+    brightness: arg.Jitter = None
+    contrast: arg.Jitter = None
+    saturation: arg.Jitter = None
+    hue: arg.HueJitter = None
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"fn_idx": values["order"], **super().tell(values, parts)}
+
+
+class RandomChannelPermutation(Color):
+    """Put the channels in a random order."""
+
+    kind = 16
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"permutation": values["order"]}
+
+
+@dataclass(repr=False, eq=False)
+class RandomPhotometricDistort(_Jittered):
+    """Change brightness, contrast, saturation, hue and the order of channels, each with
+    probability ``p``.
+
+    Args:
+        brightness: bounds of the factor.
+        contrast: likewise.
+        saturation: likewise.
+        hue: bounds of how far hues are turned, in [-0.5, 0.5].
+        p: probability of each.
+    """
+
+    kind = 17
+    shown = ("brightness", "contrast", "hue")
+
+    brightness: arg.Factors = (0.875, 1.125)
+    contrast: arg.Factors = (0.5, 1.5)
+    saturation: arg.Factors = (0.5, 1.5)
+    hue: arg.HueFactors = (-0.05, 0.05)
+    p: arg.Probability = 0.5
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        early, permutation = values["is_early"], values["order"] or None
+        others = {"contrast_before": early, "channel_permutation": permutation}
+        return super().tell(values, parts) | others
+
+
+@dataclass(repr=False, eq=False)
+class RandomAdjustSharpness(_Applied):
+    """Change the sharpness, with probability ``p``.
+
+    Args:
+        sharpness_factor: a number >= 0: 0 blurs, 1 changes nothing, 2 doubles it.
+        p: probability.
+    """
+
+    kind = 18
+    is_color = True
+
+    sharpness_factor: arg.Factor
+    p: arg.Probability = 0.5
+
+    def numbers(self) -> Sequence[float]:
+        return (self.sharpness_factor,)
+
+
+@dataclass(repr=False, eq=False)
+class GaussianBlur(Color):
+    """Blur an image, reflected at its edges.
+
+    Args:
+        kernel_size: an odd number of taps, or (width, height), at most 127 each.
+        sigma: bounds of the standard deviation, or a number.
+    """
+
+    kind = 19
+
+    kernel_size: arg.Taps
+    sigma: arg.Sigma = (0.1, 2.0)
+
+    def numbers(self) -> Sequence[float]:
+        return tuple(self.sigma)
+
+    def spec(self, get_size: GetSize) -> dict[str, Any]:
+        taps: Any = self.kernel_size
+        width, height = taps
+        return {**super().spec(get_size), "size": (height, width)}
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"sigma": [values["number"][0]] * 2}
+
+
+@dataclass(repr=False, eq=False)
+class GaussianNoise(Color):
+    """Add normal random numbers.
+
+    Args:
+        mean: of the numbers, where 1 is white.
+        sigma: their standard deviation.
+        clip: keep results within black and white. False: what is beyond wraps around.
+    """
+
+    kind = 30
+
+    mean: arg.Mean = 0.0
+    sigma: arg.NoiseSigma = 0.1
+    clip: arg.Flag = True
+
+    def numbers(self) -> Sequence[float]:
+        return self.mean, self.sigma, self.clip
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"seed": values["seed"]}

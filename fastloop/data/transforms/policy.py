@@ -1,0 +1,160 @@
+"""The operations that draw others from a table, with names, arguments and defaults of torchvision's
+v2. The tables are C's."""
+
+# No `from __future__ import annotations`: it would make text of the annotations, which are read.
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastloop.base import checks
+from fastloop.base.checks import make_message
+from fastloop.data.transforms import arguments as arg
+from fastloop.data.transforms.plan import Parts
+from fastloop.data.transforms.warp import Warp
+
+# The order of policy_op in fl_op_policy.c.
+_NAMES = (
+    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
+    *("Brightness", "Color", "Contrast", "Sharpness", "Posterize", "Solarize"),
+    *("AutoContrast", "Equalize", "Invert"),
+)
+_END = 100  # of a chain of AugMix
+
+
+class AutoAugmentPolicy(enum.Enum):
+    """The data that a policy of AutoAugment was found on, by torchvision's names."""
+
+    IMAGENET = "imagenet"
+    CIFAR10 = "cifar10"
+    SVHN = "svhn"
+
+
+class _Policy(Warp):
+    is_color = True
+    shown = ("interpolation", "fill")
+
+    def numbers(self) -> Sequence[float]:
+        return self._numbers(self._own_numbers())
+
+    def _own_numbers(self) -> Sequence[float]:
+        raise NotImplementedError
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        drawn = zip(values["order"], values["number"], strict=False)
+        return {"transforms": [(_NAMES[op], magnitude) for op, magnitude in drawn]}
+
+
+@dataclass(repr=False, eq=False)
+class RandAugment(_Policy):
+    """Apply operations that are drawn from a table of 14, all as strongly.
+
+    Args:
+        num_ops: how many, at most 8.
+        magnitude: how strongly, an int below ``num_magnitude_bins``.
+        num_magnitude_bins: how many magnitudes there are.
+        interpolation: ``"nearest"`` or ``"bilinear"``, where pixels move.
+        fill: the number outside of the image, or one for each channel. None: 0.
+    """
+
+    kind = 27
+
+    num_ops: arg.Ops = 2
+    magnitude: arg.Magnitude = 9
+    num_magnitude_bins: arg.Bins = 31
+    interpolation: arg.Interpolation = "nearest"
+    fill: arg.Fill = None
+
+    def _check(self) -> None:
+        super()._check()
+        if self.magnitude >= self.num_magnitude_bins:
+            rule = f"below num_magnitude_bins={self.num_magnitude_bins}"
+            raise ValueError(make_message("RandAugment: magnitude", rule, self.magnitude))
+
+    def _own_numbers(self) -> Sequence[float]:
+        return self.num_ops, self.magnitude, self.num_magnitude_bins
+
+
+@dataclass(repr=False, eq=False)
+class TrivialAugmentWide(_Policy):
+    """Apply one operation that is drawn from a table of 14, as strongly as chance has it.
+
+    Args:
+        num_magnitude_bins: as of RandAugment, likewise the next ones.
+        interpolation: see there.
+        fill: see there.
+    """
+
+    kind = 28
+
+    num_magnitude_bins: arg.Bins = 31
+    interpolation: arg.Interpolation = "nearest"
+    fill: arg.Fill = None
+
+    def _own_numbers(self) -> Sequence[float]:
+        return 1, 0, self.num_magnitude_bins
+
+
+@dataclass(repr=False, eq=False)
+class AutoAugment(_Policy):
+    """Apply one of 25 pairs of operations that were found to be good for some data.
+
+    Args:
+        policy: an AutoAugmentPolicy.
+        interpolation: as of RandAugment.
+        fill: as of RandAugment.
+    """
+
+    kind = 29
+
+    policy: Any = AutoAugmentPolicy.IMAGENET
+    interpolation: arg.Interpolation = "nearest"
+    fill: arg.Fill = None
+
+    def _check(self) -> None:
+        super()._check()
+        names = tuple(policy.value for policy in AutoAugmentPolicy)
+        name = getattr(self.policy, "value", self.policy)
+        self.policy = AutoAugmentPolicy(checks.read_choice("AutoAugment: policy", name, names))
+
+    def _own_numbers(self) -> Sequence[float]:
+        return (list(AutoAugmentPolicy).index(self.policy),)
+
+
+@dataclass(repr=False, eq=False)
+class AugMix(_Policy):
+    """Mix an image with results of several chains of operations on it, with random weights.
+
+    Args:
+        severity: operations are drawn from the weakest so many of 10 magnitudes.
+        mixture_width: how many chains, at most 6.
+        chain_depth: how many operations in each; -1: 1 to 3 by chance. At most 9 in all.
+        alpha: of the distributions of weights.
+        all_ops: also brightness, color, contrast and sharpness.
+        interpolation: as of RandAugment.
+        fill: as of RandAugment.
+    """
+
+    kind = 31
+
+    severity: arg.Severity = 3
+    mixture_width: arg.Chains = 3
+    chain_depth: arg.Depth = -1
+    alpha: arg.Positive = 1.0
+    all_ops: arg.Flag = True
+    interpolation: arg.Interpolation = "bilinear"
+    fill: arg.Fill = None
+
+    def _own_numbers(self) -> Sequence[float]:
+        depth = max(self.chain_depth, 0)
+        return self.severity, self.mixture_width, depth, self.alpha, self.all_ops
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        numbers, ops = iter(values["number"]), iter(values["order"])
+        weights = [next(numbers) for _ in range(1 + self.mixture_width)]
+        chains = [
+            [(_NAMES[op], next(numbers)) for op in iter(ops.__next__, _END)]
+            for _ in range(self.mixture_width)
+        ]
+        return {"weights": weights, "transforms": chains}

@@ -1,0 +1,140 @@
+"""The operations that turn, shear and tilt images, with names, arguments and defaults of
+torchvision's v2."""
+
+# No `from __future__ import annotations`: it would make text of the annotations, which are read.
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastloop.base.checks import make_message
+from fastloop.data.transforms import arguments as arg
+from fastloop.data.transforms.color import Color
+from fastloop.data.transforms.plan import Parts
+
+_NONE = (math.nan,) * 4
+
+
+class Warp(Color):
+    """Base of operations that sample an image at other places."""
+
+    bytes_only = "samples"
+    interpolation: Any
+    fill: Any
+
+    def _check(self) -> None:
+        name = type(self).__name__
+        if self.interpolation not in ("nearest", "bilinear"):
+            rule = "'nearest' or 'bilinear'"
+            raise ValueError(make_message(f"{name}: interpolation", rule, self.interpolation))
+        if not all(0 <= number < 256 for number in self.colors):
+            raise ValueError(make_message(f"{name}: fill", "in [0, 255]", self.fill))
+
+    @property
+    def colors(self) -> tuple[float, ...]:
+        return () if self.fill is None else arg.to_floats(self.fill)
+
+    def _numbers(self, arguments: Sequence[float], center: Any = None) -> list[float]:
+        """Return the numbers of fl_op_warp.c: `arguments` first, then center and fill."""
+        fill = self.colors * 4 if len(self.colors) == 1 else self.colors
+        arguments = [*arguments, *(0.0,) * (10 - len(arguments))]
+        return [*arguments, *(center or _NONE[:2]), *[*fill, *_NONE][:4]]
+
+
+@dataclass(repr=False, eq=False)
+class RandomRotation(Warp):
+    """Turn an image around its center by a random angle.
+
+    Args:
+        degrees: bounds of the angle, or a number n for (-n, n).
+        interpolation: ``"nearest"`` or ``"bilinear"``.
+        expand: False. True, for results as large as they need to be, is not covered.
+        center: (x, y). None: the middle.
+        fill: the number outside of the image, or one for each channel. None: 0, and edges are not
+            mixed with it.
+    """
+
+    kind = 24
+    shown = ("degrees", "interpolation", "expand", "fill")
+
+    degrees: arg.Degrees
+    interpolation: arg.Interpolation = "nearest"
+    expand: arg.Flag = False
+    center: arg.Center = None
+    fill: arg.Fill = 0
+
+    def _check(self) -> None:
+        super()._check()
+        if self.expand:
+            remedy = "pad before, and crop behind"
+            raise ValueError(make_message("RandomRotation: expand", "False", True, remedy))
+
+    def numbers(self) -> Sequence[float]:
+        return self._numbers(self.degrees, self.center)
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"angle": values["number"][0]}
+
+
+@dataclass(repr=False, eq=False)
+class RandomAffine(Warp):
+    """Turn, move, scale and shear an image at random.
+
+    Args:
+        degrees: as of RandomRotation.
+        translate: how far it moves at most in x and y, as a share of the edges. None: not.
+        scale: bounds of the factor. None: 1.
+        shear: bounds of the angle in x, or a number n for (-n, n), or bounds in x and y. None: 0.
+        interpolation: as of RandomRotation.
+        fill: as of RandomRotation.
+        center: as of RandomRotation.
+    """
+
+    kind = 25
+
+    degrees: arg.Degrees
+    translate: arg.Translate = None
+    scale: arg.Scales = None
+    shear: arg.Shears = None
+    interpolation: arg.Interpolation = "nearest"
+    fill: arg.Fill = 0
+    center: arg.Center = None
+
+    def numbers(self) -> Sequence[float]:
+        shear = [*(self.shear or (0.0, 0.0)), 0.0, 0.0][:4]
+        moved = self.translate or (0.0, 0.0)
+        return self._numbers([*self.degrees, *moved, *(self.scale or (1, 1)), *shear], self.center)
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        angle, x, y, scale, *shear = values["number"][:6]
+        moved = (int(x), int(y))
+        return {"angle": angle, "translate": moved, "scale": scale, "shear": tuple(shear)}
+
+
+@dataclass(repr=False, eq=False)
+class RandomPerspective(Warp):
+    """Tilt an image at random, with probability ``p``.
+
+    Args:
+        distortion_scale: how far corners may go, from 0 to 1: to the middle.
+        p: probability.
+        interpolation: as of RandomRotation.
+        fill: as of RandomRotation.
+    """
+
+    kind = 26
+    shown = ("p",)
+
+    distortion_scale: arg.Probability = 0.5
+    p: arg.Probability = 0.5
+    interpolation: arg.Interpolation = "bilinear"
+    fill: arg.Fill = 0
+
+    def numbers(self) -> Sequence[float]:
+        return self._numbers((0.0, 0.0, self.distortion_scale))
+
+    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        if not values["applied"]:
+            return {"apply": False}
+        return {"apply": True, "coefficients": list(values["number"][:8])}

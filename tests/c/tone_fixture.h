@@ -1,0 +1,312 @@
+/* tone_fixture.h: what operations on colours do to a picture, pixel by pixel.
+ *
+ * Written from the formulas of fl_image_ops.h, without tables: each byte is computed anew. */
+#ifndef TONE_FIXTURE_H
+#define TONE_FIXTURE_H
+
+#include "picture_fixture.h"
+
+#include "fl_blur.h"
+#include "fl_cpu_image.h"
+
+#include <math.h>
+
+static inline uint8_t cut_to_byte(float x) { return (uint8_t)(x < 0 ? 0 : x > 255 ? 255 : x); }
+
+static inline float grey_of_pixel(const uint8_t *byte)
+{
+    return floorf(fmaf(byte[2], 0.114f, fmaf(byte[1], 0.587f, (float)byte[0] * 0.2989f)));
+}
+
+static inline int64_t count_pixels(const picture *p)
+{
+    return (int64_t)p->size.height * p->size.width;
+}
+
+static inline void invert_from(picture *p, int32_t channels, float threshold)
+{
+    for (int64_t i = 0; i < count_pixels(p); i++)
+        for (int32_t c = 0; c < channels; c++) {
+            uint8_t *v = &p->pixels[i].byte[c];
+            if ((float)*v >= threshold) *v = (uint8_t)(255 - *v);
+        }
+}
+
+static inline void posterize_picture(picture *p, int32_t channels, int bits)
+{
+    for (int64_t i = 0; i < count_pixels(p); i++)
+        for (int32_t c = 0; c < channels; c++) p->pixels[i].byte[c] &= (uint8_t)(255 << (8 - bits));
+}
+
+static inline void autocontrast_picture(picture *p, int32_t channels)
+{
+    for (int32_t c = 0; c < channels; c++) {
+        int low = 255, high = 0;
+        for (int64_t i = 0; i < count_pixels(p); i++) {
+            low = (int)fl_min(low, p->pixels[i].byte[c]);
+            high = (int)fl_max(high, p->pixels[i].byte[c]);
+        }
+        for (int64_t i = 0; i < count_pixels(p) && low < high; i++) {
+            uint8_t *v = &p->pixels[i].byte[c];
+            *v = cut_to_byte((float)(*v - low) / ((float)(high - low) * (float)(1 / 255.0)));
+        }
+    }
+}
+
+/* How many pixels have a byte below v, at most `limit`. */
+static inline void equalize_picture(picture *p, int32_t channels)
+{
+    for (int32_t c = 0; c < channels; c++) {
+        int64_t count[256] = {0}, below[257] = {0};
+        int largest = 0;
+        for (int64_t i = 0; i < count_pixels(p); i++) {
+            count[p->pixels[i].byte[c]]++;
+            largest = (int)fl_max(largest, p->pixels[i].byte[c]);
+        }
+        for (int v = 0; v < 256; v++) below[v + 1] = below[v] + count[v];
+        int64_t step = (count_pixels(p) - count[largest]) / 255;
+        for (int64_t i = 0; i < count_pixels(p) && step > 0; i++) {
+            uint8_t *v = &p->pixels[i].byte[c];
+            *v = *v == 0 ? 0 : (uint8_t)fl_min(255, (below[*v] + step / 2) / step);
+        }
+    }
+}
+
+static inline void blend_pixel(pixel *at, int32_t channels, float other, double factor)
+{
+    for (int32_t c = 0; c < channels; c++)
+        at->byte[c] =
+            cut_to_byte(fmaf(other, (float)(1 - factor), (float)at->byte[c] * (float)factor));
+}
+
+/* Only for images whose sum is exact. */
+static inline void contrast_picture(picture *p, int32_t channels, double factor)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count_pixels(p); i++) {
+        const uint8_t *byte = p->pixels[i].byte;
+        sum += channels == 3 ? (double)grey_of_pixel(byte) : byte[0];
+    }
+    CHECK(sum < 1 << 24);
+    float mean = (float)sum / (float)count_pixels(p);
+    for (int64_t i = 0; i < count_pixels(p); i++)
+        blend_pixel(&p->pixels[i], channels, mean, factor);
+}
+
+/* torchvision's steps one by one, with the C library's fmod. */
+static inline void turn_pixel(uint8_t *byte, float turns)
+{
+    float v[3], low = 1, high = 0;
+    for (int c = 0; c < 3; c++) {
+        v[c] = (float)byte[c] * (float)(1 / 255.0);
+        low = fminf(low, v[c]), high = fmaxf(high, v[c]);
+    }
+    bool is_grey = low == high;
+    float part = (high - low) / (is_grey ? 1 : high), by = is_grey ? 1 : high - low, away[3], hue;
+    for (int c = 0; c < 3; c++) away[c] = (high - v[c]) / by;
+    if (high == v[0])
+        hue = away[2] - away[1];
+    else if (high == v[1])
+        hue = (away[0] + 2) - away[2];
+    else
+        hue = (away[1] + 4) - away[0];
+    hue = hue * (float)(1 / 6.0);
+    hue = fmodf(hue + 1, 1) + turns;
+    hue = fmodf(hue, 1);
+    if (hue < 0) hue += 1;
+    float six = hue * 6, sector = floorf(six), place = six - sector;
+    float with_place = part * place, rest = 1 - part;
+    float p = fminf(fmaxf(rest * high, 0), 1), q = fminf(fmaxf((1 - with_place) * high, 0), 1);
+    float t = fminf(fmaxf((with_place + rest) * high, 0), 1);
+    const float becomes[6][3] = {{high, t, p}, {q, high, p}, {p, high, t},
+                                 {p, q, high}, {t, p, high}, {high, p, q}};
+    for (int c = 0; c < 3; c++) byte[c] = (uint8_t)(becomes[(int)sector % 6][c] * 255.999f);
+}
+
+static inline void grey_picture(picture *p, int32_t before, int32_t channels)
+{
+    for (int64_t i = 0; i < count_pixels(p); i++) {
+        uint8_t *byte = p->pixels[i].byte;
+        if (before == 3) byte[0] = (uint8_t)grey_of_pixel(byte);
+        for (int32_t c = 1; c < channels; c++) byte[c] = byte[0];
+    }
+}
+
+static inline void permute_picture(picture *p, int32_t channels, const int8_t *order)
+{
+    for (int64_t i = 0; i < count_pixels(p); i++) {
+        pixel before = p->pixels[i];
+        for (int32_t c = 0; c < channels; c++) p->pixels[i].byte[c] = before.byte[order[c]];
+    }
+}
+
+/* Brightness, contrast, saturation or hue. */
+static inline void
+jitter_by(picture *p, const fl_image_op *ops, int32_t channels, int which, double number)
+{
+    if (isnan(number) || (which >= 2 && channels != 3)) return;
+    settle(p, ops);
+    if (which == 1) contrast_picture(p, channels, number);
+    for (int64_t i = 0; i < count_pixels(p); i++) {
+        pixel *at = &p->pixels[i];
+        for (int32_t c = 0; which == 0 && c < channels; c++)
+            at->byte[c] = cut_to_byte((float)at->byte[c] * (float)number);
+        if (which == 2) blend_pixel(at, channels, grey_of_pixel(at->byte), number);
+        if (which == 3) turn_pixel(at->byte, (float)number);
+    }
+}
+
+static inline void
+distort_picture(picture *p, const fl_image_op *ops, int32_t channels, const fl_image_params *at)
+{
+    static const int early[] = {0, 1, 2, 3}, late[] = {0, 2, 3, 1};
+    for (int k = 0; k < 4; k++) {
+        int which = (at->is_early ? early : late)[k];
+        jitter_by(p, ops, channels, which, (double)at->number[which]);
+    }
+    if (at->order[0] < 0) return;
+    settle(p, ops);
+    permute_picture(p, channels, at->order);
+}
+
+static inline void sharpen_picture(picture *p, int32_t channels, double factor)
+{
+    picture before = make_picture(p->size.height, p->size.width);
+    memcpy(before.pixels, p->pixels, (size_t)count_pixels(p) * sizeof(pixel));
+    for (int32_t y = 1; y < p->size.height - 1; y++)
+        for (int32_t x = 1; x < p->size.width - 1; x++)
+            for (int32_t c = 0; c < channels; c++) {
+                float sum = 0, v = pixel_at(&before, y, x)->byte[c];
+                for (int32_t k = 0; k < 9; k++)
+                    sum = fmaf(pixel_at(&before, y + k / 3 - 1, x + k % 3 - 1)->byte[c],
+                               k == 4 ? (float)(5 / 13.0) : (float)(1 / 13.0), sum);
+                pixel_at(p, y, x)->byte[c] =
+                    cut_to_byte(fmaf(rintf(sum) - v, (float)(1 - factor), v));
+            }
+    free(before.pixels);
+}
+
+static inline int32_t reflected(int32_t i, int32_t length)
+{
+    return i < 0 ? -i : i < length ? i : 2 * (length - 1) - i;
+}
+
+/* Every tap of every pixel, in order. */
+static inline void
+blur_picture(picture *p, int32_t channels, int32_t width, int32_t height, float sigma)
+{
+    fl_image_blur blur;
+    picture before = make_picture(p->size.height, p->size.width);
+    memcpy(before.pixels, p->pixels, (size_t)count_pixels(p) * sizeof(pixel));
+    float *memory = malloc((size_t)fl_blur_floats(width, height) * sizeof *memory);
+    fl_blur_make(&blur, width, height, sigma, memory);
+    for (int32_t y = 0; y < p->size.height; y++)
+        for (int32_t x = 0; x < p->size.width; x++)
+            for (int32_t c = 0; c < channels; c++) {
+                float sum = 0;
+                for (int32_t k = 0; k < width * height; k++) {
+                    int32_t i = reflected(y + k / width - height / 2, p->size.height);
+                    int32_t j = reflected(x + k % width - width / 2, p->size.width);
+                    sum = fmaf(pixel_at(&before, i, j)->byte[c], blur.taps[k], sum);
+                }
+                pixel_at(p, y, x)->byte[c] = (uint8_t)rintf(sum);
+            }
+    free(memory);
+    free(before.pixels);
+}
+
+/* By the plain kernel, whose numbers tests in Python compute anew, on all channels at once. */
+static inline void
+add_noise_to_picture(picture *p, int32_t channels, const fl_image_op *op, uint64_t key)
+{
+    int64_t count = count_pixels(p);
+    uint8_t *bytes = malloc((size_t)(count * channels) + 1);
+    const fl_image_noise noise = {key, (float)(op->number[0] * 255), (float)(op->number[1] * 255),
+                                  op->number[2] != 0};
+    for (int64_t i = 0; i < count * channels; i++) bytes[i] = p->pixels[i % count].byte[i / count];
+    fl_image_planes planes = {bytes, count * channels, 0, 1, count * channels};
+    fl_cpu_image_plain.tone.add_noise(&planes, 0, &noise);
+    for (int64_t i = 0; i < count * channels; i++) p->pixels[i % count].byte[i / count] = bytes[i];
+    free(bytes);
+}
+
+/* Of an operation that is applied, on a picture without fills. */
+static inline void
+change_tone(picture *p, const fl_image_op *op, const fl_image_params *at, int32_t channels)
+{
+    if (op->kind == FL_OP_INVERT || op->kind == FL_OP_SOLARIZE)
+        invert_from(p, channels, op->kind == FL_OP_INVERT ? 0 : (float)op->number[0]);
+    else if (op->kind == FL_OP_POSTERIZE)
+        posterize_picture(p, channels, (int)op->number[0]);
+    else if (op->kind == FL_OP_AUTOCONTRAST)
+        autocontrast_picture(p, channels);
+    else if (op->kind == FL_OP_EQUALIZE)
+        equalize_picture(p, channels);
+    else if (op->kind == FL_OP_SHARPNESS)
+        sharpen_picture(p, channels, op->number[0]);
+    else if (op->kind == FL_OP_BLUR)
+        blur_picture(p, channels, op->size.width, op->size.height, at->number[0]);
+    else if (op->kind == FL_OP_NOISE)
+        add_noise_to_picture(p, channels, op, at->seed);
+    else if (op->kind == FL_OP_CHANNEL_PERMUTATION)
+        permute_picture(p, channels, at->order);
+    else
+        CHECK(false);
+}
+
+/* *channels becomes that of the result. */
+static inline void follow_tone(picture *p, const fl_image_op *ops, int32_t i,
+                               const fl_image_params *at, int32_t *channels)
+{
+    const fl_image_op *op = &ops[i];
+    bool is_small = op->kind == FL_OP_SHARPNESS && (p->size.height <= 2 || p->size.width <= 2);
+    if (!at->is_applied || is_small) return;
+    if (op->kind == FL_OP_GRAYSCALE || op->kind == FL_OP_RANDOM_GRAYSCALE) {
+        int32_t after = op->kind == FL_OP_GRAYSCALE ? (int32_t)op->number[0] : *channels;
+        if (*channels > 1 || after > 1) settle(p, ops);
+        grey_picture(p, *channels, after);
+        *channels = after;
+    } else if (op->kind == FL_OP_COLOR_JITTER) {
+        for (int k = 0; k < 4; k++)
+            jitter_by(p, ops, *channels, at->order[k], (double)at->number[at->order[k]]);
+    } else if (op->kind == FL_OP_PHOTOMETRIC_DISTORT) {
+        distort_picture(p, ops, *channels, at);
+    } else {
+        settle(p, ops);
+        change_tone(p, op, at, *channels);
+    }
+}
+
+static inline bool is_color(fl_image_op_kind kind)
+{
+    return kind == FL_OP_AUTOCONTRAST || kind == FL_OP_GRAYSCALE ||
+           kind == FL_OP_RANDOM_GRAYSCALE || kind == FL_OP_COLOR_JITTER ||
+           kind == FL_OP_PHOTOMETRIC_DISTORT || kind == FL_OP_SHARPNESS;
+}
+
+/* Numbers of an operation of this kind. */
+static inline void random_numbers(uint64_t *seed, fl_image_op *op)
+{
+    if (op->kind == FL_OP_SOLARIZE) op->number[0] = (double)random_below(seed, 511) / 2;
+    if (op->kind == FL_OP_POSTERIZE) op->number[0] = (double)random_below(seed, 9);
+    if (op->kind == FL_OP_NOISE) {
+        op->number[0] = (double)random_below(seed, 3) / 4 - 0.25;
+        op->number[1] = (double)random_below(seed, 9) / 8;
+        op->number[2] = (double)random_below(seed, 2);
+    }
+    if (op->kind == FL_OP_SHARPNESS) op->number[0] = (double)random_below(seed, 30) / 10;
+    if (op->kind == FL_OP_BLUR) {
+        op->size.width = 1 + 2 * (int32_t)random_below(seed, 7);
+        op->size.height = 1 + 2 * (int32_t)random_below(seed, 7);
+        op->number[0] = 0.1, op->number[1] = 6;
+    }
+    if (op->kind == FL_OP_GRAYSCALE) op->number[0] = random_below(seed, 2) ? 3 : 1;
+    for (int n = 0;
+         n < 4 && (op->kind == FL_OP_COLOR_JITTER || op->kind == FL_OP_PHOTOMETRIC_DISTORT); n++) {
+        bool is_hue = n == 3, stays = random_below(seed, 4) == 0;
+        op->number[2 * n] = stays ? (double)NAN : is_hue ? -0.4 : 0.3;
+        op->number[2 * n + 1] = stays ? (double)NAN : is_hue ? 0.5 : 1.9;
+    }
+}
+
+#endif

@@ -1,0 +1,99 @@
+/* warp_fixture.h: what turning, shearing and tilting does to a picture, pixel by pixel.
+ *
+ * Matrices are those of fl_warp; what lies outside of the picture is asked for each tap. */
+#ifndef WARP_FIXTURE_H
+#define WARP_FIXTURE_H
+
+#include "picture_fixture.h"
+
+#include "fl_warp.h"
+
+#include <math.h>
+
+static inline float sample_at(const picture *p, float y, float x, int32_t c, bool is_mask)
+{
+    if (!(y >= 0 && y < (float)p->size.height && x >= 0 && x < (float)p->size.width)) return 0;
+    return is_mask ? 1 : pixel_at(p, (int32_t)y, (int32_t)x)->byte[c];
+}
+
+static inline float mix_at(const picture *p, float y, float x, int32_t c, bool is_mask)
+{
+    float left = floorf(x), top = floorf(y), w = x - left, n = y - top, e = 1 - w, s = 1 - n;
+    float sum = sample_at(p, top, left, c, is_mask) * (s * e);
+    sum = fmaf(sample_at(p, top, left + 1, c, is_mask), s * w, sum);
+    sum = fmaf(sample_at(p, top + 1, left, c, is_mask), n * e, sum);
+    return fmaf(sample_at(p, top + 1, left + 1, c, is_mask), n * w, sum);
+}
+
+static inline void
+warp_picture(picture *p, int32_t channels, const fl_image_op *op, const fl_image_warp *w)
+{
+    picture new = make_picture(p->size.height, p->size.width);
+    for (int32_t row = 0; row < p->size.height; row++)
+        for (int32_t column = 0; column < p->size.width; column++) {
+            float x = (float)column + w->origin_x, y = (float)row + w->origin_y;
+            float to_x = (x * w->x[0] + y * w->x[1]) + w->x[2];
+            float to_y = (x * w->y[0] + y * w->y[1]) + w->y[2];
+            float z = (x * w->z[0] + y * w->z[1]) + w->z[2];
+            if (w->is_perspective) to_x = to_x / z - 1, to_y = to_y / z - 1;
+            x = fmaf(to_x + 1, (float)p->size.width / 2, -0.5f);
+            y = fmaf(to_y + 1, (float)p->size.height / 2, -0.5f);
+            for (int32_t c = 0; c < channels; c++) {
+                float fill = (float)op->number[12 + c], v;
+                if (op->interpolation == FL_NEAREST) {
+                    bool is_in = sample_at(p, rintf(y), rintf(x), c, true) > 0;
+                    v = is_in ? sample_at(p, rintf(y), rintf(x), c, false) : isnan(fill) ? 0 : fill;
+                } else {
+                    v = mix_at(p, y, x, c, false);
+                    if (!isnan(fill)) v = (v - fill) * mix_at(p, y, x, c, true) + fill;
+                }
+                pixel_at(&new, row, column)->byte[c] = (uint8_t)rintf(v);
+            }
+            pixel_at(&new, row, column)->fill = NOT_FILLED;
+        }
+    replace(p, new);
+}
+
+static inline void follow_warp(picture *p, const fl_image_op *ops, int32_t i,
+                               const fl_image_params *at, int32_t channels)
+{
+    const fl_image_op *op = &ops[i];
+    const float *n = at->number;
+    fl_image_warp warp;
+    if (!at->is_applied) return;
+    settle(p, ops);
+    if (op->kind == FL_OP_PERSPECTIVE) {
+        fl_warp_perspective(&warp, n, p->size);
+    } else {
+        fl_affine affine = {.angle = -(double)n[0] + (n[0] < 0 ? -360 : 0), .scale = 1};
+        if (op->kind == FL_OP_AFFINE)
+            affine = (fl_affine){.angle = (double)n[0],
+                                 .translate = {(double)n[1], (double)n[2]},
+                                 .scale = (double)n[3],
+                                 .shear = {(double)n[4], (double)n[5]}};
+        if (!isnan(op->number[10])) {
+            affine.center[0] = op->number[10] - p->size.width * 0.5;
+            affine.center[1] = op->number[11] - p->size.height * 0.5;
+        }
+        fl_warp_affine(&warp, &affine, p->size);
+    }
+    warp_picture(p, channels, op, &warp);
+}
+
+static inline bool is_warp(fl_image_op_kind kind)
+{
+    return kind == FL_OP_ROTATION || kind == FL_OP_AFFINE || kind == FL_OP_PERSPECTIVE;
+}
+
+static inline void random_warp(uint64_t *seed, fl_image_op *op)
+{
+    static const double numbers[12] = {-170, 175, 0.3, 0.2, 0.4, 1.7, -30, 40, -10, 20, NAN, NAN};
+    bool has_fill = random_below(seed, 3) > 0;
+    for (int k = 0; k < 12; k++) op->number[k] = numbers[k];
+    if (random_below(seed, 3) == 0) op->number[10] = 3.5, op->number[11] = 7;
+    for (int c = 0; c < 4; c++)
+        op->number[12 + c] = has_fill ? (double)random_below(seed, 511) / 2 : (double)NAN;
+    op->interpolation = random_below(seed, 2) ? FL_NEAREST : FL_BILINEAR;
+}
+
+#endif
