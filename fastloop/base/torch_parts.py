@@ -49,7 +49,12 @@ _CLIP = "torch.nn.utils.clip_grad:"
 _EXCHANGE = "torch:Tensor.__dlpack_c_exchange_api__"
 _MODES = "torch._C:_len_torch_dispatch_stack"
 _WRAPPED = "torch._C._functorch:is_functorch_wrapped_tensor"
+_FUNCTION_MODES = "torch._C:_len_torch_function_stack"
 _STORAGE = "torch:UntypedStorage."
+_HOOKS = tuple(
+    f"torch.nn.modules.module:_global_{name}"
+    for name in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+)
 
 
 class Part(NamedTuple):
@@ -145,9 +150,11 @@ _PARTS: dict[str, tuple[Part, ...]] = {
         Part(_COLLATE + "collate_float_fn", "ebf4a55e", "7fe5bf05"),
         Part(_COLLATE + "collate_int_fn", "1d2cb71a", "59a3bf9c"),
         Part(_COLLATE + "collate_str_fn", "6f14bc62", "a310e13d"),
-        Part("torch._C:_len_torch_function_stack"),
+        Part(_FUNCTION_MODES),
         Part(_MODES),
     ),
+    # Hooks of all modules, which operations of torchvision are.
+    "hooks": tuple(map(Part, _HOOKS)),
     "scaler": (
         Part(_SCALER + ".__init__", "dcfe3bd6 596aa390", "707c5486"),
         Part(_SCALER + "._check_scale_growth_tracker", "e0fc937b ef4b6436", "d1cf671d"),
@@ -302,6 +309,18 @@ def run_worker_loop(*, dataset: Any, **arguments: Any) -> None:
         loop(dataset=dataset, **arguments)
 
 
+@functools.cache
+def _global_hooks() -> tuple[Any, ...]:
+    """Return torch's dicts of hooks; where one is gone, hooks that are always there."""
+    is_there = is_known("hooks", "Operations that hooks may watch are left")
+    return tuple(map(resolve, _HOOKS)) if is_there else (True,)
+
+
+def has_global_hooks() -> bool:
+    """Tell whether a hook watches all modules."""
+    return any(_global_hooks())
+
+
 class Methods:
     """Methods of torch whose work fastloop does itself. Where a tool or a user has replaced one,
     torch's code has to run, which calls the replacement.
@@ -361,6 +380,9 @@ default_convert: Any = _take(_COLLATE + "default_convert", torch.utils.data.defa
 # Where these are gone, a mode may be on, and a tensor may be wrapped.
 count_dispatch_modes: Any = _take(
     _MODES, lambda: not is_known("modes", "What modes may watch is left")
+)
+count_function_modes: Any = _take(
+    _FUNCTION_MODES, lambda: not is_known("collate", "What modes may watch is left")
 )
 is_functorch_wrapped: Any = _take(
     _WRAPPED, lambda tensor: not is_known("functorch", "Tensors of samples are left")

@@ -120,6 +120,10 @@ def fast_iterator(
         from fastloop.loader.workers.threads import ThreadIter
 
         return ThreadIter(loader, shared, accelerator)
+    if route.source is not None and route.source.drawn is not None:
+        from fastloop.loader.arrays.vision import VisionIter
+
+        return VisionIter(loader, route.source, shared, accelerator, is_live=path == "array")
     if route.source is not None:
         return ArrayIter(loader, route.source, shared, accelerator, is_live=path == "array")
     if route.path == "process":
@@ -302,6 +306,10 @@ def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[columns.Tak
         from fastloop.loader.arrays.sequences import take_ragged
 
         return ((is_array_dataset, take_ragged),)
+    if loader._auto_collation and type(dataset).__module__.startswith("torchvision.datasets."):
+        from fastloop.loader.arrays.vision import take_vision
+
+        return ((lambda dataset: True, functools.partial(take_vision, loader=loader)),)
     return (columns.is_hugging_face, columns.take_hugging_face), *columns.TAKERS
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from fastloop._core import ImagePlan, SequenceColumn, Table, Windows, int64_array
+from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Table, Windows, int64_array
 from fastloop.base.moves import watch
 from fastloop.base.tensors import DTYPES
 from fastloop.data.collate import is_array_dataset, is_image_folder, is_token_dataset
@@ -118,7 +118,7 @@ class Column:
     name: str
     source: torch.Tensor | Array | SequenceColumn | Windows | tuple[Segment, ...]
     file: MappedFile | None = None
-    plan: ImagePlan | None = None
+    plan: ImagePlan | ImageDraws | None = None
     is_array: bool = False
     cast: str | None = None
 
@@ -150,12 +150,14 @@ class Columns:
     Attributes:
         rows: the rows of the table that the dataset has, in its order; None: all.
         kind: the kind of data, for ``stats().why``.
+        drawn: whose parameters are drawn for each batch (``vision.Drawn``); None: nothing.
     """
 
     structure: Structure
     all: list[Column] = dataclass_field(default_factory=list)
     rows: Vector | None = None
     kind: str = "plain arrays"
+    drawn: Any = None
 
     def add(self, name: str, source: Any, *others: Any, **named: Any) -> None:
         """Add a ``Column``. Raises NotCoveredError for a tensor that C does not gather from."""
@@ -181,6 +183,7 @@ class Source:
         maps: the rows that Subsets, or the indices of a dataset, leave; innermost first.
         dataset: below its Subsets.
         kind: the kind of data, for ``stats().why``.
+        drawn: as of Columns.
     """
 
     table: Table
@@ -188,6 +191,7 @@ class Source:
     maps: tuple[Vector, ...]
     dataset: Any
     kind: str
+    drawn: Any
 
 
 def below_subsets(dataset: Any) -> Any:
@@ -513,4 +517,4 @@ def open_source(dataset: Any, pin: bool, takers: Sequence[Taker] = TAKERS) -> So
         raise NotCoveredError(str(error)) from error
     if columns.rows is not None:
         maps.insert(0, columns.rows)
-    return Source(table, columns.structure, tuple(maps), dataset, columns.kind)
+    return Source(table, columns.structure, tuple(maps), dataset, columns.kind, columns.drawn)
