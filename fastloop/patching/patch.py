@@ -63,6 +63,8 @@ def _open_seam(name: str) -> Seam:
             from fastloop.patching.loader_seam import make_seam
         elif name == "grad_scaler":
             from fastloop.patching.scaler_seam import make_seam
+        elif name == "transforms":
+            from fastloop.patching.transform_seam import make_seam
         else:
             from fastloop.patching.clip_seam import make_seam
         _seams[name] = make_seam(os.environ.get("FASTLOOP_STRICT") == "1")
@@ -82,7 +84,8 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
         what: ``"dataloader"``: ``torch.utils.data.DataLoader``, every instance, and subclasses that
             do not make their own iterators. ``"grad_scaler"``: ``torch.amp.GradScaler``, likewise,
             unless they unscale by themselves. ``"clip_grad_norm"``: ``clip_grad_norm_`` and
-            ``clip_grads_with_norm_`` of ``torch.nn.utils``.
+            ``clip_grads_with_norm_`` of ``torch.nn.utils``. ``"transforms"``: ``Compose`` of
+            torchvision, v1 and v2, once torchvision is imported.
         verbose: whether to print what is on, a line on stderr. None: where FASTLOOP_VERBOSE is set
             and not 0, and where a seam could not be put in.
 
