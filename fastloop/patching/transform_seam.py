@@ -76,6 +76,7 @@ class _Plan:
         shape = (channels, *size) if self._is_tensor else (*size, channels)
         ops, steps = tuple(self._chain.ops), tuple(self._chain.steps)
         self._plan = compile_plan(ops, shape, layout, out_layout, may_differ=True)
+        self._shape = self._plan.core.out_shape if out_layout == "CHW" else None
         self._draws = ImageDraws(self._plan.core, steps, bool(is_fused()), torch_exp)
 
     def make(self, image: Any, generator: torch.Generator) -> Tensor:
@@ -83,7 +84,7 @@ class _Plan:
         if not self._is_tensor:
             width, height = image.size
             image = np.frombuffer(image.tobytes(), np.uint8).reshape(height, width, -1)
-        out = self._plan.empty()
+        out = self._plan.empty() if self._shape is None else torch.empty(self._shape)
         self._draws.apply(image, out, generator)
         return out if self._cls is None else out.as_subclass(self._cls)
 

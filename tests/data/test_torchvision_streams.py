@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import random
@@ -26,6 +27,7 @@ from vision_cases import (
 )
 
 import fastloop
+from fastloop.data.transforms import torchvision_chain
 from fastloop.loader.arrays import vision
 from fastloop.loader.arrays.vision import VisionIter
 
@@ -369,10 +371,51 @@ def test_the_check_sees_a_difference(monkeypatch: pytest.MonkeyPatch, wrong: str
 
 
 def test_another_release_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vision, "_is_known_release", lambda: False)
+    monkeypatch.setattr(vision, "_KNOWN", ("another",))
     loader = fastloop.DataLoader(dataset_of("CIFAR10", cifar(v1)))
     assert loader.stats().path == "sync"
     assert "does not know this torchvision" in loader.stats().why
+
+
+def replace_method(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(v1.RandomHorizontalFlip, "forward", lambda self, image: image)
+
+
+def wrap_method(patch: pytest.MonkeyPatch) -> None:
+    before = datasets.CIFAR10.__getitem__
+
+    @functools.wraps(before)
+    def wrapped(self: Any, index: int) -> Any:
+        return before(self, (index + 1) % len(self))
+
+    patch.setattr(datasets.CIFAR10, "__getitem__", wrapped)
+
+
+def replace_function(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(v1.functional, "to_tensor", lambda image: torch.zeros(3, 32, 32))
+
+
+def replace_draw(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch, "rand", lambda *size: torch.ones(size))
+
+
+@pytest.mark.parametrize("replace", [replace_method, wrap_method, replace_function, replace_draw])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_functions_that_were_replaced(
+    monkeypatch: pytest.MonkeyPatch, replace: Callable[[Any], None], is_first: bool
+) -> None:
+    dataset = dataset_of("CIFAR10", cifar(v1))
+    if is_first:
+        torchvision_chain._first_seen.cache_clear()
+        monkeypatch.setattr(vision, "_verdicts", {})
+    else:
+        assert path_of(dataset) == "array"
+    replace(monkeypatch)
+    assert path_of(dataset) == "sync"
+    assert_same(dataset, {"batch_size": 8}, stops=[None])
+    monkeypatch.undo()
+    torchvision_chain._first_seen.cache_clear()
+    assert path_of(dataset) == "array"
 
 
 def test_nothing_is_left_behind() -> None:

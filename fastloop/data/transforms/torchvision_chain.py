@@ -36,6 +36,8 @@ Step = tuple[int, int, float, bool, tuple[float, ...], tuple[float, ...]]
 _CROP_V1, _CROP_V2, _FLIP, _ERASE, _APPLY, _RESIZED = range(6)  # enum fl_draw_kind
 _NO_RANGE = (0.0, 0.0)
 _MODULES = "torchvision.transforms", "torchvision.transforms.v2"
+_PACKAGE = __file__.rpartition("data")[0]
+_DRAWS = torch.rand, torch.randint, torch.empty, torch.exp  # as they were when this was imported
 
 # The functions that C stands in for, of each version.
 _CODE = (
@@ -81,23 +83,35 @@ def functions_in(text: str) -> Iterator[Any]:
         yield from (resolve(f"{module}:{name}") for name in names.split())
 
 
-def digest_of(text: str) -> str:
-    """Return one digest of the syntax of the functions that a text names; "" where one is gone."""
-    try:
-        digests = [syntax_digest(function) for function in functions_in(text)]
-    except (AttributeError, ImportError):
-        return ""
-    return sha1(" ".join(digests).encode(), usedforsecurity=False).hexdigest()[:8]
+def _own(function: Any) -> Any:
+    """Return the function that patch() has wrapped, and any other unchanged."""
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    return function.__wrapped__ if file.startswith(_PACKAGE) else function
 
 
 @functools.cache
-def _is_known(place: int) -> bool:
-    return digest_of(_CODE[place]) in _KNOWN[place]
+def _first_seen(text: str) -> tuple[tuple[Any, ...], str]:
+    """Return the functions that a text names, and one digest of their syntax."""
+    functions = tuple(map(_own, functions_in(text)))
+    digests = [syntax_digest(each) for each in functions if not hasattr(each, "__wrapped__")]
+    return functions, sha1(" ".join(digests).encode(), usedforsecurity=False).hexdigest()[:8]
+
+
+def is_code_known(text: str, known: tuple[str, ...]) -> bool:
+    """Tell whether the functions that a text names have one of these digests, and nobody has put
+    others in their places since they were first seen."""
+    try:
+        functions, digest = _first_seen(text)
+        now = map(_own, functions_in(text))
+        return digest in known and all(a is b for a, b in zip(functions, now, strict=True))
+    except (AttributeError, ImportError):
+        return False
 
 
 def is_known_release() -> bool:
-    """Tell whether the operations are those that C knows. Takes some 50 ms, once a process."""
-    return _is_known(0) and (_MODULES[1] not in sys.modules or _is_known(1))
+    """Tell whether the operations are those that C knows. Takes some 50 ms the first time."""
+    versions = (1, 2) if _MODULES[1] in sys.modules else (1,)
+    return all(is_code_known(_CODE[v - 1], _KNOWN[v - 1]) for v in versions)
 
 
 class _Unit(Values):
@@ -129,6 +143,8 @@ def why_not_now() -> str:
         return "the default dtype is not float32"
     if count_function_modes() or count_dispatch_modes():
         return "a mode watches torch's functions"
+    if (torch.rand, torch.randint, torch.empty, torch.exp) != _DRAWS:
+        return "a function of torch was replaced"
     if has_global_hooks():
         return "a hook watches all modules"
     if not has_interpreter_lock():

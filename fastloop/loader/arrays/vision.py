@@ -7,7 +7,6 @@ stream that each worker process would have with them. docs/zero-change.md tells 
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import warnings
@@ -26,7 +25,7 @@ from fastloop.base.torch_parts import pin_memory
 from fastloop.data.transforms.plan import compile_plan
 from fastloop.data.transforms.torchvision_chain import (
     Chain,
-    digest_of,
+    is_code_known,
     is_fused,
     is_known_release,
     leaving_torchvision,
@@ -59,14 +58,10 @@ _SAMPLERS = (
     torch_data.SubsetRandomSampler,
 )
 _CHECKED = 3  # samples
+_OTHERS = ("transform", "target_transform")  # attributes on which samples depend
 
 # What was checked in this process, and whether C made the same of it.
 _verdicts: dict[str, bool] = {}
-
-
-@functools.cache
-def _is_known_release() -> bool:
-    return digest_of(_CODE) in _KNOWN and is_known_release()
 
 
 @dataclass(eq=False)
@@ -141,7 +136,7 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     if dataset.transform is None or dataset.target_transform is not None:
         raise NotCoveredError(f"the {name} has no transform, or a target_transform")
     _check_loader(loader)
-    if not _is_known_release():
+    if not (is_code_known(_CODE, _KNOWN) and is_known_release()):
         raise NotCoveredError("this version of fastloop does not know this torchvision")
     data, targets, layout = _KINDS[name]
     images, shape, layout = _images_of(dataset, data, layout)
@@ -157,9 +152,6 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     columns.drawn = Drawn(draws, dataset, (data, targets, *_OTHERS), Snapshot(chain.things))
     _check_samples(columns, chain, shape)
     return columns
-
-
-_OTHERS = ("transform", "target_transform")
 
 
 # ---- the check
