@@ -24,7 +24,6 @@ from fastloop._core import ArrayLoader, BatchPool, ImageDraws, Snapshot
 from fastloop.base.torch_parts import pin_memory
 from fastloop.data.transforms.plan import compile_plan
 from fastloop.data.transforms.torchvision_chain import (
-    Chain,
     is_code_known,
     is_fused,
     is_known_release,
@@ -71,12 +70,14 @@ class Drawn:
     Attributes:
         names: of the attributes of the dataset on which samples depend.
         snapshot: of the objects that are its transform.
+        key: tells the plan from others.
     """
 
     draws: ImageDraws
     dataset: Any
     names: tuple[str, ...]
     snapshot: Snapshot
+    key: str
 
     def __post_init__(self) -> None:
         self._held = [getattr(self.dataset, name) for name in self.names]
@@ -86,6 +87,26 @@ class Drawn:
         held = zip(self._held, self.names, strict=True)
         is_same = all(getattr(self.dataset, name) is value for value, name in held)
         return is_same and not why_not_now() and self.snapshot.is_same()
+
+    def check(self, columns: Columns) -> None:
+        """Make the first samples both ways, once a process. Raises NotCoveredError if they or
+        random states differ; torchvision then makes all samples of the plan for good."""
+        if self.key not in _verdicts:
+            is_alone = threading.active_count() == 1
+            is_same = _makes_same(columns)
+            if not is_same and not is_alone:  # another thread may have drawn meanwhile
+                raise NotCoveredError("other threads run, so the transform could not be checked")
+            _verdicts[self.key] = is_same
+            if not is_same:
+                warnings.warn(
+                    f"C makes other samples than torchvision of {type(self.dataset).__name__} with "
+                    f"{self.dataset.transform}; torchvision makes them. Please report this with "
+                    "the output of `python -m fastloop doctor`",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        if not _verdicts[self.key]:
+            raise NotCoveredError("C made other samples than torchvision")
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:
@@ -149,35 +170,9 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     columns = Columns((None, None), kind="torchvision's images, its transform in C")
     columns.add(data, images, None, draws)
     columns.add(targets, _labels_of(dataset, targets, len(images)))
-    columns.drawn = Drawn(draws, dataset, (data, targets, *_OTHERS), Snapshot(chain.things))
-    _check_samples(columns, chain, shape)
+    names, key = (data, targets, *_OTHERS), f"{name} {shape} {chain.steps} {chain.ops}"
+    columns.drawn = Drawn(draws, dataset, names, Snapshot(chain.things), key)
     return columns
-
-
-# ---- the check
-
-
-def _check_samples(columns: Columns, chain: Chain, shape: tuple[int, ...]) -> None:
-    """Make the first samples both ways, once a process. Raises NotCoveredError if batches or random
-    states differ; torchvision then makes all of them for good."""
-    dataset = columns.drawn.dataset
-    key = f"{type(dataset).__name__} {shape} {chain.steps} {chain.ops}"
-    if key not in _verdicts:
-        is_alone = threading.active_count() == 1
-        is_same = _makes_same(columns)
-        if not is_same and not is_alone:  # another thread may have drawn meanwhile
-            raise NotCoveredError("other threads run, so the transform could not be checked")
-        _verdicts[key] = is_same
-        if not is_same:
-            warnings.warn(
-                f"C makes other samples than torchvision of {type(dataset).__name__} with "
-                f"{dataset.transform}; torchvision makes them. Please report this with the output "
-                "of `python -m fastloop doctor`",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-    if not _verdicts[key]:
-        raise NotCoveredError("C made other samples than torchvision")
 
 
 def _makes_same(columns: Columns) -> bool:
@@ -196,7 +191,7 @@ def _makes_same(columns: Columns) -> bool:
     private.set_state(before)
     drawn.draws.draw_from(count, private)
     loader = ArrayLoader(
-        table=columns.table(False), pool=BatchPool(2), fetch=None, structure=columns.structure,
+        table=columns.table, pool=BatchPool(2), fetch=None, structure=columns.structure,
         maps=(), workers=0, prefetch=1, in_order=True, persistent=False, timeout=0,
     )  # fmt: skip
     loader.restart(iter([list(range(count))]), _BATCHES, None, 0)
