@@ -21,6 +21,17 @@ static char *state_in(const fl_py_dlpack *dlpack, PyObject *tensor)
     return NULL;
 }
 
+/* get_state() makes an object while it holds the generator's mutex. Were that to collect garbage,
+ * Python could run and let another thread go on, which would wait for the mutex with the
+ * interpreter lock. */
+static PyObject *get_state(PyObject *generator)
+{
+    int was_on = PyGC_Disable();
+    PyObject *tensor = PyObject_CallMethod(generator, "get_state", NULL);
+    if (was_on) PyGC_Enable();
+    return tensor;
+}
+
 PyObject *
 fl_py_torch_state_take(const fl_py_dlpack *dlpack, PyObject *generator, fl_torch_random *out)
 {
