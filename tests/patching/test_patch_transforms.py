@@ -345,10 +345,47 @@ def test_a_transform_can_be_copied() -> None:
         assert vars(other).keys() == vars(transform).keys()
 
 
-def test_it_waits_for_torchvision(tmp_path: Path) -> None:
+def run_program(program: str) -> str:
+    support = str(Path(__file__).parents[1] / "support")
+    argv = [sys.executable, "-c", f"import sys\nsys.path.append({support!r})\n{program}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_garbage_is_not_collected_while_a_state_is_read() -> None:
+    """torch holds the generator's mutex then. A thread that collects lets another one go on, which
+    waits for the mutex with the interpreter lock: torch alone hangs here."""
     program = """
-import sys
-sys.path.append({support!r})
+from torchvision_shim import torchvision_v2
+v2 = torchvision_v2()
+import gc, random, threading, time
+import fastloop, torch
+fastloop.patch("transforms", verbose=False)
+image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+flip = v2.Compose([v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])
+kept = [flip(image) for _ in range(9)]
+
+def work():
+    for _ in range(1000):
+        kept.extend([] for _ in range(random.randrange(6)))
+        flip(image)
+
+gc.callbacks.append(lambda *args: time.sleep(1e-5))
+gc.set_threshold(7)
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(fastloop.patch_status().seams["transforms"].native)
+"""
+    assert int(run_program(program)) == 4006
+
+
+def test_it_waits_for_torchvision() -> None:
+    run_program(
+        """
 import fastloop
 state = fastloop.patch(verbose=False)
 assert state.seams["transforms"].is_on and "torchvision" not in sys.modules
@@ -364,8 +401,4 @@ fastloop.unpatch()
 run(image)
 assert not hasattr(v2.Compose.forward, "__wrapped__")
 """
-    support = str(Path(__file__).parents[1] / "support")
-    done = subprocess.run(
-        [sys.executable, "-c", program.format(support=support)], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
