@@ -57,4 +57,4 @@ def test_ipython_loads_and_unloads_it(tmp_path: Path, monkeypatch: pytest.Monkey
         stderr="on for dataloader",
         is_fresh=True,
     )
-    assert printed.splitlines()[-2:] == ["[True, True, True]", "[False, False, False]"]
+    assert printed.splitlines()[-2:] == [str([True] * 4), str([False] * 4)]
