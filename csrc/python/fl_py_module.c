@@ -8,6 +8,7 @@
 #include "fl_py_collate.h"
 #include "fl_py_finalizer.h"
 #include "fl_py_grad_list.h"
+#include "fl_py_image_draws.h"
 #include "fl_py_image_plan.h"
 #include "fl_py_sequence_column.h"
 #include "fl_py_indices.h"
@@ -18,10 +19,12 @@
 #include "fl_py_permutation.h"
 #include "fl_py_place.h"
 #include "fl_py_reply.h"
+#include "fl_py_snapshot.h"
 #include "fl_py_table.h"
 #include "fl_py_thread_pool.h"
 #include "fl_py_windows.h"
 #include "fl_py_token_file.h"
+#include "fl_py_torch_random.h"
 #include "fl_py_worker_end.h"
 #include "fl_safe_read.h"
 #include "fl_thread.h"
@@ -187,6 +190,9 @@ static const struct {
     {&fl_py_thread_pool_spec, offsetof(fl_py_state, thread_pool_type)},
     {&fl_py_grad_list_spec, offsetof(fl_py_state, grad_list_type)},
     {&fl_py_image_plan_spec, offsetof(fl_py_state, image_plan_type)},
+    {&fl_py_image_draws_spec, offsetof(fl_py_state, image_draws_type)},
+    {&fl_py_snapshot_spec, offsetof(fl_py_state, snapshot_type)},
+    {&fl_py_torch_random_spec, offsetof(fl_py_state, torch_random_type)},
     {&fl_py_sequence_column_spec, offsetof(fl_py_state, sequence_column_type)},
     {&fl_py_windows_spec, offsetof(fl_py_state, windows_type)},
     {&fl_py_permutation_spec, offsetof(fl_py_state, permutation_type)},

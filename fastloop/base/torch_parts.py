@@ -202,6 +202,18 @@ def run_worker_loop(*, dataset: Any, **arguments: Any) -> None:
         loop(dataset=dataset, **arguments)
 
 
+@functools.cache
+def _global_hooks() -> tuple[Any, ...]:
+    """Return torch's dicts of hooks; where one is gone, hooks that are always there."""
+    is_there = is_known("hooks", "Operations that hooks may watch are left")
+    return tuple(resolve(part.path) for part in parts_of("hooks")) if is_there else (True,)
+
+
+def has_global_hooks() -> bool:
+    """Tell whether a hook watches all modules."""
+    return any(_global_hooks())
+
+
 class Methods:
     """Methods of torch whose work fastloop does itself. Where a tool or a user has replaced one,
     torch's code has to run, which calls the replacement.
@@ -262,6 +274,10 @@ default_convert: Any = _take(f"{_COLLATE}:default_convert", torch.utils.data.def
 count_dispatch_modes: Any = _take(
     "torch._C:_len_torch_dispatch_stack",
     lambda: not is_known("modes", "What modes may watch is left"),
+)
+count_function_modes: Any = _take(
+    "torch._C:_len_torch_function_stack",
+    lambda: not is_known("collate", "What modes may watch is left"),
 )
 is_functorch_wrapped: Any = _take(
     "torch._C._functorch:is_functorch_wrapped_tensor",

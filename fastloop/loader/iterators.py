@@ -114,6 +114,10 @@ def fast_iterator(
         from fastloop.loader.workers.threads import ThreadIter
 
         return ThreadIter(loader, shared, accelerator)
+    if route.source is not None and route.source.drawn is not None:
+        from fastloop.loader.arrays.vision import VisionIter
+
+        return VisionIter(loader, route.source, shared, accelerator, is_live=path == "array")
     if route.source is not None:
         return ArrayIter(loader, route.source, shared, accelerator, is_live=path == "array")
     if route.path == "process":
@@ -300,6 +304,10 @@ def _taker_of(loader: DataLoader[Any], dataset: object) -> columns.Taker | None:
         from fastloop.loader.arrays.sequences import take_ragged
 
         return take_ragged
+    if loader._auto_collation and type(dataset).__module__.startswith("torchvision.datasets."):
+        from fastloop.loader.arrays.vision import take_vision
+
+        return functools.partial(take_vision, loader=loader)
     return columns.take_hugging_face if kind_of(dataset) == "Dataset" else None
 
 

@@ -56,9 +56,10 @@ def _open_seam(name: str) -> Seam:
     if name not in _seams:
         from fastloop.patching.loader_seam import LoaderSeam
         from fastloop.patching.step_seams import make_clip_seam, make_scaler_seam
+        from fastloop.patching.transform_seam import TransformSeam
 
-        make_seam = (LoaderSeam, make_scaler_seam, make_clip_seam)[SEAMS.index(name)]
-        _seams[name] = make_seam(os.environ.get("FASTLOOP_STRICT") == "1")
+        makers = LoaderSeam, make_scaler_seam, make_clip_seam, TransformSeam
+        _seams[name] = makers[SEAMS.index(name)](os.environ.get("FASTLOOP_STRICT") == "1")
     return _seams[name]
 
 
@@ -75,7 +76,8 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
         what: ``"dataloader"``: ``torch.utils.data.DataLoader``, every instance, and subclasses that
             do not make their own iterators. ``"grad_scaler"``: ``torch.amp.GradScaler``, likewise,
             unless they unscale by themselves. ``"clip_grad_norm"``: ``clip_grad_norm_`` and
-            ``clip_grads_with_norm_`` of ``torch.nn.utils``.
+            ``clip_grads_with_norm_`` of ``torch.nn.utils``. ``"transforms"``: ``Compose`` of
+            torchvision, v1 and v2, once torchvision is imported.
         verbose: whether to print what is on, a line on stderr. None: where FASTLOOP_VERBOSE is set
             and not 0, and where a seam could not be put in.
 

@@ -15,6 +15,7 @@ typedef struct column_spec {
     fl_tensor view;
     bool is_volatile;
     const fl_image_plan *plan;
+    const fl_image_draws *draws; /* with a plan, or NULL */
     fl_image_layout layout;
     fl_dtype dtype; /* with a plan: of a result, contiguous and CHW */
 } column_spec;
@@ -29,6 +30,7 @@ static inline int open_column(const column_spec *spec, fl_column **out, fl_err *
         .layout = spec->layout,
         .is_volatile = spec->is_volatile,
         .plan = spec->plan,
+        .draws = spec->draws,
         .dtype = spec->dtype,
         .shape = {fl_image_plan_out_channels(spec->plan), size.height, size.width}};
     fl_tensor_strides(3, config.shape, config.stride);

@@ -182,7 +182,7 @@ def make_table(source: Any, *plans: Any) -> _core.Table:
 def test_tables_need_a_plan_or_none_for_each_source() -> None:
     source, plan = image(5, 3, HEIGHT, WIDTH), make_plan()
     for plans in ((plan, plan), (1,), ("plan",)):
-        with pytest.raises(TypeError, match="needs an ImagePlan or None for each of 1 sources"):
+        with pytest.raises(TypeError, match="ImageDraws or None for each of 1 sources"):
             make_table(source, *plans)
     for wrong in (source.char(), source[:, :2], source[:, :, :-1], source[0]):
         with pytest.raises(ValueError, match="field 0 does not hold the images of its plan"):

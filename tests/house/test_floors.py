@@ -84,10 +84,11 @@ CORE = {
     "batch": set[str](),
     "grad": set[str](),
     "image": {"batch"},
+    "random": {"image"},
     "sequence": {"batch"},
     "token": {"image"},
     "worker": {"batch"},
-    "table": {"batch", "image", "sequence", "token"},
+    "table": {"batch", "image", "random", "sequence", "token"},
 }
 
 

@@ -176,7 +176,7 @@ def test_children_of_every_kind_are_patched_and_the_users_sitecustomize_runs(
     assert done.stdout.splitlines() == wanted, done.stderr
     first, last = done.stderr.splitlines()
     assert first.startswith("fastloop ") and "on for dataloader, grad_scaler, clip_" in first
-    others = "grad_scaler 0 native; clip_grad_norm 0 native"
+    others = "grad_scaler 0 native; clip_grad_norm 0 native; transforms 0 native"
     how = "TensorDataset: gathered by C, 1 loader, 1 epoch"
     assert last == f"fastloop: end of run: dataloader 1 native [{how}]; {others}"
 
@@ -200,7 +200,7 @@ def test_a_process_that_has_loaded_nothing_says_that_others_are_not_counted(
     tmp_path: Path,
 ) -> None:
     done = run(tmp_path, "-m", "fastloop", "run", "-c", "import torch")
-    assert done.stderr.endswith("clip_grad_norm 0 native (this process alone is counted)\n")
+    assert done.stderr.endswith("transforms 0 native (this process alone is counted)\n")
 
 
 LAUNCHER = """

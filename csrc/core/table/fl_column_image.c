@@ -14,12 +14,13 @@ enum {
 typedef struct image_column {
     fl_column base;
     fl_row_runs runs;
-    const fl_image_plan *plan; /* borrowed from the caller of open */
-    int64_t out_bytes;         /* of a result when it is filled */
-    int64_t work_bytes;        /* of a row; at most INT64_MAX */
-    fl_image_source image;     /* an image in the source, without its address; */
-    fl_image_source copy;      /* and one that was read from a mapped file */
-    fl_scratch_slots *slots;   /* owned: where volatile */
+    const fl_image_plan *plan;   /* borrowed from the caller of open */
+    const fl_image_draws *draws; /* likewise; NULL: none */
+    int64_t out_bytes;           /* of a result when it is filled */
+    int64_t work_bytes;          /* of a row; at most INT64_MAX */
+    fl_image_source image;       /* an image in the source, without its address; */
+    fl_image_source copy;        /* and one that was read from a mapped file */
+    fl_scratch_slots *slots;     /* owned: where volatile */
     fl_dtype dtype;
     bool is_contiguous;
     int64_t shape[4], stride[4]; /* of the output; shape[0] is set for each batch */
@@ -31,6 +32,17 @@ static const image_column *as_images(const fl_column *column)
     return (const image_column *)column;
 }
 
+/* Notes the parameters of all rows, in order. */
+static int note_draws(const image_column *self, const fl_column_batch *batch, fl_err *err)
+{
+    enum { WORD = sizeof(int64_t) };
+    int64_t rows = batch->rows->count, bytes = (int64_t)sizeof(fl_image_params);
+    if (!fl_mul(rows, fl_image_draws_count(self->draws), &rows) || !fl_mul(rows, bytes, &bytes))
+        return fl_fail_batch_size(err);
+    FL_TRY(fl_notes_reserve(batch->notes, bytes / WORD + 1, err));
+    return fl_image_draws_copy(self->draws, batch->rows->count, (void *)batch->notes->values, err);
+}
+
 static int layout_images(const fl_column *column, fl_column_batch *batch, fl_err *err)
 {
     const image_column *self = as_images(column);
@@ -38,6 +50,7 @@ static int layout_images(const fl_column *column, fl_column_batch *batch, fl_err
     int64_t rows = batch->rows->count;
     if (!fl_mul(rows, self->out_bytes, &output->bytes)) return fl_fail_batch_size(err);
     if (!fl_mul(rows, self->work_bytes, &batch->work_bytes)) batch->work_bytes = INT64_MAX;
+    if (self->draws != NULL) FL_TRY(note_draws(self, batch, err));
     output->dtype = self->dtype;
     output->ndim = 4;
     output->is_whole = output->is_number = false;
@@ -69,14 +82,20 @@ static int read_image(const image_column *self, const fl_column_batch *batch, in
     return FL_OK;
 }
 
-/* Writes what the plan makes of one row to dst. scratch: NULL where the column is not volatile. */
-static int gather_image(const image_column *self, const fl_column_batch *batch,
+/* Writes what the plan makes of row `i` of the batch to dst. scratch: NULL where the column is not
+ * volatile. */
+static int gather_image(const image_column *self, const fl_column_batch *batch, int64_t i,
                         const fl_sample_key *key, fl_scratch *scratch, char *dst, fl_err *err)
 {
     fl_image_params params[FL_MAX_IMAGE_OPS];
     fl_image_source image = self->image;
     image.data = (const uint8_t *)self->runs.data + key->index * self->runs.row_stride;
     if (scratch != NULL) FL_TRY(read_image(self, batch, key->index, scratch, &image, err));
+    if (self->draws != NULL) {
+        const fl_image_params *noted = (const void *)batch->notes->values;
+        noted += i * fl_image_draws_count(self->draws);
+        return fl_image_plan_apply(self->plan, noted, &image, dst, err);
+    }
     FL_TRY(fl_image_plan_draw(self->plan, key, image.size, params, err));
     return fl_image_plan_apply(self->plan, params, &image, dst, err);
 }
@@ -104,7 +123,7 @@ static int gather_images(const fl_column *column, const fl_column_batch *batch, 
         key.index = fl_row_at(rows, i);
         key.view = rows->has_views ? rows->view[i] : 0;
         if (i + 1 < to) prefetch_image(&self->runs, fl_row_at(rows, i + 1));
-        status = gather_image(self, batch, &key, scratch, dst, err);
+        status = gather_image(self, batch, i, &key, scratch, dst, err);
     }
     if (scratch != NULL) fl_scratch_give(self->slots, scratch);
     return fl_column_name_row(err, status, batch, key.index);
@@ -202,6 +221,7 @@ int fl_column_image_open(const fl_column_image_config *config, fl_column **out, 
                              .outputs = 1,
                              .is_volatile = config->is_volatile};
     self->plan = config->plan;
+    self->draws = config->draws;
     int status = describe_images(self, config, err);
     if (status == FL_OK && config->is_volatile) {
         self->slots = fl_alloc(sizeof *self->slots);

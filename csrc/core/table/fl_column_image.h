@@ -7,7 +7,7 @@
 #define FL_COLUMN_IMAGE_H
 
 #include "fl_column.h"
-#include "fl_image_plan.h"
+#include "fl_image_draws.h"
 
 typedef struct fl_column_image_config {
     fl_tensor view;            /* [rows, height, width, channels] in the order of `layout`; its
@@ -15,6 +15,9 @@ typedef struct fl_column_image_config {
     fl_image_layout layout;    /* of the images in view */
     bool is_volatile;          /* a mapped file */
     const fl_image_plan *plan; /* borrowed until close */
+    /* Parameters that were drawn for each batch before its layout, in place of those that the plan
+     * draws; for a plan with the same operations. Borrowed until close; NULL: none. */
+    const fl_image_draws *draws;
     /* A result on delivery: */
     fl_dtype dtype;
     int64_t shape[3], stride[3]; /* strides in elements */

@@ -7,7 +7,7 @@
 #include "fl_cpu_convert.h"
 #include "fl_cpu_rows.h"
 #include "fl_py.h"
-#include "fl_py_image_plan.h"
+#include "fl_py_image_draws.h"
 #include "fl_py_indices.h"
 #include "fl_py_mapped_file.h"
 #include "fl_py_sequence_column.h"
@@ -17,11 +17,21 @@
 #include <stddef.h>
 #include <structmember.h>
 
+/* Where the parameters of a field's plan are drawn; NULL: the plan draws them. */
+static const fl_py_image_draws *draws_of(const fl_py_table *self, int32_t f)
+{
+    PyObject *plan = PyTuple_GET_ITEM(self->plans, f);
+    const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
+    return Py_IS_TYPE(plan, state->image_draws_type) ? (fl_py_image_draws *)plan : NULL;
+}
+
 /* The plan of a field; NULL: it has none. */
 static const fl_py_image_plan *plan_of(const fl_py_table *self, int32_t f)
 {
     if (self->plans == Py_None) return NULL;
     PyObject *plan = PyTuple_GET_ITEM(self->plans, f);
+    const fl_py_image_draws *draws = draws_of(self, f);
+    if (draws != NULL) return draws->plan;
     return plan != Py_None ? (fl_py_image_plan *)plan : NULL;
 }
 
@@ -106,6 +116,7 @@ open_images(const fl_py_table *self, int32_t f, const fl_tensor *view, fl_column
                                      .is_volatile = is_volatile(self, f),
                                      .plan = is_cast(self, f) ? plan->cut : plan->plan,
                                      .dtype = plan->dtype};
+    if (draws_of(self, f) != NULL) config.draws = draws_of(self, f)->draws;
     memcpy(config.shape, plan->shape, sizeof config.shape);
     memcpy(config.stride, plan->stride, sizeof config.stride);
     if (is_cast(self, f)) config.cast = cast_of(plan);
@@ -394,8 +405,8 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                             "Table needs a name and a file (or None) for each of %zd sources",
                             count);
     const fl_py_state *state = PyType_GetModuleState(type);
-    if (fl_py_table_check_arguments(state->image_plan_type, given.sources, given.fields.files,
-                                    given.plans, given.casts) != 0)
+    if (fl_py_table_check_arguments(state, given.sources, given.fields.files, given.plans,
+                                    given.casts) != 0)
         return NULL;
     given.count = (int32_t)count;
     return make_table(type, &given, tensor_type);
@@ -564,9 +575,8 @@ PyDoc_STRVAR(
     "names: how errors call each field. files: None, or for a mapped field, whose memory is\n"
     "then read safely, (path, address at which byte 0 of the file would be mapped,\n"
     "function that returns its size now, or None); for several arrays a tuple of these. plans:\n"
-    "for each field an ImagePlan that makes its rows of a batch, or None. casts: for each field "
-    "of\n"
-    "several arrays \"int64\" for integers, \"float32\" for float64, or None.");
+    "for each field an ImagePlan or ImageDraws that makes its rows of a batch, or None. casts:\n"
+    "for each field of several arrays \"int64\" for integers, \"float32\" for float64, or None.");
 
 static PyType_Slot table_slots[] = {
     {Py_tp_doc, (void *)table_doc},   {Py_tp_new, table_new},

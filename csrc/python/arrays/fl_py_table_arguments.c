@@ -28,16 +28,17 @@ static int check_files(PyObject *sources, PyObject *files)
     return 0;
 }
 
-static int check_plans(PyTypeObject *plan_type, PyObject *plans, Py_ssize_t count)
+static int check_plans(const fl_py_state *state, PyObject *plans, Py_ssize_t count)
 {
     bool fits = PyTuple_Check(plans) && PyTuple_GET_SIZE(plans) == count;
     for (Py_ssize_t f = 0; fits && f < count; f++) {
         PyObject *plan = PyTuple_GET_ITEM(plans, f);
-        fits = plan == Py_None || Py_IS_TYPE(plan, plan_type);
+        fits = plan == Py_None || Py_IS_TYPE(plan, state->image_plan_type) ||
+               Py_IS_TYPE(plan, state->image_draws_type);
     }
     if (fits || plans == Py_None) return 0;
-    PyErr_Format(PyExc_TypeError, "Table needs an ImagePlan or None for each of %zd sources",
-                 count);
+    PyErr_Format(PyExc_TypeError,
+                 "Table needs an ImagePlan, ImageDraws or None for each of %zd sources", count);
     return -1;
 }
 
@@ -57,11 +58,11 @@ static int check_casts(PyObject *sources, PyObject *casts)
     return -1;
 }
 
-int fl_py_table_check_arguments(PyTypeObject *plan_type, PyObject *sources, PyObject *files,
+int fl_py_table_check_arguments(const fl_py_state *state, PyObject *sources, PyObject *files,
                                 PyObject *plans, PyObject *casts)
 {
     if (check_files(sources, files) != 0 ||
-        check_plans(plan_type, plans, PyTuple_GET_SIZE(sources)) != 0)
+        check_plans(state, plans, PyTuple_GET_SIZE(sources)) != 0)
         return -1;
     return check_casts(sources, casts);
 }

@@ -2,11 +2,10 @@
 #ifndef FL_PY_TABLE_ARGUMENTS_H
 #define FL_PY_TABLE_ARGUMENTS_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "fl_py.h"
 
 /* Sources and files are tuples of one length. 0, or -1 and TypeError. */
-int fl_py_table_check_arguments(PyTypeObject *plan_type, PyObject *sources, PyObject *files,
+int fl_py_table_check_arguments(const fl_py_state *state, PyObject *sources, PyObject *files,
                                 PyObject *plans, PyObject *casts);
 
 #endif

@@ -238,7 +238,7 @@ static bool is_dtype(fl_dtype a, fl_dtype b)
     return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
 
-static int view_source(const fl_py_image_plan *self, PyObject *image, fl_image_source *out)
+int fl_py_image_plan_source(const fl_py_image_plan *self, PyObject *image, fl_image_source *out)
 {
     fl_tensor view;
     if (fl_py_view(&self->dlpack, image, &view) != 0) return -1;
@@ -259,8 +259,7 @@ static int view_source(const fl_py_image_plan *self, PyObject *image, fl_image_s
     return 0;
 }
 
-/* The address of `out`, which must lie in memory as the plan writes. */
-static char *view_out(const fl_py_image_plan *self, PyObject *out)
+char *fl_py_image_plan_memory(const fl_py_image_plan *self, PyObject *out)
 {
     fl_tensor view;
     if (fl_py_view(&self->dlpack, out, &view) != 0) return NULL;
@@ -286,9 +285,9 @@ static PyObject *plan_apply(fl_py_image_plan *self, PyObject *args)
     fl_err err = {0};
     if (!PyArg_ParseTuple(args, "OOOOO:apply", &image, &out, &numbers[0], &numbers[1],
                           &numbers[2]) ||
-        make_key(self, numbers, &key) != 0 || view_source(self, image, &source) != 0)
+        make_key(self, numbers, &key) != 0 || fl_py_image_plan_source(self, image, &source) != 0)
         return NULL;
-    char *data = view_out(self, out);
+    char *data = fl_py_image_plan_memory(self, out);
     if (data == NULL) return NULL;
     int status;
     Py_BEGIN_ALLOW_THREADS

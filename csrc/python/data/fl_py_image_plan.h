@@ -25,4 +25,9 @@ typedef struct fl_py_image_plan {
 
 extern PyType_Spec fl_py_image_plan_spec;
 
+/* The image as the plan reads it, and the address of memory as the plan writes it; both borrow.
+ * -1 or NULL, and TypeError or ValueError, where they are not. */
+int fl_py_image_plan_source(const fl_py_image_plan *self, PyObject *image, fl_image_source *out);
+char *fl_py_image_plan_memory(const fl_py_image_plan *self, PyObject *out);
+
 #endif

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from fastloop._core import ImagePlan, SequenceColumn, Table, Windows, int64_array
+from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Table, Windows, int64_array
 from fastloop.base.moves import watch
 from fastloop.base.tensors import DTYPES
 from fastloop.data.collate import below_subsets, kind_of
@@ -111,7 +111,7 @@ class Column:
     name: str
     source: torch.Tensor | Array | SequenceColumn | Windows | tuple[Segment, ...]
     file: MappedFile | None = None
-    plan: ImagePlan | None = None
+    plan: ImagePlan | ImageDraws | None = None
     is_array: bool = False
     cast: str | None = None
 
@@ -147,6 +147,7 @@ class Columns:
         maps: the rows that Subsets, or the indices of a dataset, leave; innermost first.
         table: the columns as the C core takes them; by ``open_source``, as the next.
         dataset: below its Subsets.
+        drawn: whose parameters are drawn for each batch (``vision.Drawn``); None: nothing.
     """
 
     structure: Any
@@ -155,6 +156,7 @@ class Columns:
     maps: tuple[Vector, ...] = ()
     table: Any = None
     dataset: Any = None
+    drawn: Any = None
 
     def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
         """Add a ``Column``. Raises NotCoveredError for a tensor that C does not gather from."""
@@ -436,4 +438,6 @@ def open_source(dataset: Any, pin: bool, taker: Taker | None = None) -> Columns:
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
     columns.maps, columns.dataset = (*columns.maps, *maps), dataset
+    if columns.drawn is not None:
+        columns.drawn.check(columns)
     return columns

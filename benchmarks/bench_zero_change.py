@@ -1,0 +1,184 @@
+"""Ordinary scripts over torchvision, by `python` and by `python -m fastloop run`, in turns.
+
+    python benchmarks/bench_zero_change.py [--rows a,b,c,d,e] [--quick] [--json FILE]
+
+a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
+b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
+c    MNIST: ToTensor, Normalize, batch 128
+d    a Dataset of a user over a uint8 tensor [N, 3, 32, 32], the chain of CIFAR-10 of v2
+e    the same over [N, 3, 128, 128]: RandomResizedCrop(96), RandomHorizontalFlip, ToDtype, Normalize
+
+Each without workers and with two. A script is a fresh process that makes the dataset in memory and
+iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
+are the medians of the second epoch's time, with the digest's own time taken off. One table row
+each on stdout, with the ratio of each pair of turns at its least; JSON lines in FILE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from hashlib import sha1
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from _harness import Times, parse_arguments
+
+ROUNDS, WORKERS = 5, (0, 2)
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    kind: str  # of dataset
+    version: int  # of transforms
+    count: int
+    goals: tuple[float, float]  # without workers, with two
+
+
+ROWS = {
+    "a": Row("CIFAR-10, v1", "CIFAR10", 1, 10_000, (40, 30)),
+    "b": Row("CIFAR-10, v2", "CIFAR10", 2, 10_000, (40, 30)),
+    "c": Row("MNIST", "MNIST", 1, 20_000, (25, 25)),
+    "d": Row("a user's dataset, the chain of CIFAR-10", "own", 2, 10_000, (5, 3)),
+    "e": Row("a user's dataset, RandomResizedCrop(96)", "large", 2, 2_000, (2.5, 2)),
+}
+
+
+# ---- the script, in a process of its own
+
+
+def make_transform(row: Row) -> Any:
+    import torch
+    from torchvision import transforms as v1
+    from torchvision.transforms import v2
+
+    if row.kind == "MNIST":
+        return v1.Compose([v1.ToTensor(), v1.Normalize((0.1307,), (0.3081,))])
+    module = v1 if row.version == 1 else v2
+    crop = v2.RandomResizedCrop(96) if row.kind == "large" else module.RandomCrop(32, padding=4)
+    tail = [v1.ToTensor()] if row.version == 1 else [v2.ToDtype(torch.float32, scale=True)]
+    if row.kind == "CIFAR10" and row.version == 2:
+        tail.insert(0, v2.ToImage())
+    parts = [crop, module.RandomHorizontalFlip(), *tail, module.Normalize(MEAN, STD)]
+    return module.Compose(parts)
+
+
+def make_dataset(row: Row) -> Any:
+    import numpy as np
+    import torch
+    from torch.utils.data import Dataset
+    from torchvision import datasets
+
+    numbers, side = np.random.default_rng(1), 128 if row.kind == "large" else 32
+    images = numbers.integers(0, 256, (row.count, 3, side, side), np.uint8)
+    labels, transform = numbers.integers(0, 10, row.count), make_transform(row)
+    if row.kind in ("own", "large"):
+
+        class Own(Dataset[Any]):
+            def __init__(self) -> None:
+                self.images, self.labels = torch.from_numpy(images), torch.from_numpy(labels)
+
+            def __len__(self) -> int:
+                return len(self.images)
+
+            def __getitem__(self, index: int) -> Any:
+                return transform(self.images[index]), self.labels[index]
+
+        return Own()
+    # As their own __init__ leaves them, without the files.
+    cls = getattr(datasets, row.kind)
+    dataset = cls.__new__(cls)
+    held = {"data": images.transpose(0, 2, 3, 1), "targets": labels.tolist()}
+    if row.kind == "MNIST":
+        held = {"data": torch.from_numpy(images[:, 0, :28, :28].copy())}
+        held["targets"] = torch.from_numpy(labels)
+    vars(dataset).update(held, transform=transform, target_transform=None)
+    return dataset
+
+
+def play(row: Row, workers: int) -> None:
+    """Print microseconds a batch of the second epoch, and the digest."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
+    from torchvision_shim import torchvision_v2
+
+    if torchvision_v2() is None:
+        raise SystemExit("this needs torchvision: pip install --no-deps -r requirements-bench.txt")
+    import torch
+    from torch.utils.data import DataLoader
+
+    torch.manual_seed(7)
+    loader = DataLoader(make_dataset(row), 128, shuffle=True, num_workers=workers)
+    digest = sha1(usedforsecurity=False)
+    for _ in range(2):
+        taken, start, batches = 0.0, perf_counter(), 0
+        for batch in loader:
+            taken += perf_counter() - start
+            for part in batch:
+                digest.update(part.numpy())
+            batches += 1
+            start = perf_counter()
+    digest.update(torch.get_rng_state().numpy())
+    print(json.dumps({"us": taken / batches * 1e6, "digest": digest.hexdigest()}))
+
+
+# ---- the benchmark
+
+
+def run_script(letter: str, workers: int, *command: str) -> dict[str, Any]:
+    argv = [sys.executable, *command, __file__, "--play", letter, str(workers)]
+    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "FASTLOOP": ""})
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure_row(letter: str, workers: int, rounds: int) -> tuple[Times, Times, float]:
+    """Return the times of both, and the least ratio of a turn."""
+    taken: dict[str, list[float]] = {"run": [], "python": []}
+    for _ in range(rounds):
+        found = {
+            "python": run_script(letter, workers),
+            "run": run_script(letter, workers, "-m", "fastloop", "run"),
+        }
+        if found["run"]["digest"] != found["python"]["digest"]:
+            raise SystemExit(f"row {letter}, {workers} workers: digests differ")
+        for who, values in taken.items():
+            values.append(found[who]["us"])
+    ratios = [plain / ours for plain, ours in zip(taken["python"], taken["run"], strict=True)]
+    return Times(tuple(taken["run"])), Times(tuple(taken["python"])), min(ratios)
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--play"]:
+        play(ROWS[sys.argv[2]], int(sys.argv[3]))
+        return 0
+    arguments = parse_arguments(__doc__, "".join(ROWS))
+    is_met, lines = True, []
+    print("| script, a batch of 128 | workers | run | python | ratio | goal |")
+    print("|---|---|---|---|---|---|")
+    for letter in arguments.rows:
+        row = ROWS[letter]
+        for workers, goal in zip(WORKERS, row.goals, strict=True):
+            ours, plain, least = measure_row(letter, workers, 2 if arguments.is_quick else ROUNDS)
+            ratio = plain.median / ours.median
+            is_met = is_met and ratio >= goal
+            mark = "✓" if ratio >= goal else "✗"
+            shown = f"{ratio:.1f} × (worst turn {least:.1f})"
+            print(f"| {row.name} | {workers} | {ours} | {plain} | {shown} | ≥ {goal:g} × {mark} |")
+            sys.stdout.flush()
+            figures = {"run": ours.as_dict(), "python": plain.as_dict(), "least": least}
+            lines.append(json.dumps({"row": letter, "workers": workers, **figures}))
+    if arguments.json:
+        arguments.json.write_text("\n".join(lines) + "\n")
+    return 0 if is_met or arguments.is_quick else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+/* fl_image_draws: see fl_image_draws.h. */
+#include "fl_image_draws.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { TRIES = 10 };
+
+struct fl_image_draws {
+    /* set at open, then read-only */
+    const fl_image_plan *plan; /* borrowed */
+    int32_t ops, steps;
+    bool is_fused;
+    fl_draw_step step[FL_MAX_DRAW_STEPS];
+
+    fl_image_params *params; /* owned: [rows][ops] */
+    int64_t capacity, rows;
+};
+
+/* ---- open */
+
+static bool fits_kind(fl_draw_kind kind, fl_image_op_kind op)
+{
+    switch (kind) {
+    case FL_DRAW_CROP_V1:
+    case FL_DRAW_CROP_V2:
+        return op == FL_OP_RANDOM_CROP;
+    case FL_DRAW_FLIP:
+        return op == FL_OP_HORIZONTAL_FLIP || op == FL_OP_VERTICAL_FLIP;
+    case FL_DRAW_ERASE:
+        return op == FL_OP_ERASE;
+    case FL_DRAW_RESIZED_CROP:
+        return op == FL_OP_RANDOM_RESIZED_CROP;
+    default:
+        return false;
+    }
+}
+
+/* Whether each of the next steps is a flip, as RandomApply needs them. */
+static bool are_flips(const fl_draw_step *step, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++)
+        if (step[i].kind != FL_DRAW_FLIP) return false;
+    return true;
+}
+
+static bool goes_with_plan(const fl_image_plan *plan, const fl_draw_step *steps, int32_t count)
+{
+    int32_t ops = fl_image_plan_count(plan);
+    for (int32_t i = 0; i < count; i++) {
+        const fl_draw_step *step = &steps[i];
+        if (step->kind == FL_DRAW_APPLY) {
+            if (step->op < 0 || step->op >= count - i || !are_flips(step + 1, step->op))
+                return false;
+        } else if (step->op < 0 || step->op >= ops ||
+                   !fits_kind(step->kind, fl_image_plan_op(plan, step->op)->kind)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+int fl_image_draws_open(const fl_image_plan *plan, const fl_draw_step *steps, int32_t count,
+                        bool is_fused, fl_image_draws **out, fl_err *err)
+{
+    *out = NULL;
+    if (count < 0 || count > FL_MAX_DRAW_STEPS || !goes_with_plan(plan, steps, count))
+        return fl_fail(err, FL_EINVAL, "the steps of drawing do not go with the plan");
+    fl_image_draws *self = fl_alloc(sizeof *self);
+    if (self == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for draws");
+    self->plan = plan;
+    self->ops = fl_image_plan_count(plan);
+    self->steps = count;
+    self->is_fused = is_fused;
+    self->rows = -1;
+    memcpy(self->step, steps, (size_t)count * sizeof *steps);
+    *out = self;
+    return FL_OK;
+}
+
+void fl_image_draws_close(fl_image_draws *self)
+{
+    if (self == NULL) return;
+    fl_free(self->params);
+    fl_free(self);
+}
+
+/* ---- draws */
+
+/* What one batch is drawn with. */
+typedef struct drawing {
+    fl_torch_random *random;
+    const fl_torch_exp *exp;
+    bool is_fused;
+} drawing;
+
+static int32_t draw_below(drawing *with, int32_t range)
+{
+    return (int32_t)fl_torch_random_int(with->random, 0, range);
+}
+
+static void draw_crop(drawing *with, fl_draw_kind kind, fl_image_size in, fl_image_params *params)
+{
+    const int32_t *padding = params->padding;
+    int32_t rows = in.height + padding[1] + padding[3] - params->size.height;
+    int32_t columns = in.width + padding[0] + padding[2] - params->size.width;
+    bool is_v1 = kind == FL_DRAW_CROP_V1;
+    bool draws_rows = rows > 0 || (is_v1 && columns > 0);
+    bool draws_columns = columns > 0 || (is_v1 && rows > 0);
+    params->top = draws_rows ? draw_below(with, rows + 1) : 0;
+    params->left = draws_columns ? draw_below(with, columns + 1) : 0;
+}
+
+typedef struct edges {
+    int64_t larger_with_ratio, smaller_with_ratio;
+} edges;
+
+static edges edges_of(double area, float ratio)
+{
+    return (edges){(int64_t)rint(sqrt(area * ratio)), (int64_t)rint(sqrt(area / ratio))};
+}
+
+static bool are_equal(edges a, edges b)
+{
+    return a.larger_with_ratio == b.larger_with_ratio &&
+           a.smaller_with_ratio == b.smaller_with_ratio;
+}
+
+/* The edges of a rectangle of this area whose ratio is torch.exp(log_ratio). torch's result is the
+ * rounded one or a neighbour of it. */
+static int draw_edges(drawing *with, double area, float log_ratio, edges *out, fl_err *err)
+{
+    float ratio = (float)exp((double)log_ratio);
+    *out = edges_of(area, ratio);
+    if (are_equal(*out, edges_of(area, nextafterf(ratio, 0))) &&
+        are_equal(*out, edges_of(area, nextafterf(ratio, INFINITY))))
+        return FL_OK;
+    if (with->exp->call(with->exp->context, log_ratio, &ratio) != 0)
+        return fl_fail(err, FL_EINVAL, "torch.exp() has failed");
+    *out = edges_of(area, ratio);
+    return FL_OK;
+}
+
+/* One try of a rectangle in an image of this size. */
+static int
+draw_rectangle(drawing *with, const fl_draw_step *step, fl_image_size in, edges *out, fl_err *err)
+{
+    const float *scale = step->scale, *log_ratio = step->log_ratio;
+    double area = (double)((int64_t)in.height * in.width);
+    float share = fl_torch_random_uniform(with->random, scale[0], scale[1], with->is_fused);
+    float ratio = fl_torch_random_uniform(with->random, log_ratio[0], log_ratio[1], with->is_fused);
+    return draw_edges(with, area * share, ratio, out, err);
+}
+
+/* Its place. */
+static void place_rectangle(drawing *with, int64_t height, int64_t width, fl_image_size in,
+                            fl_image_params *params)
+{
+    params->size = (fl_image_size){(int32_t)height, (int32_t)width};
+    params->top = draw_below(with, in.height - params->size.height + 1);
+    params->left = draw_below(with, in.width - params->size.width + 1);
+}
+
+/* What is cropped after ten tries: the whole image, or its middle where its ratio is none of those
+ * asked for. torchvision cannot crop an edge that rounds to 0. */
+static int
+crop_middle(const double ratio[2], fl_image_size in, fl_image_params *params, fl_err *err)
+{
+    double found = (double)in.width / in.height;
+    double height = found < ratio[0] ? rint(in.width / ratio[0]) : in.height;
+    double width = !(found < ratio[0]) && found > ratio[1] ? rint(in.height * ratio[1]) : in.width;
+    if (height < 1 || width < 1)
+        return fl_fail(err, FL_EINVAL, "RandomResizedCrop cannot crop an edge of 0 pixels");
+    params->size = (fl_image_size){(int32_t)height, (int32_t)width};
+    params->top = (in.height - params->size.height) / 2;
+    params->left = (in.width - params->size.width) / 2;
+    return FL_OK;
+}
+
+static int draw_resized_crop(drawing *with, const fl_draw_step *step, const fl_image_op *op,
+                             fl_image_size in, fl_image_params *params, fl_err *err)
+{
+    for (int t = 0; t < TRIES; t++) {
+        edges found;
+        FL_TRY(draw_rectangle(with, step, in, &found, err));
+        int64_t width = found.larger_with_ratio, height = found.smaller_with_ratio;
+        if (width < 1 || width > in.width || height < 1 || height > in.height) continue;
+        place_rectangle(with, height, width, in, params);
+        return FL_OK;
+    }
+    return crop_middle(op->ratio, in, params, err);
+}
+
+static int draw_erase(drawing *with, const fl_draw_step *step, fl_image_size in,
+                      fl_image_params *params, fl_err *err)
+{
+    params->is_applied = false;
+    if (!(fl_torch_random_unit(with->random) < step->p)) return FL_OK;
+    for (int t = 0; t < TRIES; t++) {
+        edges found;
+        FL_TRY(draw_rectangle(with, step, in, &found, err));
+        int64_t height = found.larger_with_ratio, width = found.smaller_with_ratio;
+        if (height >= in.height || width >= in.width) continue;
+        params->is_applied = true;
+        place_rectangle(with, height, width, in, params);
+        return FL_OK;
+    }
+    return FL_OK;
+}
+
+/* One step for an image that has size `in` before the step's operation. */
+static int draw_step(drawing *with, const fl_draw_step *step, const fl_image_op *op,
+                     fl_image_size in, fl_image_params *params, fl_err *err)
+{
+    switch (step->kind) {
+    case FL_DRAW_FLIP:
+        params->is_applied = fl_torch_random_unit(with->random) < step->p;
+        break;
+    case FL_DRAW_ERASE:
+        return draw_erase(with, step, in, params, err);
+    case FL_DRAW_RESIZED_CROP:
+        return draw_resized_crop(with, step, op, in, params, err);
+    default:
+        draw_crop(with, step->kind, in, params);
+    }
+    return FL_OK;
+}
+
+/* Whether the steps that belong to this one are drawn. */
+static bool is_on(drawing *with, const fl_draw_step *apply)
+{
+    float unit = fl_torch_random_unit(with->random);
+    return unit < apply->p || (apply->includes_p && unit == apply->p);
+}
+
+int32_t fl_image_draws_count(const fl_image_draws *self) { return self->ops; }
+
+int fl_image_draws_one(const fl_image_draws *self, fl_torch_random *random, fl_image_size in,
+                       const fl_torch_exp *exp, fl_image_params *out, fl_err *err)
+{
+    drawing with = {.random = random, .exp = exp, .is_fused = self->is_fused};
+    fl_sample_key key = {0};
+    FL_TRY(fl_image_plan_draw(self->plan, &key, in, out, err)); /* all that is not random */
+    for (int32_t i = 0; i < self->steps; i++) {
+        const fl_draw_step *step = &self->step[i];
+        if (step->kind == FL_DRAW_APPLY) {
+            if (is_on(&with, step)) continue;
+            for (int32_t k = 1; k <= step->op; k++) out[step[k].op].is_applied = false;
+            i += step->op;
+            continue;
+        }
+        const fl_image_op *op = fl_image_plan_op(self->plan, step->op);
+        fl_image_size before = step->op > 0 ? out[step->op - 1].out : in;
+        FL_TRY(draw_step(&with, step, op, before, &out[step->op], err));
+    }
+    return FL_OK;
+}
+
+int fl_image_draws_make(fl_image_draws *self, fl_torch_random *random, int64_t rows,
+                        const fl_torch_exp *exp, fl_err *err)
+{
+    int64_t count;
+    self->rows = -1;
+    if (rows < 0 || !fl_mul(rows, self->ops, &count))
+        return fl_fail(err, FL_EINVAL, "a batch of %lld rows is too large", (long long)rows);
+    FL_TRY(fl_grow((void **)&self->params, &self->capacity, count, sizeof *self->params, err));
+    fl_torch_random copy = *random;
+    fl_image_size in = fl_image_plan_in(self->plan);
+    for (int64_t i = 0; i < rows; i++)
+        FL_TRY(fl_image_draws_one(self, &copy, in, exp, self->params + i * self->ops, err));
+    *random = copy;
+    self->rows = rows;
+    return FL_OK;
+}
+
+int fl_image_draws_copy(const fl_image_draws *self, int64_t rows, fl_image_params *out, fl_err *err)
+{
+    if (rows != self->rows)
+        return fl_fail(err, FL_EINVAL, "a batch of %lld rows, and the draws are for %lld",
+                       (long long)rows, (long long)self->rows);
+    int64_t bytes = rows * self->ops * (int64_t)sizeof *out;
+    if (bytes > 0) memcpy(out, self->params, (size_t)bytes);
+    return FL_OK;
+}

@@ -1,0 +1,268 @@
+/* fl_py_image_draws: see fl_py_image_draws.h. */
+#include "fl_py_image_draws.h"
+
+#include "fl_py.h"
+#include "fl_py_torch_random.h"
+
+enum { LARGE_BYTES = 64 * 1024 }; /* of a result; the interpreter lock is let go for more */
+
+static int read_step(PyObject *item, fl_draw_step *out)
+{
+    int kind, includes_p;
+    if (!PyTuple_Check(item))
+        PyErr_SetString(PyExc_TypeError, "ImageDraws: a step is a tuple");
+    else if (PyArg_ParseTuple(item, "iifp(ff)(ff):ImageDraws", &kind, &out->op, &out->p,
+                              &includes_p, &out->scale[0], &out->scale[1], &out->log_ratio[0],
+                              &out->log_ratio[1])) {
+        out->kind = (fl_draw_kind)kind;
+        out->includes_p = includes_p;
+        return 0;
+    }
+    return -1;
+}
+
+static int read_steps(PyObject *tuple, fl_draw_step *steps)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(tuple);
+    if (count > FL_MAX_DRAW_STEPS) {
+        PyErr_Format(PyExc_ValueError, "ImageDraws: %zd steps, and at most %d are possible", count,
+                     FL_MAX_DRAW_STEPS);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (read_step(PyTuple_GET_ITEM(tuple, i), &steps[i]) != 0) return -1;
+    return 0;
+}
+
+static PyObject *draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"plan", "steps", "is_fused", "exp", NULL};
+    const fl_py_state *state = PyType_GetModuleState(type);
+    PyObject *plan, *steps, *exp;
+    fl_draw_step list[FL_MAX_DRAW_STEPS];
+    int is_fused;
+    fl_err err;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!pO:ImageDraws", keywords,
+                                     state->image_plan_type, &plan, &PyTuple_Type, &steps,
+                                     &is_fused, &exp) ||
+        read_steps(steps, list) != 0)
+        return NULL;
+    fl_py_image_draws *self = (fl_py_image_draws *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->plan = (fl_py_image_plan *)Py_NewRef(plan);
+    self->exp = Py_NewRef(exp);
+    self->exps = PyDict_New();
+    int status = self->exps != NULL ? fl_py_dlpack_open_torch(&self->dlpack) : -1;
+    if (status == 0 && fl_image_draws_open(self->plan->plan, list, (int32_t)PyTuple_GET_SIZE(steps),
+                                           is_fused, &self->draws, &err) != FL_OK) {
+        fl_py_raise(&err, NULL);
+        status = -1;
+    }
+    if (status == 0) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int draws_traverse(fl_py_image_draws *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->exp);
+    Py_VISIT(self->plan);
+    return 0;
+}
+
+/* No tp_clear: a table may still read the plan, as it may its sources (fl_py_table). */
+
+static void draws_dealloc(fl_py_image_draws *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    fl_image_draws_close(self->draws);
+    fl_free(self->streams);
+    fl_py_dlpack_close(&self->dlpack);
+    Py_XDECREF(self->exps);
+    Py_XDECREF(self->exp);
+    Py_XDECREF(self->plan);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(
+    seed_doc,
+    "seed(base_seed, workers)\n--\n\n"
+    "Give each of the workers the stream that torch gives it: manual_seed(base_seed + k).");
+
+static PyObject *draws_seed(fl_py_image_draws *self, PyObject *args)
+{
+    unsigned long long base_seed;
+    long long workers;
+    int64_t bytes;
+    if (!PyArg_ParseTuple(args, "KL:seed", &base_seed, &workers)) return NULL;
+    if (workers < 0 || !fl_mul(workers, sizeof *self->streams, &bytes))
+        return PyErr_Format(PyExc_ValueError, "workers=%lld is not possible", workers);
+    fl_torch_random *streams = fl_alloc(bytes);
+    if (streams == NULL) return PyErr_NoMemory();
+    for (long long k = 0; k < workers; k++)
+        fl_torch_random_seed(&streams[k], base_seed + (unsigned long long)k);
+    fl_free(self->streams);
+    self->streams = streams;
+    self->workers = workers;
+    Py_RETURN_NONE;
+}
+
+/* fl_torch_exp.call: what was asked of torch before. */
+static int look_up_exp(void *context, float x, float *out)
+{
+    fl_py_image_draws *self = context;
+    PyObject *key = PyFloat_FromDouble((double)x);
+    PyObject *value = key != NULL ? PyDict_GetItemWithError(self->exps, key) : NULL;
+    Py_XDECREF(key);
+    if (value != NULL) *out = (float)PyFloat_AS_DOUBLE(value);
+    self->is_missing = value == NULL && !PyErr_Occurred();
+    self->missing = x;
+    return value != NULL ? 0 : -1;
+}
+
+/* Asks torch for the exponential that was missing: 0, or -1 and an exception. Runs Python, so not
+ * while a state is taken: other threads may draw. */
+static int ask_exp(fl_py_image_draws *self)
+{
+    PyObject *key = PyFloat_FromDouble((double)self->missing);
+    PyObject *value = key != NULL ? PyObject_CallOneArg(self->exp, key) : NULL;
+    int status = -1;
+    if (value != NULL && !PyFloat_Check(value))
+        PyErr_SetString(PyExc_TypeError, "ImageDraws: exp gave no float");
+    else if (value != NULL)
+        status = PyDict_SetItem(self->exps, key, value);
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return status;
+}
+
+/* What is drawn: for a batch of so many rows, or for one image of a size. */
+typedef struct request {
+    Py_ssize_t rows;
+    fl_image_size in;        /* where params != NULL */
+    fl_image_params *params; /* borrowed; NULL: a batch */
+} request;
+
+/* 0: done; 1: an exponential is missing, see ask_exp; -1: an exception. *random is as it was unless
+ * it is done. */
+static int draw(fl_py_image_draws *self, fl_torch_random *random, const request *what)
+{
+    fl_err err;
+    fl_torch_exp exp = {.call = look_up_exp, .context = self};
+    fl_torch_random copy = *random;
+    self->is_missing = false;
+    int status = what->params == NULL
+                     ? fl_image_draws_make(self->draws, &copy, what->rows, &exp, &err)
+                     : fl_image_draws_one(self->draws, &copy, what->in, &exp, what->params, &err);
+    if (status == FL_OK) {
+        *random = copy;
+        return 0;
+    }
+    if (self->is_missing) return 1;
+    if (!PyErr_Occurred()) fl_py_raise(&err, NULL);
+    return -1;
+}
+
+/* Draws from a torch.Generator and puts it back: 0, or -1 and an exception, and the generator is as
+ * it was. */
+static int draw_from(fl_py_image_draws *self, PyObject *generator, const request *what)
+{
+    int status = 1;
+    while (status > 0) {
+        fl_torch_random random;
+        PyObject *tensor = fl_py_torch_state_take(&self->dlpack, generator, &random);
+        if (tensor == NULL) return -1;
+        status = draw(self, &random, what);
+        if (status == 0) return fl_py_torch_state_put(&self->dlpack, generator, tensor, &random);
+        Py_DECREF(tensor);
+        if (status > 0 && ask_exp(self) != 0) return -1;
+    }
+    return -1;
+}
+
+PyDoc_STRVAR(draw_doc, "draw(rows, worker)\n--\n\n"
+                       "Draw for a batch of so many rows that this worker would have made.");
+
+static PyObject *draws_draw(fl_py_image_draws *self, PyObject *args)
+{
+    request what = {0};
+    long long worker;
+    int status = 1;
+    if (!PyArg_ParseTuple(args, "nL:draw", &what.rows, &worker)) return NULL;
+    if (worker < 0 || worker >= self->workers)
+        return PyErr_Format(PyExc_ValueError, "worker=%lld has no stream; call seed()", worker);
+    while (status > 0) {
+        status = draw(self, &self->streams[worker], &what);
+        if (status > 0 && ask_exp(self) != 0) status = -1;
+    }
+    if (status != 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(
+    draw_from_doc,
+    "draw_from(rows, generator)\n--\n\n"
+    "Draw for a batch of so many rows from a torch.Generator, whose state moves on; after\n"
+    "an exception it has not.");
+
+static PyObject *draws_draw_from(fl_py_image_draws *self, PyObject *args)
+{
+    request what = {0};
+    PyObject *generator;
+    if (!PyArg_ParseTuple(args, "nO:draw_from", &what.rows, &generator)) return NULL;
+    if (draw_from(self, generator, &what) != 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(apply_doc,
+             "apply(image, out, generator)\n--\n\n"
+             "Draw for one image from a torch.Generator, whose state moves on, and write what the\n"
+             "plan makes of the image to `out`. After ValueError or TypeError neither is changed.");
+
+static PyObject *draws_apply(fl_py_image_draws *self, PyObject *args)
+{
+    PyObject *image, *out, *generator;
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    fl_image_source source;
+    fl_err err = {0};
+    int status;
+    if (!PyArg_ParseTuple(args, "OOO:apply", &image, &out, &generator)) return NULL;
+    if (fl_py_image_plan_source(self->plan, image, &source) != 0) return NULL;
+    char *data = fl_py_image_plan_memory(self->plan, out);
+    request what = {.in = source.size, .params = params};
+    if (data == NULL || draw_from(self, generator, &what) != 0) return NULL;
+    if (fl_image_plan_out_bytes(self->plan->plan) < LARGE_BYTES) {
+        status = fl_image_plan_apply(self->plan->plan, params, &source, data, &err);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        status = fl_image_plan_apply(self->plan->plan, params, &source, data, &err);
+        Py_END_ALLOW_THREADS
+    }
+    if (status != FL_OK) return fl_py_raise(&err, NULL);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef draws_methods[] = {
+    {"seed", (PyCFunction)draws_seed, METH_VARARGS, seed_doc},
+    {"draw", (PyCFunction)draws_draw, METH_VARARGS, draw_doc},
+    {"draw_from", (PyCFunction)draws_draw_from, METH_VARARGS, draw_from_doc},
+    {"apply", (PyCFunction)draws_apply, METH_VARARGS, apply_doc},
+    {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(
+    draws_doc,
+    "ImageDraws(plan, steps, is_fused, exp)\n--\n\n"
+    "An ImagePlan whose parameters are drawn as torchvision's operations draw them.\n\n"
+    "steps: tuples (kind, op, p, includes_p, scale, log_ratio), the fields of fl_draw_step.\n"
+    "is_fused: as of TorchRandom.uniform. exp: a function that gives torch.exp() of a float32.");
+
+static PyType_Slot draws_slots[] = {
+    {Py_tp_doc, (void *)draws_doc},   {Py_tp_new, draws_new},
+    {Py_tp_traverse, draws_traverse}, {Py_tp_dealloc, draws_dealloc},
+    {Py_tp_methods, draws_methods},   {0, NULL}};
+
+PyType_Spec fl_py_image_draws_spec =
+    FL_PY_SPEC("ImageDraws", fl_py_image_draws, Py_TPFLAGS_HAVE_GC, draws_slots);

@@ -1,0 +1,167 @@
+/* fl_py_snapshot: see fl_py_snapshot.h. Compares by identity, so what is assigned again counts as
+ * another even where it is equal. */
+#include "fl_py_snapshot.h"
+
+typedef struct fl_py_snapshot {
+    PyObject_HEAD
+    PyObject *attributes; /* owned: tuple of the __dict__ of each object */
+    PyObject *noted;      /* owned: tuple of what each held: (name, value, name, value, ...), where
+                             items stand for a list, and values for a dict */
+} fl_py_snapshot;
+
+/* The value as it is noted: a new reference. */
+static PyObject *note_value(PyObject *value)
+{
+    if (PyList_CheckExact(value)) return PyList_AsTuple(value);
+    if (!PyDict_Check(value)) return Py_NewRef(value);
+    PyObject *values = PyDict_Values(value);
+    PyObject *items = values != NULL ? PyList_AsTuple(values) : NULL;
+    Py_XDECREF(values);
+    return items;
+}
+
+static PyObject *note_dict(PyObject *dict)
+{
+    PyObject *key, *value, *noted = PyTuple_New(2 * PyDict_GET_SIZE(dict));
+    Py_ssize_t at = 0, i = 0;
+    while (noted != NULL && i < PyTuple_GET_SIZE(noted) && PyDict_Next(dict, &at, &key, &value)) {
+        PyObject *item = note_value(value);
+        if (item == NULL) {
+            Py_CLEAR(noted);
+            break;
+        }
+        PyTuple_SET_ITEM(noted, i++, Py_NewRef(key));
+        PyTuple_SET_ITEM(noted, i++, item);
+    }
+    return noted;
+}
+
+static bool are_items(PyObject *list, PyObject *noted)
+{
+    if (!PyTuple_CheckExact(noted) || PyList_GET_SIZE(list) != PyTuple_GET_SIZE(noted))
+        return false;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++)
+        if (PyList_GET_ITEM(list, i) != PyTuple_GET_ITEM(noted, i)) return false;
+    return true;
+}
+
+static bool are_values(PyObject *dict, PyObject *noted)
+{
+    PyObject *value;
+    Py_ssize_t at = 0, i = 0;
+    if (!PyTuple_CheckExact(noted) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(noted))
+        return false;
+    while (PyDict_Next(dict, &at, NULL, &value))
+        if (value != PyTuple_GET_ITEM(noted, i++)) return false;
+    return true;
+}
+
+static bool is_noted(PyObject *value, PyObject *noted)
+{
+    if (PyList_CheckExact(value)) return are_items(value, noted);
+    return PyDict_Check(value) ? are_values(value, noted) : value == noted;
+}
+
+static bool is_dict_noted(PyObject *dict, PyObject *noted)
+{
+    PyObject *key, *value;
+    Py_ssize_t at = 0, i = 0;
+    if (2 * PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(noted)) return false;
+    while (PyDict_Next(dict, &at, &key, &value)) {
+        if (key != PyTuple_GET_ITEM(noted, i) || !is_noted(value, PyTuple_GET_ITEM(noted, i + 1)))
+            return false;
+        i += 2;
+    }
+    return true;
+}
+
+/* Notes object i of the list: 0, or -1 and an exception. */
+static int note_thing(fl_py_snapshot *self, PyObject *thing, Py_ssize_t i)
+{
+    PyObject *dict = PyObject_GetAttrString(thing, "__dict__");
+    if (dict != NULL && !PyDict_Check(dict)) {
+        PyErr_SetString(PyExc_TypeError, "Snapshot: an object has no dict of attributes");
+        Py_CLEAR(dict);
+    }
+    if (dict == NULL) return -1;
+    PyTuple_SET_ITEM(self->attributes, i, dict);
+    PyObject *noted = note_dict(dict);
+    if (noted == NULL) return -1;
+    PyTuple_SET_ITEM(self->noted, i, noted);
+    return 0;
+}
+
+static PyObject *snapshot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"things", NULL};
+    PyObject *things;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Snapshot", keywords, &PyList_Type, &things))
+        return NULL;
+    fl_py_snapshot *self = (fl_py_snapshot *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    Py_ssize_t count = PyList_GET_SIZE(things);
+    self->attributes = PyTuple_New(count);
+    self->noted = PyTuple_New(count);
+    int status = self->attributes != NULL && self->noted != NULL ? 0 : -1;
+    for (Py_ssize_t i = 0; status == 0 && i < count; i++)
+        status = note_thing(self, PyList_GET_ITEM(things, i), i);
+    if (status == 0) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int snapshot_traverse(fl_py_snapshot *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->attributes);
+    Py_VISIT(self->noted);
+    return 0;
+}
+
+static int snapshot_clear(fl_py_snapshot *self)
+{
+    Py_CLEAR(self->attributes);
+    Py_CLEAR(self->noted);
+    return 0;
+}
+
+static void snapshot_dealloc(fl_py_snapshot *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    snapshot_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(is_same_doc,
+             "is_same()\n--\n\nTrue if each object still has the attributes that it had.");
+
+static PyObject *snapshot_is_same(fl_py_snapshot *self, PyObject *Py_UNUSED(ignored))
+{
+    bool is_same = self->attributes != NULL;
+    for (Py_ssize_t i = 0; is_same && i < PyTuple_GET_SIZE(self->attributes); i++)
+        is_same =
+            is_dict_noted(PyTuple_GET_ITEM(self->attributes, i), PyTuple_GET_ITEM(self->noted, i));
+    return PyBool_FromLong(is_same);
+}
+
+static PyMethodDef snapshot_methods[] = {
+    {"is_same", (PyCFunction)snapshot_is_same, METH_NOARGS, is_same_doc}, {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(
+    snapshot_doc,
+    "Snapshot(things)\n--\n\n"
+    "The attributes of objects now: names and values, the items of lists and the values of\n"
+    "dicts among them, by identity. Keeps the values alive, not the objects.");
+
+static PyType_Slot snapshot_slots[] = {{Py_tp_doc, (void *)snapshot_doc},
+                                       {Py_tp_new, snapshot_new},
+                                       {Py_tp_traverse, snapshot_traverse},
+                                       {Py_tp_clear, snapshot_clear},
+                                       {Py_tp_dealloc, snapshot_dealloc},
+                                       {Py_tp_methods, snapshot_methods},
+                                       {0, NULL}};
+
+PyType_Spec fl_py_snapshot_spec =
+    FL_PY_SPEC("Snapshot", fl_py_snapshot, Py_TPFLAGS_HAVE_GC, snapshot_slots);

@@ -1,0 +1,233 @@
+/* fl_py_torch_random: see fl_py_torch_random.h. Between take and put no Python runs, so no other
+ * thread draws from the generator meanwhile. */
+#include "fl_py_torch_random.h"
+
+typedef struct fl_py_torch_random {
+    PyObject_HEAD
+    fl_torch_random random;
+} fl_py_torch_random;
+
+/* ---- a generator of torch */
+
+/* The address of the state in a tensor; NULL and an exception. */
+static char *state_in(const fl_py_dlpack *dlpack, PyObject *tensor)
+{
+    fl_tensor view;
+    if (fl_py_view(dlpack, tensor, &view) != 0) return NULL;
+    if (view.ndim == 1 && view.shape[0] == FL_TORCH_STATE_BYTES && view.dtype.bits == 8 &&
+        view.stride[0] == 1)
+        return (char *)(uintptr_t)view.data;
+    PyErr_SetString(PyExc_ValueError, "get_state() gave no state of torch's generator of the CPU");
+    return NULL;
+}
+
+/* get_state() makes an object while it holds the generator's mutex. Were that to collect garbage,
+ * Python could run and let another thread go on, which would wait for the mutex with the
+ * interpreter lock. */
+static PyObject *get_state(PyObject *generator)
+{
+    int was_on = PyGC_Disable();
+    PyObject *tensor = PyObject_CallMethod(generator, "get_state", NULL);
+    if (was_on) PyGC_Enable();
+    return tensor;
+}
+
+PyObject *
+fl_py_torch_state_take(const fl_py_dlpack *dlpack, PyObject *generator, fl_torch_random *out)
+{
+    fl_err err;
+    PyObject *tensor = get_state(generator);
+    char *state = tensor != NULL ? state_in(dlpack, tensor) : NULL;
+    if (state != NULL && fl_torch_random_load(out, state, &err) == FL_OK) return tensor;
+    if (state != NULL) fl_py_raise(&err, NULL);
+    Py_XDECREF(tensor);
+    return NULL;
+}
+
+int fl_py_torch_state_put(const fl_py_dlpack *dlpack, PyObject *generator, PyObject *tensor,
+                          const fl_torch_random *state)
+{
+    char *to = state_in(dlpack, tensor);
+    PyObject *done = NULL;
+    if (to != NULL) {
+        fl_torch_random_save(state, to);
+        done = PyObject_CallMethod(generator, "set_state", "O", tensor);
+    }
+    Py_DECREF(tensor);
+    Py_XDECREF(done);
+    return done != NULL ? 0 : -1;
+}
+
+/* ---- the type */
+
+static PyObject *random_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"seed", NULL};
+    unsigned long long seed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K:TorchRandom", keywords, &seed)) return NULL;
+    fl_py_torch_random *self = (fl_py_torch_random *)type->tp_alloc(type, 0);
+    if (self != NULL) fl_torch_random_seed(&self->random, seed);
+    return (PyObject *)self;
+}
+
+static void random_dealloc(fl_py_torch_random *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(get_state_doc, "get_state()\n--\n\nThe state as torch's get_state() lays it out.");
+
+static PyObject *random_get_state(fl_py_torch_random *self, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *state = PyBytes_FromStringAndSize(NULL, FL_TORCH_STATE_BYTES);
+    if (state != NULL) fl_torch_random_save(&self->random, PyBytes_AS_STRING(state));
+    return state;
+}
+
+PyDoc_STRVAR(set_state_doc,
+             "set_state(state, /)\n--\n\n"
+             "Take the bytes of a state. ValueError for what torch's generator cannot be in.");
+
+static PyObject *random_set_state(fl_py_torch_random *self, PyObject *args)
+{
+    Py_buffer state;
+    fl_err err;
+    if (!PyArg_ParseTuple(args, "y*:set_state", &state)) return NULL;
+    int status =
+        state.len == FL_TORCH_STATE_BYTES
+            ? fl_torch_random_load(&self->random, state.buf, &err)
+            : fl_fail(&err, FL_EINVAL, "a state of torch's generator has %d bytes, got %lld",
+                      FL_TORCH_STATE_BYTES, (long long)state.len);
+    PyBuffer_Release(&state);
+    if (status != FL_OK) return fl_py_raise(&err, NULL);
+    Py_RETURN_NONE;
+}
+
+/* A new list of so many numbers that `draw` gives. */
+static PyObject *list_of(Py_ssize_t count, PyObject *(*draw)(void *), void *with)
+{
+    if (count < 0) return PyErr_Format(PyExc_ValueError, "count=%zd is negative", count);
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
+        PyObject *number = draw(with);
+        if (number == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, number);
+    }
+    return list;
+}
+
+/* Bounds of numbers, and where they come from. */
+typedef struct bounds {
+    fl_torch_random *random;
+    float from, to;
+    long long first, last;
+    int is_fused;
+} bounds;
+
+static PyObject *draw_uniform(void *with)
+{
+    bounds *b = with;
+    return PyFloat_FromDouble(fl_torch_random_uniform(b->random, b->from, b->to, b->is_fused));
+}
+
+PyDoc_STRVAR(
+    uniform_doc,
+    "uniform(start, end, count, is_fused)\n--\n\n"
+    "The numbers of torch.empty(1).uniform_(start, end) in float32. is_fused: whether torch\n"
+    "computes them in one rounding.");
+
+static PyObject *random_uniform(fl_py_torch_random *self, PyObject *args)
+{
+    bounds b = {.random = &self->random};
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "ffnp:uniform", &b.from, &b.to, &count, &b.is_fused)) return NULL;
+    return list_of(count, draw_uniform, &b);
+}
+
+static PyObject *draw_unit(void *with)
+{
+    return PyFloat_FromDouble(fl_torch_random_unit(((bounds *)with)->random));
+}
+
+PyDoc_STRVAR(rand_doc, "rand(count, /)\n--\n\nThe numbers of torch.rand(1).");
+
+static PyObject *random_rand(fl_py_torch_random *self, PyObject *args)
+{
+    bounds b = {.random = &self->random};
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "n:rand", &count)) return NULL;
+    return list_of(count, draw_unit, &b);
+}
+
+static PyObject *draw_int(void *with)
+{
+    bounds *b = with;
+    return PyLong_FromLongLong(fl_torch_random_int(b->random, b->first, b->last));
+}
+
+PyDoc_STRVAR(randint_doc, "randint(low, high, count)\n--\n\nThe numbers of torch.randint().");
+
+static PyObject *random_randint(fl_py_torch_random *self, PyObject *args)
+{
+    bounds b = {.random = &self->random};
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "LLn:randint", &b.first, &b.last, &count)) return NULL;
+    if (b.first >= b.last)
+        return PyErr_Format(PyExc_ValueError, "low=%lld is not below high=%lld", b.first, b.last);
+    return list_of(count, draw_int, &b);
+}
+
+PyDoc_STRVAR(random_doc, "random_()\n--\n\nThe number of an int64 tensor's random_().");
+
+static PyObject *random_int63(fl_py_torch_random *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyLong_FromLongLong(fl_torch_random_int63(&self->random));
+}
+
+PyDoc_STRVAR(randperm_doc,
+             "randperm(count, /)\n--\n\nThe numbers of torch.randperm(), count < 2**32 / 20.");
+
+static PyObject *random_randperm(fl_py_torch_random *self, PyObject *args)
+{
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "n:randperm", &count)) return NULL;
+    if (count < 0 || count > UINT32_MAX / 20)
+        return PyErr_Format(PyExc_ValueError, "count=%zd is not in [0, 2**32 / 20)", count);
+    int64_t *numbers = fl_alloc(count * (int64_t)sizeof *numbers);
+    if (numbers == NULL) return PyErr_NoMemory();
+    fl_torch_random_permutation(&self->random, count, numbers);
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++)
+        PyList_SET_ITEM(list, i, PyLong_FromLongLong(numbers[i]));
+    fl_free(numbers);
+    return list;
+}
+
+static PyMethodDef random_methods[] = {
+    {"get_state", (PyCFunction)random_get_state, METH_NOARGS, get_state_doc},
+    {"set_state", (PyCFunction)random_set_state, METH_VARARGS, set_state_doc},
+    {"rand", (PyCFunction)random_rand, METH_VARARGS, rand_doc},
+    {"uniform", (PyCFunction)random_uniform, METH_VARARGS, uniform_doc},
+    {"randint", (PyCFunction)random_randint, METH_VARARGS, randint_doc},
+    {"random_", (PyCFunction)random_int63, METH_NOARGS, random_doc},
+    {"randperm", (PyCFunction)random_randperm, METH_VARARGS, randperm_doc},
+    {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(
+    torch_random_doc,
+    "TorchRandom(seed)\n--\n\n"
+    "torch's random generator of the CPU, behind manual_seed(seed): the same numbers, and\n"
+    "the same states between them.");
+
+static PyType_Slot random_slots[] = {{Py_tp_doc, (void *)torch_random_doc},
+                                     {Py_tp_new, random_new},
+                                     {Py_tp_dealloc, random_dealloc},
+                                     {Py_tp_methods, random_methods},
+                                     {0, NULL}};
+
+PyType_Spec fl_py_torch_random_spec =
+    FL_PY_SPEC("TorchRandom", fl_py_torch_random, 0, random_slots);

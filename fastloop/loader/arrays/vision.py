@@ -1,0 +1,242 @@
+"""Datasets of torchvision with transforms that C does at the same random numbers.
+
+C makes whole batches of CIFAR, MNIST and the like. Their parameters are drawn when torch would
+draw them, from the generator that torch would use: the process's default one without workers, the
+stream that each worker process would have with them. docs/zero-change.md tells the rules.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import data as torch_data
+from torch.utils.data import DataLoader
+
+from fastloop._core import ArrayLoader, BatchPool, ImageDraws, Snapshot
+from fastloop.base.torch_parts import pin_memory
+from fastloop.data.transforms.plan import compile_plan
+from fastloop.data.transforms.torchvision_chain import (
+    is_code_known,
+    is_fused,
+    is_known_release,
+    leaving_torchvision,
+    read_chain,
+    same_bits,
+    torch_exp,
+    why_not_now,
+)
+from fastloop.loader.arrays.columns import Columns, NotCoveredError, as_vector
+from fastloop.loader.arrays.iterator import _BATCHES, ArrayIter
+
+# By class: the attributes with images and labels, and how images lie in memory.
+_KINDS = {
+    **dict.fromkeys(("CIFAR10", "CIFAR100"), ("data", "targets", "HWC")),
+    **dict.fromkeys(("MNIST", "FashionMNIST", "KMNIST", "EMNIST"), ("data", "targets", "HW")),
+    **dict.fromkeys(("SVHN", "STL10"), ("data", "labels", "CHW")),
+}
+_CODE = """
+torchvision.datasets.cifar: CIFAR10.__getitem__ CIFAR10.__len__
+torchvision.datasets.mnist: MNIST.__getitem__ MNIST.__len__ _Image_fromarray
+torchvision.datasets.svhn: SVHN.__getitem__ SVHN.__len__
+torchvision.datasets.stl10: STL10.__getitem__ STL10.__len__
+"""
+_KNOWN = ("9e3edab0",)  # torchvision 0.28
+_SAMPLERS = (
+    torch_data.RandomSampler,
+    torch_data.SequentialSampler,
+    torch_data.DistributedSampler,
+    torch_data.WeightedRandomSampler,
+    torch_data.SubsetRandomSampler,
+)
+_CHECKED = 3  # samples
+_OTHERS = ("transform", "target_transform")  # attributes on which samples depend
+
+# What was checked in this process, and whether C made the same of it.
+_verdicts: dict[str, bool] = {}
+
+
+@dataclass(eq=False)
+class Drawn:
+    """A dataset whose samples C makes, and where their parameters are drawn.
+
+    Attributes:
+        names: of the attributes of the dataset on which samples depend.
+        snapshot: of the objects that are its transform.
+        key: tells the plan from others.
+    """
+
+    draws: ImageDraws
+    dataset: Any
+    names: tuple[str, ...]
+    snapshot: Snapshot
+    key: str
+
+    def __post_init__(self) -> None:
+        self._held = [getattr(self.dataset, name) for name in self.names]
+
+    def is_same(self) -> bool:
+        """Tell whether C still makes what torchvision would make."""
+        held = zip(self._held, self.names, strict=True)
+        is_same = all(getattr(self.dataset, name) is value for value, name in held)
+        return is_same and not why_not_now() and self.snapshot.is_same()
+
+    def check(self, columns: Columns) -> None:
+        """Make the first samples both ways, once a process. Raises NotCoveredError if they or
+        random states differ; torchvision then makes all samples of the plan for good."""
+        if self.key not in _verdicts:
+            is_alone = threading.active_count() == 1
+            is_same = _makes_same(columns)
+            if not is_same and not is_alone:  # another thread may have drawn meanwhile
+                raise NotCoveredError("other threads run, so the transform could not be checked")
+            _verdicts[self.key] = is_same
+            if not is_same:
+                warnings.warn(
+                    f"C makes other samples than torchvision of {type(self.dataset).__name__} with "
+                    f"{self.dataset.transform}; torchvision makes them. Please report this with "
+                    "the output of `python -m fastloop doctor`",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        if not _verdicts[self.key]:
+            raise NotCoveredError("C made other samples than torchvision")
+
+
+def _check_loader(loader: DataLoader[Any]) -> None:
+    sampler: Any = loader._index_sampler
+    inner = getattr(sampler, "sampler", None)
+    is_plain = type(sampler) is torch_data.BatchSampler and type(inner) in _SAMPLERS
+    if is_plain and type(inner) is torch_data.SubsetRandomSampler:
+        is_plain = as_vector(inner.indices) is not None
+    has_workers = loader.num_workers > 0
+    reasons = {
+        "the sampler is not one of torch's": not is_plain,
+        "worker_init_fn may seed torch's generator": has_workers and loader.worker_init_fn,
+        "in_order=False": has_workers and not loader.in_order,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise NotCoveredError(reason)
+
+
+def _images_of(dataset: Any, name: str, layout: str) -> tuple[Any, tuple[int, ...], str]:
+    """Return the images, the shape of one and its layout."""
+    images = getattr(dataset, name)
+    kinds = (torch.Tensor, torch.uint8) if layout == "HW" else (np.ndarray, np.uint8)
+    is_bytes = type(images) is kinds[0] and images.dtype == kinds[1]
+    if not is_bytes or images.ndim != (3 if layout == "HW" else 4) or len(images) == 0:
+        raise NotCoveredError(f"{name} of the {type(dataset).__name__} was replaced")
+    images = images.unsqueeze(-1) if layout == "HW" else images
+    layout = "HWC" if layout == "HW" else layout
+    shape = tuple(images.shape[1:])
+    if shape[layout.index("C")] not in (1, 3):
+        raise NotCoveredError(f"images of shape {shape} are not made by PIL")
+    return images, shape, layout
+
+
+def _labels_of(dataset: Any, name: str, count: int) -> Tensor:
+    labels = as_vector(getattr(dataset, name))
+    if labels is None or len(labels) != count:
+        raise NotCoveredError(f"{name} of the {type(dataset).__name__} are not plain integers")
+    return torch.from_numpy(labels)
+
+
+def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
+    """Return the columns of a dataset of torchvision. Raises NotCoveredError."""
+    name = type(dataset).__name__
+    kinds = sys.modules["torchvision.datasets"]
+    if name not in _KINDS or getattr(kinds, name, None) is not type(dataset):
+        raise NotCoveredError(f"the dataset is a {name}, which C does not make")
+    if dataset.transform is None or dataset.target_transform is not None:
+        raise NotCoveredError(f"the {name} has no transform, or a target_transform")
+    _check_loader(loader)
+    if not (is_code_known(_CODE, _KNOWN) and is_known_release()):
+        raise NotCoveredError("this version of fastloop does not know this torchvision")
+    data, targets, layout = _KINDS[name]
+    images, shape, layout = _images_of(dataset, data, layout)
+    try:
+        chain = read_chain(dataset.transform)
+        plan = compile_plan(tuple(chain.ops), shape, layout)
+    except (TypeError, ValueError) as error:
+        raise NotCoveredError(f"the transform: {error}") from None
+    draws = ImageDraws(plan.core, tuple(chain.steps), bool(is_fused()), torch_exp)
+    columns = Columns((None, None), kind="torchvision's images, its transform in C")
+    columns.add(data, images, None, draws)
+    columns.add(targets, _labels_of(dataset, targets, len(images)))
+    names, key = (data, targets, *_OTHERS), f"{name} {shape} {chain.steps} {chain.ops}"
+    columns.drawn = Drawn(draws, dataset, names, Snapshot(chain.things), key)
+    return columns
+
+
+def _makes_same(columns: Columns) -> bool:
+    drawn = columns.drawn
+    count = min(_CHECKED, len(drawn.dataset))
+    generator, private = torch.default_generator, torch.Generator()
+    before = generator.get_state()
+    try:
+        with leaving_torchvision():
+            expected = torch_data.default_collate([drawn.dataset[i] for i in range(count)])
+        after = generator.get_state()
+    except Exception as error:
+        raise NotCoveredError(f"torchvision raises {type(error).__name__}") from error
+    finally:
+        generator.set_state(before)
+    private.set_state(before)
+    drawn.draws.draw_from(count, private)
+    loader = ArrayLoader(
+        table=columns.table, pool=BatchPool(2), fetch=None, structure=columns.structure,
+        maps=(), workers=0, prefetch=1, in_order=True, persistent=False, timeout=0,
+    )  # fmt: skip
+    loader.restart(iter([list(range(count))]), _BATCHES, None, 0)
+    return torch.equal(after, private.get_state()) and all(map(same_bits, expected, next(loader)))
+
+
+# ---- the iterator
+
+
+class VisionIter(ArrayIter):
+    """An iterator that draws for each batch when its indices are known, as torch does.
+
+    Without workers it looks before each batch whether the program has changed the dataset or its
+    transform. The rest of the epoch is then torchvision's.
+    """
+
+    _is_seeded = _is_left = False
+
+    def _restart(self) -> None:
+        if self._destination is not None:
+            self._destination.check()
+        self._drawn = self._source.drawn
+        if not self._is_seeded:
+            self._is_seeded = True  # persistent workers go on with their streams
+            self._drawn.draws.seed(int(self._base_seed), self._num_workers)
+        self._array_loader.restart(self._drawing(), _BATCHES, None, 0)
+
+    def _drawing(self) -> Iterator[Any]:
+        draws, workers = self._drawn.draws, self._num_workers
+        for turn, batch in enumerate(self._sampler_iter):
+            if workers > 0:
+                draws.draw(len(batch), turn % workers)
+            else:
+                draws.draw_from(len(batch), torch.default_generator)
+            yield batch
+
+    def __next__(self) -> Any:
+        if self._num_workers == 0 and not self._is_left:
+            self._is_left = not self._drawn.is_same()
+        if not self._is_left:
+            return super().__next__()
+        try:
+            data = self._dataset_fetcher.fetch(next(self._sampler_iter))
+        except StopIteration:
+            self._epoch.is_over = True
+            raise
+        self._num_yielded += 1
+        return pin_memory(data) if self._pin_memory else data

@@ -1,0 +1,404 @@
+"""torchvision's Compose behind patch(): images, classes, strides and random states of torchvision
+alone, in any dataset."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import random
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from vision_cases import assert_same_bits, cifar, play, random_chain, v2
+
+import fastloop
+from fastloop.patching import transform_plans
+from fastloop.patching.seams import SeamStatus
+
+if v2 is None:
+    pytest.skip("torchvision is not installed", allow_module_level=True)
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+
+SEED = 20261126
+TAIL = v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.2] * 3)
+PIXELS = torch.from_numpy(np.random.default_rng(4).integers(0, 256, (24, 3, 40, 44), np.uint8))
+TENSORS = list(PIXELS)
+SIZES = [TENSORS[i][:, : 20 + i, : 44 - i].contiguous() for i in range(24)]
+IMAGES = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in TENSORS]
+GREY = [Image.fromarray(image[0].numpy()) for image in TENSORS]
+SMALL = [Image.fromarray(image[:, :32, :32].permute(1, 2, 0).numpy()) for image in TENSORS]
+
+
+@pytest.fixture(autouse=True)
+def unpatched() -> Iterator[None]:
+    yield
+    fastloop.unpatch("transforms")
+
+
+def status() -> SeamStatus:
+    return fastloop.patch_status().seams["transforms"]
+
+
+def results(transform: Any, images: list[Any], seed: int = 5) -> list[Any]:
+    """The images, and the state after each."""
+    torch.manual_seed(seed)
+    found: list[Any] = []
+    for image in images:
+        found += [transform(image), torch.get_rng_state()]
+    return found
+
+
+def assert_same_images(ours: list[Any], torchs: list[Any]) -> None:
+    for place, (a, b) in enumerate(zip(ours, torchs, strict=True)):
+        assert type(a) is type(b), place
+        if isinstance(a, Tensor):
+            assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()), place
+            assert torch.equal(a.as_subclass(Tensor), b.as_subclass(Tensor)), place
+
+
+def assert_served(transform: Any, images: list[Any], at_least: int | None = None) -> None:
+    torchs = results(transform, images)
+    fastloop.patch("transforms", verbose=False)
+    assert_same_images(results(transform, images), torchs)
+    assert_same_images(results(transform, images), torchs)
+    count = 2 * len(images) - transform_plans._CHECKED if at_least is None else at_least
+    assert status().native >= count, status()
+
+
+def chain(*parts: Any) -> Any:
+    return v2.Compose([*parts, *TAIL])
+
+
+FLIP = chain(v2.RandomHorizontalFlip())
+
+SERVED: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
+    "v1, PIL": lambda: (cifar(v1), IMAGES),
+    "v2, PIL": lambda: (cifar(v2), IMAGES),
+    "v1, grey": lambda: (v1.Compose([v1.RandomCrop(30, 2), v1.ToTensor()]), GREY),
+    "v2, grey, not float": lambda: (
+        v2.Compose([v2.RandomCrop(30), v2.PILToTensor(), v2.ToDtype(torch.float32)]),
+        GREY,
+    ),
+    "tensors": lambda: (chain(v2.RandomCrop(32, 4), v2.RandomHorizontalFlip()), TENSORS),
+    "tensors of v1": lambda: (
+        v1.Compose([v1.RandomCrop(32, 4), v1.ConvertImageDtype(torch.float32)]),
+        TENSORS,
+    ),
+    "tv_tensors": lambda: (chain(v2.ToImage(), v2.RandomVerticalFlip()), TENSORS),
+    "pure again": lambda: (v2.Compose([chain(v2.ToImage()), v2.ToPureTensor()]), TENSORS),
+    "a resized crop": lambda: (
+        chain(v2.RandomResizedCrop(16, antialias=True), v2.RandomHorizontalFlip()),
+        TENSORS,
+    ),
+    "narrow ratios": lambda: (chain(v2.RandomResizedCrop(16, (0.9, 1), (3, 4))), TENSORS),
+    "wide ratios": lambda: (chain(v2.RandomResizedCrop(16, (0.9, 1), (0.2, 0.3))), TENSORS),
+    "many sizes": lambda: (
+        v2.Compose([v2.RandomResizedCrop(16), *TAIL, v2.RandomErasing(0.5)]),
+        SIZES,
+    ),
+    "a resize": lambda: (chain(v2.Resize((20, 24)), v2.CenterCrop(18)), SIZES),
+    "bicubic": lambda: (chain(v2.Resize(20, v2.InterpolationMode.BICUBIC)), TENSORS),
+}
+
+
+@pytest.mark.parametrize("make", SERVED.values(), ids=SERVED)
+def test_what_is_served(make: Callable[[], tuple[Any, list[Any]]]) -> None:
+    transform, images = make()
+    assert_served(transform, images)
+
+
+def test_random_chains() -> None:
+    any_of = random.Random(SEED)
+    for _ in range(40):
+        module = any_of.choice((v1, v2))
+        transform = random_chain(any_of, module, "CIFAR10")
+        assert_served(transform, SMALL, at_least=1)
+
+
+LEFT: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
+    "a resize of PIL": lambda: (v1.Compose([v1.Resize(20), v1.ToTensor()]), IMAGES),
+    "a resize by v1": lambda: (
+        v1.Compose([v1.RandomResizedCrop(20), v1.ConvertImageDtype(torch.float32)]),
+        TENSORS,
+    ),
+    "bytes": lambda: (v2.Compose([v2.RandomCrop(30)]), TENSORS),
+    "a Lambda": lambda: (v2.Compose([v2.Lambda(lambda x: x), *TAIL]), TENSORS),
+    "floats": lambda: (v2.Compose([v2.RandomCrop(30)]), [t.float() for t in TENSORS]),
+    "other strides": lambda: (
+        chain(v2.RandomResizedCrop(20)),
+        [t.permute(1, 2, 0).contiguous().permute(2, 0, 1) for t in TENSORS],
+    ),
+    "palettes": lambda: (v1.Compose([v1.PILToTensor()]), [i.convert("P") for i in IMAGES]),
+    "several inputs": lambda: (
+        lambda image: FLIP(image, 3)[0],
+        TENSORS,
+    ),
+    "dicts": lambda: (
+        lambda image: FLIP({"image": image})["image"],
+        TENSORS,
+    ),
+}
+
+
+@pytest.mark.parametrize("make", LEFT.values(), ids=LEFT)
+def test_what_is_left(make: Callable[[], tuple[Any, list[Any]]]) -> None:
+    transform, images = make()
+    torchs = results(transform, images)
+    fastloop.patch("transforms", verbose=False)
+    assert_same_images(results(transform, images), torchs)
+    assert status().native == 0
+
+
+def test_images_too_small_raise_torchvisions_error() -> None:
+    transform = chain(v2.RandomHorizontalFlip(), v2.RandomCrop(32))
+    fastloop.patch("transforms", verbose=False)
+    results(transform, TENSORS)
+    served = status().native
+    torch.manual_seed(3)
+    with pytest.raises(ValueError, match="Required crop size"):
+        transform(TENSORS[0][:, :20].contiguous())
+    ours = torch.get_rng_state()
+    fastloop.unpatch("transforms")
+    torch.manual_seed(3)
+    with pytest.raises(ValueError, match="Required crop size"):
+        transform(TENSORS[0][:, :20].contiguous())
+    assert torch.equal(ours, torch.get_rng_state())
+    assert served > 0
+
+
+def change_p(transform: Any) -> None:
+    transform.transforms[0].p = 1.0
+
+
+def add_hook(transform: Any) -> None:
+    transform.transforms[0].register_forward_hook(lambda module, args, out: out.mul(2))
+
+
+def replace_method(transform: Any) -> None:
+    transform.transforms[0].forward = lambda image: image
+
+
+def append(transform: Any) -> None:
+    transform.transforms.append(v2.RandomErasing(1.0))
+
+
+@pytest.mark.parametrize("change", [change_p, add_hook, replace_method, append])
+def test_changes_are_seen(change: Callable[[Any], None]) -> None:
+    def run() -> list[Any]:
+        transform = chain(v2.RandomHorizontalFlip(0.1))
+        first = results(transform, TENSORS)
+        change(transform)
+        return first + results(transform, TENSORS)
+
+    torchs = run()
+    fastloop.patch("transforms", verbose=False)
+    assert_same_images(run(), torchs)
+    assert status().native > 0
+
+
+def test_many_changes_leave_the_transform() -> None:
+    transform = chain(v2.RandomHorizontalFlip())
+    fastloop.patch("transforms", verbose=False)
+    for number in range(40):
+        transform.transforms[0].p = number / 40
+        results(transform, TENSORS[:5])
+    served = status().native
+    assert 0 < served < 40 and "more than 16 times" in "".join(status().left)
+    results(transform, TENSORS)
+    assert status().native == served
+
+
+def test_many_sizes_leave_the_transform() -> None:
+    """Each size has a plan where results differ in size, too."""
+    transform = chain(v2.RandomHorizontalFlip())
+    torchs = results(transform, SIZES * 2)
+    fastloop.patch("transforms", verbose=False)
+    assert_same_images(results(transform, SIZES * 2), torchs)
+    assert status().native == 0 and "more than 16 times" in "".join(status().left)
+
+
+def test_worlds_that_are_left() -> None:
+    transform = chain(v2.RandomHorizontalFlip())
+    fastloop.patch("transforms", verbose=False)
+    results(transform, TENSORS)
+    served = status().native
+    assert served > 0
+    torch.set_default_dtype(torch.float64)
+    try:
+        results(transform, TENSORS)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("cpu"):
+        results(transform, TENSORS)
+    with tv_tensors.set_return_type("TVTensor"):
+        results(transform, TENSORS)
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *args: None)
+    results(transform, TENSORS)
+    hook.remove()
+    assert status().native == served
+    results(transform, TENSORS)
+    assert status().native > served
+
+
+def test_a_first_image_in_another_world_leaves_nothing_for_good() -> None:
+    transform = chain(v2.RandomHorizontalFlip())
+    fastloop.patch("transforms", verbose=False)
+    with torch.device("cpu"):
+        results(transform, TENSORS)
+    assert status().native == 0
+    results(transform, TENSORS)
+    assert status().native > 0
+
+
+def test_a_difference_leaves_the_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_chain = transform_plans.read_chain
+
+    def read_wrongly(*args: Any, **named: Any) -> Any:
+        found = true_chain(*args, **named)
+        found.ops[-1] = type(found.ops[-1])([0.5] * 3, [0.3] * 3)
+        return found
+
+    monkeypatch.setattr(transform_plans, "read_chain", read_wrongly)
+    transform = chain(v2.RandomHorizontalFlip())
+    torchs = results(transform, TENSORS)
+    fastloop.patch("transforms", verbose=False)
+    with pytest.warns(RuntimeWarning, match="other images than torchvision") as seen:
+        assert_same_images(results(transform, TENSORS), torchs)
+    assert len(seen) == 1 and status().native == 0
+
+
+class Pairs(Dataset[Any]):
+    """A dataset of a user."""
+
+    def __init__(self, transform: Any, images: list[Any]) -> None:
+        self.transform, self.images = transform, images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.images[index]), index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("images", [TENSORS, IMAGES], ids=["tensors", "PIL"])
+def test_a_dataset_of_a_user(workers: int, images: list[Any]) -> None:
+    dataset = Pairs(cifar(v2) if images is IMAGES else chain(v2.RandomResizedCrop(16)), images)
+    options = {"batch_size": 5, "shuffle": True, "num_workers": workers}
+    torchs = list(play(DataLoader, dataset, options, [None, None]))
+    with fastloop.patched(["dataloader", "transforms"]):
+        ours = list(play(DataLoader, dataset, options, [None, None]))
+        assert status().native > 20 or workers > 0
+    assert_same_bits(ours, torchs)
+
+
+def test_threads_draw_different_numbers() -> None:
+    """As many draws leave the state that they leave one after the other."""
+    transform = chain(v2.RandomResizedCrop(16), v2.RandomHorizontalFlip())
+    fastloop.patch("transforms", verbose=False)
+    results(transform, TENSORS)
+    torch.manual_seed(1)
+    flip = chain(v2.RandomHorizontalFlip())
+    results(flip, TENSORS)
+    threads = [threading.Thread(target=lambda: [flip(i) for i in TENSORS * 20]) for _ in range(4)]
+    torch.manual_seed(9)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ours = torch.get_rng_state()
+    torch.manual_seed(9)
+    torch.rand(4 * 20 * len(TENSORS))
+    assert torch.equal(ours, torch.get_rng_state())
+
+
+def test_a_transform_is_forgotten() -> None:
+    transform = chain(v2.RandomHorizontalFlip())
+    fastloop.patch("transforms", verbose=False)
+    results(transform, TENSORS)
+    refs = weakref.ref(transform), weakref.ref(transform.transforms[0])
+    del transform
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_a_transform_can_be_copied() -> None:
+    transform = chain(v2.RandomHorizontalFlip())
+    fastloop.patch("transforms", verbose=False)
+    results(transform, TENSORS)
+    before = results(transform, TENSORS)
+    for other in (copy.deepcopy(transform), pickle.loads(pickle.dumps(transform))):
+        assert_same_images(results(other, TENSORS), before)
+        assert vars(other).keys() == vars(transform).keys()
+
+
+def run_program(program: str) -> str:
+    support = str(Path(__file__).parents[1] / "support")
+    argv = [sys.executable, "-c", f"import sys\nsys.path.append({support!r})\n{program}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_garbage_is_not_collected_while_a_state_is_read() -> None:
+    """torch holds the generator's mutex then. A thread that collects lets another one go on, which
+    waits for the mutex with the interpreter lock: torch alone hangs here."""
+    program = """
+from torchvision_shim import torchvision_v2
+v2 = torchvision_v2()
+import gc, random, threading, time
+import fastloop, torch
+fastloop.patch("transforms", verbose=False)
+image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+flip = v2.Compose([v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])
+kept = [flip(image) for _ in range(9)]
+
+def work():
+    for _ in range(1000):
+        kept.extend([] for _ in range(random.randrange(6)))
+        flip(image)
+
+gc.callbacks.append(lambda *args: time.sleep(1e-5))
+gc.set_threshold(7)
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(fastloop.patch_status().seams["transforms"].native)
+"""
+    assert int(run_program(program)) == 4006
+
+
+def test_it_waits_for_torchvision() -> None:
+    run_program(
+        """
+import fastloop
+state = fastloop.patch(verbose=False)
+assert state.seams["transforms"].is_on and "torchvision" not in sys.modules
+from torchvision_shim import torchvision_v2
+v2 = torchvision_v2()
+import torch
+image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+run = v2.Compose([v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])
+for _ in range(9):
+    run(image)
+assert fastloop.patch_status().seams["transforms"].native == 6
+fastloop.unpatch()
+run(image)
+assert not hasattr(v2.Compose.forward, "__wrapped__")
+"""
+    )
