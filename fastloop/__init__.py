@@ -34,8 +34,9 @@ __all__ = [*_HOMES, "build_info"]
 
 
 def build_info() -> dict[str, str | int]:
-    """Return what was built (version, compiler, DLPack, CUDA and its architectures, or why without)
-    and what was found here (CPUs and their instructions, how mapped files are read)."""
+    """Return facts about the build (version, compiler, DLPack, CUDA and its architectures, or the
+    reason why there is no CUDA) and about this machine (CPUs, their instructions, how mapped files
+    are read)."""
     from fastloop._core import build_info
 
     return build_info()

@@ -81,8 +81,7 @@ def read_number(
     name: str, value: Any, low: float = -math.inf, high: float = math.inf, remedy: str = ""
 ) -> float:
     """Return `value` as a float within [low, high]; NaN is refused. The ends may be infinite."""
-    least = None if low == -math.inf else low
-    rule = f"a number{_describe_range(least, None if high == math.inf else high)}"
+    rule = f"a number{_describe_range(low, high)}"
     if not is_number(value):
         raise TypeError(make_message(name, rule, value, remedy))
     number = to_float(value)
@@ -106,6 +105,7 @@ def check_callable(name: str, value: Any, rule: str = "a function") -> None:
 
 
 def _describe_range(low: float | None, high: float | None) -> str:
-    if low is None or high is None:
-        return f" >= {low}" if low is not None else f" <= {high}" if high is not None else ""
-    return f" in [{low}, {high}]"
+    has_low, has_high = low not in (None, -math.inf), high not in (None, math.inf)
+    if has_low and has_high:
+        return f" in [{low}, {high}]"
+    return f" >= {low}" if has_low else f" <= {high}" if has_high else ""

@@ -10,14 +10,12 @@ import sys
 TYPE_CHECKING = False  # importing typing would take as long as all of this
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
     from typing import Any
 
 
 class _Loader:
-    """Loads a module as its own loader does, then calls the finder back. Anything else that is
-    asked of it goes to the module's own loader: programs may only look whether torch is there."""
+    """Loads a module as its own loader does, then calls the finder back. All other attributes are
+    those of the module's own loader, because programs may look for torch without importing it."""
 
     def __init__(self, inner: Any, finder: _Finder) -> None:
         self._inner = inner
@@ -28,9 +26,8 @@ class _Loader:
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    def exec_module(self, module: ModuleType) -> None:
-        spec: Any = module.__spec__
-        module.__loader__ = spec.loader = self._inner
+    def exec_module(self, module: Any) -> None:
+        module.__loader__ = module.__spec__.loader = self._inner
         self._inner.exec_module(module)
         self._finder.end()
 
@@ -43,16 +40,16 @@ class _Finder:
         self.name = name
         self._then = then
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != self.name:
             return None
         for finder in [finder for finder in sys.meta_path if finder is not self]:
             find_spec = getattr(finder, "find_spec", None)
-            spec: Any = find_spec and find_spec(name, path, target)
+            spec = find_spec and find_spec(name, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
                     spec.loader = _Loader(spec.loader, self)
-                return spec  # type: ignore[no-any-return]
+                return spec
         return None
 
     def end(self) -> None:

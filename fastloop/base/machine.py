@@ -85,11 +85,6 @@ def read_cpus(root: Path = _ROOT) -> Cpus:
     return Cpus(os.cpu_count() or allowed, allowed, min(quotas, default=None))
 
 
-def usable_cpus() -> float:
-    """Return the CPU time that affinity and cgroups allow this process, in CPUs."""
-    return read_cpus().usable
-
-
 def throttled_share(root: Path = _ROOT) -> float:
     """Return the share of scheduling periods in which a group had no CPU time left."""
     shares = [0.0]
@@ -184,17 +179,15 @@ def budget_of(loader: object) -> int:
 # ---- processes
 
 
-def pss_bytes(pid: int) -> int | None:
-    """Return a process's proportional set size: pages that processes share are divided among
-    them. None if it cannot be read."""
-    found = read_table(Path(f"/proc/{pid}/smaps_rollup")).get("Pss")
+def _read_size(file: str, name: str) -> int | None:
+    """Return a size from a file below /proc, in bytes; None if it cannot be read."""
+    found = read_table(Path("/proc", file)).get(name)
     return None if found is None else found << 10
 
 
 def own_bytes(name: str) -> int | None:
-    """Return a field of /proc/self/status that is a size: VmRSS, or VmHWM, its peak."""
-    found = read_table(Path("/proc/self/status")).get(name)
-    return None if found is None else found << 10
+    """Return a size from /proc/self/status: VmRSS, or VmHWM, its peak."""
+    return _read_size("self/status", name)
 
 
 def reset_own_peak() -> int | None:
@@ -235,9 +228,8 @@ def cpu_seconds_of_all() -> float:
     return time.process_time() + ended.ru_utime + ended.ru_stime + running
 
 
-def pss_bytes_of_all() -> int | None:
-    """Return the memory of this process and its children; None if it cannot be read."""
-    own = pss_bytes(os.getpid())
-    if own is None:
-        return None
-    return own + sum(pss_bytes(child.pid or 0) or 0 for child in active_children())
+def pss_bytes_of_all() -> int:
+    """Return the memory of this process and its children, as far as it can be read. Their
+    proportional set sizes are added: pages that processes share are divided among them."""
+    pids = [os.getpid(), *(child.pid for child in active_children())]
+    return sum(_read_size(f"{pid}/smaps_rollup", "Pss") or 0 for pid in pids)

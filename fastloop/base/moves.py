@@ -73,9 +73,7 @@ def watch(keeper: Keeper) -> None:
     if not storages:
         return
     if not are_noticed():
-        raise NotImplementedError(
-            f"the memory of a tensor may move unnoticed: {difference('moves')}"
-        )
+        raise NotImplementedError(f"a tensor's memory may move unnoticed: {difference('moves')}")
     with _lock.of_process():
         _keepers[keeper] = storages
         rebase((keeper,), bool, (), {})  # it looked when it was made, maybe before a move

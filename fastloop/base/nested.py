@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 Path = tuple[Any, ...]
-Leaf = Callable[[Path, Any], Any]
 
 
 def _refill(value: Any, items: Any) -> Any:
@@ -30,7 +29,7 @@ def _refill(value: Any, items: Any) -> Any:
     return clone
 
 
-def map_leaves(value: Any, leaf: Leaf, path: Path = ()) -> Any:
+def map_leaves(value: Any, leaf: Callable[[Path, Any], Any], path: Path = ()) -> Any:
     """Return the same containers, with ``leaf(path, x)`` in place of each x that is not one.
 
     Args:

@@ -2,8 +2,8 @@
 Nsight Systems (NVTX) where that has started the program.
 
 A call site writes ``named("check", function)(arguments)``. Without a tool that asks one attribute
-and calls the function itself: no frame and no context manager stands between. What every batch
-passes through asks ``tools._is_profiler_enabled`` on the spot.
+and calls the function itself: no frame and no context manager stands between. Code that every
+batch passes through reads ``tools._is_profiler_enabled`` itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from fastloop.base.torch_parts import is_known
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-# Nsight sets this in programs that it has started.
-_is_watched = bool(os.environ.get("NVTX_INJECTION64_PATH"))
-_nvtx = torch.cuda.nvtx if _is_watched and torch.version.cuda else None
+# Nsight sets this variable in programs that it has started.
+_nvtx = torch.cuda.nvtx if os.environ.get("NVTX_INJECTION64_PATH") and torch.version.cuda else None
 _threads = threading.local()  # the names of the ranges that each has open
 _has_profiler = is_known("profiler", "The profiler's timeline is left")
 _profiler: Any = profiler if _has_profiler else SimpleNamespace(_is_profiler_enabled=False)

@@ -114,11 +114,10 @@ def _compare(part: Part) -> str:
             return f"{name}: {error}"
     if getattr(found, "__module__", "torch").partition(".")[0] != "torch":
         return ""  # a tool has wrapped torch's function; its form says nothing about torch
-    if part.forms and names_digest(found) not in part.forms:
-        return f"{name} has changed"
+    has_changed = bool(part.forms) and names_digest(found) not in part.forms
     # Of a torch newer than all that were tested, any change counts, not only other names.
     is_newer = read_release(str(torch.__version__)) > NEWEST_TESTED
-    if is_newer and part.syntax and syntax_digest(found) != part.syntax:
+    if has_changed or (is_newer and part.syntax and syntax_digest(found) != part.syntax):
         return f"{name} has changed"
     if part.sets:
         code = _code_of(found)
@@ -228,7 +227,7 @@ class Methods:
             method = vars(cls).get(name)
             names = getattr(sys.modules.get(cls.__module__), "__dict__", None)
             is_torchs = method is None or getattr(method, "__globals__", None) is names
-            # A method that was replaced already equals nothing.
+            # In place of a method that was replaced before this: it equals no method.
             self._methods.append((cls, name, method if is_torchs else object()))
 
     def find_replaced(self) -> str:
@@ -270,10 +269,10 @@ DatasetKind: Any = _take(f"{_DATALOADER}:_DatasetKind")
 # Users put functions of their own in place of the public names.
 default_collate: Any = _take(f"{_COLLATE}:default_collate", torch.utils.data.default_collate)
 default_convert: Any = _take(f"{_COLLATE}:default_convert", torch.utils.data.default_convert)
-# Where these are gone, a mode may be on, and a tensor may be wrapped.
+# Without these, fastloop assumes that a mode is on, and that each tensor is wrapped.
 count_dispatch_modes: Any = _take(
     "torch._C:_len_torch_dispatch_stack",
-    lambda: not is_known("modes", "What modes may watch is left"),
+    lambda: not is_known("modes", "Work that modes may watch is left"),
 )
 count_function_modes: Any = _take(
     "torch._C:_len_torch_function_stack",
@@ -283,7 +282,6 @@ is_functorch_wrapped: Any = _take(
     "torch._C._functorch:is_functorch_wrapped_tensor",
     lambda tensor: not is_known("functorch", "Tensors of samples are left"),
 )
-refresh_optimizer_state: Any = _take("torch.amp.grad_scaler:_refresh_per_optimizer_state")
 clip_module: Any = _take("torch.nn.utils:clip_grad")
 torch_clip_grad_norm_: Any = _take(
     "torch.nn.utils.clip_grad:clip_grad_norm_", torch.nn.utils.clip_grad_norm_
@@ -332,8 +330,7 @@ def names_digest(function: Any) -> str:
 def syntax_digest(function: Any) -> str:
     """Return the digest of a function's syntax; "" without source. Takes about a millisecond."""
     try:
-        source = inspect.getsource(inspect.unwrap(function))
-        tree = ast.parse(textwrap.dedent(source))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, SyntaxError, TypeError):
         return ""
     return _digest(" ".join(_words(tree.body)))
@@ -360,5 +357,4 @@ def _words(node: Any) -> Iterator[str]:
 
 
 def _is_docstring(node: ast.AST) -> bool:
-    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return is_constant and isinstance(node.value.value, str)  # type: ignore[attr-defined]
+    return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)

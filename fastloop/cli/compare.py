@@ -36,10 +36,6 @@ _NO_RECORD = "NOT JUDGED: the program has not imported torch, or has ended by os
 _TAIL = 60  # lines of a program that failed
 
 
-class TrialError(Exception):
-    """A program failed before its last step; the text is the end of its output."""
-
-
 def _parse(args: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "fastloop compare",
@@ -82,8 +78,8 @@ def _parse(args: list[str]) -> argparse.Namespace:
 
 
 def _make_environment(trial: dict[str, Any], what: str) -> dict[str, str]:
-    """Return the user's environment with what the trial adds. FASTLOOP=0 keeps a program that calls
-    ``fastloop.patch()`` itself from patching in plain runs."""
+    """Return the user's environment and the variables of a trial. FASTLOOP=0 keeps a program that
+    calls ``fastloop.patch()`` itself from patching in plain runs."""
     env = {**os.environ, **make_environment(what), "FASTLOOP_RUN": "1", "FASTLOOP_VERBOSE": "0"}
     env["FASTLOOP_TRIAL"] = json.dumps(trial)
     if not what:
@@ -93,11 +89,12 @@ def _make_environment(trial: dict[str, Any], what: str) -> dict[str, str]:
     return env
 
 
-def _run(given: argparse.Namespace, what: str) -> Any:
-    """Run one trial, with `what` patched, and return its record; None if it has left none.
+def _run(given: argparse.Namespace, what: str) -> tuple[Any, str]:
+    """Run one trial, with `what` patched.
 
-    Raises:
-        TrialError: the program failed before its last step.
+    Returns:
+        Its record, None if it has left none; and the end of its output if the program failed before
+        its last step.
     """
     with tempfile.TemporaryDirectory(prefix="fastloop-compare-") as folder:
         record, printed = Path(folder, "record.json"), Path(folder, "printed")
@@ -113,9 +110,9 @@ def _run(given: argparse.Namespace, what: str) -> Any:
             ).returncode
         found = json.loads(record.read_text()) if record.exists() else None
         if status == 0 or (found is not None and found["is_stopped"]):
-            return found
+            return found, ""
         lines = printed.read_text(errors="replace").splitlines()[-_TAIL:]
-    raise TrialError("\n".join([*lines, f"it ended with status {status}"]))
+    return found, "\n".join([*lines, f"it ended with status {status}"])
 
 
 def _compare(given: argparse.Namespace, args: list[str]) -> int:
@@ -124,12 +121,11 @@ def _compare(given: argparse.Namespace, args: list[str]) -> int:
     for number in range(given.rounds):
         for kind, what in kinds.items():
             print(f"round {number + 1} of {given.rounds}, {kind}", file=sys.stderr, flush=True)
-            try:
-                trial = _run(given, what)
-            except TrialError as error:
+            trial, failure = _run(given, what)
+            if failure:
                 is_ours = kind == "patched" and number == 0
                 where = f"{kind} program fails" + is_ours * ", the plain one does not"
-                print(f"{error}\nfastloop compare: the {where}", file=sys.stderr)
+                print(f"{failure}\nfastloop compare: the {where}", file=sys.stderr)
                 return _STATUS[trials.DIFFERENT] if is_ours else _FAILED
             if trial is None:
                 print(_NO_RECORD)

@@ -25,7 +25,7 @@ from fastloop.patching import SEAMS
 TYPE_CHECKING = False  # importing typing would take as long as all of this
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from typing import Any
 
 _FOLDER = os.path.join(os.path.dirname(__file__), "bootstrap")
 
@@ -71,7 +71,7 @@ def arm(what: str, verbose: bool, then: Callable[[], None] = lambda: None) -> No
 
 
 def _act(what: str, verbose: bool, then: Callable[[], None]) -> None:
-    """Never raises: without fastloop the program goes on with torch alone."""
+    """Patch torch and call `then`. An error is printed: the program goes on with torch alone."""
     try:
         if what:
             from fastloop.base.requirements import require_torch
@@ -131,11 +131,9 @@ def _open_report(paths: list[str]) -> None:
     opened = report(*paths).__enter__()
     print_error = sys.excepthook
 
-    def close_first(
-        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        opened.__exit__(kind, error, traceback)
-        print_error(kind, error, traceback)
+    def close_first(*error: Any) -> None:
+        opened.__exit__(*error)
+        print_error(*error)
 
     sys.excepthook = close_first
     atexit.register(opened.__exit__, None, None, None)

@@ -1,8 +1,8 @@
 """A device for uploads: a stream for copies, events, pinned memory and device memory.
 
 ``Accelerator`` is the one place that touches torch's streams. Its calls act on the current stream,
-as torch's do: on the user's, and inside ``copy_stream()`` on the stream for copies. None makes the
-host wait, except ``synchronize()``. The thread that iterates uses it.
+as torch's do: on the user's, and inside ``copy_stream()`` on the stream for copies. None of them
+makes the host wait, except ``synchronize()``. The thread that iterates uses it.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Accelerator:
         return value.to(self.device)
 
     def record_stream(self, value: Any) -> None:
-        """Keep the memory of ``value`` until the work is over that the current stream has when the
-        value dies."""
+        """When ``value`` dies, keep its memory until the current stream has done the work queued
+        by then."""
         stream = self.current_stream()
         if not isinstance(value, torch.Tensor):
             value.record_stream(stream)

@@ -13,18 +13,19 @@ from typing import Any
 from fastloop._core import build_info, check_cuda
 from fastloop.base.requirements import kernels_are_disabled
 
-# The oldest driver for a CUDA runtime of this major version.
-NEEDED_DRIVERS = {12: "525", 13: "580"}
+
+def needed_driver(cuda: str) -> int:
+    """Return the oldest driver that runs a build for this CUDA ("12.9"), 0 if that is unknown."""
+    return {12: 525, 13: 580}.get(int(cuda.partition(".")[0] or 0), 0)
 
 
 def explain_error(error: RuntimeError) -> str:
     """Return the text of an error of check_cuda, with a remedy."""
     text, info = str(error), build_info()
     version = str(info["cuda"])
-    major = int(version.partition(".")[0] or 0)
-    if "CUDA error 35," in text and major in NEEDED_DRIVERS:
+    if "CUDA error 35," in text and (driver := needed_driver(version)):
         text += f"; the CUDA {version} that fastloop was built with needs an NVIDIA driver "
-        return f"{text}{NEEDED_DRIVERS[major]} or newer: update the driver, or build with its CUDA"
+        return f"{text}{driver} or newer: update the driver, or build with its CUDA"
     if "compute capability" in text:
         return f"{text}; build it with FASTLOOP_CUDA_ARCHS set to that, without the dot"
     if not info["cuda"]:

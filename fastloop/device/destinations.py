@@ -3,7 +3,7 @@ memory that the user gets, or pinned memory on the way to an accelerator.
 
 C asks a destination for memory (``allocate``), copies a whole batch into it, and asks once for its
 tensors (``split``). docs/cuda.md says who does this when. ``send`` moves batches that C cannot copy
-as a whole, because their tensors hide in objects, say.
+as a whole, such as objects that contain tensors.
 """
 
 from __future__ import annotations
@@ -120,9 +120,8 @@ class PinnedMemory(Destination):
 
     def __init__(self) -> None:
         super().__init__(lambda size: _fix_size(allocate_pinned(size)))
-        accelerator = torch.accelerator.current_accelerator()
-        assert accelerator is not None
-        self._device = accelerator.type
+        accelerator: Any = torch.accelerator.current_accelerator()
+        self._device: str = accelerator.type
 
     @outside_inference_mode
     def split(
@@ -151,9 +150,8 @@ class PinnedMemory(Destination):
 
 
 def is_pinned_by_torch(loader: DataLoader[Any]) -> bool:
-    if not loader.pin_memory or not torch.accelerator.is_available():
-        return False
-    accelerator = torch.accelerator.current_accelerator()
+    is_pinned = loader.pin_memory and torch.accelerator.is_available()
+    accelerator = torch.accelerator.current_accelerator() if is_pinned else None
     return accelerator is not None and accelerator.type != "mps"
 
 

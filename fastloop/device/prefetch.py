@@ -8,7 +8,7 @@ is pinned already is copied from where it lies.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -83,35 +83,21 @@ def _has_record_stream(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or callable(getattr(value, "record_stream", None))
 
 
-class _Leaves:
-    """The leaves of a batch by their way to the device. A leaf that is in the batch twice is here
-    once."""
-
-    def __init__(self, accelerator: Accelerator, batch: Any) -> None:
-        self._accelerator = accelerator
-        self.unpinned: dict[int, torch.Tensor] = {}
-        self.pinned: dict[int, torch.Tensor] = {}
-        self.others: dict[int, Any] = {}
-        self.on_device: dict[int, Any] = {}
-        # A copy, because a mapping may make new items at each access.
-        self.batch = map_leaves(batch, self._sort)
-
-    def _sort(self, _: Path, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) or can_move(leaf):
-            self._group_of(leaf)[id(leaf)] = leaf
-        return leaf
-
-    def _group_of(self, leaf: Any) -> dict[int, Any]:
-        if not isinstance(leaf, torch.Tensor):
-            return self.others
-        if self._accelerator.holds(leaf):
-            return self.on_device
-        if leaf.device.type != "cpu" or not is_plain(leaf):
-            return self.others
-        # One that is pinned with gaps torch would copy into other memory first.
-        is_pinned = leaf.numel() > 0 and self._accelerator.is_pinned(leaf)
-        is_pinned = is_pinned and leaf.stride() == place_of(leaf).strides
-        return self.pinned if is_pinned else self.unpinned
+def _choose_way(accelerator: Accelerator, leaf: Any) -> str:
+    """Choose the way of a leaf to the device: "pinned" and "unpinned" ones are copied together;
+    others move by their own to(), "recorded" or "unrecorded" for the stream that copies; one that
+    is "there" is on the device already, and one that "stays" cannot move."""
+    if not can_move(leaf):
+        return "stays"
+    if not isinstance(leaf, torch.Tensor):
+        return "recorded" if _has_record_stream(leaf) else "unrecorded"
+    if accelerator.holds(leaf):
+        return "there"
+    if leaf.device.type != "cpu" or not is_plain(leaf):
+        return "recorded"
+    # torch would copy a pinned tensor that has gaps into other memory first.
+    is_pinned = leaf.numel() > 0 and accelerator.is_pinned(leaf)
+    return "pinned" if is_pinned and leaf.stride() == place_of(leaf).strides else "unpinned"
 
 
 class Sent(NamedTuple):
@@ -146,26 +132,29 @@ class Uploader:
         accelerator = self._accelerator
         while self._reading and accelerator.is_done(self._reading[0][0]):
             self._reading.popleft()
-        leaves = _Leaves(accelerator, batch)
-        moved = {**leaves.on_device}
+        # By way and by id: a leaf that is in the batch twice is here once.
+        ways: defaultdict[str, dict[int, Any]] = defaultdict(dict)
+
+        def sort(_: Path, leaf: Any) -> Any:
+            ways[_choose_way(accelerator, leaf)][id(leaf)] = leaf
+            return leaf
+
+        batch = map_leaves(batch, sort)  # a copy: a mapping may make new items at each access
         # Objects that cannot be recorded for another stream are moved on the user's own.
-        for key, value in leaves.others.items():
-            if not _has_record_stream(value):
-                moved[key] = accelerator.move(value)
-        is_shared = self._transform is not None and (leaves.on_device or leaves.others)
-        begin = accelerator.record_event() if is_shared else None
+        moved = {key: accelerator.move(value) for key, value in ways["unrecorded"].items()}
+        is_shared = ways["there"] or ways["recorded"] or ways["unrecorded"]
+        begin = accelerator.record_event() if self._transform is not None and is_shared else None
         with accelerator.copy_stream():
             if begin is not None:
                 accelerator.wait_event(begin)
-            to_record = self._copy(leaves, moved)
-            for key, value in leaves.others.items():
-                if key not in moved:
-                    moved[key] = accelerator.move(value)
-                    to_record.append(moved[key])
+            buffer = self._copy([*ways["pinned"].values()], [*ways["unpinned"].values()], moved)
+            others = {key: accelerator.move(value) for key, value in ways["recorded"].items()}
+            to_record = [*buffer, *others.values()]
             if begin is not None:
-                for value in [*leaves.on_device.values(), *to_record]:
+                for value in [*ways["there"].values(), *to_record]:
                     accelerator.record_stream(value)
-            batch = map_leaves(leaves.batch, lambda _, leaf: moved.get(id(leaf), leaf))
+            moved |= others
+            batch = map_leaves(batch, lambda _, leaf: moved.get(id(leaf), leaf))
             if self._transform is not None:
                 batch = self._transform(batch)
                 to_record = [leaf for _, leaf in list_leaves(batch) if _has_record_stream(leaf)]
@@ -179,13 +168,16 @@ class Uploader:
         return sent.batch
 
     @outside_inference_mode
-    def _copy(self, leaves: _Leaves, moved: dict[int, Any]) -> list[torch.Tensor]:
-        """Copy all plain tensors into one buffer on the device; return it."""
+    def _copy(
+        self, pinned: list[torch.Tensor], unpinned: list[torch.Tensor], moved: dict[int, Any]
+    ) -> list[torch.Tensor]:
+        """Copy plain tensors into one buffer on the device, and note in `moved` what each became,
+        by its id. Returns the buffer, if there is one."""
         accelerator = self._accelerator
-        runs = _group_runs(leaves.pinned.values())
+        runs = _group_runs(pinned)
         sources = [run.source for run in runs]
-        if leaves.unpinned:
-            runs.append(self._pack([*leaves.unpinned.values()]))
+        if unpinned:
+            runs.append(self._pack(unpinned))
         if not runs:
             return []
         *begins, size = accumulate((pad(run.source.nbytes) for run in runs), initial=0)
@@ -264,8 +256,7 @@ class Prefetcher(FinalizerBase):
             named("prefetch", self._fill)()
             if not self._ahead:
                 raise self._pending_error.pop()
-            sent = self._ahead[0]
-            assert sent is not None
+            sent: Any = self._ahead[0]
             batch = self._uploader.hand_out(sent)
             if self._static_batch is not None:
                 batch = self._static_batch.fill(batch)
@@ -316,6 +307,13 @@ class Prefetcher(FinalizerBase):
     _interrupt_later = staticmethod(interrupt_later)
 
 
+def loading_iterator(iterator: Any) -> Any:
+    """Return the iterator that loads, below those that upload."""
+    while isinstance(iterator, Prefetcher):
+        iterator = iterator._source
+    return iterator
+
+
 class StaticBatch:
     """A batch whose tensors keep their addresses, for CUDA graphs; other batches are copied into
     it."""
@@ -323,7 +321,6 @@ class StaticBatch:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._places: dict[Path, Place] | None = None
-        self._buffer: torch.Tensor
         self._tensors: dict[Path, torch.Tensor] = {}
         self._stream: Any = None
 
@@ -350,8 +347,7 @@ class StaticBatch:
     def _open(self, places: dict[Path, Place]) -> None:
         laid_out, size = lay_out([*places.values()])
         self._buffer = self._accelerator.allocate(size)
-        fixed = split_buffer(self._buffer, laid_out)
-        self._tensors = dict(zip(places, fixed, strict=True))
+        self._tensors = dict(zip(places, split_buffer(self._buffer, laid_out), strict=True))
         self._places = places
 
     def _takes(self, path: Path, leaf: Any) -> bool:

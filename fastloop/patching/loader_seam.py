@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop.base.late_import import after_import
 from fastloop.base.torch_parts import call_as_torch
-from fastloop.device.prefetch import Prefetcher
+from fastloop.device.prefetch import loading_iterator
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.iterators import iterate_anew, open_iterator
@@ -32,8 +32,7 @@ def _overrides(loader: DataLoader[Any]) -> bool:
 
 def _describe(loader: DataLoader[Any], iterator: Any) -> str:
     """Name the loader's dataset and how its batches are made."""
-    while isinstance(iterator, Prefetcher):
-        iterator = iterator._source
+    iterator = loading_iterator(iterator)
     if isinstance(iterator, ArrayIter):
         how = "gathered by C"
     elif isinstance(iterator, SyncIter) and iterator._collation.core is not None:
@@ -47,7 +46,7 @@ def _describe(loader: DataLoader[Any], iterator: Any) -> str:
 
 
 class LoaderSeam(Seam):
-    """The functions that it puts into torch's class, each made around the one that is there."""
+    """Puts functions into torch's DataLoader, each made around the function that it replaces."""
 
     def __init__(self, is_strict: bool) -> None:
         super().__init__("dataloader", is_strict, _probe)
@@ -73,13 +72,14 @@ class LoaderSeam(Seam):
             if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
                 self._leave(loader, "the dataset is a data pipe")
                 return before(loader)
-            self.count()
+            self.native += 1
             if loader.num_workers > 0:
                 call_as_torch(loader.check_worker_number_rationality)
             torchs_own = functools.partial(before, loader)
             iterator = open_iterator(loader, shared_of.setdefault(loader, Shared()), torchs_own)
             how = _describe(loader, iterator)
-            self.note_epoch(how, how not in noted)
+            loaders, epochs = self.served.get(how, (0, 0))
+            self.served[how] = loaders + (how not in noted), epochs + 1
             noted.add(how)
             return iterator
 

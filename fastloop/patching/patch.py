@@ -68,9 +68,9 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
 
     Methods of torch's classes are replaced, so it does not matter whether a framework was imported
     before, nor by which name it knows a class. Batches, their order, random numbers, gradients,
-    scales, state dicts and pickles stay torch's. What fastloop cannot do in the same way stays
-    torch's, too, and is counted: ``patch_status()``. Patching what is patched changes nothing. Any
-    thread.
+    scales, state dicts and pickles stay torch's. Calls that fastloop cannot serve in the same way
+    are left to torch and counted: ``patch_status()``. A second call changes nothing. Any thread may
+    call it.
 
     Args:
         what: ``"dataloader"``: ``torch.utils.data.DataLoader``, every instance, and subclasses that
@@ -82,9 +82,9 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
             and not 0, and where a seam could not be put in.
 
     Returns:
-        What is patched now. A seam that torch's version does not fit is off and says why. With
-        ``FASTLOOP=0`` in the environment nothing is patched; with ``FASTLOOP_STRICT=1`` what would
-        be left to torch is a RuntimeError.
+        The state of all seams. A seam that torch's version does not fit is off and says why. With
+        ``FASTLOOP=0`` in the environment nothing is patched; with ``FASTLOOP_STRICT=1`` a call that
+        would be left to torch raises RuntimeError.
 
     Raises:
         ValueError: ``what`` has an unknown name.
@@ -114,10 +114,8 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
 def _announce(state: PatchState) -> str:
     on = [name for name, seam in state.seams.items() if seam.is_on]
     off = [_describe(name, seam) for name, seam in state.seams.items() if not seam.is_on]
-    text = f"fastloop {version}: "
-    if on:
-        text += f"on for {', '.join(on)} (torch {torch.__version__}); FASTLOOP=0 turns it off"
-    return text + ("; " if on and off else "") + "; ".join(off)
+    told = f"on for {', '.join(on)} (torch {torch.__version__}); FASTLOOP=0 turns it off"
+    return f"fastloop {version}: " + "; ".join([told] * bool(on) + off)
 
 
 def unpatch(what: str | Iterable[str] = SEAMS) -> PatchState:
@@ -151,8 +149,8 @@ def patched(what: str | Iterable[str] = SEAMS) -> Iterator[PatchState]:
 
 
 def patch_status() -> PatchState:
-    """Return what is patched, how many calls each seam has served, and how many it left to
-    torch."""
+    """Return the state of all seams: whether each is on, how many calls it has served, and how
+    many it has left to torch."""
     is_off = os.environ.get("FASTLOOP") == "0"
     why = "FASTLOOP=0 is set" if is_off else "patch() was not called for it"
     off = SeamStatus(False, why, 0, {})

@@ -90,10 +90,10 @@ class Place:
         return self.ours is not None and vars(self.owner).get(self.name) is self.before
 
     def put_in(self, anew: bool = False) -> None:
-        """Put it in, unless it is there or below another tool's function.
+        """Put the function in, unless it is there, or another tool's function is around it.
 
         Args:
-            anew: that function does not call it, so put it around that one, too.
+            anew: the other tool's function does not call it, so put it around that one.
         """
         there = vars(self.owner)[self.name]
         if self.ours is None or there is self.before or (anew and there is not self.ours):
@@ -109,9 +109,6 @@ class Place:
         self._replace(self.ours, self.before)
         self.before = self.ours = None
         return True
-
-    def __str__(self) -> str:
-        return f"{getattr(self.owner, '__name__', self.owner)}.{self.name}"
 
     def _replace(self, old: Any, new: Any) -> None:
         for owner, name in [(self.owner, self.name), *self.aliases]:
@@ -131,6 +128,7 @@ class Seam:
             other draws from torch's own generator. Run whenever the seam is put in.
         groups: the groups of base/torch_parts.py on which it relies.
         is_on: whether calls go to fastloop.
+        native, left, served: the counts of SeamStatus.
     """
 
     name: str
@@ -140,13 +138,11 @@ class Seam:
     is_on: bool = False
     _why: str = "patch() was not called for it"
     _places: list[Place] = field(default_factory=list)
-    _native: int = 0
-    _left: Counter[str] = field(default_factory=Counter)
-    _served: dict[str, tuple[int, int]] = field(default_factory=dict)
+    native: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    served: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def add(
-        self, owner: Any, name: str, make: Maker, aliases: Iterable[tuple[Any, str]] = ()
-    ) -> Place:
+    def add(self, owner: Any, name: str, make: Maker, *aliases: tuple[Any, str]) -> Place:
         self._places.append(Place(owner, name, make, aliases))
         return self._places[-1]
 
@@ -177,14 +173,14 @@ class Seam:
             for place in self._places:
                 place.put_in(anew)
             self.is_on = True
-            self._forget()
+            self.native, self.left, self.served = 0, Counter(), {}
             if not all(map(torch.equal, wanted, self.probe(is_alone))):
                 raise AssertionError("results or random numbers differ")
-            if self._native > 0:
+            if self.native > 0:
                 break
         else:
             raise AssertionError("its calls do not reach fastloop")
-        self._forget()
+        self.native, self.left, self.served = 0, Counter(), {}
 
     def take_out(self, why: str = "it was taken out") -> None:
         self.is_on = False
@@ -193,28 +189,13 @@ class Seam:
         if not all(is_out):
             self._why += "; functions that other tools have put around it stay"
 
-    def _forget(self) -> None:
-        self._native = 0
-        self._left.clear()
-        self._served.clear()
-
-    def count(self) -> None:
-        """Count one call that was served."""
-        self._native += 1
-
-    def note_epoch(self, how: str, is_new: bool) -> None:
-        """Count an epoch of a loader that was served; `is_new`: the loader's first one of this
-        kind."""
-        loaders, epochs = self._served.get(how, (0, 0))
-        self._served[how] = loaders + is_new, epochs + 1
-
     def leave(self, what: str, reason: str) -> None:
         """Leave one call to torch; `what` names it in the error.
 
         Raises:
             RuntimeError: FASTLOOP_STRICT=1 is set.
         """
-        self._left[reason] += 1
+        self.left[reason] += 1
         if self.is_strict:
             raise RuntimeError(f"FASTLOOP_STRICT=1, and {what} is left to torch: {reason}")
 
@@ -222,5 +203,6 @@ class Seam:
         why = "" if self.is_on else self._why
         for place in self._places:
             if self.is_on and place.is_put_back:
-                why = f"another tool has put torch's {place} back; call fastloop.patch()"
-        return SeamStatus(not why, why, self._native, dict(self._left), dict(self._served))
+                name = f"{getattr(place.owner, '__name__', place.owner)}.{place.name}"
+                why = f"another tool has put torch's {name} back; call fastloop.patch()"
+        return SeamStatus(not why, why, self.native, dict(self.left), dict(self.served))

@@ -2,19 +2,20 @@
 ``torch.nn.utils.clip_grad_norm_`` rescales them by it, or leaves them untouched if there is nothing
 to clip.
 
-Of a scaler two methods are replaced: ``unscale_``, by one call of the engine, and
-``_unscale_grads_``, which ``step`` calls for fused optimizers, which unscale by themselves. torch's
-``step`` and ``update`` stay: the engine would not be faster. A scaler that overrides
+Two methods of scalers are replaced: ``unscale_``, by one call of the engine, and
+``_unscale_grads_``, which ``step`` calls for fused optimizers because they unscale by themselves.
+torch's ``step`` and ``update`` stay: the engine would not be faster. A scaler that overrides
 ``_unscale_grads_`` is left to torch.
 
-Of clipping the function that torch's looks up at each call is replaced, so a module that has
-imported clipping before is served as well. torch computes the norm: the engine adds up in double,
-which changes the last bits.
+For clipping, the inner function that torch looks up at each call is replaced, so a module that has
+imported ``clip_grad_norm_`` before is served as well. torch computes the norm: the engine adds up
+in double, which changes the last bits.
 """
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,19 +26,13 @@ from fastloop.base.ranges import named
 from fastloop.base.threads import thread_pool
 from fastloop.base.torch_parts import TorchScaler, clip_module
 from fastloop.patching.seams import Function, Seam, has_dispatch_mode
-from fastloop.step.grad_list import (
-    GradList,
-    grads_of,
-    take_idle,
-    unscale_at_once,
-    unscale_collected,
-)
-from fastloop.step.scaler import BoundedScaler, Flags
+from fastloop.step import grad_list
+from fastloop.step.scaler import BoundedScaler
 
 _WHAT = "a GradScaler's step"
 
 
-def _why_not_plain(grads: GradList) -> str:
+def _why_not_plain(grads: grad_list.GradList) -> str:
     """Return why torch must run a pass over these gradients; "" if the engine takes them."""
     if has_dispatch_mode():
         return "a torch dispatch mode is on"
@@ -49,7 +44,7 @@ def _why_not_plain(grads: GradList) -> str:
 
 def make_clip_seam(is_strict: bool) -> Seam:
     seam = Seam("clip_grad_norm", is_strict, _probe_clip, ("clip", "tensors"))
-    idle: list[GradList] = []  # gradients seldom change their sizes between calls
+    idle: list[grad_list.GradList] = []  # gradients seldom change their sizes between calls
 
     def make_clip(before: Function) -> Function:
         def _clip_grads_with_norm_(
@@ -59,13 +54,13 @@ def make_clip_seam(is_strict: bool) -> Seam:
                 before(parameters, max_norm, total_norm, foreach)
                 return
             params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            grads = take_idle(idle)
+            grads = grad_list.take_idle(idle)
             try:
                 grads.collect_parameters(params)
                 reason = _why_not_clip(grads, total_norm)
                 if not reason:
                     _multiply(grads, float(max_norm), total_norm)
-                    seam.count()
+                    seam.native += 1
                     return
                 if grads.tensors:
                     seam.leave("a clip", reason)
@@ -77,11 +72,11 @@ def make_clip_seam(is_strict: bool) -> Seam:
         return _clip_grads_with_norm_
 
     name = "_clip_grads_with_norm_"
-    seam.add(clip_module, name, make_clip, aliases=[(utils, name.lstrip("_"))])
+    seam.add(clip_module, name, make_clip, (utils, name.lstrip("_")))
     return seam
 
 
-def _why_not_clip(grads: GradList, total_norm: Tensor) -> str:
+def _why_not_clip(grads: grad_list.GradList, total_norm: Tensor) -> str:
     """Return why torch must rescale; "" if the engine gives the same bits."""
     if reason := _why_not_plain(grads):
         return reason
@@ -94,7 +89,7 @@ def _why_not_clip(grads: GradList, total_norm: Tensor) -> str:
 
 
 @torch.no_grad()
-def _multiply(grads: GradList, max_norm: float, total_norm: Tensor) -> None:
+def _multiply(grads: grad_list.GradList, max_norm: float, total_norm: Tensor) -> None:
     factor = torch.clamp(max_norm / (total_norm + 1e-6), max=1.0)
     named("clip", grads.run_scale)(thread_pool(), factor.double())
 
@@ -116,7 +111,7 @@ def _probe_clip(_: bool) -> list[Tensor]:
 
 def make_scaler_seam(is_strict: bool) -> Seam:
     seam = Seam("grad_scaler", is_strict, _probe_scaler, ("scaler", "tensors"))
-    lists: dict[int, GradList] = {}
+    lists: grad_list.Lists = {}
 
     def is_served(scaler: Any) -> bool:
         return getattr(scaler._unscale_grads_, "__func__", None) is inner.ours
@@ -125,8 +120,8 @@ def make_scaler_seam(is_strict: bool) -> Seam:
         def unscale_(self: Any, optimizer: Any) -> None:
             is_ours = not torch.compiler.is_compiling() and seam.is_on and self._enabled
             is_ours = is_ours and not has_dispatch_mode() and is_served(self)
-            if is_ours and unscale_at_once(self, optimizer, grads_of(lists, optimizer)):
-                seam.count()
+            if is_ours and grad_list.unscale_at_once(self, optimizer, lists):
+                seam.native += 1
             else:
                 before(self, optimizer)
 
@@ -135,32 +130,26 @@ def make_scaler_seam(is_strict: bool) -> Seam:
     def make_unscale_grads(before: Function) -> Function:
         def _unscale_grads_(
             self: Any, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
-        ) -> Flags:
-            flags = None
-            if not torch.compiler.is_compiling() and seam.is_on and is_served(self):
-                flags = unscale(optimizer, inv_scale, found_inf, allow_fp16)
-            theirs: Flags = flags or before(self, optimizer, inv_scale, found_inf, allow_fp16)
-            return theirs
+        ) -> Any:
+            if torch.compiler.is_compiling() or not seam.is_on or not is_served(self):
+                return before(self, optimizer, inv_scale, found_inf, allow_fp16)
+            grads = grad_list.grads_of(lists, optimizer)
+            flag = found_inf.clone()  # torch does not write into the argument either
+            try:
+                grads.collect_groups(optimizer.param_groups)
+                numbers = inv_scale, flag, allow_fp16
+                if not has_dispatch_mode() and grad_list.unscale_collected(grads, *numbers):
+                    seam.native += 1
+                    return {grads.device: flag}
+                is_error = torch.float16 in grads.dtypes and not allow_fp16  # torch raises
+                if grads.tensors and not is_error:
+                    where = f"the scale on {inv_scale.device} is not a plain 0-d tensor beside them"
+                    seam.leave(_WHAT, _why_not_plain(grads) or where)
+            finally:
+                grads.release()
+            return before(self, optimizer, inv_scale, found_inf, allow_fp16)
 
         return _unscale_grads_
-
-    def unscale(
-        optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
-    ) -> Flags | None:
-        grads = grads_of(lists, optimizer)
-        flag = found_inf.clone()  # torch does not write into the argument either
-        try:
-            grads.collect_groups(optimizer.param_groups)
-            if not has_dispatch_mode() and unscale_collected(grads, inv_scale, flag, allow_fp16):
-                seam.count()
-                return {grads.device: flag}
-            is_error = torch.float16 in grads.dtypes and not allow_fp16  # torch raises
-            if grads.tensors and not is_error:
-                numbers = f"the scale on {inv_scale.device} is not a plain 0-d tensor beside them"
-                seam.leave(_WHAT, _why_not_plain(grads) or numbers)
-            return None
-        finally:
-            grads.release()
 
     def make_check(before: Function) -> Function:
         def _check_scale_growth_tracker(self: Any, funcname: str) -> tuple[Tensor, Tensor]:
@@ -179,24 +168,15 @@ def make_scaler_seam(is_strict: bool) -> Seam:
     return seam
 
 
-class _Optimizer:
-    """Stands in for an optimizer: hooks of the program would see the steps of a real one."""
-
-    def __init__(self, params: list[Tensor], is_fused: bool) -> None:
-        self.param_groups = [{"params": params}]
-        self._step_supports_amp_scaling = is_fused
-
-    def step(self) -> None:
-        for p in self.param_groups[0]["params"]:
-            p.add_(1)
-
-
 def _probe_scaler(_: bool) -> list[Tensor]:
     """Return parameters, gradients and scales over steps, one of which meets an infinity."""
     found: list[Tensor] = []
     for is_fused in (False, True):
         params = [torch.zeros(shape) for shape in ((3,), (2, 2))]
-        optimizer: Any = _Optimizer(params, is_fused)
+        # Not a real optimizer, whose steps hooks of the program would see.
+        optimizer: Any = SimpleNamespace(param_groups=[{"params": params}])
+        optimizer._step_supports_amp_scaling = is_fused
+        optimizer.step = lambda params=params: [p.add_(1) for p in params]
         scaler: Any = TorchScaler("cpu", init_scale=3.0, growth_interval=2)
         scaler.scale(torch.ones(()))
         for value in (0.1, math.inf, 0.7, 0.3, 0.9):

@@ -1,10 +1,10 @@
 """One optimizer step at a window's boundary: divide, check, clip, step, update the scaler, count;
 and the buffers that can hold a window's sum of gradients.
 
-Optimizers divide by themselves (torch's fused=True) or not; the scaler is fastloop's, another one
-of torch's class, or there is none; the gradients come as `.grad` or as buffers. fastloop's scaler
-is told through its state what the passes found. Others are asked by public methods alone, which
-subclasses may override."""
+The optimizer divides by itself (torch's fused=True) or does not; the scaler is fastloop's, another
+torch GradScaler, or None; the gradients are in `.grad` or in buffers. The results of the passes are
+written into the state of fastloop's scaler. Other scalers are used by their public methods alone,
+which subclasses may override."""
 
 from __future__ import annotations
 
@@ -20,16 +20,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fastloop.base.torch_parts import OptState, is_known
-from fastloop.step.grad_list import GradList, new_flag, parameters_of
+from fastloop.step.grad_list import FlagCounter, GradList, new_flag, parameters_of
 from fastloop.step.ranks import Ranks
-from fastloop.step.scaler import (
-    FlagCounter,
-    GradScaler,
-    fused_attributes,
-    takes_grad_scale,
-    times_of_user,
-    watch_step,
-)
+from fastloop.step.scaler import GradScaler, fused_attributes, takes_grad_scale, watch_step
 
 _DOUBLES = (torch.float64, torch.complex128)  # for which a float32 grad_scale is too coarse
 _ALIGNED_BYTES = 64  # where each parameter's part of a flat buffer begins
@@ -38,8 +31,9 @@ _ALIGNED_BYTES = 64  # where each parameter's part of a flat buffer begins
 class GradBuffers:
     """A gradient-sized sum: one flat tensor for each device and dtype, parameters are views of it.
 
-    Flat tensors end with one element a parameter, which says after a reduction whether any rank had
-    a gradient for it: a parameter that none has used keeps `.grad` None, as under DDP."""
+    A flat tensor ends with one flag for each of its parameters. After a reduction the flag says
+    whether any rank had a gradient: a parameter that no rank has used keeps `.grad` None, as under
+    DDP."""
 
     def __init__(self, optimizer: Optimizer, dtype: torch.dtype | None) -> None:
         self._optimizer = optimizer  # borrowed
@@ -48,8 +42,8 @@ class GradBuffers:
         self._flats: list[tuple[Tensor, list[int]]] = []  # owned; the parameters in each
         self._views: list[Tensor] = []  # of a flat tensor, one for each parameter
         self.sums = GradList()  # holds the views
-        self._grads = GradList()  # the optimizer's, for the time of a call
-        self._used_sums = GradList()  # some of the views, likewise
+        self._grads = GradList()  # the optimizer's gradients, during a call
+        self._used_sums = GradList()  # the views of parameters that were used, during a call
         self.clear()
 
     def clear(self) -> None:
@@ -105,7 +99,7 @@ class GradBuffers:
         found_inf = new_flag(grads.device) if only_finite else None
         has_all = len(grads.tensors) == len(self._params)
         overwrites = has_all and not self._used
-        if overwrites:  # and is overwritten later if a gradient is not finite
+        if overwrites:  # if a gradient is not finite, the next call overwrites this sum
             self.sums.combine_(grads, found_inf, alpha=share, beta=0.0)
         elif found_inf is not None:
             grads.norm_check(found_inf)
@@ -175,9 +169,7 @@ class Boundary:
         self._is_fused = takes_grad_scale(optimizer)
         # A subclass's own unscaling is not passed over.
         self._is_ours = isinstance(scaler, GradScaler) and scaler._owns_unscaling()
-        self._is_known = scaler is None or is_known(
-            "scaler", "The scaler's part in Stepper is left"
-        )
+        self._is_known = not scaler or is_known("scaler", "The scaler's part in Stepper is left")
         self._grads = GradList()
         self.seen_scale: Any = None  # a mark of the window's scale; None: a window begins
 
@@ -191,7 +183,7 @@ class Boundary:
         if scaler is None:
             return loss
         scaled: Tensor = scaler.scale(loss)
-        # The same as long as the scale stays: the tensor and its version, or the number (SYNC).
+        # Compared between calls: the tensor's id and version, or else the number (SYNC).
         scale = scaler._scale if self._is_known else None
         now = scaler.get_scale() if scale is None else (id(scale), scale._version)
         if self.seen_scale not in (None, now):
@@ -258,12 +250,8 @@ class Boundary:
             grad_scale = factor.reciprocal().float() if isinstance(factor, Tensor) else None
         elif isinstance(factor, Tensor) and found is not True:
             grads.scale_(factor)
-        attributes = {}
-        if grad_scale is not None:
-            attributes["grad_scale"] = times_of_user(self._optimizer, grad_scale)
-        if self._is_fused and found is not False and not self._is_ours:
-            attributes["found_inf"] = found_inf
-        with fused_attributes(self._optimizer, gives_back=True, **attributes):
+        flag = found_inf if self._is_fused and found is not False and not self._is_ours else None
+        with fused_attributes(self._optimizer, grad_scale, flag, gives_back=True):
             if self._is_ours:
                 self._step_by_scaler(found_inf)
             elif found is not True:
@@ -284,11 +272,11 @@ class Boundary:
         self._scaler.step(self._optimizer)
 
     def _record(self, found_inf: Tensor) -> None:
-        """Tell the scaler of a found_inf: it unscales a gradient that is inf where one is set."""
+        """Show found_inf to the scaler: let it unscale a gradient that is inf where that is set."""
         parameter = torch.zeros_like(found_inf, requires_grad=True)
         parameter.grad = torch.where(found_inf > 0, torch.inf, 0.0).to(found_inf)
-        # Not a torch optimizer, which the user's hooks would see. Kept until the next, because
-        # scalers know an optimizer by its id.
+        # Not a torch optimizer, whose steps the user's hooks would see. Kept until the next call,
+        # because scalers know an optimizer by its id.
         self._flagged: Any = SimpleNamespace(param_groups=[{"params": [parameter]}])
         self._scaler.unscale_(self._flagged)
 
@@ -317,10 +305,11 @@ class Outcomes:
     Where only a device knows whether a step was skipped, schedulers follow at the next boundary:
     they lag by one step, and wait only if the device is further behind."""
 
-    def __init__(self, schedulers: list[LRScheduler]) -> None:
-        self.boundaries = 0
-        self._schedulers = schedulers  # the user's
-        self._skips = FlagCounter()
+    def __init__(
+        self, schedulers: list[LRScheduler], boundaries: int = 0, skipped: int = 0
+    ) -> None:
+        self.schedulers, self.boundaries = schedulers, boundaries
+        self._skips = FlagCounter(skipped)
         self._arriving: tuple[Tensor, Any] | None = None  # a found_inf on its way to a scheduler
 
     def add(self, found_inf: Tensor | bool) -> None:
@@ -328,7 +317,7 @@ class Outcomes:
         boundary before it is settled."""
         assert self._arriving is None
         self.boundaries += 1
-        if isinstance(found_inf, Tensor) and self._schedulers:
+        if isinstance(found_inf, Tensor) and self.schedulers:
             copy = torch.empty((), dtype=found_inf.dtype, device="cpu", pin_memory=True)
             copy.copy_(found_inf, non_blocking=True)
             stream = torch.accelerator.current_stream(found_inf.device)
@@ -346,7 +335,7 @@ class Outcomes:
     def _count(self, found_inf: Tensor | bool) -> None:
         self._skips.add(found_inf)
         if found_inf is False:
-            for scheduler in self._schedulers:
+            for scheduler in self.schedulers:
                 scheduler.step()
 
     def read(self) -> tuple[int, int]:
@@ -354,8 +343,3 @@ class Outcomes:
         self.settle()
         skipped = self._skips.read()
         return self.boundaries - skipped, skipped
-
-    def reset(self, boundaries: int, skipped: int) -> None:
-        """Go on from these counts."""
-        self.boundaries = boundaries
-        self._arriving, self._skips = None, FlagCounter(skipped)

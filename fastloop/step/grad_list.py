@@ -25,7 +25,7 @@ from fastloop._core import GradListBase
 from fastloop.base.ranges import named
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.tensors import sparse_parts
-from fastloop.base.threads import thread_pool
+from fastloop.base.threads import NextLock, thread_pool
 from fastloop.base.torch_parts import OptState, difference, is_known, torch_clip_grad_norm_
 from fastloop.device.availability import fault_of, find_fault
 
@@ -41,6 +41,40 @@ def new_flag(device: torch.device) -> Tensor:
     """Make a found_inf: 0-d float32, 0.0 until a pass meets an element that is not finite, then
     1.0."""
     return torch.zeros((), dtype=torch.float32, device=device)
+
+
+class FlagCounter:
+    """Counts flags that are set. Flags on a device are added up there until `read`."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count  # of those that the host has read
+        self._lock = NextLock()  # one scaler counts the steps of optimizers in several threads
+        self._unread: Tensor | None = None  # 0-d, on the device: the sum of the others
+
+    def __reduce__(self) -> tuple[type[FlagCounter], tuple[int]]:
+        return FlagCounter, (self.read(),)
+
+    def prepare(self, device: torch.device) -> None:
+        """Make the sum on a device, so that a graph that captures `add` goes on with it."""
+        if device.type != "cpu":
+            self._unread = torch.zeros((), dtype=torch.float32, device=device)
+
+    def add(self, flag: Tensor | bool) -> None:
+        """Count a flag that is False, True, 0.0 or 1.0. Does not wait for a device."""
+        if isinstance(flag, bool):
+            with self._lock.of_process():
+                self.count += flag
+            return
+        if self._unread is None:
+            self._unread = torch.zeros_like(flag)
+        self._unread.add_(flag.to(self._unread.device, non_blocking=True))
+
+    def read(self) -> int:
+        """Return the count. SYNC on a device."""
+        if self._unread is not None:
+            self.count += int(self._unread.item())
+            self._unread.zero_()  # in place, for graphs
+        return self.count
 
 
 def _new_number(like: Tensor | None) -> Tensor:
@@ -63,7 +97,7 @@ _TENSOR_TYPE = Tensor if is_known("tensors", "Passes over gradients are left") e
 class GradList(GradListBase):
     """The tensors that passes run over, collected anew before the first pass of each step."""
 
-    # Named here too, because reports put something around it.
+    # Named here too, because reports wrap it.
     clip_parameters = GradListBase.clip_parameters
 
     def __new__(cls) -> GradList:
@@ -124,8 +158,8 @@ class GradList(GradListBase):
     ) -> Tensor:
         """Return the p-norm of gradients / (scale * divisor), 0-d float64, and set found_inf.
 
-        The check is of every element as it lies in memory: norms too large for float32 are no
-        false alarm."""
+        Each element is checked as it lies in memory, so a norm too large for float32 does not set
+        found_inf."""
         scale = None if scale is None else scale.to(self.device)
         if self.is_plain:
             run = named("check", self.run_norm_check)
@@ -199,9 +233,12 @@ class GradList(GradListBase):
 empty_list = cache(GradList)  # for what needs no tensors
 
 
-def grads_of(lists: dict[int, GradList], optimizer: Any) -> GradList:
-    """Return the list that collected this optimizer's gradients last. By its id: a list is a cache
-    of sizes, so it does no harm that a later optimizer may get that of one which is gone."""
+Lists = dict[int, GradList]  # by the id of their optimizer: caches, no more
+
+
+def grads_of(lists: Lists, optimizer: Any) -> GradList:
+    """Return the list that collected this optimizer's gradients last. The key is its id: a list is
+    only a cache of sizes, so another optimizer may inherit it with the id."""
     grads = lists.get(id(optimizer))
     if grads is None:
         if len(lists) >= _MAX_LISTS:
@@ -276,7 +313,7 @@ def clip_grad_norm_(
 
 
 def unscale_at_once(
-    scaler: Any, optimizer: Any, grads: GradList, clip: tuple[float, float, bool] | None = None
+    scaler: Any, optimizer: Any, lists: Lists, clip: tuple[float, float, bool] | None = None
 ) -> Tensor | bool:
     """Do the work of an enabled scaler's unscale_, and clip in the same pass, in one call of C.
 
@@ -291,6 +328,7 @@ def unscale_at_once(
     if state["stage"] is not OptState.READY:
         return False
     found_inf, groups = new_flag(scale.device), optimizer.param_groups
+    grads = grads_of(lists, optimizer)
     run = named("unscale" if clip is None else "unscale_and_clip", grads.unscale_and_clip)
     done: Tensor | bool = run(thread_pool(), groups, scale, found_inf, clip)
     if done is not False:

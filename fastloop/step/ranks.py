@@ -126,22 +126,23 @@ class Ranks:
                     param._unsharded_param.grad = None
 
     def backward_of_nothing(self, loss: Tensor) -> None:
-        """Run in place of a last micro-batch's backward: add nothing, have gradients reduced.
+        """Replace the backward of a window's last micro-batch, whose weight is 0: add nothing, and
+        have the gradients reduced.
 
-        Without DDP alone it is the backward of 0 · loss, which can give NaN."""
+        With modules that are not DDP's this is the backward of 0 · loss, which can give NaN."""
         if not self.can_reduce_alone:
             (loss * 0).backward()  # type: ignore[no-untyped-call]
             return
         for module in self._ddp:
-            # As DDP's forward has done for its output, for one that each parameter is part of.
+            # Prepare DDP as its forward does, for outputs that depend on every parameter.
             sums = [p.sum() for p in module.parameters() if p.requires_grad]
             module.reducer.prepare_for_forward()
             module.reducer.prepare_for_backward(sums if module.find_unused_parameters else [])
             torch.autograd.backward(sums, [torch.zeros_like(s) for s in sums])
 
     def finish_window(self) -> None:
-        """Run the collectives of DDP's next forward now, while all ranks are here: a rank that then
-        leaves its loop keeps no other waiting in a forward."""
+        """Run the collectives of DDP's next forward now, while all ranks are here. A rank that then
+        leaves its loop does not keep the others waiting in a forward."""
         self._is_static = False
         for module in self._ddp:
             if module.reducer._rebuild_buckets():

@@ -26,23 +26,8 @@ from torch.optim import Optimizer
 
 from fastloop.base.checks import make_message, read_int
 from fastloop.base.ranges import named
-from fastloop.base.threads import NextLock
-from fastloop.base.torch_parts import (
-    OptState,
-    TorchScaler,
-    difference,
-    is_known,
-    refresh_optimizer_state,
-)
-from fastloop.step.grad_list import (
-    GradList,
-    clip_grad_norm_,
-    empty_list,
-    grads_of,
-    parameters_of,
-    unscale_at_once,
-    unscale_collected,
-)
+from fastloop.base.torch_parts import OptState, TorchScaler, difference, is_known
+from fastloop.step import grad_list
 
 Flags = dict[Any, Tensor]  # found_inf by device
 
@@ -58,8 +43,8 @@ _INT_MAX = 2**31 - 1
 
 
 def takes_grad_scale(optimizer: Optimizer) -> bool:
-    """Tell whether the optimizer divides by a `grad_scale` set on it: all fused ones of torch do,
-    unlike those that want the scaler itself."""
+    """Tell whether the optimizer divides by a `grad_scale` attribute. All of torch's fused ones do;
+    others take the scaler itself as an argument of step()."""
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
     step: Any = optimizer.step
@@ -72,36 +57,34 @@ def takes_grad_scale(optimizer: Optimizer) -> bool:
     return "grad_scaler" not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
-def times_of_user(optimizer: Optimizer, grad_scale: Tensor) -> Tensor:
-    """Multiply in the grad_scale that the user has set on the optimizer, as torch does."""
-    of_user = getattr(optimizer, "grad_scale", None)
-    return grad_scale if of_user is None else grad_scale * of_user
-
-
 @contextmanager
 def fused_attributes(
-    optimizer: Optimizer, *, gives_back: bool = False, **attributes: object
+    optimizer: Optimizer, grad_scale: Any = None, found_inf: Any = None, gives_back: bool = False
 ) -> Iterator[None]:
-    """Set `grad_scale` and `found_inf` of an optimizer for the time of a step. They are gone after
-    it, as in torch; if it raises, or with gives_back, the optimizer has its former ones again."""
-    fields = vars(optimizer)
+    """Set `grad_scale` and `found_inf` of an optimizer for the time of a step. As in torch, a
+    grad_scale that the user has set counts as well, and both are gone after the step. If that
+    raises, or with gives_back, the optimizer has its former ones again."""
+    fields, of_user = vars(optimizer), getattr(optimizer, "grad_scale", None)
     had = {name: fields[name] for name in _FUSED if name in fields}
-    fields.update(attributes)
-    is_done = False
+    if grad_scale is not None:
+        fields["grad_scale"] = grad_scale if of_user is None else grad_scale * of_user
+    elif found_inf is not None:
+        fields["grad_scale"] = of_user
+    if found_inf is not None:
+        fields["found_inf"] = found_inf
     try:
         yield
-        is_done = True
+        had = had if gives_back else {}
     finally:
         for name in _FUSED:
             fields.pop(name, None)
-        if gives_back or not is_done:
-            fields.update(had)
+        fields.update(had)
 
 
 @contextmanager
 def watch_step(optimizer: Any) -> Iterator[list[Tensor | bool]]:
-    """Watch an optimizer's step in a block: a list of one element says whether it was skipped, by
-    the found_inf that it was given, or True if it was not called."""
+    """Watch an optimizer's step in a block. The one element of the list says whether the step was
+    skipped: the found_inf that the optimizer was given; True if step() was not called."""
     skipped: list[Tensor | bool] = [True]
     fields, before = vars(optimizer), optimizer.step
     had = {"step": fields["step"]} if "step" in fields else {}
@@ -119,40 +102,6 @@ def watch_step(optimizer: Any) -> Iterator[list[Tensor | bool]]:
     finally:
         del fields["step"]
         fields.update(had)
-
-
-class FlagCounter:
-    """Counts flags that are set. Those of a device are added up there until somebody asks."""
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = count  # of those that the host has read
-        self._lock = NextLock()  # one scaler counts the steps of optimizers in several threads
-        self._unread: Tensor | None = None  # 0-d, on the device: the sum of the others
-
-    def __reduce__(self) -> tuple[type[FlagCounter], tuple[int]]:
-        return FlagCounter, (self.read(),)
-
-    def prepare(self, device: torch.device) -> None:
-        """Make the sum on a device, so that a graph that captures `add` goes on with it."""
-        if device.type != "cpu":
-            self._unread = torch.zeros((), dtype=torch.float32, device=device)
-
-    def add(self, flag: Tensor | bool) -> None:
-        """Count a flag that is False, True, 0.0 or 1.0. Does not wait for a device."""
-        if isinstance(flag, bool):
-            with self._lock.of_process():
-                self.count += flag
-            return
-        if self._unread is None:
-            self._unread = torch.zeros_like(flag)
-        self._unread.add_(flag.to(self._unread.device, non_blocking=True))
-
-    def read(self) -> int:
-        """Return the count. SYNC on a device."""
-        if self._unread is not None:
-            self.count += int(self._unread.item())
-            self._unread.zero_()  # in place, for graphs
-        return self.count
 
 
 class BoundedScaler(TorchScaler):
@@ -193,8 +142,8 @@ class BoundedScaler(TorchScaler):
             device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
         )
         self._set_extras(min_scale, max_scale, hysteresis)
-        self._skips = FlagCounter()
-        self._grad_lists: dict[int, GradList] = {}  # by id of the optimizer: caches, no more
+        self._skips = grad_list.FlagCounter()
+        self._grad_lists: grad_list.Lists = {}
         if self.is_enabled():
             _check_finite("init_scale", init_scale)
             if self._bounded(init_scale) != init_scale:
@@ -223,7 +172,7 @@ class BoundedScaler(TorchScaler):
         """Unscale, and clip, in one call of the engine, as grad_list.unscale_at_once."""
         if not self.is_enabled() or not self._owns_unscaling():
             return False
-        return unscale_at_once(self, optimizer, grads_of(self._grad_lists, optimizer), clip)
+        return grad_list.unscale_at_once(self, optimizer, self._grad_lists, clip)
 
     # ---- the step
 
@@ -245,9 +194,9 @@ class BoundedScaler(TorchScaler):
             dtype and on the device that torch's function gives; also kept as `last_norm`.
 
         Gradients are read once, then multiplied once by min(1, max_norm / (norm + 1e-6)) / scale,
-        and not written where that is 1. If one is not finite, `step` will skip; until then they are
-        unscaled but not clipped, so that one can see which it was (where torch's functions run they
-        hold what torch's clipping leaves: zeros and NaN). A disabled scaler only clips.
+        and not written where that is 1. If one is not finite, `step` will skip. Until then the
+        gradients are unscaled and not clipped, which shows the one that is not finite (where
+        torch's functions run, clipping has made them zeros and NaN). A disabled scaler only clips.
 
         Does not wait for the device, unless error_if_nonfinite (SYNC, as in torch).
 
@@ -261,7 +210,7 @@ class BoundedScaler(TorchScaler):
         if norm is False:
             self.unscale_(optimizer)
         if isinstance(norm, bool) or (error_if_nonfinite and not norm.isfinite()):
-            norm = clip_grad_norm_(parameters_of(optimizer), *clip)
+            norm = grad_list.clip_grad_norm_(grad_list.parameters_of(optimizer), *clip)
         self.last_norm = norm
         return norm
 
@@ -349,7 +298,7 @@ class BoundedScaler(TorchScaler):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"_skips": FlagCounter(), "_grad_lists": {}, **state})
+        super().__setstate__({"_skips": grad_list.FlagCounter(), "_grad_lists": {}, **state})
 
 
 class GradScaler(BoundedScaler):
@@ -359,9 +308,9 @@ class GradScaler(BoundedScaler):
         device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: torch's.
         min_scale: the scale never falls below it. None: it may fall to 0, as torch's does.
         max_scale: the scale never rises above it. None: it stops before infinity.
-        hysteresis: how many steps in a row must meet a gradient that is not finite before the scale
-            backs off (it then does at each, until a step without one starts the count anew), as
-            ``update_scale_hysteresis`` of NVIDIA's apex. 1: at the first, as torch.
+        hysteresis: the scale backs off at the n-th step in a row that meets a gradient that is not
+            finite, and at each one after it; a finite step resets the count. As
+            ``update_scale_hysteresis`` of NVIDIA's apex. 1: at the first one, as torch.
 
     Where every gradient is an ordinary tensor on the CPU, or all are on one CUDA device, passes run
     in C or as one kernel each; elsewhere torch's own run. The state dict holds torch's five keys,
@@ -389,9 +338,9 @@ class GradScaler(BoundedScaler):
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> Flags:
-        grads = grads_of(self._grad_lists, optimizer).collect_grads(optimizer)
+        grads = grad_list.grads_of(self._grad_lists, optimizer).collect_grads(optimizer)
         try:
-            if unscale_collected(grads, inv_scale, found_inf, allow_fp16):
+            if grad_list.unscale_collected(grads, inv_scale, found_inf, allow_fp16):
                 return {grads.device: found_inf}
         finally:
             grads.release()
@@ -431,20 +380,17 @@ class GradScaler(BoundedScaler):
     def _step_fused(
         self, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        """Do one branch of torch's `step`: torch's asks inspect.signature at every step, and leaves
-        its two tensors on the optimizer if that raises."""
+        """Do the work of torch's `step` for fused optimizers. torch calls inspect.signature at each
+        step, and leaves its two tensors on an optimizer that raises."""
         is_unscaled = state["stage"] is OptState.UNSCALED
         if not is_unscaled:
             self._check_inf_per_device(optimizer)
-        scale = self._scale
-        assert scale is not None
+        scale: Any = self._scale
         flags = state["found_inf_per_device"]
         if len(flags) > 1 or (flags and not self._owns_unscaling()):  # may be sums over ranks
             flags = state["found_inf_per_device"] = _join_flags(flags.values(), scale.device)
         found_inf = next((flag.to(scale.device) for flag in flags.values()), 0)
-        of_user = getattr(optimizer, "grad_scale", None)
-        grad_scale = of_user if is_unscaled else times_of_user(optimizer, scale)
-        with fused_attributes(optimizer, grad_scale=grad_scale, found_inf=found_inf):
+        with fused_attributes(optimizer, None if is_unscaled else scale, found_inf):
             result: float | None = optimizer.step(*args, **kwargs)
         state["stage"] = OptState.STEPPED
         return result
@@ -463,8 +409,8 @@ class GradScaler(BoundedScaler):
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Grow the scale, back off, or set it to new_scale: torch's rule, within the bounds.
 
-        Does not wait for the device, unless given a new_scale, nor for bounds or hysteresis, unless
-        C cannot update the scale (FASTLOOP_DISABLE_CUDA, devices other than the CPU and CUDA).
+        Waits for the device if given a new_scale. Bounds and hysteresis make it wait only where C
+        cannot update the scale (FASTLOOP_DISABLE_CUDA, devices other than the CPU and CUDA).
 
         Raises:
             ValueError: new_scale is inf or NaN.
@@ -472,7 +418,8 @@ class GradScaler(BoundedScaler):
         if not self._enabled:
             return
         if new_scale is None and self._update_at_once():
-            self._per_optimizer_states = defaultdict(refresh_optimizer_state)
+            states: Any = self._per_optimizer_states
+            self._per_optimizer_states = defaultdict(states.default_factory)
             return
         for state in self._per_optimizer_states.values():
             # Copies, because torch adds all flags into the first, which others may hold.
@@ -494,13 +441,14 @@ class GradScaler(BoundedScaler):
         rule = (self._growth_factor, self._backoff_factor, *counts, *bounds)
         misses = self._bad_steps_on(scale.device) if self.hysteresis > 1 else tracker
         try:
-            empty_list().update_scale(found, rule, scale, tracker, misses)
+            grad_list.empty_list().update_scale(found, rule, scale, tracker, misses)
         except (TypeError, ValueError):
             return False  # a scale of another dtype, a flag on another device, no engine there
         return True
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
-        # All that a captured step adds to is made with the scale: a graph goes on with these.
+        # A captured step adds to these tensors, so they are made with the scale: replays of the
+        # graph go on with them.
         super()._lazy_init_scale_growth_tracker(dev)
         self._skips.prepare(dev)
         if self.hysteresis > 1:
@@ -524,7 +472,7 @@ def _check_finite(name: str, scale: float) -> None:
 
 
 if difference("scaler") and not TYPE_CHECKING:
-    # Under the same name, for pickles, which go from one torch to another.
+    # The same name, so that a pickle can be read under another torch.
     BoundedScaler.__name__ = BoundedScaler.__qualname__ = "GradScaler"
     BoundedScaler.__module__ = __name__
     GradScaler = BoundedScaler

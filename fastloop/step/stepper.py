@@ -1,10 +1,9 @@
 """Stepper: gradient accumulation with weights, clipping, loss scaling and a schedule.
 
 A state machine over micro-batches and windows: what may follow what, which micro-batch closes a
-window, what an exception leaves behind. docs/stepper.md draws it and has the arithmetic. Below it
-stand the window's arithmetic (window.py), the sums in buffers, the optimizer's step, the counts
-and schedulers (boundary.py), and the other ranks (ranks.py). Called
-on the thread that trains."""
+window, what an exception leaves behind. docs/stepper.md draws it and has the arithmetic. It uses
+window.py (the window's weights), boundary.py (sums in buffers, the optimizer's step, counts and
+schedulers) and ranks.py (the other ranks). Called on the thread that trains."""
 
 from __future__ import annotations
 
@@ -38,12 +37,12 @@ _UNEQUAL = (
 
 
 class State(Enum):
-    """The places at which a Stepper can be, in or outside of a micro-batch."""
+    """The point of a micro-batch at which a Stepper is."""
 
-    IDLE = 0  # outside
-    ENTERED = 1  # before backward()
+    IDLE = 0  # outside of micro()
+    ENTERED = 1  # in micro(), before backward()
     BACKWARD = 2  # inside backward()
-    DONE = 3  # after it
+    DONE = 3  # in micro(), after backward()
 
 
 class Stepper:
@@ -65,16 +64,16 @@ class Stepper:
     Args:
         optimizer: whose parameters are stepped. Where its step takes a ``grad_scale`` (torch's
             ``fused=True``), dividing and clipping is left to it.
-        accumulate: micro-batches in a window, or a function that gives it for the number of
+        accumulate: micro-batches in a window, or a function that returns it, given the number of
             windows stepped or skipped so far (the same on every rank).
         scaler: a fastloop or torch GradScaler. Do not call its step() or update().
         max_norm: clips the gradients' 2-norm as torch.nn.utils.clip_grad_norm_ does.
         scheduler: one or several learning rate schedulers, stepped after each step that was taken
-            (at the next boundary if the host does not know yet: fused steps on an accelerator).
-        model: the module or modules that run under DDP or FSDP, or contain what does.
-        accum_dtype: torch.float32 or torch.float64: accumulate in buffers of that dtype (complex
-            gradients: of the complex one), and round once into ``.grad``. Takes memory for one
-            more set of gradients, and under DDP the stepper reduces these.
+            (at the next boundary where only the device knows: fused steps on an accelerator).
+        model: the module or modules that DDP or FSDP wraps, or that contain wrapped ones.
+        accum_dtype: torch.float32 or torch.float64: add gradients up in buffers of that dtype (its
+            complex counterpart for complex gradients) and round once into ``.grad``. Takes memory
+            for one more set of gradients; under DDP the stepper reduces the buffers.
         on_nonfinite: if a gradient is inf or NaN: "window" takes no step, "micro" leaves that one
             micro-batch out (needs buffers as accum_dtype does; SYNC for each micro-batch), "ignore"
             takes the step. None: "window" with an enabled scaler, else "ignore".
@@ -108,8 +107,7 @@ class Stepper:
         if scaler is not None and not isinstance(scaler, TorchScaler):
             raise TypeError(make_message("scaler", "a torch or fastloop GradScaler", scaler))
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        choices = (None, "window", "micro", "ignore")
-        choice = read_choice("on_nonfinite", on_nonfinite, choices)
+        choice = read_choice("on_nonfinite", on_nonfinite, (None, "window", "micro", "ignore"))
         choice = choice or ("ignore" if scaler is None else "window")
         if choice == "ignore" and scaler is not None:
             rule = "'window' or 'micro' with an enabled scaler"
@@ -135,7 +133,7 @@ class Stepper:
         self._weighted_backward = WeightedBackward()
         self._state = State.IDLE
         self._loop: Lookahead | None = None  # of the iterate() that runs
-        self._is_used = False  # micro() has been entered, or a warning has said that it was not
+        self._is_used = False  # micro() has been entered, or its absence has been warned of
         self._window: Window | None = None  # None: none is open
         self._weight = 0.0  # of the running micro-batch
         self._totals: Totals | None = None  # of the window, exchanged before its last backward
@@ -148,10 +146,10 @@ class Stepper:
     def iterate(self, loader: Iterable[Batch]) -> _Batches[Batch]:
         """Yield the loader's batches; the last one closes its window, however short.
 
-        One micro() for each batch. A loader with a length, which len() tells, is counted; one
-        without is read one batch ahead, where that is needed. A window left open at the end (a
-        batch without micro()) is stepped as by flush(). Leaving the loop early discards the open
-        window, with a warning.
+        Enter micro() once for each batch. The batches of a loader that has a len() are counted;
+        any other loader is read one batch ahead where that is needed. A window still open at the
+        end (the last batch was not in a micro()) is stepped as by flush(). Leaving the loop early
+        discards the open window, with a warning.
 
         Raises:
             RuntimeError: ranks have unequal numbers of windows (on every rank, after the last
@@ -405,8 +403,7 @@ class Stepper:
 
     def _note_more(self, totals: Totals) -> None:
         """Note which ranks' loops have another window."""
-        loop = self._loop
-        assert loop is not None
+        loop: Any = self._loop
         loop.is_announced = loop.has_more()
         if totals.has_more not in (0, self._ranks.size):
             loop.is_announced = False
@@ -455,7 +452,8 @@ class Stepper:
         self._refuse_inside_micro("load_state_dict")
         state = _read_state(state_dict)
         self._end_window()
-        self._outcomes.reset(state["boundaries"], state["skipped"])
+        counts = state["boundaries"], state["skipped"]
+        self._outcomes = Outcomes(self._outcomes.schedulers, *counts)
         self._mean_weight = state["mean_weight"]
         if count := state["open_micros"]:
             warnings.warn(

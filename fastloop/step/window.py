@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ROUNDING = 1e-15  # a divisor as near to 1 as this is 1: sums of weights are rounded
+_ROUNDING = 1e-15  # a divisor this close to 1 counts as 1: sums of weights are rounded
 _NOTHING: Any = object()
 
 

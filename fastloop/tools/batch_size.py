@@ -1,9 +1,9 @@
 """find_batch_size(): the smallest micro-batch that is as good as the fastest. docs/see.md says how
 sizes are chosen and tried.
 
-Out of memory is told by an exception's type; torch's allocator of the CPU raises a bare
-RuntimeError, which is told by its text. Ranks talk between trials, not inside: a rank that fails on
-its own keeps nobody waiting.
+An error counts as out of memory by its type; the CPU allocator of torch raises a bare RuntimeError,
+which counts by its text. Ranks talk between trials and not in them, so a rank that fails alone does
+not keep the others waiting.
 """
 
 from __future__ import annotations

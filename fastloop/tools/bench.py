@@ -85,8 +85,7 @@ def _torch_step(model: Sequential, optimizer: torch.optim.Optimizer) -> Callable
 
     def step(batches: Any) -> None:
         for batch in batches:
-            loss = functional.mse_loss(model(batch), batch) / _ACCUMULATE
-            scaler.scale(loss).backward()
+            scaler.scale(functional.mse_loss(model(batch), batch) / _ACCUMULATE).backward()
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_NORM)
         scaler.step(optimizer)

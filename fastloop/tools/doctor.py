@@ -27,7 +27,7 @@ from fastloop._core import build_info, check_cuda
 from fastloop.base import requirements
 from fastloop.base.checks import make_message
 from fastloop.base.machine import oom_kills, read_cpus, read_memory, read_text, throttled_share
-from fastloop.device.availability import NEEDED_DRIVERS, explain_error
+from fastloop.device.availability import explain_error, needed_driver
 from fastloop.tools.text import percent, size
 
 _MUCH_LOAD = 1.5  # runnable tasks a CPU
@@ -40,8 +40,8 @@ _LITTLE_MEMORY = 2 << 30
 _COPY = 256 << 20  # bytes of the pinned copy
 _SLOW_COPY = 6e9  # bytes/s: less than PCIe 3 with 8 lanes
 
-# Variables that are slow if set, but to 0, or if set to the value behind "=", and the cost. The
-# doctor shows no other variable.
+# The cost of each variable that slows programs down: if it has the value behind "=", or, without
+# "=", any value but 0. The doctor shows no other variables.
 _SWITCHES = {
     "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor is allocated by the driver, which waits",
@@ -178,7 +178,7 @@ def check_torch(torch: Any) -> Finding:
 
 
 def check_switches() -> Finding:
-    """Look for variables and modes that are for debugging, and slow."""
+    """Look for variables and modes that help debugging and slow the program down."""
     found = {}
     for name, cost in _SWITCHES.items():
         variable, _, slow = name.partition("=")
@@ -235,11 +235,6 @@ def read_driver(root: Path) -> int:
     """Return the major version of the NVIDIA driver that is loaded, 0 if none is visible."""
     found = re.search(r"\s(\d{3})\.\d+", read_text(root / "proc/driver/nvidia/version"))
     return int(found[1]) if found else 0
-
-
-def needed_driver(cuda: str) -> int:
-    """Return the oldest driver that runs a build for this CUDA ("12.9"), 0 if that is unknown."""
-    return int(NEEDED_DRIVERS.get(int(cuda.partition(".")[0]), 0))
 
 
 def explain_own_build(root: Path) -> tuple[str, str]:

@@ -127,8 +127,7 @@ class ScalarLog:
         used.add(accelerator)
         free = self._free.setdefault(value.device, [])
         if not free:
-            chunk = accelerator.allocate_pinned(_SLOTS * _SLOT_BYTES)
-            free += chunk.view(_SLOTS, _SLOT_BYTES)
+            free += accelerator.allocate_pinned(_SLOTS * _SLOT_BYTES).view(_SLOTS, _SLOT_BYTES)
         source, slot = value.detach(), free.pop()
         target = slot[: value.dtype.itemsize].view(value.dtype)[0]
         accelerator.copy(target, source.reshape(()))

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from fastloop.base.checks import check_callable, make_message, read_number, read_optional_int
-from fastloop.base.machine import available_bytes, runnable_ns, usable_cpus
+from fastloop.base.machine import available_bytes, read_cpus, runnable_ns
 from fastloop.base.nested import list_leaves
 from fastloop.data.epochs import epochs_within
 from fastloop.tools import text
@@ -194,7 +194,7 @@ def tune(
     read_number("seconds", seconds, 0.01)
     wanted = _read_paths(loader, paths)
     if cpu_budget is None:
-        cpu_budget = usable_cpus() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        cpu_budget = read_cpus().usable / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cpus = read_number("cpu_budget", cpu_budget, 0.01)
     ram = read_optional_int("ram_budget", ram_budget, 1) or max(1, available_bytes() // 2)
     now = Setting(loader.num_workers, loader.prefetch_factor or 0, getattr(loader, "path", None))
@@ -373,8 +373,7 @@ class _Trials:
         self._count += 1
         batches = _repeat(_copy_of(self._loader, setting))
         # Batches that workers have made before the clock starts must not count.
-        ahead = setting.workers * (setting.prefetch + 1) + 1
-        for batch in islice(batches, ahead):
+        for batch in islice(batches, setting.workers * (setting.prefetch + 1) + 1):
             self._step(batch)
         waits: list[float] = []
 

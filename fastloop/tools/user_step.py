@@ -1,5 +1,5 @@
-"""What `find_batch_size()` and `tune()` share: both run the step of a loop many times, put the
-random generators back afterwards, and explain the call of a step with the wrong argument."""
+"""Helpers of `find_batch_size()` and `tune()`: both run the step of a loop many times, put the
+random generators back afterwards, and explain the error of a step that takes another argument."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def keep_random_state() -> Callable[[], None]:
 
 @contextmanager
 def explaining_step(call: str) -> Iterator[None]:
-    """Add to an error of a wrong argument how the step is called; for the first call of a step.
+    """Explain how the step is called if it raises an error that a wrong argument would cause; for
+    the first call of a step.
 
     Args:
         call: the call, which begins the message.

@@ -292,7 +292,7 @@ def test_a_torch_that_differs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
         scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flags
         return True
 
-    monkeypatch.setattr(step_seams, "unscale_at_once", forget)
+    monkeypatch.setattr(step_seams.grad_list, "unscale_at_once", forget)
     found = fastloop.patch(verbose=False).seams
     assert not found["grad_scaler"].is_on
     assert "differs from those that fastloop knows" in found["grad_scaler"].why

@@ -280,7 +280,7 @@ def test_equal_weights_need_no_scaling_pass(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_scheduler_follows_real_steps_only() -> None:
     for fused in (False, True):
         run = Run(2, fused=fused, on_nonfinite="window", schedule=0.5)
-        scheduler = run.stepper._outcomes._schedulers[0]
+        scheduler = run.stepper._outcomes.schedulers[0]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for spoil, rate in ((INF, 0.1), (1.0, 0.05), (INF, 0.05), (1.0, 0.025)):

@@ -256,7 +256,7 @@ def test_resumes_at_a_boundary_and_begins_an_open_window_anew(kwargs: Any) -> No
 
     def parts(run: Run, loader: Any) -> list[Any]:
         boundary = run.stepper._boundary
-        found = [run.stepper, run.model, run.optimizer, run.stepper._outcomes._schedulers[0]]
+        found = [run.stepper, run.model, run.optimizer, run.stepper._outcomes.schedulers[0]]
         return [*found, loader, *([] if boundary._scaler is None else [boundary._scaler])]
 
     def resume(saved: bytes, **changes: int) -> Run:

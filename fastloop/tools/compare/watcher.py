@@ -78,9 +78,7 @@ class TrialObserver(LoopObserver):
         # CPU seconds and bytes of this process and all that it has started: after the first step,
         # which warms up, and after the last.
         self._usage: list[tuple[float, int]] = []
-        # Seconds until the last step was done, and of them those in which a GPU emptied its queue.
-        self._total = self._drain = 0.0
-        self._has_gpu = False  # whether the program uses CUDA
+        self._drain = 0.0  # seconds in which a GPU emptied its queue at the end
         self._backward = Place(torch.autograd, "backward", self._make_backward)
         self._backward.put_in()
         open_hooks(self)
@@ -121,7 +119,7 @@ class TrialObserver(LoopObserver):
             self._read_usage()
 
     def _read_usage(self) -> None:
-        self._usage.append((cpu_seconds_of_all(), pss_bytes_of_all() or 0))
+        self._usage.append((cpu_seconds_of_all(), pss_bytes_of_all()))
 
     def _stop_after_last(self) -> None:
         # Each step has an optimizer's at least, so the recorder need not be asked before.

@@ -1,4 +1,4 @@
-"""The files of a report: what a name asks for, and how it is written so that nothing is lost.
+"""The files of a report: the kind that a name asks for, and writing that loses nothing.
 
 Imported before torch: a name that cannot be written is an error before the program runs.
 """

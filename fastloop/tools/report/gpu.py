@@ -54,8 +54,8 @@ class GpuWaits:
 
     An event before ``next()`` fires when the GPU has done all that was queued by then, one after
     ``next()`` when the GPU arrives there. The time between them is next to nothing while the GPU
-    has work from before. None is recorded while the stream captures a graph, which it would become
-    a part of.
+    still has earlier work. No event is recorded while the stream captures a graph: it would become
+    a part of the graph.
 
     Args:
         cuda: the module ``torch.cuda``, or one like it.
@@ -83,11 +83,11 @@ class GpuWaits:
         return pair
 
     def follow(self, pair: EventPair, run: Run, steps: StepRing) -> None:
-        """Wait for this pair, which is of a batch of that run, in later polls."""
+        """Poll this pair of events from now on. It is of a batch of that run."""
         self._pending.append((pair, run))
         self.poll(steps)
         if len(self._pending) > _MAX_PAIRS:
-            self._pending.popleft()  # of a long validation, or the GPU is far behind
+            self._pending.popleft()  # a validation takes long, or the GPU is far behind
 
     def poll(self, steps: StepRing) -> None:
         """Add to their steps the waits that are known by now; the latest batch has no step yet."""

@@ -1,6 +1,6 @@
 """LoaderSource: the facts that a report keeps of one loader, also after the loader is gone.
 
-It hides how iterators of every kind are asked for workers and ready batches, and which datasets
+It hides how each kind of iterator tells of its workers and ready batches, and which datasets
 fastloop loads faster than more workers would.
 """
 
@@ -15,27 +15,19 @@ from typing import Any
 from fastloop.base.machine import runnable_ns
 from fastloop.base.torch_parts import MultiIter, difference
 from fastloop.data.collate import kind_of
-from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 from fastloop.loader.workers.threads import ThreadIter
 
 _PATHS = {ArrayIter: "array", ProcessIter: "process", ThreadIter: "thread", SyncIter: "sync"}
-# Ready when next() was called, or before its batch came: this batch; only others, whose turn it
-# was not; none.
+# The batches that were ready when next() was called, or came before its own: its own; only others,
+# whose turn it was not; none.
 READY, OTHERS, NONE = "ready", "others", "none"
 _Counts = tuple[tuple[int, ...], ...]
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MAX_LOOKS = 100  # at batches that the loop makes itself
-
-
-def loading_iterator(iterator: Any) -> Any:
-    """Return the iterator that loads, below those that upload."""
-    while isinstance(iterator, Prefetcher):
-        iterator = iterator._source
-    return iterator
 
 
 def find_remedy(dataset: Any) -> str:
@@ -80,8 +72,9 @@ class LoaderSource:
             first batch.
         trains: whether an optimizer has stepped on its batches.
         wait: ns in next().
-        waits: the same without first batches, by what was ready.
-        made: ns in which batches were made while somebody looked, and of them ns not waiting.
+        waits: the same without the first batch of each epoch, by READY, OTHERS and NONE.
+        made: ns of making batches, as far as that was watched; and the ns of these in which the
+            thread or process ran or wanted a CPU.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -92,8 +85,7 @@ class LoaderSource:
         self.remedy = find_remedy(getattr(loader, "dataset", None)) or None
         self.made = [0, 0]
         self._last: tuple[int, int] | None = None  # the same of workers, at the last look
-        self._early = self._queued = -1  # batches that were there before next()
-        self._began, self._ran = 0, 0  # when it was called; the thread's runnable ns, 0: unknown
+        self._began, self._ran = 0, 0  # at begin_batch(): the time; runnable ns, 0 if unknown
         self._iterator: Callable[[], Any] = lambda: None
         self._done: _Counts = ()  # counts of workers of iterators before this one
         self._now: _Counts = ()
@@ -112,20 +104,19 @@ class LoaderSource:
         self.path = (*kinds, "torch")[0]
 
     def begin_batch(self, now: int) -> None:
-        """Look at the queue before next(): at the batches that came before their turn, and others
-        that lie there, at least; -1 for both if unknown."""
-        self._early = self._queued = -1
+        """Look at the queue before next(): note how many batches came before their turn, and how
+        many lie there at least."""
+        self._early = self._queued = -1  # unknown
         iterator: Any = self._iterator()
         # It may be closed, or have another kind of queue.
         with suppress(AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
             if isinstance(iterator, ProcessIter):
-                has_replies = iterator._parent_end.has_replies
-                self._queued = sum(map(has_replies, range(self.num_workers)))
+                self._queued = sum(map(iterator._parent_end.has_replies, range(self.num_workers)))
             elif isinstance(iterator, MultiIter):
                 self._queued = int(iterator._data_queue.qsize())
             if self._queued >= 0 and not difference("queue"):
                 self._early = len(iterator._task_info) - iterator._tasks_outstanding
-        # The loop makes batches itself: is it on a CPU meanwhile?
+        # If the loop makes batches itself, end_batch() asks whether it was on a CPU meanwhile.
         is_looking = self.num_workers == 0 and self.batches < _MAX_LOOKS
         self._began, self._ran = now, (runnable_ns("thread-self") or 0) if is_looking else 0
 

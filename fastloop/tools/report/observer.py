@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from threading import Lock, get_ident
+from functools import partial
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
@@ -21,8 +22,9 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fastloop.base.threads import NextLock
 from fastloop.base.torch_parts import BaseIter, clip_module
-from fastloop.device.prefetch import Prefetcher
+from fastloop.device.prefetch import Prefetcher, loading_iterator
 from fastloop.loader.dataloader import DataLoader as FastDataLoader
 from fastloop.patching import seams
 from fastloop.patching.seams import Function, Place, find_subclasses
@@ -30,7 +32,7 @@ from fastloop.step.boundary import Boundary
 from fastloop.step.grad_list import GradList
 from fastloop.step.scaler import BoundedScaler
 from fastloop.tools.report.gpu import EventPair, GpuUsage, GpuWaits
-from fastloop.tools.report.loader_source import LoaderSource, loading_iterator
+from fastloop.tools.report.loader_source import LoaderSource
 from fastloop.tools.report.recorder import Error, StepRecorder
 
 _LOOK_AT_GPU_NS = 1_000_000_000
@@ -185,18 +187,15 @@ class LoopObserver:
         optimizer, decided = self._deciding.pop()
         self.leave_update(token, result, error)
         if error is None and self.steps_decided == decided:
-            self.note_skip(optimizer)
+            # Neither a scaler nor a Stepper has called the optimizer's step.
+            self.steps_decided += 1
+            self._log.append((self._recorder.note_skip, (id(optimizer),)))
 
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
         self.has_silent_skips |= getattr(optimizer, "_step_supports_amp_scaling", False)
         self._note(self._recorder.enter_update, self._clock(), id(optimizer))
         self._log.append((self._recorder.note_step, (id(optimizer),)))
-
-    def note_skip(self, optimizer: Any) -> None:
-        """Note that a scaler or a Stepper did not call the optimizer's step."""
-        self.steps_decided += 1
-        self._log.append((self._recorder.note_skip, (id(optimizer),)))
 
     def enter_closure(self, token: object, args: Any, kwargs: Any) -> None:
         self._note(self._recorder.enter_closure, self._clock())
@@ -228,7 +227,7 @@ _WATCHED: tuple[tuple[Any, str, str], ...] = (
     (clip_module, "_get_total_norm", "update"),
     (clip_module, "_clip_grads_with_norm_", "update"),
 )
-_lock = Lock()
+_lock = NextLock()
 _observers: tuple[LoopObserver, ...] = ()  # replaced under the lock
 _places: dict[tuple[Any, str], Place] = {}
 _handles: list[Any] = []  # of torch's hooks
@@ -246,33 +245,27 @@ def _list_observers() -> list[LoopObserver]:
     return own
 
 
-def _wrap(event: str) -> Callable[[Function], Function]:
-    """Return a maker of hooks: functions that call each observer's `enter_…` and `leave_…` of this
-    event before and after the function that they replace."""
+def _make_hook(event: str, before: Function) -> Function:
+    """Return a function that calls each observer's `enter_…` of this event, the function that it
+    replaces, and each observer's `leave_…`."""
     enter, leave = f"enter_{event}", f"leave_{event}"
 
-    def make(before: Function) -> Function:
-        def hook(*args: Any, **kwargs: Any) -> Any:
-            observers, token = _list_observers(), object()
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        observers, token = _list_observers(), object()
+        for observer in observers:
+            getattr(observer, enter)(token, args, kwargs)
+        result = error = None
+        try:
+            result = before(*args, **kwargs)
+            return result
+        except BaseException as raised:
+            error = type(raised)  # the exception itself would keep this frame alive
+            raise
+        finally:
             for observer in observers:
-                getattr(observer, enter)(token, args, kwargs)
-            result = error = None
-            try:
-                result = before(*args, **kwargs)
-                return result
-            except BaseException as raised:
-                error = type(raised)  # the exception itself would keep this frame alive
-                raise
-            finally:
-                for observer in observers:
-                    getattr(observer, leave)(token, result, error)
+                getattr(observer, leave)(token, result, error)
 
-        return hook
-
-    return make
-
-
-_of_closure = _wrap("closure")
+    return hook
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -283,8 +276,8 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
     if not observers or not callable(closure):
         return None
     if len(args) > 1:
-        return (args[0], _of_closure(closure), *args[2:]), kwargs
-    return args, {**kwargs, "closure": _of_closure(closure)}
+        return (args[0], _make_hook("closure", closure), *args[2:]), kwargs
+    return args, {**kwargs, "closure": _make_hook("closure", closure)}
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -295,11 +288,11 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 def open_hooks(observer: LoopObserver) -> None:
     """Tell this observer of all that its thread does from now on."""
     global _observers
-    with _lock:
+    with _lock.of_process():
         for root, name, event in _WATCHED:
             others = find_subclasses(root) if name in ("__next__", "step", "unscale_") else ()
             for owner in (one for one in (root, *others) if name in vars(one)):
-                place = Place(owner, name, _wrap(event))
+                place = Place(owner, name, partial(_make_hook, event))
                 _places.setdefault((owner, name), place).put_in()
         if not _handles:
             _handles.append(optimizers.register_optimizer_step_pre_hook(_before_step))
@@ -307,27 +300,17 @@ def open_hooks(observer: LoopObserver) -> None:
         _observers = (*_observers, observer)
 
 
-def close_hooks(observer: LoopObserver) -> None:
-    """Tell this observer of nothing more; the last one puts back what was replaced."""
+def close_hooks(*observers: LoopObserver) -> None:
+    """Tell these observers of nothing more. Once nobody listens, torch has its functions back."""
     global _observers
-    with _lock:
-        _observers = tuple(other for other in _observers if other is not observer)
+    with _lock.of_process():
+        _observers = tuple(one for one in _observers if one not in observers)
         if not _observers:
-            _take_out()
+            for key in [key for key, place in _places.items() if place.take_out()]:
+                del _places[key]
+            while _handles:
+                _handles.pop().remove()
 
 
-def _take_out() -> None:
-    for key in [key for key, place in _places.items() if place.take_out()]:
-        del _places[key]
-    while _handles:
-        _handles.pop().remove()
-
-
-def _forget() -> None:
-    """Close everything in a forked child, which nobody reads."""
-    global _observers, _lock
-    _lock, _observers = Lock(), ()
-    _take_out()
-
-
-os.register_at_fork(after_in_child=_forget)
+# Nobody reads the reports of a forked child.
+os.register_at_fork(after_in_child=lambda: close_hooks(*_observers))

@@ -260,7 +260,7 @@ class StepRecorder:
         """Tell whether the step that follows `last` used the batches of `run`, too."""
         if run is last or run.has_ended or run.source.trains:
             return run is last or not run.has_ended
-        # Two loaders side by side give as many batches each, and not one after the other.
+        # Two loaders used side by side take turns and have given equally many batches.
         is_beside = run.last_at > last.began_at and run.has_begun == last.has_begun
         return is_beside and run.fetches == last.fetches
 
@@ -288,8 +288,7 @@ class StepRecorder:
                     upload = max(upload, 0) + run.upload
         parts = wait, upload, compute, self._update, other
         self.totals.steps += sum(part for part in parts if part != NOT_MEASURED)
-        end = self._now - self._begin
-        self.steps.append((end, *parts, NOT_MEASURED, int(is_first)))
+        self.steps.append((self._now - self._begin, *parts, NOT_MEASURED, int(is_first)))
         self._empty_window()
 
     def _set_apart(self, run: Run) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fastloop.base.machine import usable_cpus
+from fastloop.base.machine import read_cpus
 from fastloop.tools.report.loader_source import LoaderSource
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.recorder import NOT_MEASURED, PHASES
@@ -90,12 +90,9 @@ def _pick(owner: object, *names: str) -> dict[str, Any]:
 def _describe_loader(source: LoaderSource) -> dict[str, Any]:
     workers = []
     for batches, busy, waiting, *lock in source.count_workers():
-        seconds_of = {"busy_s": busy / 1e9, "waiting_s": waiting / 1e9}
-        more = {
-            "lock_s": lock[0] / 1e9 if lock else None,
-            "busy_share": _share(busy, busy + waiting),
-        }
-        workers.append({"batches": batches, **seconds_of, **more})
+        worker: Any = {"batches": batches, "busy_s": busy / 1e9, "waiting_s": waiting / 1e9}
+        worker["lock_s"] = lock[0] / 1e9 if lock else None
+        workers.append({**worker, "busy_share": _share(busy, busy + waiting)})
     return {
         **_pick(source, "name", "trains", "path", "num_workers", "batches", "remedy"),
         "wait_s": source.wait / 1e9,
@@ -145,7 +142,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
 
 def count_cpus() -> int:
     """Return the CPUs that affinity and the container's quota allow, at least one."""
-    return max(1, int(usable_cpus()))
+    return max(1, int(read_cpus().usable))
 
 
 def judge(found: dict[str, Any]) -> dict[str, Any]:
