@@ -18,6 +18,7 @@
 #   make aarch64         the C tests of floors 0 to 2, compiled for 64-bit Arm and run by qemu-user
 #                        (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static)
 #   make lint            clang-format, ruff, mypy, and the house rules (-k: go on after the first)
+#   make docs            the site of docs/ and the docstrings, in build/site; needs no torch
 #   make bench           the benchmarks
 #   make gpu             what needs a CUDA device, in stages (tests/gpu/run.py); STAGE=passes runs
 #                        one alone
@@ -50,7 +51,7 @@ PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
 # because the longest are in front.
 AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
-.PHONY: demo quick matrix overlay test test-all pytest torchvision test-torchvision ctest asan tsan aarch64 lint bench gpu sdist wheel test-wheels clean distclean install FORCE
+.PHONY: demo quick matrix overlay test test-all pytest torchvision test-torchvision ctest asan tsan aarch64 lint bench gpu docs sdist wheel test-wheels clean distclean install FORCE
 .DELETE_ON_ERROR:
 
 demo: install
@@ -265,6 +266,16 @@ lint-types: $(STAMPS)/requirements
 
 lint-house: install
 	$(PYTEST) $(CURDIR)/tests/house
+
+# ---- the site
+
+docs: $(STAMPS)/docs-requirements
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	@echo 'docs: build/site/index.html'
+
+$(STAMPS)/docs-requirements: requirements-docs.txt | $(STAMPS)/venv
+	$(PIP) install -r requirements-docs.txt
+	touch $@
 
 # ---- the rest
 
